@@ -1,0 +1,21 @@
+"""What reading a weight file gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+
+@dataclass
+class Checkpoint:
+    """Tensors by their own names (uniform prefix removed, 5-D shapes restored) and the file's metadata.
+
+    `tensors` hold the stored float type (block-quantised GGUF tensors arrive as float32, see checkpoint.gguf);
+    `metadata` has safetensors' strings, or a GGUF file's key/value pairs.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    metadata: dict[str, object] = field(default_factory=dict)
+    path: Path | None = None

@@ -1,0 +1,23 @@
+"""Errors a user can cause. Each message is one line that names the file or value and says what to do."""
+
+from __future__ import annotations
+
+
+class ZeroWasteError(Exception):
+    """Base of every error that is the input's fault and not a bug; front ends print it without a traceback."""
+
+
+class CheckpointError(ZeroWasteError):
+    """A weight file cannot be used. The message starts with the file's path."""
+
+
+class InputError(ZeroWasteError, ValueError):
+    """A latent, video or option has a wrong shape, type or value."""
+
+
+class PlanError(ZeroWasteError):
+    """Nothing fits the given memory target; the message says what would."""
+
+
+class Cancelled(Exception):
+    """The caller's `cancel` callback asked to stop. Finished work is released, the VAE stays usable."""

@@ -1,0 +1,25 @@
+"""The pack's logger: every line carries the documented prefix."""
+
+from __future__ import annotations
+
+import logging
+
+PREFIX = "[BLACKWELL_ENGINE]"
+
+logger = logging.getLogger("zerowaste_vae")
+_said: set[str] = set()
+
+
+def info(message: str) -> None:
+    logger.info("%s %s", PREFIX, message)
+
+
+def warn(message: str) -> None:
+    logger.warning("%s %s", PREFIX, message)
+
+
+def once(message: str) -> None:
+    """Warn about something that stays as it is (a path that is off), the first time only."""
+    if message not in _said:
+        _said.add(message)
+        warn(message)
