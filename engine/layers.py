@@ -1,0 +1,155 @@
+"""Building blocks of the video VAEs: modules that hold parameters, readable top to bottom.
+
+Activations are [B, C, T, H, W]. Causal history is a State handed in by the caller; None means the call sees a whole
+clip. Source of every rule here: the published SeedVR2 `video_vae_v3` network, checked against its recorded outputs.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .runtime.state import State
+
+
+def name_halos(module: nn.Module) -> None:
+    """Give every causal convolution under `module` the key its history is filed under: its own module path."""
+    for name, child in module.named_modules():
+        if isinstance(child, CausalConv3d):
+            child.key = name
+
+
+class CausalConv3d(nn.Conv3d):
+    """Convolution that looks back in time only; spatial padding is zeros.
+
+    A clip starts with `kt - 1` copies of its first frame. Later calls continue from the frames left in the State:
+    everything after the last full step, so strides work with any chunking that yields at least one output frame.
+    """
+
+    def __init__(
+        self,
+        c_in: int,
+        c_out: int,
+        kernel: tuple[int, int, int] = (3, 3, 3),
+        stride: tuple[int, int, int] = (1, 1, 1),
+        padding: int | None = None,
+    ) -> None:
+        pad = kernel[1] // 2 if padding is None else padding
+        super().__init__(c_in, c_out, kernel, stride, (0, pad, pad))
+        self.key = ""
+
+    def forward(self, x: Tensor, state: State | None = None) -> Tensor:
+        kt, step = self.kernel_size[0], self.stride[0]
+        if kt > 1:
+            halo = None if state is None else state.halos.get(self.key)
+            if halo is None:
+                halo = x[:, :, :1].expand(-1, -1, kt - 1, -1, -1)
+            x = torch.cat((halo.to(x), x), 2)
+            if state is not None:
+                used = ((x.shape[2] - kt) // step + 1) * step
+                # A copy: a view would keep the whole extended input alive (2.8x the bytes over a decoder).
+                state.halos[self.key] = x[:, :, used:].clone()
+        return super().forward(x)
+
+
+class NormAct(nn.GroupNorm):
+    """GroupNorm over (channels of the group, H, W) of each single frame, then SiLU unless `act` is off."""
+
+    def __init__(self, channels: int, groups: int, act: bool = True) -> None:
+        super().__init__(groups, channels, eps=1e-6)
+        self.act = act
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, _, t, _, _ = x.shape
+        y = super().forward(x.transpose(1, 2).flatten(0, 1)).unflatten(0, (b, t)).transpose(1, 2)
+        if not self.act:
+            return y
+        return F.silu(y) if torch.is_grad_enabled() else F.silu(y, inplace=True)
+
+
+class ResnetBlock(nn.Module):
+    """y = shortcut(x) + conv2(NormAct(conv1(NormAct(x)))); the shortcut is a 1x1x1 conv where the widths differ."""
+
+    def __init__(self, c_in: int, c_out: int, groups: int) -> None:
+        super().__init__()
+        self.norm1 = NormAct(c_in, groups)
+        self.conv1 = CausalConv3d(c_in, c_out)
+        self.norm2 = NormAct(c_out, groups)
+        self.conv2 = CausalConv3d(c_out, c_out)
+        self.conv_shortcut = CausalConv3d(c_in, c_out, (1, 1, 1)) if c_in != c_out else None
+
+    def forward(self, x: Tensor, state: State | None = None) -> Tensor:
+        h = self.conv1(self.norm1(x), state)
+        h = self.conv2(self.norm2(h), state)
+        if self.conv_shortcut is not None:
+            x = self.conv_shortcut(x)
+        return x + h if torch.is_grad_enabled() else h.add_(x)
+
+
+class SpatialAttention(nn.Module):
+    """Single-head attention among the H*W positions of each frame, with a residual around it."""
+
+    def __init__(self, channels: int, groups: int) -> None:
+        super().__init__()
+        self.group_norm = NormAct(channels, groups, act=False)
+        self.to_q = nn.Linear(channels, channels)
+        self.to_k = nn.Linear(channels, channels)
+        self.to_v = nn.Linear(channels, channels)
+        self.to_out = nn.ModuleList([nn.Linear(channels, channels)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, c, t, h, w = x.shape
+        tokens = self.group_norm(x).permute(0, 2, 3, 4, 1).reshape(b * t, 1, h * w, c)
+        y = F.scaled_dot_product_attention(self.to_q(tokens), self.to_k(tokens), self.to_v(tokens))
+        y = self.to_out[0](y).reshape(b, t, h, w, c).permute(0, 4, 1, 2, 3)
+        return x + y
+
+
+class MidBlock(nn.Module):
+    """Resnet, attention, resnet at the lowest resolution."""
+
+    def __init__(self, channels: int, groups: int) -> None:
+        super().__init__()
+        self.resnets = nn.ModuleList([ResnetBlock(channels, channels, groups) for _ in range(2)])
+        self.attentions = nn.ModuleList([SpatialAttention(channels, groups)])
+
+    def forward(self, x: Tensor, state: State | None = None) -> Tensor:
+        x = self.resnets[0](x, state)
+        x = self.attentions[0](x)
+        return self.resnets[1](x, state)
+
+
+class Upsample(nn.Module):
+    """1x1x1 expansion, pixel shuffle (x2 in height and width, and in time where `temporal`), causal 3x3x3 conv.
+
+    The expansion's output channel is ((row * 2 + column) * z + frame) * C + c. A clip's first latent has no second
+    frame: T latents become 2T - 1 frames in the first call and 2T in later ones.
+    """
+
+    def __init__(self, channels: int, temporal: bool) -> None:
+        super().__init__()
+        self.z = 2 if temporal else 1
+        self.upscale_conv = CausalConv3d(channels, channels * 4 * self.z, (1, 1, 1))
+        self.conv = CausalConv3d(channels, channels)
+
+    def forward(self, x: Tensor, state: State | None = None) -> Tensor:
+        starts = state is None or self.conv.key not in state.halos
+        b, c, t, h, w = x.shape
+        x = self.upscale_conv(x).view(b, 2, 2, self.z, c, t, h, w)
+        x = x.permute(0, 4, 5, 3, 6, 1, 7, 2).reshape(b, c, t * self.z, 2 * h, 2 * w)
+        if starts and self.z == 2:
+            x = torch.cat((x[:, :, :1], x[:, :, 2:]), 2)
+        return self.conv(x, state)
+
+
+class Downsample(nn.Module):
+    """Zero row below and column to the right, then a strided conv: (1,3,3) in space, causal (3,3,3) in time too."""
+
+    def __init__(self, channels: int, temporal: bool) -> None:
+        super().__init__()
+        kt = 3 if temporal else 1
+        self.conv = CausalConv3d(channels, channels, (kt, 3, 3), (2 if temporal else 1, 2, 2), padding=0)
+
+    def forward(self, x: Tensor, state: State | None = None) -> Tensor:
+        return self.conv(F.pad(x, (0, 1, 0, 1)), state)

@@ -1,0 +1,26 @@
+"""Causal history of one clip, kept outside the modules."""
+
+from __future__ import annotations
+
+import torch
+
+
+class State:
+    """The last frames every causal convolution still needs, by the convolution's key.
+
+    One State belongs to one clip (or one tile of it). Modules never hold history, so decodes are re-entrant, can be
+    dropped half-way and can go on under another chunking: the same State serves the whole clip, a few latents or one
+    frame per call, with equal results.
+    """
+
+    def __init__(self) -> None:
+        self.halos: dict[str, torch.Tensor] = {}
+
+    def nbytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in self.halos.values())
+
+    def to(self, device: torch.device | str) -> State:
+        """A copy of this history on `device` (tensors already there are shared)."""
+        moved = State()
+        moved.halos = {key: halo.to(device) for key, halo in self.halos.items()}
+        return moved
