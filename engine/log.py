@@ -23,3 +23,7 @@ def once(message: str) -> None:
     if message not in _said:
         _said.add(message)
         warn(message)
+
+
+def debug(message: str) -> None:
+    logger.debug("%s %s", PREFIX, message)

@@ -11,13 +11,8 @@ from torch import Tensor, nn
 from ..errors import InputError
 from ..layers import CausalConv3d, Downsample, MidBlock, NormAct, ResnetBlock, Upsample, name_halos
 from ..runtime.state import State
+from .arch import Architecture
 
-NAME = "seedvr2"
-DETECT_KEYS = ("decoder.up_blocks.2.upsamplers.0.upscale_conv.weight", "encoder.down_blocks.0.downsamplers.0.conv.weight")
-SPATIAL = 8
-TEMPORAL = 4
-#: Latents outside the network are the network's times this.
-SCALE = 0.9152
 #: The published network normalises 32 groups; files of other widths name theirs in this metadata key.
 DEFAULT_GROUPS = 32
 
@@ -179,3 +174,17 @@ class SeedVR2(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         noise = torch.randn(mean.shape, generator=generator).to(mean)
         return torch.addcmul(mean, torch.exp(0.5 * logvar.clamp(-30.0, 20.0)), noise)
+
+
+ARCHITECTURE = Architecture(
+    name="seedvr2",
+    detect_keys=(
+        "decoder.up_blocks.2.upsamplers.0.upscale_conv.weight",
+        "encoder.down_blocks.0.downsamplers.0.conv.weight",
+    ),
+    spatial=8,
+    temporal=4,
+    scale=0.9152,
+    configure=Config.from_shapes,
+    build=SeedVR2,
+)

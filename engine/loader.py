@@ -1,0 +1,110 @@
+"""From a weight file to a VAE object."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from . import log
+from .checkpoint import Checkpoint, read_checkpoint, restore_shapes
+from .errors import CheckpointError, InputError
+from .models import detect
+from .vae import VideoVAE
+
+#: float types a model can run in today; "auto" is fp16 on CUDA and fp32 elsewhere.
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def demo_vae_path() -> Path:
+    """The small VAE that ships with the package (assets/demo_vae.safetensors)."""
+    return Path(__file__).resolve().parent.parent / "assets" / "demo_vae.safetensors"
+
+
+def load(
+    path: str | os.PathLike[str],
+    precision: str = "auto",
+    device: torch.device | str | None = None,
+    norm_groups: int | None = None,
+) -> VideoVAE:
+    """Load a video VAE from a .safetensors or .gguf file.
+
+    precision: "auto" (fp16 on CUDA, fp32 on the CPU), "fp32", "bf16" or "fp16". device None: CUDA if there is one.
+    norm_groups: for files of unusual widths that do not name `norm_num_groups` themselves.
+    Raises CheckpointError (unreadable file, no known VAE, missing keys) and InputError (impossible option).
+    """
+    where, dtype, name = _placement(precision, device)
+    checkpoint = read_checkpoint(path)
+    architecture = detect(checkpoint.tensors)
+    if architecture is None:
+        raise CheckpointError(f"{path}: not a video VAE this pack knows (keys: {_some(sorted(checkpoint.tensors))})")
+    shapes = {key: tuple(t.shape) for key, t in checkpoint.tensors.items()}
+    try:
+        config = architecture.configure(shapes, norm_groups or _stored_groups(checkpoint))
+        with torch.device("meta"):
+            model = architecture.build(config)
+    except InputError as e:
+        raise CheckpointError(f"{path}: {e}") from e
+    expected = {key: tuple(t.shape) for key, t in model.state_dict().items()}
+    _check_complete(checkpoint, expected, shapes)
+    if model.encoder is not None and any(k.startswith("encoder.") and k not in shapes for k in expected):
+        log.once(f"{path}: encoder incomplete, loaded for decoding only")
+        model.encoder = None
+        expected = {key: tuple(t.shape) for key, t in model.state_dict().items()}
+    checkpoint = restore_shapes(checkpoint, expected)
+    weights = {key: _cast(checkpoint, key, dtype) for key in expected}
+    model.load_state_dict(weights, assign=True)
+    model.requires_grad_(False).eval()
+    return VideoVAE(model.to(where), architecture, name, dtype, where, Path(path))
+
+
+def _placement(precision: str, device: torch.device | str | None) -> tuple[torch.device, torch.dtype, str]:
+    if precision != "auto" and precision not in PRECISIONS:
+        raise InputError(f"precision={precision!r} is not one of auto, {', '.join(PRECISIONS)}")
+    try:
+        where = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
+    except RuntimeError as e:
+        raise InputError(f"device={device!r} is not a device torch knows: use cpu, cuda or cuda:N") from e
+    if where.type == "cuda" and (not torch.cuda.is_available() or (where.index or 0) >= torch.cuda.device_count()):
+        raise InputError(f"device={device!r}: torch sees {torch.cuda.device_count()} CUDA GPU(s); use device='cpu'")
+    name = precision if precision != "auto" else "fp16" if where.type == "cuda" else "fp32"
+    return where, PRECISIONS[name], name
+
+
+def _stored_groups(checkpoint: Checkpoint) -> int | None:
+    stored = checkpoint.metadata.get("norm_num_groups")
+    if stored is None:
+        return None
+    try:
+        return int(str(stored))
+    except ValueError:
+        raise InputError(f"metadata norm_num_groups={stored!r} is not a number; pass norm_groups=N") from None
+
+
+def _check_complete(checkpoint: Checkpoint, expected: dict[str, tuple[int, ...]], shapes: dict) -> None:
+    """Without the decoder there is nothing to load; a file may leave the encoder out."""
+    missing = [key for key in expected if key.startswith("decoder.") and key not in shapes]
+    if not any(key.startswith("decoder.") for key in expected):
+        raise CheckpointError(f"{checkpoint.path}: the decoder is missing or its biases are (keys: {_some(shapes)})")
+    if missing:
+        raise CheckpointError(f"{checkpoint.path}: {len(missing)} decoder keys are missing: {', '.join(missing)}")
+    extra = [key for key in shapes if key not in expected]
+    if extra:
+        log.debug(f"{checkpoint.path}: {len(extra)} keys not used: {_some(extra)}")
+
+
+def _cast(checkpoint: Checkpoint, key: str, dtype: torch.dtype) -> Tensor:
+    tensor = checkpoint.tensors.pop(key)
+    if not tensor.is_floating_point():
+        raise CheckpointError(f"{checkpoint.path}: {key} holds {tensor.dtype}, not floating-point weights")
+    weight = tensor.to(dtype)
+    if not torch.isfinite(weight).all():
+        raise CheckpointError(f"{checkpoint.path}: {key} does not fit {dtype} (values beyond its range); use fp32 or bf16")
+    return weight.contiguous()
+
+
+def _some(names: object, count: int = 6) -> str:
+    listed = list(names)  # type: ignore[call-overload]
+    return ", ".join(listed[:count]) + (f", ... {len(listed)} in all" if len(listed) > count else "")

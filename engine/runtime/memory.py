@@ -1,0 +1,67 @@
+"""How much memory a run may use."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+
+import torch
+
+from ..errors import InputError
+
+GIB = 1 << 30
+#: Of the whole card, when the user names no target: 13 of 16 GB.
+DEFAULT_SHARE = 0.8125
+
+
+def memory_target(device: torch.device, vram_gb: float | None, ram_gb: float | None, held: int) -> int | None:
+    """Bytes this process may reach on `device`, weights included; None where nothing can be found out.
+
+    CUDA: vram_gb or 81.25 % of the card, never more than other processes leave, less what else this process holds
+    (`held` are the bytes of the caller's own weights there). CPU: vram_gb, else ram_gb, else half of what is free.
+    """
+    for name, value in (("vram_gb", vram_gb), ("ram_gb", ram_gb)):
+        if value is not None and not value >= 0:
+            raise InputError(f"{name}={value} is not a size: give GB (2^30 bytes), or 0 for automatic")
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        others = max(0, total - free - torch.cuda.memory_reserved(device))
+        asked = vram_gb * GIB if vram_gb else DEFAULT_SHARE * total
+        foreign = max(0, torch.cuda.memory_allocated(device) - held)
+        return int(min(asked, total - others)) - foreign
+    if vram_gb or ram_gb:
+        return int((vram_gb or ram_gb) * GIB)
+    free_ram = available_ram()
+    return None if free_ram is None else held + free_ram // 2
+
+
+def available_ram() -> int | None:
+    """Bytes of host memory a process can still get without swapping; None where the system does not tell."""
+    if sys.platform == "win32":
+        return _windows_available()
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return None
+
+
+def _windows_available() -> int | None:
+    class MemoryStatus(ctypes.Structure):
+        _fields_ = (
+            ("length", ctypes.c_ulong),
+            ("load", ctypes.c_ulong),
+            *((name, ctypes.c_ulonglong) for name in ("total", "available", "t1", "a1", "t2", "a2", "extended")),
+        )
+
+    status = MemoryStatus(length=ctypes.sizeof(MemoryStatus))
+    if not ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status)):
+        return None
+    return int(status.available)

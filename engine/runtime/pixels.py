@@ -1,0 +1,59 @@
+"""From network frames to the output tensor, chunk by chunk, and from video frames to the network."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+OUTPUTS = {"float32": torch.float32, "float16": torch.float16, "uint8": torch.uint8}
+
+
+def to_network(video: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """[B, f, H, W, 3] in 0..1 (or uint8 0..255) -> [B, 3, f, H, W] in -1..1 on the device."""
+    x = video.to(device)
+    x = x.float() / 127.5 - 1.0 if x.dtype == torch.uint8 else x.float() * 2.0 - 1.0
+    return x.to(dtype).permute(0, 4, 1, 2, 3).contiguous()
+
+
+def to_pixels(frames: Tensor, output: torch.dtype) -> Tensor:
+    """[B, 3, f, H, W] about -1..1 -> [B, f, H, W, 3] clamped to 0..1 (uint8: 0..255, rounded), still on the device."""
+    x = frames.float().clamp(-1.0, 1.0).mul_(0.5).add_(0.5)
+    if output == torch.uint8:
+        x = x.mul_(255.0).round_()
+    return x.to(output).permute(0, 2, 3, 4, 1)
+
+
+class PixelSink:
+    """One preallocated host tensor [B, F, H, W, 3] that finished frames are written into.
+
+    With tiles, weighted pieces are summed before clamping; uint8 then needs a float16 tensor to sum in
+    (1/8 of an 8-bit step at worst) and is converted at the end.
+    """
+
+    def __init__(self, shape: tuple[int, int, int, int, int], output: torch.dtype, tiled: bool) -> None:
+        self.output = output
+        self.tiled = tiled
+        self.out = torch.empty(shape, dtype=output)
+        sums = torch.float16 if output == torch.uint8 else output
+        self._sum = self.out if sums == output and tiled else torch.zeros(shape if tiled else 0, dtype=sums)
+        if tiled:
+            self._sum.zero_()
+
+    def write(self, first: int, frames: Tensor) -> None:
+        """Whole frames [B, 3, f, H, W] at frame `first`."""
+        self.out[:, first : first + frames.shape[2]].copy_(to_pixels(frames, self.output))
+
+    def add(self, first: int, top: int, left: int, frames: Tensor, weight: Tensor) -> None:
+        """One tile's frames at pixel (top, left), weighted by `weight` [h, w] on the frames' device."""
+        f, h, w = frames.shape[2:]
+        x = frames.float().mul_(0.5).add_(0.5).mul_(weight).to(self._sum.dtype).permute(0, 2, 3, 4, 1)
+        self._sum[:, first : first + f, top : top + h, left : left + w] += x.cpu()
+
+    def finish(self) -> Tensor:
+        if self.tiled:
+            for b in range(self.out.shape[0]):
+                for f in range(self.out.shape[1]):
+                    frame = self._sum[b, f].clamp_(0.0, 1.0)
+                    if self.output == torch.uint8:
+                        self.out[b, f] = frame.float().mul_(255.0).round_()
+        return self.out

@@ -1,0 +1,82 @@
+"""Temporal streaming: the network's parts over a clip, a few latents and a few frames at a time.
+
+Every schedule gives the same result as one call with the whole clip; how much goes through at once is memory only.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..models.seedvr2 import Decoder, Encoder
+from .state import State
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Latents per chunk, and frames per call at the highest resolutions. 0: all there are."""
+
+    latents: int = 0
+    frames: int = 0
+
+
+def _split(x: Tensor, size: int) -> Iterable[Tensor]:
+    return x.split(size or x.shape[2], 2)
+
+
+def decode_features(decoder: Decoder, z: Iterable[Tensor], check: Callable[[], None]) -> Iterator[Tensor]:
+    """Latent chunks [B, C, n, h, w] -> features at latent resolution, chunk by chunk."""
+    state = State()
+    for part in z:
+        check()
+        yield decoder.low(part, state)
+
+
+def decode_frames(
+    decoder: Decoder, features: Iterable[Tensor], steps: Steps, check: Callable[[], None]
+) -> Iterator[list[Tensor]]:
+    """Features of the whole frame or of one tile -> per chunk, the list of its frames [B, 3, f, H, W]."""
+    state = State()
+    for chunk in features:
+        x = decoder.middle(chunk, state)
+        out = []
+        for frames in _split(x, steps.frames):
+            check()
+            out.append(decoder.high(frames, state))
+        yield out
+
+
+def encode_features(
+    encoder: Encoder, video: Iterable[Tensor], steps: Steps, check: Callable[[], None]
+) -> Iterator[Tensor]:
+    """Frame chunks [B, 3, f, H, W] (1 + 4n first, then 4n) -> features at latent resolution, chunk by chunk."""
+    state = State()
+    for part in video:
+        high = []
+        for frames in _split(part, steps.frames):
+            check()
+            high.append(encoder.high(frames, state))
+        yield encoder.middle(torch.cat(high, 2) if len(high) > 1 else high.pop(), state)
+
+
+def encode_moments(encoder: Encoder, features: Iterable[Tensor], check: Callable[[], None]) -> Iterator[Tensor]:
+    """Features at latent resolution -> moments [B, 2 * latent, n, h, w], chunk by chunk."""
+    state = State()
+    for part in features:
+        check()
+        yield encoder.low(part, state)
+
+
+def frame_spans(frames: int, latents: int, temporal: int) -> list[tuple[int, int]]:
+    """Frame ranges for chunks of `latents`: the first latent is one frame, every later one `temporal`.
+
+    Trailing frames that fill no latent are left out; the network never reads them either.
+    """
+    count = (frames - 1) // temporal + 1
+    edges = [*range(0, count, latents or count), count]
+    first = [0 if e == 0 else (e - 1) * temporal + 1 for e in edges]
+    return list(itertools.pairwise(first))

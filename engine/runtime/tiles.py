@@ -1,0 +1,102 @@
+"""Blended tiles: where they lie and how they are weighted.
+
+Positions are in latent pixels, weights in output samples (`scale` per latent pixel). Tiles of an axis all have the
+same size and are spread evenly, so the last one is never a sliver; neighbours share at least the asked overlap.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+
+#: Below two latent pixels a tile is all border.
+MIN_TILE_PX = 16
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Tiles of one axis: [start, start + size) each, in latent pixels, over `length` of them."""
+
+    length: int
+    size: int
+    starts: tuple[int, ...]
+    blend: bool
+
+    def spans(self) -> list[tuple[int, int]]:
+        return [(s, s + self.size) for s in self.starts]
+
+    def weights(self, index: int, scale: int = 1) -> Tensor:
+        """float32 [size * scale] weight of tile `index`: 1 inside, raised-cosine ramps where neighbours overlap.
+
+        The weights of all tiles sum to 1 at every sample, and none is zero inside its tile when blending.
+        """
+        lo, hi = self.starts[index], self.starts[index] + self.size
+        own = self._raw(index, scale)
+        total = torch.zeros(self.length * scale, dtype=torch.float64)
+        for other, start in enumerate(self.starts):
+            total[start * scale : (start + self.size) * scale] += self._raw(other, scale)
+        return (own / total[lo * scale : hi * scale]).float()
+
+    def _raw(self, index: int, scale: int) -> Tensor:
+        weight = torch.ones(self.size * scale, dtype=torch.float64)
+        if index > 0:
+            n = (self.starts[index - 1] + self.size - self.starts[index]) * scale
+            weight[:n] *= self._ramp(n)
+        if index + 1 < len(self.starts):
+            n = (self.starts[index] + self.size - self.starts[index + 1]) * scale
+            weight[weight.numel() - n :] *= 1.0 - self._ramp(n)
+        return weight
+
+    def _ramp(self, n: int) -> Tensor:
+        position = (torch.arange(n, dtype=torch.float64) + 0.5) / max(n, 1)
+        if self.blend:
+            return 0.5 - 0.5 * torch.cos(math.pi * position)
+        return (position > 0.5).double()
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Tiles of a frame: the product of its rows and columns."""
+
+    rows: Axis
+    cols: Axis
+
+    def __len__(self) -> int:
+        return len(self.rows.starts) * len(self.cols.starts)
+
+    def indices(self) -> list[tuple[int, int]]:
+        return [(i, j) for i in range(len(self.rows.starts)) for j in range(len(self.cols.starts))]
+
+
+def check_tile(tile: int, overlap: int) -> None:
+    """Refuse sizes no grid can be made of; tile 0 means automatic. Pixels."""
+    if tile < 0 or 0 < tile < MIN_TILE_PX:
+        raise InputError(f"tile={tile} is too small: use at least {MIN_TILE_PX} pixels, or 0 for automatic")
+    if overlap < 0:
+        raise InputError(f"overlap={overlap} is negative: use 0 or more pixels")
+    if tile and overlap >= tile:
+        raise InputError(f"overlap={overlap} must be smaller than tile={tile}")
+
+
+def axis(length: int, size: int, overlap: int, blend: bool) -> Axis:
+    """Evenly spread tiles of `size` over `length`, sharing at least `overlap`; all in latent pixels."""
+    if size >= length:
+        return Axis(length, length, (0,), blend)
+    overlap = min(overlap, size - 1)
+    count = math.ceil((length - overlap) / (size - overlap))
+    starts = tuple(round(i * (length - size) / (count - 1)) for i in range(count))
+    return Axis(length, size, starts, blend)
+
+
+def grid(height: int, width: int, tile: int, overlap: int, scale: int) -> Grid:
+    """Grid over `height` x `width` latent pixels from a tile and an overlap in pixels (`scale` per latent pixel).
+
+    The tile is rounded down to whole latent pixels (memory stays below the asked size), the overlap up.
+    """
+    size, shared = max(tile // scale, 1), -(-overlap // scale)
+    return Grid(axis(height, size, shared, overlap > 0), axis(width, size, shared, overlap > 0))

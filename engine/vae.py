@@ -1,0 +1,346 @@
+"""The VAE object: decode and encode clips within a memory target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from . import log
+from .errors import Cancelled, InputError
+from .runtime.memory import memory_target
+from .models.arch import Architecture
+from .runtime.pixels import OUTPUTS, PixelSink, to_network
+from .runtime.plan import Plan, Planner
+from .runtime.scope import exact_math
+from .runtime.stream import Steps, decode_features, decode_frames, encode_features, encode_moments, frame_spans
+
+Progress = Callable[[int, int], None]
+Cancel = Callable[[], bool]
+
+
+class VideoVAE:
+    """A loaded video VAE.
+
+    Latents of `decode` and `encode` are host-scaled (the network's times `scale`), those of the `_raw` pair are the
+    network's own. Results lie in host memory. Memory options are in GB (2^30); 0 means automatic.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        architecture: Architecture,
+        precision: str,
+        dtype: torch.dtype,
+        device: torch.device,
+        path: Path | None = None,
+    ) -> None:
+        self.model = model
+        self.architecture = architecture
+        self.arch = architecture.name
+        self.precision = precision
+        self.dtype = dtype
+        self.device = device
+        self.path = path
+        self.latent_channels: int = model.config.latent_channels
+        self.spatial = architecture.spatial
+        self.temporal = architecture.temporal
+        self.scale = architecture.scale
+        weights = {half: _weight_bytes(getattr(model, half)) for half in ("encoder", "decoder")}
+        self.planner = Planner(lambda: architecture.build(model.config), dtype, weights)
+
+    @property
+    def can_decode(self) -> bool:
+        return self.model.decoder is not None
+
+    @property
+    def can_encode(self) -> bool:
+        return self.model.encoder is not None
+
+    def to(self, device: torch.device | str) -> VideoVAE:
+        """Move the weights; returns self."""
+        self.device = torch.device(device)
+        self.model.to(self.device)
+        return self
+
+    def frames(self, latents: int) -> int:
+        """Frames that `latents` decode to."""
+        return self.temporal * (latents - 1) + 1
+
+    # -- decode ---------------------------------------------------------------------------------------------------
+
+    def plan_decode(
+        self,
+        batch: int,
+        latents: int,
+        height: int,
+        width: int,
+        *,
+        tiling: str = "auto",
+        tile: int = 0,
+        overlap: int = 64,
+        chunk: int = 0,
+        vram_gb: float | None = None,
+        ram_gb: float | None = None,
+    ) -> Plan:
+        """The plan `decode` follows for [batch, C, latents, height, width] latents."""
+        target = memory_target(self.device, vram_gb, ram_gb, _held(self.model, self.device))
+        return self.planner.plan(
+            "decoder", batch, latents, height, width,
+            tiling=tiling, tile=tile, overlap=overlap, chunk=chunk, target=target,
+        )  # fmt: skip
+
+    def decode(
+        self,
+        latent: Tensor,
+        *,
+        tiling: str = "auto",
+        tile: int = 0,
+        overlap: int = 64,
+        chunk: int = 0,
+        vram_gb: float | None = None,
+        ram_gb: float | None = None,
+        output: str = "float32",
+        progress: Progress | None = None,
+        cancel: Cancel | None = None,
+    ) -> Tensor:
+        """Host-scaled latent [B, C, T, h, w] (or [C, T, h, w]) -> frames [B, 4(T-1)+1, 8h, 8w, 3] in 0..1.
+
+        tiling: "auto" and "untiled" run whole frames, "exact" equals them, "blended" uses tiles of `tile` pixels
+        (0: chosen for the target) sharing `overlap` pixels. chunk: latents per step. output: "float32", "float16"
+        or "uint8" (0..255). progress(done, total) after each chunk; cancel() true raises Cancelled.
+        Raises InputError on a wrong latent or option, PlanError when nothing fits the target.
+        """
+        if output not in OUTPUTS:
+            raise InputError(f"output={output!r} is not one of {', '.join(OUTPUTS)}")
+        z = self._check_latent(latent)
+        batch, _, count, h, w = z.shape
+        plan = self.plan_decode(
+            batch, count, h, w, tiling=tiling, tile=tile, overlap=overlap, chunk=chunk, vram_gb=vram_gb, ram_gb=ram_gb
+        )
+        log.debug(f"decode {8 * w}x{8 * h}, {self.frames(count)} frames: {plan.describe()}")
+        shape = (batch, self.frames(count), self.spatial * h, self.spatial * w, 3)
+        sink = PixelSink(shape, OUTPUTS[output], plan.tiled)
+        chunks = -(-count // plan.steps.latents)
+        tick = _Ticker(progress, cancel, chunks * (len(plan.grid) + 1 if plan.tiled else 1))
+        with exact_math(self.device):
+            if plan.tiled:
+                self._decode_tiles(z, plan, sink, tick)
+            else:
+                first = 0
+                for frames in self._stream(self._latent_chunks(z, plan.steps, self.scale), plan.steps, tick.check):
+                    for piece in frames:
+                        sink.write(first, piece)
+                        first += piece.shape[2]
+                    tick.advance()
+        return sink.finish()
+
+    def decode_raw(self, z: Tensor, *, chunk: int = 0, frames: int = 0) -> Tensor:
+        """The network as it is: unscaled latent [B, C, T, h, w] -> [B, 3, F, H, W], not clamped, on the VAE's device.
+
+        chunk: latents per step, frames: frames per step after the temporal upsamplers (0: all at once).
+        """
+        z = self._check_latent(z)
+        steps = Steps(chunk, frames)
+        with exact_math(self.device):
+            out = [y for part in self._stream(self._latent_chunks(z, steps, 1.0), steps, _never) for y in part]
+            return torch.cat(out, 2)
+
+    def _latent_chunks(self, z: Tensor, steps: Steps, scale: float) -> Iterator[Tensor]:
+        for part in z.split(steps.latents or z.shape[2], 2):
+            yield (part.to(self.device, torch.float32) / scale).to(self.dtype)
+
+    def _stream(self, z: Iterator[Tensor], steps: Steps, check: Callable[[], None]) -> Iterator[list[Tensor]]:
+        features = decode_features(self.model.decoder, z, check)
+        return decode_frames(self.model.decoder, features, steps, check)
+
+    def _decode_tiles(self, z: Tensor, plan: Plan, sink: PixelSink, tick: _Ticker) -> None:
+        """The front runs untiled for the whole clip, its features wait in host memory; then tile by tile."""
+        decoder, s = self.model.decoder, self.spatial
+        features = []
+        for part in decode_features(decoder, self._latent_chunks(z, plan.steps, self.scale), tick.check):
+            features.append(part.cpu())
+            tick.advance()
+        rows, cols = plan.grid.rows, plan.grid.cols
+        for i, j in plan.grid.indices():
+            (y0, y1), (x0, x1) = rows.spans()[i], cols.spans()[j]
+            weight = (rows.weights(i, s)[:, None] * cols.weights(j, s)[None, :]).to(self.device)
+            pieces = (f[..., y0:y1, x0:x1].to(self.device) for f in features)
+            first = 0
+            for frames in decode_frames(decoder, pieces, plan.steps, tick.check):
+                for piece in frames:
+                    sink.add(first, y0 * s, x0 * s, piece, weight)
+                    first += piece.shape[2]
+                tick.advance()
+
+    # -- encode ---------------------------------------------------------------------------------------------------
+
+    def plan_encode(
+        self,
+        batch: int,
+        latents: int,
+        height: int,
+        width: int,
+        *,
+        tiling: str = "auto",
+        tile: int = 0,
+        overlap: int = 64,
+        vram_gb: float | None = None,
+    ) -> Plan:
+        """The plan `encode` follows for frames that become [batch, C, latents, height, width] latents."""
+        target = memory_target(self.device, vram_gb, None, _held(self.model, self.device))
+        return self.planner.plan(
+            "encoder", batch, latents, height, width, tiling=tiling, tile=tile, overlap=overlap, target=target
+        )
+
+    def encode(
+        self,
+        video: Tensor,
+        *,
+        tiling: str = "auto",
+        tile: int = 0,
+        overlap: int = 64,
+        vram_gb: float | None = None,
+        seed: int | None = None,
+        progress: Progress | None = None,
+        cancel: Cancel | None = None,
+    ) -> Tensor:
+        """Frames [B, F, H, W, 3] or [F, H, W, 3] in 0..1 (or uint8) -> host-scaled latent [B, C, T, H//8, W//8].
+
+        T = (F - 1) // 4 + 1; frames beyond 4(T - 1) + 1 are not read. seed None gives the mean, a seed a sample.
+        Options and errors as in `decode`.
+        """
+        moments = self._moments(self._check_video(video), tiling, tile, overlap, vram_gb, progress, cancel)
+        return self.model.sample(moments, seed) * self.scale
+
+    def encode_raw(self, x: Tensor, *, chunk: int = 0, frames: int = 0) -> Tensor:
+        """The network as it is: [B, 3, F, H, W] in -1..1 -> moments [B, 2C, T, h, w], on the VAE's device.
+
+        chunk: latents per step, frames: frames per step before the first downsampler (0: all at once).
+        """
+        self._need_encoder()
+        if x.ndim != 5 or x.shape[1] != 3 or x.shape[2] < 1 or min(x.shape[3:]) < self.spatial:
+            raise InputError(f"encode_raw takes [B, 3, F, H, W] of at least 8x8 pixels, not {list(x.shape)}")
+        steps = Steps(chunk, frames)
+        parts = (x[:, :, a:b].to(self.device, self.dtype) for a, b in frame_spans(x.shape[2], chunk, self.temporal))
+        with exact_math(self.device):
+            features = encode_features(self.model.encoder, parts, steps, _never)
+            return torch.cat(list(encode_moments(self.model.encoder, features, _never)), 2)
+
+    def _moments(
+        self,
+        video: Tensor,
+        tiling: str,
+        tile: int,
+        overlap: int,
+        vram_gb: float | None,
+        progress: Progress | None,
+        cancel: Cancel | None,
+    ) -> Tensor:
+        batch, count, height, width, _ = video.shape
+        s, t = self.spatial, self.temporal
+        latents, h, w = (count - 1) // t + 1, height // s, width // s
+        plan = self.plan_encode(batch, latents, h, w, tiling=tiling, tile=tile, overlap=overlap, vram_gb=vram_gb)
+        log.debug(f"encode {width}x{height}, {count} frames: {plan.describe()}")
+        spans = frame_spans(count, plan.steps.latents, t)
+        tick = _Ticker(progress, cancel, len(spans) * (len(plan.grid) + 1 if plan.tiled else 1))
+        encoder = self.model.encoder
+        out = torch.empty(batch, 2 * self.latent_channels, latents, h, w)
+
+        def network(y0: int, y1: int, x0: int, x1: int) -> Iterator[Tensor]:
+            # The last tile also takes the rows and columns that fill no latent pixel, as the untiled network does.
+            y1, x1 = (height if y1 == h else s * y1), (width if x1 == w else s * x1)
+            parts = (to_network(video[:, a:b, s * y0 : y1, s * x0 : x1], self.device, self.dtype) for a, b in spans)
+            return encode_features(encoder, parts, plan.steps, tick.check)
+
+        with exact_math(self.device):
+            if plan.tiled:
+                features = self._encode_tiles(network, plan, batch, latents, tick)
+            else:
+                features = network(0, h, 0, w)
+            first = 0
+            for part in encode_moments(encoder, features, tick.check):
+                out[:, :, first : first + part.shape[2]] = part
+                first += part.shape[2]
+                tick.advance()
+        return out
+
+    def _encode_tiles(
+        self, network: Callable[..., Iterator[Tensor]], plan: Plan, batch: int, latents: int, tick: _Ticker
+    ) -> Iterator[Tensor]:
+        """Tiles down to latent resolution, their features blended in host memory; the low part sees whole frames."""
+        rows, cols = plan.grid.rows, plan.grid.cols
+        blended = None
+        for i, j in plan.grid.indices():
+            (y0, y1), (x0, x1) = rows.spans()[i], cols.spans()[j]
+            weight = (rows.weights(i)[:, None] * cols.weights(j)[None, :]).to(self.device)
+            first = 0
+            for part in network(y0, y1, x0, x1):
+                if blended is None:
+                    blended = torch.zeros(batch, part.shape[1], latents, rows.length, cols.length)
+                n = part.shape[2]
+                blended[:, :, first : first + n, y0:y1, x0:x1] += (part.float() * weight).cpu()
+                first += n
+                tick.advance()
+        return (part.to(self.device, self.dtype) for part in blended.split(plan.steps.latents, 2))
+
+    # -- checks ---------------------------------------------------------------------------------------------------
+
+    def _check_latent(self, latent: Tensor) -> Tensor:
+        z = latent.unsqueeze(0) if latent.ndim == 4 else latent
+        c = self.latent_channels
+        if z.ndim != 5 or z.shape[1] != c:
+            raise InputError(f"a latent of this VAE is [B, {c}, T, h, w] or [{c}, T, h, w], not {list(latent.shape)}")
+        if min(z.shape) < 1:
+            raise InputError(f"the latent {list(latent.shape)} is empty: it needs at least one frame and pixel")
+        if not torch.isfinite(z).all():
+            raise InputError("the latent holds NaN or Inf: the step that made it failed")
+        return z
+
+    def _check_video(self, video: Tensor) -> Tensor:
+        self._need_encoder()
+        x = video.unsqueeze(0) if video.ndim == 4 else video
+        if x.ndim != 5 or x.shape[-1] != 3:
+            raise InputError(f"video frames are [B, F, H, W, 3] or [F, H, W, 3], not {list(video.shape)}")
+        if x.shape[0] < 1 or x.shape[1] < 1:
+            raise InputError(f"the video {list(video.shape)} has no frames")
+        if min(x.shape[2:4]) < self.spatial:
+            raise InputError(f"frames of {x.shape[3]}x{x.shape[2]} are too small: at least 8x8 pixels")
+        if x.dtype != torch.uint8 and not all(torch.isfinite(f).all() for clip in x for f in clip):
+            raise InputError("the video holds NaN or Inf")
+        return x
+
+    def _need_encoder(self) -> None:
+        if not self.can_encode:
+            raise InputError(f"{self.path or 'this VAE'} holds a decoder only: encoding needs a file with the encoder")
+
+
+class _Ticker:
+    """Reports progress and asks for cancellation."""
+
+    def __init__(self, progress: Progress | None, cancel: Cancel | None, total: int) -> None:
+        self._progress, self._cancel, self._total, self._done = progress, cancel, total, 0
+
+    def check(self) -> None:
+        if self._cancel is not None and self._cancel():
+            raise Cancelled("cancelled")
+
+    def advance(self) -> None:
+        self._done += 1
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+
+def _weight_bytes(module: nn.Module | None) -> int:
+    return 0 if module is None else sum(p.numel() * p.element_size() for p in module.parameters())
+
+
+def _held(model: nn.Module, device: torch.device) -> int:
+    """Bytes of the model already on the device: they are in the plan's peak and must not be counted as foreign."""
+    return sum(p.numel() * p.element_size() for p in model.parameters() if p.device.type == device.type)
+
+
+def _never() -> None:
+    """The raw pair is not cancelled."""
