@@ -101,7 +101,7 @@ def _cast(checkpoint: Checkpoint, key: str, dtype: torch.dtype) -> Tensor:
         raise CheckpointError(f"{checkpoint.path}: {key} holds {tensor.dtype}, not floating-point weights")
     weight = tensor.to(dtype)
     if not torch.isfinite(weight).all():
-        raise CheckpointError(f"{checkpoint.path}: {key} does not fit {dtype} (values beyond its range); use fp32 or bf16")
+        raise CheckpointError(f"{checkpoint.path}: {key} is beyond the range of {dtype}; use fp32 or bf16")
     return weight.contiguous()
 
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from . import log
 from .errors import Cancelled, InputError
-from .runtime.memory import memory_target
 from .models.arch import Architecture
+from .runtime.memory import memory_target
 from .runtime.pixels import OUTPUTS, PixelSink, to_network
 from .runtime.plan import Plan, Planner
 from .runtime.scope import exact_math
@@ -256,10 +256,8 @@ class VideoVAE:
             return encode_features(encoder, parts, plan.steps, tick.check)
 
         with exact_math(self.device):
-            if plan.tiled:
-                features = self._encode_tiles(network, plan, batch, latents, tick)
-            else:
-                features = network(0, h, 0, w)
+            whole = not plan.tiled
+            features = network(0, h, 0, w) if whole else self._encode_tiles(network, plan, batch, latents, tick)
             first = 0
             for part in encode_moments(encoder, features, tick.check):
                 out[:, :, first : first + part.shape[2]] = part

@@ -26,5 +26,5 @@ def restore_shapes(checkpoint: Checkpoint, expected: dict[str, tuple[int, ...]])
     """Refuse tensors whose shape is not the expected one."""
     for key, shape in expected.items():
         if tuple(checkpoint.tensors[key].shape) != shape:
-            raise CheckpointError(f"{checkpoint.path}: {key} has shape {tuple(checkpoint.tensors[key].shape)}, not {shape}")
+            raise CheckpointError(f"{checkpoint.path}: {key} is not {shape}")
     return checkpoint

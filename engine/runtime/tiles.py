@@ -6,6 +6,7 @@ same size and are spread evenly, so the last one is never a sliver; neighbours s
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -35,12 +36,7 @@ class Axis:
 
         The weights of all tiles sum to 1 at every sample, and none is zero inside its tile when blending.
         """
-        lo, hi = self.starts[index], self.starts[index] + self.size
-        own = self._raw(index, scale)
-        total = torch.zeros(self.length * scale, dtype=torch.float64)
-        for other, start in enumerate(self.starts):
-            total[start * scale : (start + self.size) * scale] += self._raw(other, scale)
-        return (own / total[lo * scale : hi * scale]).float()
+        return _weights(self, scale)[index]
 
     def _raw(self, index: int, scale: int) -> Tensor:
         weight = torch.ones(self.size * scale, dtype=torch.float64)
@@ -57,6 +53,16 @@ class Axis:
         if self.blend:
             return 0.5 - 0.5 * torch.cos(math.pi * position)
         return (position > 0.5).double()
+
+
+@functools.lru_cache(maxsize=8)
+def _weights(axis: Axis, scale: int) -> list[Tensor]:
+    raw = [axis._raw(i, scale) for i in range(len(axis.starts))]
+    spans = [(scale * lo, scale * hi) for lo, hi in axis.spans()]
+    total = torch.zeros(axis.length * scale, dtype=torch.float64)
+    for (lo, hi), weight in zip(spans, raw, strict=True):
+        total[lo:hi] += weight
+    return [(weight / total[lo:hi]).float() for (lo, hi), weight in zip(spans, raw, strict=True)]
 
 
 @dataclass(frozen=True)

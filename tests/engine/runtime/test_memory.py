@@ -1,0 +1,49 @@
+"""Where the memory target comes from."""
+
+import pytest
+import torch
+from zerowaste_vae.engine.errors import InputError
+from zerowaste_vae.engine.runtime import memory
+
+GIB = 1 << 30
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+def test_cpu_target(monkeypatch):
+    monkeypatch.setattr(memory, "available_ram", lambda: 8 * GIB)
+    assert memory.memory_target(CPU, None, None, GIB) == 5 * GIB
+    assert memory.memory_target(CPU, 0, 0, GIB) == 5 * GIB
+    assert memory.memory_target(CPU, None, 3, 0) == 3 * GIB
+    assert memory.memory_target(CPU, 2, 3, 0) == 2 * GIB
+    monkeypatch.setattr(memory, "available_ram", lambda: None)
+    assert memory.memory_target(CPU, None, None, 0) is None
+
+
+@pytest.mark.parametrize(
+    ("free", "reserved", "allocated", "asked", "expected"),
+    [
+        (16, 0, 0, None, 13.0),  # an empty 16 GB card
+        (16, 0, 0, 8, 8.0),
+        (10, 0, 0, None, 10.0),  # another process holds 6 GB
+        (12, 4, 3, None, 11.0),  # 3 GB are ours, 1 GB of it this VAE's weights
+        (16, 0, 0, 40, 16.0),  # no more than the card
+    ],
+)
+def test_cuda_target(monkeypatch, free, reserved, allocated, asked, expected):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda d: (free * GIB, 16 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda d: reserved * GIB)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda d: allocated * GIB)
+    held = min(allocated, 1) * GIB
+    assert memory.memory_target(GPU, asked, None, held) == expected * GIB
+
+
+@pytest.mark.parametrize("bad", [-1, float("nan")])
+def test_sizes_that_are_none(bad):
+    with pytest.raises(InputError, match="vram_gb="):
+        memory.memory_target(CPU, bad, None, 0)
+    with pytest.raises(InputError, match="ram_gb="):
+        memory.memory_target(CPU, None, bad, 0)
+
+
+def test_available_ram_is_plausible():
+    assert memory.available_ram() > 64 << 20

@@ -1,0 +1,233 @@
+"""The VAE object: what users call, with what they get wrong."""
+
+import pytest
+import torch
+from zerowaste_vae import Cancelled, InputError, PlanError, load
+from zerowaste_vae.engine.runtime.tiles import grid
+
+
+def pixels(raw):
+    return (raw.float().clamp(-1, 1) * 0.5 + 0.5).permute(0, 2, 3, 4, 1)
+
+
+def test_decode_is_the_scaled_network(vae, noise, atol):
+    z = noise(2, 16, 3, 4, 5)
+    out = vae.decode(z * 0.9152)
+    assert out.shape == (2, 9, 32, 40, 3)
+    assert (out.dtype, out.device.type, out.is_contiguous()) == (torch.float32, "cpu", True)
+    torch.testing.assert_close(out, pixels(vae.model.decoder(z)), rtol=0, atol=atol)
+    torch.testing.assert_close(vae.decode(z[0] * 0.9152), out[:1], rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 5])
+def test_chunk_is_memory_only(vae, noise, chunk, atol):
+    z = noise(1, 16, 5, 3, 3)
+    torch.testing.assert_close(vae.decode(z, chunk=chunk), vae.decode(z, chunk=5), rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("options", [{}, {"tiling": "blended", "tile": 32, "overlap": 16}])
+def test_outputs(vae, noise, options):
+    z = noise(1, 16, 2, 6, 7)
+    full = vae.decode(z, **options)
+    assert full.min() >= 0
+    assert full.max() <= 1
+    half, byte = (vae.decode(z, output=o, **options) for o in ("float16", "uint8"))
+    assert (half.dtype, byte.dtype) == (torch.float16, torch.uint8)
+    assert (half.float() - full).abs().max() < 2e-3
+    assert (byte.float() - full * 255).abs().max() <= 0.75
+
+
+def test_encode_is_the_scaled_mean(vae, noise, atol):
+    x = noise(1, 3, 9, 19, 26).clamp(-1, 1)
+    video = pixels(x)
+    z = vae.encode(video)
+    assert z.shape == (1, 16, 3, 2, 3)
+    torch.testing.assert_close(z, vae.model.encoder(x)[:, :16] * 0.9152, rtol=0, atol=atol)
+    assert torch.equal(vae.encode(video[0]), z)
+    assert torch.equal(vae.encode(torch.cat((video, video[:, :3]), 1)), z)
+    sampled = vae.encode(video, seed=3)
+    assert torch.equal(sampled, vae.encode(video, seed=3))
+    assert not torch.equal(sampled, z)
+
+
+def test_encode_takes_bytes(vae, noise):
+    byte = (noise(5, 16, 16, 3) * 60 + 128).clamp(0, 255).to(torch.uint8)
+    torch.testing.assert_close(vae.encode(byte), vae.encode(byte.float() / 255), rtol=0, atol=1e-5)
+
+
+def test_round_trip_shapes(vae, noise):
+    for count, height, width in ((1, 8, 8), (5, 23, 40), (13, 16, 9)):
+        z = vae.encode(torch.rand(count, height, width, 3))
+        assert vae.decode(z).shape == (1, count, height // 8 * 8, width // 8 * 8, 3)
+
+
+# -- blended tiles --------------------------------------------------------------------------------------------------
+
+
+def test_one_tile_is_the_untiled_result(vae, noise):
+    z = noise(1, 16, 2, 5, 6)
+    assert torch.equal(vae.decode(z, tiling="blended", tile=512, overlap=64), vae.decode(z))
+    assert torch.equal(vae.decode(z, tiling="exact"), vae.decode(z))
+    assert torch.equal(vae.decode(z, tiling="untiled"), vae.decode(z))
+    video = torch.rand(1, 5, 40, 48, 3)
+    assert torch.equal(vae.encode(video, tiling="blended", tile=512), vae.encode(video))
+
+
+def varied_latent(seed, frames, height, width):
+    """Amplitude and offset change across the frame: what makes per-tile statistics differ."""
+    g = torch.Generator().manual_seed(seed)
+    resize = torch.nn.functional.interpolate
+    offset = resize(torch.randn(frames, 16, 4, 5, generator=g), (height, width), mode="bicubic").transpose(0, 1)
+    amplitude = resize(torch.rand(1, 1, 3, 4, generator=g), (height, width), mode="bilinear")[:, :, None] * 1.5 + 0.2
+    return (offset[None] + 0.6 * torch.randn(1, 16, frames, height, width, generator=g)) * amplitude
+
+
+def seam_ratios(vae, tile, overlap, clips=6, height=24, width=28):
+    """Steps of the row and column profiles of |tiled - untiled| at tile edges, over the median step elsewhere."""
+    steps = {"rows": 0.0, "cols": 0.0}
+    for seed in range(clips):
+        z = varied_latent(seed, 1, height, width)
+        tiled = vae.decode(z, tiling="blended", tile=tile, overlap=overlap)
+        assert (tiled.amax((0, 1, 3, 4)) > 0).all()
+        assert (tiled.amax((0, 1, 2, 4)) > 0).all()
+        difference = (tiled - vae.decode(z)).abs().mean((0, 1, 4))
+        steps["rows"] += difference.mean(1).diff().abs() / clips
+        steps["cols"] += difference.mean(0).diff().abs() / clips
+    worst = 0.0
+    tiles = grid(height, width, tile, overlap, 8)
+    for name, step in steps.items():
+        axis = getattr(tiles, name)
+        edges = {8 * e for lo, hi in axis.spans() for e in (lo, hi) if 0 < e < axis.length}
+        if not overlap:  # a hard cut lies in the middle of what neighbours share
+            edges = {4 * (a + axis.size + b) for a, b in zip(axis.starts, axis.starts[1:], strict=False)}
+        at = torch.tensor([e - 1 for e in sorted(edges)])
+        away = torch.ones_like(step, dtype=torch.bool)
+        away[at] = False
+        worst = max(worst, (step[at].max() / step[away].median()).item())
+    return worst
+
+
+@pytest.mark.parametrize(("tile", "overlap"), [(128, 64), (96, 32), (100, 20), (64, 16)])
+def test_tiles_leave_no_seam(vae, tile, overlap):
+    assert seam_ratios(vae, tile, overlap) <= 2.0
+
+
+def test_the_seam_measure_sees_a_hard_cut(vae):
+    assert seam_ratios(vae, 96, 0) > 2.0
+
+
+@pytest.mark.parametrize(("height", "width"), [(6, 23), (23, 6), (9, 9), (17, 21)])
+def test_tiles_of_odd_frames(vae, noise, height, width):
+    z = noise(1, 16, 3, height, width)
+    assert vae.decode(z, tiling="blended", tile=64, overlap=24, chunk=1).shape == (1, 9, 8 * height, 8 * width, 3)
+
+
+def test_tiled_encode_matches_the_untiled_grid(vae):
+    video = torch.rand(1, 6, 99, 133, 3, generator=torch.Generator().manual_seed(0))
+    whole, tiled = vae.encode(video), vae.encode(video, tiling="blended", tile=64, overlap=32)
+    assert tiled.shape == whole.shape == (1, 16, 2, 12, 16)
+    assert (tiled.abs().amax((0, 1, 2, 4)) > 0).all()
+    assert (tiled - whole).square().mean() < 0.1 * whole.square().mean()
+
+
+# -- progress, cancel, precision ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"tiling": "blended", "tile": 32, "overlap": 16}])
+def test_progress_counts_up_to_the_total(vae, noise, options):
+    seen = []
+    vae.decode(noise(1, 16, 5, 6, 6), chunk=2, progress=lambda done, total: seen.append((done, total)), **options)
+    assert [done for done, _ in seen] == list(range(1, seen[-1][1] + 1))
+    assert len(seen) >= 3
+    seen.clear()
+    vae.encode(torch.rand(9, 48, 48, 3), progress=lambda done, total: seen.append((done, total)), **options)
+    assert seen[-1][0] == seen[-1][1] == len(seen)
+
+
+@pytest.mark.parametrize("options", [{}, {"tiling": "blended", "tile": 32, "overlap": 16}])
+def test_cancel_stops_within_a_chunk(vae, noise, options):
+    z, done = noise(1, 16, 6, 6, 6), []
+    expected = vae.decode(z, chunk=1, **options)
+    with pytest.raises(Cancelled):
+        vae.decode(z, chunk=1, progress=lambda n, _: done.append(n), cancel=lambda: len(done) >= 2, **options)
+    assert len(done) == 2
+    with pytest.raises(Cancelled):
+        vae.encode(torch.rand(9, 48, 48, 3), cancel=lambda: True, **options)
+    assert torch.equal(vae.decode(z, chunk=1, **options), expected)
+
+
+@pytest.mark.parametrize(("precision", "bound"), [("bf16", 0.15), ("fp16", 0.02)])
+def test_half_precisions_stay_close(vae, vae_file, noise, precision, bound):
+    low = load(vae_file, precision=precision, device="cpu")
+    assert (low.precision, low.dtype.itemsize) == (precision, 2)
+    z = noise(1, 16, 2, 4, 4)
+    difference = (low.decode(z) - vae.decode(z)).square().mean().sqrt()
+    assert 0 < difference < bound
+    assert low.decode(z).dtype == torch.float32
+
+
+def test_nothing_global_changes(vae, noise):
+    grad, threads = torch.is_grad_enabled(), torch.get_num_threads()
+    vae.decode(noise(1, 16, 1, 2, 2))
+    assert (torch.is_grad_enabled(), torch.get_num_threads()) == (grad, threads)
+    assert not any(p.requires_grad for p in vae.model.parameters())
+
+
+# -- what users get wrong -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("latent", "says"),
+    [
+        (torch.zeros(1, 8, 1, 4, 4), r"\[1, 8, 1, 4, 4\]"),
+        (torch.zeros(16, 4, 4), r"\[16, 4, 4\]"),
+        (torch.zeros(1, 16, 0, 4, 4), "empty"),
+        (torch.zeros(1, 16, 1, 0, 4), "empty"),
+        (torch.full((1, 16, 1, 4, 4), float("nan")), "NaN"),
+        (torch.full((1, 16, 1, 4, 4), float("inf")), "NaN or Inf"),
+    ],
+)
+def test_bad_latents(vae, latent, says):
+    with pytest.raises(InputError, match=says):
+        vae.decode(latent)
+    with pytest.raises(InputError, match=says):
+        vae.decode_raw(latent)
+
+
+@pytest.mark.parametrize(
+    ("video", "says"),
+    [
+        (torch.zeros(0, 16, 16, 3), "no frames"),
+        (torch.zeros(5, 16, 16, 4), r"\[5, 16, 16, 4\]"),
+        (torch.zeros(16, 16, 3), r"\[16, 16, 3\]"),
+        (torch.zeros(5, 7, 16, 3), "16x7 are too small"),
+        (torch.full((1, 8, 8, 3), float("nan")), "NaN"),
+    ],
+)
+def test_bad_videos(vae, video, says):
+    with pytest.raises(InputError, match=says):
+        vae.encode(video)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"tiling": "blended", "tile": 8}, InputError, "tile=8 is too small"),
+        ({"tiling": "blended", "tile": 64, "overlap": 64}, InputError, "overlap=64 must be smaller"),
+        ({"tiling": "best"}, InputError, "tiling='best'"),
+        ({"chunk": -2}, InputError, "chunk=-2"),
+        ({"vram_gb": -1.0}, InputError, "vram_gb=-1.0"),
+        ({"vram_gb": 0.001}, PlanError, "32x32 untiled needs"),
+    ],
+)
+def test_bad_options(vae, noise, options, error, says):
+    with pytest.raises(error, match=says):
+        vae.decode(noise(1, 16, 1, 4, 4), **options)
+    if "chunk" not in options:
+        with pytest.raises(error, match=says):
+            vae.encode(torch.rand(1, 32, 32, 3), **options)
+
+
+def test_bad_output_name(vae, noise):
+    with pytest.raises(InputError, match="output='int8'"):
+        vae.decode(noise(1, 16, 1, 4, 4), output="int8")
