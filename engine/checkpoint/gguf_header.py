@@ -10,6 +10,7 @@ import math
 import struct
 import unicodedata
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
@@ -126,7 +127,8 @@ def parse_header(file: BinaryIO, size: int, path: Path) -> Header:
         if offset % alignment:
             cursor.fail(f"tensor {name} starts at offset {offset}, not a multiple of the alignment {alignment}")
         if base + offset + nbytes > size:
-            cursor.fail(f"tensor {name} ends at byte {base + offset + nbytes} of a {size} byte file; truncated download?")
+            end = base + offset + nbytes
+            cursor.fail(f"tensor {name} ends at byte {end} of a {size} byte file; truncated download?")
         header.tensors.append(TensorInfo(name, shape, type_, base + offset, nbytes))
     _refuse_overlaps(cursor, header.tensors)
     return header
@@ -227,6 +229,6 @@ def _parse_tensor_info(cursor: _Cursor, index: int) -> tuple[str, tuple[int, ...
 def _refuse_overlaps(cursor: _Cursor, tensors: list[TensorInfo]) -> None:
     """Gaps between tensors are legal, shared bytes are not."""
     ordered = sorted(tensors, key=lambda t: t.offset)
-    for before, after in zip(ordered, ordered[1:], strict=False):
+    for before, after in pairwise(ordered):
         if before.offset + before.nbytes > after.offset:
             cursor.fail(f"tensors {before.name} and {after.name} overlap in the file")
