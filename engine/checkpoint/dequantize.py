@@ -1,0 +1,51 @@
+"""GGUF tensor data to torch: plain types as they are stored, block types decoded once to float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import torch
+
+from .files import allocate, check_finite, failure, read_into, read_tensor_bytes
+from .gguf_header import TensorInfo
+
+# Elements decoded per call, as one long row: the library's loop over groups of 16 rows costs up to 5x on 256-wide
+# rows, and with this size the raw bytes and temporaries stay small. A multiple of every block size.
+CHUNK_ELEMENTS = 1 << 18
+
+
+def read_tensor(file: BinaryIO, info: TensorInfo, path: Path) -> torch.Tensor:
+    """The tensor in its stored type (F32, F16, BF16, F64, I*) or float32 (block types), finite, in stored shape."""
+    what = f"tensor {info.name}"
+    if info.type.dtype is not None:
+        raw = read_tensor_bytes(file, info.offset, info.nbytes, path, what)
+        tensor = raw.view(info.type.dtype).reshape(info.shape)
+    else:
+        tensor = _decode_blocks(file, info, path, what)
+    check_finite(info.name, tensor, path)
+    return tensor
+
+
+def _decode_blocks(file: BinaryIO, info: TensorInfo, path: Path, what: str) -> torch.Tensor:
+    # Imported here: only quantised files need it, and a plain file should load without it.
+    from gguf import GGMLQuantizationType, quants
+
+    kind = getattr(GGMLQuantizationType, info.type.name, None)
+    if kind is None:
+        raise failure(path, f"{what} has type {info.type.name}, which needs a newer gguf package (pip install -U gguf)")
+    result = allocate(info.shape, torch.float32, path, what)
+    flat = result.view(-1).numpy()
+    buffer = np.empty(info.type.nbytes(min(CHUNK_ELEMENTS, flat.size)), dtype=np.uint8)
+    for start in range(0, flat.size, CHUNK_ELEMENTS):
+        stop = min(start + CHUNK_ELEMENTS, flat.size)
+        raw = buffer[: info.type.nbytes(stop - start)]
+        read_into(file, info.offset + info.type.nbytes(start), memoryview(raw), path, what)
+        try:
+            # Hostile scales overflow; the finite check names the tensor then.
+            with np.errstate(all="ignore"):
+                flat[start:stop] = quants.dequantize(raw.reshape(1, -1), kind)[0]
+        except NotImplementedError as error:
+            raise failure(path, f"{what}: the installed gguf package cannot decode {info.type.name}") from error
+    return result
