@@ -1,0 +1,94 @@
+"""On a real GPU: parity in fp32, half precision in dB, planned against measured memory, settings restored."""
+
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from zerowaste_vae import Cancelled, load
+from zerowaste_vae.engine.models.seedvr2 import Config, SeedVR2
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
+]
+GIB = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def full_width(tmp_path_factory, seed_model):
+    """A file of the published widths with the recorded outputs' weights."""
+    path = tmp_path_factory.mktemp("full") / "full.safetensors"
+    model = SeedVR2(Config((128, 256, 512, 512), (128, 256, 512, 512)))
+    seed_model(model, 1234)
+    save_file(model.state_dict(), path)
+    return path
+
+
+def test_fp32_equals_original_with_tf32_allowed(full_width, fixtures, atol):
+    """The host may allow TF32; our fp32 is fp32 all the same, and the host's setting survives."""
+    torch.backends.cuda.matmul.allow_tf32 = True
+    vae = load(full_width, precision="fp32", device="cuda")
+    golden = load_file(fixtures / "seedvr2" / "fullwidth_io.safetensors")
+    for case in ("T1", "T3"):
+        out = vae.decode_raw(golden[f"{case}.z"].cuda(), chunk=1, frames=1).cpu()
+        torch.testing.assert_close(out, golden[f"{case}.unsliced"], rtol=0, atol=atol)
+    for case in ("F1", "F5"):
+        out = vae.encode_raw(golden[f"{case}.x"].cuda(), chunk=1).cpu()
+        torch.testing.assert_close(out, golden[f"{case}.moments"], rtol=0, atol=atol)
+    assert torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+@pytest.mark.parametrize(("precision", "floor"), [("fp16", 50.0), ("bf16", 32.0)])
+def test_half_precision_on_random_weights(full_width, noise, precision, floor):
+    z = noise(1, 16, 3, 16, 20)
+    exact = load(full_width, precision="fp32", device="cuda").decode_raw(z).float()
+    low = load(full_width, precision=precision, device="cuda").decode_raw(z).float()
+    decibel = 10 * math.log10(4.0 / (low - exact).square().mean().item())
+    print(f"{precision} against fp32: {decibel:.1f} dB")
+    assert decibel > floor
+
+
+@pytest.mark.parametrize("half", ["decode", "encode"])
+@pytest.mark.parametrize(
+    ("height", "width", "options"),
+    [
+        (360, 640, {}),
+        (720, 1280, {"vram_gb": 24.0}),
+        (720, 1280, {"vram_gb": 13.0}),
+        (720, 1280, {"vram_gb": 6.0, "tiling": "blended"}),
+        (1080, 1920, {"vram_gb": 8.0, "tiling": "blended"}),
+    ],
+)
+def test_measured_memory_stays_below_the_plan(full_width, noise, half, height, width, options):
+    vae = load(full_width, device="cuda")
+    h, w = height // 8, width // 8
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    if half == "decode":
+        plan = vae.plan_decode(1, 5, h, w, **options)
+        vae.decode(noise(1, 16, 5, h, w), output="uint8", **options)
+    else:
+        plan = vae.plan_encode(1, 5, h, w, **options)
+        vae.encode((noise(17, height, width, 3) * 50 + 128).clamp(0, 255).byte(), **options)
+    other_half = vae.planner._weights["encoder" if half == "decode" else "decoder"]
+    allocated = torch.cuda.max_memory_allocated() - other_half
+    reserved = torch.cuda.max_memory_reserved() - other_half
+    print(
+        f"{half} {width}x{height} {options}: {plan.describe()}; measured {allocated / GIB:.2f} GB allocated, "
+        f"{reserved / GIB:.2f} GB reserved"
+    )
+    assert allocated <= plan.peak_bytes
+    if "vram_gb" in options:
+        assert allocated <= options["vram_gb"] * GIB
+
+
+def test_cancel_gives_the_memory_back(full_width, noise):
+    vae = load(full_width, device="cuda")
+    before = torch.cuda.memory_allocated()
+    done = []
+    with pytest.raises(Cancelled):
+        vae.decode(noise(1, 16, 4, 20, 20), chunk=1, progress=lambda n, _: done.append(n), cancel=lambda: bool(done))
+    assert len(done) == 1
+    assert torch.cuda.memory_allocated() == before
