@@ -1,5 +1,6 @@
 """On a real GPU: parity in fp32, half precision in dB, planned against measured memory, settings restored."""
 
+import gc
 import math
 
 import pytest
@@ -56,7 +57,7 @@ def test_half_precision_on_random_weights(full_width, noise, precision, floor):
     [
         (360, 640, {}),
         (720, 1280, {"vram_gb": 24.0}),
-        (720, 1280, {"vram_gb": 13.0}),
+        (720, 1280, {"vram_gb": 14.5}),
         (720, 1280, {"vram_gb": 6.0, "tiling": "blended"}),
         (1080, 1920, {"vram_gb": 8.0, "tiling": "blended"}),
     ],
@@ -64,17 +65,19 @@ def test_half_precision_on_random_weights(full_width, noise, precision, floor):
 def test_measured_memory_stays_below_the_plan(full_width, noise, half, height, width, options):
     vae = load(full_width, device="cuda")
     h, w = height // 8, width // 8
+    gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
+    foreign = torch.cuda.memory_allocated() - sum(vae.planner._weights.values())
     if half == "decode":
         plan = vae.plan_decode(1, 5, h, w, **options)
         vae.decode(noise(1, 16, 5, h, w), output="uint8", **options)
     else:
         plan = vae.plan_encode(1, 5, h, w, **options)
         vae.encode((noise(17, height, width, 3) * 50 + 128).clamp(0, 255).byte(), **options)
-    other_half = vae.planner._weights["encoder" if half == "decode" else "decoder"]
-    allocated = torch.cuda.max_memory_allocated() - other_half
-    reserved = torch.cuda.max_memory_reserved() - other_half
+    foreign += vae.planner._weights["encoder" if half == "decode" else "decoder"]
+    allocated = torch.cuda.max_memory_allocated() - foreign
+    reserved = torch.cuda.max_memory_reserved() - foreign
     print(
         f"{half} {width}x{height} {options}: {plan.describe()}; measured {allocated / GIB:.2f} GB allocated, "
         f"{reserved / GIB:.2f} GB reserved"
@@ -85,6 +88,7 @@ def test_measured_memory_stays_below_the_plan(full_width, noise, half, height, w
 
 
 def test_cancel_gives_the_memory_back(full_width, noise):
+    gc.collect()
     vae = load(full_width, device="cuda")
     before = torch.cuda.memory_allocated()
     done = []
