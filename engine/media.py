@@ -24,6 +24,7 @@ from .errors import InputError
 
 if TYPE_CHECKING:
     from av import VideoFrame
+    from av.video.reformatter import VideoReformatter
 
 Frames = torch.Tensor | Iterable[torch.Tensor]
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"})
@@ -32,7 +33,7 @@ DEFAULT_FPS = Fraction(24)  # for image folders and for latents that carry no ra
 # swscale: bicubic | full_chroma_int | full_chroma_inp | accurate_rnd. A photograph through RGB -> yuv420p -> RGB keeps
 # 44.1 dB with these and 40.7 dB with the default. Plain numbers, because PyAV 14 has no names for the last three.
 _SWS_FLAGS = 0x4 | 0x2000 | 0x4000 | 0x40000
-_BT709, _UNSPECIFIED, _BT601, _LIMITED = 1, 2, 5, 1  # ffmpeg's AVColorSpace and AVColorRange values
+_BT709, _UNSPECIFIED, _BT601, _LIMITED, _FULL = 1, 2, 5, 1, 2  # ffmpeg's AVColorSpace and AVColorRange values
 _LEGACY_LATENT_SCALE = 1 / 0.18215  # ComfyUI's LoadLatent applies it to files without the version marker
 
 
@@ -110,6 +111,7 @@ def _fill(target: torch.Tensor, pixels: np.ndarray) -> None:
 def _read_video_file(path: Path, max_frames: int | None) -> tuple[torch.Tensor, Fraction]:
     import av
 
+    reformatter = av.video.reformatter.VideoReformatter()  # one for all frames: it keeps its tables
     waiting: list[np.ndarray | None] = []
     try:
         with av.open(str(path)) as container:
@@ -120,7 +122,7 @@ def _read_video_file(path: Path, max_frames: int | None) -> tuple[torch.Tensor, 
             rate = stream.average_rate or stream.guessed_rate or DEFAULT_FPS
             announced = stream.frames
             for frame in container.decode(stream):
-                pixels = _to_rgb(frame)
+                pixels = _to_rgb(frame, reformatter)
                 if waiting and pixels.shape != waiting[0].shape:
                     raise InputError(f"{path}: the picture size changes at frame {len(waiting)}; split the file there")
                 waiting.append(pixels)
@@ -141,17 +143,21 @@ def _read_video_file(path: Path, max_frames: int | None) -> tuple[torch.Tensor, 
     return frames, Fraction(rate)
 
 
-def _to_rgb(frame: VideoFrame) -> np.ndarray:
+def _to_rgb(frame: VideoFrame, reformatter: VideoReformatter) -> np.ndarray:
     """uint8 [H, W, 3], or uint16 when the source has more than 8 bits per channel, upright."""
     deep = any(component.bits > 8 for component in frame.format.components)
     space = frame.colorspace
     if space == _UNSPECIFIED:  # as players do: HD is BT.709, smaller pictures are BT.601
         space = _BT709 if frame.height >= 720 else _BT601
     known = space in (1, 4, 5, 7, 9)  # the matrices PyAV can pass on; others keep swscale's own choice
-    rgb = frame.reformat(
+    space = space if known else None
+    rgb = reformatter.reformat(
+        frame,
         format="rgb48le" if deep else "rgb24",
-        src_colorspace=space if known else None,
+        src_colorspace=space,
+        dst_colorspace=space,  # RGB has none, but PyAV 14 mixes up the source's matrix when the two differ
         src_color_range=frame.color_range,
+        dst_color_range=_FULL,
         interpolation=_SWS_FLAGS,
     )
     pixels = rgb.to_ndarray()
@@ -228,6 +234,7 @@ def write_mp4(path: str | Path, frames: Frames, fps: Fraction | float, crf: int 
         raise InputError(f"frame rate {fps}: must be above 0")
     if "libx264" not in av.codecs_available:
         raise InputError(f"{path}: this PyAV build has no libx264 encoder; write a PNG folder instead")
+    reformatter = av.video.reformatter.VideoReformatter()
     with replacing(path) as temporary:
         container = stream = None
         try:
@@ -248,8 +255,14 @@ def write_mp4(path: str | Path, frames: Frames, fps: Fraction | float, crf: int 
                     context.color_range = _LIMITED
                 elif pixels.shape[:2] != (stream.height, stream.width):
                     raise InputError(f"frame {index} is {width}x{height}, the first one {stream.width}x{stream.height}")
-                picture = av.VideoFrame.from_ndarray(pixels, format="rgb24").reformat(
-                    format="yuv420p", dst_colorspace=_BT709, dst_color_range=_LIMITED, interpolation=_SWS_FLAGS
+                picture = reformatter.reformat(
+                    av.VideoFrame.from_ndarray(pixels, format="rgb24"),
+                    format="yuv420p",
+                    src_colorspace=_BT709,
+                    dst_colorspace=_BT709,
+                    src_color_range=_FULL,
+                    dst_color_range=_LIMITED,
+                    interpolation=_SWS_FLAGS,
                 )
                 picture.pts = index
                 container.mux(stream.encode(picture))
