@@ -5,18 +5,23 @@ One tree, two uses: a ComfyUI custom-node folder and the installed package `zero
 
 from __future__ import annotations
 
-from .engine import (
-    Cancelled,
-    Checkpoint,
-    CheckpointError,
-    InputError,
-    PlanError,
-    VideoVAE,
-    ZeroWasteError,
-    demo_vae_path,
-    load,
-    read_checkpoint,
-)
+from typing import TYPE_CHECKING
+
+from . import engine
+
+if TYPE_CHECKING:
+    from .engine import (
+        Cancelled,
+        Checkpoint,
+        CheckpointError,
+        InputError,
+        PlanError,
+        VideoVAE,
+        ZeroWasteError,
+        demo_vae_path,
+        load,
+        read_checkpoint,
+    )
 
 __version__ = "0.1.0"
 __all__ = [
@@ -31,3 +36,10 @@ __all__ = [
     "load",
     "read_checkpoint",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """The engine's names, imported when first used (see engine/__init__.py)."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(engine, name)

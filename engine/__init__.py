@@ -1,11 +1,28 @@
-"""The engine: reads weight files and runs the networks within a memory target. Never imports comfy."""
+"""The engine: reads weight files and runs the networks within a memory target. Never imports comfy.
+
+Names that need torch are imported when first used, so that the command line can answer --help without loading it and
+say in one line that it is missing.
+"""
 
 from __future__ import annotations
 
-from .checkpoint import Checkpoint, read_checkpoint
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from .errors import Cancelled, CheckpointError, InputError, PlanError, ZeroWasteError
-from .loader import demo_vae_path, load
-from .vae import VideoVAE
+
+if TYPE_CHECKING:
+    from .checkpoint import Checkpoint, read_checkpoint
+    from .loader import demo_vae_path, load
+    from .vae import VideoVAE
+
+_HOMES = {
+    "Checkpoint": ".checkpoint",
+    "VideoVAE": ".vae",
+    "demo_vae_path": ".loader",
+    "load": ".loader",
+    "read_checkpoint": ".checkpoint",
+}
 
 __all__ = [
     "Cancelled",
@@ -19,3 +36,9 @@ __all__ = [
     "load",
     "read_checkpoint",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name], __name__), name)
