@@ -1,17 +1,12 @@
-"""Clips and latents on disk: video through PyAV, image folders through Pillow, latents through safetensors.
+"""Clips on disk: video through PyAV, images through Pillow.
 
-Pixels are [F, H, W, 3] in RGB, float 0..1 or uint8 0..255. Every writer fills a temporary target beside the final one
-and renames it at the end, so a full disk or a stop leaves nothing half-written.
+Pixels are RGB [F, H, W, 3], float 0..1 or uint8 0..255. Writers leave nothing half-written (files.replacing).
 """
 
 from __future__ import annotations
 
-import errno
-import os
 import re
-import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +16,7 @@ import torch
 
 from . import log
 from .errors import InputError
+from .files import FRAME_NAME, refuse_foreign_files, replacing
 
 if TYPE_CHECKING:
     from av import VideoFrame
@@ -34,7 +30,6 @@ DEFAULT_FPS = Fraction(24)  # for image folders and for latents that carry no ra
 # 44.1 dB with these and 40.7 dB with the default. Plain numbers, because PyAV 14 has no names for the last three.
 _SWS_FLAGS = 0x4 | 0x2000 | 0x4000 | 0x40000
 _BT709, _UNSPECIFIED, _BT601, _LIMITED, _FULL = 1, 2, 5, 1, 2  # ffmpeg's AVColorSpace and AVColorRange values
-_LEGACY_LATENT_SCALE = 1 / 0.18215  # ComfyUI's LoadLatent applies it to files without the version marker
 
 
 def read_video(path: str | Path, max_frames: int | None = None) -> tuple[torch.Tensor, Fraction]:
@@ -58,8 +53,8 @@ def read_video(path: str | Path, max_frames: int | None = None) -> tuple[torch.T
 
 def natural_key(name: str) -> list[tuple[int, int, str]]:
     """Sort key under which frame2 comes before frame10."""
-    parts = re.findall(r"\d+|\D+", name.lower())
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts]
+    parts = re.findall(r"[0-9]+|[^0-9]+", name.lower())
+    return [(0, int(part), "") if part[0] in "0123456789" else (1, 0, part) for part in parts]
 
 
 def _images_in(folder: Path) -> list[Path]:
@@ -166,50 +161,6 @@ def _to_rgb(frame: VideoFrame, reformatter: VideoReformatter) -> np.ndarray:
     return np.ascontiguousarray(np.rot90(pixels, turns)) if turns else pixels
 
 
-@contextmanager
-def replacing(target: Path) -> Iterator[Path]:
-    """A temporary path beside `target`, which takes the target's place on success and is removed on any failure."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        yield temporary
-        if target.is_dir() and temporary.is_dir():  # a folder cannot be replaced in one step
-            retired = target.with_name(f".{target.name}.{os.getpid()}.old")
-            os.replace(target, retired)
-            os.replace(temporary, target)
-            shutil.rmtree(retired)
-        else:
-            os.replace(temporary, target)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise OSError(error.errno, f"cannot be written ({reason})", str(target)) from error
-    finally:
-        if temporary.is_dir():
-            shutil.rmtree(temporary, ignore_errors=True)
-        else:
-            temporary.unlink(missing_ok=True)
-
-
-def check_target(path: str | Path, force: bool = False, folder: bool = False) -> Path:
-    """Refuse, before any work is done, an output that exists (unless `force`) or cannot be made. Raises InputError."""
-    path = Path(path)
-    if not path.parent.is_dir():
-        raise InputError(f"{path}: its folder does not exist; create {path.parent} first")
-    if path.exists() and not force:
-        raise InputError(f"{path}: exists already; choose another name or give --force to replace it")
-    if path.exists() and path.is_dir() != folder:
-        kinds = ("folder", "file") if path.is_dir() else ("file", "folder")
-        raise InputError(f"{path}: is a {kinds[0]} and is not replaced by a {kinds[1]}; choose another name")
-    if folder and path.exists():
-        _refuse_foreign_files(path)
-    return path
-
-
-def _refuse_foreign_files(folder: Path) -> None:
-    foreign = [f.name for f in folder.iterdir() if not re.fullmatch(r"frame_\d+\.png", f.name)]
-    if foreign:
-        raise InputError(f"{folder}: holds other files ({foreign[0]}, ...), so it is not replaced; choose a new folder")
-
-
 def _to_uint8(frame: torch.Tensor, index: int) -> np.ndarray:
     if frame.ndim != 3 or frame.shape[-1] != 3:
         raise InputError(f"frame {index} has shape {tuple(frame.shape)}; [height, width, 3] is needed")
@@ -289,104 +240,12 @@ def write_png_folder(path: str | Path, frames: Frames) -> None:
     if path.is_file():
         raise InputError(f"{path}: is a file; a folder name is needed")
     if path.is_dir():
-        _refuse_foreign_files(path)
+        refuse_foreign_files(path)
     with replacing(path) as temporary:
         temporary.mkdir()
         count = 0
         for count, frame in enumerate(frames, start=1):
             image = Image.fromarray(_to_uint8(frame, count - 1))
-            image.save(temporary / f"frame_{count - 1:06d}.png")
+            image.save(temporary / FRAME_NAME.format(count - 1))
         if not count:
             raise InputError(f"{path}: no frames to write")
-
-
-def write_tensors(
-    path: str | Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None
-) -> None:
-    """Write a safetensors file, replacing `path`. Raises OSError when the disk is full or the place not writable."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    with replacing(Path(path)) as temporary:
-        try:
-            save_file(plain, temporary, metadata=dict(metadata or {}))
-        except SafetensorError as error:  # the library reports the system's errors under its own name
-            code = re.search(r"os error (\d+)", str(error))
-            number = int(code[1]) if code else errno.EIO
-            raise OSError(number, os.strerror(number) if code else str(error)) from error
-
-
-def write_latent(path: str | Path, latent: torch.Tensor, metadata: Mapping[str, str] | None = None) -> None:
-    """Write a host-scaled latent [B, C, T, h, w] under the key `latent`, with optional text metadata (`fps`, ...)."""
-    if latent.ndim != 5:
-        raise InputError(f"{path}: latent shape {list(latent.shape)} is not [batch, channels, time, height, width]")
-    write_tensors(path, {"latent": latent}, metadata)
-
-
-def read_latent(path: str | Path, channels: int = 16) -> torch.Tensor:
-    """Read a latent file as float32 [B, C, T, h, w], host-scaled.
-
-    Reads our own key `latent` and ComfyUI's `latent_tensor` (as in ComfyUI, a file without the marker
-    `latent_format_version_0` is multiplied by 1/0.18215). SeedVR2's collapsed form [B, C*T, h, w] is unfolded,
-    [C, T, h, w] gets a batch axis; a shape that could be both is refused. Raises InputError for anything else, and for
-    NaN or infinite values.
-    """
-    tensors, _ = _load_latent_file(Path(path), with_tensors=True)
-    comfy = "latent" not in tensors
-    latent = tensors["latent_tensor" if comfy else "latent"]
-    if not latent.is_floating_point():
-        raise InputError(f"{path}: the latent is {str(latent.dtype).removeprefix('torch.')}; a float type is needed")
-    latent = latent.float()
-    if comfy and "latent_format_version_0" not in tensors:
-        log.once(f"{path}: no latent_format_version_0 marker, so it is multiplied by 1/0.18215 as ComfyUI does")
-        latent = latent * _LEGACY_LATENT_SCALE
-    latent = _five_axes(path, latent, channels, batched=comfy)
-    if latent.shape[1] != channels:
-        raise InputError(f"{path}: has {latent.shape[1]} channels, not {channels} (shape {list(latent.shape)})")
-    if not latent.numel():
-        raise InputError(f"{path}: the latent is empty (shape {list(latent.shape)})")
-    if not torch.isfinite(latent).all():
-        raise InputError(f"{path}: the latent holds NaN or infinite values; it was broken before it was saved")
-    return latent
-
-
-def latent_metadata(path: str | Path) -> dict[str, str]:
-    """The text metadata of a latent file (header only), empty for most files made elsewhere."""
-    return _load_latent_file(Path(path), with_tensors=False)[1]
-
-
-def _load_latent_file(path: Path, with_tensors: bool) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    from safetensors import SafetensorError, safe_open
-
-    if not path.is_file():
-        raise InputError(f"{path}: no such file" if not path.exists() else f"{path}: is a folder, not a latent file")
-    try:
-        with safe_open(path, framework="pt") as file:
-            names = set(file.keys())
-            if not names & {"latent", "latent_tensor"}:
-                found = ", ".join(sorted(names)[:3]) or "nothing"
-                raise InputError(f"{path}: not a latent file, it has no tensor latent or latent_tensor (found {found})")
-            wanted = names & {"latent", "latent_tensor", "latent_format_version_0"} if with_tensors else set()
-            return {name: file.get_tensor(name) for name in wanted}, dict(file.metadata() or {})
-    except SafetensorError as error:
-        raise InputError(f"{path}: not a readable safetensors latent file ({error})") from error
-
-
-def _five_axes(path: str | Path, latent: torch.Tensor, channels: int, batched: bool) -> torch.Tensor:
-    shape = list(latent.shape)
-    if latent.ndim == 5:
-        return latent
-    if latent.ndim == 4:
-        collapsed = shape[1] > 0 and shape[1] % channels == 0
-        unbatched = shape[0] == channels and not batched
-        if collapsed and unbatched:
-            raise InputError(
-                f"{path}: shape {shape} may mean [channels, time, height, width] or"
-                f" [batch, {channels} x time, height, width]; save it with five axes"
-            )
-        if collapsed:
-            return latent.unflatten(1, (channels, -1))
-        if unbatched:
-            return latent.unsqueeze(0)
-    raise InputError(f"{path}: shape {shape} is not [batch, {channels}, time, height, width]")

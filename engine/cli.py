@@ -1,0 +1,81 @@
+"""The console command `zerowaste-vae`: finds the subcommand, runs it and turns errors into one line.
+
+A subcommand is a file in engine/commands with `add_parser(subparsers)` and `run(args) -> int`. Only the one that was
+asked for is imported, and torch only by its `run`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from .errors import Cancelled, ZeroWasteError
+
+PROGRAM = "zerowaste-vae"
+COMMANDS = {
+    "info": "hardware, versions, which fast paths are on; what a VAE file is",
+    "decode": "latent file -> .mp4, folder of PNG frames, or .safetensors",
+    "encode": "video or folder of images -> latent file",
+    "demo": "encode and decode a small clip with the VAE that ships with the package",
+    "convert": "convert a VAE file between safetensors and GGUF",
+}
+EXIT_ERROR = 2
+EXIT_CANCELLED = 130  # what a shell reports for a program stopped by Ctrl-C
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line. Returns 0, 2 after an error (one line on stderr) or 130 after Ctrl-C."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        parsed = _parser(args[0] if args else None).parse_args(args)
+        return parsed.run(parsed)
+    except ZeroWasteError as error:
+        return _fail(str(error))
+    except (KeyboardInterrupt, Cancelled):
+        print(f"{PROGRAM}: cancelled, nothing was written", file=sys.stderr)
+        return EXIT_CANCELLED
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == (__package__ or "").partition(".")[0]:
+            raise
+        hint = " (torch and what it needs: https://pytorch.org/get-started/locally)" if error.name == "torch" else ""
+        return _fail(f"the Python package {error.name!r} is not installed; install it with pip{hint}")
+    except OSError as error:
+        return _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
+    except (MemoryError, RuntimeError) as error:
+        if not _out_of_memory(error):
+            raise
+        return _fail("out of memory; give a lower --vram-gb or --ram-gb, --tiling blended, or a shorter clip")
+
+
+def _parser(command: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=PROGRAM, description="Decode and encode video VAE latents.")
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {_version()}")
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, text in COMMANDS.items():
+        if name == command:
+            import_module(f".commands.{name}", __package__).add_parser(subparsers)
+        else:
+            subparsers.add_parser(name, help=text)
+    return parser
+
+
+def _version() -> str:
+    from .. import __version__
+
+    return __version__
+
+
+def _fail(message: str) -> int:
+    print(f"{PROGRAM}: error: {' '.join(message.split())}", file=sys.stderr)
+    return EXIT_ERROR
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    """torch's own class on a GPU; on the CPU a plain RuntimeError from its allocator."""
+    return isinstance(error, MemoryError) or "out of memory" in str(error) or "can't allocate memory" in str(error)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""Options that decode and encode share, and what they mean."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..vae import VideoVAE
+
+
+def add_vae_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("VAE")
+    group.add_argument("--vae", metavar="FILE", type=Path, help="VAE weights (default: the small demo VAE)")
+    group.add_argument("--precision", default="auto", metavar="P", help="auto (CUDA fp16, CPU fp32), fp32, bf16, fp16")
+    group.add_argument("--device", metavar="D", help="cuda, cuda:N or cpu (default: CUDA when there is one)")
+    group.add_argument("--norm-groups", type=int, metavar="N", help="for files of unusual widths that do not name it")
+
+
+def add_memory_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    group = parser.add_argument_group("memory (GB means 2^30 bytes)")
+    group.add_argument("--tiling", default="auto", metavar="T", help="auto, untiled, exact or blended (default: auto)")
+    group.add_argument("--tile", type=int, default=0, metavar="PX", help="tile size in pixels, 0: planned (default: 0)")
+    group.add_argument("--overlap", type=int, default=64, metavar="PX", help="overlap of blended tiles (default: 64)")
+    group.add_argument("--vram-gb", type=float, metavar="GB", help="memory target (default: 81.25 %% of the card)")
+    return group
+
+
+def add_output_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("output")
+    group.add_argument("--force", action="store_true", help="replace an existing output")
+    group.add_argument("--quiet", action="store_true", help="no progress bar and no closing line")
+
+
+def rate(text: str) -> Fraction:
+    """argparse type of --fps: 25, 29.97 or 30000/1001."""
+    try:
+        value = Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        value = Fraction(0)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a frame rate; write 25, 29.97 or 30000/1001")
+    return value
+
+
+def load_vae(args: argparse.Namespace) -> VideoVAE:
+    from ..loader import demo_vae_path, load
+
+    return load(args.vae or demo_vae_path(), precision=args.precision, device=args.device, norm_groups=args.norm_groups)
+
+
+@contextmanager
+def progress(label: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """A tqdm bar as the engine's progress callback; without a terminal tqdm shows none."""
+    from tqdm import tqdm
+
+    with tqdm(desc=label, unit="chunk", disable=True if quiet else None) as bar:
+
+        def report(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield report
