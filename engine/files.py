@@ -76,8 +76,11 @@ def write_tensors(
 
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with replacing(Path(path)) as temporary:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # as the user's umask wants it; safetensors 0.8 makes files for the owner only
         try:
             save_file(plain, temporary, metadata=dict(metadata or {}))
+            temporary.chmod(mode)
         except SafetensorError as error:  # the library reports the system's errors under its own name
             code = re.search(r"os error (\d+)", str(error))
             number = int(code[1]) if code else errno.EIO

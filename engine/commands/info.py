@@ -1,0 +1,78 @@
+"""`info`: this machine, and what a VAE file is."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from ..hardware import GIB, Hardware, survey
+
+Lines = Iterable[tuple[str, str]]
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    parser = subparsers.add_parser(
+        "info",
+        description="Show hardware, versions and which fast paths are on; with a VAE file, also what it holds.",
+    )
+    parser.add_argument("vae", nargs="?", type=Path, metavar="VAE", help="VAE weights (.safetensors or .gguf)")
+    parser.add_argument("--norm-groups", type=int, metavar="N", help="for files of unusual widths that do not name it")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    # The file first: when it cannot be used, the error is all there is to read.
+    about_file = [] if args.vae is None else list(describe_vae(args.vae, args.norm_groups))
+    for name, text in (*describe_hardware(survey()), *about_file):
+        print(f"{name:<16}{text}")
+    return 0
+
+
+def describe_hardware(hardware: Hardware) -> Lines:
+    from ... import __version__
+
+    yield "zerowaste-vae", __version__
+    yield "system", f"{hardware.system}, Python {hardware.python}, {hardware.cores} CPU cores"
+    yield "free RAM", _gb(hardware.ram_free)
+    yield "torch", hardware.torch or "not installed"
+    yield "CUDA", f"{hardware.cuda or 'none'}, cuDNN {hardware.cudnn or 'none'}"
+    for name, number in hardware.packages.items():
+        yield name, number or "not installed"
+    for gpu in hardware.gpus:
+        yield f"GPU {gpu.index}", f"{gpu.name}, sm_{gpu.sm}, {_gb(gpu.total)}, {_gb(gpu.free)} free"
+    for path in hardware.fast_paths:
+        yield path.name, f"{'on' if path.on else 'off'}: {path.reason}"
+
+
+def describe_vae(path: Path, norm_groups: int | None) -> Lines:
+    """What `load` makes of the file. Raises CheckpointError as `load` does."""
+    from ..checkpoint import read_checkpoint
+    from ..loader import load
+
+    checkpoint = read_checkpoint(path)
+    types = Counter(str(tensor.dtype).removeprefix("torch.") for tensor in checkpoint.tensors.values())
+    parameters = sum(tensor.numel() for tensor in checkpoint.tensors.values())
+    stored = checkpoint.metadata.get("norm_num_groups")
+    count = len(checkpoint.tensors)
+    del checkpoint
+    vae = load(path, precision="fp32", device="cpu", norm_groups=norm_groups)
+    config = vae.model.config
+    yield "file", f"{path} ({path.stat().st_size / (1 << 20):.1f} MiB)"
+    yield "architecture", f"{vae.arch}, {vae.spatial}x{vae.spatial} pixels and {vae.temporal} frames per latent"
+    yield "latents", f"{vae.latent_channels} channels, the network's times {vae.scale}"
+    yield "encoder", _half(vae.can_encode, config.encoder_widths)
+    yield "decoder", _half(vae.can_decode, config.decoder_widths)
+    source = "--norm-groups" if norm_groups else "named in the file" if stored is not None else "the usual number"
+    yield "norm groups", f"{config.norm_groups} ({source})"
+    listed = ", ".join(f"{number} {name}" for name, number in types.most_common())
+    yield "weights", f"{parameters / 1e6:.1f} M in {count} tensors, read as {listed}"
+
+
+def _half(present: bool, widths: tuple[int, ...] | None) -> str:
+    return f"widths {', '.join(map(str, widths))}" if present and widths else "not in this file"
+
+
+def _gb(size: int | None) -> str:
+    return "unknown" if size is None else f"{size / GIB:.1f} GB"

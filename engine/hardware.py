@@ -1,0 +1,190 @@
+"""What this machine offers: GPUs, versions, memory, and which fast paths are on. Probes never raise."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import TypeVar
+
+GIB = 1 << 30
+T = TypeVar("T")
+
+#: Name shown -> distributions that provide it, in the order they are looked for.
+OPTIONAL = {
+    "triton": ("triton", "triton-windows", "pytorch-triton", "pytorch-triton-rocm"),
+    "flash-attn": ("flash-attn",),
+    "comfy-kitchen": ("comfy-kitchen",),
+}
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One CUDA (or ROCm) device. Sizes in bytes; `free` is None when the driver did not answer."""
+
+    index: int
+    name: str
+    sm: int  # 90 for compute capability 9.0
+    total: int
+    free: int | None
+    runnable: bool  # the installed torch holds code for this generation
+
+
+@dataclass(frozen=True)
+class FastPath:
+    """One fast path, whether decode and encode use it here, and why (not)."""
+
+    name: str
+    on: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """`packages` and the torch, CUDA and cuDNN versions are None where absent. RAM in bytes."""
+
+    system: str
+    python: str
+    cores: int
+    ram_free: int | None
+    torch: str | None
+    cuda: str | None
+    cudnn: str | None
+    packages: dict[str, str | None]
+    gpus: tuple[Gpu, ...]
+    gpu_problem: str | None  # why there is no GPU to use
+
+    @property
+    def fast_paths(self) -> tuple[FastPath, ...]:
+        return fast_paths(self)
+
+
+def survey() -> Hardware:
+    """Look at this machine. Starts the CUDA driver where there is one, otherwise cheap."""
+    return Hardware(
+        system=_probe(platform.platform, "unknown"),
+        python=platform.python_version(),
+        cores=_probe(_cores, 1),
+        ram_free=_probe(_ram_free, None),
+        torch=_probe(_torch_version, None),
+        cuda=_probe(_cuda_version, None),
+        cudnn=_probe(_cudnn_version, None),
+        packages={name: _installed(distributions) for name, distributions in OPTIONAL.items()},
+        gpus=_probe(_gpus, ()),
+        gpu_problem=_probe(_gpu_problem, "CUDA could not be asked"),
+    )
+
+
+def fast_paths(hardware: Hardware) -> tuple[FastPath, ...]:
+    """What decode and encode use on the default device, and what they leave out and why."""
+    usable = next((gpu for gpu in hardware.gpus if gpu.runnable), None)
+    if usable is None:
+        gpu = FastPath("GPU", False, f"{hardware.gpu_problem}; the CPU is used")
+        half = FastPath("fp16", False, "fp32 is the default on a CPU")
+    else:
+        gpu = FastPath("GPU", True, f"{usable.name} (sm_{usable.sm})")
+        half = FastPath("fp16", True, "the default on a GPU")
+    triton = hardware.packages.get("triton")
+    found = f"Triton {triton} is installed, but" if triton else "Triton is not installed, and"
+    kernels = FastPath("Triton kernels", False, f"{found} this version decodes with torch's own operators")
+    return gpu, half, kernels
+
+
+def runs_on(sm: int, built_for: Sequence[str]) -> bool:
+    """Whether code built for `built_for` (torch.cuda.get_arch_list()) runs on compute capability `sm`.
+
+    Binary code runs on its own major version from its minor on; PTX (compute_XX) on everything from its version on.
+    """
+    for entry in built_for:
+        kind, _, digits = entry.partition("_")
+        digits = digits.rstrip("af")
+        if not digits.isdigit():
+            continue
+        built = int(digits)
+        if (kind == "sm" and built // 10 == sm // 10 and built <= sm) or (kind == "compute" and built <= sm):
+            return True
+    return False
+
+
+def _probe(ask: Callable[[], T], otherwise: T) -> T:
+    # Drivers and half-installed packages fail in ways nobody lists: OSError, RuntimeError, AssertionError, ...
+    try:
+        return ask()
+    except Exception:
+        return otherwise
+
+
+def _installed(distributions: Sequence[str]) -> str | None:
+    for name in distributions:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+        except Exception:  # a damaged installation is as good as none
+            continue
+    return None
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _ram_free() -> int | None:
+    from .runtime.memory import available_ram
+
+    return available_ram()
+
+
+def _torch_version() -> str:
+    import torch
+
+    return torch.__version__
+
+
+def _cuda_version() -> str | None:
+    import torch
+
+    return torch.version.cuda or (f"ROCm {torch.version.hip}" if torch.version.hip else None)
+
+
+def _cudnn_version() -> str | None:
+    import torch
+
+    number = torch.backends.cudnn.version() if torch.version.cuda else None
+    if number is None:
+        return None
+    major = 10_000 if number >= 90_000 else 1_000  # cuDNN 9 went from 8902 to 90100
+    return f"{number // major}.{number % major // 100}.{number % 100}"
+
+
+def _gpus() -> tuple[Gpu, ...]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return ()
+    built_for = torch.cuda.get_arch_list()
+    found = []
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        sm = properties.major * 10 + properties.minor
+        free = _probe(lambda index=index: torch.cuda.mem_get_info(index)[0], None)
+        runnable = torch.version.hip is not None or runs_on(sm, built_for)
+        found.append(Gpu(index, properties.name, sm, properties.total_memory, free, runnable))
+    return tuple(found)
+
+
+def _gpu_problem() -> str | None:
+    try:
+        import torch
+    except ImportError:
+        return "torch is not installed"
+    if torch.version.cuda is None and torch.version.hip is None:
+        return f"torch {torch.__version__} is a CPU build"
+    if not torch.cuda.is_available():
+        return f"torch {torch.__version__} finds no GPU or no driver"
+    strangers = [gpu for gpu in _gpus() if not gpu.runnable]
+    if strangers:
+        return f"torch {torch.__version__} holds no code for {strangers[0].name} (sm_{strangers[0].sm})"
+    return None

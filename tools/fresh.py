@@ -1,0 +1,80 @@
+"""From a clean clone to a running program: makes a virtual environment, installs, runs.
+
+    python3 tools/fresh.py demo --out demo_out     any zerowaste-vae command
+    python3 tools/fresh.py test                    the unit tests; more arguments go to pytest
+
+Needs Python 3.10 to 3.13 and pip's usual access to packages, nothing else. The environment is .venv in the repository
+(--venv DIR for another); once installed, later runs start at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TORCH = "torch==2.13.0"  # installed when the environment has no torch yet
+STAMP = "zerowaste-installed"  # holds a digest of what was installed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description="Make a virtual environment, install the pack into it and run it.",
+        epilog="Example: python3 tools/fresh.py demo --out demo_out",
+    )
+    parser.add_argument("--venv", type=Path, default=ROOT / ".venv", help="environment to make or use (default: .venv)")
+    parser.add_argument("--plain", action="store_true", help="install a copy of the pack, not a link to this folder")
+    parser.add_argument("command", help="test, or a zerowaste-vae command such as demo")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on")
+    args = parser.parse_args()
+    if not (3, 10) <= sys.version_info[:2] <= (3, 13):
+        return _fail(f"Python 3.10 to 3.13 is needed, this is {sys.version.split()[0]}; start it with another python3")
+    try:
+        python = prepare(args.venv.absolute(), args.plain)
+        if args.command == "test":
+            return subprocess.call([python, "-m", "pytest", *args.arguments], cwd=ROOT)
+        return subprocess.call([python, "-m", "zerowaste_vae", args.command, *args.arguments])
+    except subprocess.CalledProcessError as error:
+        return _fail(f"this step failed, see above: {' '.join(map(str, error.cmd))}")
+    except KeyboardInterrupt:
+        return 130
+
+
+def prepare(venv: Path, plain: bool) -> Path:
+    """Path of the environment's Python, with torch and the pack in it. Raises CalledProcessError."""
+    python = venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    stamp = venv / STAMP
+    wanted = digest(plain)
+    if python.exists() and stamp.exists() and stamp.read_text() == wanted:
+        return python
+    if not python.exists():
+        print(f"Making a virtual environment in {venv}", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+    pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check"]
+    if subprocess.call([python, "-c", "import torch"], stderr=subprocess.DEVNULL):
+        print(f"Installing {TORCH}", flush=True)
+        subprocess.run([*pip, TORCH], check=True)
+    print("Installing the pack and what its tests need", flush=True)
+    target = f"{ROOT}[standalone,test]"
+    subprocess.run([*pip, target] if plain else [*pip, "--editable", target], check=True)
+    stamp.write_text(wanted)
+    return python
+
+
+def digest(plain: bool) -> str:
+    """Changes when another installation is due: other requirements, another place, or another kind of installation."""
+    parts = ((ROOT / "pyproject.toml").read_bytes(), str(ROOT).encode(), TORCH.encode(), str(plain).encode())
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+
+def _fail(message: str) -> int:
+    print(f"fresh.py: error: {message}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
