@@ -5,9 +5,11 @@ Pixels are RGB [F, H, W, 3], float 0..1 or uint8 0..255. Writers leave nothing h
 
 from __future__ import annotations
 
+import errno
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +22,9 @@ from .files import FRAME_NAME, refuse_foreign_files, replacing
 
 if TYPE_CHECKING:
     from av import VideoFrame
+    from av.container import InputContainer
     from av.video.reformatter import VideoReformatter
+    from av.video.stream import VideoStream
 
 Frames = torch.Tensor | Iterable[torch.Tensor]
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"})
@@ -116,13 +120,11 @@ def _read_video_file(path: Path, max_frames: int | None) -> tuple[torch.Tensor, 
             stream.thread_type = "AUTO"
             rate = stream.average_rate or stream.guessed_rate or DEFAULT_FPS
             announced = stream.frames
-            for frame in container.decode(stream):
+            for frame in islice(_frames(container, stream), max_frames):
                 pixels = _to_rgb(frame, reformatter)
                 if waiting and pixels.shape != waiting[0].shape:
                     raise InputError(f"{path}: the picture size changes at frame {len(waiting)}; split the file there")
                 waiting.append(pixels)
-                if len(waiting) == max_frames:
-                    break
     except av.FFmpegError as error:
         where = f" after {len(waiting)} frames" if waiting else ""
         raise InputError(f"{path}: cannot be read as a video{where} ({error.strerror})") from error
@@ -136,6 +138,16 @@ def _read_video_file(path: Path, max_frames: int | None) -> tuple[torch.Tensor, 
         _fill(frames[index], pixels)
         waiting[index] = pixels = None
     return frames, Fraction(rate)
+
+
+def _frames(container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
+    """Decoded frames; a packet cut short (a truncated file) is an error and not a frame with a gray half."""
+    import av
+
+    for packet in container.demux(stream):
+        if packet.is_corrupt:
+            raise av.error.InvalidDataError(errno.EIO, "the file is cut off or damaged")
+        yield from packet.decode()
 
 
 def _to_rgb(frame: VideoFrame, reformatter: VideoReformatter) -> np.ndarray:
