@@ -31,3 +31,10 @@ __all__ = [
     "load",
     "read_checkpoint",
 ]
+
+
+def comfy_entrypoint() -> object:
+    """Called by ComfyUI only: what needs ComfyUI is imported here, so that the engine works without it."""
+    from .nodes.extension import Extension
+
+    return Extension()

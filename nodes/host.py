@@ -68,7 +68,7 @@ class EngineVAE(comfy.sd.VAE):
         self.downscale_ratio = (lambda a: max(0, (a + t - 1) // t), s, s)
         self.upscale_index_formula = self.downscale_index_formula = (t, s, s)
         self.crop_input = False
-        # Without this the host would load only part of the weights when memory is short, which plain modules cannot run.
+        # Otherwise a host short of memory loads only part of the weights, which plain modules cannot run with.
         self.disable_offload = True
         self.memory_used_decode = lambda shape, dtype: self._peak("decoder", self._latent_size(shape))
         self.memory_used_encode = lambda shape, dtype: self._peak("encoder", self._clip_size(shape[0], *shape[2:]))

@@ -62,6 +62,4 @@ class Loader(io.ComfyNode):
     def execute(
         cls, vae_name: str, precision: str = "auto", vram_gb: float = 0.0, norm_groups: int = 0
     ) -> io.NodeOutput:
-        return io.NodeOutput(
-            host.from_file(_path(vae_name), precision, norm_groups or None, Settings(vram_gb=vram_gb))
-        )
+        return io.NodeOutput(host.from_file(_path(vae_name), precision, norm_groups or None, Settings(vram_gb=vram_gb)))

@@ -31,15 +31,15 @@ class Optimize(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, vae: host.EngineVAE, precision: str = "auto", vram_gb: float = 0.0, chunk: int = 0, **tiling: object
+        cls, vae: object, precision: str = "auto", vram_gb: float = 0.0, chunk: int = 0, **tiling: object
     ) -> io.NodeOutput:
         wishes = from_widgets(chunk=chunk, vram_gb=vram_gb, **tiling)
-        if isinstance(vae, EngineVAE):
-            fast = host.with_precision(vae, precision)
-        else:
-            fast = host.from_host_vae(vae, precision)
+        convert = host.with_precision if isinstance(vae, EngineVAE) else host.from_host_vae
+        fast = convert(vae, precision)
         if fast is None:
             network = type(vae.first_stage_model).__name__
             return io.NodeOutput(vae, f"{network}: not a video VAE the engine knows; the VAE is passed on unchanged")
         fast = fast.with_settings(wishes.over(fast.settings))
-        return io.NodeOutput(fast, f"{fast.engine.arch} in {fast.engine.precision} on {fast.device}; {fast.settings}")
+        engine = fast.engine
+        report = f"{engine.arch} in {engine.precision} on {fast.device}; {fast.settings.describe()}"
+        return io.NodeOutput(fast, report)

@@ -37,6 +37,14 @@ class Settings:
         overlap = DEFAULT_OVERLAP if self.overlap is None else self.overlap
         return {"tiling": self.tiling, "tile": self.tile, "overlap": overlap}
 
+    def describe(self) -> str:
+        parts = [f"tiling {self.tiling}"]
+        parts += [f"tile {self.tile} px"] if self.tile else []
+        parts += [f"overlap {self.overlap} px"] if self.overlap is not None else []
+        parts += [f"{self.chunk} latent(s) per chunk"] if self.chunk else []
+        parts += [f"at most {self.vram_gb:g} GB"] if self.vram_gb else []
+        return ", ".join(parts)
+
 
 def from_widgets(
     tiling: str | dict[str, object] = "auto",

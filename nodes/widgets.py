@@ -59,7 +59,11 @@ def tiling_inputs() -> list[io.Input]:
     if not hasattr(io, "DynamicCombo"):
         return [
             io.Combo.Input(
-                "tiling", options=["auto", "untiled", "exact", "blended"], default="auto", optional=True, tooltip=_TILING
+                "tiling",
+                options=["auto", "untiled", "exact", "blended"],
+                default="auto",
+                optional=True,
+                tooltip=_TILING,
             ),
             _pixels("tile", 0, _TILE, optional=True),
             _pixels("overlap", DEFAULT_OVERLAP, _OVERLAP + " Only for blended tiles.", optional=True),
