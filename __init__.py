@@ -43,3 +43,10 @@ def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(engine, name)
+
+
+def comfy_entrypoint() -> object:
+    """Called by ComfyUI only: what needs ComfyUI is imported here, so that the engine works without it."""
+    from .nodes.extension import Extension
+
+    return Extension()

@@ -24,19 +24,20 @@ def demo_vae_path() -> Path:
 
 
 def load(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Checkpoint,
     precision: str = "auto",
     device: torch.device | str | None = None,
     norm_groups: int | None = None,
 ) -> VideoVAE:
-    """Load a video VAE from a .safetensors or .gguf file.
+    """Load a video VAE from a .safetensors or .gguf file, or from a Checkpoint (whose tensors are then used up).
 
     precision: "auto" (fp16 on CUDA, fp32 on the CPU), "fp32", "bf16" or "fp16". device None: CUDA if there is one.
     norm_groups: for files of unusual widths that do not name `norm_num_groups` themselves.
     Raises CheckpointError (unreadable file, no known VAE, missing keys) and InputError (impossible option).
     """
     where, dtype, name = _placement(precision, device)
-    checkpoint = read_checkpoint(path)
+    checkpoint = path if isinstance(path, Checkpoint) else read_checkpoint(path)
+    path = checkpoint.path or "these weights"
     architecture = detect(checkpoint.tensors)
     if architecture is None:
         raise CheckpointError(f"{path}: not a video VAE this pack knows (keys: {_some(sorted(checkpoint.tensors))})")
@@ -57,7 +58,7 @@ def load(
     weights = {key: _cast(checkpoint, key, dtype) for key in expected}
     model.load_state_dict(weights, assign=True)
     model.requires_grad_(False).eval()
-    return VideoVAE(model.to(where), architecture, name, dtype, where, Path(path))
+    return VideoVAE(model.to(where), architecture, name, dtype, where, checkpoint.path)
 
 
 def _placement(precision: str, device: torch.device | str | None) -> tuple[torch.device, torch.dtype, str]:

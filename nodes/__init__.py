@@ -1,0 +1,1 @@
+"""ComfyUI nodes. Only host.py and what builds on it need ComfyUI; frames.py and settings.py do not."""

@@ -1,0 +1,33 @@
+"""Zero-Waste Demo Clip."""
+
+from __future__ import annotations
+
+from ..engine import CheckpointError, demo_vae_path
+from ..engine.media import read_video
+from .host import io
+from .widgets import CATEGORY
+
+
+class DemoClip(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="ZeroWasteVAEDemoClip",
+            display_name="Zero-Waste Demo Clip",
+            category=CATEGORY,
+            description="Frames of the short clip that comes with this pack, for trying things out on a fresh host.",
+            inputs=[
+                io.Int.Input(
+                    "frames", default=9, min=1, max=1024, tooltip="How many from its start; 4n+1 fill latents."
+                )
+            ],
+            outputs=[io.Image.Output(), io.Float.Output(display_name="fps")],
+        )
+
+    @classmethod
+    def execute(cls, frames: int) -> io.NodeOutput:
+        path = demo_vae_path().with_name("demo_clip.mp4")
+        if not path.is_file():
+            raise CheckpointError(f"{path}: the demo clip is missing; install the pack again")
+        images, fps = read_video(path, frames)
+        return io.NodeOutput(images, float(fps))

@@ -1,0 +1,15 @@
+"""What the pack offers to ComfyUI."""
+
+from __future__ import annotations
+
+from .decode import Decode
+from .demo import DemoClip
+from .encode import Encode
+from .host import ComfyExtension, io
+from .loader import Loader
+from .optimize import Optimize
+
+
+class Extension(ComfyExtension):
+    async def get_node_list(self) -> list[type[io.ComfyNode]]:
+        return [Loader, Optimize, Encode, Decode, DemoClip]

@@ -1,0 +1,60 @@
+"""How a VAE is to be run, and which of several nodes' wishes counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DEFAULT_OVERLAP = 64
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One node's wishes: tile and overlap in pixels, chunk in latents, vram_gb in GB (2^30).
+
+    "auto", 0 and (for the overlap) None mean that the node leaves the choice to the one before it.
+    """
+
+    tiling: str = "auto"
+    tile: int = 0
+    overlap: int | None = None
+    chunk: int = 0
+    vram_gb: float = 0.0
+
+    def over(self, base: Settings) -> Settings:
+        """These wishes where given, else those of `base`; a tile size stays with the tiling it was given for."""
+        tiling = self.tiling if self.tiling != "auto" else base.tiling
+        same = base if base.tiling == tiling else Settings()
+        return Settings(
+            tiling=tiling,
+            tile=self.tile or same.tile,
+            overlap=self.overlap if self.overlap is not None else same.overlap,
+            chunk=self.chunk or base.chunk,
+            vram_gb=self.vram_gb or base.vram_gb,
+        )
+
+    def plan_options(self) -> dict[str, object]:
+        """Keyword arguments that the engine's decode, encode and planner share."""
+        overlap = DEFAULT_OVERLAP if self.overlap is None else self.overlap
+        return {"tiling": self.tiling, "tile": self.tile, "overlap": overlap}
+
+    def describe(self) -> str:
+        parts = [f"tiling {self.tiling}"]
+        parts += [f"tile {self.tile} px"] if self.tile else []
+        parts += [f"overlap {self.overlap} px"] if self.overlap is not None else []
+        parts += [f"{self.chunk} latent(s) per chunk"] if self.chunk else []
+        parts += [f"at most {self.vram_gb:g} GB"] if self.vram_gb else []
+        return ", ".join(parts)
+
+
+def from_widgets(
+    tiling: str | dict[str, object] = "auto",
+    tile: int = 0,
+    overlap: int = DEFAULT_OVERLAP,
+    chunk: int = 0,
+    vram_gb: float = 0.0,
+) -> Settings:
+    """Settings from widget values; `tiling` is a dict (mode and its own widgets) where the host nests widgets."""
+    if isinstance(tiling, dict):
+        tile, overlap = tiling.get("tile", 0), tiling.get("overlap", DEFAULT_OVERLAP)
+        tiling = tiling["tiling"]
+    return Settings(tiling, tile, overlap if tiling == "blended" else None, chunk, vram_gb)

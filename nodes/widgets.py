@@ -1,0 +1,104 @@
+"""Widgets that several nodes share."""
+
+from __future__ import annotations
+
+from ..engine import InputError
+from .host import EngineVAE, io
+from .settings import DEFAULT_OVERLAP
+
+CATEGORY = "ZeroWaste VAE"
+
+_TILE = (
+    "Tile size in pixels. 0 lets the planner choose one for the VRAM target; any other value is used as it is, "
+    "from 16 pixels up."
+)
+_OVERLAP = "Pixels that neighbouring tiles share and blend over. Must be smaller than the tile."
+_TILING = (
+    "auto: whole frames while they fit the VRAM target. untiled: always whole frames. exact: less memory, the same "
+    "result as untiled. blended: tiles with a soft overlap, approximate, for the least memory."
+)
+
+
+def precision_input(options: list[str], default: str = "auto") -> io.Combo.Input:
+    return io.Combo.Input(
+        "precision",
+        options=options,
+        default=default,
+        optional=True,
+        tooltip="auto is exact: fp16 on a CUDA GPU, fp32 on the CPU.",
+    )
+
+
+def vram_input() -> io.Float.Input:
+    return io.Float.Input(
+        "vram_gb",
+        default=0.0,
+        min=0.0,
+        max=1024.0,
+        step=0.25,
+        optional=True,
+        tooltip="Most memory this may take, in GB (2^30 bytes). 0: the value of the node before, else 81.25 % of the "
+        "card (13 of 16 GB).",
+    )
+
+
+def chunk_input() -> io.Int.Input:
+    return io.Int.Input(
+        "chunk",
+        default=0,
+        min=0,
+        max=4096,
+        optional=True,
+        tooltip="Latents (4 frames each) per step. 0 lets the planner choose; every value gives the same frames.",
+    )
+
+
+def tiling_inputs() -> list[io.Input]:
+    """The tiling mode with the widgets that belong to it; they stand last, so that a workflow saved with nested
+    widgets still loads on a host from before io.DynamicCombo (0.8.0), where tile and overlap are always there."""
+    if not hasattr(io, "DynamicCombo"):
+        return [
+            io.Combo.Input(
+                "tiling",
+                options=["auto", "untiled", "exact", "blended"],
+                default="auto",
+                optional=True,
+                tooltip=_TILING,
+            ),
+            _pixels("tile", 0, _TILE, optional=True),
+            _pixels("overlap", DEFAULT_OVERLAP, _OVERLAP + " Only for blended tiles.", optional=True),
+        ]
+    option = io.DynamicCombo.Option
+    return [
+        io.DynamicCombo.Input(
+            "tiling",
+            options=[
+                option("auto", []),
+                option("untiled", []),
+                option("exact", [_pixels("tile", 0, _TILE)]),
+                option("blended", [_pixels("tile", 512, _TILE), _pixels("overlap", DEFAULT_OVERLAP, _OVERLAP)]),
+            ],
+            optional=True,
+            tooltip=_TILING,
+        )
+    ]
+
+
+def advanced(widget: io.Input) -> io.Input:
+    """Mark a widget as advanced; hosts before 0.9.2 know no such argument but pass extra entries on."""
+    widget.extra_dict["advanced"] = True
+    return widget
+
+
+def _pixels(name: str, default: int, tooltip: str, optional: bool = False) -> io.Int.Input:
+    return io.Int.Input(name, default=default, min=0, max=16384, step=8, optional=optional, tooltip=tooltip)
+
+
+def engine_vae(vae: object) -> EngineVAE:
+    """`vae` if the engine runs it; other VAEs have no plan, VRAM target or chunks."""
+    if not isinstance(vae, EngineVAE):
+        raise InputError(
+            "this VAE is not run by the engine: load it with Zero-Waste VAE Loader, or put Zero-Waste VAE Optimize "
+            "in between"
+        )
+    return vae

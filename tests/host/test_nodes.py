@@ -1,0 +1,315 @@
+"""The pack in a real ComfyUI: what its nodes do, alone and together with the host's own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from zerowaste_vae.engine.models.seedvr2 import Config
+
+pytestmark = pytest.mark.host
+
+PROMPTS = Path(__file__).parent / "prompts"
+OURS = {"Loader", "Optimize", "Encode", "Decode", "DemoClip"}
+
+
+def loader(name: str = "tiny.safetensors", **widgets) -> dict:
+    return {"class_type": "ZeroWasteVAELoader", "inputs": {"vae_name": name, **widgets}}
+
+
+def node(kind: str, **inputs) -> dict:
+    return {"class_type": kind, "inputs": inputs}
+
+
+def save(source: str) -> dict:
+    return node("SaveImage", images=[source, 0], filename_prefix="test")
+
+
+def clip() -> dict:
+    """Nodes 'video' and 'clip': nine frames of 64x48."""
+    return {"video": node("LoadVideo", file="clip.mp4"), "clip": node("GetVideoComponents", video=["video", 0])}
+
+
+def latents(comfy, *shape: int) -> dict:
+    """Seeded latents through the host's LoadLatent."""
+    file = "-".join(map(str, shape)) + ".latent"
+    z = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    save_file({"latent_tensor": z, "latent_format_version_0": torch.tensor([])}, comfy.base / "input" / file)
+    return node("LoadLatent", latent=file)
+
+
+def difference(a: np.ndarray, b: np.ndarray) -> int:
+    assert a.shape == b.shape
+    return int(np.abs(a.astype(int) - b.astype(int)).max())
+
+
+def test_all_nodes_are_offered_with_the_files_of_models_vae(comfy):
+    nodes = comfy.get("/object_info")
+    assert {f"ZeroWasteVAE{name}" for name in OURS} <= nodes.keys()
+    ours = nodes["ZeroWasteVAELoader"]["input"]["required"]["vae_name"]
+    options = ours[1]["options"] if ours[0] == "COMBO" else ours[0]
+    assert options == ["not_a_vae.safetensors", "tiny.gguf", "tiny.safetensors", "demo (small)"]
+    assert "tiny.gguf" not in json.dumps(nodes["VAELoader"])
+
+
+@pytest.mark.parametrize("file", ["tiny.safetensors", "tiny.gguf"])
+def test_load_encode_decode_save(comfy, file):
+    run = comfy.run(
+        {
+            **clip(),
+            "vae": loader(file),
+            "encode": node("ZeroWasteVAEEncode", pixels=["clip", 0], vae=["vae", 0]),
+            "decode": node("ZeroWasteVAEDecode", samples=["encode", 0], vae=["vae", 0]),
+            "stock": node("VAEDecode", samples=["encode", 0], vae=["vae", 0]),
+            "report": node("PreviewAny", source=["decode", 1]),
+            "save": save("decode"),
+            "save stock": save("stock"),
+        }
+    )
+    assert run.status == "success", run.error
+    frames = comfy.images(run, "save")
+    assert frames.shape == (9, 48, 64, 3)
+    assert frames.std() > 20
+    assert difference(frames, comfy.images(run, "save stock")) <= 1
+    assert "decoded 9 frames of 64x48" in run.outputs["report"]["text"][0]
+    assert run.progress("decode")[-1][0] == run.progress("decode")[-1][1]
+
+
+def test_stock_nodes_agree(comfy):
+    """VAEEncode, VAEEncodeTiled, VAEDecode, VAEDecodeTiled: tiles are exact, so all four pairs give equal frames."""
+    prompt = {**clip(), "vae": loader()}
+    prompt["encode"] = node("VAEEncode", pixels=["clip", 0], vae=["vae", 0])
+    tiles = {"tile_size": 64, "overlap": 0, "temporal_size": 8, "temporal_overlap": 4}
+    prompt["encode tiled"] = node("VAEEncodeTiled", pixels=["clip", 0], vae=["vae", 0], **tiles)
+    for source in ("encode", "encode tiled"):
+        prompt[f"decode {source}"] = node("VAEDecode", samples=[source, 0], vae=["vae", 0])
+        prompt[f"tiled {source}"] = node("VAEDecodeTiled", samples=[source, 0], vae=["vae", 0], **tiles)
+        prompt[f"save decode {source}"] = save(f"decode {source}")
+        prompt[f"save tiled {source}"] = save(f"tiled {source}")
+    run = comfy.run(prompt)
+    assert run.status == "success", run.error
+    frames = [comfy.images(run, name) for name in prompt if name.startswith("save")]
+    assert len(frames) == 4
+    assert all(difference(frames[0], other) <= 1 for other in frames[1:])
+
+
+def test_collapsed_latents_equal_five_dimensional_ones(comfy):
+    z = torch.randn(1, 16, 3, 4, 6, generator=torch.Generator().manual_seed(2))
+    for name, tensor in (("five", z), ("four", z.reshape(1, 48, 4, 6))):
+        content = {"latent_tensor": tensor.contiguous(), "latent_format_version_0": torch.tensor([])}
+        save_file(content, comfy.base / "input" / f"{name}.latent")
+    prompt = {"vae": loader()}
+    for name in ("five", "four"):
+        prompt[name] = node("LoadLatent", latent=f"{name}.latent")
+        prompt[f"decode {name}"] = node("ZeroWasteVAEDecode", samples=[name, 0], vae=["vae", 0])
+        prompt[f"save {name}"] = save(f"decode {name}")
+        prompt[f"stock {name}"] = node("VAEDecode", samples=[name, 0], vae=["vae", 0])
+        prompt[f"save stock {name}"] = save(f"stock {name}")
+    run = comfy.run(prompt)
+    assert run.status == "success", run.error
+    frames = [comfy.images(run, name) for name in prompt if name.startswith("save")]
+    assert frames[0].shape == (9, 32, 48, 3)
+    assert all(np.array_equal(frames[0], other) for other in frames[1:])
+
+
+def test_odd_clips_are_padded_and_cropped_back(comfy):
+    """Six frames of 50x45 become 9 frames of 64x48 for the network and come back as six of 50x45."""
+    prompt = {
+        **clip(),
+        "cut": node("ImageFromBatch", image=["clip", 0], batch_index=0, length=6),
+        "crop": node("ImageCrop", image=["cut", 0], width=50, height=45, x=0, y=0),
+        "vae": loader(),
+        "encode": node("ZeroWasteVAEEncode", pixels=["crop", 0], vae=["vae", 0]),
+        "decode": node("ZeroWasteVAEDecode", samples=["encode", 0], vae=["vae", 0]),
+        "stock": node("VAEDecode", samples=["encode", 0], vae=["vae", 0]),
+        "save": save("decode"),
+        "save stock": save("stock"),
+    }
+    run = comfy.run(prompt)
+    assert run.status == "success", run.error
+    frames, padded = comfy.images(run, "save"), comfy.images(run, "save stock")
+    assert padded.shape == (9, 48, 64, 3)
+    assert np.array_equal(frames, padded[:6, :45, :50])
+
+
+def test_saved_vae_holds_the_weights_of_the_file(comfy):
+    prompt = {"vae": loader("tiny.gguf"), "save": node("VAESave", vae=["vae", 0], filename_prefix="vae/tiny")}
+    run = comfy.run(prompt)
+    assert run.status == "success", run.error
+    saved = load_file(next((comfy.base / "output" / "vae").glob("tiny*.safetensors")))
+    source = load_file(comfy.base / "models" / "vae" / "tiny.safetensors")
+    assert saved.keys() == source.keys()
+    assert all(torch.equal(saved[key].half(), source[key]) for key in source)
+
+
+def test_optimize_sets_what_stock_nodes_run_with_and_leaves_its_input_alone(comfy):
+    """bf16 on the optimised VAE changes its frames and not those of the VAE that went in, decoded before or after."""
+    prompt = {
+        "z": latents(comfy, 1, 16, 2, 4, 4),
+        "vae": loader(),
+        "before": node("VAEDecode", samples=["z", 0], vae=["vae", 0]),
+        "optimize": node("ZeroWasteVAEOptimize", vae=["vae", 0], precision="bf16", chunk=1),
+        "report": node("PreviewAny", source=["optimize", 1]),
+        "bf16": node("VAEDecode", samples=["z", 0], vae=["optimize", 0]),
+        "save before": save("before"),
+        "save bf16": save("bf16"),
+    }
+    run = comfy.run(prompt)
+    assert run.status == "success", run.error
+    before, bf16 = comfy.images(run, "save before"), comfy.images(run, "save bf16")
+    assert 0 < difference(before, bf16) < 16
+    assert "bf16" in run.outputs["report"]["text"][0]
+    again = {"z": prompt["z"], "vae": prompt["vae"], "optimize": prompt["optimize"]}
+    again["after"] = node("ZeroWasteVAEDecode", samples=["z", 0], vae=["vae", 0])
+    again["save"] = save("after")
+    assert np.array_equal(comfy.images(comfy.run(again), "save"), before)
+
+
+def test_optimize_passes_an_unknown_vae_on_and_says_so(comfy):
+    prompt = {
+        "vae": node("VAELoader", vae_name="pixel_space"),
+        "optimize": node("ZeroWasteVAEOptimize", vae=["vae", 0]),
+        "report": node("PreviewAny", source=["optimize", 1]),
+    }
+    run = comfy.run(prompt)
+    assert run.status == "success", run.error
+    assert "passed on unchanged" in run.outputs["report"]["text"][0]
+
+
+def test_cached_rerun_and_changed_widget(comfy):
+    prompt = {
+        "z": latents(comfy, 1, 16, 2, 6, 5),
+        "vae": loader(),
+        "decode": node("ZeroWasteVAEDecode", samples=["z", 0], vae=["vae", 0]),
+        "save": save("decode"),
+    }
+    first = comfy.run(prompt)
+    assert first.status == "success", first.error
+    again = comfy.run(prompt)
+    assert {"z", "vae", "decode"} <= again.cached()
+    prompt["decode"]["inputs"].update({"tiling": "blended", "tiling.tile": 32, "tiling.overlap": 16})
+    prompt["decode"]["inputs"].update({"tile": 32, "overlap": 16})
+    changed = comfy.run(prompt)
+    assert changed.status == "success", changed.error
+    assert {"z", "vae"} <= changed.cached()
+    assert "decode" in changed.executed()
+    assert difference(comfy.images(first, "save"), comfy.images(changed, "save")) > 0
+
+
+def test_replaced_file_is_loaded_anew(comfy):
+    path = comfy.base / "models" / "vae" / "changing.safetensors"
+    weights = load_file(comfy.base / "models" / "vae" / "tiny.safetensors")
+    save_file(weights, path, {"norm_num_groups": "8"})
+    prompt = {
+        "z": latents(comfy, 1, 16, 1, 4, 4),
+        "vae": loader("changing.safetensors"),
+        "decode": node("VAEDecode", samples=["z", 0], vae=["vae", 0]),
+        "save": save("decode"),
+    }
+    first = comfy.images(comfy.run(prompt), "save")
+    weights["decoder.conv_out.bias"] += 0.5
+    save_file(weights, path, {"norm_num_groups": "8"})
+    second = comfy.run(prompt)
+    path.unlink()
+    assert "vae" in second.executed()
+    assert difference(first, comfy.images(second, "save")) > 32
+
+
+@pytest.mark.parametrize("stock", [False, True])
+def test_interrupt_stops_within_a_chunk(comfy, stock):
+    prompt = {"z": latents(comfy, 1, 16, 200, 8, 8), "vae": loader(), "optimize": None, "save": save("decode")}
+    prompt["optimize"] = node("ZeroWasteVAEOptimize", vae=["vae", 0], chunk=1)
+    kind = "VAEDecode" if stock else "ZeroWasteVAEDecode"
+    prompt["decode"] = node(kind, samples=["z", 0], vae=["optimize", 0])
+    run = comfy.run(prompt, interrupt_at="decode")
+    assert run.status == "interrupted"
+    done, total = run.progress("decode")[-1]
+    assert total == 200
+    assert done < 100
+    prompt["z"] = latents(comfy, 1, 16, 2, 8, 8)
+    assert comfy.run(prompt).status == "success"
+
+
+@pytest.mark.parametrize(
+    ("vae", "latent", "widgets", "message"),
+    [
+        ("not_a_vae.safetensors", (1, 16, 1, 4, 4), {}, "not_a_vae.safetensors: not a video VAE"),
+        ("tiny.safetensors", (1, 4, 8, 8), {}, "this VAE decodes latents [B, 16, T, h, w]"),
+        ("tiny.safetensors", (1, 12, 2, 8, 8), {}, "this VAE decodes latents [B, 16, T, h, w]"),
+        ("tiny.safetensors", (1, 16, 1, 8, 8), {"tile": 8, "overlap": 0}, "tile=8"),
+        ("tiny.safetensors", (1, 16, 1, 8, 8), {"tile": 32, "overlap": 64}, "overlap=64"),
+        ("tiny.safetensors", (1, 16, 1, 64, 64), {"vram_gb": 0.001}, "vram_gb"),
+    ],
+)
+def test_errors_are_readable_and_the_server_goes_on(comfy, vae, latent, widgets, message):
+    prompt = {
+        "z": latents(comfy, *latent),
+        "vae": loader(vae),
+        "decode": node("ZeroWasteVAEDecode", samples=["z", 0], vae=["vae", 0], **widgets),
+        "save": save("decode"),
+    }
+    if "tile" in widgets:
+        nested = {f"tiling.{key}": value for key, value in widgets.items()}
+        prompt["decode"]["inputs"].update({"tiling": "blended", **nested})
+    run = comfy.run(prompt)
+    assert run.status == "error"
+    assert message in run.error
+    assert "\n" not in run.error.strip()
+    prompt = {"z": latents(comfy, 1, 16, 1, 4, 4), "vae": loader(), "save": save("decode")}
+    prompt["decode"] = node("ZeroWasteVAEDecode", samples=["z", 0], vae=["vae", 0])
+    assert comfy.run(prompt).status == "success"
+
+
+def test_our_decode_names_the_way_out_for_another_vae(comfy):
+    prompt = {
+        "z": latents(comfy, 1, 16, 1, 4, 4),
+        "vae": node("VAELoader", vae_name="pixel_space"),
+        "decode": node("ZeroWasteVAEDecode", samples=["z", 0], vae=["vae", 0]),
+        "save": save("decode"),
+    }
+    assert "Zero-Waste VAE Optimize" in comfy.run(prompt).error
+
+
+@pytest.mark.parametrize("host", ["comfy", "old_comfy"])
+def test_demo_workflow_runs(host, request):
+    comfy = request.getfixturevalue(host)
+    prompt = json.loads((PROMPTS / "demo.json").read_text())
+    run = comfy.run(prompt)
+    assert run.status == "success", run.error
+    (decode,) = (key for key, n in prompt.items() if n["class_type"] == "ZeroWasteVAEDecode")
+    (saving,) = (key for key, n in prompt.items() if n["class_type"] == "SaveImage")
+    (source,) = (n for n in prompt.values() if n["class_type"] == "ZeroWasteVAEDemoClip")
+    frames = comfy.images(run, saving)
+    assert len(frames) == source["inputs"]["frames"]
+    assert run.progress(decode)
+
+
+def test_native_vae_and_ours_agree_at_full_width(comfy, random_weights):
+    """The stock VAELoader, ours, and ours made from the stock VAE decode the same frames."""
+    if "SeedVR2Preprocess" not in comfy.get("/object_info"):
+        pytest.skip("this ComfyUI has no SeedVR2 VAE of its own")
+    widths = (128, 256, 512, 512)
+    path = comfy.base / "models" / "vae" / "full_width.safetensors"
+    save_file(random_weights(Config(widths, widths)), path)
+    prompt = {
+        "z": latents(comfy, 1, 16, 2, 8, 8),
+        "native": node("VAELoader", vae_name=path.name),
+        "ours": loader(path.name),
+        "optimized": node("ZeroWasteVAEOptimize", vae=["native", 0]),
+        "decode native": node("VAEDecode", samples=["z", 0], vae=["native", 0]),
+        "decode ours": node("VAEDecode", samples=["z", 0], vae=["ours", 0]),
+        "decode optimized": node("ZeroWasteVAEDecode", samples=["z", 0], vae=["optimized", 0]),
+        **{f"save {name}": save(f"decode {name}") for name in ("native", "ours", "optimized")},
+    }
+    run = comfy.run(prompt, timeout=400)
+    path.unlink()
+    assert run.status == "success", run.error
+    native = comfy.images(run, "save native")
+    assert native.shape == (5, 64, 64, 3)
+    assert native.std() > 20
+    assert difference(native, comfy.images(run, "save ours")) <= 1
+    assert difference(native, comfy.images(run, "save optimized")) <= 1

@@ -1,0 +1,66 @@
+"""Padding as the host's SeedVR2Preprocess does it, and the way back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from zerowaste_vae.engine import InputError
+from zerowaste_vae.nodes.frames import as_clip, as_latent, crop_clip, pad_clip
+
+
+@pytest.mark.parametrize(
+    ("frames", "height", "width", "padded"),
+    [
+        (1, 16, 32, (1, 16, 32)),
+        (2, 17, 31, (5, 32, 32)),
+        (4, 8, 9, (5, 16, 16)),
+        (5, 16, 16, (5, 16, 16)),
+        (6, 45, 50, (9, 48, 64)),
+        (9, 720, 1280, (9, 720, 1280)),
+        (8, 1080, 24, (9, 1088, 32)),
+    ],
+)
+def test_padding_and_back(frames, height, width, padded):
+    clip = torch.rand(2, frames, height, width, 3)
+    out = pad_clip(clip, 4)
+    assert tuple(out.shape) == (2, *padded, 3)
+    assert torch.equal(out[:, :frames, :height, :width], clip)
+    assert not out[:, :, height:].any()
+    assert not out[:, :, :, width:].any()
+    assert all(torch.equal(out[:, i], out[:, frames - 1]) for i in range(frames, padded[0]))
+    assert torch.equal(crop_clip(out, (frames, height, width), 4), clip)
+
+
+def test_padding_clamps():
+    assert pad_clip(torch.tensor([-1.0, 0.5, 2.0]).expand(1, 1, 16, 16, 3), 4)[0, 0, 0, 0].tolist() == [0, 0.5, 1]
+
+
+@pytest.mark.parametrize("size", [None, (6, 90, 100), (10, 45, 50), (6, 45, 65)])
+def test_a_size_from_elsewhere_is_ignored(size):
+    clip = torch.rand(1, 9, 48, 64, 3)
+    assert crop_clip(clip, size, 4) is clip
+
+
+def test_clips_come_with_and_without_batch_and_alpha():
+    images = torch.rand(5, 16, 24, 4)
+    assert torch.equal(as_clip(images), images[None, ..., :3])
+    assert torch.equal(as_clip(images[None]), images[None, ..., :3])
+
+
+@pytest.mark.parametrize("shape", [(16, 24, 3), (5, 16, 24, 1), (0, 16, 24, 3), (5, 7, 24, 3)])
+def test_what_is_no_clip_is_refused(shape):
+    with pytest.raises(InputError, match=r"\[F, H, W, 3\]|at least one frame"):
+        as_clip(torch.zeros(shape))
+
+
+def test_collapsed_latents_have_channels_outside_and_time_inside():
+    z = torch.rand(2, 16, 3, 4, 5)
+    assert torch.equal(as_latent(z.flatten(1, 2), 16), z)
+    assert as_latent(z, 16) is z
+    assert as_latent(torch.rand(1, 16, 4, 5), 16).shape == (1, 16, 1, 4, 5)
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 8, 8), (1, 12, 2, 8, 8), (16, 8, 8), (1, 16, 0, 8, 8), (1, 0, 8, 8)])
+def test_other_latents_are_refused(shape):
+    with pytest.raises(InputError, match="latent"):
+        as_latent(torch.zeros(shape), 16)

@@ -1,0 +1,48 @@
+"""Whose wish counts: Decode or Encode before Optimize before Loader before the default."""
+
+from __future__ import annotations
+
+import pytest
+from zerowaste_vae.nodes.settings import Settings, from_widgets
+
+OPTIMIZE = Settings(tiling="blended", tile=320, overlap=32, chunk=2, vram_gb=8)
+
+
+def test_nothing_said_takes_the_node_before():
+    assert Settings().over(OPTIMIZE) == OPTIMIZE
+
+
+def test_each_wish_wins_on_its_own():
+    assert Settings(vram_gb=4).over(OPTIMIZE) == Settings("blended", 320, 32, 2, 4)
+    assert Settings(chunk=1).over(OPTIMIZE) == Settings("blended", 320, 32, 1, 8)
+    assert Settings(tile=256).over(OPTIMIZE) == Settings("blended", 256, 32, 2, 8)
+
+
+def test_a_tile_belongs_to_its_tiling():
+    assert Settings("exact").over(OPTIMIZE) == Settings("exact", 0, None, 2, 8)
+    assert Settings("blended", overlap=0).over(OPTIMIZE) == Settings("blended", 320, 0, 2, 8)
+
+
+def test_three_nodes():
+    loader, optimize, decode = Settings(vram_gb=12), Settings(chunk=2), Settings("untiled")
+    assert decode.over(optimize.over(loader)) == Settings("untiled", chunk=2, vram_gb=12)
+
+
+@pytest.mark.parametrize(
+    ("widgets", "settings"),
+    [
+        ({}, Settings()),
+        ({"tiling": {"tiling": "auto"}}, Settings()),
+        ({"tiling": {"tiling": "exact", "tile": 128}}, Settings("exact", 128)),
+        ({"tiling": {"tiling": "blended", "tile": 512, "overlap": 0}}, Settings("blended", 512, 0)),
+        ({"tiling": "blended", "tile": 512, "overlap": 16}, Settings("blended", 512, 16)),
+        ({"tiling": "auto", "tile": 0, "overlap": 64}, Settings()),
+    ],
+)
+def test_widgets_nested_and_flat(widgets, settings):
+    assert from_widgets(**widgets) == settings
+
+
+def test_the_engine_gets_the_default_overlap():
+    assert Settings("blended").plan_options() == {"tiling": "blended", "tile": 0, "overlap": 64}
+    assert Settings("blended", overlap=0).plan_options()["overlap"] == 0
