@@ -1,0 +1,130 @@
+"""conv3d: checks its arguments once, then runs the Triton kernel or the reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..targets import FP8, Target, capabilities, interpreted, target, triton_version, use_triton
+from . import reference
+from .schedules import Schedule, pick, row_block
+from .types import QUANT_MAX, Epilogue, Geometry, Partials, Weight, stat_span
+
+_OPERANDS = (torch.float32, torch.float16, torch.bfloat16, FP8, torch.int8)
+
+
+def conv3d(x: Tensor, weight: Weight, out: Tensor, *, geometry: Geometry = Geometry(), epilogue: Epilogue = Epilogue(),
+           start: int = 0, first: int = 2, backend: str = "auto", schedule: Schedule | None = None) -> Partials | None:
+    """Convolve a bordered buffer into `out`.
+
+    x: [slots, Hp, Wp, C] contiguous, operand type of the weight, borders already in place; a ring: output frame d
+    reads slots (start + d * stride + 0..kt-1) mod slots. weight.channels == C.
+    out: [D * pt, H * py, W * px, K], any strides but 1 over channels: a plain tensor, the inside of the next conv's
+    buffer, a slice. A folded weight at first == 0 (the clip starts here) yields one frame less.
+    first: index of the first input frame within its clip, for folded weights. Returns the sums `epilogue.groups` asks
+    for. Raises ValueError where shapes, types or strides do not fit together.
+    """
+    _validate(x, weight, out, geometry, epilogue, start, first)
+    if not use_triton(x.device, backend, x.dtype if x.is_cuda else None):
+        return reference.conv3d(x, weight, out, geometry, epilogue, start, first)
+    here = target(x.device)
+    if not x.is_cuda:  # Triton's interpreter stands in for the newest measured generation
+        here = capabilities("interpreter", 90, triton_version())
+    return launch(x, weight, out, geometry, epilogue, start, first, here, schedule)
+
+
+def _validate(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue: Epilogue, start: int,
+              first: int) -> None:
+    pt, py, px = weight.phases
+    if x.dim() != 4 or not x.is_contiguous() or x.dtype not in _OPERANDS:
+        raise ValueError(f"conv3d input must be a contiguous [slots, Hp, Wp, C] buffer, not {x.dtype} {list(x.shape)}")
+    if x.dtype != weight.data.dtype or x.shape[3] != weight.channels or x.device != weight.data.device:
+        raise ValueError(f"conv3d weight is {weight.data.dtype} for {weight.channels} channels, "
+                         f"the buffer {x.dtype} with {x.shape[3]}")
+    drop = int(weight.folded and first == 0)
+    if out.dim() != 4 or out.shape[3] != weight.out_channels or out.stride(3) != 1:
+        raise ValueError(f"conv3d output must be [D, H, W, {weight.out_channels}] with unit channel stride")
+    if (out.shape[0] + drop) % pt or out.shape[1] % py or out.shape[2] % px:
+        raise ValueError(f"conv3d output {list(out.shape)} does not divide into phases {weight.phases}")
+    size = ((out.shape[0] + drop) // pt, out.shape[1] // py, out.shape[2] // px)
+    reach = [(n - 1) * s + k for n, s, k in zip(size, geometry.stride, weight.kernel, strict=True)]
+    extra = (int(weight.shifted and py > 1), int(weight.shifted and px > 1))
+    if (reach[0] > x.shape[0] or not 0 <= start < x.shape[0]
+            or reach[1] + geometry.origin[0] + extra[0] > x.shape[1]
+            or reach[2] + geometry.origin[1] + extra[1] > x.shape[2]):
+        raise ValueError(f"conv3d of {list(x.shape)} cannot fill {list(out.shape)} (start {start}, {geometry})")
+    if epilogue.residual is not None and (epilogue.residual.shape != out.shape or epilogue.residual.stride(3) != 1):
+        raise ValueError("conv3d residual must have the output's shape and unit channel stride")
+    if epilogue.groups and weight.out_channels % epilogue.groups:
+        raise ValueError(f"{weight.out_channels} channels do not divide into {epilogue.groups} groups")
+    if geometry.first_row and epilogue.groups and geometry.first_row % 64:
+        raise ValueError(f"a band with statistics must start at a multiple of 64 rows, not {geometry.first_row}")
+
+
+def _unit(tensors: list[Tensor | None]) -> int:
+    """16 where every stride is a multiple of 16 elements, so that the compiler may use the widest accesses."""
+    views = [t for t in tensors if t is not None]
+    return 16 if all(s % 16 == 0 for t in views for s in t.stride()[:3]) else 1
+
+
+def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue: Epilogue, start: int, first: int,
+           here: Target, schedule: Schedule | None = None) -> Partials | None:
+    """Run the kernel with validated arguments; `schedule` overrides the table (checks and tuning only)."""
+    import triton
+
+    from .triton import conv_kernel
+
+    pt, py, px = weight.phases
+    drop = int(weight.folded and first == 0)
+    k, phases = weight.out_channels, pt * py * px
+    d, h, w = (out.shape[0] + drop) // pt, out.shape[1] // py, out.shape[2] // px
+    frame_rows = geometry.frame_rows or h
+    s = schedule or pick(here, x.dtype, weight.channels, k, (frame_rows, w))
+    linear = here.tma and geometry.stride == (1, 1, 1)
+    pitch = x.shape[2] if linear else w
+    # Without sums nothing ties a tile to a band, and one block for the plane wastes least.
+    block = row_block(pitch, s.bm) if epilogue.groups else h
+    full, rest = divmod(h, block)
+    block_tiles = triton.cdiv(block * pitch, s.bm)
+    frame_tiles = full * block_tiles + triton.cdiv(rest * pitch, s.bm)
+    span = stat_span(k, epilogue.groups, s.bn // s.slices) if epilogue.groups else 0
+    partials = None
+    if span:
+        shape = (out.shape[0], frame_tiles * py * px, k // span, 2)
+        partials = Partials(torch.empty(shape, dtype=torch.float32, device=x.device), span)
+    a: Any = x
+    b: Any = weight.data
+    if linear:
+        from triton.tools.tensor_descriptor import TensorDescriptor
+
+        rows = x.view(-1, weight.channels)
+        a = TensorDescriptor(rows, rows.shape, rows.stride(), [s.bm, s.bk])
+        b = TensorDescriptor(b, b.shape, b.stride(), [s.bn, s.bk])
+    residual = epilogue.residual
+    unit = _unit([out, residual])
+    strides = [v // unit for v in (*out.stride()[:3], *(residual.stride()[:3] if residual is not None else (0, 0, 0)))]
+    scaled = weight.scale is not None or epilogue.scale != 1.0
+    scale = weight.scale if weight.scale is not None else x.new_ones(weight.data.shape[0], dtype=torch.float32)
+    bias = epilogue.bias
+    accumulate = here.accumulate(x.dtype, epilogue.half_accumulate)
+    interpret = interpreted() and not x.is_cuda
+    if interpret and accumulate == "mx" and (triton_version() or (0, 0)) < (3, 9):
+        accumulate = "f32"  # dot_scaled crashes in the interpreter of 3.6.0
+    conv_kernel[(d * frame_tiles * triton.cdiv(k, s.bn) * phases,)](
+        a, b, out, residual if residual is not None else out, bias if bias is not None else scale, scale,
+        partials.data if partials else scale, epilogue.scale, 1.0 / epilogue.out_scale,
+        x.shape[0], start, x.shape[1] * x.shape[2], x.shape[2], geometry.origin[0] * x.shape[2] + geometry.origin[1],
+        h, w, pitch, block, block_tiles, frame_tiles,
+        first, drop, geometry.first_row, frame_rows - 1, *strides,
+        C=weight.channels, K=k, KT=weight.kernel[0], KH=weight.kernel[1], KW=weight.kernel[2],
+        ST=geometry.stride[0], SH=geometry.stride[1], SW=geometry.stride[2], PT=pt, PY=py, PX=px,
+        SHIFTED=weight.shifted, FOLDED=weight.folded,
+        BIAS="none" if bias is None else "border" if bias.dim() == 3 else "plain", SCALED=scaled,
+        RESIDUAL=residual is not None, SPAN=span, OUT_MAX=QUANT_MAX.get(out.dtype, 0.0),
+        ROUND=out.dtype == torch.int8, UNIT=unit, ACC=accumulate, TMA=linear,
+        UPCAST=interpret and x.dtype in (torch.bfloat16, FP8),
+        SLICES=s.slices, BM=s.bm, BN=s.bn, BK=s.bk, num_warps=s.warps, num_stages=s.stages,
+    )  # fmt: skip
+    return partials

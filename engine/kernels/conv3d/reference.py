@@ -1,0 +1,100 @@
+"""The convolution in plain torch, fp32 arithmetic: what every kernel is checked against, and the path without Triton."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .schedules import row_block
+from .types import QUANT_MAX, Epilogue, Geometry, Partials, Weight, stat_span
+
+
+def quantise(values: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+    """float32 -> `dtype`; 8-bit types hold value / scale, saturated."""
+    if dtype not in QUANT_MAX:
+        return values.to(dtype)
+    limit = QUANT_MAX[dtype]
+    scaled = (values / scale).clamp(-limit, limit)
+    return (scaled.round() if dtype == torch.int8 else scaled).to(dtype)
+
+
+def frames_of(buffer: Tensor, start: int, count: int) -> Tensor:
+    """`count` frames of a ring buffer from slot `start` on, in order."""
+    if start + count <= buffer.shape[0]:
+        return buffer[start : start + count]
+    return torch.cat((buffer[start:], buffer[: start + count - buffer.shape[0]]))
+
+
+def partial_sums(stored: Tensor, groups: int) -> Partials:
+    """Per row block of [D, H, W, K]: sums and sums of squares over `span` channels."""
+    d, h, w, k = stored.shape
+    span = stat_span(k, groups, k)
+    rows = row_block(w, 256)
+    blocks = []
+    for top in range(0, h, rows):
+        x = stored[:, top : top + rows].double().reshape(d, -1, k // span, span)
+        blocks.append(torch.stack((x.sum((1, 3)), x.square().sum((1, 3))), -1))
+    return Partials(torch.stack(blocks, 1).float(), span)
+
+
+def product(x: Tensor, rows: Tensor, weight: Weight, geometry: Geometry, shift: tuple[int, int],
+            size: tuple[int, int, int]) -> Tensor:
+    """Raw dot products [D, H, W, N] of buffer frames [T, Hp, Wp, C] with weight rows [N, taps * C]."""
+    (st, sh, sw), (kt, kh, kw), (d, h, w) = geometry.stride, weight.kernel, size
+    oy, ox = geometry.origin[0] + shift[0], geometry.origin[1] + shift[1]
+    # int8 products reach 2^28: float32 would round them, float64 does not.
+    wide = torch.float64 if x.dtype == torch.int8 else torch.float32
+    window = x[: (d - 1) * st + kt, oy : oy + (h - 1) * sh + kh, ox : ox + (w - 1) * sw + kw, : weight.channels]
+    kernel = rows.to(wide).view(-1, kt, kh, kw, weight.channels).permute(0, 4, 1, 2, 3)
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        out = F.conv3d(window.to(wide).permute(3, 0, 1, 2)[None], kernel, stride=geometry.stride)
+    return out[0].permute(1, 2, 3, 0).float()
+
+
+def border_bias(table: Tensor, phase: tuple[int, int], size: tuple[int, int], geometry: Geometry) -> Tensor:
+    """[4, K] (inside, row, column and corner increments) -> [H, W, K] for one phase of the composed upsampler."""
+    h, w = size
+    rows = geometry.frame_rows or h
+    at_row = torch.zeros(h, 1, 1, device=table.device)
+    at_col = torch.zeros(1, w, 1, device=table.device)
+    edge = (rows - 1 if phase[0] else 0) - geometry.first_row
+    if 0 <= edge < h:
+        at_row[edge] = 1
+    at_col[:, w - 1 if phase[1] else 0] = 1
+    return table[0] + at_row * table[1] + at_col * table[2] + at_row * at_col * table[3]
+
+
+def conv3d(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue: Epilogue, start: int = 0,
+           first: int = 2) -> Partials | None:
+    """See dispatch.conv3d; same arguments, same result."""
+    pt, py, px = weight.phases
+    drop = int(weight.folded and first == 0)
+    k = weight.out_channels
+    d, h, w = (out.shape[0] + drop) // pt, out.shape[1] // py, out.shape[2] // px
+    count = (d - 1) * geometry.stride[0] + weight.kernel[0]
+    frames = frames_of(x, start, count)
+    sets = [min(first + i, 2) for i in range(d)] if weight.folded else [0] * d
+    for phase in range(pt * py * px):
+        iy, ix, it = phase // (px * pt), phase // pt % px, phase % pt
+        shift = (iy, ix) if weight.shifted else (0, 0)
+        for index in sorted(set(sets)):
+            members = [i for i in range(d) if sets[i] == index]
+            lo, hi = members[0], members[-1] + 1
+            if drop and index == 0 and it == 0:
+                continue
+            base = (index * pt * py * px + phase) * k
+            part = frames[lo * geometry.stride[0] : (hi - 1) * geometry.stride[0] + weight.kernel[0]]
+            y = product(part, weight.data[base : base + k], weight, geometry, shift, (hi - lo, h, w))
+            y = y * epilogue.scale
+            if weight.scale is not None:
+                y = y * weight.scale[base : base + k]
+            if epilogue.bias is not None and epilogue.bias.dim() == 3:
+                y = y + border_bias(epilogue.bias[index * pt * py * px + phase], (iy, ix), (h, w), geometry)
+            elif epilogue.bias is not None:
+                y = y + epilogue.bias[phase * k : phase * k + k]
+            target = slice(lo * pt + it - drop, (hi - 1) * pt + it - drop + 1, pt)
+            if epilogue.residual is not None:
+                y = y + epilogue.residual[target, iy::py, ix::px].float()
+            out[target, iy::py, ix::px] = quantise(y, out.dtype, epilogue.out_scale)
+    return partial_sums(out, epilogue.groups) if epilogue.groups else None

@@ -1,0 +1,105 @@
+"""Tile shapes per target, operand type and layer. A schedule depends on the layer and the full frame only, so that
+every chunk, tail and band of a decode computes the same bits."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..targets import FP8, Target
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Output positions, output channels and depth of one step; warps; pipeline stages; epilogue slices (1, 2, 4)."""
+
+    bm: int
+    bn: int
+    bk: int
+    warps: int
+    stages: int
+    slices: int = 2
+
+
+# (operand class, width of the layer) -> schedule, per generation. sm_90 measured on an H200; the others chosen so that
+# nothing spills and shared memory stays under the generation's limit (cross-compiled in the tests), not timed.
+_HALF, _BYTE = "16 bit", "8 bit"
+SCHEDULES: dict[int, dict[tuple[str, str], Schedule]] = {
+    90: {
+        (_HALF, "narrow"): Schedule(256, 128, 64, 8, 4),
+        (_HALF, "wide"): Schedule(128, 256, 64, 8, 3),
+        (_HALF, "small plane"): Schedule(64, 256, 64, 4, 4),
+        (_BYTE, "narrow"): Schedule(256, 128, 128, 8, 3),
+        (_BYTE, "wide"): Schedule(128, 256, 128, 8, 4),
+        (_BYTE, "small plane"): Schedule(64, 256, 128, 4, 4),
+    },
+    100: {
+        (_HALF, "narrow"): Schedule(128, 128, 64, 4, 4),
+        (_HALF, "wide"): Schedule(128, 256, 64, 8, 3),
+        (_HALF, "small plane"): Schedule(128, 128, 64, 4, 4),
+        (_BYTE, "narrow"): Schedule(128, 128, 128, 4, 4),
+        (_BYTE, "wide"): Schedule(128, 256, 128, 8, 3),
+        (_BYTE, "small plane"): Schedule(128, 128, 128, 4, 4),
+    },
+    120: {
+        (_HALF, "narrow"): Schedule(128, 128, 32, 8, 3),
+        (_HALF, "wide"): Schedule(128, 128, 32, 8, 3),
+        (_HALF, "small plane"): Schedule(64, 128, 32, 4, 3),
+        (_BYTE, "narrow"): Schedule(128, 128, 64, 8, 3),
+        (_BYTE, "wide"): Schedule(128, 128, 64, 8, 3),
+        (_BYTE, "small plane"): Schedule(64, 128, 64, 4, 3),
+    },
+    80: {
+        (_HALF, "narrow"): Schedule(128, 128, 32, 8, 3),
+        (_HALF, "wide"): Schedule(128, 128, 32, 8, 3),
+        (_HALF, "small plane"): Schedule(64, 128, 32, 4, 3),
+        (_BYTE, "narrow"): Schedule(128, 128, 64, 8, 3),
+        (_BYTE, "wide"): Schedule(128, 128, 64, 8, 3),
+        (_BYTE, "small plane"): Schedule(64, 128, 64, 4, 3),
+    },
+}
+# Below this many positions a 128-row tile leaves half of the last wave idle (90 x 160 is the lowest stage of 720p).
+SMALL_PLANE = 90 * 160
+
+
+def generation(sm: int) -> int:
+    """The schedule table's key for a compute capability."""
+    return 80 if sm < 90 else 90 if sm < 100 else 100 if sm < 120 else 120
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << max(n - 1, 1).bit_length()
+
+
+def fit(schedule: Schedule, dtype: torch.dtype, channels: int, out_channels: int) -> Schedule:
+    """Shrink a tile to a narrow layer: depth must divide the channels, width need not exceed the outputs."""
+    depth = min(schedule.bk, channels & -channels)
+    floor = 32 if dtype.itemsize == 1 else 16
+    # 96 outputs in tiles of 32 waste nothing; one padded tile of 128 would waste a quarter.
+    width = min(schedule.bn, max(_power_of_two(out_channels), 16))
+    while width > 32 and -(-out_channels // width) * width * 7 > out_channels * 8:
+        width //= 2
+    return replace(schedule, bk=max(depth, floor), bn=width)
+
+
+def pick(target: Target, dtype: torch.dtype, channels: int, out_channels: int, frame: tuple[int, int]) -> Schedule:
+    """The one schedule for a layer: `channels` as padded in the buffer, `frame` the full frame's (H, W)."""
+    kind = "narrow" if out_channels <= 128 else "small plane" if frame[0] * frame[1] <= SMALL_PLANE else "wide"
+    size = _BYTE if dtype in (FP8, torch.int8) else _HALF
+    return fit(SCHEDULES[generation(target.sm)][size, kind], dtype, channels, out_channels)
+
+
+@functools.cache
+def row_block(pitch: int, bm: int) -> int:
+    """Image rows whose positions share tiles. Tiles restart at each such block, so a band that starts at a multiple
+    of it has the frame's own tiles and partial sums. The smallest of 8..64 that wastes at most 1 % of the tiles,
+    else the one that wastes least. `pitch`: positions from one row to the next."""
+
+    def waste(rows: int) -> float:
+        return -(-rows * pitch // bm) * bm / (rows * pitch)
+
+    choices = (8, 16, 32, 64)
+    good = [r for r in choices if waste(r) <= 1.01]
+    return good[0] if good else min(choices, key=waste)

@@ -1,0 +1,184 @@
+"""Implicit-GEMM convolution over a bordered buffer.
+
+Seen as rows [frames * Hp * Wp, C], a tile of output positions is BM consecutive rows of one padded plane and every tap
+is a constant row offset. With bulk tensor copies (TMA) both operands are plain 2-D tiles; border rows are computed and
+not stored. The pointer form gathers rows instead, wastes none and takes any stride.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def store_type(x, inverse_scale, OUT_MAX: tl.constexpr, ROUND: tl.constexpr):
+    """float32 in real units -> float32 ready for the cast into the output type."""
+    if OUT_MAX > 0:
+        x = tl.minimum(tl.maximum(x * inverse_scale, -OUT_MAX), OUT_MAX)
+    if ROUND:
+        x = (x + 12582912.0) - 12582912.0  # 1.5 * 2^23: rounds to the nearest integer, halves to even
+    return x
+
+
+@triton.jit
+def _base(frame, row, column, stride_t, stride_y, stride_x, UNIT: tl.constexpr):
+    """64-bit offset of one position. Strides come in units of 16 elements where they allow it, which tells the
+    compiler that accesses are aligned."""
+    offset = frame.to(tl.int64) * stride_t + row.to(tl.int64) * stride_y + column.to(tl.int64) * stride_x
+    return offset * UNIT
+
+
+@triton.jit
+def _finish(acc, n0, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, act_scale, inverse_out_scale,
+            K: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr, RESIDUAL: tl.constexpr, SPAN: tl.constexpr,
+            OUT_MAX: tl.constexpr, ROUND: tl.constexpr):
+    """Scale, bias, residual, cast, store and sum one slice [BM, BN] of the accumulator."""
+    BN: tl.constexpr = acc.shape[1]
+    n = n0 + tl.arange(0, BN)
+    wanted = n < K
+    mask = keep[:, None] & wanted[None, :]
+    value = acc.to(tl.float32)
+    if SCALED:
+        value *= (tl.load(scales + n, mask=wanted, other=0.0) * act_scale)[None, :]
+    if BIAS != "none":
+        value += tl.load(biases + n, mask=wanted, other=0.0)[None, :]
+    if BIAS == "border":
+        rows, cols = at_row[:, None], at_col[:, None]
+        value += rows * tl.load(biases + K + n, mask=wanted, other=0.0)[None, :]
+        value += cols * tl.load(biases + 2 * K + n, mask=wanted, other=0.0)[None, :]
+        value += rows * cols * tl.load(biases + 3 * K + n, mask=wanted, other=0.0)[None, :]
+    if RESIDUAL:
+        value += tl.load(res_rows[:, None] + n[None, :], mask=mask, other=0.0).to(tl.float32)
+    stored = store_type(value, inverse_out_scale, OUT_MAX, ROUND).to(out_rows.dtype.element_ty)
+    tl.store(out_rows[:, None] + n[None, :], stored, mask=mask)
+    if SPAN > 0:
+        seen = tl.where(mask, stored.to(tl.float32), 0.0)
+        total = tl.sum(tl.reshape(tl.sum(seen, 0), (BN // SPAN, SPAN)), 1)
+        square = tl.sum(tl.reshape(tl.sum(seen * seen, 0), (BN // SPAN, SPAN)), 1)
+        column = n0 // SPAN + tl.arange(0, BN // SPAN)
+        tl.store(sums + column * 2, total, mask=column < K // SPAN)
+        tl.store(sums + column * 2 + 1, square, mask=column < K // SPAN)
+
+
+@triton.jit(do_not_specialize=[
+    "slots", "start", "in_frame", "in_pitch", "origin", "height", "width", "pitch", "row_block", "block_tiles",
+    "frame_tiles", "first", "drop", "first_row", "last_row",
+    "out_t", "out_y", "out_x", "res_t", "res_y", "res_x",
+])
+def conv_kernel(
+    a, w, out, res, bias, scale, partials, act_scale, inverse_out_scale,
+    slots, start, in_frame, in_pitch, origin, height, width, pitch, row_block, block_tiles, frame_tiles,
+    first, drop, first_row, last_row, out_t, out_y, out_x, res_t, res_y, res_x,
+    C: tl.constexpr, K: tl.constexpr, KT: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
+    ST: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PT: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr,
+    SHIFTED: tl.constexpr, FOLDED: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr, RESIDUAL: tl.constexpr,
+    SPAN: tl.constexpr, OUT_MAX: tl.constexpr, ROUND: tl.constexpr, UNIT: tl.constexpr, ACC: tl.constexpr,
+    TMA: tl.constexpr, UPCAST: tl.constexpr, SLICES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    N_TILES: tl.constexpr = (K + BN - 1) // BN
+    N_ALL: tl.constexpr = N_TILES * PT * PY * PX
+    pid = tl.program_id(0)
+    pid_n = pid % N_ALL
+    phase = pid_n // N_TILES
+    n0 = (pid_n % N_TILES) * BN
+    d = (pid // N_ALL) // frame_tiles
+    tile = (pid // N_ALL) % frame_tiles
+    iy = phase // (PX * PT)
+    ix = (phase // PT) % PX
+    it = phase % PT
+    group = phase
+    if FOLDED:
+        fold = tl.minimum(first + d, 2)
+        group = fold * (PT * PY * PX) + phase
+        if (fold == 0) & (it == 0):  # the clip's first frame has one sub-frame, filed under the second phase
+            return
+
+    # Positions of this tile: rows of `pitch` positions, inside one block of image rows.
+    block = tile // block_tiles
+    top = block * row_block
+    q0 = top * pitch + (tile % block_tiles) * BM
+    q = q0 + tl.arange(0, BM)
+    y = q // pitch
+    x = q - y * pitch
+    keep = (x < width) & (y < tl.minimum(top + row_block, height))
+
+    shift = origin
+    if SHIFTED:
+        shift += iy * in_pitch + ix
+    if TMA:
+        row0 = shift + q0
+    else:
+        rows = tl.where(keep, y * SH * in_pitch + x * SW + shift, 0)
+        depth = tl.arange(0, BK)
+        n = n0 + tl.arange(0, BN)
+        w_ptrs = w + (group * K + tl.where(n < K, n, 0)).to(tl.int64)[:, None] * (KT * KH * KW * C) + depth[None, :]
+    if ACC == "i32":
+        acc = tl.zeros((BM, BN), tl.int32)
+    else:
+        acc = tl.zeros((BM, BN), tl.float32)
+    if ACC == "mx":
+        one_a = tl.full((BM, BK // 32), 127, tl.uint8)  # e8m0 exponent 127 is 1.0: real scales are in the epilogue
+        one_b = tl.full((BN, BK // 32), 127, tl.uint8)
+
+    STEPS: tl.constexpr = C // BK
+    for step in range(KT * KH * KW * STEPS):
+        tap = step // STEPS
+        c0 = (step % STEPS) * BK
+        slot = start + d * ST + tap // (KH * KW)
+        slot = tl.where(slot >= slots, slot - slots, slot)
+        offset = slot * in_frame + (tap // KW % KH) * in_pitch + tap % KW
+        if TMA:
+            at = a.load([row0 + offset, c0])
+            bt = w.load([group * K + n0, step * BK])
+        else:
+            at = tl.load(a + (rows + offset).to(tl.int64)[:, None] * C + c0 + depth[None, :])
+            bt = tl.load(w_ptrs + step * BK)
+        if UPCAST:  # Triton's interpreter multiplies bf16 and fp8 wrongly (3.6.0 and 3.9.0)
+            at = at.to(tl.float32)
+            bt = bt.to(tl.float32)
+        if ACC == "f32":
+            acc = tl.dot(at, bt.T, acc)
+        elif ACC == "i32":
+            acc = tl.dot(at, bt.T, acc, out_dtype=tl.int32)
+        elif ACC == "f16":  # fp16 inside the step only: full-depth fp16 costs a decimal digit
+            acc += tl.dot(at, bt.T, out_dtype=tl.float16)
+        else:
+            acc = tl.dot_scaled(at, one_a, "e4m3", bt.T, one_b, "e4m3", acc)
+
+    # Offsets are 32-bit within the tile, on 64-bit bases: half the registers, and any tensor size.
+    frame = d * PT + it - drop
+    y0 = q0 // pitch
+    base = _base(frame, y0 * PY + iy, ix, out_t, out_y, out_x, UNIT)
+    out_rows = out + base + ((y - y0) * (out_y * (PY * UNIT)) + x * (out_x * (PX * UNIT)))
+    res_rows = out_rows
+    if RESIDUAL:
+        base = _base(frame, y0 * PY + iy, ix, res_t, res_y, res_x, UNIT)
+        res_rows = res + base + ((y - y0) * (res_y * (PY * UNIT)) + x * (res_x * (PX * UNIT)))
+    at_row = (y + first_row == iy * last_row).to(tl.float32)
+    at_col = (x == ix * (width - 1)).to(tl.float32)
+    scales = scale + group * K
+    biases = bias + (group * 4 * K if BIAS == "border" else phase * K)
+    index = ((frame * frame_tiles + tile) * (PY * PX) + iy * PX + ix).to(tl.int64)
+    sums = partials
+    if SPAN > 0:
+        sums += index * (K // SPAN * 2)
+
+    # The whole tile at once would not fit the registers beside the accumulator: finish it in slices of its width.
+    if SLICES == 1:
+        _finish(acc, n0, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, act_scale, inverse_out_scale,
+                K, BIAS, SCALED, RESIDUAL, SPAN, OUT_MAX, ROUND)
+    else:
+        left, right = tl.split(tl.permute(tl.reshape(acc, (BM, 2, BN // 2)), (0, 2, 1)))
+        for half in tl.static_range(2):
+            part = left if half == 0 else right
+            n1 = n0 + half * (BN // 2)
+            if SLICES == 2:
+                _finish(part, n1, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, act_scale,
+                        inverse_out_scale, K, BIAS, SCALED, RESIDUAL, SPAN, OUT_MAX, ROUND)
+            else:
+                first_part, last_part = tl.split(tl.permute(tl.reshape(part, (BM, 2, BN // 4)), (0, 2, 1)))
+                _finish(first_part, n1, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, act_scale,
+                        inverse_out_scale, K, BIAS, SCALED, RESIDUAL, SPAN, OUT_MAX, ROUND)
+                _finish(last_part, n1 + BN // 4, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums,
+                        act_scale, inverse_out_scale, K, BIAS, SCALED, RESIDUAL, SPAN, OUT_MAX, ROUND)

@@ -1,0 +1,119 @@
+"""What a convolution is told: packed weights, geometry, epilogue; and what it can hand back: partial sums."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..targets import FP8
+
+QUANT_MAX = {FP8: 448.0, torch.int8: 127.0}
+
+
+@dataclass(frozen=True)
+class Weight:
+    """Packed weights.
+
+    data: [sets * phases * K, taps * C] in the operand type, taps (t, y, x) outermost, C padded as the buffer is.
+    scale: [K] float32 that turns the product back into real units (None: 1); includes nothing of the activation.
+    phases: sub-outputs (t, y, x) per input position, in the order ((y * 2 + x) * t_count + t).
+    folded: three sets of rows for stream frames 0, 1 and 2+ (composed temporal upsampling).
+    """
+
+    data: Tensor
+    channels: int
+    out_channels: int
+    kernel: tuple[int, int, int]
+    scale: Tensor | None = None
+    phases: tuple[int, int, int] = (1, 1, 1)
+    shifted: bool = False  # taps of phase (., py, px) start py rows and px columns later (composed upsampling)
+    folded: bool = False
+
+    @property
+    def flops_per_position(self) -> int:
+        return 2 * self.channels * self.data.shape[0] // (3 if self.folded else 1) * self.taps
+
+    @property
+    def taps(self) -> int:
+        return self.kernel[0] * self.kernel[1] * self.kernel[2]
+
+
+def padded_channels(channels: int, dtype: torch.dtype) -> int:
+    """Channels of the buffer: whole 32-byte rows, the least a matrix instruction and a bulk copy take."""
+    step = 32 // dtype.itemsize
+    return -(-channels // step) * step
+
+
+def quantise_rows(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """[N, X] float32 -> the same in `dtype` and its scale per row (None for floating types of 16 bit)."""
+    if dtype not in QUANT_MAX:
+        return rows.to(dtype), None
+    scale = rows.abs().amax(1).clamp_min(1e-12) / QUANT_MAX[dtype]
+    scaled = rows / scale[:, None]
+    return (scaled.round() if dtype == torch.int8 else scaled).to(dtype), scale
+
+
+def pack_weight(weight: Tensor, dtype: torch.dtype, phases: tuple[int, int, int] = (1, 1, 1)) -> Weight:
+    """Conv weight [N, C, kt, kh, kw] (N = phases * K) -> Weight; 8-bit types get one scale per row.
+
+    With phases the N rows are pixel-shuffled by the store: row (phase * K + k) lands in channel k of its phase.
+    """
+    n, c = weight.shape[:2]
+    kernel = tuple(weight.shape[2:])
+    wide = torch.zeros(n, *kernel, padded_channels(c, dtype), device=weight.device)
+    wide[..., :c] = weight.float().permute(0, 2, 3, 4, 1)
+    data, scale = quantise_rows(wide.flatten(1), dtype)
+    count = phases[0] * phases[1] * phases[2]
+    return Weight(data.contiguous(), wide.shape[-1], n // count, kernel, scale, phases)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Where taps start. Output (t, y, x) reads buffer frames t*st.., rows y*sh + oy.., columns x*sw + ox.."""
+
+    stride: tuple[int, int, int] = (1, 1, 1)
+    origin: tuple[int, int] = (0, 0)
+    # A band of a taller frame: index of its first row, and the frame's rows (0: the buffer is the whole frame).
+    first_row: int = 0
+    frame_rows: int = 0
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What happens to the accumulator before the one store.
+
+    scale: activation scale (operand = real value / scale); the weight's own scale is applied too.
+    bias: [K], or [phases * K] with phases, or the composed upsampler's [rows, 4, K] table; float32.
+    residual: [D, H, W, K] view, added in fp32. groups: > 0 asks for partial GroupNorm sums of the stored values.
+    out_scale: an 8-bit result stores value / out_scale, saturated.
+    """
+
+    bias: Tensor | None = None
+    residual: Tensor | None = None
+    groups: int = 0
+    scale: float = 1.0
+    out_scale: float = 1.0
+    half_accumulate: bool = False
+
+
+@dataclass(frozen=True)
+class Partials:
+    """Sums and sums of squares of fixed blocks of positions: data [D, blocks, K / span, 2] float32.
+
+    Blocks never depend on chunk or band, so concatenating the bands of a frame along dim 1 gives the frame's own.
+    """
+
+    data: Tensor
+    span: int  # neighbouring channels summed together; divides the channels of a group
+
+    @staticmethod
+    def concat(bands: list[Partials]) -> Partials:
+        return Partials(torch.cat([b.data for b in bands], 1), bands[0].span)
+
+
+def stat_span(channels: int, groups: int, block: int) -> int:
+    """Largest power of two that divides both a group and the `block` channels one program holds."""
+    per_group = channels // groups
+    return min(per_group & -per_group, block)

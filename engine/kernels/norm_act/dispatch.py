@@ -1,0 +1,113 @@
+"""norm_act: statistics -> coefficients -> one pass that writes the next convolution's buffer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..conv3d.types import QUANT_MAX, Partials, stat_span
+from ..targets import use_triton
+from . import reference
+from .schedules import STAT_ELEMENTS, STAT_ROWS, WARPS, positions
+from .types import Norm, Store
+
+_KINDS = ("group", "l2", "rms", "none")
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << max(n - 1, 1).bit_length()
+
+
+def _strides(x: Tensor) -> tuple[int, list[int]]:
+    unit = 16 if all(s % 16 == 0 for s in x.stride()[:3]) else 1
+    return unit, [s // unit for s in x.stride()[:3]]
+
+
+def _on_triton(x: Tensor, backend: str) -> bool:
+    return x.dtype != torch.float64 and use_triton(x.device, backend)
+
+
+def statistics(x: Tensor, groups: int, backend: str = "auto") -> Partials:
+    """Partial sums of [D, H, W, C] (unit channel stride), for where no convolution's epilogue made them.
+
+    Bands that start at multiples of 64 rows concatenate to the frame's own sums.
+    """
+    if x.dim() != 4 or x.stride(3) != 1 or x.shape[3] % groups:
+        raise ValueError(f"statistics need [D, H, W, C] with unit channel stride and C divisible by {groups}")
+    if not _on_triton(x, backend):
+        return reference.statistics(x, groups)
+    from .triton import statistics_kernel
+
+    d, h, w, c = x.shape
+    wide = _power_of_two(c)
+    span, blocks = stat_span(c, groups, wide), -(-h // STAT_ROWS)
+    data = torch.empty(d, blocks, c // span, 2, dtype=torch.float32, device=x.device)
+    unit, strides = _strides(x)
+    statistics_kernel[(blocks, d)](x, data, h, w, *strides, C=c, CP=wide, SPAN=span, UNIT=unit, ROWS=STAT_ROWS,
+                                   BP=max(STAT_ELEMENTS // wide, 1), num_warps=WARPS)
+    return Partials(data, span)
+
+
+def coefficients(partials: Partials, norm: Norm, positions: int, backend: str = "auto") -> Tensor:
+    """Partial sums -> [D, 2, C] float32, y = x * [:, 0] + [:, 1]; `positions` is H * W of the whole frame.
+
+    Every block is summed in its fixed order in fp64, so neither launch nor band moves a bit.
+    """
+    if not use_triton(partials.data.device, backend):
+        return reference.coefficients(partials, norm, positions)
+    from .triton import coefficients_kernel
+
+    d, blocks, columns, _ = partials.data.shape
+    c = columns * partials.span
+    count = positions * (c // norm.groups) * (d if norm.per_chunk else 1)
+    coefs = torch.empty(d, 2, c, dtype=torch.float32, device=partials.data.device)
+    affine = norm.weight is not None and norm.bias is not None
+    coefficients_kernel[(norm.groups, d)](
+        partials.data, norm.weight if affine else coefs, norm.bias if affine else coefs, coefs, blocks,
+        float(count), norm.eps, C=c, GROUPS=norm.groups, COLUMNS=columns, AFFINE=affine,
+        FRAMES=d if norm.per_chunk else 1, BB=256, BC=_power_of_two(columns // norm.groups),
+        BG=_power_of_two(c // norm.groups), num_warps=4,
+    )  # fmt: skip
+    return coefs
+
+
+def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: int = 1, store: Store = Store(),
+             coefs: Tensor | None = None, backend: str = "auto") -> None:
+    """Normalise (or just copy, kind none) and write whole bordered frames.
+
+    x: [D, H, W, C], any strides. buffer: [slots, H + 2 * border, W + 2 * border, Cp] contiguous, Cp >= C (the rest is
+    zeroed); frame d goes to slot (slot + d) mod slots. coefs: from `coefficients`; without them a group norm sums x
+    itself first. Raises ValueError where shapes do not fit.
+    """
+    d, h, w, c = x.shape
+    if norm.kind not in _KINDS or store.border not in ("zero", "replicate"):
+        raise ValueError(f"unknown norm {norm.kind!r} or border {store.border!r}")
+    if not buffer.is_contiguous() or tuple(buffer.shape[1:3]) != (h + 2 * border, w + 2 * border):
+        raise ValueError(f"buffer {list(buffer.shape)} does not hold {h}x{w} with a border of {border}")
+    if d > buffer.shape[0] or not 0 <= slot < buffer.shape[0] or buffer.shape[3] < c:
+        raise ValueError(f"{d} frames of {c} channels do not fit slot {slot} of {list(buffer.shape)}")
+    if norm.kind == "group" and (norm.weight is None) != (norm.bias is None):
+        raise ValueError("a group norm has both weight and bias, or neither")
+    if norm.kind == "group" and coefs is None:
+        coefs = coefficients(statistics(x, norm.groups, backend), norm, h * w, backend)
+    if not _on_triton(x, backend):
+        reference.norm_act(x, norm, coefs if norm.kind == "group" else None, store, buffer, slot, border)
+        return
+    from .triton import norm_act_kernel
+
+    co = buffer.shape[3]
+    wide = _power_of_two(co)
+    block = positions(wide)
+    dense = x.stride(3) == 1
+    unit, strides = _strides(x) if dense else (1, list(x.stride()[:3]))
+    affine = norm.kind in ("l2", "rms")  # a group norm's weights are in its coefficients
+    absent = coefs if coefs is not None else buffer
+    norm_act_kernel[(-(-(buffer.shape[1] * buffer.shape[2]) // block), d)](
+        x, absent, norm.weight if norm.weight is not None else absent, norm.bias if norm.bias is not None else absent,
+        buffer, buffer.shape[0], slot, h, w, *strides, x.stride(3), norm.eps, 1.0 / store.scale,
+        C=c, CO=co, CP=wide, KIND=norm.kind, WEIGHT=affine and norm.weight is not None,
+        BIAS=affine and norm.bias is not None,
+        SILU=store.silu, BORDER=border, REPLICATE=store.border == "replicate",
+        OUT_MAX=QUANT_MAX.get(buffer.dtype, 0.0), ROUND=buffer.dtype == torch.int8, UNIT=unit, DENSE=dense,
+        BP=block, num_warps=WARPS,
+    )  # fmt: skip

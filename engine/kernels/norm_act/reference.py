@@ -1,0 +1,68 @@
+"""Normalisation, SiLU, quantisation and border in plain torch, fp32 arithmetic."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..conv3d.reference import partial_sums, quantise
+from ..conv3d.types import Partials
+from .types import Norm, Store
+
+
+def statistics(x: Tensor, groups: int) -> Partials:
+    return partial_sums(x, groups)
+
+
+def coefficients(partials: Partials, norm: Norm, positions: int) -> Tensor:
+    """[D, 2, C] float32: y = x * c[:, 0] + c[:, 1]. `positions` is H * W of the whole frame."""
+    d, _, columns, _ = partials.data.shape
+    channels = columns * partials.span
+    sums = partials.data.double().sum(1).reshape(d, norm.groups, -1, 2).sum(2)
+    if norm.per_chunk:
+        sums = sums.sum(0, keepdim=True).expand(d, -1, -1)
+        positions *= d
+    mean, square = (sums / (positions * channels // norm.groups)).unbind(-1)
+    rstd = (square - mean.square()).clamp_min(0).add(norm.eps).rsqrt()
+    spread = channels // norm.groups
+    scale, mean = rstd.repeat_interleave(spread, 1), mean.repeat_interleave(spread, 1)
+    if norm.weight is not None:
+        scale = scale * norm.weight.double()
+    shift = -mean * scale
+    if norm.bias is not None:
+        shift = shift + norm.bias.double()
+    return torch.stack((scale, shift), 1).float()
+
+
+def apply(x: Tensor, norm: Norm, coefs: Tensor | None) -> Tensor:
+    """Normalise [D, H, W, C] in fp32."""
+    y = x.float()
+    if coefs is not None:
+        return torch.addcmul(coefs[:, None, None, 1], y, coefs[:, None, None, 0])
+    if norm.kind == "none":
+        return y
+    if norm.kind == "l2":
+        y = F.normalize(y, dim=-1, eps=norm.eps) * y.shape[-1] ** 0.5
+    else:
+        y = y * (y.square().mean(-1, keepdim=True) + norm.eps).rsqrt()
+    if norm.weight is not None:
+        y = y * norm.weight
+    return y if norm.bias is None else y + norm.bias
+
+
+def norm_act(x: Tensor, norm: Norm, coefs: Tensor | None, store: Store, buffer: Tensor, slot: int, border: int) -> None:
+    """See dispatch.norm_act; writes frame by frame so that the fp32 copies stay small."""
+    c = x.shape[3]
+    for d in range(x.shape[0]):
+        y = apply(x[d : d + 1], norm, None if coefs is None else coefs[d : d + 1])
+        y = F.silu(y) if store.silu else y
+        if border:
+            y = y.permute(0, 3, 1, 2)
+            pad = (border,) * 4
+            y = F.pad(y, pad) if store.border == "zero" else F.pad(y, pad, mode="replicate")
+            y = y.permute(0, 2, 3, 1)
+        target = buffer[(slot + d) % buffer.shape[0]]
+        target[..., :c] = quantise(y[0], buffer.dtype, store.scale)
+        if target.shape[-1] > c:
+            target[..., c:] = 0

@@ -1,0 +1,124 @@
+"""Memory-bound passes: statistics, their reduction to coefficients, and normalise + SiLU + quantise + border."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..conv3d.triton import store_type
+
+
+@triton.jit(do_not_specialize=["height", "width", "x_t", "x_y", "x_x"])
+def statistics_kernel(x, partials, height, width, x_t, x_y, x_x,
+                      C: tl.constexpr, CP: tl.constexpr, SPAN: tl.constexpr, UNIT: tl.constexpr,
+                      ROWS: tl.constexpr, BP: tl.constexpr):  # fmt: skip
+    """One program sums ROWS image rows of one frame, channel by channel, then over SPAN channels."""
+    block, d = tl.program_id(0), tl.program_id(1)
+    c = tl.arange(0, CP)
+    top = block * ROWS
+    base = x + (d.to(tl.int64) * x_t + top.to(tl.int64) * x_y) * UNIT
+    total = tl.zeros((CP,), tl.float32)
+    square = tl.zeros((CP,), tl.float32)
+    for p0 in range(0, ROWS * width, BP):
+        p = p0 + tl.arange(0, BP)
+        row = p // width
+        keep = (row < ROWS) & (top + row < height)
+        at = row * (x_y * UNIT) + (p - row * width) * (x_x * UNIT)
+        v = tl.load(base + at[:, None] + c[None, :], mask=keep[:, None] & (c < C)[None, :], other=0.0).to(tl.float32)
+        total += tl.sum(v, 0)
+        square += tl.sum(v * v, 0)
+    total = tl.sum(tl.reshape(total, (CP // SPAN, SPAN)), 1)
+    square = tl.sum(tl.reshape(square, (CP // SPAN, SPAN)), 1)
+    column = tl.arange(0, CP // SPAN)
+    where = partials + ((d * tl.num_programs(0) + block).to(tl.int64) * (C // SPAN) + column) * 2
+    tl.store(where, total, mask=column < C // SPAN)
+    tl.store(where + 1, square, mask=column < C // SPAN)
+
+
+@triton.jit(do_not_specialize=["blocks"])
+def coefficients_kernel(partials, weight, bias, coefs, blocks, count, eps,
+                        C: tl.constexpr, GROUPS: tl.constexpr, COLUMNS: tl.constexpr, AFFINE: tl.constexpr,
+                        FRAMES: tl.constexpr, BB: tl.constexpr, BC: tl.constexpr, BG: tl.constexpr):  # fmt: skip
+    """One program per (group, frame): sums all blocks in fixed order in fp64. FRAMES > 1 pools that many frames."""
+    g, d = tl.program_id(0), tl.program_id(1)
+    PER: tl.constexpr = COLUMNS // GROUPS
+    j = tl.arange(0, BC)
+    total = tl.zeros((BB,), tl.float64)
+    square = tl.zeros((BB,), tl.float64)
+    first = d * blocks
+    if FRAMES > 1:
+        first = d * 0
+    for b0 in range(0, blocks * FRAMES, BB):
+        b = b0 + tl.arange(0, BB)
+        at = partials + ((first + b).to(tl.int64)[:, None] * COLUMNS + g * PER + j[None, :]) * 2
+        keep = (b < blocks * FRAMES)[:, None] & (j < PER)[None, :]
+        total += tl.sum(tl.load(at, mask=keep, other=0.0).to(tl.float64), 1)
+        square += tl.sum(tl.load(at + 1, mask=keep, other=0.0).to(tl.float64), 1)
+    mean = tl.sum(total, 0) / count
+    spread = tl.maximum(tl.sum(square, 0) / count - mean * mean, 0.0)
+    rstd = 1.0 / tl.sqrt(spread + eps)
+    c = tl.arange(0, BG)
+    keep = c < C // GROUPS
+    c += g * (C // GROUPS)
+    scale = tl.zeros((BG,), tl.float64) + rstd
+    if AFFINE:
+        scale *= tl.load(weight + c, mask=keep, other=0.0).to(tl.float64)
+    shift = -mean * scale
+    if AFFINE:
+        shift += tl.load(bias + c, mask=keep, other=0.0).to(tl.float64)
+    tl.store(coefs + d * 2 * C + c, scale.to(tl.float32), mask=keep)
+    tl.store(coefs + d * 2 * C + C + c, shift.to(tl.float32), mask=keep)
+
+
+@triton.jit(do_not_specialize=["slots", "slot", "height", "width", "x_t", "x_y", "x_x", "x_c"])
+def norm_act_kernel(x, coefs, weight, bias, out, slots, slot, height, width, x_t, x_y, x_x, x_c, eps, inverse_scale,
+                    C: tl.constexpr, CO: tl.constexpr, CP: tl.constexpr, KIND: tl.constexpr, WEIGHT: tl.constexpr,
+                    BIAS: tl.constexpr, SILU: tl.constexpr, BORDER: tl.constexpr, REPLICATE: tl.constexpr,
+                    OUT_MAX: tl.constexpr, ROUND: tl.constexpr, UNIT: tl.constexpr, DENSE: tl.constexpr,
+                    BP: tl.constexpr):  # fmt: skip
+    """One program writes BP positions of one bordered frame: [BP, CO], C of them from x."""
+    d = tl.program_id(1)
+    pitch = width + 2 * BORDER
+    p = tl.program_id(0) * BP + tl.arange(0, BP)
+    row = p // pitch
+    y = row - BORDER
+    xx = p - row * pitch - BORDER
+    real = p < (height + 2 * BORDER) * pitch
+    inside = real & (y >= 0) & (y < height) & (xx >= 0) & (xx < width)
+    if REPLICATE:
+        y = tl.minimum(tl.maximum(y, 0), height - 1)
+        xx = tl.minimum(tl.maximum(xx, 0), width - 1)
+        inside = real
+    c = tl.arange(0, CP)
+    # Rows of the tile relative to its first one: 32-bit offsets on a 64-bit base.
+    y0 = tl.minimum(tl.maximum(tl.program_id(0) * BP // pitch - BORDER, 0), height - 1)
+    base = x + (d.to(tl.int64) * x_t + y0.to(tl.int64) * x_y) * UNIT
+    at = (y - y0) * (x_y * UNIT) + xx * (x_x * UNIT)
+    if DENSE:
+        ptrs = base + at[:, None] + c[None, :]
+    else:
+        ptrs = base + at.to(tl.int64)[:, None] + c.to(tl.int64)[None, :] * x_c
+    v = tl.load(ptrs, mask=inside[:, None] & (c < C)[None, :], other=0.0).to(tl.float32)
+    if KIND == "group":
+        scale = tl.load(coefs + d * 2 * C + c, mask=c < C, other=0.0)
+        shift = tl.load(coefs + d * 2 * C + C + c, mask=c < C, other=0.0)
+        v = v * scale[None, :] + shift[None, :]
+    else:
+        if KIND == "l2":
+            size = tl.sqrt(tl.sum(v * v, 1))
+            v *= (tl.sqrt(C * 1.0) / tl.maximum(size, eps))[:, None]
+        if KIND == "rms":
+            v *= (1.0 / tl.sqrt(tl.sum(v * v, 1) / C + eps))[:, None]
+        if WEIGHT:
+            v *= tl.load(weight + c, mask=c < C, other=0.0)[None, :]
+        if BIAS:
+            v += tl.load(bias + c, mask=c < C, other=0.0)[None, :]
+    if SILU:
+        v = v / (1.0 + tl.exp(-v))
+    v = tl.where(inside[:, None] & (c < C)[None, :], v, 0.0)
+    v = store_type(v, inverse_scale, OUT_MAX, ROUND).to(out.dtype.element_ty)
+    at_slot = slot + d
+    at_slot = tl.where(at_slot >= slots, at_slot - slots, at_slot)
+    start = (at_slot.to(tl.int64) * ((height + 2 * BORDER) * pitch) + tl.program_id(0) * BP) * CO
+    i = tl.arange(0, BP)
+    tl.store(out + start + i[:, None] * CO + c[None, :], v, mask=real[:, None] & (c < CO)[None, :])

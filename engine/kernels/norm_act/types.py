@@ -1,0 +1,31 @@
+"""What a normalisation is told, and the per-frame coefficients it applies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Norm:
+    """kind: group (statistics over positions), l2 (x / max(|x|, eps) * sqrt(C)), rms (x / sqrt(mean x^2 + eps)), none.
+
+    weight, bias: [C] float32 or None. groups, per_chunk: for `group`; per_chunk pools all frames of the call.
+    """
+
+    kind: str = "group"
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    groups: int = 32
+    eps: float = 1e-6
+    per_chunk: bool = False
+
+
+@dataclass(frozen=True)
+class Store:
+    """How results are written: silu first; border zero or replicate; an 8-bit type holds value / scale."""
+
+    silu: bool = True
+    border: str = "zero"
+    scale: float = 1.0

@@ -1,0 +1,6 @@
+"""The last convolution, stored in the output's own layout and type."""
+
+from .dispatch import columns_weight, to_pixels
+from .types import BYTES, RAW, UNIT, Pixels
+
+__all__ = ["BYTES", "RAW", "UNIT", "Pixels", "columns_weight", "to_pixels"]

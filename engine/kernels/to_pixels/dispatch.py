@@ -1,0 +1,82 @@
+"""to_pixels: the last 3x3x3 convolution, stored as finished pixels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..conv3d import Weight
+from ..targets import Target, capabilities, interpreted, target, triton_version, use_triton
+from . import reference
+from .schedules import GATHER_POSITIONS, SCRATCH_BYTES, pick
+from .types import UNIT, Pixels
+
+_FLOATS = (torch.float16, torch.bfloat16)
+
+
+def columns_weight(weight: Weight) -> Tensor:
+    """Packed conv weight [K, kt * 9 * C] -> [kt * N, C], N = 9 * K rounded up to a power of two, rows (y, x, k)."""
+    k, (kt, _, _) = weight.out_channels, weight.kernel
+    wide = 1 << max(9 * k - 1, 15).bit_length()
+    rows = weight.data.view(k, kt, 9, weight.channels).permute(1, 2, 0, 3).reshape(kt, 9 * k, weight.channels)
+    packed = rows.new_zeros(kt, wide, weight.channels)
+    packed[:, : 9 * k] = rows
+    return packed.flatten(0, 1)
+
+
+def to_pixels(x: Tensor, weight: Weight, bias: Tensor, out: Tensor, *, pixels: Pixels = UNIT, start: int = 0,
+              packed: Tensor | None = None, backend: str = "auto") -> None:
+    """Convolve bordered frames and store pixels.
+
+    x: [slots, H + 2, W + 2, C] fp16 or bf16, read from slot `start` on as conv3d does; weight: kernel (3|1, 3, 3), at
+    most 14 outputs; bias [K] float32; out: [D, H, W, K] in float32, float16 or uint8, unit channel stride.
+    packed: `columns_weight(weight)`, kept by callers that run more than once. Raises ValueError for other shapes.
+    """
+    d, h, w, k = out.shape
+    kt = weight.kernel[0]
+    if weight.kernel[1:] != (3, 3) or kt not in (1, 3) or weight.phases != (1, 1, 1) or k != weight.out_channels:
+        raise ValueError(f"to_pixels takes one 3x3x3 or 1x3x3 kernel with {k} outputs, not {weight.kernel}")
+    if x.shape[1] < h + 2 or x.shape[2] < w + 2 or d + kt - 1 > x.shape[0] or not x.is_contiguous():
+        raise ValueError(f"to_pixels cannot fill {list(out.shape)} from {list(x.shape)}")
+    if out.stride(3) != 1 or x.shape[3] != weight.channels or x.dtype != weight.data.dtype:
+        raise ValueError("to_pixels needs unit channel stride and a weight of the buffer's type and channels")
+    if k > 14 or x.dtype not in _FLOATS or not use_triton(x.device, backend):
+        reference.to_pixels(x, weight, bias, out, pixels, start)
+        return
+    here = target(x.device) if x.is_cuda else capabilities("interpreter", 90, triton_version())
+    launch(x, columns_weight(weight) if packed is None else packed, bias, out, kt, pixels, start, here)
+
+
+def launch(x: Tensor, packed: Tensor, bias: Tensor, out: Tensor, kt: int, pixels: Pixels, start: int,
+           here: Target) -> None:
+    """Run both passes, band by band where the scratch would be large."""
+    from . import triton as kernels
+
+    d, h, w, k = out.shape
+    pitch, plane, c = x.shape[2], x.shape[1] * x.shape[2], x.shape[3]
+    s = pick(here, c, packed.shape[0] // kt)
+    a: Any = x
+    b: Any = packed
+    if here.tma:
+        from triton.tools.tensor_descriptor import TensorDescriptor
+
+        rows = x.view(-1, c)
+        a = TensorDescriptor(rows, rows.shape, rows.stride(), [s.bm, s.bk])
+        b = TensorDescriptor(packed, packed.shape, packed.stride(), [s.bn, s.bk])
+    band = max(min(h, SCRATCH_BYTES // (d * 9 * k * 4 * pitch) - 2), 16)
+    scratch = torch.empty(d * 9 * k * (min(band, h) + 2) * pitch, dtype=torch.float32, device=x.device)
+    for top in range(0, h, band):
+        n = min(band, h - top)
+        count = (n + 2) * pitch
+        kernels.columns_kernel[(-(-count // s.bm),)](
+            a, b, scratch, x.shape[0], start, plane, top * pitch, count, d, C=c, N=9 * k, KT=kt, TMA=here.tma,
+            UPCAST=interpreted() and not x.is_cuda and x.dtype == torch.bfloat16,
+            BM=s.bm, BN=s.bn, BK=s.bk, num_warps=s.warps, num_stages=s.stages,
+        )  # fmt: skip
+        part = out[:, top : top + n]
+        kernels.gather_kernel[(-(-n * w // GATHER_POSITIONS), d)](
+            scratch, bias, part, count, pitch, n, w, *part.stride()[:3], pixels.gain, pixels.offset, pixels.low,
+            pixels.high, K=k, ROUND=out.dtype == torch.uint8, BP=GATHER_POSITIONS, num_warps=4,
+        )  # fmt: skip

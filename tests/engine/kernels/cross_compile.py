@@ -1,0 +1,90 @@
+"""Compile what the dispatchers would launch, for a GPU this machine need not have.
+
+`recorded(module, name)` swaps a kernel for a recorder; meta tensors then walk the real launch code, so schedules and
+constants are the shipped ones. `build` compiles the recorded call and disassembles it with Triton's own cuobjdump.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from types import ModuleType
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+_TYPES = {
+    torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64", torch.int8: "i8",
+    torch.uint8: "u8", torch.float8_e4m3fn: "fp8e4nv", torch.int32: "i32",
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def recorded(module: ModuleType, *names: str):
+    calls = []
+
+    class Recorder:
+        def __init__(self, kernel):
+            self.kernel = kernel
+
+        def __getitem__(self, grid):
+            return lambda *args, **kwargs: calls.append((self.kernel, args, kwargs))
+
+    kept = {name: getattr(module, name) for name in names}
+    for name, kernel in kept.items():
+        setattr(module, name, Recorder(kernel))
+    try:
+        yield calls
+    finally:
+        for name, kernel in kept.items():
+            setattr(module, name, kernel)
+
+
+def _spell(value):
+    if isinstance(value, TensorDescriptor):
+        return f"tensordesc<{_TYPES[value.base.dtype]}{list(value.block_shape)}>".replace(" ", "")
+    if isinstance(value, torch.Tensor):
+        return "*" + _TYPES[value.dtype]
+    return "fp32" if isinstance(value, float) else "i32" if abs(value) < 2**31 else "i64"
+
+
+def _tool(name: str) -> str:
+    root = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    return str(root / name)
+
+
+def build(call, sm: int) -> dict:
+    """Compile one recorded call for sm_<sm>: {sass: opcodes seen, local: bytes, shared: bytes, registers}."""
+    kernel, args, kwargs = call
+    options = {k: kwargs[k] for k in ("num_warps", "num_stages") if k in kwargs}
+    constants = {k: v for k, v in kwargs.items() if k not in ("num_warps", "num_stages")}
+    names = kernel.arg_names
+    signature, attrs = {}, {}
+    for i, (name, value) in enumerate(zip(names, args, strict=False)):
+        signature[name] = _spell(value)
+        divisible = isinstance(value, int) and value % 16 == 0 and not kernel.params[i].do_not_specialize
+        if (isinstance(value, torch.Tensor)) or divisible:
+            attrs[(i,)] = [["tt.divisibility", 16]]
+    for name in constants:
+        signature[name] = "constexpr"
+    source = ASTSource(kernel, signature, constants, attrs)
+    compiled = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=options)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(compiled.asm["cubin"])
+        tool = _tool("cuobjdump")
+        sass = subprocess.run([tool, "-sass", path], capture_output=True, text=True, check=True).stdout
+        usage = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True)
+    text = usage.stdout + usage.stderr
+    registers, stack = (int(re.search(key + r":(\d+)", text).group(1)) for key in ("REG", "STACK"))
+    local = int(re.search(r"LOCAL:(\d+)", text).group(1))
+    opcodes = sorted(set(re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]+)", sass, re.M)))
+    spills = sum(op.split(".")[0] in ("LDL", "STL") for op in opcodes)
+    return {"sass": opcodes, "local": max(local, stack) if spills else local, "stack": stack,
+            "shared": compiled.metadata.shared, "registers": registers}
