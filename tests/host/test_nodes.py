@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,7 @@ def test_all_nodes_are_offered_with_the_files_of_models_vae(comfy):
     options = ours[1]["options"] if ours[0] == "COMBO" else ours[0]
     assert options == ["not_a_vae.safetensors", "tiny.gguf", "tiny.safetensors", "demo (small)"]
     assert "tiny.gguf" not in json.dumps(nodes["VAELoader"])
+    assert "demo_encode_decode" in comfy.get("/workflow_templates")["ComfyUI-ZeroWasteVAE"]
 
 
 @pytest.mark.parametrize("file", ["tiny.safetensors", "tiny.gguf"])
@@ -200,6 +202,21 @@ def test_cached_rerun_and_changed_widget(comfy):
     assert {"z", "vae"} <= changed.cached()
     assert "decode" in changed.executed()
     assert difference(comfy.images(first, "save"), comfy.images(changed, "save")) > 0
+
+
+def test_decodes_alike_after_the_host_freed_everything(comfy):
+    prompt = {
+        "z": latents(comfy, 1, 16, 2, 5, 6),
+        "vae": loader(),
+        "decode": node("ZeroWasteVAEDecode", samples=["z", 0], vae=["vae", 0]),
+        "save": save("decode"),
+    }
+    before = comfy.images(comfy.run(prompt), "save")
+    comfy.post("/free", {"unload_models": True, "free_memory": True})
+    time.sleep(1)  # the host frees in its own loop
+    after = comfy.run(prompt)
+    assert "vae" in after.executed()
+    assert np.array_equal(before, comfy.images(after, "save"))
 
 
 def test_replaced_file_is_loaded_anew(comfy):
