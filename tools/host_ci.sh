@@ -13,11 +13,13 @@ mkdir -p "$folder"
 install() { # TAG CHECKOUT VENV
     local checkout=$folder/$2 venv=$folder/$3
     [ -d "$checkout" ] || git clone --quiet --depth 1 --branch "$1" https://github.com/Comfy-Org/ComfyUI "$checkout"
-    [ -x "$venv/bin/python" ] && return
-    "${PYTHON:-python3}" -m venv "$venv"
-    # The CPU builds first: plain requirements would bring gigabytes of CUDA.
-    "$venv/bin/pip" install --quiet torch torchvision torchaudio --index-url https://download.pytorch.org/whl/cpu
-    "$venv/bin/pip" install --quiet -r "$checkout/requirements.txt" -r "$root/requirements.txt"
+    if [ ! -x "$venv/bin/python" ]; then
+        "${PYTHON:-python3}" -m venv "$venv"
+        # The CPU builds first: plain requirements would bring gigabytes of CUDA.
+        "$venv/bin/pip" install --quiet torch torchvision torchaudio --index-url https://download.pytorch.org/whl/cpu
+        "$venv/bin/pip" install --quiet -r "$checkout/requirements.txt"
+    fi
+    "$venv/bin/pip" install --quiet -r "$root/requirements.txt"
 }
 install v0.33.0 ComfyUI venv
 install v0.3.64 ComfyUI-0.3.64 venv-0.3.64
