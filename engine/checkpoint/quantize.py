@@ -38,13 +38,15 @@ def is_weight(name: str, shape: tuple[int, ...]) -> bool:
 def stored_type(name: str, tensor: Tensor, kind: str) -> GGUFType:
     """The type `tensor` is stored in when a file is converted to `kind` (one of TYPES).
 
-    Plain kinds: weights take the kind. Block kinds: weights take it if it divides them, except the sensitive ones.
-    Everything else keeps its stored type.
+    Plain kinds: weights take the kind, and with f32 every float does. Block kinds: weights take it if it divides
+    them, except the sensitive ones. Everything else keeps its stored type.
     """
     own = _GGUF_OF_DTYPE[tensor.dtype]
+    wanted = BY_NAME[kind.upper()]
+    if tensor.is_floating_point() and wanted.dtype == torch.float32:
+        return wanted
     if not tensor.is_floating_point() or not is_weight(name, tuple(tensor.shape)):
         return own
-    wanted = BY_NAME[kind.upper()]
     if wanted.block == 1:
         return wanted
     if _SENSITIVE.search(name):
