@@ -110,8 +110,11 @@ def _symmetric(blocks: Tensor, sub: int, levels: int, scale_levels: int) -> tupl
     """(d as fp16 [b], integer scales [b, 256/sub] in -scale_levels.., levels from 0 [b, 256/sub, sub])."""
     x = blocks.reshape(-1, BLOCK // sub, sub)
     scale = _fit_symmetric(_columns(blocks, sub), levels).reshape(-1, BLOCK // sub)
-    peak = scale.gather(-1, scale.abs().argmax(-1, keepdim=True)).squeeze(-1)
-    d = _half(-peak / scale_levels)
+    # Integers reach one further below zero than above: d's sign puts the larger of the two extremes there.
+    top, bottom = scale.amax(-1), -scale.amin(-1)
+    positive = torch.maximum(top / (scale_levels - 1), bottom / scale_levels)
+    negative = torch.maximum(bottom / (scale_levels - 1), top / scale_levels)
+    d = _half(torch.where(positive < negative, positive, -negative))
     step = d.float().unsqueeze(-1)
     scales = (scale * _reciprocal(step)).round_().clamp_(-scale_levels, scale_levels - 1)
     q = (x * _reciprocal(scales * step).unsqueeze(-1)).round_().clamp_(-levels, levels - 1)
