@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ZeroWasteError as error:
         return _fail(str(error))
     except (KeyboardInterrupt, Cancelled):
-        print(f"{PROGRAM}: cancelled, nothing was written", file=sys.stderr)
+        print(f"{PROGRAM}: cancelled", file=sys.stderr)
         return EXIT_CANCELLED
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == (__package__ or "").partition(".")[0]:
