@@ -51,6 +51,8 @@ def check_target(path: str | Path, force: bool = False, folder: bool = False) ->
     path = Path(path)
     if not path.parent.is_dir():
         raise InputError(f"{path}: its folder does not exist; create {path.parent} first")
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(f"{path}: its folder is not writable; choose another place")
     if path.exists() and not force:
         raise InputError(f"{path}: exists already; choose another name or give --force to replace it")
     if path.exists() and path.is_dir() != folder:

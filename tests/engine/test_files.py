@@ -34,6 +34,12 @@ def test_check_target(tmp_path):
         check_target(tmp_path / "frames", force=True, folder=True)
 
 
+def test_an_unwritable_folder_is_refused_before_any_work(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: not (path == tmp_path and mode == os.W_OK))
+    with pytest.raises(InputError, match="not writable"):
+        check_target(tmp_path / "a.mp4")
+
+
 def test_replacing_names_the_target_in_errors(tmp_path):
     with pytest.raises(OSError, match="No space left") as caught, replacing(tmp_path / "a.bin") as temporary:
         temporary.write_bytes(b"half")
