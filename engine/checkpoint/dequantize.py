@@ -8,8 +8,8 @@ from typing import BinaryIO
 import numpy as np
 import torch
 
-from .files import allocate, check_finite, failure, read_into, read_tensor_bytes
 from .gguf_header import TensorInfo
+from .reading import allocate, check_finite, failure, read_into, read_tensor_bytes
 
 # Elements decoded per call, as one long row: the library's loop over groups of 16 rows costs up to 5x on 256-wide
 # rows, and with this size the raw bytes and temporaries stay small. A multiple of every block size.
