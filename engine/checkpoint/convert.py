@@ -9,18 +9,16 @@ from os import PathLike
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ..errors import InputError
-from .files import ProgressCallback, failure, one_line, os_failure
+from ..files import check_target, replacing, write_tensors
 from .gguf_types import GGUFType
 from .gguf_writer import Int32Array, TensorPlan, write_gguf
 from .names import find_key_set
-from .output import check_target, whole_file
 from .quantize import PLAIN, TYPES, encode, stored_shape, stored_type
 from .reader import read_checkpoint
+from .reading import ProgressCallback, failure, one_line
 from .shapes import ORIG_SHAPE, restore_shapes
 from .types import Checkpoint
 
@@ -96,15 +94,17 @@ def save_checkpoint(
     except KeyError as error:
         raise InputError(f"{one_line(str(dst))}: tensors of {error} cannot be converted") from error
     _refuse_overflow(tensors, plan, dst)
-    with whole_file(dst, force) as temporary:
-        if dst.suffix.lower() == ".gguf":
-            _write_gguf(temporary, dst, tensors, plan, checkpoint.metadata, type, progress)
-        else:
-            _write_safetensors(temporary, dst, tensors, plan, checkpoint.metadata)
-            if progress:
-                progress(len(plan), len(plan))
-        result = _read_back(temporary, dst, tensors, plan, type)
-    return result
+    try:
+        with replacing(dst) as temporary:
+            if dst.suffix.lower() == ".gguf":
+                _write_gguf(temporary, dst, tensors, plan, checkpoint.metadata, type, progress)
+            else:
+                _write_safetensors(temporary, tensors, plan, checkpoint.metadata)
+                if progress:
+                    progress(len(plan), len(plan))
+            return _read_back(temporary, dst, tensors, plan, type)
+    except OSError as error:
+        raise failure(dst, error.strerror or str(error)) from error
 
 
 def _check_options(dst: Path, type: str, force: bool) -> None:
@@ -174,35 +174,23 @@ def _write_gguf(
 
 
 def _write_safetensors(
-    temporary: Path,
-    dst: Path,
-    tensors: Mapping[str, Tensor],
-    types: Mapping[str, GGUFType],
-    metadata: Mapping[str, object],
+    temporary: Path, tensors: Mapping[str, Tensor], types: Mapping[str, GGUFType], metadata: Mapping[str, object]
 ) -> None:
-    # Clones of what shares memory: the library refuses tensors that do.
-    cast = {n: t.to(types[n].dtype).clone(memory_format=torch.contiguous_format) for n, t in tensors.items()}
     text = {
         k: v if isinstance(v, str) else json.dumps(v)
         for k, v in metadata.items()
         if not k.startswith((ORIG_SHAPE, "general.", "GGUF."))
     }
-    try:
-        save_file(cast, temporary, metadata=text)
-    except SafetensorError as error:
-        raise failure(dst, f"cannot write the file: {error}") from error
+    # Copies: the library refuses tensors that share memory.
+    write_tensors(temporary, {n: t.to(types[n].dtype, copy=True) for n, t in tensors.items()}, text)
 
 
 def _read_back(
     temporary: Path, dst: Path, tensors: Mapping[str, Tensor], types: Mapping[str, GGUFType], kind: str
 ) -> Conversion:
     """Read the finished file as any user would and compare it with the source, tensor by tensor."""
-    try:
-        size = temporary.stat().st_size
-    except OSError as error:
-        raise os_failure(dst, error, "read back the file") from error
     written = read_checkpoint(temporary, native_names=False).tensors
-    result = Conversion(dst, kind, size, {n: t.name for n, t in types.items()})
+    result = Conversion(dst, kind, temporary.stat().st_size, {n: t.name for n, t in types.items()})
     if written.keys() != tensors.keys():
         raise failure(dst, "the written file does not read back with the same tensor names")
     for name, source in tensors.items():

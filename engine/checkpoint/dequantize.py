@@ -8,12 +8,13 @@ from typing import BinaryIO
 import numpy as np
 import torch
 
-from .files import allocate, check_finite, failure, read_into, read_tensor_bytes
 from .gguf_header import TensorInfo
+from .reading import allocate, check_finite, failure, not_finite, read_into, read_tensor_bytes
 
 # Elements decoded per call, as one long row: the library's loop over groups of 16 rows costs up to 5x on 256-wide
-# rows, and with this size the raw bytes and temporaries stay small. A multiple of every block size.
-CHUNK_ELEMENTS = 1 << 18
+# rows. 2^16 keeps its temporaries in cache: 250 M parameters of Q4_K take a third less time than with 2^18. A multiple
+# of every block size.
+CHUNK_ELEMENTS = 1 << 16
 
 
 def read_tensor(file: BinaryIO, info: TensorInfo, path: Path) -> torch.Tensor:
@@ -22,10 +23,9 @@ def read_tensor(file: BinaryIO, info: TensorInfo, path: Path) -> torch.Tensor:
     if info.type.dtype is not None:
         raw = read_tensor_bytes(file, info.offset, info.nbytes, path, what)
         tensor = raw.view(info.type.dtype).reshape(info.shape)
-    else:
-        tensor = _decode_blocks(file, info, path, what)
-    check_finite(info.name, tensor, path)
-    return tensor
+        check_finite(info.name, tensor, path)
+        return tensor
+    return _decode_blocks(file, info, path, what)
 
 
 def _decode_blocks(file: BinaryIO, info: TensorInfo, path: Path, what: str) -> torch.Tensor:
@@ -43,9 +43,12 @@ def _decode_blocks(file: BinaryIO, info: TensorInfo, path: Path, what: str) -> t
         raw = buffer[: info.type.nbytes(stop - start)]
         read_into(file, info.offset + info.type.nbytes(start), memoryview(raw), path, what)
         try:
-            # Hostile scales overflow; the finite check names the tensor then.
-            with np.errstate(all="ignore"):
-                flat[start:stop] = quants.dequantize(raw.reshape(1, -1), kind)[0]
+            with np.errstate(all="ignore"):  # hostile scales overflow
+                values = quants.dequantize(raw.reshape(1, -1), kind)[0]
+                finite = np.isfinite(values.min()) and np.isfinite(values.max())  # both propagate NaN
         except NotImplementedError as error:
             raise failure(path, f"{what}: the installed gguf package cannot decode {info.type.name}") from error
+        if not finite:
+            raise not_finite(info.name, path)
+        flat[start:stop] = values
     return result

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from .files import check_finite, failure
+from .reading import check_finite, failure
 
 # `layer.weight` is accompanied by one of these; the activation scales and markers mean nothing to a float network.
 _WEIGHT_SCALES = ("scale_weight", "weight_scale")

@@ -16,8 +16,8 @@ from typing import BinaryIO, NoReturn
 
 import numpy as np
 
-from .files import failure, os_failure
 from .gguf_types import REFUSED, TYPES, GGUFType
+from .reading import failure, os_failure
 
 # A VAE has 100 to 700 tensors and a few dozen keys; the limits leave room for full checkpoints with tokenizers.
 MAX_TENSORS = 20_000

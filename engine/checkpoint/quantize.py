@@ -71,17 +71,17 @@ def encode(tensor: Tensor, type_: GGUFType) -> Tensor:
     if type_.dtype is not None:
         return tensor.to(type_.dtype).contiguous().reshape(-1).view(torch.uint8)
     flat = tensor.reshape(-1)
-    out = torch.empty(type_.nbytes(flat.numel()), dtype=torch.uint8)
+    out = np.empty(type_.nbytes(flat.numel()), dtype=np.uint8)
     for start in range(0, flat.numel(), CHUNK):
-        part = flat[start : start + CHUNK].float()
-        out[type_.nbytes(start) : type_.nbytes(start + part.numel())] = _encode_blocks(part, type_)
-    return out
+        part = flat[start : start + CHUNK].float().numpy()
+        out[type_.nbytes(start) : type_.nbytes(start + part.size)] = _encode_blocks(part, type_)
+    return torch.from_numpy(out)
 
 
-def _encode_blocks(values: Tensor, type_: GGUFType) -> Tensor:
+def _encode_blocks(values: np.ndarray, type_: GGUFType) -> np.ndarray:
     if type_.name in kquants.ENCODERS:
         return kquants.quantize(values, type_.name)
     from gguf import GGMLQuantizationType, quants
 
     with np.errstate(all="ignore"):  # 1 / 0 for all-zero blocks
-        return torch.from_numpy(quants.quantize(values.numpy().reshape(1, -1), GGMLQuantizationType[type_.name])[0])
+        return quants.quantize(values.reshape(1, -1), GGMLQuantizationType[type_.name])[0]

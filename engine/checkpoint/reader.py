@@ -10,10 +10,10 @@ from typing import BinaryIO
 import torch
 
 from . import dequantize, gguf_header, safetensors_file
-from .files import Progress, ProgressCallback, failure, open_regular, read_into
 from .fp8 import apply_scales
 from .layouts import native_names as to_native
 from .names import find_key_set, find_prefix
+from .reading import Progress, ProgressCallback, failure, open_regular, read_into
 from .shapes import original_shape, split_merged_convs
 from .types import Checkpoint
 

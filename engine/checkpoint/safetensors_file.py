@@ -11,7 +11,7 @@ from typing import BinaryIO
 import torch
 from safetensors import SafetensorError, safe_open
 
-from .files import check_finite, failure, read_into, read_tensor_bytes
+from .reading import check_finite, failure, read_into, read_tensor_bytes
 
 MAX_HEADER_BYTES = 100_000_000  # the library's own limit
 

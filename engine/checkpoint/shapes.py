@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 from ..log import once
-from .files import failure
 from .gguf_header import Header, TensorInfo
+from .reading import failure
 from .types import Checkpoint
 
 ORIG_SHAPE = "comfy.gguf.orig_shape."

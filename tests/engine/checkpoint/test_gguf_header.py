@@ -121,6 +121,10 @@ def refused_files(c) -> dict[str, tuple[bytes, str]]:
         "NaN": (c.build([], [w], struct.pack("<16f", *[float("nan")] * 16)), "a.weight contains NaN"),
         "infinity": (c.build([], [w], struct.pack("<16f", *VALUES[1:], float("-inf"))), "a.weight contains NaN"),
     }
+    block = struct.pack("<e", float("inf")) + bytes(range(32))
+    rows = c.tensor("a.weight", (4096, 32), 8)
+    files["infinite scale"] = (c.build([], [rows], bytes(34) * 4095 + block), "a.weight contains NaN")
+    files["NaN scale"] = (c.build([], [rows], b"\xff\x7f" + bytes(range(32)) + bytes(34) * 4095), "contains NaN")
     for n in (0, 1, 3, 48, 2**31):
         files[f"alignment {n}"] = (key("general.alignment", 4, n), "alignment")
     for n in HUGE:

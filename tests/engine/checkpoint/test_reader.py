@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from zerowaste_vae.engine.checkpoint import files as checkpoint_files
-from zerowaste_vae.engine.checkpoint import read_checkpoint
+from zerowaste_vae.engine.checkpoint import read_checkpoint, reading
 from zerowaste_vae.engine.errors import CheckpointError
 
 SAMPLES = {
@@ -207,7 +206,7 @@ def test_progress_counts_the_bytes_of_tensors(save, craft, monkeypatch, caplog):
     seen = []
     read_checkpoint(path, progress=lambda done, total: seen.append((done, total)))
     assert seen == [(64, 96), (96, 96)]
-    monkeypatch.setattr(checkpoint_files, "LOG_AFTER_SECONDS", -1.0)  # as if every step took long
+    monkeypatch.setattr(reading, "LOG_AFTER_SECONDS", -1.0)  # as if every step took long
     with caplog.at_level("INFO", "zerowaste_vae"):
         read_checkpoint(path)
     assert "reading vae.gguf" in caplog.text

@@ -115,4 +115,8 @@ def check_finite(name: str, tensor: torch.Tensor, path: Path) -> None:
     # aminmax propagates NaN: one pass and no temporaries, about 15x faster than isfinite().all() on fp16 (2 cores).
     low, high = torch.aminmax(tensor)
     if not (torch.isfinite(low) and torch.isfinite(high)):
-        raise failure(path, f"tensor {name} contains NaN or infinity; the file is damaged or was converted wrongly")
+        raise not_finite(name, path)
+
+
+def not_finite(name: str, path: Path) -> CheckpointError:
+    return failure(path, f"tensor {name} contains NaN or infinity; the file is damaged or was converted wrongly")
