@@ -1,10 +1,15 @@
-"""Per operator, shape and type: median time, rate, share of the ceiling measured in the same run, and the peers."""
+"""Per operator, shape and type: median time, rate, share of the ceiling measured in the same run, and the peers.
+
+16-bit types and int8 are compared with cuBLAS in the same type, fp8 with `_scaled_mm` (fast accumulation), passes over
+memory with a copy.
+"""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +26,9 @@ from .timing import Ceilings, Time, measure
 # D_out x H x W, C -> K: the decoder's resolutions at 720p.
 CONVS = ((4, 720, 1280, 128, 128), (4, 720, 1280, 256, 256), (4, 360, 640, 512, 512), (2, 180, 320, 512, 512),
          (1, 90, 160, 512, 512))  # fmt: skip
-TOKENS = (14400, 32400)
+NORMS = ((4, 720, 1280, 128), (4, 360, 640, 512))
+UPSAMPLES = ((2, 180, 320, 512, True), (4, 360, 640, 256, False))
+ATTENTIONS = ((14400, 512), (32400, 512), (14400, 384), (14400, 1024))
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,9 @@ class Row:
     rate: float
     unit: str
     share: float | None
+
+    def record(self) -> dict[str, Any]:
+        return {**vars(self), "time": vars(self.time)}
 
     def line(self) -> str:
         share = "" if self.share is None else f"{100 * self.share:5.1f} %"
@@ -186,25 +196,21 @@ class Bench:
 
         yield self.flops("attention", name, q.dtype, "SDPA memory-efficient", work, efficient)
 
-    def all(self) -> Iterator[Row]:
-        """Every case of the table, one at a time; memory is released between them."""
+    def rows(self, operators: Sequence[str]) -> Iterator[Row]:
+        """Every case of the operators asked for, one at a time."""
         here = target(self.device)
-        types = [torch.float16, torch.bfloat16] + [t for t in (FP8, torch.int8) if here.supports(t)]
-        for shape in CONVS:
-            for dtype in types:
-                yield from self.conv(shape, dtype)
-        for stored in (torch.float16, *types[2:3]):
-            yield from self.norm_act(4, 720, 1280, 128, stored)
-            yield from self.norm_act(4, 360, 640, 512, stored)
-        for dtype in (torch.float16, *types[2:3]):
-            yield from self.upsample(2, 180, 320, 512, True, dtype)
-            yield from self.upsample(4, 360, 640, 256, False, dtype)
-        for stored in (torch.float16, torch.uint8):
-            yield from self.pixels(4, 720, 1280, 128, stored)
-        for tokens in TOKENS:
-            yield from self.attention(1, tokens, 512)
-        yield from self.attention(1, TOKENS[0], 384)
-        yield from self.attention(1, TOKENS[0], 1024)
+        eight = [t for t in (FP8, torch.int8) if here.supports(t)]
+        half, first = torch.float16, eight[:1]
+        cases: dict[str, list[Iterator[Row]]] = {
+            "conv3d": [self.conv(shape, t) for shape in CONVS for t in (half, torch.bfloat16, *eight)],
+            "norm_act": [self.norm_act(*shape, t) for t in (half, *first) for shape in NORMS],
+            "upsample": [self.upsample(*shape, t) for t in (half, *first) for shape in UPSAMPLES],
+            "to_pixels": [self.pixels(4, 720, 1280, 128, t) for t in (half, torch.uint8)],
+            "attention": [self.attention(1, *shape) for shape in ATTENTIONS],
+        }
+        for name in operators:
+            for case in cases[name]:
+                yield from case
 
 
 def _eager_epilogue(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:

@@ -52,12 +52,18 @@ class Ceilings:
     bf16: float
     fp8_fast: float | None
     fp8_exact: float | None
+    int8: float
     copy: float
+
+    def line(self) -> str:
+        """The figures in one line."""
+        fp8 = "" if self.fp8_fast is None else f", fp8 {self.fp8_fast:.0f} fast / {self.fp8_exact:.0f} exact"
+        return f"fp16 {self.fp16:.0f}, bf16 {self.bf16:.0f}{fp8}, int8 {self.int8:.0f} TFLOP/s; copy {self.copy:.2f} TB/s"
 
     def matrix(self, dtype: torch.dtype) -> float | None:
         if dtype == torch.float8_e4m3fn:
             return self.fp8_fast
-        return {torch.float16: self.fp16, torch.bfloat16: self.bf16}.get(dtype)
+        return {torch.float16: self.fp16, torch.bfloat16: self.bf16, torch.int8: self.int8}.get(dtype)
 
 
 def ceilings(device: torch.device, size: int = 8192) -> Ceilings:
@@ -68,6 +74,8 @@ def ceilings(device: torch.device, size: int = 8192) -> Ceilings:
         a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
         out = torch.empty_like(a)
         rates[dtype] = flops / measure(lambda a=a, b=b, out=out: torch.mm(a, b.T, out=out)).median
+    a, b = (torch.randint(-60, 60, (size, size), dtype=torch.int8, device=device) for _ in range(2))
+    int8 = flops / measure(lambda: torch._int_mm(a, b.T)).median
     fast = exact = None
     if torch.cuda.get_device_capability(device) >= (8, 9):
         a, b = (torch.randn(size, size, device=device).to(torch.float8_e4m3fn) for _ in range(2))
@@ -81,4 +89,4 @@ def ceilings(device: torch.device, size: int = 8192) -> Ceilings:
     source = torch.randint(0, 100, (2**30,), dtype=torch.int16, device=device)
     target = torch.empty_like(source)
     copy = 2 * source.nbytes * 1e-9 / measure(lambda: target.copy_(source)).median
-    return Ceilings(rates[torch.float16], rates[torch.bfloat16], fast, exact, copy)
+    return Ceilings(rates[torch.float16], rates[torch.bfloat16], fast, exact, int8, copy)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..targets import Target, capabilities, interpreted, target, triton_version, use_triton
 from . import reference
-from .schedules import Schedule, pick
+from .schedules import Schedule, large, pick
 
 FLASH_HEAD = 256  # torch's flash kernels stop here
 LARGEST_HEAD = 1024
@@ -30,10 +30,12 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, backend: str = "auto") -> Tens
         return reference.attention(q, k, v)
     head = q.shape[2]
     fits = q.dtype in (torch.float16, torch.bfloat16) and FLASH_HEAD < head <= LARGEST_HEAD and head % 8 == 0
-    if backend == "triton" or (fits and use_triton(q.device, backend, q.dtype)):
+    here = target(q.device) if q.is_cuda else capabilities("interpreter", 90, triton_version())
+    if backend == "triton":
         if not use_triton(q.device, backend) or head > LARGEST_HEAD:
             raise ValueError(f"no attention kernel for a head of {head}")
-        here = target(q.device) if q.is_cuda else capabilities("interpreter", 90, triton_version())
+        return launch(q.contiguous(), k.contiguous(), v.contiguous(), here)
+    if fits and use_triton(q.device, backend, q.dtype) and pick(here.sm, head) is not None:
         return launch(q.contiguous(), k.contiguous(), v.contiguous(), here)
     return F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])[:, 0]
 
@@ -43,7 +45,7 @@ def launch(q: Tensor, k: Tensor, v: Tensor, here: Target, schedule: Schedule | N
     from . import triton as kernels
 
     frames, tokens, head = q.shape
-    s = schedule or pick(here.sm, head)
+    s = schedule or pick(here.sm, head) or large(here.sm)
     wide = max(1 << (head - 1).bit_length(), 16)
     value = min(s.dv, wide)
     out = torch.empty_like(q)

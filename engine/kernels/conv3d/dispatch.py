@@ -82,7 +82,7 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     k, phases = weight.out_channels, pt * py * px
     d, h, w = (out.shape[0] + drop) // pt, out.shape[1] // py, out.shape[2] // px
     frame_rows = geometry.frame_rows or h
-    s = schedule or pick(here, x.dtype, weight.channels, k, (frame_rows, w))
+    s = schedule or pick(here, x.dtype, weight.channels, k, (frame_rows, w), phases)
     linear = here.tma and geometry.stride == (1, 1, 1)
     pitch = x.shape[2] if linear else w
     # Without sums nothing ties a tile to a band, and one block for the plane wastes least.
@@ -120,7 +120,7 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
         partials.data if partials else scale, epilogue.scale, fmt.gain, fmt.offset, fmt.low,
         fmt.high,
         x.shape[0], start, x.shape[1] * x.shape[2], x.shape[2], geometry.origin[0] * x.shape[2] + geometry.origin[1],
-        h, w, pitch, block, block_tiles, frame_tiles,
+        h, w, pitch, block, block_tiles, frame_tiles, d * frame_tiles,
         first, drop, geometry.first_row, frame_rows - 1, *strides,
         C=weight.channels, K=k, KT=weight.kernel[0], KH=weight.kernel[1], KW=weight.kernel[2],
         ST=geometry.stride[0], SH=geometry.stride[1], SW=geometry.stride[2], PT=pt, PY=py, PX=px,
@@ -129,6 +129,6 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
         RESIDUAL=residual is not None, SPAN=span, CLAMP=clamp,
         ROUND=not out.dtype.is_floating_point, UNIT=unit, ACC=accumulate, TMA=linear,
         UPCAST=interpret and x.dtype in (torch.bfloat16, FP8),
-        SLICES=s.slices, BM=s.bm, BN=s.bn, BK=s.bk, num_warps=s.warps, num_stages=s.stages,
+        SLICES=s.slices, GROUP=s.group, BM=s.bm, BN=s.bn, BK=s.bk, num_warps=s.warps, num_stages=s.stages,
     )  # fmt: skip
     return partials

@@ -13,7 +13,8 @@ from ..targets import FP8, Target
 
 @dataclass(frozen=True)
 class Schedule:
-    """Output positions, output channels and depth of one step; warps; pipeline stages; epilogue slices (1, 2, 4)."""
+    """Output positions, output channels and depth of one step; warps; pipeline stages; epilogue slices (1, 2, 4);
+    tiles of positions that run through all output channels together."""
 
     bm: int
     bn: int
@@ -21,27 +22,32 @@ class Schedule:
     warps: int
     stages: int
     slices: int = 2
+    group: int = 1
 
 
-# (operand class, width of the layer) -> schedule, per generation. sm_90 measured on an H200; the others chosen so that
+# (operand class, kind of layer) -> schedule, per generation. sm_90 measured on an H200; the others chosen so that
 # nothing spills and shared memory stays under the generation's limit (cross-compiled in the tests), not timed.
 _HALF, _BYTE = "16 bit", "8 bit"
 SCHEDULES: dict[int, dict[tuple[str, str], Schedule]] = {
     90: {
-        (_HALF, "narrow"): Schedule(256, 128, 64, 8, 4),
+        (_HALF, "narrow"): Schedule(128, 128, 64, 4, 3),
         (_HALF, "wide"): Schedule(128, 256, 64, 8, 3),
         (_HALF, "small plane"): Schedule(64, 256, 64, 4, 4),
-        (_BYTE, "narrow"): Schedule(256, 128, 128, 8, 3),
+        (_HALF, "phases"): Schedule(128, 128, 64, 4, 3, 4, 16),
+        (_BYTE, "narrow"): Schedule(128, 128, 128, 4, 3),
         (_BYTE, "wide"): Schedule(128, 256, 128, 8, 4),
         (_BYTE, "small plane"): Schedule(64, 256, 128, 4, 4),
+        (_BYTE, "phases"): Schedule(128, 128, 128, 4, 3, 4, 16),
     },
     100: {
-        (_HALF, "narrow"): Schedule(128, 128, 64, 4, 4),
-        (_HALF, "wide"): Schedule(128, 256, 64, 8, 3),
-        (_HALF, "small plane"): Schedule(128, 128, 64, 4, 4),
-        (_BYTE, "narrow"): Schedule(128, 128, 128, 4, 4),
-        (_BYTE, "wide"): Schedule(128, 256, 128, 8, 3),
-        (_BYTE, "small plane"): Schedule(128, 128, 128, 4, 4),
+        (_HALF, "narrow"): Schedule(128, 128, 64, 4, 4, 4),
+        (_HALF, "wide"): Schedule(128, 256, 64, 8, 3, 4),
+        (_HALF, "small plane"): Schedule(128, 128, 64, 8, 4, 4),
+        (_BYTE, "narrow"): Schedule(128, 128, 128, 4, 4, 4),
+        (_BYTE, "wide"): Schedule(128, 256, 128, 8, 3, 4),
+        (_BYTE, "small plane"): Schedule(128, 128, 128, 8, 4, 4),
+        (_HALF, "phases"): Schedule(128, 128, 64, 8, 4, 4, 16),
+        (_BYTE, "phases"): Schedule(128, 128, 128, 8, 4, 4, 16),
     },
     120: {
         (_HALF, "narrow"): Schedule(128, 128, 32, 8, 3),
@@ -50,6 +56,8 @@ SCHEDULES: dict[int, dict[tuple[str, str], Schedule]] = {
         (_BYTE, "narrow"): Schedule(128, 128, 64, 8, 3),
         (_BYTE, "wide"): Schedule(128, 128, 64, 8, 3),
         (_BYTE, "small plane"): Schedule(64, 128, 64, 4, 3),
+        (_HALF, "phases"): Schedule(128, 128, 32, 8, 3, group=16),
+        (_BYTE, "phases"): Schedule(128, 128, 64, 8, 3, group=16),
     },
     80: {
         (_HALF, "narrow"): Schedule(128, 128, 32, 8, 3),
@@ -58,6 +66,8 @@ SCHEDULES: dict[int, dict[tuple[str, str], Schedule]] = {
         (_BYTE, "narrow"): Schedule(128, 128, 64, 8, 3),
         (_BYTE, "wide"): Schedule(128, 128, 64, 8, 3),
         (_BYTE, "small plane"): Schedule(64, 128, 64, 4, 3),
+        (_HALF, "phases"): Schedule(128, 128, 32, 8, 3, group=16),
+        (_BYTE, "phases"): Schedule(128, 128, 64, 8, 3, group=16),
     },
 }
 # Below this many positions a 128-row tile leaves half of the last wave idle (90 x 160 is the lowest stage of 720p).
@@ -84,9 +94,11 @@ def fit(schedule: Schedule, dtype: torch.dtype, channels: int, out_channels: int
     return replace(schedule, bk=max(depth, floor), bn=width)
 
 
-def pick(target: Target, dtype: torch.dtype, channels: int, out_channels: int, frame: tuple[int, int]) -> Schedule:
+def pick(target: Target, dtype: torch.dtype, channels: int, out_channels: int, frame: tuple[int, int],
+         phases: int = 1) -> Schedule:
     """The one schedule for a layer: `channels` as padded in the buffer, `frame` the full frame's (H, W)."""
     kind = "narrow" if out_channels <= 128 else "small plane" if frame[0] * frame[1] <= SMALL_PLANE else "wide"
+    kind = "phases" if phases > 1 else kind
     size = _BYTE if dtype in (FP8, torch.int8) else _HALF
     return fit(SCHEDULES[generation(target.sm)][size, kind], dtype, channels, out_channels)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..conv3d.types import QUANT_MAX, Partials, stat_span
-from ..targets import use_triton
+from ..targets import interpreted, use_triton
 from . import reference
 from .schedules import STAT_ELEMENTS, STAT_ROWS, WARPS, positions
 from .types import Norm, Store
@@ -111,5 +111,5 @@ def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: in
         BIAS=affine and norm.bias is not None,
         SILU=store.silu, BORDER=border, REPLICATE=store.border == "replicate",
         CLAMP=buffer.dtype in QUANT_MAX, ROUND=buffer.dtype == torch.int8, UNIT=unit, DENSE=dense,
-        BP=block, num_warps=WARPS,
+        FAST=not (interpreted() and not x.is_cuda), BP=block, num_warps=WARPS,
     )  # fmt: skip

@@ -5,8 +5,8 @@ from __future__ import annotations
 # Elements one program of `warps` warps holds: 16-byte accesses, two or more in flight per thread.
 ELEMENTS = 4096
 WARPS = 4
-# Positions summed by one program of the statistics pass, per image row block of this many rows: never of the launch.
-STAT_ROWS = 8
+# Image rows summed by one program of the statistics pass (its blocks are never a matter of the launch).
+STAT_ROWS = 1
 STAT_ELEMENTS = 4096
 
 

@@ -18,18 +18,19 @@ def statistics_kernel(x, partials, height, width, x_t, x_y, x_x,
     c = tl.arange(0, CP)
     top = block * ROWS
     base = x + (d.to(tl.int64) * x_t + top.to(tl.int64) * x_y) * UNIT
-    total = tl.zeros((CP,), tl.float32)
-    square = tl.zeros((CP,), tl.float32)
+    # Whole tiles add up in registers; lanes and warps meet once, at the end.
+    totals = tl.zeros((BP, CP), tl.float32)
+    squares = tl.zeros((BP, CP), tl.float32)
     for p0 in range(0, ROWS * width, BP):
         p = p0 + tl.arange(0, BP)
         row = p // width
         keep = (row < ROWS) & (top + row < height)
         at = row * (x_y * UNIT) + (p - row * width) * (x_x * UNIT)
         v = tl.load(base + at[:, None] + c[None, :], mask=keep[:, None] & (c < C)[None, :], other=0.0).to(tl.float32)
-        total += tl.sum(v, 0)
-        square += tl.sum(v * v, 0)
-    total = tl.sum(tl.reshape(total, (CP // SPAN, SPAN)), 1)
-    square = tl.sum(tl.reshape(square, (CP // SPAN, SPAN)), 1)
+        totals += v
+        squares += v * v
+    total = tl.sum(tl.reshape(tl.sum(totals, 0), (CP // SPAN, SPAN)), 1)
+    square = tl.sum(tl.reshape(tl.sum(squares, 0), (CP // SPAN, SPAN)), 1)
     column = tl.arange(0, CP // SPAN)
     where = partials + ((d * tl.num_programs(0) + block).to(tl.int64) * (C // SPAN) + column) * 2
     tl.store(where, total, mask=column < C // SPAN)
@@ -76,7 +77,7 @@ def norm_act_kernel(x, coefs, weight, bias, out, slots, slot, height, width, x_t
                     C: tl.constexpr, CO: tl.constexpr, CP: tl.constexpr, KIND: tl.constexpr, WEIGHT: tl.constexpr,
                     BIAS: tl.constexpr, SILU: tl.constexpr, BORDER: tl.constexpr, REPLICATE: tl.constexpr,
                     CLAMP: tl.constexpr, ROUND: tl.constexpr, UNIT: tl.constexpr, DENSE: tl.constexpr,
-                    BP: tl.constexpr):  # fmt: skip
+                    FAST: tl.constexpr, BP: tl.constexpr):  # fmt: skip
     """One program writes BP positions of one bordered frame: [BP, CO], C of them from x."""
     d = tl.program_id(1)
     pitch = width + 2 * BORDER
@@ -115,7 +116,11 @@ def norm_act_kernel(x, coefs, weight, bias, out, slots, slot, height, width, x_t
         if BIAS:
             v += tl.load(bias + c, mask=c < C, other=0.0)[None, :]
     if SILU:
-        v = v / (1.0 + tl.exp(-v))
+        if FAST:  # the hardware's reciprocal (1 ulp): a full division would make this pass compute-bound
+            v *= tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [1.0 + tl.exp(-v)],
+                                           dtype=tl.float32, is_pure=True, pack=1)
+        else:
+            v = v / (1.0 + tl.exp(-v))
     v = tl.where(inside[:, None] & (c < C)[None, :], v, 0.0)
     v = formatted(v, gain, 0.0, -limit, limit, CLAMP, ROUND).to(out.dtype.element_ty)
     at_slot = slot + d

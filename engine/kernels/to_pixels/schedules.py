@@ -15,5 +15,7 @@ def pick(target: Target, channels: int, kt: int) -> Schedule:
     """128 columns (32 for a kernel without taps in time) of fp32 products live beside two 32-column accumulators."""
     width = 128 if kt == 3 else 32
     if target.shared_kib > 128:
-        return Schedule(128, width, min(channels & -channels, 128), 8, 3, 1)
+        # One step per frame: the weights stay resident. Not on sm_100, whose registers would spill around them.
+        whole = target.sm < 100 and channels & -channels == channels <= 128
+        return Schedule(128, width, channels if whole else min(channels & -channels, 64), 8, 3 if whole else 2, 1)
     return Schedule(128, width, min(channels & -channels, 32), 8, 2, 1)

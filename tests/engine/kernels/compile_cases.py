@@ -105,7 +105,7 @@ def cases(sm: int):
     stored = FP8 if here.fp8 else INT8
     for i, call in enumerate(norm_calls(HALF) + norm_calls(stored)):
         yield f"norm_act {i}", call
-    for channels in (96, 128):
+    for channels in (96, 128, 256):
         for call, name in zip(pixel_calls(here, channels), ("columns", "gather"), strict=True):
             yield f"to_pixels {name} {channels}", call
     for head in (384, 512, 1024):
