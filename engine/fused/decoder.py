@@ -74,10 +74,10 @@ class FusedDecoder:
                 x, sums = resnet(run, self.mid[1], x, sums, self.groups)
                 x, sums = resnets(run, self.resnets[0], x, sums, self.groups)
                 sums = run.upsample(up0, x, x2, first, self.groups)
-                run.advance(d, h, w, z.shape[3], x.shape[3])
+                run.advance(d, h, w)
             x2, sums = resnets(run, self.resnets[1], x2, sums, self.groups)
             sums = run.upsample(up1, x2, out, first_twice, self.groups)
-            run.advance(twice, 2 * h, 2 * w, x2.shape[3])
+            run.advance(twice, 2 * h, 2 * w)
         return out, sums
 
     def _frame_stages(
@@ -91,16 +91,14 @@ class FusedDecoder:
         up = self.ups[2]
         with run.arena.scope():
             wide = run.take(m, 2 * h, 2 * w, up.out_channels)
-            entry, inner = x.shape[3], self.resnets[2][0].out_channels
             with run.arena.scope():
                 y, sums = resnets(run, self.resnets[2], x, sums, self.groups)
                 sums = run.upsample(up, y, wide, run.done["frames"], self.groups)
-                run.advance(m, h, w, entry, inner)
-            entry, inner = wide.shape[3], self.resnets[3][0].out_channels
+                run.advance(m, h, w)
             y, sums = resnets(run, self.resnets[3], wide, sums, self.groups)
             pixels = run.arena.take((m, 2 * h, 2 * w, 3), output)
             run.pixels(self.conv_out, y, self.norm_out, sums, pixels, BYTES if output == torch.uint8 else UNIT)
-            run.advance(m, 2 * h, 2 * w, entry, inner)
+            run.advance(m, 2 * h, 2 * w)
             run.done["frames"] += m
             if not run.dry:
                 emit(pixels)

@@ -72,10 +72,10 @@ class Run:
         ring.begin(key)
         return ring, start
 
-    def advance(self, frames: int, h: int, w: int, *channels: int) -> None:
-        """Every convolution on the rings of these shapes has had its `frames`."""
-        if not self.dry:
-            for ring in {id(r): r for r in (self._ring(h, w, c) for c in channels)}.values():
+    def advance(self, frames: int, h: int, w: int) -> None:
+        """Every convolution at this resolution has had its `frames`."""
+        for plane, ring in self.rings.items():
+            if plane[:2] == (h + 2, w + 2) and not self.dry:
                 ring.advance(frames)
 
     def conv(
