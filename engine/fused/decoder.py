@@ -10,6 +10,7 @@ from torch import Tensor
 from ..kernels.conv3d import Partials
 from ..kernels.to_pixels import BYTES, UNIT
 from ..models.seedvr2 import Decoder
+from .blocks import resnet, resnets
 from .run import Run
 from .weights import Attention, Conv, Output, Resnet, Upsampler, norm_of
 
@@ -102,27 +103,3 @@ class FusedDecoder:
             run.done["frames"] += m
             if not run.dry:
                 emit(pixels)
-
-
-def resnets(
-    run: Run, blocks: list[Resnet], x: Tensor, sums: Partials | None, groups: int
-) -> tuple[Tensor, Partials | None]:
-    for block in blocks:
-        x, sums = resnet(run, block, x, sums, groups)
-    return x, sums
-
-
-def resnet(run: Run, block: Resnet, x: Tensor, sums: Partials | None, groups: int) -> tuple[Tensor, Partials | None]:
-    """x is overwritten by the result where the widths agree; else the result is a new tensor of the open scope."""
-    d, h, w, _ = x.shape
-    out = x
-    if block.shortcut is not None:
-        out = run.take(d, h, w, block.out_channels)
-        run.pointwise(block.shortcut, x, out)
-    with run.arena.scope():
-        inner = run.take(d, h, w, block.out_channels)
-        ring, start = run.feed(block.conv1.key, 2, x, block.norm1, sums)
-        sums = run.conv(block.conv1, ring, start, inner, groups)
-        ring, start = run.feed(block.conv2.key, 2, inner, block.norm2, sums)
-        sums = run.conv(block.conv2, ring, start, out, groups, residual=out)
-    return out, sums

@@ -13,7 +13,7 @@ from ..kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
 from ..kernels.to_pixels import Pixels, to_pixels
 from ..kernels.upsample import upsample
 from .memory import Arena, Ring
-from .weights import Attention, Conv, Output, Upsampler
+from .weights import Attention, Conv, Downsampler, Output, Upsampler
 
 COPY = Norm("none")
 
@@ -99,6 +99,20 @@ class Run:
         if self.dry:
             return None
         return upsample(ring.data, up.composed, out, first=first, groups=groups, start=start)
+
+    def downsample(self, down: Downsampler, x: Tensor, out: Tensor, starts: bool, groups: int) -> Partials | None:
+        """x [D, H, W, C] -> out at half the size (and frame rate). `starts`: the clip begins with x.
+
+        A stride of 2 in time leaves one frame of history where the clip's start has two copies of its first one.
+        """
+        ring, start = self.feed(down.key, down.halo, x)
+        if self.dry:
+            return None
+        if down.factor == 2 and not starts:
+            start = (start + 1) % ring.slots
+        # The zero row and column lie below and to the right: taps start inside the border.
+        geometry = Geometry(stride=(down.factor, 2, 2), origin=(1, 1))
+        return self.conv(down, ring, start, out, groups, geometry=geometry)
 
     def attend(self, block: Attention, x: Tensor, sums: Partials | None) -> Partials | None:
         """Attention within each frame, added to x in place; returns the sums of the result.

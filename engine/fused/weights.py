@@ -107,5 +107,21 @@ class Upsampler:
         return self.composed.weight.out_channels
 
 
+@dataclass(frozen=True)
+class Downsampler(Conv):
+    """A strided convolution; `factor` is its stride in time."""
+
+    factor: int
+
+    @classmethod
+    def of(cls, block: layers.Downsample, dtype: torch.dtype) -> Downsampler:
+        conv = block.conv
+        return cls(conv.key, pack_weight(conv.weight, dtype), conv.bias.float(), conv.stride[0])
+
+    @property
+    def halo(self) -> int:
+        return self.weight.kernel[0] - 1
+
+
 def norm_of(norm: layers.NormAct) -> Norm:
     return Norm("group", norm.weight.float(), norm.bias.float(), norm.num_groups, norm.eps)
