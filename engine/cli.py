@@ -19,7 +19,7 @@ COMMANDS = {
     "decode": "latent file -> .mp4, folder of PNG frames, or .safetensors",
     "encode": "video or folder of images -> latent file",
     "demo": "encode and decode a small clip with the VAE that ships with the package",
-    "convert": "convert a VAE file between safetensors and GGUF",
+    "convert": "rewrite a VAE file as safetensors or GGUF, plain or block-quantised",
 }
 EXIT_ERROR = 2
 EXIT_CANCELLED = 130  # what a shell reports for a program stopped by Ctrl-C

@@ -55,6 +55,7 @@ class Hardware:
     packages: dict[str, str | None]
     gpus: tuple[Gpu, ...]
     gpu_problem: str | None  # why there is no GPU to use
+    kernel_limits: tuple[str, ...]  # what the Triton kernels cannot do on the default device
 
     @property
     def fast_paths(self) -> tuple[FastPath, ...]:
@@ -74,6 +75,7 @@ def survey() -> Hardware:
         packages={name: _installed(distributions) for name, distributions in OPTIONAL.items()},
         gpus=_probe(_gpus, ()),
         gpu_problem=_probe(_gpu_problem, "CUDA could not be asked"),
+        kernel_limits=_probe(_kernel_limits, ()),
     )
 
 
@@ -86,10 +88,8 @@ def fast_paths(hardware: Hardware) -> tuple[FastPath, ...]:
     else:
         gpu = FastPath("GPU", True, f"{usable.name} (sm_{usable.sm})")
         half = FastPath("fp16", True, "the default on a GPU")
-    triton = hardware.packages.get("triton")
-    found = f"Triton {triton} is installed, but" if triton else "Triton is not installed, and"
-    kernels = FastPath("Triton kernels", False, f"{found} this version decodes with torch's own operators")
-    return gpu, half, kernels
+    reasons = ("decode and encode use torch's own operators in this version", *hardware.kernel_limits)
+    return gpu, half, FastPath("Triton kernels", False, "; ".join(reasons))
 
 
 def runs_on(sm: int, built_for: Sequence[str]) -> bool:
@@ -173,6 +173,14 @@ def _gpus() -> tuple[Gpu, ...]:
         runnable = torch.version.hip is not None or runs_on(sm, built_for)
         found.append(Gpu(index, properties.name, sm, properties.total_memory, free, runnable))
     return tuple(found)
+
+
+def _kernel_limits() -> tuple[str, ...]:
+    import torch
+
+    from .kernels.targets import target
+
+    return target("cuda" if torch.cuda.is_available() else "cpu").notes
 
 
 def _gpu_problem() -> str | None:

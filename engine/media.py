@@ -158,13 +158,16 @@ def _to_rgb(frame: VideoFrame, reformatter: VideoReformatter) -> np.ndarray:
         space = _BT709 if frame.height >= 720 else _BT601
     known = space in (1, 4, 5, 7, 9)  # the matrices PyAV can pass on; others keep swscale's own choice
     space = space if known else None
+    # RGB has neither matrix nor range, but PyAV 14 sets the source's own only when the matrices are equal and the
+    # ranges differ; later versions do not mind.
+    opposite = _LIMITED if frame.color_range == _FULL else _FULL
     rgb = reformatter.reformat(
         frame,
         format="rgb48le" if deep else "rgb24",
         src_colorspace=space,
-        dst_colorspace=space,  # RGB has none, but PyAV 14 mixes up the source's matrix when the two differ
+        dst_colorspace=space,
         src_color_range=frame.color_range,
-        dst_color_range=_FULL,
+        dst_color_range=opposite,
         interpolation=_SWS_FLAGS,
     )
     pixels = rgb.to_ndarray()

@@ -28,5 +28,8 @@ class Decode(io.ComfyNode):
         vae = engine_vae(vae)
         settings = from_widgets(chunk=chunk, vram_gb=vram_gb, **tiling).over(vae.settings)
         clip, report = vae.run_decode(samples["samples"], settings)
-        clip = frames.crop_clip(clip, samples.get(frames.CLIP_SIZE), vae.engine.temporal)
+        cropped = frames.crop_clip(clip, samples.get(frames.CLIP_SIZE), vae.engine.temporal)
+        if cropped.shape != clip.shape:
+            _, count, height, width, _ = cropped.shape
+            clip, report = cropped, f"{report}; cropped to {count} frames of {width}x{height}"
         return io.NodeOutput(clip.flatten(0, 1), report)

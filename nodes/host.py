@@ -18,7 +18,7 @@ import torch
 from comfy_api.latest import ComfyExtension, io
 from torch import Tensor
 
-from ..engine import Cancelled, Checkpoint, InputError, VideoVAE, load
+from ..engine import Cancelled, Checkpoint, InputError, VideoVAE, load, log
 from ..engine.models import detect
 from ..engine.runtime.memory import DEFAULT_SHARE
 from .frames import as_clip, as_latent
@@ -72,6 +72,7 @@ class EngineVAE(comfy.sd.VAE):
         self.disable_offload = True
         self.memory_used_decode = lambda shape, dtype: self._peak("decoder", self._latent_size(shape))
         self.memory_used_encode = lambda shape, dtype: self._peak("encoder", self._clip_size(shape[0], *shape[2:]))
+        log.info(f"{engine.arch} VAE ready: {engine.precision}, runs on {self.device}")
 
     def with_settings(self, settings: Settings) -> EngineVAE:
         """The same VAE (weights shared) under other settings."""

@@ -1,7 +1,8 @@
 """Weight files: read, name, reshape, convert."""
 
+from .convert import convert_checkpoint, save_checkpoint
 from .reader import read_checkpoint
 from .shapes import restore_shapes
 from .types import Checkpoint
 
-__all__ = ["Checkpoint", "read_checkpoint", "restore_shapes"]
+__all__ = ["Checkpoint", "convert_checkpoint", "read_checkpoint", "restore_shapes", "save_checkpoint"]

@@ -56,8 +56,7 @@ def describe_vae(path: Path, norm_groups: int | None) -> Lines:
     parameters = sum(tensor.numel() for tensor in checkpoint.tensors.values())
     stored = checkpoint.metadata.get("norm_num_groups")
     count = len(checkpoint.tensors)
-    del checkpoint
-    vae = load(path, precision="fp32", device="cpu", norm_groups=norm_groups)
+    vae = load(checkpoint, precision="fp32", device="cpu", norm_groups=norm_groups)
     config = vae.model.config
     yield "file", f"{path} ({path.stat().st_size / (1 << 20):.1f} MiB)"
     yield "architecture", f"{vae.arch}, {vae.spatial}x{vae.spatial} pixels and {vae.temporal} frames per latent"

@@ -58,7 +58,7 @@ def progress(label: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
     """A tqdm bar as the engine's progress callback; without a terminal tqdm shows none."""
     from tqdm import tqdm
 
-    with tqdm(desc=label, unit="chunk", disable=True if quiet else None) as bar:
+    with tqdm(desc=label, unit="", disable=True if quiet else None) as bar:
 
         def report(done: int, total: int) -> None:
             bar.total = total

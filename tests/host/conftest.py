@@ -135,7 +135,7 @@ class Comfy:
             f"http://127.0.0.1:{self.port}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
         with urllib.request.urlopen(request, timeout=30) as answer:
-            return json.loads(answer.read() or b"{}")
+            return json.loads(answer.read() or "{}")
 
     def run(self, prompt: dict, interrupt_at: str | None = None, timeout: float = 300) -> Run:
         """Queue an API-format prompt and follow it to its end; interrupt it at the first progress of a node."""

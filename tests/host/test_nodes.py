@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,7 @@ def test_all_nodes_are_offered_with_the_files_of_models_vae(comfy):
     options = ours[1]["options"] if ours[0] == "COMBO" else ours[0]
     assert options == ["not_a_vae.safetensors", "tiny.gguf", "tiny.safetensors", "demo (small)"]
     assert "tiny.gguf" not in json.dumps(nodes["VAELoader"])
+    assert "demo_encode_decode" in comfy.get("/workflow_templates")["ComfyUI-ZeroWasteVAE"]
 
 
 @pytest.mark.parametrize("file", ["tiny.safetensors", "tiny.gguf"])
@@ -128,9 +130,11 @@ def test_odd_clips_are_padded_and_cropped_back(comfy):
         "stock": node("VAEDecode", samples=["encode", 0], vae=["vae", 0]),
         "save": save("decode"),
         "save stock": save("stock"),
+        "report": node("PreviewAny", source=["decode", 1]),
     }
     run = comfy.run(prompt)
     assert run.status == "success", run.error
+    assert "cropped to 6 frames of 50x45" in run.outputs["report"]["text"][0]
     frames, padded = comfy.images(run, "save"), comfy.images(run, "save stock")
     assert padded.shape == (9, 48, 64, 3)
     assert np.array_equal(frames, padded[:6, :45, :50])
@@ -200,6 +204,21 @@ def test_cached_rerun_and_changed_widget(comfy):
     assert difference(comfy.images(first, "save"), comfy.images(changed, "save")) > 0
 
 
+def test_decodes_alike_after_the_host_freed_everything(comfy):
+    prompt = {
+        "z": latents(comfy, 1, 16, 2, 5, 6),
+        "vae": loader(),
+        "decode": node("ZeroWasteVAEDecode", samples=["z", 0], vae=["vae", 0]),
+        "save": save("decode"),
+    }
+    before = comfy.images(comfy.run(prompt), "save")
+    comfy.post("/free", {"unload_models": True, "free_memory": True})
+    time.sleep(1)  # the host frees in its own loop
+    after = comfy.run(prompt)
+    assert "vae" in after.executed()
+    assert np.array_equal(before, comfy.images(after, "save"))
+
+
 def test_replaced_file_is_loaded_anew(comfy):
     path = comfy.base / "models" / "vae" / "changing.safetensors"
     weights = load_file(comfy.base / "models" / "vae" / "tiny.safetensors")
@@ -219,17 +238,18 @@ def test_replaced_file_is_loaded_anew(comfy):
     assert difference(first, comfy.images(second, "save")) > 32
 
 
-@pytest.mark.parametrize("stock", [False, True])
-def test_interrupt_stops_within_a_chunk(comfy, stock):
-    prompt = {"z": latents(comfy, 1, 16, 200, 8, 8), "vae": loader(), "optimize": None, "save": save("decode")}
+@pytest.mark.parametrize("kind", ["ZeroWasteVAEDecode", "VAEDecode"])
+def test_interrupt_stops_within_a_chunk(comfy, kind):
+    """A chunk of 4 frames of 256x256 takes far longer than the request: the one that runs is the last."""
+    prompt = {"z": latents(comfy, 1, 16, 60, 32, 32), "vae": loader()}
     prompt["optimize"] = node("ZeroWasteVAEOptimize", vae=["vae", 0], chunk=1)
-    kind = "VAEDecode" if stock else "ZeroWasteVAEDecode"
     prompt["decode"] = node(kind, samples=["z", 0], vae=["optimize", 0])
+    prompt["save"] = save("decode")
     run = comfy.run(prompt, interrupt_at="decode")
     assert run.status == "interrupted"
     done, total = run.progress("decode")[-1]
-    assert total == 200
-    assert done < 100
+    assert total == 60
+    assert done <= 2
     prompt["z"] = latents(comfy, 1, 16, 2, 8, 8)
     assert comfy.run(prompt).status == "success"
 

@@ -1,4 +1,4 @@
-"""attention: flash where the head is small enough for it, the streaming kernel above, torch where there is no Triton."""
+"""attention: flash where the head is small enough, the streaming kernel above, torch where there is no Triton."""
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# ruff: noqa: ANN001, ANN201, SIM108
 """Streaming-softmax attention for head sizes that flash kernels refuse (384 to 1024): O(N) memory."""
 
 from __future__ import annotations

@@ -10,12 +10,13 @@ from torch import Tensor
 from ..targets import FP8, Target, capabilities, interpreted, target, triton_version, use_triton
 from . import reference
 from .schedules import Schedule, pick, row_block
-from .types import QUANT_MAX, Epilogue, Geometry, Partials, Weight, stat_span
+from .types import Epilogue, Geometry, Partials, Pixels, Weight, stat_span
 
 _OPERANDS = (torch.float32, torch.float16, torch.bfloat16, FP8, torch.int8)
+_PLAIN, _NOTHING = Geometry(), Epilogue()
 
 
-def conv3d(x: Tensor, weight: Weight, out: Tensor, *, geometry: Geometry = Geometry(), epilogue: Epilogue = Epilogue(),
+def conv3d(x: Tensor, weight: Weight, out: Tensor, *, geometry: Geometry = _PLAIN, epilogue: Epilogue = _NOTHING,
            start: int = 0, first: int = 2, backend: str = "auto", schedule: Schedule | None = None) -> Partials | None:
     """Convolve a bordered buffer into `out`.
 
@@ -108,13 +109,16 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     scaled = weight.scale is not None or epilogue.scale != 1.0
     scale = weight.scale if weight.scale is not None else x.new_ones(weight.data.shape[0], dtype=torch.float32)
     bias = epilogue.bias
+    clamp = epilogue.format(out.dtype) is not None
+    fmt = epilogue.format(out.dtype) or Pixels(1.0, 0.0, 0.0, 0.0)
     accumulate = here.accumulate(x.dtype, epilogue.half_accumulate)
     interpret = interpreted() and not x.is_cuda
     if interpret and accumulate == "mx" and (triton_version() or (0, 0)) < (3, 9):
         accumulate = "f32"  # dot_scaled crashes in the interpreter of 3.6.0
     conv_kernel[(d * frame_tiles * triton.cdiv(k, s.bn) * phases,)](
         a, b, out, residual if residual is not None else out, bias if bias is not None else scale, scale,
-        partials.data if partials else scale, epilogue.scale, 1.0 / epilogue.out_scale,
+        partials.data if partials else scale, epilogue.scale, fmt.gain, fmt.offset, fmt.low,
+        fmt.high,
         x.shape[0], start, x.shape[1] * x.shape[2], x.shape[2], geometry.origin[0] * x.shape[2] + geometry.origin[1],
         h, w, pitch, block, block_tiles, frame_tiles,
         first, drop, geometry.first_row, frame_rows - 1, *strides,
@@ -122,8 +126,8 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
         ST=geometry.stride[0], SH=geometry.stride[1], SW=geometry.stride[2], PT=pt, PY=py, PX=px,
         SHIFTED=weight.shifted, FOLDED=weight.folded,
         BIAS="none" if bias is None else "border" if bias.dim() == 3 else "plain", SCALED=scaled,
-        RESIDUAL=residual is not None, SPAN=span, OUT_MAX=QUANT_MAX.get(out.dtype, 0.0),
-        ROUND=out.dtype == torch.int8, UNIT=unit, ACC=accumulate, TMA=linear,
+        RESIDUAL=residual is not None, SPAN=span, CLAMP=clamp,
+        ROUND=not out.dtype.is_floating_point, UNIT=unit, ACC=accumulate, TMA=linear,
         UPCAST=interpret and x.dtype in (torch.bfloat16, FP8),
         SLICES=s.slices, BM=s.bm, BN=s.bn, BK=s.bk, num_warps=s.warps, num_stages=s.stages,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The convolution in plain torch, fp32 arithmetic: what every kernel is checked against, and the path without Triton."""
+"""The convolution in plain torch, fp32 arithmetic: what kernels are checked against; the path without Triton."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .schedules import row_block
-from .types import QUANT_MAX, Epilogue, Geometry, Partials, Weight, stat_span
+from .types import Epilogue, Geometry, Partials, Pixels, Weight, stat_span
 
 
-def quantise(values: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
-    """float32 -> `dtype`; 8-bit types hold value / scale, saturated."""
-    if dtype not in QUANT_MAX:
-        return values.to(dtype)
-    limit = QUANT_MAX[dtype]
-    scaled = (values / scale).clamp(-limit, limit)
-    return (scaled.round() if dtype == torch.int8 else scaled).to(dtype)
+def cast(values: Tensor, dtype: torch.dtype, fmt: Pixels | None) -> Tensor:
+    """float32 -> `dtype` through an output format, if there is one."""
+    if fmt is not None:
+        values = (values * fmt.gain + fmt.offset).clamp(fmt.low, fmt.high)
+    return (values if dtype.is_floating_point else values.round()).to(dtype)
 
 
 def frames_of(buffer: Tensor, start: int, count: int) -> Tensor:
@@ -96,5 +94,5 @@ def conv3d(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
             target = slice(lo * pt + it - drop, (hi - 1) * pt + it - drop + 1, pt)
             if epilogue.residual is not None:
                 y = y + epilogue.residual[target, iy::py, ix::px].float()
-            out[target, iy::py, ix::px] = quantise(y, out.dtype, epilogue.out_scale)
+            out[target, iy::py, ix::px] = cast(y, out.dtype, epilogue.format(out.dtype))
     return partial_sums(out, epilogue.groups) if epilogue.groups else None

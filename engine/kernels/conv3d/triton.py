@@ -1,3 +1,4 @@
+# ruff: noqa: ANN001, ANN201, ANN202, SIM108
 """Implicit-GEMM convolution over a bordered buffer.
 
 Seen as rows [frames * Hp * Wp, C], a tile of output positions is BM consecutive rows of one padded plane and every tap
@@ -12,10 +13,10 @@ import triton.language as tl
 
 
 @triton.jit
-def store_type(x, inverse_scale, OUT_MAX: tl.constexpr, ROUND: tl.constexpr):
-    """float32 in real units -> float32 ready for the cast into the output type."""
-    if OUT_MAX > 0:
-        x = tl.minimum(tl.maximum(x * inverse_scale, -OUT_MAX), OUT_MAX)
+def formatted(x, gain, offset, low, high, CLAMP: tl.constexpr, ROUND: tl.constexpr):
+    """float32 in real units -> float32 ready for the cast into the output type (types.Pixels)."""
+    if CLAMP:
+        x = tl.minimum(tl.maximum(x * gain + offset, low), high)
     if ROUND:
         x = (x + 12582912.0) - 12582912.0  # 1.5 * 2^23: rounds to the nearest integer, halves to even
     return x
@@ -30,9 +31,9 @@ def _base(frame, row, column, stride_t, stride_y, stride_x, UNIT: tl.constexpr):
 
 
 @triton.jit
-def _finish(acc, n0, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, act_scale, inverse_out_scale,
+def _finish(acc, n0, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, act_scale, gain, offset, low, high,
             K: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr, RESIDUAL: tl.constexpr, SPAN: tl.constexpr,
-            OUT_MAX: tl.constexpr, ROUND: tl.constexpr):
+            CLAMP: tl.constexpr, ROUND: tl.constexpr):
     """Scale, bias, residual, cast, store and sum one slice [BM, BN] of the accumulator."""
     BN: tl.constexpr = acc.shape[1]
     n = n0 + tl.arange(0, BN)
@@ -50,7 +51,7 @@ def _finish(acc, n0, out_rows, res_rows, keep, at_row, at_col, scales, biases, s
         value += rows * cols * tl.load(biases + 3 * K + n, mask=wanted, other=0.0)[None, :]
     if RESIDUAL:
         value += tl.load(res_rows[:, None] + n[None, :], mask=mask, other=0.0).to(tl.float32)
-    stored = store_type(value, inverse_out_scale, OUT_MAX, ROUND).to(out_rows.dtype.element_ty)
+    stored = formatted(value, gain, offset, low, high, CLAMP, ROUND).to(out_rows.dtype.element_ty)
     tl.store(out_rows[:, None] + n[None, :], stored, mask=mask)
     if SPAN > 0:
         seen = tl.where(mask, stored.to(tl.float32), 0.0)
@@ -67,13 +68,13 @@ def _finish(acc, n0, out_rows, res_rows, keep, at_row, at_col, scales, biases, s
     "out_t", "out_y", "out_x", "res_t", "res_y", "res_x",
 ])
 def conv_kernel(
-    a, w, out, res, bias, scale, partials, act_scale, inverse_out_scale,
+    a, w, out, res, bias, scale, partials, act_scale, gain, offset, low, high,
     slots, start, in_frame, in_pitch, origin, height, width, pitch, row_block, block_tiles, frame_tiles,
     first, drop, first_row, last_row, out_t, out_y, out_x, res_t, res_y, res_x,
     C: tl.constexpr, K: tl.constexpr, KT: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
     ST: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PT: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr,
     SHIFTED: tl.constexpr, FOLDED: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr, RESIDUAL: tl.constexpr,
-    SPAN: tl.constexpr, OUT_MAX: tl.constexpr, ROUND: tl.constexpr, UNIT: tl.constexpr, ACC: tl.constexpr,
+    SPAN: tl.constexpr, CLAMP: tl.constexpr, ROUND: tl.constexpr, UNIT: tl.constexpr, ACC: tl.constexpr,
     TMA: tl.constexpr, UPCAST: tl.constexpr, SLICES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     N_TILES: tl.constexpr = (K + BN - 1) // BN
@@ -127,12 +128,12 @@ def conv_kernel(
         c0 = (step % STEPS) * BK
         slot = start + d * ST + tap // (KH * KW)
         slot = tl.where(slot >= slots, slot - slots, slot)
-        offset = slot * in_frame + (tap // KW % KH) * in_pitch + tap % KW
+        jump = slot * in_frame + (tap // KW % KH) * in_pitch + tap % KW
         if TMA:
-            at = a.load([row0 + offset, c0])
+            at = a.load([row0 + jump, c0])
             bt = w.load([group * K + n0, step * BK])
         else:
-            at = tl.load(a + (rows + offset).to(tl.int64)[:, None] * C + c0 + depth[None, :])
+            at = tl.load(a + (rows + jump).to(tl.int64)[:, None] * C + c0 + depth[None, :])
             bt = tl.load(w_ptrs + step * BK)
         if UPCAST:  # Triton's interpreter multiplies bf16 and fp8 wrongly (3.6.0 and 3.9.0)
             at = at.to(tl.float32)
@@ -166,8 +167,8 @@ def conv_kernel(
 
     # The whole tile at once would not fit the registers beside the accumulator: finish it in slices of its width.
     if SLICES == 1:
-        _finish(acc, n0, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, act_scale, inverse_out_scale,
-                K, BIAS, SCALED, RESIDUAL, SPAN, OUT_MAX, ROUND)
+        _finish(acc, n0, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, act_scale, gain, offset,
+                low, high, K, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND)
     else:
         left, right = tl.split(tl.permute(tl.reshape(acc, (BM, 2, BN // 2)), (0, 2, 1)))
         for half in tl.static_range(2):
@@ -175,10 +176,10 @@ def conv_kernel(
             n1 = n0 + half * (BN // 2)
             if SLICES == 2:
                 _finish(part, n1, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, act_scale,
-                        inverse_out_scale, K, BIAS, SCALED, RESIDUAL, SPAN, OUT_MAX, ROUND)
+                        gain, offset, low, high, K, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND)
             else:
                 first_part, last_part = tl.split(tl.permute(tl.reshape(part, (BM, 2, BN // 4)), (0, 2, 1)))
                 _finish(first_part, n1, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, act_scale,
-                        inverse_out_scale, K, BIAS, SCALED, RESIDUAL, SPAN, OUT_MAX, ROUND)
+                        gain, offset, low, high, K, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND)
                 _finish(last_part, n1 + BN // 4, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums,
-                        act_scale, inverse_out_scale, K, BIAS, SCALED, RESIDUAL, SPAN, OUT_MAX, ROUND)
+                        act_scale, gain, offset, low, high, K, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND)

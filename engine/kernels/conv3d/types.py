@@ -40,6 +40,11 @@ class Weight:
         return self.kernel[0] * self.kernel[1] * self.kernel[2]
 
 
+def quantiser(dtype: torch.dtype, scale: float) -> Pixels:
+    """How an 8-bit type holds value / scale, saturated."""
+    return Pixels(1.0 / scale, 0.0, -QUANT_MAX[dtype], QUANT_MAX[dtype])
+
+
 def padded_channels(channels: int, dtype: torch.dtype) -> int:
     """Channels of the buffer: whole 32-byte rows, the least a matrix instruction and a bulk copy take."""
     step = 32 // dtype.itemsize
@@ -81,13 +86,23 @@ class Geometry:
 
 
 @dataclass(frozen=True)
+class Pixels:
+    """stored = clamp(value * gain + offset, low, high), rounded where the output type is an integer."""
+
+    gain: float
+    offset: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
 class Epilogue:
     """What happens to the accumulator before the one store.
 
     scale: activation scale (operand = real value / scale); the weight's own scale is applied too.
     bias: [K], or [phases * K] with phases, or the composed upsampler's [rows, 4, K] table; float32.
     residual: [D, H, W, K] view, added in fp32. groups: > 0 asks for partial GroupNorm sums of the stored values.
-    out_scale: an 8-bit result stores value / out_scale, saturated.
+    out_scale: an 8-bit result stores value / out_scale, saturated. pixels: overrides that with an output format.
     """
 
     bias: Tensor | None = None
@@ -96,6 +111,13 @@ class Epilogue:
     scale: float = 1.0
     out_scale: float = 1.0
     half_accumulate: bool = False
+    pixels: Pixels | None = None
+
+    def format(self, dtype: torch.dtype) -> Pixels | None:
+        """The affine map and clamp in front of the cast into `dtype`; None where the cast is all there is."""
+        if self.pixels is not None or dtype not in QUANT_MAX:
+            return self.pixels
+        return quantiser(dtype, self.out_scale)
 
 
 @dataclass(frozen=True)

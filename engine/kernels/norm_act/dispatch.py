@@ -11,6 +11,7 @@ from . import reference
 from .schedules import STAT_ELEMENTS, STAT_ROWS, WARPS, positions
 from .types import Norm, Store
 
+_DEFAULT = Store()
 _KINDS = ("group", "l2", "rms", "none")
 
 
@@ -71,7 +72,7 @@ def coefficients(partials: Partials, norm: Norm, positions: int, backend: str = 
     return coefs
 
 
-def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: int = 1, store: Store = Store(),
+def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: int = 1, store: Store = _DEFAULT,
              coefs: Tensor | None = None, backend: str = "auto") -> None:
     """Normalise (or just copy, kind none) and write whole bordered frames.
 
@@ -105,9 +106,10 @@ def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: in
     norm_act_kernel[(-(-(buffer.shape[1] * buffer.shape[2]) // block), d)](
         x, absent, norm.weight if norm.weight is not None else absent, norm.bias if norm.bias is not None else absent,
         buffer, buffer.shape[0], slot, h, w, *strides, x.stride(3), norm.eps, 1.0 / store.scale,
+        QUANT_MAX.get(buffer.dtype, 0.0),
         C=c, CO=co, CP=wide, KIND=norm.kind, WEIGHT=affine and norm.weight is not None,
         BIAS=affine and norm.bias is not None,
         SILU=store.silu, BORDER=border, REPLICATE=store.border == "replicate",
-        OUT_MAX=QUANT_MAX.get(buffer.dtype, 0.0), ROUND=buffer.dtype == torch.int8, UNIT=unit, DENSE=dense,
+        CLAMP=buffer.dtype in QUANT_MAX, ROUND=buffer.dtype == torch.int8, UNIT=unit, DENSE=dense,
         BP=block, num_warps=WARPS,
     )  # fmt: skip

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..conv3d.reference import partial_sums, quantise
-from ..conv3d.types import Partials
+from ..conv3d.reference import cast, partial_sums
+from ..conv3d.types import QUANT_MAX, Partials, quantiser
 from .types import Norm, Store
 
 
@@ -54,6 +54,7 @@ def apply(x: Tensor, norm: Norm, coefs: Tensor | None) -> Tensor:
 def norm_act(x: Tensor, norm: Norm, coefs: Tensor | None, store: Store, buffer: Tensor, slot: int, border: int) -> None:
     """See dispatch.norm_act; writes frame by frame so that the fp32 copies stay small."""
     c = x.shape[3]
+    fmt = quantiser(buffer.dtype, store.scale) if buffer.dtype in QUANT_MAX else None
     for d in range(x.shape[0]):
         y = apply(x[d : d + 1], norm, None if coefs is None else coefs[d : d + 1])
         y = F.silu(y) if store.silu else y
@@ -63,6 +64,6 @@ def norm_act(x: Tensor, norm: Norm, coefs: Tensor | None, store: Store, buffer: 
             y = F.pad(y, pad) if store.border == "zero" else F.pad(y, pad, mode="replicate")
             y = y.permute(0, 2, 3, 1)
         target = buffer[(slot + d) % buffer.shape[0]]
-        target[..., :c] = quantise(y[0], buffer.dtype, store.scale)
+        target[..., :c] = cast(y[0], buffer.dtype, fmt)
         if target.shape[-1] > c:
             target[..., c:] = 0

@@ -1,3 +1,4 @@
+# ruff: noqa: ANN001, ANN201, SIM108
 """Memory-bound passes: statistics, their reduction to coefficients, and normalise + SiLU + quantise + border."""
 
 from __future__ import annotations
@@ -5,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..conv3d.triton import store_type
+from ..conv3d.triton import formatted
 
 
 @triton.jit(do_not_specialize=["height", "width", "x_t", "x_y", "x_x"])
@@ -71,10 +72,10 @@ def coefficients_kernel(partials, weight, bias, coefs, blocks, count, eps,
 
 
 @triton.jit(do_not_specialize=["slots", "slot", "height", "width", "x_t", "x_y", "x_x", "x_c"])
-def norm_act_kernel(x, coefs, weight, bias, out, slots, slot, height, width, x_t, x_y, x_x, x_c, eps, inverse_scale,
+def norm_act_kernel(x, coefs, weight, bias, out, slots, slot, height, width, x_t, x_y, x_x, x_c, eps, gain, limit,
                     C: tl.constexpr, CO: tl.constexpr, CP: tl.constexpr, KIND: tl.constexpr, WEIGHT: tl.constexpr,
                     BIAS: tl.constexpr, SILU: tl.constexpr, BORDER: tl.constexpr, REPLICATE: tl.constexpr,
-                    OUT_MAX: tl.constexpr, ROUND: tl.constexpr, UNIT: tl.constexpr, DENSE: tl.constexpr,
+                    CLAMP: tl.constexpr, ROUND: tl.constexpr, UNIT: tl.constexpr, DENSE: tl.constexpr,
                     BP: tl.constexpr):  # fmt: skip
     """One program writes BP positions of one bordered frame: [BP, CO], C of them from x."""
     d = tl.program_id(1)
@@ -116,7 +117,7 @@ def norm_act_kernel(x, coefs, weight, bias, out, slots, slot, height, width, x_t
     if SILU:
         v = v / (1.0 + tl.exp(-v))
     v = tl.where(inside[:, None] & (c < C)[None, :], v, 0.0)
-    v = store_type(v, inverse_scale, OUT_MAX, ROUND).to(out.dtype.element_ty)
+    v = formatted(v, gain, 0.0, -limit, limit, CLAMP, ROUND).to(out.dtype.element_ty)
     at_slot = slot + d
     at_slot = tl.where(at_slot >= slots, at_slot - slots, at_slot)
     start = (at_slot.to(tl.int64) * ((height + 2 * BORDER) * pitch) + tl.program_id(0) * BP) * CO

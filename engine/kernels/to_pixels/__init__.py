@@ -1,6 +1,7 @@
 """The last convolution, stored in the output's own layout and type."""
 
+from ..conv3d import Pixels
 from .dispatch import columns_weight, to_pixels
-from .types import BYTES, RAW, UNIT, Pixels
+from .types import BYTES, RAW, UNIT
 
 __all__ = ["BYTES", "RAW", "UNIT", "Pixels", "columns_weight", "to_pixels"]

@@ -7,22 +7,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..conv3d import Weight
+from ..conv3d import Epilogue, Pixels, Weight, conv3d
 from ..targets import Target, capabilities, interpreted, target, triton_version, use_triton
 from . import reference
 from .schedules import GATHER_POSITIONS, SCRATCH_BYTES, pick
-from .types import UNIT, Pixels
+from .types import UNIT
 
 _FLOATS = (torch.float16, torch.bfloat16)
 
 
+COLUMNS = 32  # 9 * 3 shifted outputs, rounded up
+_MOST_OUTPUTS = 3
+
+
 def columns_weight(weight: Weight) -> Tensor:
-    """Packed conv weight [K, kt * 9 * C] -> [kt * N, C], N = 9 * K rounded up to a power of two, rows (y, x, k)."""
+    """Packed conv weight [K, kt * 9 * C] -> [blocks * 32, C]: rows (y, x, k) of each temporal tap; four blocks where
+    there are three taps, since tiles are powers of two."""
     k, (kt, _, _) = weight.out_channels, weight.kernel
-    wide = 1 << max(9 * k - 1, 15).bit_length()
     rows = weight.data.view(k, kt, 9, weight.channels).permute(1, 2, 0, 3).reshape(kt, 9 * k, weight.channels)
-    packed = rows.new_zeros(kt, wide, weight.channels)
-    packed[:, : 9 * k] = rows
+    packed = rows.new_zeros(4 if kt == 3 else 1, COLUMNS, weight.channels)
+    packed[:kt, : 9 * k] = rows
     return packed.flatten(0, 1)
 
 
@@ -30,8 +34,8 @@ def to_pixels(x: Tensor, weight: Weight, bias: Tensor, out: Tensor, *, pixels: P
               packed: Tensor | None = None, backend: str = "auto") -> None:
     """Convolve bordered frames and store pixels.
 
-    x: [slots, H + 2, W + 2, C] fp16 or bf16, read from slot `start` on as conv3d does; weight: kernel (3|1, 3, 3), at
-    most 14 outputs; bias [K] float32; out: [D, H, W, K] in float32, float16 or uint8, unit channel stride.
+    x: [slots, H + 2, W + 2, C] fp16 or bf16, read from slot `start` on as conv3d does; weight: kernel
+    (3|1, 3, 3); bias [K] float32; out: [D, H, W, K] in float32, float16 or uint8, unit channel stride.
     packed: `columns_weight(weight)`, kept by callers that run more than once. Raises ValueError for other shapes.
     """
     d, h, w, k = out.shape
@@ -42,8 +46,11 @@ def to_pixels(x: Tensor, weight: Weight, bias: Tensor, out: Tensor, *, pixels: P
         raise ValueError(f"to_pixels cannot fill {list(out.shape)} from {list(x.shape)}")
     if out.stride(3) != 1 or x.shape[3] != weight.channels or x.dtype != weight.data.dtype:
         raise ValueError("to_pixels needs unit channel stride and a weight of the buffer's type and channels")
-    if k > 14 or x.dtype not in _FLOATS or not use_triton(x.device, backend):
+    if x.dtype not in _FLOATS or not use_triton(x.device, backend):
         reference.to_pixels(x, weight, bias, out, pixels, start)
+        return
+    if k > _MOST_OUTPUTS:  # wide enough for the implicit GEMM
+        conv3d(x, weight, out, epilogue=Epilogue(bias=bias, pixels=pixels), start=start, backend=backend)
         return
     here = target(x.device) if x.is_cuda else capabilities("interpreter", 90, triton_version())
     launch(x, columns_weight(weight) if packed is None else packed, bias, out, kt, pixels, start, here)
@@ -56,7 +63,7 @@ def launch(x: Tensor, packed: Tensor, bias: Tensor, out: Tensor, kt: int, pixels
 
     d, h, w, k = out.shape
     pitch, plane, c = x.shape[2], x.shape[1] * x.shape[2], x.shape[3]
-    s = pick(here, c, packed.shape[0] // kt)
+    s = pick(here, c, kt)
     a: Any = x
     b: Any = packed
     if here.tma:
@@ -73,7 +80,7 @@ def launch(x: Tensor, packed: Tensor, bias: Tensor, out: Tensor, kt: int, pixels
         kernels.columns_kernel[(-(-count // s.bm),)](
             a, b, scratch, x.shape[0], start, plane, top * pitch, count, d, C=c, N=9 * k, KT=kt, TMA=here.tma,
             UPCAST=interpreted() and not x.is_cuda and x.dtype == torch.bfloat16,
-            BM=s.bm, BN=s.bn, BK=s.bk, num_warps=s.warps, num_stages=s.stages,
+            BM=s.bm, BN=COLUMNS, BK=s.bk, num_warps=s.warps, num_stages=s.stages,
         )  # fmt: skip
         part = out[:, top : top + n]
         kernels.gather_kernel[(-(-n * w // GATHER_POSITIONS), d)](

@@ -11,7 +11,9 @@ GATHER_POSITIONS = 512
 SCRATCH_BYTES = 96 * 2**20
 
 
-def pick(target: Target, channels: int, columns: int) -> Schedule:
-    """`columns`: 9 * K rounded up to a power of two; three accumulators of that width are live."""
-    depth = min(channels & -channels, 64 if target.shared_kib < 128 else 128)
-    return Schedule(128 if columns <= 32 else 64, columns, depth, 4, 3, 1)
+def pick(target: Target, channels: int, kt: int) -> Schedule:
+    """128 columns (32 for a kernel without taps in time) of fp32 products live beside two 32-column accumulators."""
+    width = 128 if kt == 3 else 32
+    if target.shared_kib > 128:
+        return Schedule(128, width, min(channels & -channels, 128), 8, 3, 1)
+    return Schedule(128, width, min(channels & -channels, 32), 8, 2, 1)

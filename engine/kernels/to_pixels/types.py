@@ -2,19 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from ..conv3d import Pixels
 
-
-@dataclass(frozen=True)
-class Pixels:
-    """stored = clamp(value * gain + offset, low, high), a uint8 result is rounded. Defaults: [-1, 1] -> [0, 1]."""
-
-    gain: float = 0.5
-    offset: float = 0.5
-    low: float = 0.0
-    high: float = 1.0
-
-
-UNIT = Pixels()
+UNIT = Pixels(0.5, 0.5, 0.0, 1.0)  # [-1, 1] -> [0, 1]
 BYTES = Pixels(127.5, 127.5, 0.0, 255.0)
 RAW = Pixels(1.0, 0.0, float("-inf"), float("inf"))

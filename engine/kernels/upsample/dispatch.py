@@ -7,9 +7,11 @@ from torch import Tensor
 from ..conv3d import Epilogue, Geometry, Partials, conv3d
 from .compose import Composed
 
+_WHOLE = Geometry()
+
 
 def upsample(x: Tensor, composed: Composed, out: Tensor, *, first: int, groups: int = 0, scale: float = 1.0,
-             half_accumulate: bool = False, start: int = 0, geometry: Geometry = Geometry(),
+             half_accumulate: bool = False, start: int = 0, geometry: Geometry = _WHOLE,
              backend: str = "auto") -> Partials | None:
     """Double rows and columns, and frames too where the weights are temporal.
 

@@ -1,0 +1,226 @@
+"""Per operator, shape and type: median time, rate, share of the ceiling measured in the same run, and the peers."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..kernels.attention import attention
+from ..kernels.conv3d import Epilogue, conv3d, pack_weight
+from ..kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
+from ..kernels.targets import FP8, target
+from ..kernels.to_pixels import UNIT, columns_weight, to_pixels
+from ..kernels.upsample import pack, upsample
+from .timing import Ceilings, Time, measure
+
+# D_out x H x W, C -> K: the decoder's resolutions at 720p.
+CONVS = ((4, 720, 1280, 128, 128), (4, 720, 1280, 256, 256), (4, 360, 640, 512, 512), (2, 180, 320, 512, 512),
+         (1, 90, 160, 512, 512))  # fmt: skip
+TOKENS = (14400, 32400)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement. rate is in TFLOP/s (unit "F") or TB/s ("B"); share is of the ceiling named in `of`."""
+
+    operator: str
+    shape: str
+    dtype: str
+    who: str
+    time: Time
+    rate: float
+    unit: str
+    share: float | None
+
+    def line(self) -> str:
+        share = "" if self.share is None else f"{100 * self.share:5.1f} %"
+        unit = "TFLOP/s" if self.unit == "F" else "TB/s"
+        spread = f"({self.time.low:.3f}-{self.time.high:.3f})"
+        return (f"{self.operator:22} {self.shape:28} {self.dtype:9} {self.who:26} {self.time.median:9.3f} {spread:>19} "
+                f"{self.rate:8.2f} {unit:7} {share}")
+
+
+HEADER = (f"{'operator':22} {'shape':28} {'type':9} {'by':26} {'median ms':>9} {'(min-max)':>19} {'rate':>8}"
+          f"{'of ceiling':>18}")
+
+
+def word(dtype: torch.dtype) -> str:
+    return {torch.float16: "fp16", torch.bfloat16: "bf16", FP8: "fp8", torch.int8: "int8"}.get(dtype, str(dtype))
+
+
+class Bench:
+    """Runs the cases on one device; failures of a peer are reported as such and do not end the run."""
+
+    def __init__(self, device: torch.device, tops: Ceilings) -> None:
+        self.device, self.tops = device, tops
+
+    def flops(self, operator: str, shape: str, dtype: torch.dtype, who: str, work: float,
+              call: Callable[[], object]) -> Row:
+        time = measure(call)
+        rate, top = work * 1e-9 / time.median, self.tops.matrix(dtype)
+        return Row(operator, shape, word(dtype), who, time, rate, "F", rate / top if top else None)
+
+    def bytes(self, operator: str, shape: str, dtype: torch.dtype, who: str, moved: float,
+              call: Callable[[], object]) -> Row:
+        time = measure(call)
+        rate = moved * 1e-9 / time.median
+        return Row(operator, shape, word(dtype), who, time, rate, "B", rate / self.tops.copy)
+
+    def random(self, *shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
+        if dtype == torch.int8:
+            return torch.randint(-60, 60, shape, dtype=dtype, device=self.device)
+        return torch.randn(shape, device=self.device, dtype=torch.float16).to(dtype)
+
+    def conv(self, shape: tuple[int, int, int, int, int], dtype: torch.dtype, peers: bool = True) -> Iterator[Row]:
+        d, h, w, c, k = shape
+        name = f"{d}x{h}x{w} {c}->{k}"
+        work = 2.0 * 27 * c * k * d * h * w
+        x = torch.zeros(d + 2, h + 2, w + 2, c, dtype=dtype, device=self.device)
+        x[:, 1:-1, 1:-1] = self.random(d + 2, h, w, c, dtype=dtype)
+        weight = pack_weight(torch.randn(k, c, 3, 3, 3, device=self.device) * (27 * c) ** -0.5, dtype)
+        kind = torch.bfloat16 if dtype == torch.bfloat16 else torch.float16
+        out, residual = (self.random(d, h, w, k, dtype=kind) for _ in range(2))
+        bias = torch.randn(k, device=self.device)
+        scale = 1.0 if dtype.itemsize == 2 else 0.02
+        plain, full = Epilogue(bias=bias, scale=scale), Epilogue(bias=bias, scale=scale, residual=residual, groups=32)
+        yield self.flops("conv3d bias", name, dtype, "this pack", work, lambda: conv3d(x, weight, out, epilogue=plain))
+        yield self.flops("conv3d bias+res+stats", name, dtype, "this pack", work,
+                         lambda: conv3d(x, weight, out, epilogue=full))
+        if not peers or dtype.itemsize == 1:
+            return
+        nd = x[:, 1:-1, 1:-1].permute(3, 0, 1, 2)[None].contiguous()
+        raw = weight.data.view(k, 3, 3, 3, c).permute(0, 4, 1, 2, 3).contiguous()
+        low = bias.to(dtype)
+        for layout, fmt in (("NCDHW", torch.contiguous_format), ("NDHWC", torch.channels_last_3d)):
+            a, b = nd.contiguous(memory_format=fmt), raw.contiguous(memory_format=fmt)
+            r = residual.permute(3, 0, 1, 2)[None].contiguous(memory_format=fmt)
+            for label, call in (
+                ("conv3d bias", lambda a=a, b=b: F.conv3d(a, b, low, padding=(0, 1, 1))),
+                ("conv3d bias+res+stats", lambda a=a, b=b, r=r: _eager_epilogue(a, b, low, r)),
+            ):
+                yield self.flops(label, name, dtype, f"cuDNN {layout}", work, call)
+
+    def norm_act(self, d: int, h: int, w: int, c: int, stored: torch.dtype) -> Iterator[Row]:
+        x = self.random(d, h, w, c)
+        buffer = torch.empty(d + 2, h + 2, w + 2, c, dtype=stored, device=self.device)
+        norm = Norm(weight=torch.randn(c, device=self.device), bias=torch.randn(c, device=self.device))
+        sums = statistics(x, 32)
+        coefs = coefficients(sums, norm, h * w)
+        name, store = f"{d}x{h}x{w} {c}", Store(scale=0.05 if stored.itemsize == 1 else 1.0)
+        moved = x.nbytes + x.numel() * stored.itemsize
+        yield self.bytes("norm_act", name, stored, "this pack", moved,
+                         lambda: norm_act(x, norm, buffer, store=store, coefs=coefs))
+        yield self.bytes("statistics", name, stored, "this pack", x.nbytes, lambda: statistics(x, 32))
+        yield self.bytes("coefficients", name, stored, "this pack", sums.data.nbytes,
+                         lambda: coefficients(sums, norm, h * w))
+        if stored != torch.float16:
+            return
+        nchw = x.permute(0, 3, 1, 2).contiguous()
+        gain, shift = norm.weight.half(), norm.bias.half()
+        yield self.bytes("norm_act", name, stored, "eager NCHW", moved,
+                         lambda: F.silu(F.group_norm(nchw, 32, gain, shift, 1e-6)))
+        kitchen = _kitchen()
+        if kitchen is not None:
+            ncdhw = x.permute(3, 0, 1, 2)[None].contiguous(memory_format=torch.channels_last_3d)
+            yield self.bytes("norm_act", name, stored, "comfy-kitchen", moved,
+                             lambda: kitchen.group_norm_silu_pad3d(ncdhw, gain, shift, 32, 1e-6))
+
+    def upsample(self, d: int, h: int, w: int, c: int, temporal: bool, dtype: torch.dtype) -> Iterator[Row]:
+        z = 2 if temporal else 1
+        halo = 1 if temporal else 2
+        expand = torch.randn(4 * z * c, c, 1, 1, 1, device=self.device) * c**-0.5
+        conv = torch.randn(c, c, 3, 3, 3, device=self.device) * (27 * c) ** -0.5
+        expand_bias, conv_bias = torch.randn(4 * z * c, device=self.device), torch.randn(c, device=self.device)
+        composed = pack(expand, expand_bias, conv, conv_bias, dtype)
+        x = torch.zeros(d + halo, h + 2, w + 2, c, dtype=dtype, device=self.device)
+        x[:, 1:-1, 1:-1] = self.random(d + halo, h, w, c, dtype=dtype)
+        out = torch.empty(d * z, 2 * h, 2 * w, c, dtype=torch.float16, device=self.device)
+        work = composed.weight.flops_per_position * d * h * w
+        scale = 1.0 if dtype.itemsize == 2 else 0.02
+        name = f"{d}x{h}x{w} {c} {'time' if temporal else 'space'}"
+        yield self.flops("upsample composed", name, dtype, "this pack", work,
+                         lambda: upsample(x, composed, out, first=2, groups=32, scale=scale))
+        # The plain pair with our own kernels: expansion storing its shuffle, then the large convolution.
+        inner = torch.zeros(d * z + 2, 2 * h + 2, 2 * w + 2, c, dtype=dtype, device=self.device)
+        grow = pack_weight(expand, dtype, (z, 2, 2))
+        wide = pack_weight(conv, dtype)
+        pair_work = 2.0 * 4 * z * c * c * d * h * w + 2.0 * 27 * c * c * 4 * z * d * h * w
+
+        def pair() -> None:
+            conv3d(x[halo:, 1:-1, 1:-1].contiguous(), grow, inner[2:, 1:-1, 1:-1],
+                   epilogue=Epilogue(bias=expand_bias, scale=scale, out_scale=scale))
+            conv3d(inner, wide, out, epilogue=Epilogue(bias=conv_bias, scale=scale, groups=32))
+
+        yield self.flops("upsample plain pair", name, dtype, "this pack", pair_work, pair)
+
+    def pixels(self, d: int, h: int, w: int, c: int, stored: torch.dtype) -> Iterator[Row]:
+        x = torch.zeros(d + 2, h + 2, w + 2, c, dtype=torch.float16, device=self.device)
+        x[:, 1:-1, 1:-1] = self.random(d + 2, h, w, c)
+        weight = pack_weight(torch.randn(3, c, 3, 3, 3, device=self.device) * (27 * c) ** -0.5, torch.float16)
+        packed, bias = columns_weight(weight), torch.randn(3, device=self.device)
+        out = torch.empty(d, h, w, 3, dtype=stored, device=self.device)
+        work = 2.0 * 27 * c * 3 * d * h * w
+        yield self.flops("to_pixels", f"{d}x{h}x{w} {c}->3 {str(stored)[6:]}", torch.float16, "this pack", work,
+                         lambda: to_pixels(x, weight, bias, out, pixels=UNIT, packed=packed))
+        raw = weight.data.view(3, 3, 3, 3, c).permute(0, 4, 1, 2, 3)
+        nd = x[:, 1:-1, 1:-1].permute(3, 0, 1, 2)[None].contiguous()
+        low = bias.half()
+        yield self.flops("to_pixels", f"{d}x{h}x{w} {c}->3 conv only", torch.float16, "cuDNN NCDHW", work,
+                         lambda: F.conv3d(nd, raw, low, padding=(0, 1, 1)))
+
+    def attention(self, frames: int, tokens: int, head: int) -> Iterator[Row]:
+        q, k, v = (self.random(frames, tokens, head) for _ in range(3))
+        work = 4.0 * frames * tokens * tokens * head
+        name = f"{frames}x{tokens} head {head}"
+        yield self.flops("attention", name, q.dtype, "this pack", work, lambda: attention(q, k, v))
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        def efficient() -> Tensor:
+            with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+                return F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])
+
+        yield self.flops("attention", name, q.dtype, "SDPA memory-efficient", work, efficient)
+
+    def all(self) -> Iterator[Row]:
+        """Every case of the table, one at a time; memory is released between them."""
+        here = target(self.device)
+        types = [torch.float16, torch.bfloat16] + [t for t in (FP8, torch.int8) if here.supports(t)]
+        for shape in CONVS:
+            for dtype in types:
+                yield from self.conv(shape, dtype)
+        for stored in (torch.float16, *types[2:3]):
+            yield from self.norm_act(4, 720, 1280, 128, stored)
+            yield from self.norm_act(4, 360, 640, 512, stored)
+        for dtype in (torch.float16, *types[2:3]):
+            yield from self.upsample(2, 180, 320, 512, True, dtype)
+            yield from self.upsample(4, 360, 640, 256, False, dtype)
+        for stored in (torch.float16, torch.uint8):
+            yield from self.pixels(4, 720, 1280, 128, stored)
+        for tokens in TOKENS:
+            yield from self.attention(1, tokens, 512)
+        yield from self.attention(1, TOKENS[0], 384)
+        yield from self.attention(1, TOKENS[0], 1024)
+
+
+def _eager_epilogue(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    """What eager torch runs for the fused epilogue: convolution, addition, one pass for the statistics."""
+    y = F.conv3d(x, weight, bias, padding=(0, 1, 1)) + residual
+    frames = y.transpose(1, 2).reshape(y.shape[2], 32, -1)
+    return y, torch.var_mean(frames, -1, correction=0)[0]
+
+
+def _kitchen() -> object | None:
+    """comfy-kitchen's CUDA operators, where the host ships a version that has the fused norm."""
+    if importlib.util.find_spec("comfy_kitchen") is None:
+        return None
+    import comfy_kitchen
+
+    return comfy_kitchen if hasattr(comfy_kitchen, "group_norm_silu_pad3d") else None
+
+
+__all__ = ["HEADER", "Bench", "Row"]

@@ -1,0 +1,101 @@
+"""GGUF version 3 writer: header first (all sizes are known), then the tensors one at a time."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import BinaryIO
+
+from torch import Tensor
+
+from .gguf_header import MAX_DIMS, MAX_NAME_BYTES, MAX_STRING_BYTES
+from .gguf_types import GGUFType
+
+ALIGNMENT = 32
+_UINT32, _INT32, _BOOL, _STRING, _ARRAY, _UINT64, _INT64, _FLOAT64 = 4, 5, 7, 8, 9, 10, 11, 12
+
+
+@dataclass(frozen=True)
+class Int32Array:
+    """A metadata array that other loaders want as INT32 (recorded shapes)."""
+
+    items: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TensorPlan:
+    """How a tensor will be stored; `shape` in torch order."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: GGUFType
+
+    @property
+    def nbytes(self) -> int:
+        return self.type.nbytes(prod(self.shape))
+
+
+def write_gguf(
+    file: BinaryIO, metadata: Mapping[str, object], plans: list[TensorPlan], data: Iterable[Tensor]
+) -> None:
+    """Write a whole file. `data` gives each plan's bytes (uint8) in order. ValueError: GGUF cannot hold something."""
+    header = bytearray(b"GGUF" + struct.pack("<IQQ", 3, len(plans), len(metadata)))
+    for key, value in metadata.items():
+        header += _string(key, 65_535) + _value(key, value)
+    offset = 0
+    for plan in plans:
+        if len(plan.shape) > MAX_DIMS:
+            raise ValueError(f"tensor {plan.name} has more than {MAX_DIMS} dimensions")
+        header += _string(plan.name, MAX_NAME_BYTES) + struct.pack("<I", len(plan.shape))
+        header += struct.pack(f"<{len(plan.shape)}Q", *reversed(plan.shape))
+        header += struct.pack("<IQ", plan.type.id, offset)
+        offset += plan.nbytes + _padding(plan.nbytes)
+    file.write(header + bytes(_padding(len(header))))
+    for plan, raw in zip(plans, data, strict=True):
+        if raw.numel() != plan.nbytes:
+            raise ValueError(f"tensor {plan.name} has {raw.numel()} bytes, planned {plan.nbytes}")
+        file.write(memoryview(raw.numpy()))
+        file.write(bytes(_padding(plan.nbytes)))
+
+
+def _padding(length: int) -> int:
+    return -length % ALIGNMENT
+
+
+def _string(text: str, limit: int) -> bytes:
+    raw = text.encode("utf-8")
+    if len(raw) > limit:
+        raise ValueError(f"the text {text[:60]}… has {len(raw)} bytes, GGUF readers accept {limit}")
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def _value(key: str, value: object) -> bytes:
+    """Type id and value: text, numbers, truth values and flat lists of one of these."""
+    if isinstance(value, Int32Array):
+        return struct.pack(f"<IIQ{len(value.items)}i", _ARRAY, _INT32, len(value.items), *value.items)
+    if isinstance(value, list):
+        kinds = {_kind(key, v) for v in value} or {_UINT32}
+        kind = kinds.pop() if len(kinds) == 1 else _INT64 if kinds <= {_UINT32, _UINT64, _INT64} else _FLOAT64
+        return struct.pack("<IIQ", _ARRAY, kind, len(value)) + b"".join(_scalar(kind, v) for v in value)
+    kind = _kind(key, value)
+    return struct.pack("<I", kind) + _scalar(kind, value)
+
+
+def _kind(key: str, value: object) -> int:
+    if isinstance(value, str):
+        return _STRING
+    if isinstance(value, bool):
+        return _BOOL
+    if isinstance(value, int):
+        return _UINT32 if 0 <= value < 2**32 else _INT64 if value < 2**63 else _UINT64
+    if isinstance(value, float):
+        return _FLOAT64
+    raise ValueError(f"the metadata {key} is a {type(value).__name__}, which GGUF cannot hold")
+
+
+def _scalar(kind: int, value: object) -> bytes:
+    if kind == _STRING:
+        return _string(str(value), MAX_STRING_BYTES)
+    return struct.pack({_UINT32: "<I", _BOOL: "<?", _INT64: "<q", _UINT64: "<Q", _FLOAT64: "<d"}[kind], value)

@@ -1,0 +1,122 @@
+"""Every kernel x schedule the dispatchers can launch on a generation, at full decoder sizes, as meta tensors.
+
+Run as a script in a process without TRITON_INTERPRET: `python compile_cases.py 90 120` prints one JSON line per case.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+import cross_compile
+from zerowaste_vae.engine.kernels.attention import dispatch as attention
+from zerowaste_vae.engine.kernels.attention import triton as attention_kernels
+from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, Weight
+from zerowaste_vae.engine.kernels.conv3d import dispatch as conv
+from zerowaste_vae.engine.kernels.conv3d import triton as conv_kernels
+from zerowaste_vae.engine.kernels.norm_act import Norm, Store
+from zerowaste_vae.engine.kernels.norm_act import dispatch as norm_act
+from zerowaste_vae.engine.kernels.norm_act import triton as norm_kernels
+from zerowaste_vae.engine.kernels.targets import FP8, Target, capabilities, triton_version
+from zerowaste_vae.engine.kernels.to_pixels import UNIT
+from zerowaste_vae.engine.kernels.to_pixels import dispatch as to_pixels
+from zerowaste_vae.engine.kernels.to_pixels import triton as pixel_kernels
+
+HALF, BF16, INT8 = torch.float16, torch.bfloat16, torch.int8
+# (H, W, C): the decoder's four resolutions at 720p.
+STAGES = ((720, 1280, 128), (720, 1280, 256), (360, 640, 512), (90, 160, 512))
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def conv_calls(here: Target, dtype: torch.dtype, stage: tuple[int, int, int], *, plain: bool = False,
+               fast: bool = False, stride: tuple[int, int, int] = (1, 1, 1), phases: tuple[int, int, int] = (1, 1, 1)):
+    h, w, c = stage
+    folded, temporal = phases[0] == 2, 2 if phases[0] == 2 else 3
+    kernel = (3, 3, 3) if phases == (1, 1, 1) else (temporal, 2, 2)
+    rows = c * phases[0] * phases[1] * phases[2] * (3 if folded else 1)
+    scale = meta(rows) if dtype.itemsize == 1 else None
+    weight = Weight(meta(rows, kernel[0] * kernel[1] * kernel[2] * c, dtype=dtype), c, c, kernel, scale, phases,
+                    phases[1] == 2, folded)
+    x = meta(6, h + 2, w + 2, c, dtype=dtype)
+    out = meta(4 * phases[0] // stride[0], h * phases[1] // stride[1], w * phases[2] // stride[2], c,
+               dtype=BF16 if dtype == BF16 else HALF)
+    bias = meta(rows // c, 4, c) if phases != (1, 1, 1) else meta(c)
+    shared = phases == (1, 1, 1) and not plain
+    epilogue = Epilogue(bias, out if shared else None, 0 if plain else 32, half_accumulate=fast)
+    with cross_compile.recorded(conv_kernels, "conv_kernel") as calls:
+        conv.launch(x, weight, out, Geometry(stride, (1, 1) if stride[1] == 2 else (0, 0)), epilogue, 0, 2, here)
+    return calls
+
+
+def norm_calls(dtype: torch.dtype):
+    x, coefs = meta(4, 720, 1280, 128, dtype=HALF), meta(4, 2, 128)
+    norm = Norm(weight=meta(128), bias=meta(128))
+    names = ("statistics_kernel", "coefficients_kernel", "norm_act_kernel")
+    kept = norm_act.use_triton
+    norm_act.use_triton = lambda *_: True
+    try:
+        with cross_compile.recorded(norm_kernels, *names) as calls:
+            norm_act.norm_act(x, norm, meta(6, 722, 1282, 128, dtype=dtype), store=Store(scale=0.05))
+            norm_act.norm_act(x, Norm("l2", meta(128)), meta(6, 722, 1282, 128, dtype=dtype), coefs=coefs)
+    finally:
+        norm_act.use_triton = kept
+    return calls
+
+
+def pixel_calls(here: Target, channels: int):
+    packed = meta(4 * to_pixels.COLUMNS, channels, dtype=HALF)
+    with cross_compile.recorded(pixel_kernels, "columns_kernel", "gather_kernel") as calls:
+        to_pixels.launch(meta(6, 722, 1282, channels, dtype=HALF), packed, meta(3),
+                         meta(4, 720, 1280, 3, dtype=torch.uint8), 3, UNIT, 0, here)
+    return calls[:2]
+
+
+def attention_calls(here: Target, head: int):
+    q = meta(2, 14400, head, dtype=HALF)
+    with cross_compile.recorded(attention_kernels, "attention_kernel") as calls:
+        attention.launch(q, q, q, here)
+    return calls
+
+
+def cases(sm: int):
+    """(name, recorded call) for one generation."""
+    here = capabilities(f"sm_{sm}", sm, triton_version())
+    types = [(HALF, False), (INT8, False)]
+    if here.fp8:
+        types.append((FP8, sm == 89))
+    if here.half_accumulate:
+        types.append((HALF, True))
+    for dtype, fast in types:
+        word = str(dtype).split(".")[1].split("_")[0] + ("_fast" if fast else "")
+        for stage in STAGES:
+            yield f"conv {word} {stage}", conv_calls(here, dtype, stage, fast=fast)[0]
+        yield f"upsample time {word}", conv_calls(here, dtype, STAGES[2], fast=fast, phases=(2, 2, 2))[0]
+        yield f"upsample space {word}", conv_calls(here, dtype, STAGES[1], fast=fast, phases=(1, 2, 2))[0]
+    yield "conv bfloat16", conv_calls(here, BF16, STAGES[0])[0]
+    yield "conv bias only", conv_calls(here, HALF, STAGES[1], plain=True)[0]
+    yield "conv stride 2", conv_calls(here, HALF, STAGES[1], stride=(2, 2, 2))[0]
+    stored = FP8 if here.fp8 else INT8
+    for i, call in enumerate(norm_calls(HALF) + norm_calls(stored)):
+        yield f"norm_act {i}", call
+    for channels in (96, 128):
+        for call, name in zip(pixel_calls(here, channels), ("columns", "gather"), strict=True):
+            yield f"to_pixels {name} {channels}", call
+    for head in (384, 512, 1024):
+        yield f"attention {head}", attention_calls(here, head)[0]
+
+
+if __name__ == "__main__":
+    for number in map(int, sys.argv[1:]):
+        for name, call in cases(number):
+            try:
+                result = cross_compile.build(call, number)
+            except Exception as error:
+                result = {"error": f"{type(error).__name__}: {error}"[:400]}
+            print(json.dumps({"sm": number, "case": name, **result}), flush=True)

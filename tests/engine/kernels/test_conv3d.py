@@ -1,0 +1,137 @@
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, Partials, conv3d, pack_weight
+from zerowaste_vae.engine.kernels.conv3d.schedules import fit, pick, row_block
+from zerowaste_vae.engine.kernels.targets import FP8, capabilities
+
+sys.path.insert(0, str(Path(__file__).parent))
+from helpers import CAST_STEP, TOLERANCE, bordered, error, group_sums, true_sums
+
+HALF, BF16, INT8 = torch.float16, torch.bfloat16, torch.int8
+
+FORMS = [
+    # dtype, C, K, (D, H, W), kernel, stride, origin
+    (HALF, 32, 32, (2, 5, 7), (3, 3, 3), (1, 1, 1), (0, 0)),
+    (BF16, 32, 24, (1, 5, 7), (3, 3, 3), (1, 1, 1), (0, 0)),
+    (FP8, 32, 32, (2, 5, 7), (3, 3, 3), (1, 1, 1), (0, 0)),
+    (INT8, 64, 32, (1, 5, 7), (3, 3, 3), (1, 1, 1), (0, 0)),
+    (HALF, 3, 40, (2, 5, 7), (3, 3, 3), (1, 1, 1), (0, 0)),
+    (HALF, 96, 96, (1, 3, 5), (1, 3, 3), (1, 1, 1), (0, 0)),
+    (HALF, 32, 3, (3, 5, 7), (3, 1, 1), (1, 1, 1), (1, 1)),
+    (HALF, 32, 64, (2, 5, 7), (1, 1, 1), (1, 1, 1), (1, 1)),
+    (HALF, 16, 32, (2, 4, 3), (1, 3, 3), (1, 2, 2), (1, 1)),
+    (FP8, 32, 32, (2, 4, 3), (3, 3, 3), (2, 2, 2), (1, 1)),
+]
+
+
+def setup(dtype, c, k, shape, kernel, stride, **epilogue):
+    d, h, w = shape
+    x = bordered(dtype, (d - 1) * stride[0] + kernel[0], h * stride[1], w * stride[2], c)
+    weight = torch.randn(k, c, *kernel) * (c * kernel[0] * kernel[1] * kernel[2]) ** -0.5
+    scale = 0.025 if dtype == INT8 else 1.0
+    return x, weight, Epilogue(bias=torch.randn(k), scale=scale, **epilogue)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_reference_is_the_convolution(form):
+    """Against torch's own conv on dequantised operands, in float64, none of the packing in between."""
+    dtype, c, k, shape, kernel, stride, origin = form
+    x, weight, epilogue = setup(dtype, c, k, shape, kernel, stride)
+    out = torch.empty(*shape, k)
+    conv3d(x, pack_weight(weight, dtype), out, geometry=Geometry(stride, origin), epilogue=epilogue)
+    d, h, w = shape
+    x64 = (x.double() * epilogue.scale).permute(3, 0, 1, 2)[None, :c, :, origin[0]:, origin[1]:]
+    want = F.conv3d(x64, weight.double(), epilogue.bias.double(), stride=stride)[0].permute(1, 2, 3, 0)[:d, :h, :w]
+    # The 8-bit weights' own rounding is in `want` as an error of the result.
+    assert error(out, want) < {FP8: 3e-2, INT8: 1e-2, BF16: 4e-3}.get(dtype, 5e-4)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_kernel_equals_reference(interpreter, form):
+    dtype, c, k, shape, kernel, stride, origin = form
+    groups = 8 if k % 8 == 0 else 0
+    residual = torch.randn(*shape, k).half()
+    x, weight, epilogue = setup(dtype, c, k, shape, kernel, stride, groups=groups, residual=residual)
+    packed, geometry = pack_weight(weight, dtype), Geometry(stride, origin)
+    got, again, want = (torch.full((*shape, k), float("nan")) for _ in range(3))
+    sums = conv3d(x, packed, got, geometry=geometry, epilogue=epilogue, backend="triton")
+    conv3d(x, packed, again, geometry=geometry, epilogue=epilogue, backend="triton")
+    expected = conv3d(x, packed, want, geometry=geometry, epilogue=epilogue, backend="reference")
+    assert error(got, want) < 1e-5  # same operands, fp32 accumulation in both
+    assert torch.equal(got, again)
+    if groups:
+        for partials, stored in ((sums, got), (expected, want)):
+            assert error(group_sums(partials, groups), true_sums(stored, groups)) < 1e-5
+
+
+@pytest.mark.parametrize("stored", [HALF, BF16, torch.float32, FP8, INT8], ids=str)
+def test_output_types(interpreter, stored):
+    x, weight, epilogue = setup(HALF, 32, 32, (1, 5, 7), (3, 3, 3), (1, 1, 1), out_scale=0.01)
+    got, want = (torch.zeros(1, 5, 7, 32).to(stored) for _ in range(2))
+    for out, backend in ((got, "triton"), (want, "reference")):
+        conv3d(x, pack_weight(weight, HALF), out, epilogue=epilogue, backend=backend)
+    assert error(got, want) < CAST_STEP.get(stored, TOLERANCE[stored])
+    if stored == INT8:
+        assert torch.equal(got, want) and got.max() == 127 and got.min() == -127  # saturated, never wrapped
+
+
+@pytest.mark.parametrize("dtype", [HALF, FP8], ids=str)
+def test_chunks_bands_and_rings_keep_every_bit(interpreter, dtype):
+    d, h, w, c = 2, 70, 5, 32
+    x, weight, epilogue = setup(dtype, c, c, (d, h, w), (3, 3, 3), (1, 1, 1), groups=8)
+    packed = pack_weight(weight, dtype)
+    whole = torch.empty(d, h, w, c, dtype=HALF)
+    sums = conv3d(x, packed, whole, epilogue=epilogue, backend="triton")
+    for f in range(d):
+        ring, one = torch.roll(x.float(), 1, 0).to(dtype), torch.empty(1, h, w, c, dtype=HALF)
+        part = conv3d(ring, packed, one, epilogue=epilogue, start=(f + 1) % 4, backend="triton")
+        assert torch.equal(one[0], whole[f]) and torch.equal(part.data[0], sums.data[f])
+    parts = []
+    for top, n in ((0, 64), (64, 6)):
+        band = torch.empty(d, n, w, c, dtype=HALF)
+        geometry = Geometry(first_row=top, frame_rows=h)
+        rows = x[:, top : top + n + 2].contiguous()
+        parts.append(conv3d(rows, packed, band, geometry=geometry, epilogue=epilogue, backend="triton"))
+        assert torch.equal(band, whole[:, top : top + n])
+    assert torch.equal(Partials.concat(parts).data, sums.data)
+
+
+def test_store_straight_into_the_next_buffer_and_shuffled(interpreter):
+    """Strided outputs: the inside of a bordered buffer, and the pixel shuffle of a 1x1x1 expansion."""
+    z, c = 2, 32
+    x = torch.randn(2, 3, 5, c).half()
+    weight, bias = torch.randn(4 * z * c, c, 1, 1, 1) * c**-0.5, torch.randn(4 * z * c)
+    packed = pack_weight(weight, HALF, (z, 2, 2))
+    want = F.linear(x.float(), packed.data.float(), bias).view(2, 3, 5, 2, 2, z, c)
+    want = want.permute(0, 5, 1, 3, 2, 4, 6).reshape(2 * z, 6, 10, c)
+    for backend in ("triton", "reference"):
+        buffer = torch.full((2 * z + 2, 8, 12, c), 3.0, dtype=HALF)
+        conv3d(x, packed, buffer[2:, 1:-1, 1:-1], epilogue=Epilogue(bias=bias), backend=backend)
+        assert error(buffer[2:, 1:-1, 1:-1], want) < 5e-4
+        assert (buffer[:2] == 3).all() and (buffer[:, 0] == 3).all() and (buffer[:, :, -1] == 3).all()
+
+
+def test_schedules_never_see_the_chunk():
+    here = capabilities("any", 90, (3, 6))
+    assert pick(here, HALF, 512, 512, (360, 640)) == pick(here, HALF, 512, 512, (360, 640))
+    assert 64 % row_block(642, 256) == 0 and row_block(1282, 256) in (8, 16, 32, 64)
+    assert fit(pick(here, HALF, 96, 96, (360, 640)), HALF, 96, 96).bn == 32  # three tiles of 32, no padding
+
+
+@pytest.mark.parametrize("change, word", [
+    (dict(out=torch.empty(2, 5, 8, 32)), "cannot fill"),
+    (dict(out=torch.empty(2, 5, 7, 16)), "output must be"),
+    (dict(epilogue=Epilogue(groups=5)), "groups"),
+    (dict(epilogue=Epilogue(residual=torch.empty(1, 5, 7, 32))), "residual"),
+    (dict(start=4), "cannot fill"),
+    (dict(geometry=Geometry(first_row=3, frame_rows=9), epilogue=Epilogue(groups=8)), "multiple of 64"),
+])  # fmt: skip
+def test_wrong_arguments_are_named(change, word):
+    x, weight, _ = setup(HALF, 32, 32, (2, 5, 7), (3, 3, 3), (1, 1, 1))
+    arguments = dict(out=torch.empty(2, 5, 7, 32, dtype=HALF)) | change
+    with pytest.raises(ValueError, match=word):
+        conv3d(x, pack_weight(weight, HALF), arguments.pop("out"), **arguments)

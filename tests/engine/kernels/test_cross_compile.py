@@ -1,0 +1,70 @@
+"""What Triton makes of every shipped kernel x schedule for GPUs this machine does not have."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="cross-compiling needs Triton")
+
+SHARED_LIMIT = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}  # KiB a block may use
+# Matrix instruction by operand word of the case name.
+INSTRUCTION = {
+    80: {"float16": "HMMA.16816.F32", "int8": "IMMA.16832"},
+    86: {"float16": "HMMA.16816.F32", "float16_fast": "HMMA.16816.F16", "int8": "IMMA.16832"},
+    89: {"float16": "HMMA.16816.F32", "float16_fast": "HMMA.16816.F16", "int8": "IMMA.16832",
+         "float8_fast": "QMMA.16832.F16.E4M3"},
+    90: {"float16": "HGMMA", "float8": "QGMMA", "int8": "IGMMA"},
+    100: {"float16": "UTCHMMA", "float8": "UTCQMMA", "int8": ("UTCIMMA", "IMMA.16832")},
+    120: {"float16": "HMMA.16816.F32", "float16_fast": "HMMA.16816.F16", "int8": "IMMA.16832",
+          "float8": "QMMA.SF.16832.F32.E4M3"},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def builds():
+    """Compiled in a process of its own: here the interpreter has taken Triton's place."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    script = Path(__file__).with_name("compile_cases.py")
+    done = subprocess.run([sys.executable, str(script), *map(str, SHARED_LIMIT)], env=environment, capture_output=True,
+                          text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {sm: [r for r in rows if r["sm"] == sm] for sm in SHARED_LIMIT}
+
+
+def problems(row, sm):
+    name, word = row["case"], row["case"].split()[1]
+    if "error" in row:
+        return [f"{name}: {row['error']}"]
+    found = []
+
+    def expect(condition, what):
+        if not condition:
+            found.append(f"{name}: {what}; has {row['sass']}")
+
+    expect(row["local"] == 0, f"{row['local']} bytes of local memory")
+    expect(row["shared"] <= SHARED_LIMIT[sm] * 1024, f"{row['shared']} bytes of shared memory")
+    opcodes = row["sass"]
+    if name.startswith(("conv", "upsample")):
+        word = name.split()[2] if name.startswith("upsample") else word
+        wanted = INSTRUCTION[sm].get(word)
+        if wanted is not None:
+            wanted = wanted if isinstance(wanted, tuple) else (wanted,)
+            expect(any(op.startswith(w) for op in opcodes for w in wanted), f"expected {wanted}")
+        bulk = sm >= 90 and "stride 2" not in name
+        expect(any(op.startswith("UTMALDG" if bulk else "LDGSTS") for op in opcodes), "no asynchronous loads")
+    if name.startswith(("attention", "to_pixels columns")):
+        expect(any("MMA" in op and "HFMA" not in op for op in opcodes), "no matrix instruction")
+    return found
+
+
+@pytest.mark.parametrize("sm", SHARED_LIMIT)
+def test_instructions_local_and_shared_memory(builds, sm):
+    assert len(builds[sm]) >= 25
+    found = [line for row in builds[sm] for line in problems(row, sm)]
+    assert not found, "\n".join(found)

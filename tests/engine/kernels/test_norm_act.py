@@ -1,0 +1,97 @@
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from zerowaste_vae.engine.kernels.conv3d import Partials, padded_channels
+from zerowaste_vae.engine.kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
+from zerowaste_vae.engine.kernels.targets import FP8
+
+sys.path.insert(0, str(Path(__file__).parent))
+from helpers import CAST_STEP, TOLERANCE, error, group_sums, true_sums
+
+BACKENDS = ["reference", "triton"]
+CASES = [
+    # C, groups, kind, stored, border, per chunk
+    (64, 32, "group", torch.float16, "zero", False),
+    (64, 32, "group", torch.float16, "zero", True),
+    (96, 32, "group", torch.float32, "replicate", False),
+    (64, 1, "group", torch.float32, "replicate", True),
+    (64, 8, "group", torch.int8, "zero", False),
+    (64, 8, "group", FP8, "zero", False),
+    (96, 1, "l2", torch.float16, "zero", False),
+    (48, 1, "rms", torch.bfloat16, "replicate", False),
+    (20, 1, "none", torch.float16, "zero", False),
+]
+
+
+def plain(x, norm):
+    """torch's own operators on [D, H, W, C]."""
+    if norm.kind == "group":
+        y = x.permute(3, 0, 1, 2)[None] if norm.per_chunk else x.permute(0, 3, 1, 2)
+        y = F.group_norm(y, norm.groups, norm.weight, norm.bias, norm.eps)
+        return y[0].permute(1, 2, 3, 0) if norm.per_chunk else y.permute(0, 2, 3, 1)
+    if norm.kind == "l2":
+        return F.normalize(x, dim=-1, eps=norm.eps) * x.shape[-1] ** 0.5 * norm.weight + norm.bias
+    if norm.kind == "rms":
+        return F.rms_norm(x, (x.shape[-1],), norm.weight, norm.eps) + norm.bias
+    return x
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_norm_silu_quantise_border(request, backend, case):
+    if backend == "triton":
+        request.getfixturevalue("interpreter")
+    c, groups, kind, stored, border, per_chunk = case
+    x = (torch.randn(2, 19, 7, c) * 2 + 1).half()
+    norm = Norm(kind, torch.randn(c), torch.randn(c), groups, per_chunk=per_chunk)
+    silu, scale = kind != "none", 0.1 if stored.itemsize == 1 else 1.0
+    buffer = torch.full((5, 21, 9, padded_channels(c, stored)), 9.0).to(stored)
+    norm_act(x, norm, buffer, slot=4, store=Store(silu, border, scale), backend=backend)
+    want = plain(x.float(), norm)
+    want = (F.silu(want) if silu else want).permute(0, 3, 1, 2)
+    want = F.pad(want, (1,) * 4, mode="replicate" if border == "replicate" else "constant").permute(0, 2, 3, 1)
+    got = torch.stack((buffer[4], buffer[0])).float() * scale  # the ring wraps
+    limit = {torch.int8: 4e-2, FP8: CAST_STEP[FP8]}.get(stored, TOLERANCE[stored])
+    assert error(got[..., :c], want) < limit
+    assert not got[..., c:].any()  # padding channels are written, as zeros
+    assert (buffer[1:4].float() == torch.tensor(9.0).to(stored).float()).all()  # other slots are left alone
+    if border == "zero":
+        assert not got[:, 0].any() and not got[:, -1].any() and not got[:, :, 0].any() and not got[:, :, -1].any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_statistics_of_bands_join_to_the_frames(request, backend):
+    if backend == "triton":
+        request.getfixturevalue("interpreter")
+    x = (torch.randn(2, 70, 9, 48) * 3 - 2).half()
+    whole = statistics(x, 16, backend)
+    bands = Partials.concat([statistics(x[:, :64], 16, backend), statistics(x[:, 64:], 16, backend)])
+    assert torch.equal(whole.data, bands.data)
+    assert error(group_sums(whole, 16), true_sums(x, 16)) < 1e-5
+    norm = Norm(weight=torch.randn(48), bias=torch.randn(48), groups=16)
+    got, want = (coefficients(whole, norm, 70 * 9, name) for name in (backend, "reference"))
+    assert error(got, want) < 1e-6
+
+
+def test_channels_first_input_is_read_in_place(interpreter):
+    x = torch.randn(2, 20, 5, 6).permute(0, 2, 3, 1)
+    buffers = [torch.empty(2, 7, 8, 32, dtype=torch.float16) for _ in range(2)]
+    for buffer, backend in zip(buffers, BACKENDS, strict=True):
+        norm_act(x, Norm("none"), buffer, store=Store(silu=False), backend=backend)
+    assert torch.equal(*buffers)
+    assert torch.equal(buffers[0][:, 1:-1, 1:-1, :20], x.half())
+
+
+@pytest.mark.parametrize("change, word", [
+    (dict(norm=Norm("batch")), "unknown norm"),
+    (dict(buffer=torch.empty(2, 5, 5, 32)), "does not hold"),
+    (dict(slot=7), "do not fit"),
+    (dict(norm=Norm("group", torch.ones(32), None, 8)), "both weight and bias"),
+])  # fmt: skip
+def test_wrong_arguments_are_named(change, word):
+    arguments = dict(norm=Norm("none"), buffer=torch.empty(2, 7, 8, 32)) | change
+    with pytest.raises(ValueError, match=word):
+        norm_act(torch.randn(2, 5, 6, 32), arguments.pop("norm"), arguments.pop("buffer"), **arguments)

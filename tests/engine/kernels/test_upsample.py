@@ -1,0 +1,101 @@
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from zerowaste_vae.engine.kernels.conv3d import Geometry, Partials
+from zerowaste_vae.engine.kernels.targets import FP8
+from zerowaste_vae.engine.kernels.upsample import compose, pack, upsample
+from zerowaste_vae.engine.kernels.upsample.reference import plain_pair
+from zerowaste_vae.engine.layers import Upsample
+
+sys.path.insert(0, str(Path(__file__).parent))
+from helpers import error, group_sums, true_sums
+
+
+def weights(c, k, z, dtype=torch.float32):
+    return (torch.randn(4 * z * c, c, 1, 1, 1, dtype=dtype) * c**-0.5, torch.randn(4 * z * c, dtype=dtype),
+            torch.randn(k, c, 3, 3, 3, dtype=dtype) * (27 * c) ** -0.5, torch.randn(k, dtype=dtype))
+
+
+def composed_in_float64(x, kernels, table, z):
+    """The composed form spelled out for a whole clip from its start, per frame and phase, in the input's precision."""
+    t, h, w, _ = x.shape
+    halo = 1 if z == 2 else 2
+    padded = F.pad(torch.cat((*[x[:1]] * halo, x)), (0, 0, 1, 1, 1, 1))
+    out = torch.empty(t * z - (z - 1), 2 * h, 2 * w, kernels.shape[2], dtype=x.dtype)
+    for f in range(t):
+        fold = min(f, 2) if z == 2 else 0
+        for phase in range(4 * z):
+            iy, ix, it = phase // (2 * z), phase // z % 2, phase % z
+            if z == 2 and f == 0 and it == 0:
+                continue
+            window = padded[f : f + halo + 1, iy : iy + h + 1, ix : ix + w + 1].permute(3, 0, 1, 2)[None]
+            y = F.conv3d(window, kernels[fold, phase].permute(0, 4, 1, 2, 3))[0, :, 0].permute(1, 2, 0)
+            row, col = torch.zeros(h, 1, 1, dtype=x.dtype), torch.zeros(1, w, 1, dtype=x.dtype)
+            row[-iy], col[:, -ix] = 1, 1
+            b = table[fold, phase]
+            out[f * z + it - (z - 1), iy::2, ix::2] = y + b[0] + row * b[1] + col * b[2] + row * col * b[3]
+    return out
+
+
+@pytest.mark.parametrize("z", [1, 2])
+@pytest.mark.parametrize("shape", [(1, 3, 4), (2, 1, 5), (4, 4, 1), (3, 5, 6)])
+def test_composition_is_exact(z, shape):
+    args = weights(6, 5, z, torch.float64)
+    x = torch.randn(*shape, 6, dtype=torch.float64)
+    got = composed_in_float64(x, *compose(*args), z)
+    assert (got - plain_pair(x, *args)).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("temporal", [True, False])
+def test_plain_pair_is_the_networks_upsampler(temporal):
+    layer = Upsample(6, temporal).double()
+    x = torch.randn(3, 4, 5, 6, dtype=torch.float64)
+    args = (layer.upscale_conv.weight, layer.upscale_conv.bias, layer.conv.weight, layer.conv.bias)
+    want = layer(x.permute(3, 0, 1, 2)[None])[0].permute(1, 2, 3, 0)
+    assert (plain_pair(x, *args) - want).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("backend", ["reference", "triton"])
+@pytest.mark.parametrize("z, dtype", [(2, torch.float16), (1, torch.float16), (2, FP8)], ids=str)
+def test_chunks_of_a_clip(request, backend, z, dtype):
+    """Any chunking equals the plain pair on the whole clip, and in the kernel bit for bit the whole call."""
+    if backend == "triton":
+        request.getfixturevalue("interpreter")
+    c, t, h, w, halo = 32, 4, 5, 6, 1 if z == 2 else 2
+    args = weights(c, c, z)
+    x = torch.randn(t, h, w, c).to(dtype)
+    composed = pack(*args, dtype)
+    buffer = F.pad(torch.cat((*[x[:1].float()] * halo, x.float())), (0, 0, 1, 1, 1, 1)).to(dtype)
+    whole = torch.empty(t * z - (z - 1), 2 * h, 2 * w, c, dtype=torch.float16)
+    sums = upsample(buffer, composed, whole, first=0, groups=8, backend=backend)
+    assert error(whole, plain_pair(x.double(), *[a.double() for a in args])) < (3e-2 if dtype == FP8 else 5e-4)
+    assert error(group_sums(sums, 8), true_sums(whole, 8)) < 1e-5
+    at = 0
+    for lo, hi in ((0, 1), (1, 2), (2, 4)):
+        part = torch.empty((hi - lo) * z - (z - 1) * (lo == 0), 2 * h, 2 * w, c, dtype=torch.float16)
+        upsample(buffer[lo : hi + halo].contiguous(), composed, part, first=lo, backend=backend)
+        same = whole[at : at + len(part)]
+        assert torch.equal(part, same) if backend == "triton" else error(part, same) < 1e-6
+        at += len(part)
+    assert at == len(whole)
+
+
+def test_bands_know_the_frames_edges(interpreter):
+    c, h, w = 32, 70, 3
+    composed = pack(*weights(c, c, 1), torch.float16)
+    buffer = F.pad(torch.randn(3, h, w, c), (0, 0, 1, 1, 1, 1)).half()
+    whole = torch.empty(1, 2 * h, 2 * w, c, dtype=torch.float16)
+    sums = upsample(buffer, composed, whole, first=2, groups=8, backend="triton")
+    parts = []
+    for top, n in ((0, 64), (64, 6)):
+        band = torch.empty(1, 2 * n, 2 * w, c, dtype=torch.float16)
+        rows, place = buffer[:, top : top + n + 2].contiguous(), Geometry(first_row=top, frame_rows=h)
+        parts.append(upsample(rows, composed, band, first=2, groups=8, geometry=place, backend="triton"))
+        assert torch.equal(band, whole[:, 2 * top : 2 * (top + n)])
+        plain = torch.empty_like(band)
+        upsample(rows, composed, plain, first=2, geometry=place, backend="reference")
+        assert error(band, plain) < 1e-4
+    assert torch.equal(Partials.concat(parts).data, sums.data)

@@ -1,0 +1,326 @@
+"""The console command: what it writes, what it refuses and how it ends."""
+
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+import threading
+from fractions import Fraction
+
+import pytest
+import torch
+from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from zerowaste_vae.engine import CheckpointError, InputError, PlanError, load
+from zerowaste_vae.engine.cli import COMMANDS, main
+from zerowaste_vae.engine.commands.decode import crop, stored_rate
+from zerowaste_vae.engine.commands.encode import pad
+from zerowaste_vae.engine.latents import latent_metadata, read_latent, write_latent
+from zerowaste_vae.engine.media import read_video, write_mp4, write_png_folder
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path, capsys, vae_file):
+    """run(*args) -> (exit code, stdout, stderr), in an empty folder; {vae} becomes the tiny VAE's path."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*args):
+        code = main([str(arg).replace("{vae}", str(vae_file)) for arg in args])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def latent(tmp_path, noise):
+    path = tmp_path / "l.safetensors"
+    write_latent(path, noise(1, 16, 2, 2, 3), {"fps": "30000/1001"})
+    return path
+
+
+def one_error(result, *words):
+    """Exit code 2 and exactly one line on stderr that holds the words."""
+    code, out, err = result
+    assert code == 2 and not out, (code, out, err)
+    assert re.fullmatch(r"zerowaste-vae: error: [^\n]+\n", err), err
+    for word in words:
+        assert word in err, err
+
+
+def test_decode_to_every_kind(run, latent, vae):
+    expected = vae.decode(read_latent(latent))
+    code, out, _ = run("decode", latent, "a.mp4", "--vae", "{vae}")
+    assert code == 0 and "a.mp4: 5 frames 24x16 at 29.97 frames/s, fp32 on cpu" in out
+    frames, fps = read_video("a.mp4")
+    assert frames.shape == expected.shape[1:] and fps == Fraction(30000, 1001)
+    assert run("decode", latent, "frames", "--vae", "{vae}")[0] == 0
+    assert torch.equal(read_video("frames")[0].mul(255).round(), expected[0].mul(255).round())
+    assert run("decode", latent, "a.safetensors", "--vae", "{vae}")[0] == 0
+    assert torch.equal(load_file("a.safetensors")["frames"], expected)
+
+
+@pytest.mark.parametrize("name", ["float32", "float16", "uint8"])
+def test_output_types(run, latent, vae, name):
+    assert run("decode", latent, "a.safetensors", "--vae", "{vae}", "--output", name)[0] == 0
+    assert torch.equal(load_file("a.safetensors")["frames"], vae.decode(read_latent(latent), output=name))
+
+
+def test_encode_and_back_keeps_frames_sizes_and_rate(run, vae):
+    write_png_folder("clip", torch.randint(0, 256, (7, 19, 27, 3), dtype=torch.uint8))
+    clip, _ = read_video("clip")
+    code, out, _ = run("encode", "clip", "l.safetensors", "--vae", "{vae}", "--fps", "12.5")
+    assert code == 0 and "latent 1x16x3x3x4 of 7 frames 27x19" in out
+    assert latent_metadata("l.safetensors") == {"fps": "25/2", "frames": "7", "height": "19", "width": "27"}
+    assert torch.equal(read_latent("l.safetensors"), vae.encode(pad(clip, 4, 8)))
+    assert run("decode", "l.safetensors", "back", "--vae", "{vae}")[0] == 0
+    assert read_video("back")[0].shape == clip.shape
+
+
+def test_encode_options(run, vae):
+    write_mp4("clip.mp4", torch.rand(9, 16, 16, 3), 25)
+    clip, _ = read_video("clip.mp4", 5)
+    args = ("encode", "clip.mp4", "l.latent", "--vae", "{vae}", "--frames", 5, "--seed", 3)
+    assert run(*args)[0] == 0
+    with safe_open("l.latent", "pt") as file:
+        assert set(file.keys()) == {"latent_tensor", "latent_format_version_0"}
+        assert file.metadata()["fps"] == "25"
+    assert torch.equal(read_latent("l.latent"), vae.encode(clip, seed=3))
+    assert run(*args, "--force")[0] == 0
+
+
+def test_memory_options_reach_the_engine(run, latent, vae, noise):
+    write_latent("wide.safetensors", noise(1, 16, 3, 6, 8))
+    options = {"tiling": "blended", "tile": 32, "overlap": 16, "chunk": 1}
+    flags = [text for name, value in options.items() for text in (f"--{name}", value)]
+    assert run("decode", "wide.safetensors", "a.safetensors", "--vae", "{vae}", *flags)[0] == 0
+    expected = vae.decode(read_latent("wide.safetensors"), **options)
+    assert torch.equal(load_file("a.safetensors")["frames"], expected)
+    assert not torch.equal(expected, vae.decode(read_latent("wide.safetensors")))
+    one_error(run("decode", latent, "b.mp4", "--vae", "{vae}", "--ram-gb", "0.000001"), "GB")
+
+
+def test_precision_reaches_the_engine(run, latent, vae_file):
+    code, out, _ = run("decode", latent, "a.safetensors", "--vae", "{vae}", "--precision", "bf16", "--device", "cpu")
+    assert code == 0 and "bf16 on cpu" in out
+    assert torch.equal(load_file("a.safetensors")["frames"], load(vae_file, "bf16", "cpu").decode(read_latent(latent)))
+
+
+def test_quiet_prints_nothing(run, latent):
+    assert run("decode", latent, "a.mp4", "--vae", "{vae}", "--quiet") == (0, "", "")
+
+
+def test_a_batch_needs_a_choice_for_a_clip(run, vae, noise):
+    write_latent("l.safetensors", noise(3, 16, 1, 2, 2))
+    one_error(run("decode", "l.safetensors", "a.mp4", "--vae", "{vae}"), "holds 3 clips", "--item")
+    one_error(run("decode", "l.safetensors", "a.mp4", "--vae", "{vae}", "--item", 3), "--item 3", "3 clip(s)")
+    assert run("decode", "l.safetensors", "frames", "--vae", "{vae}", "--item", 1)[0] == 0
+    expected = vae.decode(read_latent("l.safetensors")[1:2], output="uint8")
+    assert torch.equal(read_video("frames")[0].mul(255).round().byte(), expected[0])
+    assert run("decode", "l.safetensors", "all.safetensors", "--vae", "{vae}")[0] == 0
+    assert load_file("all.safetensors")["frames"].shape == (3, 1, 16, 16, 3)
+
+
+def test_existing_outputs_need_force(run, latent):
+    for name in ("a.mp4", "frames", "a.safetensors"):
+        args = ("decode", latent, name, "--vae", "{vae}")
+        assert run(*args)[0] == 0
+        one_error(run(*args), name, "--force")
+        assert run(*args, "--force")[0] == 0
+    one_error(run("encode", "a.mp4", latent, "--vae", "{vae}"), "--force")
+
+
+def test_bad_latents_and_options_are_one_line_and_leave_nothing(run, tmp_path, latent, vae_file, noise):
+    nan = noise(1, 16, 1, 2, 2)
+    nan[0, 0, 0, 0, 0] = float("nan")
+    save_file({"latent": nan}, "nan.safetensors")
+    save_file({"latent": noise(1, 4, 1, 2, 2)}, "channels.safetensors")
+    save_file({"latent": noise(16, 2, 2)}, "rank.safetensors")
+    save_file({"latent": noise(1, 16, 0, 2, 2)}, "zero.safetensors")
+    (tmp_path / "cut.safetensors").write_bytes(latent.read_bytes()[:-10])
+    (tmp_path / "cut_vae.safetensors").write_bytes(vae_file.read_bytes()[:-1000])
+    before = sorted(f.name for f in tmp_path.iterdir())
+    for name, word in {
+        "nan.safetensors": "NaN",
+        "channels.safetensors": "4 channels",
+        "rank.safetensors": "[16, 2, 2]",
+        "zero.safetensors": "empty",
+        "cut.safetensors": "not a readable",
+        "missing.safetensors": "no such file",
+    }.items():
+        one_error(run("decode", name, "a.mp4", "--vae", "{vae}"), name, word)
+    for words, options in {
+        ("missing.safetensors",): ("--vae", "missing.safetensors"),
+        ("cut_vae.safetensors",): ("--vae", "cut_vae.safetensors"),
+        ("l.safetensors", "not a video VAE"): ("--vae", "l.safetensors"),
+        ("precision", "int3"): ("--vae", "{vae}", "--precision", "int3"),
+        ("device", "toaster"): ("--vae", "{vae}", "--device", "toaster"),
+        ("tiling", "odd"): ("--vae", "{vae}", "--tiling", "odd"),
+        ("tile", "15"): ("--vae", "{vae}", "--tiling", "blended", "--tile", 15, "--overlap", 0),
+        ("overlap", "32"): ("--vae", "{vae}", "--tiling", "blended", "--tile", 32, "--overlap", 32),
+        ("chunk", "-1"): ("--vae", "{vae}", "--chunk", -1),
+        ("--output",): ("--vae", "{vae}", "--output", "uint8"),
+        ("--norm-groups", "norm_groups"): ("--vae", "{vae}", "--norm-groups", 5),
+    }.items():
+        result = run("decode", latent, "a.mp4", *options)
+        one_error(result)
+        assert any(word in result[2] for word in words), result[2]
+    one_error(run("decode", latent, "a.avi", "--vae", "{vae}"), "a.avi", ".mp4")
+    one_error(run("decode", latent, "nowhere/a.mp4", "--vae", "{vae}"), "nowhere")
+    assert sorted(f.name for f in tmp_path.iterdir()) == before
+
+
+def test_bad_videos_are_one_line_and_leave_nothing(run, tmp_path, make_vae_file):
+    (tmp_path / "text.mp4").write_text("no video " * 100)
+    (tmp_path / "none").mkdir()
+    (tmp_path / "mixed").mkdir()
+    Image.new("RGB", (8, 8)).save("mixed/1.png")
+    Image.new("RGB", (8, 16)).save("mixed/2.png")
+    Image.new("RGB", (8, 8)).save("ok.png")
+    before = sorted(f.name for f in tmp_path.iterdir())
+    reasons = {"text.mp4": "cannot be read", "none": "no images", "mixed": "2.png", "gone.mp4": "no such"}
+    for name, word in reasons.items():
+        one_error(run("encode", name, "a.safetensors", "--vae", "{vae}"), name, word)
+    one_error(run("encode", "ok.png", "a.mp4", "--vae", "{vae}"), "a.mp4", ".safetensors")
+    one_error(run("encode", "ok.png", "a.safetensors", "--vae", "{vae}", "--frames", 0), "at least 1")
+    one_error(run("encode", "ok.png", "a.safetensors", "--vae", make_vae_file(encoder=None)), "decoder only")
+    assert sorted(f.name for f in tmp_path.iterdir()) == before
+
+
+def test_a_failing_disk_is_one_line(run, latent, monkeypatch):
+    def full(source, target):
+        raise OSError(28, "No space left on device", str(target))
+
+    monkeypatch.setattr(os, "replace", full)
+    for name in ("a.mp4", "frames", "a.safetensors"):
+        one_error(run("decode", latent, name, "--vae", "{vae}"), name, "No space left on device")
+    assert [f.name for f in latent.parent.iterdir()] == [latent.name]
+
+
+@pytest.mark.parametrize("error", [InputError("two\nlines"), CheckpointError("a: bad"), PlanError("no"), OSError("?")])
+def test_every_error_of_ours_is_one_line(run, latent, monkeypatch, error):
+    def fails(*_, **__):
+        raise error
+
+    monkeypatch.setattr("zerowaste_vae.engine.loader.load", fails)
+    one_error(run("decode", latent, "a.mp4"), str(error).replace("\n", " "))
+
+
+def test_out_of_memory_is_one_line_and_bugs_are_not_hidden(run, latent, monkeypatch):
+    def fails(error):
+        def raises(*_, **__):
+            raise error
+
+        monkeypatch.setattr("zerowaste_vae.engine.loader.load", raises)
+
+    for error in (MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")):
+        fails(error)
+        one_error(run("decode", latent, "a.mp4"), "out of memory", "--vram-gb")
+    fails(RuntimeError("a bug"))
+    with pytest.raises(RuntimeError, match="a bug"):
+        run("decode", latent, "a.mp4")
+
+
+def test_info_describes_a_file(run, make_vae_file):
+    code, out, _ = run("info", "{vae}")
+    assert code == 0
+    shown = {line[:16].strip(): line[16:] for line in out.splitlines()}
+    assert shown["torch"] == torch.__version__
+    assert shown["architecture"].startswith("seedvr2")
+    assert shown["encoder"] == shown["decoder"] == "widths 8, 16, 16, 16"
+    assert shown["norm groups"] == "4 (named in the file)"
+    assert shown["weights"].endswith("246 tensors, read as 246 float32")
+    assert "encoder         not in this file" in run("info", make_vae_file(encoder=None))[1]
+    one_error(run("info", "gone.safetensors"), "gone.safetensors")
+
+
+def test_pad_repeats_and_crop_undoes_it():
+    clip = torch.rand(6, 9, 15, 3)
+    padded = pad(clip, 4, 8)
+    assert padded.shape == (9, 16, 16, 3) and torch.equal(padded[:6, :9, :15], clip)
+    rows, columns, frames = (torch.arange(n).clamp(max=m) for n, m in ((16, 8), (16, 14), (9, 5)))
+    assert torch.equal(padded, clip[frames][:, rows][:, :, columns])
+    notes = {"frames": "6", "height": "9", "width": "15"}
+    assert torch.equal(crop(padded[None], notes, 4, 8)[0], clip)
+    assert pad(padded, 4, 8) is padded
+    for foreign in ({}, {"frames": "4", "height": "8", "width": "17"}, {"frames": "x", "height": "-9"}):
+        assert crop(padded[None], foreign, 4, 8).shape[1:] == padded.shape
+
+
+@pytest.mark.parametrize(("text", "rate"), [("25/2", Fraction(25, 2)), ("x", None), ("1/0", None), ("-3", None)])
+def test_stored_rate(text, rate):
+    assert stored_rate({"fps": text}) == rate
+
+
+@pytest.mark.parametrize("args", [["--fps", "0"], ["--fps", "1/0"], ["--fps", "fast"], ["--tile", "big"]])
+def test_malformed_options(capsys, args):
+    with pytest.raises(SystemExit) as ended:
+        main(["decode", "l.safetensors", "a.mp4", *args])
+    assert ended.value.code == 2 and args[0] in capsys.readouterr().err
+
+
+def test_help_and_errors_without_torch():
+    """--help needs no torch, and a command without it says what is missing in one line."""
+    program = """
+import sys
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch" or name.startswith("torch."):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, NoTorch())
+from zerowaste_vae.engine.cli import COMMANDS, main
+for name in (*COMMANDS, None):
+    try:
+        main([name, "--help"] if name else ["--help"])
+    except SystemExit as ended:
+        assert ended.code == 0
+assert "numpy" not in sys.modules
+assert main(["info"]) == 0
+print(main(["decode", "l.safetensors", "a.mp4"]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "2"
+    assert re.search(r"^torch +not installed$", done.stdout, re.M)
+    assert all(name in done.stdout for name in COMMANDS)
+    assert re.fullmatch(r"zerowaste-vae: error: [^\n]*'torch' is not installed[^\n]*\n", done.stderr)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are sent in another way there")
+def test_ctrl_c_leaves_nothing(tmp_path, vae_file):
+    import fcntl
+    import termios
+
+    save_file({"latent": torch.zeros(1, 16, 200, 8, 8)}, tmp_path / "l.safetensors")
+    command = [sys.executable, "-c", "import sys; from zerowaste_vae.engine.cli import main; sys.exit(main())"]
+    # A pseudo-terminal, so that the progress bar shows when the work has begun.
+    controller, terminal = os.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
+    process = subprocess.Popen(
+        [*command, "decode", "l.safetensors", "a.mp4", "--vae", str(vae_file), "--chunk", "1"],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=terminal, text=True,
+    )  # fmt: skip
+    os.close(terminal)
+    watchdog = threading.Timer(120, process.kill)
+    watchdog.start()
+    shown = b""
+    try:
+        while not re.search(rb"[1-9]\d*/200", shown):
+            shown += os.read(controller, 4096)
+        process.send_signal(signal.SIGINT)
+        while True:
+            try:
+                shown += os.read(controller, 4096)
+            except OSError:  # Linux ends a pseudo-terminal so
+                break
+        out, _ = process.communicate()
+    finally:
+        watchdog.cancel()
+        process.kill()
+        os.close(controller)
+    assert process.returncode == 130, shown
+    assert out == "" and b"cancelled" in shown and b"Traceback" not in shown
+    assert [f.name for f in tmp_path.iterdir()] == ["l.safetensors"]

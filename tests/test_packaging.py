@@ -1,0 +1,168 @@
+"""What is installed is complete, what is imported is light, and the README says what is so."""
+
+import argparse
+import importlib.util
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+import zerowaste_vae
+from zerowaste_vae.engine.cli import COMMANDS
+from zerowaste_vae.engine.latents import write_latent
+from zerowaste_vae.engine.media import write_mp4
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # pytest brings it there
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+NOT_PACKAGES = {"tests", "tools", "build", "dist"}
+
+
+def test_every_package_is_listed():
+    found = {"zerowaste_vae"}
+    for file in ROOT.glob("*/**/__init__.py"):
+        parts = file.parent.relative_to(ROOT).parts
+        if parts[0] not in NOT_PACKAGES and not parts[0].startswith("."):
+            found.add(".".join(("zerowaste_vae", *parts)))
+    assert set(PROJECT["tool"]["setuptools"]["packages"]) == found
+
+
+def test_every_module_is_in_a_package():
+    """A folder without __init__.py would be left out of an installation."""
+    for top in ("engine", "nodes"):
+        for file in (ROOT / top).rglob("*.py"):
+            assert (file.parent / "__init__.py").exists(), file
+
+
+def test_data_files_are_listed():
+    patterns = PROJECT["tool"]["setuptools"]["package-data"]["zerowaste_vae"]
+    listed = {file for pattern in patterns for file in ROOT.glob(pattern)}
+    assert listed >= {file for file in (ROOT / "assets").rglob("*") if file.is_file()}
+    assert zerowaste_vae.demo_vae_path() in listed
+
+
+def test_requirements_are_the_base_dependencies():
+    lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").split()
+    assert lines == PROJECT["project"]["dependencies"]
+    assert not any(line.startswith("torch") for line in lines)
+    assert any(line.startswith("torch>=") for line in PROJECT["project"]["optional-dependencies"]["standalone"])
+
+
+def test_version_and_entry_point():
+    assert PROJECT["project"]["version"] == zerowaste_vae.__version__
+    module, _, function = PROJECT["project"]["scripts"]["zerowaste-vae"].partition(":")
+    assert callable(getattr(import_module(module), function))
+
+
+def test_import_is_light():
+    """ComfyUI imports every pack at its start. Only torch, which it has loaded by then, may be heavy."""
+    program = """
+import sys
+import zerowaste_vae
+zerowaste_vae.load, zerowaste_vae.VideoVAE, zerowaste_vae.read_checkpoint
+heavy = ("triton", "comfy", "comfy_api", "av", "PIL", "matplotlib", "scipy", "skimage", "tqdm")
+print(sorted({name.partition(".")[0] for name in sys.modules} & set(heavy) - before))
+"""
+    # torch is taken first, so that what it imports itself does not count.
+    program = "import sys, torch\nbefore = {name.partition('.')[0] for name in sys.modules}\n" + program
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_public_names_exist():
+    for name in zerowaste_vae.__all__:
+        assert getattr(zerowaste_vae, name) is getattr(zerowaste_vae.engine, name)
+    for module in (zerowaste_vae, zerowaste_vae.engine):
+        with pytest.raises(AttributeError, match="no_such_name"):
+            _ = module.no_such_name
+
+
+def test_readme_links_lead_somewhere():
+    targets = re.findall(r"\]\(([^)#]+)\)", README)
+    assert "assets/demo_contact_sheet.png" in targets
+    for target in targets:
+        assert target.startswith("https://") or (ROOT / target).exists(), target
+
+
+def parser_of(command):
+    parser = argparse.ArgumentParser()
+    import_module(f"zerowaste_vae.engine.commands.{command}").add_parser(parser.add_subparsers())
+    return parser
+
+
+def test_readme_commands_are_accepted():
+    lines = re.findall(r"^zerowaste-vae (.+)$", README, re.M)
+    assert {line.split()[0] for line in lines} >= {"info", "encode", "decode", "demo"}
+    for line in lines:
+        words = line.replace("[", "").replace("]", "").split()
+        assert words[0] in COMMANDS
+        assert callable(parser_of(words[0]).parse_args(words).run)
+
+
+def test_readme_options_exist():
+    known = "".join(parser_of(name)._subparsers._group_actions[0].choices[name].format_help() for name in COMMANDS)
+    options = set(re.findall(r"`(--[a-z-]+)", README)) - {"--help"}
+    assert len(options) > 10
+    for option in options:
+        assert f"{option} " in known or f"{option}\n" in known, option
+
+
+def test_readme_python_runs(tmp_path, monkeypatch, vae_file):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "seedvr2_vae.safetensors").write_bytes(vae_file.read_bytes())
+    write_mp4("clip.mp4", torch.rand(5, 16, 16, 3), 25)
+    write_latent("latent.safetensors", torch.zeros(1, 16, 1, 2, 2))
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.S)
+    exec(compile(code, "README.md", "exec"), {})
+    assert (tmp_path / "result.mp4").stat().st_size > 0
+
+
+def fresh():
+    spec = importlib.util.spec_from_file_location("fresh", ROOT / "tools" / "fresh.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_set_up_script_installs_once(tmp_path, monkeypatch):
+    """The steps in order, for an environment without torch; afterwards none."""
+    module, ran = fresh(), []
+
+    def run(command, check):
+        ran.append(command)
+        if "venv" in command:
+            for folder, name in (("bin", "python"), ("Scripts", "python.exe")):
+                (tmp_path / "env" / folder).mkdir(parents=True)
+                (tmp_path / "env" / folder / name).touch()
+
+    monkeypatch.setattr(module.subprocess, "run", run)
+    monkeypatch.setattr(module.subprocess, "call", lambda *_, **__: 1)
+    module.prepare(tmp_path / "env", plain=False)
+    assert [command[-1] for command in ran] == [str(tmp_path / "env"), module.TORCH, f"{ROOT}[standalone,test]"]
+    module.prepare(tmp_path / "env", plain=False)
+    assert len(ran) == 3
+    module.prepare(tmp_path / "env", plain=True)
+    assert len(ran) == 5 and "--editable" not in ran[-1]
+
+
+def test_set_up_script_knows_the_supported_pythons(monkeypatch, capsys):
+    module = fresh()
+    monkeypatch.setattr(sys, "argv", ["fresh.py", "test"])
+    monkeypatch.setattr(sys, "version_info", (3, 9, 1, "final", 0))
+    assert module.main() == 2 and "Python 3.10" in capsys.readouterr().err
+    assert PROJECT["project"]["requires-python"] == ">=3.10"
+
+
+def test_readme_names_the_commands_of_the_set_up_script():
+    assert "python3 tools/fresh.py demo --out demo_out\n" in README
+    assert "python3 tools/fresh.py test\n" in README
+    ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert "tools/fresh.py --venv" in ci and "ruff" in ci

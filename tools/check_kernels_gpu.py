@@ -1,0 +1,247 @@
+"""Check every kernel and every shipped schedule on the GPU of this machine against the fp32 reference.
+
+Run: python tools/check_kernels_gpu.py (package importable as zerowaste_vae). Prints one line per case, exits 1 when a
+case is outside its tolerance, when two runs differ, or when a chunk or band differs from the whole frame by one bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+import torch
+from zerowaste_vae.engine.kernels.attention import attention
+from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, Partials, conv3d, pack_weight, padded_channels
+from zerowaste_vae.engine.kernels.conv3d.schedules import SCHEDULES, Schedule, fit, generation
+from zerowaste_vae.engine.kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
+from zerowaste_vae.engine.kernels.targets import FP8, target
+from zerowaste_vae.engine.kernels.to_pixels import BYTES, RAW, to_pixels
+from zerowaste_vae.engine.kernels.upsample import pack, upsample
+
+Triple = tuple[int, int, int]
+DEVICE = torch.device("cuda")
+# ||got - reference|| / ||reference||, reference in fp32 arithmetic on the same operands.
+TOLERANCE = {torch.float16: 5e-4, torch.bfloat16: 4e-3, FP8: 4e-2, torch.int8: 2e-2, "statistics": 1e-5}
+SHAPES = ((2, 37, 53), (1, 64, 96), (3, 45, 130), (1, 20, 3840))
+failures = 0
+
+
+def report(name: str, error: float, limit: float, *same: bool) -> None:
+    global failures
+    good = error <= limit and all(same)
+    failures += not good
+    print(f"{'ok  ' if good else 'FAIL'} {name:78} {error:.2e} <= {limit:.0e} equal {list(same)}", flush=True)
+
+
+def error(got: torch.Tensor, want: torch.Tensor) -> float:
+    return ((got.double() - want.double()).norm() / want.double().norm()).item()
+
+
+def operand(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    x = torch.randn(shape, device=DEVICE)
+    return (x * 40).round().clamp(-127, 127).to(dtype) if dtype == torch.int8 else x.to(dtype)
+
+
+def group_sums(p: Partials, groups: int) -> torch.Tensor:
+    return p.data.double().sum(1).reshape(p.data.shape[0], groups, -1, 2).sum(2)
+
+
+def bordered(dtype: torch.dtype, slots: int, h: int, w: int, c: int) -> torch.Tensor:
+    x = torch.zeros(slots, h + 2, w + 2, padded_channels(c, dtype), device=DEVICE).to(dtype)
+    x[:, 1:-1, 1:-1, :c] = operand(dtype, slots, h, w, c)
+    return x
+
+
+def conv_case(dtype: torch.dtype, c: int, k: int, shape: Triple, schedule: Schedule | None = None,
+              kernel: Triple = (3, 3, 3), stride: Triple = (1, 1, 1), origin: tuple[int, int] = (0, 0),
+              groups: int = 32, stored: torch.dtype | None = None, label: str = "") -> None:
+    d, h, w = shape
+    x = bordered(dtype, (d - 1) * stride[0] + kernel[0], h * stride[1], w * stride[2], c)
+    weight = pack_weight(torch.randn(k, c, *kernel, device=DEVICE) * (c * 27) ** -0.5, dtype)
+    kind = stored or (torch.bfloat16 if dtype == torch.bfloat16 else torch.float16)
+    scale = 0.025 if dtype == torch.int8 else 1.0
+    residual = torch.randn(d, h, w, k, device=DEVICE).to(torch.float16)
+    epilogue = Epilogue(torch.randn(k, device=DEVICE), residual, groups, scale, out_scale=0.05)
+    geometry = Geometry(stride, origin)
+    outs = [torch.zeros(d, h, w, k, device=DEVICE).fill_(float("nan")).to(kind) for _ in range(3)]
+    want = conv3d(x, weight, outs[0], geometry=geometry, epilogue=epilogue, backend="reference")
+    runs = [conv3d(x, weight, o, geometry=geometry, epilogue=epilogue, backend="triton", schedule=schedule)
+            for o in outs[1:]]
+    tile = dataclasses.astuple(schedule) if schedule else ""
+    name = f"conv {str(dtype)[6:]} {c}->{k} {kernel} /{stride} {shape} {tile}{label}"
+    limit = TOLERANCE[FP8] if kind == FP8 else TOLERANCE[dtype]
+    report(name, error(outs[1].float(), outs[0].float()), limit, torch.equal(outs[1].float(), outs[2].float()))
+    if groups:
+        # Sums are compared with those of the very values stored, so that only the summation is judged.
+        own = outs[1].float().double().reshape(d, -1, groups, k // groups)
+        exact = torch.stack((own.sum((1, 3)), own.square().sum((1, 3))), -1)
+        got = group_sums(runs[0], groups)
+        report(name + " sums", error(got, exact), TOLERANCE["statistics"], torch.equal(runs[0].data, runs[1].data),
+               want is not None)
+
+
+def schedules() -> None:
+    sm = target(DEVICE).sm
+    for (size, kind), schedule in SCHEDULES[generation(sm)].items():
+        types = (torch.float16, torch.bfloat16) if size == "16 bit" else (FP8, torch.int8)
+        for dtype in types:
+            if not target(DEVICE).supports(dtype):
+                continue
+            for c in ((128,) if kind == "narrow" else (256, 512)):
+                for shape in SHAPES:
+                    conv_case(dtype, c, c, shape, fit(schedule, dtype, c, c))
+
+
+def forms() -> None:
+    half = torch.float16
+    for c, k in ((3, 128), (16, 512), (96, 96), (128, 3), (192, 96), (384, 384)):
+        conv_case(half, c, k, (2, 37, 53), groups=0 if k == 3 else 32, label=" odd widths")
+    conv_case(FP8, 96, 96, (2, 37, 53))
+    conv_case(half, 256, 128, (2, 37, 53), kernel=(1, 1, 1), origin=(1, 1))
+    conv_case(half, 128, 128, (2, 37, 53), kernel=(1, 3, 3))
+    conv_case(half, 128, 128, (4, 37, 53), kernel=(3, 1, 1), origin=(1, 1))
+    for dtype in (half, torch.bfloat16, FP8, torch.int8):
+        conv_case(dtype, 128, 128, (2, 37, 53), kernel=(1, 3, 3), stride=(1, 2, 2), origin=(1, 1))
+        conv_case(dtype, 256, 256, (2, 37, 53), stride=(2, 2, 2), origin=(1, 1))
+    for stored in (torch.float32, FP8):
+        conv_case(half, 128, 128, (2, 37, 53), stored=stored, label=f" -> {stored}")
+        conv_case(FP8, 128, 128, (2, 37, 53), stored=stored, label=f" -> {stored}")
+    conv_case(torch.int8, 128, 128, (2, 37, 53), stored=torch.int8, label=" -> int8")
+
+
+def invariance(dtype: torch.dtype) -> None:
+    """Chunks through the ring and bands of rows give the bits of the whole."""
+    for c, h, w in ((128, 150, 333), (512, 150, 70)):
+        d = 3
+        x = bordered(dtype, d + 2, h, w, c)
+        weight = pack_weight(torch.randn(c, c, 3, 3, 3, device=DEVICE) * (c * 27) ** -0.5, dtype)
+        residual = torch.randn(d, h, w, c, device=DEVICE).half()
+        bias = torch.randn(c, device=DEVICE)
+        whole = torch.empty(d, h, w, c, device=DEVICE, dtype=torch.float16)
+        sums = conv3d(x, weight, whole, epilogue=Epilogue(bias, residual, 32), backend="triton")
+        plain = torch.empty_like(whole)
+        conv3d(x, weight, plain, epilogue=Epilogue(bias, residual), backend="triton")
+        ring = torch.cat((x[-2:], x[:-2]))
+        same = []
+        for f in range(d):
+            one = torch.empty_like(whole[:1])
+            p = conv3d(ring, weight, one, epilogue=Epilogue(bias, residual[f : f + 1], 32), start=(f + 2) % (d + 2),
+                       backend="triton")
+            same.append(torch.equal(one, whole[f : f + 1]) and torch.equal(p.data, sums.data[f : f + 1]))
+        parts = []
+        for top in range(0, h, 64):
+            n = min(64, h - top)
+            band = torch.empty(d, n, w, c, device=DEVICE, dtype=torch.float16)
+            parts.append(conv3d(x[:, top : top + n + 2].contiguous(), weight, band,
+                                geometry=Geometry(first_row=top, frame_rows=h),
+                                epilogue=Epilogue(bias, residual[:, top : top + n], 32), backend="triton"))
+            same.append(torch.equal(band, whole[:, top : top + n]))
+        joined = Partials.concat(parts)
+        same += [torch.equal(joined.data, sums.data), torch.equal(plain, whole)]
+        report(f"chunks and bands {str(dtype)[6:]} {c} {h}x{w}", 0.0, 0.0, *same)
+
+
+def ends() -> None:
+    for c, dtype in ((128, torch.float16), (96, torch.float16), (128, torch.bfloat16), (256, torch.float16)):
+        x = bordered(dtype, 5, 37, 530, c)
+        weight = pack_weight(torch.randn(3, c, 3, 3, 3, device=DEVICE) * 0.02, dtype)
+        bias = torch.randn(3, device=DEVICE)
+        for stored, fmt in ((torch.float32, RAW), (torch.float16, RAW), (torch.uint8, BYTES)):
+            outs = [torch.zeros(3, 37, 530, 3, dtype=stored, device=DEVICE) for _ in range(4)]
+            for o, backend in zip(outs, ("reference", "triton", "triton"), strict=False):
+                to_pixels(x, weight, bias, o, pixels=fmt, start=4, backend=backend)
+            for f in range(3):
+                to_pixels(x, weight, bias, outs[3][f : f + 1], pixels=fmt, start=(4 + f) % 5, backend="triton")
+            report(f"to_pixels {c} {dtype} {stored}", error(outs[1].float(), outs[0].float()),
+                   2e-3 if stored == torch.uint8 else 5e-4, torch.equal(outs[1], outs[2]),
+                   torch.equal(outs[1], outs[3]))
+
+
+def norms() -> None:
+    for c, groups in ((128, 32), (512, 32), (96, 32), (256, 1)):
+        for stored in (torch.float16, torch.float32, FP8, torch.int8):
+            for per_chunk, border in ((False, "zero"), (True, "replicate")):
+                x = (torch.randn(2, 67, 131, c, device=DEVICE) * 2 + 1).half()
+                norm = Norm("group", torch.randn(c, device=DEVICE), torch.randn(c, device=DEVICE), groups,
+                            per_chunk=per_chunk)
+                buffers = [torch.full((5, 69, 133, padded_channels(c, stored)), 9.0, device=DEVICE).to(stored)
+                           for _ in range(3)]
+                for b, backend in zip(buffers, ("reference", "triton", "triton"), strict=True):
+                    norm_act(x, norm, b, slot=4, store=Store(True, border, 0.05 if stored.itemsize == 1 else 1.0),
+                             backend=backend)
+                limit = TOLERANCE.get(stored, 1e-5) if stored.itemsize == 1 else 5e-4
+                report(f"norm_act {c} groups {groups} {stored} {border}",
+                       error(buffers[1].float(), buffers[0].float()), limit,
+                       torch.equal(buffers[1].float(), buffers[2].float()))
+    for kind in ("l2", "rms", "none"):
+        x = torch.randn(2, 96, 67, 131, device=DEVICE).half().permute(0, 2, 3, 1)
+        norm = Norm(kind, torch.randn(96, device=DEVICE), None, eps=1e-12)
+        buffers = [torch.empty(2, 69, 133, 96, device=DEVICE, dtype=torch.float16) for _ in range(2)]
+        for b, backend in zip(buffers, ("reference", "triton"), strict=True):
+            norm_act(x, norm, b, store=Store(kind != "none"), backend=backend)
+        report(f"norm_act {kind}, channels first", error(buffers[1], buffers[0]), 5e-4)
+    x = torch.randn(2, 150, 131, 128, device=DEVICE).half()
+    whole = statistics(x, 32, "triton")
+    joined = Partials.concat([statistics(x[:, t : t + 64], 32, "triton") for t in range(0, 150, 64)])
+    norm = Norm(weight=torch.randn(128, device=DEVICE), bias=torch.randn(128, device=DEVICE))
+    a, b = (coefficients(whole, norm, 150 * 131, backend) for backend in ("triton", "reference"))
+    report("coefficients", error(a, b), 1e-6, torch.equal(whole.data, joined.data))
+
+
+def ups() -> None:
+    for temporal in (True, False):
+        z, halo = (2, 1) if temporal else (1, 2)
+        for dtype, c in ((torch.float16, 256), (torch.bfloat16, 512), (FP8, 256)):
+            h, w, d = 150, 45, 3
+            args = (torch.randn(4 * z * c, c, 1, 1, 1, device=DEVICE) * c**-0.5, torch.randn(4 * z * c, device=DEVICE),
+                    torch.randn(c, c, 3, 3, 3, device=DEVICE) * (27 * c) ** -0.5, torch.randn(c, device=DEVICE))
+            composed = pack(*args, dtype)
+            x = bordered(dtype, d + halo, h, w, c)
+            kind = torch.bfloat16 if dtype == torch.bfloat16 else torch.float16
+            outs = [torch.full((d * z - (z - 1), 2 * h, 2 * w, c), float("nan"), device=DEVICE, dtype=kind)
+                    for _ in range(3)]
+            upsample(x, composed, outs[0], first=0, backend="reference")
+            sums = upsample(x, composed, outs[1], first=0, groups=32, backend="triton")
+            same, at = [], 0
+            for f in range(d):
+                n = z - (z - 1) * (f == 0)
+                p = upsample(x[f : f + halo + 1].contiguous(), composed, outs[2][at : at + n], first=f, groups=32,
+                             backend="triton")
+                same.append(torch.equal(p.data, sums.data[at : at + n]))
+                at += n
+            bands = []
+            for top in range(0, h, 64):
+                n = min(64, h - top)
+                band = torch.empty(outs[1].shape[0], 2 * n, 2 * w, c, device=DEVICE, dtype=kind)
+                bands.append(upsample(x[:, top : top + n + 2].contiguous(), composed, band, first=0, groups=32,
+                                      geometry=Geometry(first_row=top, frame_rows=h), backend="triton"))
+                same.append(torch.equal(band, outs[1][:, 2 * top : 2 * top + 2 * n]))
+            report(f"upsample {'time' if temporal else 'space'} {str(dtype)[6:]} {c}", error(outs[1], outs[0]),
+                   TOLERANCE[dtype], torch.equal(outs[1], outs[2]), torch.equal(Partials.concat(bands).data, sums.data),
+                   *same)
+
+
+def attentions() -> None:
+    for head in (384, 512, 1024):
+        for dtype in (torch.float16, torch.bfloat16):
+            for tokens in (77, 1000, 3601):
+                q, k, v = (torch.randn(2, tokens, head, device=DEVICE).to(dtype) for _ in range(3))
+                a, b, c = (attention(q, k, v, backend=n) for n in ("reference", "triton", "triton"))
+                single = attention(q[1:], k[1:], v[1:], backend="triton")
+                report(f"attention {head} {str(dtype)[6:]} {tokens}", error(b, a), 2 * TOLERANCE[dtype],
+                       torch.equal(b, c), torch.equal(single, b[1:]))
+
+
+def main() -> int:
+    torch.manual_seed(0)
+    print(torch.cuda.get_device_name(), target(DEVICE))
+    for part in (forms, ends, norms, ups, attentions, schedules):
+        part()
+    for dtype in (torch.float16, FP8):
+        invariance(dtype)
+    print(f"{failures} failures")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
