@@ -12,7 +12,7 @@ from ..kernels.to_pixels import BYTES, UNIT
 from ..models.seedvr2 import Decoder
 from .blocks import resnet, resnets
 from .run import Run
-from .weights import Attention, Conv, Output, Resnet, Upsampler, norm_of
+from .weights import Attention, Conv, Output, Resnet, Upsampler, norm_of, tensor_bytes
 
 
 class FusedDecoder:
@@ -33,8 +33,11 @@ class FusedDecoder:
         self.norm_out = norm_of(decoder.conv_norm_out)
         self.conv_out = Output.of(decoder.conv_out, dtype)
         self.groups = self.norm_out.groups
+        self.nbytes = tensor_bytes(self)
 
-    def plan(self, latents: int, height: int, width: int, frames: int, output: torch.dtype, device: torch.device) -> Run:
+    def plan(
+        self, latents: int, height: int, width: int, frames: int, output: torch.dtype, device: torch.device
+    ) -> Run:
         """A dry Run that knows its memory: chunks of `latents`, `frames` per step at 4x and 8x."""
         run = Run(self.dtype, device)
         # Not the clip's start: from there on a latent is as many frames as it can be.
@@ -48,13 +51,12 @@ class FusedDecoder:
 
         frames: most frames per step at 4x and 8x (0: all of the chunk). Pixels are 0..1, or bytes 0..255.
         """
-        d, h, w, _ = z.shape
         with run.arena.scope():
             x, sums = self._latent_stages(run, z)
             total = x.shape[0]
             for first in range(0, total, frames or total):
                 self._frame_stages(run, x[first : first + (frames or total)], sums, first, output, emit)
-        run.done["latents"] += d
+        run.done["latents"] += z.shape[0]
 
     def _latent_stages(self, run: Run, z: Tensor) -> tuple[Tensor, Partials | None]:
         """1x and 2x: [D, h, w, C] -> [F, 4h, 4w, C] and its sums. F = 4D, or 4D - 3 at the clip's start."""

@@ -9,7 +9,7 @@ from ..kernels.conv3d import Partials
 from ..models.seedvr2 import Encoder
 from .blocks import resnet, resnets
 from .run import Run
-from .weights import Attention, Conv, Downsampler, Resnet, norm_of
+from .weights import Attention, Conv, Downsampler, Resnet, norm_of, tensor_bytes
 
 
 class FusedEncoder:
@@ -26,6 +26,7 @@ class FusedEncoder:
         self.norm_out = norm_of(encoder.conv_norm_out)
         self.conv_out = Conv.of(encoder.conv_out, dtype)
         self.groups = self.norm_out.groups
+        self.nbytes = tensor_bytes(self)
 
     def plan(self, latents: int, height: int, width: int, frames: int, device: torch.device) -> Run:
         """A dry Run that knows its memory: chunks of `latents`, `frames` per step at 8x; sizes in pixels."""

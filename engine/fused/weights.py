@@ -125,3 +125,21 @@ class Downsampler(Conv):
 
 def norm_of(norm: layers.NormAct) -> Norm:
     return Norm("group", norm.weight.float(), norm.bias.float(), norm.num_groups, norm.eps)
+
+
+def tensor_bytes(value: object) -> int:
+    """Bytes of all distinct tensors in nested dataclasses, lists and tuples."""
+    seen: dict[int, int] = {}
+
+    def visit(v: object) -> None:
+        if isinstance(v, Tensor):
+            seen[id(v)] = v.numel() * v.element_size()
+        elif isinstance(v, (list, tuple)):
+            for item in v:
+                visit(item)
+        elif hasattr(v, "__dict__"):
+            for item in vars(v).values():
+                visit(item)
+
+    visit(value)
+    return sum(seen.values())
