@@ -87,6 +87,11 @@ class VideoVAE:
         """Frames that `latents` decode to."""
         return self.temporal * (latents - 1) + 1
 
+    def _held(self, half: str) -> int:
+        """Bytes of this VAE already on its device that a plan for `half` counts: they are not foreign."""
+        here = (p for p in self.model.parameters() if p.device.type == self.device.type)
+        return sum(p.numel() * p.element_size() for p in here) + self._fused.packed_bytes(half)
+
     # -- decode ---------------------------------------------------------------------------------------------------
 
     def plan_decode(
@@ -105,7 +110,7 @@ class VideoVAE:
         output: str = "float32",
     ) -> Plan:
         """The plan `decode` follows for [batch, C, latents, height, width] latents."""
-        target = memory_target(self.device, vram_gb, ram_gb, _held(self.model, self.device))
+        target = memory_target(self.device, vram_gb, ram_gb, self._held("decoder"))
         return self.planner.plan(
             "decoder", batch, latents, height, width,
             tiling=tiling, tile=tile, overlap=overlap, chunk=chunk, target=target, output=OUTPUTS[output],
@@ -231,7 +236,7 @@ class VideoVAE:
         vram_gb: float | None = None,
     ) -> Plan:
         """The plan `encode` follows for frames that become [batch, C, latents, height, width] latents."""
-        target = memory_target(self.device, vram_gb, None, _held(self.model, self.device))
+        target = memory_target(self.device, vram_gb, None, self._held("encoder"))
         return self.planner.plan(
             "encoder", batch, latents, height, width, tiling=tiling, tile=tile, overlap=overlap, target=target
         )
@@ -376,11 +381,6 @@ class VideoVAE:
     def _need_encoder(self) -> None:
         if not self.can_encode:
             raise InputError(f"{self.path or 'this VAE'} holds a decoder only: encoding needs a file with the encoder")
-
-
-def _held(model: nn.Module, device: torch.device) -> int:
-    """Bytes of the model already on the device: they are in the plan's peak and must not be counted as foreign."""
-    return sum(p.numel() * p.element_size() for p in model.parameters() if p.device.type == device.type)
 
 
 def _never() -> None:

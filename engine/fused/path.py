@@ -59,6 +59,10 @@ class FusedPath:
         """Give the packed weights back; the next use packs anew (0.15 s for the published decoder on an H200)."""
         self._packed.clear()
 
+    def packed_bytes(self, half: str) -> int:
+        """Bytes of the packed weights now held for "encoder" or "decoder"; `peak` counts them too."""
+        return self._packed[half].nbytes if half in self._packed else 0
+
     def frames_per_step(self, height: int, width: int) -> int:
         """Frames at full size that make one well-filled step, for a frame of this many pixels."""
         return max(1, STEP_PIXELS // (height * width))

@@ -68,8 +68,10 @@ def test_fused_is_as_exact_as_plain(full_width, noise):
     fused, fused_latent = vae.decode(z), vae.encode(video)
     for chunk in (1, 2, 3):
         assert torch.equal(vae.decode(z, chunk=chunk), fused)
-    least = vae.plan_decode(2, 4, 18, 23, chunk=1)
-    assert torch.equal(vae.decode(z, chunk=1, vram_gb=(least.peak_bytes - 1) / GIB), fused)
+    roomy = vae.plan_decode(2, 4, 18, 23)
+    tight = {"vram_gb": (roomy.peak_bytes - 1) / GIB}
+    assert vae.plan_decode(2, 4, 18, 23, **tight).steps != roomy.steps
+    assert torch.equal(vae.decode(z, **tight), fused)
     assert torch.equal(vae.decode(z[1:]), fused[1:])
     byte = vae.decode(z, output="uint8")
     assert (byte.float() - fused * 255).abs().max() <= 0.501
