@@ -7,7 +7,10 @@ import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from .kernels.targets import Target
 
 GIB = 1 << 30
 T = TypeVar("T")
@@ -55,7 +58,8 @@ class Hardware:
     packages: dict[str, str | None]
     gpus: tuple[Gpu, ...]
     gpu_problem: str | None  # why there is no GPU to use
-    kernel_limits: tuple[str, ...]  # what the Triton kernels cannot do on the default device
+    kernels: bool  # the fused Triton kernels run on the default device
+    kernel_limits: tuple[str, ...]  # what they cannot do there
 
     @property
     def fast_paths(self) -> tuple[FastPath, ...]:
@@ -75,7 +79,8 @@ def survey() -> Hardware:
         packages={name: _installed(distributions) for name, distributions in OPTIONAL.items()},
         gpus=_probe(_gpus, ()),
         gpu_problem=_probe(_gpu_problem, "CUDA could not be asked"),
-        kernel_limits=_probe(_kernel_limits, ()),
+        kernels=_probe(lambda: _kernel_target().kernels, False),
+        kernel_limits=_probe(lambda: _kernel_target().notes, ()),
     )
 
 
@@ -88,8 +93,15 @@ def fast_paths(hardware: Hardware) -> tuple[FastPath, ...]:
     else:
         gpu = FastPath("GPU", True, f"{usable.name} (sm_{usable.sm})")
         half = FastPath("fp16", True, "the default on a GPU")
-    reasons = ("decode and encode use torch's own operators in this version", *hardware.kernel_limits)
-    return gpu, half, FastPath("Triton kernels", False, "; ".join(reasons))
+    limits = hardware.kernel_limits
+    if usable is None:
+        kernels = FastPath("Triton kernels", False, "they need a GPU; torch's own operators are used")
+    elif hardware.kernels:
+        what = "SeedVR2 in fp16 and bf16, whole frames; torch's own operators for fp32 and blended tiles"
+        kernels = FastPath("Triton kernels", True, "; ".join((what, *limits)))
+    else:
+        kernels = FastPath("Triton kernels", False, "; ".join(limits) or "not available on this GPU")
+    return gpu, half, kernels
 
 
 def runs_on(sm: int, built_for: Sequence[str]) -> bool:
@@ -175,12 +187,12 @@ def _gpus() -> tuple[Gpu, ...]:
     return tuple(found)
 
 
-def _kernel_limits() -> tuple[str, ...]:
+def _kernel_target() -> Target:
     import torch
 
     from .kernels.targets import target
 
-    return target("cuda" if torch.cuda.is_available() else "cpu").notes
+    return target("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _gpu_problem() -> str | None:

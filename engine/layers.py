@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from . import exact
 from .runtime.state import State
 
 
@@ -49,6 +50,8 @@ class CausalConv3d(nn.Conv3d):
             if state is not None:
                 used = ((x.shape[2] - kt) // step + 1) * step
                 state.keep(self.key, x[:, :, used:])
+        if x.is_cuda and x.dtype == torch.float32 and not torch.is_grad_enabled():
+            return exact.conv3d(x, self.weight, self.bias, self.stride, self.padding)
         return super().forward(x)
 
 

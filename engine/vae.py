@@ -9,16 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from . import log
-from .errors import Cancelled, InputError
+from .errors import InputError
+from .fused.path import FusedPath, why_off
 from .models.arch import Architecture
 from .runtime.memory import memory_target
-from .runtime.pixels import OUTPUTS, PixelSink, to_network
+from .runtime.pixels import OUTPUTS, PixelSink, StagedWriter, to_network, to_unit
 from .runtime.plan import Plan, Planner
+from .runtime.progress import Cancel, Progress, Ticker
 from .runtime.scope import exact_math
 from .runtime.stream import Steps, decode_features, decode_frames, encode_features, encode_moments, frame_spans
-
-Progress = Callable[[int, int], None]
-Cancel = Callable[[], bool]
 
 
 class VideoVAE:
@@ -48,8 +47,11 @@ class VideoVAE:
         self.spatial = architecture.spatial
         self.temporal = architecture.temporal
         self.scale = architecture.scale
-        weights = {half: _weight_bytes(getattr(model, half)) for half in ("encoder", "decoder")}
-        self.planner = Planner(lambda: architecture.build(model.config), dtype, weights)
+        #: Off runs the plain torch modules instead of the fused kernels.
+        self.triton_fusion = True
+        self._fused = FusedPath(model, lambda: architecture.build(model.config), dtype)
+        weights = sum(p.numel() * p.element_size() for p in model.parameters())
+        self.planner = Planner(lambda: architecture.build(model.config), dtype, weights, self.fused)
 
     @property
     def can_decode(self) -> bool:
@@ -61,13 +63,34 @@ class VideoVAE:
 
     def to(self, device: torch.device | str) -> VideoVAE:
         """Move the weights; returns self."""
+        if torch.device(device) != self.device:
+            self.release()
         self.device = torch.device(device)
         self.model.to(self.device)
         return self
 
+    def fused(self) -> FusedPath | None:
+        """The fused kernels, or None where they are switched off or cannot run; the reason is logged once."""
+        reason = "switched off" if not self.triton_fusion else None
+        reason = reason or why_off(self.arch, self.model.config, self.dtype, self.device)
+        if reason:
+            if self.device.type == "cuda":
+                log.once(f"fused kernels off: {reason}")
+            return None
+        return self._fused
+
+    def release(self) -> None:
+        """Give back the memory that only makes the next run start sooner (packed weights)."""
+        self._fused.release()
+
     def frames(self, latents: int) -> int:
         """Frames that `latents` decode to."""
         return self.temporal * (latents - 1) + 1
+
+    def _held(self, half: str) -> int:
+        """Bytes of this VAE already on its device that a plan for `half` counts: they are not foreign."""
+        here = (p for p in self.model.parameters() if p.device.type == self.device.type)
+        return sum(p.numel() * p.element_size() for p in here) + self._fused.packed_bytes(half)
 
     # -- decode ---------------------------------------------------------------------------------------------------
 
@@ -84,12 +107,13 @@ class VideoVAE:
         chunk: int = 0,
         vram_gb: float | None = None,
         ram_gb: float | None = None,
+        output: str = "float32",
     ) -> Plan:
         """The plan `decode` follows for [batch, C, latents, height, width] latents."""
-        target = memory_target(self.device, vram_gb, ram_gb, _held(self.model, self.device))
+        target = memory_target(self.device, vram_gb, ram_gb, self._held("decoder"))
         return self.planner.plan(
             "decoder", batch, latents, height, width,
-            tiling=tiling, tile=tile, overlap=overlap, chunk=chunk, target=target,
+            tiling=tiling, tile=tile, overlap=overlap, chunk=chunk, target=target, output=OUTPUTS[output],
         )  # fmt: skip
 
     def decode(
@@ -118,15 +142,19 @@ class VideoVAE:
         z = self._check_latent(latent)
         batch, _, count, h, w = z.shape
         plan = self.plan_decode(
-            batch, count, h, w, tiling=tiling, tile=tile, overlap=overlap, chunk=chunk, vram_gb=vram_gb, ram_gb=ram_gb
-        )
+            batch, count, h, w,
+            tiling=tiling, tile=tile, overlap=overlap, chunk=chunk, vram_gb=vram_gb, ram_gb=ram_gb, output=output,
+        )  # fmt: skip
         log.debug(f"decode {8 * w}x{8 * h}, {self.frames(count)} frames: {plan.describe()}")
         shape = (batch, self.frames(count), self.spatial * h, self.spatial * w, 3)
         sink = PixelSink(shape, OUTPUTS[output], plan.tiled)
         chunks = -(-count // plan.steps.latents)
-        tick = _Ticker(progress, cancel, chunks * (len(plan.grid) + 1 if plan.tiled else 1))
+        passes = batch if plan.fused else len(plan.grid) + 1 if plan.tiled else 1
+        tick = Ticker(progress, cancel, chunks * passes)
         with exact_math(self.device):
-            if plan.tiled:
+            if plan.fused:
+                self._decode_fused(z, plan, sink.out, tick)
+            elif plan.tiled:
                 self._decode_tiles(z, plan, sink, tick)
             else:
                 first = 0
@@ -156,7 +184,25 @@ class VideoVAE:
         features = decode_features(self.model.decoder, z, check)
         return decode_frames(self.model.decoder, features, steps, check)
 
-    def _decode_tiles(self, z: Tensor, plan: Plan, sink: PixelSink, tick: _Ticker) -> None:
+    def _decode_fused(self, z: Tensor, plan: Plan, out: Tensor, tick: Ticker) -> None:
+        """Clip by clip through one set of buffers."""
+        decoder, steps = self._fused.decoder(), plan.steps
+        run = decoder.plan(steps.latents, z.shape[3], z.shape[4], steps.frames, out.dtype, self.device)
+        run.allocate()
+        with StagedWriter(out, steps.frames, self.device) as writer:
+            for clip in range(z.shape[0]):
+                run.restart()
+
+                def emit(pixels: Tensor, clip: int = clip) -> None:
+                    writer.write(clip, run.done["frames"] - pixels.shape[0], pixels)
+                    tick.check()
+
+                for part in z[clip].permute(1, 2, 3, 0).split(steps.latents):
+                    tick.check()
+                    decoder.chunk(run, part.to(self.device, torch.float32) / self.scale, steps.frames, out.dtype, emit)
+                    tick.advance()
+
+    def _decode_tiles(self, z: Tensor, plan: Plan, sink: PixelSink, tick: Ticker) -> None:
         """The front runs untiled for the whole clip, its features wait in host memory; then tile by tile."""
         decoder, s = self.model.decoder, self.spatial
         features = []
@@ -190,7 +236,7 @@ class VideoVAE:
         vram_gb: float | None = None,
     ) -> Plan:
         """The plan `encode` follows for frames that become [batch, C, latents, height, width] latents."""
-        target = memory_target(self.device, vram_gb, None, _held(self.model, self.device))
+        target = memory_target(self.device, vram_gb, None, self._held("encoder"))
         return self.planner.plan(
             "encoder", batch, latents, height, width, tiling=tiling, tile=tile, overlap=overlap, target=target
         )
@@ -245,9 +291,14 @@ class VideoVAE:
         plan = self.plan_encode(batch, latents, h, w, tiling=tiling, tile=tile, overlap=overlap, vram_gb=vram_gb)
         log.debug(f"encode {width}x{height}, {count} frames: {plan.describe()}")
         spans = frame_spans(count, plan.steps.latents, t)
-        tick = _Ticker(progress, cancel, len(spans) * (len(plan.grid) + 1 if plan.tiled else 1))
+        passes = batch if plan.fused else len(plan.grid) + 1 if plan.tiled else 1
+        tick = Ticker(progress, cancel, len(spans) * passes)
         encoder = self.model.encoder
         out = torch.empty(batch, 2 * self.latent_channels, latents, h, w)
+        if plan.fused:
+            with exact_math(self.device):
+                self._encode_fused(video, plan, spans, out, tick)
+            return out
 
         def network(y0: int, y1: int, x0: int, x1: int) -> Iterator[Tensor]:
             # The last tile also takes the rows and columns that fill no latent pixel, as the untiled network does.
@@ -265,8 +316,25 @@ class VideoVAE:
                 tick.advance()
         return out
 
+    def _encode_fused(
+        self, video: Tensor, plan: Plan, spans: list[tuple[int, int]], out: Tensor, tick: Ticker
+    ) -> None:
+        """Clip by clip through one set of buffers."""
+        encoder, steps = self._fused.encoder(), plan.steps
+        run = encoder.plan(steps.latents, video.shape[2], video.shape[3], steps.frames, self.device)
+        run.allocate()
+        for clip in range(video.shape[0]):
+            run.restart()
+            first = 0
+            for a, b in spans:
+                tick.check()
+                moments = encoder.chunk(run, to_unit(video[clip, a:b], self.device), steps.frames)
+                out[clip, :, first : first + moments.shape[0]] = moments.permute(3, 0, 1, 2)
+                first += moments.shape[0]
+                tick.advance()
+
     def _encode_tiles(
-        self, network: Callable[..., Iterator[Tensor]], plan: Plan, batch: int, latents: int, tick: _Ticker
+        self, network: Callable[..., Iterator[Tensor]], plan: Plan, batch: int, latents: int, tick: Ticker
     ) -> Iterator[Tensor]:
         """Tiles down to latent resolution, their features blended in host memory; the low part sees whole frames."""
         rows, cols = plan.grid.rows, plan.grid.cols
@@ -313,31 +381,6 @@ class VideoVAE:
     def _need_encoder(self) -> None:
         if not self.can_encode:
             raise InputError(f"{self.path or 'this VAE'} holds a decoder only: encoding needs a file with the encoder")
-
-
-class _Ticker:
-    """Reports progress and asks for cancellation."""
-
-    def __init__(self, progress: Progress | None, cancel: Cancel | None, total: int) -> None:
-        self._progress, self._cancel, self._total, self._done = progress, cancel, total, 0
-
-    def check(self) -> None:
-        if self._cancel is not None and self._cancel():
-            raise Cancelled("cancelled")
-
-    def advance(self) -> None:
-        self._done += 1
-        if self._progress is not None:
-            self._progress(self._done, self._total)
-
-
-def _weight_bytes(module: nn.Module | None) -> int:
-    return 0 if module is None else sum(p.numel() * p.element_size() for p in module.parameters())
-
-
-def _held(model: nn.Module, device: torch.device) -> int:
-    """Bytes of the model already on the device: they are in the plan's peak and must not be counted as foreign."""
-    return sum(p.numel() * p.element_size() for p in model.parameters() if p.device.type == device.type)
 
 
 def _never() -> None:

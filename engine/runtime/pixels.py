@@ -8,11 +8,15 @@ from torch import Tensor
 OUTPUTS = {"float32": torch.float32, "float16": torch.float16, "uint8": torch.uint8}
 
 
+def to_unit(video: Tensor, device: torch.device) -> Tensor:
+    """Frames of any layout in 0..1 (or uint8 0..255) -> float32 in -1..1 on the device."""
+    x = video.to(device)
+    return x.float() / 127.5 - 1.0 if x.dtype == torch.uint8 else x.float() * 2.0 - 1.0
+
+
 def to_network(video: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
     """[B, f, H, W, 3] in 0..1 (or uint8 0..255) -> [B, 3, f, H, W] in -1..1 on the device."""
-    x = video.to(device)
-    x = x.float() / 127.5 - 1.0 if x.dtype == torch.uint8 else x.float() * 2.0 - 1.0
-    return x.to(dtype).permute(0, 4, 1, 2, 3).contiguous()
+    return to_unit(video, device).to(dtype).permute(0, 4, 1, 2, 3).contiguous()
 
 
 def to_pixels(frames: Tensor, output: torch.dtype) -> Tensor:
@@ -57,3 +61,46 @@ class PixelSink:
                     if self.output == torch.uint8:
                         self.out[b, f] = frame.float().mul_(255.0).round_()
         return self.out
+
+
+class StagedWriter:
+    """Copies finished pixels into a host tensor while the GPU goes on: two pinned buffers, one being filled.
+
+    `write` returns at once; a buffer is emptied into `out` when it is needed again, and at the end of the `with`.
+    """
+
+    def __init__(self, out: Tensor, frames: int, device: torch.device) -> None:
+        """out: [B, F, H, W, 3] on the host; at most `frames` frames per write, from `device`."""
+        self._out = out
+        self._cuda = device.type == "cuda"
+        shape = (frames, *out.shape[2:])
+        self._buffers = [torch.empty(shape, dtype=out.dtype, pin_memory=True) for _ in range(2)] if self._cuda else []
+        self._waiting: list[tuple[Tensor, Tensor, torch.cuda.Event]] = []
+
+    def __enter__(self) -> StagedWriter:
+        return self
+
+    def __exit__(self, kind: type | None, *_: object) -> None:
+        while self._waiting:
+            self._finish_oldest(keep=kind is None)
+
+    def write(self, clip: int, first: int, pixels: Tensor) -> None:
+        """pixels [f, H, W, 3] of the output's type become frames `first`.. of `clip`; free to change on return."""
+        target = self._out[clip, first : first + pixels.shape[0]]
+        if not self._cuda:
+            target.copy_(pixels)
+            return
+        if len(self._waiting) == len(self._buffers):
+            self._finish_oldest(keep=True)
+        self._buffers.append(self._buffers.pop(0))
+        buffer = self._buffers[-1][: pixels.shape[0]]
+        buffer.copy_(pixels, non_blocking=True)
+        done = torch.cuda.Event()
+        done.record()
+        self._waiting.append((target, buffer, done))
+
+    def _finish_oldest(self, keep: bool) -> None:
+        target, buffer, done = self._waiting.pop(0)
+        done.synchronize()
+        if keep:
+            target.copy_(buffer)

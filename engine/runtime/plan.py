@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -16,6 +17,9 @@ from ..errors import InputError, PlanError
 from .dryrun import peak_bytes
 from .stream import Steps, decode_features, decode_frames, encode_features, encode_moments, frame_spans
 from .tiles import Grid, check_tile, grid
+
+if TYPE_CHECKING:
+    from ..fused.path import FusedPath
 
 GIB = 1 << 30
 TILINGS = ("auto", "untiled", "exact", "blended")
@@ -36,6 +40,7 @@ class Plan:
     steps: Steps
     grid: Grid
     peak_bytes: int
+    fused: bool = False
 
     @property
     def tiled(self) -> bool:
@@ -44,17 +49,22 @@ class Plan:
     def describe(self) -> str:
         tiles = f"{len(self.grid)} blended tiles" if self.tiled else "untiled"
         frames = f", {self.steps.frames} frame(s) per step at full size" if self.steps.frames else ""
-        return f"{tiles}, {self.steps.latents} latent(s) per chunk{frames}, about {self.peak_bytes / GIB:.2f} GB"
+        kernels = "fused kernels" if self.fused else "plain torch"
+        size = f"about {self.peak_bytes / GIB:.2f} GB"
+        return f"{kernels}, {tiles}, {self.steps.latents} latent(s) per chunk{frames}, {size}"
 
 
 class Planner:
     """Plans for one model. Dry runs are remembered, so the same question costs nothing the second time."""
 
-    def __init__(self, build: Callable[[], nn.Module], dtype: torch.dtype, weights: dict[str, int]) -> None:
-        """`build` makes the module on the meta device; `weights` are the bytes of its "encoder" and "decoder"."""
+    def __init__(
+        self, build: Callable[[], nn.Module], dtype: torch.dtype, weights: int, fused: Callable[[], FusedPath | None]
+    ) -> None:
+        """`build` makes the module on the meta device, `weights` are its bytes, `fused` gives the fused path if any."""
         self._build = build
         self._dtype = dtype
         self._weights = weights
+        self._fused = fused
         self._peak = functools.lru_cache(maxsize=1024)(self._dry_run)
 
     @functools.cached_property
@@ -75,6 +85,7 @@ class Planner:
         overlap: int = 64,
         chunk: int = 0,
         target: int | None = None,
+        output: torch.dtype = torch.float32,
     ) -> Plan:
         """Plan `half` ("decoder" or "encoder") for T `latents` of `height` x `width` latent pixels.
 
@@ -89,8 +100,12 @@ class Planner:
             check_tile(tile, overlap)
         ask = functools.partial(self._first_fit, half, batch, latents, height, width, chunk, target)
         whole = grid(height, width, 8 * max(height, width), 0, 8)
+        fused = self._fused()
         if tiling != "blended":
-            plan, least = ask([whole])
+            if fused is None:
+                plan, least = ask([whole])
+            else:
+                plan, least = self._fused_fit(fused, half, latents, whole, chunk, target, output)
             if plan is None:
                 raise PlanError(
                     f"{8 * width}x{8 * height} untiled needs {_gb(least)} and the target is {_gb(target)}: raise "
@@ -113,6 +128,22 @@ class Planner:
             )
         return plan
 
+    def _fused_fit(
+        self, fused: FusedPath, half: str, latents: int, whole: Grid, chunk: int, target: int | None,
+        output: torch.dtype,
+    ) -> tuple[Plan | None, int]:
+        height, width = 8 * whole.rows.length, 8 * whole.cols.length
+        peak = 0
+        frames = fused.frames_per_step(height, width)
+        while frames:
+            size = min(chunk or min(-(-frames // 4), MAX_LATENTS), latents)
+            steps = Steps(size, min(frames, 4 * size))
+            peak = LIBRARY_BYTES + self._weights + fused.peak(half, size, steps.frames, height, width, output)
+            if target is None or peak <= target:
+                return Plan(steps, whole, peak, fused=True), peak
+            frames //= 2
+        return None, peak
+
     def _first_fit(
         self,
         half: str,
@@ -127,7 +158,7 @@ class Planner:
         least = None
         for tiles in grids:
             for steps in _steps(latents, chunk):
-                peak = LIBRARY_BYTES + self._weights[half] + self._peak(
+                peak = LIBRARY_BYTES + self._weights + self._peak(
                     half, batch, min(latents, 2 * steps.latents), steps, height, width, tiles.rows.size, tiles.cols.size
                 )
                 if target is None or peak <= target:

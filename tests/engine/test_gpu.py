@@ -46,9 +46,41 @@ def test_half_precision_on_random_weights(full_width, noise, precision, floor):
     z = noise(1, 16, 3, 16, 20)
     exact = load(full_width, precision="fp32", device="cuda").decode_raw(z).float()
     low = load(full_width, precision=precision, device="cuda").decode_raw(z).float()
-    decibel = 10 * math.log10(4.0 / (low - exact).square().mean().item())
-    print(f"{precision} against fp32: {decibel:.1f} dB")
-    assert decibel > floor
+    print(f"{precision} against fp32: {decibel(low, exact):.1f} dB")
+    assert decibel(low, exact) > floor
+
+
+def decibel(actual, expected):
+    """PSNR with peak 2.0: both in -1..1."""
+    return 10 * math.log10(4.0 / (actual.float() - expected.float()).square().mean().item())
+
+
+def test_fused_is_as_exact_as_plain(full_width, noise):
+    """fp16 on random weights, harsher than trained ones; chunking never moves a bit."""
+    z = noise(2, 16, 4, 18, 23)
+    video = noise(13, 150, 181, 3).clamp(-1, 1) * 0.5 + 0.5
+    exact = load(full_width, precision="fp32", device="cuda")
+    frames, latent = exact.decode(z), exact.encode(video)
+    del exact
+    gc.collect()
+    vae = load(full_width, precision="fp16", device="cuda")
+    assert vae.plan_decode(2, 4, 18, 23).fused
+    fused, fused_latent = vae.decode(z), vae.encode(video)
+    for chunk in (1, 2, 3):
+        assert torch.equal(vae.decode(z, chunk=chunk), fused)
+    roomy = vae.plan_decode(2, 4, 18, 23)
+    tight = {"vram_gb": (roomy.peak_bytes - 1) / GIB}
+    assert vae.plan_decode(2, 4, 18, 23, **tight).steps != roomy.steps
+    assert torch.equal(vae.decode(z, **tight), fused)
+    assert torch.equal(vae.decode(z[1:]), fused[1:])
+    byte = vae.decode(z, output="uint8")
+    assert (byte.float() - fused * 255).abs().max() <= 0.501
+    vae.triton_fusion = False
+    plain, plain_latent = vae.decode(z), vae.encode(video)
+    for name, a, b, c in (("decode", fused, plain, frames), ("encode", fused_latent, plain_latent, latent)):
+        ours, theirs = decibel(2 * a - 1, 2 * c - 1), decibel(2 * b - 1, 2 * c - 1)
+        print(f"{name} against fp32: fused fp16 {ours:.1f} dB, plain torch fp16 {theirs:.1f} dB")
+        assert ours >= theirs - 0.5
 
 
 @pytest.mark.parametrize("half", ["decode", "encode"])
@@ -62,20 +94,21 @@ def test_half_precision_on_random_weights(full_width, noise, precision, floor):
         (1080, 1920, {"vram_gb": 8.0, "tiling": "blended"}),
     ],
 )
-def test_measured_memory_stays_below_the_plan(full_width, noise, half, height, width, options):
+@pytest.mark.parametrize("fusion", [True, False])
+def test_measured_memory_stays_below_the_plan(full_width, noise, half, height, width, options, fusion):
     vae = load(full_width, device="cuda")
+    vae.triton_fusion = fusion
     h, w = height // 8, width // 8
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    foreign = torch.cuda.memory_allocated() - sum(vae.planner._weights.values())
+    foreign = torch.cuda.memory_allocated() - vae.planner._weights
     if half == "decode":
         plan = vae.plan_decode(1, 5, h, w, **options)
         vae.decode(noise(1, 16, 5, h, w), output="uint8", **options)
     else:
         plan = vae.plan_encode(1, 5, h, w, **options)
         vae.encode((noise(17, height, width, 3) * 50 + 128).clamp(0, 255).byte(), **options)
-    foreign += vae.planner._weights["encoder" if half == "decode" else "decoder"]
     allocated = torch.cuda.max_memory_allocated() - foreign
     reserved = torch.cuda.max_memory_reserved() - foreign
     print(
@@ -96,4 +129,5 @@ def test_cancel_gives_the_memory_back(full_width, noise):
     with pytest.raises(Cancelled):
         vae.decode(noise(1, 16, 4, 20, 20), chunk=1, progress=lambda n, _: done.append(n), cancel=lambda: bool(done))
     assert len(done) == 1
+    vae.release()
     assert torch.cuda.memory_allocated() == before

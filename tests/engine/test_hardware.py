@@ -43,6 +43,16 @@ def test_fast_paths_name_their_reason():
     assert all(path.reason for path in fast_paths(without))
 
 
+def test_triton_kernels_are_on_only_where_they_run():
+    card = replace(survey(), gpus=(CARD,), gpu_problem=None)
+    on = fast_paths(replace(card, kernels=True, kernel_limits=()))[-1]
+    assert on.on and "fp16" in on.reason
+    off = fast_paths(replace(card, kernels=False, kernel_limits=("Triton is not installed",)))[-1]
+    assert not off.on and "Triton is not installed" in off.reason
+    without = fast_paths(replace(card, gpus=(), gpu_problem="no driver", kernels=False))[-1]
+    assert not without.on and "GPU" in without.reason
+
+
 @pytest.mark.parametrize(
     ("sm", "built_for", "runs"),
     [

@@ -231,3 +231,51 @@ def test_bad_options(vae, noise, options, error, says):
 def test_bad_output_name(vae, noise):
     with pytest.raises(InputError, match="output='int8'"):
         vae.decode(noise(1, 16, 1, 4, 4), output="int8")
+
+
+# -- fused operators, here through their references ----------------------------------------------------------------
+
+
+@pytest.fixture
+def fused_vae(vae_file, monkeypatch):
+    monkeypatch.setattr("zerowaste_vae.engine.vae.why_off", lambda *_: None)
+    return load(vae_file, device="cpu")
+
+
+@pytest.mark.parametrize("options", [{}, {"chunk": 1}, {"chunk": 3}])
+def test_fused_decode_equals_plain(vae, fused_vae, noise, atol, options):
+    z = noise(2, 16, 3, 3, 4)
+    assert fused_vae.plan_decode(2, 3, 3, 4, **options).fused
+    torch.testing.assert_close(fused_vae.decode(z, **options), vae.decode(z), rtol=0, atol=atol)
+    byte = fused_vae.decode(z, output="uint8", **options)
+    assert (byte.float() - vae.decode(z) * 255).abs().max() <= 0.51
+
+
+def test_fused_encode_equals_plain(vae, fused_vae, atol):
+    video = torch.rand(2, 6, 19, 26, 3, generator=torch.Generator().manual_seed(1))
+    assert fused_vae.plan_encode(2, 2, 2, 3).fused
+    torch.testing.assert_close(fused_vae.encode(video), vae.encode(video), rtol=0, atol=atol)
+
+
+def test_fused_progress_cancel_and_switch(fused_vae, noise):
+    z, seen = noise(1, 16, 4, 3, 3), []
+    whole = fused_vae.decode(z, chunk=1, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(i, 4) for i in (1, 2, 3, 4)]
+    with pytest.raises(Cancelled):
+        fused_vae.decode(z, chunk=1, cancel=lambda: True)
+    assert torch.equal(fused_vae.decode(z, chunk=1), whole)
+    fused_vae.release()
+    assert torch.equal(fused_vae.decode(z, chunk=1), whole)
+    fused_vae.triton_fusion = False
+    assert not fused_vae.plan_decode(1, 4, 3, 3).fused
+    assert not torch.equal(fused_vae.decode(z), whole)
+
+
+def test_fused_shrinks_its_steps_before_it_refuses(fused_vae):
+    roomy = fused_vae.plan_decode(1, 8, 32, 32)
+    tight = fused_vae.plan_decode(1, 8, 32, 32, vram_gb=(roomy.peak_bytes - 1) / 2**30)
+    assert tight.fused
+    assert tight.steps.frames < roomy.steps.frames
+    assert tight.peak_bytes < roomy.peak_bytes
+    with pytest.raises(PlanError, match="256x256 untiled needs"):
+        fused_vae.plan_decode(1, 8, 32, 32, vram_gb=0.05)

@@ -58,7 +58,7 @@ def test_odd_options_are_refused(vae):
 
 
 def test_describe_names_the_choice(vae):
-    assert plan(vae).describe().startswith("untiled, 4 latent(s) per chunk, about ")
+    assert plan(vae).describe().startswith("plain torch, untiled, 4 latent(s) per chunk, about ")
     assert "blended tiles" in plan(vae, tiling="blended", tile=96, overlap=32).describe()
 
 

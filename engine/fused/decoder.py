@@ -1,0 +1,107 @@
+"""SeedVR2's decoder on the fused operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..kernels.conv3d import Partials
+from ..kernels.to_pixels import BYTES, UNIT
+from ..models.seedvr2 import Decoder
+from .blocks import resnet, resnets
+from .run import Run
+from .weights import Attention, Conv, Output, Resnet, Upsampler, norm_of, tensor_bytes
+
+
+class FusedDecoder:
+    """Packed weights and the order of steps. One FusedDecoder serves any number of Runs.
+
+    Residual streams are [frames, H, W, C]. Each step's sums for the next norm come from the epilogue that stored the
+    values, so no tensor is read only to be measured (except once after attention).
+    """
+
+    def __init__(self, decoder: Decoder, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        blocks = decoder.up_blocks
+        self.conv_in = Conv.of(decoder.conv_in, dtype)
+        self.mid = [Resnet.of(r, dtype) for r in decoder.mid_block.resnets]
+        self.attention = Attention.of(decoder.mid_block.attentions[0], dtype)
+        self.resnets = [[Resnet.of(r, dtype) for r in b.resnets] for b in blocks]
+        self.ups = [Upsampler.of(b.upsamplers[0], dtype) for b in blocks if len(b.upsamplers)]
+        self.norm_out = norm_of(decoder.conv_norm_out)
+        self.conv_out = Output.of(decoder.conv_out, dtype)
+        self.groups = self.norm_out.groups
+        self.nbytes = tensor_bytes(self)
+
+    def plan(
+        self, latents: int, height: int, width: int, frames: int, output: torch.dtype, device: torch.device
+    ) -> Run:
+        """A dry Run that knows its memory: chunks of `latents`, `frames` per step at 4x and 8x."""
+        run = Run(self.dtype, device)
+        # Not the clip's start: from there on a latent is as many frames as it can be.
+        run.done.update(latents=1, frames=1)
+        z = torch.empty(latents, height, width, self.conv_in.weight.channels, device="meta", dtype=self.dtype)
+        self.chunk(run, z, frames, output, lambda pixels: None)
+        return run
+
+    def chunk(self, run: Run, z: Tensor, frames: int, output: torch.dtype, emit: Callable[[Tensor], None]) -> None:
+        """Decode latents [D, h, w, C] (any strides); `emit` gets pixels [m, 8h, 8w, 3], valid until it returns.
+
+        frames: most frames per step at 4x and 8x (0: all of the chunk). Pixels are 0..1, or bytes 0..255.
+        """
+        with run.arena.scope():
+            x, sums = self._latent_stages(run, z)
+            total = x.shape[0]
+            for first in range(0, total, frames or total):
+                self._frame_stages(run, x[first : first + (frames or total)], sums, first, output, emit)
+        run.done["latents"] += z.shape[0]
+
+    def _latent_stages(self, run: Run, z: Tensor) -> tuple[Tensor, Partials | None]:
+        """1x and 2x: [D, h, w, C] -> [F, 4h, 4w, C] and its sums. F = 4D, or 4D - 3 at the clip's start."""
+        d, h, w, _ = z.shape
+        first = run.done["latents"]
+        twice = 2 * d - (first == 0)
+        first_twice = max(2 * first - 1, 0)
+        up0, up1 = self.ups[0], self.ups[1]
+        out = run.take(2 * twice - (first == 0), 4 * h, 4 * w, up1.out_channels)
+        with run.arena.scope():
+            x2 = run.take(twice, 2 * h, 2 * w, up0.out_channels)
+            with run.arena.scope():
+                x = run.take(d, h, w, self.conv_in.weight.out_channels)
+                ring, start = run.feed(self.conv_in.key, 2, z)
+                sums = run.conv(self.conv_in, ring, start, x, self.groups)
+                x, sums = resnet(run, self.mid[0], x, sums, self.groups)
+                sums = run.attend(self.attention, x, sums)
+                x, sums = resnet(run, self.mid[1], x, sums, self.groups)
+                x, sums = resnets(run, self.resnets[0], x, sums, self.groups)
+                sums = run.upsample(up0, x, x2, first, self.groups)
+                run.advance(d, h, w)
+            x2, sums = resnets(run, self.resnets[1], x2, sums, self.groups)
+            sums = run.upsample(up1, x2, out, first_twice, self.groups)
+            run.advance(twice, 2 * h, 2 * w)
+        return out, sums
+
+    def _frame_stages(
+        self, run: Run, x: Tensor, sums: Partials | None, first: int, output: torch.dtype,
+        emit: Callable[[Tensor], None],
+    ) -> None:
+        """4x and 8x for some frames of a chunk, from the chunk's frame `first` on."""
+        m, h, w, _ = x.shape
+        if sums is not None:
+            sums = Partials(sums.data[first : first + m], sums.span)
+        up = self.ups[2]
+        with run.arena.scope():
+            wide = run.take(m, 2 * h, 2 * w, up.out_channels)
+            with run.arena.scope():
+                y, sums = resnets(run, self.resnets[2], x, sums, self.groups)
+                sums = run.upsample(up, y, wide, run.done["frames"], self.groups)
+                run.advance(m, h, w)
+            y, sums = resnets(run, self.resnets[3], wide, sums, self.groups)
+            pixels = run.arena.take((m, 2 * h, 2 * w, 3), output)
+            run.pixels(self.conv_out, y, self.norm_out, sums, pixels, BYTES if output == torch.uint8 else UNIT)
+            run.advance(m, 2 * h, 2 * w)
+            run.done["frames"] += m
+            if not run.dry:
+                emit(pixels)

@@ -1,0 +1,103 @@
+"""Memory of a fused run: one arena for activations and shared rings for causal history, both sized by a dry walk."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+ALIGN = 512  # what CUDA's allocators align to
+
+
+class Arena:
+    """A stack of tensors in one block. Before `allocate` it hands out meta tensors and learns how large it must be."""
+
+    def __init__(self) -> None:
+        self.peak = 0
+        self._top = 0
+        self._block: Tensor | None = None
+
+    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """An uninitialised tensor that lives until its scope ends."""
+        size = math.prod(shape) * dtype.itemsize
+        start = self._top
+        self._top += -(-size // ALIGN) * ALIGN
+        if self._block is None:
+            self.peak = max(self.peak, self._top)
+            return torch.empty(shape, dtype=dtype, device="meta")
+        return self._block[start : start + size].view(dtype).view(shape)
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """What is taken inside is free again afterwards."""
+        top = self._top
+        try:
+            yield
+        finally:
+            self._top = top
+
+    def allocate(self, device: torch.device) -> None:
+        self._block = torch.empty(self.peak, dtype=torch.uint8, device=device)
+
+
+class Ring:
+    """Bordered frames [slots, H + 2, W + 2, C] shared by all convolutions of one shape, in the order they run.
+
+    Each owns its `halo` last frames; `frames` more slots are free and lie after the history of the convolution whose
+    turn it is: it writes its new frames there, reads on from its history, and what it leaves behind becomes free in
+    front of it, where the next one's history ends. So n convolutions need n * halo + frames slots, nothing is ever
+    copied, and after a pass the free slots are back where the first one needs them.
+    """
+
+    def __init__(self, plane: tuple[int, int, int], dtype: torch.dtype) -> None:
+        self.plane = plane
+        self.dtype = dtype
+        self.frames = 0
+        self._ends: dict[str, int] = {}
+        self._halos: dict[str, int] = {}
+        self._started: set[str] = set()
+        self._position = 0
+        self.data: Tensor | None = None
+
+    @property
+    def slots(self) -> int:
+        return sum(self._halos.values()) + self.frames
+
+    @property
+    def nbytes(self) -> int:
+        return self.slots * math.prod(self.plane) * self.dtype.itemsize
+
+    def join(self, key: str, halo: int, frames: int) -> None:
+        """Reserve `halo` slots for `key`, which comes after all that joined before; at most `frames` new at a time."""
+        self.frames = max(self.frames, frames)
+        if key not in self._halos:
+            self._halos[key] = halo
+            self._ends[key] = sum(self._halos.values())
+
+    def allocate(self, device: torch.device) -> None:
+        self.data = torch.empty((self.slots, *self.plane), dtype=self.dtype, device=device)
+
+    def place(self, key: str) -> tuple[int, int]:
+        """(slot of the oldest frame of its history, slot for its first new frame)."""
+        start = (self._position - self._ends[key]) % self.slots
+        return start, (start + self._halos[key]) % self.slots
+
+    def begin(self, key: str) -> None:
+        """At a clip's start, once: the history becomes copies of the first new frame."""
+        if key in self._started:
+            return
+        self._started.add(key)
+        start, slot = self.place(key)
+        for i in range(self._halos[key]):
+            self.data[(start + i) % self.slots].copy_(self.data[slot])
+
+    def advance(self, frames: int) -> None:
+        """All convolutions have read their `frames` new ones."""
+        self._position = (self._position + frames) % self.slots
+
+    def restart(self) -> None:
+        """Forget the clip."""
+        self._started.clear()

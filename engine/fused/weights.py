@@ -1,0 +1,145 @@
+"""Weights in the forms the fused operators read, packed once from the plain modules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from .. import layers
+from ..kernels.conv3d import Weight, pack_weight
+from ..kernels.norm_act import Norm
+from ..kernels.to_pixels import columns_weight
+from ..kernels.upsample import Composed, pack
+
+
+@dataclass(frozen=True)
+class Conv:
+    """A convolution's packed weight and float32 bias; `key` names its history."""
+
+    key: str
+    weight: Weight
+    bias: Tensor
+
+    @classmethod
+    def of(cls, conv: layers.CausalConv3d, dtype: torch.dtype) -> Conv:
+        return cls(conv.key, pack_weight(conv.weight, dtype), conv.bias.float())
+
+
+@dataclass(frozen=True)
+class Output(Conv):
+    """The last convolution of a decoder."""
+
+    packed: Tensor
+
+    @classmethod
+    def of(cls, conv: layers.CausalConv3d, dtype: torch.dtype) -> Output:
+        weight = pack_weight(conv.weight, dtype)
+        return cls(conv.key, weight, conv.bias.float(), columns_weight(weight))
+
+
+@dataclass(frozen=True)
+class Resnet:
+    norm1: Norm
+    conv1: Conv
+    norm2: Norm
+    conv2: Conv
+    shortcut: Conv | None
+
+    @classmethod
+    def of(cls, block: layers.ResnetBlock, dtype: torch.dtype) -> Resnet:
+        shortcut = block.conv_shortcut
+        return cls(
+            norm_of(block.norm1),
+            Conv.of(block.conv1, dtype),
+            norm_of(block.norm2),
+            Conv.of(block.conv2, dtype),
+            None if shortcut is None else Conv.of(shortcut, dtype),
+        )
+
+    @property
+    def out_channels(self) -> int:
+        return self.conv2.weight.out_channels
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Projections as (weight [C, C] to multiply from the right, bias), in the activations' type."""
+
+    norm: Norm
+    q: tuple[Tensor, Tensor]
+    k: tuple[Tensor, Tensor]
+    v: tuple[Tensor, Tensor]
+    out: tuple[Tensor, Tensor]
+
+    @classmethod
+    def of(cls, block: layers.SpatialAttention, dtype: torch.dtype) -> Attention:
+        def linear(module: nn.Linear) -> tuple[Tensor, Tensor]:
+            return module.weight.to(dtype).t(), module.bias.to(dtype)
+
+        return cls(
+            norm_of(block.group_norm),
+            linear(block.to_q),
+            linear(block.to_k),
+            linear(block.to_v),
+            linear(block.to_out[0]),
+        )
+
+
+@dataclass(frozen=True)
+class Upsampler:
+    """The composed weights of expansion, shuffle and convolution. `halo`: frames of history on the small input."""
+
+    key: str
+    composed: Composed
+    halo: int
+    factor: int
+
+    @classmethod
+    def of(cls, block: layers.Upsample, dtype: torch.dtype) -> Upsampler:
+        expand, conv = block.upscale_conv, block.conv
+        composed = pack(expand.weight, expand.bias, conv.weight, conv.bias, dtype)
+        return cls(conv.key, composed, 1 if block.z == 2 else 2, block.z)
+
+    @property
+    def out_channels(self) -> int:
+        return self.composed.weight.out_channels
+
+
+@dataclass(frozen=True)
+class Downsampler(Conv):
+    """A strided convolution; `factor` is its stride in time."""
+
+    factor: int
+
+    @classmethod
+    def of(cls, block: layers.Downsample, dtype: torch.dtype) -> Downsampler:
+        conv = block.conv
+        return cls(conv.key, pack_weight(conv.weight, dtype), conv.bias.float(), conv.stride[0])
+
+    @property
+    def halo(self) -> int:
+        return self.weight.kernel[0] - 1
+
+
+def norm_of(norm: layers.NormAct) -> Norm:
+    return Norm("group", norm.weight.float(), norm.bias.float(), norm.num_groups, norm.eps)
+
+
+def tensor_bytes(value: object) -> int:
+    """Bytes of all distinct tensors in nested dataclasses, lists and tuples."""
+    seen: dict[int, int] = {}
+
+    def visit(v: object) -> None:
+        if isinstance(v, Tensor):
+            seen[id(v)] = v.numel() * v.element_size()
+        elif isinstance(v, (list, tuple)):
+            for item in v:
+                visit(item)
+        elif hasattr(v, "__dict__"):
+            for item in vars(v).values():
+                visit(item)
+
+    visit(value)
+    return sum(seen.values())
