@@ -156,6 +156,9 @@ class EngineVAE(comfy.sd.VAE):
         except Cancelled:
             mm.throw_exception_if_processing_interrupted()
             raise
+        finally:
+            # The host does not see the packed weights, so they must not outlive the run it made room for.
+            self.engine.release()
 
     def _peak(self, half: str, size: tuple[int, int, int, int], **options: object) -> int:
         return self.engine.planner.plan(half, *size, **options).peak_bytes
