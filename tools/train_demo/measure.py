@@ -1,9 +1,14 @@
-"""PSNR of clips through a model: 8-bit frames as 0..1, peak 1, reconstruction clamped, mean latent, weights in fp16."""
+"""PSNR of clips through a model: 8-bit frames as 0..1, peak 1, reconstruction clamped, mean latent, weights in fp16.
+
+    python -m zerowaste_vae.tools.train_demo.measure --clips clips/clips.npz
+"""
 
 from __future__ import annotations
 
+import argparse
 import copy
 import math
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -28,3 +33,27 @@ def psnr(source: np.ndarray, result: np.ndarray) -> float:
     """dB; `source` uint8, `result` 0..1."""
     error = np.square(source.astype(np.float64) / 255 - result.astype(np.float64)).mean()
     return math.inf if error == 0 else -10 * math.log10(error)
+
+
+def main() -> None:
+    from ...engine import demo_vae_path, load
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--vae", type=Path, default=demo_vae_path(), help="weights (default: the shipped ones)")
+    parser.add_argument("--clips", type=Path, required=True, help=".npz of uint8 clips [F, H, W, 3] (make_clip)")
+    parser.add_argument("--precision", default="fp32")
+    args = parser.parse_args()
+    vae = load(args.vae, precision=args.precision)
+    for name, clip in np.load(args.clips).items():
+        for kind, frames in (("clip", clip), ("first frame alone", clip[:1])):
+            latent = vae.encode(torch.from_numpy(frames).float() / 255)
+            result = vae.decode(latent)[0].float().numpy()
+            spread = latent.float().std((0, 2, 3, 4))
+            print(
+                f"{name}, {kind}: {psnr(frames, result):.2f} dB ({vae.precision}), latent std {latent.std():.2f}, "
+                f"per channel {spread.min():.2f} to {spread.max():.2f}, largest {latent.abs().max():.1f}", flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

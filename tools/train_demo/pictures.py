@@ -1,10 +1,13 @@
 """The real pictures: which ones, on what terms, and one small file of them for the machine that trains.
 
 All come with the scikit-image wheel; only those its documentation states to be CC0 or in the public domain are used.
+
+    python -m zerowaste_vae.tools.train_demo.pictures pictures.npz
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -42,3 +45,7 @@ def pack(path: Path) -> None:
     """Write the training pictures as one .npz of uint8 arrays."""
     path.parent.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(path, **{name: read(name) for name in PICTURES})
+
+
+if __name__ == "__main__":
+    pack(Path(sys.argv[1]))

@@ -2,7 +2,7 @@
 
     python -m zerowaste_vae.tools.train_demo.train --pictures pictures.npz --state run/ --seconds 550 --total 1100
 
-Needs a CUDA GPU for any useful speed; `--tiny` is a dry run that a CPU finishes in a minute.
+Needs a CUDA GPU for any useful speed; `--tiny` is a dry run with small batches for a CPU.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ...engine.models.seedvr2 import Config, SeedVR2
 from . import fast
-from .canvases import make_pool
+from .canvases import SIDE, make_pool
 from .export import save
 from .init import inflate, start
 from .measure import psnr, reconstruct
@@ -37,7 +37,7 @@ WARMUP_STEPS, CLIP_NORM, EMA = 300, 1.0, 0.999
 
 @dataclass(frozen=True)
 class Phase:
-    """Batches of one shape, cut from `pool` canvases, until `until` (share of the total time)."""
+    """Batches of one shape, cut from `pool` canvases of `side` pixels, until `until` (share of the total time)."""
 
     until: float
     batch: int
@@ -45,10 +45,11 @@ class Phase:
     height: int
     width: int
     pool: int
+    side: int = SIDE
 
 
 PHASES = (Phase(0.3, 64, 1, 128, 128, 1024), Phase(0.75, 16, 9, 128, 128, 1024), Phase(1.0, 6, 17, 160, 176, 1024))
-TINY = (Phase(0.5, 2, 1, 32, 32, 16), Phase(1.0, 1, 5, 32, 32, 16))
+TINY = (Phase(0.5, 2, 1, 32, 32, 8, 96), Phase(1.0, 1, 5, 32, 32, 8, 96))
 
 
 def loss_function(model: SeedVR2, frozen_past: bool) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
@@ -101,24 +102,35 @@ class Run:
         torch._foreach_lerp_(mine, theirs, 1 - decay)
 
 
-def train(run: Run, phases: tuple[Phase, ...], pictures: list[Tensor], args: argparse.Namespace) -> None:
-    """Train until `args.seconds` have passed here or `args.total` seconds of steps are done in all."""
-    began, device = time.monotonic(), run.device
-    while run.progress < 1 and time.monotonic() - began < args.seconds:
+def train(
+    run: Run,
+    phases: tuple[Phase, ...],
+    pictures: list[Tensor],
+    seconds: float,
+    total: float,
+    peak_rate: float,
+    steps: float = math.inf,
+) -> None:
+    """Train until `seconds` have passed or `steps` are done here, or `total` seconds of steps in all.
+
+    Only steps count towards `total`, which the schedule spans; compiling and making canvases do not.
+    """
+    began, device, last = time.monotonic(), run.device, run.step + steps
+    while run.progress < 1 and run.step < last and time.monotonic() - began < seconds:
         phase = phases[run.phase]
         images = phase.frames == 1
         loss = torch.compile(loss_function(run.model, images), dynamic=False, disable=device.type != "cuda")
-        pool = make_pool(pictures, phase.pool, run.seed + 1000 * run.phase + run.step, device)
+        pool = make_pool(pictures, phase.pool, run.seed + 1000 * run.phase + run.step, device, phase.side)
         g = torch.Generator(device).manual_seed(run.seed + 7919 * run.phase + run.step)
         shape = (phase.batch, (phase.frames - 1) // 4 + 1, phase.height // 8, phase.width // 8, 16)
         clock, since, mses = None, run.step, []
-        while time.monotonic() - began < args.seconds:
+        while run.step < last and time.monotonic() - began < seconds:
             x = clips(g, pool, phase.batch, phase.frames, phase.height, phase.width, objects=1 if images else 2)
             value, mse, std = loss(x, torch.randn(shape, generator=g, device=device))
             run.optimiser.zero_grad(set_to_none=True)
             value.backward()
             torch.nn.utils.clip_grad_norm_(run.model.parameters(), CLIP_NORM)
-            rate = args.rate * min(1, (run.step + 1) / WARMUP_STEPS) * 0.5 * (1 + math.cos(math.pi * run.progress))
+            rate = peak_rate * min(1, (run.step + 1) / WARMUP_STEPS) * 0.5 * (1 + math.cos(math.pi * run.progress))
             for group in run.optimiser.param_groups:
                 group["lr"] = rate
             run.optimiser.step()
@@ -133,7 +145,7 @@ def train(run: Run, phases: tuple[Phase, ...], pictures: list[Tensor], args: arg
                 if clock is None:
                     print(f"phase {run.phase}: first step after {now - began:.0f} s", flush=True)
                 else:
-                    run.progress += (now - clock) / args.total
+                    run.progress += (now - clock) / total
                     if run.step // 500 > since // 500:
                         run.save()
                         pace = 1000 * (now - clock) / len(mses)
@@ -170,7 +182,7 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     pictures = [torch.from_numpy(p).permute(2, 0, 1) for p in np.load(args.pictures).values()]
     run = Run(args.state, device, CONFIG, args.seed)
-    train(run, TINY if args.tiny else PHASES, pictures, args)
+    train(run, TINY if args.tiny else PHASES, pictures, args.seconds, args.total, args.rate)
     save(run.ema, args.out)
     for name, clip in np.load(args.clips).items() if args.clips else ():
         for kind, frames in (("clip", clip), ("first frame alone", clip[:1])):

@@ -1,0 +1,59 @@
+"""`demo`: the shipped clip through the VAE and back."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ..errors import InputError
+from .options import add_vae_options, load_vae, progress
+
+VIDEO, SHEET = "reconstruction.mp4", "contact_sheet.png"
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    parser = subparsers.add_parser(
+        "demo",
+        description="Encode the small clip that ships with the package, decode it again, and show what is left of it.",
+        epilog=f"Writes {VIDEO} and {SHEET} (source, reconstruction, difference) into the folder.",
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write to; made if missing")
+    parser.add_argument("--force", action="store_true", help="write into a folder that holds files already")
+    add_vae_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    check_folder(args.out, args.force)
+    from ..demo import contact_sheet, demo_clip_path, run_demo
+    from ..files import replacing
+    from ..media import write_mp4
+
+    vae = load_vae(args)
+    if not vae.can_encode or not vae.can_decode:
+        raise InputError(f"{vae.path}: holds one half of a VAE; the demo needs encoder and decoder")
+    demo = run_demo(vae, demo_clip_path(), lambda label: progress(label, quiet=False))
+    args.out.mkdir(exist_ok=True)
+    write_mp4(args.out / VIDEO, demo.result, demo.fps)
+    with replacing(args.out / SHEET) as temporary:
+        contact_sheet(demo).save(temporary, format="PNG")
+    count, height, width, _ = demo.source.shape
+    print(f"{count} frames {width}x{height} through {vae.path.name if vae.path else 'the VAE'}")
+    print(f"PSNR     {demo.psnr:.2f} dB (pixels 0..1, peak 1)")
+    seconds = f"encode {demo.encode_seconds:.1f} s, decode {demo.decode_seconds:.1f} s"
+    print(f"time     {seconds} ({vae.precision} on {vae.device})")
+    if demo.peak_bytes is not None:
+        what = "reserved on the GPU" if vae.device.type == "cuda" else "of the whole process"
+        print(f"memory   peak {demo.peak_bytes / 2**30:.2f} GB {what}")
+    print(f"written  {args.out / VIDEO}, {args.out / SHEET}")
+    return 0
+
+
+def check_folder(folder: Path, force: bool) -> None:
+    """Refuse, before any work is done, a folder that cannot be made or holds files (unless `force`)."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: is a file; --out needs a folder")
+    if not folder.exists() and not folder.parent.is_dir():
+        raise InputError(f"{folder}: its parent folder does not exist; create {folder.parent} first")
+    if folder.is_dir() and not force and any(folder.iterdir()):
+        raise InputError(f"{folder}: is not empty; choose another folder or give --force to write into it")
