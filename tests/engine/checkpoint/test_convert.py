@@ -68,7 +68,7 @@ def test_size_and_quality_of_q8_0(make_vae_file, tmp_path):
     assert 34 / 64 < result.bytes_written / source.stat().st_size < 0.56
     z = torch.randn(1, 16, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     reference = load(source, device="cpu")
-    assert decode_psnr(reference, load(tmp_path / "q8.gguf", device="cpu"), z) > 40  # seeded weights: measured 42
+    assert decode_psnr(reference, load(tmp_path / "q8.gguf", device="cpu"), z) > 42  # measured 43.8
 
 
 def test_there_and_back_is_bit_equal(half_file, tmp_path):
