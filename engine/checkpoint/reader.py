@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from os import PathLike
 from pathlib import Path
@@ -26,6 +27,8 @@ _FOREIGN = (
     (b"{", "is a JSON text (an index of shards?), not weights; merge the shards into one file"),
     (b"\x89HDF", "is an HDF5 file, which is not supported"),
 )
+# One shard of several holds only some of the tensors (a split GGUF says so in its metadata instead).
+_SHARD = re.compile(r"-\d{5}-of-(\d{5})\.safetensors$")
 _EXPECTED = "expected .safetensors or .gguf"
 
 
@@ -38,7 +41,7 @@ def read_checkpoint(
     names, other models' tensors are left out and unread, and convolution shapes are restored; with `native_names`
     the diffusers names of a network are replaced by its original ones. Tensors keep the stored float type;
     block-quantised ones become float32, fp8 becomes float16. progress(bytes done, bytes in all).
-    Memory: the result and, while a block type is decoded, about 2 MB. The file is read, not mapped.
+    Memory: the result, and one tensor more while fp8 is converted. The file is read, not mapped.
     Raises CheckpointError: one line that starts with the path.
     """
     path = Path(path)
@@ -76,6 +79,9 @@ def _read_gguf(
 def _read_safetensors(
     file: BinaryIO, size: int, path: Path, native: bool, progress: ProgressCallback | None
 ) -> Checkpoint:
+    shard = _SHARD.search(path.name)
+    if shard and int(shard[1]) > 1:
+        raise failure(path, f"is one of {int(shard[1])} shards; merge the shards into one file first")
     metadata, entries = safetensors_file.parse_header(file, size, path)
     stored = {e.name: e for e in entries}
     names = _wanted_names(stored, native, path)

@@ -68,7 +68,7 @@ def test_size_and_quality_of_q8_0(make_vae_file, tmp_path):
     assert 34 / 64 < result.bytes_written / source.stat().st_size < 0.56
     z = torch.randn(1, 16, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     reference = load(source, device="cpu")
-    assert decode_psnr(reference, load(tmp_path / "q8.gguf", device="cpu"), z) > 40  # seeded weights: measured 42
+    assert decode_psnr(reference, load(tmp_path / "q8.gguf", device="cpu"), z) > 42  # measured 43.8
 
 
 def test_there_and_back_is_bit_equal(half_file, tmp_path):
@@ -214,17 +214,17 @@ def test_read_back_catches_a_wrong_file(half_file, tmp_path, monkeypatch, change
 
     def wrong(path, **kwargs):
         checkpoint = real(path, **kwargs)
-        name = "decoder.conv_in.bias"
+        name = "decoder.conv_in.bias" if change != "shape" else "decoder.mid_block.resnets.0.conv1.weight"
         if path != half_file:
             tensor = checkpoint.tensors.pop(name)
             if change == "value":
                 tensor[0] += 1
-            checkpoint.tensors["x" if change == "name" else name] = tensor[None] if change == "shape" else tensor
+            checkpoint.tensors["x" if change == "name" else name] = tensor.flatten(0, 1) if change == "shape" else tensor
         return checkpoint
 
     monkeypatch.setattr(convert, "read_checkpoint", wrong)
     with pytest.raises(CheckpointError, match="read back"):
-        convert_checkpoint(half_file, tmp_path / "out.gguf", "f16")
+        convert_checkpoint(half_file, tmp_path / "out.gguf", "q8_0")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -141,6 +141,16 @@ def test_damaged_safetensors(save):
         assert name not in ("NaN", "infinity") or "tensor a contains NaN" in message
 
 
+def test_one_shard_is_not_a_checkpoint(tmp_path):
+    for name, refused in (("vae-00001-of-00003", True), ("vae-00001-of-00001", False), ("vae-1-of-3", False)):
+        path = tmp_path / f"{name}.safetensors"
+        save_file({"a": torch.ones(1)}, path)
+        if refused:
+            assert "one of 3 shards" in refusal(path)
+        else:
+            assert read_checkpoint(path).tensors.keys() == {"a"}
+
+
 def test_names_cannot_break_the_one_line(save):
     item = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
     message = refusal(save(raw_safetensors({"bad\nname\x1b[31m": item}, struct.pack("<f", float("nan")))))

@@ -194,7 +194,7 @@ PARTS = {"residual.0": "norm1", "residual.2": "conv1", "residual.3": "norm2", "r
 
 
 def wan_to_diffusers(name: str) -> str:
-    """The published conversion's direction, Wan 2.1 (original -> diffusers), by its rules."""
+    """The published conversion's direction (original -> diffusers), by its rules."""
     for old, new in (("conv1", "quant_conv"), ("conv2", "post_quant_conv")):
         if re.match(rf"{old}\.", name):
             return name.replace(old, new, 1)
@@ -206,18 +206,29 @@ def wan_to_diffusers(name: str) -> str:
         rest = rest.replace(f".{old}.", f".{new}.")
     rest = rest.replace(".shortcut.", ".conv_shortcut.")
     rest = rest.replace("middle.0.", "mid_block.resnets.0.").replace("middle.2.", "mid_block.resnets.1.")
-    rest = rest.replace("middle.1.", "mid_block.attentions.0.").replace("downsamples.", "down_blocks.")
+    rest = rest.replace("middle.1.", "mid_block.attentions.0.")
+    if m := re.match(r"(up|down)samples\.(\d+)\.\1samples\.(\d+)\.(.*)", rest):  # Wan 2.2
+        resample = m[4].startswith(("resample", "time_conv"))
+        return f"{half}.{m[1]}_blocks.{m[2]}." + (f"{m[1]}sampler.{m[4]}" if resample else f"resnets.{m[3]}.{m[4]}")
+    rest = rest.replace("downsamples.", "down_blocks.")
     if m := re.match(r"upsamples\.(\d+)\.(.*)", rest):
         level, index = divmod(int(m[1]), 4)
         rest = f"up_blocks.{level}." + (f"upsamplers.0.{m[2]}" if index == 3 else f"resnets.{index}.{m[2]}")
     return f"{half}.{rest}"
 
 
-def test_wan_diffusers_names(tmp_path, shared):
-    weights = load_file(shared / "golden" / "other" / "wan2.1.weights.safetensors")
+@pytest.mark.parametrize(
+    ("version", "example"),
+    [
+        ("2.1", "decoder.up_blocks.1.resnets.0.conv_shortcut.weight"),
+        ("2.2", "decoder.up_blocks.1.upsampler.time_conv.weight"),
+    ],
+)
+def test_wan_diffusers_names(tmp_path, shared, version, example):
+    weights = load_file(shared / "golden" / "other" / f"wan{version}.weights.safetensors")
     path = tmp_path / "a.safetensors"
     renamed = {wan_to_diffusers(n): t for n, t in weights.items()}
-    assert len(renamed) == len(weights) and "decoder.up_blocks.1.resnets.0.conv_shortcut.weight" in renamed
+    assert len(renamed) == len(weights) and example in renamed
     save_file(renamed, path)
     assert_equal(read_checkpoint(path).tensors, weights)
     assert read_checkpoint(path, native_names=False).tensors.keys() == renamed.keys()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from zerowaste_vae.engine import read_checkpoint
+from zerowaste_vae.engine import demo_vae_path, read_checkpoint
 from zerowaste_vae.engine.cli import main
 
 
@@ -46,6 +46,15 @@ def test_verify_prints_a_psnr(make_vae_file, tmp_path, capsys, decode_only, monk
     assert 20 < psnr < 80
     assert main(["convert", str(source), str(out), "--type", "f32", "--verify", "--force"]) == 0
     assert "inf dB" in capsys.readouterr().out
+
+
+def test_q8_0_of_the_demo_vae(tmp_path, capsys):
+    """The promise for the VAE that ships: at least 45 dB on its own clip, in about 53 % of the size."""
+    out = tmp_path / "demo.gguf"
+    assert main(["convert", str(demo_vae_path()), str(out), "--type", "q8_0", "--verify"]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert float(line.split(": ")[1].split(" dB")[0]) >= 45 and "demo clip" in line
+    assert 0.5 < out.stat().st_size / demo_vae_path().stat().st_size < 0.56
 
 
 def test_errors_are_one_line_and_leave_nothing(vae_file, tmp_path, capsys):
