@@ -11,7 +11,9 @@ import sys
 
 import torch
 from zerowaste_vae.engine.kernels.attention import attention
+from zerowaste_vae.engine.kernels.attention.reference import attention as reference_attention
 from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, Partials, conv3d, pack_weight, padded_channels
+from zerowaste_vae.engine.kernels.conv3d.dispatch import launch
 from zerowaste_vae.engine.kernels.conv3d.schedules import SCHEDULES, Schedule, fit, generation
 from zerowaste_vae.engine.kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
 from zerowaste_vae.engine.kernels.targets import FP8, target
@@ -21,7 +23,8 @@ from zerowaste_vae.engine.kernels.upsample import pack, upsample
 Triple = tuple[int, int, int]
 DEVICE = torch.device("cuda")
 # ||got - reference|| / ||reference||, reference in fp32 arithmetic on the same operands.
-TOLERANCE = {torch.float16: 5e-4, torch.bfloat16: 4e-3, FP8: 4e-2, torch.int8: 2e-2, "statistics": 1e-5}
+TOLERANCE = {torch.float16: 5e-4, torch.bfloat16: 4e-3, FP8: 4e-2, torch.int8: 2e-2, "statistics": 1e-5,
+             "promoted": 2e-3}
 SHAPES = ((2, 37, 53), (1, 64, 96), (3, 45, 130), (1, 20, 3840))
 failures = 0
 
@@ -192,38 +195,83 @@ def norms() -> None:
 
 def ups() -> None:
     for temporal in (True, False):
-        z, halo = (2, 1) if temporal else (1, 2)
-        for dtype, c in ((torch.float16, 256), (torch.bfloat16, 512), (FP8, 256)):
-            h, w, d = 150, 45, 3
-            args = (torch.randn(4 * z * c, c, 1, 1, 1, device=DEVICE) * c**-0.5, torch.randn(4 * z * c, device=DEVICE),
-                    torch.randn(c, c, 3, 3, 3, device=DEVICE) * (27 * c) ** -0.5, torch.randn(c, device=DEVICE))
-            composed = pack(*args, dtype)
-            x = bordered(dtype, d + halo, h, w, c)
-            kind = torch.bfloat16 if dtype == torch.bfloat16 else torch.float16
-            outs = [torch.full((d * z - (z - 1), 2 * h, 2 * w, c), float("nan"), device=DEVICE, dtype=kind)
-                    for _ in range(3)]
-            upsample(x, composed, outs[0], first=0, backend="reference")
-            sums = upsample(x, composed, outs[1], first=0, groups=32, backend="triton")
-            same, at = [], 0
-            for f in range(d):
-                n = z - (z - 1) * (f == 0)
-                p = upsample(x[f : f + halo + 1].contiguous(), composed, outs[2][at : at + n], first=f, groups=32,
-                             backend="triton")
-                same.append(torch.equal(p.data, sums.data[at : at + n]))
-                at += n
-            bands = []
-            for top in range(0, h, 64):
-                n = min(64, h - top)
-                band = torch.empty(outs[1].shape[0], 2 * n, 2 * w, c, device=DEVICE, dtype=kind)
-                bands.append(upsample(x[:, top : top + n + 2].contiguous(), composed, band, first=0, groups=32,
-                                      geometry=Geometry(first_row=top, frame_rows=h), backend="triton"))
-                same.append(torch.equal(band, outs[1][:, 2 * top : 2 * top + 2 * n]))
-            report(f"upsample {'time' if temporal else 'space'} {str(dtype)[6:]} {c}", error(outs[1], outs[0]),
-                   TOLERANCE[dtype], torch.equal(outs[1], outs[2]), torch.equal(Partials.concat(bands).data, sums.data),
-                   *same)
+        for dtype, c in ((torch.float16, 256), (torch.bfloat16, 512), (FP8, 256), (torch.int8, 256)):
+            for shape in ((3, 150, 45), (1, 37, 53), (2, 64, 96), (2, 9, 1920)):
+                up_case(temporal, dtype, c, *shape)
+
+
+def up_case(temporal: bool, dtype: torch.dtype, c: int, d: int, h: int, w: int) -> None:
+    """Against the reference; then frame by frame and band by band against the whole, bit for bit."""
+    z, halo = (2, 1) if temporal else (1, 2)
+    args = (torch.randn(4 * z * c, c, 1, 1, 1, device=DEVICE) * c**-0.5, torch.randn(4 * z * c, device=DEVICE),
+            torch.randn(c, c, 3, 3, 3, device=DEVICE) * (27 * c) ** -0.5, torch.randn(c, device=DEVICE))
+    composed = pack(*args, dtype)
+    scale = 0.025 if dtype == torch.int8 else 1.0
+    x = bordered(dtype, d + halo, h, w, c)
+    kind = torch.bfloat16 if dtype == torch.bfloat16 else torch.float16
+    outs = [torch.full((d * z - (z - 1), 2 * h, 2 * w, c), float("nan"), device=DEVICE, dtype=kind) for _ in range(3)]
+    upsample(x, composed, outs[0], first=0, scale=scale, backend="reference")
+    sums = upsample(x, composed, outs[1], first=0, groups=32, scale=scale, backend="triton")
+    same, at = [], 0
+    for f in range(d):
+        n = z - (z - 1) * (f == 0)
+        p = upsample(x[f : f + halo + 1].contiguous(), composed, outs[2][at : at + n], first=f, groups=32, scale=scale,
+                     backend="triton")
+        same.append(torch.equal(p.data, sums.data[at : at + n]))
+        at += n
+    bands = []
+    for top in range(0, h, 64):
+        n = min(64, h - top)
+        band = torch.empty(outs[1].shape[0], 2 * n, 2 * w, c, device=DEVICE, dtype=kind)
+        bands.append(upsample(x[:, top : top + n + 2].contiguous(), composed, band, first=0, groups=32, scale=scale,
+                              geometry=Geometry(first_row=top, frame_rows=h), backend="triton"))
+        same.append(torch.equal(band, outs[1][:, 2 * top : 2 * top + 2 * n]))
+    report(f"upsample {'time' if temporal else 'space'} {str(dtype)[6:]} {c} {d}x{h}x{w}", error(outs[1], outs[0]),
+           TOLERANCE[dtype], torch.equal(outs[1], outs[2]), torch.equal(Partials.concat(bands).data, sums.data), *same)
+
+
+def other_generations() -> None:
+    """The pointer form and promoted fp16 accumulation, which other GPUs take, run here too."""
+    here = target(DEVICE)
+    older = dataclasses.replace(here, sm=89, tma=False, half_accumulate=True)
+    for dtype, fast in ((torch.float16, False), (torch.float16, True), (torch.int8, False), (FP8, False)):
+        x = bordered(dtype, 4, 37, 130, 128)
+        weight = pack_weight(torch.randn(128, 128, 3, 3, 3, device=DEVICE) * (128 * 27) ** -0.5, dtype)
+        outs = [torch.full((2, 37, 130, 128), float("nan"), device=DEVICE, dtype=torch.float16) for _ in range(3)]
+        epilogue = Epilogue(torch.randn(128, device=DEVICE), scale=0.025, half_accumulate=fast)
+        conv3d(x, weight, outs[0], epilogue=epilogue, backend="reference")
+        for out in outs[1:]:
+            launch(x, weight, out, Geometry(), epilogue, 0, 2, older)
+        report(f"conv pointer form {str(dtype)[6:]} {'promoted fp16' if fast else ''}", error(outs[1], outs[0]),
+               TOLERANCE["promoted" if fast else dtype], torch.equal(outs[1], outs[2]))
+
+
+def beyond_32_bits() -> None:
+    """Outputs of more than 2^31 elements: the last frame of a large call equals that frame alone."""
+    for here in (target(DEVICE), dataclasses.replace(target(DEVICE), tma=False)):
+        x = torch.randn(7, 2162, 3842, 64, device=DEVICE, dtype=torch.float16)
+        weight = pack_weight(torch.randn(64, 64, 3, 3, 3, device=DEVICE) * (64 * 27) ** -0.5, torch.float16)
+        whole = torch.empty(5, 2160, 3840, 64, device=DEVICE, dtype=torch.float16)
+        sums = launch(x, weight, whole, Geometry(), Epilogue(groups=32), 0, 2, here)
+        alone = torch.empty_like(whole[:1])
+        one = launch(x[4:], weight, alone, Geometry(), Epilogue(groups=32), 0, 2, here)
+        report(f"conv of {whole.numel():.2e} elements, {'bulk' if here.tma else 'pointer'} form", 0.0, 0.0,
+               torch.equal(alone[0], whole[4]), torch.equal(one.data[0], sums.data[4]))
+        del x, whole, alone
+        x = torch.randn(5, 2160, 3840, 64, device=DEVICE, dtype=torch.float16)
+        norm, buffer = Norm("rms", torch.randn(64, device=DEVICE)), torch.empty(5, 2162, 3842, 64, device=DEVICE)
+        norm_act(x, norm, buffer, backend="triton")
+        single = torch.empty_like(buffer[:1])
+        norm_act(x[4:], norm, single, backend="triton")
+        report("norm_act of as many", 0.0, 0.0, torch.equal(single[0], buffer[4]))
+        del x, buffer, single
+        torch.cuda.empty_cache()
 
 
 def attentions() -> None:
+    q, k, v = (torch.randn(1, 129600, 512, device=DEVICE).half() for _ in range(3))
+    rows = attention(q, k, v, backend="triton")[:, -300:]
+    report("attention 512 at 129600 tokens", error(rows, reference_attention(q[:, -300:], k, v)), 1e-3)
     for head in (384, 512, 1024):
         for dtype in (torch.float16, torch.bfloat16):
             for tokens in (77, 1000, 3601):
@@ -237,7 +285,7 @@ def attentions() -> None:
 def main() -> int:
     torch.manual_seed(0)
     print(torch.cuda.get_device_name(), target(DEVICE))
-    for part in (forms, ends, norms, ups, attentions, schedules):
+    for part in (forms, ends, norms, ups, attentions, other_generations, beyond_32_bits, schedules):
         part()
     for dtype in (torch.float16, FP8):
         invariance(dtype)

@@ -1,7 +1,8 @@
 """Per operator, shape and type: median time, rate, share of the ceiling measured in the same run, and the peers.
 
 16-bit types and int8 are compared with cuBLAS in the same type, fp8 with `_scaled_mm` (fast accumulation), passes over
-memory with a copy.
+memory with a copy. The ceiling is measured anew with each case: a GPU at its power limit slows by a tenth and more
+within a run.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ..kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
 from ..kernels.targets import FP8, target
 from ..kernels.to_pixels import UNIT, columns_weight, to_pixels
 from ..kernels.upsample import pack, upsample
-from .timing import Ceilings, Time, measure
+from .timing import Time, copy_rate, matrix_rate, measure
 
 # D_out x H x W, C -> K: the decoder's resolutions at 720p.
 CONVS = ((4, 720, 1280, 128, 128), (4, 720, 1280, 256, 256), (4, 360, 640, 512, 512), (2, 180, 320, 512, 512),
@@ -33,7 +34,7 @@ ATTENTIONS = ((14400, 512), (32400, 512), (14400, 384), (14400, 1024))
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement. rate is in TFLOP/s (unit "F") or TB/s ("B"); share is of the ceiling named in `of`."""
+    """One measurement. rate is in TFLOP/s (unit "F") or TB/s ("B"), and so is the ceiling measured with its case."""
 
     operator: str
     shape: str
@@ -42,13 +43,13 @@ class Row:
     time: Time
     rate: float
     unit: str
-    share: float | None
+    ceiling: float | None
 
     def record(self) -> dict[str, Any]:
         return {**vars(self), "time": vars(self.time)}
 
     def line(self) -> str:
-        share = "" if self.share is None else f"{100 * self.share:5.1f} %"
+        share = "" if self.ceiling is None else f"{100 * self.rate / self.ceiling:5.1f} % of {self.ceiling:.4g}"
         unit = "TFLOP/s" if self.unit == "F" else "TB/s"
         spread = f"({self.time.low:.3f}-{self.time.high:.3f})"
         return (f"{self.operator:22} {self.shape:28} {self.dtype:9} {self.who:26} {self.time.median:9.3f} {spread:>19} "
@@ -66,20 +67,19 @@ def word(dtype: torch.dtype) -> str:
 class Bench:
     """Runs the cases on one device; failures of a peer are reported as such and do not end the run."""
 
-    def __init__(self, device: torch.device, tops: Ceilings) -> None:
-        self.device, self.tops = device, tops
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.ceiling: float | None = None
 
     def flops(self, operator: str, shape: str, dtype: torch.dtype, who: str, work: float,
               call: Callable[[], object]) -> Row:
         time = measure(call)
-        rate, top = work * 1e-9 / time.median, self.tops.matrix(dtype)
-        return Row(operator, shape, word(dtype), who, time, rate, "F", rate / top if top else None)
+        return Row(operator, shape, word(dtype), who, time, work * 1e-9 / time.median, "F", self.ceiling)
 
     def bytes(self, operator: str, shape: str, dtype: torch.dtype, who: str, moved: float,
               call: Callable[[], object]) -> Row:
         time = measure(call)
-        rate = moved * 1e-9 / time.median
-        return Row(operator, shape, word(dtype), who, time, rate, "B", rate / self.tops.copy)
+        return Row(operator, shape, word(dtype), who, time, moved * 1e-9 / time.median, "B", self.ceiling)
 
     def random(self, *shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
         if dtype == torch.int8:
@@ -89,6 +89,7 @@ class Bench:
     def conv(self, shape: tuple[int, int, int, int, int], dtype: torch.dtype, peers: bool = True) -> Iterator[Row]:
         d, h, w, c, k = shape
         name = f"{d}x{h}x{w} {c}->{k}"
+        self.ceiling = matrix_rate(self.device, dtype)
         work = 2.0 * 27 * c * k * d * h * w
         x = torch.zeros(d + 2, h + 2, w + 2, c, dtype=dtype, device=self.device)
         x[:, 1:-1, 1:-1] = self.random(d + 2, h, w, c, dtype=dtype)
@@ -116,6 +117,7 @@ class Bench:
                 yield self.flops(label, name, dtype, f"cuDNN {layout}", work, call)
 
     def norm_act(self, d: int, h: int, w: int, c: int, stored: torch.dtype) -> Iterator[Row]:
+        self.ceiling = copy_rate(self.device)
         x = self.random(d, h, w, c)
         buffer = torch.empty(d + 2, h + 2, w + 2, c, dtype=stored, device=self.device)
         norm = Norm(weight=torch.randn(c, device=self.device), bias=torch.randn(c, device=self.device))
@@ -141,6 +143,7 @@ class Bench:
                              lambda: kitchen.group_norm_silu_pad3d(ncdhw, gain, shift, 32, 1e-6))
 
     def upsample(self, d: int, h: int, w: int, c: int, temporal: bool, dtype: torch.dtype) -> Iterator[Row]:
+        self.ceiling = matrix_rate(self.device, dtype)
         z = 2 if temporal else 1
         halo = 1 if temporal else 2
         expand = torch.randn(4 * z * c, c, 1, 1, 1, device=self.device) * c**-0.5
@@ -169,6 +172,7 @@ class Bench:
         yield self.flops("upsample plain pair", name, dtype, "this pack", pair_work, pair)
 
     def pixels(self, d: int, h: int, w: int, c: int, stored: torch.dtype) -> Iterator[Row]:
+        self.ceiling = None  # bound by bytes and exchange, not by the three columns of its product
         x = torch.zeros(d + 2, h + 2, w + 2, c, dtype=torch.float16, device=self.device)
         x[:, 1:-1, 1:-1] = self.random(d + 2, h, w, c)
         weight = pack_weight(torch.randn(3, c, 3, 3, 3, device=self.device) * (27 * c) ** -0.5, torch.float16)
@@ -184,6 +188,7 @@ class Bench:
                          lambda: F.conv3d(nd, raw, low, padding=(0, 1, 1)))
 
     def attention(self, frames: int, tokens: int, head: int) -> Iterator[Row]:
+        self.ceiling = matrix_rate(self.device, torch.float16)
         q, k, v = (self.random(frames, tokens, head) for _ in range(3))
         work = 4.0 * frames * tokens * tokens * head
         name = f"{frames}x{tokens} head {head}"

@@ -46,47 +46,47 @@ def _timed(call: Callable[[], object], runs: int) -> list[float]:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Rates of the vendor's own routines on this GPU, now: matrix products in TFLOP/s, copy in TB/s."""
+    """Rates of the vendor's own routines on this GPU, now: products in TFLOP/s (None: has none), copy in TB/s."""
 
     fp16: float
     bf16: float
     fp8_fast: float | None
     fp8_exact: float | None
-    int8: float
+    int8: float | None
     copy: float
 
     def line(self) -> str:
         """The figures in one line."""
         fp8 = "" if self.fp8_fast is None else f", fp8 {self.fp8_fast:.0f} fast / {self.fp8_exact:.0f} exact"
-        return f"fp16 {self.fp16:.0f}, bf16 {self.bf16:.0f}{fp8}, int8 {self.int8:.0f} TFLOP/s; copy {self.copy:.2f} TB/s"
-
-    def matrix(self, dtype: torch.dtype) -> float | None:
-        if dtype == torch.float8_e4m3fn:
-            return self.fp8_fast
-        return {torch.float16: self.fp16, torch.bfloat16: self.bf16, torch.int8: self.int8}.get(dtype)
+        matrix = f"fp16 {self.fp16:.0f}, bf16 {self.bf16:.0f}{fp8}, int8 {self.int8:.0f} TFLOP/s"
+        return f"{matrix}; copy {self.copy:.2f} TB/s"
 
 
-def ceilings(device: torch.device, size: int = 8192) -> Ceilings:
-    """8192^3 products of random data, and a copy of 2 GiB (bytes read + written)."""
-    flops = 2 * size**3 * 1e-9
-    rates = {}
-    for dtype in (torch.float16, torch.bfloat16):
+def matrix_rate(device: torch.device, dtype: torch.dtype, size: int = 8192, fast: bool = True) -> float | None:
+    """TFLOP/s of a size^3 product of random data in `dtype`: cuBLAS, or `_scaled_mm` for fp8 (`fast` accumulation)."""
+    if dtype == torch.int8:
+        a, b = (torch.randint(-60, 60, (size, size), dtype=dtype, device=device) for _ in range(2))
+        call = partial(torch._int_mm, a, b.T)
+    else:
         a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-        out = torch.empty_like(a)
-        rates[dtype] = flops / measure(lambda a=a, b=b, out=out: torch.mm(a, b.T, out=out)).median
-    a, b = (torch.randint(-60, 60, (size, size), dtype=torch.int8, device=device) for _ in range(2))
-    int8 = flops / measure(lambda: torch._int_mm(a, b.T)).median
-    fast = exact = None
-    if torch.cuda.get_device_capability(device) >= (8, 9):
-        a, b = (torch.randn(size, size, device=device).to(torch.float8_e4m3fn) for _ in range(2))
+        call = partial(torch.mm, a, b.T)
+    if dtype == torch.float8_e4m3fn:
+        if torch.cuda.get_device_capability(device) < (8, 9):
+            return None
         one = torch.ones((), device=device)
+        call = partial(torch._scaled_mm, a, b.T, one, one, out_dtype=torch.float16, use_fast_accum=fast)
+    return 2 * size**3 * 1e-9 / measure(call).median
 
-        def product(fast: bool) -> float:
-            call = partial(torch._scaled_mm, a, b.T, one, one, out_dtype=torch.float16, use_fast_accum=fast)
-            return flops / measure(call).median
 
-        fast, exact = product(True), product(False)
+def copy_rate(device: torch.device) -> float:
+    """TB/s of a copy of 2 GiB within the device, bytes read + written."""
     source = torch.randint(0, 100, (2**30,), dtype=torch.int16, device=device)
     target = torch.empty_like(source)
-    copy = 2 * source.nbytes * 1e-9 / measure(lambda: target.copy_(source)).median
-    return Ceilings(rates[torch.float16], rates[torch.bfloat16], fast, exact, int8, copy)
+    return 2 * source.nbytes * 1e-9 / measure(lambda: target.copy_(source)).median
+
+
+def ceilings(device: torch.device) -> Ceilings:
+    """All of them, in one go."""
+    fp8 = torch.float8_e4m3fn
+    return Ceilings(matrix_rate(device, torch.float16), matrix_rate(device, torch.bfloat16), matrix_rate(device, fp8),
+                    matrix_rate(device, fp8, fast=False), matrix_rate(device, torch.int8), copy_rate(device))

@@ -67,7 +67,7 @@ def measure(device: torch.device, operators: tuple[str, ...]) -> Iterator[tuple[
     tops = ceilings(device)
     yield f"ceilings at the start: {tops.line()}", [{"ceilings": "start", **vars(tops)}]
     yield HEADER, []
-    for row in Bench(device, tops).rows(operators):
+    for row in Bench(device).rows(operators):
         yield row.line(), [row.record()]
     tops = ceilings(device)
     yield f"ceilings at the end:   {tops.line()}", [{"ceilings": "end", **vars(tops)}]

@@ -114,7 +114,7 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     accumulate = here.accumulate(x.dtype, epilogue.half_accumulate)
     interpret = interpreted() and not x.is_cuda
     if interpret and accumulate == "mx" and (triton_version() or (0, 0)) < (3, 9):
-        accumulate = "f32"  # dot_scaled crashes in the interpreter of 3.6.0
+        accumulate = "f32"  # dot_scaled crashes in the interpreters before 3.9
     conv_kernel[(d * frame_tiles * triton.cdiv(k, s.bn) * phases,)](
         a, b, out, residual if residual is not None else out, bias if bias is not None else scale, scale,
         partials.data if partials else scale, epilogue.scale, fmt.gain, fmt.offset, fmt.low,
@@ -128,7 +128,7 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
         BIAS="none" if bias is None else "border" if bias.dim() == 3 else "plain", SCALED=scaled,
         RESIDUAL=residual is not None, SPAN=span, CLAMP=clamp,
         ROUND=not out.dtype.is_floating_point, UNIT=unit, ACC=accumulate, TMA=linear,
-        UPCAST=interpret and x.dtype in (torch.bfloat16, FP8),
+        UPCAST=interpret and x.dtype in (torch.bfloat16, FP8) and accumulate != "mx",
         SLICES=s.slices, GROUP=s.group, BM=s.bm, BN=s.bn, BK=s.bk, num_warps=s.warps, num_stages=s.stages,
     )  # fmt: skip
     return partials

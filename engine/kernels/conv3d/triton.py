@@ -35,6 +35,7 @@ def _finish(acc, n0, out_rows, res_rows, keep, at_row, at_col, scales, biases, s
             K: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr, RESIDUAL: tl.constexpr, SPAN: tl.constexpr,
             CLAMP: tl.constexpr, ROUND: tl.constexpr):
     """Scale, bias, residual, cast, store and sum one slice [BM, BN] of the accumulator."""
+    BM: tl.constexpr = acc.shape[0]
     BN: tl.constexpr = acc.shape[1]
     n = n0 + tl.arange(0, BN)
     wanted = n < K
@@ -55,8 +56,13 @@ def _finish(acc, n0, out_rows, res_rows, keep, at_row, at_col, scales, biases, s
     tl.store(out_rows[:, None] + n[None, :], stored, mask=mask)
     if SPAN > 0:
         seen = tl.where(mask, stored.to(tl.float32), 0.0)
-        total = tl.sum(tl.reshape(tl.sum(seen, 0), (BN // SPAN, SPAN)), 1)
-        square = tl.sum(tl.reshape(tl.sum(seen * seen, 0), (BN // SPAN, SPAN)), 1)
+        total, square = seen, seen * seen
+        if SPAN > 1:  # neighbouring columns share a thread: adding them first halves the exchange between lanes
+            total = tl.sum(tl.reshape(total, (BM, BN // 2, 2)), 2)
+            square = tl.sum(tl.reshape(square, (BM, BN // 2, 2)), 2)
+        LEFT: tl.constexpr = SPAN // 2 if SPAN > 1 else 1
+        total = tl.sum(tl.reshape(tl.sum(total, 0), (BN // SPAN, LEFT)), 1)
+        square = tl.sum(tl.reshape(tl.sum(square, 0), (BN // SPAN, LEFT)), 1)
         column = n0 // SPAN + tl.arange(0, BN // SPAN)
         tl.store(sums + column * 2, total, mask=column < K // SPAN)
         tl.store(sums + column * 2 + 1, square, mask=column < K // SPAN)

@@ -4,7 +4,15 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, Partials, conv3d, pack_weight
+from zerowaste_vae.engine.kernels.conv3d import (
+    Epilogue,
+    Geometry,
+    Partials,
+    conv3d,
+    dispatch,
+    pack_weight,
+    schedules,
+)
 from zerowaste_vae.engine.kernels.conv3d.schedules import fit, pick, row_block
 from zerowaste_vae.engine.kernels.targets import FP8, capabilities
 
@@ -113,6 +121,23 @@ def test_store_straight_into_the_next_buffer_and_shuffled(interpreter):
         conv3d(x, packed, buffer[2:, 1:-1, 1:-1], epilogue=Epilogue(bias=bias), backend=backend)
         assert error(buffer[2:, 1:-1, 1:-1], want) < 5e-4
         assert (buffer[:2] == 3).all() and (buffer[:, 0] == 3).all() and (buffer[:, :, -1] == 3).all()
+
+
+@pytest.mark.parametrize("dtype, sm, fast, limit", [
+    (HALF, 80, False, 1e-5), (INT8, 86, False, 1e-5), (FP8, 89, False, 1e-5),
+    (HALF, 89, True, 2e-3), (HALF, 120, True, 2e-3), (FP8, 120, False, 1e-5),
+], ids=str)  # fmt: skip
+def test_forms_of_other_generations(interpreter, monkeypatch, dtype, sm, fast, limit):
+    """Pointers instead of bulk copies, promoted fp16 sums, block scales (where the interpreter can)."""
+    monkeypatch.setattr(dispatch, "capabilities", lambda *_: capabilities("other", sm, (3, 6)))
+    tiles = {key: schedules.Schedule(32, 32, 32, 4, 2) for key in schedules.SCHEDULES[90]}
+    monkeypatch.setitem(schedules.SCHEDULES, schedules.generation(sm), tiles)
+    x, weight, epilogue = setup(dtype, 64, 32, (2, 5, 7), (3, 3, 3), (1, 1, 1), groups=8, half_accumulate=fast)
+    got, want = (torch.full((2, 5, 7, 32), float("nan")) for _ in range(2))
+    sums = conv3d(x, pack_weight(weight, dtype), got, epilogue=epilogue, backend="triton")
+    conv3d(x, pack_weight(weight, dtype), want, epilogue=epilogue, backend="reference")
+    assert error(got, want) < limit
+    assert error(group_sums(sums, 8), true_sums(got, 8)) < 1e-5
 
 
 def test_schedules_never_see_the_chunk():
