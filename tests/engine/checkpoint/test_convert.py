@@ -214,12 +214,13 @@ def test_read_back_catches_a_wrong_file(half_file, tmp_path, monkeypatch, change
 
     def wrong(path, **kwargs):
         checkpoint = real(path, **kwargs)
-        name = "decoder.conv_in.bias" if change != "shape" else "decoder.mid_block.resnets.0.conv1.weight"
+        name = "decoder.mid_block.resnets.0.conv1.weight" if change == "shape" else "decoder.conv_in.bias"
         if path != half_file:
             tensor = checkpoint.tensors.pop(name)
             if change == "value":
                 tensor[0] += 1
-            checkpoint.tensors["x" if change == "name" else name] = tensor.flatten(0, 1) if change == "shape" else tensor
+            tensor = tensor.flatten(0, 1) if change == "shape" else tensor
+            checkpoint.tensors["x" if change == "name" else name] = tensor
         return checkpoint
 
     monkeypatch.setattr(convert, "read_checkpoint", wrong)
