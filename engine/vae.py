@@ -13,7 +13,7 @@ from .errors import InputError
 from .fused.path import FusedPath, why_off
 from .models.arch import Architecture
 from .runtime.memory import memory_target
-from .runtime.pixels import OUTPUTS, PixelSink, StagedWriter, to_network, to_unit
+from .runtime.pixels import OUTPUTS, PixelSink, to_network
 from .runtime.plan import Plan, Planner
 from .runtime.progress import Cancel, Progress, Ticker
 from .runtime.scope import exact_math
@@ -149,11 +149,12 @@ class VideoVAE:
         shape = (batch, self.frames(count), self.spatial * h, self.spatial * w, 3)
         sink = PixelSink(shape, OUTPUTS[output], plan.tiled)
         chunks = -(-count // plan.steps.latents)
-        passes = batch if plan.fused else len(plan.grid) + 1 if plan.tiled else 1
-        tick = Ticker(progress, cancel, chunks * passes)
+        passes = len(plan.grid) + 1 if plan.tiled else 1
+        tick = Ticker(progress, cancel, chunks * passes * (batch if plan.fused else 1))
         with exact_math(self.device):
             if plan.fused:
-                self._decode_fused(z, plan, sink.out, tick)
+                decode = self._fused.decode_tiles if plan.tiled else self._fused.decode
+                decode(z, self.scale, plan, sink, tick, self.device)
             elif plan.tiled:
                 self._decode_tiles(z, plan, sink, tick)
             else:
@@ -183,24 +184,6 @@ class VideoVAE:
     def _stream(self, z: Iterator[Tensor], steps: Steps, check: Callable[[], None]) -> Iterator[list[Tensor]]:
         features = decode_features(self.model.decoder, z, check)
         return decode_frames(self.model.decoder, features, steps, check)
-
-    def _decode_fused(self, z: Tensor, plan: Plan, out: Tensor, tick: Ticker) -> None:
-        """Clip by clip through one set of buffers."""
-        decoder, steps = self._fused.decoder(), plan.steps
-        run = decoder.plan(steps.latents, z.shape[3], z.shape[4], steps.frames, out.dtype, self.device)
-        run.allocate()
-        with StagedWriter(out, steps.frames, self.device) as writer:
-            for clip in range(z.shape[0]):
-                run.restart()
-
-                def emit(pixels: Tensor, clip: int = clip) -> None:
-                    writer.write(clip, run.done["frames"] - pixels.shape[0], pixels)
-                    tick.check()
-
-                for part in z[clip].permute(1, 2, 3, 0).split(steps.latents):
-                    tick.check()
-                    decoder.chunk(run, part.to(self.device, torch.float32) / self.scale, steps.frames, out.dtype, emit)
-                    tick.advance()
 
     def _decode_tiles(self, z: Tensor, plan: Plan, sink: PixelSink, tick: Ticker) -> None:
         """The front runs untiled for the whole clip, its features wait in host memory; then tile by tile."""
@@ -297,7 +280,7 @@ class VideoVAE:
         out = torch.empty(batch, 2 * self.latent_channels, latents, h, w)
         if plan.fused:
             with exact_math(self.device):
-                self._encode_fused(video, plan, spans, out, tick)
+                self._fused.encode(video, spans, plan, out, tick, self.device)
             return out
 
         def network(y0: int, y1: int, x0: int, x1: int) -> Iterator[Tensor]:
@@ -315,23 +298,6 @@ class VideoVAE:
                 first += part.shape[2]
                 tick.advance()
         return out
-
-    def _encode_fused(
-        self, video: Tensor, plan: Plan, spans: list[tuple[int, int]], out: Tensor, tick: Ticker
-    ) -> None:
-        """Clip by clip through one set of buffers."""
-        encoder, steps = self._fused.encoder(), plan.steps
-        run = encoder.plan(steps.latents, video.shape[2], video.shape[3], steps.frames, self.device)
-        run.allocate()
-        for clip in range(video.shape[0]):
-            run.restart()
-            first = 0
-            for a, b in spans:
-                tick.check()
-                moments = encoder.chunk(run, to_unit(video[clip, a:b], self.device), steps.frames)
-                out[clip, :, first : first + moments.shape[0]] = moments.permute(3, 0, 1, 2)
-                first += moments.shape[0]
-                tick.advance()
 
     def _encode_tiles(
         self, network: Callable[..., Iterator[Tensor]], plan: Plan, batch: int, latents: int, tick: Ticker

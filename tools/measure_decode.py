@@ -1,6 +1,6 @@
 """Times decode and encode of the published SeedVR2 widths (seeded random weights) on this GPU, fused against plain.
 
-    python tools/measure_decode.py [--size 1280x720] [--frames 21] [--runs 5]
+    python tools/measure_decode.py [--size 1280x720] [--frames 21] [--runs 5] [--tiling auto] [--vram-gb 0]
 
 Prints milliseconds per frame as median (min to max) of whole calls, host memory to host memory, and the process's peak.
 """
@@ -58,6 +58,8 @@ def main() -> None:
     parser.add_argument("--size", default="1280x720")
     parser.add_argument("--frames", type=int, default=21)
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--tiling", default="auto", help="auto, untiled or blended")
+    parser.add_argument("--vram-gb", type=float, default=0.0, help="memory target, 0: 81.25 %% of the card")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("needs a CUDA GPU")
@@ -72,10 +74,13 @@ def main() -> None:
         vae.triton_fusion = fusion
         vae.release()
         name = "fused" if fusion and vae.fused() else "plain torch"
-        print(f"{name}: stated {vae.plan_decode(1, latent.shape[2], height // 8, width // 8).peak_bytes / GIB:.2f} GB")
-        measure(f"decode, {name}", lambda: vae.decode(latent), frames, args.runs)
+        options = {"tiling": args.tiling, "vram_gb": args.vram_gb}
+        size = (1, latent.shape[2], height // 8, width // 8)
+        print("decode:", vae.plan_decode(*size, **options).describe())
+        measure(f"decode, {name}", lambda options=options: vae.decode(latent, **options), frames, args.runs)
         vae.release()
-        measure(f"encode, {name}", lambda: vae.encode(video), frames, args.runs)
+        print("encode:", vae.plan_encode(*size, **options).describe())
+        measure(f"encode, {name}", lambda options=options: vae.encode(video, **options), frames, args.runs)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,14 @@ import torch
 from torch import Tensor
 
 from ..kernels.conv3d import Partials
-from ..kernels.to_pixels import BYTES, UNIT
+from ..kernels.to_pixels import BYTES, UNIT, Pixels
 from ..models.seedvr2 import Decoder
 from .blocks import resnet, resnets
 from .run import Run
 from .weights import Attention, Conv, Output, Resnet, Upsampler, norm_of, tensor_bytes
+
+#: Tiles are clamped after they are blended.
+UNCLAMPED = Pixels(UNIT.gain, UNIT.offset, float("-inf"), float("inf"))
 
 
 class FusedDecoder:
@@ -46,21 +49,70 @@ class FusedDecoder:
         self.chunk(run, z, frames, output, lambda pixels: None)
         return run
 
+    def plan_front(self, latents: int, height: int, width: int, device: torch.device) -> Run:
+        """A dry Run for `front_chunk`."""
+        run = Run(self.dtype, device)
+        z = torch.empty(latents, height, width, self.conv_in.weight.channels, device="meta", dtype=self.dtype)
+        self.front_chunk(run, z, lambda features: None)
+        return run
+
+    def plan_tile(self, latents: int, height: int, width: int, frames: int, device: torch.device) -> Run:
+        """A dry Run for `tile_chunk`; sizes of the tile."""
+        run = Run(self.dtype, device)
+        run.done.update(latents=1, frames=1)
+        x = torch.empty(latents, height, width, self.resnets[0][-1].out_channels, device="meta", dtype=self.dtype)
+        self.tile_chunk(run, x, frames, lambda pixels: None)
+        return run
+
     def chunk(self, run: Run, z: Tensor, frames: int, output: torch.dtype, emit: Callable[[Tensor], None]) -> None:
         """Decode latents [D, h, w, C] (any strides); `emit` gets pixels [m, 8h, 8w, 3], valid until it returns.
 
         frames: most frames per step at 4x and 8x (0: all of the chunk). Pixels are 0..1, or bytes 0..255.
         """
+        form = BYTES if output == torch.uint8 else UNIT
+        self._after_front(run, z.shape[:3], lambda: self._front(run, z), frames, output, form, emit)
+
+    def front_chunk(self, run: Run, z: Tensor, emit: Callable[[Tensor], None]) -> None:
+        """Only the part that must see the whole frame: `emit` gets features [D, h, w, C], valid until it returns."""
         with run.arena.scope():
-            x, sums = self._latent_stages(run, z)
+            x = self._front(run, z)
+            run.advance(*z.shape[:3])
+            if not run.dry:
+                emit(x)
+
+    def tile_chunk(self, run: Run, x: Tensor, frames: int, emit: Callable[[Tensor], None]) -> None:
+        """Features [D, h, w, C] of a tile, contiguous -> float32 pixels as `chunk`, 0..1 but not clamped."""
+        self._after_front(run, x.shape[:3], lambda: x, frames, torch.float32, UNCLAMPED, emit)
+
+    def _after_front(
+        self, run: Run, size: tuple[int, ...], front: Callable[[], Tensor], frames: int, output: torch.dtype,
+        form: Pixels, emit: Callable[[Tensor], None],
+    ) -> None:
+        with run.arena.scope():
+            x, sums = self._latent_stages(run, size, front)
             total = x.shape[0]
             for first in range(0, total, frames or total):
-                self._frame_stages(run, x[first : first + (frames or total)], sums, first, output, emit)
-        run.done["latents"] += z.shape[0]
+                part = x[first : first + (frames or total)]
+                self._frame_stages(run, part, sums, first, output, form, emit)
+        run.done["latents"] += size[0]
 
-    def _latent_stages(self, run: Run, z: Tensor) -> tuple[Tensor, Partials | None]:
-        """1x and 2x: [D, h, w, C] -> [F, 4h, 4w, C] and its sums. F = 4D, or 4D - 3 at the clip's start."""
+    def _front(self, run: Run, z: Tensor) -> Tensor:
+        """1x: [D, h, w, C] -> the input of the first upsampler."""
         d, h, w, _ = z.shape
+        x = run.take(d, h, w, self.conv_in.weight.out_channels)
+        ring, start = run.feed(self.conv_in.key, 2, z)
+        sums = run.conv(self.conv_in, ring, start, x, self.groups)
+        x, sums = resnet(run, self.mid[0], x, sums, self.groups)
+        sums = run.attend(self.attention, x, sums)
+        x, sums = resnet(run, self.mid[1], x, sums, self.groups)
+        x, _ = resnets(run, self.resnets[0], x, sums, self.groups)
+        return x
+
+    def _latent_stages(
+        self, run: Run, size: tuple[int, ...], front: Callable[[], Tensor]
+    ) -> tuple[Tensor, Partials | None]:
+        """Up to 2x: D latents of h x w -> [F, 4h, 4w, C] and its sums. F = 4D, or 4D - 3 at the clip's start."""
+        d, h, w = size
         first = run.done["latents"]
         twice = 2 * d - (first == 0)
         first_twice = max(2 * first - 1, 0)
@@ -69,14 +121,7 @@ class FusedDecoder:
         with run.arena.scope():
             x2 = run.take(twice, 2 * h, 2 * w, up0.out_channels)
             with run.arena.scope():
-                x = run.take(d, h, w, self.conv_in.weight.out_channels)
-                ring, start = run.feed(self.conv_in.key, 2, z)
-                sums = run.conv(self.conv_in, ring, start, x, self.groups)
-                x, sums = resnet(run, self.mid[0], x, sums, self.groups)
-                sums = run.attend(self.attention, x, sums)
-                x, sums = resnet(run, self.mid[1], x, sums, self.groups)
-                x, sums = resnets(run, self.resnets[0], x, sums, self.groups)
-                sums = run.upsample(up0, x, x2, first, self.groups)
+                sums = run.upsample(up0, front(), x2, first, self.groups)
                 run.advance(d, h, w)
             x2, sums = resnets(run, self.resnets[1], x2, sums, self.groups)
             sums = run.upsample(up1, x2, out, first_twice, self.groups)
@@ -84,7 +129,7 @@ class FusedDecoder:
         return out, sums
 
     def _frame_stages(
-        self, run: Run, x: Tensor, sums: Partials | None, first: int, output: torch.dtype,
+        self, run: Run, x: Tensor, sums: Partials | None, first: int, output: torch.dtype, form: Pixels,
         emit: Callable[[Tensor], None],
     ) -> None:
         """4x and 8x for some frames of a chunk, from the chunk's frame `first` on."""
@@ -100,7 +145,7 @@ class FusedDecoder:
                 run.advance(m, h, w)
             y, sums = resnets(run, self.resnets[3], wide, sums, self.groups)
             pixels = run.arena.take((m, 2 * h, 2 * w, 3), output)
-            run.pixels(self.conv_out, y, self.norm_out, sums, pixels, BYTES if output == torch.uint8 else UNIT)
+            run.pixels(self.conv_out, y, self.norm_out, sums, pixels, form)
             run.advance(m, 2 * h, 2 * w)
             run.done["frames"] += m
             if not run.dry:

@@ -42,6 +42,9 @@ class Arena:
     def allocate(self, device: torch.device) -> None:
         self._block = torch.empty(self.peak, dtype=torch.uint8, device=device)
 
+    def free(self) -> None:
+        self._block = None
+
 
 class Ring:
     """Bordered frames [slots, H + 2, W + 2, C] shared by all convolutions of one shape, in the order they run.

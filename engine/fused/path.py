@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..kernels.conv3d import padded_channels
 from ..kernels.targets import target
+from ..runtime.pixels import PixelSink, StagedWriter, to_unit
+from ..runtime.progress import Ticker
+from .decoder import FusedDecoder
+from .encoder import FusedEncoder
+from .run import Run
 
 if TYPE_CHECKING:
-    from .decoder import FusedDecoder
-    from .encoder import FusedEncoder
+    from ..runtime.plan import Plan
+    from ..runtime.stream import Steps
 
 #: Partial sums, coefficients and the output convolution's scratch, which operators allocate themselves.
 TEMPORARY_BYTES = 192 << 20
@@ -67,9 +72,93 @@ class FusedPath:
         """Frames at full size that make one well-filled step, for a frame of this many pixels."""
         return max(1, STEP_PIXELS // (height * width))
 
-    def peak(self, half: str, latents: int, frames: int, height: int, width: int, output: torch.dtype) -> int:
-        """Bytes a run takes besides the plain weights. height, width in pixels; latents and frames per step."""
-        return self._peak(half, latents, frames, height, width, output)
+    def peak(
+        self, half: str, latents: int, frames: int, height: int, width: int, output: torch.dtype,
+        frame: tuple[int, int] | None = None,
+    ) -> int:
+        """Bytes a run takes besides the plain weights, for `latents` and `frames` per step.
+
+        height, width: of the frame or tile, in latent pixels; frame: the whole frame's, where that is a tile.
+        """
+        return self._peak(half, latents, frames, height, width, output, frame)
+
+    # -- runs, clip by clip through one set of buffers ---------------------------------------------------------------
+
+    def decode(
+        self, z: Tensor, scale: float, plan: Plan, sink: PixelSink, tick: Ticker, device: torch.device
+    ) -> None:
+        """Latents [B, C, T, h, w], divided by `scale`, into the sink's frames."""
+        decoder, steps, out = self.decoder(), plan.steps, sink.out
+        run = decoder.plan(steps.latents, z.shape[3], z.shape[4], steps.frames, out.dtype, device)
+        run.allocate()
+        with StagedWriter(out, steps.frames, device) as writer:
+            for clip in range(z.shape[0]):
+                run.restart()
+
+                def emit(pixels: Tensor, clip: int = clip) -> None:
+                    writer.write(clip, run.done["frames"] - pixels.shape[0], pixels)
+                    tick.check()
+
+                for part in _chunks(z[clip], steps, scale, device):
+                    tick.check()
+                    decoder.chunk(run, part, steps.frames, out.dtype, emit)
+                    tick.advance()
+
+    def decode_tiles(
+        self, z: Tensor, scale: float, plan: Plan, sink: PixelSink, tick: Ticker, device: torch.device
+    ) -> None:
+        """As `decode` in blended tiles: the front runs untiled, its features wait in host memory; then tile by tile."""
+        decoder, steps = self.decoder(), plan.steps
+        front = decoder.plan_front(steps.latents, z.shape[3], z.shape[4], device)
+        tile = decoder.plan_tile(steps.latents, plan.grid.rows.size, plan.grid.cols.size, steps.frames, device)
+        for clip in range(z.shape[0]):
+            features: list[Tensor] = []
+            front.allocate()
+            for part in _chunks(z[clip], steps, scale, device):
+                tick.check()
+                decoder.front_chunk(front, part, lambda x: features.append(x.cpu()))  # noqa: B023 - called at once
+                tick.advance()
+            front.free()
+            tile.allocate()
+            for where in plan.grid.indices():
+                self._decode_tile(tile, features, clip, where, plan, sink, tick)
+            tile.free()
+
+    def _decode_tile(
+        self, run: Run, features: list[Tensor], clip: int, where: tuple[int, int], plan: Plan, sink: PixelSink,
+        tick: Ticker,
+    ) -> None:
+        rows, cols = plan.grid.rows, plan.grid.cols
+        (y0, y1), (x0, x1) = rows.spans()[where[0]], cols.spans()[where[1]]
+        weight = (rows.weights(where[0], 8)[:, None] * cols.weights(where[1], 8)[None, :]).to(run.device)
+
+        def emit(pixels: Tensor) -> None:
+            sink.add_pixels(clip, run.done["frames"] - pixels.shape[0], 8 * y0, 8 * x0, pixels, weight)
+            tick.check()
+
+        run.restart()
+        for part in features:
+            tick.check()
+            crop = part[:, y0:y1, x0:x1].to(run.device).contiguous()
+            self.decoder().tile_chunk(run, crop, plan.steps.frames, emit)
+            tick.advance()
+
+    def encode(
+        self, video: Tensor, spans: list[tuple[int, int]], plan: Plan, out: Tensor, tick: Ticker, device: torch.device
+    ) -> None:
+        """Frames [B, F, H, W, 3] in 0..1 (or bytes), chunked as `spans`, into moments out [B, 2C, T, h, w]."""
+        encoder, steps = self.encoder(), plan.steps
+        run = encoder.plan(steps.latents, video.shape[2], video.shape[3], steps.frames, device)
+        run.allocate()
+        for clip in range(video.shape[0]):
+            run.restart()
+            first = 0
+            for a, b in spans:
+                tick.check()
+                moments = encoder.chunk(run, to_unit(video[clip, a:b], device), steps.frames)
+                out[clip, :, first : first + moments.shape[0]] = moments.permute(3, 0, 1, 2)
+                first += moments.shape[0]
+                tick.advance()
 
     def _get(self, half: str) -> FusedDecoder | FusedEncoder:
         if half not in self._packed:
@@ -83,21 +172,30 @@ class FusedPath:
             halves = [h for h in ("encoder", "decoder") if getattr(model, h) is not None]
             return {h: _pack(getattr(model, h), h, self._dtype) for h in halves}
 
-    def _dry_run(self, half: str, latents: int, frames: int, height: int, width: int, output: torch.dtype) -> int:
+    def _dry_run(
+        self, half: str, latents: int, frames: int, height: int, width: int, output: torch.dtype,
+        frame: tuple[int, int] | None,
+    ) -> int:
         network, meta = self._meta[half], torch.device("meta")
-        if half == "decoder":
-            run = network.plan(latents, height // 8, width // 8, frames, output, meta)  # type: ignore[union-attr]
-            transit = 0
-        else:
-            run = network.plan(latents, height, width, frames, meta)  # type: ignore[union-attr]
+        if isinstance(network, FusedEncoder):
             # The chunk's frames in float32 as they arrive and as they go in.
-            transit = 2 * 4 * latents * height * width * 3 * 4
-        return run.nbytes + network.nbytes + transit + TEMPORARY_BYTES
+            transit = 2 * 4 * latents * 64 * height * width * 3 * 4
+            run_bytes = transit + network.plan(latents, 8 * height, 8 * width, frames, meta).nbytes
+        elif frame is None:
+            run_bytes = network.plan(latents, height, width, frames, output, meta).nbytes
+        else:
+            # Front and tiles run one after the other.
+            front = network.plan_front(latents, *frame, meta).nbytes
+            run_bytes = max(front, network.plan_tile(latents, height, width, frames, meta).nbytes)
+        return run_bytes + network.nbytes + TEMPORARY_BYTES
+
+
+def _chunks(z: Tensor, steps: Steps, scale: float, device: torch.device) -> Iterator[Tensor]:
+    """[C, T, h, w] -> [D, h, w, C] float32 on the device, unscaled."""
+    for part in z.permute(1, 2, 3, 0).split(steps.latents):
+        yield part.to(device, torch.float32) / scale
 
 
 def _pack(half: nn.Module, name: str, dtype: torch.dtype) -> FusedDecoder | FusedEncoder:
-    from .decoder import FusedDecoder
-    from .encoder import FusedEncoder
-
     return (FusedDecoder if name == "decoder" else FusedEncoder)(half, dtype)
 

@@ -42,8 +42,14 @@ class Run:
         self.arena.allocate(self.device)
         for ring in self.rings.values():
             ring.allocate(self.device)
-        self.done.clear()
         self.dry = False
+        self.restart()
+
+    def free(self) -> None:
+        """Give the memory back; `allocate` may follow again."""
+        self.arena.free()
+        for ring in self.rings.values():
+            ring.data = None
 
     def restart(self) -> None:
         """A new clip of the same size in the same memory."""

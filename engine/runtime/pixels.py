@@ -48,10 +48,15 @@ class PixelSink:
         self.out[:, first : first + frames.shape[2]].copy_(to_pixels(frames, self.output))
 
     def add(self, first: int, top: int, left: int, frames: Tensor, weight: Tensor) -> None:
-        """One tile's frames at pixel (top, left), weighted by `weight` [h, w] on the frames' device."""
-        f, h, w = frames.shape[2:]
-        x = frames.float().mul_(0.5).add_(0.5).mul_(weight).to(self._sum.dtype).permute(0, 2, 3, 4, 1)
-        self._sum[:, first : first + f, top : top + h, left : left + w] += x.cpu()
+        """One tile's frames [B, 3, f, h, w] about -1..1 at pixel (top, left), times `weight` [h, w] on their device."""
+        x = frames.float().mul_(0.5).add_(0.5).permute(0, 2, 3, 4, 1)
+        self.add_pixels(slice(None), first, top, left, x, weight)
+
+    def add_pixels(self, clip: int | slice, first: int, top: int, left: int, pixels: Tensor, weight: Tensor) -> None:
+        """As `add` for float32 pixels [..., f, h, w, 3] about 0..1 of one or all clips; overwrites `pixels`."""
+        f, h, w = pixels.shape[-4:-1]
+        x = pixels.mul_(weight[..., None]).to(self._sum.dtype)
+        self._sum[clip, first : first + f, top : top + h, left : left + w] += x.cpu()
 
     def finish(self) -> Tensor:
         if self.tiled:

@@ -6,7 +6,7 @@ Each candidate's peak comes from a dry run of the network itself on the meta dev
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -98,73 +98,52 @@ class Planner:
             raise InputError(f"chunk={chunk} is negative: give latents per chunk, or 0 for automatic")
         if tiling == "blended":
             check_tile(tile, overlap)
-        ask = functools.partial(self._first_fit, half, batch, latents, height, width, chunk, target)
-        whole = grid(height, width, 8 * max(height, width), 0, 8)
-        fused = self._fused()
+        size = f"{8 * width}x{8 * height}"
+        ask = _Ask(half, batch, latents, height, width, chunk, output)
         if tiling != "blended":
-            if fused is None:
-                plan, least = ask([whole])
-            else:
-                plan, least = self._fused_fit(fused, half, latents, whole, chunk, target, output)
-            if plan is None:
-                raise PlanError(
-                    f"{8 * width}x{8 * height} untiled needs {_gb(least)} and the target is {_gb(target)}: raise "
-                    "vram_gb, or use tiling='blended' (approximate; tile=0 picks the size)"
-                )
-            return plan
-        if tile:
-            plan, least = ask([grid(height, width, tile, overlap, 8)])
-            if plan is None:
-                raise PlanError(
-                    f"tile={tile} at {8 * width}x{8 * height} needs {_gb(least)} and the target is {_gb(target)}: "
-                    "use a smaller tile, tile=0 for automatic, or raise vram_gb"
-                )
-            return plan
-        plan, least = ask(_shrinking(height, width, overlap))
+            whole = grid(height, width, 8 * max(height, width), 0, 8)
+            plan, least = self._first_fit(ask, [whole], target)
+            refusal = f"{size} untiled needs {_gb(least)} and the target is {_gb(target)}: raise vram_gb, or use "
+            refusal += "tiling='blended' (approximate; tile=0 picks the size)"
+        elif tile:
+            plan, least = self._first_fit(ask, [grid(height, width, tile, overlap, 8)], target)
+            refusal = f"tile={tile} at {size} needs {_gb(least)} and the target is {_gb(target)}: use a smaller tile, "
+            refusal += "tile=0 for automatic, or raise vram_gb"
+        else:
+            plan, least = self._first_fit(ask, _shrinking(height, width, overlap), target)
+            refusal = f"{size} needs {_gb(least)} even in the smallest tiles and the target is {_gb(target)}: raise "
+            refusal += "vram_gb or lower the overlap"
         if plan is None:
-            raise PlanError(
-                f"{8 * width}x{8 * height} needs {_gb(least)} even in the smallest tiles and the target is "
-                f"{_gb(target)}: raise vram_gb or lower the overlap"
-            )
+            raise PlanError(refusal)
         return plan
 
-    def _fused_fit(
-        self, fused: FusedPath, half: str, latents: int, whole: Grid, chunk: int, target: int | None,
-        output: torch.dtype,
-    ) -> tuple[Plan | None, int]:
-        height, width = 8 * whole.rows.length, 8 * whole.cols.length
-        peak = 0
-        frames = fused.frames_per_step(height, width)
-        while frames:
-            size = min(chunk or min(-(-frames // 4), MAX_LATENTS), latents)
-            steps = Steps(size, min(frames, 4 * size))
-            peak = LIBRARY_BYTES + self._weights + fused.peak(half, size, steps.frames, height, width, output)
-            if target is None or peak <= target:
-                return Plan(steps, whole, peak, fused=True), peak
-            frames //= 2
-        return None, peak
-
-    def _first_fit(
-        self,
-        half: str,
-        batch: int,
-        latents: int,
-        height: int,
-        width: int,
-        chunk: int,
-        target: int | None,
-        grids: Iterator[Grid] | list[Grid],
-    ) -> tuple[Plan | None, int]:
+    def _first_fit(self, ask: _Ask, grids: Iterable[Grid], target: int | None) -> tuple[Plan | None, int]:
+        """The first plan below the target, and its peak; else None and the least peak that was tried."""
         least = None
         for tiles in grids:
-            for steps in _steps(latents, chunk):
-                peak = LIBRARY_BYTES + self._weights + self._peak(
-                    half, batch, min(latents, 2 * steps.latents), steps, height, width, tiles.rows.size, tiles.cols.size
-                )
+            for steps, peak, fused in self._options(ask, tiles):
+                peak += LIBRARY_BYTES + self._weights
                 if target is None or peak <= target:
-                    return Plan(steps, tiles, peak), peak
+                    return Plan(steps, tiles, peak, fused), peak
                 least = peak if least is None else min(least, peak)
         return None, least or 0
+
+    def _options(self, ask: _Ask, tiles: Grid) -> Iterator[tuple[Steps, int, bool]]:
+        """(steps, bytes besides the weights, fused) from roomy to lean."""
+        fused = self._fused()
+        rows, cols = tiles.rows.size, tiles.cols.size
+        if fused is not None and (len(tiles) == 1 or ask.half == "decoder"):
+            frame = None if len(tiles) == 1 else (ask.height, ask.width)
+            frames = fused.frames_per_step(8 * rows, 8 * cols)
+            while frames:
+                latents = min(ask.chunk or min(-(-frames // 4), MAX_LATENTS), ask.latents)
+                steps = Steps(latents, min(frames, 4 * latents))
+                yield steps, fused.peak(ask.half, latents, steps.frames, rows, cols, ask.output, frame), True
+                frames //= 2
+            return
+        for steps in _steps(ask.latents, ask.chunk):
+            latents = min(ask.latents, 2 * steps.latents)
+            yield steps, self._peak(ask.half, ask.batch, latents, steps, ask.height, ask.width, rows, cols), False
 
     def _dry_run(
         self, half: str, batch: int, latents: int, steps: Steps, height: int, width: int, rows: int, cols: int
@@ -194,6 +173,19 @@ class Planner:
                 pass
 
         return peak_bytes(decode if half == "decoder" else encode)
+
+
+@dataclass(frozen=True)
+class _Ask:
+    """What is to be planned; sizes in latents and latent pixels."""
+
+    half: str
+    batch: int
+    latents: int
+    height: int
+    width: int
+    chunk: int
+    output: torch.dtype
 
 
 def _steps(latents: int, chunk: int) -> Iterator[Steps]:

@@ -73,10 +73,14 @@ def test_fused_is_as_exact_as_plain(full_width, noise):
     assert vae.plan_decode(2, 4, 18, 23, **tight).steps != roomy.steps
     assert torch.equal(vae.decode(z, **tight), fused)
     assert torch.equal(vae.decode(z[1:]), fused[1:])
+    tiles = {"tiling": "blended", "tile": 96, "overlap": 32}
+    assert vae.plan_decode(2, 4, 18, 23, **tiles).fused
+    tiled = vae.decode(z, **tiles)
     byte = vae.decode(z, output="uint8")
     assert (byte.float() - fused * 255).abs().max() <= 0.501
     vae.triton_fusion = False
     plain, plain_latent = vae.decode(z), vae.encode(video)
+    assert decibel(2 * tiled - 1, 2 * vae.decode(z, **tiles) - 1) > 50
     for name, a, b, c in (("decode", fused, plain, frames), ("encode", fused_latent, plain_latent, latent)):
         ours, theirs = decibel(2 * a - 1, 2 * c - 1), decibel(2 * b - 1, 2 * c - 1)
         print(f"{name} against fp32: fused fp16 {ours:.1f} dB, plain torch fp16 {theirs:.1f} dB")

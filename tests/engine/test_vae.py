@@ -251,6 +251,17 @@ def test_fused_decode_equals_plain(vae, fused_vae, noise, atol, options):
     assert (byte.float() - vae.decode(z) * 255).abs().max() <= 0.51
 
 
+def test_fused_tiles_equal_plain_tiles(vae, fused_vae, noise, atol):
+    z, seen = noise(2, 16, 3, 7, 9), []
+    options = {"tiling": "blended", "tile": 32, "overlap": 16, "chunk": 2}
+    assert fused_vae.plan_decode(2, 3, 7, 9, **options).fused
+    tiled = fused_vae.decode(z, progress=lambda done, total: seen.append((done, total)), **options)
+    torch.testing.assert_close(tiled, vae.decode(z, **options), rtol=0, atol=atol)
+    assert seen == [(i + 1, len(seen)) for i in range(len(seen))]
+    half = fused_vae.decode(z, output="float16", **options)
+    assert (half.float() - tiled).abs().max() < 2e-3
+
+
 def test_fused_encode_equals_plain(vae, fused_vae, atol):
     video = torch.rand(2, 6, 19, 26, 3, generator=torch.Generator().manual_seed(1))
     assert fused_vae.plan_encode(2, 2, 2, 3).fused
