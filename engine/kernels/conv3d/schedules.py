@@ -37,7 +37,7 @@ SCHEDULES: dict[int, dict[tuple[str, str], Schedule]] = {
         (_BYTE, "narrow"): Schedule(128, 128, 128, 4, 3, 4),
         (_BYTE, "wide"): Schedule(128, 256, 128, 8, 4),
         (_BYTE, "small plane"): Schedule(64, 256, 128, 4, 4),
-        (_BYTE, "phases"): Schedule(256, 128, 128, 8, 3, 2, 16),
+        (_BYTE, "phases"): Schedule(128, 128, 128, 4, 3, 4, 32),
     },
     100: {
         (_HALF, "narrow"): Schedule(128, 128, 64, 4, 4, 4),

@@ -27,8 +27,8 @@ from zerowaste_vae.engine.kernels.to_pixels import dispatch as to_pixels
 from zerowaste_vae.engine.kernels.to_pixels import triton as pixel_kernels
 
 HALF, BF16, INT8 = torch.float16, torch.bfloat16, torch.int8
-# (H, W, C): the decoder's four resolutions at 720p.
-STAGES = ((720, 1280, 128), (720, 1280, 256), (360, 640, 512), (90, 160, 512))
+# (H, W, C) at 720p, one per schedule: narrow, wide, small plane.
+NARROW, WIDE, SMALL = (720, 1280, 128), (360, 640, 512), (90, 160, 512)
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -86,29 +86,29 @@ def attention_calls(here: Target, head: int):
 
 
 def cases(sm: int):
-    """(name, recorded call) for one generation."""
+    """(name, recorded call) for one generation: every schedule of its table with every operand type that uses it."""
     here = capabilities(f"sm_{sm}", sm, triton_version())
-    types = [(HALF, False), (INT8, False)]
-    if here.fp8:
-        types.append((FP8, sm == 89))
-    if here.half_accumulate:
-        types.append((HALF, True))
-    for dtype, fast in types:
-        word = str(dtype).split(".")[1].split("_")[0] + ("_fast" if fast else "")
-        for stage in STAGES:
-            yield f"conv {word} {stage}", conv_calls(here, dtype, stage, fast=fast)[0]
-        yield f"upsample time {word}", conv_calls(here, dtype, STAGES[2], fast=fast, phases=(2, 2, 2))[0]
-        yield f"upsample space {word}", conv_calls(here, dtype, STAGES[1], fast=fast, phases=(1, 2, 2))[0]
-    yield "conv bfloat16", conv_calls(here, BF16, STAGES[0])[0]
-    yield "conv bias only", conv_calls(here, HALF, STAGES[1], plain=True)[0]
-    yield "conv stride 2", conv_calls(here, HALF, STAGES[1], stride=(2, 2, 2))[0]
     stored = FP8 if here.fp8 else INT8
-    for i, call in enumerate(norm_calls(HALF) + norm_calls(stored)):
+    types = [(HALF, False, (NARROW, WIDE, SMALL)), (INT8, False, (NARROW, WIDE) if here.fp8 else (NARROW, WIDE, SMALL))]
+    if here.fp8:
+        types.append((FP8, sm == 89, (NARROW, WIDE, SMALL)))
+    if here.half_accumulate:
+        types.append((HALF, True, (NARROW,)))
+    for dtype, fast, stages in types:
+        word = str(dtype).split(".")[1].split("_")[0] + ("_fast" if fast else "")
+        for stage in stages:
+            yield f"conv {word} {stage}", conv_calls(here, dtype, stage, fast=fast)[0]
+        yield f"upsample time {word}", conv_calls(here, dtype, WIDE, fast=fast, phases=(2, 2, 2))[0]
+    yield "upsample space float16", conv_calls(here, HALF, WIDE, phases=(1, 2, 2))[0]
+    yield "conv bfloat16", conv_calls(here, BF16, NARROW)[0]
+    yield "conv bias only", conv_calls(here, HALF, WIDE, plain=True)[0]
+    yield "conv stride 2", conv_calls(here, HALF, WIDE, stride=(2, 2, 2))[0]
+    for i, call in enumerate(norm_calls(HALF) + norm_calls(stored)[2:3]):
         yield f"norm_act {i}", call
-    for channels in (96, 128, 256):
+    for channels in (128, 256):
         for call, name in zip(pixel_calls(here, channels), ("columns", "gather"), strict=True):
             yield f"to_pixels {name} {channels}", call
-    for head in (384, 512, 1024):
+    for head in (512, 1024):
         yield f"attention {head}", attention_calls(here, head)[0]
 
 
