@@ -33,11 +33,13 @@ SCHEDULES: dict[int, dict[tuple[str, str], Schedule]] = {
         (_HALF, "narrow"): Schedule(128, 128, 64, 4, 3),
         (_HALF, "wide"): Schedule(128, 256, 64, 8, 3),
         (_HALF, "small plane"): Schedule(64, 256, 64, 4, 4),
-        (_HALF, "phases"): Schedule(128, 128, 64, 4, 3, 2, 32),
+        (_HALF, "time phases"): Schedule(128, 128, 64, 4, 3, 2, 32),
+        (_HALF, "space phases"): Schedule(128, 128, 64, 4, 3, 2, 32),
         (_BYTE, "narrow"): Schedule(128, 128, 128, 4, 3, 4),
         (_BYTE, "wide"): Schedule(128, 256, 128, 8, 4),
         (_BYTE, "small plane"): Schedule(64, 256, 128, 4, 4),
-        (_BYTE, "phases"): Schedule(128, 128, 128, 4, 3, 4, 32),
+        (_BYTE, "time phases"): Schedule(128, 128, 128, 4, 3, 4, 32),
+        (_BYTE, "space phases"): Schedule(256, 128, 128, 8, 3, 2, 16),
     },
     100: {
         (_HALF, "narrow"): Schedule(128, 128, 64, 4, 4, 4),
@@ -46,8 +48,10 @@ SCHEDULES: dict[int, dict[tuple[str, str], Schedule]] = {
         (_BYTE, "narrow"): Schedule(128, 128, 128, 4, 4, 4),
         (_BYTE, "wide"): Schedule(128, 256, 128, 8, 3, 4),
         (_BYTE, "small plane"): Schedule(128, 128, 128, 8, 4, 4),
-        (_HALF, "phases"): Schedule(128, 128, 64, 8, 4, 4, 16),
-        (_BYTE, "phases"): Schedule(128, 128, 128, 8, 4, 4, 16),
+        (_HALF, "time phases"): Schedule(128, 128, 64, 8, 4, 4, 16),
+        (_HALF, "space phases"): Schedule(128, 128, 64, 8, 4, 4, 16),
+        (_BYTE, "time phases"): Schedule(128, 128, 128, 8, 4, 4, 16),
+        (_BYTE, "space phases"): Schedule(128, 128, 128, 8, 4, 4, 16),
     },
     120: {
         (_HALF, "narrow"): Schedule(128, 128, 32, 8, 3),
@@ -56,8 +60,10 @@ SCHEDULES: dict[int, dict[tuple[str, str], Schedule]] = {
         (_BYTE, "narrow"): Schedule(128, 128, 64, 8, 3),
         (_BYTE, "wide"): Schedule(128, 128, 64, 8, 3),
         (_BYTE, "small plane"): Schedule(64, 128, 64, 4, 3),
-        (_HALF, "phases"): Schedule(128, 128, 32, 8, 3, group=16),
-        (_BYTE, "phases"): Schedule(128, 128, 64, 8, 3, group=16),
+        (_HALF, "time phases"): Schedule(128, 128, 32, 8, 3, group=16),
+        (_HALF, "space phases"): Schedule(128, 128, 32, 8, 3, group=16),
+        (_BYTE, "time phases"): Schedule(128, 128, 64, 8, 3, group=16),
+        (_BYTE, "space phases"): Schedule(128, 128, 64, 8, 3, group=16),
     },
     80: {
         (_HALF, "narrow"): Schedule(128, 128, 32, 8, 3),
@@ -66,8 +72,10 @@ SCHEDULES: dict[int, dict[tuple[str, str], Schedule]] = {
         (_BYTE, "narrow"): Schedule(128, 128, 64, 8, 3),
         (_BYTE, "wide"): Schedule(128, 128, 64, 8, 3),
         (_BYTE, "small plane"): Schedule(64, 128, 64, 4, 3),
-        (_HALF, "phases"): Schedule(128, 128, 32, 8, 3, group=16),
-        (_BYTE, "phases"): Schedule(128, 128, 64, 8, 3, group=16),
+        (_HALF, "time phases"): Schedule(128, 128, 32, 8, 3, group=16),
+        (_HALF, "space phases"): Schedule(128, 128, 32, 8, 3, group=16),
+        (_BYTE, "time phases"): Schedule(128, 128, 64, 8, 3, group=16),
+        (_BYTE, "space phases"): Schedule(128, 128, 64, 8, 3, group=16),
     },
 }
 # Below this many positions a 128-row tile leaves half of the last wave idle (90 x 160 is the lowest stage of 720p).
@@ -96,9 +104,11 @@ def fit(schedule: Schedule, dtype: torch.dtype, channels: int, out_channels: int
 
 def pick(target: Target, dtype: torch.dtype, channels: int, out_channels: int, frame: tuple[int, int],
          phases: int = 1) -> Schedule:
-    """The one schedule for a layer: `channels` as padded in the buffer, `frame` the full frame's (H, W)."""
+    """The one schedule for a layer: `channels` as padded in the buffer, `frame` the full frame's (H, W), `phases` 8 or
+    4 where the layer upsamples time and space, or space."""
     kind = "narrow" if out_channels <= 128 else "small plane" if frame[0] * frame[1] <= SMALL_PLANE else "wide"
-    kind = "phases" if phases > 1 else kind
+    if phases > 1:
+        kind = "time phases" if phases == 8 else "space phases"
     size = _BYTE if dtype in (FP8, torch.int8) else _HALF
     return fit(SCHEDULES[generation(target.sm)][size, kind], dtype, channels, out_channels)
 

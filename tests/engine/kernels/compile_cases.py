@@ -100,6 +100,8 @@ def cases(sm: int):
             yield f"conv {word} {stage}", conv_calls(here, dtype, stage, fast=fast)[0]
         yield f"upsample time {word}", conv_calls(here, dtype, WIDE, fast=fast, phases=(2, 2, 2))[0]
     yield "upsample space float16", conv_calls(here, HALF, WIDE, phases=(1, 2, 2))[0]
+    eight = str(stored).split(".")[1].split("_")[0] + ("_fast" if sm == 89 else "")
+    yield f"upsample space {eight}", conv_calls(here, stored, WIDE, fast=sm == 89, phases=(1, 2, 2))[0]
     yield "conv bfloat16", conv_calls(here, BF16, NARROW)[0]
     yield "conv bias only", conv_calls(here, HALF, WIDE, plain=True)[0]
     yield "conv stride 2", conv_calls(here, HALF, WIDE, stride=(2, 2, 2))[0]
