@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -110,6 +111,11 @@ def target(device: torch.device | str) -> Target:
 def interpreted() -> bool:
     """Triton's interpreter is on (TRITON_INTERPRET=1): kernels run on CPU tensors, for checking only."""
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def on_device(x: torch.Tensor) -> AbstractContextManager[object]:
+    """Triton launches on the current device: make it the tensor's."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
 def use_triton(device: torch.device, backend: str, dtype: torch.dtype | None = None) -> bool:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..targets import Target, capabilities, interpreted, target, triton_version, use_triton
+from ..targets import Target, capabilities, interpreted, on_device, target, triton_version, use_triton
 from . import reference
 from .schedules import Schedule, large, pick
 
@@ -34,9 +34,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, backend: str = "auto") -> Tens
     if backend == "triton":
         if not use_triton(q.device, backend) or head > LARGEST_HEAD:
             raise ValueError(f"no attention kernel for a head of {head}")
-        return launch(q.contiguous(), k.contiguous(), v.contiguous(), here)
+        with on_device(q):
+            return launch(q.contiguous(), k.contiguous(), v.contiguous(), here)
     if fits and use_triton(q.device, backend, q.dtype) and pick(here.sm, head) is not None:
-        return launch(q.contiguous(), k.contiguous(), v.contiguous(), here)
+        with on_device(q):
+            return launch(q.contiguous(), k.contiguous(), v.contiguous(), here)
     return F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])[:, 0]
 
 

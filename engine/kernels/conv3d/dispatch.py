@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..targets import FP8, Target, capabilities, interpreted, target, triton_version, use_triton
+from ..targets import FP8, Target, capabilities, interpreted, on_device, target, triton_version, use_triton
 from . import reference
 from .schedules import Schedule, pick, row_block
 from .types import Epilogue, Geometry, Partials, Pixels, Weight, stat_span
@@ -33,7 +33,8 @@ def conv3d(x: Tensor, weight: Weight, out: Tensor, *, geometry: Geometry = _PLAI
     here = target(x.device)
     if not x.is_cuda:  # Triton's interpreter stands in for the newest measured generation
         here = capabilities("interpreter", 90, triton_version())
-    return launch(x, weight, out, geometry, epilogue, start, first, here, schedule)
+    with on_device(x):
+        return launch(x, weight, out, geometry, epilogue, start, first, here, schedule)
 
 
 def _validate(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue: Epilogue, start: int,
@@ -107,7 +108,10 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     unit = _unit([out, residual])
     strides = [v // unit for v in (*out.stride()[:3], *(residual.stride()[:3] if residual is not None else (0, 0, 0)))]
     scaled = weight.scale is not None or epilogue.scale != 1.0
-    scale = weight.scale if weight.scale is not None else x.new_ones(weight.data.shape[0], dtype=torch.float32)
+    absent = weight.data  # stands in for operands the constants switch off
+    scale = weight.scale
+    if scale is None and scaled:
+        scale = torch.ones(weight.data.shape[0], dtype=torch.float32, device=x.device)
     bias = epilogue.bias
     clamp = epilogue.format(out.dtype) is not None
     fmt = epilogue.format(out.dtype) or Pixels(1.0, 0.0, 0.0, 0.0)
@@ -116,9 +120,9 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     if interpret and accumulate == "mx" and (triton_version() or (0, 0)) < (3, 9):
         accumulate = "f32"  # dot_scaled crashes in the interpreters before 3.9
     conv_kernel[(d * frame_tiles * triton.cdiv(k, s.bn) * phases,)](
-        a, b, out, residual if residual is not None else out, bias if bias is not None else scale, scale,
-        partials.data if partials else scale, epilogue.scale, fmt.gain, fmt.offset, fmt.low,
-        fmt.high,
+        a, b, out, residual if residual is not None else absent, bias if bias is not None else absent,
+        scale if scale is not None else absent, partials.data if partials else absent, epilogue.scale,
+        fmt.gain, fmt.offset, fmt.low, fmt.high,
         x.shape[0], start, x.shape[1] * x.shape[2], x.shape[2], geometry.origin[0] * x.shape[2] + geometry.origin[1],
         h, w, pitch, block, block_tiles, frame_tiles, d * frame_tiles,
         first, drop, geometry.first_row, frame_rows - 1, *strides,

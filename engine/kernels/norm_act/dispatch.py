@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..conv3d.types import QUANT_MAX, Partials, stat_span
-from ..targets import interpreted, use_triton
+from ..targets import interpreted, on_device, use_triton
 from . import reference
 from .schedules import STAT_ELEMENTS, STAT_ROWS, WARPS, positions
 from .types import Norm, Store
@@ -44,8 +44,9 @@ def statistics(x: Tensor, groups: int, backend: str = "auto") -> Partials:
     span, blocks = stat_span(c, groups, wide), -(-h // STAT_ROWS)
     data = torch.empty(d, blocks, c // span, 2, dtype=torch.float32, device=x.device)
     unit, strides = _strides(x)
-    statistics_kernel[(blocks, d)](x, data, h, w, *strides, C=c, CP=wide, SPAN=span, UNIT=unit, ROWS=STAT_ROWS,
-                                   BP=max(STAT_ELEMENTS // wide, 1), num_warps=WARPS)
+    with on_device(x):
+        statistics_kernel[(blocks, d)](x, data, h, w, *strides, C=c, CP=wide, SPAN=span, UNIT=unit, ROWS=STAT_ROWS,
+                                       BP=max(STAT_ELEMENTS // wide, 1), num_warps=WARPS)
     return Partials(data, span)
 
 
@@ -63,12 +64,13 @@ def coefficients(partials: Partials, norm: Norm, positions: int, backend: str = 
     count = positions * (c // norm.groups) * (d if norm.per_chunk else 1)
     coefs = torch.empty(d, 2, c, dtype=torch.float32, device=partials.data.device)
     affine = norm.weight is not None and norm.bias is not None
-    coefficients_kernel[(norm.groups, d)](
-        partials.data, norm.weight if affine else coefs, norm.bias if affine else coefs, coefs, blocks,
-        float(count), norm.eps, C=c, GROUPS=norm.groups, COLUMNS=columns, AFFINE=affine,
-        FRAMES=d if norm.per_chunk else 1, BB=256, BC=_power_of_two(columns // norm.groups),
-        BG=_power_of_two(c // norm.groups), num_warps=4,
-    )  # fmt: skip
+    with on_device(partials.data):
+        coefficients_kernel[(norm.groups, d)](
+            partials.data, norm.weight if affine else coefs, norm.bias if affine else coefs, coefs, blocks,
+            float(count), norm.eps, C=c, GROUPS=norm.groups, COLUMNS=columns, AFFINE=affine,
+            FRAMES=d if norm.per_chunk else 1, BB=256, BC=_power_of_two(columns // norm.groups),
+            BG=_power_of_two(c // norm.groups), num_warps=4,
+        )  # fmt: skip
     return coefs
 
 
@@ -103,13 +105,14 @@ def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: in
     unit, strides = _strides(x) if dense else (1, list(x.stride()[:3]))
     affine = norm.kind in ("l2", "rms")  # a group norm's weights are in its coefficients
     absent = coefs if coefs is not None else buffer
-    norm_act_kernel[(-(-(buffer.shape[1] * buffer.shape[2]) // block), d)](
-        x, absent, norm.weight if norm.weight is not None else absent, norm.bias if norm.bias is not None else absent,
-        buffer, buffer.shape[0], slot, h, w, *strides, x.stride(3), norm.eps, 1.0 / store.scale,
-        QUANT_MAX.get(buffer.dtype, 0.0),
-        C=c, CO=co, CP=wide, KIND=norm.kind, WEIGHT=affine and norm.weight is not None,
-        BIAS=affine and norm.bias is not None,
-        SILU=store.silu, BORDER=border, REPLICATE=store.border == "replicate",
-        CLAMP=buffer.dtype in QUANT_MAX, ROUND=buffer.dtype == torch.int8, UNIT=unit, DENSE=dense,
-        FAST=not (interpreted() and not x.is_cuda), BP=block, num_warps=WARPS,
-    )  # fmt: skip
+    with on_device(x):
+        norm_act_kernel[(-(-(buffer.shape[1] * buffer.shape[2]) // block), d)](
+            x, absent, norm.weight if norm.weight is not None else absent,
+            norm.bias if norm.bias is not None else absent, buffer, buffer.shape[0], slot, h, w, *strides, x.stride(3), norm.eps, 1.0 / store.scale,
+            QUANT_MAX.get(buffer.dtype, 0.0),
+            C=c, CO=co, CP=wide, KIND=norm.kind, WEIGHT=affine and norm.weight is not None,
+            BIAS=affine and norm.bias is not None,
+            SILU=store.silu, BORDER=border, REPLICATE=store.border == "replicate",
+            CLAMP=buffer.dtype in QUANT_MAX, ROUND=buffer.dtype == torch.int8, UNIT=unit, DENSE=dense,
+            FAST=not (interpreted() and not x.is_cuda), BP=block, num_warps=WARPS,
+        )  # fmt: skip

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..conv3d import Epilogue, Pixels, Weight, conv3d
-from ..targets import Target, capabilities, interpreted, target, triton_version, use_triton
+from ..targets import Target, capabilities, interpreted, on_device, target, triton_version, use_triton
 from . import reference
 from .schedules import GATHER_POSITIONS, SCRATCH_BYTES, pick
 from .types import UNIT
@@ -53,7 +53,8 @@ def to_pixels(x: Tensor, weight: Weight, bias: Tensor, out: Tensor, *, pixels: P
         conv3d(x, weight, out, epilogue=Epilogue(bias=bias, pixels=pixels), start=start, backend=backend)
         return
     here = target(x.device) if x.is_cuda else capabilities("interpreter", 90, triton_version())
-    launch(x, columns_weight(weight) if packed is None else packed, bias, out, kt, pixels, start, here)
+    with on_device(x):
+        launch(x, columns_weight(weight) if packed is None else packed, bias, out, kt, pixels, start, here)
 
 
 def launch(x: Tensor, packed: Tensor, bias: Tensor, out: Tensor, kt: int, pixels: Pixels, start: int,
