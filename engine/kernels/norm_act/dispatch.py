@@ -108,7 +108,8 @@ def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: in
     with on_device(x):
         norm_act_kernel[(-(-(buffer.shape[1] * buffer.shape[2]) // block), d)](
             x, absent, norm.weight if norm.weight is not None else absent,
-            norm.bias if norm.bias is not None else absent, buffer, buffer.shape[0], slot, h, w, *strides, x.stride(3), norm.eps, 1.0 / store.scale,
+            norm.bias if norm.bias is not None else absent,
+            buffer, buffer.shape[0], slot, h, w, *strides, x.stride(3), norm.eps, 1.0 / store.scale,
             QUANT_MAX.get(buffer.dtype, 0.0),
             C=c, CO=co, CP=wide, KIND=norm.kind, WEIGHT=affine and norm.weight is not None,
             BIAS=affine and norm.bias is not None,
