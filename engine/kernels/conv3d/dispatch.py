@@ -108,10 +108,7 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     unit = _unit([out, residual])
     strides = [v // unit for v in (*out.stride()[:3], *(residual.stride()[:3] if residual is not None else (0, 0, 0)))]
     scaled = weight.scale is not None or epilogue.scale != 1.0
-    absent = weight.data  # stands in for operands the constants switch off
-    scale = weight.scale
-    if scale is None and scaled:
-        scale = torch.ones(weight.data.shape[0], dtype=torch.float32, device=x.device)
+    scale = weight.scale if weight.scale is not None else x.new_ones(weight.data.shape[0], dtype=torch.float32)
     bias = epilogue.bias
     clamp = epilogue.format(out.dtype) is not None
     fmt = epilogue.format(out.dtype) or Pixels(1.0, 0.0, 0.0, 0.0)
@@ -120,9 +117,8 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     if interpret and accumulate == "mx" and (triton_version() or (0, 0)) < (3, 9):
         accumulate = "f32"  # dot_scaled crashes in the interpreters before 3.9
     conv_kernel[(d * frame_tiles * triton.cdiv(k, s.bn) * phases,)](
-        a, b, out, residual if residual is not None else absent, bias if bias is not None else absent,
-        scale if scale is not None else absent, partials.data if partials else absent, epilogue.scale,
-        fmt.gain, fmt.offset, fmt.low, fmt.high,
+        a, b, out, residual if residual is not None else out, bias if bias is not None else scale, scale,
+        partials.data if partials else scale, epilogue.scale, fmt.gain, fmt.offset, fmt.low, fmt.high,
         x.shape[0], start, x.shape[1] * x.shape[2], x.shape[2], geometry.origin[0] * x.shape[2] + geometry.origin[1],
         h, w, pitch, block, block_tiles, frame_tiles, d * frame_tiles,
         first, drop, geometry.first_row, frame_rows - 1, *strides,
