@@ -3,7 +3,6 @@ import sys
 
 import pytest
 import torch
-from zerowaste_vae.engine.kernels.buffers import HaloBuffer
 from zerowaste_vae.engine.kernels.targets import FP8, capabilities, target, use_triton
 
 
@@ -40,26 +39,3 @@ def test_importing_the_operators_imports_no_triton():
             "zerowaste_vae.engine.kernels.upsample, zerowaste_vae.engine.kernels.attention, "
             "zerowaste_vae.engine.kernels.to_pixels; sys.exit('triton' in sys.modules)")
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
-def test_halo_buffer_is_a_ring():
-    buffer = HaloBuffer.empty(3, (4, 5), 16, torch.float16, "cpu")
-    assert buffer.data.shape == (5, 6, 7, 16)
-    buffer.data.fill_(9)
-    buffer.clear_border()
-    for chunk in range(4):
-        for f in range(3):
-            buffer.data[buffer.slot(f), 1:-1, 1:-1] = chunk * 3 + f
-        if chunk == 0:
-            buffer.begin()
-        history = [buffer.data[buffer.slot(f), 2, 2, 0].item() for f in range(-2, 3)]
-        assert history == [max(chunk * 3 + f, 0) for f in range(-2, 3)]
-        buffer.advance(3)
-    buffer.rewind()
-    assert buffer.start == 0 and [buffer.data[buffer.slot(f), 2, 2, 0].item() for f in (-2, -1)] == [10, 11]
-    assert buffer.inside(0, 3, 16).shape == (3, 4, 5, 16) and not buffer.data[:, 0].any()
-    buffer.advance(2)
-    with pytest.raises(ValueError, match="wrap"):
-        buffer.inside(0, 3, 16)
-    buffer.begin_zero()
-    assert not buffer.data[buffer.slot(-1)].any()
