@@ -8,8 +8,9 @@ from .encode import Encode
 from .host import ComfyExtension, io
 from .loader import Loader
 from .optimize import Optimize
+from .save import Save
 
 
 class Extension(ComfyExtension):
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
-        return [Loader, Optimize, Encode, Decode, DemoClip]
+        return [Loader, Optimize, Encode, Decode, Save, DemoClip]

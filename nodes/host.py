@@ -18,18 +18,25 @@ import torch
 from comfy_api.latest import ComfyExtension, io
 from torch import Tensor
 
-from ..engine import Cancelled, Checkpoint, InputError, VideoVAE, load, log
+from ..engine import Cancelled, Checkpoint, CheckpointError, InputError, load, log, read_checkpoint
+from ..engine.checkpoint import restore_shapes
+from ..engine.loader import auto_precision
 from ..engine.models import detect
 from ..engine.runtime.memory import DEFAULT_SHARE
+from ..engine.runtime.pixels import OUTPUTS
 from .frames import as_clip, as_latent
+from .saving import check_prefix
 from .settings import Settings
 
 __all__ = [
     "ComfyExtension",
     "EngineVAE",
+    "checkpoint_of",
     "from_file",
     "from_host_vae",
     "io",
+    "output_file",
+    "progress",
     "vae_file",
     "vae_files",
     "with_precision",
@@ -43,15 +50,18 @@ SUFFIXES = (".safetensors", ".sft", ".gguf")
 class EngineVAE(comfy.sd.VAE):
     """A ComfyUI VAE whose work is done by the engine.
 
-    `settings` are the wishes of the nodes that made it; stock nodes run with them. `reload(precision)` gives the same
-    weights as a new engine object. The weights stay in the host's hands: its patcher loads and offloads them.
+    `settings` are the wishes of the nodes that made it; stock nodes run with them. `source()` gives the weights it was
+    made from, as they are stored. Those it runs with stay in the host's hands: its patcher loads and offloads them.
     """
 
-    def __init__(self, engine: VideoVAE, reload: Callable[[str], VideoVAE], settings: Settings) -> None:
+    def __init__(self, source: Callable[[], Checkpoint], precision: str, settings: Settings) -> None:
         # The smallest VAE of the host: whatever attributes this version of it gives a VAE are then there.
         super().__init__(sd={"pixel_space_vae": torch.tensor(1.0)})
+        # The engine decides "auto" by the device that holds the weights; here they are loaded offloaded.
+        precision = auto_precision(mm.vae_device()) if precision == "auto" else precision
+        engine = load(source(), precision, mm.vae_offload_device())
         self.engine = engine
-        self.reload = reload
+        self.source = source
         self.settings = settings
         self.first_stage_model = engine.model
         self.patcher = comfy.model_patcher.ModelPatcher(
@@ -107,10 +117,11 @@ class EngineVAE(comfy.sd.VAE):
         size = self._latent_size(latent.shape)
         output = "float16" if self._output_dtype() is torch.float16 else "float32"
         options = {**settings.plan_options(), "chunk": settings.chunk, "vram_gb": settings.vram_gb or None}
-        with self._loaded("decoder", size, settings):
+        options["output"] = output
+        with self._loaded("decoder", size, settings, chunk=settings.chunk, output=OUTPUTS[output]):
             plan = self.engine.plan_decode(*size, **options)
             started = time.perf_counter()
-            images = self._interruptible(self.engine.decode, latent, output=output, **options)
+            images = self._interruptible(self.engine.decode, latent, **options)
             seconds = time.perf_counter() - started
         return images.to(self.output_device), self._line("decoded", images.shape, plan.describe(), seconds)
 
@@ -130,13 +141,12 @@ class EngineVAE(comfy.sd.VAE):
 
     # -- host services --------------------------------------------------------------------------------------------
 
-    def _loaded(self, half: str, size: tuple[int, int, int, int], settings: Settings) -> object:
+    def _loaded(self, half: str, size: tuple[int, int, int, int], settings: Settings, **options: object) -> object:
         """Have the host make room for the plan and load the weights; a context in which to run."""
         memory = 0
         if self.device.type != "cpu":
             target = settings.vram_gb * GIB or DEFAULT_SHARE * mm.get_total_memory(self.device)
-            chunk = settings.chunk if half == "decoder" else 0
-            memory = self._peak(half, size, target=int(target), chunk=chunk, **settings.plan_options())
+            memory = self._peak(half, size, target=int(target), **options, **settings.plan_options())
         mm.load_models_gpu([self.patcher], memory_required=memory, force_full_load=True)
         self.engine.to(self.device)
         context = getattr(mm, "cuda_device_context", None)
@@ -144,15 +154,8 @@ class EngineVAE(comfy.sd.VAE):
 
     def _interruptible(self, work: Callable[..., Tensor], *args: object, **options: object) -> Tensor:
         """Run `work` with the host's progress bar and stop button."""
-        bar: list[comfy.utils.ProgressBar] = []
-
-        def progress(done: int, total: int) -> None:
-            if not bar:
-                bar.append(comfy.utils.ProgressBar(total))
-            bar[0].update_absolute(done, total)
-
         try:
-            return work(*args, progress=progress, cancel=mm.processing_interrupted, **options)
+            return work(*args, progress=progress(), cancel=mm.processing_interrupted, **options)
         except Cancelled:
             mm.throw_exception_if_processing_interrupted()
             raise
@@ -193,36 +196,78 @@ class EngineVAE(comfy.sd.VAE):
 def from_file(path: Path, precision: str, norm_groups: int | None, settings: Settings) -> EngineVAE:
     """The VAE of a .safetensors or .gguf file."""
 
-    def reload(wanted: str) -> VideoVAE:
-        return load(path, _resolved(wanted), mm.vae_offload_device(), norm_groups)
+    stamp = _stamp(path)
 
-    return EngineVAE(reload(precision), reload, settings)
+    def source() -> Checkpoint:
+        if _stamp(path) != stamp:
+            raise CheckpointError(f"{path}: was changed or removed after it was loaded; run the graph again")
+        checkpoint = read_checkpoint(path)
+        if norm_groups:
+            checkpoint.metadata["norm_num_groups"] = norm_groups
+        return checkpoint
+
+    return EngineVAE(source, precision, settings)
 
 
 def from_host_vae(vae: comfy.sd.VAE, precision: str) -> EngineVAE | None:
     """An engine VAE with the weights of a host VAE, which is left as it is; None if its network is not known."""
-    if getattr(vae, "first_stage_model", None) is None or detect(vae.get_sd()) is None:
+    if not _known(vae):
         return None
 
-    def reload(wanted: str) -> VideoVAE:
-        weights = {key: tensor.detach().to(mm.vae_offload_device()) for key, tensor in vae.get_sd().items()}
-        return load(Checkpoint(weights), _resolved(wanted), mm.vae_offload_device())
+    def source() -> Checkpoint:
+        return Checkpoint({key: t.detach().to(mm.vae_offload_device()) for key, t in vae.get_sd().items()})
 
-    return EngineVAE(reload(precision), reload, Settings())
+    return EngineVAE(source, precision, Settings())
 
 
 def with_precision(vae: EngineVAE, precision: str) -> EngineVAE:
     """`vae` itself if it runs in `precision`, else a new one with its weights and settings."""
     if precision == "auto" or precision == vae.engine.precision:
         return vae
-    return EngineVAE(vae.reload(precision), vae.reload, vae.settings)
+    return EngineVAE(vae.source, precision, vae.settings)
 
 
-def _resolved(precision: str) -> str:
-    """The engine decides "auto" by the device that holds the weights; here they are loaded offloaded."""
-    if precision != "auto":
-        return precision
-    return "fp16" if mm.vae_device().type == "cuda" else "fp32"
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        stat = path.stat()
+    except OSError:  # reading it says what is wrong
+        return None
+    return stat.st_mtime_ns, stat.st_size
+
+
+def _known(vae: comfy.sd.VAE) -> bool:
+    return getattr(vae, "first_stage_model", None) is not None and detect(vae.get_sd()) is not None
+
+
+# -- writing them -----------------------------------------------------------------------------------------------------
+
+
+def checkpoint_of(vae: comfy.sd.VAE) -> Checkpoint:
+    """The weights of ours, or of a host VAE whose network the engine knows, as a file that loads again needs them."""
+    if isinstance(vae, EngineVAE):
+        checkpoint, model = vae.source(), vae.engine.model
+        shapes = {key: tuple(t.shape) for key, t in model.state_dict().items()}
+        groups = model.config.norm_groups
+    elif _known(vae):
+        checkpoint = Checkpoint(vae.get_sd())
+        shapes = {key: tuple(t.shape) for key, t in checkpoint.tensors.items()}
+        groups = detect(shapes).configure(shapes, None).norm_groups
+    else:
+        network = type(getattr(vae, "first_stage_model", vae)).__name__
+        raise InputError(f"{network}: not a video VAE the engine knows; save it with ComfyUI's own VAE Save")
+    tensors = restore_shapes(checkpoint, shapes).tensors
+    return Checkpoint({key: tensors[key] for key in shapes}, {**checkpoint.metadata, "norm_num_groups": groups})
+
+
+def output_file(prefix: str, suffix: str) -> Path:
+    """A new file of the output folder, named and counted as the host's own saving nodes do."""
+    output = folder_paths.get_output_directory()
+    check_prefix(Path(output), prefix)
+    try:
+        folder, name, counter, _, _ = folder_paths.get_save_image_path(prefix, output)
+    except OSError as error:
+        raise InputError(f"filename_prefix={prefix!r}: no folder for it can be made ({error.strerror})") from error
+    return Path(folder, f"{name}_{counter:05}_{suffix}")
 
 
 # -- models/vae -------------------------------------------------------------------------------------------------------
@@ -240,3 +285,19 @@ def vae_files() -> list[str]:
 def vae_file(name: str) -> Path:
     """The path of one of `vae_files`."""
     return Path(folder_paths.get_full_path_or_raise("vae", name))
+
+
+# -- progress ---------------------------------------------------------------------------------------------------------
+
+
+def progress() -> Callable[[int, int], None]:
+    """A progress(done, total) callback that moves the host's bar and ends the work when its stop button is pressed."""
+    bars: list[comfy.utils.ProgressBar] = []
+
+    def advance(done: int, total: int) -> None:
+        mm.throw_exception_if_processing_interrupted()
+        if not bars:
+            bars.append(comfy.utils.ProgressBar(total))
+        bars[0].update_absolute(done, total)
+
+    return advance

@@ -1,0 +1,40 @@
+"""What Zero-Waste VAE Save offers, where it may write, and what it says afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..engine import Checkpoint, InputError
+from ..engine.checkpoint.convert import Conversion
+from ..engine.checkpoint.quantize import PLAIN, TYPES
+from ..engine.checkpoint.reading import one_line
+
+DEFAULT_TYPE = "safetensors f16"
+#: Widget value -> (file suffix, type of the weights). Only GGUF can hold block types.
+SAVE_TYPES = {
+    **{f"safetensors {t}": (".safetensors", t) for t in PLAIN},
+    **{f"gguf {t}": (".gguf", t) for t in TYPES},
+}
+
+
+def check_prefix(output: Path, prefix: str) -> None:
+    """Refuse a prefix that names no file, or one outside `output` (through links as well). Raises InputError."""
+    if not prefix.isprintable():
+        raise InputError(f"filename_prefix={prefix!r}: line breaks and control characters cannot be in a file's name")
+    try:
+        folder, target = output.resolve(), (output / prefix).resolve()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise InputError(f"filename_prefix={prefix!r} is not a path on this system: {one_line(str(error))}") from error
+    if target == folder:
+        raise InputError(f"filename_prefix={prefix!r} names no file: write a name, or folder/name")
+    if folder not in target.parents:
+        raise InputError(f"filename_prefix={prefix!r} leads out of the output folder: write a name, or folder/name")
+
+
+def describe(result: Conversion, checkpoint: Checkpoint, seconds: float) -> str:
+    """One line: file, type, size, that size beside two bytes per value, time."""
+    share = result.bytes_written / (2 * sum(t.numel() for t in checkpoint.tensors.values()))
+    return (
+        f"{one_line(str(result.path))}: {result.type}, {result.bytes_written / 2**20:.1f} MiB, {share:.1%} of f16, "
+        f"written and read back in {seconds:.2f} s"
+    )

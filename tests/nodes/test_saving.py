@@ -1,0 +1,61 @@
+"""Zero-Waste VAE Save: what it offers, where it may write, what it reports."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from zerowaste_vae.engine import Checkpoint, InputError, load, read_checkpoint
+from zerowaste_vae.engine.checkpoint import save_checkpoint
+from zerowaste_vae.nodes.saving import DEFAULT_TYPE, SAVE_TYPES, check_prefix, describe
+
+
+def test_every_choice_writes_a_file_that_loads(tmp_path, vae_file, vae):
+    assert DEFAULT_TYPE in SAVE_TYPES
+    source = read_checkpoint(vae_file)
+    for choice, (suffix, kind) in SAVE_TYPES.items():
+        path = tmp_path / f"{choice}{suffix}"
+        save_checkpoint(Checkpoint(source.tensors, {"norm_num_groups": 4}), path, kind)
+        copy = load(path, device="cpu")
+        assert copy.model.config == vae.model.config
+        same = all(map(torch.equal, copy.model.parameters(), vae.model.parameters()))
+        assert same == (kind == "f32")
+
+
+@pytest.mark.parametrize("prefix", ["vae", "vae/name", "a/b/c", "../output/name", "%year%-name", "vae/", "ü ñ"])
+def test_names_inside_the_output_folder(tmp_path, prefix):
+    (tmp_path / "output").mkdir()
+    check_prefix(tmp_path / "output", prefix)
+
+
+@pytest.mark.parametrize(
+    "prefix", ["", ".", "a/..", "..", "../x", "a/../../x", "/etc/x", "../output2/x", "a\nb", "a\0b", "a\x1b[0m"]
+)
+def test_other_names_are_refused_in_one_line(tmp_path, prefix):
+    (tmp_path / "output").mkdir()
+    with pytest.raises(InputError) as error:
+        check_prefix(tmp_path / "output", prefix)
+    assert repr(prefix) in str(error.value)
+    assert str(error.value).isprintable()
+
+
+def test_links_lead_nowhere_else(tmp_path):
+    (tmp_path / "output").mkdir()
+    try:
+        os.symlink(tmp_path, tmp_path / "output" / "link", target_is_directory=True)
+    except OSError:
+        pytest.skip("links cannot be made here")
+    with pytest.raises(InputError, match="out of the output folder"):
+        check_prefix(tmp_path / "output", "link/name")
+    check_prefix(tmp_path / "output", "link/output/name")
+
+
+def test_report_gives_size_and_share_of_f16(tmp_path):
+    """2^20 values in q8_0: 34 bytes per 32 of them instead of 64."""
+    weight = torch.randn(1024, 1024, generator=torch.Generator().manual_seed(0)).half()
+    checkpoint = Checkpoint({"layer.weight": weight})
+    result = save_checkpoint(checkpoint, tmp_path / "x.gguf", "q8_0")
+    line = describe(result, checkpoint, 1.234)
+    assert line == f"{Path(tmp_path, 'x.gguf')}: q8_0, 1.1 MiB, 53.1% of f16, written and read back in 1.23 s"
