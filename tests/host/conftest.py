@@ -17,6 +17,7 @@ import time
 import urllib.error
 import urllib.request
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -137,8 +138,13 @@ class Comfy:
         with urllib.request.urlopen(request, timeout=30) as answer:
             return json.loads(answer.read() or "{}")
 
-    def run(self, prompt: dict, interrupt_at: str | None = None, timeout: float = 300) -> Run:
-        """Queue an API-format prompt and follow it to its end; interrupt it at the first progress of a node."""
+    def interrupt(self) -> None:
+        self.post("/interrupt", {})
+
+    def run(
+        self, prompt: dict, at: str | None = None, do: Callable[[], None] | None = None, timeout: float = 300
+    ) -> Run:
+        """Queue an API-format prompt and follow it to its end; `do` something at the first progress of node `at`."""
         client = uuid.uuid4().hex
         events = Socket(self.port, f"/ws?clientId={client}")
         try:
@@ -154,9 +160,9 @@ class Comfy:
                     continue
                 kind, data = message["type"], message["data"]
                 run.events.append((kind, data))
-                if kind == "progress" and data.get("node") == interrupt_at:
-                    self.post("/interrupt", {})
-                    interrupt_at = None
+                if do and kind == "progress" and data.get("node") == at:
+                    do()
+                    do = None
                 run.status = FINAL.get(kind, run.status)
                 run.error = data.get("exception_message", "")
         finally:
