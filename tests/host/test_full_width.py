@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from zerowaste_vae.engine.models.seedvr2 import Config
 
@@ -67,6 +68,8 @@ def test_native_vae_is_saved_with_all_its_weights(comfy, full_width):
     assert run.status == "success", run.error
     path = comfy.base / "output" / "native_00001_.safetensors"
     saved, source = load_file(path), load_file(full_width)
+    with safe_open(path, "pt") as file:
+        assert file.metadata()["norm_num_groups"] == "32"
     path.unlink()
     assert saved.keys() == source.keys()
     assert all(torch.equal(saved[key].half(), source[key]) for key in source)

@@ -82,13 +82,16 @@ def test_demo_vae_saved_and_loaded_decodes_alike(comfy, kind, least):
 
 
 def test_weights_are_those_of_the_file_whatever_the_vae_runs_in(comfy):
-    """bf16 would round fp16 weights; the groups of the norms go into the new file."""
-    prompt = {"vae": loader("tiny.gguf", precision="bf16"), "save": save("from_bf16")}
+    """bf16 would round fp16 weights; the groups of the norms, given to the Loader here, go into the new file."""
+    source = load_file(comfy.base / "models" / "vae" / "tiny.safetensors")
+    nameless = comfy.base / "models" / "vae" / "nameless.safetensors"
+    save_file(source, nameless)
+    prompt = {"vae": loader(nameless.name, precision="bf16", norm_groups=8), "save": save("from_bf16")}
     prompt["optimize"] = node("ZeroWasteVAEOptimize", vae=["vae", 0], precision="fp32")
     prompt["save optimized"] = save("optimized", "gguf f16", "optimize")
     run = comfy.run(prompt)
+    nameless.unlink()
     assert run.status == "success", run.error
-    source = load_file(comfy.base / "models" / "vae" / "tiny.safetensors")
     path = comfy.base / "output" / "from_bf16_00001_.safetensors"
     optimized = read_checkpoint(comfy.base / "output" / "optimized_00001_.gguf")
     for saved in (load_file(path), optimized.tensors):
@@ -136,7 +139,7 @@ def test_file_replaced_while_the_graph_runs_is_not_saved(comfy):
     path = comfy.base / "models" / "vae" / "replaced.safetensors"
     weights = load_file(comfy.base / "models" / "vae" / "tiny.safetensors")
     save_file(weights, path, {"norm_num_groups": "8"})
-    z = torch.randn(1, 16, 30, 12, 12, generator=torch.Generator().manual_seed(3))
+    z = torch.randn(1, 16, 12, 10, 10, generator=torch.Generator().manual_seed(3))
     content = {"latent_tensor": z, "latent_format_version_0": torch.tensor([])}
     save_file(content, comfy.base / "input" / "replaced.latent")
     prompt = {
