@@ -36,7 +36,10 @@ def main() -> int:
     try:
         python = prepare(args.venv.absolute(), args.plain)
         if args.command == "test":
-            return subprocess.call([python, "-m", "pytest", *args.arguments], cwd=ROOT)
+            # One process a core and one thread a process: small tensors gain nothing from threads and lose much when
+            # those of several processes share a core.
+            once = {"OMP_NUM_THREADS": "1", **os.environ}
+            return subprocess.call([python, "-m", "pytest", "-n", "auto", "--dist", "loadfile", *args.arguments], cwd=ROOT, env=once)
         return subprocess.call([python, "-m", "zerowaste_vae", args.command, *args.arguments])
     except subprocess.CalledProcessError as error:
         return _fail(f"this step failed, see above: {' '.join(map(str, error.cmd))}")
