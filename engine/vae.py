@@ -219,6 +219,7 @@ class VideoVAE:
         vram_gb: float | None = None,
     ) -> Plan:
         """The plan `encode` follows for frames that become [batch, C, latents, height, width] latents."""
+        self._need_encoder()
         target = memory_target(self.device, vram_gb, None, self._held("encoder"))
         return self.planner.plan(
             "encoder", batch, latents, height, width, tiling=tiling, tile=tile, overlap=overlap, target=target

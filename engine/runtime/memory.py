@@ -29,7 +29,7 @@ def memory_target(device: torch.device, vram_gb: float | None, ram_gb: float | N
         others = max(0, total - free - torch.cuda.memory_reserved(device))
         asked = vram_gb * GIB if vram_gb else DEFAULT_SHARE * total
         foreign = max(0, torch.cuda.memory_allocated(device) - held)
-        return int(min(asked, total - others)) - foreign
+        return max(0, int(min(asked, total - others)) - foreign)
     if vram_gb or ram_gb:
         return int((vram_gb or ram_gb) * GIB)
     free_ram = available_ram()

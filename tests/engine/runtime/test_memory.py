@@ -27,6 +27,7 @@ def test_cpu_target(monkeypatch):
         (10, 0, 0, None, 10.0),  # another process holds 6 GB
         (12, 4, 3, None, 11.0),  # 3 GB are ours, 1 GB of it this VAE's weights
         (16, 0, 0, 40, 16.0),  # no more than the card
+        (1, 14, 14, 2, 0.0),  # nothing left: never less than nothing
     ],
 )
 def test_cuda_target(monkeypatch, free, reserved, allocated, asked, expected):
