@@ -62,7 +62,7 @@ class VideoVAE:
         return self.model.encoder is not None
 
     def to(self, device: torch.device | str) -> VideoVAE:
-        """Move the weights; returns self."""
+        """Move the weights to where the runs will be; returns self."""
         if torch.device(device) != self.device:
             self.release()
         self.device = torch.device(device)

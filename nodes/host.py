@@ -60,6 +60,8 @@ class EngineVAE(comfy.sd.VAE):
         # The engine decides "auto" by the device that holds the weights; here they are loaded offloaded.
         precision = auto_precision(mm.vae_device()) if precision == "auto" else precision
         engine = load(source(), precision, mm.vae_offload_device())
+        # Plans are made before the host moves the weights, and they depend on where the run will be.
+        engine.device = self.device
         self.engine = engine
         self.source = source
         self.settings = settings

@@ -231,9 +231,21 @@ def _started(base: Path, places: tuple[Path, Path]) -> Comfy:
 
 
 @pytest.fixture(scope="session")
-def comfy(tmp_path_factory):
-    places = _found("COMFYUI_DIR", "COMFY_VENV", "ComfyUI", "venv")
-    server = _started(tmp_path_factory.mktemp("comfy"), places)
+def host_places() -> tuple[Path, Path]:
+    """(checkout, virtual environment) of the newest host."""
+    return _found("COMFYUI_DIR", "COMFY_VENV", "ComfyUI", "venv")
+
+
+@pytest.fixture
+def pack_folder(tmp_path) -> Path:
+    """A folder from which the pack is importable as zerowaste_vae."""
+    (tmp_path / "zerowaste_vae").symlink_to(REPOSITORY, target_is_directory=True)
+    return tmp_path
+
+
+@pytest.fixture(scope="session")
+def comfy(tmp_path_factory, host_places):
+    server = _started(tmp_path_factory.mktemp("comfy"), host_places)
     yield server
     server.stop()
 
