@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     )
 
 __version__ = "0.1.0"
+#: ComfyUI serves this folder: help pages of the nodes.
+WEB_DIRECTORY = "./web"
 __all__ = [
     "Cancelled",
     "Checkpoint",

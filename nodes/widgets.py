@@ -14,8 +14,9 @@ _TILE = (
 )
 _OVERLAP = "Pixels that neighbouring tiles share and blend over. Must be smaller than the tile."
 _TILING = (
-    "auto: whole frames while they fit the VRAM target. untiled: always whole frames. exact: less memory, the same "
-    "result as untiled. blended: tiles with a soft overlap, approximate, for the least memory."
+    "auto and untiled: whole frames; if they do not fit the VRAM target, an error says what would. exact: the same "
+    "frames; in this version it runs as untiled. blended: tiles with a soft overlap, approximate, for frames that do "
+    "not fit."
 )
 
 

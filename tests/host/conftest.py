@@ -127,9 +127,12 @@ class Comfy:
     def log(self) -> str:
         return self._log_path.read_text(errors="replace")
 
-    def get(self, path: str) -> dict:
+    def text(self, path: str) -> str:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=30) as answer:
-            return json.load(answer)
+            return answer.read().decode()
+
+    def get(self, path: str) -> dict:
+        return json.loads(self.text(path))
 
     def post(self, path: str, body: dict) -> dict:
         request = urllib.request.Request(

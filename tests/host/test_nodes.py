@@ -57,6 +57,12 @@ def test_all_nodes_are_offered_with_the_files_of_models_vae(comfy):
     assert "demo_encode_decode" in comfy.get("/workflow_templates")["ComfyUI-ZeroWasteVAE"]
 
 
+def test_help_pages_are_served(comfy):
+    for name in OURS:
+        page = comfy.text(f"/extensions/ComfyUI-ZeroWasteVAE/docs/ZeroWasteVAE{name}.md")
+        assert page.startswith("# Zero-Waste")
+
+
 @pytest.mark.parametrize("file", ["tiny.safetensors", "tiny.gguf"])
 def test_load_encode_decode_save(comfy, file):
     run = comfy.run(
