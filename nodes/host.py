@@ -22,7 +22,7 @@ from ..engine import Cancelled, Checkpoint, CheckpointError, InputError, load, l
 from ..engine.checkpoint import restore_shapes
 from ..engine.loader import auto_precision
 from ..engine.models import detect
-from ..engine.runtime.memory import DEFAULT_SHARE
+from ..engine.runtime.memory import DEFAULT_SHARE, GIB
 from ..engine.runtime.pixels import OUTPUTS
 from .frames import as_clip, as_latent
 from .saving import check_prefix
@@ -42,7 +42,6 @@ __all__ = [
     "with_precision",
 ]
 
-GIB = 1 << 30
 #: Formats the engine reads; the host's own list leaves .gguf out and has pickled files, which are never opened.
 SUFFIXES = (".safetensors", ".sft", ".gguf")
 

@@ -14,9 +14,8 @@ from collections.abc import Callable
 
 import torch
 from zerowaste_vae.engine.models.seedvr2 import ARCHITECTURE, Config, SeedVR2
+from zerowaste_vae.engine.runtime.memory import GIB
 from zerowaste_vae.engine.vae import VideoVAE
-
-GIB = 1 << 30
 
 
 def random_vae() -> VideoVAE:

@@ -11,13 +11,12 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Architecture:
-    """Detection keys, compression factors and constructors of one VAE family.
+    """Name (that of its key set in checkpoint/names.py), compression factors and constructors of one VAE family.
 
     `configure(shapes, norm_groups)` reads the sizes from a file's tensor shapes; `build(config)` makes the module.
     """
 
     name: str
-    detect_keys: tuple[str, ...]
     spatial: int
     temporal: int
     #: Latents outside the network are the network's times this.

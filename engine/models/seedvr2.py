@@ -178,10 +178,6 @@ class SeedVR2(nn.Module):
 
 ARCHITECTURE = Architecture(
     name="seedvr2",
-    detect_keys=(
-        "decoder.up_blocks.2.upsamplers.0.upscale_conv.weight",
-        "encoder.down_blocks.0.downsamplers.0.conv.weight",
-    ),
     spatial=8,
     temporal=4,
     scale=0.9152,

@@ -37,11 +37,9 @@ class PixelSink:
     def __init__(self, shape: tuple[int, int, int, int, int], output: torch.dtype, tiled: bool) -> None:
         self.output = output
         self.tiled = tiled
-        self.out = torch.empty(shape, dtype=output)
-        sums = torch.float16 if output == torch.uint8 else output
-        self._sum = self.out if sums == output and tiled else torch.zeros(shape if tiled else 0, dtype=sums)
-        if tiled:
-            self._sum.zero_()
+        self.out = (torch.zeros if tiled else torch.empty)(shape, dtype=output)
+        own = tiled and output == torch.uint8
+        self._sum = torch.zeros(shape, dtype=torch.float16) if own else self.out
 
     def write(self, first: int, frames: Tensor) -> None:
         """Whole frames [B, 3, f, H, W] at frame `first`."""

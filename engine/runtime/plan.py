@@ -15,13 +15,13 @@ from torch import nn
 
 from ..errors import InputError, PlanError
 from .dryrun import peak_bytes
+from .memory import GIB
 from .stream import Steps, decode_features, decode_frames, encode_features, encode_moments, frame_spans
 from .tiles import Grid, check_tile, grid
 
 if TYPE_CHECKING:
     from ..fused.path import FusedPath
 
-GIB = 1 << 30
 TILINGS = ("auto", "untiled", "exact", "blended")
 #: What cuBLAS and cuDNN hold besides (40 to 60 MiB measured on an H200).
 LIBRARY_BYTES = 96 << 20
