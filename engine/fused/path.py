@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..kernels.conv3d import padded_channels
 from ..kernels.targets import target
-from ..runtime.pixels import PixelSink, StagedWriter, to_unit
+from ..runtime.pixels import PixelSink, StagedReader, StagedWriter, to_unit
 from ..runtime.progress import Ticker
 from .decoder import FusedDecoder
 from .encoder import FusedEncoder
@@ -150,15 +150,17 @@ class FusedPath:
         encoder, steps = self.encoder(), plan.steps
         run = encoder.plan(steps.latents, video.shape[2], video.shape[3], steps.frames, device)
         run.allocate()
-        for clip in range(video.shape[0]):
-            run.restart()
-            first = 0
-            for a, b in spans:
-                tick.check()
-                moments = encoder.chunk(run, to_unit(video[clip, a:b], device), steps.frames)
-                out[clip, :, first : first + moments.shape[0]] = moments.permute(3, 0, 1, 2)
-                first += moments.shape[0]
-                tick.advance()
+        reader = StagedReader(device)
+        with StagedWriter(out.permute(0, 2, 3, 4, 1), steps.latents, device) as writer:
+            for clip in range(video.shape[0]):
+                run.restart()
+                first = 0
+                for a, b in spans:
+                    tick.check()
+                    moments = encoder.chunk(run, to_unit(reader.read(video[clip, a:b])), steps.frames)
+                    writer.write(clip, first, moments)
+                    first += moments.shape[0]
+                    tick.advance()
 
     def _get(self, half: str) -> FusedDecoder | FusedEncoder:
         if half not in self._packed:
@@ -178,8 +180,8 @@ class FusedPath:
     ) -> int:
         network, meta = self._meta[half], torch.device("meta")
         if isinstance(network, FusedEncoder):
-            # The chunk's frames in float32 as they arrive and as they go in.
-            transit = 2 * 4 * latents * 64 * height * width * 3 * 4
+            # Three chunks' frames as they arrive ahead of their turn, and two copies on the way in, all in float32.
+            transit = 5 * 4 * latents * 64 * height * width * 3 * 4
             run_bytes = transit + network.plan(latents, 8 * height, 8 * width, frames, meta).nbytes
         elif frame is None:
             run_bytes = network.plan(latents, height, width, frames, output, meta).nbytes
@@ -192,8 +194,9 @@ class FusedPath:
 
 def _chunks(z: Tensor, steps: Steps, scale: float, device: torch.device) -> Iterator[Tensor]:
     """[C, T, h, w] -> [D, h, w, C] float32 on the device, unscaled."""
-    for part in z.permute(1, 2, 3, 0).split(steps.latents):
-        yield part.to(device, torch.float32) / scale
+    reader = StagedReader(device)
+    for part in z.split(steps.latents, 1):
+        yield reader.read(part).permute(1, 2, 3, 0).float() / scale
 
 
 def _pack(half: nn.Module, name: str, dtype: torch.dtype) -> FusedDecoder | FusedEncoder:
