@@ -12,7 +12,7 @@ from . import log
 from .errors import InputError
 from .fused.path import FusedPath, why_off
 from .models.arch import Architecture
-from .runtime.memory import memory_target
+from .runtime.memory import host_budget, memory_target
 from .runtime.pixels import OUTPUTS, PixelSink, to_network
 from .runtime.plan import Plan, Planner
 from .runtime.progress import Cancel, Progress, Ticker
@@ -113,7 +113,8 @@ class VideoVAE:
         target = memory_target(self.device, vram_gb, ram_gb, self._held("decoder"))
         return self.planner.plan(
             "decoder", batch, latents, height, width,
-            tiling=tiling, tile=tile, overlap=overlap, chunk=chunk, target=target, output=OUTPUTS[output],
+            tiling=tiling, tile=tile, overlap=overlap, chunk=chunk, target=target,
+            host=host_budget(self.device, ram_gb), output=OUTPUTS[output],
         )  # fmt: skip
 
     def decode(
@@ -222,8 +223,9 @@ class VideoVAE:
         self._need_encoder()
         target = memory_target(self.device, vram_gb, None, self._held("encoder"))
         return self.planner.plan(
-            "encoder", batch, latents, height, width, tiling=tiling, tile=tile, overlap=overlap, target=target
-        )
+            "encoder", batch, latents, height, width,
+            tiling=tiling, tile=tile, overlap=overlap, target=target, host=host_budget(self.device, None),
+        )  # fmt: skip
 
     def encode(
         self,
