@@ -8,7 +8,6 @@ from ..kernels.conv3d import Partials
 from .run import Run
 from .weights import Resnet
 
-
 #: A 1x1x1 convolution to this many channels (or a smaller power of two) is one tile wide on every GPU: no program reads
 #: what another one has written, so the result may take the place of the input.
 ONE_TILE = 128

@@ -18,6 +18,7 @@ from ..fused.parking import Parking
 from ..fused.placement import Sizes, leanest, lightest
 from .dryrun import peak_bytes
 from .memory import GIB
+from .scope import attention_scope
 from .stream import Steps, decode_features, decode_frames, encode_features, encode_moments, frame_spans
 from .tiles import Grid, check_tile, grid
 
@@ -64,13 +65,18 @@ class Planner:
     """Plans for one model. Dry runs are remembered, so the same question costs nothing the second time."""
 
     def __init__(
-        self, build: Callable[[], nn.Module], dtype: torch.dtype, weights: int, fused: Callable[[], FusedPath | None]
+        self, build: Callable[[], nn.Module], dtype: torch.dtype, weights: int, fused: Callable[[], FusedPath | None],
+        flash_attention: bool = True,
     ) -> None:
-        """`build` makes the module on the meta device, `weights` are its bytes, `fused` gives the fused path if any."""
+        """`build` makes the module on the meta device, `weights` are its bytes, `fused` gives the fused path if any.
+
+        flash_attention: as in `Options`; without it, plain torch's attention takes memory of its own.
+        """
         self._build = build
         self._dtype = dtype
         self._weights = weights
         self._fused = fused
+        self._flash_attention = flash_attention
         self._peak = functools.lru_cache(maxsize=1024)(self._dry_run)
 
     @functools.cached_property
@@ -231,7 +237,11 @@ class Planner:
             for _ in encode_moments(part, features, _nothing):
                 pass
 
-        return peak_bytes(decode if half == "decoder" else encode)
+        def program() -> None:
+            with attention_scope(self._flash_attention):
+                (decode if half == "decoder" else encode)()
+
+        return peak_bytes(program)
 
 
 @dataclass(frozen=True)
