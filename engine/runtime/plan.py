@@ -58,10 +58,15 @@ class Planner:
     """Plans for one model. Dry runs are remembered, so the same question costs nothing the second time."""
 
     def __init__(
-        self, build: Callable[[], nn.Module], dtype: torch.dtype, weights: int, fused: Callable[[], FusedPath | None]
-    ) -> None:
-        """`build` makes the module on the meta device, `weights` are its bytes, `fused` gives the fused path if any."""
+        self, build: Callable[[], nn.Module], dtype: torch.dtype, weights: int, fused: Callable[[], FusedPath | None],
+        spatial: int = 8, temporal: int = 4,
+    ) -> None:  # fmt: skip
+        """`build` makes the module on the meta device, `weights` are its bytes, `fused` gives the fused path if any.
+
+        spatial, temporal: pixels per side and frames of a latent.
+        """
         self._build = build
+        self._spatial, self._temporal = spatial, temporal
         self._dtype = dtype
         self._weights = weights
         self._fused = fused
@@ -97,20 +102,21 @@ class Planner:
         if chunk < 0:
             raise InputError(f"chunk={chunk} is negative: give latents per chunk, or 0 for automatic")
         if tiling == "blended":
-            check_tile(tile, overlap)
-        size = f"{8 * width}x{8 * height}"
+            check_tile(tile, overlap, self._spatial)
+        s = self._spatial
+        size = f"{s * width}x{s * height}"
         ask = _Ask(half, batch, latents, height, width, chunk, output)
         if tiling != "blended":
-            whole = grid(height, width, 8 * max(height, width), 0, 8)
+            whole = grid(height, width, s * max(height, width), 0, s)
             plan, least = self._first_fit(ask, [whole], target)
             refusal = f"{size} untiled needs {_gb(least)} and the target is {_gb(target)}: raise vram_gb, or use "
             refusal += "tiling='blended' (approximate; tile=0 picks the size)"
         elif tile:
-            plan, least = self._first_fit(ask, [grid(height, width, tile, overlap, 8)], target)
+            plan, least = self._first_fit(ask, [grid(height, width, tile, overlap, s)], target)
             refusal = f"tile={tile} at {size} needs {_gb(least)} and the target is {_gb(target)}: use a smaller tile, "
             refusal += "tile=0 for automatic, or raise vram_gb"
         else:
-            plan, least = self._first_fit(ask, _shrinking(height, width, overlap), target)
+            plan, least = self._first_fit(ask, _shrinking(height, width, overlap, s), target)
             refusal = f"{size} needs {_gb(least)} even in the smallest tiles and the target is {_gb(target)}: raise "
             refusal += "vram_gb or lower the overlap"
         if plan is None:
@@ -134,10 +140,11 @@ class Planner:
         rows, cols = tiles.rows.size, tiles.cols.size
         if fused is not None and (len(tiles) == 1 or ask.half == "decoder"):
             frame = None if len(tiles) == 1 else (ask.height, ask.width)
-            frames = fused.frames_per_step(8 * rows, 8 * cols)
+            s, t = self._spatial, self._temporal
+            frames = fused.frames_per_step(s * rows, s * cols)
             while frames:
-                latents = min(ask.chunk or min(-(-frames // 4), MAX_LATENTS), ask.latents)
-                steps = Steps(latents, min(frames, 4 * latents))
+                latents = min(ask.chunk or min(-(-frames // t), MAX_LATENTS), ask.latents)
+                steps = Steps(latents, min(frames, t * latents))
                 yield steps, fused.peak(ask.half, latents, steps.frames, rows, cols, ask.output, frame), True
                 frames //= 2
             return
@@ -163,8 +170,9 @@ class Planner:
                 pass
 
         def encode() -> None:
-            spans = frame_spans(4 * (latents - 1) + 1, steps.latents, 4)
-            video = (meta(batch, 3, b - a, 8 * rows, 8 * cols) for a, b in spans)
+            s, t = self._spatial, self._temporal
+            spans = frame_spans(t * (latents - 1) + 1, steps.latents, t)
+            video = (meta(batch, 3, b - a, s * rows, s * cols) for a, b in spans)
             features = encode_features(part, video, steps, _nothing)
             if tiled:
                 shapes = [f.shape for f in features]
@@ -197,14 +205,14 @@ def _steps(latents: int, chunk: int) -> Iterator[Steps]:
         yield Steps(min(sizes[-1], latents), frames)
 
 
-def _shrinking(height: int, width: int, overlap: int) -> Iterator[Grid]:
+def _shrinking(height: int, width: int, overlap: int, scale: int) -> Iterator[Grid]:
     """Grids from the whole frame down to the smallest tiles that still leave something besides the overlap."""
-    yield grid(height, width, 8 * max(height, width), overlap, 8)
+    yield grid(height, width, scale * max(height, width), overlap, scale)
     tile = max(height, width)
-    smallest = max(2, 2 * (-(-overlap // 8)))
+    smallest = max(2, 2 * (-(-overlap // scale)))
     while tile > smallest:
         tile = max(smallest, tile * 3 // 4)
-        yield grid(height, width, 8 * tile, overlap, 8)
+        yield grid(height, width, scale * tile, overlap, scale)
 
 
 def _gb(size: int | None) -> str:
