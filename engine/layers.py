@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import exact
+from .kernels.precision import tf32_asked
 from .runtime.state import State
 
 
@@ -57,8 +58,10 @@ class CausalConv3d(nn.Conv3d):
             if state is not None:
                 used = ((x.shape[2] - kt) // step + 1) * step
                 state.keep(self.key, x[:, :, used:])
-        if x.is_cuda and x.dtype == torch.float32 and not torch.is_grad_enabled():
+        if x.is_cuda and x.dtype == torch.float32 and not torch.is_grad_enabled() and not tf32_asked():
             return exact.conv3d(x, self.weight, self.bias, self.stride, self.padding)
+        if not self.weight.is_contiguous():  # in channels_last_3d; CPU kernels do not follow the weight by themselves
+            x = x.contiguous(memory_format=torch.channels_last_3d)
         return super().forward(x)
 
     def starts(self, state: State | None) -> bool:

@@ -44,6 +44,24 @@ def describe_hardware(hardware: Hardware) -> Lines:
         yield f"GPU {gpu.index}", f"{gpu.name}, sm_{gpu.sm}, {_gb(gpu.total)}, {_gb(gpu.free)} free"
     for path in hardware.fast_paths:
         yield path.name, f"{'on' if path.on else 'off'}: {path.reason}"
+    if hardware.torch is not None:
+        yield from describe_options(any(gpu.runnable for gpu in hardware.gpus))
+
+
+def describe_options(gpu: bool) -> Lines:
+    """Every optimisation of `Options` on the default device, for the published SeedVR2 VAE in its default precision."""
+    import torch
+
+    from ..loader import PRECISIONS, auto_precision
+    from ..optimize import DEFAULTS, OFF, TOGGLES, availability, unused
+
+    device = torch.device("cuda" if gpu else "cpu")
+    dtype = PRECISIONS[auto_precision(device)]
+    reasons = availability(device, "seedvr2", None, dtype)
+    off = unused(DEFAULTS, reasons, dtype, fused=reasons["triton_fusion"] is None)
+    for name in TOGGLES:
+        why = f"not here: {reasons[name]}" if reasons[name] else f"off: {off[name]}" if name in off else "on"
+        yield "optimisation", f"{name} {why.replace(OFF, 'unless asked for')}"
 
 
 def describe_vae(path: Path, norm_groups: int | None) -> Lines:
