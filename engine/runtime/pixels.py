@@ -19,9 +19,10 @@ class StagedReader:
     torch keeps and reuses the page-locked memory; whoever reads ahead bounds how much is in flight.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, ahead: bool = True) -> None:
+        """ahead False: every read waits for its copy, and nothing is pinned."""
         self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(device) if ahead and device.type == "cuda" else None
 
     def read(self, part: Tensor) -> Tensor:
         """A contiguous copy on the device. On CUDA, later work of the current stream waits for it, the caller not."""
@@ -93,12 +94,15 @@ class StagedWriter:
     `write` returns at once; a buffer is emptied into `out` when it is needed again, and at the end of the `with`.
     """
 
-    def __init__(self, out: Tensor, frames: int, device: torch.device) -> None:
-        """out: [B, F, H, W, C] on the host; at most `frames` frames per write, from `device`."""
+    def __init__(self, out: Tensor, frames: int, device: torch.device, ahead: bool = True) -> None:
+        """out: [B, F, H, W, C] on the host; at most `frames` frames per write, from `device`.
+
+        ahead False: every write waits for its copy, and nothing is pinned.
+        """
         self._out = out
-        self._cuda = device.type == "cuda"
+        self._ahead = ahead and device.type == "cuda"
         shape = (frames, *out.shape[2:])
-        self._buffers = [torch.empty(shape, dtype=out.dtype, pin_memory=True) for _ in range(2)] if self._cuda else []
+        self._buffers = [torch.empty(shape, dtype=out.dtype, pin_memory=True) for _ in range(2)] if self._ahead else []
         self._waiting: list[tuple[Tensor, Tensor, torch.cuda.Event]] = []
 
     def __enter__(self) -> StagedWriter:
@@ -111,7 +115,7 @@ class StagedWriter:
     def write(self, clip: int, first: int, pixels: Tensor) -> None:
         """pixels [f, H, W, C] of the output's type become frames `first`.. of `clip`; free to change on return."""
         target = self._out[clip, first : first + pixels.shape[0]]
-        if not self._cuda:
+        if not self._ahead:
             target.copy_(pixels)
             return
         if len(self._waiting) == len(self._buffers):
