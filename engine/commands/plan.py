@@ -65,7 +65,8 @@ def run(args: argparse.Namespace) -> int:
     frames = temporal * (latents - 1) + 1
     result = frames * height * width * 3 * {"float32": 4, "float16": 2, "uint8": 1}[args.output]
     if args.json:
-        print(json.dumps({"size": [width, height], "frames": frames, "result_gb": result / GIB, "plans": rows}, indent=1))
+        answer = {"size": [width, height], "frames": frames, "result_gb": result / GIB, "plans": rows}
+        print(json.dumps(answer, indent=1))
         return 0
     verb = "encode" if args.encode else f"decode to {args.output} ({result / GIB:.2f} GB of host memory)"
     print(f"{width}x{height}, {frames} frames, {args.precision}: {verb}")
