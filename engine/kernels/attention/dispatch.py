@@ -21,8 +21,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, backend: str = "auto") -> Tens
     """Single-head attention within each frame.
 
     q, k, v: [B, N, D] contiguous, fp16 or bf16 (fp32 runs torch), D a multiple of 8. Returns [B, N, D]:
-    softmax(q k^T / sqrt(D)) v. Memory is O(N): 128 MiB of scratch at most. backend "reference" is fp32 arithmetic. Raises ValueError where shapes
-    or types differ.
+    softmax(q k^T / sqrt(D)) v. Memory is O(N) (SCRATCH_BYTES at most besides). backend "reference" is fp32 arithmetic.
+    Raises ValueError where shapes or types differ.
     """
     if q.shape != k.shape or q.shape != v.shape or q.dim() != 3 or not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"attention needs three [B, N, D] of one type, not {list(q.shape)}, {list(k.shape)}")

@@ -68,7 +68,7 @@ def coefficients(partials: Partials, norm: Norm, positions: int, backend: str = 
         coefficients_kernel[(norm.groups, d)](
             partials.data, norm.weight if affine else coefs, norm.bias if affine else coefs, coefs, blocks,
             float(count), norm.eps, C=c, GROUPS=norm.groups, COLUMNS=columns, AFFINE=affine,
-            FRAMES=d if norm.per_chunk else 1, BB=256, BC=_power_of_two(columns // norm.groups),
+            FRAMES=d if norm.per_chunk else 1, BB=1024, BC=_power_of_two(columns // norm.groups),
             BG=_power_of_two(c // norm.groups), num_warps=4,
         )  # fmt: skip
     return coefs
