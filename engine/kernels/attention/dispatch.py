@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..observe import observed
 from ..targets import Target, capabilities, interpreted, on_device, target, triton_version, use_triton
 from . import reference
 from .schedules import MERGE_ROWS, MERGE_TILES, Schedule, block_rows, pick
@@ -17,6 +18,7 @@ FLASH_HEAD = 256  # torch's flash kernels stop here
 LARGEST_HEAD = 1024
 
 
+@observed
 def attention(q: Tensor, k: Tensor, v: Tensor, *, backend: str = "auto") -> Tensor:
     """Single-head attention within each frame.
 

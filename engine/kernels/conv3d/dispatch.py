@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..observe import observed
 from ..targets import FP8, Target, capabilities, interpreted, on_device, target, triton_version, use_triton
 from . import reference
 from .schedules import ROW_BLOCK, Schedule, pick
@@ -16,6 +17,7 @@ _OPERANDS = (torch.float32, torch.float16, torch.bfloat16, FP8, torch.int8)
 _PLAIN, _NOTHING = Geometry(), Epilogue()
 
 
+@observed
 def conv3d(x: Tensor, weight: Weight, out: Tensor, *, geometry: Geometry = _PLAIN, epilogue: Epilogue = _NOTHING,
            start: int = 0, first: int = 2, backend: str = "auto", schedule: Schedule | None = None) -> Partials | None:
     """Convolve a bordered buffer into `out`.
