@@ -21,7 +21,7 @@ TABLE_GB = (26.0, 19.5, 13.0, 9.75, 8.0, 6.5, 4.0, 3.0)
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "plan",
-        description="Say how a clip would be decoded or encoded under a memory target, and its peak. Without --vae: the "
+        description="Say how a clip would be decoded or encoded under a memory target. Without --vae: the "
         "published SeedVR2 VAE. Nothing is computed, so plans for a GPU can be made without one.",
     )
     parser.add_argument("--size", required=True, metavar="WxH", help="frame size in pixels, such as 1280x720")
