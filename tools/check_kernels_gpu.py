@@ -146,6 +146,27 @@ def invariance(dtype: torch.dtype) -> None:
         report(f"chunks and bands {str(dtype)[6:]} {c} {h}x{w}", 0.0, 0.0, *same)
 
 
+def clip_starts() -> None:
+    """Weights of a clip's first two frames: against the reference, and frame by frame against the whole."""
+    for dtype in (torch.float16, torch.bfloat16, FP8, torch.int8):
+        for c in (128, 256):
+            x = bordered(dtype, 6, 37, 53, c)
+            x[:2] = x[2]
+            weight = pack_weight(torch.randn(c, c, 3, 3, 3, device=DEVICE) * (c * 27) ** -0.5, dtype, early=True)
+            residual = torch.randn(4, 37, 53, c, device=DEVICE).half()
+            scale, kind = (0.025 if dtype == torch.int8 else 1.0), TOLERANCE[dtype]
+            stored = torch.bfloat16 if dtype == torch.bfloat16 else torch.float16
+            outs = [torch.full((4, 37, 53, c), float("nan"), device=DEVICE, dtype=stored) for _ in range(3)]
+            conv3d(x, weight, outs[0], epilogue=Epilogue(None, residual, 32, scale), first=0, backend="reference")
+            sums = conv3d(x, weight, outs[1], epilogue=Epilogue(None, residual, 32, scale), first=0, backend="triton")
+            same = []
+            for f in range(4):
+                epilogue = Epilogue(None, residual[f : f + 1], 32, scale)
+                part = conv3d(x, weight, outs[2][f : f + 1], epilogue=epilogue, start=f, first=f, backend="triton")
+                same.append(torch.equal(part.data, sums.data[f : f + 1]))
+            report(f"clip start {str(dtype)[6:]} {c}", error(outs[1], outs[0]), kind, torch.equal(outs[1], outs[2]), *same)
+
+
 def ends() -> None:
     for c, dtype in ((128, torch.float16), (96, torch.float16), (128, torch.bfloat16), (256, torch.float16)):
         x = bordered(dtype, 5, 37, 530, c)
@@ -285,7 +306,7 @@ def attentions() -> None:
 def main() -> int:
     torch.manual_seed(0)
     print(torch.cuda.get_device_name(), target(DEVICE))
-    for part in (forms, ends, norms, ups, attentions, other_generations, beyond_32_bits, schedules):
+    for part in (forms, clip_starts, ends, norms, ups, attentions, other_generations, beyond_32_bits, schedules):
         part()
     for dtype in (torch.float16, FP8):
         invariance(dtype)

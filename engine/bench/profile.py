@@ -229,9 +229,12 @@ def _reference(vae: VideoVAE, half: str, data: Tensor) -> Callable[[], None]:
     return torch.no_grad()(decode if half == "decode" else encode)
 
 
-def _conv3d(x: Tensor, weight: Any, out: Tensor, *, geometry: Any = None, epilogue: Any = None, **_: Any) -> Work:
+def _conv3d(x: Tensor, weight: Any, out: Tensor, *, geometry: Any = None, epilogue: Any = None, first: int = 2,
+            **_: Any) -> Work:
     pt, py, px = weight.phases
     positions = out.numel() / (weight.out_channels * pt * py * px)
+    if weight.early:  # a clip's frames 0 and 1 have one and two taps in time
+        positions *= sum(min(first + d + 1, 3) for d in range(out.shape[0])) / (3 * out.shape[0])
     stride = geometry.stride if geometry is not None else (1, 1, 1)
     read = (math.ceil(out.shape[0] / pt) - 1) * stride[0] + weight.kernel[0]
     moved = min(read, x.shape[0]) * x[0].nbytes + weight.data.nbytes / (3 if weight.folded else 1) + out.nbytes

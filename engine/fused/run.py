@@ -68,7 +68,7 @@ class Run:
         self.arena = Arena()
         self.rings: dict[tuple[Plane, torch.dtype], Ring] = {}
         self.parked = Parked(parking or _RESIDENT, device)
-        #: Frames that each stage has taken in so far.
+        #: Frames that each stage and each convolution has taken in so far.
         self.done: Counter[str] = Counter()
         #: Learnt while dry: what each convolution asks for in a chunk, by key, in order.
         self.visits: dict[str, Visit] = {}
@@ -134,13 +134,17 @@ class Run:
         call does not read.
         """
         parts = []
+        # Before a clip that starts with zeros, the weights of its first frames would be others.
+        first = self.done[conv.key] if self.head == "replicate" else 2
+        self.done[conv.key] += x.shape[0]
         for i in self._inputs(conv, x, norm, sums, out.shape[1], geometry):
             epilogue = Epilogue(
                 bias=conv.bias, residual=None if residual is None else i.rows(residual), groups=groups, scale=conv.scale
             )
             start = (i.start + skip) % i.data.shape[0]
+            target = i.rows(out)
             parts.append(
-                conv3d(i.data, conv.weight, i.rows(out), geometry=i.geometry, epilogue=epilogue, start=start)
+                conv3d(i.data, conv.weight, target, geometry=i.geometry, epilogue=epilogue, start=start, first=first)
             )
         return _joined(parts)
 

@@ -20,6 +20,8 @@ class Weight:
     scale: [K] float32 that turns the product back into real units (None: 1); includes nothing of the activation.
     phases: sub-outputs (t, y, x) per input position, in the order ((y * 2 + x) * t_count + t).
     folded: three sets of rows for stream frames 0, 1 and 2+ (composed temporal upsampling).
+    early: for clips whose history is copies of their first frame, the same convolution of the clip's frames 0 and 1,
+    with one tap in time and with two (taps on the same frame summed), or nothing.
     """
 
     data: Tensor
@@ -30,6 +32,7 @@ class Weight:
     phases: tuple[int, int, int] = (1, 1, 1)
     shifted: bool = False  # taps of phase (., py, px) start py rows and px columns later (composed upsampling)
     folded: bool = False
+    early: tuple[Weight, ...] = ()
 
     @property
     def flops_per_position(self) -> int:
@@ -60,10 +63,12 @@ def quantise_rows(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | No
     return (scaled.round() if dtype == torch.int8 else scaled).to(dtype), scale
 
 
-def pack_weight(weight: Tensor, dtype: torch.dtype, phases: tuple[int, int, int] = (1, 1, 1)) -> Weight:
+def pack_weight(weight: Tensor, dtype: torch.dtype, phases: tuple[int, int, int] = (1, 1, 1),
+                early: bool = False) -> Weight:
     """Conv weight [N, C, kt, kh, kw] (N = phases * K) -> Weight; 8-bit types get one scale per row.
 
     With phases the N rows are pixel-shuffled by the store: row (phase * K + k) lands in channel k of its phase.
+    early: also pack what three taps in time come down to in a clip's first two frames, for as many bytes again.
     """
     n, c = weight.shape[:2]
     kernel = tuple(weight.shape[2:])
@@ -71,7 +76,11 @@ def pack_weight(weight: Tensor, dtype: torch.dtype, phases: tuple[int, int, int]
     wide[..., :c] = weight.float().permute(0, 2, 3, 4, 1)
     data, scale = quantise_rows(wide.flatten(1), dtype)
     count = phases[0] * phases[1] * phases[2]
-    return Weight(data.contiguous(), wide.shape[-1], n // count, kernel, scale, phases)
+    first: tuple[Weight, ...] = ()
+    if early:
+        before, last = weight[:, :, :2].float().sum(2, keepdim=True), weight[:, :, 2:].float()
+        first = pack_weight(before + last, dtype), pack_weight(torch.cat((before, last), 2), dtype)
+    return Weight(data.contiguous(), wide.shape[-1], n // count, kernel, scale, phases, early=first)
 
 
 @dataclass(frozen=True)
