@@ -164,7 +164,8 @@ def clip_starts() -> None:
                 epilogue = Epilogue(None, residual[f : f + 1], 32, scale)
                 part = conv3d(x, weight, outs[2][f : f + 1], epilogue=epilogue, start=f, first=f, backend="triton")
                 same.append(torch.equal(part.data, sums.data[f : f + 1]))
-            report(f"clip start {str(dtype)[6:]} {c}", error(outs[1], outs[0]), kind, torch.equal(outs[1], outs[2]), *same)
+            report(f"clip start {str(dtype)[6:]} {c}", error(outs[1], outs[0]), kind,
+                   torch.equal(outs[1], outs[2]), *same)
 
 
 def ends() -> None:
