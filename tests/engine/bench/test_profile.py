@@ -1,4 +1,4 @@
-"""Profiles on the CPU: every operator call is found, counted and timed; without ceilings measured there are no floors."""
+"""Profiles on the CPU: operator calls are found, counted and timed; floors only where ceilings were measured."""
 
 import json
 
