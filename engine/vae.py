@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import copy
+import functools
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from . import log
-from .errors import InputError
+from .errors import InputError, NonFiniteError, PlanError
 from .fused.path import FusedPath, why_off
 from .models.arch import Architecture
-from .runtime.memory import memory_target
-from .runtime.pixels import OUTPUTS, PixelSink, to_network
+from .plain import PlainPath
+from .runtime.guard import SAFER, Guard, NonFinite
+from .runtime.memory import host_budget, memory_target
+from .runtime.pixels import OUTPUTS, PixelSink
 from .runtime.plan import Plan, Planner
 from .runtime.progress import Cancel, Progress, Ticker
 from .runtime.scope import exact_math
-from .runtime.stream import Steps, decode_features, decode_frames, encode_features, encode_moments, frame_spans
+from .runtime.stream import Steps, frame_spans
 
 
 class VideoVAE:
@@ -49,9 +54,23 @@ class VideoVAE:
         self.scale = architecture.scale
         #: Off runs the plain torch modules instead of the fused kernels.
         self.triton_fusion = True
-        self._fused = FusedPath(model, lambda: architecture.build(model.config), dtype)
+        #: Asked to free memory that is not the engine's when a run finds none; None: there is nobody to ask.
+        self.on_pressure: Callable[[], None] | None = None
+        #: What the latest decode or encode survived, as `Guard` counts it.
+        self.events: Counter[str] = Counter()
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """The paths and plans for these weights."""
+        model, dtype = self.model, self.dtype
+
+        def build() -> nn.Module:
+            return self.architecture.build(model.config)
+
+        self._plain = PlainPath(model, self.architecture, dtype)
+        self._fused = FusedPath(model, build, dtype)
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
-        self.planner = Planner(lambda: architecture.build(model.config), dtype, weights, self.fused)
+        self.planner = Planner(build, dtype, weights, self.fused)
 
     @property
     def can_decode(self) -> bool:
@@ -108,12 +127,17 @@ class VideoVAE:
         vram_gb: float | None = None,
         ram_gb: float | None = None,
         output: str = "float32",
+        below: int = 0,
     ) -> Plan:
-        """The plan `decode` follows for [batch, C, latents, height, width] latents."""
-        target = memory_target(self.device, vram_gb, ram_gb, self._held("decoder"))
+        """The plan `decode` follows for [batch, C, latents, height, width] latents.
+
+        below: the first one whose peak is less than so many bytes, whatever is free (0: the one for what is free).
+        """
+        target = below - 1 if below else memory_target(self.device, vram_gb, ram_gb, self._held("decoder"))
         return self.planner.plan(
             "decoder", batch, latents, height, width,
-            tiling=tiling, tile=tile, overlap=overlap, chunk=chunk, target=target, output=OUTPUTS[output],
+            tiling=tiling, tile=tile, overlap=overlap, chunk=chunk, target=target,
+            host=host_budget(self.device, ram_gb), output=OUTPUTS[output],
         )  # fmt: skip
 
     def decode(
@@ -141,29 +165,24 @@ class VideoVAE:
             raise InputError(f"output={output!r} is not one of {', '.join(OUTPUTS)}")
         z = self._check_latent(latent)
         batch, _, count, h, w = z.shape
-        plan = self.plan_decode(
-            batch, count, h, w,
-            tiling=tiling, tile=tile, overlap=overlap, chunk=chunk, vram_gb=vram_gb, ram_gb=ram_gb, output=output,
-        )  # fmt: skip
-        log.debug(f"decode {8 * w}x{8 * h}, {self.frames(count)} frames: {plan.describe()}")
+        size = batch, count, h, w
+        options = {
+            "tiling": tiling, "tile": tile, "overlap": overlap, "chunk": chunk, "vram_gb": vram_gb, "ram_gb": ram_gb,
+            "output": output,
+        }  # fmt: skip
         shape = (batch, self.frames(count), self.spatial * h, self.spatial * w, 3)
-        sink = PixelSink(shape, OUTPUTS[output], plan.tiled)
-        chunks = -(-count // plan.steps.latents)
-        passes = len(plan.grid) + 1 if plan.tiled else 1
-        tick = Ticker(progress, cancel, chunks * passes * (batch if plan.fused else 1))
-        with exact_math(self.device):
-            if plan.fused:
-                decode = self._fused.decode_tiles if plan.tiled else self._fused.decode
-                decode(z, self.scale, plan, sink, tick, self.device)
-            elif plan.tiled:
-                self._decode_tiles(z, plan, sink, tick)
-            else:
-                first = 0
-                for frames in self._stream(self._latent_chunks(z, plan.steps, self.scale), plan.steps, tick.check):
-                    for piece in frames:
-                        sink.write(first, piece)
-                        first += piece.shape[2]
-                    tick.advance()
+        sink = PixelSink(shape, OUTPUTS[output])
+
+        def attempt(vae: VideoVAE, plan: Plan) -> None:
+            passes = len(plan.grid) + 1 if plan.tiled else 1
+            if guard.begin(plan.grid, batch * count * passes):
+                sink.begin(plan.tiled)
+            path = vae._fused if plan.fused else vae._plain
+            run = path.decode_tiles if plan.tiled else path.decode
+            run(z, vae.scale, plan, sink, guard, vae.device)
+
+        guard = Guard(Ticker(progress, cancel), self.device, self._new_events(), self.on_pressure)
+        self._survive(guard, lambda vae, below: vae.plan_decode(*size, **options, below=below), attempt)
         return sink.finish()
 
     def decode_raw(self, z: Tensor, *, chunk: int = 0, frames: int = 0) -> Tensor:
@@ -172,37 +191,9 @@ class VideoVAE:
         chunk: latents per step, frames: frames per step after the temporal upsamplers (0: all at once).
         """
         z = self._check_latent(z)
-        steps = Steps(chunk, frames)
         with exact_math(self.device):
-            out = [y for part in self._stream(self._latent_chunks(z, steps, 1.0), steps, _never) for y in part]
-            return torch.cat(out, 2)
-
-    def _latent_chunks(self, z: Tensor, steps: Steps, scale: float) -> Iterator[Tensor]:
-        for part in z.split(steps.latents or z.shape[2], 2):
-            yield (part.to(self.device, torch.float32) / scale).to(self.dtype)
-
-    def _stream(self, z: Iterator[Tensor], steps: Steps, check: Callable[[], None]) -> Iterator[list[Tensor]]:
-        features = decode_features(self.model.decoder, z, check)
-        return decode_frames(self.model.decoder, features, steps, check)
-
-    def _decode_tiles(self, z: Tensor, plan: Plan, sink: PixelSink, tick: Ticker) -> None:
-        """The front runs untiled for the whole clip, its features wait in host memory; then tile by tile."""
-        decoder, s = self.model.decoder, self.spatial
-        features = []
-        for part in decode_features(decoder, self._latent_chunks(z, plan.steps, self.scale), tick.check):
-            features.append(part.cpu())
-            tick.advance()
-        rows, cols = plan.grid.rows, plan.grid.cols
-        for i, j in plan.grid.indices():
-            (y0, y1), (x0, x1) = rows.spans()[i], cols.spans()[j]
-            weight = (rows.weights(i, s)[:, None] * cols.weights(j, s)[None, :]).to(self.device)
-            pieces = (f[..., y0:y1, x0:x1].to(self.device) for f in features)
-            first = 0
-            for frames in decode_frames(decoder, pieces, plan.steps, tick.check):
-                for piece in frames:
-                    sink.add(first, y0 * s, x0 * s, piece, weight)
-                    first += piece.shape[2]
-                tick.advance()
+            chunks = self._plain.frames(z, 1.0, Steps(chunk, frames), self.device, _never)
+            return torch.cat([y for part in chunks for y in part], 2)
 
     # -- encode ---------------------------------------------------------------------------------------------------
 
@@ -217,13 +208,16 @@ class VideoVAE:
         tile: int = 0,
         overlap: int = 64,
         vram_gb: float | None = None,
+        below: int = 0,
     ) -> Plan:
-        """The plan `encode` follows for frames that become [batch, C, latents, height, width] latents."""
+        """The plan `encode` follows for frames that become [batch, C, latents, height, width] latents; `below` as in
+        `plan_decode`."""
         self._need_encoder()
-        target = memory_target(self.device, vram_gb, None, self._held("encoder"))
+        target = below - 1 if below else memory_target(self.device, vram_gb, None, self._held("encoder"))
         return self.planner.plan(
-            "encoder", batch, latents, height, width, tiling=tiling, tile=tile, overlap=overlap, target=target
-        )
+            "encoder", batch, latents, height, width,
+            tiling=tiling, tile=tile, overlap=overlap, target=target, host=host_budget(self.device, None),
+        )  # fmt: skip
 
     def encode(
         self,
@@ -242,7 +236,8 @@ class VideoVAE:
         T = (F - 1) // 4 + 1; frames beyond 4(T - 1) + 1 are not read. seed None gives the mean, a seed a sample.
         Options and errors as in `decode`.
         """
-        moments = self._moments(self._check_video(video), tiling, tile, overlap, vram_gb, progress, cancel)
+        options = {"tiling": tiling, "tile": tile, "overlap": overlap, "vram_gb": vram_gb}
+        moments = self._moments(self._check_video(video), options, progress, cancel)
         return self.model.sample(moments, seed) * self.scale
 
     def encode_raw(self, x: Tensor, *, chunk: int = 0, frames: int = 0) -> Tensor:
@@ -253,71 +248,63 @@ class VideoVAE:
         self._need_encoder()
         if x.ndim != 5 or x.shape[1] != 3 or x.shape[2] < 1 or min(x.shape[3:]) < self.spatial:
             raise InputError(f"encode_raw takes [B, 3, F, H, W] of at least 8x8 pixels, not {list(x.shape)}")
-        steps = Steps(chunk, frames)
-        parts = (x[:, :, a:b].to(self.device, self.dtype) for a, b in frame_spans(x.shape[2], chunk, self.temporal))
+        parts = (x[:, :, a:b] for a, b in frame_spans(x.shape[2], chunk, self.temporal))
         with exact_math(self.device):
-            features = encode_features(self.model.encoder, parts, steps, _never)
-            return torch.cat(list(encode_moments(self.model.encoder, features, _never)), 2)
+            return torch.cat(list(self._plain.moments(parts, Steps(chunk, frames), self.device, _never)), 2)
 
     def _moments(
-        self,
-        video: Tensor,
-        tiling: str,
-        tile: int,
-        overlap: int,
-        vram_gb: float | None,
-        progress: Progress | None,
-        cancel: Cancel | None,
+        self, video: Tensor, options: dict[str, object], progress: Progress | None, cancel: Cancel | None
     ) -> Tensor:
         batch, count, height, width, _ = video.shape
-        s, t = self.spatial, self.temporal
-        latents, h, w = (count - 1) // t + 1, height // s, width // s
-        plan = self.plan_encode(batch, latents, h, w, tiling=tiling, tile=tile, overlap=overlap, vram_gb=vram_gb)
-        log.debug(f"encode {width}x{height}, {count} frames: {plan.describe()}")
-        spans = frame_spans(count, plan.steps.latents, t)
-        passes = batch if plan.fused else len(plan.grid) + 1 if plan.tiled else 1
-        tick = Ticker(progress, cancel, len(spans) * passes)
-        encoder = self.model.encoder
+        latents, h, w = (count - 1) // self.temporal + 1, height // self.spatial, width // self.spatial
         out = torch.empty(batch, 2 * self.latent_channels, latents, h, w)
-        if plan.fused:
-            with exact_math(self.device):
-                self._fused.encode(video, spans, plan, out, tick, self.device)
-            return out
 
-        def network(y0: int, y1: int, x0: int, x1: int) -> Iterator[Tensor]:
-            # The last tile also takes the rows and columns that fill no latent pixel, as the untiled network does.
-            y1, x1 = (height if y1 == h else s * y1), (width if x1 == w else s * x1)
-            parts = (to_network(video[:, a:b, s * y0 : y1, s * x0 : x1], self.device, self.dtype) for a, b in spans)
-            return encode_features(encoder, parts, plan.steps, tick.check)
+        def attempt(vae: VideoVAE, plan: Plan) -> None:
+            guard.begin(plan.grid, batch * latents * (len(plan.grid) + 1 if plan.tiled else 1))
+            path = vae._fused if plan.fused else vae._plain
+            path.encode(video, plan, out, guard, vae.device)
 
-        with exact_math(self.device):
-            whole = not plan.tiled
-            features = network(0, h, 0, w) if whole else self._encode_tiles(network, plan, batch, latents, tick)
-            first = 0
-            for part in encode_moments(encoder, features, tick.check):
-                out[:, :, first : first + part.shape[2]] = part
-                first += part.shape[2]
-                tick.advance()
+        guard = Guard(Ticker(progress, cancel), self.device, self._new_events(), self.on_pressure)
+        size = batch, latents, h, w
+        self._survive(guard, lambda vae, below: vae.plan_encode(*size, **options, below=below), attempt)
         return out
 
-    def _encode_tiles(
-        self, network: Callable[..., Iterator[Tensor]], plan: Plan, batch: int, latents: int, tick: Ticker
-    ) -> Iterator[Tensor]:
-        """Tiles down to latent resolution, their features blended in host memory; the low part sees whole frames."""
-        rows, cols = plan.grid.rows, plan.grid.cols
-        blended = None
-        for i, j in plan.grid.indices():
-            (y0, y1), (x0, x1) = rows.spans()[i], cols.spans()[j]
-            weight = (rows.weights(i)[:, None] * cols.weights(j)[None, :]).to(self.device)
-            first = 0
-            for part in network(y0, y1, x0, x1):
-                if blended is None:
-                    blended = torch.zeros(batch, part.shape[1], latents, rows.length, cols.length)
-                n = part.shape[2]
-                blended[:, :, first : first + n, y0:y1, x0:x1] += (part.float() * weight).cpu()
-                first += n
-                tick.advance()
-        return (part.to(self.device, self.dtype) for part in blended.split(plan.steps.latents, 2))
+    # -- trouble --------------------------------------------------------------------------------------------------
+
+    def _survive(
+        self, guard: Guard, plan: Callable[[VideoVAE, int], Plan], attempt: Callable[[VideoVAE, Plan], None]
+    ) -> None:
+        """attempt(vae, plan) until it comes through: under leaner plans where memory runs out, and with this VAE in a
+        safer precision where values overflow. plan(vae, below) as in `plan_decode`."""
+        vae = self
+        while True:
+            first = plan(vae, 0)
+            log.debug(first.describe())
+            try:
+                with exact_math(vae.device):
+                    guard.survive(functools.partial(attempt, vae), first, functools.partial(_leaner, vae, plan))
+                return
+            except NonFinite as error:
+                where = error.where
+            vae = vae._safer(where, guard)
+
+    def _safer(self, where: str, guard: Guard) -> VideoVAE:
+        """This VAE in the type of the next wider range. Raises NonFiniteError where there is none."""
+        if self.dtype not in SAFER:
+            raise NonFiniteError(f"{where} came out as NaN or Inf in {self.precision}: weights or latent are damaged")
+        dtype, name = SAFER[self.dtype]
+        guard.events["nan_reruns"] += 1
+        log.warn(f"{where} came out as NaN or Inf in {self.precision}; going on from there in {name}")
+        self.release()
+        other = copy.copy(self)
+        other.precision, other.dtype = name, dtype
+        other.model = copy.deepcopy(self.model).to(dtype)
+        other._prepare()
+        return other
+
+    def _new_events(self) -> Counter[str]:
+        self.events = Counter()
+        return self.events
 
     # -- checks ---------------------------------------------------------------------------------------------------
 
@@ -348,6 +335,13 @@ class VideoVAE:
     def _need_encoder(self) -> None:
         if not self.can_encode:
             raise InputError(f"{self.path or 'this VAE'} holds a decoder only: encoding needs a file with the encoder")
+
+
+def _leaner(vae: VideoVAE, plan: Callable[[VideoVAE, int], Plan], failed: Plan) -> Plan | None:
+    try:
+        return plan(vae, failed.peak_bytes)
+    except PlanError:
+        return None
 
 
 def _never() -> None:

@@ -164,8 +164,9 @@ class Parked:
 
     # -- between passes --------------------------------------------------------------------------------------------
 
-    def keys(self) -> list[str]:
-        """Of all convolutions whose history waits here."""
+    @property
+    def holding(self) -> list[str]:
+        """Keys of all convolutions whose history waits here."""
         return list(self._histories)
 
     def history(self, key: str) -> list[Tensor]:

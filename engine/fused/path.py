@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,10 +13,13 @@ from torch import Tensor, nn
 
 from ..kernels.conv3d import padded_channels
 from ..kernels.targets import target
+from ..runtime.guard import Guard, out_of_memory
 from ..runtime.pixels import PixelSink, StagedWriter, to_unit
-from ..runtime.progress import Ticker
 from .decoder import FusedDecoder
 from .encoder import FusedEncoder
+from .handover import hand_over, take_over
+from .parking import Parking
+from .placement import Sizes
 from .run import Run
 
 if TYPE_CHECKING:
@@ -52,7 +57,7 @@ class FusedPath:
         self._build = build
         self._dtype = dtype
         self._packed: dict[str, FusedDecoder | FusedEncoder] = {}
-        self._peak = functools.lru_cache(maxsize=256)(self._dry_run)
+        self._sizes = functools.lru_cache(maxsize=1024)(self._dry_run)
 
     def decoder(self) -> FusedDecoder:
         return self._get("decoder")  # type: ignore[return-value]
@@ -65,100 +70,120 @@ class FusedPath:
         self._packed.clear()
 
     def packed_bytes(self, half: str) -> int:
-        """Bytes of the packed weights now held for "encoder" or "decoder"; `peak` counts them too."""
+        """Bytes of the packed weights now held for "encoder" or "decoder"; `sizes` counts them too."""
         return self._packed[half].nbytes if half in self._packed else 0
 
     def frames_per_step(self, height: int, width: int) -> int:
         """Frames at full size that make one well-filled step, for a frame of this many pixels."""
         return max(1, STEP_PIXELS // (height * width))
 
-    def peak(
+    def sizes(
         self, half: str, latents: int, frames: int, height: int, width: int, output: torch.dtype,
-        frame: tuple[int, int] | None = None,
-    ) -> int:
-        """Bytes a run takes besides the plain weights, for `latents` and `frames` per step.
+        frame: tuple[int, int] | None = None, parking: Parking | None = None,
+    ) -> Sizes:
+        """What a run takes besides the plain weights, for `latents` and `frames` per step.
 
         height, width: of the frame or tile, in latent pixels; frame: the whole frame's, where that is a tile.
         """
-        return self._peak(half, latents, frames, height, width, output, frame)
+        return self._sizes(half, latents, frames, height, width, output, frame, parking)
 
     # -- runs, clip by clip through one set of buffers ---------------------------------------------------------------
 
     def decode(
-        self, z: Tensor, scale: float, plan: Plan, sink: PixelSink, tick: Ticker, device: torch.device
+        self, z: Tensor, scale: float, plan: Plan, sink: PixelSink, guard: Guard, device: torch.device
     ) -> None:
         """Latents [B, C, T, h, w], divided by `scale`, into the sink's frames."""
         decoder, steps, out = self.decoder(), plan.steps, sink.out
-        run = decoder.plan(steps.latents, z.shape[3], z.shape[4], steps.frames, out.dtype, device)
-        run.allocate()
-        with StagedWriter(out, steps.frames, device) as writer:
-            for clip in range(z.shape[0]):
-                run.restart()
+        run = decoder.plan(steps.latents, z.shape[3], z.shape[4], steps.frames, out.dtype, device, plan.parking)
+        with allocated(run, guard), StagedWriter(out, steps.frames, device, guard.finish) as writer:
+            for clip in _unfinished(guard, out):
 
                 def emit(pixels: Tensor, clip: int = clip) -> None:
-                    writer.write(clip, run.done["frames"] - pixels.shape[0], pixels)
-                    tick.check()
+                    first, count = run.done["frames"] - pixels.shape[0], pixels.shape[0]
+                    done = guard.skip(clip, first, count)
+                    if done < count:
+                        writer.write(clip, first + done, pixels[done:], run.health)
+                    guard.tick.check()
 
-                for part in _chunks(z[clip], steps, scale, device):
-                    tick.check()
-                    decoder.chunk(run, part, steps.frames, out.dtype, emit)
-                    tick.advance()
+                _begin(run, clip, guard)
+                for part in _chunks(z[clip][:, run.done["latents"] :], steps, scale, device):
+                    guard.tick.check()
+                    walk = functools.partial(decoder.chunk, run, part, steps.frames, out.dtype, emit)
+                    run.scout(walk)
+                    with run.chunk():
+                        walk()
+                    guard.reach(clip * z.shape[2] + run.done["latents"])
+                    if run.pressed:
+                        guard.settle(run.recover)
 
     def decode_tiles(
-        self, z: Tensor, scale: float, plan: Plan, sink: PixelSink, tick: Ticker, device: torch.device
+        self, z: Tensor, scale: float, plan: Plan, sink: PixelSink, guard: Guard, device: torch.device
     ) -> None:
         """As `decode` in blended tiles: the front runs untiled, its features wait in host memory; then tile by tile."""
-        decoder, steps = self.decoder(), plan.steps
+        decoder, steps, latents = self.decoder(), plan.steps, z.shape[2]
         front = decoder.plan_front(steps.latents, z.shape[3], z.shape[4], device)
         tile = decoder.plan_tile(steps.latents, plan.grid.rows.size, plan.grid.cols.size, steps.frames, device)
         for clip in range(z.shape[0]):
+            before = clip * latents * (len(plan.grid) + 1)
             features: list[Tensor] = []
-            front.allocate()
-            for part in _chunks(z[clip], steps, scale, device):
-                tick.check()
-                decoder.front_chunk(front, part, lambda x: features.append(x.cpu()))  # noqa: B023 - called at once
-                tick.advance()
-            front.free()
-            tile.allocate()
-            for where in plan.grid.indices():
-                self._decode_tile(tile, features, clip, where, plan, sink, tick)
-            tile.free()
+            with allocated(front, guard):
+                for part in _chunks(z[clip], steps, scale, device):
+                    guard.tick.check()
+                    decoder.front_chunk(front, part, lambda x: features.append(x.cpu()))  # noqa: B023 - called at once
+                    guard.reach(before + sum(map(len, features)))
+            with allocated(tile, guard):
+                for index, where in enumerate(plan.grid.indices(), 1):
+                    if guard.finished[(clip, *where)] < sink.out.shape[1]:
+                        self._decode_tile(tile, features, clip, where, plan, sink, guard, before + index * latents)
 
     def _decode_tile(
         self, run: Run, features: list[Tensor], clip: int, where: tuple[int, int], plan: Plan, sink: PixelSink,
-        tick: Ticker,
+        guard: Guard, before: int,
     ) -> None:
         rows, cols = plan.grid.rows, plan.grid.cols
         (y0, y1), (x0, x1) = rows.spans()[where[0]], cols.spans()[where[1]]
         weight = (rows.weights(where[0], 8)[:, None] * cols.weights(where[1], 8)[None, :]).to(run.device)
+        name = (clip, *where)
 
         def emit(pixels: Tensor) -> None:
-            sink.add_pixels(clip, run.done["frames"] - pixels.shape[0], 8 * y0, 8 * x0, pixels, weight)
-            tick.check()
+            first, count = run.done["frames"] - pixels.shape[0], pixels.shape[0]
+            done = guard.skip(name, first, count)
+            if done < count:
+                guard.inspect(name, first, count, float(run.health))
+                sink.add_pixels(clip, first + done, 8 * y0, 8 * x0, pixels[done:], weight)
+                guard.finish(name, first, count)
+            guard.tick.check()
 
         run.restart()
         for part in features:
-            tick.check()
+            guard.tick.check()
             crop = part[:, y0:y1, x0:x1].to(run.device).contiguous()
             self.decoder().tile_chunk(run, crop, plan.steps.frames, emit)
-            tick.advance()
+            guard.reach(before + run.done["latents"])
 
-    def encode(
-        self, video: Tensor, spans: list[tuple[int, int]], plan: Plan, out: Tensor, tick: Ticker, device: torch.device
-    ) -> None:
-        """Frames [B, F, H, W, 3] in 0..1 (or bytes), chunked as `spans`, into moments out [B, 2C, T, h, w]."""
+    def encode(self, video: Tensor, plan: Plan, out: Tensor, guard: Guard, device: torch.device) -> None:
+        """Frames [B, F, H, W, 3] in 0..1 (or bytes) into moments out [B, 2C, T, h, w]."""
         encoder, steps = self.encoder(), plan.steps
-        run = encoder.plan(steps.latents, video.shape[2], video.shape[3], steps.frames, device)
-        run.allocate()
-        for clip in range(video.shape[0]):
-            run.restart()
-            first = 0
-            for a, b in spans:
-                tick.check()
-                moments = encoder.chunk(run, to_unit(video[clip, a:b], device), steps.frames)
-                out[clip, :, first : first + moments.shape[0]] = moments.permute(3, 0, 1, 2)
-                first += moments.shape[0]
-                tick.advance()
+        run = encoder.plan(steps.latents, video.shape[2], video.shape[3], steps.frames, device, plan.parking)
+        frames = 4 * (out.shape[2] - 1) + 1
+        with allocated(run, guard):
+            for clip in _unfinished(guard, out.transpose(1, 2)):
+                _begin(run, clip, guard)
+                while run.done["frames"] < frames:
+                    guard.tick.check()
+                    a, first = run.done["frames"], -(-run.done["frames"] // 4)
+                    b = min(4 * (first + steps.latents - 1) + 1, frames)
+                    walk = functools.partial(encoder.chunk, run, to_unit(video[clip, a:b], device), steps.frames)
+                    run.scout(walk)
+                    with run.chunk():
+                        moments = walk().permute(3, 0, 1, 2).cpu()
+                    done = guard.skip(clip, first, moments.shape[1])
+                    guard.inspect(clip, first, moments.shape[1], float(moments.sum()))
+                    out[clip, :, first + done : first + moments.shape[1]] = moments[:, done:]
+                    guard.finish(clip, first, moments.shape[1])
+                    guard.reach(clip * out.shape[2] + first + moments.shape[1])
+                    if run.pressed:
+                        guard.settle(run.recover)
 
     def _get(self, half: str) -> FusedDecoder | FusedEncoder:
         if half not in self._packed:
@@ -174,20 +199,52 @@ class FusedPath:
 
     def _dry_run(
         self, half: str, latents: int, frames: int, height: int, width: int, output: torch.dtype,
-        frame: tuple[int, int] | None,
-    ) -> int:
+        frame: tuple[int, int] | None, parking: Parking | None,
+    ) -> Sizes:
         network, meta = self._meta[half], torch.device("meta")
+        besides = network.nbytes + TEMPORARY_BYTES
         if isinstance(network, FusedEncoder):
+            run = network.plan(latents, 8 * height, 8 * width, frames, meta, parking)
             # The chunk's frames in float32 as they arrive and as they go in.
-            transit = 2 * 4 * latents * 64 * height * width * 3 * 4
-            run_bytes = transit + network.plan(latents, 8 * height, 8 * width, frames, meta).nbytes
+            besides += 2 * 4 * latents * 64 * height * width * 3 * 4
         elif frame is None:
-            run_bytes = network.plan(latents, height, width, frames, output, meta).nbytes
+            run = network.plan(latents, height, width, frames, output, meta, parking)
         else:
             # Front and tiles run one after the other.
-            front = network.plan_front(latents, *frame, meta).nbytes
-            run_bytes = max(front, network.plan_tile(latents, height, width, frames, meta).nbytes)
-        return run_bytes + network.nbytes + TEMPORARY_BYTES
+            front = network.plan_front(latents, *frame, meta)
+            run = max(front, network.plan_tile(latents, height, width, frames, meta), key=lambda r: r.nbytes)
+        sizes = Sizes.of(run)
+        return replace(sizes, device=sizes.device + besides)
+
+
+@contextmanager
+def allocated(run: Run, guard: Guard) -> Iterator[None]:
+    """The run's memory, given back whatever happens. Where that runs out between two chunks, the guard keeps the clip
+    as it stands."""
+    run.relieve = guard.relieve_operator
+    try:
+        run.allocate()
+        yield
+    except Exception as error:
+        if out_of_memory(error):
+            guard.keep(lambda: hand_over(run))
+        raise
+    finally:
+        run.free()
+
+
+def _unfinished(guard: Guard, out: Tensor) -> Iterator[int]:
+    """Clips of [B, frames, ...] that are not finished."""
+    return (clip for clip in range(out.shape[0]) if guard.finished[clip] < out.shape[1])
+
+
+def _begin(run: Run, clip: int, guard: Guard) -> None:
+    """The clip's start, or where an attempt before left it."""
+    begun = guard.taken_over(clip)
+    if begun is None:
+        run.restart()
+    else:
+        take_over(run, begun)
 
 
 def _chunks(z: Tensor, steps: Steps, scale: float, device: torch.device) -> Iterator[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,15 +27,6 @@ _PLAIN = Geometry()
 _RESIDENT = Parking(frozenset(), 0)
 #: Given up first when an operator's own temporaries find no memory; part of what plans allow for those.
 RESERVE_BYTES = 32 << 20
-
-
-@dataclass(frozen=True)
-class Handover:
-    """What another Run needs to go on with a clip, between two chunks: histories [halo, H + 2, W + 2, C] in host memory
-    by convolution key, oldest frame first, and the frames each stage has taken in."""
-
-    done: Counter[str]
-    histories: dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -69,6 +61,8 @@ class Run:
         self.parked = Parked(parking or _RESIDENT, device)
         #: Frames that each stage has taken in so far.
         self.done: Counter[str] = Counter()
+        #: Learnt while dry: convolution key -> (times it runs in a chunk, bytes of its history), in order.
+        self.visits: dict[str, tuple[int, int]] = {}
         self.dry = True
         #: Called when an operator finds no memory, before it is tried once more.
         self.relieve: Callable[[], None] = _nothing
@@ -77,7 +71,8 @@ class Run:
         #: Finite if all values of the latest `pixels` are; float32 [] on the device.
         self.health: Tensor | None = None
         self._reserve: Tensor | None = None
-        self._between = True
+        #: The clip has begun and no `chunk` of it is under way.
+        self.between = False
 
     @property
     def nbytes(self) -> int:
@@ -109,7 +104,7 @@ class Run:
     def restart(self) -> None:
         """A new clip of the same size in the same memory."""
         self.done.clear()
-        self._between = True
+        self.between = False
         for ring in self.rings.values():
             ring.restart()
         self.parked.restart()
@@ -147,49 +142,28 @@ class Run:
 
     def recover(self) -> bool:
         """Whether the reserve is there (again)."""
+        size = RESERVE_BYTES if self.device.type == "cuda" else 0
         try:
-            size = RESERVE_BYTES if self.device.type == "cuda" else 0
             self._reserve = torch.empty(size, dtype=torch.uint8, device=self.device)
         except Exception as error:
             if not out_of_memory(error):
                 raise
-            return False
-        self.pressed = False
-        return True
+        self.pressed = self._reserve is None
+        return not self.pressed
 
     @contextmanager
     def chunk(self) -> Iterator[None]:
         """One chunk's steps: if they fail, the histories are neither the old ones nor the new ones."""
-        self._between = False
+        self.between = False
         yield
-        self._between = True
+        self.between = True
 
-    def handover(self) -> Handover | None:
-        """The clip so far, for a Run in other memory; None in the middle of a chunk and before the first one."""
-        if not self._between or self.dry or not self.done:
-            return None
-        histories = {}
-        for holder, key in self._holders():
-            frames = holder.history(key)
-            if frames:
-                histories[key] = torch.empty((len(frames), *frames[0].shape), dtype=frames[0].dtype)
-                for target, frame in zip(histories[key], frames, strict=True):
-                    target.copy_(frame)
-        return Handover(self.done.copy(), histories)
-
-    def adopt(self, clip: Handover) -> None:
-        """Go on with a clip that another Run of the same frame size began."""
-        self.restart()
-        self.done.update(clip.done)
-        for holder, key in self._holders():
-            if key in clip.histories:
-                holder.adopt(key, clip.histories[key])
-
-    def _holders(self) -> Iterator[tuple[Ring | Parked, str]]:
+    def holders(self) -> Iterator[tuple[Ring | Parked, str]]:
+        """Where each convolution's history is, with its key."""
         for ring in self.rings.values():
             for key in ring.halos:
                 yield ring, key
-        for key in self.parked.keys():
+        for key in self.parked.holding:
             yield self.parked, key
 
     # -- steps ----------------------------------------------------------------------------------------------------
@@ -261,7 +235,8 @@ class Run:
 
             for i in range(x.shape[0]):
                 frame = x[i : i + 1]
-                self.attempt(norm_act, frame, block.norm, tokens, border=0, store=Store(silu=False), coefs=coefs[i : i + 1])
+                options = {"border": 0, "store": Store(silu=False), "coefs": coefs[i : i + 1]}
+                self.attempt(norm_act, frame, block.norm, tokens, **options)
                 for linear, out in zip((block.q, block.k, block.v), (q, k, v), strict=True):
                     product(tokens.view(n, c), linear, out[0])
                 y.copy_(self.attempt(attention, q, k, v))
@@ -307,6 +282,9 @@ class Run:
         d, h, w, c = x.shape
         plane = (h + 2, w + 2, padded_channels(c, conv.dtype))
         store = Store(silu=norm is not COPY, scale=conv.scale)
+        if self.dry:
+            size = conv.halo * math.prod(plane) * conv.dtype.itemsize
+            self.visits[conv.key] = self.visits.get(conv.key, (0, 0))[0] + 1, size
         if not (conv.halo and self.parked.parking.holds(conv.key)):
             ring = self.rings.setdefault((plane, conv.dtype), Ring(plane, conv.dtype))
             if self.dry:
