@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .models.arch import Architecture
+from .optimize import Options
 from .runtime.guard import Guard
 from .runtime.pixels import PixelSink, to_network
 from .runtime.plan import Plan
@@ -35,6 +36,15 @@ class PlainPath:
         """Frame chunks [B, 3, f, H, W] in -1..1 -> moments [B, 2C, n, h, w], chunk by chunk."""
         parts = (part.to(device, self._dtype) for part in video)
         return encode_moments(self._model.encoder, encode_features(self._model.encoder, parts, steps, check), check)
+
+    def set_layout(self, options: Options) -> str:
+        """Give the convolutions' weights the layout that the options ask for; theirs decides their inputs'."""
+        last = options.channels_last_3d is True
+        layout = torch.channels_last_3d if last else torch.contiguous_format
+        for module in self._model.modules():
+            if isinstance(module, nn.Conv3d) and not module.weight.is_contiguous(memory_format=layout):
+                module.to(memory_format=layout)
+        return "NDHWC" if last else "NCDHW"
 
     # -- decode ---------------------------------------------------------------------------------------------------
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
@@ -14,14 +14,18 @@ from torch import Tensor, nn
 from . import log
 from .errors import InputError, NonFiniteError, PlanError
 from .fused.path import FusedPath, why_off
+from .hardware import GIB
+from .inputs import check_latent, check_video
 from .models.arch import Architecture
+from .optimize import DEFAULTS, OFF, Options, unavailable, unused
 from .plain import PlainPath
+from .report import Report
 from .runtime.guard import SAFER, Guard, NonFinite
 from .runtime.memory import host_budget, memory_target
 from .runtime.pixels import OUTPUTS, PixelSink
 from .runtime.plan import Plan, Planner
 from .runtime.progress import Cancel, Progress, Ticker
-from .runtime.scope import exact_math
+from .runtime.scope import scoped_math
 from .runtime.stream import Steps, frame_spans
 
 
@@ -52,25 +56,52 @@ class VideoVAE:
         self.spatial = architecture.spatial
         self.temporal = architecture.temporal
         self.scale = architecture.scale
-        #: Off runs the plain torch modules instead of the fused kernels.
-        self.triton_fusion = True
+        #: What the latest decode or encode did, filled from its start on; None before the first.
+        self.last_report: Report | None = None
         #: Asked to free memory that is not the engine's when a run finds none; None: there is nobody to ask.
         self.on_pressure: Callable[[], None] | None = None
-        #: What the latest decode or encode survived, as `Guard` counts it.
-        self.events: Counter[str] = Counter()
-        self._prepare()
+        self._use(DEFAULTS)
 
-    def _prepare(self) -> None:
-        """The paths and plans for these weights."""
+    def _use(self, options: Options) -> None:
+        """Set the options, with packed weights and plans made for them."""
+        self._options = options
         model, dtype = self.model, self.dtype
 
         def build() -> nn.Module:
             return self.architecture.build(model.config)
 
         self._plain = PlainPath(model, self.architecture, dtype)
-        self._fused = FusedPath(model, build, dtype)
+        self._fused = FusedPath(model, build, dtype, options)
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
-        self.planner = Planner(build, dtype, weights, self.fused)
+        self.planner = Planner(
+            build, dtype, weights, self.fused, self.spatial, self.temporal, options.flash_attention
+        )
+
+    @property
+    def options(self) -> Options:
+        """The optimisations it may use. Assigning others drops packed weights and plans, which depend on them."""
+        return self._options
+
+    @options.setter
+    def options(self, options: Options) -> None:
+        if options != self._options:
+            self._use(options)
+
+    @property
+    def triton_fusion(self) -> bool:
+        """`options.triton_fusion`; off runs the plain torch modules instead of the fused kernels."""
+        return self._options.triton_fusion
+
+    @triton_fusion.setter
+    def triton_fusion(self, on: bool) -> None:
+        self.options = self._options.switched(**{"on" if on else "off": ["triton_fusion"]})
+
+    def with_options(self, options: Options) -> VideoVAE:
+        """A VAE with the same weights (shared, not copied) under other options; this one stays as it is."""
+        other = copy.copy(self)
+        other.last_report = None
+        other._use(options)
+        return other
 
     @property
     def can_decode(self) -> bool:
@@ -90,13 +121,19 @@ class VideoVAE:
 
     def fused(self) -> FusedPath | None:
         """The fused kernels, or None where they are switched off or cannot run; the reason is logged once."""
-        reason = "switched off" if not self.triton_fusion else None
-        reason = reason or why_off(self.arch, self.model.config, self.dtype, self.device)
+        reason = self._kernels_off()
+        if self._options.channels_last_3d is False:
+            reason = "channels_last_3d is switched off, and they know no other layout"
+        if not self._options.triton_fusion:
+            reason = OFF
         if reason:
             if self.device.type == "cuda":
                 log.once(f"fused kernels off: {reason}")
             return None
         return self._fused
+
+    def _kernels_off(self) -> str | None:
+        return why_off(self.arch, self.model.config, self.dtype, self.device)
 
     def release(self) -> None:
         """Give back the memory that only makes the next run start sooner (packed weights)."""
@@ -110,6 +147,34 @@ class VideoVAE:
         """Bytes of this VAE already on its device that a plan for `half` counts: they are not foreign."""
         here = (p for p in self.model.parameters() if p.device.type == self.device.type)
         return sum(p.numel() * p.element_size() for p in here) + self._fused.packed_bytes(half)
+
+    # -- one run --------------------------------------------------------------------------------------------------
+
+    def _scope(self) -> AbstractContextManager[None]:
+        """torch's settings as the options want them, for the time of a run."""
+        o = self._options
+        return scoped_math(
+            self.device, tf32=o.tf32, cudnn_benchmark=o.cudnn_benchmark, flash_attention=o.flash_attention
+        )
+
+    def _begin(self, operation: str, clip: tuple[int, int, int, int]) -> Report:
+        """The report of a run that starts; clip: batch, frames, height and width in pixels."""
+        name = f" ({torch.cuda.get_device_name(self.device)})" if self.device.type == "cuda" else ""
+        self.last_report = Report(operation, clip, self.arch, self.precision, f"{self.device}{name}")
+        return self.last_report
+
+    def _describe(self, report: Report, plan: Plan) -> None:
+        """What the report says of a run before it starts; sets the plain modules' layout."""
+        layout = "NDHWC" if plan.fused else self._plain.set_layout(self._options)
+        if layout == "NDHWC":
+            log.once("Channels_Last_3D Memory Format Applied.", log.info)
+        if plan.fused and self.device.type == "cuda":
+            log.once("Triton kernel fusion enabled for GroupNorm + SiLU.", log.info)
+        report.mode = f"fused kernels ({layout})" if plan.fused else f"plain torch ({layout})"
+        report.plan = plan.describe()
+        report.predicted_gb = plan.peak_bytes / GIB
+        reasons = unavailable(self.device, self.dtype, self._kernels_off())
+        report.off = list(unused(self._options, reasons, self.dtype, plan.fused).items())
 
     # -- decode ---------------------------------------------------------------------------------------------------
 
@@ -154,44 +219,50 @@ class VideoVAE:
         progress: Progress | None = None,
         cancel: Cancel | None = None,
     ) -> Tensor:
-        """Host-scaled latent [B, C, T, h, w] (or [C, T, h, w]) -> frames [B, 4(T-1)+1, 8h, 8w, 3] in 0..1.
+        """Host-scaled latent [B, C, T, h, w] (or [C, T, h, w]) -> frames [B, 4(T-1)+1, s*h, s*w, 3] in 0..1.
 
-        tiling: "auto" and "untiled" run whole frames, "exact" equals them, "blended" uses tiles of `tile` pixels
-        (0: chosen for the target) sharing `overlap` pixels. chunk: latents per step. output: "float32", "float16"
-        or "uint8" (0..255). progress(done, total) after each chunk; cancel() true raises Cancelled.
+        s: `spatial`. tiling: "auto" and "untiled" run whole frames, "exact" equals them, "blended" uses tiles of `tile`
+        pixels (0: chosen for the target) sharing `overlap` pixels. chunk: latents per step. output: "float32",
+        "float16" or "uint8" (0..255). progress(done, total) after each chunk; cancel() true raises Cancelled.
         Raises InputError on a wrong latent or option, PlanError when nothing fits the target.
         """
         if output not in OUTPUTS:
             raise InputError(f"output={output!r} is not one of {', '.join(OUTPUTS)}")
-        z = self._check_latent(latent)
+        z = check_latent(latent, self.latent_channels)
         batch, _, count, h, w = z.shape
-        size = batch, count, h, w
-        options = {
-            "tiling": tiling, "tile": tile, "overlap": overlap, "chunk": chunk, "vram_gb": vram_gb, "ram_gb": ram_gb,
-            "output": output,
-        }  # fmt: skip
         shape = (batch, self.frames(count), self.spatial * h, self.spatial * w, 3)
+        report = self._begin("decode", shape[:4])
         sink = PixelSink(shape, OUTPUTS[output])
+        guard = Guard(Ticker(progress, cancel), self.device, report.events, self.on_pressure)
+
+        def plan(vae: VideoVAE, below: int) -> Plan:
+            return vae.plan_decode(
+                batch, count, h, w,
+                tiling=tiling, tile=tile, overlap=overlap, chunk=chunk, vram_gb=vram_gb, ram_gb=ram_gb, output=output,
+                below=below,
+            )  # fmt: skip
 
         def attempt(vae: VideoVAE, plan: Plan) -> None:
-            passes = len(plan.grid) + 1 if plan.tiled else 1
-            if guard.begin(plan.grid, batch * count * passes):
+            if guard.begin(plan.grid, batch * count * (len(plan.grid) + 1 if plan.tiled else 1)):
                 sink.begin(plan.tiled)
             path = vae._fused if plan.fused else vae._plain
-            run = path.decode_tiles if plan.tiled else path.decode
-            run(z, vae.scale, plan, sink, guard, vae.device)
+            decode = path.decode_tiles if plan.tiled else path.decode
+            decode(z, vae.scale, plan, sink, guard, vae.device)
 
-        guard = Guard(Ticker(progress, cancel), self.device, self._new_events(), self.on_pressure)
-        self._survive(guard, lambda vae, below: vae.plan_decode(*size, **options, below=below), attempt)
-        return sink.finish()
+        self._survive(report, guard, plan, attempt)
+        with report.stage("output"):
+            frames = sink.finish()
+        report.complete = True
+        return frames
 
     def decode_raw(self, z: Tensor, *, chunk: int = 0, frames: int = 0) -> Tensor:
         """The network as it is: unscaled latent [B, C, T, h, w] -> [B, 3, F, H, W], not clamped, on the VAE's device.
 
         chunk: latents per step, frames: frames per step after the temporal upsamplers (0: all at once).
         """
-        z = self._check_latent(z)
-        with exact_math(self.device):
+        z = check_latent(z, self.latent_channels)
+        self._plain.set_layout(self._options)
+        with self._scope():
             chunks = self._plain.frames(z, 1.0, Steps(chunk, frames), self.device, _never)
             return torch.cat([y for part in chunks for y in part], 2)
 
@@ -231,14 +302,34 @@ class VideoVAE:
         progress: Progress | None = None,
         cancel: Cancel | None = None,
     ) -> Tensor:
-        """Frames [B, F, H, W, 3] or [F, H, W, 3] in 0..1 (or uint8) -> host-scaled latent [B, C, T, H//8, W//8].
+        """Frames [B, F, H, W, 3] or [F, H, W, 3] in 0..1 (or uint8) -> host-scaled latent [B, C, T, H//s, W//s].
 
         T = (F - 1) // 4 + 1; frames beyond 4(T - 1) + 1 are not read. seed None gives the mean, a seed a sample.
         Options and errors as in `decode`.
         """
-        options = {"tiling": tiling, "tile": tile, "overlap": overlap, "vram_gb": vram_gb}
-        moments = self._moments(self._check_video(video), options, progress, cancel)
-        return self.model.sample(moments, seed) * self.scale
+        self._need_encoder()
+        x = check_video(video, self.spatial)
+        report = self._begin("encode", x.shape[:4])
+        batch, count, height, width, _ = x.shape
+        latents, h, w = (count - 1) // self.temporal + 1, height // self.spatial, width // self.spatial
+        moments = torch.empty(batch, 2 * self.latent_channels, latents, h, w)
+        guard = Guard(Ticker(progress, cancel), self.device, report.events, self.on_pressure)
+
+        def plan(vae: VideoVAE, below: int) -> Plan:
+            return vae.plan_encode(
+                batch, latents, h, w, tiling=tiling, tile=tile, overlap=overlap, vram_gb=vram_gb, below=below
+            )
+
+        def attempt(vae: VideoVAE, plan: Plan) -> None:
+            guard.begin(plan.grid, batch * latents * (len(plan.grid) + 1 if plan.tiled else 1))
+            path = vae._fused if plan.fused else vae._plain
+            path.encode(x, plan, moments, guard, vae.device)
+
+        self._survive(report, guard, plan, attempt)
+        with report.stage("output"):
+            latent = self.model.sample(moments, seed) * self.scale
+        report.complete = True
+        return latent
 
     def encode_raw(self, x: Tensor, *, chunk: int = 0, frames: int = 0) -> Tensor:
         """The network as it is: [B, 3, F, H, W] in -1..1 -> moments [B, 2C, T, h, w], on the VAE's device.
@@ -247,90 +338,55 @@ class VideoVAE:
         """
         self._need_encoder()
         if x.ndim != 5 or x.shape[1] != 3 or x.shape[2] < 1 or min(x.shape[3:]) < self.spatial:
-            raise InputError(f"encode_raw takes [B, 3, F, H, W] of at least 8x8 pixels, not {list(x.shape)}")
+            least = f"{self.spatial}x{self.spatial}"
+            raise InputError(f"encode_raw takes [B, 3, F, H, W] of at least {least} pixels, not {list(x.shape)}")
         parts = (x[:, :, a:b] for a, b in frame_spans(x.shape[2], chunk, self.temporal))
-        with exact_math(self.device):
+        self._plain.set_layout(self._options)
+        with self._scope():
             return torch.cat(list(self._plain.moments(parts, Steps(chunk, frames), self.device, _never)), 2)
-
-    def _moments(
-        self, video: Tensor, options: dict[str, object], progress: Progress | None, cancel: Cancel | None
-    ) -> Tensor:
-        batch, count, height, width, _ = video.shape
-        latents, h, w = (count - 1) // self.temporal + 1, height // self.spatial, width // self.spatial
-        out = torch.empty(batch, 2 * self.latent_channels, latents, h, w)
-
-        def attempt(vae: VideoVAE, plan: Plan) -> None:
-            guard.begin(plan.grid, batch * latents * (len(plan.grid) + 1 if plan.tiled else 1))
-            path = vae._fused if plan.fused else vae._plain
-            path.encode(video, plan, out, guard, vae.device)
-
-        guard = Guard(Ticker(progress, cancel), self.device, self._new_events(), self.on_pressure)
-        size = batch, latents, h, w
-        self._survive(guard, lambda vae, below: vae.plan_encode(*size, **options, below=below), attempt)
-        return out
 
     # -- trouble --------------------------------------------------------------------------------------------------
 
     def _survive(
-        self, guard: Guard, plan: Callable[[VideoVAE, int], Plan], attempt: Callable[[VideoVAE, Plan], None]
+        self, report: Report, guard: Guard, plan: Callable[[VideoVAE, int], Plan],
+        attempt: Callable[[VideoVAE, Plan], None],
     ) -> None:
-        """attempt(vae, plan) until it comes through: under leaner plans where memory runs out, and with this VAE in a
-        safer precision where values overflow. plan(vae, below) as in `plan_decode`."""
+        """attempt(vae, plan) until it comes through: under leaner plans where memory runs out, and in a safer precision
+        where values overflow. plan(vae, below) as in `plan_decode`."""
         vae = self
-        while True:
-            first = plan(vae, 0)
-            log.debug(first.describe())
-            try:
-                with exact_math(vae.device):
-                    guard.survive(functools.partial(attempt, vae), first, functools.partial(_leaner, vae, plan))
-                return
-            except NonFinite as error:
-                where = error.where
-            vae = vae._safer(where, guard)
+        with report.measured(self.device):
+            while True:
+                with report.stage("plan"):
+                    first = plan(vae, 0)
+                vae._describe(report, first)
+                _, frames, height, width = report.clip
+                log.debug(f"{report.operation} {width}x{height}, {frames} frames: {first.describe()}")
+                leaner = functools.partial(_leaner, vae, plan)
+                try:
+                    with vae._scope(), report.stage(report.operation):
+                        last = guard.survive(functools.partial(attempt, vae), first, leaner)
+                except NonFinite as error:
+                    where = error.where
+                else:
+                    report.plan = last.describe()
+                    return
+                vae = vae._safer(where)
+                report.precision += f", then {vae.precision}"
+                guard.events["nan_reruns"] += 1
 
-    def _safer(self, where: str, guard: Guard) -> VideoVAE:
-        """This VAE in the type of the next wider range. Raises NonFiniteError where there is none."""
+    def _safer(self, where: str) -> VideoVAE:
+        """This VAE in the type of the next wider range, for a run in which `where` was not finite. Raises
+        NonFiniteError where there is none."""
         if self.dtype not in SAFER:
             raise NonFiniteError(f"{where} came out as NaN or Inf in {self.precision}: weights or latent are damaged")
         dtype, name = SAFER[self.dtype]
-        guard.events["nan_reruns"] += 1
         log.warn(f"{where} came out as NaN or Inf in {self.precision}; going on from there in {name}")
         self.release()
         other = copy.copy(self)
         other.precision, other.dtype = name, dtype
         other.model = copy.deepcopy(self.model).to(dtype)
-        other._prepare()
+        other._use(self._options)
         return other
-
-    def _new_events(self) -> Counter[str]:
-        self.events = Counter()
-        return self.events
-
-    # -- checks ---------------------------------------------------------------------------------------------------
-
-    def _check_latent(self, latent: Tensor) -> Tensor:
-        z = latent.unsqueeze(0) if latent.ndim == 4 else latent
-        c = self.latent_channels
-        if z.ndim != 5 or z.shape[1] != c:
-            raise InputError(f"a latent of this VAE is [B, {c}, T, h, w] or [{c}, T, h, w], not {list(latent.shape)}")
-        if min(z.shape) < 1:
-            raise InputError(f"the latent {list(latent.shape)} is empty: it needs at least one frame and pixel")
-        if not torch.isfinite(z).all():
-            raise InputError("the latent holds NaN or Inf: the step that made it failed")
-        return z
-
-    def _check_video(self, video: Tensor) -> Tensor:
-        self._need_encoder()
-        x = video.unsqueeze(0) if video.ndim == 4 else video
-        if x.ndim != 5 or x.shape[-1] != 3:
-            raise InputError(f"video frames are [B, F, H, W, 3] or [F, H, W, 3], not {list(video.shape)}")
-        if x.shape[0] < 1 or x.shape[1] < 1:
-            raise InputError(f"the video {list(video.shape)} has no frames")
-        if min(x.shape[2:4]) < self.spatial:
-            raise InputError(f"frames of {x.shape[3]}x{x.shape[2]} are too small: at least 8x8 pixels")
-        if x.dtype != torch.uint8 and not all(torch.isfinite(f).all() for clip in x for f in clip):
-            raise InputError("the video holds NaN or Inf")
-        return x
 
     def _need_encoder(self) -> None:
         if not self.can_encode:

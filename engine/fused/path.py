@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,8 +12,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from ..kernels.attention import reference
 from ..kernels.conv3d import padded_channels
 from ..kernels.targets import target
+from ..runtime.dryrun import peak_bytes
 from ..runtime.guard import Guard, out_of_memory
 from ..runtime.pixels import PixelSink, StagedWriter, to_unit
 from .decoder import FusedDecoder
@@ -23,6 +26,7 @@ from .placement import Sizes
 from .run import Run
 
 if TYPE_CHECKING:
+    from ..optimize import Options
     from ..runtime.plan import Plan
     from ..runtime.stream import Steps
 
@@ -51,11 +55,14 @@ def why_off(architecture: str, config: object, dtype: torch.dtype, device: torch
 class FusedPath:
     """The fused halves of one model: packed when first used, dropped by `release`."""
 
-    def __init__(self, model: nn.Module, build: Callable[[], nn.Module], dtype: torch.dtype) -> None:
+    def __init__(
+        self, model: nn.Module, build: Callable[[], nn.Module], dtype: torch.dtype, options: Options
+    ) -> None:
         """`build` makes the model on the meta device, for plans."""
         self._model = model
         self._build = build
         self._dtype = dtype
+        self._options = options
         self._packed: dict[str, FusedDecoder | FusedEncoder] = {}
         self._sizes = functools.lru_cache(maxsize=1024)(self._dry_run)
 
@@ -94,8 +101,11 @@ class FusedPath:
     ) -> None:
         """Latents [B, C, T, h, w], divided by `scale`, into the sink's frames."""
         decoder, steps, out = self.decoder(), plan.steps, sink.out
-        run = decoder.plan(steps.latents, z.shape[3], z.shape[4], steps.frames, out.dtype, device, plan.parking)
-        with allocated(run, guard), StagedWriter(out, steps.frames, device, guard.finish) as writer:
+        run = decoder.plan(
+            steps.latents, z.shape[3], z.shape[4], steps.frames, out.dtype, device, self._parking(plan)
+        )
+        writer = StagedWriter(out, steps.frames, device, guard.finish, self._options.async_offload)
+        with allocated(run, guard), writer:
             for clip in _unfinished(guard, out):
 
                 def emit(pixels: Tensor, clip: int = clip) -> None:
@@ -164,7 +174,7 @@ class FusedPath:
     def encode(self, video: Tensor, plan: Plan, out: Tensor, guard: Guard, device: torch.device) -> None:
         """Frames [B, F, H, W, 3] in 0..1 (or bytes) into moments out [B, 2C, T, h, w]."""
         encoder, steps = self.encoder(), plan.steps
-        run = encoder.plan(steps.latents, video.shape[2], video.shape[3], steps.frames, device, plan.parking)
+        run = encoder.plan(steps.latents, video.shape[2], video.shape[3], steps.frames, device, self._parking(plan))
         frames = 4 * (out.shape[2] - 1) + 1
         with allocated(run, guard):
             for clip in _unfinished(guard, out.transpose(1, 2)):
@@ -185,9 +195,12 @@ class FusedPath:
                     if run.pressed:
                         guard.settle(run.recover)
 
+    def _parking(self, plan: Plan) -> Parking | None:
+        return plan.parking and replace(plan.parking, prefetch=self._options.async_offload)
+
     def _get(self, half: str) -> FusedDecoder | FusedEncoder:
         if half not in self._packed:
-            self._packed[half] = _pack(getattr(self._model, half), half, self._dtype)
+            self._packed[half] = self._pack(half, self._model)
         return self._packed[half]
 
     @functools.cached_property
@@ -195,7 +208,11 @@ class FusedPath:
         with torch.device("meta"), torch.no_grad():
             model = self._build()
             halves = [h for h in ("encoder", "decoder") if getattr(model, h) is not None]
-            return {h: _pack(getattr(model, h), h, self._dtype) for h in halves}
+            return {h: self._pack(h, model) for h in halves}
+
+    def _pack(self, half: str, model: nn.Module) -> FusedDecoder | FusedEncoder:
+        network = FusedDecoder if half == "decoder" else FusedEncoder
+        return network(getattr(model, half), self._dtype, self._options)
 
     def _dry_run(
         self, half: str, latents: int, frames: int, height: int, width: int, output: torch.dtype,
@@ -213,6 +230,9 @@ class FusedPath:
             # Front and tiles run one after the other.
             front = network.plan_front(latents, *frame, meta)
             run = max(front, network.plan_tile(latents, height, width, frames, meta), key=lambda r: r.nbytes)
+        if not self._options.flash_attention:
+            tokens = math.prod(frame or (height, width))
+            besides += _plain_attention_bytes(tokens, network.attention.norm.weight.numel(), self._dtype)
         sizes = Sizes.of(run)
         return replace(sizes, device=sizes.device + besides)
 
@@ -247,12 +267,13 @@ def _begin(run: Run, clip: int, guard: Guard) -> None:
         take_over(run, begun)
 
 
+def _plain_attention_bytes(tokens: int, channels: int, dtype: torch.dtype) -> int:
+    q, k, v = torch.empty(3, 1, tokens, channels, dtype=dtype, device="meta")
+    return peak_bytes(lambda: reference.attention(q, k, v))
+
+
 def _chunks(z: Tensor, steps: Steps, scale: float, device: torch.device) -> Iterator[Tensor]:
     """[C, T, h, w] -> [D, h, w, C] float32 on the device, unscaled."""
     for part in z.permute(1, 2, 3, 0).split(steps.latents):
         yield part.to(device, torch.float32) / scale
-
-
-def _pack(half: nn.Module, name: str, dtype: torch.dtype) -> FusedDecoder | FusedEncoder:
-    return (FusedDecoder if name == "decoder" else FusedEncoder)(half, dtype)
 

@@ -20,7 +20,7 @@ from ..kernels.upsample import upsample
 from ..runtime.guard import out_of_memory
 from .memory import Arena, Plane, Ring
 from .parking import Parked, Parking
-from .weights import Attention, Conv, Downsampler, Output, Upsampler
+from .weights import Attention, Conv, Downsampler, Expansion, Output, Upsampler
 
 COPY = Norm("none")
 _PLAIN = Geometry()
@@ -43,6 +43,20 @@ class _Input:
         return x[:, factor * self.first : factor * self.last]
 
 
+@dataclass
+class Visit:
+    """How often a convolution runs in a chunk; plane and type of its input, and the frames of history it keeps."""
+
+    ring: tuple[Plane, torch.dtype]
+    halo: int
+    times: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its history."""
+        return self.halo * math.prod(self.ring[0]) * self.ring[1].itemsize
+
+
 class Run:
     """Executes a network's steps at one frame size, or, before `allocate`, only learns what memory they take.
 
@@ -61,8 +75,8 @@ class Run:
         self.parked = Parked(parking or _RESIDENT, device)
         #: Frames that each stage has taken in so far.
         self.done: Counter[str] = Counter()
-        #: Learnt while dry: convolution key -> (times it runs in a chunk, bytes of its history), in order.
-        self.visits: dict[str, tuple[int, int]] = {}
+        #: Learnt while dry: what each convolution asks for in a chunk, by key, in order.
+        self.visits: dict[str, Visit] = {}
         self.dry = True
         #: Called when an operator finds no memory, before it is tried once more.
         self.relieve: Callable[[], None] = _nothing
@@ -198,13 +212,27 @@ class Run:
         if not self.dry:
             self.attempt(conv3d, x, conv.weight, out, epilogue=Epilogue(bias=conv.bias))
 
-    def upsample(self, up: Upsampler, x: Tensor, out: Tensor, first: int, groups: int) -> Partials | None:
+    def upsample(self, up: Upsampler | Expansion, x: Tensor, out: Tensor, first: int, groups: int) -> Partials | None:
         """x [D, H, W, C] -> out at twice the size; `first` is x's first frame within the clip."""
+        if isinstance(up, Expansion):
+            return self._expand(up, x, out, groups)
         return self.joined([
             self.attempt(upsample, i.data, up.composed, i.rows(out, 2), first=first, groups=groups, scale=up.scale,
                          start=i.start, geometry=i.geometry)
             for i in self._inputs(up, x, COPY, None, x.shape[1], _PLAIN)
         ])  # fmt: skip
+
+    def _expand(self, up: Expansion, x: Tensor, out: Tensor, groups: int) -> Partials | None:
+        """As `upsample`, through the shuffled frames."""
+        factor, channels = up.expand.weight.phases[0], up.expand.weight.out_channels
+        with self.arena.scope():
+            shuffled = self.take(factor * x.shape[0], *out.shape[1:3], channels)
+            self.pointwise(up.expand, x, shuffled)
+            if out.shape[0] < shuffled.shape[0]:  # the clip's first frame has no second one
+                if not self.dry:
+                    shuffled[1].copy_(shuffled[0])
+                shuffled = shuffled[1:]
+            return self.conv(up.conv, shuffled, out, groups=groups)
 
     def downsample(self, down: Downsampler, x: Tensor, out: Tensor, starts: bool, groups: int) -> Partials | None:
         """x [D, H, W, C] -> out at half the size (and frame rate). `starts`: the clip begins with x.
@@ -239,7 +267,7 @@ class Run:
                 self.attempt(norm_act, frame, block.norm, tokens, **options)
                 for linear, out in zip((block.q, block.k, block.v), (q, k, v), strict=True):
                     product(tokens.view(n, c), linear, out[0])
-                y.copy_(self.attempt(attention, q, k, v))
+                y.copy_(self.attempt(attention, q, k, v, backend="auto" if block.flash else "reference"))
                 product(y[0], block.out, q[0])
                 frame.view(n, c).add_(q[0])
         return self.attempt(statistics, x, block.norm.groups)
@@ -283,8 +311,8 @@ class Run:
         plane = (h + 2, w + 2, padded_channels(c, conv.dtype))
         store = Store(silu=norm is not COPY, scale=conv.scale)
         if self.dry:
-            size = conv.halo * math.prod(plane) * conv.dtype.itemsize
-            self.visits[conv.key] = self.visits.get(conv.key, (0, 0))[0] + 1, size
+            visit = self.visits.setdefault(conv.key, Visit((plane, conv.dtype), conv.halo))
+            visit.times += 1
         if not (conv.halo and self.parked.parking.holds(conv.key)):
             ring = self.rings.setdefault((plane, conv.dtype), Ring(plane, conv.dtype))
             if self.dry:

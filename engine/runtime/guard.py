@@ -63,7 +63,7 @@ class Guard:
     def __init__(
         self, tick: Ticker, device: torch.device, events: Counter[str], on_pressure: Callable[[], None] | None = None
     ) -> None:
-        """events counts "oom_retries" (operators), "oom_steps" (leaner plans), "replayed_chunks" and "nan_reruns".
+        """events counts "oom_retries" (operators), "oom_step_downs" (leaner plans), "replayed_chunks" and "nan_reruns".
         on_pressure: asked to free memory that is not the engine's."""
         self.tick = tick
         self.device = device
@@ -158,7 +158,7 @@ class Guard:
                 )
             again = smaller is not None
             plan = smaller or plan
-            self.events["oom_steps"] += 1
+            self.events["oom_step_downs"] += 1
             log.warn(f"out of memory; what is finished is kept, going on: {plan.describe()}")
 
     def relieve(self) -> None:

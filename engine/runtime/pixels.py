@@ -99,14 +99,17 @@ class StagedWriter:
     still delivered; after any other error it is only waited for.
     """
 
-    def __init__(self, out: Tensor, frames: int, device: torch.device, finish: Finish) -> None:
-        """out: [B, F, H, W, 3] on the host; at most `frames` frames per write, from `device`."""
+    def __init__(self, out: Tensor, frames: int, device: torch.device, finish: Finish, ahead: bool = True) -> None:
+        """out: [B, F, H, W, C] on the host; at most `frames` frames per write, from `device`.
+
+        ahead False: every write waits for its copy, and nothing is pinned.
+        """
         self._out = out
         self._finish = finish
         self._free: list[_Staged] = []
         self._waiting: list[tuple[int, int, int, _Staged]] = []
-        self._cuda = device.type == "cuda"
-        for _ in range(2 if self._cuda else 0):
+        self._ahead = ahead and device.type == "cuda"
+        for _ in range(2 if self._ahead else 0):
             pixels = torch.empty((frames, *out.shape[2:]), dtype=out.dtype, pin_memory=True)
             self._free.append(_Staged(pixels, torch.empty((), pin_memory=True), torch.cuda.Event()))
 
@@ -119,12 +122,12 @@ class StagedWriter:
             self._deliver(keep)
 
     def write(self, clip: int, first: int, pixels: Tensor, health: Tensor) -> None:
-        """pixels [f, H, W, 3] of the output's type become frames `first`.. of `clip`; free to change on return.
+        """pixels [f, H, W, C] of the output's type become frames `first`.. of `clip`; free to change on return.
 
         health: float32 [], for `finish`.
         """
         count = pixels.shape[0]
-        if not self._cuda:
+        if not self._ahead:
             self._out[clip, first : first + count].copy_(pixels)
             self._finish(clip, first, count, float(health))
             return

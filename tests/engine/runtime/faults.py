@@ -38,7 +38,7 @@ def inject(monkeypatch, failing=()) -> Allocations:
             with mode:
                 attempt(plan)
 
-        survive(self, under, plan, leaner)
+        return survive(self, under, plan, leaner)
 
     monkeypatch.setattr(Guard, "survive", watched)
     return mode
