@@ -17,7 +17,7 @@ from ..kernels.conv3d import padded_channels
 from ..kernels.targets import target
 from ..runtime.dryrun import peak_bytes
 from ..runtime.guard import Guard, out_of_memory
-from ..runtime.pixels import PixelSink, StagedWriter, to_unit
+from ..runtime.pixels import PixelSink, StagedReader, StagedWriter, to_unit
 from .decoder import FusedDecoder
 from .encoder import FusedEncoder
 from .handover import hand_over, take_over
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from ..runtime.plan import Plan
     from ..runtime.stream import Steps
 
-#: Partial sums, coefficients and the output convolution's scratch, which operators allocate themselves.
-TEMPORARY_BYTES = 192 << 20
+#: Partial sums and coefficients, which operators allocate themselves (33 MiB at 3840x2160).
+TEMPORARY_BYTES = 64 << 20
 #: Full-size pixels per step that fill a GPU. At 1280x720, one frame per step is as fast as eight (H200).
 STEP_PIXELS = 1 << 20
 
@@ -101,11 +101,10 @@ class FusedPath:
     ) -> None:
         """Latents [B, C, T, h, w], divided by `scale`, into the sink's frames."""
         decoder, steps, out = self.decoder(), plan.steps, sink.out
-        run = decoder.plan(
-            steps.latents, z.shape[3], z.shape[4], steps.frames, out.dtype, device, self._parking(plan)
-        )
-        writer = StagedWriter(out, steps.frames, device, guard.finish, self._options.async_offload)
-        with allocated(run, guard), writer:
+        parking, ahead = self._parking(plan), self._options.async_offload
+        run = decoder.plan(steps.latents, z.shape[3], z.shape[4], steps.frames, out.dtype, device, parking)
+        reader = StagedReader(device, ahead)
+        with allocated(run, guard), StagedWriter(out, steps.frames, device, guard.finish, ahead) as writer:
             for clip in _unfinished(guard, out):
 
                 def emit(pixels: Tensor, clip: int = clip) -> None:
@@ -116,7 +115,7 @@ class FusedPath:
                     guard.tick.check()
 
                 _begin(run, clip, guard)
-                for part in _chunks(z[clip][:, run.done["latents"] :], steps, scale, device):
+                for part in _chunks(z[clip][:, run.done["latents"] :], steps, scale, reader):
                     guard.tick.check()
                     walk = functools.partial(decoder.chunk, run, part, steps.frames, out.dtype, emit)
                     run.scout(walk)
@@ -133,11 +132,12 @@ class FusedPath:
         decoder, steps, latents = self.decoder(), plan.steps, z.shape[2]
         front = decoder.plan_front(steps.latents, z.shape[3], z.shape[4], device)
         tile = decoder.plan_tile(steps.latents, plan.grid.rows.size, plan.grid.cols.size, steps.frames, device)
+        reader = StagedReader(device, self._options.async_offload)
         for clip in range(z.shape[0]):
             before = clip * latents * (len(plan.grid) + 1)
             features: list[Tensor] = []
             with allocated(front, guard):
-                for part in _chunks(z[clip], steps, scale, device):
+                for part in _chunks(z[clip], steps, scale, reader):
                     guard.tick.check()
                     decoder.front_chunk(front, part, lambda x: features.append(x.cpu()))  # noqa: B023 - called at once
                     guard.reach(before + sum(map(len, features)))
@@ -174,24 +174,26 @@ class FusedPath:
     def encode(self, video: Tensor, plan: Plan, out: Tensor, guard: Guard, device: torch.device) -> None:
         """Frames [B, F, H, W, 3] in 0..1 (or bytes) into moments out [B, 2C, T, h, w]."""
         encoder, steps = self.encoder(), plan.steps
-        run = encoder.plan(steps.latents, video.shape[2], video.shape[3], steps.frames, device, self._parking(plan))
-        frames = 4 * (out.shape[2] - 1) + 1
-        with allocated(run, guard):
-            for clip in _unfinished(guard, out.transpose(1, 2)):
+        parking, ahead = self._parking(plan), self._options.async_offload
+        run = encoder.plan(steps.latents, video.shape[2], video.shape[3], steps.frames, device, parking)
+        reader, out = StagedReader(device, ahead), out.permute(0, 2, 3, 4, 1)
+        count = 4 * (out.shape[1] - 1) + 1
+        with allocated(run, guard), StagedWriter(out, steps.latents, device, guard.finish, ahead) as writer:
+            for clip in _unfinished(guard, out):
                 _begin(run, clip, guard)
-                while run.done["frames"] < frames:
+                while run.done["frames"] < count:
                     guard.tick.check()
                     a, first = run.done["frames"], -(-run.done["frames"] // 4)
-                    b = min(4 * (first + steps.latents - 1) + 1, frames)
-                    walk = functools.partial(encoder.chunk, run, to_unit(video[clip, a:b], device), steps.frames)
+                    b = min(4 * (first + steps.latents - 1) + 1, count)
+                    frames = to_unit(reader.read(video[clip, a:b]))
+                    walk = functools.partial(encoder.chunk, run, frames, steps.frames)
                     run.scout(walk)
                     with run.chunk():
-                        moments = walk().permute(3, 0, 1, 2).cpu()
-                    done = guard.skip(clip, first, moments.shape[1])
-                    guard.inspect(clip, first, moments.shape[1], float(moments.sum()))
-                    out[clip, :, first + done : first + moments.shape[1]] = moments[:, done:]
-                    guard.finish(clip, first, moments.shape[1])
-                    guard.reach(clip * out.shape[2] + first + moments.shape[1])
+                        moments = walk()
+                    done = guard.skip(clip, first, moments.shape[0])
+                    if done < moments.shape[0]:
+                        writer.write(clip, first + done, moments[done:], run.attempt(moments.sum))
+                    guard.reach(clip * out.shape[1] + first + moments.shape[0])
                     if run.pressed:
                         guard.settle(run.recover)
 
@@ -201,6 +203,8 @@ class FusedPath:
     def _get(self, half: str) -> FusedDecoder | FusedEncoder:
         if half not in self._packed:
             self._packed[half] = self._pack(half, self._model)
+            if self._packed[half].norm_out.weight.is_cuda:
+                torch.cuda.empty_cache()  # packing goes through fp32: 0.2 GB that would stay reserved
         return self._packed[half]
 
     @functools.cached_property
@@ -222,8 +226,8 @@ class FusedPath:
         besides = network.nbytes + TEMPORARY_BYTES
         if isinstance(network, FusedEncoder):
             run = network.plan(latents, 8 * height, 8 * width, frames, meta, parking)
-            # The chunk's frames in float32 as they arrive and as they go in.
-            besides += 2 * 4 * latents * 64 * height * width * 3 * 4
+            # Three chunks' frames as they arrive ahead of their turn, and two copies on the way in, all in float32.
+            besides += 5 * 4 * latents * 64 * height * width * 3 * 4
         elif frame is None:
             run = network.plan(latents, height, width, frames, output, meta, parking)
         else:
@@ -272,8 +276,8 @@ def _plain_attention_bytes(tokens: int, channels: int, dtype: torch.dtype) -> in
     return peak_bytes(lambda: reference.attention(q, k, v))
 
 
-def _chunks(z: Tensor, steps: Steps, scale: float, device: torch.device) -> Iterator[Tensor]:
+def _chunks(z: Tensor, steps: Steps, scale: float, reader: StagedReader) -> Iterator[Tensor]:
     """[C, T, h, w] -> [D, h, w, C] float32 on the device, unscaled."""
-    for part in z.permute(1, 2, 3, 0).split(steps.latents):
-        yield part.to(device, torch.float32) / scale
+    for part in z.split(steps.latents, 1):
+        yield reader.read(part).permute(1, 2, 3, 0).float() / scale
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels.attention import attention
+from ..kernels.attention import attention, scratch_bytes
 from ..kernels.conv3d import Epilogue, Geometry, Partials, conv3d, padded_channels
 from ..kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
-from ..kernels.to_pixels import Pixels, to_pixels
+from ..kernels.to_pixels import Pixels, scratch_floats, to_pixels
 from ..kernels.upsample import upsample
 from ..runtime.guard import out_of_memory
 from .memory import Arena, Plane, Ring
@@ -254,6 +254,7 @@ class Run:
         with self.arena.scope():
             tokens = self.take(1, h, w, c)
             q, k, v, y = (self.take(1, n, c) for _ in range(4))
+            scratch = self.arena.take((scratch_bytes(n, self.dtype.itemsize),), torch.uint8)
             if self.dry:
                 return None
             coefs = self._coefficients(x, block.norm, sums)
@@ -267,8 +268,9 @@ class Run:
                 self.attempt(norm_act, frame, block.norm, tokens, **options)
                 for linear, out in zip((block.q, block.k, block.v), (q, k, v), strict=True):
                     product(tokens.view(n, c), linear, out[0])
-                y.copy_(self.attempt(attention, q, k, v, backend="auto" if block.flash else "reference"))
-                product(y[0], block.out, q[0])
+                backend = "auto" if block.flash else "reference"
+                mixed = self.attempt(attention, q, k, v, out=y, scratch=scratch, backend=backend)
+                product(mixed[0], block.out, q[0])
                 frame.view(n, c).add_(q[0])
         return self.attempt(statistics, x, block.norm.groups)
 
@@ -278,10 +280,11 @@ class Run:
         if coefs is not None:
             # One NaN or Inf in a frame is in its statistics, and so in this sum; finite ones do not add up to either.
             self.health = self.attempt(coefs.sum)
-        for i in self._inputs(conv, x, norm, coefs, out.shape[1], _PLAIN):
-            self.attempt(
-                to_pixels, i.data, conv.weight, conv.bias, i.rows(out), pixels=format, start=i.start, packed=conv.packed
-            )
+        with self.arena.scope():
+            scratch = self.arena.take((scratch_floats(*out.shape),), torch.float32)
+            for i in self._inputs(conv, x, norm, coefs, out.shape[1], _PLAIN):
+                self.attempt(to_pixels, i.data, conv.weight, conv.bias, i.rows(out), pixels=format, start=i.start,
+                             packed=conv.packed, scratch=scratch)  # fmt: skip
 
     def advance(self, h: int, w: int) -> None:
         """Every convolution at this resolution has had the pass's frames."""

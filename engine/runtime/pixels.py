@@ -13,15 +13,37 @@ from .guard import out_of_memory
 OUTPUTS = {"float32": torch.float32, "float16": torch.float16, "uint8": torch.uint8}
 
 
-def to_unit(video: Tensor, device: torch.device) -> Tensor:
-    """Frames of any layout in 0..1 (or uint8 0..255) -> float32 in -1..1 on the device."""
-    x = video.to(device)
+def to_unit(x: Tensor) -> Tensor:
+    """Frames of any layout in 0..1 (or uint8 0..255) -> float32 in -1..1."""
     return x.float() / 127.5 - 1.0 if x.dtype == torch.uint8 else x.float() * 2.0 - 1.0
+
+
+class StagedReader:
+    """Uploads parts of a host tensor while the GPU works: through page-locked memory, on a stream of its own.
+
+    torch keeps and reuses the page-locked memory; whoever reads ahead bounds how much is in flight.
+    """
+
+    def __init__(self, device: torch.device, ahead: bool = True) -> None:
+        """ahead False: every read waits for its copy, and nothing is pinned."""
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if ahead and device.type == "cuda" else None
+
+    def read(self, part: Tensor) -> Tensor:
+        """A contiguous copy on the device. On CUDA, later work of the current stream waits for it, the caller not."""
+        if self._stream is None:
+            return part.to(self._device)
+        current = torch.cuda.current_stream(self._device)
+        with torch.cuda.stream(self._stream):
+            there = part.pin_memory().to(self._device, non_blocking=True)
+        current.wait_stream(self._stream)
+        there.record_stream(current)
+        return there
 
 
 def to_network(video: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
     """[B, f, H, W, 3] in 0..1 (or uint8 0..255) -> [B, 3, f, H, W] in -1..1 on the device."""
-    return to_unit(video, device).to(dtype).permute(0, 4, 1, 2, 3).contiguous()
+    return to_unit(video.to(device)).to(dtype).permute(0, 4, 1, 2, 3).contiguous()
 
 
 def to_pixels(frames: Tensor, output: torch.dtype) -> Tensor:
@@ -92,7 +114,7 @@ class _Staged:
 
 
 class StagedWriter:
-    """Copies finished pixels into a host tensor while the GPU goes on: two pinned buffers, one being filled.
+    """Copies finished frames into a host tensor while the GPU goes on: two pinned buffers, one being filled.
 
     `write` returns at once; a buffer is emptied into `out` when it is needed again, and at the end of the `with`. Only
     then is it known whether its values were finite. When the `with` ends because memory ran out, what is under way is
@@ -141,8 +163,11 @@ class StagedWriter:
 
     def _deliver(self, keep: bool) -> None:
         clip, first, count, staged = self._waiting.pop(0)
+        target = self._out[clip, first : first + count]
+        if keep and not staged.done.query():
+            target.zero_()  # the first touch of fresh pages takes longer than the copy: do it while waiting
         staged.done.synchronize()
         self._free.append(staged)
         if keep:
-            self._out[clip, first : first + count].copy_(staged.pixels[:count])
+            target.copy_(staged.pixels[:count])
             self._finish(clip, first, count, float(staged.health))
