@@ -19,7 +19,6 @@ from torch import Tensor
 from ..errors import InputError
 from ..fused.decoder import FusedDecoder
 from ..fused.encoder import FusedEncoder
-from ..fused.path import allocated
 from ..kernels.observe import watching
 from ..runtime.stream import frame_spans
 from ..vae import VideoVAE
@@ -214,27 +213,24 @@ def _reference(vae: VideoVAE, half: str, data: Tensor) -> Callable[[], None]:
         z = (data[0] / vae.scale).to(vae.device, vae.dtype).permute(1, 2, 3, 0)
         network = FusedDecoder(vae.model.decoder, vae.dtype, vae.options)
         run = network.plan(1, *z.shape[1:3], 1, torch.float32, vae.device)
-        with allocated(run):
-            for part in z.split(1):
-                network.chunk(run, part, 1, torch.float32, lambda pixels: None)
+        run.allocate()
+        for part in z.split(1):
+            network.chunk(run, part, 1, torch.float32, lambda pixels: None)
 
     def encode() -> None:
         x = (data * 2 - 1).to(vae.device, vae.dtype)
         network = FusedEncoder(vae.model.encoder, vae.dtype, vae.options)
         run = network.plan(1, *x.shape[1:3], 1, vae.device)
-        with allocated(run):
-            for a, b in frame_spans(x.shape[0], 1, vae.temporal):
-                network.chunk(run, x[a:b], 1)
+        run.allocate()
+        for a, b in frame_spans(x.shape[0], 1, vae.temporal):
+            network.chunk(run, x[a:b], 1)
 
     return torch.no_grad()(decode if half == "decode" else encode)
 
 
-def _conv3d(x: Tensor, weight: Any, out: Tensor, *, geometry: Any = None, epilogue: Any = None, first: int = 2,
-            **_: Any) -> Work:
+def _conv3d(x: Tensor, weight: Any, out: Tensor, *, geometry: Any = None, epilogue: Any = None, **_: Any) -> Work:
     pt, py, px = weight.phases
     positions = out.numel() / (weight.out_channels * pt * py * px)
-    if weight.early:  # a clip's frames 0 and 1 have one and two taps in time
-        positions *= sum(min(first + d + 1, 3) for d in range(out.shape[0])) / (3 * out.shape[0])
     stride = geometry.stride if geometry is not None else (1, 1, 1)
     read = (math.ceil(out.shape[0] / pt) - 1) * stride[0] + weight.kernel[0]
     moved = min(read, x.shape[0]) * x[0].nbytes + weight.data.nbytes / (3 if weight.folded else 1) + out.nbytes

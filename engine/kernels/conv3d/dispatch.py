@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,12 +26,10 @@ def conv3d(x: Tensor, weight: Weight, out: Tensor, *, geometry: Geometry = _PLAI
     reads slots (start + d * stride + 0..kt-1) mod slots. weight.channels == C.
     out: [D * pt, H * py, W * px, K], any strides but 1 over channels: a plain tensor, the inside of the next conv's
     buffer, a slice. A folded weight at first == 0 (the clip starts here) yields one frame less.
-    first: index of the first input frame within its clip, for folded and early weights. Returns the sums that
-    `epilogue.groups` asks for. Raises ValueError where shapes, types or strides do not fit together.
+    first: index of the first input frame within its clip, for folded weights. Returns the sums `epilogue.groups` asks
+    for. Raises ValueError where shapes, types or strides do not fit together.
     """
     _validate(x, weight, out, geometry, epilogue, start, first)
-    if weight.early and first < 2:
-        return _clip_start(x, weight, out, geometry, epilogue, start, first, backend, schedule)
     if not use_triton(x.device, backend, x.dtype if x.is_cuda else None):
         return reference.conv3d(x, weight, out, geometry, epilogue, start, first)
     here = target(x.device)
@@ -40,23 +37,6 @@ def conv3d(x: Tensor, weight: Weight, out: Tensor, *, geometry: Geometry = _PLAI
         here = capabilities("interpreter", 90, triton_version())
     with on_device(x):
         return launch(x, weight, out, geometry, epilogue, start, first, here, schedule)
-
-
-def _clip_start(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue: Epilogue, start: int, first: int,
-                backend: str, schedule: Schedule | None) -> Partials | None:
-    """The clip's frames 0 and 1, each with its own weights, then the rest."""
-    parts = []
-    at = 0
-    while at < out.shape[0]:
-        index = first + at
-        end = at + 1 if index < 2 else out.shape[0]
-        now, skip = (weight.early[index], 2 - index) if index < 2 else (weight, 0)
-        residual = None if epilogue.residual is None else epilogue.residual[at:end]
-        parts.append(conv3d(x, replace(now, early=()), out[at:end], geometry=geometry,
-                            epilogue=replace(epilogue, residual=residual), start=(start + at + skip) % x.shape[0],
-                            backend=backend, schedule=schedule))
-        at = end
-    return Partials(torch.cat([p.data for p in parts]), parts[0].span) if epilogue.groups else None
 
 
 def _validate(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue: Epilogue, start: int,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +22,7 @@ class Weight:
     phases: sub-outputs (t, y, x) per input position, in the order ((y * 2 + x) * t_count + t).
     folded: three sets of rows for stream frames 0, 1 and 2+ (composed temporal upsampling).
     early: for clips whose history is copies of their first frame, the same convolution of the clip's frames 0 and 1,
-    with one tap in time and with two (taps on the same frame summed), or nothing.
+    with one tap in time and with two (taps on the same frame summed), or nothing; `pieces` says when.
     """
 
     data: Tensor
@@ -33,6 +34,16 @@ class Weight:
     shifted: bool = False  # taps of phase (., py, px) start py rows and px columns later (composed upsampling)
     folded: bool = False
     early: tuple[Weight, ...] = ()
+
+    def pieces(self, first: int, frames: int) -> Iterator[tuple[Weight, int, int, int]]:
+        """(weight, first frame, end, slots it starts later) of the calls that make `frames` outputs, whose first one is
+        frame `first` of its clip: one call, but for the frames that have weights of their own."""
+        at = 0
+        while at < frames and first + at < len(self.early):
+            yield self.early[first + at], at, at + 1, len(self.early) - first - at
+            at += 1
+        if at < frames:
+            yield self, at, frames, 0
 
     @property
     def flops_per_position(self) -> int:
@@ -140,8 +151,9 @@ class Partials:
     span: int  # neighbouring channels summed together; divides the channels of a group
 
     @staticmethod
-    def concat(bands: list[Partials]) -> Partials:
-        return Partials(torch.cat([b.data for b in bands], 1), bands[0].span)
+    def concat(parts: list[Partials], axis: int = 1) -> Partials:
+        """Of bands (axis 1) or frames (axis 0), in their order."""
+        return Partials(torch.cat([p.data for p in parts], axis), parts[0].span)
 
 
 def stat_span(channels: int, groups: int, block: int) -> int:
