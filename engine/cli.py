@@ -20,6 +20,7 @@ COMMANDS = {
     "encode": "video or folder of images -> latent file",
     "demo": "encode and decode a small clip with the VAE that ships with the package",
     "convert": "rewrite a VAE file as safetensors or GGUF, plain or block-quantised",
+    "compare": "how two clips differ; whether tiles or chunks show",
     "bench": "measure what this machine reaches",
 }
 EXIT_ERROR = 2
