@@ -35,7 +35,7 @@ def load(
     norm_groups: for files of unusual widths that do not name `norm_num_groups` themselves.
     Raises CheckpointError (unreadable file, no known VAE, missing keys) and InputError (impossible option).
     """
-    where, dtype, name = _placement(precision, device)
+    where, dtype, name = placement(precision, device)
     checkpoint = path if isinstance(path, Checkpoint) else read_checkpoint(path)
     path = checkpoint.path or "these weights"
     architecture = detect(checkpoint.tensors)
@@ -61,7 +61,8 @@ def load(
     return VideoVAE(model.to(where), architecture, name, dtype, where, checkpoint.path)
 
 
-def _placement(precision: str, device: torch.device | str | None) -> tuple[torch.device, torch.dtype, str]:
+def placement(precision: str, device: torch.device | str | None) -> tuple[torch.device, torch.dtype, str]:
+    """(device, dtype, precision) that `load` would use. Raises InputError."""
     if precision != "auto" and precision not in PRECISIONS:
         raise InputError(f"precision={precision!r} is not one of auto, {', '.join(PRECISIONS)}")
     try:
