@@ -14,10 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..layers import CausalConv3d, Upsample
+from ..layers import Upsample
 from ..models.arch import Architecture
 from .timing import copy_rate, matrix_rate
 
@@ -56,20 +56,20 @@ class Rates:
 def work(architecture: Architecture, config: object, half: str, latents: int, height: int, width: int) -> Work:
     """Work of `half` ("decoder" or "encoder") for a clip of `latents` x `height` x `width` latent pixels."""
     with torch.device("meta"):
-        part = getattr(architecture.build(config), half).requires_grad_(False)
+        network = architecture.build(config).requires_grad_(False)
         if half == "decoder":
             x = torch.empty(1, config.latent_channels, latents, height, width)
         else:
             frames = architecture.temporal * (latents - 1) + 1
             x = torch.empty(1, 3, frames, architecture.spatial * height, architecture.spatial * width)
     saved, values = [], []
-    for module in part.modules():
+    for module in network.modules():  # all of it: a half may use convolutions that belong to the network
         if isinstance(module, Upsample):
             module.register_forward_hook(lambda m, a, y: saved.append(_saved(m, a[0], y)))
-        elif isinstance(module, CausalConv3d):
+        elif isinstance(module, (nn.Conv2d, nn.Conv3d)):
             module.register_forward_hook(lambda _, a, y: values.append(a[0].numel() + y.numel()))
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        part(x)
+        getattr(network, half)(x)
     flop = float(counter.get_total_flops())
     return Work(flop, flop - sum(f for f, _ in saved), sum(values) - sum(v for _, v in saved))
 
@@ -97,10 +97,10 @@ def rates(device: torch.device, precision: str) -> Rates:
             return Rates(name, matrix_rate(device, dtype) or matrix_rate(device, torch.float16), copy_rate(device))
     if dtype.itemsize == 1:
         dtype, name = torch.float32, "float32"
-    a, b = (torch.randn(1024, 1024, device=device).to(dtype) for _ in range(2))
+    a, b = (torch.randn(512, 512, device=device).to(dtype) for _ in range(2))
     source = torch.zeros(2**25, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return Rates(name, 2 * 1024**3 * 1e-12 / _median(lambda: a @ b),
+    return Rates(name, 2 * 512**3 * 1e-12 / _median(lambda: a @ b),
                  2 * source.nbytes * 1e-12 / _median(lambda: target.copy_(source)))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,15 +15,12 @@ from ..checkpoint import Checkpoint
 from ..errors import CheckpointError, InputError, PlanError, ZeroWasteError
 from ..loader import load
 from ..models import detect
-from ..runtime.plan import Plan
 from ..vae import VideoVAE
 from . import floor, peers
 from .calls import settle, time_calls
 from .environment import clocks
 from .schema import OURS
 from .subject import copy_of, noise_latent, noise_video
-
-GIB = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -62,14 +58,10 @@ class Bench:
         self.runs = runs
         self.reference_frames = reference_frames
         self.norm_groups = norm_groups
+        #: Decoder widths from full to lowest resolution, known after the first load.
+        self.widths: list[int] = []
         self._rates: dict[str, floor.Rates] = {}
         self._reference: tuple[Any, Tensor | str] | None = None
-
-    @property
-    def widths(self) -> list[int]:
-        """Decoder widths from full to lowest resolution, for the report."""
-        shapes = {key: tuple(t.shape) for key, t in self.weights.tensors.items()}
-        return list(self.architecture.configure(shapes, self.norm_groups).decoder_widths)
 
     def check(self, case: Case) -> None:
         """Raise InputError or CheckpointError, before anything is measured, for what no row could run."""
@@ -79,7 +71,9 @@ class Bench:
 
     def load(self, precision: str) -> VideoVAE:
         """The weights in `precision` on the device, from the same tensors each time."""
-        return load(copy_of(self.weights), precision=precision, device=self.device, norm_groups=self.norm_groups)
+        vae = load(copy_of(self.weights), precision=precision, device=self.device, norm_groups=self.norm_groups)
+        self.widths = list(vae.model.config.decoder_widths)
+        return vae
 
     def rates(self, precision: str) -> floor.Rates:
         """The ceilings, measured once in this run."""
@@ -140,7 +134,7 @@ class Bench:
         latents = self._latents(min(case.frames, self.reference_frames))
         try:
             vae = self.load("fp32")
-            vae.triton_fusion = False
+            vae.options = vae.options.switched(off=["triton_fusion"])
             inputs = self.input(case, vae)
             if case.half == "decoder":
                 return vae.decode(inputs[:, :, :latents])
@@ -158,22 +152,21 @@ class Bench:
         inputs = self.input(case, vae)
         try:
             vae = prepare(vae)
-            began = time.perf_counter()
-            plan = self._plan(vae, case)
-            planned = time.perf_counter() - began
             run = vae.decode if case.half == "decoder" else vae.encode
             figures, result = time_calls(lambda: run(inputs, **case.options), self.runs, self.device)
+            told = vae.last_report
         except refusals as error:
             return row | {"skipped": peers.one_line(error)}
         finally:
             vae = run = None
             settle(self.device)
-        stated = {"ran": plan.describe(), "fused": plan.fused, "stated_gb": plan.peak_bytes / GIB, "plan_s": planned}
-        return self._finish(row | figures | stated, result, reference)
-
-    def _plan(self, vae: VideoVAE, case: Case) -> Plan:
-        plan = vae.plan_decode if case.half == "decoder" else vae.plan_encode
-        return plan(1, *self._size(case), **case.options)
+        # What the last run says of itself, not what was meant to run. The plan opens with the mode's first words.
+        plan = told.plan.removeprefix(told.mode.partition(" (")[0]).lstrip(", ")
+        row |= figures | {
+            "ran": f"{told.mode}, {plan}", "fused": told.mode.startswith("fused"), "stated_gb": told.predicted_gb,
+            "off": dict(told.off), "events": {name: count for name, count in told.events.items() if count},
+        }  # fmt: skip
+        return self._finish(row, result, reference)
 
     def _size(self, case: Case) -> tuple[int, int, int]:
         """(latents, height, width) of the latent."""

@@ -74,10 +74,11 @@ def _report(report: Mapping[str, Any]) -> Iterator[str]:
 
 def _table(name: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     first = rows[0]
-    memory = "process, GB" if first.get("process_gb") is not None else "reserved, GB"
+    memory = "process, GB" if any(row.get("process_gb") is not None for row in rows) else "reserved, GB"
     heads = ("", "ms per frame", "first call, s", "allocated, GB", memory, "stated, GB", "of floor", "dB")
     cells = "".join(f"<th>{escape(text)}</th>" for text in heads)
-    yield f'<div class="wide"><table><caption><b>{escape(name)}</b><br>{escape(floor_line(first))}</caption><tr>{cells}</tr>'
+    caption = f"<caption><b>{escape(name)}</b><br>{escape(floor_line(first))}</caption>"
+    yield f'<div class="wide"><table>{caption}<tr>{cells}</tr>'
     for row in rows:
         yield _row(row)
     yield "</table></div>"

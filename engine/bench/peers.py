@@ -19,9 +19,8 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..errors import InputError
 from ..vae import VideoVAE
 
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "comfy_peer.py"
@@ -29,31 +28,27 @@ TOOL = Path(__file__).resolve().parents[2] / "tools" / "comfy_peer.py"
 COMFY = (("ComfyUI", ()), ("ComfyUI, fp16 accumulation", ("fp16_accumulation",)))
 #: The stock tiled nodes' defaults, in pixels.
 COMFY_TILE, COMFY_OVERLAP = 512, 64
-#: Parts of each half that VideoVAE calls (runtime/stream.py): what torch.compile compiles.
-_PARTS = {"decoder": ("low", "middle", "high"), "encoder": ("high", "middle", "low")}
+#: Parts of each half that VideoVAE calls (models/arch.py): what torch.compile compiles.
+_PARTS = ("low", "mid", "high")
 
 
 def eager(vae: VideoVAE, half: str) -> VideoVAE:
     """Plain torch as it comes."""
-    vae.triton_fusion = False
+    vae.options = vae.options.switched(off=["triton_fusion"])
     return vae
 
 
 def channels_last(vae: VideoVAE, half: str) -> VideoVAE:
-    """Plain torch with every convolution's weight in torch.channels_last_3d, which its outputs follow."""
-    vae.triton_fusion = False
-    vae.model.to(memory_format=torch.channels_last_3d)
-    convs = [m for m in getattr(vae.model, half).modules() if isinstance(m, nn.Conv3d)]
-    if not all(m.weight.is_contiguous(memory_format=torch.channels_last_3d) for m in convs):
-        raise InputError("torch did not store every convolution in channels_last_3d")
+    """Plain torch with its convolutions in torch.channels_last_3d."""
+    vae.options = vae.options.switched(on=["channels_last_3d"], off=["triton_fusion"])
     return vae
 
 
 def compiled(vae: VideoVAE, half: str) -> VideoVAE:
     """Plain torch with the three parts of the half through torch.compile (default mode, fixed shapes)."""
-    vae.triton_fusion = False
+    eager(vae, half)
     part = getattr(vae.model, half)
-    for name in _PARTS[half]:
+    for name in _PARTS:
         setattr(part, name, torch.compile(getattr(part, name), dynamic=False))
     return vae
 

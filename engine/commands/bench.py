@@ -142,7 +142,7 @@ def _prepare(args: argparse.Namespace, weights: Any, device: torch.device) -> tu
         if count < 1 or (count - 1) % arch.temporal:
             raise InputError(f"--frames {count}: the count must be 1 more than a multiple of {arch.temporal}")
     half = "decoder" if args.half == "decode" else "encoder"
-    precisions = [auto_precision(device) if name == "auto" else name for name in args.precisions]
+    precisions = [auto_precision(device, arch) if name == "auto" else name for name in args.precisions]
     cases = [
         Case(half, precision, count, *size, target, args.tiling, args.tile, args.overlap)
         for size in sizes for count in frames for precision in precisions for target in args.targets
@@ -227,7 +227,7 @@ def _check(args: argparse.Namespace) -> None:
 def _device(name: str | None) -> torch.device:
     from ..loader import placement
 
-    return placement("auto", name)[0]
+    return placement("auto", name)
 
 
 def _write(args: argparse.Namespace, reports: list[dict[str, Any]], profile: Any) -> None:
