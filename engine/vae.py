@@ -17,7 +17,7 @@ from .hardware import GIB
 from .models.arch import Architecture
 from .optimize import DEFAULTS, OFF, Options, unavailable, unused
 from .report import Report
-from .runtime.memory import memory_target
+from .runtime.memory import host_budget, memory_target
 from .runtime.pixels import OUTPUTS, PixelSink, to_network
 from .runtime.plan import Plan, Planner
 from .runtime.progress import Cancel, Progress, Ticker
@@ -163,7 +163,7 @@ class VideoVAE:
             log.once("Triton kernel fusion enabled for GroupNorm + SiLU.", log.info)
         report.mode = f"fused kernels ({layout})" if plan.fused else f"plain torch ({layout})"
         report.plan = plan.describe()
-        report.predicted_gb = plan.peak_bytes / GIB
+        report.predicted_gb, report.parked_gb = plan.peak_bytes / GIB, plan.host_bytes / GIB
         reasons = unavailable(self.device, self.dtype, self._kernels_off())
         report.off = list(unused(self._options, reasons, self.dtype, plan.fused).items())
 
@@ -197,7 +197,8 @@ class VideoVAE:
         target = memory_target(self.device, vram_gb, ram_gb, self._held("decoder"))
         return self.planner.plan(
             "decoder", batch, latents, height, width,
-            tiling=tiling, tile=tile, overlap=overlap, chunk=chunk, target=target, output=OUTPUTS[output],
+            tiling=tiling, tile=tile, overlap=overlap, chunk=chunk, target=target,
+            host=host_budget(self.device, ram_gb), output=OUTPUTS[output],
         )  # fmt: skip
 
     def decode(
@@ -317,8 +318,9 @@ class VideoVAE:
         self._need_encoder()
         target = memory_target(self.device, vram_gb, None, self._held("encoder"))
         return self.planner.plan(
-            "encoder", batch, latents, height, width, tiling=tiling, tile=tile, overlap=overlap, target=target
-        )
+            "encoder", batch, latents, height, width,
+            tiling=tiling, tile=tile, overlap=overlap, target=target, host=host_budget(self.device, None),
+        )  # fmt: skip
 
     def encode(
         self,

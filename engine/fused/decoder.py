@@ -141,13 +141,14 @@ class FusedDecoder:
     ) -> None:
         """8x for some frames of x at 4x."""
         m, h, w, _ = x.shape
+        size = m, 2 * h, 2 * w
         with run.arena.scope():
-            wide = run.take(m, 2 * h, 2 * w, self.ups[2].out_channels)
+            wide = run.take(*size, self.ups[2].out_channels)
             sums = run.upsample(self.ups[2], x, wide, run.done["frames"], self.groups)
-            y, sums = resnets(run, self.resnets[3], wide, sums, self.groups)
-            pixels = run.arena.take((m, 2 * h, 2 * w, 3), output)
+            y, sums = resnets(run, self.resnets[3], wide, sums, self.groups, overwrite=True)
+            pixels = run.arena.take((*size, 3), output)
             run.pixels(self.conv_out, y, self.norm_out, sums, pixels, form)
-            run.advance(2 * h, 2 * w)
+            run.advance(*size[1:])
             run.done["frames"] += m
             if not run.dry:
                 emit(pixels)

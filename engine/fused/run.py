@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -55,6 +56,8 @@ class Run:
         self.parked = Parked(parking or _RESIDENT, device)
         #: Frames that each stage has taken in so far.
         self.done: Counter[str] = Counter()
+        #: Learnt while dry: convolution key -> (times it runs in a chunk, bytes of its history), in order.
+        self.visits: dict[str, tuple[int, int]] = {}
         self.dry = True
 
     @property
@@ -211,6 +214,9 @@ class Run:
         coefs = None
         if norm.kind == "group" and not self.dry:
             coefs = coefficients(statistics(x, norm.groups) if sums is None else sums, norm, h * w)
+        if self.dry:
+            size = conv.halo * math.prod(plane) * conv.dtype.itemsize
+            self.visits[conv.key] = self.visits.get(conv.key, (0, 0))[0] + 1, size
         if not (conv.halo and self.parked.parking.holds(conv.key)):
             ring = self.rings.setdefault((plane, conv.dtype), Ring(plane, conv.dtype))
             if self.dry:

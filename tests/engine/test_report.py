@@ -58,10 +58,10 @@ def test_a_run_that_ends_early_says_so(fresh, noise):
 def test_what_happened_on_the_way_is_shown():
     report = Report("decode", (1, 5, 8, 8), "seedvr2", "fp8", "cuda:0", db=51.26)
     report.events["oom_step_downs"] += 2
-    report.reserved_gb, report.predicted_gb = 3.5, 3.25
+    report.reserved_gb, report.predicted_gb, report.parked_gb = 3.5, 3.25, 1.5
     text = report.text()
     assert "51.3 dB" in text and "2 x out of memory" in text
-    assert "planned 3.25 GB, process peak 3.50 GB reserved" in text
+    assert "planned 3.25 GB, 1.50 GB parked in host memory, process peak 3.50 GB reserved" in text
 
 
 def test_a_stage_entered_twice_adds_up(monkeypatch):
