@@ -66,7 +66,9 @@ class VideoVAE:
 
         self._fused = FusedPath(model, build, dtype, options)
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
-        self.planner = Planner(build, dtype, weights, self.fused, options.flash_attention)
+        self.planner = Planner(
+            build, dtype, weights, self.fused, self.spatial, self.temporal, options.flash_attention
+        )
 
     @property
     def options(self) -> Options:
@@ -215,11 +217,11 @@ class VideoVAE:
         progress: Progress | None = None,
         cancel: Cancel | None = None,
     ) -> Tensor:
-        """Host-scaled latent [B, C, T, h, w] (or [C, T, h, w]) -> frames [B, 4(T-1)+1, 8h, 8w, 3] in 0..1.
+        """Host-scaled latent [B, C, T, h, w] (or [C, T, h, w]) -> frames [B, 4(T-1)+1, s*h, s*w, 3] in 0..1.
 
-        tiling: "auto" and "untiled" run whole frames, "exact" equals them, "blended" uses tiles of `tile` pixels
-        (0: chosen for the target) sharing `overlap` pixels. chunk: latents per step. output: "float32", "float16"
-        or "uint8" (0..255). progress(done, total) after each chunk; cancel() true raises Cancelled.
+        s: `spatial`. tiling: "auto" and "untiled" run whole frames, "exact" equals them, "blended" uses tiles of `tile`
+        pixels (0: chosen for the target) sharing `overlap` pixels. chunk: latents per step. output: "float32",
+        "float16" or "uint8" (0..255). progress(done, total) after each chunk; cancel() true raises Cancelled.
         Raises InputError on a wrong latent or option, PlanError when nothing fits the target.
         """
         if output not in OUTPUTS:
@@ -234,7 +236,7 @@ class VideoVAE:
                 tiling=tiling, tile=tile, overlap=overlap, chunk=chunk, vram_gb=vram_gb, ram_gb=ram_gb, output=output,
             )  # fmt: skip
         self._describe(report, plan)
-        log.debug(f"decode {8 * w}x{8 * h}, {self.frames(count)} frames: {plan.describe()}")
+        log.debug(f"decode {self.spatial * w}x{self.spatial * h}, {self.frames(count)} frames: {plan.describe()}")
         sink = PixelSink(shape, OUTPUTS[output], plan.tiled)
         chunks = -(-count // plan.steps.latents)
         passes = len(plan.grid) + 1 if plan.tiled else 1
@@ -334,7 +336,7 @@ class VideoVAE:
         progress: Progress | None = None,
         cancel: Cancel | None = None,
     ) -> Tensor:
-        """Frames [B, F, H, W, 3] or [F, H, W, 3] in 0..1 (or uint8) -> host-scaled latent [B, C, T, H//8, W//8].
+        """Frames [B, F, H, W, 3] or [F, H, W, 3] in 0..1 (or uint8) -> host-scaled latent [B, C, T, H//s, W//s].
 
         T = (F - 1) // 4 + 1; frames beyond 4(T - 1) + 1 are not read. seed None gives the mean, a seed a sample.
         Options and errors as in `decode`.
@@ -354,7 +356,8 @@ class VideoVAE:
         """
         self._need_encoder()
         if x.ndim != 5 or x.shape[1] != 3 or x.shape[2] < 1 or min(x.shape[3:]) < self.spatial:
-            raise InputError(f"encode_raw takes [B, 3, F, H, W] of at least 8x8 pixels, not {list(x.shape)}")
+            least = f"{self.spatial}x{self.spatial}"
+            raise InputError(f"encode_raw takes [B, 3, F, H, W] of at least {least} pixels, not {list(x.shape)}")
         steps = Steps(chunk, frames)
         parts = (x[:, :, a:b].to(self.device, self.dtype) for a, b in frame_spans(x.shape[2], chunk, self.temporal))
         self._set_layout()
@@ -446,7 +449,8 @@ class VideoVAE:
         if x.shape[0] < 1 or x.shape[1] < 1:
             raise InputError(f"the video {list(video.shape)} has no frames")
         if min(x.shape[2:4]) < self.spatial:
-            raise InputError(f"frames of {x.shape[3]}x{x.shape[2]} are too small: at least 8x8 pixels")
+            least = f"{self.spatial}x{self.spatial}"
+            raise InputError(f"frames of {x.shape[3]}x{x.shape[2]} are too small: at least {least} pixels")
         if x.dtype != torch.uint8 and not all(torch.isfinite(f).all() for clip in x for f in clip):
             raise InputError("the video holds NaN or Inf")
         return x

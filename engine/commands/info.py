@@ -78,11 +78,13 @@ def describe_vae(path: Path, norm_groups: int | None) -> Lines:
     config = vae.model.config
     yield "file", f"{path} ({path.stat().st_size / (1 << 20):.1f} MiB)"
     yield "architecture", f"{vae.arch}, {vae.spatial}x{vae.spatial} pixels and {vae.temporal} frames per latent"
-    yield "latents", f"{vae.latent_channels} channels, the network's times {vae.scale}"
+    scale = "the network's own" if vae.scale == 1.0 else f"the network's times {vae.scale}"
+    yield "latents", f"{vae.latent_channels} channels, {scale}"
     yield "encoder", _half(vae.can_encode, config.encoder_widths)
     yield "decoder", _half(vae.can_decode, config.decoder_widths)
-    source = "--norm-groups" if norm_groups else "named in the file" if stored is not None else "the usual number"
-    yield "norm groups", f"{config.norm_groups} ({source})"
+    if config.norm_groups is not None:
+        source = "--norm-groups" if norm_groups else "named in the file" if stored is not None else "the usual number"
+        yield "norm groups", f"{config.norm_groups} ({source})"
     listed = ", ".join(f"{number} {name}" for name, number in types.most_common())
     yield "weights", f"{parameters / 1e6:.1f} M in {count} tensors, read as {listed}"
 

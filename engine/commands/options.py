@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def add_vae_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("VAE")
     group.add_argument("--vae", metavar="FILE", type=Path, help="VAE weights (default: the small demo VAE)")
-    group.add_argument("--precision", default="auto", metavar="P", help="auto (CUDA fp16, CPU fp32), fp32, bf16, fp16")
+    group.add_argument("--precision", default="auto", metavar="P", help="auto (see README), fp32, bf16, fp16")
     group.add_argument("--device", metavar="D", help="cuda, cuda:N or cpu (default: CUDA when there is one)")
     group.add_argument("--norm-groups", type=int, metavar="N", help="for files of unusual widths that do not name it")
     text = "switch an optimisation {} by its name in `info`; may be repeated"

@@ -100,9 +100,9 @@ class FusedPath:
     ) -> None:
         """Latents [B, C, T, h, w], divided by `scale`, into the sink's frames."""
         decoder, steps, out = self.decoder(), plan.steps, sink.out
-        ahead = self._options.async_offload
-        run = decoder.plan(steps.latents, z.shape[3], z.shape[4], steps.frames, out.dtype, device, self._parking(plan))
-        with allocated(run), StagedWriter(out, steps.frames, device, ahead) as writer:
+        parking = self._parking(plan)
+        run = decoder.plan(steps.latents, z.shape[3], z.shape[4], steps.frames, out.dtype, device, parking)
+        with allocated(run), StagedWriter(out, steps.frames, device, self._options.async_offload) as writer:
             for clip in range(z.shape[0]):
                 run.restart()
 
@@ -159,7 +159,8 @@ class FusedPath:
     ) -> None:
         """Frames [B, F, H, W, 3] in 0..1 (or bytes), chunked as `spans`, into moments out [B, 2C, T, h, w]."""
         encoder, steps = self.encoder(), plan.steps
-        run = encoder.plan(steps.latents, video.shape[2], video.shape[3], steps.frames, device, self._parking(plan))
+        parking = self._parking(plan)
+        run = encoder.plan(steps.latents, video.shape[2], video.shape[3], steps.frames, device, parking)
         with allocated(run):
             for clip in range(video.shape[0]):
                 run.restart()

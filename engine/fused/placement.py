@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from .parking import Parking
-from .run import Run
+from .run import Run, Visit
 
 #: Sizes of a parked history's buffer on the GPU: tall bands keep it busy, low ones save memory.
 BAND_BYTES = (1 << 30, 512 << 20, 192 << 20, 64 << 20)
@@ -14,17 +15,17 @@ BAND_BYTES = (1 << 30, 512 << 20, 192 << 20, 64 << 20)
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a run takes. `visits`: convolution key -> (times it runs in a chunk, bytes of its history), in order."""
+    """What a run takes; `visits` as in Run."""
 
     device: int
     host: int
     traffic: int  # bytes that come from the host in a chunk; as many go back at most
-    visits: dict[str, tuple[int, int]]
+    visits: dict[str, Visit]
 
     @classmethod
     def of(cls, run: Run) -> Sizes:
         parking = run.parked.parking
-        traffic = sum(n * size for key, (n, size) in run.visits.items() if size and parking.holds(key))
+        traffic = sum(v.times * v.nbytes for key, v in run.visits.items() if parking.holds(key))
         return cls(run.nbytes, run.host_bytes, traffic, dict(run.visits))
 
 
@@ -69,14 +70,16 @@ def _least_parked(
     return place(many)
 
 
-def _cheapest_first(visits: dict[str, tuple[int, int]]) -> list[str]:
-    """Keys by how often their history would travel; equals in an order that leaves even gaps between the first ones, so
-    that each fetch can hide behind convolutions that stay."""
-    order: list[str] = []
-    for times in sorted({n for n, size in visits.values() if size}):
-        equal = [key for key, (n, size) in visits.items() if n == times and size]
-        order += [equal[i] for i in _spread(len(equal))]
-    return order
+def _cheapest_first(visits: dict[str, Visit]) -> list[str]:
+    """Keys by how often their history would travel. Among equals, rings of few convolutions first, for a ring's free
+    slots go with its last one; within a ring in an order that leaves even gaps between the first ones, so that each
+    fetch can hide behind convolutions that stay."""
+    members = defaultdict(list)
+    for key, visit in visits.items():
+        if visit.nbytes:
+            members[visit.times, visit.ring].append(key)
+    groups = sorted(members.items(), key=lambda item: (item[0][0], len(item[1]), -visits[item[1][0]].nbytes))
+    return [keys[i] for _, keys in groups for i in _spread(len(keys))]
 
 
 def _spread(count: int) -> Iterator[int]:

@@ -38,6 +38,20 @@ class _Input:
         return x[:, factor * self.first : factor * self.last]
 
 
+@dataclass
+class Visit:
+    """How often a convolution runs in a chunk; plane and type of its input, and the frames of history it keeps."""
+
+    ring: tuple[Plane, torch.dtype]
+    halo: int
+    times: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its history."""
+        return self.halo * math.prod(self.ring[0]) * self.ring[1].itemsize
+
+
 class Run:
     """Executes a network's steps at one frame size, or, before `allocate`, only learns what memory they take.
 
@@ -56,8 +70,8 @@ class Run:
         self.parked = Parked(parking or _RESIDENT, device)
         #: Frames that each stage has taken in so far.
         self.done: Counter[str] = Counter()
-        #: Learnt while dry: convolution key -> (times it runs in a chunk, bytes of its history), in order.
-        self.visits: dict[str, tuple[int, int]] = {}
+        #: Learnt while dry: what each convolution asks for in a chunk, by key, in order.
+        self.visits: dict[str, Visit] = {}
         self.dry = True
 
     @property
@@ -215,8 +229,8 @@ class Run:
         if norm.kind == "group" and not self.dry:
             coefs = coefficients(statistics(x, norm.groups) if sums is None else sums, norm, h * w)
         if self.dry:
-            size = conv.halo * math.prod(plane) * conv.dtype.itemsize
-            self.visits[conv.key] = self.visits.get(conv.key, (0, 0))[0] + 1, size
+            visit = self.visits.setdefault(conv.key, Visit((plane, conv.dtype), conv.halo))
+            visit.times += 1
         if not (conv.halo and self.parked.parking.holds(conv.key)):
             ring = self.rings.setdefault((plane, conv.dtype), Ring(plane, conv.dtype))
             if self.dry:

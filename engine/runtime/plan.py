@@ -66,13 +66,15 @@ class Planner:
 
     def __init__(
         self, build: Callable[[], nn.Module], dtype: torch.dtype, weights: int, fused: Callable[[], FusedPath | None],
-        flash_attention: bool = True,
-    ) -> None:
+        spatial: int = 8, temporal: int = 4, flash_attention: bool = True,
+    ) -> None:  # fmt: skip
         """`build` makes the module on the meta device, `weights` are its bytes, `fused` gives the fused path if any.
 
-        flash_attention: as in `Options`; without it, plain torch's attention takes memory of its own.
+        spatial, temporal: pixels per side and frames of a latent. flash_attention: as in `Options`; without it, plain
+        torch's attention takes memory of its own.
         """
         self._build = build
+        self._spatial, self._temporal = spatial, temporal
         self._dtype = dtype
         self._weights = weights
         self._fused = fused
@@ -111,21 +113,22 @@ class Planner:
         if chunk < 0:
             raise InputError(f"chunk={chunk} is negative: give latents per chunk, or 0 for automatic")
         if tiling == "blended":
-            check_tile(tile, overlap)
-        size = f"{8 * width}x{8 * height}"
+            check_tile(tile, overlap, self._spatial)
+        s = self._spatial
+        size = f"{s * width}x{s * height}"
         band = tile if tiling == "exact" else 0
         ask = _Ask(half, batch, latents, height, width, chunk, output, band, host)
         if tiling != "blended":
-            whole = grid(height, width, 8 * max(height, width), 0, 8)
+            whole = grid(height, width, s * max(height, width), 0, s)
             plan, least = self._first_fit(ask, [whole], target)
             refusal = f"{size} untiled needs {_gb(least)} and the target is {_gb(target)}: raise vram_gb, "
             refusal += f"{self._parked(ask)}or use tiling='blended' (approximate; tile=0 picks the size)"
         elif tile:
-            plan, least = self._first_fit(ask, [grid(height, width, tile, overlap, 8)], target)
+            plan, least = self._first_fit(ask, [grid(height, width, tile, overlap, s)], target)
             refusal = f"tile={tile} at {size} needs {_gb(least)} and the target is {_gb(target)}: use a smaller tile, "
             refusal += "tile=0 for automatic, or raise vram_gb"
         else:
-            plan, least = self._first_fit(ask, _shrinking(height, width, overlap), target)
+            plan, least = self._first_fit(ask, _shrinking(height, width, overlap, s), target)
             refusal = f"{size} needs {_gb(least)} even in the smallest tiles and the target is {_gb(target)}: raise "
             refusal += "vram_gb or lower the overlap"
         if plan is None:
@@ -160,14 +163,14 @@ class Planner:
 
     def _fused_steps(self, ask: _Ask, rows: int, cols: int) -> Iterator[Steps]:
         """From what fills the GPU down to one frame per step."""
-        frames = self._fused().frames_per_step(8 * rows, 8 * cols)
+        frames = self._fused().frames_per_step(self._spatial * rows, self._spatial * cols)
         while frames:
-            yield self._step(ask, -(-frames // 4), frames)
+            yield self._step(ask, -(-frames // self._temporal), frames)
             frames //= 2
 
     def _step(self, ask: _Ask, latents: int, frames: int) -> Steps:
         latents = min(ask.chunk or min(latents, MAX_LATENTS), ask.latents)
-        return Steps(latents, min(frames, 4 * latents))
+        return Steps(latents, min(frames, self._temporal * latents))
 
     def _fused_plan(self, ask: _Ask, tiles: Grid, steps: Steps, parking: Parking | None) -> Plan:
         sizes = self._sizes(ask, tiles, steps, parking)
@@ -202,7 +205,7 @@ class Planner:
         """What parking would take, where that is more than the host may give; for refusals."""
         if self._fused() is None or ask.host is None:
             return ""
-        tiles = grid(ask.height, ask.width, 8 * max(ask.height, ask.width), 0, 8)
+        tiles = grid(ask.height, ask.width, self._spatial * max(ask.height, ask.width), 0, self._spatial)
         *_, steps = self._fused_steps(ask, tiles.rows.size, tiles.cols.size)
         least = leanest(functools.partial(self._sizes, ask, tiles, steps))
         if least.host <= ask.host:
@@ -228,8 +231,9 @@ class Planner:
                 pass
 
         def encode() -> None:
-            spans = frame_spans(4 * (latents - 1) + 1, steps.latents, 4)
-            video = (meta(batch, 3, b - a, 8 * rows, 8 * cols) for a, b in spans)
+            s, t = self._spatial, self._temporal
+            spans = frame_spans(t * (latents - 1) + 1, steps.latents, t)
+            video = (meta(batch, 3, b - a, s * rows, s * cols) for a, b in spans)
             features = encode_features(part, video, steps, _nothing)
             if tiled:
                 shapes = [f.shape for f in features]
@@ -268,14 +272,14 @@ def _steps(latents: int, chunk: int) -> Iterator[Steps]:
         yield Steps(min(sizes[-1], latents), frames)
 
 
-def _shrinking(height: int, width: int, overlap: int) -> Iterator[Grid]:
+def _shrinking(height: int, width: int, overlap: int, scale: int) -> Iterator[Grid]:
     """Grids from the whole frame down to the smallest tiles that still leave something besides the overlap."""
-    yield grid(height, width, 8 * max(height, width), overlap, 8)
+    yield grid(height, width, scale * max(height, width), overlap, scale)
     tile = max(height, width)
-    smallest = max(2, 2 * (-(-overlap // 8)))
+    smallest = max(2, 2 * (-(-overlap // scale)))
     while tile > smallest:
         tile = max(smallest, tile * 3 // 4)
-        yield grid(height, width, 8 * tile, overlap, 8)
+        yield grid(height, width, scale * tile, overlap, scale)
 
 
 def _gb(size: int | None) -> str:
