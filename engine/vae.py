@@ -14,6 +14,7 @@ from . import log
 from .errors import InputError
 from .fused.path import FusedPath, why_off
 from .hardware import GIB
+from .methods import DocumentedMethods
 from .models.arch import Architecture
 from .optimize import DEFAULTS, OFF, Options, unavailable, unused
 from .report import Report
@@ -25,7 +26,7 @@ from .runtime.scope import scoped_math
 from .runtime.stream import Steps, decode_features, decode_frames, encode_features, encode_moments, frame_spans
 
 
-class VideoVAE:
+class VideoVAE(DocumentedMethods):
     """A loaded video VAE.
 
     Latents of `decode` and `encode` are host-scaled (the network's times `scale`), those of the `_raw` pair are the
@@ -125,6 +126,12 @@ class VideoVAE:
             return None
         return self._fused
 
+    def unused(self, fused: bool | None = None) -> dict[str, str]:
+        """Optimisation -> why runs do not use it. fused: those on the fused kernels, or those that are not (None:
+        untiled runs, whichever they are)."""
+        reasons = unavailable(self.device, self.dtype, self._kernels_off())
+        return unused(self._options, reasons, self.dtype, self.fused() is not None if fused is None else fused)
+
     def _kernels_off(self) -> str | None:
         return why_off(self.arch, self.model.config, self.dtype, self.device)
 
@@ -166,8 +173,7 @@ class VideoVAE:
         report.mode = f"fused kernels ({layout})" if plan.fused else f"plain torch ({layout})"
         report.plan = plan.describe()
         report.predicted_gb, report.parked_gb = plan.peak_bytes / GIB, plan.host_bytes / GIB
-        reasons = unavailable(self.device, self.dtype, self._kernels_off())
-        report.off = list(unused(self._options, reasons, self.dtype, plan.fused).items())
+        report.off = list(self.unused(plan.fused).items())
 
     def _set_layout(self) -> str:
         """Give the plain convolutions' weights the layout that the options ask for; theirs decides their inputs'."""
