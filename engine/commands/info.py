@@ -27,6 +27,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def show(vae: Path | None, norm_groups: int | None) -> int:
+    """Print it all; returns the exit code."""
     # The file first: when it cannot be used, the error is all there is to read.
     about_file = [] if vae is None else list(describe_vae(vae, norm_groups))
     for name, text in (*describe_hardware(survey()), *about_file):
@@ -57,12 +58,12 @@ def describe_options(gpu: bool) -> Lines:
     import torch
 
     from ..loader import PRECISIONS, auto_precision
-    from ..models.seedvr2 import ARCHITECTURE
+    from ..models import seedvr2
     from ..optimize import DEFAULTS, OFF, TOGGLES, availability, unused
 
     device = torch.device("cuda" if gpu else "cpu")
-    dtype = PRECISIONS[auto_precision(device, ARCHITECTURE)]
-    reasons = availability(device, ARCHITECTURE.name, None, dtype)
+    dtype = PRECISIONS[auto_precision(device, seedvr2.ARCHITECTURE)]
+    reasons = availability(device, "seedvr2", None, dtype)
     off = unused(DEFAULTS, reasons, dtype, fused=reasons["triton_fusion"] is None)
     for name in TOGGLES:
         why = f"not here: {reasons[name]}" if reasons[name] else f"off: {off[name]}" if name in off else "on"
