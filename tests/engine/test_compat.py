@@ -217,6 +217,26 @@ def test_a_foreign_module_keeps_its_result(lines):
         compat.optimize_vae_for_inference(3, "cpu")
 
 
+def test_a_hosts_vae_keeps_its_type(tiny):
+    class HostVae:
+        engine = tiny
+
+    host = HostVae()
+    assert compat.optimize_vae_for_inference(host, "cpu", enable_flash_attention=False) is host
+    assert not tiny.options.flash_attention
+    assert compat.apply_channels_last_3d(host) > 50 and tiny.options.channels_last_3d is True
+
+
+def test_amp_wraps_the_forward_of_a_foreign_module(monkeypatch, lines):
+    module = Foreign()
+    monkeypatch.setattr(compat, "_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(module, "to", lambda _: module)
+    monkeypatch.setattr(compat, "configure_amp_context", lambda: torch.autocast("cpu", torch.bfloat16))
+    assert compat.optimize_for_windows_blackwell(module) is module
+    assert module(torch.ones(1, 3, 2, 4, 4)).dtype == torch.bfloat16
+    assert any("autocast" in line for line in lines())
+
+
 def test_channels_last_counts_and_says_only_what_it_did(tiny, noise, lines):
     z = noise(1, 16, 1, 3, 3)
     expected = tiny.decode(z)

@@ -33,6 +33,16 @@ def test_decode_and_encode_leave_a_report(fresh, noise):
     assert list(fresh.last_report.seconds) == ["plan", "encode", "output"]
 
 
+def test_packing_has_its_own_time_and_is_done_once(fresh, noise, monkeypatch):
+    monkeypatch.setattr("zerowaste_vae.engine.vae.why_off", lambda *_: None)
+    for stages in (["plan", "weights", "decode", "output"], ["plan", "decode", "output"]):
+        fresh.decode(noise(1, 16, 1, 2, 2))
+        assert list(fresh.last_report.seconds) == stages
+    assert fresh.last_report.mode == "fused kernels (NDHWC)"
+    fresh.encode(torch.rand(1, 16, 16, 3))
+    assert list(fresh.last_report.seconds) == ["plan", "weights", "encode", "output"]
+
+
 def test_text_and_dict_say_the_same(fresh, noise):
     fresh.decode(noise(1, 16, 2, 2, 2), tiling="blended", tile=16, overlap=0)
     report = fresh.last_report
