@@ -31,11 +31,12 @@ class Options:
     triton_fusion: the fused kernels. Off: the plain torch modules.
     composed_upsample: expansion, pixel shuffle and convolution as one convolution. Off: one after the other.
     cuda_graphs: steady chunks are replayed from a captured graph where that helps.
-    flash_attention: kernels that need no score matrix. Off: plain products, a block of queries at a time.
+    flash_attention: attention kernels, ours or torch's. Off: plain products in fp32, a block of queries at a time.
     tf32: fp32 runs multiply in TF32. Ten bits of mantissa are left, so off.
     cudnn_benchmark: cuDNN tries its algorithms out. Other algorithms round differently and take workspaces that no plan
         can know, so off; on an H200 it changed nothing in a Wan decode.
-    async_offload: finished frames, and parked history, are copied while the GPU goes on. Off: it waits for each copy.
+    async_offload: input, finished frames and parked history are copied while the GPU goes on. Off: each copy is waited
+        for, and nothing is read or fetched ahead.
     min_db: PSNR (dB, peak 2.0) that approximations must keep against the exact path; 0 allows only what is switched
         on by name.
     Raises InputError on values of the wrong kind.

@@ -30,7 +30,7 @@ class Report:
     architecture: str
     precision: str
     device: str
-    mode: str = ""  # what ran: "fused kernels, untiled", "plain torch, 6 blended tiles", ...
+    mode: str = ""  # what ran: "fused kernels (NDHWC)", "plain torch (NCDHW)", ...
     plan: str = ""
     predicted_gb: float | None = None
     parked_gb: float = 0.0  # host memory that histories wait in, as planned

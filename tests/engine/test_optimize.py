@@ -184,6 +184,7 @@ def test_each_switch_on_a_gpu(gpu_file, noise):
     exact = load(gpu_file, "fp32", "cpu").decode(z)
     vae = load(gpu_file, "fp16", "cuda")
     default = vae.decode(z)
+    assert torch.equal(vae.decode(z.cuda()), default)
     vae.options = DEFAULTS.switched(off=["triton_fusion"])
     plain = decibel(vae.decode(z), exact)
     benchmark, flash = torch.backends.cudnn.benchmark, torch.backends.cuda.flash_sdp_enabled()
