@@ -255,7 +255,7 @@ class Run:
                 continue
             data = parked.enter(conv.key, band, d)
             norm_act(x, norm, data, slot=conv.halo, store=store, coefs=coefs, first=band.top)
-            parked.arrive(conv.key, data, self.head)
+            parked.arrive(conv.key, band, data, self.head)
             here = replace(geometry, first_row=band.first, frame_rows=rows)
             yield _Input(data, 0, here, band.first, band.last)
             parked.leave(conv.key, band, data)
