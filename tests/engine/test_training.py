@@ -177,6 +177,7 @@ def test_loader_gives_every_item(frames):
     assert not loader.persistent_workers
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_loader_workers(frames, monkeypatch, caplog):
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     assert compat.create_optimized_dataloader(frames).num_workers == 0
