@@ -257,7 +257,8 @@ class Run:
         with self.arena.scope():
             tokens = self.take(1, h, w, c)
             q, k, v, y = (self.take(1, n, c) for _ in range(4))
-            scratch = self.arena.take((scratch_bytes(n, self.dtype.itemsize),), torch.uint8)
+            size = scratch_bytes(n, self.dtype.itemsize) if block.flash else 0
+            scratch = self.arena.take((size,), torch.uint8)
             if self.dry:
                 return None
             coefs = self._coefficients(x, block.norm, sums)
