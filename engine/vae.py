@@ -64,7 +64,7 @@ class VideoVAE:
         def build() -> nn.Module:
             return self.architecture.build(model.config)
 
-        self._fused = FusedPath(model, build, dtype, options)
+        self._fused = FusedPath(model, self.architecture, dtype, options)
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
         self.planner = Planner(
             build, dtype, weights, self.fused, self.spatial, self.temporal, options.flash_attention

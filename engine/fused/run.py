@@ -25,7 +25,7 @@ _RESIDENT = Parking(frozenset(), 0)
 
 
 @dataclass(frozen=True)
-class _Input:
+class Input:
     """What one call of a convolution reads (a buffer, from its slot `start` on) and the output rows it is for."""
 
     data: Tensor
@@ -126,18 +126,21 @@ class Run:
 
     def conv(
         self, conv: Conv, x: Tensor, out: Tensor, norm: Norm = COPY, sums: Partials | None = None, groups: int = 0,
-        residual: Tensor | None = None, geometry: Geometry = _PLAIN, skip: int = 0,
+        residual: Tensor | None = None, geometry: Geometry = _PLAIN, skip: int = 0, pixels: Pixels | None = None,
     ) -> Partials | None:
         """[D, H, W, C] x (normalised and activated, or as it is) through a causal convolution into `out`.
 
         sums: what the norm needs to know of x. groups > 0 asks for those of `out`. skip: frames of history that this
-        call does not read.
+        call does not read; `out` may then have no frames at all. pixels: an output format.
         """
         parts = []
-        for i in self._inputs(conv, x, norm, sums, out.shape[1], geometry):
+        for i in self.inputs(conv, x, norm, sums, out.shape[1], geometry):
+            if not out.shape[0]:
+                continue
             epilogue = Epilogue(
-                bias=conv.bias, residual=None if residual is None else i.rows(residual), groups=groups, scale=conv.scale
-            )
+                bias=conv.bias, residual=None if residual is None else i.rows(residual), groups=groups,
+                scale=conv.scale, pixels=pixels,
+            )  # fmt: skip
             start = (i.start + skip) % i.data.shape[0]
             parts.append(
                 conv3d(i.data, conv.weight, i.rows(out), geometry=i.geometry, epilogue=epilogue, start=start)
@@ -156,7 +159,7 @@ class Run:
         return _joined([
             upsample(i.data, up.composed, i.rows(out, 2), first=first, groups=groups, scale=up.scale, start=i.start,
                      geometry=i.geometry)
-            for i in self._inputs(up, x, COPY, None, x.shape[1], _PLAIN)
+            for i in self.inputs(up, x, COPY, None, x.shape[1], _PLAIN)
         ])  # fmt: skip
 
     def _expand(self, up: Expansion, x: Tensor, out: Tensor, groups: int) -> Partials | None:
@@ -193,9 +196,11 @@ class Run:
             q, k, v, y = (self.take(1, n, c) for _ in range(4))
             if self.dry:
                 return None
-            coefs = coefficients(sums, block.norm, n)
+            grouped = block.norm.kind == "group"
+            coefs = coefficients(sums, block.norm, n) if grouped else None
             for i in range(x.shape[0]):
-                norm_act(x[i : i + 1], block.norm, tokens, border=0, store=Store(silu=False), coefs=coefs[i : i + 1])
+                own = coefs[i : i + 1] if grouped else None
+                norm_act(x[i : i + 1], block.norm, tokens, border=0, store=Store(silu=False), coefs=own)
                 flat = tokens.view(n, c)
                 for (weight, bias), out in zip((block.q, block.k, block.v), (q, k, v), strict=True):
                     torch.addmm(bias, flat, weight, out=out[0])
@@ -203,11 +208,11 @@ class Run:
                 weight, bias = block.out
                 torch.addmm(bias, y[0], weight, out=q[0])
                 x[i].view(n, c).add_(q[0])
-        return statistics(x, block.norm.groups)
+        return statistics(x, block.norm.groups) if grouped else None
 
     def pixels(self, conv: Output, x: Tensor, norm: Norm, sums: Partials | None, out: Tensor, format: Pixels) -> None:
         """Last norm and convolution, stored as finished pixels in `out` [D, H, W, 3]."""
-        for i in self._inputs(conv, x, norm, sums, out.shape[1], _PLAIN):
+        for i in self.inputs(conv, x, norm, sums, out.shape[1], _PLAIN):
             to_pixels(i.data, conv.weight, conv.bias, i.rows(out), pixels=format, start=i.start, packed=conv.packed)
 
     def advance(self, h: int, w: int) -> None:
@@ -218,9 +223,9 @@ class Run:
 
     # -- where convolutions find their input ------------------------------------------------------------------------
 
-    def _inputs(
+    def inputs(
         self, conv: Conv | Upsampler, x: Tensor, norm: Norm, sums: Partials | None, rows: int, geometry: Geometry
-    ) -> Iterator[_Input]:
+    ) -> Iterator[Input]:
         """Write x as the next input of `conv` behind its history, whole or band by band. Nothing while dry."""
         d, h, w, c = x.shape
         plane = (h + 2, w + 2, padded_channels(c, conv.dtype))
@@ -239,7 +244,7 @@ class Run:
             start, slot = ring.place(conv.key, d)
             norm_act(x, norm, ring.data, slot=slot, store=store, coefs=coefs)
             ring.begin(conv.key, self.head)
-            yield _Input(ring.data, start, geometry, 0, rows)
+            yield Input(ring.data, start, geometry, 0, rows)
             return
         parked, kernel = self.parked, conv.weight.kernel[1]
         reach = geometry.origin[0] + kernel + int(conv.weight.shifted)
@@ -251,7 +256,7 @@ class Run:
             norm_act(x, norm, data, slot=conv.halo, store=store, coefs=coefs, first=band.top)
             parked.arrive(conv.key, data, self.head)
             here = replace(geometry, first_row=band.first, frame_rows=rows)
-            yield _Input(data, 0, here, band.first, band.last)
+            yield Input(data, 0, here, band.first, band.last)
             parked.leave(conv.key, band, data)
 
 

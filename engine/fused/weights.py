@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import layers
 from ..kernels.conv3d import Weight, pack_weight
@@ -28,6 +28,7 @@ class Conv:
 
     @classmethod
     def of(cls, conv: layers.CausalConv3d, dtype: torch.dtype) -> Conv:
+        """Of a convolution in space and time."""
         return cls(conv.key, pack_weight(conv.weight, dtype), conv.bias.float())
 
     @property
@@ -62,7 +63,7 @@ class Resnet:
     shortcut: Conv | None
 
     @classmethod
-    def of(cls, block: layers.ResnetBlock, dtype: torch.dtype) -> Resnet:
+    def of(cls, block: layers.Resnet, dtype: torch.dtype) -> Resnet:
         shortcut = block.conv_shortcut
         return cls(
             norm_of(block.norm1),
@@ -92,18 +93,9 @@ class Attention:
     flash: bool = True
 
     @classmethod
-    def of(cls, block: layers.SpatialAttention, dtype: torch.dtype, flash: bool = True) -> Attention:
-        def linear(module: nn.Linear) -> tuple[Tensor, Tensor]:
-            return module.weight.to(dtype).t(), module.bias.to(dtype)
-
-        return cls(
-            norm_of(block.group_norm),
-            linear(block.to_q),
-            linear(block.to_k),
-            linear(block.to_v),
-            linear(block.to_out[0]),
-            flash,
-        )
+    def of(cls, block: layers.FrameAttention, dtype: torch.dtype, flash: bool = True) -> Attention:
+        q, k, v, out = ((weight.to(dtype).t(), bias.to(dtype)) for weight, bias in block.projections())
+        return cls(norm_of(block.norm), q, k, v, out, flash)
 
 
 @dataclass(frozen=True)
@@ -169,7 +161,9 @@ class Downsampler(Conv):
         return cls(conv.key, pack_weight(conv.weight, dtype), conv.bias.float(), conv.stride[0])
 
 
-def norm_of(norm: layers.NormAct) -> Norm:
+def norm_of(norm: layers.NormAct | layers.LengthNormAct) -> Norm:
+    if isinstance(norm, layers.LengthNormAct):
+        return Norm("l2", norm.gamma.flatten().float(), eps=norm.eps)
     return Norm("group", norm.weight.float(), norm.bias.float(), norm.num_groups, norm.eps)
 
 
