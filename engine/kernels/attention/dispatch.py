@@ -15,14 +15,24 @@ from .schedules import MERGE_ROWS, MERGE_TILES, Schedule, block_rows, pick
 
 FLASH_HEAD = 256  # torch's flash kernels stop here
 LARGEST_HEAD = 1024
+_NARROWEST, _WIDEST = 64, 256  # of all schedules' tiles
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, *, backend: str = "auto") -> Tensor:
+def scratch_bytes(tokens: int, itemsize: int) -> int:
+    """Bytes of `scratch` that `attention` uses at most for one call over this many tokens."""
+    row = -(-tokens // _WIDEST) * _WIDEST * itemsize
+    rows = block_rows(tokens, row, _WIDEST)
+    return rows * row + 2 * 4 * rows * -(-tokens // _NARROWEST)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, *, out: Tensor | None = None, scratch: Tensor | None = None,
+              backend: str = "auto") -> Tensor:
     """Single-head attention within each frame.
 
     q, k, v: [B, N, D] contiguous, fp16 or bf16 (fp32 runs torch), D a multiple of 8. Returns [B, N, D]:
-    softmax(q k^T / sqrt(D)) v. Memory is O(N): 128 MiB of scratch at most. backend "reference" is fp32 arithmetic. Raises ValueError where shapes
-    or types differ.
+    softmax(q k^T / sqrt(D)) v. Memory is O(N): about 128 MiB of scratch, allocated unless `scratch` is given (uint8,
+    `scratch_bytes` of it). out: memory our kernels may put the result in. backend "reference" is fp32 arithmetic.
+    Raises ValueError where shapes or types differ.
     """
     if q.shape != k.shape or q.shape != v.shape or q.dim() != 3 or not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"attention needs three [B, N, D] of one type, not {list(q.shape)}, {list(k.shape)}")
@@ -35,15 +45,16 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, backend: str = "auto") -> Tens
         if not use_triton(q.device, backend) or head > LARGEST_HEAD:
             raise ValueError(f"no attention kernel for a head of {head}")
         with on_device(q):
-            return launch(q.contiguous(), k.contiguous(), v.contiguous(), here)
+            return launch(q.contiguous(), k.contiguous(), v.contiguous(), here, out=out, scratch=scratch)
     if fits and use_triton(q.device, backend, q.dtype):
         with on_device(q):
-            return launch(q.contiguous(), k.contiguous(), v.contiguous(), here)
+            return launch(q.contiguous(), k.contiguous(), v.contiguous(), here, out=out, scratch=scratch)
     return F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])[:, 0]
 
 
 def launch(q: Tensor, k: Tensor, v: Tensor, here: Target,
-           schedules: tuple[Schedule, Schedule] | None = None) -> Tensor:
+           schedules: tuple[Schedule, Schedule] | None = None, out: Tensor | None = None,
+           scratch: Tensor | None = None) -> Tensor:
     """Run the kernels on contiguous tensors; `schedules` overrides the table (checks and tuning only)."""
     from . import triton as kernels
 
@@ -52,9 +63,12 @@ def launch(q: Tensor, k: Tensor, v: Tensor, here: Target,
     tiles = -(-tokens // scores.bn)
     stride = tiles * scores.bn
     rows = block_rows(tokens, stride * q.element_size(), scores.bm)
-    weights = torch.empty(rows, stride, dtype=q.dtype, device=q.device)
-    peaks, totals = torch.empty(2, tiles, rows, dtype=torch.float32, device=q.device)
-    out = torch.empty_like(q)
+    split, end = rows * stride * q.element_size(), rows * stride * q.element_size() + 8 * tiles * rows
+    if scratch is None or scratch.numel() < end:
+        scratch = torch.empty(end, dtype=torch.uint8, device=q.device)
+    weights = scratch[:split].view(q.dtype).view(rows, stride)
+    peaks, totals = scratch[split:end].view(torch.float32).view(2, tiles, rows)
+    out = torch.empty_like(q) if out is None else out
     operands: list[Any] = [q, k, weights, v]
     if here.tma:
         from triton.tools.tensor_descriptor import TensorDescriptor
