@@ -13,7 +13,8 @@ from ..targets import FP8, Target
 @dataclass(frozen=True)
 class Schedule:
     """Output positions, output channels and depth of one step; warps; pipeline stages; epilogue slices (1, 2, 4);
-    tiles of positions that run through all output channels together."""
+    tiles of positions that run through all output channels together; channels of a second, narrower tile of the same
+    positions (widths are powers of two: 96 is 64 + 32), 0: none."""
 
     bm: int
     bn: int
@@ -22,6 +23,7 @@ class Schedule:
     stages: int
     slices: int = 2
     group: int = 1
+    tail: int = 0
 
 
 # (operand class, kind of layer) -> schedule, per generation. sm_90 measured on an H200; the others chosen so that
