@@ -143,7 +143,21 @@ def test_forms_of_other_generations(interpreter, monkeypatch, dtype, sm, fast, l
 def test_schedules_never_see_the_chunk():
     here = capabilities("any", 90, (3, 6))
     assert pick(here, HALF, 512, 512, (360, 640)) == pick(here, HALF, 512, 512, (360, 640))
-    assert fit(pick(here, HALF, 96, 96, (360, 640)), HALF, 96, 96).bn == 32  # three tiles of 32, no padding
+
+
+@pytest.mark.parametrize(
+    ("channels", "tiles"), [(96, (64, 32)), (192, (128, 64)), (384, (256, 128)), (640, (256, 64)), (512, (256, 0))]
+)
+def test_odd_widths_are_filled_by_two_tiles(channels, tiles):
+    for frame in ((360, 640), (45, 80)):
+        chosen = pick(capabilities("any", 90, (3, 6)), HALF, channels, channels, frame)
+        assert (chosen.bn, chosen.tail) == tiles
+        assert channels % (chosen.bn + chosen.tail) == 0
+
+
+def test_no_pair_of_tiles():
+    chosen = fit(schedules.Schedule(128, 128, 64, 4, 3), HALF, 64, 176)
+    assert (chosen.bn, chosen.tail) == (64, 0)  # 192 columns, not 256
 
 
 @pytest.mark.parametrize("change, word", [
