@@ -96,6 +96,7 @@ class FusedWanDecoder(StagedDecoder):
             return pixels
         pixels = run.arena.take((m, 2 * h, 2 * w, 3), output)
         blocks = run.arena.take((m, h, w, 12), output)
+        run.inspect(y)
         run.conv(self.conv_out, y, blocks, self.norm_out, pixels=form)
         # Channel (c * 2 + column) * 2 + row.
         pixels.view(m, h, 2, w, 2, 3).copy_(blocks.view(m, h, w, 3, 2, 2).permute(0, 1, 5, 2, 4, 3))
@@ -120,7 +121,7 @@ def _upsample(run: Run, up: Up, x: Tensor, out: Tensor, starts: bool, add: bool)
         if up.time is not None:
             _double_frames(run, up.time, x, inside, starts)
         elif not run.dry:
-            norm_act(x, COPY, buffer, store=Store(silu=False))
+            run.attempt(norm_act, x, COPY, buffer, store=Store(silu=False))
     else:
         frames = x
         if up.time is not None:
@@ -130,7 +131,7 @@ def _upsample(run: Run, up: Up, x: Tensor, out: Tensor, starts: bool, add: bool)
         inside.unflatten(1, (h, 2)).unflatten(3, (w, 2)).copy_(frames[:, :, None, :, None])
     if not run.dry:
         epilogue = Epilogue(bias=up.space.bias, residual=out if add else None)
-        conv3d(buffer, up.space.weight, out, epilogue=epilogue)
+        run.attempt(conv3d, buffer, up.space.weight, out, epilogue=epilogue)
 
 
 def _double_frames(run: Run, time: Conv, x: Tensor, out: Tensor, starts: bool) -> None:

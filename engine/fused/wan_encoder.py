@@ -132,7 +132,7 @@ def _downsample(run: Run, down: Down, x: Tensor, out: Tensor, starts: bool, add:
         for conv, part in ((down.lead, rows[:lead]), (down, rows[lead:])):
             if part.shape[0]:
                 epilogue = Epilogue(bias=conv.bias, residual=part if add else None)
-                conv3d(i.data, conv.weight, part, geometry=i.geometry, epilogue=epilogue, start=start)
+                run.attempt(conv3d, i.data, conv.weight, part, geometry=i.geometry, epilogue=epilogue, start=start)
 
 
 def _average(run: Run, average: Average, x: Tensor, out: Tensor, starts: bool) -> None:
@@ -143,4 +143,4 @@ def _average(run: Run, average: Average, x: Tensor, out: Tensor, starts: bool) -
     lead = int(starts and average.stride[0] == 2)
     for weight, source, target in ((average.lead, x[:lead], out[:lead]), (average.weight, x[lead:], out[lead:])):
         if target.shape[0]:
-            conv3d(source, weight, target, geometry=geometry)
+            run.attempt(conv3d, source, weight, target, geometry=geometry)
