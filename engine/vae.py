@@ -72,7 +72,7 @@ class VideoVAE(DocumentedMethods):
             return self.architecture.build(model.config)
 
         self._plain = PlainPath(model, self.architecture, dtype)
-        self._fused = FusedPath(model, build, dtype, options)
+        self._fused = FusedPath(model, self.architecture, dtype, options)
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
         self.planner = Planner(
             build, dtype, weights, self.fused, self.spatial, self.temporal, options.flash_attention
