@@ -7,10 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..kernels.conv3d import Partials
 from ..kernels.to_pixels import BYTES, UNIT, Pixels
 from ..models.seedvr2 import Decoder
 from .blocks import resnet, resnets
+from .parking import Parking
 from .run import Run
 from .weights import Attention, Conv, Output, Resnet, Upsampler, norm_of, tensor_bytes
 
@@ -39,12 +39,13 @@ class FusedDecoder:
         self.nbytes = tensor_bytes(self)
 
     def plan(
-        self, latents: int, height: int, width: int, frames: int, output: torch.dtype, device: torch.device
+        self, latents: int, height: int, width: int, frames: int, output: torch.dtype, device: torch.device,
+        parking: Parking | None = None,
     ) -> Run:
-        """A dry Run that knows its memory: chunks of `latents`, `frames` per step at 4x and 8x."""
-        run = Run(self.dtype, device)
+        """A dry Run that knows its memory: chunks of `latents`, `frames` per step at 8x."""
+        run = Run(self.dtype, device, parking)
         # Not the clip's start: from there on a latent is as many frames as it can be.
-        run.done.update(latents=1, frames=1)
+        run.done.update(latents=1, twice=1, frames=1)
         z = torch.empty(latents, height, width, self.conv_in.weight.channels, device="meta", dtype=self.dtype)
         self.chunk(run, z, frames, output, lambda pixels: None)
         return run
@@ -59,7 +60,7 @@ class FusedDecoder:
     def plan_tile(self, latents: int, height: int, width: int, frames: int, device: torch.device) -> Run:
         """A dry Run for `tile_chunk`; sizes of the tile."""
         run = Run(self.dtype, device)
-        run.done.update(latents=1, frames=1)
+        run.done.update(latents=1, twice=1, frames=1)
         x = torch.empty(latents, height, width, self.resnets[0][-1].out_channels, device="meta", dtype=self.dtype)
         self.tile_chunk(run, x, frames, lambda pixels: None)
         return run
@@ -67,7 +68,7 @@ class FusedDecoder:
     def chunk(self, run: Run, z: Tensor, frames: int, output: torch.dtype, emit: Callable[[Tensor], None]) -> None:
         """Decode latents [D, h, w, C] (any strides); `emit` gets pixels [m, 8h, 8w, 3], valid until it returns.
 
-        frames: most frames per step at 4x and 8x (0: all of the chunk). Pixels are 0..1, or bytes 0..255.
+        frames: most frames per step at 8x (0: all of the chunk). Pixels are 0..1, or bytes 0..255.
         """
         form = BYTES if output == torch.uint8 else UNIT
         self._after_front(run, z.shape[:3], lambda: self._front(run, z), frames, output, form, emit)
@@ -76,7 +77,7 @@ class FusedDecoder:
         """Only the part that must see the whole frame: `emit` gets features [D, h, w, C], valid until it returns."""
         with run.arena.scope():
             x = self._front(run, z)
-            run.advance(*z.shape[:3])
+            run.advance(*z.shape[1:3])
             if not run.dry:
                 emit(x)
 
@@ -88,65 +89,63 @@ class FusedDecoder:
         self, run: Run, size: tuple[int, ...], front: Callable[[], Tensor], frames: int, output: torch.dtype,
         form: Pixels, emit: Callable[[Tensor], None],
     ) -> None:
+        """2x for the whole chunk; 4x for as many of its frames as make a step at 8x, two at least; 8x by steps."""
         with run.arena.scope():
-            x, sums = self._latent_stages(run, size, front)
-            total = x.shape[0]
-            for first in range(0, total, frames or total):
-                part = x[first : first + (frames or total)]
-                self._frame_stages(run, part, sums, first, output, form, emit)
+            x = self._twice(run, size, front)
+            step = -(-frames // 2) or x.shape[0]
+            for first in range(0, x.shape[0], step):
+                with run.arena.scope():
+                    y = self._four_times(run, x[first : first + step])
+                    for part in y.split(frames or y.shape[0]):
+                        self._full_size(run, part, output, form, emit)
+                    run.advance(*y.shape[1:3])
+            run.advance(*x.shape[1:3])
         run.done["latents"] += size[0]
 
     def _front(self, run: Run, z: Tensor) -> Tensor:
         """1x: [D, h, w, C] -> the input of the first upsampler."""
         d, h, w, _ = z.shape
         x = run.take(d, h, w, self.conv_in.weight.out_channels)
-        ring, start = run.feed(self.conv_in.key, 2, z)
-        sums = run.conv(self.conv_in, ring, start, x, self.groups)
+        sums = run.conv(self.conv_in, z, x, groups=self.groups)
         x, sums = resnet(run, self.mid[0], x, sums, self.groups)
         sums = run.attend(self.attention, x, sums)
         x, sums = resnet(run, self.mid[1], x, sums, self.groups)
-        x, _ = resnets(run, self.resnets[0], x, sums, self.groups)
-        return x
+        return resnets(run, self.resnets[0], x, sums, self.groups, measure=False)[0]
 
-    def _latent_stages(
-        self, run: Run, size: tuple[int, ...], front: Callable[[], Tensor]
-    ) -> tuple[Tensor, Partials | None]:
-        """Up to 2x: D latents of h x w -> [F, 4h, 4w, C] and its sums. F = 4D, or 4D - 3 at the clip's start."""
+    def _twice(self, run: Run, size: tuple[int, ...], front: Callable[[], Tensor]) -> Tensor:
+        """Up to 2x: D latents of h x w -> [F, 2h, 2w, C]. F = 2D, or 2D - 1 at the clip's start."""
         d, h, w = size
         first = run.done["latents"]
-        twice = 2 * d - (first == 0)
-        first_twice = max(2 * first - 1, 0)
-        up0, up1 = self.ups[0], self.ups[1]
-        out = run.take(2 * twice - (first == 0), 4 * h, 4 * w, up1.out_channels)
+        x = run.take(2 * d - (first == 0), 2 * h, 2 * w, self.ups[0].out_channels)
         with run.arena.scope():
-            x2 = run.take(twice, 2 * h, 2 * w, up0.out_channels)
-            with run.arena.scope():
-                sums = run.upsample(up0, front(), x2, first, self.groups)
-                run.advance(d, h, w)
-            x2, sums = resnets(run, self.resnets[1], x2, sums, self.groups)
-            sums = run.upsample(up1, x2, out, first_twice, self.groups)
-            run.advance(twice, 2 * h, 2 * w)
-        return out, sums
+            sums = run.upsample(self.ups[0], front(), x, first, self.groups)
+            run.advance(h, w)
+        return resnets(run, self.resnets[1], x, sums, self.groups, measure=False)[0]
 
-    def _frame_stages(
-        self, run: Run, x: Tensor, sums: Partials | None, first: int, output: torch.dtype, form: Pixels,
-        emit: Callable[[Tensor], None],
-    ) -> None:
-        """4x and 8x for some frames of a chunk, from the chunk's frame `first` on."""
-        m, h, w, _ = x.shape
-        if sums is not None:
-            sums = Partials(sums.data[first : first + m], sums.span)
-        up = self.ups[2]
+    def _four_times(self, run: Run, x: Tensor) -> Tensor:
+        """Up to 4x: some frames at 2x -> [F, 2h, 2w, C]; twice the frames, one less at the clip's start."""
+        n, h, w, _ = x.shape
+        first, up = run.done["twice"], self.ups[1]
+        size = 2 * n - (first == 0), 2 * h, 2 * w
+        y = run.take(*size, self.resnets[2][-1].out_channels)
         with run.arena.scope():
-            wide = run.take(m, 2 * h, 2 * w, up.out_channels)
-            with run.arena.scope():
-                y, sums = resnets(run, self.resnets[2], x, sums, self.groups)
-                sums = run.upsample(up, y, wide, run.done["frames"], self.groups)
-                run.advance(m, h, w)
+            wide = y if self.resnets[2][0].shortcut is None else run.take(*size, up.out_channels)
+            sums = run.upsample(up, x, wide, first, self.groups)
+            run.done["twice"] += n
+            return resnets(run, self.resnets[2], wide, sums, self.groups, out=y, measure=False)[0]
+
+    def _full_size(
+        self, run: Run, x: Tensor, output: torch.dtype, form: Pixels, emit: Callable[[Tensor], None]
+    ) -> None:
+        """8x for some frames of x at 4x."""
+        m, h, w, _ = x.shape
+        with run.arena.scope():
+            wide = run.take(m, 2 * h, 2 * w, self.ups[2].out_channels)
+            sums = run.upsample(self.ups[2], x, wide, run.done["frames"], self.groups)
             y, sums = resnets(run, self.resnets[3], wide, sums, self.groups)
             pixels = run.arena.take((m, 2 * h, 2 * w, 3), output)
             run.pixels(self.conv_out, y, self.norm_out, sums, pixels, form)
-            run.advance(m, 2 * h, 2 * w)
+            run.advance(2 * h, 2 * w)
             run.done["frames"] += m
             if not run.dry:
                 emit(pixels)

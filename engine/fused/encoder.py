@@ -8,6 +8,7 @@ from torch import Tensor
 from ..kernels.conv3d import Partials
 from ..models.seedvr2 import Encoder
 from .blocks import resnet, resnets
+from .parking import Parking
 from .run import Run
 from .weights import Attention, Conv, Downsampler, Resnet, norm_of, tensor_bytes
 
@@ -28,9 +29,11 @@ class FusedEncoder:
         self.groups = self.norm_out.groups
         self.nbytes = tensor_bytes(self)
 
-    def plan(self, latents: int, height: int, width: int, frames: int, device: torch.device) -> Run:
+    def plan(
+        self, latents: int, height: int, width: int, frames: int, device: torch.device, parking: Parking | None = None
+    ) -> Run:
         """A dry Run that knows its memory: chunks of `latents`, `frames` per step at 8x; sizes in pixels."""
-        run = Run(self.dtype, device)
+        run = Run(self.dtype, device, parking)
         run.done.update(frames=1)
         self.chunk(run, torch.empty(4 * latents, height, width, 3, device="meta", dtype=self.dtype), frames)
         return run
@@ -53,14 +56,14 @@ class FusedEncoder:
                 with run.arena.scope():
                     x4 = run.take(count, *sizes[1], self.downs[0].weight.out_channels)
                     sums = self._full_size(run, video, x4, frames, starts)
-                    x, sums = resnets(run, self.resnets[1], x4, sums, self.groups)
+                    x, _ = resnets(run, self.resnets[1], x4, sums, self.groups, measure=False)
                     sums = run.downsample(self.downs[1], x, x2, starts, self.groups)
-                    run.advance(count, *sizes[1])
-                x, sums = resnets(run, self.resnets[2], x2, sums, self.groups)
+                    run.advance(*sizes[1])
+                x, _ = resnets(run, self.resnets[2], x2, sums, self.groups, measure=False)
                 sums = run.downsample(self.downs[2], x, x1, starts, self.groups)
-                run.advance(half, *sizes[2])
+                run.advance(*sizes[2])
             self._latent_size(run, x1, sums, moments)
-            run.advance(quarter, *sizes[3])
+            run.advance(*sizes[3])
         run.done["frames"] += count
         return moments
 
@@ -72,12 +75,11 @@ class FusedEncoder:
             part = video[first : first + (frames or count)]
             with run.arena.scope():
                 x = run.take(*part.shape[:3], self.conv_in.weight.out_channels)
-                ring, start = run.feed(self.conv_in.key, 2, part)
-                sums = run.conv(self.conv_in, ring, start, x, self.groups)
-                x, sums = resnets(run, self.resnets[0], x, sums, self.groups)
+                sums = run.conv(self.conv_in, part, x, groups=self.groups)
+                x, _ = resnets(run, self.resnets[0], x, sums, self.groups, measure=False)
                 target = out[first : first + part.shape[0]]
                 parts.append(run.downsample(self.downs[0], x, target, starts, self.groups))
-                run.advance(part.shape[0], height, width)
+                run.advance(height, width)
         return None if run.dry else Partials(torch.cat([p.data for p in parts]), parts[0].span)
 
     def _latent_size(self, run: Run, x: Tensor, sums: Partials | None, moments: Tensor) -> None:
@@ -85,5 +87,4 @@ class FusedEncoder:
         x, sums = resnet(run, self.mid[0], x, sums, self.groups)
         sums = run.attend(self.attention, x, sums)
         x, sums = resnet(run, self.mid[1], x, sums, self.groups)
-        ring, start = run.feed(self.conv_out.key, 2, x, self.norm_out, sums)
-        run.conv(self.conv_out, ring, start, moments, 0)
+        run.conv(self.conv_out, x, moments, self.norm_out, sums)

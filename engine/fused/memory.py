@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 ALIGN = 512  # what CUDA's allocators align to
+#: Bordered rows, bordered columns and channels of a convolution's input.
+Plane = tuple[int, int, int]
 
 
 class Arena:
@@ -52,55 +54,75 @@ class Ring:
     Each owns its `halo` last frames; `frames` more slots are free and lie after the history of the convolution whose
     turn it is: it writes its new frames there, reads on from its history, and what it leaves behind becomes free in
     front of it, where the next one's history ends. So n convolutions need n * halo + frames slots, nothing is ever
-    copied, and after a pass the free slots are back where the first one needs them.
+    copied, and after a pass the free slots are back where the first one needs them. Only the last one may take the
+    pass's frames in several calls.
     """
 
-    def __init__(self, plane: tuple[int, int, int], dtype: torch.dtype) -> None:
+    def __init__(self, plane: Plane, dtype: torch.dtype) -> None:
         self.plane = plane
         self.dtype = dtype
         self.frames = 0
+        self.halos: dict[str, int] = {}
         self._ends: dict[str, int] = {}
-        self._halos: dict[str, int] = {}
+        self._fed: dict[str, int] = {}
         self._started: set[str] = set()
         self._position = 0
         self.data: Tensor | None = None
 
     @property
     def slots(self) -> int:
-        return sum(self._halos.values()) + self.frames
+        return sum(self.halos.values()) + self.frames
 
     @property
     def nbytes(self) -> int:
         return self.slots * math.prod(self.plane) * self.dtype.itemsize
 
     def join(self, key: str, halo: int, frames: int) -> None:
-        """Reserve `halo` slots for `key`, which comes after all that joined before; at most `frames` new at a time."""
-        self.frames = max(self.frames, frames)
-        if key not in self._halos:
-            self._halos[key] = halo
-            self._ends[key] = sum(self._halos.values())
+        """Dry: reserve `halo` slots for `key`, which comes after all that joined before, and take `frames` new ones."""
+        if key not in self.halos:
+            self.halos[key] = halo
+            self._ends[key] = sum(self.halos.values())
+        self._fed[key] = self._fed.get(key, 0) + frames
+        self.frames = max(self.frames, self._fed[key])
 
     def allocate(self, device: torch.device) -> None:
         self.data = torch.empty((self.slots, *self.plane), dtype=self.dtype, device=device)
 
-    def place(self, key: str) -> tuple[int, int]:
-        """(slot of the oldest frame of its history, slot for its first new frame)."""
-        start = (self._position - self._ends[key]) % self.slots
-        return start, (start + self._halos[key]) % self.slots
+    def place(self, key: str, frames: int) -> tuple[int, int]:
+        """(slot of the oldest frame of its history, slot for the first of its `frames` new ones)."""
+        fed = self._fed.get(key, 0)
+        self._fed[key] = fed + frames
+        start = (self._position + fed - self._ends[key]) % self.slots
+        return start, (start + self.halos[key]) % self.slots
 
-    def begin(self, key: str) -> None:
-        """At a clip's start, once: the history becomes copies of the first new frame."""
+    def begin(self, key: str, head: str) -> None:
+        """At a clip's start, once, with the first new frames in place: the history becomes what lies before a clip."""
         if key in self._started:
             return
         self._started.add(key)
-        start, slot = self.place(key)
-        for i in range(self._halos[key]):
-            self.data[(start + i) % self.slots].copy_(self.data[slot])
+        start = (self._position - self._ends[key]) % self.slots
+        slots = [(start + i) % self.slots for i in range(self.halos[key] + 1)]
+        fill_head(self.data, slots, head)
 
-    def advance(self, frames: int) -> None:
-        """All convolutions have read their `frames` new ones."""
-        self._position = (self._position + frames) % self.slots
+    def advance(self, moved: bool = True) -> None:
+        """The pass is over: all convolutions have read their new frames, the same number each (or, not `moved`, only
+        said how many there will be)."""
+        frames = max(self._fed.values(), default=0)
+        self._fed.clear()
+        if moved:
+            self._position = (self._position + frames) % self.slots
 
     def restart(self) -> None:
         """Forget the clip."""
         self._started.clear()
+        self._fed.clear()
+
+
+def fill_head(data: Tensor, slots: list[int], head: str) -> None:
+    """What a causal convolution sees before a clip, in all `slots` but the last, which holds the clip's first frame:
+    copies of that ("replicate") or zeros ("zero")."""
+    for slot in slots[:-1]:
+        if head == "zero":
+            data[slot].zero_()
+        else:
+            data[slot].copy_(data[slots[-1]])

@@ -1,8 +1,10 @@
-"""One clip on its way through a fused network: operators, arena, rings and its place in time."""
+"""One clip on its way through a fused network: operators, memory and its place in time."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,41 +14,70 @@ from ..kernels.conv3d import Epilogue, Geometry, Partials, conv3d, padded_channe
 from ..kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
 from ..kernels.to_pixels import Pixels, to_pixels
 from ..kernels.upsample import upsample
-from .memory import Arena, Ring
+from .memory import Arena, Plane, Ring
+from .parking import Parked, Parking
 from .weights import Attention, Conv, Downsampler, Output, Upsampler
 
 COPY = Norm("none")
+_PLAIN = Geometry()
+_RESIDENT = Parking(frozenset(), 0)
+
+
+@dataclass(frozen=True)
+class _Input:
+    """What one call of a convolution reads (a buffer, from its slot `start` on) and the output rows it is for."""
+
+    data: Tensor
+    start: int
+    geometry: Geometry
+    first: int
+    last: int
+
+    def rows(self, x: Tensor, factor: int = 1) -> Tensor:
+        return x[:, factor * self.first : factor * self.last]
 
 
 class Run:
     """Executes a network's steps at one frame size, or, before `allocate`, only learns what memory they take.
 
-    `dtype` is the type of activations and operands. Batch is one clip per Run.
+    `dtype` is the type of activations; operands are in that of their convolution. Batch is one clip per Run. `head`
+    is what convolutions see before a clip: its first frame ("replicate") or zeros ("zero").
     """
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, dtype: torch.dtype, device: torch.device, parking: Parking | None = None, head: str = "replicate"
+    ) -> None:
         self.dtype = dtype
         self.device = device
+        self.head = head
         self.arena = Arena()
-        self.rings: dict[tuple[int, int, int], Ring] = {}
+        self.rings: dict[tuple[Plane, torch.dtype], Ring] = {}
+        self.parked = Parked(parking or _RESIDENT, device)
         #: Frames that each stage has taken in so far.
         self.done: Counter[str] = Counter()
         self.dry = True
 
     @property
     def nbytes(self) -> int:
-        return self.arena.peak + sum(r.nbytes for r in self.rings.values())
+        """Bytes on the device."""
+        return self.arena.peak + sum(r.nbytes for r in self.rings.values()) + self.parked.nbytes
+
+    @property
+    def host_bytes(self) -> int:
+        return self.parked.host_bytes
 
     def allocate(self) -> None:
         """Get the memory the dry walk asked for; from now on steps compute."""
         self.arena.allocate(self.device)
         for ring in self.rings.values():
             ring.allocate(self.device)
+        self.parked.allocate()
         self.dry = False
         self.restart()
 
     def free(self) -> None:
         """Give the memory back; `allocate` may follow again."""
+        self.parked.free()
         self.arena.free()
         for ring in self.rings.values():
             ring.data = None
@@ -56,43 +87,45 @@ class Run:
         self.done.clear()
         for ring in self.rings.values():
             ring.restart()
+        self.parked.restart()
+
+    def scout(self, walk: Callable[[], None]) -> None:
+        """Walk dry ahead of the same steps for real, so that parked histories can be fetched before their turn."""
+        if not self.parked.nbytes:
+            return
+        done = self.done.copy()
+        self.parked.coming.clear()
+        self.dry = True
+        try:
+            walk()
+        finally:
+            self.dry = False
+            self.done = done
 
     def take(self, *shape: int) -> Tensor:
         return self.arena.take(shape, self.dtype)
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
-    def feed(self, key: str, halo: int, x: Tensor, norm: Norm = COPY, sums: Partials | None = None) -> tuple[Ring, int]:
-        """Write [D, H, W, C] (normalised and activated, or as it is) as the next input of convolution `key`.
-
-        Returns its ring and the slot it reads from.
-        """
-        d, h, w, c = x.shape
-        ring = self._ring(h, w, c)
-        if self.dry:
-            ring.join(key, halo, d)
-            return ring, 0
-        start, slot = ring.place(key)
-        coefs = coefficients(sums, norm, h * w) if sums is not None else None
-        norm_act(x, norm, ring.data, slot=slot, store=Store(silu=norm is not COPY), coefs=coefs)
-        ring.begin(key)
-        return ring, start
-
-    def advance(self, frames: int, h: int, w: int) -> None:
-        """Every convolution at this resolution has had its `frames`."""
-        for plane, ring in self.rings.items():
-            if plane[:2] == (h + 2, w + 2) and not self.dry:
-                ring.advance(frames)
-
     def conv(
-        self, conv: Conv, ring: Ring, start: int, out: Tensor, groups: int, residual: Tensor | None = None,
-        geometry: Geometry | None = None,
+        self, conv: Conv, x: Tensor, out: Tensor, norm: Norm = COPY, sums: Partials | None = None, groups: int = 0,
+        residual: Tensor | None = None, geometry: Geometry = _PLAIN, skip: int = 0,
     ) -> Partials | None:
-        """The convolution over what `feed` wrote; `groups` > 0 asks for the sums the next norm needs."""
-        if self.dry:
-            return None
-        epilogue = Epilogue(bias=conv.bias, residual=residual, groups=groups)
-        return conv3d(ring.data, conv.weight, out, geometry=geometry or Geometry(), epilogue=epilogue, start=start)
+        """[D, H, W, C] x (normalised and activated, or as it is) through a causal convolution into `out`.
+
+        sums: what the norm needs to know of x. groups > 0 asks for those of `out`. skip: frames of history that this
+        call does not read.
+        """
+        parts = []
+        for i in self._inputs(conv, x, norm, sums, out.shape[1], geometry):
+            epilogue = Epilogue(
+                bias=conv.bias, residual=None if residual is None else i.rows(residual), groups=groups, scale=conv.scale
+            )
+            start = (i.start + skip) % i.data.shape[0]
+            parts.append(
+                conv3d(i.data, conv.weight, i.rows(out), geometry=i.geometry, epilogue=epilogue, start=start)
+            )
+        return _joined(parts)
 
     def pointwise(self, conv: Conv, x: Tensor, out: Tensor) -> None:
         """A 1x1x1 convolution straight from a residual stream."""
@@ -101,24 +134,21 @@ class Run:
 
     def upsample(self, up: Upsampler, x: Tensor, out: Tensor, first: int, groups: int) -> Partials | None:
         """x [D, H, W, C] -> out at twice the size; `first` is x's first frame within the clip."""
-        ring, start = self.feed(up.key, up.halo, x)
-        if self.dry:
-            return None
-        return upsample(ring.data, up.composed, out, first=first, groups=groups, start=start)
+        return _joined([
+            upsample(i.data, up.composed, i.rows(out, 2), first=first, groups=groups, scale=up.scale, start=i.start,
+                     geometry=i.geometry)
+            for i in self._inputs(up, x, COPY, None, x.shape[1], _PLAIN)
+        ])  # fmt: skip
 
     def downsample(self, down: Downsampler, x: Tensor, out: Tensor, starts: bool, groups: int) -> Partials | None:
         """x [D, H, W, C] -> out at half the size (and frame rate). `starts`: the clip begins with x.
 
         A stride of 2 in time leaves one frame of history where the clip's start has two copies of its first one.
         """
-        ring, start = self.feed(down.key, down.halo, x)
-        if self.dry:
-            return None
-        if down.factor == 2 and not starts:
-            start = (start + 1) % ring.slots
         # The zero row and column lie below and to the right: taps start inside the border.
         geometry = Geometry(stride=(down.factor, 2, 2), origin=(1, 1))
-        return self.conv(down, ring, start, out, groups, geometry=geometry)
+        skip = int(down.factor == 2 and not starts)
+        return self.conv(down, x, out, groups=groups, geometry=geometry, skip=skip)
 
     def attend(self, block: Attention, x: Tensor, sums: Partials | None) -> Partials | None:
         """Attention within each frame, added to x in place; returns the sums of the result.
@@ -146,12 +176,52 @@ class Run:
 
     def pixels(self, conv: Output, x: Tensor, norm: Norm, sums: Partials | None, out: Tensor, format: Pixels) -> None:
         """Last norm and convolution, stored as finished pixels in `out` [D, H, W, 3]."""
-        ring, start = self.feed(conv.key, 2, x, norm, sums)
-        if not self.dry:
-            to_pixels(ring.data, conv.weight, conv.bias, out, pixels=format, start=start, packed=conv.packed)
+        for i in self._inputs(conv, x, norm, sums, out.shape[1], _PLAIN):
+            to_pixels(i.data, conv.weight, conv.bias, i.rows(out), pixels=format, start=i.start, packed=conv.packed)
 
-    def _ring(self, h: int, w: int, channels: int) -> Ring:
-        plane = (h + 2, w + 2, padded_channels(channels, self.dtype))
-        if plane not in self.rings:
-            self.rings[plane] = Ring(plane, self.dtype)
-        return self.rings[plane]
+    def advance(self, h: int, w: int) -> None:
+        """Every convolution at this resolution has had the pass's frames."""
+        for (plane, _), ring in self.rings.items():
+            if plane[:2] == (h + 2, w + 2):
+                ring.advance(moved=not self.dry)
+
+    # -- where convolutions find their input ------------------------------------------------------------------------
+
+    def _inputs(
+        self, conv: Conv | Upsampler, x: Tensor, norm: Norm, sums: Partials | None, rows: int, geometry: Geometry
+    ) -> Iterator[_Input]:
+        """Write x as the next input of `conv` behind its history, whole or band by band. Nothing while dry."""
+        d, h, w, c = x.shape
+        plane = (h + 2, w + 2, padded_channels(c, conv.dtype))
+        store = Store(silu=norm is not COPY, scale=conv.scale)
+        coefs = None
+        if norm.kind == "group" and not self.dry:
+            coefs = coefficients(statistics(x, norm.groups) if sums is None else sums, norm, h * w)
+        if not (conv.halo and self.parked.parking.holds(conv.key)):
+            ring = self.rings.setdefault((plane, conv.dtype), Ring(plane, conv.dtype))
+            if self.dry:
+                ring.join(conv.key, conv.halo, d)
+                return
+            start, slot = ring.place(conv.key, d)
+            norm_act(x, norm, ring.data, slot=slot, store=store, coefs=coefs)
+            ring.begin(conv.key, self.head)
+            yield _Input(ring.data, start, geometry, 0, rows)
+            return
+        parked, kernel = self.parked, conv.weight.kernel[1]
+        reach = geometry.origin[0] + kernel + int(conv.weight.shifted)
+        for band in parked.bands(conv.key, plane, conv.dtype, conv.halo, d, rows, geometry.stride[1], reach):
+            if self.dry:
+                parked.note(conv.key, band, d)
+                continue
+            data = parked.enter(conv.key, band, d)
+            norm_act(x, norm, data, slot=conv.halo, store=store, coefs=coefs, first=band.top)
+            parked.arrive(conv.key, data, self.head)
+            here = replace(geometry, first_row=band.first, frame_rows=rows)
+            yield _Input(data, 0, here, band.first, band.last)
+            parked.leave(conv.key, band, data)
+
+
+def _joined(parts: list[Partials | None]) -> Partials | None:
+    if not parts or parts[0] is None:
+        return None
+    return parts[0] if len(parts) == 1 else Partials.concat(parts)

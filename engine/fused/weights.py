@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +16,29 @@ from ..kernels.upsample import Composed, pack
 
 @dataclass(frozen=True)
 class Conv:
-    """A convolution's packed weight and float32 bias; `key` names its history."""
+    """A convolution's packed weight and float32 bias; `key` names its history.
+
+    scale: of its input, where operands are 8 bit wide (operand = real value / scale).
+    """
 
     key: str
     weight: Weight
     bias: Tensor
+    scale: float = field(default=1.0, kw_only=True)
 
     @classmethod
     def of(cls, conv: layers.CausalConv3d, dtype: torch.dtype) -> Conv:
         return cls(conv.key, pack_weight(conv.weight, dtype), conv.bias.float())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What its input is stored in."""
+        return self.weight.data.dtype
+
+    @property
+    def halo(self) -> int:
+        """Frames of history it reads."""
+        return self.weight.kernel[0] - 1
 
 
 @dataclass(frozen=True)
@@ -89,22 +103,35 @@ class Attention:
 
 @dataclass(frozen=True)
 class Upsampler:
-    """The composed weights of expansion, shuffle and convolution. `halo`: frames of history on the small input."""
+    """The composed weights of expansion, shuffle and convolution. `scale` as in Conv."""
 
     key: str
     composed: Composed
-    halo: int
-    factor: int
+    scale: float = 1.0
 
     @classmethod
     def of(cls, block: layers.Upsample, dtype: torch.dtype) -> Upsampler:
         expand, conv = block.upscale_conv, block.conv
         composed = pack(expand.weight, expand.bias, conv.weight, conv.bias, dtype)
-        return cls(conv.key, composed, 1 if block.z == 2 else 2, block.z)
+        return cls(conv.key, composed)
+
+    @property
+    def weight(self) -> Weight:
+        return self.composed.weight
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What its input is stored in."""
+        return self.weight.data.dtype
+
+    @property
+    def halo(self) -> int:
+        """Frames of history it reads, of the small input."""
+        return self.weight.kernel[0] - 1
 
     @property
     def out_channels(self) -> int:
-        return self.composed.weight.out_channels
+        return self.weight.out_channels
 
 
 @dataclass(frozen=True)
@@ -117,10 +144,6 @@ class Downsampler(Conv):
     def of(cls, block: layers.Downsample, dtype: torch.dtype) -> Downsampler:
         conv = block.conv
         return cls(conv.key, pack_weight(conv.weight, dtype), conv.bias.float(), conv.stride[0])
-
-    @property
-    def halo(self) -> int:
-        return self.weight.kernel[0] - 1
 
 
 def norm_of(norm: layers.NormAct) -> Norm:

@@ -75,18 +75,22 @@ def coefficients(partials: Partials, norm: Norm, positions: int, backend: str = 
 
 
 def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: int = 1, store: Store = _DEFAULT,
-             coefs: Tensor | None = None, backend: str = "auto") -> None:
-    """Normalise (or just copy, kind none) and write whole bordered frames.
+             coefs: Tensor | None = None, first: int | None = None, backend: str = "auto") -> None:
+    """Normalise (or just copy, kind none) and write bordered frames.
 
     x: [D, H, W, C], any strides. buffer: [slots, H + 2 * border, W + 2 * border, Cp] contiguous, Cp >= C (the rest is
     zeroed); frame d goes to slot (slot + d) mod slots. coefs: from `coefficients`; without them a group norm sums x
-    itself first. Raises ValueError where shapes do not fit.
+    itself first. first: the buffer holds a band only, the bordered frame's rows from this one on. Raises ValueError
+    where shapes do not fit.
     """
     d, h, w, c = x.shape
     if norm.kind not in _KINDS or store.border not in ("zero", "replicate"):
         raise ValueError(f"unknown norm {norm.kind!r} or border {store.border!r}")
-    if not buffer.is_contiguous() or tuple(buffer.shape[1:3]) != (h + 2 * border, w + 2 * border):
+    rows, whole = buffer.shape[1], h + 2 * border
+    fits = rows == whole if first is None else 0 <= first <= whole - rows
+    if not buffer.is_contiguous() or not fits or buffer.shape[2] != w + 2 * border:
         raise ValueError(f"buffer {list(buffer.shape)} does not hold {h}x{w} with a border of {border}")
+    first = first or 0
     if d > buffer.shape[0] or not 0 <= slot < buffer.shape[0] or buffer.shape[3] < c:
         raise ValueError(f"{d} frames of {c} channels do not fit slot {slot} of {list(buffer.shape)}")
     if norm.kind == "group" and (norm.weight is None) != (norm.bias is None):
@@ -94,7 +98,7 @@ def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: in
     if norm.kind == "group" and coefs is None:
         coefs = coefficients(statistics(x, norm.groups, backend), norm, h * w, backend)
     if not _on_triton(x, backend):
-        reference.norm_act(x, norm, coefs if norm.kind == "group" else None, store, buffer, slot, border)
+        reference.norm_act(x, norm, coefs if norm.kind == "group" else None, store, buffer, slot, border, first)
         return
     from .triton import norm_act_kernel
 
@@ -106,10 +110,10 @@ def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: in
     affine = norm.kind in ("l2", "rms")  # a group norm's weights are in its coefficients
     absent = coefs if coefs is not None else buffer
     with on_device(x):
-        norm_act_kernel[(-(-(buffer.shape[1] * buffer.shape[2]) // block), d)](
+        norm_act_kernel[(-(-(rows * buffer.shape[2]) // block), d)](
             x, absent, norm.weight if norm.weight is not None else absent,
             norm.bias if norm.bias is not None else absent,
-            buffer, buffer.shape[0], slot, h, w, *strides, x.stride(3), norm.eps, 1.0 / store.scale,
+            buffer, buffer.shape[0], slot, h, w, first, rows, *strides, x.stride(3), norm.eps, 1.0 / store.scale,
             QUANT_MAX.get(buffer.dtype, 0.0),
             C=c, CO=co, CP=wide, KIND=norm.kind, WEIGHT=affine and norm.weight is not None,
             BIAS=affine and norm.bias is not None,

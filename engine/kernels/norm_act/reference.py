@@ -51,16 +51,23 @@ def apply(x: Tensor, norm: Norm, coefs: Tensor | None) -> Tensor:
     return y if norm.bias is None else y + norm.bias
 
 
-def norm_act(x: Tensor, norm: Norm, coefs: Tensor | None, store: Store, buffer: Tensor, slot: int, border: int) -> None:
+def norm_act(
+    x: Tensor, norm: Norm, coefs: Tensor | None, store: Store, buffer: Tensor, slot: int, border: int, first: int
+) -> None:
     """See dispatch.norm_act; writes frame by frame so that the fp32 copies stay small."""
     c = x.shape[3]
+    rows = buffer.shape[1]
+    # Image rows this band touches, and how much of its border lies outside the image.
+    low, high = first - border, first + rows - border
+    above, below = max(-low, 0), max(high - x.shape[1], 0)
+    x = x[:, low + above : high - below]
     fmt = quantiser(buffer.dtype, store.scale) if buffer.dtype in QUANT_MAX else None
     for d in range(x.shape[0]):
         y = apply(x[d : d + 1], norm, None if coefs is None else coefs[d : d + 1])
         y = F.silu(y) if store.silu else y
         if border:
             y = y.permute(0, 3, 1, 2)
-            pad = (border,) * 4
+            pad = (border, border, above, below)
             y = F.pad(y, pad) if store.border == "zero" else F.pad(y, pad, mode="replicate")
             y = y.permute(0, 2, 3, 1)
         target = buffer[(slot + d) % buffer.shape[0]]

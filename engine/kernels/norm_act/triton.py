@@ -72,20 +72,21 @@ def coefficients_kernel(partials, weight, bias, coefs, blocks, count, eps,
     tl.store(coefs + d * 2 * C + C + c, shift.to(tl.float32), mask=keep)
 
 
-@triton.jit(do_not_specialize=["slots", "slot", "height", "width", "x_t", "x_y", "x_x", "x_c"])
-def norm_act_kernel(x, coefs, weight, bias, out, slots, slot, height, width, x_t, x_y, x_x, x_c, eps, gain, limit,
+@triton.jit(do_not_specialize=["slots", "slot", "height", "width", "first", "rows", "x_t", "x_y", "x_x", "x_c"])
+def norm_act_kernel(x, coefs, weight, bias, out, slots, slot, height, width, first, rows, x_t, x_y, x_x, x_c, eps,
+                    gain, limit,
                     C: tl.constexpr, CO: tl.constexpr, CP: tl.constexpr, KIND: tl.constexpr, WEIGHT: tl.constexpr,
                     BIAS: tl.constexpr, SILU: tl.constexpr, BORDER: tl.constexpr, REPLICATE: tl.constexpr,
                     CLAMP: tl.constexpr, ROUND: tl.constexpr, UNIT: tl.constexpr, DENSE: tl.constexpr,
                     FAST: tl.constexpr, BP: tl.constexpr):  # fmt: skip
-    """One program writes BP positions of one bordered frame: [BP, CO], C of them from x."""
+    """One program writes BP positions of the bordered rows `first`.. of one frame: [BP, CO], C of them from x."""
     d = tl.program_id(1)
     pitch = width + 2 * BORDER
     p = tl.program_id(0) * BP + tl.arange(0, BP)
     row = p // pitch
-    y = row - BORDER
+    y = row + first - BORDER
     xx = p - row * pitch - BORDER
-    real = p < (height + 2 * BORDER) * pitch
+    real = p < rows * pitch
     inside = real & (y >= 0) & (y < height) & (xx >= 0) & (xx < width)
     if REPLICATE:
         y = tl.minimum(tl.maximum(y, 0), height - 1)
@@ -93,7 +94,7 @@ def norm_act_kernel(x, coefs, weight, bias, out, slots, slot, height, width, x_t
         inside = real
     c = tl.arange(0, CP)
     # Rows of the tile relative to its first one: 32-bit offsets on a 64-bit base.
-    y0 = tl.minimum(tl.maximum(tl.program_id(0) * BP // pitch - BORDER, 0), height - 1)
+    y0 = tl.minimum(tl.maximum(tl.program_id(0) * BP // pitch + first - BORDER, 0), height - 1)
     base = x + (d.to(tl.int64) * x_t + y0.to(tl.int64) * x_y) * UNIT
     at = (y - y0) * (x_y * UNIT) + xx * (x_x * UNIT)
     if DENSE:
@@ -125,6 +126,6 @@ def norm_act_kernel(x, coefs, weight, bias, out, slots, slot, height, width, x_t
     v = formatted(v, gain, 0.0, -limit, limit, CLAMP, ROUND).to(out.dtype.element_ty)
     at_slot = slot + d
     at_slot = tl.where(at_slot >= slots, at_slot - slots, at_slot)
-    start = (at_slot.to(tl.int64) * ((height + 2 * BORDER) * pitch) + tl.program_id(0) * BP) * CO
+    start = (at_slot.to(tl.int64) * (rows * pitch) + tl.program_id(0) * BP) * CO
     i = tl.arange(0, BP)
     tl.store(out + start + i[:, None] * CO + c[None, :], v, mask=real[:, None] & (c < CO)[None, :])

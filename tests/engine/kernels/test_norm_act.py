@@ -95,3 +95,17 @@ def test_wrong_arguments_are_named(change, word):
     arguments = dict(norm=Norm("none"), buffer=torch.empty(2, 7, 8, 32)) | change
     with pytest.raises(ValueError, match=word):
         norm_act(torch.randn(2, 5, 6, 32), arguments.pop("norm"), arguments.pop("buffer"), **arguments)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("border", ["zero", "replicate"])
+def test_bands_hold_the_frames_own_rows(backend, border):
+    x = torch.randn(2, 13, 9, 20).half()
+    whole = torch.full((3, 15, 11, 32), -1.0).half()
+    norm_act(x, Norm("none"), whole, slot=1, store=Store(border=border), backend=backend)
+    for first, rows in ((0, 6), (4, 7), (10, 5), (0, 15)):
+        band = torch.full((3, rows, 11, 32), -1.0).half()
+        norm_act(x, Norm("none"), band, slot=1, store=Store(border=border), first=first, backend=backend)
+        assert torch.equal(band, whole[:, first : first + rows])
+    with pytest.raises(ValueError, match="does not hold"):
+        norm_act(x, Norm("none"), torch.empty(3, 6, 11, 32).half(), first=10, backend=backend)

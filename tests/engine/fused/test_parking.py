@@ -1,0 +1,141 @@
+"""Parked histories: every placement, band height and chunking decodes to the same frames."""
+
+import pytest
+import torch
+from zerowaste_vae.engine.fused.decoder import FusedDecoder
+from zerowaste_vae.engine.fused.encoder import FusedEncoder
+from zerowaste_vae.engine.fused.parking import Band, Parked, Parking, split_rows
+from zerowaste_vae.engine.models.seedvr2 import Config, SeedVR2
+from zerowaste_vae.engine.runtime.pinned import PinnedPool
+from zerowaste_vae.engine.runtime.stream import frame_spans
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def model(seed_model):
+    model = SeedVR2(Config((8, 8, 16, 16), (8, 8, 16, 16), 16, 4)).requires_grad_(False)
+    seed_model(model, 3)
+    return model
+
+
+def decode(fused, z, chunk, frames, parking):
+    run = fused.plan(chunk, *z.shape[2:], frames, torch.float32, CPU, parking)
+    stated = run.nbytes, run.host_bytes
+    run.allocate()
+    out = []
+    for part in z.permute(1, 2, 3, 0).split(chunk):
+        run.scout(lambda part=part: fused.chunk(run, part, frames, torch.float32, out.append))
+        fused.chunk(run, part, frames, torch.float32, lambda pixels: out.append(pixels.clone()))
+    assert not run.parked.coming, "the walk ahead and the walk itself must name the same uses"
+    assert (run.nbytes, run.host_bytes) == stated
+    run.free()
+    return torch.cat(out), stated
+
+
+@torch.no_grad()
+def test_decoder_in_every_placement(model, noise, atol):
+    fused = FusedDecoder(model.decoder, torch.float32)
+    z = noise(16, 4, 17, 3)  # 136 rows at full size: three bands, the last one of 8 rows
+    expected, (resident, none) = decode(fused, z, 4, 0, None)
+    assert none == 0
+    some = frozenset({"up_blocks.3.resnets.1.conv1", "up_blocks.2.upsamplers.0.conv", "up_blocks.1.upsamplers.0.conv"})
+    some = frozenset(f"decoder.{k}" for k in some)
+    for parking, chunk, frames in (
+        (Parking(None, 1 << 30), 4, 0),
+        (Parking(None, 0), 1, 1),
+        (Parking(None, 0, buffers=3), 3, 2),
+        (Parking(None, 0, rows=100, prefetch=False), 2, 4),
+        (Parking(some, 0), 1, 1),
+        (Parking(some, 1 << 20, buffers=3), 2, 1),
+    ):
+        out, (device, host) = decode(fused, z, chunk, frames, parking)
+        torch.testing.assert_close(out, expected, rtol=0, atol=atol)
+        assert host > 0
+    # Everything parked, one frame at a time: what stays on the device is a fraction of the histories.
+    assert decode(fused, z, 1, 1, Parking(None, 0))[1][0] < 0.6 * decode(fused, z, 1, 1, None)[1][0]
+    assert resident > 0
+
+
+@torch.no_grad()
+def test_encoder_in_bands(model, noise, atol):
+    fused = FusedEncoder(model.encoder, torch.float32)
+    video = noise(9, 139, 21, 3)
+
+    def encode(chunk, frames, parking):
+        run = fused.plan(chunk, 139, 21, frames, CPU, parking)
+        run.allocate()
+        out = []
+        for a, b in frame_spans(9, chunk, 4):
+            run.scout(lambda a=a, b=b: fused.chunk(run, video[a:b], frames))
+            out.append(fused.chunk(run, video[a:b], frames).clone())
+        assert not run.parked.coming
+        run.free()
+        return torch.cat(out)
+
+    expected = encode(3, 0, None)
+    for parking, chunk, frames in ((Parking(None, 0), 1, 1), (Parking(None, 0, rows=64, buffers=3), 2, 3)):
+        torch.testing.assert_close(encode(chunk, frames, parking), expected, rtol=0, atol=atol)
+
+
+@torch.no_grad()
+def test_next_clip_starts_afresh(model, noise):
+    fused = FusedDecoder(model.decoder, torch.float32)
+    run = fused.plan(1, 9, 2, 1, torch.float32, CPU, Parking(None, 0))
+    run.allocate()
+
+    def clip(z):
+        run.restart()
+        out = []
+        for part in z.permute(1, 2, 3, 0).split(1):
+            fused.chunk(run, part, 1, torch.float32, lambda pixels: out.append(pixels.clone()))
+        return torch.cat(out)
+
+    a, b = noise(16, 3, 9, 2), noise(16, 2, 9, 2, seed=1)
+    first = clip(a)
+    clip(b)
+    assert torch.equal(clip(a), first)
+
+
+@pytest.mark.parametrize(("rows", "step", "reach", "band"), [(200, 1, 3, 64), (64, 1, 3, 64), (70, 2, 4, 64), (5, 1, 2, 64)])
+def test_bands_store_every_row_once_and_none_before_it_is_read(rows, step, reach, band):
+    bands = list(split_rows(rows, step, reach, band))
+    assert [b.first for b in bands] == list(range(0, rows, band))
+    assert bands[-1].last == rows
+    for a, b in zip(bands, bands[1:], strict=False):
+        assert a.last == b.first
+        assert a.stored == b.top < a.bottom
+    assert bands[-1].stored == bands[-1].bottom == (rows - 1) * step + reach
+
+
+def test_a_use_nobody_announced_is_fetched_all_the_same():
+    parked = Parked(Parking(None, 0), CPU)
+    plane = (6, 3, 1)
+    (band,) = parked.bands("a", plane, torch.float32, 2, 1, 4, 1, 3)
+    assert band == Band(0, 4, 0, 6, 6)
+    parked.note("a", band, 1)
+    parked.allocate()
+    seen = []
+    for frame in range(4):
+        data = parked.enter("a", band, 1)
+        data[2] = frame
+        parked.arrive("a", data, "zero")
+        seen.append([int(f[0, 0, 0]) for f in data])
+        parked.leave("a", band, data)
+    assert seen == [[0, 0, 0], [0, 0, 1], [0, 1, 2], [1, 2, 3]]
+    parked.free()
+
+
+def test_pool_uses_blocks_again_and_gives_them_back():
+    pool = PinnedPool()
+    a = pool.take(100_000)
+    b = pool.take(10)
+    pool.give(a)
+    assert pool.take(90_000).data_ptr() == a.data_ptr()
+    pool.give(a)
+    pool.give(b)
+    c = pool.take(1_000_000)  # nothing idle is large enough: idle blocks go first
+    assert pool.nbytes == c.numel()
+    pool.give(c)
+    pool.release()
+    assert pool.nbytes == 0
