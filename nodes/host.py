@@ -224,7 +224,7 @@ class EngineVAE(comfy.sd.VAE):
             "model": self.name,
             "precision": self.engine.precision,
             "device": str(self.device),
-            "target_gb": round(target, 3) or None,
+            "target_gb": target or None,
         }
 
 

@@ -217,4 +217,4 @@ def plan_facts(
 
 
 def _gb(size: int | None) -> float | None:
-    return None if size is None else round(size / GIB, 3)
+    return None if size is None else size / GIB

@@ -12,8 +12,8 @@ _TOOLTIPS = {
     "way, which is faster there. Off: NCDHW everywhere, without fused kernels.",
     "triton_fusion": "Fused kernels for convolution, GroupNorm and SiLU. On an H200 a decode at 1280x720 takes 34 ms "
     "per frame with them and 76 without. Off: plain torch.",
-    "composed_upsample": "Upsampling and the convolution after it as one: 21 % fewer products in the whole decoder. Off: "
-    "one after the other.",
+    "composed_upsample": "Upsampling and the convolution after it as one: 21 % fewer products in the whole decoder. "
+    "Off: one after the other.",
     "cuda_graphs": "Steady chunks are replayed from a captured graph where that helps.",
     "flash_attention": "Attention without a stored score matrix. Off: plain products, block by block.",
     "tf32": "fp32 runs multiply in TF32, with 10 bits of mantissa instead of 23. Approximate.",

@@ -51,8 +51,8 @@ class Socket:
         while self._stream.readline().strip():
             pass
 
-    def message(self, timeout: float) -> dict | None:
-        """The next JSON message; None for anything else (previews, pings)."""
+    def message(self, timeout: float) -> dict | bytes | None:
+        """The next message: JSON, or the bytes of a binary one; None for pings."""
         self._raw.settimeout(timeout)
         opcode, text, last = 0, b"", False
         while not last:
@@ -64,7 +64,7 @@ class Socket:
                     ">Q", self._stream.read(8)
                 )  # fmt: skip
             text += self._stream.read(length)
-        return json.loads(text) if opcode == 1 else None
+        return json.loads(text) if opcode == 1 else text if opcode == 2 else None
 
     def close(self) -> None:
         self._stream.close()
@@ -79,6 +79,16 @@ class Run:
     events: list[tuple[str, dict]] = field(default_factory=list)
     outputs: dict = field(default_factory=dict)
     error: str = ""
+    binary: list[bytes] = field(default_factory=list)
+
+    def texts(self, node: str) -> list[str]:
+        """Lines shown on a node while it ran (binary events of type 3: length of the node's id, id, text)."""
+        lines = []
+        for message in self.binary:
+            kind, length = struct.unpack(">II", message[:8])
+            if kind == 3 and message[8 : 8 + length].decode() == node:
+                lines.append(message[8 + length :].decode())
+        return lines
 
     def cached(self) -> set[str]:
         return {node for kind, data in self.events if kind == "execution_cached" for node in data["nodes"]}
@@ -159,6 +169,9 @@ class Comfy:
             deadline = time.monotonic() + timeout
             while run.status == "running":
                 message = events.message(max(1.0, deadline - time.monotonic()))
+                if isinstance(message, bytes):
+                    run.binary.append(message)
+                    continue
                 if message is None or message.get("data", {}).get("prompt_id", queued) != queued:
                     continue
                 kind, data = message["type"], message["data"]

@@ -82,7 +82,7 @@ def test_load_encode_decode_save(comfy, file):
     assert frames.shape == (9, 48, 64, 3)
     assert frames.std() > 20
     assert difference(frames, comfy.images(run, "save stock")) <= 1
-    assert "decoded 9 frames of 64x48" in run.outputs["report"]["text"][0]
+    assert "decode 9 frames of 64x48" in run.outputs["report"]["text"][0]
     assert run.progress("decode")[-1][0] == run.progress("decode")[-1][1]
 
 
