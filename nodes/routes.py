@@ -23,8 +23,7 @@ _waiting = 0
 async def plan(request: web.Request) -> web.Response:
     """200 with the plan, also of a decode that does not fit; 400 on a malformed question; 429 if too many wait."""
     global _waiting
-    names = list(request.query)
-    if len(request.query_string) > MAX_QUERY or len(set(names)) != len(names):
+    if len(request.query_string) > MAX_QUERY or len(set(request.query)) != len(request.query):
         return _refused(400, f"a question has at most {MAX_QUERY} characters and each value once")
     try:
         question = Question.parse(request.query)

@@ -1,0 +1,165 @@
+// The panel of a decode node: what its run will take, and afterwards what it took. An encode node has the second half.
+import { api } from "../../../scripts/api.js";
+import { addPanel, el } from "./dom.js";
+import { drawMemory, drawPlan, drawSeconds, memoryLabel } from "./draw.js";
+import { EXAMPLE, question, traceSize } from "./question.js";
+import { gb, seconds, t } from "./strings.js";
+
+const ROUTE = "/zerowaste_vae/plan";
+//: Milliseconds between two looks at the widgets, whichever way and renderer they were changed in.
+const INTERVAL = 400;
+const SIZES = [[832, 480], [1280, 720], [1920, 1080], [2560, 1440], [3840, 2160]];
+
+export function attachPanel(node, { plan }) {
+  const body = addPanel(node, plan ? "zerowaste_plan" : "zerowaste_result");
+  const planned = el("div", { class: "zerowaste-section" });
+  const ran = el("div", { class: "zerowaste-section" });
+  if (plan) body.append(picker(node), planned);
+  body.append(ran);
+  let lastRun = null;
+  if (plan) watch(node, planned, () => lastRun);
+  const executed = node.onExecuted;
+  node.onExecuted = function (output, ...rest) {
+    executed?.call(this, output, ...rest);
+    const report = output?.zerowaste?.[0];
+    if (!report?.seconds) return;
+    const facts = report.plan_facts;
+    if (facts) {
+      const { width, height, frames } = facts;
+      lastRun = { size: { width, height, frames }, model: facts.model, traced: traceSize(node) };
+    }
+    ran.replaceChildren(...result(report));
+  };
+}
+
+// -- before the run ----------------------------------------------------------------------------------------------------
+
+function picker(node) {
+  const choice = el("select", { title: t("size_help") }, el("option", { value: "" }, t("size_auto")));
+  for (const [width, height] of SIZES) {
+    choice.append(el("option", { value: `${width}x${height}` }, `${width} × ${height} px`));
+  }
+  const frames = el("input", { type: "number", min: 1, max: 100000, step: 4, title: t("frames_help") });
+  const row = el("div", { class: "zerowaste-row" }, choice, frames, el("span", {}, t("frames")));
+  const show = () => {
+    const size = node.properties?.zerowaste_size;
+    choice.value = size ? `${size.width}x${size.height}` : "";
+    frames.value = size?.frames ?? EXAMPLE.frames;
+    frames.disabled = !size;
+  };
+  const pick = () => {
+    const [width, height] = choice.value.split("x").map(Number);
+    const count = Math.min(100000, Math.max(1, Math.round(Number(frames.value)) || 1));
+    node.properties ??= {};
+    if (choice.value) node.properties.zerowaste_size = { width, height, frames: count };
+    else delete node.properties.zerowaste_size;
+    show();
+  };
+  choice.addEventListener("change", pick);
+  frames.addEventListener("change", pick);
+  for (const kind of ["pointerdown", "wheel", "keydown"]) row.addEventListener(kind, (event) => event.stopPropagation());
+  const configured = node.onConfigure;
+  node.onConfigure = function (...rest) {
+    configured?.apply(this, rest);
+    show();
+  };
+  show();
+  return row;
+}
+
+function watch(node, planned, lastRun) {
+  let asked = "";
+  let request = null;
+  const look = async () => {
+    if (!node.graph || document.hidden) return;
+    const { query, source } = question(node, lastRun());
+    const text = new URLSearchParams(query).toString();
+    if (text === asked) return;
+    asked = text;
+    request?.abort();
+    request = new AbortController();
+    planned.classList.add("zerowaste-waiting");
+    if (!planned.childElementCount) planned.replaceChildren(el("div", { class: "zerowaste-line" }, t("planning")));
+    try {
+      const answer = await api.fetchApi(`${ROUTE}?${text}`, { signal: request.signal });
+      const plan = await answer.json();
+      if (answer.status === 429) asked = "";
+      planned.replaceChildren(...(answer.ok ? outlook(plan, source) : [problem(plan.error)]));
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      planned.replaceChildren(problem(t("unreachable")));
+    }
+    planned.classList.remove("zerowaste-waiting");
+  };
+  const timer = setInterval(look, INTERVAL);
+  const removed = node.onRemoved;
+  node.onRemoved = function (...rest) {
+    clearInterval(timer);
+    request?.abort();
+    removed?.apply(this, rest);
+  };
+}
+
+function problem(text) {
+  return el("div", { class: "zerowaste-line zerowaste-problem" }, text);
+}
+
+function outlook(plan, source) {
+  const clip = t("clip", { width: plan.width, height: plan.height, frames: plan.frames });
+  const parts = [el("div", { class: "zerowaste-line" }, `${clip} (${t(`source_${source}`)})`), drawPlan(plan)];
+  if (!plan.fits) return [...parts, problem(plan.text), ...footnotes(plan)];
+  parts.push(drawMemory(plan.predicted_gb, plan.target_gb, memoryLabel(plan)));
+  parts.push(el("div", { class: "zerowaste-line" }, `${layout(plan)}; ${chunking(plan)}`));
+  for (const name of ["parked", "host", "result"]) {
+    const size = plan[`${name}_gb`];
+    if (size >= 0.01) parts.push(el("div", { class: "zerowaste-line" }, t(`memory_${name}`, { size: gb(size) })));
+  }
+  return [...parts, ...footnotes(plan)];
+}
+
+function layout(plan) {
+  if (plan.mode === "untiled") return t("untiled");
+  if (plan.mode === "bands") return t("bands", { n: plan.bands });
+  return t("blended", { n: plan.tiles, width: plan.tile_width, height: plan.tile_height });
+}
+
+function chunking(plan) {
+  return t(plan.chunks === 1 ? "one_chunk" : "chunks", { n: plan.chunks, latents: plan.chunk_latents });
+}
+
+function footnotes(plan) {
+  const kernels = plan.kernels_off ? t("plain_torch", { reason: plan.kernels_off }) : t("fused");
+  const notes = [`${plan.precision}, ${plan.device}: ${kernels}`];
+  if (plan.assumed) notes.push(plan.assumed);
+  return notes.map((note) => el("div", { class: "zerowaste-note" }, note));
+}
+
+// -- after the run -----------------------------------------------------------------------------------------------------
+
+function result(report) {
+  const stages = [["load", report.load_seconds], ...Object.entries(report.seconds)].filter(([, time]) => time >= 0.005);
+  const total = report.total_seconds + report.load_seconds;
+  const { batch, frames } = report.clip;
+  const each = (1000 * report.total_seconds) / (batch * frames);
+  const parts = [
+    el("div", { class: "zerowaste-line zerowaste-head" },
+      t("ran", { time: seconds(total), each: each < 10 ? each.toFixed(1) : each.toFixed(0) })),
+    drawSeconds(stages),
+  ];
+  const used = report.reserved_gb;
+  if (used) parts.push(drawMemory(used, report.predicted_gb, t("used", { used: gb(used), planned: gb(report.predicted_gb) })));
+  else parts.push(el("div", { class: "zerowaste-line" }, t("not_measured", { planned: gb(report.predicted_gb) })));
+  if (report.db !== null) parts.push(el("div", { class: "zerowaste-line" }, t("quality", { db: report.db.toFixed(1) })));
+  parts.push(el("div", { class: "zerowaste-line" }, `${report.mode}, ${report.precision}`));
+  for (const [name, count] of Object.entries(report.events)) {
+    if (count) parts.push(problem(t(`event_${name}`, { n: count })));
+  }
+  for (const note of report.notes) parts.push(el("div", { class: "zerowaste-note" }, note));
+  if (report.off.length) parts.push(offList(report.off));
+  return parts;
+}
+
+function offList(off) {
+  const entries = off.map(({ name, reason }) => el("li", {}, el("b", {}, name), `: ${reason}`));
+  return el("details", { class: "zerowaste-off" }, el("summary", {}, t("off", { n: off.length })), el("ul", {}, ...entries));
+}
