@@ -6,7 +6,7 @@ import copy
 import functools
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -23,9 +23,10 @@ from torch import Tensor
 from ..engine import Cancelled, Checkpoint, CheckpointError, InputError, VideoVAE, load, log, read_checkpoint
 from ..engine.checkpoint import restore_shapes
 from ..engine.loader import PRECISIONS, auto_precision
-from ..engine.models import detect
+from ..engine.models import detect, seedvr2
 from ..engine.optimize import Options, availability
 from ..engine.runtime.memory import DEFAULT_SHARE, GIB, available_ram
+from ..engine.runtime.pinned import POOL
 from ..engine.runtime.pixels import OUTPUTS
 from ..engine.runtime.plan import Plan
 from ..engine.runtime.scope import scoped_math
@@ -61,11 +62,8 @@ class EngineVAE(comfy.sd.VAE):
     def __init__(self, source: Callable[[], Checkpoint], precision: str, settings: Settings, name: str = "") -> None:
         # The smallest VAE of the host: whatever attributes this version of it gives a VAE are then there.
         super().__init__(sd={"pixel_space_vae": torch.tensor(1.0)})
-        # The engine decides "auto" by the device that holds the weights; here they are loaded offloaded.
-        precision = auto_precision(mm.vae_device()) if precision == "auto" else precision
-        engine = load(source(), precision, mm.vae_offload_device())
-        # Plans are made before the host moves the weights, and they depend on where the run will be.
-        engine.device = self.device
+        # The host moves the weights before a run; plans are made earlier, and depend on where the run will be.
+        engine = load(source(), precision, self.device, weights_on=mm.vae_offload_device())
         self.source = source
         self.settings = settings
         self.name = name or f"{engine.arch} {_widths(engine)}"
@@ -74,12 +72,9 @@ class EngineVAE(comfy.sd.VAE):
         self.patcher = comfy.model_patcher.ModelPatcher(
             engine.model, load_device=self.device, offload_device=mm.vae_offload_device()
         )
-        # Packed weights are the engine's own: the host, which does not see them, frees them with the model's.
         self._engines: weakref.WeakSet[VideoVAE] = weakref.WeakSet()
         engines = self._engines
-        self.patcher.add_callback(
-            comfy.patcher_extension.CallbacksMP.ON_DETACH, lambda *_: [engine.release() for engine in engines]
-        )
+        self.patcher.add_callback(comfy.patcher_extension.CallbacksMP.ON_DETACH, lambda *_: _give_back(engines))
         self._use(engine)
         self.size = None
         self.vae_dtype = engine.dtype
@@ -228,6 +223,16 @@ class EngineVAE(comfy.sd.VAE):
         }
 
 
+def _give_back(engines: Iterable[VideoVAE]) -> None:
+    """When the host unloads a VAE: free what it does not see, packed weights and page-locked memory."""
+    for engine in engines:
+        engine.release()
+    POOL.release()
+    empty = getattr(torch._C, "_host_emptyCache", None)
+    if empty is not None and torch.cuda.is_initialized():
+        empty()
+
+
 def _widths(engine: VideoVAE) -> str:
     config = engine.model.config
     return str(getattr(config, "decoder_widths", None) or getattr(config, "encoder_widths", None) or "")
@@ -317,16 +322,17 @@ def checkpoint_of(vae: comfy.sd.VAE) -> Checkpoint:
     if isinstance(vae, EngineVAE):
         checkpoint, model = vae.source(), vae.engine.model
         shapes = {key: tuple(t.shape) for key, t in model.state_dict().items()}
-        groups = model.config.norm_groups
+        config = model.config
     elif _known(vae):
         checkpoint = Checkpoint(vae.get_sd())
         shapes = {key: tuple(t.shape) for key, t in checkpoint.tensors.items()}
-        groups = detect(shapes).configure(shapes, None).norm_groups
+        config = detect(shapes).configure(shapes, None)
     else:
         network = type(getattr(vae, "first_stage_model", vae)).__name__
         raise InputError(f"{network}: not a video VAE the engine knows; save it with ComfyUI's own VAE Save")
     tensors = restore_shapes(checkpoint, shapes).tensors
-    return Checkpoint({key: tensors[key] for key in shapes}, {**checkpoint.metadata, "norm_num_groups": groups})
+    groups = {} if config.norm_groups is None else {"norm_num_groups": config.norm_groups}
+    return Checkpoint({key: tensors[key] for key in shapes}, {**checkpoint.metadata, **groups})
 
 
 # -- this machine ------------------------------------------------------------------------------------------------------
@@ -343,8 +349,9 @@ _machine: Machine | None = None
 def _sample_machine() -> Machine:
     global _machine
     device = mm.vae_device()
-    ram = available_ram() if device.type == "cpu" else None
-    _machine = Machine(device, mm.get_total_memory(device) if ram is None else ram // 2)
+    ram = available_ram()
+    card = None if device.type == "cpu" else mm.get_total_memory(device)
+    _machine = Machine(device, card, None if ram is None else ram // 2)
     return _machine
 
 
@@ -352,7 +359,7 @@ def _sample_machine() -> Machine:
 def unavailable() -> dict[str, str | None]:
     """Optimisation -> why it can do nothing on this machine for a SeedVR2 VAE in its default precision, or None."""
     device = mm.vae_device()
-    return availability(device, "seedvr2", None, PRECISIONS[auto_precision(device)])
+    return availability(device, "seedvr2", None, PRECISIONS[auto_precision(device, seedvr2.ARCHITECTURE)])
 
 
 # -- progress ---------------------------------------------------------------------------------------------------------

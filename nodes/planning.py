@@ -17,6 +17,7 @@ from ..engine.fused.path import FusedPath, why_off
 from ..engine.loader import PRECISIONS, auto_precision
 from ..engine.models import ARCHITECTURES, seedvr2
 from ..engine.models.arch import Architecture
+from ..engine.optimize import DEFAULTS, Options
 from ..engine.runtime.memory import DEFAULT_SHARE, GIB
 from ..engine.runtime.pixels import OUTPUTS
 from ..engine.runtime.plan import TILINGS, Plan, Planner
@@ -50,15 +51,19 @@ class Question:
     vram_gb: float = 0.0
     ram_gb: float = 0.0
     output: str = "auto"
+    options: Options = DEFAULTS
 
     @classmethod
     def parse(cls, query: Mapping[str, str]) -> Question:
-        """From the texts of a query. Raises InputError on unknown names, wrong types and values out of bounds."""
+        """From the texts of a query, in which `off` names optimisations, with commas between them.
+
+        Raises InputError on unknown names, wrong types and values out of bounds.
+        """
         values: dict[str, object] = {}
         for name, text in query.items():
-            if name not in cls.__dataclass_fields__:
-                raise InputError(f"{name[:40]!r} is not one of {', '.join(cls.__dataclass_fields__)}")
-            if name == "model":
+            if name == "off":
+                values["options"] = DEFAULTS.switched(off=text[:200].split(","))
+            elif name == "model":
                 if len(text) > _NAME or not text.isprintable():
                     raise InputError(f"model is a name of at most {_NAME} printable characters")
                 values[name] = text
@@ -66,8 +71,10 @@ class Question:
                 if text not in _CHOICES[name]:
                     raise InputError(f"{name}={text[:40]!r} is not one of {', '.join(_CHOICES[name])}")
                 values[name] = text
-            else:
+            elif name in LIMITS:
                 values[name] = _number(name, text)
+            else:
+                raise InputError(f"{name[:40]!r} is not one of model, off, {', '.join((*_CHOICES, *LIMITS))}")
         return cls(**values)  # type: ignore[arg-type]
 
 
@@ -115,24 +122,33 @@ KNOWN = Known()
 
 @dataclass(frozen=True)
 class Machine:
-    """Where decodes run: the device, and its memory (CUDA) or what a run may take of it (CPU), in bytes."""
+    """Where decodes run: the device, the bytes of its card (None: a CPU), and half of the free host memory."""
 
     device: torch.device
-    memory: int | None
+    card: int | None
+    half_ram: int | None
 
     def target(self, question: Question) -> tuple[int | None, str]:
-        """Bytes a run may reach, and where that figure comes from. What other programs hold is not known here."""
+        """Bytes a run may reach, and the name of where that figure is from. What others hold is not known here."""
         if question.vram_gb:
-            return int(question.vram_gb * GIB), "VRAM target"
-        if self.device.type != "cpu":
-            return (int(DEFAULT_SHARE * self.memory), f"{DEFAULT_SHARE:.2%} of the card") if self.memory else (None, "")
+            return int(question.vram_gb * GIB), "vram_gb"
+        if self.card is not None:
+            return int(DEFAULT_SHARE * self.card), "card"
         if question.ram_gb:
-            return int(question.ram_gb * GIB), "RAM budget"
-        return self.memory, "half of the free RAM" if self.memory else ""
+            return int(question.ram_gb * GIB), "ram_gb"
+        return self.half_ram, "half_ram"
+
+    def host(self, question: Question) -> int | None:
+        """Bytes of host memory a run may park histories in."""
+        if self.device.type != "cuda":
+            return 0
+        return int(question.ram_gb * GIB) if question.ram_gb else self.half_ram
 
 
 @functools.lru_cache(maxsize=16)
-def _planner(architecture: Architecture, config: object, precision: str, device: torch.device) -> tuple[Planner, str]:
+def _planner(
+    architecture: Architecture, config: object, precision: str, device: torch.device, options: Options
+) -> tuple[Planner, str]:
     """A planner without weights, and why its fused kernels are off ("" where they are on)."""
     dtype = PRECISIONS[precision]
 
@@ -142,8 +158,13 @@ def _planner(architecture: Architecture, config: object, precision: str, device:
     with torch.device("meta"):
         weights = sum(p.numel() for p in build().parameters()) * dtype.itemsize
     reason = why_off(architecture.name, config, dtype, device)
-    fused = FusedPath(None, build, dtype) if reason is None else None  # type: ignore[arg-type] - packs nothing
-    return Planner(build, dtype, weights, lambda: fused), reason or ""
+    if options.channels_last_3d is False or not options.triton_fusion:
+        reason = "switched off"
+    fused = FusedPath(None, build, dtype, options) if reason is None else None  # type: ignore[arg-type] - packs nothing
+    planner = Planner(
+        build, dtype, weights, lambda: fused, architecture.spatial, architecture.temporal, options.flash_attention
+    )
+    return planner, reason or ""
 
 
 # -- answers ----------------------------------------------------------------------------------------------------------
@@ -153,15 +174,16 @@ def answer(question: Question, machine: Machine) -> dict[str, object]:
     """The plan of a decode for the panel. Raises InputError where the options contradict each other."""
     found = KNOWN.find(question.model)
     architecture, config = found or (ARCHITECTURES[0], PUBLISHED)
-    precision = auto_precision(machine.device) if question.precision == "auto" else question.precision
-    planner, off = _planner(architecture, config, precision, machine.device)
+    auto = question.precision == "auto"
+    precision = auto_precision(machine.device, architecture) if auto else question.precision
+    planner, off = _planner(architecture, config, precision, machine.device, question.options)
     target, source = machine.target(question)
     latents = -(-(question.frames - 1) // architecture.temporal) + 1
     height, width = (-(-n // architecture.spatial) for n in (question.height, question.width))
     output = OUTPUTS["float32" if question.output == "auto" else question.output]
     facts = {
         "model": question.model,
-        "assumed": None if found else "SeedVR2 of the published widths is assumed until this VAE was loaded once",
+        "assumed": found is None,
         "precision": precision,
         "device": str(machine.device),
         "target_gb": _gb(target),
@@ -171,7 +193,8 @@ def answer(question: Question, machine: Machine) -> dict[str, object]:
     try:
         plan = planner.plan(
             "decoder", question.batch, latents, height, width, tiling=question.tiling, tile=question.tile,
-            overlap=question.overlap, chunk=question.chunk, target=target, output=output,
+            overlap=question.overlap, chunk=question.chunk, target=target,
+            host=machine.host(question), output=output,
         )  # fmt: skip
     except PlanError as error:
         size = {"width": architecture.spatial * width, "height": architecture.spatial * height}
@@ -182,7 +205,7 @@ def answer(question: Question, machine: Machine) -> dict[str, object]:
 def plan_facts(
     plan: Plan, batch: int, latents: int, architecture: Architecture | VideoVAE, output: torch.dtype
 ) -> dict[str, object]:
-    """What the panel draws of a plan: sizes in pixels, memory in GB. Fields a plan does not have yet are left out."""
+    """What the panel draws of a plan: sizes in pixels, memory in GB."""
     s, t = architecture.spatial, architecture.temporal
     rows, cols = plan.grid.rows, plan.grid.cols
     frames = t * (latents - 1) + 1
@@ -207,12 +230,8 @@ def plan_facts(
         "predicted_gb": _gb(plan.peak_bytes),
         "result_gb": _gb(batch * frames * height * width * 3 * output.itemsize),
     }
-    bands = getattr(plan, "bands", None)
-    if bands:
-        facts |= {"mode": "bands", "bands": bands if isinstance(bands, int) else len(bands)}
-    for name in ("parked_bytes", "host_bytes"):
-        if getattr(plan, name, 0):
-            facts[name.replace("_bytes", "_gb")] = _gb(getattr(plan, name))
+    if plan.parking is not None:
+        facts |= {"mode": "parked", "parked_gb": _gb(plan.host_bytes), "band_rows": plan.parking.rows}
     return facts
 
 

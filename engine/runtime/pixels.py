@@ -72,12 +72,15 @@ class StagedWriter:
     `write` returns at once; a buffer is emptied into `out` when it is needed again, and at the end of the `with`.
     """
 
-    def __init__(self, out: Tensor, frames: int, device: torch.device) -> None:
-        """out: [B, F, H, W, 3] on the host; at most `frames` frames per write, from `device`."""
+    def __init__(self, out: Tensor, frames: int, device: torch.device, ahead: bool = True) -> None:
+        """out: [B, F, H, W, 3] on the host; at most `frames` frames per write, from `device`.
+
+        ahead False: every write waits for its copy, and nothing is pinned.
+        """
         self._out = out
-        self._cuda = device.type == "cuda"
+        self._ahead = ahead and device.type == "cuda"
         shape = (frames, *out.shape[2:])
-        self._buffers = [torch.empty(shape, dtype=out.dtype, pin_memory=True) for _ in range(2)] if self._cuda else []
+        self._buffers = [torch.empty(shape, dtype=out.dtype, pin_memory=True) for _ in range(2)] if self._ahead else []
         self._waiting: list[tuple[Tensor, Tensor, torch.cuda.Event]] = []
 
     def __enter__(self) -> StagedWriter:
@@ -90,7 +93,7 @@ class StagedWriter:
     def write(self, clip: int, first: int, pixels: Tensor) -> None:
         """pixels [f, H, W, 3] of the output's type become frames `first`.. of `clip`; free to change on return."""
         target = self._out[clip, first : first + pixels.shape[0]]
-        if not self._cuda:
+        if not self._ahead:
             target.copy_(pixels)
             return
         if len(self._waiting) == len(self._buffers):

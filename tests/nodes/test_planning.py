@@ -10,10 +10,11 @@ import torch
 from zerowaste_vae.engine import InputError
 from zerowaste_vae.engine.models import ARCHITECTURES
 from zerowaste_vae.engine.models.seedvr2 import Config
+from zerowaste_vae.nodes import planning
 from zerowaste_vae.nodes.planning import KNOWN, LIMITS, Known, Machine, Question, answer
 
 GIB = 1 << 30
-CPU = Machine(torch.device("cpu"), 4 * GIB)
+CPU = Machine(torch.device("cpu"), None, 4 * GIB)
 
 
 @pytest.fixture
@@ -49,6 +50,9 @@ def tiny():
         {"model": "x" * 600},
         {"model": "a\nb"},
         {"path": "/etc/passwd"},
+        {"options": "x"},
+        {"off": "everything"},
+        {"off": ""},
         {"": ""},
     ],
     ids=str,
@@ -77,7 +81,7 @@ def test_answer_for_odd_sizes(tiny):
     found = answer(Question.parse({**tiny, "width": "50", "height": "45", "frames": "13"}), CPU)
     assert found["fits"]
     assert (found["width"], found["height"], found["frames"]) == (56, 48, 13)
-    assert found["assumed"] is None
+    assert found["assumed"] is False
     assert found["mode"] == "untiled"
     assert found["chunks"] * found["chunk_latents"] >= 4
     assert 0 < found["predicted_gb"] <= found["target_gb"] == 4
@@ -103,16 +107,32 @@ def test_what_does_not_fit_says_what_would(tiny):
 
 def test_an_unknown_model_is_assumed_and_the_answer_says_so():
     found = answer(Question(model="never loaded", width=64, height=64, frames=1), CPU)
-    assert "published widths" in found["assumed"]
+    assert found["assumed"] is True
 
 
 def test_targets():
-    gpu = Machine(torch.device("cuda", 0), 16 * GIB)
-    assert gpu.target(Question()) == (13 * GIB, "81.25% of the card")
-    assert gpu.target(Question(vram_gb=8, ram_gb=2)) == (8 * GIB, "VRAM target")
-    assert CPU.target(Question(ram_gb=2)) == (2 * GIB, "RAM budget")
-    assert CPU.target(Question()) == (4 * GIB, "half of the free RAM")
-    assert Machine(torch.device("cpu"), None).target(Question()) == (None, "")
+    gpu = Machine(torch.device("cuda", 0), 16 * GIB, 10 * GIB)
+    assert gpu.target(Question()) == (13 * GIB, "card")
+    assert gpu.target(Question(vram_gb=8, ram_gb=2)) == (8 * GIB, "vram_gb")
+    assert (gpu.host(Question()), gpu.host(Question(ram_gb=3))) == (10 * GIB, 3 * GIB)
+    assert CPU.target(Question(ram_gb=2)) == (2 * GIB, "ram_gb")
+    assert CPU.target(Question()) == (4 * GIB, "half_ram")
+    assert CPU.host(Question(ram_gb=2)) == 0
+
+
+def test_a_full_card_parks_histories(monkeypatch):
+    """1080p in whole frames under 13 GB on a GPU with kernels: some histories wait in host memory, the plan says so."""
+    monkeypatch.setattr(planning, "why_off", lambda *_: None)
+    monkeypatch.setattr(planning, "auto_precision", lambda *_: "fp16")
+    gpu = Machine(torch.device("cuda", 0), 16 * GIB, 64 * GIB)
+    found = answer(Question(model="published", width=1920, height=1080, frames=21), gpu)
+    assert found["mode"] == "parked"
+    assert found["fused"]
+    assert found["predicted_gb"] <= found["target_gb"] == 13
+    assert 0 < found["parked_gb"] < 64
+    plain = answer(Question.parse({"width": "64", "height": "64", "off": "triton_fusion"}), gpu)
+    assert plain["kernels_off"] == "switched off"
+    assert not plain["fused"]
 
 
 def test_answers_open_no_files_and_ask_no_gpu(tiny, monkeypatch):

@@ -23,9 +23,11 @@ export function addPanel(node, name) {
   const body = el("div", { class: "zerowaste-body" });
   const element = el("div", { class: "zerowaste-panel", "data-zerowaste": name }, body);
   let height = 40;
+  const margin = 6;
   const widget = node.addDOMWidget(name, name, element, {
     serialize: false,
     hideOnZoom: false,
+    margin,
     getMinHeight: () => height,
     getMaxHeight: () => height,
     getValue: () => "",
@@ -34,8 +36,8 @@ export function addPanel(node, name) {
   widget.serialize = false;
   // The wheel zooms the canvas and a drag on the drawing moves the node, but the controls keep their own events.
   const grow = () => {
-    const content = Math.ceil(body.offsetHeight);
-    if (!content || Math.abs(content - height) < 2) return;
+    const content = Math.ceil(body.offsetHeight) + 2 * margin;
+    if (!body.offsetHeight || Math.abs(content - height) < 2) return;
     const free = node.size[1] - node.computeSize()[1];
     height = content;
     node.setSize([node.size[0], node.computeSize()[1] + Math.max(0, free)]);

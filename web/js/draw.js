@@ -95,5 +95,5 @@ export function drawSeconds(stages) {
 
 export function memoryLabel(plan) {
   const target = plan.target_gb ? ` ${t("of")} ${gb(plan.target_gb)}` : "";
-  return `${t("predicted")} ${gb(plan.predicted_gb)}${target}${plan.target_source ? ` (${plan.target_source})` : ""}`;
+  return `${t("predicted")} ${gb(plan.predicted_gb)}${target}${plan.target_gb ? ` (${t(`target_${plan.target_source}`)})` : ""}`;
 }

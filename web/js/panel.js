@@ -17,7 +17,7 @@ export function attachPanel(node, { plan }) {
   if (plan) body.append(picker(node), planned);
   body.append(ran);
   let lastRun = null;
-  if (plan) watch(node, planned, () => lastRun);
+  const again = plan ? watch(node, planned, () => lastRun) : () => {};
   const executed = node.onExecuted;
   node.onExecuted = function (output, ...rest) {
     executed?.call(this, output, ...rest);
@@ -29,6 +29,7 @@ export function attachPanel(node, { plan }) {
       lastRun = { size: { width, height, frames }, model: facts.model, traced: traceSize(node) };
     }
     ran.replaceChildren(...result(report));
+    again(); // the server may know more of the VAE now
   };
 }
 
@@ -67,6 +68,7 @@ function picker(node) {
   return row;
 }
 
+// Asks for a plan whenever the question changes; the function it returns asks again.
 function watch(node, planned, lastRun) {
   let asked = "";
   let request = null;
@@ -98,6 +100,9 @@ function watch(node, planned, lastRun) {
     request?.abort();
     removed?.apply(this, rest);
   };
+  return () => {
+    asked = "";
+  };
 }
 
 function problem(text) {
@@ -110,7 +115,7 @@ function outlook(plan, source) {
   if (!plan.fits) return [...parts, problem(plan.text), ...footnotes(plan)];
   parts.push(drawMemory(plan.predicted_gb, plan.target_gb, memoryLabel(plan)));
   parts.push(el("div", { class: "zerowaste-line" }, `${layout(plan)}; ${chunking(plan)}`));
-  for (const name of ["parked", "host", "result"]) {
+  for (const name of ["parked", "result"]) {
     const size = plan[`${name}_gb`];
     if (size >= 0.01) parts.push(el("div", { class: "zerowaste-line" }, t(`memory_${name}`, { size: gb(size) })));
   }
@@ -119,7 +124,7 @@ function outlook(plan, source) {
 
 function layout(plan) {
   if (plan.mode === "untiled") return t("untiled");
-  if (plan.mode === "bands") return t("bands", { n: plan.bands });
+  if (plan.mode === "parked") return t("parked");
   return t("blended", { n: plan.tiles, width: plan.tile_width, height: plan.tile_height });
 }
 
@@ -130,7 +135,7 @@ function chunking(plan) {
 function footnotes(plan) {
   const kernels = plan.kernels_off ? t("plain_torch", { reason: plan.kernels_off }) : t("fused");
   const notes = [`${plan.precision}, ${plan.device}: ${kernels}`];
-  if (plan.assumed) notes.push(plan.assumed);
+  if (plan.assumed) notes.push(t("assumed"));
   return notes.map((note) => el("div", { class: "zerowaste-note" }, note));
 }
 

@@ -2,6 +2,8 @@
 
 const VAE_NODES = { ZeroWasteVAELoader: "loader", ZeroWasteVAEOptimize: "optimize", VAELoader: "stock" };
 const FRAME_WIDGETS = ["length", "frames", "num_frames", "video_length", "frame_count", "batch_size"];
+//: Optimisations that change what a run takes.
+const PLANNED = ["channels_last_3d", "triton_fusion", "composed_upsample", "flash_attention", "async_offload"];
 const DEMO = { width: 288, height: 176 };
 const MAX_NODES = 64;
 
@@ -48,6 +50,9 @@ function wishes(chain) {
   if (precision) wish.precision = precision;
   const output = value(chain[0], "output");
   if (output && output !== "auto") wish.output = output;
+  const optimize = chain.find((node) => node.comfyClass === "ZeroWasteVAEOptimize");
+  const off = PLANNED.filter((name) => optimize && value(optimize, name) === false);
+  if (off.length) wish.off = off.join(",");
   const file = chain.map((node) => value(node, "vae_name")).find((name) => name);
   if (file) wish.model = file;
   return wish;

@@ -84,6 +84,8 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     d, h, w = (out.shape[0] + drop) // pt, out.shape[1] // py, out.shape[2] // px
     frame_rows = geometry.frame_rows or h
     s = schedule or pick(here, x.dtype, weight.channels, k, (frame_rows, w), phases)
+    if out.data_ptr() == x.data_ptr() and (k > s.bn or phases > 1 or weight.taps > 1):
+        raise ValueError(f"conv3d cannot overwrite its input: {k} channels are more than one tile, or it has many taps")
     linear = here.tma and geometry.stride == (1, 1, 1)
     pitch = x.shape[2] if linear else w
     # Without sums nothing ties a tile to a band, and one block for the plane wastes least.
