@@ -4,16 +4,32 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from safetensors import safe_open
+
 from ..engine import demo_vae_path
 from ..engine.loader import PRECISIONS
+from ..engine.models import detect
 from . import folders, host
 from .host import io
+from .planning import KNOWN
 from .reports import ui
 from .settings import Settings
 from .toggles import without_optimisations
 from .widgets import advanced, precision_input, report_output, schema, vram_input
 
 DEMO = "demo (small)"
+
+
+def learn_demo() -> None:
+    """Make the demo VAE's sizes known to the planner; of other files they are known once they were loaded."""
+    path = demo_vae_path()
+    if not path.is_file():
+        return
+    with safe_open(path, "pt") as file:
+        shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118 - no dictionary
+        groups = int(file.metadata()["norm_num_groups"])
+    architecture = detect(shapes)
+    KNOWN.learn(DEMO, architecture, architecture.configure(shapes, groups))
 
 
 def _path(name: str) -> Path:

@@ -28,9 +28,11 @@ class Stages:
         if done < total and spent - self._said < INTERVAL:
             return ""
         self._said = spent
+        if done == total:
+            return f"{self._operation}: done in {spent:.1f} s"
         part, chunk = divmod((done - 1) % (self._chunks * (self._tiles + 1)), self._chunks)
-        line = f"{self._operation}{self._part(part)}: chunk {chunk + 1} of {self._chunks}"
-        return f"{line}, about {spent / done * (total - done):.0f} s left" if done < total else line
+        left = f"about {spent / done * (total - done):.0f} s left"
+        return f"{self._operation}{self._part(part)}: chunk {chunk + 1} of {self._chunks}, {left}"
 
     def _part(self, index: int) -> str:
         """Decoding starts with what sees the whole frame, encoding ends with it."""

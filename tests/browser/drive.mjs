@@ -146,3 +146,4 @@ for await (const line of readline.createInterface({ input: process.stdin })) {
 }
 await context.close();
 fs.rmSync(profile, { recursive: true, force: true });
+process.exit(0);

@@ -95,7 +95,7 @@ def test_stage_text_is_sent_while_a_node_runs(comfy):
     for name in ("ours", "stock"):
         lines = run.texts(name)
         assert lines[0].startswith("decode: chunk 1 of 6, about")
-        assert lines[-1] == "decode: chunk 6 of 6"
+        assert lines[-1].startswith("decode: done in ")
 
 
 def test_toggles_that_can_do_nothing_here_say_why(comfy):

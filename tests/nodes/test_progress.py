@@ -16,24 +16,28 @@ def lines(monkeypatch):
 
     def say(operation: str, tile: int, latents: int, ticks: int) -> list[str]:
         stages = progress.Stages(operation, Plan(Steps(2, 0), grid(8, 16, tile, 0, 8), 0), latents)
-        return [stages(done, ticks).partition(", about")[0] for done in range(1, ticks + 1)]
+        lines = [stages(done, ticks) for done in range(1, ticks + 1)]
+        assert lines.pop().startswith(f"{operation}: done in ")
+        assert all(line.endswith(" s left") for line in lines)
+        return [line.partition(", about")[0] for line in lines]
 
     return say
 
 
 def test_whole_frames(lines):
-    assert lines("decode", 128, 3, 2) == ["decode: chunk 1 of 2", "decode: chunk 2 of 2"]
+    assert lines("decode", 128, 5, 3) == ["decode: chunk 1 of 3", "decode: chunk 2 of 3"]
 
 
 def test_decode_starts_with_whole_frames_and_encode_ends_with_them(lines):
-    decode = lines("decode", 64, 2, 3)
-    assert decode == [
+    # Two clips, so that the last part of the first is not the end.
+    decode = lines("decode", 64, 2, 6)
+    assert decode[:3] == [
         "decode, whole frames: chunk 1 of 1",
         "decode, tile 1 of 2: chunk 1 of 1",
         "decode, tile 2 of 2: chunk 1 of 1",
     ]
-    encode = lines("encode", 64, 2, 3)
-    assert [line.partition(":")[0] for line in encode] == [
+    encode = lines("encode", 64, 2, 6)
+    assert [line.partition(":")[0] for line in encode[:3]] == [
         "encode, tile 1 of 2",
         "encode, tile 2 of 2",
         "encode, whole frames",
@@ -41,7 +45,7 @@ def test_decode_starts_with_whole_frames_and_encode_ends_with_them(lines):
 
 
 def test_each_clip_starts_over(lines):
-    assert lines("decode", 64, 2, 6)[3:] == lines("decode", 64, 2, 6)[:3]
+    assert lines("decode", 64, 2, 6)[3:] == lines("decode", 64, 2, 6)[:2]
 
 
 def test_lines_are_not_sent_more_often_than_the_interval(monkeypatch):

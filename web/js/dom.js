@@ -17,12 +17,12 @@ export function svg(tag, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
-// A DOM widget below a node's other widgets that is as high as its content, in both renderers. `element.grow()` adapts
-// the node after the content changed.
+// A DOM widget below a node's other widgets that is as high as its content, in both renderers. Returns the element to
+// fill; the node follows when the content changes.
 export function addPanel(node, name) {
   const body = el("div", { class: "zerowaste-body" });
   const element = el("div", { class: "zerowaste-panel", "data-zerowaste": name }, body);
-  let height = 40;
+  let height = 0;
   const margin = 6;
   const widget = node.addDOMWidget(name, name, element, {
     serialize: false,
@@ -34,12 +34,14 @@ export function addPanel(node, name) {
     setValue: () => {},
   });
   widget.serialize = false;
-  // The wheel zooms the canvas and a drag on the drawing moves the node, but the controls keep their own events.
   const grow = () => {
+    if (!body.offsetHeight) return; // hidden, or not on the page yet
     const content = Math.ceil(body.offsetHeight) + 2 * margin;
-    if (!body.offsetHeight || Math.abs(content - height) < 2) return;
+    if (Math.abs(content - height) < 2) return;
     const free = node.size[1] - node.computeSize()[1];
     height = content;
+    // Nodes made of elements grow by themselves; only drawn ones have to be told.
+    if (window.LiteGraph?.vueNodesMode) return;
     node.setSize([node.size[0], node.computeSize()[1] + Math.max(0, free)]);
     node.setDirtyCanvas?.(true, true);
   };

@@ -4,9 +4,9 @@ import { gb, seconds, t } from "./strings.js";
 
 const WIDTH = 260;
 const MAX_FRAME_HEIGHT = 96;
-//: More lines than this cannot be told apart at this size.
+// More lines than this cannot be told apart at this size.
 const MAX_LINES = 64;
-//: Readable on light and dark alike.
+// Readable on light and dark alike.
 export const COLOURS = ["#3b82f6", "#d97706", "#10a37f", "#a855f7", "#e11d48", "#64748b"];
 
 function tiles(plan, scale) {

@@ -2,11 +2,11 @@
 import { api } from "../../../scripts/api.js";
 import { addPanel, el } from "./dom.js";
 import { drawMemory, drawPlan, drawSeconds, memoryLabel } from "./draw.js";
-import { EXAMPLE, question, traceSize } from "./question.js";
+import { MAX_FRAMES, question, traceSize } from "./question.js";
 import { gb, seconds, t } from "./strings.js";
 
 const ROUTE = "/zerowaste_vae/plan";
-//: Milliseconds between two looks at the widgets, whichever way and renderer they were changed in.
+// Milliseconds between two looks at the widgets, whichever way and renderer they were changed in.
 const INTERVAL = 400;
 const SIZES = [[832, 480], [1280, 720], [1920, 1080], [2560, 1440], [3840, 2160]];
 
@@ -14,10 +14,12 @@ export function attachPanel(node, { plan }) {
   const body = addPanel(node, plan ? "zerowaste_plan" : "zerowaste_result");
   const planned = el("div", { class: "zerowaste-section" });
   const ran = el("div", { class: "zerowaste-section" });
-  if (plan) body.append(picker(node), planned);
+  const size = plan ? picker(node) : null;
+  if (plan) body.append(size.row, planned);
   body.append(ran);
+  body.hidden = !plan;
   let lastRun = null;
-  const again = plan ? watch(node, planned, () => lastRun) : () => {};
+  const again = plan ? watch(node, planned, () => lastRun, size.show) : () => {};
   const executed = node.onExecuted;
   node.onExecuted = function (output, ...rest) {
     executed?.call(this, output, ...rest);
@@ -29,6 +31,7 @@ export function attachPanel(node, { plan }) {
       lastRun = { size: { width, height, frames }, model: facts.model, traced: traceSize(node) };
     }
     ran.replaceChildren(...result(report));
+    body.hidden = false;
     again(); // the server may know more of the VAE now
   };
 }
@@ -40,44 +43,39 @@ function picker(node) {
   for (const [width, height] of SIZES) {
     choice.append(el("option", { value: `${width}x${height}` }, `${width} × ${height} px`));
   }
-  const frames = el("input", { type: "number", min: 1, max: 100000, step: 4, title: t("frames_help") });
+  const frames = el("input", { type: "number", min: 1, max: MAX_FRAMES, step: 4, title: t("frames_help") });
   const row = el("div", { class: "zerowaste-row" }, choice, frames, el("span", {}, t("frames")));
-  const show = () => {
+  // What the plan is for; the number of frames can be changed where nothing else gives it.
+  const show = (count, open) => {
     const size = node.properties?.zerowaste_size;
     choice.value = size ? `${size.width}x${size.height}` : "";
-    frames.value = size?.frames ?? EXAMPLE.frames;
-    frames.disabled = !size;
+    frames.value = count;
+    frames.disabled = !open;
   };
   const pick = () => {
     const [width, height] = choice.value.split("x").map(Number);
-    const count = Math.min(100000, Math.max(1, Math.round(Number(frames.value)) || 1));
     node.properties ??= {};
-    if (choice.value) node.properties.zerowaste_size = { width, height, frames: count };
+    if (choice.value) node.properties.zerowaste_size = { width, height };
     else delete node.properties.zerowaste_size;
-    show();
+    node.properties.zerowaste_frames = Math.min(MAX_FRAMES, Math.max(1, Math.round(Number(frames.value)) || 1));
   };
   choice.addEventListener("change", pick);
   frames.addEventListener("change", pick);
   for (const kind of ["pointerdown", "wheel", "keydown"]) row.addEventListener(kind, (event) => event.stopPropagation());
-  const configured = node.onConfigure;
-  node.onConfigure = function (...rest) {
-    configured?.apply(this, rest);
-    show();
-  };
-  show();
-  return row;
+  return { row, show };
 }
 
 // Asks for a plan whenever the question changes; the function it returns asks again.
-function watch(node, planned, lastRun) {
+function watch(node, planned, lastRun, showSize) {
   let asked = "";
   let request = null;
   const look = async () => {
     if (!node.graph || document.hidden) return;
-    const { query, source } = question(node, lastRun());
+    const { query, source, open } = question(node, lastRun());
     const text = new URLSearchParams(query).toString();
-    if (text === asked) return;
-    asked = text;
+    if (asked === `${source} ${text}`) return;
+    asked = `${source} ${text}`;
+    showSize(query.frames, open);
     request?.abort();
     request = new AbortController();
     planned.classList.add("zerowaste-waiting");

@@ -2,10 +2,11 @@
 
 const VAE_NODES = { ZeroWasteVAELoader: "loader", ZeroWasteVAEOptimize: "optimize", VAELoader: "stock" };
 const FRAME_WIDGETS = ["length", "frames", "num_frames", "video_length", "frame_count", "batch_size"];
-//: Optimisations that change what a run takes.
+// Optimisations that change what a run takes.
 const PLANNED = ["channels_last_3d", "triton_fusion", "composed_upsample", "flash_attention", "async_offload"];
 const DEMO = { width: 288, height: 176 };
 const MAX_NODES = 64;
+export const MAX_FRAMES = 100000;
 
 export const EXAMPLE = { width: 1280, height: 720, frames: 21 };
 
@@ -58,11 +59,12 @@ function wishes(chain) {
   return wish;
 }
 
-// Width, height and frames from the widgets of the nodes before; the nearest that has one counts.
+// Width, height and, where they are known, frames from the widgets of the nodes before; the nearest one counts.
 export function traceSize(node) {
   const size = {};
   const queue = [inputNode(node, "samples")];
   const seen = new Set();
+  let repeats = 1;
   while (queue.length && seen.size < MAX_NODES) {
     const current = queue.shift();
     if (!current || seen.has(current)) continue;
@@ -70,16 +72,18 @@ export function traceSize(node) {
     const [width, height] = ["width", "height"].map((name) => Number(value(current, name)));
     if (!size.width && width >= 8 && height >= 8) Object.assign(size, { width, height });
     if (!size.width && current.comfyClass === "ZeroWasteVAEDemoClip") Object.assign(size, DEMO);
+    if (current.comfyClass === "RepeatImageBatch") repeats *= Number(value(current, "amount")) || 1;
     const frames = FRAME_WIDGETS.map((name) => Number(value(current, name))).find((number) => number >= 1);
-    if (!size.frames && frames) size.frames = frames;
+    if (!size.frames && frames) size.frames = Math.min(MAX_FRAMES, frames * repeats);
     for (let slot = 0; slot < (current.inputs?.length ?? 0); slot += 1) {
       if (["LATENT", "IMAGE", "VIDEO", "*"].includes(current.inputs[slot].type)) queue.push(current.getInputNode(slot));
     }
   }
-  return size.width ? { ...size, frames: size.frames ?? 1 } : null;
+  return size.width ? size : null;
 }
 
-// { query, source }: picked in the panel, else traced if that changed since the last run, else of the last run.
+// { query, source, open }: the size is picked in the panel, else traced if that changed since the last run, else of the
+// last run. `open`: the number of frames is left to the panel.
 export function question(node, lastRun) {
   const traced = traceSize(node);
   const picked = node.properties?.zerowaste_size;
@@ -90,5 +94,7 @@ export function question(node, lastRun) {
   else if (traced) [size, source] = [traced, "traced"];
   const wish = wishes(vaeChain(node));
   if (!wish.model && lastRun?.model) wish.model = lastRun.model;
-  return { query: { ...wish, ...size }, source };
+  const open = Boolean(picked) || !size.frames;
+  const frames = open ? (node.properties?.zerowaste_frames ?? EXAMPLE.frames) : size.frames;
+  return { query: { ...wish, ...size, frames }, source, open };
 }
