@@ -19,20 +19,27 @@ const context = await chromium.launchPersistentContext(profile, {
 });
 const page = context.pages()[0] ?? (await context.newPage());
 let problems = [];
+let current = "";
 page.on("pageerror", (error) => problems.push(`page error: ${error.message}`));
 page.on("console", (message) => {
   const where = message.location().url ?? "";
   if (message.type() === "error" && /zerowaste/i.test(`${message.text()} ${where}`)) problems.push(message.text());
 });
 
+// Milliseconds; a machine that is busy with other tests is slow.
+const PATIENCE = 300000;
+
 const tasks = {
-  // Open the frontend with these settings (kept by the server, so they are set anew each time).
+  // Open the frontend with these settings; the page that is open stays where they are the same.
   async open({ url, settings = {}, width = 1500, height = 950 }) {
+    problems = [];
+    if (current === JSON.stringify([url, settings, width, height])) return null;
+    current = JSON.stringify([url, settings, width, height]);
     await page.setViewportSize({ width, height });
     const ready = async () => {
       await page.goto(url, { waitUntil: "domcontentloaded" });
       await page.waitForFunction(() => window.app?.extensionManager && window.app.graph && window.app.vueAppReady, null,
-        { timeout: 90000 });
+        { timeout: PATIENCE });
     };
     await ready();
     await page.evaluate(async (all) => {
@@ -63,13 +70,32 @@ const tasks = {
       found.callback?.(to, window.app.canvas, target);
     }, [node, widget, value]);
   },
+  async options({ node, widget }) {
+    return page.evaluate(([id, name]) => {
+      const target = window.app.graph.nodes.find((n) => String(n.id) === String(id));
+      const { values } = target.widgets.find((w) => w.name === name).options;
+      return typeof values === "function" ? values() : values;
+    }, [node, widget]);
+  },
+  // Press a button widget and wait until the list of another one holds `until`.
+  async press({ node, widget, listed, until }) {
+    await page.evaluate(([id, name]) => {
+      const target = window.app.graph.nodes.find((n) => String(n.id) === String(id));
+      return target.widgets.find((w) => w.name === name).callback();
+    }, [node, widget]);
+    await page.waitForFunction(([id, name, value]) => {
+      const target = window.app.graph.nodes.find((n) => String(n.id) === String(id));
+      const { values } = target.widgets.find((w) => w.name === name).options;
+      return (typeof values === "function" ? values() : values).includes(value);
+    }, [node, listed, until], { timeout: PATIENCE });
+  },
   async prompt() {
     return page.evaluate(async () => (await window.app.graphToPrompt()).output);
   },
   async serialized() {
     return page.evaluate(() => window.app.graph.serialize());
   },
-  async run({ timeout = 240000 }) {
+  async run({ timeout = PATIENCE }) {
     await page.evaluate(() => {
       window.__outcome = null;
       for (const kind of ["execution_success", "execution_error"]) {
@@ -82,15 +108,18 @@ const tasks = {
     return page.evaluate(() => window.__outcome);
   },
   // The text of a panel once it holds `until`.
-  async panel({ name, until = "", timeout = 60000 }) {
+  async panel({ name, until = "", timeout = PATIENCE }) {
     const selector = `[data-zerowaste="${name}"]`;
     await page.waitForFunction(([s, u]) => document.querySelector(s)?.innerText.includes(u), [selector, until], { timeout });
+    await page.waitForTimeout(400); // the node grows in the next frames
     return page.evaluate((s) => {
       const panel = document.querySelector(s);
       const box = (e) => { const r = e.getBoundingClientRect(); return [r.left, r.top, r.right, r.bottom]; };
-      const lines = [...panel.querySelectorAll(".zerowaste-line, .zerowaste-note, svg, .zerowaste-bar, .zerowaste-entry")];
+      const lines = [...panel.querySelectorAll(".zerowaste-line, .zerowaste-note, .zerowaste-plan, .zerowaste-bar, summary")];
+      const parts = [...panel.querySelectorAll(".zerowaste-entry, select, input, li"), ...lines].filter((e) => e.checkVisibility());
       return {
-        text: panel.innerText, box: box(panel), body: box(panel.firstElementChild), parts: lines.map(box),
+        text: panel.innerText, box: box(panel), body: box(panel.firstElementChild), parts: parts.map(box),
+        lines: lines.map(box),
         clipped: lines.filter((e) => e.scrollWidth > e.clientWidth + 1).map((e) => e.textContent),
         tiles: panel.querySelectorAll("svg g .zerowaste-tile").length,
         colour: getComputedStyle(panel.firstElementChild).color,

@@ -15,7 +15,7 @@ WORKFLOWS = {p.stem: p for p in sorted((Path(__file__).resolve().parents[2] / "w
 RUNNABLE = sorted(WORKFLOWS.keys() - {"seedvr2_upscale_decode"})
 
 
-def prompt_of(name: str, comfy, frames: int = 2) -> dict:
+def prompt_of(name: str, comfy, frames: int = 1) -> dict:
     """The prompt the frontend would queue, with so few frames that a CPU is done soon."""
     prompt = to_prompt(json.loads(WORKFLOWS[name].read_text()), comfy.get("/object_info"))
     for node in prompt.values():
@@ -40,8 +40,7 @@ def test_it_runs(name, host, request):
     assert run.status == "success", run.error
     facts = run.outputs[the(prompt, "ZeroWasteVAEDecode")]["zerowaste"][0]
     assert facts["complete"]
-    assert facts["clip"] == {"batch": 1, "frames": 5, "height": 176, "width": 288}
-    assert run.progress(the(prompt, "ZeroWasteVAEDecode"))
+    assert facts["clip"] == {"batch": 1, "frames": 1, "height": 176, "width": 288}
 
 
 def test_the_compared_decodes_are_equal(comfy):
@@ -111,7 +110,7 @@ def test_values_saved_before_a_widget_was_added_still_load(comfy):
 
 
 def test_images_of_a_run_are_files_that_open(comfy):
-    prompt = prompt_of("demo_encode_decode", comfy, frames=1)
+    prompt = prompt_of("demo_encode_decode", comfy)
     run = comfy.run(prompt)
     assert run.status == "success", run.error
     frames = comfy.images(run, the(prompt, "SaveImage"))
