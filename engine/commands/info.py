@@ -53,10 +53,11 @@ def describe_options(gpu: bool) -> Lines:
     import torch
 
     from ..loader import PRECISIONS, auto_precision
+    from ..models import seedvr2
     from ..optimize import DEFAULTS, OFF, TOGGLES, availability, unused
 
     device = torch.device("cuda" if gpu else "cpu")
-    dtype = PRECISIONS[auto_precision(device)]
+    dtype = PRECISIONS[auto_precision(device, seedvr2.ARCHITECTURE)]
     reasons = availability(device, "seedvr2", None, dtype)
     off = unused(DEFAULTS, reasons, dtype, fused=reasons["triton_fusion"] is None)
     for name in TOGGLES:

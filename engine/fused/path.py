@@ -16,7 +16,7 @@ from ..kernels.attention import reference
 from ..kernels.conv3d import padded_channels
 from ..kernels.targets import target
 from ..runtime.dryrun import peak_bytes
-from ..runtime.pixels import PixelSink, StagedWriter, to_unit
+from ..runtime.pixels import PixelSink, StagedReader, StagedWriter, to_unit
 from ..runtime.progress import Ticker
 from .decoder import FusedDecoder
 from .encoder import FusedEncoder
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from ..runtime.plan import Plan
     from ..runtime.stream import Steps
 
-#: Partial sums, coefficients and the output convolution's scratch, which operators allocate themselves.
-TEMPORARY_BYTES = 192 << 20
+#: Partial sums and coefficients, which operators allocate themselves (33 MiB at 3840x2160).
+TEMPORARY_BYTES = 64 << 20
 #: Full-size pixels per step that fill a GPU. At 1280x720, one frame per step is as fast as eight (H200).
 STEP_PIXELS = 1 << 20
 
@@ -100,9 +100,10 @@ class FusedPath:
     ) -> None:
         """Latents [B, C, T, h, w], divided by `scale`, into the sink's frames."""
         decoder, steps, out = self.decoder(), plan.steps, sink.out
-        parking = self._parking(plan)
+        parking, ahead = self._parking(plan), self._options.async_offload
         run = decoder.plan(steps.latents, z.shape[3], z.shape[4], steps.frames, out.dtype, device, parking)
-        with allocated(run), StagedWriter(out, steps.frames, device, self._options.async_offload) as writer:
+        reader = StagedReader(device, ahead)
+        with allocated(run), StagedWriter(out, steps.frames, device, ahead) as writer:
             for clip in range(z.shape[0]):
                 run.restart()
 
@@ -110,7 +111,7 @@ class FusedPath:
                     writer.write(clip, run.done["frames"] - pixels.shape[0], pixels)
                     tick.check()
 
-                for part in _chunks(z[clip], steps, scale, device):
+                for part in _chunks(z[clip], steps, scale, reader):
                     tick.check()
                     walk = functools.partial(decoder.chunk, run, part, steps.frames, out.dtype, emit)
                     run.scout(walk)
@@ -124,10 +125,11 @@ class FusedPath:
         decoder, steps = self.decoder(), plan.steps
         front = decoder.plan_front(steps.latents, z.shape[3], z.shape[4], device)
         tile = decoder.plan_tile(steps.latents, plan.grid.rows.size, plan.grid.cols.size, steps.frames, device)
+        reader = StagedReader(device, self._options.async_offload)
         for clip in range(z.shape[0]):
             features: list[Tensor] = []
             with allocated(front):
-                for part in _chunks(z[clip], steps, scale, device):
+                for part in _chunks(z[clip], steps, scale, reader):
                     tick.check()
                     decoder.front_chunk(front, part, lambda x: features.append(x.cpu()))  # noqa: B023 - called at once
                     tick.advance()
@@ -159,18 +161,20 @@ class FusedPath:
     ) -> None:
         """Frames [B, F, H, W, 3] in 0..1 (or bytes), chunked as `spans`, into moments out [B, 2C, T, h, w]."""
         encoder, steps = self.encoder(), plan.steps
-        parking = self._parking(plan)
+        parking, ahead = self._parking(plan), self._options.async_offload
         run = encoder.plan(steps.latents, video.shape[2], video.shape[3], steps.frames, device, parking)
-        with allocated(run):
+        reader = StagedReader(device, ahead)
+        with allocated(run), StagedWriter(out.permute(0, 2, 3, 4, 1), steps.latents, device, ahead) as writer:
             for clip in range(video.shape[0]):
                 run.restart()
                 first = 0
                 for a, b in spans:
                     tick.check()
-                    walk = functools.partial(encoder.chunk, run, to_unit(video[clip, a:b], device), steps.frames)
+                    frames = to_unit(reader.read(video[clip, a:b]))
+                    walk = functools.partial(encoder.chunk, run, frames, steps.frames)
                     run.scout(walk)
                     moments = walk()
-                    out[clip, :, first : first + moments.shape[0]] = moments.permute(3, 0, 1, 2)
+                    writer.write(clip, first, moments)
                     first += moments.shape[0]
                     tick.advance()
 
@@ -180,6 +184,8 @@ class FusedPath:
     def _get(self, half: str) -> FusedDecoder | FusedEncoder:
         if half not in self._packed:
             self._packed[half] = self._pack(half, self._model)
+            if self._packed[half].norm_out.weight.is_cuda:
+                torch.cuda.empty_cache()  # packing goes through fp32: 0.2 GB that would stay reserved
         return self._packed[half]
 
     @functools.cached_property
@@ -201,8 +207,8 @@ class FusedPath:
         besides = network.nbytes + TEMPORARY_BYTES
         if isinstance(network, FusedEncoder):
             run = network.plan(latents, 8 * height, 8 * width, frames, meta, parking)
-            # The chunk's frames in float32 as they arrive and as they go in.
-            besides += 2 * 4 * latents * 64 * height * width * 3 * 4
+            # Three chunks' frames as they arrive ahead of their turn, and two copies on the way in, all in float32.
+            besides += 5 * 4 * latents * 64 * height * width * 3 * 4
         elif frame is None:
             run = network.plan(latents, height, width, frames, output, meta, parking)
         else:
@@ -231,8 +237,8 @@ def _plain_attention_bytes(tokens: int, channels: int, dtype: torch.dtype) -> in
     return peak_bytes(lambda: reference.attention(q, k, v))
 
 
-def _chunks(z: Tensor, steps: Steps, scale: float, device: torch.device) -> Iterator[Tensor]:
+def _chunks(z: Tensor, steps: Steps, scale: float, reader: StagedReader) -> Iterator[Tensor]:
     """[C, T, h, w] -> [D, h, w, C] float32 on the device, unscaled."""
-    for part in z.permute(1, 2, 3, 0).split(steps.latents):
-        yield part.to(device, torch.float32) / scale
+    for part in z.split(steps.latents, 1):
+        yield reader.read(part).permute(1, 2, 3, 0).float() / scale
 

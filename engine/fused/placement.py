@@ -41,9 +41,15 @@ def lightest(measure: Callable[[Parking | None], Sizes], room: int, host: int | 
             found = _least_parked(measure, keys, size, buffers, room)
             if found is None or (host is not None and found[1].host > host):
                 continue
-            if best is None or found[1].traffic < best[1].traffic:
+            if best is None or cost(*found) < cost(*best):
                 best = found
     return best
+
+
+def cost(parking: Parking, sizes: Sizes) -> int:
+    """Bytes of a chunk's traffic, twice where copies to and from the host must take turns: with two buffers, one is
+    computed in while the other is emptied and filled."""
+    return sizes.traffic * (1 if parking.buffers > 2 else 2)
 
 
 def leanest(measure: Callable[[Parking | None], Sizes]) -> Sizes:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..kernels.attention import attention
+from ..kernels.attention import attention, scratch_bytes
 from ..kernels.conv3d import Epilogue, Geometry, Partials, conv3d, padded_channels
 from ..kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
-from ..kernels.to_pixels import Pixels, to_pixels
+from ..kernels.to_pixels import Pixels, scratch_floats, to_pixels
 from ..kernels.upsample import upsample
 from .memory import Arena, Plane, Ring
 from .parking import Parked, Parking
@@ -191,6 +191,7 @@ class Run:
         with self.arena.scope():
             tokens = self.take(1, h, w, c)
             q, k, v, y = (self.take(1, n, c) for _ in range(4))
+            scratch = self.arena.take((scratch_bytes(n, self.dtype.itemsize),), torch.uint8)
             if self.dry:
                 return None
             coefs = coefficients(sums, block.norm, n)
@@ -199,16 +200,20 @@ class Run:
                 flat = tokens.view(n, c)
                 for (weight, bias), out in zip((block.q, block.k, block.v), (q, k, v), strict=True):
                     torch.addmm(bias, flat, weight, out=out[0])
-                y.copy_(attention(q, k, v, backend="auto" if block.flash else "reference"))
+                backend = "auto" if block.flash else "reference"
+                mixed = attention(q, k, v, out=y, scratch=scratch, backend=backend)
                 weight, bias = block.out
-                torch.addmm(bias, y[0], weight, out=q[0])
+                torch.addmm(bias, mixed[0], weight, out=q[0])
                 x[i].view(n, c).add_(q[0])
         return statistics(x, block.norm.groups)
 
     def pixels(self, conv: Output, x: Tensor, norm: Norm, sums: Partials | None, out: Tensor, format: Pixels) -> None:
         """Last norm and convolution, stored as finished pixels in `out` [D, H, W, 3]."""
-        for i in self._inputs(conv, x, norm, sums, out.shape[1], _PLAIN):
-            to_pixels(i.data, conv.weight, conv.bias, i.rows(out), pixels=format, start=i.start, packed=conv.packed)
+        with self.arena.scope():
+            scratch = self.arena.take((scratch_floats(*out.shape),), torch.float32)
+            for i in self._inputs(conv, x, norm, sums, out.shape[1], _PLAIN):
+                to_pixels(i.data, conv.weight, conv.bias, i.rows(out), pixels=format, start=i.start,
+                          packed=conv.packed, scratch=scratch)  # fmt: skip
 
     def advance(self, h: int, w: int) -> None:
         """Every convolution at this resolution has had the pass's frames."""

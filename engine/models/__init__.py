@@ -3,9 +3,9 @@
 To add one, write one file here (seedvr2.py and wan.py are the examples) and name it below:
 
 1. A key set in checkpoint/names.py, if the family has none yet: a few keys that only its files have.
-2. A frozen `Config` with `from_shapes(shapes, norm_groups)`, which reads the sizes from tensor shapes (best from biases:
-   every file dialect keeps them). It has `latent_channels`, `encoder_widths` and `decoder_widths` from full to lowest
-   resolution (None: the file lacks that half), and `norm_groups` (None where the norms have none).
+2. A frozen `Config` with `from_shapes(shapes, norm_groups)`, which reads the sizes from tensor shapes (best from
+   biases: every file dialect keeps them). It has `latent_channels`, `encoder_widths` and `decoder_widths` from full to
+   lowest resolution (None: the file lacks that half), and `norm_groups` (None where the norms have none).
 3. A `Network` with the parameter names of the published files, built from layers.py: what two families share lives
    there once, with a parameter for what differs. Its halves have the three parts of arch.Decoder and arch.Encoder;
    history goes through the State, by each convolution's key (`name_halos`), so that any chunking gives the same frames.

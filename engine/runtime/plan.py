@@ -15,7 +15,7 @@ from torch import nn
 
 from ..errors import InputError, PlanError
 from ..fused.parking import Parking
-from ..fused.placement import Sizes, leanest, lightest
+from ..fused.placement import Sizes, cost, leanest, lightest
 from .dryrun import peak_bytes
 from .memory import GIB
 from .scope import attention_scope
@@ -194,8 +194,8 @@ class Planner:
         best: tuple[float, Steps, Parking] | None = None
         for steps in options if room is not None else ():
             found = lightest(functools.partial(self._sizes, ask, tiles, steps), room, ask.host)
-            if found is not None and (best is None or found[1].traffic / steps.latents < best[0]):
-                best = found[1].traffic / steps.latents, steps, found[0]
+            if found is not None and (best is None or cost(*found) / steps.latents < best[0]):
+                best = cost(*found) / steps.latents, steps, found[0]
         if best is not None:
             yield self._fused_plan(ask, tiles, *best[1:])
         elif ask.host is None or leanest(functools.partial(self._sizes, ask, tiles, options[-1])).host <= ask.host:

@@ -109,7 +109,7 @@ def test_any_width_reads_its_shapes(tiny, noise, tmp_path):
 
 
 def test_blended_tiles_meet_without_a_seam(tiny, noise, tmp_path):
-    version, model = tiny
+    _, model = tiny
     save_file(model.state_dict(), tmp_path / "w.safetensors")
     vae = load(tmp_path / "w.safetensors", device="cpu")
     s = vae.spatial
@@ -146,7 +146,8 @@ def test_decoder_only_files(tiny, noise, tmp_path):
     """conv1 and conv2 belong to a half although they lie beside it."""
     version, model = tiny
     weights = model.state_dict()
-    save_file({k: v for k, v in weights.items() if not k.startswith(("encoder.", "conv1."))}, tmp_path / "d.safetensors")
+    decoder = {k: v for k, v in weights.items() if not k.startswith(("encoder.", "conv1."))}
+    save_file(decoder, tmp_path / "d.safetensors")
     only = load(tmp_path / "d.safetensors", device="cpu")
     assert not only.can_encode
     c, h, w = SIZES[version]
