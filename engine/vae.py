@@ -216,12 +216,14 @@ class VideoVAE:
         output: str = "float32",
         progress: Progress | None = None,
         cancel: Cancel | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
         """Host-scaled latent [B, C, T, h, w] (or [C, T, h, w]) -> frames [B, 4(T-1)+1, s*h, s*w, 3] in 0..1.
 
         s: `spatial`. tiling: "auto" and "untiled" run whole frames, "exact" equals them, "blended" uses tiles of `tile`
         pixels (0: chosen for the target) sharing `overlap` pixels. chunk: latents per step. output: "float32",
         "float16" or "uint8" (0..255). progress(done, total) after each chunk; cancel() true raises Cancelled.
+        out: a host tensor of the result's shape and type to write into, for looking at frames while the run goes on.
         Raises InputError on a wrong latent or option, PlanError when nothing fits the target.
         """
         if output not in OUTPUTS:
@@ -229,6 +231,9 @@ class VideoVAE:
         z = self._check_latent(latent)
         batch, _, count, h, w = z.shape
         shape = (batch, self.frames(count), self.spatial * h, self.spatial * w, 3)
+        if out is not None and (tuple(out.shape), out.dtype, out.device.type) != (shape, OUTPUTS[output], "cpu"):
+            given = f"{out.dtype} {list(out.shape)} on {out.device}"
+            raise InputError(f"out is {given}: the frames need {output} {list(shape)} on cpu")
         report = self._begin("decode", shape[:4])
         with report.stage("plan"):
             plan = self.plan_decode(
@@ -237,7 +242,7 @@ class VideoVAE:
             )  # fmt: skip
         self._describe(report, plan)
         log.debug(f"decode {self.spatial * w}x{self.spatial * h}, {self.frames(count)} frames: {plan.describe()}")
-        sink = PixelSink(shape, OUTPUTS[output], plan.tiled)
+        sink = PixelSink(shape, OUTPUTS[output], plan.tiled, out)
         chunks = -(-count // plan.steps.latents)
         passes = len(plan.grid) + 1 if plan.tiled else 1
         tick = Ticker(progress, cancel, chunks * passes * (batch if plan.fused else 1))

@@ -16,6 +16,7 @@ import comfy.patcher_extension
 import comfy.sd
 import comfy.utils
 import torch
+from comfy.cli_args import LatentPreviewMethod, args
 from comfy_api.latest import ComfyExtension, io
 from comfy_execution.utils import get_executing_context
 from torch import Tensor
@@ -32,6 +33,8 @@ from ..engine.runtime.plan import Plan
 from ..engine.runtime.scope import scoped_math
 from .frames import as_clip, as_latent
 from .planning import KNOWN, Machine, plan_facts
+from .preview import SIZE as PREVIEW_SIZE
+from .preview import Preview
 from .progress import Stages
 from .reports import Outcome
 from .server import say
@@ -145,7 +148,10 @@ class EngineVAE(comfy.sd.VAE):
         with self._loaded("decoder", size, settings, chunk=settings.chunk, output=OUTPUTS[output]):
             loaded = time.perf_counter() - started
             plan = self.engine.plan_decode(*size, **options)
-            images = self._interruptible(self.engine.decode, plan, size[1], latent, **options)
+            s, frames = self.engine.spatial, self.engine.frames(size[1])
+            images = torch.empty(size[0], frames, s * size[2], s * size[3], 3, dtype=OUTPUTS[output])
+            preview = Preview(images, plan, size[1], self.engine.temporal, self._on_gpu) if _shows_previews() else None
+            self._interruptible(self.engine.decode, plan, size[1], latent, preview=preview, out=images, **options)
         outcome = Outcome(self.engine.last_report, loaded)
         outcome.plan = plan_facts(plan, *size[:2], self.engine, OUTPUTS[output]) | self._facts(settings)
         return images.to(self.output_device), outcome
@@ -178,10 +184,11 @@ class EngineVAE(comfy.sd.VAE):
         return context(self.device) if context else nullcontext()
 
     def _interruptible(
-        self, work: Callable[..., Tensor], plan: Plan, latents: int, *args: object, **options: object
+        self, work: Callable[..., Tensor], plan: Plan, latents: int, *args: object, preview: Preview | None = None,
+        **options: object,
     ) -> Tensor:
         """Run `work` with the host's progress bar and stop button."""
-        shown = progress(Stages(work.__name__, plan, latents))
+        shown = progress(Stages(work.__name__, plan, latents), preview)
         try:
             return work(*args, progress=shown, cancel=mm.processing_interrupted, **options)
         except Cancelled:
@@ -365,10 +372,17 @@ def unavailable() -> dict[str, str | None]:
 # -- progress ---------------------------------------------------------------------------------------------------------
 
 
-def progress(stages: Callable[[int, int], str] | None = None) -> Callable[[int, int], None]:
+def _shows_previews() -> bool:
+    """What the user chose for the steps of a sampler counts for chunks too."""
+    return args.preview_method != LatentPreviewMethod.NoPreviews
+
+
+def progress(
+    stages: Callable[[int, int], str] | None = None, preview: Preview | None = None
+) -> Callable[[int, int], None]:
     """A progress(done, total) callback that moves the host's bar and ends the work when its stop button is pressed.
 
-    `stages` words what is being done; the host shows it on the node.
+    `stages` words what is being done and `preview` gives a picture of it; the host shows both on the node.
     """
     bars: list[comfy.utils.ProgressBar] = []
 
@@ -376,7 +390,8 @@ def progress(stages: Callable[[int, int], str] | None = None) -> Callable[[int, 
         mm.throw_exception_if_processing_interrupted()
         if not bars:
             bars.append(comfy.utils.ProgressBar(total))
-        bars[0].update_absolute(done, total)
+        picture = preview(done, total) if preview else None
+        bars[0].update_absolute(done, total, picture and ("JPEG", picture, PREVIEW_SIZE))
         context = get_executing_context()
         if stages and context is not None:
             say(stages(done, total), context.node_id)

@@ -56,10 +56,17 @@ class PixelSink:
     (1/8 of an 8-bit step at worst) and is converted at the end.
     """
 
-    def __init__(self, shape: tuple[int, int, int, int, int], output: torch.dtype, tiled: bool) -> None:
+    def __init__(
+        self, shape: tuple[int, int, int, int, int], output: torch.dtype, tiled: bool, out: Tensor | None = None
+    ) -> None:
+        """out: the caller's own tensor to write into, of this shape and type, on the host."""
         self.output = output
         self.tiled = tiled
-        self.out = (torch.zeros if tiled else torch.empty)(shape, dtype=output)
+        if out is None:
+            out = (torch.zeros if tiled else torch.empty)(shape, dtype=output)
+        elif tiled:
+            out.zero_()
+        self.out = out
         own = tiled and output == torch.uint8
         self._sum = torch.zeros(shape, dtype=torch.float16) if own else self.out
 

@@ -146,10 +146,10 @@ const tasks = {
       const rect = canvas.canvas.getBoundingClientRect();
       canvas.ds.scale = zoom;
       canvas.ds.offset[0] = -left + (edge + 70) / zoom;
-      canvas.ds.offset[1] = -top + (edge + 50) / zoom;
+      canvas.ds.offset[1] = -top + (edge + 110) / zoom;
       canvas.setDirty(true, true);
       await new Promise((done) => setTimeout(done, 900));
-      return { x: rect.left + 70, y: rect.top + 50, width: (right - left) * zoom + 2 * edge, height: (bottom - top) * zoom + 2 * edge };
+      return { x: rect.left + 70, y: rect.top + 110, width: (right - left) * zoom + 2 * edge, height: (bottom - top) * zoom + 2 * edge };
     }, [nodes, scale, margin]);
     const view = page.viewportSize();
     clip.width = Math.min(clip.width, view.width - clip.x);

@@ -7,7 +7,14 @@ const MAX_FRAME_HEIGHT = 96;
 // More lines than this cannot be told apart at this size.
 const MAX_LINES = 64;
 // Readable on light and dark alike.
-export const COLOURS = ["#3b82f6", "#d97706", "#10a37f", "#a855f7", "#e11d48", "#64748b"];
+const COLOURS = ["#3b82f6", "#d97706", "#10a37f", "#a855f7", "#e11d48", "#64748b"];
+// A stage keeps its colour from run to run.
+const STAGES = ["load", "plan", "decode", "output"];
+
+function colour(stage, index) {
+  const known = STAGES.indexOf(stage === "encode" ? "decode" : stage);
+  return COLOURS[(known < 0 ? STAGES.length + index : known) % COLOURS.length];
+}
 
 function tiles(plan, scale) {
   const shapes = [];
@@ -84,10 +91,10 @@ export function drawSeconds(stages) {
   stages.forEach(([name, time], index) => {
     const part = el("div", { class: "zerowaste-part", title: `${name}: ${seconds(time)}` });
     part.style.width = `${(100 * time) / total}%`;
-    part.style.background = COLOURS[index % COLOURS.length];
+    part.style.background = colour(name, index);
     bar.append(part);
     const dot = el("span", { class: "zerowaste-dot" });
-    dot.style.background = COLOURS[index % COLOURS.length];
+    dot.style.background = colour(name, index);
     legend.append(el("span", { class: "zerowaste-entry" }, dot, `${t(`stage_${name}`)} ${seconds(time)}`));
   });
   return el("div", {}, bar, legend);

@@ -108,7 +108,7 @@ function problem(text) {
 }
 
 function outlook(plan, source) {
-  const clip = t("clip", { width: plan.width, height: plan.height, frames: plan.frames });
+  const clip = t(plan.frames === 1 ? "image" : "clip", { width: plan.width, height: plan.height, frames: plan.frames });
   const parts = [el("div", { class: "zerowaste-line" }, `${clip} (${t(`source_${source}`)})`), drawPlan(plan)];
   if (!plan.fits) return [...parts, problem(plan.text), ...footnotes(plan)];
   parts.push(drawMemory(plan.predicted_gb, plan.target_gb, memoryLabel(plan)));
@@ -127,7 +127,8 @@ function layout(plan) {
 }
 
 function chunking(plan) {
-  return t(plan.chunks === 1 ? "one_chunk" : "chunks", { n: plan.chunks, latents: plan.chunk_latents });
+  if (plan.chunks === 1) return t("one_chunk");
+  return t(plan.chunk_latents === 1 ? "small_chunks" : "chunks", { n: plan.chunks, latents: plan.chunk_latents });
 }
 
 function footnotes(plan) {

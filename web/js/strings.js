@@ -16,8 +16,9 @@ export async function loadStrings() {
 }
 
 // t("chunks", { n: 3 }) -> the text of that key with {n} filled in.
+// Keys made of a name of the server's (stages, events) fall back to that name.
 export function t(key, values = {}) {
-  const text = own[key] ?? english[key] ?? key;
+  const text = own[key] ?? english[key] ?? key.replace(/^(stage|event)_/, "");
   return text.replace(/\{(\w+)\}/g, (whole, name) => values[name] ?? whole);
 }
 
