@@ -124,7 +124,7 @@ def stage_plot(profile: Mapping[str, Any]) -> Figure:
     stages = profile["stages"]
     pitch = 30
     figure = Figure(_WIDTH, _TOP + pitch * len(stages) + _BOTTOM, "Time by stage against the floor")
-    _title(figure, "Time by stage against the floor", "from `profile`; red: the floor of each stage")
+    _title(figure, "Time by stage against the floor", profile.get("title", "red: the floor of each stage"))
     scale = _axis_x(figure, _ticks(0, max(s["ms"] for s in stages)), _TOP + pitch * len(stages), "ms per frame")
     for index, stage in enumerate(stages):
         y = _TOP + pitch * index + 6
