@@ -151,6 +151,7 @@ class EngineVAE(comfy.sd.VAE):
 
     def _interruptible(self, work: Callable[..., Tensor], *args: object, **options: object) -> Tensor:
         """Run `work` with the host's progress bar and stop button."""
+        self.engine.on_pressure = self._free_others
         try:
             return work(*args, progress=progress(), cancel=mm.processing_interrupted, **options)
         except Cancelled:
@@ -159,6 +160,11 @@ class EngineVAE(comfy.sd.VAE):
         finally:
             # The host does not see the packed weights, so they must not outlive the run it made room for.
             self.engine.release()
+
+    def _free_others(self) -> None:
+        """Have the host unload every model but this one: a run finds no memory."""
+        ours = [m for m in mm.current_loaded_models if m.model is self.patcher]
+        mm.free_memory(1e30, self.device, keep_loaded=ours)
 
     def _peak(self, half: str, size: tuple[int, int, int, int], **options: object) -> int:
         return self.engine.planner.plan(half, *size, **options).peak_bytes
