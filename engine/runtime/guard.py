@@ -149,6 +149,7 @@ class Guard:
                     raise
                 reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             # Only now is the traceback gone, and with it what the failed attempt still held.
+            gc.collect()
             self.relieve()
             smaller = self._step_down()
             if smaller is None and not again:
@@ -163,7 +164,6 @@ class Guard:
 
     def relieve(self) -> None:
         """Give back what only makes things faster, and ask others to."""
-        gc.collect()
         POOL.release()
         if self._on_pressure is not None:
             self._on_pressure()

@@ -24,7 +24,8 @@ def memory_target(device: torch.device, vram_gb: float | None, ram_gb: float | N
     """Bytes this process may reach on `device`, weights included; None where nothing can be found out.
 
     CUDA: vram_gb or 81.25 % of the card, never more than other processes leave less a margin, less what else this
-    process holds (`held` are the bytes of the caller's own weights there). CPU: vram_gb, else ram_gb, else half of what is free.
+    process holds (`held` are the bytes of the caller's own weights there). CPU: vram_gb, else ram_gb, else half of what
+    is free.
     """
     for name, value in (("vram_gb", vram_gb), ("ram_gb", ram_gb)):
         if value is not None and not value >= 0:
