@@ -31,7 +31,7 @@ class StagedReader:
 
     def read(self, part: Tensor) -> Tensor:
         """A contiguous copy on the device. On CUDA, later work of the current stream waits for it, the caller not."""
-        if self._stream is None:
+        if self._stream is None or part.device.type != "cpu":  # what is on a GPU already cannot be pinned
             return part.to(self._device)
         current = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(self._stream):
