@@ -72,7 +72,7 @@ class VideoVAE(DocumentedMethods):
             return self.architecture.build(model.config)
 
         self._plain = PlainPath(model, self.architecture, dtype)
-        self._fused = FusedPath(model, build, dtype, options)
+        self._fused = FusedPath(model, self.architecture, dtype, options)
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
         self.planner = Planner(
             build, dtype, weights, self.fused, self.spatial, self.temporal, options.flash_attention
@@ -232,12 +232,14 @@ class VideoVAE(DocumentedMethods):
         output: str = "float32",
         progress: Progress | None = None,
         cancel: Cancel | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
         """Host-scaled latent [B, C, T, h, w] (or [C, T, h, w]) -> frames [B, 4(T-1)+1, s*h, s*w, 3] in 0..1.
 
         s: `spatial`. tiling: "auto" and "untiled" run whole frames, "exact" equals them, "blended" uses tiles of `tile`
         pixels (0: chosen for the target) sharing `overlap` pixels. chunk: latents per step. output: "float32",
         "float16" or "uint8" (0..255). progress(done, total) after each chunk; cancel() true raises Cancelled.
+        out: a host tensor of the result's shape and type to write into, for looking at frames while the run goes on.
         Raises InputError on a wrong latent or option, PlanError when nothing fits the target.
         """
         if output not in OUTPUTS:
@@ -245,8 +247,11 @@ class VideoVAE(DocumentedMethods):
         z = check_latent(latent, self.latent_channels)
         batch, _, count, h, w = z.shape
         shape = (batch, self.frames(count), self.spatial * h, self.spatial * w, 3)
+        if out is not None and (tuple(out.shape), out.dtype, out.device.type) != (shape, OUTPUTS[output], "cpu"):
+            given = f"{out.dtype} {list(out.shape)} on {out.device}"
+            raise InputError(f"out is {given}: the frames need {output} {list(shape)} on cpu")
         report = self._begin("decode", shape[:4])
-        sink = PixelSink(shape, OUTPUTS[output])
+        sink = PixelSink(shape, OUTPUTS[output], out)
         guard = Guard(Ticker(progress, cancel), self.device, report.events, self.on_pressure)
 
         def plan(vae: VideoVAE, below: int) -> Plan:
@@ -257,7 +262,7 @@ class VideoVAE(DocumentedMethods):
             )  # fmt: skip
 
         def attempt(vae: VideoVAE, plan: Plan) -> None:
-            if guard.begin(plan.grid, batch * count * (len(plan.grid) + 1 if plan.tiled else 1)):
+            if guard.begin(plan.grid, count, plan.steps.latents, _passes(plan, batch)):
                 sink.begin(plan.tiled)
             path = vae._fused if plan.fused else vae._plain
             decode = path.decode_tiles if plan.tiled else path.decode
@@ -335,7 +340,7 @@ class VideoVAE(DocumentedMethods):
             )
 
         def attempt(vae: VideoVAE, plan: Plan) -> None:
-            guard.begin(plan.grid, batch * latents * (len(plan.grid) + 1 if plan.tiled else 1))
+            guard.begin(plan.grid, latents, plan.steps.latents, _passes(plan, batch))
             path = vae._fused if plan.fused else vae._plain
             path.encode(x, plan, moments, guard, vae.device)
 
@@ -411,6 +416,11 @@ class VideoVAE(DocumentedMethods):
     def _need_encoder(self) -> None:
         if not self.can_encode:
             raise InputError(f"{self.path or 'this VAE'} holds a decoder only: encoding needs a file with the encoder")
+
+
+def _passes(plan: Plan, batch: int) -> int:
+    """Through how many passes over its latents a result is made: plain torch takes all clips at once."""
+    return (len(plan.grid) + 1 if plan.tiled else 1) * (batch if plan.fused else 1)
 
 
 def _leaner(vae: VideoVAE, plan: Callable[[VideoVAE, int], Plan], failed: Plan) -> Plan | None:
