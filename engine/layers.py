@@ -76,7 +76,7 @@ class FrameConv(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         weight, stride, padding = self.weight.unsqueeze(2), (1, *self.stride), (0, *self.padding)
-        if x.is_cuda and x.dtype == torch.float32 and not torch.is_grad_enabled():
+        if x.is_cuda and x.dtype == torch.float32 and not torch.is_grad_enabled() and not tf32_asked():
             return exact.conv3d(x, weight, self.bias, stride, padding)
         return F.conv3d(x, weight, self.bias, stride, padding)
 

@@ -16,6 +16,7 @@ from .errors import InputError, NonFiniteError, PlanError
 from .fused.path import FusedPath, why_off
 from .hardware import GIB
 from .inputs import check_latent, check_video
+from .methods import DocumentedMethods
 from .models.arch import Architecture
 from .optimize import DEFAULTS, OFF, Options, unavailable, unused
 from .plain import PlainPath
@@ -29,7 +30,7 @@ from .runtime.scope import scoped_math
 from .runtime.stream import Steps, frame_spans
 
 
-class VideoVAE:
+class VideoVAE(DocumentedMethods):
     """A loaded video VAE.
 
     Latents of `decode` and `encode` are host-scaled (the network's times `scale`), those of the `_raw` pair are the
@@ -132,6 +133,12 @@ class VideoVAE:
             return None
         return self._fused
 
+    def unused(self, fused: bool | None = None) -> dict[str, str]:
+        """Optimisation -> why runs do not use it. fused: those on the fused kernels, or those that are not (None:
+        untiled runs, whichever they are)."""
+        reasons = unavailable(self.device, self.dtype, self._kernels_off())
+        return unused(self._options, reasons, self.dtype, self.fused() is not None if fused is None else fused)
+
     def _kernels_off(self) -> str | None:
         return why_off(self.arch, self.model.config, self.dtype, self.device)
 
@@ -172,9 +179,16 @@ class VideoVAE:
             log.once("Triton kernel fusion enabled for GroupNorm + SiLU.", log.info)
         report.mode = f"fused kernels ({layout})" if plan.fused else f"plain torch ({layout})"
         report.plan = plan.describe()
-        report.predicted_gb = plan.peak_bytes / GIB
-        reasons = unavailable(self.device, self.dtype, self._kernels_off())
-        report.off = list(unused(self._options, reasons, self.dtype, plan.fused).items())
+        report.predicted_gb, report.parked_gb = plan.peak_bytes / GIB, plan.host_bytes / GIB
+        report.off = list(self.unused(plan.fused).items())
+
+    def _pack(self, report: Report, half: str) -> None:
+        """Pack the weights of "decoder" or "encoder" for the fused kernels, if they are not, under their own time."""
+        if not self._fused.packed_bytes(half):
+            with report.stage("weights"):
+                getattr(self._fused, half)()
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize(self.device)
 
     # -- decode ---------------------------------------------------------------------------------------------------
 
@@ -218,12 +232,14 @@ class VideoVAE:
         output: str = "float32",
         progress: Progress | None = None,
         cancel: Cancel | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
         """Host-scaled latent [B, C, T, h, w] (or [C, T, h, w]) -> frames [B, 4(T-1)+1, s*h, s*w, 3] in 0..1.
 
         s: `spatial`. tiling: "auto" and "untiled" run whole frames, "exact" equals them, "blended" uses tiles of `tile`
         pixels (0: chosen for the target) sharing `overlap` pixels. chunk: latents per step. output: "float32",
         "float16" or "uint8" (0..255). progress(done, total) after each chunk; cancel() true raises Cancelled.
+        out: a host tensor of the result's shape and type to write into, for looking at frames while the run goes on.
         Raises InputError on a wrong latent or option, PlanError when nothing fits the target.
         """
         if output not in OUTPUTS:
@@ -231,8 +247,11 @@ class VideoVAE:
         z = check_latent(latent, self.latent_channels)
         batch, _, count, h, w = z.shape
         shape = (batch, self.frames(count), self.spatial * h, self.spatial * w, 3)
+        if out is not None and (tuple(out.shape), out.dtype, out.device.type) != (shape, OUTPUTS[output], "cpu"):
+            given = f"{out.dtype} {list(out.shape)} on {out.device}"
+            raise InputError(f"out is {given}: the frames need {output} {list(shape)} on cpu")
         report = self._begin("decode", shape[:4])
-        sink = PixelSink(shape, OUTPUTS[output])
+        sink = PixelSink(shape, OUTPUTS[output], out)
         guard = Guard(Ticker(progress, cancel), self.device, report.events, self.on_pressure)
 
         def plan(vae: VideoVAE, below: int) -> Plan:
@@ -363,8 +382,8 @@ class VideoVAE:
                 log.debug(f"{report.operation} {width}x{height}, {frames} frames: {first.describe()}")
                 leaner = functools.partial(_leaner, vae, plan)
                 try:
-                    with vae._scope(), report.stage(report.operation):
-                        last = guard.survive(functools.partial(attempt, vae), first, leaner)
+                    with vae._scope():
+                        last = guard.survive(functools.partial(vae._attempt, report, attempt), first, leaner)
                 except NonFinite as error:
                     where = error.where
                 else:
@@ -373,6 +392,12 @@ class VideoVAE:
                 vae = vae._safer(where)
                 report.precision += f", then {vae.precision}"
                 guard.events["nan_reruns"] += 1
+
+    def _attempt(self, report: Report, attempt: Callable[[VideoVAE, Plan], None], plan: Plan) -> None:
+        if plan.fused:
+            self._pack(report, f"{report.operation}r")
+        with report.stage(report.operation):
+            attempt(self, plan)
 
     def _safer(self, where: str) -> VideoVAE:
         """This VAE in the type of the next wider range, for a run in which `where` was not finite. Raises

@@ -73,7 +73,7 @@ class Run:
         self.arena = Arena()
         self.rings: dict[tuple[Plane, torch.dtype], Ring] = {}
         self.parked = Parked(parking or _RESIDENT, device)
-        #: Frames that each stage has taken in so far.
+        #: Frames that each stage and each convolution has taken in so far.
         self.done: Counter[str] = Counter()
         #: Learnt while dry: what each convolution asks for in a chunk, by key, in order.
         self.visits: dict[str, Visit] = {}
@@ -195,19 +195,19 @@ class Run:
         call does not read; `out` may then have no frames at all. pixels: an output format.
         """
         parts = []
+        # Before a clip that starts with zeros, the weights of its first frames would be others.
+        first = self.done[conv.key] if self.head == "replicate" else 2
+        self.done[conv.key] += x.shape[0]
         for i in self.inputs(conv, x, norm, self._coefficients(x, norm, sums), out.shape[1], geometry):
-            if not out.shape[0]:
-                continue
-            epilogue = Epilogue(
-                bias=conv.bias, residual=None if residual is None else i.rows(residual), groups=groups,
-                scale=conv.scale, pixels=pixels,
-            )  # fmt: skip
-            start = (i.start + skip) % i.data.shape[0]
-            parts.append(
-                self.attempt(
-                    conv3d, i.data, conv.weight, i.rows(out), geometry=i.geometry, epilogue=epilogue, start=start
-                )
-            )
+            target, rows = i.rows(out), None if residual is None else i.rows(residual)
+            frames = []
+            for weight, a, b, later in conv.weight.pieces(first, out.shape[0]):
+                epilogue = Epilogue(bias=conv.bias, residual=rows if rows is None else rows[a:b], groups=groups,
+                                    scale=conv.scale, pixels=pixels)  # fmt: skip
+                start = (i.start + a + skip + later) % i.data.shape[0]
+                frames.append(self.attempt(conv3d, i.data, weight, target[a:b], geometry=i.geometry, epilogue=epilogue,
+                                           start=start))  # fmt: skip
+            parts.append(self.joined(frames, 0))
         return self.joined(parts)
 
     def pointwise(self, conv: Conv, x: Tensor, out: Tensor) -> None:
@@ -257,7 +257,8 @@ class Run:
         with self.arena.scope():
             tokens = self.take(1, h, w, c)
             q, k, v, y = (self.take(1, n, c) for _ in range(4))
-            scratch = self.arena.take((scratch_bytes(n, self.dtype.itemsize),), torch.uint8)
+            size = scratch_bytes(n, self.dtype.itemsize) if block.flash else 0
+            scratch = self.arena.take((size,), torch.uint8)
             if self.dry:
                 return None
             coefs = self._coefficients(x, block.norm, sums)
@@ -302,11 +303,11 @@ class Run:
 
     # -- where convolutions find their input ------------------------------------------------------------------------
 
-    def joined(self, parts: list[Partials | None]) -> Partials | None:
-        """The sums of parts that follow each other in space."""
+    def joined(self, parts: list[Partials | None], axis: int = 1) -> Partials | None:
+        """The sums of parts that follow each other in space (axis 1) or time (0)."""
         if not parts or parts[0] is None:
             return None
-        return parts[0] if len(parts) == 1 else self.attempt(Partials.concat, parts)
+        return parts[0] if len(parts) == 1 else self.attempt(Partials.concat, parts, axis)
 
     def _coefficients(self, x: Tensor, norm: Norm, sums: Partials | None) -> Tensor | None:
         if norm.kind != "group" or self.dry:

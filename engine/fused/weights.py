@@ -13,6 +13,10 @@ from ..kernels.norm_act import Norm
 from ..kernels.to_pixels import columns_weight
 from ..kernels.upsample import Composed, pack
 
+#: Convolutions of at most this many products per position and tap keep the weights of a clip's first two frames as
+#: well: those at 4x and 8x of the published network, 78 % of its work with 10 % of its weights.
+EARLY = 512 * 256
+
 
 @dataclass(frozen=True)
 class Conv:
@@ -29,7 +33,9 @@ class Conv:
     @classmethod
     def of(cls, conv: layers.CausalConv3d, dtype: torch.dtype) -> Conv:
         """Of a convolution in space and time."""
-        return cls(conv.key, pack_weight(conv.weight, dtype), conv.bias.float())
+        n, c, taps = conv.weight.shape[:3]
+        early = taps == 3 and n * c <= EARLY
+        return cls(conv.key, pack_weight(conv.weight, dtype, early=early), conv.bias.float())
 
     @property
     def dtype(self) -> torch.dtype:
