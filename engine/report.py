@@ -15,8 +15,10 @@ from .hardware import GIB
 
 #: Counted events -> how a report words them.
 EVENTS = {
+    "oom_retries": "an operator found no memory and was tried again",
     "oom_step_downs": "out of memory, continued in smaller steps",
-    "nan_reruns": "chunk not finite, run again in a safer precision",
+    "replayed_chunks": "chunk run again after trouble; finished frames were kept",
+    "nan_reruns": "frames not finite, run again in a safer precision",
     "saturated": "8-bit value saturated",
 }
 
@@ -46,6 +48,7 @@ class Report:
     off: list[tuple[str, str]] = field(default_factory=list)
     events: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(EVENTS, 0)))
     complete: bool = False
+    _inner: float = 0.0  # seconds of the stages within the current one
 
     @property
     def total_seconds(self) -> float:
@@ -53,12 +56,15 @@ class Report:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Time what happens inside; a stage entered twice adds up."""
+        """Time what happens inside, less the stages inside it; one that is entered twice adds up."""
+        outer, self._inner = self._inner, 0.0
         start = time.perf_counter()
         try:
             yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+            taken = time.perf_counter() - start
+            self.seconds[name] = self.seconds.get(name, 0.0) + taken - self._inner
+            self._inner = outer + taken
 
     @contextmanager
     def measured(self, device: torch.device) -> Iterator[None]:
@@ -84,7 +90,7 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """The same as JSON has it."""
-        out = dict(vars(self))
+        out = {name: value for name, value in vars(self).items() if not name.startswith("_")}
         out["clip"] = dict(zip(("batch", "frames", "height", "width"), self.clip, strict=True))
         out["seconds"] = dict(self.seconds)
         out["total_seconds"] = self.total_seconds

@@ -173,6 +173,28 @@ class Parked:
         for history in self._histories.values():
             history.started, history.oldest = False, 0
 
+    # -- between passes --------------------------------------------------------------------------------------------
+
+    @property
+    def holding(self) -> list[str]:
+        """Keys of all convolutions whose history waits here."""
+        return list(self._histories)
+
+    def history(self, key: str) -> list[Tensor]:
+        """The `halo` last frames of `key` in host memory, oldest first. Empty before its clip's first pass."""
+        history = self._histories[key]
+        if not history.started:
+            return []
+        self.wait()
+        return [history.data[(history.oldest + i) % history.halo] for i in range(history.halo)]
+
+    def adopt(self, key: str, frames: Tensor) -> None:
+        """`key` goes on behind these frames [halo, H + 2, W + 2, C], oldest first."""
+        history = self._histories[key]
+        self.wait()
+        history.data.copy_(frames)
+        history.started, history.oldest = True, 0
+
     # -- one use ---------------------------------------------------------------------------------------------------
 
     def enter(self, key: str, band: Band, frames: int) -> Tensor:
