@@ -72,7 +72,7 @@ class VideoVAE(DocumentedMethods):
             return self.architecture.build(model.config)
 
         self._plain = PlainPath(model, self.architecture, dtype)
-        self._fused = FusedPath(model, build, dtype, options)
+        self._fused = FusedPath(model, self.architecture, dtype, options)
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
         self.planner = Planner(
             build, dtype, weights, self.fused, self.spatial, self.temporal, options.flash_attention
@@ -235,12 +235,14 @@ class VideoVAE(DocumentedMethods):
         output: str = "float32",
         progress: Progress | None = None,
         cancel: Cancel | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
         """Host-scaled latent [B, C, T, h, w] (or [C, T, h, w]) -> frames [B, 4(T-1)+1, s*h, s*w, 3] in 0..1.
 
         s: `spatial`. tiling: "auto" and "untiled" run whole frames, "exact" equals them, "blended" uses tiles of `tile`
         pixels (0: chosen for the target) sharing `overlap` pixels. chunk: latents per step. output: "float32",
         "float16" or "uint8" (0..255). progress(done, total) after each chunk; cancel() true raises Cancelled.
+        out: a host tensor of the result's shape and type to write into, for looking at frames while the run goes on.
         Raises InputError on a wrong latent or option, PlanError when nothing fits the target.
         """
         if output not in OUTPUTS:
@@ -248,8 +250,11 @@ class VideoVAE(DocumentedMethods):
         z = check_latent(latent, self.latent_channels)
         batch, _, count, h, w = z.shape
         shape = (batch, self.frames(count), self.spatial * h, self.spatial * w, 3)
+        if out is not None and (tuple(out.shape), out.dtype, out.device.type) != (shape, OUTPUTS[output], "cpu"):
+            given = f"{out.dtype} {list(out.shape)} on {out.device}"
+            raise InputError(f"out is {given}: the frames need {output} {list(shape)} on cpu")
         report = self._begin("decode", shape[:4])
-        sink = PixelSink(shape, OUTPUTS[output])
+        sink = PixelSink(shape, OUTPUTS[output], out)
         guard = Guard(Ticker(progress, cancel), self.device, report.events, self.on_pressure)
 
         def plan(vae: VideoVAE, below: int) -> Plan:
@@ -380,8 +385,8 @@ class VideoVAE(DocumentedMethods):
                 log.debug(f"{report.operation} {width}x{height}, {frames} frames: {first.describe()}")
                 leaner = functools.partial(_leaner, vae, plan)
                 try:
-                    with vae._scope(), report.stage(report.operation):
-                        last = guard.survive(functools.partial(attempt, vae), first, leaner)
+                    with vae._scope():
+                        last = guard.survive(functools.partial(vae._attempt, report, attempt), first, leaner)
                 except NonFinite as error:
                     where = error.where
                 else:
@@ -390,6 +395,12 @@ class VideoVAE(DocumentedMethods):
                 vae = vae._safer(where)
                 report.precision += f", then {vae.precision}"
                 guard.events["nan_reruns"] += 1
+
+    def _attempt(self, report: Report, attempt: Callable[[VideoVAE, Plan], None], plan: Plan) -> None:
+        if plan.fused:
+            self._pack(report, f"{report.operation}r")
+        with report.stage(report.operation):
+            attempt(self, plan)
 
     def _safer(self, where: str) -> VideoVAE:
         """This VAE in the type of the next wider range, for a run in which `where` was not finite. Raises
