@@ -48,7 +48,6 @@ class Report:
     off: list[tuple[str, str]] = field(default_factory=list)
     events: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(EVENTS, 0)))
     complete: bool = False
-    _inner: float = 0.0  # seconds of the stages within the current one
 
     @property
     def total_seconds(self) -> float:
@@ -56,15 +55,12 @@ class Report:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Time what happens inside, less the stages inside it; one that is entered twice adds up."""
-        outer, self._inner = self._inner, 0.0
+        """Time what happens inside; a stage entered twice adds up."""
         start = time.perf_counter()
         try:
             yield
         finally:
-            taken = time.perf_counter() - start
-            self.seconds[name] = self.seconds.get(name, 0.0) + taken - self._inner
-            self._inner = outer + taken
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
     @contextmanager
     def measured(self, device: torch.device) -> Iterator[None]:
@@ -90,7 +86,7 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """The same as JSON has it."""
-        out = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        out = dict(vars(self))
         out["clip"] = dict(zip(("batch", "frames", "height", "width"), self.clip, strict=True))
         out["seconds"] = dict(self.seconds)
         out["total_seconds"] = self.total_seconds

@@ -182,16 +182,13 @@ class VideoVAE(DocumentedMethods):
         report.predicted_gb, report.parked_gb = plan.peak_bytes / GIB, plan.host_bytes / GIB
         report.off = list(self.unused(plan.fused).items())
 
-    def _path(self, report: Report, plan: Plan, half: str) -> FusedPath | PlainPath:
-        """What runs the plan; packs the weights of "decoder" or "encoder" first, if need be, under their own time."""
-        if not plan.fused:
-            return self._plain
+    def _pack(self, report: Report, half: str) -> None:
+        """Pack the weights of "decoder" or "encoder" for the fused kernels, if they are not, under their own time."""
         if not self._fused.packed_bytes(half):
             with report.stage("weights"):
                 getattr(self._fused, half)()
                 if self.device.type == "cuda":
                     torch.cuda.synchronize(self.device)
-        return self._fused
 
     # -- decode ---------------------------------------------------------------------------------------------------
 
@@ -267,7 +264,7 @@ class VideoVAE(DocumentedMethods):
         def attempt(vae: VideoVAE, plan: Plan) -> None:
             if guard.begin(plan.grid, batch * count * (len(plan.grid) + 1 if plan.tiled else 1)):
                 sink.begin(plan.tiled)
-            path = vae._path(report, plan, "decoder")
+            path = vae._fused if plan.fused else vae._plain
             decode = path.decode_tiles if plan.tiled else path.decode
             decode(z, vae.scale, plan, sink, guard, vae.device)
 
@@ -344,7 +341,7 @@ class VideoVAE(DocumentedMethods):
 
         def attempt(vae: VideoVAE, plan: Plan) -> None:
             guard.begin(plan.grid, batch * latents * (len(plan.grid) + 1 if plan.tiled else 1))
-            path = vae._path(report, plan, "encoder")
+            path = vae._fused if plan.fused else vae._plain
             path.encode(x, plan, moments, guard, vae.device)
 
         self._survive(report, guard, plan, attempt)

@@ -86,20 +86,6 @@ def test_a_stage_entered_twice_adds_up(monkeypatch):
     assert report.seconds == {"a": 6.0, "b": 1.0}
 
 
-def test_a_stage_inside_another_is_not_counted_twice(monkeypatch):
-    clock = iter([0.0, 1.0, 3.0, 4.0, 8.0, 10.0, 10.0, 15.0])
-    monkeypatch.setattr("zerowaste_vae.engine.report.time.perf_counter", lambda: next(clock))
-    report = Report("decode", (1, 1, 8, 8), "seedvr2", "fp32", "cpu")
-    with report.stage("decode"):
-        for _ in range(2):
-            with report.stage("weights"):
-                pass
-    with report.stage("output"):
-        pass
-    assert report.seconds == {"weights": 6.0, "decode": 4.0, "output": 5.0}
-    assert report.total_seconds == 15.0
-
-
 class Counters:
     """torch.cuda's memory counters: allocated, reserved and their peaks, moved by hand."""
 
