@@ -189,6 +189,7 @@ class EngineVAE(comfy.sd.VAE):
         **options: object,
     ) -> Tensor:
         """Run `work` with the host's progress bar and stop button."""
+        self.engine.on_pressure = self._free_others
         shown = progress(Stages(work.__name__, plan, latents), preview)
         try:
             return work(*args, progress=shown, cancel=mm.processing_interrupted, **options)
@@ -198,6 +199,12 @@ class EngineVAE(comfy.sd.VAE):
         finally:
             # The host does not see the packed weights, so they must not outlive the run it made room for.
             self.engine.release()
+            self.engine.on_pressure = None
+
+    def _free_others(self) -> None:
+        """Have the host unload every model but this one: a run finds no memory."""
+        ours = [m for m in mm.current_loaded_models if m.model is self.patcher]
+        mm.free_memory(1e30, self.device, keep_loaded=ours)
 
     @property
     def _on_gpu(self) -> bool:
