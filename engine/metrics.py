@@ -70,19 +70,20 @@ def chunk_starts(frames: int, chunk: int, temporal: int = 4) -> list[int]:
     return list(range(temporal * (chunk - 1) + 1, frames, temporal * chunk))
 
 
-def tile_edges(height: int, width: int, tile: int, overlap: int) -> tuple[list[int], list[int]]:
+def tile_edges(height: int, width: int, tile: int, overlap: int, scale: int = 8) -> tuple[list[int], list[int]]:
     """Rows and columns of pixels at which this pack's blended tiles of a frame begin or end.
 
-    Without overlap a cut lies in the middle of what evenly spread neighbours share.
+    scale: pixels per side of a latent pixel (Wan 2.2: 16). Without overlap a cut lies in the middle of what evenly
+    spread neighbours share.
     """
-    check_tile(tile, overlap)
-    tiles = grid(height // 8, width // 8, tile, overlap, 8)
+    check_tile(tile, overlap, scale)
+    tiles = grid(height // scale, width // scale, tile, overlap, scale)
     edges = []
     for axis in (tiles.rows, tiles.cols):
         if overlap:
-            edges.append(sorted({8 * e for span in axis.spans() for e in span if 0 < e < axis.length}))
+            edges.append(sorted({scale * e for span in axis.spans() for e in span if 0 < e < axis.length}))
         else:
-            edges.append([4 * (a + axis.size + b) for a, b in zip(axis.starts, axis.starts[1:], strict=False)])
+            edges.append([scale * (a + axis.size + b) // 2 for a, b in zip(axis.starts, axis.starts[1:], strict=False)])
     return edges[0], edges[1]
 
 

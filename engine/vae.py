@@ -262,7 +262,7 @@ class VideoVAE(DocumentedMethods):
             )  # fmt: skip
 
         def attempt(vae: VideoVAE, plan: Plan) -> None:
-            if guard.begin(plan.grid, batch * count * (len(plan.grid) + 1 if plan.tiled else 1)):
+            if guard.begin(plan.grid, count, plan.steps.latents, _passes(plan, batch)):
                 sink.begin(plan.tiled)
             path = vae._fused if plan.fused else vae._plain
             decode = path.decode_tiles if plan.tiled else path.decode
@@ -340,7 +340,7 @@ class VideoVAE(DocumentedMethods):
             )
 
         def attempt(vae: VideoVAE, plan: Plan) -> None:
-            guard.begin(plan.grid, batch * latents * (len(plan.grid) + 1 if plan.tiled else 1))
+            guard.begin(plan.grid, latents, plan.steps.latents, _passes(plan, batch))
             path = vae._fused if plan.fused else vae._plain
             path.encode(x, plan, moments, guard, vae.device)
 
@@ -418,11 +418,19 @@ class VideoVAE(DocumentedMethods):
             raise InputError(f"{self.path or 'this VAE'} holds a decoder only: encoding needs a file with the encoder")
 
 
+def _passes(plan: Plan, batch: int) -> int:
+    """Through how many passes over its latents a result is made: plain torch takes all clips at once."""
+    return (len(plan.grid) + 1 if plan.tiled else 1) * (batch if plan.fused else 1)
+
+
 def _leaner(vae: VideoVAE, plan: Callable[[VideoVAE, int], Plan], failed: Plan) -> Plan | None:
-    try:
-        return plan(vae, failed.peak_bytes)
-    except PlanError:
-        return None
+    """A plan with less of a peak, by a tenth if there is one: parking goes in steps of megabytes."""
+    for share in (0.9, 1.0):
+        try:
+            return plan(vae, int(share * failed.peak_bytes))
+        except PlanError:
+            continue
+    return None
 
 
 def _never() -> None:

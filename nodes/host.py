@@ -89,7 +89,8 @@ class EngineVAE(comfy.sd.VAE):
         self.upscale_ratio = (lambda a: max(0, a * t - (t - 1)), s, s)
         self.downscale_ratio = (lambda a: max(0, (a + t - 1) // t), s, s)
         self.upscale_index_formula = self.downscale_index_formula = (t, s, s)
-        self.crop_input = False
+        # As the host's own VAE of each: others than SeedVR2's encode whole latents from the middle of the frame.
+        self.crop_input = engine.arch != "seedvr2"
         # Otherwise a host short of memory loads only part of the weights, which plain modules cannot run with.
         self.disable_offload = True
         log.info(f"{engine.arch} VAE ready: {engine.precision}, runs on {self.device}")
@@ -128,11 +129,11 @@ class EngineVAE(comfy.sd.VAE):
 
     def encode(self, pixel_samples: Tensor) -> Tensor:
         """IMAGE [F, H, W, C] or [B, F, H, W, C] -> samples [B, C, T, h, w], host-scaled."""
-        return self.run_encode(as_clip(pixel_samples), self.settings)[0]
+        return self.run_encode(self._clip(pixel_samples), self.settings)[0]
 
     def encode_tiled(self, pixel_samples: Tensor, tile_x: int | None = None, **_: object) -> Tensor:
         """As `encode`, in exact tiles of `tile_x` pixels."""
-        return self.run_encode(as_clip(pixel_samples), Settings("exact", tile_x or 0).over(self.settings))[0]
+        return self.run_encode(self._clip(pixel_samples), Settings("exact", tile_x or 0).over(self.settings))[0]
 
     # -- what our nodes call --------------------------------------------------------------------------------------
 
@@ -188,6 +189,7 @@ class EngineVAE(comfy.sd.VAE):
         **options: object,
     ) -> Tensor:
         """Run `work` with the host's progress bar and stop button."""
+        self.engine.on_pressure = self._free_others
         shown = progress(Stages(work.__name__, plan, latents), preview)
         try:
             return work(*args, progress=shown, cancel=mm.processing_interrupted, **options)
@@ -197,6 +199,12 @@ class EngineVAE(comfy.sd.VAE):
         finally:
             # The host does not see the packed weights, so they must not outlive the run it made room for.
             self.engine.release()
+            self.engine.on_pressure = None
+
+    def _free_others(self) -> None:
+        """Have the host unload every model but this one: a run finds no memory."""
+        ours = [m for m in mm.current_loaded_models if m.model is self.patcher]
+        mm.free_memory(1e30, self.device, keep_loaded=ours)
 
     @property
     def _on_gpu(self) -> bool:
@@ -204,6 +212,11 @@ class EngineVAE(comfy.sd.VAE):
 
     def _peak(self, half: str, size: tuple[int, int, int, int], **options: object) -> int:
         return self.engine.planner.plan(half, *size, **options).peak_bytes
+
+    def _clip(self, images: Tensor) -> Tensor:
+        """Any IMAGE as [B, F, H, W, 3], cropped as the host crops what it encodes."""
+        clip = as_clip(images)
+        return self.vae_encode_crop_pixels(clip.flatten(0, 1)).unflatten(0, clip.shape[:2])
 
     def _latent_size(self, shape: torch.Size) -> tuple[int, int, int, int]:
         """(batch, latents, height, width) of samples [B, C, T, h, w] or [B, C*T, h, w]."""

@@ -30,7 +30,7 @@ def main() -> int:
 
 
 def measure(job: dict[str, Any]) -> dict[str, Any]:
-    """Both ways of running; a way that fails says why and the other goes on."""
+    """The ways of running that the job names; a way that fails says why and the other goes on."""
     start_comfy(job)
     import comfy.sd
     import torch
@@ -43,7 +43,7 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     vae.throw_exception_if_invalid()
     inputs = load_file(job["input"])["input"]
     answer = {}
-    for how in ("plain", "tiled"):
+    for how in job["ways"]:
         try:
             answer[how] = run(vae, how, inputs, job, device, calls)
         except Exception as error:

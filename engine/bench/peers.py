@@ -26,6 +26,8 @@ from ..vae import VideoVAE
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "comfy_peer.py"
 #: ComfyUI's ways of running, in this order; the flag is its own command line option.
 COMFY = (("ComfyUI", ()), ("ComfyUI, fp16 accumulation", ("fp16_accumulation",)))
+#: How each of them runs, and what that adds to its name.
+WAYS = {"plain": "", "tiled": ", tiled"}
 #: The stock tiled nodes' defaults, in pixels.
 COMFY_TILE, COMFY_OVERLAP = 512, 64
 #: Parts of each half that VideoVAE calls (models/arch.py): what torch.compile compiles.
@@ -93,7 +95,7 @@ def comfy(folder: str, python: str | None, weights: Mapping[str, Tensor], inputs
     weights: the network's own keys; inputs: what decode or encode of VideoVAE takes; keep: frames (decoder) or latents
     (encoder) of the result to bring back. Yields (figures of a row, result or None) as VideoVAE would give it.
     """
-    names = [who + how for who, _ in COMFY for how in ("", ", tiled")]
+    names = [who + how for who, _ in COMFY for how in WAYS.values()]
     reason = _cannot(folder, precision, device)
     if reason:
         yield from (({"who": name, "skipped": reason}, None) for name in names)
@@ -104,19 +106,19 @@ def comfy(folder: str, python: str | None, weights: Mapping[str, Tensor], inputs
         save_file({"input": inputs.contiguous()}, base / "input.safetensors")
         for who, fast in COMFY:
             if fast and device.type != "cuda":
-                for how in ("", ", tiled"):
+                for how in WAYS.values():
                     yield {"who": who + how, "skipped": "fp16 accumulation needs a GPU"}, None
                 continue
             job = {
                 "comfyui": str(folder), "half": half, "precision": precision, "device": str(device), "runs": runs,
-                "keep": keep, "fast": list(fast), "tile": COMFY_TILE, "overlap": COMFY_OVERLAP,
+                "keep": keep, "fast": list(fast), "ways": list(WAYS), "tile": COMFY_TILE, "overlap": COMFY_OVERLAP,
                 "weights": str(base / "weights.safetensors"), "input": str(base / "input.safetensors"),
                 "out": str(base / "out"),
             }  # fmt: skip
             answer = _run(python or sys.executable, job)
-            for how in ("plain", "tiled"):
+            for how, suffix in WAYS.items():
                 figures = dict(answer.get(how) or {"skipped": answer.get("error", "no answer")})
-                figures["who"] = who + (", tiled" if how == "tiled" else "")
+                figures["who"] = who + suffix
                 path = base / f"out-{how}.safetensors"
                 result = load_file(path)["result"] if path.exists() else None
                 path.unlink(missing_ok=True)

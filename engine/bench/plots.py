@@ -124,15 +124,17 @@ def stage_plot(profile: Mapping[str, Any]) -> Figure:
     stages = profile["stages"]
     pitch = 30
     figure = Figure(_WIDTH, _TOP + pitch * len(stages) + _BOTTOM, "Time by stage against the floor")
-    _title(figure, "Time by stage against the floor", profile.get("title", ""))
-    scale = _axis_x(figure, _ticks(0, max(s["ms"] for s in stages)), _TOP + pitch * len(stages), "ms")
+    _title(figure, "Time by stage against the floor", profile.get("title", "red: the floor of each stage"))
+    scale = _axis_x(figure, _ticks(0, max(s["ms"] for s in stages)), _TOP + pitch * len(stages), "ms per frame")
     for index, stage in enumerate(stages):
         y = _TOP + pitch * index + 6
         figure.text(_LEFT - 10, y + 14, stage["name"], size=13, anchor="end")
         figure.box(_LEFT, y, scale(stage["ms"]) - _LEFT, pitch - 12, "s0", f"{stage['name']}: {stage['ms']:.2f} ms")
-        mark = scale(stage["floor_ms"])
-        figure.line([(mark, y - 3), (mark, y + pitch - 9)], "limit", 2)
-        share = f"{stage['ms']:.1f} ms, {100 * stage['floor_ms'] / stage['ms']:.0f} %" if stage["ms"] else "0 ms"
+        share = f"{stage['ms']:.2f} ms"
+        if stage.get("floor_ms") is not None and stage["ms"]:
+            mark = scale(stage["floor_ms"])
+            figure.line([(mark, y - 3), (mark, y + pitch - 9)], "limit", 2)
+            share += f", {100 * stage['floor_ms'] / stage['ms']:.0f} %"
         figure.text(scale(stage["ms"]) + 8, y + 14, share, "dim", 12)
     return figure
 

@@ -77,14 +77,16 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def read_profile(path: Path) -> dict[str, Any]:
-    """The JSON of `profile`, of which `title` and `stages` [{name, ms, floor_ms}] are used. Raises InputError."""
+    """The JSON of `profile`, of which `stages` [{name, ms, floor_ms or None}], per frame, are used. Raises InputError.
+    """
     found = read_json(path)
     stages = found.get("stages") if isinstance(found, dict) else None
     wanted = (("name", _TEXT), ("ms", _NUMBER), ("floor_ms", _NUMBER))
     if not isinstance(stages, list) or not stages:
         raise InputError(f"{path}: holds no stages; give the JSON of `profile`")
     for stage in stages:
-        if not isinstance(stage, dict) or not all(isinstance(stage.get(name), types) for name, types in wanted):
+        known = isinstance(stage, dict) and {"floor_ms": 0, **{k: v for k, v in stage.items() if v is not None}}
+        if not known or not all(isinstance(known.get(name), types) for name, types in wanted):
             raise InputError(f"{path}: a stage needs name, ms and floor_ms, not {stage!r}")
     return found
 

@@ -104,6 +104,7 @@ def run_half(args: argparse.Namespace) -> int:
     from ..bench import schema, table
     from ..bench.environment import environment
     from ..bench.subject import default_weights, read_weights
+    from ..files import write_json
 
     _check(args)
     device = _device(args.device)
@@ -111,20 +112,22 @@ def run_half(args: argparse.Namespace) -> int:
     bench, cases = _prepare(args, read_weights(weights), device)
     about = environment(device)
     print(table.environment_line(about))
-    rows: list[dict[str, Any]] = []
-    for row in _measure(bench, cases, args, device):
-        for line in table.after(rows[-1] if rows else None, row):
-            print(line, flush=True)
-        rows.append(row)
-    if any(row.get("process_gb") is not None for row in rows):
-        print(table.NOTE)
     settings = {
         "command": f"bench {args.half}", "weights": weights if weights in ("random", "demo") else Path(weights).name,
         "architecture": bench.architecture.name, "widths": bench.widths, "runs": args.runs, "input": "seeded",
         "db_frames": args.db_frames, "tiling": args.tiling, "tile": args.tile, "overlap": args.overlap,
     }  # fmt: skip
-    report = schema.report(args.half, about, settings, rows)
-    _write(args, [report], None)
+    rows: list[dict[str, Any]] = []
+    for row in _measure(bench, cases, args, device):
+        for line in table.after(rows[-1] if rows else None, row):
+            print(line, flush=True)
+        rows.append(row)
+        report = schema.report(args.half, about, settings, rows)
+        if args.json is not None:  # after every row: a run of minutes that is stopped keeps what it has
+            write_json(args.json, report)
+    if any(row.get("process_gb") is not None for row in rows):
+        print(table.NOTE)
+    _write_page(args, [report], None)
     return 0
 
 
@@ -212,7 +215,7 @@ def run_report(args: argparse.Namespace) -> int:
         for row in projected:
             print(projection.line(row))
     profile = schema.read_profile(args.profile) if args.profile else None
-    _write(args, reports, profile)
+    _write_page(args, reports, profile)
     return 0
 
 
@@ -230,11 +233,9 @@ def _device(name: str | None) -> torch.device:
     return placement("auto", name)
 
 
-def _write(args: argparse.Namespace, reports: list[dict[str, Any]], profile: Any) -> None:
-    from ..files import write_json, write_text
+def _write_page(args: argparse.Namespace, reports: list[dict[str, Any]], profile: Any) -> None:
+    from ..files import write_text
 
-    if getattr(args, "json", None) is not None:
-        write_json(args.json, reports[0])
     if args.html is not None or args.png is not None:
         from ..bench.page import page
         from ..bench.plots import plots

@@ -29,6 +29,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         )
     parser.add_argument("--tile", type=int, default=0, metavar="PX", help="size of this pack's blended tiles")
     parser.add_argument("--overlap", type=int, default=64, metavar="PX", help="what they share (default: 64)")
+    parser.add_argument("--scale", type=int, default=8, metavar="PX", help="latent pixel (default: 8; Wan 2.2: 16)")
     parser.add_argument("--rows", type=int, nargs="+", default=[], metavar="PX", help="rows at which a tile begins")
     parser.add_argument("--columns", type=int, nargs="+", default=[], metavar="PX", help="columns, likewise")
     parser.add_argument("--chunk", type=int, default=0, metavar="N", help="latents per chunk: looks at chunk starts")
@@ -43,12 +44,14 @@ def run(args: argparse.Namespace) -> int:
 
     if args.json is not None:
         check_target(args.json, args.force)
+    if args.scale < 1:
+        raise InputError(f"--scale {args.scale}: give pixels per latent pixel, 8 or 16")
     if args.chunk < 0:
         raise InputError(f"--chunk {args.chunk}: give latents per chunk")
     rows, columns = list(args.rows), list(args.columns)
     frames, height, width = measure(args.a)
     if args.tile:
-        more = tile_edges(height, width, args.tile, args.overlap)
+        more = tile_edges(height, width, args.tile, args.overlap, args.scale)
         rows, columns = rows + more[0], columns + more[1]
     starts = chunk_starts(frames, args.chunk) if args.chunk else []
     result = compare(read(args.a), read(args.b), rows, columns, starts)

@@ -14,7 +14,7 @@ from ..kernels.to_pixels import columns_weight
 from ..kernels.upsample import Composed, pack
 
 #: Convolutions of at most this many products per position and tap keep the weights of a clip's first two frames as
-#: well: those at 4x and 8x of the published network, 78 % of its work with 10 % of its weights.
+#: well: those at 4x and 8x of the published decoder are two thirds of its work and, in fp16, 30 of 246 MB.
 EARLY = 512 * 256
 
 

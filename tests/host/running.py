@@ -76,6 +76,10 @@ class Run:
     error: str = ""
     binary: list[bytes] = field(default_factory=list)
 
+    def previews(self) -> list[bytes]:
+        """Pictures sent while it ran, as files (binary events of type 1: type, format, file)."""
+        return [m[8:] for m in self.binary if struct.unpack(">I", m[:4]) == (1,)]
+
     def texts(self, node: str) -> list[str]:
         """Lines shown on a node while it ran (binary events of type 3: length of the node's id, id, text)."""
         lines = []
@@ -153,14 +157,18 @@ class Comfy:
         self.post("/interrupt", {})
 
     def run(
-        self, prompt: dict, at: str | None = None, do: Callable[[], None] | None = None, timeout: float = 300
+        self, prompt: dict, at: str | None = None, do: Callable[[], None] | None = None, timeout: float = 300,
+        **extra: object,
     ) -> Run:
-        """Queue an API-format prompt and follow it to its end; `do` something at the first progress of node `at`."""
+        """Queue an API-format prompt and follow it to its end; `do` something at the first progress of node `at`.
+
+        extra: what the frontend sends besides, such as preview_method.
+        """
         client = uuid.uuid4().hex
         events = Socket(self.port, f"/ws?clientId={client}")
         try:
             try:
-                queued = self.post("/prompt", {"prompt": prompt, "client_id": client})["prompt_id"]
+                queued = self.post("/prompt", {"prompt": prompt, "client_id": client, "extra_data": extra})["prompt_id"]
             except urllib.error.HTTPError as refused:
                 return Run("invalid", error=refused.read().decode())
             run = Run("running")

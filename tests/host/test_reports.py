@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
+
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 
 pytestmark = pytest.mark.host
@@ -96,6 +100,24 @@ def test_stage_text_is_sent_while_a_node_runs(comfy):
         lines = run.texts(name)
         assert lines[0].startswith("decode: chunk 1 of 6, about")
         assert lines[-1].startswith("decode: done in ")
+
+
+def test_frames_are_shown_while_a_decode_runs_if_previews_are_on(comfy):
+    prompt = {
+        "z": latent(comfy, 1, 16, 5, 16, 24),
+        "vae": node("ZeroWasteVAELoader", vae_name="tiny.safetensors"),
+        "decode": node("ZeroWasteVAEDecode", samples=["z", 0], vae=["vae", 0], chunk=1),
+        "save": node("SaveImage", images=["decode", 0], filename_prefix="shown"),
+    }
+    quiet = comfy.run(prompt)
+    assert quiet.status == "success", quiet.error
+    assert quiet.previews() == []
+    prompt["decode"]["inputs"]["chunk"] = 2
+    run = comfy.run(prompt, preview_method="auto")
+    assert run.status == "success", run.error
+    picture = Image.open(io.BytesIO(run.previews()[0]))
+    assert picture.size == (192, 128)
+    assert np.asarray(picture).std() > 20
 
 
 def test_toggles_that_can_do_nothing_here_say_why(comfy):

@@ -1,4 +1,4 @@
-"""Every example workflow on real hosts: those that need no diffusion weights run, the other one is checked."""
+"""Every example workflow on real hosts: those that need no diffusion weights run, the others are checked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from graphs import to_prompt
 pytestmark = pytest.mark.host
 
 WORKFLOWS = {p.stem: p for p in sorted((Path(__file__).resolve().parents[2] / "workflows").glob("*.json"))}
-RUNNABLE = sorted(WORKFLOWS.keys() - {"seedvr2_upscale_decode"})
+#: Workflows that need weights, and the nodes which name their files.
+CHECKED = {
+    "seedvr2_upscale_decode": ("VAELoader", "UNETLoader", "LoadVideo"),
+    "wan_text_to_video": ("ZeroWasteVAELoader", "UNETLoader", "CLIPLoader"),
+}
+RUNNABLE = sorted(WORKFLOWS.keys() - CHECKED.keys())
 
 
 def prompt_of(name: str, comfy, frames: int = 1) -> dict:
@@ -67,16 +72,16 @@ def test_the_target_of_the_long_video_is_kept_by_its_plan(comfy):
     assert plan["predicted_gb"] <= 1
 
 
-def test_seedvr2_workflow_names_nodes_and_widgets_of_this_host(comfy):
+@pytest.mark.parametrize("name", CHECKED)
+def test_workflow_names_nodes_and_widgets_of_this_host(name, comfy):
     """Its weights are not here, so the host refuses it: for the missing files and nothing else."""
-    prompt = prompt_of("seedvr2_upscale_decode", comfy)
+    prompt = prompt_of(name, comfy)
     refused = comfy.run(prompt)
     assert refused.status == "invalid"
     errors = json.loads(refused.error)["node_errors"]
-    files = {the(prompt, kind) for kind in ("VAELoader", "UNETLoader", "LoadVideo")}
-    assert set(errors) <= files
+    assert set(errors) <= {the(prompt, kind) for kind in CHECKED[name]}
     assert {e["extra_info"]["input_name"] for n in errors.values() for e in n["errors"]} <= {
-        "vae_name", "unet_name", "file",
+        "vae_name", "unet_name", "clip_name", "file",
     }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from zerowaste_vae.engine.bench.page import page
 from zerowaste_vae.engine.bench.plots import plots
 from zerowaste_vae.engine.errors import InputError
 
-PROFILE = {"title": "a <run>", "stages": [{"name": "up & down", "ms": 3.0, "floor_ms": 2.0}]}
+PROFILE = {"stages": [{"name": "up & down", "ms": 3.0, "floor_ms": 2.0}, {"name": "rest", "ms": 1, "floor_ms": None}]}
 
 
 def test_a_report_survives_its_file(measured, tmp_path):
