@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..kernels.to_pixels import BYTES, UNIT, Pixels
 from ..models.seedvr2 import Decoder
+from ..precision.operands import Operands
 from .blocks import resnet, resnets
 from .parking import Parking
 from .run import Run
@@ -25,16 +26,18 @@ class FusedDecoder:
     values, so no tensor is read only to be measured (except once after attention).
     """
 
-    def __init__(self, decoder: Decoder, dtype: torch.dtype) -> None:
+    def __init__(self, decoder: Decoder, dtype: torch.dtype, operands: Operands | None = None) -> None:
+        """dtype: of activations. operands: of the convolutions, if they differ from that."""
         self.dtype = dtype
+        operands = operands or Operands(dtype)
         blocks = decoder.up_blocks
-        self.conv_in = Conv.of(decoder.conv_in, dtype)
-        self.mid = [Resnet.of(r, dtype) for r in decoder.mid_block.resnets]
+        self.conv_in = Conv.of(decoder.conv_in, operands)
+        self.mid = [Resnet.of(r, operands) for r in decoder.mid_block.resnets]
         self.attention = Attention.of(decoder.mid_block.attentions[0], dtype)
-        self.resnets = [[Resnet.of(r, dtype) for r in b.resnets] for b in blocks]
-        self.ups = [Upsampler.of(b.upsamplers[0], dtype) for b in blocks if len(b.upsamplers)]
+        self.resnets = [[Resnet.of(r, operands) for r in b.resnets] for b in blocks]
+        self.ups = [Upsampler.of(b.upsamplers[0], operands) for b in blocks if len(b.upsamplers)]
         self.norm_out = norm_of(decoder.conv_norm_out)
-        self.conv_out = Output.of(decoder.conv_out, dtype)
+        self.conv_out = Output.of(decoder.conv_out, operands)
         self.groups = self.norm_out.groups
         self.nbytes = tensor_bytes(self)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.attention import attention
-from ..kernels.conv3d import Epilogue, Geometry, Partials, conv3d, padded_channels
+from ..kernels.conv3d import Epilogue, Geometry, Partials, conv3d, frames_of, padded_channels
 from ..kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
 from ..kernels.to_pixels import Pixels, to_pixels
 from ..kernels.upsample import upsample
@@ -56,6 +56,8 @@ class Run:
         #: Frames that each stage has taken in so far.
         self.done: Counter[str] = Counter()
         self.dry = True
+        #: Called with each convolution and its new input [D, H, W, C] as stored; for measuring, where none is parked.
+        self.watch: Callable[[Conv | Upsampler, Tensor], None] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -119,8 +121,9 @@ class Run:
         parts = []
         for i in self._inputs(conv, x, norm, sums, out.shape[1], geometry):
             epilogue = Epilogue(
-                bias=conv.bias, residual=None if residual is None else i.rows(residual), groups=groups, scale=conv.scale
-            )
+                bias=conv.bias, residual=None if residual is None else i.rows(residual), groups=groups,
+                scale=conv.scale, half_accumulate=conv.half_accumulate,
+            )  # fmt: skip
             start = (i.start + skip) % i.data.shape[0]
             parts.append(
                 conv3d(i.data, conv.weight, i.rows(out), geometry=i.geometry, epilogue=epilogue, start=start)
@@ -136,7 +139,7 @@ class Run:
         """x [D, H, W, C] -> out at twice the size; `first` is x's first frame within the clip."""
         return _joined([
             upsample(i.data, up.composed, i.rows(out, 2), first=first, groups=groups, scale=up.scale, start=i.start,
-                     geometry=i.geometry)
+                     geometry=i.geometry, half_accumulate=up.half_accumulate)
             for i in self._inputs(up, x, COPY, None, x.shape[1], _PLAIN)
         ])  # fmt: skip
 
@@ -193,7 +196,7 @@ class Run:
         """Write x as the next input of `conv` behind its history, whole or band by band. Nothing while dry."""
         d, h, w, c = x.shape
         plane = (h + 2, w + 2, padded_channels(c, conv.dtype))
-        store = Store(silu=norm is not COPY, scale=conv.scale)
+        store = Store(silu=norm is not COPY, scale=conv.scale, gain=conv.gain)
         coefs = None
         if norm.kind == "group" and not self.dry:
             coefs = coefficients(statistics(x, norm.groups) if sums is None else sums, norm, h * w)
@@ -205,6 +208,8 @@ class Run:
             start, slot = ring.place(conv.key, d)
             norm_act(x, norm, ring.data, slot=slot, store=store, coefs=coefs)
             ring.begin(conv.key, self.head)
+            if self.watch is not None:
+                self.watch(conv, frames_of(ring.data, slot, d)[:, 1:-1, 1:-1, :c])
             yield _Input(ring.data, start, geometry, 0, rows)
             return
         parked, kernel = self.parked, conv.weight.kernel[1]
