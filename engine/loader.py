@@ -12,9 +12,10 @@ from . import log
 from .checkpoint import Checkpoint, read_checkpoint, restore_shapes
 from .errors import CheckpointError, InputError
 from .models import detect
+from .models.arch import Architecture
 from .vae import VideoVAE
 
-#: float types a model can run in today; "auto" is fp16 on CUDA and fp32 elsewhere.
+#: Float types a model can run in today; "auto" is the architecture's own on CUDA and fp32 elsewhere.
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -28,19 +29,24 @@ def load(
     precision: str = "auto",
     device: torch.device | str | None = None,
     norm_groups: int | None = None,
+    *,
+    weights_on: torch.device | None = None,
 ) -> VideoVAE:
     """Load a video VAE from a .safetensors or .gguf file, or from a Checkpoint (whose tensors are then used up).
 
-    precision: "auto" (fp16 on CUDA, fp32 on the CPU), "fp32", "bf16" or "fp16". device None: CUDA if there is one.
+    precision: "auto" (on CUDA fp16, or bf16 where the model was made for it; fp32 on the CPU), "fp32", "bf16", "fp16".
+    device: where it will run, None: CUDA if there is one. weights_on: where the weights wait for that, None: there.
     norm_groups: for files of unusual widths that do not name `norm_num_groups` themselves.
     Raises CheckpointError (unreadable file, no known VAE, missing keys) and InputError (impossible option).
     """
-    where, dtype, name = _placement(precision, device)
+    where = _placement(precision, device)
     checkpoint = path if isinstance(path, Checkpoint) else read_checkpoint(path)
     path = checkpoint.path or "these weights"
     architecture = detect(checkpoint.tensors)
     if architecture is None:
         raise CheckpointError(f"{path}: not a video VAE this pack knows (keys: {_some(sorted(checkpoint.tensors))})")
+    name = auto_precision(where, architecture) if precision == "auto" else precision
+    dtype = PRECISIONS[name]
     shapes = {key: tuple(t.shape) for key, t in checkpoint.tensors.items()}
     try:
         config = architecture.configure(shapes, norm_groups or _stored_groups(checkpoint))
@@ -49,19 +55,21 @@ def load(
     except InputError as e:
         raise CheckpointError(f"{path}: {e}") from e
     expected = {key: tuple(t.shape) for key, t in model.state_dict().items()}
-    _check_complete(checkpoint, expected, shapes)
-    if model.encoder is not None and any(k.startswith("encoder.") and k not in shapes for k in expected):
+    _check_complete(checkpoint, architecture, expected, shapes)
+    encoder = [key for key in expected if _belongs(key, architecture.encoder_parts)]
+    if not all(key in shapes for key in encoder):
         log.once(f"{path}: encoder incomplete, loaded for decoding only")
-        model.encoder = None
+        for part in architecture.encoder_parts:
+            setattr(model, part, None)
         expected = {key: tuple(t.shape) for key, t in model.state_dict().items()}
     checkpoint = restore_shapes(checkpoint, expected)
     weights = {key: _cast(checkpoint, key, dtype) for key in expected}
     model.load_state_dict(weights, assign=True)
     model.requires_grad_(False).eval()
-    return VideoVAE(model.to(where), architecture, name, dtype, where, checkpoint.path)
+    return VideoVAE(model.to(weights_on or where), architecture, name, dtype, where, checkpoint.path)
 
 
-def _placement(precision: str, device: torch.device | str | None) -> tuple[torch.device, torch.dtype, str]:
+def _placement(precision: str, device: torch.device | str | None) -> torch.device:
     if precision != "auto" and precision not in PRECISIONS:
         raise InputError(f"precision={precision!r} is not one of auto, {', '.join(PRECISIONS)}")
     try:
@@ -70,13 +78,15 @@ def _placement(precision: str, device: torch.device | str | None) -> tuple[torch
         raise InputError(f"device={device!r} is not a device torch knows: use cpu, cuda or cuda:N") from e
     if where.type == "cuda" and (not torch.cuda.is_available() or (where.index or 0) >= torch.cuda.device_count()):
         raise InputError(f"device={device!r}: torch sees {torch.cuda.device_count()} CUDA GPU(s); use device='cpu'")
-    name = precision if precision != "auto" else auto_precision(where)
-    return where, PRECISIONS[name], name
+    return where
 
 
-def auto_precision(device: torch.device) -> str:
+def auto_precision(device: torch.device, architecture: Architecture) -> str:
     """What "auto" means on a device: the fastest precision without approximations of its own."""
-    return "fp16" if device.type == "cuda" else "fp32"
+    if device.type != "cuda":
+        return "fp32"
+    # Before sm_80, GPUs compute in fp16 but not in bf16.
+    return architecture.native if torch.cuda.get_device_capability(device) >= (8, 0) else "fp16"
 
 
 def _stored_groups(checkpoint: Checkpoint) -> int | None:
@@ -89,11 +99,18 @@ def _stored_groups(checkpoint: Checkpoint) -> int | None:
         raise InputError(f"metadata norm_num_groups={stored!r} is not a number; pass norm_groups=N") from None
 
 
-def _check_complete(checkpoint: Checkpoint, expected: dict[str, tuple[int, ...]], shapes: dict) -> None:
+def _belongs(key: str, parts: tuple[str, ...]) -> bool:
+    return key.partition(".")[0] in parts
+
+
+def _check_complete(
+    checkpoint: Checkpoint, architecture: Architecture, expected: dict[str, tuple[int, ...]], shapes: dict
+) -> None:
     """Without the decoder there is nothing to load; a file may leave the encoder out."""
-    missing = [key for key in expected if key.startswith("decoder.") and key not in shapes]
-    if not any(key.startswith("decoder.") for key in expected):
+    decoder = [key for key in expected if _belongs(key, architecture.decoder_parts)]
+    if not decoder:
         raise CheckpointError(f"{checkpoint.path}: the decoder is missing or its biases are (keys: {_some(shapes)})")
+    missing = [key for key in decoder if key not in shapes]
     if missing:
         raise CheckpointError(f"{checkpoint.path}: {len(missing)} decoder keys are missing: {', '.join(missing)}")
     extra = [key for key in shapes if key not in expected]

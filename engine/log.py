@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 PREFIX = "[BLACKWELL_ENGINE]"
 
@@ -18,11 +19,11 @@ def warn(message: str) -> None:
     logger.warning("%s %s", PREFIX, message)
 
 
-def once(message: str) -> None:
-    """Warn about something that stays as it is (a path that is off), the first time only."""
+def once(message: str, say: Callable[[str], None] = warn) -> None:
+    """Say (by default warn) something that stays as it is, such as a path that is off, the first time only."""
     if message not in _said:
         _said.add(message)
-        warn(message)
+        say(message)
 
 
 def debug(message: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
@@ -11,12 +13,15 @@ from torch import Tensor, nn
 from . import log
 from .errors import InputError
 from .fused.path import FusedPath, why_off
+from .hardware import GIB
 from .models.arch import Architecture
-from .runtime.memory import memory_target
+from .optimize import DEFAULTS, OFF, Options, unavailable, unused
+from .report import Report
+from .runtime.memory import host_budget, memory_target
 from .runtime.pixels import OUTPUTS, PixelSink, to_network
 from .runtime.plan import Plan, Planner
 from .runtime.progress import Cancel, Progress, Ticker
-from .runtime.scope import exact_math
+from .runtime.scope import scoped_math
 from .runtime.stream import Steps, decode_features, decode_frames, encode_features, encode_moments, frame_spans
 
 
@@ -47,11 +52,49 @@ class VideoVAE:
         self.spatial = architecture.spatial
         self.temporal = architecture.temporal
         self.scale = architecture.scale
-        #: Off runs the plain torch modules instead of the fused kernels.
-        self.triton_fusion = True
-        self._fused = FusedPath(model, lambda: architecture.build(model.config), dtype)
+        #: What the latest decode or encode did, filled from its start on; None before the first.
+        self.last_report: Report | None = None
+        self._use(DEFAULTS)
+
+    def _use(self, options: Options) -> None:
+        """Set the options, with packed weights and plans made for them."""
+        self._options = options
+        model, dtype = self.model, self.dtype
+
+        def build() -> nn.Module:
+            return self.architecture.build(model.config)
+
+        self._fused = FusedPath(model, build, dtype, options)
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
-        self.planner = Planner(lambda: architecture.build(model.config), dtype, weights, self.fused)
+        self.planner = Planner(
+            build, dtype, weights, self.fused, self.spatial, self.temporal, options.flash_attention
+        )
+
+    @property
+    def options(self) -> Options:
+        """The optimisations it may use. Assigning others drops packed weights and plans, which depend on them."""
+        return self._options
+
+    @options.setter
+    def options(self, options: Options) -> None:
+        if options != self._options:
+            self._use(options)
+
+    @property
+    def triton_fusion(self) -> bool:
+        """`options.triton_fusion`; off runs the plain torch modules instead of the fused kernels."""
+        return self._options.triton_fusion
+
+    @triton_fusion.setter
+    def triton_fusion(self, on: bool) -> None:
+        self.options = self._options.switched(**{"on" if on else "off": ["triton_fusion"]})
+
+    def with_options(self, options: Options) -> VideoVAE:
+        """A VAE with the same weights (shared, not copied) under other options; this one stays as it is."""
+        other = copy.copy(self)
+        other.last_report = None
+        other._use(options)
+        return other
 
     @property
     def can_decode(self) -> bool:
@@ -71,13 +114,19 @@ class VideoVAE:
 
     def fused(self) -> FusedPath | None:
         """The fused kernels, or None where they are switched off or cannot run; the reason is logged once."""
-        reason = "switched off" if not self.triton_fusion else None
-        reason = reason or why_off(self.arch, self.model.config, self.dtype, self.device)
+        reason = self._kernels_off()
+        if self._options.channels_last_3d is False:
+            reason = "channels_last_3d is switched off, and they know no other layout"
+        if not self._options.triton_fusion:
+            reason = OFF
         if reason:
             if self.device.type == "cuda":
                 log.once(f"fused kernels off: {reason}")
             return None
         return self._fused
+
+    def _kernels_off(self) -> str | None:
+        return why_off(self.arch, self.model.config, self.dtype, self.device)
 
     def release(self) -> None:
         """Give back the memory that only makes the next run start sooner (packed weights)."""
@@ -91,6 +140,43 @@ class VideoVAE:
         """Bytes of this VAE already on its device that a plan for `half` counts: they are not foreign."""
         here = (p for p in self.model.parameters() if p.device.type == self.device.type)
         return sum(p.numel() * p.element_size() for p in here) + self._fused.packed_bytes(half)
+
+    # -- one run --------------------------------------------------------------------------------------------------
+
+    def _scope(self) -> AbstractContextManager[None]:
+        """torch's settings as the options want them, for the time of a run."""
+        o = self._options
+        return scoped_math(
+            self.device, tf32=o.tf32, cudnn_benchmark=o.cudnn_benchmark, flash_attention=o.flash_attention
+        )
+
+    def _begin(self, operation: str, clip: tuple[int, int, int, int]) -> Report:
+        """The report of a run that starts; clip: batch, frames, height and width in pixels."""
+        name = f" ({torch.cuda.get_device_name(self.device)})" if self.device.type == "cuda" else ""
+        self.last_report = Report(operation, clip, self.arch, self.precision, f"{self.device}{name}")
+        return self.last_report
+
+    def _describe(self, report: Report, plan: Plan) -> None:
+        """What the report says of a run before it starts; sets the plain modules' layout."""
+        layout = "NDHWC" if plan.fused else self._set_layout()
+        if layout == "NDHWC":
+            log.once("Channels_Last_3D Memory Format Applied.", log.info)
+        if plan.fused and self.device.type == "cuda":
+            log.once("Triton kernel fusion enabled for GroupNorm + SiLU.", log.info)
+        report.mode = f"fused kernels ({layout})" if plan.fused else f"plain torch ({layout})"
+        report.plan = plan.describe()
+        report.predicted_gb = plan.peak_bytes / GIB
+        reasons = unavailable(self.device, self.dtype, self._kernels_off())
+        report.off = list(unused(self._options, reasons, self.dtype, plan.fused).items())
+
+    def _set_layout(self) -> str:
+        """Give the plain convolutions' weights the layout that the options ask for; theirs decides their inputs'."""
+        last = self._options.channels_last_3d is True
+        layout = torch.channels_last_3d if last else torch.contiguous_format
+        for module in self.model.modules():
+            if isinstance(module, nn.Conv3d) and not module.weight.is_contiguous(memory_format=layout):
+                module.to(memory_format=layout)
+        return "NDHWC" if last else "NCDHW"
 
     # -- decode ---------------------------------------------------------------------------------------------------
 
@@ -113,7 +199,8 @@ class VideoVAE:
         target = memory_target(self.device, vram_gb, ram_gb, self._held("decoder"))
         return self.planner.plan(
             "decoder", batch, latents, height, width,
-            tiling=tiling, tile=tile, overlap=overlap, chunk=chunk, target=target, output=OUTPUTS[output],
+            tiling=tiling, tile=tile, overlap=overlap, chunk=chunk, target=target,
+            host=host_budget(self.device, ram_gb), output=OUTPUTS[output],
         )  # fmt: skip
 
     def decode(
@@ -130,41 +217,43 @@ class VideoVAE:
         progress: Progress | None = None,
         cancel: Cancel | None = None,
     ) -> Tensor:
-        """Host-scaled latent [B, C, T, h, w] (or [C, T, h, w]) -> frames [B, 4(T-1)+1, 8h, 8w, 3] in 0..1.
+        """Host-scaled latent [B, C, T, h, w] (or [C, T, h, w]) -> frames [B, 4(T-1)+1, s*h, s*w, 3] in 0..1.
 
-        tiling: "auto" and "untiled" run whole frames, "exact" equals them, "blended" uses tiles of `tile` pixels
-        (0: chosen for the target) sharing `overlap` pixels. chunk: latents per step. output: "float32", "float16"
-        or "uint8" (0..255). progress(done, total) after each chunk; cancel() true raises Cancelled.
+        s: `spatial`. tiling: "auto" and "untiled" run whole frames, "exact" equals them, "blended" uses tiles of `tile`
+        pixels (0: chosen for the target) sharing `overlap` pixels. chunk: latents per step. output: "float32",
+        "float16" or "uint8" (0..255). progress(done, total) after each chunk; cancel() true raises Cancelled.
         Raises InputError on a wrong latent or option, PlanError when nothing fits the target.
         """
         if output not in OUTPUTS:
             raise InputError(f"output={output!r} is not one of {', '.join(OUTPUTS)}")
         z = self._check_latent(latent)
         batch, _, count, h, w = z.shape
-        plan = self.plan_decode(
-            batch, count, h, w,
-            tiling=tiling, tile=tile, overlap=overlap, chunk=chunk, vram_gb=vram_gb, ram_gb=ram_gb, output=output,
-        )  # fmt: skip
-        log.debug(f"decode {8 * w}x{8 * h}, {self.frames(count)} frames: {plan.describe()}")
         shape = (batch, self.frames(count), self.spatial * h, self.spatial * w, 3)
+        report = self._begin("decode", shape[:4])
+        with report.stage("plan"):
+            plan = self.plan_decode(
+                batch, count, h, w,
+                tiling=tiling, tile=tile, overlap=overlap, chunk=chunk, vram_gb=vram_gb, ram_gb=ram_gb, output=output,
+            )  # fmt: skip
+        self._describe(report, plan)
+        log.debug(f"decode {self.spatial * w}x{self.spatial * h}, {self.frames(count)} frames: {plan.describe()}")
         sink = PixelSink(shape, OUTPUTS[output], plan.tiled)
         chunks = -(-count // plan.steps.latents)
         passes = len(plan.grid) + 1 if plan.tiled else 1
         tick = Ticker(progress, cancel, chunks * passes * (batch if plan.fused else 1))
-        with exact_math(self.device):
-            if plan.fused:
-                decode = self._fused.decode_tiles if plan.tiled else self._fused.decode
-                decode(z, self.scale, plan, sink, tick, self.device)
-            elif plan.tiled:
-                self._decode_tiles(z, plan, sink, tick)
-            else:
-                first = 0
-                for frames in self._stream(self._latent_chunks(z, plan.steps, self.scale), plan.steps, tick.check):
-                    for piece in frames:
-                        sink.write(first, piece)
-                        first += piece.shape[2]
-                    tick.advance()
-        return sink.finish()
+        with report.measured(self.device), self._scope():
+            with report.stage("decode"):
+                if plan.fused:
+                    decode = self._fused.decode_tiles if plan.tiled else self._fused.decode
+                    decode(z, self.scale, plan, sink, tick, self.device)
+                elif plan.tiled:
+                    self._decode_tiles(z, plan, sink, tick)
+                else:
+                    self._decode_whole(z, plan, sink, tick)
+            with report.stage("output"):
+                frames = sink.finish()
+        report.complete = True
+        return frames
 
     def decode_raw(self, z: Tensor, *, chunk: int = 0, frames: int = 0) -> Tensor:
         """The network as it is: unscaled latent [B, C, T, h, w] -> [B, 3, F, H, W], not clamped, on the VAE's device.
@@ -173,7 +262,8 @@ class VideoVAE:
         """
         z = self._check_latent(z)
         steps = Steps(chunk, frames)
-        with exact_math(self.device):
+        self._set_layout()
+        with self._scope():
             out = [y for part in self._stream(self._latent_chunks(z, steps, 1.0), steps, _never) for y in part]
             return torch.cat(out, 2)
 
@@ -184,6 +274,14 @@ class VideoVAE:
     def _stream(self, z: Iterator[Tensor], steps: Steps, check: Callable[[], None]) -> Iterator[list[Tensor]]:
         features = decode_features(self.model.decoder, z, check)
         return decode_frames(self.model.decoder, features, steps, check)
+
+    def _decode_whole(self, z: Tensor, plan: Plan, sink: PixelSink, tick: Ticker) -> None:
+        first = 0
+        for frames in self._stream(self._latent_chunks(z, plan.steps, self.scale), plan.steps, tick.check):
+            for piece in frames:
+                sink.write(first, piece)
+                first += piece.shape[2]
+            tick.advance()
 
     def _decode_tiles(self, z: Tensor, plan: Plan, sink: PixelSink, tick: Ticker) -> None:
         """The front runs untiled for the whole clip, its features wait in host memory; then tile by tile."""
@@ -222,8 +320,9 @@ class VideoVAE:
         self._need_encoder()
         target = memory_target(self.device, vram_gb, None, self._held("encoder"))
         return self.planner.plan(
-            "encoder", batch, latents, height, width, tiling=tiling, tile=tile, overlap=overlap, target=target
-        )
+            "encoder", batch, latents, height, width,
+            tiling=tiling, tile=tile, overlap=overlap, target=target, host=host_budget(self.device, None),
+        )  # fmt: skip
 
     def encode(
         self,
@@ -237,13 +336,18 @@ class VideoVAE:
         progress: Progress | None = None,
         cancel: Cancel | None = None,
     ) -> Tensor:
-        """Frames [B, F, H, W, 3] or [F, H, W, 3] in 0..1 (or uint8) -> host-scaled latent [B, C, T, H//8, W//8].
+        """Frames [B, F, H, W, 3] or [F, H, W, 3] in 0..1 (or uint8) -> host-scaled latent [B, C, T, H//s, W//s].
 
         T = (F - 1) // 4 + 1; frames beyond 4(T - 1) + 1 are not read. seed None gives the mean, a seed a sample.
         Options and errors as in `decode`.
         """
-        moments = self._moments(self._check_video(video), tiling, tile, overlap, vram_gb, progress, cancel)
-        return self.model.sample(moments, seed) * self.scale
+        x = self._check_video(video)
+        report = self._begin("encode", x.shape[:4])
+        moments = self._moments(report, x, tiling, tile, overlap, vram_gb, progress, cancel)
+        with report.stage("output"):
+            latent = self.model.sample(moments, seed) * self.scale
+        report.complete = True
+        return latent
 
     def encode_raw(self, x: Tensor, *, chunk: int = 0, frames: int = 0) -> Tensor:
         """The network as it is: [B, 3, F, H, W] in -1..1 -> moments [B, 2C, T, h, w], on the VAE's device.
@@ -252,15 +356,18 @@ class VideoVAE:
         """
         self._need_encoder()
         if x.ndim != 5 or x.shape[1] != 3 or x.shape[2] < 1 or min(x.shape[3:]) < self.spatial:
-            raise InputError(f"encode_raw takes [B, 3, F, H, W] of at least 8x8 pixels, not {list(x.shape)}")
+            least = f"{self.spatial}x{self.spatial}"
+            raise InputError(f"encode_raw takes [B, 3, F, H, W] of at least {least} pixels, not {list(x.shape)}")
         steps = Steps(chunk, frames)
         parts = (x[:, :, a:b].to(self.device, self.dtype) for a, b in frame_spans(x.shape[2], chunk, self.temporal))
-        with exact_math(self.device):
+        self._set_layout()
+        with self._scope():
             features = encode_features(self.model.encoder, parts, steps, _never)
             return torch.cat(list(encode_moments(self.model.encoder, features, _never)), 2)
 
     def _moments(
         self,
+        report: Report,
         video: Tensor,
         tiling: str,
         tile: int,
@@ -272,7 +379,9 @@ class VideoVAE:
         batch, count, height, width, _ = video.shape
         s, t = self.spatial, self.temporal
         latents, h, w = (count - 1) // t + 1, height // s, width // s
-        plan = self.plan_encode(batch, latents, h, w, tiling=tiling, tile=tile, overlap=overlap, vram_gb=vram_gb)
+        with report.stage("plan"):
+            plan = self.plan_encode(batch, latents, h, w, tiling=tiling, tile=tile, overlap=overlap, vram_gb=vram_gb)
+        self._describe(report, plan)
         log.debug(f"encode {width}x{height}, {count} frames: {plan.describe()}")
         spans = frame_spans(count, plan.steps.latents, t)
         passes = batch if plan.fused else len(plan.grid) + 1 if plan.tiled else 1
@@ -280,7 +389,7 @@ class VideoVAE:
         encoder = self.model.encoder
         out = torch.empty(batch, 2 * self.latent_channels, latents, h, w)
         if plan.fused:
-            with exact_math(self.device):
+            with report.measured(self.device), self._scope(), report.stage("encode"):
                 self._fused.encode(video, spans, plan, out, tick, self.device)
             return out
 
@@ -290,7 +399,7 @@ class VideoVAE:
             parts = (to_network(video[:, a:b, s * y0 : y1, s * x0 : x1], self.device, self.dtype) for a, b in spans)
             return encode_features(encoder, parts, plan.steps, tick.check)
 
-        with exact_math(self.device):
+        with report.measured(self.device), self._scope(), report.stage("encode"):
             whole = not plan.tiled
             features = network(0, h, 0, w) if whole else self._encode_tiles(network, plan, batch, latents, tick)
             first = 0
@@ -340,7 +449,8 @@ class VideoVAE:
         if x.shape[0] < 1 or x.shape[1] < 1:
             raise InputError(f"the video {list(video.shape)} has no frames")
         if min(x.shape[2:4]) < self.spatial:
-            raise InputError(f"frames of {x.shape[3]}x{x.shape[2]} are too small: at least 8x8 pixels")
+            least = f"{self.spatial}x{self.spatial}"
+            raise InputError(f"frames of {x.shape[3]}x{x.shape[2]} are too small: at least {least} pixels")
         if x.dtype != torch.uint8 and not all(torch.isfinite(f).all() for clip in x for f in clip):
             raise InputError("the video holds NaN or Inf")
         return x

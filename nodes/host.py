@@ -20,7 +20,6 @@ from torch import Tensor
 
 from ..engine import Cancelled, Checkpoint, CheckpointError, InputError, load, log, read_checkpoint
 from ..engine.checkpoint import restore_shapes
-from ..engine.loader import auto_precision
 from ..engine.models import detect
 from ..engine.runtime.memory import DEFAULT_SHARE, GIB
 from ..engine.runtime.pixels import OUTPUTS
@@ -56,11 +55,8 @@ class EngineVAE(comfy.sd.VAE):
     def __init__(self, source: Callable[[], Checkpoint], precision: str, settings: Settings) -> None:
         # The smallest VAE of the host: whatever attributes this version of it gives a VAE are then there.
         super().__init__(sd={"pixel_space_vae": torch.tensor(1.0)})
-        # The engine decides "auto" by the device that holds the weights; here they are loaded offloaded.
-        precision = auto_precision(mm.vae_device()) if precision == "auto" else precision
-        engine = load(source(), precision, mm.vae_offload_device())
-        # Plans are made before the host moves the weights, and they depend on where the run will be.
-        engine.device = self.device
+        # The host moves the weights before a run; plans are made earlier, and depend on where the run will be.
+        engine = load(source(), precision, self.device, weights_on=mm.vae_offload_device())
         self.engine = engine
         self.source = source
         self.settings = settings
@@ -248,16 +244,17 @@ def checkpoint_of(vae: comfy.sd.VAE) -> Checkpoint:
     if isinstance(vae, EngineVAE):
         checkpoint, model = vae.source(), vae.engine.model
         shapes = {key: tuple(t.shape) for key, t in model.state_dict().items()}
-        groups = model.config.norm_groups
+        config = model.config
     elif _known(vae):
         checkpoint = Checkpoint(vae.get_sd())
         shapes = {key: tuple(t.shape) for key, t in checkpoint.tensors.items()}
-        groups = detect(shapes).configure(shapes, None).norm_groups
+        config = detect(shapes).configure(shapes, None)
     else:
         network = type(getattr(vae, "first_stage_model", vae)).__name__
         raise InputError(f"{network}: not a video VAE the engine knows; save it with ComfyUI's own VAE Save")
     tensors = restore_shapes(checkpoint, shapes).tensors
-    return Checkpoint({key: tensors[key] for key in shapes}, {**checkpoint.metadata, "norm_num_groups": groups})
+    groups = {} if config.norm_groups is None else {"norm_num_groups": config.norm_groups}
+    return Checkpoint({key: tensors[key] for key in shapes}, {**checkpoint.metadata, **groups})
 
 
 def output_file(prefix: str, suffix: str) -> Path:

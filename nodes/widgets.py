@@ -26,7 +26,7 @@ def precision_input(options: list[str], default: str = "auto") -> io.Combo.Input
         options=options,
         default=default,
         optional=True,
-        tooltip="auto is exact: fp16 on a CUDA GPU, fp32 on the CPU.",
+        tooltip="auto is exact: on a CUDA GPU fp16 (Wan: bf16), on the CPU fp32.",
     )
 
 

@@ -17,7 +17,7 @@ class KeySet:
     keys: tuple[str, ...]
 
 
-# The order decides: a later family's keys may also occur in an earlier one (HunyuanVideo's in LTX).
+# The order decides: a later family's keys may also occur in an earlier one (HunyuanVideo's in LTX, Wan 2.1's in 2.2).
 KEY_SETS = (
     KeySet(
         "seedvr2",
@@ -41,7 +41,14 @@ KEY_SETS = (
     ),
     KeySet("hunyuanvideo", ("decoder.conv_in.conv.weight", "encoder.conv_in.conv.weight")),
     KeySet("cosmos", ("decoder.unpatcher3d.wavelets", "encoder.patcher3d.wavelets")),
-    KeySet("wan", ("decoder.middle.0.residual.0.gamma", "encoder.middle.0.residual.0.gamma")),
+    KeySet(
+        "wan2.2",
+        (
+            "decoder.upsamples.0.upsamples.0.residual.2.weight",
+            "encoder.downsamples.0.downsamples.0.residual.2.weight",
+        ),
+    ),
+    KeySet("wan2.1", ("decoder.middle.0.residual.0.gamma", "encoder.middle.0.residual.0.gamma")),
     KeySet(
         "wan-diffusers", ("decoder.mid_block.resnets.0.norm1.gamma", "encoder.mid_block.resnets.0.norm1.gamma")
     ),

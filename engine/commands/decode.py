@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
-from .options import add_memory_options, add_output_options, add_vae_options, load_vae, progress, rate
+from .options import (
+    add_memory_options,
+    add_output_options,
+    add_vae_options,
+    check_report,
+    give_report,
+    load_vae,
+    progress,
+    rate,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
     kind = _kind(args.out)
     target = check_target(args.out, args.force, folder=kind == "folder")
+    check_report(args)
     if args.output and kind != "safetensors":
         raise InputError(f"--output {args.output} is for .safetensors; {args.out} holds 8-bit pixels in any case")
     notes = latent_metadata(args.latent)
@@ -74,6 +84,7 @@ def run(args: argparse.Namespace) -> int:
         speed = f" at {float(fps):g} frames/s" if kind == "mp4" else ""
         how = f"{vae.precision} on {vae.device}, decoded in {seconds:.1f} s"
         print(f"{args.out}: {clips}{count} frames {width}x{height}{speed}, {how}")
+    give_report(vae, args)
     return 0
 
 

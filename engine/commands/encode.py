@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
-from .options import add_memory_options, add_output_options, add_vae_options, load_vae, progress, rate
+from .options import (
+    add_memory_options,
+    add_output_options,
+    add_vae_options,
+    check_report,
+    give_report,
+    load_vae,
+    progress,
+    rate,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out.suffix.lower() not in (".safetensors", ".latent"):
         raise InputError(f"{args.out}: a latent file ends in .safetensors or .latent")
     check_target(args.out, args.force)
+    check_report(args)
     if not args.video.exists():
         raise InputError(f"{args.video}: no such file or folder")
     vae = load_vae(args)
@@ -63,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
         shape = "x".join(map(str, latent.shape))
         how = f"{vae.precision} on {vae.device}, encoded in {seconds:.1f} s"
         print(f"{args.out}: latent {shape} of {count} frames {width}x{height}, {how}")
+    give_report(vae, args)
     return 0
 
 

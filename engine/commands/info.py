@@ -44,6 +44,25 @@ def describe_hardware(hardware: Hardware) -> Lines:
         yield f"GPU {gpu.index}", f"{gpu.name}, sm_{gpu.sm}, {_gb(gpu.total)}, {_gb(gpu.free)} free"
     for path in hardware.fast_paths:
         yield path.name, f"{'on' if path.on else 'off'}: {path.reason}"
+    if hardware.torch is not None:
+        yield from describe_options(any(gpu.runnable for gpu in hardware.gpus))
+
+
+def describe_options(gpu: bool) -> Lines:
+    """Every optimisation of `Options` on the default device, for the published SeedVR2 VAE in its default precision."""
+    import torch
+
+    from ..loader import PRECISIONS, auto_precision
+    from ..models import seedvr2
+    from ..optimize import DEFAULTS, OFF, TOGGLES, availability, unused
+
+    device = torch.device("cuda" if gpu else "cpu")
+    dtype = PRECISIONS[auto_precision(device, seedvr2.ARCHITECTURE)]
+    reasons = availability(device, "seedvr2", None, dtype)
+    off = unused(DEFAULTS, reasons, dtype, fused=reasons["triton_fusion"] is None)
+    for name in TOGGLES:
+        why = f"not here: {reasons[name]}" if reasons[name] else f"off: {off[name]}" if name in off else "on"
+        yield "optimisation", f"{name} {why.replace(OFF, 'unless asked for')}"
 
 
 def describe_vae(path: Path, norm_groups: int | None) -> Lines:
@@ -60,11 +79,13 @@ def describe_vae(path: Path, norm_groups: int | None) -> Lines:
     config = vae.model.config
     yield "file", f"{path} ({path.stat().st_size / (1 << 20):.1f} MiB)"
     yield "architecture", f"{vae.arch}, {vae.spatial}x{vae.spatial} pixels and {vae.temporal} frames per latent"
-    yield "latents", f"{vae.latent_channels} channels, the network's times {vae.scale}"
+    scale = "the network's own" if vae.scale == 1.0 else f"the network's times {vae.scale}"
+    yield "latents", f"{vae.latent_channels} channels, {scale}"
     yield "encoder", _half(vae.can_encode, config.encoder_widths)
     yield "decoder", _half(vae.can_decode, config.decoder_widths)
-    source = "--norm-groups" if norm_groups else "named in the file" if stored is not None else "the usual number"
-    yield "norm groups", f"{config.norm_groups} ({source})"
+    if config.norm_groups is not None:
+        source = "--norm-groups" if norm_groups else "named in the file" if stored is not None else "the usual number"
+        yield "norm groups", f"{config.norm_groups} ({source})"
     listed = ", ".join(f"{number} {name}" for name, number in types.most_common())
     yield "weights", f"{parameters / 1e6:.1f} M in {count} tensors, read as {listed}"
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import json
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from ..errors import InputError
+from ..files import check_target, replacing
 
 if TYPE_CHECKING:
     from ..vae import VideoVAE
@@ -16,9 +21,12 @@ if TYPE_CHECKING:
 def add_vae_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("VAE")
     group.add_argument("--vae", metavar="FILE", type=Path, help="VAE weights (default: the small demo VAE)")
-    group.add_argument("--precision", default="auto", metavar="P", help="auto (CUDA fp16, CPU fp32), fp32, bf16, fp16")
+    group.add_argument("--precision", default="auto", metavar="P", help="auto (see README), fp32, bf16, fp16")
     group.add_argument("--device", metavar="D", help="cuda, cuda:N or cpu (default: CUDA when there is one)")
     group.add_argument("--norm-groups", type=int, metavar="N", help="for files of unusual widths that do not name it")
+    text = "switch an optimisation {} by its name in `info`; may be repeated"
+    group.add_argument("--on", action="append", default=[], metavar="NAME", help=text.format("on"))
+    group.add_argument("--off", action="append", default=[], metavar="NAME", help=text.format("off"))
 
 
 def add_memory_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
@@ -34,6 +42,8 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("output")
     group.add_argument("--force", action="store_true", help="replace an existing output")
     group.add_argument("--quiet", action="store_true", help="no progress bar and no closing line")
+    group.add_argument("--verbose", action="store_true", help="what the run did: path, time, memory, what was off")
+    group.add_argument("--report", type=Path, metavar="FILE", help="the same as JSON")
 
 
 def rate(text: str) -> Fraction:
@@ -49,8 +59,32 @@ def rate(text: str) -> Fraction:
 
 def load_vae(args: argparse.Namespace) -> VideoVAE:
     from ..loader import demo_vae_path, load
+    from ..optimize import DEFAULTS
 
-    return load(args.vae or demo_vae_path(), precision=args.precision, device=args.device, norm_groups=args.norm_groups)
+    options = DEFAULTS.switched(args.on, args.off)
+    vae = load(args.vae or demo_vae_path(), precision=args.precision, device=args.device, norm_groups=args.norm_groups)
+    vae.options = options
+    return vae
+
+
+def check_report(args: argparse.Namespace) -> None:
+    """Before any work: refuse a report file that could not be written, and let the log speak if it is to."""
+    if args.verbose:
+        logging.basicConfig(format="%(message)s")
+        logging.getLogger("zerowaste_vae").setLevel(logging.INFO)
+    if args.report is not None:
+        if args.report.suffix.lower() != ".json":
+            raise InputError(f"--report {args.report}: a report file ends in .json")
+        check_target(args.report, args.force)
+
+
+def give_report(vae: VideoVAE, args: argparse.Namespace) -> None:
+    """Print and write what `check_report` promised."""
+    if args.verbose:
+        print(vae.last_report.text())
+    if args.report is not None:
+        with replacing(args.report) as temporary:
+            temporary.write_text(json.dumps(vae.last_report.as_dict(), indent=1) + "\n", encoding="utf-8")
 
 
 @contextmanager

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from ..kernels.to_pixels import BYTES, UNIT, Pixels
 from ..models.seedvr2 import Decoder
+from ..optimize import DEFAULTS, Options
 from ..precision.operands import Operands
 from .blocks import resnet, resnets
 from .parking import Parking
 from .run import Run
-from .weights import Attention, Conv, Output, Resnet, Upsampler, norm_of, tensor_bytes
+from .weights import Attention, Conv, Expansion, Output, Resnet, Upsampler, norm_of, tensor_bytes
 
 #: Tiles are clamped after they are blended.
 UNCLAMPED = Pixels(UNIT.gain, UNIT.offset, float("-inf"), float("inf"))
@@ -26,16 +27,19 @@ class FusedDecoder:
     values, so no tensor is read only to be measured (except once after attention).
     """
 
-    def __init__(self, decoder: Decoder, dtype: torch.dtype, operands: Operands | None = None) -> None:
+    def __init__(
+        self, decoder: Decoder, dtype: torch.dtype, options: Options = DEFAULTS, operands: Operands | None = None
+    ) -> None:
         """dtype: of activations. operands: of the convolutions, if they differ from that."""
         self.dtype = dtype
         operands = operands or Operands(dtype)
+        up = Upsampler if options.composed_upsample else Expansion
         blocks = decoder.up_blocks
         self.conv_in = Conv.of(decoder.conv_in, operands)
         self.mid = [Resnet.of(r, operands) for r in decoder.mid_block.resnets]
-        self.attention = Attention.of(decoder.mid_block.attentions[0], dtype)
+        self.attention = Attention.of(decoder.mid_block.attentions[0], dtype, options.flash_attention)
         self.resnets = [[Resnet.of(r, operands) for r in b.resnets] for b in blocks]
-        self.ups = [Upsampler.of(b.upsamplers[0], operands) for b in blocks if len(b.upsamplers)]
+        self.ups = [up.of(b.upsamplers[0], operands) for b in blocks if len(b.upsamplers)]
         self.norm_out = norm_of(decoder.conv_norm_out)
         self.conv_out = Output.of(decoder.conv_out, operands)
         self.groups = self.norm_out.groups
@@ -142,13 +146,14 @@ class FusedDecoder:
     ) -> None:
         """8x for some frames of x at 4x."""
         m, h, w, _ = x.shape
+        size = m, 2 * h, 2 * w
         with run.arena.scope():
-            wide = run.take(m, 2 * h, 2 * w, self.ups[2].out_channels)
+            wide = run.take(*size, self.ups[2].out_channels)
             sums = run.upsample(self.ups[2], x, wide, run.done["frames"], self.groups)
-            y, sums = resnets(run, self.resnets[3], wide, sums, self.groups)
-            pixels = run.arena.take((m, 2 * h, 2 * w, 3), output)
+            y, sums = resnets(run, self.resnets[3], wide, sums, self.groups, overwrite=True)
+            pixels = run.arena.take((*size, 3), output)
             run.pixels(self.conv_out, y, self.norm_out, sums, pixels, form)
-            run.advance(2 * h, 2 * w)
+            run.advance(*size[1:])
             run.done["frames"] += m
             if not run.dry:
                 emit(pixels)

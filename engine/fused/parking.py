@@ -64,6 +64,7 @@ class _History:
     plane: Plane
     halo: int
     dtype: torch.dtype
+    band: int
     data: Tensor | None = None
     oldest: int = 0
     started: bool = False
@@ -111,12 +112,14 @@ class Parked:
     def bands(
         self, key: str, plane: Plane, dtype: torch.dtype, halo: int, frames: int, rows: int, step: int, reach: int
     ) -> Iterator[Band]:
-        """The bands a convolution's output `rows` are computed in; its history is known from here on."""
-        self._histories.setdefault(key, _History(plane, halo, dtype))
-        line = (halo + frames) * plane[1] * plane[2] * dtype.itemsize
-        fit = (self.parking.band_bytes // line - reach) // step + 1
-        band = self.parking.rows or fit
-        return split_rows(rows, step, reach, max(band // BAND_ROWS, 1) * BAND_ROWS)
+        """The bands a convolution's output `rows` are computed in. Asked first for the most frames it will get at once,
+        which settles how tall they are."""
+        if key not in self._histories:
+            line = (halo + frames) * plane[1] * plane[2] * dtype.itemsize
+            fit = (self.parking.band_bytes // line - reach) // step + 1
+            band = max((self.parking.rows or fit) // BAND_ROWS, 1) * BAND_ROWS
+            self._histories[key] = _History(plane, halo, dtype, band)
+        return split_rows(rows, step, reach, self._histories[key].band)
 
     def note(self, key: str, band: Band, frames: int) -> None:
         """Dry: this use is going to come."""

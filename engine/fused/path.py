@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from ..kernels.attention import reference
 from ..kernels.conv3d import padded_channels
 from ..kernels.targets import target
-from ..runtime.pixels import PixelSink, StagedWriter, to_unit
+from ..runtime.dryrun import peak_bytes
+from ..runtime.pixels import PixelSink, StagedReader, StagedWriter, to_unit
 from ..runtime.progress import Ticker
 from .decoder import FusedDecoder
 from .encoder import FusedEncoder
+from .parking import Parking
+from .placement import Sizes
 from .run import Run
 
 if TYPE_CHECKING:
+    from ..optimize import Options
     from ..runtime.plan import Plan
     from ..runtime.stream import Steps
 
-#: Partial sums, coefficients and the output convolution's scratch, which operators allocate themselves.
-TEMPORARY_BYTES = 192 << 20
+#: Partial sums and coefficients, which operators allocate themselves (33 MiB at 3840x2160).
+TEMPORARY_BYTES = 64 << 20
 #: Full-size pixels per step that fill a GPU. At 1280x720, one frame per step is as fast as eight (H200).
 STEP_PIXELS = 1 << 20
 
@@ -46,13 +54,16 @@ def why_off(architecture: str, config: object, dtype: torch.dtype, device: torch
 class FusedPath:
     """The fused halves of one model: packed when first used, dropped by `release`."""
 
-    def __init__(self, model: nn.Module, build: Callable[[], nn.Module], dtype: torch.dtype) -> None:
+    def __init__(
+        self, model: nn.Module, build: Callable[[], nn.Module], dtype: torch.dtype, options: Options
+    ) -> None:
         """`build` makes the model on the meta device, for plans."""
         self._model = model
         self._build = build
         self._dtype = dtype
+        self._options = options
         self._packed: dict[str, FusedDecoder | FusedEncoder] = {}
-        self._peak = functools.lru_cache(maxsize=256)(self._dry_run)
+        self._sizes = functools.lru_cache(maxsize=1024)(self._dry_run)
 
     def decoder(self) -> FusedDecoder:
         return self._get("decoder")  # type: ignore[return-value]
@@ -65,22 +76,22 @@ class FusedPath:
         self._packed.clear()
 
     def packed_bytes(self, half: str) -> int:
-        """Bytes of the packed weights now held for "encoder" or "decoder"; `peak` counts them too."""
+        """Bytes of the packed weights now held for "encoder" or "decoder"; `sizes` counts them too."""
         return self._packed[half].nbytes if half in self._packed else 0
 
     def frames_per_step(self, height: int, width: int) -> int:
         """Frames at full size that make one well-filled step, for a frame of this many pixels."""
         return max(1, STEP_PIXELS // (height * width))
 
-    def peak(
+    def sizes(
         self, half: str, latents: int, frames: int, height: int, width: int, output: torch.dtype,
-        frame: tuple[int, int] | None = None,
-    ) -> int:
-        """Bytes a run takes besides the plain weights, for `latents` and `frames` per step.
+        frame: tuple[int, int] | None = None, parking: Parking | None = None,
+    ) -> Sizes:
+        """What a run takes besides the plain weights, for `latents` and `frames` per step.
 
         height, width: of the frame or tile, in latent pixels; frame: the whole frame's, where that is a tile.
         """
-        return self._peak(half, latents, frames, height, width, output, frame)
+        return self._sizes(half, latents, frames, height, width, output, frame, parking)
 
     # -- runs, clip by clip through one set of buffers ---------------------------------------------------------------
 
@@ -89,9 +100,10 @@ class FusedPath:
     ) -> None:
         """Latents [B, C, T, h, w], divided by `scale`, into the sink's frames."""
         decoder, steps, out = self.decoder(), plan.steps, sink.out
-        run = decoder.plan(steps.latents, z.shape[3], z.shape[4], steps.frames, out.dtype, device)
-        run.allocate()
-        with StagedWriter(out, steps.frames, device) as writer:
+        parking, ahead = self._parking(plan), self._options.async_offload
+        run = decoder.plan(steps.latents, z.shape[3], z.shape[4], steps.frames, out.dtype, device, parking)
+        reader = StagedReader(device, ahead)
+        with allocated(run), StagedWriter(out, steps.frames, device, ahead) as writer:
             for clip in range(z.shape[0]):
                 run.restart()
 
@@ -99,9 +111,11 @@ class FusedPath:
                     writer.write(clip, run.done["frames"] - pixels.shape[0], pixels)
                     tick.check()
 
-                for part in _chunks(z[clip], steps, scale, device):
+                for part in _chunks(z[clip], steps, scale, reader):
                     tick.check()
-                    decoder.chunk(run, part, steps.frames, out.dtype, emit)
+                    walk = functools.partial(decoder.chunk, run, part, steps.frames, out.dtype, emit)
+                    run.scout(walk)
+                    walk()
                     tick.advance()
 
     def decode_tiles(
@@ -111,18 +125,17 @@ class FusedPath:
         decoder, steps = self.decoder(), plan.steps
         front = decoder.plan_front(steps.latents, z.shape[3], z.shape[4], device)
         tile = decoder.plan_tile(steps.latents, plan.grid.rows.size, plan.grid.cols.size, steps.frames, device)
+        reader = StagedReader(device, self._options.async_offload)
         for clip in range(z.shape[0]):
             features: list[Tensor] = []
-            front.allocate()
-            for part in _chunks(z[clip], steps, scale, device):
-                tick.check()
-                decoder.front_chunk(front, part, lambda x: features.append(x.cpu()))  # noqa: B023 - called at once
-                tick.advance()
-            front.free()
-            tile.allocate()
-            for where in plan.grid.indices():
-                self._decode_tile(tile, features, clip, where, plan, sink, tick)
-            tile.free()
+            with allocated(front):
+                for part in _chunks(z[clip], steps, scale, reader):
+                    tick.check()
+                    decoder.front_chunk(front, part, lambda x: features.append(x.cpu()))  # noqa: B023 - called at once
+                    tick.advance()
+            with allocated(tile):
+                for where in plan.grid.indices():
+                    self._decode_tile(tile, features, clip, where, plan, sink, tick)
 
     def _decode_tile(
         self, run: Run, features: list[Tensor], clip: int, where: tuple[int, int], plan: Plan, sink: PixelSink,
@@ -148,21 +161,31 @@ class FusedPath:
     ) -> None:
         """Frames [B, F, H, W, 3] in 0..1 (or bytes), chunked as `spans`, into moments out [B, 2C, T, h, w]."""
         encoder, steps = self.encoder(), plan.steps
-        run = encoder.plan(steps.latents, video.shape[2], video.shape[3], steps.frames, device)
-        run.allocate()
-        for clip in range(video.shape[0]):
-            run.restart()
-            first = 0
-            for a, b in spans:
-                tick.check()
-                moments = encoder.chunk(run, to_unit(video[clip, a:b], device), steps.frames)
-                out[clip, :, first : first + moments.shape[0]] = moments.permute(3, 0, 1, 2)
-                first += moments.shape[0]
-                tick.advance()
+        parking, ahead = self._parking(plan), self._options.async_offload
+        run = encoder.plan(steps.latents, video.shape[2], video.shape[3], steps.frames, device, parking)
+        reader = StagedReader(device, ahead)
+        with allocated(run), StagedWriter(out.permute(0, 2, 3, 4, 1), steps.latents, device, ahead) as writer:
+            for clip in range(video.shape[0]):
+                run.restart()
+                first = 0
+                for a, b in spans:
+                    tick.check()
+                    frames = to_unit(reader.read(video[clip, a:b]))
+                    walk = functools.partial(encoder.chunk, run, frames, steps.frames)
+                    run.scout(walk)
+                    moments = walk()
+                    writer.write(clip, first, moments)
+                    first += moments.shape[0]
+                    tick.advance()
+
+    def _parking(self, plan: Plan) -> Parking | None:
+        return plan.parking and replace(plan.parking, prefetch=self._options.async_offload)
 
     def _get(self, half: str) -> FusedDecoder | FusedEncoder:
         if half not in self._packed:
-            self._packed[half] = _pack(getattr(self._model, half), half, self._dtype)
+            self._packed[half] = self._pack(half, self._model)
+            if self._packed[half].norm_out.weight.is_cuda:
+                torch.cuda.empty_cache()  # packing goes through fp32: 0.2 GB that would stay reserved
         return self._packed[half]
 
     @functools.cached_property
@@ -170,32 +193,52 @@ class FusedPath:
         with torch.device("meta"), torch.no_grad():
             model = self._build()
             halves = [h for h in ("encoder", "decoder") if getattr(model, h) is not None]
-            return {h: _pack(getattr(model, h), h, self._dtype) for h in halves}
+            return {h: self._pack(h, model) for h in halves}
+
+    def _pack(self, half: str, model: nn.Module) -> FusedDecoder | FusedEncoder:
+        network = FusedDecoder if half == "decoder" else FusedEncoder
+        return network(getattr(model, half), self._dtype, self._options)
 
     def _dry_run(
         self, half: str, latents: int, frames: int, height: int, width: int, output: torch.dtype,
-        frame: tuple[int, int] | None,
-    ) -> int:
+        frame: tuple[int, int] | None, parking: Parking | None,
+    ) -> Sizes:
         network, meta = self._meta[half], torch.device("meta")
+        besides = network.nbytes + TEMPORARY_BYTES
         if isinstance(network, FusedEncoder):
-            # The chunk's frames in float32 as they arrive and as they go in.
-            transit = 2 * 4 * latents * 64 * height * width * 3 * 4
-            run_bytes = transit + network.plan(latents, 8 * height, 8 * width, frames, meta).nbytes
+            run = network.plan(latents, 8 * height, 8 * width, frames, meta, parking)
+            # Three chunks' frames as they arrive ahead of their turn, and two copies on the way in, all in float32.
+            besides += 5 * 4 * latents * 64 * height * width * 3 * 4
         elif frame is None:
-            run_bytes = network.plan(latents, height, width, frames, output, meta).nbytes
+            run = network.plan(latents, height, width, frames, output, meta, parking)
         else:
             # Front and tiles run one after the other.
-            front = network.plan_front(latents, *frame, meta).nbytes
-            run_bytes = max(front, network.plan_tile(latents, height, width, frames, meta).nbytes)
-        return run_bytes + network.nbytes + TEMPORARY_BYTES
+            front = network.plan_front(latents, *frame, meta)
+            run = max(front, network.plan_tile(latents, height, width, frames, meta), key=lambda r: r.nbytes)
+        if not self._options.flash_attention:
+            tokens = math.prod(frame or (height, width))
+            besides += _plain_attention_bytes(tokens, network.attention.norm.weight.numel(), self._dtype)
+        sizes = Sizes.of(run)
+        return replace(sizes, device=sizes.device + besides)
 
 
-def _chunks(z: Tensor, steps: Steps, scale: float, device: torch.device) -> Iterator[Tensor]:
+@contextmanager
+def allocated(run: Run) -> Iterator[None]:
+    """The run's memory, given back whatever happens."""
+    try:
+        run.allocate()
+        yield
+    finally:
+        run.free()
+
+
+def _plain_attention_bytes(tokens: int, channels: int, dtype: torch.dtype) -> int:
+    q, k, v = torch.empty(3, 1, tokens, channels, dtype=dtype, device="meta")
+    return peak_bytes(lambda: reference.attention(q, k, v))
+
+
+def _chunks(z: Tensor, steps: Steps, scale: float, reader: StagedReader) -> Iterator[Tensor]:
     """[C, T, h, w] -> [D, h, w, C] float32 on the device, unscaled."""
-    for part in z.permute(1, 2, 3, 0).split(steps.latents):
-        yield part.to(device, torch.float32) / scale
-
-
-def _pack(half: nn.Module, name: str, dtype: torch.dtype) -> FusedDecoder | FusedEncoder:
-    return (FusedDecoder if name == "decoder" else FusedEncoder)(half, dtype)
+    for part in z.split(steps.latents, 1):
+        yield reader.read(part).permute(1, 2, 3, 0).float() / scale
 

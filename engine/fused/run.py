@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -9,14 +10,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..kernels.attention import attention
+from ..kernels.attention import attention, scratch_bytes
 from ..kernels.conv3d import Epilogue, Geometry, Partials, conv3d, frames_of, padded_channels
 from ..kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
-from ..kernels.to_pixels import Pixels, to_pixels
+from ..kernels.to_pixels import Pixels, scratch_floats, to_pixels
 from ..kernels.upsample import upsample
 from .memory import Arena, Plane, Ring
 from .parking import Parked, Parking
-from .weights import Attention, Conv, Downsampler, Output, Upsampler
+from .weights import Attention, Conv, Downsampler, Expansion, Output, Upsampler
 
 COPY = Norm("none")
 _PLAIN = Geometry()
@@ -37,6 +38,20 @@ class _Input:
         return x[:, factor * self.first : factor * self.last]
 
 
+@dataclass
+class Visit:
+    """How often a convolution runs in a chunk; plane and type of its input, and the frames of history it keeps."""
+
+    ring: tuple[Plane, torch.dtype]
+    halo: int
+    times: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its history."""
+        return self.halo * math.prod(self.ring[0]) * self.ring[1].itemsize
+
+
 class Run:
     """Executes a network's steps at one frame size, or, before `allocate`, only learns what memory they take.
 
@@ -55,6 +70,8 @@ class Run:
         self.parked = Parked(parking or _RESIDENT, device)
         #: Frames that each stage has taken in so far.
         self.done: Counter[str] = Counter()
+        #: Learnt while dry: what each convolution asks for in a chunk, by key, in order.
+        self.visits: dict[str, Visit] = {}
         self.dry = True
         #: Called with each convolution and its new input [D, H, W, C] as stored; for measuring, where none is parked.
         self.watch: Callable[[Conv | Upsampler, Tensor], None] | None = None
@@ -135,13 +152,27 @@ class Run:
         if not self.dry:
             conv3d(x, conv.weight, out, epilogue=Epilogue(bias=conv.bias))
 
-    def upsample(self, up: Upsampler, x: Tensor, out: Tensor, first: int, groups: int) -> Partials | None:
+    def upsample(self, up: Upsampler | Expansion, x: Tensor, out: Tensor, first: int, groups: int) -> Partials | None:
         """x [D, H, W, C] -> out at twice the size; `first` is x's first frame within the clip."""
+        if isinstance(up, Expansion):
+            return self._expand(up, x, out, groups)
         return _joined([
             upsample(i.data, up.composed, i.rows(out, 2), first=first, groups=groups, scale=up.scale, start=i.start,
                      geometry=i.geometry, half_accumulate=up.half_accumulate)
             for i in self._inputs(up, x, COPY, None, x.shape[1], _PLAIN)
         ])  # fmt: skip
+
+    def _expand(self, up: Expansion, x: Tensor, out: Tensor, groups: int) -> Partials | None:
+        """As `upsample`, through the shuffled frames."""
+        factor, channels = up.expand.weight.phases[0], up.expand.weight.out_channels
+        with self.arena.scope():
+            shuffled = self.take(factor * x.shape[0], *out.shape[1:3], channels)
+            self.pointwise(up.expand, x, shuffled)
+            if out.shape[0] < shuffled.shape[0]:  # the clip's first frame has no second one
+                if not self.dry:
+                    shuffled[1].copy_(shuffled[0])
+                shuffled = shuffled[1:]
+            return self.conv(up.conv, shuffled, out, groups=groups)
 
     def downsample(self, down: Downsampler, x: Tensor, out: Tensor, starts: bool, groups: int) -> Partials | None:
         """x [D, H, W, C] -> out at half the size (and frame rate). `starts`: the clip begins with x.
@@ -163,6 +194,7 @@ class Run:
         with self.arena.scope():
             tokens = self.take(1, h, w, c)
             q, k, v, y = (self.take(1, n, c) for _ in range(4))
+            scratch = self.arena.take((scratch_bytes(n, self.dtype.itemsize),), torch.uint8)
             if self.dry:
                 return None
             coefs = coefficients(sums, block.norm, n)
@@ -171,16 +203,20 @@ class Run:
                 flat = tokens.view(n, c)
                 for (weight, bias), out in zip((block.q, block.k, block.v), (q, k, v), strict=True):
                     torch.addmm(bias, flat, weight, out=out[0])
-                y.copy_(attention(q, k, v))
+                backend = "auto" if block.flash else "reference"
+                mixed = attention(q, k, v, out=y, scratch=scratch, backend=backend)
                 weight, bias = block.out
-                torch.addmm(bias, y[0], weight, out=q[0])
+                torch.addmm(bias, mixed[0], weight, out=q[0])
                 x[i].view(n, c).add_(q[0])
         return statistics(x, block.norm.groups)
 
     def pixels(self, conv: Output, x: Tensor, norm: Norm, sums: Partials | None, out: Tensor, format: Pixels) -> None:
         """Last norm and convolution, stored as finished pixels in `out` [D, H, W, 3]."""
-        for i in self._inputs(conv, x, norm, sums, out.shape[1], _PLAIN):
-            to_pixels(i.data, conv.weight, conv.bias, i.rows(out), pixels=format, start=i.start, packed=conv.packed)
+        with self.arena.scope():
+            scratch = self.arena.take((scratch_floats(*out.shape),), torch.float32)
+            for i in self._inputs(conv, x, norm, sums, out.shape[1], _PLAIN):
+                to_pixels(i.data, conv.weight, conv.bias, i.rows(out), pixels=format, start=i.start,
+                          packed=conv.packed, scratch=scratch)  # fmt: skip
 
     def advance(self, h: int, w: int) -> None:
         """Every convolution at this resolution has had the pass's frames."""
@@ -200,6 +236,9 @@ class Run:
         coefs = None
         if norm.kind == "group" and not self.dry:
             coefs = coefficients(statistics(x, norm.groups) if sums is None else sums, norm, h * w)
+        if self.dry:
+            visit = self.visits.setdefault(conv.key, Visit((plane, conv.dtype), conv.halo))
+            visit.times += 1
         if not (conv.halo and self.parked.parking.holds(conv.key)):
             ring = self.rings.setdefault((plane, conv.dtype), Ring(plane, conv.dtype))
             if self.dry:

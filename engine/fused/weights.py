@@ -92,16 +92,20 @@ class Resnet:
 
 @dataclass(frozen=True)
 class Attention:
-    """Projections as (weight [C, C] to multiply from the right, bias), in the activations' type."""
+    """Projections as (weight [C, C] to multiply from the right, bias), in the activations' type.
+
+    flash off: plain products instead of the kernel that needs no score matrix.
+    """
 
     norm: Norm
     q: tuple[Tensor, Tensor]
     k: tuple[Tensor, Tensor]
     v: tuple[Tensor, Tensor]
     out: tuple[Tensor, Tensor]
+    flash: bool = True
 
     @classmethod
-    def of(cls, block: layers.SpatialAttention, dtype: torch.dtype) -> Attention:
+    def of(cls, block: layers.SpatialAttention, dtype: torch.dtype, flash: bool = True) -> Attention:
         def linear(module: nn.Linear) -> tuple[Tensor, Tensor]:
             return module.weight.to(dtype).t(), module.bias.to(dtype)
 
@@ -111,6 +115,7 @@ class Attention:
             linear(block.to_k),
             linear(block.to_v),
             linear(block.to_out[0]),
+            flash,
         )
 
 
@@ -153,6 +158,25 @@ class Upsampler:
     @property
     def out_channels(self) -> int:
         return self.weight.out_channels
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """An upsampler that is not composed: the 1x1x1 expansion, which stores pixel-shuffled, then the convolution. Both
+    in 16 bit under any policy: ranges are known of what the composed one reads."""
+
+    expand: Conv
+    conv: Conv
+
+    @classmethod
+    def of(cls, block: layers.Upsample, operands: Operands) -> Expansion:
+        expand, dtype = block.upscale_conv, operands.dtype
+        weight = pack_weight(expand.weight, dtype, (block.z, 2, 2))
+        return cls(Conv(expand.key, weight, expand.bias.float()), Conv.of(block.conv, Operands(dtype), normed=False))
+
+    @property
+    def out_channels(self) -> int:
+        return self.conv.weight.out_channels
 
 
 @dataclass(frozen=True)

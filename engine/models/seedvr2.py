@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
 from ..layers import CausalConv3d, Downsample, MidBlock, NormAct, ResnetBlock, Upsample, name_halos
 from ..runtime.state import State
-from .arch import Architecture
+from .arch import Architecture, Network
 
 #: The published network normalises 32 groups; files of other widths name theirs in this metadata key.
 DEFAULT_GROUPS = 32
@@ -92,7 +91,7 @@ class Encoder(nn.Module):
     """[B, 3, F, H, W] in -1..1 -> moments [B, 2 * latent, T, H // 8, W // 8], T = (F - 1) // 4 + 1.
 
     Three parts with their own granularity: `high` (8x and its downsampler) takes any number of frames per call,
-    `middle` (4x and 2x, with the temporal strides) takes 1 + 4n frames first and 4n later, `low` (1x) takes latents.
+    `mid` (4x and 2x, with the temporal strides) takes 1 + 4n frames first and 4n later, `low` (1x) takes latents.
     """
 
     def __init__(self, widths: tuple[int, int, int, int], latent: int, groups: int) -> None:
@@ -108,7 +107,7 @@ class Encoder(nn.Module):
     def high(self, x: Tensor, state: State | None = None) -> Tensor:
         return self.down_blocks[0](self.conv_in(x, state), state)
 
-    def middle(self, x: Tensor, state: State | None = None) -> Tensor:
+    def mid(self, x: Tensor, state: State | None = None) -> Tensor:
         return self.down_blocks[2](self.down_blocks[1](x, state), state)
 
     def low(self, x: Tensor, state: State | None = None) -> Tensor:
@@ -116,14 +115,14 @@ class Encoder(nn.Module):
         return self.conv_out(self.conv_norm_out(x), state)
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
-        return self.low(self.middle(self.high(x, state), state), state)
+        return self.low(self.mid(self.high(x, state), state), state)
 
 
 class Decoder(nn.Module):
     """[B, latent, T, h, w] (unscaled) -> [B, 3, 4(T - 1) + 1, 8h, 8w], about -1..1, not clamped.
 
     Three parts with their own granularity: `low` (1x: everything that sees the whole frame at once in attention)
-    and `middle` (up to 2x, with the temporal upsamplers) take latents, `high` (4x and 8x) takes single frames too.
+    and `mid` (up to 2x, with the temporal upsamplers) take latents, `high` (4x and 8x) takes single frames too.
     """
 
     def __init__(self, widths: tuple[int, int, int, int], latent: int, groups: int) -> None:
@@ -143,7 +142,7 @@ class Decoder(nn.Module):
             x = resnet(x, state)
         return x
 
-    def middle(self, x: Tensor, state: State | None = None) -> Tensor:
+    def mid(self, x: Tensor, state: State | None = None) -> Tensor:
         return self.up_blocks[1](self.up_blocks[0].upsamplers[0](x, state), state)
 
     def high(self, x: Tensor, state: State | None = None) -> Tensor:
@@ -151,12 +150,10 @@ class Decoder(nn.Module):
         return self.conv_out(self.conv_norm_out(x), state)
 
     def forward(self, z: Tensor, state: State | None = None) -> Tensor:
-        return self.high(self.middle(self.low(z, state), state), state)
+        return self.high(self.mid(self.low(z, state), state), state)
 
 
-class SeedVR2(nn.Module):
-    """Both halves, with the published parameter names. An absent half is None."""
-
+class SeedVR2(Network):
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.config = config
@@ -164,16 +161,6 @@ class SeedVR2(nn.Module):
         self.encoder = Encoder(config.encoder_widths, latent, groups) if config.encoder_widths else None
         self.decoder = Decoder(config.decoder_widths, latent, groups) if config.decoder_widths else None
         name_halos(self)
-
-    @staticmethod
-    def sample(moments: Tensor, seed: int | None = None) -> Tensor:
-        """Moments -> latent: the mean, or with a seed mean + std * noise (same noise on every device)."""
-        mean, logvar = moments.chunk(2, 1)
-        if seed is None:
-            return mean
-        generator = torch.Generator().manual_seed(seed)
-        noise = torch.randn(mean.shape, generator=generator).to(mean)
-        return torch.addcmul(mean, torch.exp(0.5 * logvar.clamp(-30.0, 20.0)), noise)
 
 
 ARCHITECTURE = Architecture(

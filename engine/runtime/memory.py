@@ -36,6 +36,17 @@ def memory_target(device: torch.device, vram_gb: float | None, ram_gb: float | N
     return None if free_ram is None else held + free_ram // 2
 
 
+def host_budget(device: torch.device, ram_gb: float | None) -> int | None:
+    """Bytes of host memory in which a run on `device` may park histories, besides its result: ram_gb, else half of what
+    is free; None where nothing can be found out."""
+    if device.type != "cuda":
+        return 0
+    if ram_gb:
+        return int(ram_gb * GIB)
+    free = available_ram()
+    return None if free is None else free // 2
+
+
 def available_ram() -> int | None:
     """Bytes of host memory a process can still get without swapping; None where the system does not tell."""
     if sys.platform == "win32":

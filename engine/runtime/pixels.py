@@ -8,15 +8,37 @@ from torch import Tensor
 OUTPUTS = {"float32": torch.float32, "float16": torch.float16, "uint8": torch.uint8}
 
 
-def to_unit(video: Tensor, device: torch.device) -> Tensor:
-    """Frames of any layout in 0..1 (or uint8 0..255) -> float32 in -1..1 on the device."""
-    x = video.to(device)
+def to_unit(x: Tensor) -> Tensor:
+    """Frames of any layout in 0..1 (or uint8 0..255) -> float32 in -1..1."""
     return x.float() / 127.5 - 1.0 if x.dtype == torch.uint8 else x.float() * 2.0 - 1.0
+
+
+class StagedReader:
+    """Uploads parts of a host tensor while the GPU works: through page-locked memory, on a stream of its own.
+
+    torch keeps and reuses the page-locked memory; whoever reads ahead bounds how much is in flight.
+    """
+
+    def __init__(self, device: torch.device, ahead: bool = True) -> None:
+        """ahead False: every read waits for its copy, and nothing is pinned."""
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if ahead and device.type == "cuda" else None
+
+    def read(self, part: Tensor) -> Tensor:
+        """A contiguous copy on the device. On CUDA, later work of the current stream waits for it, the caller not."""
+        if self._stream is None:
+            return part.to(self._device)
+        current = torch.cuda.current_stream(self._device)
+        with torch.cuda.stream(self._stream):
+            there = part.pin_memory().to(self._device, non_blocking=True)
+        current.wait_stream(self._stream)
+        there.record_stream(current)
+        return there
 
 
 def to_network(video: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
     """[B, f, H, W, 3] in 0..1 (or uint8 0..255) -> [B, 3, f, H, W] in -1..1 on the device."""
-    return to_unit(video, device).to(dtype).permute(0, 4, 1, 2, 3).contiguous()
+    return to_unit(video.to(device)).to(dtype).permute(0, 4, 1, 2, 3).contiguous()
 
 
 def to_pixels(frames: Tensor, output: torch.dtype) -> Tensor:
@@ -67,17 +89,20 @@ class PixelSink:
 
 
 class StagedWriter:
-    """Copies finished pixels into a host tensor while the GPU goes on: two pinned buffers, one being filled.
+    """Copies finished frames into a host tensor while the GPU goes on: two pinned buffers, one being filled.
 
     `write` returns at once; a buffer is emptied into `out` when it is needed again, and at the end of the `with`.
     """
 
-    def __init__(self, out: Tensor, frames: int, device: torch.device) -> None:
-        """out: [B, F, H, W, 3] on the host; at most `frames` frames per write, from `device`."""
+    def __init__(self, out: Tensor, frames: int, device: torch.device, ahead: bool = True) -> None:
+        """out: [B, F, H, W, C] on the host; at most `frames` frames per write, from `device`.
+
+        ahead False: every write waits for its copy, and nothing is pinned.
+        """
         self._out = out
-        self._cuda = device.type == "cuda"
+        self._ahead = ahead and device.type == "cuda"
         shape = (frames, *out.shape[2:])
-        self._buffers = [torch.empty(shape, dtype=out.dtype, pin_memory=True) for _ in range(2)] if self._cuda else []
+        self._buffers = [torch.empty(shape, dtype=out.dtype, pin_memory=True) for _ in range(2)] if self._ahead else []
         self._waiting: list[tuple[Tensor, Tensor, torch.cuda.Event]] = []
 
     def __enter__(self) -> StagedWriter:
@@ -88,9 +113,9 @@ class StagedWriter:
             self._finish_oldest(keep=kind is None)
 
     def write(self, clip: int, first: int, pixels: Tensor) -> None:
-        """pixels [f, H, W, 3] of the output's type become frames `first`.. of `clip`; free to change on return."""
+        """pixels [f, H, W, C] of the output's type become frames `first`.. of `clip`; free to change on return."""
         target = self._out[clip, first : first + pixels.shape[0]]
-        if not self._cuda:
+        if not self._ahead:
             target.copy_(pixels)
             return
         if len(self._waiting) == len(self._buffers):
@@ -104,6 +129,8 @@ class StagedWriter:
 
     def _finish_oldest(self, keep: bool) -> None:
         target, buffer, done = self._waiting.pop(0)
+        if keep and not done.query():
+            target.zero_()  # the first touch of fresh pages takes longer than the copy: do it while waiting
         done.synchronize()
         if keep:
             target.copy_(buffer)

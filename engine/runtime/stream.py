@@ -8,12 +8,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ..models.seedvr2 import Decoder, Encoder
 from .state import State
+
+if TYPE_CHECKING:
+    from ..models.arch import Decoder, Encoder
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ def decode_frames(
     """Features of the whole frame or of one tile -> per chunk, the list of its frames [B, 3, f, H, W]."""
     state = State()
     for chunk in features:
-        x = decoder.middle(chunk, state)
+        x = decoder.mid(chunk, state)
         out = []
         for frames in _split(x, steps.frames):
             check()
@@ -60,7 +63,7 @@ def encode_features(
         for frames in _split(part, steps.frames):
             check()
             high.append(encoder.high(frames, state))
-        yield encoder.middle(torch.cat(high, 2) if len(high) > 1 else high.pop(), state)
+        yield encoder.mid(torch.cat(high, 2) if len(high) > 1 else high.pop(), state)
 
 
 def encode_moments(encoder: Encoder, features: Iterable[Tensor], check: Callable[[], None]) -> Iterator[Tensor]:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ..errors import InputError
 
-#: Below two latent pixels a tile is all border.
-MIN_TILE_PX = 16
+#: Latent pixels; a smaller tile is all border.
+MIN_TILE = 2
 
 
 @dataclass(frozen=True)
@@ -79,10 +79,11 @@ class Grid:
         return [(i, j) for i in range(len(self.rows.starts)) for j in range(len(self.cols.starts))]
 
 
-def check_tile(tile: int, overlap: int) -> None:
-    """Refuse sizes no grid can be made of; tile 0 means automatic. Pixels."""
-    if tile < 0 or 0 < tile < MIN_TILE_PX:
-        raise InputError(f"tile={tile} is too small: use at least {MIN_TILE_PX} pixels, or 0 for automatic")
+def check_tile(tile: int, overlap: int, scale: int) -> None:
+    """Refuse sizes no grid can be made of; tile 0 means automatic. Pixels, `scale` of them per latent pixel."""
+    least = MIN_TILE * scale
+    if tile < 0 or 0 < tile < least:
+        raise InputError(f"tile={tile} is too small: use at least {least} pixels, or 0 for automatic")
     if overlap < 0:
         raise InputError(f"overlap={overlap} is negative: use 0 or more pixels")
     if tile and overlap >= tile:

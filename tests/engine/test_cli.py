@@ -1,5 +1,6 @@
 """The console command: what it writes, what it refuses and how it ends."""
 
+import json
 import os
 import re
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 import torch
@@ -107,6 +109,25 @@ def test_precision_reaches_the_engine(run, latent, vae_file):
     code, out, _ = run("decode", latent, "a.safetensors", "--vae", "{vae}", "--precision", "bf16", "--device", "cpu")
     assert code == 0 and "bf16 on cpu" in out
     assert torch.equal(load_file("a.safetensors")["frames"], load(vae_file, "bf16", "cpu").decode(read_latent(latent)))
+
+
+def test_reports_are_printed_and_written(run, latent):
+    code, out, _ = run("decode", latent, "a.mp4", "--vae", "{vae}", "--verbose", "--report", "a.json", "--off",
+                       "flash_attention")  # fmt: skip
+    assert code == 0 and "decode 5 frames of 24x16" in out and "flash_attention: switched off" in out
+    report = json.loads(Path("a.json").read_text())
+    assert report["complete"] and {"name": "flash_attention", "reason": "switched off"} in report["off"]
+    assert run("encode", "a.mp4", "l2.safetensors", "--vae", "{vae}", "--quiet", "--report", "b.json")[1] == ""
+    assert json.loads(Path("b.json").read_text())["operation"] == "encode"
+    for wrong, words in {
+        ("--report", "a.json"): ("a.json", "--force"),
+        ("--report", "a.txt"): ("a.txt", ".json"),
+        ("--report", "no/a.json"): ("no/a.json",),
+        ("--off", "turbo"): ("'turbo'", "triton_fusion"),
+        ("--on", "tf32", "--off", "tf32"): ("tf32", "both"),
+    }.items():
+        one_error(run("decode", latent, "c.mp4", "--vae", "{vae}", *wrong), *words)
+    assert not Path("c.mp4").exists()
 
 
 def test_quiet_prints_nothing(run, latent):

@@ -1,5 +1,5 @@
 """Single-head attention with large heads."""
 
-from .dispatch import attention
+from .dispatch import attention, scratch_bytes
 
-__all__ = ["attention"]
+__all__ = ["attention", "scratch_bytes"]

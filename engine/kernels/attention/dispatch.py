@@ -1,4 +1,4 @@
-"""attention: flash where the head is small enough, the streaming kernel above, torch where there is no Triton."""
+"""attention: flash where the head is small enough, our kernels above, torch where there is no Triton."""
 
 from __future__ import annotations
 
@@ -11,18 +11,28 @@ from torch import Tensor
 
 from ..targets import Target, capabilities, interpreted, on_device, target, triton_version, use_triton
 from . import reference
-from .schedules import Schedule, large, pick
+from .schedules import MERGE_ROWS, MERGE_TILES, Schedule, block_rows, pick
 
 FLASH_HEAD = 256  # torch's flash kernels stop here
 LARGEST_HEAD = 1024
+_NARROWEST, _WIDEST = 64, 256  # of all schedules' tiles
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, *, backend: str = "auto") -> Tensor:
+def scratch_bytes(tokens: int, itemsize: int) -> int:
+    """Bytes of `scratch` that `attention` uses at most for one call over this many tokens."""
+    row = -(-tokens // _WIDEST) * _WIDEST * itemsize
+    rows = block_rows(tokens, row, _WIDEST)
+    return rows * row + 2 * 4 * rows * -(-tokens // _NARROWEST)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, *, out: Tensor | None = None, scratch: Tensor | None = None,
+              backend: str = "auto") -> Tensor:
     """Single-head attention within each frame.
 
     q, k, v: [B, N, D] contiguous, fp16 or bf16 (fp32 runs torch), D a multiple of 8. Returns [B, N, D]:
-    softmax(q k^T / sqrt(D)) v. Memory is O(N). backend "reference" is fp32 arithmetic. Raises ValueError where shapes
-    or types differ.
+    softmax(q k^T / sqrt(D)) v. Memory is O(N): about 128 MiB of scratch, allocated unless `scratch` is given (uint8,
+    `scratch_bytes` of it). out: memory our kernels may put the result in. backend "reference" is fp32 arithmetic.
+    Raises ValueError where shapes or types differ.
     """
     if q.shape != k.shape or q.shape != v.shape or q.dim() != 3 or not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"attention needs three [B, N, D] of one type, not {list(q.shape)}, {list(k.shape)}")
@@ -35,32 +45,53 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, backend: str = "auto") -> Tens
         if not use_triton(q.device, backend) or head > LARGEST_HEAD:
             raise ValueError(f"no attention kernel for a head of {head}")
         with on_device(q):
-            return launch(q.contiguous(), k.contiguous(), v.contiguous(), here)
-    if fits and use_triton(q.device, backend, q.dtype) and pick(here.sm, head) is not None:
+            return launch(q.contiguous(), k.contiguous(), v.contiguous(), here, out=out, scratch=scratch)
+    if fits and use_triton(q.device, backend, q.dtype):
         with on_device(q):
-            return launch(q.contiguous(), k.contiguous(), v.contiguous(), here)
+            return launch(q.contiguous(), k.contiguous(), v.contiguous(), here, out=out, scratch=scratch)
     return F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])[:, 0]
 
 
-def launch(q: Tensor, k: Tensor, v: Tensor, here: Target, schedule: Schedule | None = None) -> Tensor:
-    """Run the kernel on contiguous tensors; `schedule` overrides the table (checks and tuning only)."""
+def launch(q: Tensor, k: Tensor, v: Tensor, here: Target,
+           schedules: tuple[Schedule, Schedule] | None = None, out: Tensor | None = None,
+           scratch: Tensor | None = None) -> Tensor:
+    """Run the kernels on contiguous tensors; `schedules` overrides the table (checks and tuning only)."""
     from . import triton as kernels
 
     frames, tokens, head = q.shape
-    s = schedule or pick(here.sm, head) or large(here.sm)
-    wide = max(1 << (head - 1).bit_length(), 16)
-    value = min(s.dv, wide)
-    out = torch.empty_like(q)
-    operands: list[Any] = [q, k, v]
+    scores, values = schedules or pick(here.sm)
+    tiles = -(-tokens // scores.bn)
+    stride = tiles * scores.bn
+    rows = block_rows(tokens, stride * q.element_size(), scores.bm)
+    split, end = rows * stride * q.element_size(), rows * stride * q.element_size() + 8 * tiles * rows
+    if scratch is None or scratch.numel() < end:
+        scratch = torch.empty(end, dtype=torch.uint8, device=q.device)
+    weights = scratch[:split].view(q.dtype).view(rows, stride)
+    peaks, totals = scratch[split:end].view(torch.float32).view(2, tiles, rows)
+    out = torch.empty_like(q) if out is None else out
+    operands: list[Any] = [q, k, weights, v]
     if here.tma:
         from triton.tools.tensor_descriptor import TensorDescriptor
 
-        blocks = ([s.bm, wide], [s.bn, wide], [s.bn, value])
-        rows = [t.view(-1, head) for t in operands]
-        operands = [TensorDescriptor(r, r.shape, r.stride(), b) for r, b in zip(rows, blocks, strict=True)]
-    kernels.attention_kernel[(-(-tokens // s.bm), wide // value, frames)](
-        *operands, out, tokens, math.log2(math.e) / math.sqrt(head), D=head, DP=wide, DV=value, TMA=here.tma,
-        UPCAST=interpreted() and not q.is_cuda and q.dtype == torch.bfloat16, BM=s.bm, BN=s.bn,
-        num_warps=s.warps, num_stages=s.stages,
-    )  # fmt: skip
+        blocks = ([scores.bm, scores.bk], [scores.bn, scores.bk], [values.bm, values.bk], [values.bk, values.bn])
+        flat = [t.view(-1, t.shape[-1]) for t in operands]
+        operands = [TensorDescriptor(t, t.shape, t.stride(), b) for t, b in zip(flat, blocks, strict=True)]
+    qs, ks, ws, vs = operands
+    common = {"D": head, "TMA": here.tma, "UNIT": scores.bn,
+              "UPCAST": interpreted() and not q.is_cuda and q.dtype == torch.bfloat16}
+    for frame in range(frames):
+        for top in range(0, tokens, rows):
+            n = min(rows, tokens - top)
+            place = (frame * tokens + top, frame * tokens, n, tokens, tiles)
+            row_tiles = -(-n // scores.bm)
+            kernels.scores_kernel[(row_tiles, tiles)](
+                qs, ks, weights, peaks, totals, *place, math.log2(math.e) / math.sqrt(head), **common,
+                BM=scores.bm, BN=scores.bn, BK=scores.bk, num_warps=scores.warps, num_stages=scores.stages,
+            )  # fmt: skip
+            kernels.merge_kernel[(row_tiles * scores.bm // MERGE_ROWS,)](
+                peaks, totals, row_tiles * scores.bm, tiles, BT=MERGE_TILES, BR=MERGE_ROWS, num_warps=4)
+            kernels.values_kernel[(row_tiles, -(-head // values.bn))](
+                ws, vs, totals, out, *place, **common, KEYS=scores.bn,
+                BM=values.bm, BN=values.bn, BK=values.bk, num_warps=values.warps, num_stages=values.stages,
+            )  # fmt: skip
     return out

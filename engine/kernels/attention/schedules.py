@@ -1,4 +1,4 @@
-"""Tiles of the attention kernel per generation and head size."""
+"""Tiles of the attention kernels per generation, and the scratch between them."""
 
 from __future__ import annotations
 
@@ -9,37 +9,36 @@ from ..conv3d.schedules import generation
 
 @dataclass(frozen=True)
 class Schedule:
-    """Queries and keys per tile; value columns one program keeps; warps; stages."""
+    """Output rows and columns, depth of one step; warps; stages."""
 
     bm: int
     bn: int
-    dv: int
+    bk: int
     warps: int
     stages: int
 
 
-# Largest head -> schedule, or None where torch's memory-efficient kernel is faster. The accumulator is bm x dv in fp32;
-# slices of the values beyond dv go to other programs, which repeat the scores: 128 queries per tile at half the values
-# beat 64 at all of them (1.83 against 2.35 ms at 14,400 tokens of 512 on an H200). sm_90 is measured; the others fit
+# (scores, values) per generation: queries x keys over the head, and queries x columns over the keys. Both have the same
+# rows, and a step of the second lies within one key tile of the first. sm_90 is measured on an H200; the others fit
 # their shared memory and do not spill.
-SCHEDULES: dict[int, dict[int, Schedule | None]] = {
-    90: {512: Schedule(128, 64, 256, 8, 1), 1024: None},
-    100: {512: Schedule(64, 32, 256, 8, 2), 1024: None},
-    120: {512: Schedule(32, 16, 512, 8, 1), 1024: None},
-    80: {512: Schedule(32, 16, 512, 8, 1), 1024: None},
+SCHEDULES: dict[int, tuple[Schedule, Schedule]] = {
+    90: (Schedule(128, 128, 64, 8, 3), Schedule(128, 128, 128, 8, 3)),
+    100: (Schedule(128, 128, 64, 8, 3), Schedule(128, 128, 64, 8, 3)),
+    120: (Schedule(128, 128, 32, 8, 3), Schedule(128, 128, 32, 8, 3)),
+    80: (Schedule(128, 128, 32, 8, 3), Schedule(128, 128, 32, 8, 3)),
 }
-# Heads of 513 to 1024, where the kernel is asked for by name: right, and no faster than torch's.
-LARGE = {
-    90: Schedule(64, 16, 512, 8, 2), 100: Schedule(64, 16, 256, 8, 2), 120: Schedule(16, 16, 512, 8, 1),
-    80: Schedule(16, 16, 512, 8, 1),
-}  # fmt: skip
+# Softmax weights kept at once; queries run in equal blocks of rows that fit (3,712 of 14,400 at 1280x720).
+SCRATCH_BYTES = 128 * 2**20
+# Rows and key tiles per step of the merge.
+MERGE_ROWS, MERGE_TILES = 32, 32
 
 
-def pick(sm: int, head: int) -> Schedule | None:
-    """The schedule `auto` runs, or None where it leaves the head to torch."""
-    return SCHEDULES[generation(sm)][512 if head <= 512 else 1024]
+def pick(sm: int) -> tuple[Schedule, Schedule]:
+    return SCHEDULES[generation(sm)]
 
 
-def large(sm: int) -> Schedule:
-    """A schedule for heads of 513 to 1024."""
-    return LARGE[generation(sm)]
+def block_rows(tokens: int, row_bytes: int, bm: int) -> int:
+    """Queries per block: whole tiles, equal blocks, weights of `row_bytes` a row within the scratch."""
+    most = max(SCRATCH_BYTES // row_bytes // bm, 1) * bm
+    blocks = -(-tokens // most)
+    return -(-tokens // blocks // bm) * bm

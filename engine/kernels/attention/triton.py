@@ -1,5 +1,10 @@
-# ruff: noqa: ANN001, ANN201, SIM108
-"""Streaming-softmax attention for head sizes that flash kernels refuse (384 to 1024): O(N) memory."""
+# ruff: noqa: ANN001, ANN201, ANN202, SIM108
+"""Attention for head sizes that flash kernels refuse (257 to 1024), as two matrix products and a merge between them.
+
+A flash kernel keeps a whole output row in registers, which at 512 columns leaves tiles too small for the matrix units.
+Here a block of queries stores its softmax weights, each tile of keys relative to the tile's own peak; the merge finds
+what each tile must be scaled by; the second product scales as it sums.
+"""
 
 from __future__ import annotations
 
@@ -7,51 +12,90 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["tokens"])
-def attention_kernel(q, k, v, out, tokens, scale_log2,
-                     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, TMA: tl.constexpr, UPCAST: tl.constexpr,
-                     BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
-    """Rows of q, k, v, out are [frames * tokens, D], DP >= D a power of two. Program (tile, value slice, frame)."""
-    m0 = tl.program_id(0) * BM
-    v0 = tl.program_id(1) * DV
-    first = tl.program_id(2) * tokens
-    m = m0 + tl.arange(0, BM)
-    d = tl.arange(0, DP)
-    dv = v0 + tl.arange(0, DV)
-    j = tl.arange(0, BN)
-    if TMA:
-        qt = q.load([first + m0, 0])
+@triton.jit
+def _dot(x, y, acc, UPCAST: tl.constexpr):
+    if UPCAST:
+        acc = tl.dot(x.to(tl.float32), y.to(tl.float32), acc)
     else:
-        qt = tl.load(q + (first + m).to(tl.int64)[:, None] * D + d[None, :],
-                     mask=(m < tokens)[:, None] & (d < D)[None, :], other=0.0)
-    peak = tl.full((BM,), float("-inf"), tl.float32)
-    total = tl.zeros((BM,), tl.float32)
-    acc = tl.zeros((BM, DV), tl.float32)
-    for n0 in range(0, tokens, BN):
-        # The last tile of a frame may read on into the next frame's rows: their scores are masked.
+        acc = tl.dot(x, y, acc)
+    return acc
+
+
+@triton.jit(do_not_specialize=["query", "key", "rows", "tokens", "stride"])
+def scores_kernel(q, k, weights, peaks, totals, query, key, rows, tokens, stride, scale_log2,
+                  D: tl.constexpr, TMA: tl.constexpr, UPCAST: tl.constexpr, UNIT: tl.constexpr,
+                  BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+    """Program (row tile, key tile): weights[r, j] = 2^(score - peak), and the tile's peak and total of each row.
+
+    query, key: the rows of q [.., D] and k [.., D] that this block and this frame start at.
+    """
+    m0, n0 = tl.program_id(0) * BM, tl.program_id(1) * BN
+    m, n, d = m0 + tl.arange(0, BM), n0 + tl.arange(0, BN), tl.arange(0, BK)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for c0 in range(0, D, BK):
         if TMA:
-            kt = k.load([first + n0, 0])
-            vt = v.load([first + n0, v0])
+            qt = q.load([query + m0, c0])
+            kt = k.load([key + n0, c0])
         else:
-            rows = (first + n0 + j).to(tl.int64)[:, None] * D
-            real = (n0 + j < tokens)[:, None]
-            kt = tl.load(k + rows + d[None, :], mask=real & (d < D)[None, :], other=0.0)
-            vt = tl.load(v + rows + dv[None, :], mask=real & (dv < D)[None, :], other=0.0)
-        if UPCAST:
-            scores = tl.dot(qt.to(tl.float32), kt.to(tl.float32).T)
+            real = (c0 + d < D)[None, :]
+            qt = tl.load(q + (query + m).to(tl.int64)[:, None] * D + c0 + d[None, :],
+                         mask=(m < rows)[:, None] & real, other=0.0)
+            kt = tl.load(k + (key + n).to(tl.int64)[:, None] * D + c0 + d[None, :],
+                         mask=(n < tokens)[:, None] & real, other=0.0)
+        acc = _dot(qt, kt.T, acc, UPCAST)
+    scores = tl.where((n < tokens)[None, :], acc * scale_log2, float("-inf"))
+    peak = tl.max(scores, 1)
+    weight = tl.exp2(scores - peak[:, None])
+    at = tl.program_id(1) * (tl.num_programs(0) * BM) + m
+    tl.store(peaks + at, peak)
+    tl.store(totals + at, tl.sum(weight, 1))
+    base = weights + m0.to(tl.int64) * (stride * UNIT) + n0
+    where = base + tl.arange(0, BM)[:, None] * (stride * UNIT) + tl.arange(0, BN)[None, :]
+    tl.store(where, weight.to(weights.dtype.element_ty))
+
+
+@triton.jit(do_not_specialize=["rows", "tiles"])
+def merge_kernel(peaks, totals, rows, tiles, BT: tl.constexpr, BR: tl.constexpr):
+    """totals[t, r] becomes what the weights of tile t in row r are multiplied by."""
+    r = tl.program_id(0) * BR + tl.arange(0, BR)
+    t = tl.arange(0, BT)
+    peak = tl.full((BR,), float("-inf"), tl.float32)
+    for t0 in range(0, tiles, BT):
+        at = (t0 + t)[:, None] * rows + r[None, :]
+        peak = tl.maximum(peak, tl.max(tl.load(peaks + at, mask=(t0 + t < tiles)[:, None], other=float("-inf")), 0))
+    total = tl.zeros((BR,), tl.float32)
+    for t0 in range(0, tiles, BT):
+        at = (t0 + t)[:, None] * rows + r[None, :]
+        mask = (t0 + t < tiles)[:, None]
+        factor = tl.exp2(tl.load(peaks + at, mask=mask, other=float("-inf")) - peak[None, :])
+        total += tl.sum(tl.load(totals + at, mask=mask, other=0.0) * factor, 0)
+    for t0 in range(0, tiles, BT):
+        at = (t0 + t)[:, None] * rows + r[None, :]
+        mask = (t0 + t < tiles)[:, None]
+        factor = tl.exp2(tl.load(peaks + at, mask=mask, other=float("-inf")) - peak[None, :])
+        tl.store(totals + at, factor / total[None, :], mask=mask)
+
+
+@triton.jit(do_not_specialize=["query", "key", "rows", "tokens", "stride"])
+def values_kernel(weights, v, factors, out, query, key, rows, tokens, stride,
+                  D: tl.constexpr, KEYS: tl.constexpr, TMA: tl.constexpr, UPCAST: tl.constexpr, UNIT: tl.constexpr,
+                  BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+    """Program (row tile, slice of BN columns): out[r] = sum over tiles of factor * weights[r, tile] @ v[tile].
+
+    KEYS: keys of one tile of the factors, a multiple of BK.
+    """
+    m0, n0 = tl.program_id(0) * BM, tl.program_id(1) * BN
+    m, n, j = m0 + tl.arange(0, BM), n0 + tl.arange(0, BN), tl.arange(0, BK)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for j0 in range(0, stride * UNIT, BK):
+        if TMA:
+            wt = weights.load([m0, j0])
+            vt = v.load([key + j0, n0])
         else:
-            scores = tl.dot(qt, kt.T)
-        scores = tl.where((n0 + j < tokens)[None, :], scores * scale_log2, float("-inf"))
-        higher = tl.maximum(peak, tl.max(scores, 1))
-        weights = tl.exp2(scores - higher[:, None])
-        shrink = tl.exp2(peak - higher)
-        total = total * shrink + tl.sum(weights, 1)
-        acc = acc * shrink[:, None]
-        if UPCAST:
-            acc = tl.dot(weights, vt.to(tl.float32), acc)
-        else:
-            acc = tl.dot(weights.to(vt.dtype), vt, acc)
-        peak = higher
-    acc = acc / total[:, None]
-    tl.store(out + (first + m).to(tl.int64)[:, None] * D + dv[None, :], acc.to(out.dtype.element_ty),
-             mask=(m < tokens)[:, None] & (dv < D)[None, :])
+            wt = tl.load(weights + m.to(tl.int64)[:, None] * (stride * UNIT) + j0 + j[None, :])
+            vt = tl.load(v + (key + j0 + j).to(tl.int64)[:, None] * D + n[None, :],
+                         mask=(j0 + j < tokens)[:, None] & (n < D)[None, :], other=0.0)
+        factor = tl.load(factors + j0 // KEYS * (tl.num_programs(0) * BM) + m)
+        acc += _dot(wt, vt, tl.zeros((BM, BN), tl.float32), UPCAST) * factor[:, None]
+    where = out + (query + m).to(tl.int64)[:, None] * D + n[None, :]
+    tl.store(where, acc.to(out.dtype.element_ty), mask=(m < rows)[:, None] & (n < D)[None, :])

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..targets import FP8, Target, capabilities, interpreted, on_device, target, triton_version, use_triton
 from . import reference
-from .schedules import Schedule, pick, row_block
+from .schedules import ROW_BLOCK, Schedule, pick
 from .types import Epilogue, Geometry, Partials, Pixels, Weight, stat_span
 
 _OPERANDS = (torch.float32, torch.float16, torch.bfloat16, FP8, torch.int8)
@@ -61,8 +61,8 @@ def _validate(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilog
         raise ValueError("conv3d residual must have the output's shape and unit channel stride")
     if epilogue.groups and weight.out_channels % epilogue.groups:
         raise ValueError(f"{weight.out_channels} channels do not divide into {epilogue.groups} groups")
-    if geometry.first_row and epilogue.groups and geometry.first_row % 64:
-        raise ValueError(f"a band with statistics must start at a multiple of 64 rows, not {geometry.first_row}")
+    if geometry.first_row and epilogue.groups and geometry.first_row % ROW_BLOCK:
+        raise ValueError(f"a band with statistics must start at a multiple of {ROW_BLOCK} rows, not {geometry.first_row}")
 
 
 def _unit(tensors: list[Tensor | None]) -> int:
@@ -84,10 +84,12 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     d, h, w = (out.shape[0] + drop) // pt, out.shape[1] // py, out.shape[2] // px
     frame_rows = geometry.frame_rows or h
     s = schedule or pick(here, x.dtype, weight.channels, k, (frame_rows, w), phases)
+    if out.data_ptr() == x.data_ptr() and (k > s.bn or phases > 1 or weight.taps > 1):
+        raise ValueError(f"conv3d cannot overwrite its input: {k} channels are more than one tile, or it has many taps")
     linear = here.tma and geometry.stride == (1, 1, 1)
     pitch = x.shape[2] if linear else w
     # Without sums nothing ties a tile to a band, and one block for the plane wastes least.
-    block = row_block(pitch, s.bm) if epilogue.groups else h
+    block = ROW_BLOCK if epilogue.groups else h
     full, rest = divmod(h, block)
     block_tiles = triton.cdiv(block * pitch, s.bm)
     frame_tiles = full * block_tiles + triton.cdiv(rest * pitch, s.bm)
@@ -107,9 +109,9 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     residual = epilogue.residual
     unit = _unit([out, residual])
     strides = [v // unit for v in (*out.stride()[:3], *(residual.stride()[:3] if residual is not None else (0, 0, 0)))]
-    scaled = weight.scale is not None or epilogue.scale != 1.0
-    scale = weight.scale if weight.scale is not None else x.new_ones(weight.data.shape[0], dtype=torch.float32)
-    bias = epilogue.bias
+    scale, bias = weight.scale, epilogue.bias
+    if scale is None and epilogue.scale != 1.0:
+        scale = x.new_ones(weight.data.shape[0], dtype=torch.float32)
     clamp = epilogue.format(out.dtype) is not None
     fmt = epilogue.format(out.dtype) or Pixels(1.0, 0.0, 0.0, 0.0)
     accumulate = here.accumulate(x.dtype, epilogue.half_accumulate)
@@ -117,15 +119,15 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     if interpret and accumulate == "mx" and (triton_version() or (0, 0)) < (3, 9):
         accumulate = "f32"  # dot_scaled crashes in the interpreters before 3.9
     conv_kernel[(d * frame_tiles * triton.cdiv(k, s.bn) * phases,)](
-        a, b, out, residual if residual is not None else out, bias if bias is not None else scale, scale,
-        partials.data if partials else scale, epilogue.scale, fmt.gain, fmt.offset, fmt.low, fmt.high,
+        a, b, out, *(out if t is None else t for t in (residual, bias, scale, partials and partials.data)),
+        epilogue.scale, fmt.gain, fmt.offset, fmt.low, fmt.high,
         x.shape[0], start, x.shape[1] * x.shape[2], x.shape[2], geometry.origin[0] * x.shape[2] + geometry.origin[1],
         h, w, pitch, block, block_tiles, frame_tiles, d * frame_tiles,
         first, drop, geometry.first_row, frame_rows - 1, *strides,
         C=weight.channels, K=k, KT=weight.kernel[0], KH=weight.kernel[1], KW=weight.kernel[2],
         ST=geometry.stride[0], SH=geometry.stride[1], SW=geometry.stride[2], PT=pt, PY=py, PX=px,
         SHIFTED=weight.shifted, FOLDED=weight.folded,
-        BIAS="none" if bias is None else "border" if bias.dim() == 3 else "plain", SCALED=scaled,
+        BIAS="none" if bias is None else "border" if bias.dim() == 3 else "plain", SCALED=scale is not None,
         RESIDUAL=residual is not None, SPAN=span, CLAMP=clamp,
         ROUND=not out.dtype.is_floating_point, UNIT=unit, ACC=accumulate, TMA=linear,
         UPCAST=interpret and x.dtype in (torch.bfloat16, FP8) and accumulate != "mx",

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .schedules import row_block
+from .schedules import ROW_BLOCK
 from .types import Epilogue, Geometry, Partials, Pixels, Weight, stat_span
 
 
@@ -28,10 +28,9 @@ def partial_sums(stored: Tensor, groups: int) -> Partials:
     """Per row block of [D, H, W, K]: sums and sums of squares over `span` channels."""
     d, h, w, k = stored.shape
     span = stat_span(k, groups, k)
-    rows = row_block(w, 256)
     blocks = []
-    for top in range(0, h, rows):
-        x = stored[:, top : top + rows].double().reshape(d, -1, k // span, span)
+    for top in range(0, h, ROW_BLOCK):
+        x = stored[:, top : top + ROW_BLOCK].double().reshape(d, -1, k // span, span)
         blocks.append(torch.stack((x.sum((1, 3)), x.square().sum((1, 3))), -1))
     return Partials(torch.stack(blocks, 1).float(), span)
 

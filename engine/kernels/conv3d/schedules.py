@@ -3,7 +3,6 @@ every chunk, tail and band of a decode computes the same bits."""
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, replace
 
 import torch
@@ -31,15 +30,15 @@ _HALF, _BYTE = "16 bit", "8 bit"
 SCHEDULES: dict[int, dict[tuple[str, str], Schedule]] = {
     90: {
         (_HALF, "narrow"): Schedule(128, 128, 64, 4, 3),
-        (_HALF, "wide"): Schedule(128, 256, 64, 8, 3),
+        (_HALF, "wide"): Schedule(128, 256, 64, 8, 4, group=16),
         (_HALF, "small plane"): Schedule(64, 256, 64, 4, 4),
-        (_HALF, "time phases"): Schedule(128, 128, 64, 4, 3, 2, 32),
-        (_HALF, "space phases"): Schedule(128, 128, 64, 4, 3, 2, 32),
-        (_BYTE, "narrow"): Schedule(128, 128, 128, 4, 3, 4),
-        (_BYTE, "wide"): Schedule(128, 256, 128, 8, 4),
+        (_HALF, "time phases"): Schedule(128, 128, 64, 4, 3, group=64),
+        (_HALF, "space phases"): Schedule(128, 128, 64, 4, 3, group=64),
+        (_BYTE, "narrow"): Schedule(128, 128, 128, 4, 3),
+        (_BYTE, "wide"): Schedule(128, 128, 128, 4, 3, group=16),
         (_BYTE, "small plane"): Schedule(64, 256, 128, 4, 4),
-        (_BYTE, "time phases"): Schedule(128, 128, 128, 4, 3, 4, 32),
-        (_BYTE, "space phases"): Schedule(256, 128, 128, 8, 3, 2, 16),
+        (_BYTE, "time phases"): Schedule(128, 128, 128, 4, 3, group=64),
+        (_BYTE, "space phases"): Schedule(128, 128, 128, 4, 3, group=64),
     },
     100: {
         (_HALF, "narrow"): Schedule(128, 128, 64, 4, 4, 4),
@@ -78,8 +77,11 @@ SCHEDULES: dict[int, dict[tuple[str, str], Schedule]] = {
         (_BYTE, "space phases"): Schedule(128, 128, 64, 8, 3, group=16),
     },
 }
-# Below this many positions a 128-row tile leaves half of the last wave idle (90 x 160 is the lowest stage of 720p).
+# Below this many positions tiles of 128 rows leave many processors idle (90 x 160 is the lowest stage of 720p).
 SMALL_PLANE = 90 * 160
+# Image rows whose positions share tiles: tiles restart at each such block, so that a band which starts at a multiple of
+# it has the frame's own tiles and partial sums. Even pitches (frames of even width) then fill whole tiles of 128.
+ROW_BLOCK = 64
 
 
 def generation(sm: int) -> int:
@@ -106,22 +108,8 @@ def pick(target: Target, dtype: torch.dtype, channels: int, out_channels: int, f
          phases: int = 1) -> Schedule:
     """The one schedule for a layer: `channels` as padded in the buffer, `frame` the full frame's (H, W), `phases` 8 or
     4 where the layer upsamples time and space, or space."""
-    kind = "narrow" if out_channels <= 128 else "small plane" if frame[0] * frame[1] <= SMALL_PLANE else "wide"
+    kind = "narrow" if out_channels <= 128 else "small plane" if frame[0] * frame[1] < SMALL_PLANE else "wide"
     if phases > 1:
         kind = "time phases" if phases == 8 else "space phases"
     size = _BYTE if dtype in (FP8, torch.int8) else _HALF
     return fit(SCHEDULES[generation(target.sm)][size, kind], dtype, channels, out_channels)
-
-
-@functools.cache
-def row_block(pitch: int, bm: int) -> int:
-    """Image rows whose positions share tiles. Tiles restart at each such block, so a band that starts at a multiple
-    of it has the frame's own tiles and partial sums. The smallest of 8..64 that wastes at most 1 % of the tiles,
-    else the one that wastes least. `pitch`: positions from one row to the next."""
-
-    def waste(rows: int) -> float:
-        return -(-rows * pitch // bm) * bm / (rows * pitch)
-
-    choices = (8, 16, 32, 64)
-    good = [r for r in choices if waste(r) <= 1.01]
-    return good[0] if good else min(choices, key=waste)

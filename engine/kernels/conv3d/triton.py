@@ -32,14 +32,16 @@ def _base(frame, row, column, stride_t, stride_y, stride_x, UNIT: tl.constexpr):
 
 @triton.jit
 def _finish(acc, n0, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, act_scale, gain, offset, low, high,
-            K: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr, RESIDUAL: tl.constexpr, SPAN: tl.constexpr,
-            CLAMP: tl.constexpr, ROUND: tl.constexpr):
-    """Scale, bias, residual, cast, store and sum one slice [BM, BN] of the accumulator."""
+            K: tl.constexpr, WHOLE: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr, RESIDUAL: tl.constexpr,
+            SPAN: tl.constexpr, CLAMP: tl.constexpr, ROUND: tl.constexpr):
+    """Scale, bias, residual, cast, store and sum one slice [BM, BN] of the accumulator. WHOLE: all columns are real."""
     BM: tl.constexpr = acc.shape[0]
     BN: tl.constexpr = acc.shape[1]
     n = n0 + tl.arange(0, BN)
-    wanted = n < K
-    mask = keep[:, None] & wanted[None, :]
+    wanted = (n < K) | WHOLE
+    mask = keep[:, None]
+    if not WHOLE:
+        mask &= wanted[None, :]
     value = acc.to(tl.float32)
     if SCALED:
         value *= (tl.load(scales + n, mask=wanted, other=0.0) * act_scale)[None, :]
@@ -85,6 +87,7 @@ def conv_kernel(
     GROUP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     N_TILES: tl.constexpr = (K + BN - 1) // BN
+    WHOLE: tl.constexpr = K % BN == 0
     N_ALL: tl.constexpr = N_TILES * PT * PY * PX
     pid = tl.program_id(0)
     # GROUP neighbouring tiles share a weight tile before the next one is taken: with the eight phases of a composed
@@ -180,7 +183,7 @@ def conv_kernel(
     # The whole tile at once would not fit the registers beside the accumulator: finish it in slices of its width.
     if SLICES == 1:
         _finish(acc, n0, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, act_scale, gain, offset,
-                low, high, K, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND)
+                low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND)
     else:
         left, right = tl.split(tl.permute(tl.reshape(acc, (BM, 2, BN // 2)), (0, 2, 1)))
         for half in tl.static_range(2):
@@ -188,10 +191,10 @@ def conv_kernel(
             n1 = n0 + half * (BN // 2)
             if SLICES == 2:
                 _finish(part, n1, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, act_scale,
-                        gain, offset, low, high, K, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND)
+                        gain, offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND)
             else:
                 first_part, last_part = tl.split(tl.permute(tl.reshape(part, (BM, 2, BN // 4)), (0, 2, 1)))
                 _finish(first_part, n1, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, act_scale,
-                        gain, offset, low, high, K, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND)
+                        gain, offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND)
                 _finish(last_part, n1 + BN // 4, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums,
-                        act_scale, gain, offset, low, high, K, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND)
+                        act_scale, gain, offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND)

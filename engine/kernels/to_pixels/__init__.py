@@ -1,7 +1,7 @@
 """The last convolution, stored in the output's own layout and type."""
 
 from ..conv3d import Pixels
-from .dispatch import columns_weight, to_pixels
+from .dispatch import columns_weight, scratch_floats, to_pixels
 from .types import BYTES, RAW, UNIT
 
-__all__ = ["BYTES", "RAW", "UNIT", "Pixels", "columns_weight", "to_pixels"]
+__all__ = ["BYTES", "RAW", "UNIT", "Pixels", "columns_weight", "scratch_floats", "to_pixels"]

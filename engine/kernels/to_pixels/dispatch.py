@@ -31,12 +31,13 @@ def columns_weight(weight: Weight) -> Tensor:
 
 
 def to_pixels(x: Tensor, weight: Weight, bias: Tensor, out: Tensor, *, pixels: Pixels = UNIT, start: int = 0,
-              packed: Tensor | None = None, backend: str = "auto") -> None:
+              packed: Tensor | None = None, scratch: Tensor | None = None, backend: str = "auto") -> None:
     """Convolve bordered frames and store pixels.
 
     x: [slots, H + 2, W + 2, C] fp16 or bf16, read from slot `start` on as conv3d does; weight: kernel
     (3|1, 3, 3); bias [K] float32; out: [D, H, W, K] in float32, float16 or uint8, unit channel stride.
-    packed: `columns_weight(weight)`, kept by callers that run more than once. Raises ValueError for other shapes.
+    packed: `columns_weight(weight)`, kept by callers that run more than once. scratch: float32, as many as
+    `scratch_floats` says; allocated where there is none. Raises ValueError for other shapes.
     """
     d, h, w, k = out.shape
     kt = weight.kernel[0]
@@ -54,11 +55,20 @@ def to_pixels(x: Tensor, weight: Weight, bias: Tensor, out: Tensor, *, pixels: P
         return
     here = target(x.device) if x.is_cuda else capabilities("interpreter", 90, triton_version())
     with on_device(x):
-        launch(x, columns_weight(weight) if packed is None else packed, bias, out, kt, pixels, start, here)
+        launch(x, columns_weight(weight) if packed is None else packed, bias, out, kt, pixels, start, here, scratch)
+
+
+def scratch_floats(frames: int, height: int, width: int, outputs: int) -> int:
+    """Partial products that one call keeps at once."""
+    return frames * 9 * outputs * (min(_band(frames, height, width + 2, outputs), height) + 2) * (width + 2)
+
+
+def _band(frames: int, height: int, pitch: int, outputs: int) -> int:
+    return max(min(height, SCRATCH_BYTES // (frames * 9 * outputs * 4 * pitch) - 2), 16)
 
 
 def launch(x: Tensor, packed: Tensor, bias: Tensor, out: Tensor, kt: int, pixels: Pixels, start: int,
-           here: Target) -> None:
+           here: Target, scratch: Tensor | None = None) -> None:
     """Run both passes, band by band where the scratch would be large."""
     from . import triton as kernels
 
@@ -73,8 +83,10 @@ def launch(x: Tensor, packed: Tensor, bias: Tensor, out: Tensor, kt: int, pixels
         rows = x.view(-1, c)
         a = TensorDescriptor(rows, rows.shape, rows.stride(), [s.bm, s.bk])
         b = TensorDescriptor(packed, packed.shape, packed.stride(), [s.bn, s.bk])
-    band = max(min(h, SCRATCH_BYTES // (d * 9 * k * 4 * pitch) - 2), 16)
-    scratch = torch.empty(d * 9 * k * (min(band, h) + 2) * pitch, dtype=torch.float32, device=x.device)
+    band = _band(d, h, pitch, k)
+    needed = d * 9 * k * (min(band, h) + 2) * pitch
+    if scratch is None or scratch.numel() < needed:
+        scratch = torch.empty(needed, dtype=torch.float32, device=x.device)
     for top in range(0, h, band):
         n = min(band, h - top)
         count = (n + 2) * pitch

@@ -172,7 +172,8 @@ def test_flat_rows_without_a_record_load(tmp_path, vae_file, vae, craft):
     ("key", "name"),
     [
         ("decoder.up_blocks.2.upsamplers.0.upscale_conv.weight", "seedvr2"),
-        ("decoder.middle.0.residual.0.gamma", "wan"),
+        ("decoder.middle.0.residual.0.gamma", "wan2.1"),
+        ("decoder.upsamples.0.upsamples.0.residual.2.weight", "wan2.2"),
         ("decoder.up_blocks.0.res_blocks.0.conv1.conv.weight", "ltx"),
         ("decoder.conv_in.conv.weight", "hunyuanvideo"),
         ("decoder.unpatcher3d.wavelets", "cosmos"),

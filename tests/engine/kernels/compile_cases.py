@@ -28,7 +28,8 @@ from zerowaste_vae.engine.kernels.to_pixels import triton as pixel_kernels
 
 HALF, BF16, INT8 = torch.float16, torch.bfloat16, torch.int8
 # (H, W, C) at 720p, one per schedule: narrow, wide, small plane.
-NARROW, WIDE, SMALL = (720, 1280, 128), (360, 640, 512), (90, 160, 512)
+NARROW, WIDE, SMALL = (720, 1280, 128), (360, 640, 512), (60, 107, 512)
+ATTENTION = ("scores_kernel", "merge_kernel", "values_kernel")
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -80,9 +81,9 @@ def pixel_calls(here: Target, channels: int):
 
 def attention_calls(here: Target, head: int):
     q = meta(2, 14400, head, dtype=HALF)
-    with cross_compile.recorded(attention_kernels, "attention_kernel") as calls:
+    with cross_compile.recorded(attention_kernels, *ATTENTION) as calls:
         attention.launch(q, q, q, here)
-    return calls
+    return zip(ATTENTION, calls[:3], strict=True)
 
 
 def cases(sm: int):
@@ -111,7 +112,8 @@ def cases(sm: int):
         for call, name in zip(pixel_calls(here, channels), ("columns", "gather"), strict=True):
             yield f"to_pixels {name} {channels}", call
     for head in (512, 1024):
-        yield f"attention {head}", attention_calls(here, head)[0]
+        for name, call in attention_calls(here, head):
+            yield f"attention {name} {head}", call
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from zerowaste_vae.engine.kernels.attention import attention
+from zerowaste_vae.engine.kernels.attention import attention, schedules
 
 sys.path.insert(0, str(Path(__file__).parent))
 from helpers import TOLERANCE, error
@@ -24,6 +24,15 @@ def test_kernel_and_reference(interpreter, head, dtype):
     got = attention(q, k, v, backend="triton")
     assert error(got, want) < TOLERANCE[dtype] * 2  # weights are rounded to the operand type as well
     assert torch.equal(attention(q[1:], k[1:], v[1:], backend="triton"), got[1:])
+
+
+def test_blocks_of_queries_give_the_bits_of_one(interpreter, monkeypatch):
+    q, k, v = (torch.randn(1, 300, 264).half() for _ in range(3))
+    whole = attention(q, k, v, backend="triton")
+    assert schedules.block_rows(300, 1, 128) == 384
+    monkeypatch.setattr(schedules, "SCRATCH_BYTES", 1)
+    assert schedules.block_rows(300, 1, 128) == 128
+    assert torch.equal(attention(q, k, v, backend="triton"), whole)
 
 
 def test_torch_path_and_blocks_of_queries():

@@ -62,7 +62,7 @@ def problems(row, sm):
             expect(any(op.startswith(w) for op in opcodes for w in wanted), f"expected {wanted}")
         bulk = sm >= 90 and "stride 2" not in name
         expect(any(op.startswith("UTMALDG" if bulk else "LDGSTS") for op in opcodes), "no asynchronous loads")
-    if name.startswith(("attention", "to_pixels columns")):
+    if name.startswith(("attention scores", "attention values", "to_pixels columns")):
         expect(any("MMA" in op and "HFMA" not in op for op in opcodes), "no matrix instruction")
     return found
 

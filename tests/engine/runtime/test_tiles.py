@@ -42,9 +42,11 @@ def test_pixels_round_tile_down_and_overlap_up():
 )
 def test_impossible_tiles_are_refused(tile, overlap, says):
     with pytest.raises(InputError, match=says):
-        check_tile(tile, overlap)
+        check_tile(tile, overlap, 8)
 
 
 def test_possible_tiles_are_accepted():
-    check_tile(0, 64)
-    check_tile(16, 15)
+    check_tile(0, 64, 8)
+    check_tile(16, 15, 8)
+    with pytest.raises(InputError, match="at least 32 pixels"):
+        check_tile(16, 0, 16)

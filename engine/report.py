@@ -1,0 +1,126 @@
+"""What a decode or encode really did: path, time, memory, what was off and why."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .hardware import GIB
+
+#: Counted events -> how a report words them.
+EVENTS = {
+    "oom_step_downs": "out of memory, continued in smaller steps",
+    "nan_reruns": "chunk not finite, run again in a safer precision",
+    "saturated": "8-bit value saturated",
+}
+
+
+@dataclass
+class Report:
+    """Filled while the run goes on; `complete` once it has ended well. Sizes in GB (2^30 bytes), times in seconds."""
+
+    operation: str  # "decode" or "encode"
+    clip: tuple[int, int, int, int]  # batch, frames, height, width
+    architecture: str
+    precision: str
+    device: str
+    mode: str = ""  # what ran: "fused kernels, untiled", "plain torch, 6 blended tiles", ...
+    plan: str = ""
+    predicted_gb: float | None = None
+    #: CUDA: peaks of the process as torch counts them, and what it had allocated before the run. See `measured`.
+    reserved_gb: float | None = None
+    allocated_gb: float | None = None
+    before_gb: float | None = None
+    #: Stage -> seconds, in order.
+    seconds: dict[str, float] = field(default_factory=dict)
+    #: PSNR (peak 2.0) against the exact path, where it was measured.
+    db: float | None = None
+    #: (optimisation, why the run did not use it).
+    off: list[tuple[str, str]] = field(default_factory=list)
+    events: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(EVENTS, 0)))
+    complete: bool = False
+
+    @property
+    def total_seconds(self) -> float:
+        return sum(self.seconds.values())
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Time what happens inside; a stage entered twice adds up."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    @contextmanager
+    def measured(self, device: torch.device) -> Iterator[None]:
+        """Read torch's memory counters around a run on CUDA, without resetting them: others may be using them.
+
+        Reserved memory stays reserved until someone empties the cache, so its value at the end is the peak. Allocated
+        memory does not: where an earlier peak of the process was higher, this run's is hidden and stays None.
+        """
+        if device.type != "cuda":
+            yield
+            return
+        torch.cuda.synchronize(device)
+        self.before_gb = torch.cuda.memory_allocated(device) / GIB
+        highest = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+        try:
+            yield
+        finally:
+            torch.cuda.synchronize(device)
+            allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+            now = torch.cuda.memory_reserved(device)
+            self.allocated_gb = allocated / GIB if allocated > highest[0] else None
+            self.reserved_gb = (reserved if reserved > highest[1] else now) / GIB
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as JSON has it."""
+        out = dict(vars(self))
+        out["clip"] = dict(zip(("batch", "frames", "height", "width"), self.clip, strict=True))
+        out["seconds"] = dict(self.seconds)
+        out["total_seconds"] = self.total_seconds
+        out["off"] = [{"name": name, "reason": reason} for name, reason in self.off]
+        out["events"] = dict(self.events)
+        return out
+
+    def text(self) -> str:
+        """For reading; one line per topic."""
+        batch, frames, height, width = self.clip
+        count = f"{batch} x {frames}" if batch > 1 else str(frames)
+        ended = "" if self.complete else ", NOT FINISHED"
+        lines = [
+            ("run", f"{self.operation} {count} frames of {width}x{height}{ended}"),
+            ("mode", f"{self.mode}; {self.architecture}, {self.precision} on {self.device}"),
+            ("plan", self.plan),
+            ("time", self._times()),
+            ("memory", self._memory()),
+        ]
+        if self.db is not None:
+            lines.append(("quality", f"{self.db:.1f} dB against the exact path"))
+        lines += [("off", f"{name}: {reason}") for name, reason in self.off]
+        lines += [("event", f"{number} x {EVENTS.get(name, name)}") for name, number in self.events.items() if number]
+        return "\n".join(f"{name:<8}{text}" for name, text in lines if text)
+
+    def _times(self) -> str:
+        total = self.total_seconds
+        each = 1e3 * total / max(self.clip[0] * self.clip[1], 1)
+        parts = ", ".join(f"{name} {value:.2f} s" for name, value in self.seconds.items())
+        return f"{total:.2f} s ({each:.1f} ms per frame): {parts}"
+
+    def _memory(self) -> str:
+        parts = [] if self.predicted_gb is None else [f"planned {self.predicted_gb:.2f} GB"]
+        if self.reserved_gb is not None:
+            parts.append(f"process peak {self.reserved_gb:.2f} GB reserved")
+        if self.allocated_gb is not None:
+            parts.append(f"{self.allocated_gb:.2f} GB allocated")
+        if self.before_gb is not None:
+            parts.append(f"{self.before_gb:.2f} GB allocated before the run")
+        return ", ".join(parts)

@@ -1,0 +1,112 @@
+"""On a real GPU: every placement of histories gives the same bits, and 16 GB hold what plans for 13 GB say."""
+
+import gc
+
+import pytest
+import torch
+from zerowaste_vae.engine.fused.parking import Parking
+from zerowaste_vae.engine.models.seedvr2 import ARCHITECTURE, Config, SeedVR2
+from zerowaste_vae.engine.runtime.memory import GIB
+from zerowaste_vae.engine.runtime.pinned import POOL
+from zerowaste_vae.engine.runtime.stream import Steps
+from zerowaste_vae.engine.vae import VideoVAE
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
+]
+
+
+@pytest.fixture(scope="module")
+def vae(seed_model):
+    """Published widths in fp16."""
+    model = SeedVR2(Config((128, 256, 512, 512), (128, 256, 512, 512)))
+    seed_model(model, 1234)
+    model.requires_grad_(False).to("cuda", torch.float16)
+    return VideoVAE(model, ARCHITECTURE, "fp16", torch.float16, torch.device("cuda"))
+
+
+@pytest.fixture
+def follow(vae, monkeypatch):
+    """Make every decode and encode use the given steps and parking."""
+
+    def use(steps, parking):
+        plain = vae.planner.plan
+
+        def plan(half, *args, **options):
+            from dataclasses import replace
+
+            return replace(plain(half, *args, **options), steps=steps, parking=parking)
+
+        monkeypatch.setattr(vae.planner, "plan", plan)
+
+    yield use
+    monkeypatch.undo()
+
+
+SOME = frozenset(
+    f"{half}.{key}"
+    for half in ("decoder", "encoder")
+    for key in (
+        "conv_in", "up_blocks.0.upsamplers.0.conv", "up_blocks.2.upsamplers.0.conv", "up_blocks.3.resnets.1.conv2",
+        "conv_out", "down_blocks.0.resnets.1.conv1", "down_blocks.1.downsamplers.0.conv",
+    )
+)  # fmt: skip
+PLACEMENTS = [
+    (Steps(1, 1), Parking(None, 0)),
+    (Steps(1, 1), Parking(None, 0, buffers=3)),
+    (Steps(2, 3), Parking(None, 1 << 30, buffers=3)),
+    (Steps(1, 4), Parking(None, 0, rows=128)),
+    (Steps(2, 2), Parking(SOME, 8 << 20, buffers=3)),
+    (Steps(1, 1), Parking(SOME, 0, prefetch=False)),
+]
+
+
+@pytest.mark.parametrize(("height", "width"), [(42, 27), (37, 60)])
+@pytest.mark.parametrize(("steps", "parking"), PLACEMENTS)
+def test_every_placement_has_the_same_bits(vae, follow, noise, steps, parking, height, width):
+    z = noise(2, 16, 4, height, width).half()
+    video = (noise(13, 8 * height + 5, 8 * width + 3, 3) * 50 + 128).clamp(0, 255).byte()
+    frames, latent = vae.decode(z), vae.encode(video)
+    follow(steps, parking)
+    assert torch.equal(vae.decode(z), frames)
+    assert torch.equal(vae.encode(video), latent)
+    assert not vae.last_report or POOL.nbytes > 0
+
+
+CAP = 16
+
+
+@pytest.fixture
+def capped():
+    total = torch.cuda.get_device_properties(0).total_memory
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(CAP * GIB / total)
+    yield
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "latents", "gb"),
+    [(720, 1280, 4, 13), (720, 1280, 4, 8), (720, 1280, 4, 4), (720, 1280, 4, 3), (1080, 1920, 4, 13),
+     (1080, 1920, 3, 8), (1080, 1920, 3, 4.5), (1200, 1600, 3, 6), (2160, 3840, 2, 13)],
+)  # fmt: skip
+def test_reserved_memory_meets_the_stated_peak(vae, noise, capped, height, width, latents, gb):
+    z = noise(1, 16, latents, height // 8, width // 8).half()
+    options = {"vram_gb": gb, "ram_gb": 62, "output": "uint8"}
+    vae.release()
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    plan = vae.plan_decode(1, latents, height // 8, width // 8, **options)
+    frames = vae.decode(z, **options)
+    reserved = torch.cuda.max_memory_reserved()
+    stats = torch.cuda.memory_stats()
+    print(f"{width}x{height} {gb} GB: {plan.describe()}; reserved {reserved / GIB:.2f} GB")
+    assert stats["num_alloc_retries"] == stats["num_ooms"] == 0
+    assert reserved <= gb * GIB
+    assert abs(reserved - plan.peak_bytes) <= 0.05 * plan.peak_bytes
+    if height < 2160:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        assert torch.equal(frames, vae.decode(z, output="uint8", vram_gb=100))

@@ -1,0 +1,111 @@
+"""What a run says of itself."""
+
+import json
+
+import pytest
+import torch
+from zerowaste_vae import Cancelled, PlanError
+from zerowaste_vae.engine.optimize import DEFAULTS
+from zerowaste_vae.engine.report import EVENTS, Report
+from zerowaste_vae.engine.runtime.memory import GIB
+
+
+@pytest.fixture
+def fresh(vae):
+    """The tiny VAE with no run behind it."""
+    return vae.with_options(DEFAULTS)
+
+
+def test_decode_and_encode_leave_a_report(fresh, noise):
+    assert fresh.last_report is None
+    fresh.decode(noise(2, 16, 3, 4, 5))
+    report = fresh.last_report
+    assert (report.operation, report.clip, report.complete) == ("decode", (2, 9, 32, 40), True)
+    assert report.mode == "plain torch (NCDHW)" and (report.precision, report.device) == ("fp32", "cpu")
+    plan = fresh.plan_decode(2, 3, 4, 5)
+    assert report.plan == plan.describe() and report.predicted_gb == plan.peak_bytes / GIB
+    assert list(report.seconds) == ["plan", "decode", "output"]
+    assert report.total_seconds == sum(report.seconds.values()) > 0
+    assert report.reserved_gb is report.allocated_gb is report.db is None
+    fresh.encode(torch.rand(6, 17, 24, 3))
+    assert fresh.last_report is not report
+    assert (fresh.last_report.operation, fresh.last_report.clip) == ("encode", (1, 6, 17, 24))
+    assert list(fresh.last_report.seconds) == ["plan", "encode", "output"]
+
+
+def test_text_and_dict_say_the_same(fresh, noise):
+    fresh.decode(noise(1, 16, 2, 2, 2), tiling="blended", tile=16, overlap=0)
+    report = fresh.last_report
+    text, data = report.text(), json.loads(json.dumps(report.as_dict()))
+    assert "decode 5 frames of 16x16" in text and report.plan in text
+    assert data["clip"] == {"batch": 1, "frames": 5, "height": 16, "width": 16}
+    assert data["complete"] is True and data["events"] == dict.fromkeys(EVENTS, 0)
+    for entry in data["off"]:
+        assert f"{entry['name']}: {entry['reason']}" in text
+    assert {"name": "tf32", "reason": "switched off"} in data["off"]
+    assert "event" not in text and "dB" not in text and "reserved" not in text
+
+
+def test_a_run_that_ends_early_says_so(fresh, noise):
+    with pytest.raises(Cancelled):
+        fresh.decode(noise(1, 16, 2, 2, 2), cancel=lambda: True)
+    assert not fresh.last_report.complete and "NOT FINISHED" in fresh.last_report.text()
+    with pytest.raises(PlanError):
+        fresh.decode(noise(1, 16, 2, 2, 2), vram_gb=1e-6)
+    assert not fresh.last_report.complete and list(fresh.last_report.seconds) == ["plan"]
+
+
+def test_what_happened_on_the_way_is_shown():
+    report = Report("decode", (1, 5, 8, 8), "seedvr2", "fp8", "cuda:0", db=51.26)
+    report.events["oom_step_downs"] += 2
+    report.reserved_gb, report.predicted_gb = 3.5, 3.25
+    text = report.text()
+    assert "51.3 dB" in text and "2 x out of memory" in text
+    assert "planned 3.25 GB, process peak 3.50 GB reserved" in text
+
+
+def test_a_stage_entered_twice_adds_up(monkeypatch):
+    clock = iter([1.0, 3.0, 10.0, 14.0, 20.0, 21.0])
+    monkeypatch.setattr("zerowaste_vae.engine.report.time.perf_counter", lambda: next(clock))
+    report = Report("decode", (1, 1, 8, 8), "seedvr2", "fp32", "cpu")
+    for _ in range(2):
+        with report.stage("a"):
+            pass
+    with pytest.raises(KeyError), report.stage("b"):
+        raise KeyError
+    assert report.seconds == {"a": 6.0, "b": 1.0}
+
+
+class Counters:
+    """torch.cuda's memory counters: allocated, reserved and their peaks, moved by hand."""
+
+    def __init__(self, monkeypatch, **values):
+        self.values = values
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+        for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"):
+            monkeypatch.setattr(torch.cuda, name, lambda _, name=name: self.values[name] * GIB)
+
+
+def test_peaks_that_rose_are_known_and_hidden_ones_are_not(monkeypatch):
+    counters = Counters(
+        monkeypatch, memory_allocated=1, max_memory_allocated=5, memory_reserved=2, max_memory_reserved=6
+    )
+    report = Report("decode", (1, 1, 8, 8), "seedvr2", "fp16", "cuda:0")
+    with report.measured(torch.device("cuda")):
+        counters.values.update(memory_reserved=4)
+    assert (report.before_gb, report.allocated_gb, report.reserved_gb) == (1, None, 4)
+    with report.measured(torch.device("cuda")):
+        counters.values.update(max_memory_allocated=7, max_memory_reserved=8, memory_reserved=3)
+    assert (report.before_gb, report.allocated_gb, report.reserved_gb) == (1, 7, 8)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+def test_measured_on_a_gpu():
+    report = Report("decode", (1, 1, 8, 8), "seedvr2", "fp16", "cuda:0")
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    with report.measured(torch.device("cuda")):
+        torch.empty(GIB // 4, dtype=torch.float32, device="cuda")
+    assert report.allocated_gb * GIB == before + GIB
+    assert report.reserved_gb >= report.allocated_gb
