@@ -18,9 +18,11 @@ COMMANDS = {
     "info": "hardware, versions, which fast paths are on; what a VAE file is",
     "decode": "latent file -> .mp4, folder of PNG frames, or .safetensors",
     "encode": "video or folder of images -> latent file",
+    "plan": "what a decode or encode would take under a memory target, without running it",
     "demo": "encode and decode a small clip with the VAE that ships with the package",
     "convert": "rewrite a VAE file as safetensors or GGUF, plain or block-quantised",
     "bench": "measure what this machine reaches",
+    "profile": "where the time of a decode or encode goes, by operator and stage",
 }
 EXIT_ERROR = 2
 EXIT_CANCELLED = 130  # what a shell reports for a program stopped by Ctrl-C

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..observe import observed
 from ..targets import Target, capabilities, interpreted, on_device, target, triton_version, use_triton
 from . import reference
 from .schedules import MERGE_ROWS, MERGE_TILES, Schedule, block_rows, pick
@@ -25,6 +26,7 @@ def scratch_bytes(tokens: int, itemsize: int) -> int:
     return rows * row + 2 * 4 * rows * -(-tokens // _NARROWEST)
 
 
+@observed
 def attention(q: Tensor, k: Tensor, v: Tensor, *, out: Tensor | None = None, scratch: Tensor | None = None,
               backend: str = "auto") -> Tensor:
     """Single-head attention within each frame.

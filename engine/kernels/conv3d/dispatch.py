@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..observe import observed
 from ..targets import FP8, Target, capabilities, interpreted, on_device, target, triton_version, use_triton
 from . import reference
 from .schedules import ROW_BLOCK, Schedule, pick
@@ -16,6 +17,7 @@ _OPERANDS = (torch.float32, torch.float16, torch.bfloat16, FP8, torch.int8)
 _PLAIN, _NOTHING = Geometry(), Epilogue()
 
 
+@observed
 def conv3d(x: Tensor, weight: Weight, out: Tensor, *, geometry: Geometry = _PLAIN, epilogue: Epilogue = _NOTHING,
            start: int = 0, first: int = 2, backend: str = "auto", schedule: Schedule | None = None) -> Partials | None:
     """Convolve a bordered buffer into `out`.
@@ -62,7 +64,8 @@ def _validate(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilog
     if epilogue.groups and weight.out_channels % epilogue.groups:
         raise ValueError(f"{weight.out_channels} channels do not divide into {epilogue.groups} groups")
     if geometry.first_row and epilogue.groups and geometry.first_row % ROW_BLOCK:
-        raise ValueError(f"a band with statistics must start at a multiple of {ROW_BLOCK} rows, not {geometry.first_row}")
+        raise ValueError(f"a band with statistics must start at a multiple of {ROW_BLOCK} rows, "
+                         f"not {geometry.first_row}")
 
 
 def _unit(tensors: list[Tensor | None]) -> int:
@@ -84,7 +87,7 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     d, h, w = (out.shape[0] + drop) // pt, out.shape[1] // py, out.shape[2] // px
     frame_rows = geometry.frame_rows or h
     s = schedule or pick(here, x.dtype, weight.channels, k, (frame_rows, w), phases)
-    if out.data_ptr() == x.data_ptr() and (k > s.bn or phases > 1 or weight.taps > 1):
+    if not x.is_meta and out.data_ptr() == x.data_ptr() and (k > s.bn or phases > 1 or weight.taps > 1):
         raise ValueError(f"conv3d cannot overwrite its input: {k} channels are more than one tile, or it has many taps")
     linear = here.tma and geometry.stride == (1, 1, 1)
     pitch = x.shape[2] if linear else w

@@ -26,7 +26,7 @@ def frames_of(buffer: Tensor, start: int, count: int) -> Tensor:
 
 def partial_sums(stored: Tensor, groups: int) -> Partials:
     """Per row block of [D, H, W, K]: sums and sums of squares over `span` channels."""
-    d, h, w, k = stored.shape
+    d, h, _, k = stored.shape
     span = stat_span(k, groups, k)
     blocks = []
     for top in range(0, h, ROW_BLOCK):

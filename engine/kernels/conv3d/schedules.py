@@ -30,12 +30,12 @@ _HALF, _BYTE = "16 bit", "8 bit"
 SCHEDULES: dict[int, dict[tuple[str, str], Schedule]] = {
     90: {
         (_HALF, "narrow"): Schedule(128, 128, 64, 4, 3),
-        (_HALF, "wide"): Schedule(128, 256, 64, 8, 4, group=16),
+        (_HALF, "wide"): Schedule(128, 256, 64, 8, 3, group=16),
         (_HALF, "small plane"): Schedule(64, 256, 64, 4, 4),
         (_HALF, "time phases"): Schedule(128, 128, 64, 4, 3, group=64),
         (_HALF, "space phases"): Schedule(128, 128, 64, 4, 3, group=64),
         (_BYTE, "narrow"): Schedule(128, 128, 128, 4, 3),
-        (_BYTE, "wide"): Schedule(128, 128, 128, 4, 3, group=16),
+        (_BYTE, "wide"): Schedule(128, 128, 128, 4, 3),
         (_BYTE, "small plane"): Schedule(64, 256, 128, 4, 4),
         (_BYTE, "time phases"): Schedule(128, 128, 128, 4, 3, group=64),
         (_BYTE, "space phases"): Schedule(128, 128, 128, 4, 3, group=64),

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..conv3d.types import QUANT_MAX, Partials, stat_span
+from ..observe import observed
 from ..targets import interpreted, on_device, use_triton
 from . import reference
 from .schedules import STAT_ELEMENTS, STAT_ROWS, WARPS, positions
@@ -28,6 +29,7 @@ def _on_triton(x: Tensor, backend: str) -> bool:
     return x.dtype != torch.float64 and use_triton(x.device, backend)
 
 
+@observed
 def statistics(x: Tensor, groups: int, backend: str = "auto") -> Partials:
     """Partial sums of [D, H, W, C] (unit channel stride), for where no convolution's epilogue made them.
 
@@ -50,6 +52,7 @@ def statistics(x: Tensor, groups: int, backend: str = "auto") -> Partials:
     return Partials(data, span)
 
 
+@observed
 def coefficients(partials: Partials, norm: Norm, positions: int, backend: str = "auto") -> Tensor:
     """Partial sums -> [D, 2, C] float32, y = x * [:, 0] + [:, 1]; `positions` is H * W of the whole frame.
 
@@ -68,12 +71,13 @@ def coefficients(partials: Partials, norm: Norm, positions: int, backend: str = 
         coefficients_kernel[(norm.groups, d)](
             partials.data, norm.weight if affine else coefs, norm.bias if affine else coefs, coefs, blocks,
             float(count), norm.eps, C=c, GROUPS=norm.groups, COLUMNS=columns, AFFINE=affine,
-            FRAMES=d if norm.per_chunk else 1, BB=256, BC=_power_of_two(columns // norm.groups),
+            FRAMES=d if norm.per_chunk else 1, BB=1024, BC=_power_of_two(columns // norm.groups),
             BG=_power_of_two(c // norm.groups), num_warps=4,
         )  # fmt: skip
     return coefs
 
 
+@observed
 def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: int = 1, store: Store = _DEFAULT,
              coefs: Tensor | None = None, first: int | None = None, backend: str = "auto") -> None:
     """Normalise (or just copy, kind none) and write bordered frames.

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..conv3d import Epilogue, Pixels, Weight, conv3d
+from ..observe import observed
 from ..targets import Target, capabilities, interpreted, on_device, target, triton_version, use_triton
 from . import reference
 from .schedules import GATHER_POSITIONS, SCRATCH_BYTES, pick
@@ -30,6 +31,7 @@ def columns_weight(weight: Weight) -> Tensor:
     return packed.flatten(0, 1)
 
 
+@observed
 def to_pixels(x: Tensor, weight: Weight, bias: Tensor, out: Tensor, *, pixels: Pixels = UNIT, start: int = 0,
               packed: Tensor | None = None, scratch: Tensor | None = None, backend: str = "auto") -> None:
     """Convolve bordered frames and store pixels.

@@ -1,6 +1,7 @@
 """On a real GPU: every placement of histories gives the same bits, and 16 GB hold what plans for 13 GB say."""
 
 import gc
+import os
 
 import pytest
 import torch
@@ -87,26 +88,59 @@ def capped():
     torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-@pytest.mark.parametrize(
-    ("height", "width", "latents", "gb"),
-    [(720, 1280, 4, 13), (720, 1280, 4, 8), (720, 1280, 4, 4), (720, 1280, 4, 3), (1080, 1920, 4, 13),
-     (1080, 1920, 3, 8), (1080, 1920, 3, 4.5), (1200, 1600, 3, 6), (2160, 3840, 2, 13)],
-)  # fmt: skip
-def test_reserved_memory_meets_the_stated_peak(vae, noise, capped, height, width, latents, gb):
-    z = noise(1, 16, latents, height // 8, width // 8).half()
-    options = {"vram_gb": gb, "ram_gb": 62, "output": "uint8"}
+@pytest.fixture
+def settled(vae):
+    """Nothing of earlier tests is left in the allocator."""
     vae.release()
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    plan = vae.plan_decode(1, latents, height // 8, width // 8, **options)
-    frames = vae.decode(z, **options)
-    reserved = torch.cuda.max_memory_reserved()
-    stats = torch.cuda.memory_stats()
-    print(f"{width}x{height} {gb} GB: {plan.describe()}; reserved {reserved / GIB:.2f} GB")
+    return vae
+
+
+@pytest.mark.parametrize(
+    ("half", "height", "width", "latents", "gb"),
+    [("decode", 720, 1280, 4, 13), ("decode", 720, 1280, 4, 8), ("decode", 720, 1280, 4, 4),
+     ("decode", 720, 1280, 4, 3), ("decode", 1080, 1920, 4, 13), ("decode", 1080, 1920, 3, 8),
+     ("decode", 1080, 1920, 3, 4.5), ("decode", 1200, 1600, 3, 6), ("decode", 2160, 3840, 2, 13),
+     ("encode", 720, 1280, 4, 13), ("encode", 720, 1280, 4, 3), ("encode", 1080, 1920, 3, 8)],
+)  # fmt: skip
+def test_reserved_memory_meets_the_stated_peak(settled, noise, capped, half, height, width, latents, gb):
+    vae, size = settled, (1, latents, height // 8, width // 8)
+    if half == "decode":
+        options = {"vram_gb": gb, "ram_gb": 62, "output": "uint8"}
+        plan, source = vae.plan_decode(*size, **options), noise(1, 16, *size[1:]).half()
+    else:
+        options = {"vram_gb": gb}
+        plan = vae.plan_encode(*size, **options)
+        source = (noise(4 * latents - 3, height, width, 3) * 50 + 128).clamp(0, 255).byte()
+    run = getattr(vae, half)
+    result = run(source, **options)
+    reserved, stats = torch.cuda.max_memory_reserved(), torch.cuda.memory_stats()
+    print(f"{half} {width}x{height} {gb} GB: {plan.describe()}; reserved {reserved / GIB:.2f} GB")
     assert stats["num_alloc_retries"] == stats["num_ooms"] == 0
     assert reserved <= gb * GIB
     assert abs(reserved - plan.peak_bytes) <= 0.05 * plan.peak_bytes
     if height < 2160:
         torch.cuda.set_per_process_memory_fraction(1.0)
-        assert torch.equal(frames, vae.decode(z, output="uint8", vram_gb=100))
+        assert torch.equal(result, run(source, **{**options, "vram_gb": 100}))
+
+
+def test_long_clips_need_no_more_host_memory_than_their_frames(settled, noise):
+    """600 frames of 720p: the output and less than 2 GB besides, parked or not by more than the plan says."""
+    for gb in (100, 4):
+        z = noise(1, 16, 150, 90, 160).half()
+        plan = settled.plan_decode(1, 150, 90, 160, vram_gb=gb, output="uint8")
+        settled.decode(z[:, :, :2], vram_gb=gb, output="uint8")
+        POOL.release()
+        before = resident()
+        highest = []
+        settled.decode(z, vram_gb=gb, output="uint8", progress=lambda *_: highest.append(resident()))  # noqa: B023
+        frames = 597 * 720 * 1280 * 3
+        print(f"{gb} GB: {(max(highest) - before - frames - plan.host_bytes) / GIB:.2f} GB besides")
+        assert max(highest) - before <= frames + plan.host_bytes + 2 * GIB
+
+
+def resident():
+    with open("/proc/self/statm", encoding="ascii") as f:
+        return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

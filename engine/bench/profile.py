@@ -1,0 +1,278 @@
+"""Where the time of a decode or encode goes: operators by stage and shape, beside their floors.
+
+Times are of the operators alone (CUDA events around each call, a clock on a CPU); what lies between them (copies,
+attention's projections, a GPU that waits) is one line of its own. A floor is FLOP at the rate of matrix products plus
+bytes at that of copies, both measured right after the runs, when the GPU is as warm as they left it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from ..fused.decoder import FusedDecoder
+from ..fused.encoder import FusedEncoder
+from ..fused.path import allocated
+from ..kernels.observe import watching
+from ..runtime.stream import frame_spans
+from ..vae import VideoVAE
+from .kernels import word
+from .timing import copy_rate, matrix_rate
+
+BETWEEN = "between operators"
+_COLUMNS = ("operator", "stage", "what", "calls", "ms/frame", "share", "TFLOP/s", "TB/s", "floor", "of floor")
+_LAYOUT = "{:17} {:>5} {:34} {:>6} {:>9} {:>7} {:>8} {:>6} {:>8} {:>8}"
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one call does: FLOP in products of `dtype` operands, bytes read and written once each. Its stage follows
+    from the width of a row, or from the positions of a frame where it knows no rows."""
+
+    operator: str
+    what: str
+    dtype: torch.dtype
+    flop: float
+    moved: float
+    width: int = 0
+    positions: int = 0
+
+
+@dataclass
+class Row:
+    """All calls of one kind; sums over the profiled frames. floor_ms is None where no ceilings were measured."""
+
+    operator: str
+    stage: str
+    what: str
+    dtype: str
+    calls: int = 0
+    ms: float = 0.0
+    flop: float = 0.0
+    moved: float = 0.0
+    floor_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Rows from the costliest down, per `frames` frames in all; `total_ms` is from the first operator to the last, and
+    `call_ms` the whole call, host memory to host memory. rates: TFLOP/s by operand type, and TB/s of "copy"."""
+
+    title: str
+    frames: int
+    total_ms: float
+    call_ms: float
+    rates: dict[str, float]
+    rows: list[Row]
+
+    def stages(self) -> list[dict[str, Any]]:
+        """Milliseconds per frame and floor by stage, from the latent's resolution up."""
+        found: dict[str, dict[str, Any]] = {}
+        for row in sorted(self.rows, key=lambda r: (r.operator == BETWEEN, int(r.stage[:-1] or 0))):
+            name = row.stage or BETWEEN
+            entry = found.setdefault(name, {"name": name, "ms": 0.0, "floor_ms": 0.0 if self.rates else None})
+            entry["ms"] += row.ms / self.frames
+            if self.rates:
+                entry["floor_ms"] += (row.floor_ms or 0.0) / self.frames
+        return list(found.values())
+
+    def record(self) -> dict[str, Any]:
+        """For JSON; row figures are sums over all frames."""
+        return {**vars(self), "rows": [vars(r) for r in self.rows], "stages": self.stages()}
+
+    def lines(self) -> list[str]:
+        """The table."""
+        found = [self.title]
+        if self.rates:
+            found.append("ceilings after it: " + ", ".join(
+                f"{k} {v:.2f} TB/s" if k == "copy" else f"{k} {v:.0f} TFLOP/s" for k, v in self.rates.items()))
+        found.append(_LAYOUT.format(*_COLUMNS).rstrip())
+        found += [self._line(r) for r in self.rows]
+        floor = sum(r.floor_ms or 0.0 for r in self.rows)
+        of = f", floor {floor / self.frames:.2f} ({100 * floor / self.total_ms:.0f} % of it)" if self.rates else ""
+        found.append(f"first operator to last: {self.total_ms / self.frames:.2f} ms/frame{of}; "
+                     f"whole call: {self.call_ms / self.frames:.2f} ms/frame")
+        return found
+
+    def _line(self, r: Row) -> str:
+        rate = f"{r.flop * 1e-9 / r.ms:.3g}" if r.flop else ""
+        width = f"{r.moved * 1e-9 / r.ms:.3g}" if r.moved else ""
+        floor = "" if r.floor_ms is None else f"{r.floor_ms / self.frames:.3f}"
+        share = f"{100 * r.floor_ms / r.ms:.0f} %" if r.floor_ms else ""
+        return _LAYOUT.format(r.operator, r.stage, r.what, r.calls, f"{r.ms / self.frames:.3f}",
+                              f"{100 * r.ms / self.total_ms:.1f} %", rate, width, floor, share).rstrip()
+
+
+def profile(vae: VideoVAE, half: str, data: Tensor, runs: int = 3) -> Profile:
+    """Profile "decode" of a host-scaled latent [1, C, T, h, w], or "encode" of frames [F, H, W, 3] in 0..1.
+
+    On the fused kernels it is the call itself that is watched, after one unwatched; where they are off, the same
+    steps on the reference operators. Raises InputError for models without a fused network.
+    """
+    if vae.arch != "seedvr2":
+        raise InputError(f"profile knows the fused network of seedvr2, not of {vae.arch}")
+    fused = vae.fused() is not None
+    if fused:
+        call = (lambda: vae.decode(data)) if half == "decode" else (lambda: vae.encode(data))
+    else:
+        call = _reference(vae, half, data)
+    frames = vae.frames(data.shape[2]) if half == "decode" else data.shape[0]
+    height, width = data.shape[3:] if half == "decode" else (n // vae.spatial for n in data.shape[1:3])
+    watch = _Watch(vae.device, height, width)
+    call()
+    total = whole = 0.0
+    for _ in range(runs):
+        start = time.perf_counter()
+        with watching(watch):
+            call()
+        whole += 1e3 * (time.perf_counter() - start)
+        total += watch.collect()
+    rates = _rates(vae.device, watch.types()) if vae.device.type == "cuda" else {}
+    rows = list(watch.rows.values())
+    for row in rows if rates else ():
+        row.floor_ms = row.flop * 1e-9 / rates.get(row.dtype, math.inf) + row.moved * 1e-9 / rates["copy"]
+    rows.append(Row(BETWEEN, "", "", "", ms=max(total - sum(r.ms for r in rows), 0.0)))
+    rows.sort(key=lambda r: -r.ms)
+    size = f"{width * vae.spatial}x{height * vae.spatial}"
+    device = torch.cuda.get_device_name(vae.device) if vae.device.type == "cuda" else "CPU"
+    how = "fused kernels" if fused else "reference operators"
+    title = f"{half} of {frames} frames {size}, {vae.precision}, {how}, {runs} run(s), {device}, torch "
+    return Profile(title + torch.__version__, runs * frames, total, whole, rates, rows)
+
+
+class _Watch:
+    """Times every operator call and sums by kind."""
+
+    def __init__(self, device: torch.device, height: int, width: int) -> None:
+        """height, width: of the frame in latent pixels, from which stages take their names."""
+        self._cuda = device.type == "cuda"
+        self._width = width
+        self._positions = height * width
+        self._marks: list[tuple[Row, Any, Any]] = []
+        self.rows: dict[tuple[str, ...], Row] = {}
+
+    def __call__(self, operator: str, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]) -> Any:
+        row = self._row(_DESCRIBE[operator](*args, **kwargs))
+        start = self._mark()
+        result = call()
+        self._marks.append((row, start, self._mark()))
+        return result
+
+    def _mark(self) -> Any:
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _row(self, work: Work) -> Row:
+        scale = work.width / self._width if work.width else math.sqrt(work.positions / self._positions)
+        key = (work.operator, f"{round(scale)}x", work.what, _word(work.dtype))
+        row = self.rows.setdefault(key, Row(*key))
+        row.calls += 1
+        row.flop += work.flop
+        row.moved += work.moved
+        return row
+
+    def collect(self) -> float:
+        """Sum up what has been marked; milliseconds from the first operator to the last."""
+        if self._cuda:
+            torch.cuda.synchronize()
+        between = (lambda a, b: a.elapsed_time(b)) if self._cuda else (lambda a, b: 1e3 * (b - a))
+        for row, start, end in self._marks:
+            row.ms += between(start, end)
+        total = between(self._marks[0][1], self._marks[-1][2])
+        self._marks.clear()
+        return total
+
+    def types(self) -> set[str]:
+        return {r.dtype for r in self.rows.values() if r.flop}
+
+
+def _word(dtype: torch.dtype) -> str:
+    return word(dtype).removeprefix("torch.")
+
+
+def _rates(device: torch.device, types: set[str]) -> dict[str, float]:
+    known = {_word(t): t for t in (torch.float16, torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.int8)}
+    with torch.cuda.device(device):
+        found = {name: matrix_rate(device, known[name]) for name in sorted(types)}
+        return {**{k: v for k, v in found.items() if v is not None}, "copy": copy_rate(device)}
+
+
+def _reference(vae: VideoVAE, half: str, data: Tensor) -> Callable[[], None]:
+    """The fused network's steps, a latent and a frame at a time, on whatever operators the device has."""
+
+    def decode() -> None:
+        z = (data[0] / vae.scale).to(vae.device, vae.dtype).permute(1, 2, 3, 0)
+        network = FusedDecoder(vae.model.decoder, vae.dtype, vae.options)
+        run = network.plan(1, *z.shape[1:3], 1, torch.float32, vae.device)
+        with allocated(run):
+            for part in z.split(1):
+                network.chunk(run, part, 1, torch.float32, lambda pixels: None)
+
+    def encode() -> None:
+        x = (data * 2 - 1).to(vae.device, vae.dtype)
+        network = FusedEncoder(vae.model.encoder, vae.dtype, vae.options)
+        run = network.plan(1, *x.shape[1:3], 1, vae.device)
+        with allocated(run):
+            for a, b in frame_spans(x.shape[0], 1, vae.temporal):
+                network.chunk(run, x[a:b], 1)
+
+    return torch.no_grad()(decode if half == "decode" else encode)
+
+
+def _conv3d(x: Tensor, weight: Any, out: Tensor, *, geometry: Any = None, epilogue: Any = None, **_: Any) -> Work:
+    pt, py, px = weight.phases
+    positions = out.numel() / (weight.out_channels * pt * py * px)
+    stride = geometry.stride if geometry is not None else (1, 1, 1)
+    read = (math.ceil(out.shape[0] / pt) - 1) * stride[0] + weight.kernel[0]
+    moved = min(read, x.shape[0]) * x[0].nbytes + weight.data.nbytes / (3 if weight.folded else 1) + out.nbytes
+    what = f"{weight.channels}->{weight.out_channels} {'x'.join(map(str, weight.kernel))}"
+    what += " strided" if stride[1] > 1 else ""
+    if epilogue is not None and epilogue.residual is not None:
+        moved += epilogue.residual.nbytes
+        what += " +residual"
+    what += " +sums" if epilogue is not None and epilogue.groups else ""
+    return Work("upsample" if weight.shifted else "conv3d", what, x.dtype, weight.flops_per_position * positions, moved,
+                out.shape[2])
+
+
+def _norm_act(x: Tensor, norm: Any, buffer: Tensor, **_: Any) -> Work:
+    what = f"{x.shape[3]} {'copy' if norm.kind == 'none' else norm.kind} -> {_word(buffer.dtype)}"
+    return Work("norm_act", what, x.dtype, 0.0, x.nbytes + x.shape[0] * buffer[0].nbytes, x.shape[2])
+
+
+def _statistics(x: Tensor, groups: int, *_: Any) -> Work:
+    return Work("statistics", f"{x.shape[3]} in {groups} groups", x.dtype, 0.0, x.nbytes, x.shape[2])
+
+
+def _coefficients(partials: Any, norm: Any, positions: int, *_: Any) -> Work:
+    return Work("coefficients", f"{norm.groups} groups", partials.data.dtype, 0.0, partials.data.nbytes,
+                positions=positions)
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Work:
+    frames, tokens, head = q.shape
+    return Work("attention", f"head {head}", q.dtype, 4.0 * frames * tokens**2 * head, 4.0 * q.nbytes,
+                positions=tokens)
+
+
+def _to_pixels(x: Tensor, weight: Any, bias: Tensor, out: Tensor, **_: Any) -> Work:
+    positions = out.numel() / weight.out_channels
+    moved = (out.shape[0] + weight.kernel[0] - 1) * x[0].nbytes + out.nbytes
+    return Work("to_pixels", f"{weight.channels}->{weight.out_channels} {_word(out.dtype)}", x.dtype,
+                weight.flops_per_position * positions, moved, out.shape[2])
+
+
+_DESCRIBE: dict[str, Callable[..., Work]] = {
+    "conv3d": _conv3d, "norm_act": _norm_act, "statistics": _statistics, "coefficients": _coefficients,
+    "attention": _attention, "to_pixels": _to_pixels,
+}  # fmt: skip

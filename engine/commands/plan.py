@@ -1,0 +1,152 @@
+"""`plan`: what a decode or encode would take, without running it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import InputError, PlanError
+from .options import add_memory_options
+
+if TYPE_CHECKING:
+    from ..runtime.plan import Plan, Planner
+
+#: Targets of --table: the default share of common cards, and less.
+TABLE_GB = (26.0, 19.5, 13.0, 9.75, 8.0, 6.5, 4.0, 3.0)
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    parser = subparsers.add_parser(
+        "plan",
+        description="Say how a clip would be decoded or encoded under a memory target. Without --vae: the "
+        "published SeedVR2 VAE. Nothing is computed, so plans for a GPU can be made without one.",
+    )
+    parser.add_argument("--size", required=True, metavar="WxH", help="frame size in pixels, such as 1280x720")
+    parser.add_argument("--frames", type=int, default=81, metavar="N", help="frames of the clip (default: 81)")
+    parser.add_argument("--encode", action="store_true", help="plan an encode (default: a decode)")
+    parser.add_argument("--vae", type=Path, metavar="FILE", help="VAE weights (default: published SeedVR2 widths)")
+    parser.add_argument("--norm-groups", type=int, metavar="N", help="for files of unusual widths that do not name it")
+    parser.add_argument("--precision", default="fp16", metavar="P", help="fp16 (default), bf16 or fp32")
+    parser.add_argument("--plain", action="store_true", help="for plain torch, where the fused kernels cannot run")
+    memory = add_memory_options(parser)
+    memory.add_argument("--ram-gb", type=float, metavar="GB", help="for parked histories (default: half the free RAM)")
+    memory.add_argument("--chunk", type=int, default=0, metavar="N", help="latents per step, 0: planned (default: 0)")
+    memory.add_argument("--output", default="float32", metavar="TYPE", help="float32 (default), float16 or uint8")
+    memory.add_argument("--table", action="store_true", help="plans for a range of targets")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from ..runtime.memory import GIB, memory_target
+
+    width, height = _size(args.size)
+    if args.frames < 1:
+        raise InputError(f"--frames {args.frames}: a clip has at least one frame")
+    planner, spatial, temporal = _planner(args)
+    if min(width, height) < spatial:
+        raise InputError(f"--size {args.size}: frames are at least {spatial}x{spatial} pixels")
+    if args.table:
+        targets = list(TABLE_GB)
+    elif args.vram_gb:
+        targets = [args.vram_gb]
+    else:
+        here = _gpu()
+        target = None if here is None else memory_target(here, None, None, 0)
+        if target is None:
+            raise InputError("no CUDA GPU here to plan for: name its memory target with --vram-gb, or ask for --table")
+        targets = [target / GIB]
+    latents = (args.frames - 1) // temporal + 1
+    size = latents, height // spatial, width // spatial
+    rows = [_row(args, planner, size, gb) for gb in targets]
+    frames = temporal * (latents - 1) + 1
+    result = frames * height * width * 3 * {"float32": 4, "float16": 2, "uint8": 1}[args.output]
+    if args.json:
+        answer = {"size": [width, height], "frames": frames, "result_gb": result / GIB, "plans": rows}
+        print(json.dumps(answer, indent=1))
+        return 0
+    verb = "encode" if args.encode else f"decode to {args.output} ({result / GIB:.2f} GB of host memory)"
+    print(f"{width}x{height}, {frames} frames, {args.precision}: {verb}")
+    for row in rows:
+        print(f"{row['target_gb']:6.2f} GB: {row['text']}")
+    return 0 if all(row["fits"] for row in rows) or args.table else 2
+
+
+def _size(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,5})x(\d{1,5})", text)
+    if match is None:
+        raise InputError(f"--size {text}: write width x height in pixels, such as 1280x720")
+    return int(match[1]), int(match[2])
+
+
+def _gpu():  # noqa: ANN202 - torch.device, imported late
+    import torch
+
+    return torch.device("cuda") if torch.cuda.is_available() else None
+
+
+def _planner(args: argparse.Namespace) -> tuple[Planner, int, int]:
+    """A planner of the asked model on the meta device, and the model's factors of size and time."""
+    import torch
+
+    from ..fused.path import FusedPath
+    from ..loader import PRECISIONS, load
+    from ..models import seedvr2
+    from ..optimize import DEFAULTS
+    from ..runtime.pixels import OUTPUTS
+    from ..runtime.plan import Planner
+
+    if args.precision not in PRECISIONS:
+        raise InputError(f"--precision {args.precision} is not one of {', '.join(PRECISIONS)}")
+    if args.output not in OUTPUTS:
+        raise InputError(f"--output {args.output} is not one of {', '.join(OUTPUTS)}")
+    if args.vae is None:
+        architecture = seedvr2.ARCHITECTURE
+        widths = (128, 256, 512, 512)
+        config = seedvr2.Config(widths, widths)
+    else:
+        vae = load(args.vae, precision="fp32", device="cpu", norm_groups=args.norm_groups)
+        architecture, config = vae.architecture, vae.model.config
+
+    def build() -> torch.nn.Module:
+        return architecture.build(config)
+
+    dtype = PRECISIONS[args.precision]
+    with torch.device("meta"):
+        model = build()
+    weights = dtype.itemsize * sum(p.numel() for p in model.parameters())
+    plain = args.plain or dtype == torch.float32
+    path = None if plain else FusedPath(model, build, dtype, DEFAULTS)
+    planner = Planner(build, dtype, weights, lambda: path, architecture.spatial, architecture.temporal)
+    return planner, architecture.spatial, architecture.temporal
+
+
+def _row(args: argparse.Namespace, planner: Planner, size: tuple[int, int, int], gb: float) -> dict[str, object]:
+    import torch
+
+    from ..runtime.memory import GIB, host_budget
+    from ..runtime.pixels import OUTPUTS
+
+    options = {"tiling": args.tiling, "tile": args.tile, "overlap": args.overlap, "chunk": args.chunk}
+    host = host_budget(torch.device("cuda"), args.ram_gb)
+    half = "encoder" if args.encode else "decoder"
+    try:
+        plan: Plan = planner.plan(
+            half, 1, *size, target=int(gb * GIB), host=host, output=OUTPUTS[args.output], **options
+        )
+    except PlanError as error:
+        return {"target_gb": gb, "fits": False, "text": str(error)}
+    return {
+        "target_gb": gb,
+        "fits": True,
+        "peak_gb": plan.peak_bytes / GIB,
+        "host_gb": plan.host_bytes / GIB,
+        "latents_per_chunk": plan.steps.latents,
+        "frames_per_step": plan.steps.frames,
+        "tiles": len(plan.grid),
+        "parked": plan.parking is not None,
+        "text": plan.describe(),
+    }

@@ -1,0 +1,61 @@
+"""`profile`: where the time of a decode or encode goes, by operator and stage, beside what the GPU could do."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+from ..errors import InputError
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    parser = subparsers.add_parser(
+        "profile",
+        description="Time every operator of a decode or encode of noise: ms per frame, rate, and share of its floor "
+        "(FLOP at the rate of matrix products plus bytes at that of copies, both measured in the same run).",
+    )
+    parser.add_argument("half", choices=("decode", "encode"), help="what to profile")
+    parser.add_argument("--weights", metavar="W", help="a VAE file, demo, or random: published widths, seeded weights "
+                        "(default: random on a GPU, demo on a CPU)")  # fmt: skip
+    parser.add_argument("--size", metavar="WxH", help="pixels (default: 1280x720; CPU: 64x48)")
+    parser.add_argument("--frames", type=int, metavar="N", help="4n+1 (default: 21; CPU: 5)")
+    parser.add_argument("--runs", type=int, default=3, metavar="N", help="calls after the first one (default: 3)")
+    parser.add_argument("--precision", default="auto", metavar="P", help="auto (CUDA fp16, CPU fp32), fp32, bf16, fp16")
+    parser.add_argument("--device", metavar="D", help="cuda, cuda:N or cpu (default: CUDA when there is one)")
+    parser.add_argument("--norm-groups", type=int, metavar="N", help="for files of unusual widths that do not name it")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to this file")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    import torch
+
+    from ..bench.profile import profile
+    from ..bench.subject import check_size, default_weights, noise_latent, noise_video, read_weights
+    from ..loader import load
+
+    device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    small = device.type != "cuda"
+    frames = args.frames if args.frames is not None else 5 if small else 21
+    if frames < 1 or frames % 4 != 1:
+        raise InputError(f"--frames {frames}: give 4n+1 of them, such as 5 or 21")
+    if args.runs < 1:
+        raise InputError(f"--runs {args.runs}: at least one is needed")
+    weights = read_weights(args.weights or default_weights(device))
+    vae = load(weights, precision=args.precision, device=args.device, norm_groups=args.norm_groups)
+    width, height = check_size(args.size or ("64x48" if small else "1280x720"), vae.spatial)
+    if args.half == "decode":
+        data = noise_latent(vae.latent_channels, (frames - 1) // 4 + 1, height // vae.spatial, width // vae.spatial)
+    elif not vae.can_encode:
+        raise InputError(f"{args.weights}: holds a decoder only; profile decode")
+    else:
+        data = noise_video(frames, height, width)
+    found = profile(vae, args.half, data, args.runs)
+    print("\n".join(found.lines()))
+    if args.json is not None:
+        partial = args.json.with_name(args.json.name + ".part")
+        partial.write_text(json.dumps(found.record(), indent=1), encoding="utf-8")
+        os.replace(partial, args.json)
+    return 0

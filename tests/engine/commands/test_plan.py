@@ -1,0 +1,54 @@
+"""`zerowaste-vae plan`: what it prints, and what it refuses."""
+
+import json
+
+import pytest
+from zerowaste_vae.engine.cli import main
+
+
+def test_a_plan_for_a_card_that_is_not_here(capsys):
+    assert main(["plan", "--size", "1280x720", "--frames", "21", "--vram-gb", "13"]) == 0
+    head, plan = capsys.readouterr().out.splitlines()
+    assert head.startswith("1280x720, 21 frames, fp16: decode to float32")
+    assert plan.startswith(" 13.00 GB: fused kernels, untiled, ")
+
+
+def test_table_and_json(capsys):
+    assert main(["plan", "--size", "640x360", "--table", "--ram-gb", "4", "--json", "--output", "uint8"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["size"] == [640, 360]
+    assert answer["frames"] == 81
+    assert answer["result_gb"] == pytest.approx(81 * 640 * 360 * 3 / 2**30)
+    fitting = [row for row in answer["plans"] if row["fits"]]
+    assert fitting
+    for row in fitting:
+        assert row["peak_gb"] <= row["target_gb"]
+        assert row["parked"] == (row["host_gb"] > 0)
+
+
+def test_a_file_of_its_own_and_plain_torch(capsys, vae_file):
+    small = ["plan", "--size", "96x64", "--vae", str(vae_file), "--vram-gb", "1", "--plain", "--precision", "fp32"]
+    assert main([*small, "--encode"]) == 0
+    assert "plain torch" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--size", "1280"], "--size 1280: write width x height"),
+        (["--size", "4x4", "--vram-gb", "1"], "at least 8x8"),
+        (["--size", "64x64", "--frames", "0", "--vram-gb", "1"], "--frames 0"),
+        (["--size", "64x64", "--precision", "half", "--vram-gb", "1"], "--precision half"),
+        (["--size", "64x64", "--output", "int8", "--vram-gb", "1"], "--output int8"),
+    ],
+)
+def test_refusals_are_one_line(capsys, args, words):
+    assert main(["plan", *args]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+
+
+def test_a_target_that_holds_nothing(capsys):
+    assert main(["plan", "--size", "1280x720", "--vram-gb", "1"]) == 2
+    assert "raise vram_gb" in capsys.readouterr().out

@@ -1,0 +1,88 @@
+"""Plans of the published SeedVR2 widths on the fused operators: parked histories, targets and refusals."""
+
+import functools
+
+import pytest
+import torch
+from zerowaste_vae.engine.errors import PlanError
+from zerowaste_vae.engine.fused.parking import Parking
+from zerowaste_vae.engine.fused.path import FusedPath
+from zerowaste_vae.engine.fused.placement import leanest, lightest
+from zerowaste_vae.engine.models.seedvr2 import Config, SeedVR2
+from zerowaste_vae.engine.optimize import DEFAULTS
+from zerowaste_vae.engine.runtime.plan import Planner
+
+GIB = 1 << 30
+CONFIG = Config((128, 256, 512, 512), (128, 256, 512, 512))
+
+
+@pytest.fixture(scope="module")
+def path():
+    build = functools.partial(SeedVR2, CONFIG)
+    with torch.device("meta"):
+        return FusedPath(build(), build, torch.float16, DEFAULTS)
+
+
+@pytest.fixture(scope="module")
+def planner(path):
+    build = functools.partial(SeedVR2, CONFIG)
+    with torch.device("meta"):
+        weights = sum(2 * p.numel() for p in build().parameters())
+    return Planner(build, torch.float16, weights, lambda: path)
+
+
+def plan(planner, height, width, gb, host_gb=62.0, half="decoder", **options):
+    size = height // 8, width // 8
+    return planner.plan(half, 1, 6, *size, target=int(gb * GIB), host=int(host_gb * GIB), **options)
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "gb", "half"),
+    [(720, 1280, 13, "decoder"), (720, 1280, 4, "decoder"), (720, 1280, 3, "decoder"), (1080, 1920, 13, "decoder"),
+     (2160, 3840, 13, "decoder"), (1080, 1920, 8, "encoder"), (720, 1280, 3, "encoder")],
+)  # fmt: skip
+def test_whole_frames_fit_small_cards(planner, height, width, gb, half):
+    found = plan(planner, height, width, gb, half=half)
+    assert found.fused
+    assert not found.tiled
+    assert found.peak_bytes <= gb * GIB
+    assert bool(found.parking) == (found.host_bytes > 0)
+    assert ("parked in host memory" in found.describe()) == bool(found.parking)
+
+
+def test_nothing_is_parked_without_need(planner):
+    assert plan(planner, 720, 1280, 13).parking is None
+    sizes = [plan(planner, 720, 1280, gb).host_bytes for gb in (13, 9, 7, 5, 3)]
+    assert sizes == sorted(sizes)
+
+
+def test_more_host_memory_than_allowed_is_refused_with_the_way_out(planner):
+    with pytest.raises(PlanError, match=r"3840x2160 .* ram_gb to 56\.6\d GB \(it is 30\.00 GB; .* of GPU memory"):
+        plan(planner, 2160, 3840, 13, host_gb=30)
+    with pytest.raises(PlanError) as e:
+        plan(planner, 2160, 3840, 2)
+    assert " ram_gb" not in str(e.value)  # more of it would not help
+
+
+def test_exact_with_a_tile_works_in_bands_of_that_many_rows(planner):
+    found = plan(planner, 720, 1280, 13, tiling="exact", tile=128)
+    assert (found.parking.keys, found.parking.rows) == (None, 128)
+    assert plan(planner, 720, 1280, 13, tiling="exact").parking is None
+
+
+def test_users_chunk_is_kept_when_parking(planner):
+    assert plan(planner, 720, 1280, 4, chunk=3).steps.latents == 3
+
+
+def test_lightest_moves_no_more_than_it_must(path):
+    measure = functools.partial(path.sizes, "decoder", 1, 4, 90, 160, torch.float16, None)
+    free, least = measure(None), leanest(measure)
+    assert lightest(measure, least.device - 1, None) is None
+    last = least.traffic
+    for room in range(least.device, free.device, (free.device - least.device) // 5):
+        parking, sizes = lightest(measure, room, None)
+        assert sizes.device <= room
+        assert sizes.traffic <= last
+        assert sizes == measure(parking)
+        last = sizes.traffic
+    assert measure(Parking(frozenset(), 0)).traffic == 0
