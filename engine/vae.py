@@ -14,11 +14,16 @@ from . import log
 from .errors import InputError
 from .fused.path import FusedPath, why_off
 from .hardware import GIB
+from .kernels.targets import target
 from .models.arch import Architecture
 from .optimize import DEFAULTS, OFF, Options, unavailable, unused
+from .precision.measure import latent_samples, video_samples
+from .precision.mixed import Mixed
+from .precision.modes import MIXED, resolve
+from .precision.store import Store
 from .report import Report
 from .runtime.memory import host_budget, memory_target
-from .runtime.pixels import OUTPUTS, PixelSink, to_network
+from .runtime.pixels import OUTPUTS, PixelSink, to_network, to_unit
 from .runtime.plan import Plan, Planner
 from .runtime.progress import Cancel, Progress, Ticker
 from .runtime.scope import scoped_math
@@ -40,11 +45,15 @@ class VideoVAE:
         dtype: torch.dtype,
         device: torch.device,
         path: Path | None = None,
+        asked: str | None = None,
     ) -> None:
+        """precision: the name of `dtype`. asked: the precision as the user named it, such as "auto" or "fp8"."""
+        self._asked = asked or precision
+        self._store = Store(path)
         self.model = model
         self.architecture = architecture
         self.arch = architecture.name
-        self.precision = precision
+        self._float = precision
         self.dtype = dtype
         self.device = device
         self.path = path
@@ -65,10 +74,31 @@ class VideoVAE:
             return self.architecture.build(model.config)
 
         self._fused = FusedPath(model, build, dtype, options)
+        self._mixed = self._mode_of(options)
+        for half in ("encoder", "decoder"):
+            if getattr(model, half) is not None:
+                self._fused.use(half, self._mixed.policy(half))
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
         self.planner = Planner(
             build, dtype, weights, self.fused, self.spatial, self.temporal, options.flash_attention
         )
+
+    def _mode_of(self, options: Options) -> Mixed:
+        asked = self._asked
+        if options.fp8 and not options.min_db and asked not in MIXED:
+            asked = "fp8"
+        mode = resolve(asked, self.device, options.min_db, self._kernels_off(emulate=True), self._float)
+        if mode.refused:
+            log.once(mode.refused)
+        elif mode.kind and self.device.type == "cpu":
+            log.once(f"{mode.kind} on a CPU: the same numbers as on a GPU, but slower than fp32")
+        return Mixed(mode, self.model, self.dtype, options, self._store)
+
+    @property
+    def precision(self) -> str:
+        """What it computes in: "fp32", "bf16", "fp16", or one of `MIXED` where this machine runs that."""
+        mode = self._mixed.mode
+        return mode.kind or ("fp16_fast" if mode.half_accumulate else self._float)
 
     @property
     def options(self) -> Options:
@@ -108,25 +138,33 @@ class VideoVAE:
         """Move the weights to where the runs will be; returns self."""
         if torch.device(device) != self.device:
             self.release()
-        self.device = torch.device(device)
+            self.device = torch.device(device)
+            mixed = self._mode_of(self._options)
+            if mixed.mode != self._mixed.mode:
+                self._use(self._options)
         self.model.to(self.device)
         return self
 
     def fused(self) -> FusedPath | None:
         """The fused kernels, or None where they are switched off or cannot run; the reason is logged once."""
-        reason = self._kernels_off()
-        if self._options.channels_last_3d is False:
-            reason = "channels_last_3d is switched off, and they know no other layout"
-        if not self._options.triton_fusion:
-            reason = OFF
+        reason = self._kernels_off(emulate=self._mixed.mode.kind is not None)
         if reason:
             if self.device.type == "cuda":
                 log.once(f"fused kernels off: {reason}")
             return None
         return self._fused
 
-    def _kernels_off(self) -> str | None:
-        return why_off(self.arch, self.model.config, self.dtype, self.device)
+    def _kernels_off(self, emulate: bool = False) -> str | None:
+        if not self._options.triton_fusion:
+            return OFF
+        if self._options.channels_last_3d is False:
+            return "channels_last_3d is switched off, and they know no other layout"
+        return why_off(self.arch, self.model.config, self.dtype, self.device, emulate)
+
+    def _settle(self, half: str, samples: Callable[[], list[Tensor]]) -> None:
+        """Choose the operands of a half for a clip, before it is planned."""
+        with torch.no_grad(), self._scope():
+            self._fused.use(half, self._mixed.settle(half, samples))
 
     def release(self) -> None:
         """Give back the memory that only makes the next run start sooner (packed weights)."""
@@ -166,8 +204,18 @@ class VideoVAE:
         report.mode = f"fused kernels ({layout})" if plan.fused else f"plain torch ({layout})"
         report.plan = plan.describe()
         report.predicted_gb = plan.peak_bytes / GIB
-        reasons = unavailable(self.device, self.dtype, self._kernels_off())
-        report.off = list(unused(self._options, reasons, self.dtype, plan.fused).items())
+        reasons = unavailable(self.device, self.dtype, why_off(self.arch, self.model.config, self.dtype, self.device))
+        off = unused(self._options, reasons, self.dtype, plan.fused)
+        half = "decoder" if report.operation == "decode" else "encoder"
+        if self._mixed.mode.kind and plan.fused:
+            off.pop("fp8", None)
+            report.operands = self._mixed.describe(half)
+            self._mixed.note(report, half)
+        if self._mixed.mode.refused:
+            off[self._asked if self._asked in MIXED else "fp8"] = self._mixed.mode.refused
+        if plan.fused and self.device.type == "cuda" and "fp8" in self._mixed.policy(half).kinds.values():
+            log.once(f"sm_{target(self.device).sm} FP8 Path Activated.", log.info)
+        report.off = list(off.items())
 
     def _set_layout(self) -> str:
         """Give the plain convolutions' weights the layout that the options ask for; theirs decides their inputs'."""
@@ -231,6 +279,7 @@ class VideoVAE:
         shape = (batch, self.frames(count), self.spatial * h, self.spatial * w, 3)
         report = self._begin("decode", shape[:4])
         with report.stage("plan"):
+            self._settle("decoder", lambda: [p.to(self.device).float() / self.scale for p in latent_samples(z[0])])
             plan = self.plan_decode(
                 batch, count, h, w,
                 tiling=tiling, tile=tile, overlap=overlap, chunk=chunk, vram_gb=vram_gb, ram_gb=ram_gb, output=output,
@@ -380,6 +429,7 @@ class VideoVAE:
         s, t = self.spatial, self.temporal
         latents, h, w = (count - 1) // t + 1, height // s, width // s
         with report.stage("plan"):
+            self._settle("encoder", lambda: [to_unit(p.to(self.device)) for p in video_samples(video[0])])
             plan = self.plan_encode(batch, latents, h, w, tiling=tiling, tile=tile, overlap=overlap, vram_gb=vram_gb)
         self._describe(report, plan)
         log.debug(f"encode {width}x{height}, {count} frames: {plan.describe()}")

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from ..kernels.attention import reference
 from ..kernels.conv3d import padded_channels
 from ..kernels.targets import target
+from ..precision.operands import Operands
+from ..precision.policy import EXACT, Policy
 from ..runtime.dryrun import peak_bytes
 from ..runtime.pixels import PixelSink, StagedReader, StagedWriter, to_unit
 from ..runtime.progress import Ticker
@@ -35,15 +37,21 @@ TEMPORARY_BYTES = 64 << 20
 STEP_PIXELS = 1 << 20
 
 
-def why_off(architecture: str, config: object, dtype: torch.dtype, device: torch.device) -> str | None:
-    """The reason the fused operators cannot run this model on this device, or None."""
+def why_off(
+    architecture: str, config: object, dtype: torch.dtype, device: torch.device, emulate: bool = False
+) -> str | None:
+    """The reason the fused operators cannot run this model on this device, or None.
+
+    emulate: on a CPU their references will do, for numbers that plain torch cannot give.
+    """
     if architecture != "seedvr2":
         return f"no fused network for {architecture}"
     here = target(device)
-    if not here.kernels:
-        return here.notes[0] if here.notes else f"no kernels for {device}"
-    if not here.supports(dtype):
-        return f"no fused kernels for {dtype}: plain torch keeps its precision"
+    if not (emulate and device.type == "cpu"):
+        if not here.kernels:
+            return here.notes[0] if here.notes else f"no kernels for {device}"
+        if not here.supports(dtype):
+            return f"no fused kernels for {dtype}: plain torch keeps its precision"
     widths = {*(getattr(config, "encoder_widths", None) or ()), *(getattr(config, "decoder_widths", None) or ())}
     odd = sorted(w for w in widths if padded_channels(w, dtype) != w)
     if odd:
@@ -62,6 +70,7 @@ class FusedPath:
         self._build = build
         self._dtype = dtype
         self._options = options
+        self._policies: dict[str, Policy] = {}
         self._packed: dict[str, FusedDecoder | FusedEncoder] = {}
         self._sizes = functools.lru_cache(maxsize=1024)(self._dry_run)
 
@@ -70,6 +79,14 @@ class FusedPath:
 
     def encoder(self) -> FusedEncoder:
         return self._get("encoder")  # type: ignore[return-value]
+
+    def use(self, half: str, policy: Policy) -> None:
+        """Pack and plan "encoder" or "decoder" for these operands from now on."""
+        if policy != self._policies.get(half, EXACT):
+            self._policies[half] = policy
+            self._packed.pop(half, None)
+            self.__dict__.pop("_meta", None)
+            self._sizes.cache_clear()
 
     def release(self) -> None:
         """Give the packed weights back; the next use packs anew (0.15 s for the published decoder on an H200)."""
@@ -197,7 +214,8 @@ class FusedPath:
 
     def _pack(self, half: str, model: nn.Module) -> FusedDecoder | FusedEncoder:
         network = FusedDecoder if half == "decoder" else FusedEncoder
-        return network(getattr(model, half), self._dtype, self._options)
+        operands = Operands(self._dtype, self._policies.get(half, EXACT))
+        return network(getattr(model, half), self._dtype, self._options, operands)
 
     def _dry_run(
         self, half: str, latents: int, frames: int, height: int, width: int, output: torch.dtype,

@@ -39,7 +39,10 @@ def networks(model, kind, ranges):
     dtype = torch.float16
     keys = (*eligible(model.decoder), *eligible(model.encoder))
     operands = Operands(dtype, Policy(dict.fromkeys(keys, kind) if kind else {}, ranges))
-    return FusedDecoder(model.decoder, dtype, operands), FusedEncoder(model.encoder, dtype, operands)
+    return (
+        FusedDecoder(model.decoder, dtype, operands=operands),
+        FusedEncoder(model.encoder, dtype, operands=operands),
+    )
 
 
 @pytest.mark.parametrize("kind", ["fp8", "int8"])

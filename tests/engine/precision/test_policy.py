@@ -50,7 +50,7 @@ def test_only_the_policys_convolutions_are_packed_in_8_bit(model, kind, dtype):
     chosen = dict.fromkeys(keys[::2], kind)
     widths = {c.key: c.in_channels for c in model.decoder.modules() if getattr(c, "key", "")}
     ranges = {k: Range((2.0,) * widths[k], (0.5,) * widths[k]) for k in keys}
-    decoder = FusedDecoder(model.decoder, torch.float16, Operands(torch.float16, Policy(chosen, ranges)))
+    decoder = FusedDecoder(model.decoder, torch.float16, operands=Operands(torch.float16, Policy(chosen, ranges)))
     convs = {c.key: c for block in (decoder.mid, *decoder.resnets) for r in block for c in (r.conv1, r.conv2)}
     convs.update({u.key: u for u in decoder.ups})
     for key, conv in convs.items():
@@ -64,7 +64,7 @@ def test_only_the_policys_convolutions_are_packed_in_8_bit(model, kind, dtype):
 def test_int8_without_a_range_is_refused(model):
     policy = Policy({"encoder.down_blocks.1.resnets.1.conv1": "int8"})
     with pytest.raises(ValueError, match="range"):
-        FusedEncoder(model.encoder, torch.float16, Operands(torch.float16, policy))
+        FusedEncoder(model.encoder, torch.float16, operands=Operands(torch.float16, policy))
 
 
 def test_half_sums_only_behind_norms():
