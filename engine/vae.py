@@ -49,7 +49,7 @@ class VideoVAE:
     ) -> None:
         """precision: the name of `dtype`. asked: the precision as the user named it, such as "auto" or "fp8"."""
         self._asked = asked or precision
-        self._store = Store(path)
+        self.store = Store(path)
         self.model = model
         self.architecture = architecture
         self.arch = architecture.name
@@ -73,7 +73,7 @@ class VideoVAE:
         def build() -> nn.Module:
             return self.architecture.build(model.config)
 
-        self._fused = FusedPath(model, build, dtype, options)
+        self._fused = FusedPath(model, build, dtype, options, self.store)
         self._mixed = self._mode_of(options)
         for half in ("encoder", "decoder"):
             if getattr(model, half) is not None:
@@ -92,7 +92,7 @@ class VideoVAE:
             log.once(mode.refused)
         elif mode.kind and self.device.type == "cpu":
             log.once(f"{mode.kind} on a CPU: the same numbers as on a GPU, but slower than fp32")
-        return Mixed(mode, self.model, self.dtype, options, self._store)
+        return Mixed(mode, self.model, self.dtype, options, self.store)
 
     @property
     def precision(self) -> str:
@@ -209,6 +209,9 @@ class VideoVAE:
         half = "decoder" if report.operation == "decode" else "encoder"
         if self._mixed.mode.kind and plan.fused:
             off.pop("fp8", None)
+            if self.device.type == "cpu":
+                report.mode = f"fused network on the reference operators ({layout})"
+                off.pop("composed_upsample", None)
             report.operands = self._mixed.describe(half)
             self._mixed.note(report, half)
         if self._mixed.mode.refused:

@@ -17,6 +17,8 @@ from ..kernels.conv3d import padded_channels
 from ..kernels.targets import target
 from ..precision.operands import Operands
 from ..precision.policy import EXACT, Policy
+from ..precision.prepared import load, recipe, save
+from ..precision.store import Store
 from ..runtime.dryrun import peak_bytes
 from ..runtime.pixels import PixelSink, StagedReader, StagedWriter, to_unit
 from ..runtime.progress import Ticker
@@ -63,13 +65,15 @@ class FusedPath:
     """The fused halves of one model: packed when first used, dropped by `release`."""
 
     def __init__(
-        self, model: nn.Module, build: Callable[[], nn.Module], dtype: torch.dtype, options: Options
+        self, model: nn.Module, build: Callable[[], nn.Module], dtype: torch.dtype, options: Options,
+        store: Store | None = None,
     ) -> None:
-        """`build` makes the model on the meta device, for plans."""
+        """`build` makes the model on the meta device, for plans. store: where packed 8-bit weights are kept."""
         self._model = model
         self._build = build
         self._dtype = dtype
         self._options = options
+        self._store = store or Store(None)
         self._policies: dict[str, Policy] = {}
         self._packed: dict[str, FusedDecoder | FusedEncoder] = {}
         self._sizes = functools.lru_cache(maxsize=1024)(self._dry_run)
@@ -200,7 +204,7 @@ class FusedPath:
 
     def _get(self, half: str) -> FusedDecoder | FusedEncoder:
         if half not in self._packed:
-            self._packed[half] = self._pack(half, self._model)
+            self._packed[half] = self._prepared(half)
             if self._packed[half].norm_out.weight.is_cuda:
                 torch.cuda.empty_cache()  # packing goes through fp32: 0.2 GB that would stay reserved
         return self._packed[half]
@@ -212,10 +216,26 @@ class FusedPath:
             halves = [h for h in ("encoder", "decoder") if getattr(model, h) is not None]
             return {h: self._pack(h, model) for h in halves}
 
+    def _prepared(self, half: str) -> FusedDecoder | FusedEncoder:
+        """8-bit weights from the store, where they have been packed before; 16-bit ones cost less to pack than read."""
+        place = self._store.prepared(half) if self._policies.get(half, EXACT).kinds else None
+        if place is None:
+            return self._pack(half, self._model)
+        options = self._options
+        made_from = recipe(self._operands(half), options.composed_upsample, options.flash_attention)
+        device = next(getattr(self._model, half).parameters()).device
+        network = load(self._meta[half], place, made_from, device)
+        if network is None:
+            network = self._pack(half, self._model)
+            save(network, place, made_from)
+        return network
+
     def _pack(self, half: str, model: nn.Module) -> FusedDecoder | FusedEncoder:
         network = FusedDecoder if half == "decoder" else FusedEncoder
-        operands = Operands(self._dtype, self._policies.get(half, EXACT))
-        return network(getattr(model, half), self._dtype, self._options, operands)
+        return network(getattr(model, half), self._dtype, self._options, self._operands(half))
+
+    def _operands(self, half: str) -> Operands:
+        return Operands(self._dtype, self._policies.get(half, EXACT))
 
     def _dry_run(
         self, half: str, latents: int, frames: int, height: int, width: int, output: torch.dtype,

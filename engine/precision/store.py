@@ -63,6 +63,10 @@ class Store:
             self.table(half)
         return self._document(self._tables)
 
+    def prepared(self, half: str) -> Path | None:
+        """Where packed weights of a half are kept; None without a file to file them under."""
+        return None if self._path is None else self.folder / f"{half}.safetensors"
+
     @property
     def folder(self) -> Path:
         return cache_folder() / self.digest[:16]
