@@ -19,5 +19,9 @@ class PlanError(ZeroWasteError):
     """Nothing fits the given memory target; the message says what would."""
 
 
+class NonFiniteError(ZeroWasteError):
+    """A result is NaN or Inf even in the safest precision."""
+
+
 class Cancelled(Exception):
     """The caller's `cancel` callback asked to stop. Finished work is released, the VAE stays usable."""

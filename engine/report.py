@@ -15,8 +15,10 @@ from .hardware import GIB
 
 #: Counted events -> how a report words them.
 EVENTS = {
+    "oom_retries": "an operator found no memory and was tried again",
     "oom_step_downs": "out of memory, continued in smaller steps",
-    "nan_reruns": "chunk not finite, run again in a safer precision",
+    "replayed_chunks": "chunk run again after trouble; finished frames were kept",
+    "nan_reruns": "frames not finite, run again in a safer precision",
     "saturated": "8-bit value saturated",
 }
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -11,23 +12,26 @@ import torch
 from torch import Tensor, nn
 
 from . import log
-from .errors import InputError
+from .errors import InputError, NonFiniteError, PlanError
 from .fused.path import FusedPath, why_off
 from .hardware import GIB
+from .inputs import check_latent, check_video
 from .kernels.targets import target
 from .models.arch import Architecture
 from .optimize import DEFAULTS, OFF, Options, unavailable, unused
+from .plain import PlainPath
 from .precision.measure import latent_samples, video_samples
 from .precision.mixed import Mixed
 from .precision.modes import MIXED, resolve
 from .precision.store import Store
 from .report import Report
+from .runtime.guard import SAFER, Guard, NonFinite
 from .runtime.memory import host_budget, memory_target
-from .runtime.pixels import OUTPUTS, PixelSink, to_network, to_unit
+from .runtime.pixels import OUTPUTS, PixelSink, to_unit
 from .runtime.plan import Plan, Planner
 from .runtime.progress import Cancel, Progress, Ticker
 from .runtime.scope import scoped_math
-from .runtime.stream import Steps, decode_features, decode_frames, encode_features, encode_moments, frame_spans
+from .runtime.stream import Steps, frame_spans
 
 
 class VideoVAE:
@@ -63,6 +67,8 @@ class VideoVAE:
         self.scale = architecture.scale
         #: What the latest decode or encode did, filled from its start on; None before the first.
         self.last_report: Report | None = None
+        #: Asked to free memory that is not the engine's when a run finds none; None: there is nobody to ask.
+        self.on_pressure: Callable[[], None] | None = None
         self._use(DEFAULTS)
 
     def _use(self, options: Options) -> None:
@@ -73,6 +79,7 @@ class VideoVAE:
         def build() -> nn.Module:
             return self.architecture.build(model.config)
 
+        self._plain = PlainPath(model, self.architecture, dtype)
         self._fused = FusedPath(model, build, dtype, options, self.store)
         self._mixed = self._mode_of(options)
         for half in ("encoder", "decoder"):
@@ -196,7 +203,7 @@ class VideoVAE:
 
     def _describe(self, report: Report, plan: Plan) -> None:
         """What the report says of a run before it starts; sets the plain modules' layout."""
-        layout = "NDHWC" if plan.fused else self._set_layout()
+        layout = "NDHWC" if plan.fused else self._plain.set_layout(self._options)
         if layout == "NDHWC":
             log.once("Channels_Last_3D Memory Format Applied.", log.info)
         if plan.fused and self.device.type == "cuda":
@@ -220,15 +227,6 @@ class VideoVAE:
             log.once(f"sm_{target(self.device).sm} FP8 Path Activated.", log.info)
         report.off = list(off.items())
 
-    def _set_layout(self) -> str:
-        """Give the plain convolutions' weights the layout that the options ask for; theirs decides their inputs'."""
-        last = self._options.channels_last_3d is True
-        layout = torch.channels_last_3d if last else torch.contiguous_format
-        for module in self.model.modules():
-            if isinstance(module, nn.Conv3d) and not module.weight.is_contiguous(memory_format=layout):
-                module.to(memory_format=layout)
-        return "NDHWC" if last else "NCDHW"
-
     # -- decode ---------------------------------------------------------------------------------------------------
 
     def plan_decode(
@@ -245,9 +243,13 @@ class VideoVAE:
         vram_gb: float | None = None,
         ram_gb: float | None = None,
         output: str = "float32",
+        below: int = 0,
     ) -> Plan:
-        """The plan `decode` follows for [batch, C, latents, height, width] latents."""
-        target = memory_target(self.device, vram_gb, ram_gb, self._held("decoder"))
+        """The plan `decode` follows for [batch, C, latents, height, width] latents.
+
+        below: the first one whose peak is less than so many bytes, whatever is free (0: the one for what is free).
+        """
+        target = below - 1 if below else memory_target(self.device, vram_gb, ram_gb, self._held("decoder"))
         return self.planner.plan(
             "decoder", batch, latents, height, width,
             tiling=tiling, tile=tile, overlap=overlap, chunk=chunk, target=target,
@@ -277,33 +279,32 @@ class VideoVAE:
         """
         if output not in OUTPUTS:
             raise InputError(f"output={output!r} is not one of {', '.join(OUTPUTS)}")
-        z = self._check_latent(latent)
+        z = check_latent(latent, self.latent_channels)
         batch, _, count, h, w = z.shape
         shape = (batch, self.frames(count), self.spatial * h, self.spatial * w, 3)
         report = self._begin("decode", shape[:4])
-        with report.stage("plan"):
-            self._settle("decoder", lambda: [p.to(self.device).float() / self.scale for p in latent_samples(z[0])])
-            plan = self.plan_decode(
+        sink = PixelSink(shape, OUTPUTS[output])
+        guard = Guard(Ticker(progress, cancel), self.device, report.events, self.on_pressure)
+
+        def plan(vae: VideoVAE, below: int) -> Plan:
+            if not below:
+                vae._settle("decoder", lambda: [p.to(vae.device).float() / vae.scale for p in latent_samples(z[0])])
+            return vae.plan_decode(
                 batch, count, h, w,
                 tiling=tiling, tile=tile, overlap=overlap, chunk=chunk, vram_gb=vram_gb, ram_gb=ram_gb, output=output,
+                below=below,
             )  # fmt: skip
-        self._describe(report, plan)
-        log.debug(f"decode {self.spatial * w}x{self.spatial * h}, {self.frames(count)} frames: {plan.describe()}")
-        sink = PixelSink(shape, OUTPUTS[output], plan.tiled)
-        chunks = -(-count // plan.steps.latents)
-        passes = len(plan.grid) + 1 if plan.tiled else 1
-        tick = Ticker(progress, cancel, chunks * passes * (batch if plan.fused else 1))
-        with report.measured(self.device), self._scope():
-            with report.stage("decode"):
-                if plan.fused:
-                    decode = self._fused.decode_tiles if plan.tiled else self._fused.decode
-                    decode(z, self.scale, plan, sink, tick, self.device)
-                elif plan.tiled:
-                    self._decode_tiles(z, plan, sink, tick)
-                else:
-                    self._decode_whole(z, plan, sink, tick)
-            with report.stage("output"):
-                frames = sink.finish()
+
+        def attempt(vae: VideoVAE, plan: Plan) -> None:
+            if guard.begin(plan.grid, batch * count * (len(plan.grid) + 1 if plan.tiled else 1)):
+                sink.begin(plan.tiled)
+            path = vae._fused if plan.fused else vae._plain
+            decode = path.decode_tiles if plan.tiled else path.decode
+            decode(z, vae.scale, plan, sink, guard, vae.device)
+
+        self._survive(report, guard, plan, attempt)
+        with report.stage("output"):
+            frames = sink.finish()
         report.complete = True
         return frames
 
@@ -312,47 +313,11 @@ class VideoVAE:
 
         chunk: latents per step, frames: frames per step after the temporal upsamplers (0: all at once).
         """
-        z = self._check_latent(z)
-        steps = Steps(chunk, frames)
-        self._set_layout()
+        z = check_latent(z, self.latent_channels)
+        self._plain.set_layout(self._options)
         with self._scope():
-            out = [y for part in self._stream(self._latent_chunks(z, steps, 1.0), steps, _never) for y in part]
-            return torch.cat(out, 2)
-
-    def _latent_chunks(self, z: Tensor, steps: Steps, scale: float) -> Iterator[Tensor]:
-        for part in z.split(steps.latents or z.shape[2], 2):
-            yield (part.to(self.device, torch.float32) / scale).to(self.dtype)
-
-    def _stream(self, z: Iterator[Tensor], steps: Steps, check: Callable[[], None]) -> Iterator[list[Tensor]]:
-        features = decode_features(self.model.decoder, z, check)
-        return decode_frames(self.model.decoder, features, steps, check)
-
-    def _decode_whole(self, z: Tensor, plan: Plan, sink: PixelSink, tick: Ticker) -> None:
-        first = 0
-        for frames in self._stream(self._latent_chunks(z, plan.steps, self.scale), plan.steps, tick.check):
-            for piece in frames:
-                sink.write(first, piece)
-                first += piece.shape[2]
-            tick.advance()
-
-    def _decode_tiles(self, z: Tensor, plan: Plan, sink: PixelSink, tick: Ticker) -> None:
-        """The front runs untiled for the whole clip, its features wait in host memory; then tile by tile."""
-        decoder, s = self.model.decoder, self.spatial
-        features = []
-        for part in decode_features(decoder, self._latent_chunks(z, plan.steps, self.scale), tick.check):
-            features.append(part.cpu())
-            tick.advance()
-        rows, cols = plan.grid.rows, plan.grid.cols
-        for i, j in plan.grid.indices():
-            (y0, y1), (x0, x1) = rows.spans()[i], cols.spans()[j]
-            weight = (rows.weights(i, s)[:, None] * cols.weights(j, s)[None, :]).to(self.device)
-            pieces = (f[..., y0:y1, x0:x1].to(self.device) for f in features)
-            first = 0
-            for frames in decode_frames(decoder, pieces, plan.steps, tick.check):
-                for piece in frames:
-                    sink.add(first, y0 * s, x0 * s, piece, weight)
-                    first += piece.shape[2]
-                tick.advance()
+            chunks = self._plain.frames(z, 1.0, Steps(chunk, frames), self.device, _never)
+            return torch.cat([y for part in chunks for y in part], 2)
 
     # -- encode ---------------------------------------------------------------------------------------------------
 
@@ -367,10 +332,12 @@ class VideoVAE:
         tile: int = 0,
         overlap: int = 64,
         vram_gb: float | None = None,
+        below: int = 0,
     ) -> Plan:
-        """The plan `encode` follows for frames that become [batch, C, latents, height, width] latents."""
+        """The plan `encode` follows for frames that become [batch, C, latents, height, width] latents; `below` as in
+        `plan_decode`."""
         self._need_encoder()
-        target = memory_target(self.device, vram_gb, None, self._held("encoder"))
+        target = below - 1 if below else memory_target(self.device, vram_gb, None, self._held("encoder"))
         return self.planner.plan(
             "encoder", batch, latents, height, width,
             tiling=tiling, tile=tile, overlap=overlap, target=target, host=host_budget(self.device, None),
@@ -393,9 +360,27 @@ class VideoVAE:
         T = (F - 1) // 4 + 1; frames beyond 4(T - 1) + 1 are not read. seed None gives the mean, a seed a sample.
         Options and errors as in `decode`.
         """
-        x = self._check_video(video)
+        self._need_encoder()
+        x = check_video(video, self.spatial)
         report = self._begin("encode", x.shape[:4])
-        moments = self._moments(report, x, tiling, tile, overlap, vram_gb, progress, cancel)
+        batch, count, height, width, _ = x.shape
+        latents, h, w = (count - 1) // self.temporal + 1, height // self.spatial, width // self.spatial
+        moments = torch.empty(batch, 2 * self.latent_channels, latents, h, w)
+        guard = Guard(Ticker(progress, cancel), self.device, report.events, self.on_pressure)
+
+        def plan(vae: VideoVAE, below: int) -> Plan:
+            if not below:
+                vae._settle("encoder", lambda: [to_unit(p.to(vae.device)) for p in video_samples(x[0])])
+            return vae.plan_encode(
+                batch, latents, h, w, tiling=tiling, tile=tile, overlap=overlap, vram_gb=vram_gb, below=below
+            )
+
+        def attempt(vae: VideoVAE, plan: Plan) -> None:
+            guard.begin(plan.grid, batch * latents * (len(plan.grid) + 1 if plan.tiled else 1))
+            path = vae._fused if plan.fused else vae._plain
+            path.encode(x, plan, moments, guard, vae.device)
+
+        self._survive(report, guard, plan, attempt)
         with report.stage("output"):
             latent = self.model.sample(moments, seed) * self.scale
         report.complete = True
@@ -410,107 +395,64 @@ class VideoVAE:
         if x.ndim != 5 or x.shape[1] != 3 or x.shape[2] < 1 or min(x.shape[3:]) < self.spatial:
             least = f"{self.spatial}x{self.spatial}"
             raise InputError(f"encode_raw takes [B, 3, F, H, W] of at least {least} pixels, not {list(x.shape)}")
-        steps = Steps(chunk, frames)
-        parts = (x[:, :, a:b].to(self.device, self.dtype) for a, b in frame_spans(x.shape[2], chunk, self.temporal))
-        self._set_layout()
+        parts = (x[:, :, a:b] for a, b in frame_spans(x.shape[2], chunk, self.temporal))
+        self._plain.set_layout(self._options)
         with self._scope():
-            features = encode_features(self.model.encoder, parts, steps, _never)
-            return torch.cat(list(encode_moments(self.model.encoder, features, _never)), 2)
+            return torch.cat(list(self._plain.moments(parts, Steps(chunk, frames), self.device, _never)), 2)
 
-    def _moments(
-        self,
-        report: Report,
-        video: Tensor,
-        tiling: str,
-        tile: int,
-        overlap: int,
-        vram_gb: float | None,
-        progress: Progress | None,
-        cancel: Cancel | None,
-    ) -> Tensor:
-        batch, count, height, width, _ = video.shape
-        s, t = self.spatial, self.temporal
-        latents, h, w = (count - 1) // t + 1, height // s, width // s
-        with report.stage("plan"):
-            self._settle("encoder", lambda: [to_unit(p.to(self.device)) for p in video_samples(video[0])])
-            plan = self.plan_encode(batch, latents, h, w, tiling=tiling, tile=tile, overlap=overlap, vram_gb=vram_gb)
-        self._describe(report, plan)
-        log.debug(f"encode {width}x{height}, {count} frames: {plan.describe()}")
-        spans = frame_spans(count, plan.steps.latents, t)
-        passes = batch if plan.fused else len(plan.grid) + 1 if plan.tiled else 1
-        tick = Ticker(progress, cancel, len(spans) * passes)
-        encoder = self.model.encoder
-        out = torch.empty(batch, 2 * self.latent_channels, latents, h, w)
-        if plan.fused:
-            with report.measured(self.device), self._scope(), report.stage("encode"):
-                self._fused.encode(video, spans, plan, out, tick, self.device)
-            return out
+    # -- trouble --------------------------------------------------------------------------------------------------
 
-        def network(y0: int, y1: int, x0: int, x1: int) -> Iterator[Tensor]:
-            # The last tile also takes the rows and columns that fill no latent pixel, as the untiled network does.
-            y1, x1 = (height if y1 == h else s * y1), (width if x1 == w else s * x1)
-            parts = (to_network(video[:, a:b, s * y0 : y1, s * x0 : x1], self.device, self.dtype) for a, b in spans)
-            return encode_features(encoder, parts, plan.steps, tick.check)
+    def _survive(
+        self, report: Report, guard: Guard, plan: Callable[[VideoVAE, int], Plan],
+        attempt: Callable[[VideoVAE, Plan], None],
+    ) -> None:
+        """attempt(vae, plan) until it comes through: under leaner plans where memory runs out, and in a safer precision
+        where values overflow. plan(vae, below) as in `plan_decode`."""
+        vae = self
+        with report.measured(self.device):
+            while True:
+                with report.stage("plan"):
+                    first = plan(vae, 0)
+                vae._describe(report, first)
+                _, frames, height, width = report.clip
+                log.debug(f"{report.operation} {width}x{height}, {frames} frames: {first.describe()}")
+                leaner = functools.partial(_leaner, vae, plan)
+                try:
+                    with vae._scope(), report.stage(report.operation):
+                        last = guard.survive(functools.partial(attempt, vae), first, leaner)
+                except NonFinite as error:
+                    where = error.where
+                else:
+                    report.plan = last.describe()
+                    return
+                vae = vae._safer(where)
+                report.precision += f", then {vae.precision}"
+                guard.events["nan_reruns"] += 1
 
-        with report.measured(self.device), self._scope(), report.stage("encode"):
-            whole = not plan.tiled
-            features = network(0, h, 0, w) if whole else self._encode_tiles(network, plan, batch, latents, tick)
-            first = 0
-            for part in encode_moments(encoder, features, tick.check):
-                out[:, :, first : first + part.shape[2]] = part
-                first += part.shape[2]
-                tick.advance()
-        return out
-
-    def _encode_tiles(
-        self, network: Callable[..., Iterator[Tensor]], plan: Plan, batch: int, latents: int, tick: Ticker
-    ) -> Iterator[Tensor]:
-        """Tiles down to latent resolution, their features blended in host memory; the low part sees whole frames."""
-        rows, cols = plan.grid.rows, plan.grid.cols
-        blended = None
-        for i, j in plan.grid.indices():
-            (y0, y1), (x0, x1) = rows.spans()[i], cols.spans()[j]
-            weight = (rows.weights(i)[:, None] * cols.weights(j)[None, :]).to(self.device)
-            first = 0
-            for part in network(y0, y1, x0, x1):
-                if blended is None:
-                    blended = torch.zeros(batch, part.shape[1], latents, rows.length, cols.length)
-                n = part.shape[2]
-                blended[:, :, first : first + n, y0:y1, x0:x1] += (part.float() * weight).cpu()
-                first += n
-                tick.advance()
-        return (part.to(self.device, self.dtype) for part in blended.split(plan.steps.latents, 2))
-
-    # -- checks ---------------------------------------------------------------------------------------------------
-
-    def _check_latent(self, latent: Tensor) -> Tensor:
-        z = latent.unsqueeze(0) if latent.ndim == 4 else latent
-        c = self.latent_channels
-        if z.ndim != 5 or z.shape[1] != c:
-            raise InputError(f"a latent of this VAE is [B, {c}, T, h, w] or [{c}, T, h, w], not {list(latent.shape)}")
-        if min(z.shape) < 1:
-            raise InputError(f"the latent {list(latent.shape)} is empty: it needs at least one frame and pixel")
-        if not torch.isfinite(z).all():
-            raise InputError("the latent holds NaN or Inf: the step that made it failed")
-        return z
-
-    def _check_video(self, video: Tensor) -> Tensor:
-        self._need_encoder()
-        x = video.unsqueeze(0) if video.ndim == 4 else video
-        if x.ndim != 5 or x.shape[-1] != 3:
-            raise InputError(f"video frames are [B, F, H, W, 3] or [F, H, W, 3], not {list(video.shape)}")
-        if x.shape[0] < 1 or x.shape[1] < 1:
-            raise InputError(f"the video {list(video.shape)} has no frames")
-        if min(x.shape[2:4]) < self.spatial:
-            least = f"{self.spatial}x{self.spatial}"
-            raise InputError(f"frames of {x.shape[3]}x{x.shape[2]} are too small: at least {least} pixels")
-        if x.dtype != torch.uint8 and not all(torch.isfinite(f).all() for clip in x for f in clip):
-            raise InputError("the video holds NaN or Inf")
-        return x
+    def _safer(self, where: str) -> VideoVAE:
+        """This VAE in the type of the next wider range, for a run in which `where` was not finite. Raises
+        NonFiniteError where there is none."""
+        if self.dtype not in SAFER:
+            raise NonFiniteError(f"{where} came out as NaN or Inf in {self.precision}: weights or latent are damaged")
+        dtype, name = SAFER[self.dtype]
+        log.warn(f"{where} came out as NaN or Inf in {self.precision}; going on from there in {name}")
+        self.release()
+        other = copy.copy(self)
+        other._asked, other._float, other.dtype = name, name, dtype
+        other.model = copy.deepcopy(self.model).to(dtype)
+        other._use(self._options)
+        return other
 
     def _need_encoder(self) -> None:
         if not self.can_encode:
             raise InputError(f"{self.path or 'this VAE'} holds a decoder only: encoding needs a file with the encoder")
+
+
+def _leaner(vae: VideoVAE, plan: Callable[[VideoVAE, int], Plan], failed: Plan) -> Plan | None:
+    try:
+        return plan(vae, failed.peak_bytes)
+    except PlanError:
+        return None
 
 
 def _never() -> None:

@@ -86,7 +86,9 @@ class FusedEncoder:
                 target = out[first : first + part.shape[0]]
                 parts.append(run.downsample(self.downs[0], x, target, starts, self.groups))
                 run.advance(height, width)
-        return None if run.dry else Partials(torch.cat([p.data for p in parts]), parts[0].span)
+        if run.dry:
+            return None
+        return Partials(run.attempt(torch.cat, [p.data for p in parts]), parts[0].span)
 
     def _latent_size(self, run: Run, x: Tensor, sums: Partials | None, moments: Tensor) -> None:
         x, sums = resnets(run, self.resnets[3], x, sums, self.groups)

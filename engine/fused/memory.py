@@ -86,6 +86,8 @@ class Ring:
         self.frames = max(self.frames, self._fed[key])
 
     def allocate(self, device: torch.device) -> None:
+        """Get the memory; what was in it is unknown, so the clip starts anew."""
+        self.restart()
         self.data = torch.empty((self.slots, *self.plane), dtype=self.dtype, device=device)
 
     def place(self, key: str, frames: int) -> tuple[int, int]:
@@ -111,6 +113,19 @@ class Ring:
         self._fed.clear()
         if moved:
             self._position = (self._position + frames) % self.slots
+
+    def history(self, key: str) -> list[Tensor]:
+        """Between passes: the `halo` last frames of `key`, oldest first. Empty before its clip's first pass."""
+        if key not in self._started:
+            return []
+        first = self._position - self._ends[key]
+        return [self.data[(first + i) % self.slots] for i in range(self.halos[key])]
+
+    def adopt(self, key: str, frames: Tensor) -> None:
+        """Between passes: `key` goes on behind these frames [halo, H + 2, W + 2, C], oldest first."""
+        self._started.add(key)
+        for slot, frame in zip(self.history(key), frames, strict=True):
+            slot.copy_(frame)
 
     def restart(self) -> None:
         """Forget the clip."""

@@ -74,6 +74,12 @@ class _History:
     def nbytes(self) -> int:
         return self.halo * math.prod(self.plane) * self.dtype.itemsize
 
+    def fresh(self, slots: int) -> tuple[int, int]:
+        """(how many of the last of `slots` frames to store, slot of the first): a running history takes only what is
+        new, in place of what is oldest."""
+        count = min(slots - self.halo, self.halo) if self.started else self.halo
+        return count, self.oldest if count < self.halo else 0
+
 
 @dataclass
 class _Buffer:
@@ -82,7 +88,9 @@ class _Buffer:
     data: Tensor
     holds: tuple[str, Band] | None = None
     arrived: torch.cuda.Event | None = None
-    free: torch.cuda.Event | None = None
+    #: What the next use of this memory waits for: its history is stored, its convolution done.
+    stored: torch.cuda.Event | None = None
+    read: torch.cuda.Event | None = None
 
 
 class Parked:
@@ -165,6 +173,28 @@ class Parked:
         for history in self._histories.values():
             history.started, history.oldest = False, 0
 
+    # -- between passes --------------------------------------------------------------------------------------------
+
+    @property
+    def holding(self) -> list[str]:
+        """Keys of all convolutions whose history waits here."""
+        return list(self._histories)
+
+    def history(self, key: str) -> list[Tensor]:
+        """The `halo` last frames of `key` in host memory, oldest first. Empty before its clip's first pass."""
+        history = self._histories[key]
+        if not history.started:
+            return []
+        self.wait()
+        return [history.data[(history.oldest + i) % history.halo] for i in range(history.halo)]
+
+    def adopt(self, key: str, frames: Tensor) -> None:
+        """`key` goes on behind these frames [halo, H + 2, W + 2, C], oldest first."""
+        history = self._histories[key]
+        self.wait()
+        history.data.copy_(frames)
+        history.started, history.oldest = True, 0
+
     # -- one use ---------------------------------------------------------------------------------------------------
 
     def enter(self, key: str, band: Band, frames: int) -> Tensor:
@@ -177,8 +207,8 @@ class Parked:
         buffer = self._buffers[self._turn]
         if buffer.holds != (key, band):
             self._fetch(buffer, key, band)
-        if self._aside and buffer.free is not None:
-            torch.cuda.current_stream(self.device).wait_event(buffer.free)
+        if self._aside and buffer.stored is not None:
+            torch.cuda.current_stream(self.device).wait_event(buffer.stored)
         seen = {key}
         for ahead, use in zip(range(1, len(self._buffers)), self.coming, strict=False):
             # The same convolution's next pass reads what this one is about to store.
@@ -190,34 +220,37 @@ class Parked:
                 self._fetch(following, *use)
         return self._view(buffer, self._histories[key], band, frames)
 
-    def arrive(self, key: str, data: Tensor, head: str) -> None:
-        """New frames are in `data`; from now on the history is, too."""
+    def arrive(self, key: str, band: Band, data: Tensor, head: str) -> None:
+        """New frames are in `data`; from now on the history is, too. What the next pass needs of it is stored while
+        the convolution runs."""
         history, buffer = self._histories[key], self._buffers[self._turn]
         if not history.started:
             fill_head(data, list(range(history.halo + 1)), head)
         elif buffer.arrived is not None:
             torch.cuda.current_stream(self.device).wait_event(buffer.arrived)
-
-    def leave(self, key: str, band: Band, data: Tensor) -> None:
-        """The convolution has read `data`: store what the next pass needs of it."""
-        history, buffer = self._histories[key], self._buffers[self._turn]
-        # A running history takes only what is new, in place of what is oldest.
-        count = min(data.shape[0] - history.halo, history.halo) if history.started else history.halo
-        first = history.oldest if count < history.halo else 0
+        count, first = history.fresh(data.shape[0])
         rows = band.stored - band.top
         if self._aside:
-            done = torch.cuda.Event()
-            done.record(torch.cuda.current_stream(self.device))
-            self._out.wait_event(done)
+            ready = torch.cuda.Event()
+            ready.record(torch.cuda.current_stream(self.device))
+            self._out.wait_event(ready)
         with _on(self._out):
             for i in range(count):
                 target = history.data[(first + i) % history.halo, band.top : band.stored]
                 target.copy_(data[data.shape[0] - count + i, :rows], non_blocking=self._aside)
         if self._aside:
-            buffer.free = history.stored = torch.cuda.Event()
-            buffer.free.record(self._out)
+            buffer.stored = history.stored = torch.cuda.Event()
+            buffer.stored.record(self._out)
+
+    def leave(self, key: str, band: Band, data: Tensor) -> None:
+        """The convolution has read `data`."""
+        history, buffer = self._histories[key], self._buffers[self._turn]
         buffer.holds = None
+        if self._aside:
+            buffer.read = torch.cuda.Event()
+            buffer.read.record(torch.cuda.current_stream(self.device))
         if band.bottom == band.stored:  # the last band
+            count, first = history.fresh(data.shape[0])
             history.oldest = (first + count) % history.halo
             history.started = True
         self._turn = (self._turn + 1) % len(self._buffers)
@@ -229,7 +262,7 @@ class Parked:
         if not history.started:
             return
         if self._aside:
-            for event in (buffer.free, history.stored):
+            for event in (buffer.stored, buffer.read, history.stored):
                 if event is not None:
                     self._in.wait_event(event)
         with _on(self._in):

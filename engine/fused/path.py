@@ -20,10 +20,11 @@ from ..precision.policy import EXACT, Policy
 from ..precision.prepared import load, recipe, save
 from ..precision.store import Store
 from ..runtime.dryrun import peak_bytes
+from ..runtime.guard import Guard, out_of_memory
 from ..runtime.pixels import PixelSink, StagedReader, StagedWriter, to_unit
-from ..runtime.progress import Ticker
 from .decoder import FusedDecoder
 from .encoder import FusedEncoder
+from .handover import hand_over, take_over
 from .parking import Parking
 from .placement import Sizes
 from .run import Run
@@ -117,87 +118,105 @@ class FusedPath:
     # -- runs, clip by clip through one set of buffers ---------------------------------------------------------------
 
     def decode(
-        self, z: Tensor, scale: float, plan: Plan, sink: PixelSink, tick: Ticker, device: torch.device
+        self, z: Tensor, scale: float, plan: Plan, sink: PixelSink, guard: Guard, device: torch.device
     ) -> None:
         """Latents [B, C, T, h, w], divided by `scale`, into the sink's frames."""
         decoder, steps, out = self.decoder(), plan.steps, sink.out
         parking, ahead = self._parking(plan), self._options.async_offload
         run = decoder.plan(steps.latents, z.shape[3], z.shape[4], steps.frames, out.dtype, device, parking)
         reader = StagedReader(device, ahead)
-        with allocated(run), StagedWriter(out, steps.frames, device, ahead) as writer:
-            for clip in range(z.shape[0]):
-                run.restart()
+        with allocated(run, guard), StagedWriter(out, steps.frames, device, guard.finish, ahead) as writer:
+            for clip in _unfinished(guard, out):
 
                 def emit(pixels: Tensor, clip: int = clip) -> None:
-                    writer.write(clip, run.done["frames"] - pixels.shape[0], pixels)
-                    tick.check()
+                    first, count = run.done["frames"] - pixels.shape[0], pixels.shape[0]
+                    done = guard.skip(clip, first, count)
+                    if done < count:
+                        writer.write(clip, first + done, pixels[done:], run.health)
+                    guard.tick.check()
 
-                for part in _chunks(z[clip], steps, scale, reader):
-                    tick.check()
+                _begin(run, clip, guard)
+                for part in _chunks(z[clip][:, run.done["latents"] :], steps, scale, reader):
+                    guard.tick.check()
                     walk = functools.partial(decoder.chunk, run, part, steps.frames, out.dtype, emit)
                     run.scout(walk)
-                    walk()
-                    tick.advance()
+                    with run.chunk():
+                        walk()
+                    guard.reach(clip * z.shape[2] + run.done["latents"])
+                    if run.pressed:
+                        guard.settle(run.recover)
 
     def decode_tiles(
-        self, z: Tensor, scale: float, plan: Plan, sink: PixelSink, tick: Ticker, device: torch.device
+        self, z: Tensor, scale: float, plan: Plan, sink: PixelSink, guard: Guard, device: torch.device
     ) -> None:
         """As `decode` in blended tiles: the front runs untiled, its features wait in host memory; then tile by tile."""
-        decoder, steps = self.decoder(), plan.steps
+        decoder, steps, latents = self.decoder(), plan.steps, z.shape[2]
         front = decoder.plan_front(steps.latents, z.shape[3], z.shape[4], device)
         tile = decoder.plan_tile(steps.latents, plan.grid.rows.size, plan.grid.cols.size, steps.frames, device)
         reader = StagedReader(device, self._options.async_offload)
         for clip in range(z.shape[0]):
+            before = clip * latents * (len(plan.grid) + 1)
             features: list[Tensor] = []
-            with allocated(front):
+            with allocated(front, guard):
                 for part in _chunks(z[clip], steps, scale, reader):
-                    tick.check()
+                    guard.tick.check()
                     decoder.front_chunk(front, part, lambda x: features.append(x.cpu()))  # noqa: B023 - called at once
-                    tick.advance()
-            with allocated(tile):
-                for where in plan.grid.indices():
-                    self._decode_tile(tile, features, clip, where, plan, sink, tick)
+                    guard.reach(before + sum(map(len, features)))
+            with allocated(tile, guard):
+                for index, where in enumerate(plan.grid.indices(), 1):
+                    if guard.finished[(clip, *where)] < sink.out.shape[1]:
+                        self._decode_tile(tile, features, clip, where, plan, sink, guard, before + index * latents)
 
     def _decode_tile(
         self, run: Run, features: list[Tensor], clip: int, where: tuple[int, int], plan: Plan, sink: PixelSink,
-        tick: Ticker,
+        guard: Guard, before: int,
     ) -> None:
         rows, cols = plan.grid.rows, plan.grid.cols
         (y0, y1), (x0, x1) = rows.spans()[where[0]], cols.spans()[where[1]]
         weight = (rows.weights(where[0], 8)[:, None] * cols.weights(where[1], 8)[None, :]).to(run.device)
+        name = (clip, *where)
 
         def emit(pixels: Tensor) -> None:
-            sink.add_pixels(clip, run.done["frames"] - pixels.shape[0], 8 * y0, 8 * x0, pixels, weight)
-            tick.check()
+            first, count = run.done["frames"] - pixels.shape[0], pixels.shape[0]
+            done = guard.skip(name, first, count)
+            if done < count:
+                guard.inspect(name, first, count, float(run.health))
+                sink.add_pixels(clip, first + done, 8 * y0, 8 * x0, pixels[done:], weight)
+                guard.finish(name, first, count)
+            guard.tick.check()
 
         run.restart()
         for part in features:
-            tick.check()
+            guard.tick.check()
             crop = part[:, y0:y1, x0:x1].to(run.device).contiguous()
             self.decoder().tile_chunk(run, crop, plan.steps.frames, emit)
-            tick.advance()
+            guard.reach(before + run.done["latents"])
 
-    def encode(
-        self, video: Tensor, spans: list[tuple[int, int]], plan: Plan, out: Tensor, tick: Ticker, device: torch.device
-    ) -> None:
-        """Frames [B, F, H, W, 3] in 0..1 (or bytes), chunked as `spans`, into moments out [B, 2C, T, h, w]."""
+    def encode(self, video: Tensor, plan: Plan, out: Tensor, guard: Guard, device: torch.device) -> None:
+        """Frames [B, F, H, W, 3] in 0..1 (or bytes) into moments out [B, 2C, T, h, w]."""
         encoder, steps = self.encoder(), plan.steps
         parking, ahead = self._parking(plan), self._options.async_offload
         run = encoder.plan(steps.latents, video.shape[2], video.shape[3], steps.frames, device, parking)
-        reader = StagedReader(device, ahead)
-        with allocated(run), StagedWriter(out.permute(0, 2, 3, 4, 1), steps.latents, device, ahead) as writer:
-            for clip in range(video.shape[0]):
-                run.restart()
-                first = 0
-                for a, b in spans:
-                    tick.check()
+        reader, out = StagedReader(device, ahead), out.permute(0, 2, 3, 4, 1)
+        count = 4 * (out.shape[1] - 1) + 1
+        with allocated(run, guard), StagedWriter(out, steps.latents, device, guard.finish, ahead) as writer:
+            for clip in _unfinished(guard, out):
+                _begin(run, clip, guard)
+                while run.done["frames"] < count:
+                    guard.tick.check()
+                    a, first = run.done["frames"], -(-run.done["frames"] // 4)
+                    b = min(4 * (first + steps.latents - 1) + 1, count)
                     frames = to_unit(reader.read(video[clip, a:b]))
                     walk = functools.partial(encoder.chunk, run, frames, steps.frames)
                     run.scout(walk)
-                    moments = walk()
-                    writer.write(clip, first, moments)
-                    first += moments.shape[0]
-                    tick.advance()
+                    with run.chunk():
+                        moments = walk()
+                    done = guard.skip(clip, first, moments.shape[0])
+                    if done < moments.shape[0]:
+                        writer.write(clip, first + done, moments[done:], run.attempt(moments.sum))
+                    guard.reach(clip * out.shape[1] + first + moments.shape[0])
+                    if run.pressed:
+                        guard.settle(run.recover)
 
     def _parking(self, plan: Plan) -> Parking | None:
         return plan.parking and replace(plan.parking, prefetch=self._options.async_offload)
@@ -261,13 +280,33 @@ class FusedPath:
 
 
 @contextmanager
-def allocated(run: Run) -> Iterator[None]:
-    """The run's memory, given back whatever happens."""
+def allocated(run: Run, guard: Guard) -> Iterator[None]:
+    """The run's memory, given back whatever happens. Where that runs out between two chunks, the guard keeps the clip
+    as it stands."""
+    run.relieve = guard.relieve_operator
     try:
         run.allocate()
         yield
+    except Exception as error:
+        if out_of_memory(error):
+            guard.keep(lambda: hand_over(run))
+        raise
     finally:
         run.free()
+
+
+def _unfinished(guard: Guard, out: Tensor) -> Iterator[int]:
+    """Clips of [B, frames, ...] that are not finished."""
+    return (clip for clip in range(out.shape[0]) if guard.finished[clip] < out.shape[1])
+
+
+def _begin(run: Run, clip: int, guard: Guard) -> None:
+    """The clip's start, or where an attempt before left it."""
+    begun = guard.taken_over(clip)
+    if begun is None:
+        run.restart()
+    else:
+        take_over(run, begun)
 
 
 def _plain_attention_bytes(tokens: int, channels: int, dtype: torch.dtype) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ from ..kernels.conv3d import Epilogue, Geometry, Partials, conv3d, frames_of, pa
 from ..kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
 from ..kernels.to_pixels import Pixels, scratch_floats, to_pixels
 from ..kernels.upsample import upsample
+from ..runtime.guard import out_of_memory
 from .memory import Arena, Plane, Ring
 from .parking import Parked, Parking
 from .weights import Attention, Conv, Downsampler, Expansion, Output, Upsampler
@@ -22,6 +25,8 @@ from .weights import Attention, Conv, Downsampler, Expansion, Output, Upsampler
 COPY = Norm("none")
 _PLAIN = Geometry()
 _RESIDENT = Parking(frozenset(), 0)
+#: Given up first when an operator's own temporaries find no memory; part of what plans allow for those.
+RESERVE_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,15 @@ class Run:
         self.dry = True
         #: Called with each convolution and its new input [D, H, W, C] as stored; for measuring, where none is parked.
         self.watch: Callable[[Conv | Upsampler, Tensor], None] | None = None
+        #: Called when an operator finds no memory, before it is tried once more.
+        self.relieve: Callable[[], None] = _nothing
+        #: Memory ran short and the reserve is gone.
+        self.pressed = False
+        #: Finite if all values of the latest `pixels` are; float32 [] on the device.
+        self.health: Tensor | None = None
+        self._reserve: Tensor | None = None
+        #: The clip has begun and no `chunk` of it is under way.
+        self.between = False
 
     @property
     def nbytes(self) -> int:
@@ -93,6 +107,7 @@ class Run:
         self.parked.allocate()
         self.dry = False
         self.restart()
+        self.recover()
 
     def free(self) -> None:
         """Give the memory back; `allocate` may follow again."""
@@ -100,10 +115,12 @@ class Run:
         self.arena.free()
         for ring in self.rings.values():
             ring.data = None
+        self._reserve = self.health = None
 
     def restart(self) -> None:
         """A new clip of the same size in the same memory."""
         self.done.clear()
+        self.between = False
         for ring in self.rings.values():
             ring.restart()
         self.parked.restart()
@@ -121,10 +138,54 @@ class Run:
             self.dry = False
             self.done = done
 
-    def take(self, *shape: int) -> Tensor:
-        return self.arena.take(shape, self.dtype)
+    # -- short of memory ------------------------------------------------------------------------------------------
+
+    def attempt(self, work: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """work(...), once more if memory runs out, after the reserve and whatever `relieve` finds are given back.
+
+        The arena and the rings are there already, so only an operator's own temporaries can be missing, and those it
+        gets before it writes anything: nothing is lost. A second failure is raised.
+        """
+        try:
+            return work(*args, **options)
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+        self._reserve = None
+        self.pressed = True
+        self.relieve()
+        return work(*args, **options)
+
+    def recover(self) -> bool:
+        """Whether the reserve is there (again)."""
+        size = RESERVE_BYTES if self.device.type == "cuda" else 0
+        try:
+            self._reserve = torch.empty(size, dtype=torch.uint8, device=self.device)
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+        self.pressed = self._reserve is None
+        return not self.pressed
+
+    @contextmanager
+    def chunk(self) -> Iterator[None]:
+        """One chunk's steps: if they fail, the histories are neither the old ones nor the new ones."""
+        self.between = False
+        yield
+        self.between = True
+
+    def holders(self) -> Iterator[tuple[Ring | Parked, str]]:
+        """Where each convolution's history is, with its key."""
+        for ring in self.rings.values():
+            for key in ring.halos:
+                yield ring, key
+        for key in self.parked.holding:
+            yield self.parked, key
 
     # -- steps ----------------------------------------------------------------------------------------------------
+
+    def take(self, *shape: int) -> Tensor:
+        return self.arena.take(shape, self.dtype)
 
     def conv(
         self, conv: Conv, x: Tensor, out: Tensor, norm: Norm = COPY, sums: Partials | None = None, groups: int = 0,
@@ -136,29 +197,31 @@ class Run:
         call does not read.
         """
         parts = []
-        for i in self._inputs(conv, x, norm, sums, out.shape[1], geometry):
+        for i in self._inputs(conv, x, norm, self._coefficients(x, norm, sums), out.shape[1], geometry):
             epilogue = Epilogue(
                 bias=conv.bias, residual=None if residual is None else i.rows(residual), groups=groups,
                 scale=conv.scale, half_accumulate=conv.half_accumulate,
             )  # fmt: skip
             start = (i.start + skip) % i.data.shape[0]
             parts.append(
-                conv3d(i.data, conv.weight, i.rows(out), geometry=i.geometry, epilogue=epilogue, start=start)
+                self.attempt(
+                    conv3d, i.data, conv.weight, i.rows(out), geometry=i.geometry, epilogue=epilogue, start=start
+                )
             )
-        return _joined(parts)
+        return self.joined(parts)
 
     def pointwise(self, conv: Conv, x: Tensor, out: Tensor) -> None:
         """A 1x1x1 convolution straight from a residual stream."""
         if not self.dry:
-            conv3d(x, conv.weight, out, epilogue=Epilogue(bias=conv.bias))
+            self.attempt(conv3d, x, conv.weight, out, epilogue=Epilogue(bias=conv.bias))
 
     def upsample(self, up: Upsampler | Expansion, x: Tensor, out: Tensor, first: int, groups: int) -> Partials | None:
         """x [D, H, W, C] -> out at twice the size; `first` is x's first frame within the clip."""
         if isinstance(up, Expansion):
             return self._expand(up, x, out, groups)
-        return _joined([
-            upsample(i.data, up.composed, i.rows(out, 2), first=first, groups=groups, scale=up.scale, start=i.start,
-                     geometry=i.geometry, half_accumulate=up.half_accumulate)
+        return self.joined([
+            self.attempt(upsample, i.data, up.composed, i.rows(out, 2), first=first, groups=groups, scale=up.scale,
+                         start=i.start, geometry=i.geometry, half_accumulate=up.half_accumulate)
             for i in self._inputs(up, x, COPY, None, x.shape[1], _PLAIN)
         ])  # fmt: skip
 
@@ -197,26 +260,34 @@ class Run:
             scratch = self.arena.take((scratch_bytes(n, self.dtype.itemsize),), torch.uint8)
             if self.dry:
                 return None
-            coefs = coefficients(sums, block.norm, n)
+            coefs = self._coefficients(x, block.norm, sums)
+
+            def product(flat: Tensor, linear: tuple[Tensor, Tensor], out: Tensor) -> None:
+                self.attempt(torch.addmm, linear[1], flat, linear[0], out=out)
+
             for i in range(x.shape[0]):
-                norm_act(x[i : i + 1], block.norm, tokens, border=0, store=Store(silu=False), coefs=coefs[i : i + 1])
-                flat = tokens.view(n, c)
-                for (weight, bias), out in zip((block.q, block.k, block.v), (q, k, v), strict=True):
-                    torch.addmm(bias, flat, weight, out=out[0])
+                frame = x[i : i + 1]
+                options = {"border": 0, "store": Store(silu=False), "coefs": coefs[i : i + 1]}
+                self.attempt(norm_act, frame, block.norm, tokens, **options)
+                for linear, out in zip((block.q, block.k, block.v), (q, k, v), strict=True):
+                    product(tokens.view(n, c), linear, out[0])
                 backend = "auto" if block.flash else "reference"
-                mixed = attention(q, k, v, out=y, scratch=scratch, backend=backend)
-                weight, bias = block.out
-                torch.addmm(bias, mixed[0], weight, out=q[0])
-                x[i].view(n, c).add_(q[0])
-        return statistics(x, block.norm.groups)
+                mixed = self.attempt(attention, q, k, v, out=y, scratch=scratch, backend=backend)
+                product(mixed[0], block.out, q[0])
+                frame.view(n, c).add_(q[0])
+        return self.attempt(statistics, x, block.norm.groups)
 
     def pixels(self, conv: Output, x: Tensor, norm: Norm, sums: Partials | None, out: Tensor, format: Pixels) -> None:
         """Last norm and convolution, stored as finished pixels in `out` [D, H, W, 3]."""
+        coefs = self._coefficients(x, norm, sums)
+        if coefs is not None:
+            # One NaN or Inf in a frame is in its statistics, and so in this sum; finite ones do not add up to either.
+            self.health = self.attempt(coefs.sum)
         with self.arena.scope():
             scratch = self.arena.take((scratch_floats(*out.shape),), torch.float32)
-            for i in self._inputs(conv, x, norm, sums, out.shape[1], _PLAIN):
-                to_pixels(i.data, conv.weight, conv.bias, i.rows(out), pixels=format, start=i.start,
-                          packed=conv.packed, scratch=scratch)  # fmt: skip
+            for i in self._inputs(conv, x, norm, coefs, out.shape[1], _PLAIN):
+                self.attempt(to_pixels, i.data, conv.weight, conv.bias, i.rows(out), pixels=format, start=i.start,
+                             packed=conv.packed, scratch=scratch)  # fmt: skip
 
     def advance(self, h: int, w: int) -> None:
         """Every convolution at this resolution has had the pass's frames."""
@@ -226,16 +297,25 @@ class Run:
 
     # -- where convolutions find their input ------------------------------------------------------------------------
 
+    def joined(self, parts: list[Partials | None]) -> Partials | None:
+        """The sums of parts that follow each other in space."""
+        if not parts or parts[0] is None:
+            return None
+        return parts[0] if len(parts) == 1 else self.attempt(Partials.concat, parts)
+
+    def _coefficients(self, x: Tensor, norm: Norm, sums: Partials | None) -> Tensor | None:
+        if norm.kind != "group" or self.dry:
+            return None
+        sums = self.attempt(statistics, x, norm.groups) if sums is None else sums
+        return self.attempt(coefficients, sums, norm, x.shape[1] * x.shape[2])
+
     def _inputs(
-        self, conv: Conv | Upsampler, x: Tensor, norm: Norm, sums: Partials | None, rows: int, geometry: Geometry
+        self, conv: Conv | Upsampler, x: Tensor, norm: Norm, coefs: Tensor | None, rows: int, geometry: Geometry
     ) -> Iterator[_Input]:
         """Write x as the next input of `conv` behind its history, whole or band by band. Nothing while dry."""
         d, h, w, c = x.shape
         plane = (h + 2, w + 2, padded_channels(c, conv.dtype))
         store = Store(silu=norm is not COPY, scale=conv.scale, gain=conv.gain)
-        coefs = None
-        if norm.kind == "group" and not self.dry:
-            coefs = coefficients(statistics(x, norm.groups) if sums is None else sums, norm, h * w)
         if self.dry:
             visit = self.visits.setdefault(conv.key, Visit((plane, conv.dtype), conv.halo))
             visit.times += 1
@@ -245,7 +325,7 @@ class Run:
                 ring.join(conv.key, conv.halo, d)
                 return
             start, slot = ring.place(conv.key, d)
-            norm_act(x, norm, ring.data, slot=slot, store=store, coefs=coefs)
+            self.attempt(norm_act, x, norm, ring.data, slot=slot, store=store, coefs=coefs)
             ring.begin(conv.key, self.head)
             if self.watch is not None:
                 self.watch(conv, frames_of(ring.data, slot, d)[:, 1:-1, 1:-1, :c])
@@ -258,14 +338,13 @@ class Run:
                 parked.note(conv.key, band, d)
                 continue
             data = parked.enter(conv.key, band, d)
-            norm_act(x, norm, data, slot=conv.halo, store=store, coefs=coefs, first=band.top)
-            parked.arrive(conv.key, data, self.head)
+            self.attempt(norm_act, x, norm, data, slot=conv.halo, store=store, coefs=coefs, first=band.top)
+            parked.arrive(conv.key, band, data, self.head)
             here = replace(geometry, first_row=band.first, frame_rows=rows)
             yield _Input(data, 0, here, band.first, band.last)
             parked.leave(conv.key, band, data)
 
 
-def _joined(parts: list[Partials | None]) -> Partials | None:
-    if not parts or parts[0] is None:
-        return None
-    return parts[0] if len(parts) == 1 else Partials.concat(parts)
+
+def _nothing() -> None:
+    """Nothing else can be given back."""

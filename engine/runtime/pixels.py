@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
+
+from .guard import out_of_memory
 
 OUTPUTS = {"float32": torch.float32, "float16": torch.float16, "uint8": torch.uint8}
 
@@ -56,25 +61,31 @@ class PixelSink:
     (1/8 of an 8-bit step at worst) and is converted at the end.
     """
 
-    def __init__(self, shape: tuple[int, int, int, int, int], output: torch.dtype, tiled: bool) -> None:
+    def __init__(self, shape: tuple[int, int, int, int, int], output: torch.dtype) -> None:
         self.output = output
+        self.tiled = False
+        self.out = self._sum = torch.empty(shape, dtype=output)
+
+    def begin(self, tiled: bool) -> None:
+        """Whatever was written counts no more."""
         self.tiled = tiled
-        self.out = (torch.zeros if tiled else torch.empty)(shape, dtype=output)
-        own = tiled and output == torch.uint8
-        self._sum = torch.zeros(shape, dtype=torch.float16) if own else self.out
+        own = tiled and self.output == torch.uint8
+        self._sum = torch.empty(self.out.shape, dtype=torch.float16) if own else self.out
+        if tiled:
+            self._sum.zero_()
 
-    def write(self, first: int, frames: Tensor) -> None:
-        """Whole frames [B, 3, f, H, W] at frame `first`."""
-        self.out[:, first : first + frames.shape[2]].copy_(to_pixels(frames, self.output))
+    def write(self, clip: int, first: int, frames: Tensor) -> None:
+        """Whole frames [1, 3, f, H, W] about -1..1 at frame `first` of `clip`."""
+        self.out[clip, first : first + frames.shape[2]].copy_(to_pixels(frames, self.output)[0])
 
-    def add(self, first: int, top: int, left: int, frames: Tensor, weight: Tensor) -> None:
-        """One tile's frames [B, 3, f, h, w] about -1..1 at pixel (top, left), times `weight` [h, w] on their device."""
-        x = frames.float().mul_(0.5).add_(0.5).permute(0, 2, 3, 4, 1)
-        self.add_pixels(slice(None), first, top, left, x, weight)
+    def add(self, clip: int, first: int, top: int, left: int, frames: Tensor, weight: Tensor) -> None:
+        """One tile's frames [1, 3, f, h, w] about -1..1 at pixel (top, left), times `weight` [h, w] on their device."""
+        x = frames[0].float().mul_(0.5).add_(0.5).permute(1, 2, 3, 0)
+        self.add_pixels(clip, first, top, left, x, weight)
 
-    def add_pixels(self, clip: int | slice, first: int, top: int, left: int, pixels: Tensor, weight: Tensor) -> None:
-        """As `add` for float32 pixels [..., f, h, w, 3] about 0..1 of one or all clips; overwrites `pixels`."""
-        f, h, w = pixels.shape[-4:-1]
+    def add_pixels(self, clip: int, first: int, top: int, left: int, pixels: Tensor, weight: Tensor) -> None:
+        """As `add` for float32 pixels [f, h, w, 3] about 0..1; overwrites `pixels`."""
+        f, h, w, _ = pixels.shape
         x = pixels.mul_(weight[..., None]).to(self._sum.dtype)
         self._sum[clip, first : first + f, top : top + h, left : left + w] += x.cpu()
 
@@ -88,49 +99,75 @@ class PixelSink:
         return self.out
 
 
+#: Called when frames have reached the output tensor: finish(clip, first frame, frames, health). `health` is finite if
+#: all their values were, before they were clamped.
+Finish = Callable[[int, int, int, float], None]
+
+
+@dataclass
+class _Staged:
+    """Pinned memory that one write passes through."""
+
+    pixels: Tensor
+    health: Tensor
+    done: torch.cuda.Event
+
+
 class StagedWriter:
     """Copies finished frames into a host tensor while the GPU goes on: two pinned buffers, one being filled.
 
-    `write` returns at once; a buffer is emptied into `out` when it is needed again, and at the end of the `with`.
+    `write` returns at once; a buffer is emptied into `out` when it is needed again, and at the end of the `with`. Only
+    then is it known whether its values were finite. When the `with` ends because memory ran out, what is under way is
+    still delivered; after any other error it is only waited for.
     """
 
-    def __init__(self, out: Tensor, frames: int, device: torch.device, ahead: bool = True) -> None:
+    def __init__(self, out: Tensor, frames: int, device: torch.device, finish: Finish, ahead: bool = True) -> None:
         """out: [B, F, H, W, C] on the host; at most `frames` frames per write, from `device`.
 
         ahead False: every write waits for its copy, and nothing is pinned.
         """
         self._out = out
+        self._finish = finish
+        self._free: list[_Staged] = []
+        self._waiting: list[tuple[int, int, int, _Staged]] = []
         self._ahead = ahead and device.type == "cuda"
-        shape = (frames, *out.shape[2:])
-        self._buffers = [torch.empty(shape, dtype=out.dtype, pin_memory=True) for _ in range(2)] if self._ahead else []
-        self._waiting: list[tuple[Tensor, Tensor, torch.cuda.Event]] = []
+        for _ in range(2 if self._ahead else 0):
+            pixels = torch.empty((frames, *out.shape[2:]), dtype=out.dtype, pin_memory=True)
+            self._free.append(_Staged(pixels, torch.empty((), pin_memory=True), torch.cuda.Event()))
 
     def __enter__(self) -> StagedWriter:
         return self
 
-    def __exit__(self, kind: type | None, *_: object) -> None:
+    def __exit__(self, kind: type | None, error: BaseException | None, *_: object) -> None:
+        keep = error is None or out_of_memory(error)
         while self._waiting:
-            self._finish_oldest(keep=kind is None)
+            self._deliver(keep)
 
-    def write(self, clip: int, first: int, pixels: Tensor) -> None:
-        """pixels [f, H, W, C] of the output's type become frames `first`.. of `clip`; free to change on return."""
-        target = self._out[clip, first : first + pixels.shape[0]]
+    def write(self, clip: int, first: int, pixels: Tensor, health: Tensor) -> None:
+        """pixels [f, H, W, C] of the output's type become frames `first`.. of `clip`; free to change on return.
+
+        health: float32 [], for `finish`.
+        """
+        count = pixels.shape[0]
         if not self._ahead:
-            target.copy_(pixels)
+            self._out[clip, first : first + count].copy_(pixels)
+            self._finish(clip, first, count, float(health))
             return
-        if len(self._waiting) == len(self._buffers):
-            self._finish_oldest(keep=True)
-        self._buffers.append(self._buffers.pop(0))
-        buffer = self._buffers[-1][: pixels.shape[0]]
-        buffer.copy_(pixels, non_blocking=True)
-        done = torch.cuda.Event()
-        done.record()
-        self._waiting.append((target, buffer, done))
+        if not self._free:
+            self._deliver(keep=True)
+        staged = self._free.pop()
+        staged.pixels[:count].copy_(pixels, non_blocking=True)
+        staged.health.copy_(health, non_blocking=True)
+        staged.done.record()
+        self._waiting.append((clip, first, count, staged))
 
-    def _finish_oldest(self, keep: bool) -> None:
-        target, buffer, done = self._waiting.pop(0)
-        if keep and not done.query():
+    def _deliver(self, keep: bool) -> None:
+        clip, first, count, staged = self._waiting.pop(0)
+        target = self._out[clip, first : first + count]
+        if keep and not staged.done.query():
             target.zero_()  # the first touch of fresh pages takes longer than the copy: do it while waiting
-        done.synchronize()
+        staged.done.synchronize()
+        self._free.append(staged)
         if keep:
-            target.copy_(buffer)
+            target.copy_(staged.pixels[:count])
+            self._finish(clip, first, count, float(staged.health))

@@ -65,7 +65,8 @@ def border_bias(table: Tensor, phase: tuple[int, int], size: tuple[int, int], ge
 
 def conv3d(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue: Epilogue, start: int = 0,
            first: int = 2) -> Partials | None:
-    """See dispatch.conv3d; same arguments, same result."""
+    """See dispatch.conv3d; same arguments, same result. `out` is written last, when no allocation can fail any more: it
+    may be the residual too, and a call that ran out of memory must be repeatable."""
     pt, py, px = weight.phases
     drop = int(weight.folded and first == 0)
     k = weight.out_channels
@@ -73,6 +74,7 @@ def conv3d(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     count = (d - 1) * geometry.stride[0] + weight.kernel[0]
     frames = frames_of(x, start, count)
     sets = [min(first + i, 2) for i in range(d)] if weight.folded else [0] * d
+    result = torch.empty(out.shape, dtype=out.dtype, device=out.device)
     for phase in range(pt * py * px):
         iy, ix, it = phase // (px * pt), phase // pt % px, phase % pt
         shift = (iy, ix) if weight.shifted else (0, 0)
@@ -94,5 +96,7 @@ def conv3d(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
             target = slice(lo * pt + it - drop, (hi - 1) * pt + it - drop + 1, pt)
             if epilogue.residual is not None:
                 y = y + epilogue.residual[target, iy::py, ix::px].float()
-            out[target, iy::py, ix::px] = cast(y, out.dtype, epilogue.format(out.dtype))
-    return partial_sums(out, epilogue.groups) if epilogue.groups else None
+            result[target, iy::py, ix::px] = cast(y, out.dtype, epilogue.format(out.dtype))
+    partials = partial_sums(result, epilogue.groups) if epilogue.groups else None
+    out.copy_(result)
+    return partials

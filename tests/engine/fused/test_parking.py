@@ -124,7 +124,7 @@ def test_a_use_nobody_announced_is_fetched_all_the_same():
     for frame in range(4):
         data = parked.enter("a", band, 1)
         data[2] = frame
-        parked.arrive("a", data, "zero")
+        parked.arrive("a", band, data, "zero")
         seen.append([int(f[0, 0, 0]) for f in data])
         parked.leave("a", band, data)
     assert seen == [[0, 0, 0], [0, 0, 1], [0, 1, 2], [1, 2, 3]]

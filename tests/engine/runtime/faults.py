@@ -1,0 +1,66 @@
+"""Injected trouble: allocations that fail, values that overflow."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from zerowaste_vae.engine.fused.run import Run
+from zerowaste_vae.engine.runtime.guard import Guard
+from zerowaste_vae.engine.runtime.pinned import POOL
+
+
+class Allocations(TorchDispatchMode):
+    """Counts the operators that make a tensor (not on the meta device); those named in `failing` find no memory."""
+
+    def __init__(self, failing=()):
+        super().__init__()
+        self.failing = frozenset(failing)
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        fresh = isinstance(out, torch.Tensor) and all(r.alias_info is None for r in func._schema.returns)
+        if fresh and out.device.type != "meta":
+            self.count += 1
+            if self.count in self.failing:
+                raise torch.OutOfMemoryError(f"injected: allocation {self.count}")
+        return out
+
+
+def inject(monkeypatch, failing=()) -> Allocations:
+    """Watch over every attempt of a guard, and make the allocations of these numbers fail."""
+    mode, survive = Allocations(failing), Guard.survive
+
+    def watched(self, attempt, plan, leaner):
+        def under(plan):
+            with mode:
+                attempt(plan)
+
+        return survive(self, under, plan, leaner)
+
+    monkeypatch.setattr(Guard, "survive", watched)
+    return mode
+
+
+def fail_calls(monkeypatch, where, name, failing, before=True):
+    """The calls of `where.name` with these numbers (from 1) raise out of memory; returns the list of calls so far."""
+    original, calls = getattr(where, name), []
+
+    def call(*args, **options):
+        calls.append(name)
+        if len(calls) in failing:
+            raise torch.OutOfMemoryError(f"injected: {name} {len(calls)}")
+        return original(*args, **options)
+
+    monkeypatch.setattr(where, name, call)
+    return calls
+
+
+def leftovers() -> list[object]:
+    """What a run has failed to give back: runs that still hold memory, blocks of the pool still in use."""
+    gc.collect()
+    runs = [o for o in gc.get_objects() if type(o) is Run and (o.arena._block is not None or o.rings)]
+    used = POOL.nbytes - sum(b.numel() for b in POOL._idle)
+    return [*(r for r in runs if any(ring.data is not None for ring in r.rings.values())), *([used] if used else [])]

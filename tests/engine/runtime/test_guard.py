@@ -1,0 +1,392 @@
+"""Out of memory, NaN and cancellation at every point of a run: nothing lost, nothing leaked, the VAE reusable."""
+
+import pytest
+import torch
+from zerowaste_vae import Cancelled, PlanError, load
+from zerowaste_vae.engine.errors import NonFiniteError
+from zerowaste_vae.engine.fused import memory, parking, path
+from zerowaste_vae.engine.fused import run as run_module
+from zerowaste_vae.engine.fused.run import Run
+from zerowaste_vae.engine.models.seedvr2 import Decoder
+from zerowaste_vae.engine.runtime.guard import Guard, Pressure, out_of_memory
+from zerowaste_vae.engine.runtime.pixels import PixelSink, StagedWriter
+
+from .faults import fail_calls, inject, leftovers
+
+#: Other chunks are other shapes for torch's convolutions on a CPU, so there only as good as fp32.
+CHUNKS = {"rtol": 0, "atol": 1.5e-5}
+SIZE = (1, 16, 3, 2, 3)
+
+
+@pytest.fixture(scope="module")
+def loaded(vae_file):
+    """Shared by all tests: each one finds the VAEs as the trouble of the one before has left them."""
+    return {(p, f): load(vae_file, precision=p, device="cpu") for p in ("fp32", "fp16") for f in (True, False)}
+
+
+@pytest.fixture
+def make_vae(loaded, monkeypatch):
+    """make_vae(precision, fused): the tiny VAE; the fused path runs on its references."""
+    monkeypatch.setattr("zerowaste_vae.engine.vae.why_off", lambda *_: None)
+
+    def make(precision="fp32", fused=True):
+        vae = loaded[precision, fused]
+        vae.triton_fusion = fused
+        vae.on_pressure = None
+        return vae
+
+    yield make
+    assert leftovers() == []
+
+
+def test_what_counts_as_out_of_memory():
+    for error in (
+        torch.OutOfMemoryError("x"),
+        MemoryError(),
+        Pressure(),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"),
+    ):
+        assert out_of_memory(error)
+    for error in (RuntimeError("shape mismatch"), ValueError("out of memory"), Cancelled("cancelled")):
+        assert not out_of_memory(error)
+
+
+# -- allocations that fail --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_any_allocation_may_fail_once(make_vae, noise, monkeypatch, fused):
+    vae, z = make_vae(fused=fused), noise(*SIZE)
+    expected = vae.decode(z)
+    count = 6
+    with monkeypatch.context() as patch:
+        total = inject(patch)
+        vae.decode(z)
+    # Evenly spread, the first and the last ones among them.
+    for n in sorted({1, 2, 3, total.count, *(1 + i * (total.count - 1) // count for i in range(count))}):
+        with monkeypatch.context() as patch:
+            inject(patch, [n])
+            torch.testing.assert_close(vae.decode(z), expected, **CHUNKS)
+        assert vae.last_report.events["oom_step_downs"] + vae.last_report.events["oom_retries"] == 1, n
+        assert leftovers() == []
+    assert torch.equal(vae.decode(z), expected)
+    assert not events(vae)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_encode_survives_too(make_vae, noise, monkeypatch, fused):
+    vae, video = make_vae(fused=fused), noise(1, 9, 16, 17, 3).sigmoid()
+    expected = vae.encode(video)
+    with monkeypatch.context() as patch:
+        total = inject(patch)
+        vae.encode(video)
+    for n in (1, total.count // 3, total.count // 2, total.count - 1):
+        with monkeypatch.context() as patch:
+            inject(patch, [n])
+            torch.testing.assert_close(vae.encode(video), expected, **CHUNKS)
+        assert vae.last_report.events["oom_step_downs"] + vae.last_report.events["oom_retries"] == 1, n
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_tiles_are_added_once(make_vae, noise, monkeypatch, fused):
+    vae, z = make_vae(fused=fused), noise(2, 16, 2, 3, 4)
+    options = {"tiling": "blended", "tile": 16, "overlap": 8, "chunk": 1}
+    expected = vae.decode(z, **options)
+    with monkeypatch.context() as patch:
+        total = inject(patch)
+        vae.decode(z, **options)
+    for share in (0.1, 0.4, 0.9):
+        n = int(share * total.count)
+        with monkeypatch.context() as patch:
+            # The second one hits the operator's second attempt.
+            inject(patch, [n, n + 1])
+            torch.testing.assert_close(vae.decode(z, **options), expected, **CHUNKS)
+        assert vae.last_report.events["oom_step_downs"] >= 1
+
+
+def test_an_operator_that_finds_no_memory_is_tried_again(make_vae, noise, monkeypatch):
+    vae, z = make_vae(), noise(*SIZE)
+    expected = vae.decode(z, chunk=1)
+    asked = []
+    vae.on_pressure = lambda: asked.append(True)
+    for name in ("conv3d", "norm_act", "coefficients", "statistics", "upsample", "to_pixels", "attention"):
+        with monkeypatch.context() as patch:
+            calls = fail_calls(patch, run_module, name, {3, 5} if name != "statistics" else {2})
+            assert torch.equal(vae.decode(z, chunk=1), expected), name
+            assert len(calls) > 3
+        # Carried to its end where it was: the same bits, nothing run again.
+        assert events(vae) == {"oom_retries": len(asked)}
+        asked.clear()
+
+
+def test_short_of_memory_between_two_chunks_the_clip_is_handed_over(make_vae, noise, monkeypatch):
+    """The histories go on into a leaner plan, here one that parks them: no chunk is run twice."""
+    monkeypatch.setattr("zerowaste_vae.engine.vae.host_budget", lambda *_: 1 << 30)
+    vae, z = make_vae(), noise(2, 16, 4, 2, 3)
+    options = {"chunk": 1}
+    expected = vae.decode(z, **options)
+    written = record_writes(monkeypatch)
+    with monkeypatch.context() as patch:
+        # An operator of the second chunk needs a second attempt, and the reserve does not come back.
+        fail_calls(patch, run_module, "to_pixels", {4})
+        recover = Run.recover
+        patch.setattr(Run, "recover", lambda run: not run.pressed and recover(run))
+        plans = record_plans(patch)
+        out = vae.decode(z, **options)
+    torch.testing.assert_close(out, expected, **CHUNKS)
+    assert events(vae) == {"oom_retries": 1, "oom_step_downs": 1}
+    assert plans[1].peak_bytes < plans[0].peak_bytes
+    assert plans[1].steps.frames < plans[0].steps.frames or plans[1].parking
+    assert sorted(written) == [(clip, frame) for clip in range(2) for frame in range(13)]
+
+
+def test_an_upload_that_fails_hands_over_as_well(make_vae, noise, monkeypatch):
+    vae, z = make_vae(), noise(2, 16, 4, 2, 3)
+    expected = vae.decode(z, chunk=1)
+    written = record_writes(monkeypatch)
+    chunks = path._chunks
+
+    def failing(*args):
+        for i, part in enumerate(chunks(*args)):
+            if i == 2 and not failed:
+                failed.append(i)
+                raise torch.OutOfMemoryError("injected")
+            yield part
+
+    failed = []
+    monkeypatch.setattr(path, "_chunks", failing)
+    torch.testing.assert_close(vae.decode(z, chunk=1), expected, **CHUNKS)
+    assert events(vae) == {"oom_step_downs": 1}
+    assert sorted(written) == [(clip, frame) for clip in range(2) for frame in range(13)]
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("chunk", [0, 1, 2])
+def test_in_the_middle_of_a_chunk_the_clip_is_replayed(make_vae, noise, monkeypatch, fused, chunk):
+    vae, z = make_vae(fused=fused), noise(2, 16, 3, 2, 3)
+    # The leanest plan there is: it is tried again as it is, and so gives the same bits.
+    gib = leanest(vae, z, chunk=1).peak_bytes / 2**30
+    options = {"chunk": 1, "vram_gb": gib}
+    expected = vae.decode(z, **options)
+    written = record_writes(monkeypatch)
+    where, name = (run_module, "to_pixels") if fused else (Decoder, "mid")
+    per_chunk = len(fail_calls_per_chunk(monkeypatch, vae, z, options, where, name)) // (6 if fused else 3)
+    written.clear()
+    # Both attempts of the chunk's first operator fail.
+    first = 1 + chunk * per_chunk
+    fail_calls(monkeypatch, where, name, {first, first + 1} if fused else {first})
+    assert torch.equal(vae.decode(z, **options), expected)
+    assert vae.last_report.events["oom_step_downs"] == 1
+    assert vae.last_report.events["replayed_chunks"] == chunk
+    assert sorted(written) == [(clip, frame) for clip in range(2) for frame in range(9)]
+
+
+@pytest.mark.parametrize("where", [memory.Arena, memory.Ring, parking.Parked])
+def test_memory_that_is_planned_may_not_be_there(make_vae, noise, monkeypatch, where):
+    monkeypatch.setattr("zerowaste_vae.engine.vae.host_budget", lambda *_: 1 << 30)
+    vae, z = make_vae(), noise(*SIZE)
+    expected = vae.decode(z)
+    gib = 0.0
+    if where is parking.Parked:
+        gib = leanest(vae, z).peak_bytes / 2**30
+        assert leanest(vae, z).parking
+    for n in (1, 2):
+        with monkeypatch.context() as patch:
+            calls = fail_calls(patch, where, "allocate", {n})
+            torch.testing.assert_close(vae.decode(z, vram_gb=gib or None), expected, **CHUNKS)
+        assert vae.last_report.events["oom_step_downs"] == int(n == 1 or where is memory.Ring), len(calls)
+        assert leftovers() == []
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_when_nothing_helps_it_says_so(make_vae, noise, monkeypatch, fused):
+    vae, z = make_vae(fused=fused), noise(*SIZE)
+    expected = vae.decode(z)
+    with monkeypatch.context() as patch:
+        inject(patch, range(1, 1_000_000))
+        with pytest.raises(PlanError, match="out of memory in the smallest steps"):
+            vae.decode(z)
+        with pytest.raises(PlanError, match="out of memory in the smallest steps"):
+            vae.encode(torch.rand(5, 16, 16, 3))
+    assert leftovers() == []
+    assert torch.equal(vae.decode(z), expected)
+
+
+def test_other_errors_pass(make_vae, noise, monkeypatch):
+    vae, z = make_vae(), noise(*SIZE)
+
+    def broken(*_, **__):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(run_module, "to_pixels", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        vae.decode(z)
+    assert not events(vae)
+
+
+# -- values that overflow ---------------------------------------------------------------------------------------------
+
+
+def poison(monkeypatch, dtypes, chunk, fused):
+    """Infinity in one value at full size, in the chunk of this number, when it runs in one of `dtypes`."""
+    if fused:
+        original, seen = Run.upsample, {}
+
+        def upsample(self, up, x, out, *args):
+            sums = original(self, up, x, out, *args)
+            if not self.dry and up.key.endswith("up_blocks.2.upsamplers.0.conv"):
+                seen[self.dtype] = seen.get(self.dtype, 0) + 1
+                if self.dtype in dtypes and seen[self.dtype] == chunk:
+                    out[-1, 1, 2, 3] = torch.inf
+            return sums
+
+        monkeypatch.setattr(Run, "upsample", upsample)
+        return
+    original, seen = Decoder.high, {}
+
+    def high(self, x, state=None):
+        out = original(self, x, state)
+        if out.device.type != "meta":
+            seen[x.dtype] = seen.get(x.dtype, 0) + 1
+            if x.dtype in dtypes and seen[x.dtype] == chunk:
+                out[:, 0, -1, 1, 2] = torch.nan
+        return out
+
+    monkeypatch.setattr(Decoder, "high", high)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("chunk", [1, 2, 3])
+def test_from_a_bad_chunk_on_it_goes_on_in_bf16(make_vae, noise, monkeypatch, fused, chunk):
+    vae, z = make_vae("fp16", fused), noise(*SIZE)
+    good = vae.decode(z, chunk=1)
+    safer = vae._safer("").decode(z, chunk=1)
+    assert (safer - good).abs().max() > 1e-4
+    poison(monkeypatch, {torch.float16}, chunk, fused)
+    out = vae.decode(z, chunk=1)
+    kept = 0 if chunk == 1 else 4 * (chunk - 2) + 1
+    assert torch.equal(out[:, :kept], good[:, :kept])
+    assert torch.equal(out[:, kept:], safer[:, kept:])
+    assert events(vae) == ({"nan_reruns": 1, "replayed_chunks": chunk - 1} if chunk > 1 else {"nan_reruns": 1})
+
+
+def test_then_in_fp32_then_it_gives_up(make_vae, noise, monkeypatch):
+    vae, z = make_vae("fp16", False), noise(2, *SIZE[1:])
+    with monkeypatch.context() as patch:
+        poison(patch, {torch.float16, torch.bfloat16}, 2, False)
+        out = vae.decode(z, chunk=1)
+    assert vae.last_report.events["nan_reruns"] == 2
+    assert torch.isfinite(out).all()
+    with monkeypatch.context() as patch:
+        poison(patch, {torch.float16, torch.bfloat16, torch.float32}, 2, False)
+        with pytest.raises(NonFiniteError, match="clip 0, 1 to 4, came out as NaN or Inf in fp32"):
+            vae.decode(z, chunk=1)
+    assert vae.precision == "fp16"
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_real_overflow(make_vae_file, make_vae, noise, fused):
+    """Convolutions whose results leave the range of fp16, but not that of bf16."""
+    make_vae()
+    wide = make_vae_file((16, 16, 16, 16), (16, 16, 16, 16))
+    vae, z = load(wide, precision="fp16", device="cpu"), noise(*SIZE)
+    vae.triton_fusion = fused
+    for block in (vae.model.decoder.up_blocks[3].resnets[1], vae.model.encoder.mid_block.resnets[1]):
+        block.conv2.weight.mul_(1e5)
+    frames = vae.decode(z)
+    assert vae.last_report.events["nan_reruns"] == 1
+    assert torch.isfinite(frames).all()
+    latent = vae.encode(torch.rand(5, 16, 16, 3))
+    assert vae.last_report.events["nan_reruns"] == 1
+    assert torch.isfinite(latent).all()
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_bad_tile_is_made_again(make_vae, noise, monkeypatch, fused):
+    vae, z = make_vae("fp16", fused), noise(1, 16, 2, 3, 4)
+    options = {"tiling": "blended", "tile": 16, "overlap": 8, "chunk": 1}
+    expected = vae.decode(z, **options)
+    poison(monkeypatch, {torch.float16}, 4, fused)
+    out = vae.decode(z, **options)
+    assert vae.last_report.events["nan_reruns"] == 1
+    assert (out - expected).abs().max() < 0.1
+
+
+# -- cancel -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("options", [{}, {"tiling": "blended", "tile": 16, "overlap": 8}])
+def test_cancel_at_any_chunk(make_vae, noise, fused, options):
+    vae, z = make_vae(fused=fused), noise(1, 16, 3, 3, 4)
+    seen = []
+    expected = vae.decode(z, chunk=1, progress=lambda n, _: seen.append(n), **options)
+    for stop in range(len(seen)) if not options else (0, 1, 4, 7):
+        done = []
+        with pytest.raises(Cancelled):
+            vae.decode(z, chunk=1, progress=lambda n, _: done.append(n), cancel=lambda: len(done) >= stop, **options)  # noqa: B023
+        assert len(done) == stop
+        assert leftovers() == []
+    assert torch.equal(vae.decode(z, chunk=1, **options), expected)
+
+
+# -- what the tests look at -------------------------------------------------------------------------------------------
+
+
+def events(vae):
+    """What the last run counted, without zeros."""
+    return {name: count for name, count in vae.last_report.events.items() if count}
+
+
+def leanest(vae, z, **options):
+    """The plan of the least peak."""
+    size = z.shape[0], *z.shape[2:]
+    plan = vae.plan_decode(*size, **options)
+    while True:
+        try:
+            plan = vae.plan_decode(*size, below=plan.peak_bytes, **options)
+        except PlanError:
+            return plan
+
+
+def record_plans(monkeypatch):
+    plans, survive = [], Guard.survive
+
+    def watched(self, attempt, plan, leaner):
+        def seen(plan):
+            plans.append(plan)
+            attempt(plan)
+
+        return survive(self, seen, plan, leaner)
+
+    monkeypatch.setattr(Guard, "survive", watched)
+    return plans
+
+
+def record_writes(monkeypatch):
+    """(clip, frame) of everything that is written to the result."""
+    written = []
+
+    def through(where):
+        original = where.write
+
+        def write(self, clip, first, pixels, *args):
+            count = pixels.shape[0 if where is StagedWriter else 2]
+            original(self, clip, first, pixels, *args)
+            written.extend((clip, first + i) for i in range(count))
+
+        monkeypatch.setattr(where, "write", write)
+
+    through(StagedWriter)
+    through(PixelSink)
+    return written
+
+
+def fail_calls_per_chunk(monkeypatch, vae, z, options, where, name):
+    with monkeypatch.context() as patch:
+        calls = fail_calls(patch, where, name, ())
+        vae.decode(z, **options)
+    return calls
