@@ -32,14 +32,14 @@ def resolve(asked: str, device: torch.device, min_db: float, kernels_off: str | 
     kernels_off: why the fused kernels cannot run the model there. A CPU runs fp8 and int8 for their numbers' sake.
     plain: what runs where none of this does.
     """
-    here = target(device)
     emulated = device.type == "cpu"
-    if asked not in MIXED:
-        if asked != "auto" or min_db <= 0 or emulated or kernels_off:
-            return Mode()
-        return Mode("fp8" if here.fp8 else "int8")
+    if asked not in MIXED and (asked != "auto" or min_db <= 0 or emulated or kernels_off):
+        return Mode()
     if kernels_off:
         return Mode(refused=f"{asked} needs the fused kernels ({kernels_off}): {plain} runs instead")
+    here = target(device)
+    if asked == "auto":
+        return Mode("fp8" if here.fp8 else "int8")
     if asked == "fp16_fast":
         if here.half_accumulate:
             return Mode(half_accumulate=True)
