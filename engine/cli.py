@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from .commands import documented
 from .errors import Cancelled, ZeroWasteError
 
 PROGRAM = "zerowaste-vae"
@@ -22,6 +23,7 @@ COMMANDS = {
     "demo": "encode and decode a small clip with the VAE that ships with the package",
     "convert": "rewrite a VAE file as safetensors or GGUF, plain or block-quantised",
     "calibrate": "measure what 8 bits cost a VAE, and keep it for later runs",
+    "compare": "how two clips differ; whether tiles or chunks show",
     "bench": "measure what this machine reaches",
     "profile": "where the time of a decode or encode goes, by operator and stage",
 }
@@ -33,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line. Returns 0, 2 after an error (one line on stderr) or 130 after Ctrl-C."""
     args = list(sys.argv[1:] if argv is None else argv)
     try:
+        if args and args[0].partition("=")[0] in documented.FLAGS:
+            return documented.run(args, PROGRAM)
         parsed = _parser(args[0] if args else None).parse_args(args)
         return parsed.run(parsed)
     except ZeroWasteError as error:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .errors import InputError
 
@@ -67,6 +68,17 @@ def refuse_foreign_files(folder: Path) -> None:
     foreign = [f.name for f in folder.iterdir() if not re.fullmatch(r"frame_\d+\.png", f.name)]
     if foreign:
         raise InputError(f"{folder}: holds other files ({foreign[0]}, ...), so it is not replaced; choose a new folder")
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text file in UTF-8, replacing `path` when it is complete."""
+    with replacing(Path(path)) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write `value` as JSON that every reader takes (no NaN, no infinity), replacing `path`."""
+    write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
 def write_tensors(

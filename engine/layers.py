@@ -19,9 +19,9 @@ from .runtime.state import State
 
 
 def name_halos(module: nn.Module) -> None:
-    """Give every causal convolution under `module` the key its history is filed under: its own module path."""
+    """Give every convolution of frames under `module` the key its history is filed under: its own module path."""
     for name, child in module.named_modules():
-        if isinstance(child, CausalConv3d):
+        if isinstance(child, (CausalConv3d, FrameConv)):
             child.key = name
 
 
@@ -70,11 +70,13 @@ class CausalConv3d(nn.Conv3d):
 
 
 class FrameConv(nn.Conv2d):
-    """A 2-D convolution of every frame."""
+    """A 2-D convolution of every frame; it has no history."""
+
+    key = ""
 
     def forward(self, x: Tensor) -> Tensor:
         weight, stride, padding = self.weight.unsqueeze(2), (1, *self.stride), (0, *self.padding)
-        if x.is_cuda and x.dtype == torch.float32 and not torch.is_grad_enabled():
+        if x.is_cuda and x.dtype == torch.float32 and not torch.is_grad_enabled() and not tf32_asked():
             return exact.conv3d(x, weight, self.bias, stride, padding)
         return F.conv3d(x, weight, self.bias, stride, padding)
 

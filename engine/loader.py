@@ -46,7 +46,7 @@ def load(
     norm_groups: for files of unusual widths that do not name `norm_num_groups` themselves.
     Raises CheckpointError (unreadable file, no known VAE, missing keys) and InputError (impossible option).
     """
-    where = _placement(precision, device)
+    where = placement(precision, device)
     checkpoint = path if isinstance(path, Checkpoint) else read_checkpoint(path)
     path = checkpoint.path or "these weights"
     architecture = detect(checkpoint.tensors)
@@ -82,7 +82,8 @@ def load(
     return vae
 
 
-def _placement(precision: str, device: torch.device | str | None) -> torch.device:
+def placement(precision: str, device: torch.device | str | None) -> torch.device:
+    """The device that `load` would use. Raises InputError."""
     if precision not in NAMES:
         raise InputError(f"precision={precision!r} is not one of {', '.join(NAMES)}")
     try:

@@ -55,6 +55,21 @@ def read_video(path: str | Path, max_frames: int | None = None) -> tuple[torch.T
     return _read_video_file(path, max_frames)
 
 
+def iter_frames(path: str | Path) -> Iterator[torch.Tensor]:
+    """The frames `read_video` would give, one at a time: float32 [H, W, 3] in 0..1. Raises InputError as it does."""
+    path = Path(path)
+    if not path.exists():
+        raise InputError(f"{path}: no such file or folder")
+    if path.is_dir() or path.suffix.lower() in IMAGE_SUFFIXES:
+        pictures: Iterable[np.ndarray] = map(_read_image, _images_in(path) if path.is_dir() else [path])
+    else:
+        pictures = _video_frames(path)
+    for pixels in pictures:
+        frame = torch.empty(pixels.shape, dtype=torch.float32)
+        _fill(frame, pixels)
+        yield frame
+
+
 def natural_key(name: str) -> list[tuple[int, int, str]]:
     """Sort key under which frame2 comes before frame10."""
     parts = re.findall(r"[0-9]+|[^0-9]+", name.lower())
@@ -105,6 +120,21 @@ def _read_image(path: Path) -> np.ndarray:
 def _fill(target: torch.Tensor, pixels: np.ndarray) -> None:
     """Write integer pixels into a float view as 0..1."""
     np.divide(pixels, np.float32(np.iinfo(pixels.dtype).max), out=target.numpy(), casting="unsafe")
+
+
+def _video_frames(path: Path) -> Iterator[np.ndarray]:
+    """The frames of a video file as integers, none of them kept."""
+    import av
+
+    reformatter = av.video.reformatter.VideoReformatter()
+    try:
+        with av.open(str(path)) as container:
+            if not container.streams.video:
+                raise InputError(f"{path}: holds no video stream")
+            for frame in _frames(container, container.streams.video[0]):
+                yield _to_rgb(frame, reformatter)
+    except av.FFmpegError as error:
+        raise InputError(f"{path}: cannot be read as a video ({error.strerror})") from error
 
 
 def _read_video_file(path: Path, max_frames: int | None) -> tuple[torch.Tensor, Fraction]:

@@ -24,16 +24,18 @@ class Options:
 
     fp8: 8-bit operands where `min_db` allows. Approximate, so off.
     channels_last_3d: activations as NDHWC. None: on the fused kernels, which know no other layout; plain torch keeps
-        NCDHW (its own group norm made a channels-last decode 1.8 times slower on an H200). True: plain torch as well.
+        NCDHW (its own group norm makes a channels-last SeedVR2 decode 1.8 times slower on an H200). True: plain torch
+        as well.
         False: NCDHW, and with it plain torch, everywhere.
     triton_fusion: the fused kernels. Off: the plain torch modules.
     composed_upsample: expansion, pixel shuffle and convolution as one convolution. Off: one after the other.
     cuda_graphs: steady chunks are replayed from a captured graph where that helps.
-    flash_attention: kernels that need no score matrix. Off: plain products, a block of queries at a time.
+    flash_attention: attention kernels, ours or torch's. Off: plain products in fp32, a block of queries at a time.
     tf32: fp32 runs multiply in TF32. Ten bits of mantissa are left, so off.
     cudnn_benchmark: cuDNN tries its algorithms out. Other algorithms round differently and take workspaces that no plan
-        can know, so off; on an H200 it changed no decode time.
-    async_offload: finished frames, and parked history, are copied while the GPU goes on. Off: it waits for each copy.
+        can know, so off; on an H200 it changed nothing in a Wan decode.
+    async_offload: input, finished frames and parked history are copied while the GPU goes on. Off: each copy is waited
+        for, and nothing is read or fetched ahead.
     min_db: PSNR (dB, peak 2.0) that approximations must keep against the exact path; 0 allows only what is switched
         on by name.
     Raises InputError on values of the wrong kind.
@@ -122,7 +124,7 @@ def unused(options: Options, reasons: dict[str, str | None], dtype: torch.dtype,
             off[name] = off[name] or "only the fused kernels have it, and this run is plain torch"
         off["triton_fusion"] = off["triton_fusion"] or _why_plain(options)
         if options.channels_last_3d is None:
-            off["channels_last_3d"] = "plain torch is faster in NCDHW"
+            off["channels_last_3d"] = "plain torch keeps NCDHW unless this is switched on"
         if dtype == torch.float32 and not options.tf32:
             exact = "fp32 convolutions run as matrix products, without cuDNN"
             off["cudnn_benchmark"] = off["cudnn_benchmark"] or exact

@@ -60,7 +60,7 @@ class PlainPath:
                 for clip, start, frames in _new(guard, range(batch), first, piece):
                     sink.write(clip, start, frames)
                 first += piece.shape[2]
-            guard.reach(batch * end)
+            guard.reach(end)
 
     def decode_tiles(
         self, z: Tensor, scale: float, plan: Plan, sink: PixelSink, guard: Guard, device: torch.device
@@ -73,7 +73,7 @@ class PlainPath:
         front = decode_features(decoder, self._latents(z, scale, plan.steps, device), check)
         for end, part in zip(ends, front, strict=True):
             features.append(part.cpu())
-            guard.reach(batch * end)
+            guard.reach(end)
         rows, cols = plan.grid.rows, plan.grid.cols
         for index, (i, j) in enumerate(plan.grid.indices(), 1):
             (y0, y1), (x0, x1) = rows.spans()[i], cols.spans()[j]
@@ -85,7 +85,7 @@ class PlainPath:
                     for clip, start, frames in _new(guard, [(b, i, j) for b in range(batch)], first, piece):
                         sink.add(clip, start, y0 * s, x0 * s, frames, weight)
                     first += piece.shape[2]
-                guard.reach(batch * (index * latents + end))
+                guard.reach(index * latents + end)
 
     def _latents(self, z: Tensor, scale: float, steps: Steps, device: torch.device) -> Iterator[Tensor]:
         for part in z.split(steps.latents or z.shape[2], 2):
@@ -103,13 +103,13 @@ class PlainPath:
         else:
             h, w = plan.grid.rows.length, plan.grid.cols.length
             features = self._tile_features(video, plan, (0, h), (0, w), guard, device)
-        before = batch * latents * len(plan.grid) if plan.tiled else 0
+        before = latents * len(plan.grid) if plan.tiled else 0
         first = 0
         for end, part in zip(ends, encode_moments(encoder, features, check), strict=True):
             for clip, start, moments in _new(guard, range(batch), first, part):
                 out[clip, :, start : start + moments.shape[2]] = moments[0]
             first += part.shape[2]
-            guard.reach(before + batch * end)
+            guard.reach(before + end)
 
     def _encode_tiles(
         self, video: Tensor, plan: Plan, latents: int, guard: Guard, device: torch.device
@@ -127,7 +127,7 @@ class PlainPath:
                 n = part.shape[2]
                 blended[:, :, first : first + n, y0:y1, x0:x1] += (part.float() * weight).cpu()
                 first += n
-                guard.reach(batch * (index * latents + first))
+                guard.reach(index * latents + first)
         return (part.to(device, self._dtype) for part in blended.split(plan.steps.latents, 2))
 
     def _tile_features(

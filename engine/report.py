@@ -33,9 +33,10 @@ class Report:
     precision: str
     device: str
     operands: str = ""  # which convolutions took 8-bit operands
-    mode: str = ""  # what ran: "fused kernels, untiled", "plain torch, 6 blended tiles", ...
+    mode: str = ""  # what ran: "fused kernels (NDHWC)", "plain torch (NCDHW)", ...
     plan: str = ""
     predicted_gb: float | None = None
+    parked_gb: float = 0.0  # host memory that histories wait in, as planned
     #: CUDA: peaks of the process as torch counts them, and what it had allocated before the run. See `measured`.
     reserved_gb: float | None = None
     allocated_gb: float | None = None
@@ -121,6 +122,8 @@ class Report:
 
     def _memory(self) -> str:
         parts = [] if self.predicted_gb is None else [f"planned {self.predicted_gb:.2f} GB"]
+        if self.parked_gb:
+            parts.append(f"{self.parked_gb:.2f} GB parked in host memory")
         if self.reserved_gb is not None:
             parts.append(f"process peak {self.reserved_gb:.2f} GB reserved")
         if self.allocated_gb is not None:

@@ -17,12 +17,13 @@ from .fused.path import FusedPath, why_off
 from .hardware import GIB
 from .inputs import check_latent, check_video
 from .kernels.targets import target
+from .methods import DocumentedMethods
 from .models.arch import Architecture
 from .optimize import DEFAULTS, OFF, Options, unavailable, unused
 from .plain import PlainPath
 from .precision.measure import latent_samples, video_samples
 from .precision.mixed import Mixed
-from .precision.modes import MIXED, resolve
+from .precision.modes import MIXED, SUPPORTED, resolve
 from .precision.store import Store
 from .report import Report
 from .runtime.guard import SAFER, Guard, NonFinite
@@ -34,7 +35,7 @@ from .runtime.scope import scoped_math
 from .runtime.stream import Steps, frame_spans
 
 
-class VideoVAE:
+class VideoVAE(DocumentedMethods):
     """A loaded video VAE.
 
     Latents of `decode` and `encode` are host-scaled (the network's times `scale`), those of the `_raw` pair are the
@@ -80,7 +81,7 @@ class VideoVAE:
             return self.architecture.build(model.config)
 
         self._plain = PlainPath(model, self.architecture, dtype)
-        self._fused = FusedPath(model, build, dtype, options, self.store)
+        self._fused = FusedPath(model, self.architecture, dtype, options, self.store)
         self._mixed = self._mode_of(options)
         for half in ("encoder", "decoder"):
             if getattr(model, half) is not None:
@@ -94,7 +95,10 @@ class VideoVAE:
         asked = self._asked
         if options.fp8 and not options.min_db and asked not in MIXED:
             asked = "fp8"
-        mode = resolve(asked, self.device, options.min_db, self._kernels_off(emulate=True), self._float)
+        off = self._kernels_off(emulate=True)
+        if off is None and self.arch not in SUPPORTED:
+            off = f"{self.arch} runs in 16 bit in this version"
+        mode = resolve(asked, self.device, options.min_db, off, self._float)
         if mode.refused:
             log.once(mode.refused)
         elif mode.kind and self.device.type == "cpu":
@@ -161,6 +165,20 @@ class VideoVAE:
             return None
         return self._fused
 
+    def unused(self, fused: bool | None = None) -> dict[str, str]:
+        """Optimisation -> why runs do not use it. fused: those on the fused kernels, or those that are not (None:
+        untiled runs, whichever they are)."""
+        mode, fused = self._mixed.mode, self.fused() is not None if fused is None else fused
+        kernels_off = why_off(self.arch, self.model.config, self.dtype, self.device)
+        off = unused(self._options, unavailable(self.device, self.dtype, kernels_off), self.dtype, fused)
+        if mode.kind and fused:
+            off.pop("fp8", None)
+            if self.device.type == "cpu":
+                off.pop("composed_upsample", None)
+        if mode.refused:
+            off[self._asked if self._asked in MIXED else "fp8"] = mode.refused
+        return off
+
     def _kernels_off(self, emulate: bool = False) -> str | None:
         if not self._options.triton_fusion:
             return OFF
@@ -210,22 +228,27 @@ class VideoVAE:
             log.once("Triton kernel fusion enabled for GroupNorm + SiLU.", log.info)
         report.mode = f"fused kernels ({layout})" if plan.fused else f"plain torch ({layout})"
         report.plan = plan.describe()
-        report.predicted_gb = plan.peak_bytes / GIB
-        reasons = unavailable(self.device, self.dtype, why_off(self.arch, self.model.config, self.dtype, self.device))
-        off = unused(self._options, reasons, self.dtype, plan.fused)
+        report.predicted_gb, report.parked_gb = plan.peak_bytes / GIB, plan.host_bytes / GIB
+        report.off = list(self.unused(plan.fused).items())
+        if plan.fused:
+            self._describe_operands(report)
+
+    def _describe_operands(self, report: Report) -> None:
         half = "decoder" if report.operation == "decode" else "encoder"
-        if self._mixed.mode.kind and plan.fused:
-            off.pop("fp8", None)
-            if self.device.type == "cpu":
-                report.mode = f"fused network on the reference operators ({layout})"
-                off.pop("composed_upsample", None)
-            report.operands = self._mixed.describe(half)
-            self._mixed.note(report, half)
-        if self._mixed.mode.refused:
-            off[self._asked if self._asked in MIXED else "fp8"] = self._mixed.mode.refused
-        if plan.fused and self.device.type == "cuda" and "fp8" in self._mixed.policy(half).kinds.values():
+        report.operands = self._mixed.describe(half)
+        self._mixed.note(report, half)
+        if self.device.type == "cpu":
+            report.mode = "fused network on the reference operators (NDHWC)"
+        elif "fp8" in self._mixed.policy(half).kinds.values():
             log.once(f"sm_{target(self.device).sm} FP8 Path Activated.", log.info)
-        report.off = list(off.items())
+
+    def _pack(self, report: Report, half: str) -> None:
+        """Pack the weights of "decoder" or "encoder" for the fused kernels, if they are not, under their own time."""
+        if not self._fused.packed_bytes(half):
+            with report.stage("weights"):
+                getattr(self._fused, half)()
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize(self.device)
 
     # -- decode ---------------------------------------------------------------------------------------------------
 
@@ -269,12 +292,14 @@ class VideoVAE:
         output: str = "float32",
         progress: Progress | None = None,
         cancel: Cancel | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
         """Host-scaled latent [B, C, T, h, w] (or [C, T, h, w]) -> frames [B, 4(T-1)+1, s*h, s*w, 3] in 0..1.
 
         s: `spatial`. tiling: "auto" and "untiled" run whole frames, "exact" equals them, "blended" uses tiles of `tile`
         pixels (0: chosen for the target) sharing `overlap` pixels. chunk: latents per step. output: "float32",
         "float16" or "uint8" (0..255). progress(done, total) after each chunk; cancel() true raises Cancelled.
+        out: a host tensor of the result's shape and type to write into, for looking at frames while the run goes on.
         Raises InputError on a wrong latent or option, PlanError when nothing fits the target.
         """
         if output not in OUTPUTS:
@@ -282,8 +307,11 @@ class VideoVAE:
         z = check_latent(latent, self.latent_channels)
         batch, _, count, h, w = z.shape
         shape = (batch, self.frames(count), self.spatial * h, self.spatial * w, 3)
+        if out is not None and (tuple(out.shape), out.dtype, out.device.type) != (shape, OUTPUTS[output], "cpu"):
+            given = f"{out.dtype} {list(out.shape)} on {out.device}"
+            raise InputError(f"out is {given}: the frames need {output} {list(shape)} on cpu")
         report = self._begin("decode", shape[:4])
-        sink = PixelSink(shape, OUTPUTS[output])
+        sink = PixelSink(shape, OUTPUTS[output], out)
         guard = Guard(Ticker(progress, cancel), self.device, report.events, self.on_pressure)
 
         def plan(vae: VideoVAE, below: int) -> Plan:
@@ -296,7 +324,7 @@ class VideoVAE:
             )  # fmt: skip
 
         def attempt(vae: VideoVAE, plan: Plan) -> None:
-            if guard.begin(plan.grid, batch * count * (len(plan.grid) + 1 if plan.tiled else 1)):
+            if guard.begin(plan.grid, count, plan.steps.latents, _passes(plan, batch)):
                 sink.begin(plan.tiled)
             path = vae._fused if plan.fused else vae._plain
             decode = path.decode_tiles if plan.tiled else path.decode
@@ -376,7 +404,7 @@ class VideoVAE:
             )
 
         def attempt(vae: VideoVAE, plan: Plan) -> None:
-            guard.begin(plan.grid, batch * latents * (len(plan.grid) + 1 if plan.tiled else 1))
+            guard.begin(plan.grid, latents, plan.steps.latents, _passes(plan, batch))
             path = vae._fused if plan.fused else vae._plain
             path.encode(x, plan, moments, guard, vae.device)
 
@@ -418,8 +446,8 @@ class VideoVAE:
                 log.debug(f"{report.operation} {width}x{height}, {frames} frames: {first.describe()}")
                 leaner = functools.partial(_leaner, vae, plan)
                 try:
-                    with vae._scope(), report.stage(report.operation):
-                        last = guard.survive(functools.partial(attempt, vae), first, leaner)
+                    with vae._scope():
+                        last = guard.survive(functools.partial(vae._attempt, report, attempt), first, leaner)
                 except NonFinite as error:
                     where = error.where
                 else:
@@ -428,6 +456,12 @@ class VideoVAE:
                 vae = vae._safer(where)
                 report.precision += f", then {vae.precision}"
                 guard.events["nan_reruns"] += 1
+
+    def _attempt(self, report: Report, attempt: Callable[[VideoVAE, Plan], None], plan: Plan) -> None:
+        if plan.fused:
+            self._pack(report, f"{report.operation}r")
+        with report.stage(report.operation):
+            attempt(self, plan)
 
     def _safer(self, where: str) -> VideoVAE:
         """This VAE in the type of the next wider range, for a run in which `where` was not finite. Raises
@@ -448,11 +482,19 @@ class VideoVAE:
             raise InputError(f"{self.path or 'this VAE'} holds a decoder only: encoding needs a file with the encoder")
 
 
+def _passes(plan: Plan, batch: int) -> int:
+    """Through how many passes over its latents a result is made: plain torch takes all clips at once."""
+    return (len(plan.grid) + 1 if plan.tiled else 1) * (batch if plan.fused else 1)
+
+
 def _leaner(vae: VideoVAE, plan: Callable[[VideoVAE, int], Plan], failed: Plan) -> Plan | None:
-    try:
-        return plan(vae, failed.peak_bytes)
-    except PlanError:
-        return None
+    """A plan with less of a peak, by a tenth if there is one: parking goes in steps of megabytes."""
+    for share in (0.9, 1.0):
+        try:
+            return plan(vae, int(share * failed.peak_bytes))
+        except PlanError:
+            continue
+    return None
 
 
 def _never() -> None:

@@ -5,31 +5,37 @@ from __future__ import annotations
 from . import frames
 from .host import io
 from .settings import from_widgets
-from .widgets import CATEGORY, chunk_input, engine_vae, tiling_inputs, vram_input
+from .widgets import chunk_input, engine_vae, output_input, ram_input, report_output, schema, tiling_inputs, vram_input
 
 
 class Decode(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
-        return io.Schema(
-            node_id="ZeroWasteVAEDecode",
-            display_name="Zero-Waste VAE Decode",
-            category=CATEGORY,
+        return schema(
+            "ZeroWasteVAEDecode",
+            "Zero-Waste VAE Decode",
+            ["vae decode", "decode video", "tiled decode", "latent to video", "long video", "seedvr2"],
             description="Decodes video latents within a VRAM target. What Zero-Waste VAE Encode padded is cropped "
             "off again.",
-            inputs=[io.Latent.Input("samples"), io.Vae.Input("vae"), vram_input(), chunk_input(), *tiling_inputs()],
-            outputs=[io.Image.Output(), io.String.Output(display_name="report")],
-        )
+            inputs=[
+                io.Latent.Input("samples"),
+                io.Vae.Input("vae"),
+                vram_input(),
+                chunk_input(),
+                *tiling_inputs(),
+                output_input(),
+                ram_input("Host memory the decode may take for what it parks there, in GB (2^30 bytes). 0: the value "
+                          "of the node before, else half of what is free. On a CPU: the memory the decode may take."),
+            ],
+            outputs=[io.Image.Output(), report_output()],
+        )  # fmt: skip
 
     @classmethod
-    def execute(
-        cls, samples: dict, vae: object, vram_gb: float = 0.0, chunk: int = 0, **tiling: object
-    ) -> io.NodeOutput:
+    def execute(cls, samples: dict, vae: object, **widgets: object) -> io.NodeOutput:
         vae = engine_vae(vae)
-        settings = from_widgets(chunk=chunk, vram_gb=vram_gb, **tiling).over(vae.settings)
-        clip, report = vae.run_decode(samples["samples"], settings)
+        clip, outcome = vae.run_decode(samples["samples"], from_widgets(**widgets).over(vae.settings))
         cropped = frames.crop_clip(clip, samples.get(frames.CLIP_SIZE), vae.engine.temporal)
         if cropped.shape != clip.shape:
             _, count, height, width, _ = cropped.shape
-            clip, report = cropped, f"{report}; cropped to {count} frames of {width}x{height}"
-        return io.NodeOutput(clip.flatten(0, 1), report)
+            outcome.notes.append(f"cropped to {count} frames of {width}x{height}")
+        return io.NodeOutput(cropped.flatten(0, 1), outcome.text(), ui=outcome.ui())

@@ -5,23 +5,24 @@ from __future__ import annotations
 from ..engine import CheckpointError, demo_vae_path
 from ..engine.media import read_video
 from .host import io
-from .widgets import CATEGORY
+from .reports import ui
+from .widgets import report_output, schema
 
 
 class DemoClip(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
-        return io.Schema(
-            node_id="ZeroWasteVAEDemoClip",
-            display_name="Zero-Waste Demo Clip",
-            category=CATEGORY,
+        return schema(
+            "ZeroWasteVAEDemoClip",
+            "Zero-Waste Demo Clip",
+            ["demo video", "sample clip", "test video", "example frames"],
             description="Frames of the short clip that comes with this pack, for trying things out on a fresh host.",
             inputs=[
                 io.Int.Input(
                     "frames", default=9, min=1, max=1024, tooltip="How many from its start; 4n+1 fill latents."
                 )
             ],
-            outputs=[io.Image.Output(), io.Float.Output(display_name="fps")],
+            outputs=[io.Image.Output(), io.Float.Output(display_name="fps"), report_output()],
         )
 
     @classmethod
@@ -30,4 +31,6 @@ class DemoClip(io.ComfyNode):
         if not path.is_file():
             raise CheckpointError(f"{path}: the demo clip is missing; install the pack again")
         images, fps = read_video(path, frames)
-        return io.NodeOutput(images, float(fps))
+        count, height, width, _ = images.shape
+        report = f"{count} frames of {width}x{height} at {float(fps):g} frames per second, from {path.name}"
+        return io.NodeOutput(images, float(fps), report, ui=ui(report))

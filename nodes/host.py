@@ -3,28 +3,41 @@
 from __future__ import annotations
 
 import copy
-import os
+import functools
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from pathlib import Path
 
 import comfy.model_management as mm
 import comfy.model_patcher
+import comfy.patcher_extension
 import comfy.sd
 import comfy.utils
-import folder_paths
 import torch
+from comfy.cli_args import LatentPreviewMethod, args
 from comfy_api.latest import ComfyExtension, io
+from comfy_execution.utils import get_executing_context
 from torch import Tensor
 
-from ..engine import Cancelled, Checkpoint, CheckpointError, InputError, load, log, read_checkpoint
+from ..engine import Cancelled, Checkpoint, CheckpointError, InputError, VideoVAE, load, log, read_checkpoint
 from ..engine.checkpoint import restore_shapes
-from ..engine.models import detect
-from ..engine.runtime.memory import DEFAULT_SHARE, GIB
+from ..engine.loader import PRECISIONS, auto_precision
+from ..engine.models import detect, seedvr2
+from ..engine.optimize import Options, availability
+from ..engine.runtime.memory import DEFAULT_SHARE, GIB, available_ram
+from ..engine.runtime.pinned import POOL
 from ..engine.runtime.pixels import OUTPUTS
+from ..engine.runtime.plan import Plan
+from ..engine.runtime.scope import scoped_math
 from .frames import as_clip, as_latent
-from .saving import check_prefix
+from .planning import KNOWN, Machine, plan_facts
+from .preview import SIZE as PREVIEW_SIZE
+from .preview import Preview
+from .progress import Stages
+from .reports import Outcome
+from .server import say
 from .settings import Settings
 
 __all__ = [
@@ -34,36 +47,38 @@ __all__ = [
     "from_file",
     "from_host_vae",
     "io",
-    "output_file",
+    "machine",
     "progress",
-    "vae_file",
-    "vae_files",
+    "unavailable",
     "with_precision",
+    "with_scoped_settings",
 ]
-
-#: Formats the engine reads; the host's own list leaves .gguf out and has pickled files, which are never opened.
-SUFFIXES = (".safetensors", ".sft", ".gguf")
-
 
 class EngineVAE(comfy.sd.VAE):
     """A ComfyUI VAE whose work is done by the engine.
 
     `settings` are the wishes of the nodes that made it; stock nodes run with them. `source()` gives the weights it was
     made from, as they are stored. Those it runs with stay in the host's hands: its patcher loads and offloads them.
+    `name` is what its file is listed under; plans for the panel are asked for by it.
     """
 
-    def __init__(self, source: Callable[[], Checkpoint], precision: str, settings: Settings) -> None:
+    def __init__(self, source: Callable[[], Checkpoint], precision: str, settings: Settings, name: str = "") -> None:
         # The smallest VAE of the host: whatever attributes this version of it gives a VAE are then there.
         super().__init__(sd={"pixel_space_vae": torch.tensor(1.0)})
         # The host moves the weights before a run; plans are made earlier, and depend on where the run will be.
         engine = load(source(), precision, self.device, weights_on=mm.vae_offload_device())
-        self.engine = engine
         self.source = source
         self.settings = settings
+        self.name = name or f"{engine.arch} {_widths(engine)}"
+        KNOWN.learn(self.name, engine.architecture, engine.model.config)
         self.first_stage_model = engine.model
         self.patcher = comfy.model_patcher.ModelPatcher(
             engine.model, load_device=self.device, offload_device=mm.vae_offload_device()
         )
+        self._engines: weakref.WeakSet[VideoVAE] = weakref.WeakSet()
+        engines = self._engines
+        self.patcher.add_callback(comfy.patcher_extension.CallbacksMP.ON_DETACH, lambda *_: _give_back(engines))
+        self._use(engine)
         self.size = None
         self.vae_dtype = engine.dtype
         self.working_dtypes = [engine.dtype]
@@ -74,18 +89,32 @@ class EngineVAE(comfy.sd.VAE):
         self.upscale_ratio = (lambda a: max(0, a * t - (t - 1)), s, s)
         self.downscale_ratio = (lambda a: max(0, (a + t - 1) // t), s, s)
         self.upscale_index_formula = self.downscale_index_formula = (t, s, s)
-        self.crop_input = False
+        # As the host's own VAE of each: others than SeedVR2's encode whole latents from the middle of the frame.
+        self.crop_input = engine.arch != "seedvr2"
         # Otherwise a host short of memory loads only part of the weights, which plain modules cannot run with.
         self.disable_offload = True
-        self.memory_used_decode = lambda shape, dtype: self._peak("decoder", self._latent_size(shape))
-        self.memory_used_encode = lambda shape, dtype: self._peak("encoder", self._clip_size(shape[0], *shape[2:]))
         log.info(f"{engine.arch} VAE ready: {engine.precision}, runs on {self.device}")
 
-    def with_settings(self, settings: Settings) -> EngineVAE:
-        """The same VAE (weights shared) under other settings."""
+    def _use(self, engine: VideoVAE) -> None:
+        self.engine = engine
+        self._engines.add(engine)
+        self.memory_used_decode = lambda shape, dtype: self._peak("decoder", self._latent_size(shape))
+        self.memory_used_encode = lambda shape, dtype: self._peak("encoder", self._clip_size(shape[0], *shape[2:]))
+
+    def with_wishes(self, settings: Settings, options: Options | None = None) -> EngineVAE:
+        """The same VAE (weights shared) under other settings, and with other optimisations if any are given."""
         vae = copy.copy(self)
         vae.settings = settings
+        vae._use(self.engine if options is None else self.engine.with_options(options))
         return vae
+
+    def describe(self) -> str:
+        """For the reports of the nodes that make it: network, precision, device, wishes, what is not in use and why."""
+        engine = self.engine
+        reasons = availability(self.device, engine.arch, engine.model.config, engine.dtype)
+        off = {n: "switched off" if getattr(engine.options, n) is False else r for n, r in reasons.items()}
+        head = f"{self.name}: {engine.arch} in {engine.precision} on {self.device}; {self.settings.describe()}"
+        return "\n".join([head, *(f"off     {name}: {reason}" for name, reason in off.items() if reason)])
 
     # -- what the host's nodes call -------------------------------------------------------------------------------
 
@@ -100,48 +129,54 @@ class EngineVAE(comfy.sd.VAE):
 
     def encode(self, pixel_samples: Tensor) -> Tensor:
         """IMAGE [F, H, W, C] or [B, F, H, W, C] -> samples [B, C, T, h, w], host-scaled."""
-        return self.run_encode(as_clip(pixel_samples), self.settings)[0]
+        return self.run_encode(self._clip(pixel_samples), self.settings)[0]
 
     def encode_tiled(self, pixel_samples: Tensor, tile_x: int | None = None, **_: object) -> Tensor:
         """As `encode`, in exact tiles of `tile_x` pixels."""
-        return self.run_encode(as_clip(pixel_samples), Settings("exact", tile_x or 0).over(self.settings))[0]
+        return self.run_encode(self._clip(pixel_samples), Settings("exact", tile_x or 0).over(self.settings))[0]
 
     # -- what our nodes call --------------------------------------------------------------------------------------
 
-    def run_decode(self, samples: Tensor, settings: Settings) -> tuple[Tensor, str]:
-        """Decode under `settings`; also returns a line that says how and how long."""
+    def run_decode(self, samples: Tensor, settings: Settings) -> tuple[Tensor, Outcome]:
+        """Decode under `settings`; also returns what the run did."""
         latent = as_latent(samples, self.latent_channels)
         size = self._latent_size(latent.shape)
-        output = "float16" if self._output_dtype() is torch.float16 else "float32"
-        options = {**settings.plan_options(), "chunk": settings.chunk, "vram_gb": settings.vram_gb or None}
-        options["output"] = output
+        output = settings.output
+        if output == "auto":
+            output = "float16" if self._output_dtype() is torch.float16 else "float32"
+        options = {**settings.plan_options(), **settings.memory_options(), "chunk": settings.chunk, "output": output}
+        started = time.perf_counter()
         with self._loaded("decoder", size, settings, chunk=settings.chunk, output=OUTPUTS[output]):
+            loaded = time.perf_counter() - started
             plan = self.engine.plan_decode(*size, **options)
-            started = time.perf_counter()
-            images = self._interruptible(self.engine.decode, latent, **options)
-            seconds = time.perf_counter() - started
-        return images.to(self.output_device), self._line("decoded", images.shape, plan.describe(), seconds)
+            s, frames = self.engine.spatial, self.engine.frames(size[1])
+            images = torch.empty(size[0], frames, s * size[2], s * size[3], 3, dtype=OUTPUTS[output])
+            preview = Preview(images, plan, size[1], self.engine.temporal, self._on_gpu) if _shows_previews() else None
+            self._interruptible(self.engine.decode, plan, size[1], latent, preview=preview, out=images, **options)
+        outcome = Outcome(self.engine.last_report, loaded)
+        outcome.plan = plan_facts(plan, *size[:2], self.engine, OUTPUTS[output]) | self._facts(settings)
+        return images.to(self.output_device), outcome
 
-    def run_encode(self, clip: Tensor, settings: Settings) -> tuple[Tensor, str]:
-        """Encode [B, F, H, W, 3] under `settings`; also returns a line that says how and how long."""
+    def run_encode(self, clip: Tensor, settings: Settings) -> tuple[Tensor, Outcome]:
+        """Encode [B, F, H, W, 3] under `settings`; also returns what the run did."""
         if not self.engine.can_encode:
             raise InputError(f"{self.engine.path or 'this VAE'} holds a decoder only: encode with the whole VAE's file")
         size = self._clip_size(clip.shape[0], *clip.shape[1:4])
         options = {**settings.plan_options(), "vram_gb": settings.vram_gb or None}
+        started = time.perf_counter()
         with self._loaded("encoder", size, settings):
+            loaded = time.perf_counter() - started
             plan = self.engine.plan_encode(*size, **options)
-            started = time.perf_counter()
-            latent = self._interruptible(self.engine.encode, clip, **options)
-            seconds = time.perf_counter() - started
-        line = self._line("encoded", clip.shape, plan.describe(), seconds)
-        return latent.to(self.output_device, self._output_dtype()), line
+            latent = self._interruptible(self.engine.encode, plan, size[1], clip, **options)
+        return latent.to(self.output_device, self._output_dtype()), Outcome(self.engine.last_report, loaded)
 
     # -- host services --------------------------------------------------------------------------------------------
 
     def _loaded(self, half: str, size: tuple[int, int, int, int], settings: Settings, **options: object) -> object:
         """Have the host make room for the plan and load the weights; a context in which to run."""
         memory = 0
-        if self.device.type != "cpu":
+        _sample_machine()
+        if self._on_gpu:
             target = settings.vram_gb * GIB or DEFAULT_SHARE * mm.get_total_memory(self.device)
             memory = self._peak(half, size, target=int(target), **options, **settings.plan_options())
         mm.load_models_gpu([self.patcher], memory_required=memory, force_full_load=True)
@@ -149,19 +184,39 @@ class EngineVAE(comfy.sd.VAE):
         context = getattr(mm, "cuda_device_context", None)
         return context(self.device) if context else nullcontext()
 
-    def _interruptible(self, work: Callable[..., Tensor], *args: object, **options: object) -> Tensor:
+    def _interruptible(
+        self, work: Callable[..., Tensor], plan: Plan, latents: int, *args: object, preview: Preview | None = None,
+        **options: object,
+    ) -> Tensor:
         """Run `work` with the host's progress bar and stop button."""
+        self.engine.on_pressure = self._free_others
+        shown = progress(Stages(work.__name__, plan, latents), preview)
         try:
-            return work(*args, progress=progress(), cancel=mm.processing_interrupted, **options)
+            return work(*args, progress=shown, cancel=mm.processing_interrupted, **options)
         except Cancelled:
             mm.throw_exception_if_processing_interrupted()
             raise
         finally:
             # The host does not see the packed weights, so they must not outlive the run it made room for.
             self.engine.release()
+            self.engine.on_pressure = None
+
+    def _free_others(self) -> None:
+        """Have the host unload every model but this one: a run finds no memory."""
+        ours = [m for m in mm.current_loaded_models if m.model is self.patcher]
+        mm.free_memory(1e30, self.device, keep_loaded=ours)
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self.device.type != "cpu"
 
     def _peak(self, half: str, size: tuple[int, int, int, int], **options: object) -> int:
         return self.engine.planner.plan(half, *size, **options).peak_bytes
+
+    def _clip(self, images: Tensor) -> Tensor:
+        """Any IMAGE as [B, F, H, W, 3], cropped as the host crops what it encodes."""
+        clip = as_clip(images)
+        return self.vae_encode_crop_pixels(clip.flatten(0, 1)).unflatten(0, clip.shape[:2])
 
     def _latent_size(self, shape: torch.Size) -> tuple[int, int, int, int]:
         """(batch, latents, height, width) of samples [B, C, T, h, w] or [B, C*T, h, w]."""
@@ -177,21 +232,37 @@ class EngineVAE(comfy.sd.VAE):
         choose = getattr(mm, "intermediate_dtype", None)
         return choose() if choose else torch.float32
 
-    def _line(self, verb: str, clip: torch.Size, plan: str, seconds: float) -> str:
-        batch, frames, height, width, _ = clip
-        count = f"{batch} x {frames}" if batch > 1 else str(frames)
-        engine = self.engine
-        return (
-            f"{verb} {count} frames of {width}x{height} in {seconds:.2f} s "
-            f"({engine.arch}, {engine.precision} on {self.device}): {plan}"
-        )
+    def _facts(self, settings: Settings) -> dict[str, object]:
+        """What the panel shows besides the plan of a run."""
+        target = settings.vram_gb or (DEFAULT_SHARE * mm.get_total_memory(self.device) / GIB if self._on_gpu else 0)
+        return {
+            "model": self.name,
+            "precision": self.engine.precision,
+            "device": str(self.device),
+            "target_gb": target or None,
+        }
+
+
+def _give_back(engines: Iterable[VideoVAE]) -> None:
+    """When the host unloads a VAE: free what it does not see, packed weights and page-locked memory."""
+    for engine in engines:
+        engine.release()
+    POOL.release()
+    empty = getattr(torch._C, "_host_emptyCache", None)
+    if empty is not None and torch.cuda.is_initialized():
+        empty()
+
+
+def _widths(engine: VideoVAE) -> str:
+    config = engine.model.config
+    return str(getattr(config, "decoder_widths", None) or getattr(config, "encoder_widths", None) or "")
 
 
 # -- making them ------------------------------------------------------------------------------------------------------
 
 
-def from_file(path: Path, precision: str, norm_groups: int | None, settings: Settings) -> EngineVAE:
-    """The VAE of a .safetensors or .gguf file."""
+def from_file(path: Path, precision: str, norm_groups: int | None, settings: Settings, name: str = "") -> EngineVAE:
+    """The VAE of a .safetensors or .gguf file, listed under `name`."""
 
     stamp = _stamp(path)
 
@@ -203,7 +274,7 @@ def from_file(path: Path, precision: str, norm_groups: int | None, settings: Set
             checkpoint.metadata["norm_num_groups"] = norm_groups
         return checkpoint
 
-    return EngineVAE(source, precision, settings)
+    return EngineVAE(source, precision, settings, name)
 
 
 def from_host_vae(vae: comfy.sd.VAE, precision: str) -> EngineVAE | None:
@@ -221,7 +292,34 @@ def with_precision(vae: EngineVAE, precision: str) -> EngineVAE:
     """`vae` itself if it runs in `precision`, else a new one with its weights and settings."""
     if precision == "auto" or precision == vae.engine.precision:
         return vae
-    return EngineVAE(vae.source, precision, vae.settings)
+    return EngineVAE(vae.source, precision, vae.settings, vae.name)
+
+
+def with_scoped_settings(vae: comfy.sd.VAE, options: Options) -> tuple[comfy.sd.VAE, list[str]]:
+    """A VAE the engine does not know, with the settings of torch that `options` name in force during its own calls.
+
+    Also returns which apply here. Weights and network are shared, nothing of the VAE that goes in is changed; where no
+    setting applies it comes out itself.
+    """
+    reasons = availability(vae.device, "", None, vae.vae_dtype)
+    names = [n for n in ("tf32", "cudnn_benchmark") if getattr(options, n) and reasons[n] is None]
+    if not names:
+        return vae, []
+    scoped = copy.copy(vae)
+    for method in ("decode", "decode_tiled", "encode", "encode_tiled"):
+        setattr(scoped, method, _scoped(getattr(vae, method), vae.device, names))
+    return scoped, names
+
+
+def _scoped(call: Callable[..., Tensor], device: torch.device, names: list[str]) -> Callable[..., Tensor]:
+    @functools.wraps(call)
+    def scoped(*args: object, **kwargs: object) -> Tensor:
+        cudnn = torch.backends.cudnn
+        tf32, benchmark = cudnn.allow_tf32 or "tf32" in names, cudnn.benchmark or "cudnn_benchmark" in names
+        with scoped_math(device, tf32=tf32, cudnn_benchmark=benchmark):
+            return call(*args, **kwargs)
+
+    return scoped
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
@@ -257,45 +355,58 @@ def checkpoint_of(vae: comfy.sd.VAE) -> Checkpoint:
     return Checkpoint({key: tensors[key] for key in shapes}, {**checkpoint.metadata, **groups})
 
 
-def output_file(prefix: str, suffix: str) -> Path:
-    """A new file of the output folder, named and counted as the host's own saving nodes do."""
-    output = folder_paths.get_output_directory()
-    check_prefix(Path(output), prefix)
-    try:
-        folder, name, counter, _, _ = folder_paths.get_save_image_path(prefix, output)
-    except OSError as error:
-        raise InputError(f"filename_prefix={prefix!r}: no folder for it can be made ({error.strerror})") from error
-    return Path(folder, f"{name}_{counter:05}_{suffix}")
+# -- this machine ------------------------------------------------------------------------------------------------------
 
 
-# -- models/vae -------------------------------------------------------------------------------------------------------
+def machine() -> Machine:
+    """Where decodes run, as it was when the pack was loaded or a VAE last ran: asking again touches no device."""
+    return _machine or _sample_machine()
 
 
-def vae_files() -> list[str]:
-    """Files of models/vae (all its configured folders) that the engine can read, as the host names them."""
-    found: set[str] = set()
-    for folder in folder_paths.get_folder_paths("vae"):
-        files, _ = folder_paths.recursive_search(folder, excluded_dir_names=[".git"])
-        found.update(name for name in files if os.path.splitext(name)[1].lower() in SUFFIXES)
-    return sorted(found)
+_machine: Machine | None = None
 
 
-def vae_file(name: str) -> Path:
-    """The path of one of `vae_files`."""
-    return Path(folder_paths.get_full_path_or_raise("vae", name))
+def _sample_machine() -> Machine:
+    global _machine
+    device = mm.vae_device()
+    ram = available_ram()
+    card = None if device.type == "cpu" else mm.get_total_memory(device)
+    _machine = Machine(device, card, None if ram is None else ram // 2)
+    return _machine
+
+
+@functools.cache
+def unavailable() -> dict[str, str | None]:
+    """Optimisation -> why it can do nothing on this machine for a SeedVR2 VAE in its default precision, or None."""
+    device = mm.vae_device()
+    return availability(device, "seedvr2", None, PRECISIONS[auto_precision(device, seedvr2.ARCHITECTURE)])
 
 
 # -- progress ---------------------------------------------------------------------------------------------------------
 
 
-def progress() -> Callable[[int, int], None]:
-    """A progress(done, total) callback that moves the host's bar and ends the work when its stop button is pressed."""
+def _shows_previews() -> bool:
+    """What the user chose for the steps of a sampler counts for chunks too."""
+    return args.preview_method != LatentPreviewMethod.NoPreviews
+
+
+def progress(
+    stages: Callable[[int, int], str] | None = None, preview: Preview | None = None
+) -> Callable[[int, int], None]:
+    """A progress(done, total) callback that moves the host's bar and ends the work when its stop button is pressed.
+
+    `stages` words what is being done and `preview` gives a picture of it; the host shows both on the node.
+    """
     bars: list[comfy.utils.ProgressBar] = []
 
     def advance(done: int, total: int) -> None:
         mm.throw_exception_if_processing_interrupted()
         if not bars:
             bars.append(comfy.utils.ProgressBar(total))
-        bars[0].update_absolute(done, total)
+        picture = preview(done, total) if preview else None
+        bars[0].update_absolute(done, total, picture and ("JPEG", picture, PREVIEW_SIZE))
+        context = get_executing_context()
+        if stages and context is not None:
+            say(stages(done, total), context.node_id)
 
     return advance

@@ -4,33 +4,51 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from safetensors import safe_open
+
 from ..engine import demo_vae_path
 from ..engine.loader import PRECISIONS
-from . import host
+from ..engine.models import detect
+from . import folders, host
 from .host import io
+from .planning import KNOWN
+from .reports import ui
 from .settings import Settings
-from .widgets import CATEGORY, advanced, precision_input, vram_input
+from .toggles import without_optimisations
+from .widgets import advanced, precision_input, report_output, schema, vram_input
 
 DEMO = "demo (small)"
 
 
+def learn_demo() -> None:
+    """Make the demo VAE's sizes known to the planner; of other files they are known once they were loaded."""
+    path = demo_vae_path()
+    if not path.is_file():
+        return
+    with safe_open(path, "pt") as file:
+        shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118 - no dictionary
+        groups = int(file.metadata()["norm_num_groups"])
+    architecture = detect(shapes)
+    KNOWN.learn(DEMO, architecture, architecture.configure(shapes, groups))
+
+
 def _path(name: str) -> Path:
-    return demo_vae_path() if name == DEMO else host.vae_file(name)
+    return demo_vae_path() if name == DEMO else folders.vae_file(name)
 
 
 class Loader(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
-        return io.Schema(
-            node_id="ZeroWasteVAELoader",
-            display_name="Zero-Waste VAE Loader",
-            category=CATEGORY,
+        return schema(
+            "ZeroWasteVAELoader",
+            "Zero-Waste VAE Loader",
+            ["load vae", "gguf vae", "video vae", "seedvr2", "vae loader", "checkpoint"],
             description="Loads a video VAE from a .safetensors or .gguf file of models/vae. Every node that takes a "
             "VAE works with it.",
             inputs=[
                 io.Combo.Input(
                     "vae_name",
-                    options=[*host.vae_files(), DEMO],
+                    options=[*folders.vae_files(), DEMO],
                     tooltip=f"A file of models/vae, or '{DEMO}': a reduced VAE that comes with this pack, for trying "
                     "things out.",
                 ),
@@ -47,8 +65,15 @@ class Loader(io.ComfyNode):
                         "0: from the file, else 32.",
                     )
                 ),
+                io.Boolean.Input(
+                    "optimise",
+                    default=True,
+                    optional=True,
+                    tooltip="The exact fast path: the fused kernels and what else costs no quality, for .gguf and "
+                    ".safetensors alike. Never 8 bit by itself. Off: plain torch operators.",
+                ),
             ],
-            outputs=[io.Vae.Output()],
+            outputs=[io.Vae.Output(), report_output()],
         )
 
     @classmethod
@@ -60,6 +85,15 @@ class Loader(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, vae_name: str, precision: str = "auto", vram_gb: float = 0.0, norm_groups: int = 0
+        cls,
+        vae_name: str,
+        precision: str = "auto",
+        vram_gb: float = 0.0,
+        norm_groups: int = 0,
+        optimise: bool = True,
     ) -> io.NodeOutput:
-        return io.NodeOutput(host.from_file(_path(vae_name), precision, norm_groups or None, Settings(vram_gb=vram_gb)))
+        settings = Settings(vram_gb=vram_gb)
+        vae = host.from_file(_path(vae_name), precision, norm_groups or None, settings, vae_name)
+        if not optimise:
+            vae = vae.with_wishes(settings, without_optimisations())
+        return io.NodeOutput(vae, report := vae.describe(), ui=ui(report))

@@ -5,41 +5,55 @@ from __future__ import annotations
 from ..engine.loader import PRECISIONS
 from . import host
 from .host import EngineVAE, io
+from .reports import ui
 from .settings import from_widgets
-from .widgets import CATEGORY, chunk_input, precision_input, tiling_inputs, vram_input
+from .toggles import options_from, toggle_inputs
+from .widgets import chunk_input, precision_input, ram_input, report_output, schema, tiling_inputs, vram_input
+
+_WISHES = ("vram_gb", "ram_gb", "chunk", "tiling", "tile", "overlap")
 
 
 class Optimize(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
-        return io.Schema(
-            node_id="ZeroWasteVAEOptimize",
-            display_name="Zero-Waste VAE Optimize",
-            category=CATEGORY,
-            description="Gives a VAE to the engine, with the precision, VRAM target and tiling it is to run with. "
-            "The VAE that goes in stays as it is; one whose network the engine does not know comes out unchanged, and "
-            "the report says so.",
+        return schema(
+            "ZeroWasteVAEOptimize",
+            "Zero-Waste VAE Optimize",
+            ["optimize vae", "vae speed", "low vram vae", "fp8 vae", "blackwell", "triton", "faster decode"],
+            description="Gives a VAE to the engine, with the precision, memory targets, tiling and optimisations it is "
+            "to run with. The VAE that goes in stays as it is; one whose network the engine does not know keeps its "
+            "own, and the report says so.",
             inputs=[
                 io.Vae.Input("vae"),
                 precision_input(["auto", *PRECISIONS]),
                 vram_input(),
                 chunk_input(),
                 *tiling_inputs(),
+                *toggle_inputs(),
+                ram_input("Host memory a decode may take for what it parks there, in GB (2^30 bytes). 0: half of what "
+                          "is free."),
             ],
-            outputs=[io.Vae.Output(), io.String.Output(display_name="report")],
-        )
+            outputs=[io.Vae.Output(), report_output()],
+        )  # fmt: skip
 
     @classmethod
-    def execute(
-        cls, vae: object, precision: str = "auto", vram_gb: float = 0.0, chunk: int = 0, **tiling: object
-    ) -> io.NodeOutput:
-        wishes = from_widgets(chunk=chunk, vram_gb=vram_gb, **tiling)
+    def execute(cls, vae: object, precision: str = "auto", min_db: float = 0.0, **widgets: object) -> io.NodeOutput:
+        wishes = from_widgets(**{name: widgets.pop(name) for name in _WISHES if name in widgets})
+        options = options_from(min_db, **widgets)
         convert = host.with_precision if isinstance(vae, EngineVAE) else host.from_host_vae
         fast = convert(vae, precision)
         if fast is None:
-            network = type(vae.first_stage_model).__name__
-            return io.NodeOutput(vae, f"{network}: not a video VAE the engine knows; the VAE is passed on unchanged")
-        fast = fast.with_settings(wishes.over(fast.settings))
-        engine = fast.engine
-        report = f"{engine.arch} in {engine.precision} on {fast.device}; {fast.settings.describe()}"
-        return io.NodeOutput(fast, report)
+            vae, report = _scoped(vae, options)
+        else:
+            vae = fast.with_wishes(wishes.over(fast.settings), options)
+            report = vae.describe()
+        return io.NodeOutput(vae, report, ui=ui(report))
+
+
+def _scoped(vae: object, options: object) -> tuple[object, str]:
+    network = type(vae.first_stage_model).__name__
+    scoped, names = host.with_scoped_settings(vae, options)
+    report = f"{network}: not a video VAE the engine knows; "
+    if names:
+        return scoped, f"{report}its own network runs, with {' and '.join(names)} switched on during its calls only"
+    return vae, f"{report}the VAE is passed on unchanged"

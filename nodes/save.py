@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 
 from ..engine.checkpoint import save_checkpoint
-from . import host
+from . import folders, host
 from .host import io
+from .reports import ui
 from .saving import DEFAULT_TYPE, SAVE_TYPES, describe
-from .widgets import CATEGORY
+from .widgets import report_output, schema
 
 _TYPE = (
     "File format and type of the weights; norms, biases, first and last convolutions keep their own. Size of a "
@@ -20,10 +21,10 @@ _TYPE = (
 class Save(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
-        return io.Schema(
-            node_id="ZeroWasteVAESave",
-            display_name="Zero-Waste VAE Save",
-            category=CATEGORY,
+        return schema(
+            "ZeroWasteVAESave",
+            "Zero-Waste VAE Save",
+            ["save vae", "convert vae", "quantize vae", "gguf vae", "export vae"],
             description="Writes a video VAE to a .safetensors or .gguf file in the output folder and reads it back "
             "before it takes its name. The weights are those of the VAE's file, whatever precision it runs in.",
             inputs=[
@@ -35,7 +36,7 @@ class Save(io.ComfyNode):
                 ),
                 io.Combo.Input("type", options=list(SAVE_TYPES), default=DEFAULT_TYPE, tooltip=_TYPE),
             ],
-            outputs=[io.String.Output(display_name="path"), io.String.Output(display_name="report")],
+            outputs=[io.String.Output(display_name="path"), report_output()],
             is_output_node=True,
         )
 
@@ -43,8 +44,8 @@ class Save(io.ComfyNode):
     def execute(cls, vae: object, filename_prefix: str, type: str) -> io.NodeOutput:
         suffix, kind = SAVE_TYPES[type]
         checkpoint = host.checkpoint_of(vae)
-        path = host.output_file(filename_prefix, suffix)
+        path = folders.output_file(filename_prefix, suffix)
         started = time.perf_counter()
         result = save_checkpoint(checkpoint, path, kind, progress=host.progress())
         report = describe(result, checkpoint, time.perf_counter() - started)
-        return io.NodeOutput(str(path), report, ui={"text": (report,)})
+        return io.NodeOutput(str(path), report, ui=ui(report))

@@ -9,7 +9,7 @@ DEFAULT_OVERLAP = 64
 
 @dataclass(frozen=True)
 class Settings:
-    """One node's wishes: tile and overlap in pixels, chunk in latents, vram_gb in GB (2^30).
+    """One node's wishes: tile and overlap in pixels, chunk in latents, vram_gb and ram_gb in GB (2^30).
 
     "auto", 0 and (for the overlap) None mean that the node leaves the choice to the one before it.
     """
@@ -19,6 +19,8 @@ class Settings:
     overlap: int | None = None
     chunk: int = 0
     vram_gb: float = 0.0
+    ram_gb: float = 0.0
+    output: str = "auto"
 
     def over(self, base: Settings) -> Settings:
         """These wishes where given, else those of `base`; a tile size stays with the tiling it was given for."""
@@ -30,6 +32,8 @@ class Settings:
             overlap=self.overlap if self.overlap is not None else same.overlap,
             chunk=self.chunk or base.chunk,
             vram_gb=self.vram_gb or base.vram_gb,
+            ram_gb=self.ram_gb or base.ram_gb,
+            output=self.output if self.output != "auto" else base.output,
         )
 
     def plan_options(self) -> dict[str, object]:
@@ -37,12 +41,18 @@ class Settings:
         overlap = DEFAULT_OVERLAP if self.overlap is None else self.overlap
         return {"tiling": self.tiling, "tile": self.tile, "overlap": overlap}
 
+    def memory_options(self) -> dict[str, float | None]:
+        """Keyword arguments of the engine's decode and its planner; None: automatic."""
+        return {"vram_gb": self.vram_gb or None, "ram_gb": self.ram_gb or None}
+
     def describe(self) -> str:
         parts = [f"tiling {self.tiling}"]
         parts += [f"tile {self.tile} px"] if self.tile else []
         parts += [f"overlap {self.overlap} px"] if self.overlap is not None else []
         parts += [f"{self.chunk} latent(s) per chunk"] if self.chunk else []
         parts += [f"at most {self.vram_gb:g} GB"] if self.vram_gb else []
+        parts += [f"at most {self.ram_gb:g} GB of host memory"] if self.ram_gb else []
+        parts += [f"frames in {self.output}"] if self.output != "auto" else []
         return ", ".join(parts)
 
 
@@ -52,9 +62,12 @@ def from_widgets(
     overlap: int = DEFAULT_OVERLAP,
     chunk: int = 0,
     vram_gb: float = 0.0,
+    ram_gb: float = 0.0,
+    output: str = "auto",
 ) -> Settings:
     """Settings from widget values; `tiling` is a dict (mode and its own widgets) where the host nests widgets."""
     if isinstance(tiling, dict):
         tile, overlap = tiling.get("tile", 0), tiling.get("overlap", DEFAULT_OVERLAP)
         tiling = tiling["tiling"]
-    return Settings(tiling, tile, overlap if tiling == "blended" else None, chunk, vram_gb)
+    overlap_wish = overlap if tiling == "blended" else None
+    return Settings(tiling, tile, overlap_wish, chunk, vram_gb, ram_gb, output)

@@ -20,6 +20,17 @@ _TILING = (
 )
 
 
+def schema(node_id: str, display_name: str, aliases: list[str], **fields: object) -> io.Schema:
+    """A node of this pack; `aliases` are further words it is found by, on hosts that know them (0.10.0 on)."""
+    if "search_aliases" in io.Schema.__dataclass_fields__:
+        fields["search_aliases"] = [*aliases, "zerowaste", "zero waste"]
+    return io.Schema(node_id=node_id, display_name=display_name, category=CATEGORY, **fields)
+
+
+def report_output() -> io.String.Output:
+    return io.String.Output(display_name="report")
+
+
 def precision_input(options: list[str], default: str = "auto") -> io.Combo.Input:
     return io.Combo.Input(
         "precision",
@@ -40,6 +51,26 @@ def vram_input() -> io.Float.Input:
         optional=True,
         tooltip="Most memory this may take, in GB (2^30 bytes). 0: the value of the node before, else 81.25 % of the "
         "card (13 of 16 GB).",
+    )
+
+
+def ram_input(tooltip: str) -> io.Float.Input:
+    widget = io.Float.Input(
+        "ram_gb", default=0.0, min=0.0, max=65536.0, step=0.5, optional=True, tooltip=tooltip
+    )
+    return advanced(widget)
+
+
+def output_input() -> io.Combo.Input:
+    return advanced(
+        io.Combo.Input(
+            "output",
+            options=["auto", "float32", "float16"],
+            default="auto",
+            optional=True,
+            tooltip="Number type of the frames in host memory. auto: ComfyUI's own, float32 unless it was started with "
+            "--fp16-intermediates. 121 frames of 1920x1080 take 2.8 GB in float32 and 1.4 GB in float16.",
+        )
     )
 
 

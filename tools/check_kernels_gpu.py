@@ -146,6 +146,34 @@ def invariance(dtype: torch.dtype) -> None:
         report(f"chunks and bands {str(dtype)[6:]} {c} {h}x{w}", 0.0, 0.0, *same)
 
 
+def clip_starts() -> None:
+    """Weights of a clip's first two frames: against the reference, and frame by frame against the whole."""
+    for dtype in (torch.float16, torch.bfloat16, FP8, torch.int8):
+        for c in (128, 256):
+            x = bordered(dtype, 6, 37, 53, c)
+            x[:2] = x[2]
+            weight = pack_weight(torch.randn(c, c, 3, 3, 3, device=DEVICE) * (c * 27) ** -0.5, dtype, early=True)
+            residual = torch.randn(4, 37, 53, c, device=DEVICE).half()
+            scale = 0.025 if dtype == torch.int8 else 1.0
+            stored = torch.bfloat16 if dtype == torch.bfloat16 else torch.float16
+
+            def run(first: int, frames: int, backend: str) -> tuple[torch.Tensor, torch.Tensor]:
+                out = torch.full((frames, 37, 53, c), float("nan"), device=DEVICE, dtype=stored)  # noqa: B023
+                parts = []
+                for piece, a, b, later in weight.pieces(first, frames):  # noqa: B023
+                    epilogue = Epilogue(None, residual[first + a : first + b], 32, scale)  # noqa: B023
+                    parts.append(conv3d(x, piece, out[a:b], epilogue=epilogue, start=first + a + later,  # noqa: B023
+                                        backend=backend))  # fmt: skip
+                return out, torch.cat([p.data for p in parts]) if backend == "triton" else parts[0].data
+
+            (want, _), (whole, sums) = run(0, 4, "reference"), run(0, 4, "triton")
+            same = []
+            for f in range(4):
+                out, part = run(f, 1, "triton")
+                same.append(torch.equal(out[0], whole[f]) and torch.equal(part[0], sums[f]))
+            report(f"clip start {str(dtype)[6:]} {c}", error(whole, want), TOLERANCE[dtype], *same)
+
+
 def ends() -> None:
     for c, dtype in ((128, torch.float16), (96, torch.float16), (128, torch.bfloat16), (256, torch.float16)):
         x = bordered(dtype, 5, 37, 530, c)
@@ -285,7 +313,7 @@ def attentions() -> None:
 def main() -> int:
     torch.manual_seed(0)
     print(torch.cuda.get_device_name(), target(DEVICE))
-    for part in (forms, ends, norms, ups, attentions, other_generations, beyond_32_bits, schedules):
+    for part in (forms, clip_starts, ends, norms, ups, attentions, other_generations, beyond_32_bits, schedules):
         part()
     for dtype in (torch.float16, FP8):
         invariance(dtype)

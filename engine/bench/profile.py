@@ -19,7 +19,6 @@ from torch import Tensor
 from ..errors import InputError
 from ..fused.decoder import FusedDecoder
 from ..fused.encoder import FusedEncoder
-from ..fused.path import allocated
 from ..kernels.observe import watching
 from ..runtime.stream import frame_spans
 from ..vae import VideoVAE
@@ -214,17 +213,17 @@ def _reference(vae: VideoVAE, half: str, data: Tensor) -> Callable[[], None]:
         z = (data[0] / vae.scale).to(vae.device, vae.dtype).permute(1, 2, 3, 0)
         network = FusedDecoder(vae.model.decoder, vae.dtype, vae.options)
         run = network.plan(1, *z.shape[1:3], 1, torch.float32, vae.device)
-        with allocated(run):
-            for part in z.split(1):
-                network.chunk(run, part, 1, torch.float32, lambda pixels: None)
+        run.allocate()
+        for part in z.split(1):
+            network.chunk(run, part, 1, torch.float32, lambda pixels: None)
 
     def encode() -> None:
         x = (data * 2 - 1).to(vae.device, vae.dtype)
         network = FusedEncoder(vae.model.encoder, vae.dtype, vae.options)
         run = network.plan(1, *x.shape[1:3], 1, vae.device)
-        with allocated(run):
-            for a, b in frame_spans(x.shape[0], 1, vae.temporal):
-                network.chunk(run, x[a:b], 1)
+        run.allocate()
+        for a, b in frame_spans(x.shape[0], 1, vae.temporal):
+            network.chunk(run, x[a:b], 1)
 
     return torch.no_grad()(decode if half == "decode" else encode)
 

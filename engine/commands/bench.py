@@ -1,9 +1,8 @@
-"""`bench`: what this machine reaches. `bench kernels` times every operator beside its peers and the GPU's ceilings."""
+"""`bench`: what this machine reaches, beside what else could be run on it and what it could reach at most."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +13,18 @@ from ..errors import InputError
 if TYPE_CHECKING:
     import torch
 
+    from ..bench.measure import Bench, Case
+
 OPERATORS = ("conv3d", "norm_act", "upsample", "to_pixels", "attention")
+PEERS = ("eager", "channels-last", "compile", "comfyui")
+_TORCH_PEERS = {"eager": "torch eager", "channels-last": "torch channels-last", "compile": "torch.compile"}
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser("bench", description="Measure this machine.")
     what = parser.add_subparsers(metavar="WHAT", required=True)
+    for half, reads in (("decode", "latents"), ("encode", "clips")):
+        _add_half(what, half, reads)
     kernels = what.add_parser(
         "kernels",
         description="Time every operator at the decoder's shapes: median ms, rate, share of the ceilings measured in "
@@ -28,29 +33,242 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     kernels.add_argument("--only", choices=OPERATORS, action="append", help="one operator; may be repeated")
     kernels.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to this file")
     kernels.add_argument("--device", default="cuda", help="the GPU to measure (default: cuda)")
-    kernels.set_defaults(run=run)
+    kernels.set_defaults(run=run_kernels)
+    loading = what.add_parser("load", description="Time how long VAE files take from disk to a VAE ready to run.")
+    loading.add_argument("files", nargs="+", type=Path, metavar="VAE", help=".safetensors or .gguf")
+    loading.add_argument("--precisions", nargs="+", default=["auto"], metavar="P", help="as for decode (default: auto)")
+    loading.add_argument("--norm-groups", type=int, metavar="N", help="for files of unusual widths that do not name it")
+    _add_common(loading)
+    loading.set_defaults(run=run_load)
+    report = what.add_parser(
+        "report",
+        description="Turn results of bench decode and encode into one page, and project them onto cards not measured.",
+    )
+    report.add_argument("results", nargs="+", type=Path, metavar="RESULT", help="JSON of bench decode or encode")
+    report.add_argument("--profile", type=Path, metavar="FILE", help="JSON of `profile`: time by stage in the page")
+    _add_page(report)
+    report.set_defaults(run=run_report)
 
 
-def run(args: argparse.Namespace) -> int:
+def _add_half(what: argparse._SubParsersAction, half: str, reads: str) -> None:
+    parser = what.add_parser(
+        half,
+        description=f"Time whole {half}s, host memory to host memory, of seeded {reads}: first call, median and "
+        "spread of the next ones, memory beside what was stated, share of the floor measured in the same run, dB "
+        "against fp32; the same for plain torch and for ComfyUI's own VAE on the same weights.",
+        epilog="On a CPU the default is a small size with the demo VAE and no peers: this pack runs plain torch there.",
+    )
+    parser.add_argument(
+        "--weights", metavar="W", help="random (published SeedVR2 widths, seeded), demo, or a file (default: random on "
+        "a GPU, demo on a CPU)"
+    )  # fmt: skip
+    parser.add_argument("--sizes", nargs="+", metavar="WxH", help="pixels (default: 1280x720; CPU: 256x144)")
+    parser.add_argument("--frames", nargs="+", type=int, metavar="N", help="4n+1 (default: 21; CPU: 9)")
+    parser.add_argument("--precisions", nargs="+", default=["auto"], metavar="P", help="auto, fp32, bf16, fp16, ...")
+    parser.add_argument(
+        "--targets", nargs="+", type=float, default=[0.0], metavar="GB",
+        help="memory targets (default: 0, 81.25 %% of the card)",
+    )  # fmt: skip
+    parser.add_argument("--tiling", default="auto", metavar="T", help="auto, untiled, exact or blended")
+    parser.add_argument("--tile", type=int, default=0, metavar="PX", help="tile size in pixels, 0: planned")
+    parser.add_argument("--overlap", type=int, default=64, metavar="PX", help="overlap of blended tiles")
+    parser.add_argument(
+        "--peers", nargs="*", choices=(*PEERS, "none"), metavar="NAME",
+        help=f"{', '.join(PEERS)} or none (default: all on a GPU, none on a CPU)",
+    )  # fmt: skip
+    parser.add_argument("--comfyui", metavar="DIR", help="a ComfyUI to run beside (default: $COMFYUI_DIR)")
+    parser.add_argument(
+        "--comfyui-python", metavar="EXE", help="its Python (default: that of $COMFY_VENV, else this one)"
+    )
+    parser.add_argument(
+        "--db-frames", type=int, default=9, metavar="N", help="frames compared with fp32 (default: 9; 0: no dB)"
+    )
+    parser.add_argument("--norm-groups", type=int, metavar="N", help="for files of unusual widths that do not name it")
+    _add_common(parser)
+    _add_page(parser)
+    parser.set_defaults(run=run_half, half=half)
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--runs", type=int, default=5, metavar="N", help="calls after the first one (default: 5)")
+    parser.add_argument("--device", metavar="D", help="cuda, cuda:N or cpu (default: CUDA when there is one)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything to this file")
+
+
+def _add_page(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page with plots, complete in one file")
+    parser.add_argument("--png", type=Path, metavar="DIR", help="also write each plot as PNG into this folder")
+
+
+def run_half(args: argparse.Namespace) -> int:
+    from ..bench import schema, table
+    from ..bench.environment import environment
+    from ..bench.subject import default_weights, read_weights
+    from ..files import write_json
+
+    _check(args)
+    device = _device(args.device)
+    weights = args.weights or default_weights(device)
+    bench, cases = _prepare(args, read_weights(weights), device)
+    about = environment(device)
+    print(table.environment_line(about))
+    settings = {
+        "command": f"bench {args.half}", "weights": weights if weights in ("random", "demo") else Path(weights).name,
+        "architecture": bench.architecture.name, "widths": bench.widths, "runs": args.runs, "input": "seeded",
+        "db_frames": args.db_frames, "tiling": args.tiling, "tile": args.tile, "overlap": args.overlap,
+    }  # fmt: skip
+    rows: list[dict[str, Any]] = []
+    for row in _measure(bench, cases, args, device):
+        for line in table.after(rows[-1] if rows else None, row):
+            print(line, flush=True)
+        rows.append(row)
+        report = schema.report(args.half, about, settings, rows)
+        if args.json is not None:  # after every row: a run of minutes that is stopped keeps what it has
+            write_json(args.json, report)
+    if any(row.get("process_gb") is not None for row in rows):
+        print(table.NOTE)
+    _write_page(args, [report], None)
+    return 0
+
+
+def _prepare(args: argparse.Namespace, weights: Any, device: torch.device) -> tuple[Bench, list[Case]]:
+    from ..bench.measure import Bench, Case
+    from ..bench.subject import check_size
+    from ..loader import auto_precision
+
+    bench = Bench(weights, device, args.runs, args.db_frames, args.norm_groups)
+    gpu = device.type == "cuda"
+    arch = bench.architecture
+    sizes = [check_size(size, arch.spatial) for size in args.sizes or (["1280x720"] if gpu else ["256x144"])]
+    frames = args.frames or ([21] if gpu else [9])
+    for count in frames:
+        if count < 1 or (count - 1) % arch.temporal:
+            raise InputError(f"--frames {count}: the count must be 1 more than a multiple of {arch.temporal}")
+    half = "decoder" if args.half == "decode" else "encoder"
+    precisions = [auto_precision(device, arch) if name == "auto" else name for name in args.precisions]
+    cases = [
+        Case(half, precision, count, *size, target, args.tiling, args.tile, args.overlap)
+        for size in sizes for count in frames for precision in precisions for target in args.targets
+    ]  # fmt: skip
+    bench.check(cases[0])
+    return bench, cases
+
+
+def _measure(bench: Bench, cases: list[Case], args: argparse.Namespace, device: torch.device) -> Iterator[dict]:
+    """Rows as they come. Peers run once per size, length and precision, with the first target."""
+    peers = args.peers if args.peers is not None else list(PEERS) if device.type == "cuda" else ["none"]
+    folder = args.comfyui or os.environ.get("COMFYUI_DIR")
+    if "comfyui" in peers and not folder:
+        if args.peers:
+            raise InputError("--peers comfyui: give its folder with --comfyui DIR or COMFYUI_DIR")
+        print("ComfyUI is not among the peers: no --comfyui DIR and no COMFYUI_DIR")
+        peers = [name for name in peers if name != "comfyui"]
+    venv = os.environ.get("COMFY_VENV")
+    python = args.comfyui_python or (str(Path(venv) / "bin" / "python") if venv else None)
+    for case in cases:
+        yield bench.ours(case)
+        if case.target != args.targets[0]:
+            continue
+        for name in peers:
+            if name in _TORCH_PEERS:
+                yield bench.torch_peer(case, _TORCH_PEERS[name])
+            elif name == "comfyui":
+                yield from bench.comfy_peers(case, folder, python)
+
+
+def run_load(args: argparse.Namespace) -> int:
+    from ..bench import schema, table
+    from ..bench.environment import environment
+    from ..bench.load import line, load_rows
+
+    _check(args)
+    for path in args.files:
+        if not path.is_file():
+            raise InputError(f"{path}: no such file")
+    device = _device(args.device)
+    about = environment(device)
+    print(table.environment_line(about))
+    rows = []
+    for row in load_rows(args.files, args.precisions, device, args.runs, args.norm_groups):
+        print(line(row), flush=True)
+        rows.append(row)
+    if args.json is not None:
+        from ..files import write_json
+
+        write_json(args.json, schema.report("load", about, {"command": "bench load", "runs": args.runs}, rows))
+    return 0
+
+
+def run_report(args: argparse.Namespace) -> int:
+    from ..bench import projection, schema, table
+
+    reports = [schema.read(path) for path in args.results]
+    for path, report in zip(args.results, reports, strict=True):
+        if report["kind"] == "load":
+            raise InputError(f"{path}: is a result of bench load; a page is made of bench decode and encode")
+        print(table.environment_line(report["environment"]))
+        for line in table.lines(report["rows"]):
+            print(line)
+        projected = list(projection.project(report))
+        if projected:
+            print("\nprojected, not measured (published peaks at the measured share of the floor):")
+        for row in projected:
+            print(projection.line(row))
+    profile = schema.read_profile(args.profile) if args.profile else None
+    _write_page(args, reports, profile)
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    if args.runs < 1:
+        raise InputError(f"--runs {args.runs}: at least one call is needed")
+    for path in (args.json, getattr(args, "html", None)):
+        if path is not None and not path.parent.is_dir():
+            raise InputError(f"{path}: its folder does not exist; create {path.parent} first")
+
+
+def _device(name: str | None) -> torch.device:
+    from ..loader import placement
+
+    return placement("auto", name)
+
+
+def _write_page(args: argparse.Namespace, reports: list[dict[str, Any]], profile: Any) -> None:
+    from ..files import write_text
+
+    if args.html is not None or args.png is not None:
+        from ..bench.page import page
+        from ..bench.plots import plots
+
+        drawn = plots(reports, profile)
+        if args.html is not None:
+            write_text(args.html, page(reports, drawn))
+        if args.png is not None:
+            args.png.mkdir(parents=True, exist_ok=True)
+            for name, figure in drawn.items():
+                figure.to_png(args.png / f"{name}.png")
+
+
+def run_kernels(args: argparse.Namespace) -> int:
     import torch
+
+    from ..files import write_json
 
     if not torch.cuda.is_available() or torch.device(args.device).type != "cuda":
         raise InputError(f"--device {args.device}: bench kernels needs a CUDA GPU; on a CPU the operators run torch")
     device = torch.device(args.device)
     with torch.cuda.device(device):
-        report = measure(device, tuple(args.only or OPERATORS))
+        report = measure_kernels(device, tuple(args.only or OPERATORS))
         rows = []
         for line, row in report:
             print(line, flush=True)
             rows.extend(row)
     if args.json is not None:
-        partial = args.json.with_name(args.json.name + ".part")
-        partial.write_text(json.dumps(rows, indent=1), encoding="utf-8")
-        os.replace(partial, args.json)
+        write_json(args.json, rows)
     return 0
 
 
-def measure(device: torch.device, operators: tuple[str, ...]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+def measure_kernels(device: torch.device, operators: tuple[str, ...]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """(line to print, rows to keep), as the measurements come. The ceilings open and close the table: a GPU that got
     warm or ran into its power limit in between shows there."""
     import torch

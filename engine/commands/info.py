@@ -27,8 +27,13 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    return show(args.vae, args.norm_groups)
+
+
+def show(vae: Path | None, norm_groups: int | None) -> int:
+    """Print it all; returns the exit code."""
     # The file first: when it cannot be used, the error is all there is to read.
-    about_file = [] if args.vae is None else list(describe_vae(args.vae, args.norm_groups))
+    about_file = [] if vae is None else list(describe_vae(vae, norm_groups))
     for name, text in (*describe_hardware(survey()), *about_file):
         print(f"{name:<16}{text}")
     return 0

@@ -25,7 +25,7 @@ def add_vae_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--precision", default="auto", metavar="P",
                        help="auto (see README), fp32, bf16, fp16; approximate: fp8, int8, fp16_fast")  # fmt: skip
     group.add_argument("--min-db", type=float, default=0.0, metavar="DB",
-                       help="PSNR against the exact path that these keep, and auto may go down to (default: 0, none)")  # fmt: skip
+                       help="PSNR these keep against the exact path, and auto may go down to (0: none)")  # fmt: skip
     group.add_argument("--device", metavar="D", help="cuda, cuda:N or cpu (default: CUDA when there is one)")
     group.add_argument("--norm-groups", type=int, metavar="N", help="for files of unusual widths that do not name it")
     text = "switch an optimisation {} by its name in `info`; may be repeated"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..kernels.attention import reference
 from ..kernels.conv3d import padded_channels
@@ -28,12 +28,24 @@ from .handover import hand_over, take_over
 from .parking import Parking
 from .placement import Sizes
 from .run import Run
+from .staged import StagedDecoder
+from .wan_decoder import FusedWanDecoder
+from .wan_encoder import FusedWanEncoder
 
 if TYPE_CHECKING:
+    from ..models.arch import Architecture, Network
     from ..optimize import Options
     from ..runtime.plan import Plan
     from ..runtime.stream import Steps
 
+    AnyEncoder = FusedEncoder | FusedWanEncoder
+
+#: The fused encoder and decoder of each architecture.
+NETWORKS: dict[str, tuple[type, type]] = {
+    "seedvr2": (FusedEncoder, FusedDecoder),
+    "wan2.1": (FusedWanEncoder, FusedWanDecoder),
+    "wan2.2": (FusedWanEncoder, FusedWanDecoder),
+}
 #: Partial sums and coefficients, which operators allocate themselves (33 MiB at 3840x2160).
 TEMPORARY_BYTES = 64 << 20
 #: Full-size pixels per step that fill a GPU. At 1280x720, one frame per step is as fast as eight (H200).
@@ -41,13 +53,13 @@ STEP_PIXELS = 1 << 20
 
 
 def why_off(
-    architecture: str, config: object, dtype: torch.dtype, device: torch.device, emulate: bool = False
+    architecture: str, config: Any, dtype: torch.dtype, device: torch.device, emulate: bool = False
 ) -> str | None:
     """The reason the fused operators cannot run this model on this device, or None.
 
     emulate: on a CPU their references will do, for numbers that plain torch cannot give.
     """
-    if architecture != "seedvr2":
+    if architecture not in NETWORKS:
         return f"no fused network for {architecture}"
     here = target(device)
     if not (emulate and device.type == "cpu"):
@@ -55,8 +67,7 @@ def why_off(
             return here.notes[0] if here.notes else f"no kernels for {device}"
         if not here.supports(dtype):
             return f"no fused kernels for {dtype}: plain torch keeps its precision"
-    widths = {*(getattr(config, "encoder_widths", None) or ()), *(getattr(config, "decoder_widths", None) or ())}
-    odd = sorted(w for w in widths if padded_channels(w, dtype) != w)
+    odd = sorted(w for w in config.stream_widths if padded_channels(w, dtype) != w)
     if odd:
         return f"widths {odd} are no multiples of {padded_channels(1, dtype)}"
     return None
@@ -66,23 +77,23 @@ class FusedPath:
     """The fused halves of one model: packed when first used, dropped by `release`."""
 
     def __init__(
-        self, model: nn.Module, build: Callable[[], nn.Module], dtype: torch.dtype, options: Options,
+        self, model: Network, architecture: Architecture, dtype: torch.dtype, options: Options,
         store: Store | None = None,
     ) -> None:
-        """`build` makes the model on the meta device, for plans. store: where packed 8-bit weights are kept."""
+        """store: where packed 8-bit weights are kept."""
         self._model = model
-        self._build = build
+        self._architecture = architecture
         self._dtype = dtype
         self._options = options
         self._store = store or Store(None)
         self._policies: dict[str, Policy] = {}
-        self._packed: dict[str, FusedDecoder | FusedEncoder] = {}
+        self._packed: dict[str, StagedDecoder | AnyEncoder] = {}
         self._sizes = functools.lru_cache(maxsize=1024)(self._dry_run)
 
-    def decoder(self) -> FusedDecoder:
+    def decoder(self) -> StagedDecoder:
         return self._get("decoder")  # type: ignore[return-value]
 
-    def encoder(self) -> FusedEncoder:
+    def encoder(self) -> AnyEncoder:
         return self._get("encoder")  # type: ignore[return-value]
 
     def use(self, half: str, policy: Policy) -> None:
@@ -160,7 +171,7 @@ class FusedPath:
             with allocated(front, guard):
                 for part in _chunks(z[clip], steps, scale, reader):
                     guard.tick.check()
-                    decoder.front_chunk(front, part, lambda x: features.append(x.cpu()))  # noqa: B023 - called at once
+                    decoder.front_chunk(front, part, lambda x: features.append(x.to("cpu", copy=True)))  # noqa: B023
                     guard.reach(before + sum(map(len, features)))
             with allocated(tile, guard):
                 for index, where in enumerate(plan.grid.indices(), 1):
@@ -171,9 +182,9 @@ class FusedPath:
         self, run: Run, features: list[Tensor], clip: int, where: tuple[int, int], plan: Plan, sink: PixelSink,
         guard: Guard, before: int,
     ) -> None:
-        rows, cols = plan.grid.rows, plan.grid.cols
+        rows, cols, s = plan.grid.rows, plan.grid.cols, self._architecture.spatial
         (y0, y1), (x0, x1) = rows.spans()[where[0]], cols.spans()[where[1]]
-        weight = (rows.weights(where[0], 8)[:, None] * cols.weights(where[1], 8)[None, :]).to(run.device)
+        weight = (rows.weights(where[0], s)[:, None] * cols.weights(where[1], s)[None, :]).to(run.device)
         name = (clip, *where)
 
         def emit(pixels: Tensor) -> None:
@@ -181,15 +192,16 @@ class FusedPath:
             done = guard.skip(name, first, count)
             if done < count:
                 guard.inspect(name, first, count, float(run.health))
-                sink.add_pixels(clip, first + done, 8 * y0, 8 * x0, pixels[done:], weight)
+                sink.add_pixels(clip, first + done, s * y0, s * x0, pixels[done:], weight)
                 guard.finish(name, first, count)
             guard.tick.check()
 
         run.restart()
         for part in features:
             guard.tick.check()
-            crop = part[:, y0:y1, x0:x1].to(run.device).contiguous()
-            self.decoder().tile_chunk(run, crop, plan.steps.frames, emit)
+            crop = part[:, y0:y1, x0:x1]
+            tile = torch.empty(crop.shape, dtype=crop.dtype, device=run.device).copy_(crop)
+            self.decoder().tile_chunk(run, tile, plan.steps.frames, emit)
             guard.reach(before + run.done["latents"])
 
     def encode(self, video: Tensor, plan: Plan, out: Tensor, guard: Guard, device: torch.device) -> None:
@@ -221,7 +233,7 @@ class FusedPath:
     def _parking(self, plan: Plan) -> Parking | None:
         return plan.parking and replace(plan.parking, prefetch=self._options.async_offload)
 
-    def _get(self, half: str) -> FusedDecoder | FusedEncoder:
+    def _get(self, half: str) -> StagedDecoder | AnyEncoder:
         if half not in self._packed:
             self._packed[half] = self._prepared(half)
             if self._packed[half].norm_out.weight.is_cuda:
@@ -229,13 +241,13 @@ class FusedPath:
         return self._packed[half]
 
     @functools.cached_property
-    def _meta(self) -> dict[str, FusedDecoder | FusedEncoder]:
+    def _meta(self) -> dict[str, StagedDecoder | AnyEncoder]:
         with torch.device("meta"), torch.no_grad():
-            model = self._build()
+            model = self._architecture.build(self._model.config)
             halves = [h for h in ("encoder", "decoder") if getattr(model, h) is not None]
             return {h: self._pack(h, model) for h in halves}
 
-    def _prepared(self, half: str) -> FusedDecoder | FusedEncoder:
+    def _prepared(self, half: str) -> StagedDecoder | AnyEncoder:
         """8-bit weights from the store, where they have been packed before; 16-bit ones cost less to pack than read."""
         place = self._store.prepared(half) if self._policies.get(half, EXACT).kinds else None
         if place is None:
@@ -249,8 +261,8 @@ class FusedPath:
             save(network, place, made_from)
         return network
 
-    def _pack(self, half: str, model: nn.Module) -> FusedDecoder | FusedEncoder:
-        network = FusedDecoder if half == "decoder" else FusedEncoder
+    def _pack(self, half: str, model: Network) -> StagedDecoder | AnyEncoder:
+        network = NETWORKS[self._architecture.name][half == "decoder"]
         return network(getattr(model, half), self._dtype, self._options, self._operands(half))
 
     def _operands(self, half: str) -> Operands:
@@ -262,10 +274,11 @@ class FusedPath:
     ) -> Sizes:
         network, meta = self._meta[half], torch.device("meta")
         besides = network.nbytes + TEMPORARY_BYTES
-        if isinstance(network, FusedEncoder):
-            run = network.plan(latents, 8 * height, 8 * width, frames, meta, parking)
+        if half == "encoder":
+            s, t = self._architecture.spatial, self._architecture.temporal
+            run = network.plan(latents, s * height, s * width, frames, meta, parking)
             # Three chunks' frames as they arrive ahead of their turn, and two copies on the way in, all in float32.
-            besides += 5 * 4 * latents * 64 * height * width * 3 * 4
+            besides += 5 * 4 * 3 * t * latents * s * s * height * width
         elif frame is None:
             run = network.plan(latents, height, width, frames, output, meta, parking)
         else:

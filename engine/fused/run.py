@@ -30,7 +30,7 @@ RESERVE_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
-class _Input:
+class Input:
     """What one call of a convolution reads (a buffer, from its slot `start` on) and the output rows it is for."""
 
     data: Tensor
@@ -73,7 +73,7 @@ class Run:
         self.arena = Arena()
         self.rings: dict[tuple[Plane, torch.dtype], Ring] = {}
         self.parked = Parked(parking or _RESIDENT, device)
-        #: Frames that each stage has taken in so far.
+        #: Frames that each stage and each convolution has taken in so far.
         self.done: Counter[str] = Counter()
         #: Learnt while dry: what each convolution asks for in a chunk, by key, in order.
         self.visits: dict[str, Visit] = {}
@@ -189,25 +189,27 @@ class Run:
 
     def conv(
         self, conv: Conv, x: Tensor, out: Tensor, norm: Norm = COPY, sums: Partials | None = None, groups: int = 0,
-        residual: Tensor | None = None, geometry: Geometry = _PLAIN, skip: int = 0,
+        residual: Tensor | None = None, geometry: Geometry = _PLAIN, skip: int = 0, pixels: Pixels | None = None,
     ) -> Partials | None:
         """[D, H, W, C] x (normalised and activated, or as it is) through a causal convolution into `out`.
 
         sums: what the norm needs to know of x. groups > 0 asks for those of `out`. skip: frames of history that this
-        call does not read.
+        call does not read; `out` may then have no frames at all. pixels: an output format.
         """
         parts = []
-        for i in self._inputs(conv, x, norm, self._coefficients(x, norm, sums), out.shape[1], geometry):
-            epilogue = Epilogue(
-                bias=conv.bias, residual=None if residual is None else i.rows(residual), groups=groups,
-                scale=conv.scale, half_accumulate=conv.half_accumulate,
-            )  # fmt: skip
-            start = (i.start + skip) % i.data.shape[0]
-            parts.append(
-                self.attempt(
-                    conv3d, i.data, conv.weight, i.rows(out), geometry=i.geometry, epilogue=epilogue, start=start
-                )
-            )
+        # Before a clip that starts with zeros, the weights of its first frames would be others.
+        first = self.done[conv.key] if self.head == "replicate" else 2
+        self.done[conv.key] += x.shape[0]
+        for i in self.inputs(conv, x, norm, self._coefficients(x, norm, sums), out.shape[1], geometry):
+            target, rows = i.rows(out), None if residual is None else i.rows(residual)
+            frames = []
+            for weight, a, b, later in conv.weight.pieces(first, out.shape[0]):
+                epilogue = Epilogue(bias=conv.bias, residual=rows if rows is None else rows[a:b], groups=groups,
+                                    scale=conv.scale, pixels=pixels)  # fmt: skip
+                start = (i.start + a + skip + later) % i.data.shape[0]
+                frames.append(self.attempt(conv3d, i.data, weight, target[a:b], geometry=i.geometry, epilogue=epilogue,
+                                           start=start))  # fmt: skip
+            parts.append(self.joined(frames, 0))
         return self.joined(parts)
 
     def pointwise(self, conv: Conv, x: Tensor, out: Tensor) -> None:
@@ -222,7 +224,7 @@ class Run:
         return self.joined([
             self.attempt(upsample, i.data, up.composed, i.rows(out, 2), first=first, groups=groups, scale=up.scale,
                          start=i.start, geometry=i.geometry, half_accumulate=up.half_accumulate)
-            for i in self._inputs(up, x, COPY, None, x.shape[1], _PLAIN)
+            for i in self.inputs(up, x, COPY, None, x.shape[1], _PLAIN)
         ])  # fmt: skip
 
     def _expand(self, up: Expansion, x: Tensor, out: Tensor, groups: int) -> Partials | None:
@@ -257,7 +259,8 @@ class Run:
         with self.arena.scope():
             tokens = self.take(1, h, w, c)
             q, k, v, y = (self.take(1, n, c) for _ in range(4))
-            scratch = self.arena.take((scratch_bytes(n, self.dtype.itemsize),), torch.uint8)
+            size = scratch_bytes(n, self.dtype.itemsize) if block.flash else 0
+            scratch = self.arena.take((size,), torch.uint8)
             if self.dry:
                 return None
             coefs = self._coefficients(x, block.norm, sums)
@@ -267,7 +270,8 @@ class Run:
 
             for i in range(x.shape[0]):
                 frame = x[i : i + 1]
-                options = {"border": 0, "store": Store(silu=False), "coefs": coefs[i : i + 1]}
+                own = None if coefs is None else coefs[i : i + 1]
+                options = {"border": 0, "store": Store(silu=False), "coefs": own}
                 self.attempt(norm_act, frame, block.norm, tokens, **options)
                 for linear, out in zip((block.q, block.k, block.v), (q, k, v), strict=True):
                     product(tokens.view(n, c), linear, out[0])
@@ -275,19 +279,23 @@ class Run:
                 mixed = self.attempt(attention, q, k, v, out=y, scratch=scratch, backend=backend)
                 product(mixed[0], block.out, q[0])
                 frame.view(n, c).add_(q[0])
-        return self.attempt(statistics, x, block.norm.groups)
+        return None if coefs is None else self.attempt(statistics, x, block.norm.groups)
 
     def pixels(self, conv: Output, x: Tensor, norm: Norm, sums: Partials | None, out: Tensor, format: Pixels) -> None:
         """Last norm and convolution, stored as finished pixels in `out` [D, H, W, 3]."""
         coefs = self._coefficients(x, norm, sums)
-        if coefs is not None:
-            # One NaN or Inf in a frame is in its statistics, and so in this sum; finite ones do not add up to either.
-            self.health = self.attempt(coefs.sum)
+        # One NaN or Inf in a frame is in its statistics, too, which are fewer.
+        self.inspect(x if coefs is None else coefs)
         with self.arena.scope():
             scratch = self.arena.take((scratch_floats(*out.shape),), torch.float32)
-            for i in self._inputs(conv, x, norm, coefs, out.shape[1], _PLAIN):
+            for i in self.inputs(conv, x, norm, coefs, out.shape[1], _PLAIN):
                 self.attempt(to_pixels, i.data, conv.weight, conv.bias, i.rows(out), pixels=format, start=i.start,
                              packed=conv.packed, scratch=scratch)  # fmt: skip
+
+    def inspect(self, x: Tensor) -> None:
+        """`health` is from now on that of x: one NaN or Inf is in its sum, finite values do not add up to either."""
+        if not self.dry:
+            self.health = self.attempt(torch.sum, x, dtype=torch.float32)
 
     def advance(self, h: int, w: int) -> None:
         """Every convolution at this resolution has had the pass's frames."""
@@ -297,11 +305,11 @@ class Run:
 
     # -- where convolutions find their input ------------------------------------------------------------------------
 
-    def joined(self, parts: list[Partials | None]) -> Partials | None:
-        """The sums of parts that follow each other in space."""
+    def joined(self, parts: list[Partials | None], axis: int = 1) -> Partials | None:
+        """The sums of parts that follow each other in space (axis 1) or time (0)."""
         if not parts or parts[0] is None:
             return None
-        return parts[0] if len(parts) == 1 else self.attempt(Partials.concat, parts)
+        return parts[0] if len(parts) == 1 else self.attempt(Partials.concat, parts, axis)
 
     def _coefficients(self, x: Tensor, norm: Norm, sums: Partials | None) -> Tensor | None:
         if norm.kind != "group" or self.dry:
@@ -309,9 +317,9 @@ class Run:
         sums = self.attempt(statistics, x, norm.groups) if sums is None else sums
         return self.attempt(coefficients, sums, norm, x.shape[1] * x.shape[2])
 
-    def _inputs(
+    def inputs(
         self, conv: Conv | Upsampler, x: Tensor, norm: Norm, coefs: Tensor | None, rows: int, geometry: Geometry
-    ) -> Iterator[_Input]:
+    ) -> Iterator[Input]:
         """Write x as the next input of `conv` behind its history, whole or band by band. Nothing while dry."""
         d, h, w, c = x.shape
         plane = (h + 2, w + 2, padded_channels(c, conv.dtype))
@@ -329,7 +337,7 @@ class Run:
             ring.begin(conv.key, self.head)
             if self.watch is not None:
                 self.watch(conv, frames_of(ring.data, slot, d)[:, 1:-1, 1:-1, :c])
-            yield _Input(ring.data, start, geometry, 0, rows)
+            yield Input(ring.data, start, geometry, 0, rows)
             return
         parked, kernel = self.parked, conv.weight.kernel[1]
         reach = geometry.origin[0] + kernel + int(conv.weight.shifted)
@@ -341,7 +349,7 @@ class Run:
             self.attempt(norm_act, x, norm, data, slot=conv.halo, store=store, coefs=coefs, first=band.top)
             parked.arrive(conv.key, band, data, self.head)
             here = replace(geometry, first_row=band.first, frame_rows=rows)
-            yield _Input(data, 0, here, band.first, band.last)
+            yield Input(data, 0, here, band.first, band.last)
             parked.leave(conv.key, band, data)
 
 

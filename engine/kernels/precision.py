@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 
@@ -12,24 +12,34 @@ import torch
 _ASKED = ContextVar("tf32", default=False)
 
 
-@contextmanager
-def fp32_math(tf32: bool, convolutions: bool = True) -> Iterator[None]:
-    """fp32 matrix products (and convolutions) in fp32 or TF32 inside; the host's settings return."""
+def set_fp32_math(tf32: bool, convolutions: bool = True) -> Callable[[], None]:
+    """fp32 matrix products (and convolutions) of the process in fp32 or TF32; returns what undoes it."""
     product, conv = torch.backends.cuda.matmul, torch.backends.cudnn
     # torch 2.9 replaced the two booleans by fp32_precision and refuses a mixture of both.
     new = hasattr(product, "fp32_precision")
     name, value = ("fp32_precision", "tf32" if tf32 else "ieee") if new else ("allow_tf32", tf32)
     holders = [product, *([conv.conv if new else conv] if convolutions else [])]
     kept = [getattr(h, name) for h in holders]
+    for holder in holders:
+        setattr(holder, name, value)
+
+    def restore() -> None:
+        for holder, before in zip(holders, kept, strict=True):
+            setattr(holder, name, before)
+
+    return restore
+
+
+@contextmanager
+def fp32_math(tf32: bool, convolutions: bool = True) -> Iterator[None]:
+    """As `set_fp32_math`, inside only; our own fp32 modules then follow it too (`tf32_asked`)."""
+    restore = set_fp32_math(tf32, convolutions)
     token = _ASKED.set(tf32)
     try:
-        for holder in holders:
-            setattr(holder, name, value)
         yield
     finally:
         _ASKED.reset(token)
-        for holder, before in zip(holders, kept, strict=True):
-            setattr(holder, name, before)
+        restore()
 
 
 def exact_matmul() -> AbstractContextManager[None]:

@@ -57,6 +57,11 @@ class Config:
             latent = shapes["encoder.conv_out.bias"][0] // 2
         return cls(encoder, decoder, latent, norm_groups)
 
+    @property
+    def stream_widths(self) -> set[int]:
+        """Of every residual stream."""
+        return {*(self.encoder_widths or ()), *(self.decoder_widths or ())}
+
 
 class DownBlock(nn.Module):
     """Two resnets, then a downsampler except in the lowest block."""

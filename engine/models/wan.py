@@ -4,6 +4,7 @@ channels, or 16x16 into 48, the last 2x2 of them by moving pixels into channels.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -55,6 +56,8 @@ class Config:
         encoder, decoder = widths("encoder", "downsamples", 2), widths("decoder", "upsamples", 3)
         if decoder is not None:
             decoder = (decoder[3], decoder[2], decoder[1], decoder[0])
+            if patch == 2 and any(low % high for high, low in itertools.pairwise(decoder)):
+                raise InputError(f"decoder widths {decoder} do not divide each other, as its shortcuts need")
         colours = {"decoder.head.2.bias": shapes.get("decoder.head.2.bias", (3 * patch**2,))[0] // patch**2}
         if encoder and "encoder.conv1.weight" in shapes:
             count = math.prod(shapes["encoder.conv1.weight"])
@@ -68,6 +71,17 @@ class Config:
         elif "conv1.bias" in shapes:
             latent = shapes["conv1.bias"][0] // 2
         return cls(encoder, decoder, latent, patch)
+
+    @property
+    def stream_widths(self) -> set[int]:
+        """Of every residual stream."""
+        decoder = self.decoder_widths or ()
+        return {*(self.encoder_widths or ()), *decoder, *(_upsampled(w, self.patch) for w in decoder[1:])}
+
+
+def _upsampled(width: int, patch: int) -> int:
+    """Channels behind a level's upsampler."""
+    return width if patch == 2 else width // 2
 
 
 class WanResnet(Resnet):
@@ -244,7 +258,7 @@ class Encoder(nn.Module):
     Rows and columns that fill no latent pixel are cut off by Wan 2.2, whose patches and shortcuts need whole blocks.
     """
 
-    def __init__(self, config: Config, moments: CausalConv3d) -> None:
+    def __init__(self, config: Config, at_latent: CausalConv3d) -> None:
         super().__init__()
         w, self.patch = config.encoder_widths, config.patch
         self.conv1 = _Conv(3 * self.patch**2, w[0])
@@ -259,7 +273,7 @@ class Encoder(nn.Module):
         self.downsamples = _register(self.levels)
         self.middle = Middle(w[3])
         self.head = _head(w[3], 2 * config.latent_channels)
-        self._moments = (moments,)
+        self.at_latent = (at_latent,)  # registered beside this half
 
     def high(self, x: Tensor, state: State | None = None) -> Tensor:
         if self.patch == 2:
@@ -272,7 +286,7 @@ class Encoder(nn.Module):
 
     def low(self, x: Tensor, state: State | None = None) -> Tensor:
         x = self.middle(self.levels[3](x, state), state)
-        return self._moments[0](self.head["2"](self.head["0"](x), state))
+        return self.at_latent[0](self.head["2"](self.head["0"](x), state))
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
         if state is None:
@@ -284,12 +298,12 @@ class Decoder(nn.Module):
     """[B, latent, T, h, w] (the network's own) -> [B, 3, 4(T - 1) + 1, H, W], about -1..1, not clamped; parts as in
     arch.Decoder."""
 
-    def __init__(self, config: Config, latent: CausalConv3d) -> None:
+    def __init__(self, config: Config, at_latent: CausalConv3d) -> None:
         super().__init__()
         w, self.patch = config.decoder_widths[::-1], config.patch
         self.conv1 = _Conv(config.latent_channels, w[0])
         self.middle = Middle(w[0])
-        after = [n if self.patch == 2 else n // 2 for n in w]
+        after = [_upsampled(n, self.patch) for n in w]
         entering = [w[0], *after[:3]]
         self.levels = tuple(
             UpLevel(
@@ -301,10 +315,10 @@ class Decoder(nn.Module):
         )
         self.upsamples = _register(self.levels)
         self.head = _head(w[3], 3 * self.patch**2)
-        self._latent = (latent,)
+        self.at_latent = (at_latent,)  # registered beside this half
 
     def low(self, z: Tensor, state: State | None = None) -> Tensor:
-        return self.middle(self.conv1(self._latent[0](z), state), state)
+        return self.middle(self.conv1(self.at_latent[0](z), state), state)
 
     def mid(self, x: Tensor, state: State | None = None) -> Tensor:
         return self.levels[1](self.levels[0](x, state), state)

@@ -15,6 +15,7 @@ from ..runtime.pixels import to_unit
 from ..vae import VideoVAE
 from .bench import Bench
 from .measure import SIDE, encode, latent_samples, video_samples
+from .modes import SUPPORTED
 from .policy import KINDS, Policy, eligible
 from .table import Table
 
@@ -40,6 +41,8 @@ def calibrate(
     each pass. Tables are kept in the VAE's store. Raises InputError for a VAE that has no 8-bit path.
     """
     reason = why_off(vae.arch, vae.model.config, vae.dtype, vae.device, emulate=True)
+    if vae.arch not in SUPPORTED:
+        reason = f"{vae.arch} runs in 16 bit in this version"
     if reason:
         raise InputError(f"{vae.path}: cannot be calibrated here, its 8-bit path is off ({reason})")
     side = CPU_SIDE if errors and vae.device.type == "cpu" else SIDE

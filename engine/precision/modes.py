@@ -8,6 +8,8 @@ import torch
 
 from ..kernels.targets import target
 
+#: Architectures whose convolutions have been told apart by what 8 bits cost them.
+SUPPORTED = ("seedvr2",)
 #: Precisions besides the plain float types; activations are fp16 in all of them.
 MIXED = ("fp8", "int8", "fp16_fast")
 
@@ -29,14 +31,14 @@ class Mode:
 def resolve(asked: str, device: torch.device, min_db: float, kernels_off: str | None, plain: str = "fp16") -> Mode:
     """asked: "fp8", "int8", "fp16_fast", or any other precision, which "auto" with a floor may go below.
 
-    kernels_off: why the fused kernels cannot run the model there. A CPU runs fp8 and int8 for their numbers' sake.
+    kernels_off: why the fused kernels cannot run the model so. A CPU runs fp8 and int8 for their numbers' sake.
     plain: what runs where none of this does.
     """
     emulated = device.type == "cpu"
     if asked not in MIXED and (asked != "auto" or min_db <= 0 or emulated or kernels_off):
         return Mode()
     if kernels_off:
-        return Mode(refused=f"{asked} needs the fused kernels ({kernels_off}): {plain} runs instead")
+        return Mode(refused=f"{asked} is not to be had ({kernels_off}): {plain} runs instead")
     here = target(device)
     if asked == "auto":
         return Mode("fp8" if here.fp8 else "int8")

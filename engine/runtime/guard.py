@@ -75,18 +75,20 @@ class Guard:
         self.handover: tuple[Hashable, Handover] | None = None
         self._on_pressure = on_pressure
         self._layout: Hashable = None
+        self._passes = 0
         self._step_down: Callable[[], Plan | None] = _no_plan
 
-    def begin(self, layout: Hashable, total: int) -> bool:
+    def begin(self, layout: Hashable, latents: int, chunk: int, passes: int) -> bool:
         """Every attempt's start: whether it has to start from nothing, being the first one of this layout (tiles of
-        another size give another result). total: as the ticker counts."""
-        if layout == self._layout:
-            return False
-        self._layout = layout
-        self.finished.clear()
-        self.handover = None
-        self.tick.begin(total)
-        return True
+        another size give another result). latents, chunk, passes: as for the ticker."""
+        fresh = layout != self._layout
+        if fresh or passes != self._passes:
+            self.tick.begin(latents, chunk, passes)
+        if fresh:
+            self.finished.clear()
+            self.handover = None
+        self._layout, self._passes = layout, passes
+        return fresh
 
     # -- what is finished ------------------------------------------------------------------------------------------
 
@@ -104,9 +106,9 @@ class Guard:
         self.inspect(part, first, count, health)
         self.finished[part] = max(self.finished[part], first + count)
 
-    def reach(self, done: int) -> None:
-        """A chunk has been through the network; `done` as the ticker counts."""
-        if not self.tick.reach(done):
+    def reach(self, latents: int) -> None:
+        """A chunk has been through the network; so many latents are, as the ticker counts."""
+        if not self.tick.reach(latents):
             self.events["replayed_chunks"] += 1
 
     def taken_over(self, part: Hashable) -> Handover | None:
@@ -149,6 +151,7 @@ class Guard:
                     raise
                 reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             # Only now is the traceback gone, and with it what the failed attempt still held.
+            gc.collect()
             self.relieve()
             smaller = self._step_down()
             if smaller is None and not again:
@@ -163,7 +166,6 @@ class Guard:
 
     def relieve(self) -> None:
         """Give back what only makes things faster, and ask others to."""
-        gc.collect()
         POOL.release()
         if self._on_pressure is not None:
             self._on_pressure()

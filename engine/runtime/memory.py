@@ -13,13 +13,19 @@ from ..errors import InputError
 GIB = 1 << 30
 #: Of the whole card, when the user names no target: 13 of 16 GB.
 DEFAULT_SHARE = 0.8125
+#: Of the card, at most MARGIN_BYTES, that stays free beside what is measured as used. A driver that may fill up system
+#: memory instead of failing (the default on Windows) begins to do so before the card is full, and is then many times
+#: slower.
+MARGIN_SHARE = 0.05
+MARGIN_BYTES = 512 << 20
 
 
 def memory_target(device: torch.device, vram_gb: float | None, ram_gb: float | None, held: int) -> int | None:
     """Bytes this process may reach on `device`, weights included; None where nothing can be found out.
 
-    CUDA: vram_gb or 81.25 % of the card, never more than other processes leave, less what else this process holds
-    (`held` are the bytes of the caller's own weights there). CPU: vram_gb, else ram_gb, else half of what is free.
+    CUDA: vram_gb or 81.25 % of the card, never more than other processes leave less a margin, less what else this
+    process holds (`held` are the bytes of the caller's own weights there). CPU: vram_gb, else ram_gb, else half of what
+    is free.
     """
     for name, value in (("vram_gb", vram_gb), ("ram_gb", ram_gb)):
         if value is not None and not value >= 0:
@@ -29,7 +35,8 @@ def memory_target(device: torch.device, vram_gb: float | None, ram_gb: float | N
         others = max(0, total - free - torch.cuda.memory_reserved(device))
         asked = vram_gb * GIB if vram_gb else DEFAULT_SHARE * total
         foreign = max(0, torch.cuda.memory_allocated(device) - held)
-        return max(0, int(min(asked, total - others)) - foreign)
+        margin = min(MARGIN_SHARE * total, MARGIN_BYTES)
+        return max(0, int(min(asked, total - others - margin)) - foreign)
     if vram_gb or ram_gb:
         return int((vram_gb or ram_gb) * GIB)
     free_ram = available_ram()

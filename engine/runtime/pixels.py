@@ -31,7 +31,7 @@ class StagedReader:
 
     def read(self, part: Tensor) -> Tensor:
         """A contiguous copy on the device. On CUDA, later work of the current stream waits for it, the caller not."""
-        if self._stream is None:
+        if self._stream is None or part.device.type != "cpu":  # what is on a GPU already cannot be pinned
             return part.to(self._device)
         current = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(self._stream):
@@ -61,10 +61,13 @@ class PixelSink:
     (1/8 of an 8-bit step at worst) and is converted at the end.
     """
 
-    def __init__(self, shape: tuple[int, int, int, int, int], output: torch.dtype) -> None:
+    def __init__(
+        self, shape: tuple[int, int, int, int, int], output: torch.dtype, out: Tensor | None = None
+    ) -> None:
+        """out: the caller's own tensor to write into, of this shape and type, on the host."""
         self.output = output
         self.tiled = False
-        self.out = self._sum = torch.empty(shape, dtype=output)
+        self.out = self._sum = torch.empty(shape, dtype=output) if out is None else out
 
     def begin(self, tiled: bool) -> None:
         """Whatever was written counts no more."""

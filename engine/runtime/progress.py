@@ -16,21 +16,28 @@ class Ticker:
 
     def __init__(self, progress: Progress | None, cancel: Cancel | None) -> None:
         self._progress, self._cancel = progress, cancel
-        self._total = self._done = 0
+        self._latents = self._chunk = self._chunks = self._total = 1
+        self._reached = self._done = 0
 
-    def begin(self, total: int) -> None:
-        """From nothing; total: latents of all clips, times the passes that each goes through."""
-        self._total, self._done = total, 0
+    def begin(self, latents: int, chunk: int, passes: int) -> None:
+        """From nothing: so many passes (of clips, or tiles) over `latents`, reported in chunks of `chunk`."""
+        self._latents, self._chunk, self._chunks = latents, chunk, -(-latents // chunk)
+        self._total = passes * self._chunks
+        self._reached = self._done = 0
 
     def check(self) -> None:
         if self._cancel is not None and self._cancel():
             raise Cancelled("cancelled")
 
-    def reach(self, done: int) -> bool:
-        """`done` of the total are through, whatever the chunks. False, and no report, where that was so before."""
-        if done <= self._done:
+    def reach(self, latents: int) -> bool:
+        """So many are through, those of earlier passes included, whatever the chunks are by now. False, and no report,
+        where that was so before."""
+        if latents <= self._reached:
             return False
-        self._done = done
-        if self._progress is not None:
+        self._reached = latents
+        passes, rest = divmod(latents, self._latents)
+        done = passes * self._chunks + -(-rest // self._chunk)
+        if done > self._done and self._progress is not None:
             self._progress(done, self._total)
+        self._done = done
         return True

@@ -21,7 +21,7 @@ def scoped_math(
 
     CUDA: fp32 in fp32, or in TF32; cuDNN tries its algorithms out, or takes the first; fp16 products never sum in
     fp16; torch's attention kernels that need no score matrix are on. Without `flash_attention`, attention is made of
-    plain products on every device (a block of queries at a time, so that memory stays linear).
+    plain products in fp32 on every device (a block of queries at a time, so that memory stays linear).
     """
     with torch.no_grad(), ExitStack() as stack:
         if device.type == "cuda":

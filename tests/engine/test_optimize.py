@@ -160,3 +160,55 @@ def test_plans_count_what_the_switches_take(fused_vae):
     plain = fused_vae.plan_encode(1, 1, 48, 64)
     fused_vae.options = DEFAULTS.switched(off=["triton_fusion", "flash_attention"])
     assert fused_vae.plan_encode(1, 1, 48, 64).peak_bytes >= plain.peak_bytes
+
+
+# -- on a GPU -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gpu_file(make_vae_file):
+    """Widths that the fused kernels take."""
+    return make_vae_file((16, 32, 64, 64), (16, 32, 64, 64), 8)
+
+
+def decibel(actual, expected):
+    """PSNR with peak 2.0 of frames in 0..1."""
+    return (1.0 / (actual - expected).square().mean()).log10().item() * 10
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+def test_each_switch_on_a_gpu(gpu_file, noise):
+    """fp16: what only moves data changes no bit; other arithmetic is no worse than plain torch. Nothing stays set."""
+    z = noise(1, 16, 3, 10, 13)
+    exact = load(gpu_file, "fp32", "cpu").decode(z)
+    vae = load(gpu_file, "fp16", "cuda")
+    default = vae.decode(z)
+    assert torch.equal(vae.decode(z.cuda()), default)
+    vae.options = DEFAULTS.switched(off=["triton_fusion"])
+    plain = decibel(vae.decode(z), exact)
+    benchmark, flash = torch.backends.cudnn.benchmark, torch.backends.cuda.flash_sdp_enabled()
+    for off in (*([name] for name in TOGGLES), TOGGLES):
+        vae.options = DEFAULTS.switched(off=off)
+        out = vae.decode(z)
+        print(f"{', '.join(off)} off: {decibel(out, exact):.1f} dB, plain torch {plain:.1f}")
+        assert decibel(out, exact) >= plain - 0.5
+        if off[0] in ("async_offload", "cuda_graphs", "fp8", "tf32", "cudnn_benchmark") and len(off) == 1:
+            assert torch.equal(out, default)
+    vae.options = DEFAULTS.switched(on=["channels_last_3d", "cudnn_benchmark"], off=["triton_fusion"])
+    assert decibel(vae.decode(z), exact) >= plain - 0.5
+    assert "NDHWC" in vae.last_report.mode
+    assert (torch.backends.cudnn.benchmark, torch.backends.cuda.flash_sdp_enabled()) == (benchmark, flash)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+def test_tf32_on_a_gpu_rounds_fp32_runs_and_only_those_that_ask(gpu_file, noise, atol):
+    z = noise(1, 16, 2, 6, 7)
+    expected = load(gpu_file, "fp32", "cpu").decode(z)
+    vae = load(gpu_file, "fp32", "cuda")
+    torch.testing.assert_close(vae.decode(z), expected, rtol=0, atol=atol)
+    fast = vae.with_options(DEFAULTS.switched(on=["tf32"]))
+    rounded = fast.decode(z)
+    assert not torch.allclose(rounded, expected, rtol=0, atol=atol) and decibel(rounded, expected) > 40
+    torch.testing.assert_close(vae.decode(z), expected, rtol=0, atol=atol)

@@ -33,6 +33,16 @@ def test_decode_and_encode_leave_a_report(fresh, noise):
     assert list(fresh.last_report.seconds) == ["plan", "encode", "output"]
 
 
+def test_packing_has_its_own_time_and_is_done_once(fresh, noise, monkeypatch):
+    monkeypatch.setattr("zerowaste_vae.engine.vae.why_off", lambda *_: None)
+    for stages in (["plan", "weights", "decode", "output"], ["plan", "decode", "output"]):
+        fresh.decode(noise(1, 16, 1, 2, 2))
+        assert list(fresh.last_report.seconds) == stages
+    assert fresh.last_report.mode == "fused kernels (NDHWC)"
+    fresh.encode(torch.rand(1, 16, 16, 3))
+    assert list(fresh.last_report.seconds) == ["plan", "weights", "encode", "output"]
+
+
 def test_text_and_dict_say_the_same(fresh, noise):
     fresh.decode(noise(1, 16, 2, 2, 2), tiling="blended", tile=16, overlap=0)
     report = fresh.last_report
@@ -58,10 +68,10 @@ def test_a_run_that_ends_early_says_so(fresh, noise):
 def test_what_happened_on_the_way_is_shown():
     report = Report("decode", (1, 5, 8, 8), "seedvr2", "fp8", "cuda:0", db=51.26)
     report.events["oom_step_downs"] += 2
-    report.reserved_gb, report.predicted_gb = 3.5, 3.25
+    report.reserved_gb, report.predicted_gb, report.parked_gb = 3.5, 3.25, 1.5
     text = report.text()
     assert "51.3 dB" in text and "2 x out of memory" in text
-    assert "planned 3.25 GB, process peak 3.50 GB reserved" in text
+    assert "planned 3.25 GB, 1.50 GB parked in host memory, process peak 3.50 GB reserved" in text
 
 
 def test_a_stage_entered_twice_adds_up(monkeypatch):

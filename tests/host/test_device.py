@@ -1,4 +1,4 @@
-"""What the pack's VAE plans before the host has moved its weights, on a host that says it has a GPU."""
+"""What the pack's VAE does inside a host that says it has a GPU: plans, giving memory back, scoped settings."""
 
 import os
 import subprocess
@@ -28,14 +28,89 @@ print("planned for", gpu)
 """
 
 
-def test_plans_are_made_for_the_device_of_the_run(host_places, pack_folder):
-    """The weights start offloaded; a plan for the device they lie on would be for other kernels and another size."""
+FREED = """
+import sys
+sys.argv = ["main.py", "--cpu"]
+import comfy.options
+comfy.options.enable_args_parsing()
+import comfy.model_management as mm
+from zerowaste_vae.engine.optimize import Options
+from zerowaste_vae.engine.runtime.pinned import POOL
+from zerowaste_vae.nodes import host
+from zerowaste_vae.nodes.settings import Settings
+vae = host.from_file(__import__("pathlib").Path(sys.stdin.read()), "auto", None, Settings())
+other = vae.with_wishes(Settings(), Options(composed_upsample=False))
+assert other.engine is not vae.engine and other.patcher is vae.patcher
+mm.load_models_gpu([vae.patcher], force_full_load=True)
+for engine in (vae.engine, other.engine):
+    engine._fused.decoder()
+    assert engine._fused.packed_bytes("decoder") > 0
+POOL.give(POOL.take(1 << 20))
+assert POOL.nbytes > 0
+mm.unload_all_models()
+assert not any(engine._fused.packed_bytes("decoder") for engine in (vae.engine, other.engine))
+assert POOL.nbytes == 0
+print("given back")
+"""
+
+SCOPED = """
+import sys
+sys.argv = ["main.py", "--cpu"]
+import comfy.options
+comfy.options.enable_args_parsing()
+import torch
+from zerowaste_vae.engine.optimize import Options
+from zerowaste_vae.nodes import host
+
+class Unknown:
+    device, vae_dtype = torch.device("cuda", 0), torch.float32
+    def decode(self, samples):
+        cudnn = torch.backends.cudnn
+        return cudnn.benchmark, cudnn.allow_tf32, torch.is_grad_enabled()
+    decode_tiled = encode = encode_tiled = decode
+
+host.availability = lambda *_: {"tf32": None, "cudnn_benchmark": None}
+vae = Unknown()
+before = vars(vae).copy()
+torch.backends.cudnn.allow_tf32 = False
+same, names = host.with_scoped_settings(vae, Options())
+assert same is vae and names == []
+scoped, names = host.with_scoped_settings(vae, Options(cudnn_benchmark=True))
+assert names == ["cudnn_benchmark"], names
+assert scoped is not vae and vars(vae) == before
+assert scoped.decode(0) == (True, False, False), scoped.decode(0)
+assert vae.decode(0) == (False, False, True)
+scoped, names = host.with_scoped_settings(vae, Options(tf32=True))
+assert scoped.encode_tiled(0) == (False, True, False)
+assert not torch.backends.cudnn.allow_tf32 and not torch.backends.cudnn.benchmark
+host.availability = lambda *_: {"tf32": "no", "cudnn_benchmark": "no"}
+assert host.with_scoped_settings(vae, Options(tf32=True, cudnn_benchmark=True)) == (vae, [])
+print("scoped")
+"""
+
+
+def inside(host_places, pack_folder, script: str) -> str:
+    """What `script` prints, run by the host's Python in its checkout; the demo VAE's path is its input."""
     checkout, venv = host_places
     python = venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     paths = os.pathsep.join((str(checkout), str(pack_folder)))
     ran = subprocess.run(
-        [python, "-c", PLAN], input=str(demo_vae_path()), text=True, capture_output=True, cwd=checkout,
+        [python, "-c", script], input=str(demo_vae_path()), text=True, capture_output=True, cwd=checkout,
         env={**os.environ, "PYTHONPATH": paths}, timeout=300,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr[-2000:]
-    assert "planned for cuda:0" in ran.stdout
+    return ran.stdout
+
+
+def test_plans_are_made_for_the_device_of_the_run(host_places, pack_folder):
+    """The weights start offloaded; a plan for the device they lie on would be for other kernels and another size."""
+    assert "planned for cuda:0" in inside(host_places, pack_folder, PLAN)
+
+
+def test_unloading_gives_back_what_the_host_does_not_see(host_places, pack_folder):
+    """Packed weights of every VAE that shares the unloaded weights, and page-locked memory."""
+    assert "given back" in inside(host_places, pack_folder, FREED)
+
+
+def test_settings_of_an_unknown_vae_hold_during_its_calls_only(host_places, pack_folder):
+    assert "scoped" in inside(host_places, pack_folder, SCOPED)

@@ -87,7 +87,8 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     d, h, w = (out.shape[0] + drop) // pt, out.shape[1] // py, out.shape[2] // px
     frame_rows = geometry.frame_rows or h
     s = schedule or pick(here, x.dtype, weight.channels, k, (frame_rows, w), phases)
-    if not x.is_meta and out.data_ptr() == x.data_ptr() and (k > s.bn or phases > 1 or weight.taps > 1):
+    one_tile = k <= s.bn + s.tail and phases == 1 and weight.taps == 1
+    if not x.is_meta and out.data_ptr() == x.data_ptr() and not one_tile:
         raise ValueError(f"conv3d cannot overwrite its input: {k} channels are more than one tile, or it has many taps")
     linear = here.tma and geometry.stride == (1, 1, 1)
     pitch = x.shape[2] if linear else w
@@ -96,19 +97,20 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     full, rest = divmod(h, block)
     block_tiles = triton.cdiv(block * pitch, s.bm)
     frame_tiles = full * block_tiles + triton.cdiv(rest * pitch, s.bm)
-    span = stat_span(k, epilogue.groups, s.bn // s.slices) if epilogue.groups else 0
+    span = stat_span(k, epilogue.groups, min(s.bn // s.slices, s.tail or s.bn)) if epilogue.groups else 0
     partials = None
     if span:
         shape = (out.shape[0], frame_tiles * py * px, k // span, 2)
         partials = Partials(torch.empty(shape, dtype=torch.float32, device=x.device), span)
     a: Any = x
     b: Any = weight.data
+    tail: Any = b
     if linear:
         from triton.tools.tensor_descriptor import TensorDescriptor
 
         rows = x.view(-1, weight.channels)
         a = TensorDescriptor(rows, rows.shape, rows.stride(), [s.bm, s.bk])
-        b = TensorDescriptor(b, b.shape, b.stride(), [s.bn, s.bk])
+        b, tail = (TensorDescriptor(b, b.shape, b.stride(), [n, s.bk]) for n in (s.bn, s.tail or s.bn))
     residual = epilogue.residual
     unit = _unit([out, residual])
     strides = [v // unit for v in (*out.stride()[:3], *(residual.stride()[:3] if residual is not None else (0, 0, 0)))]
@@ -121,8 +123,8 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     interpret = interpreted() and not x.is_cuda
     if interpret and accumulate == "mx" and (triton_version() or (0, 0)) < (3, 9):
         accumulate = "f32"  # dot_scaled crashes in the interpreters before 3.9
-    conv_kernel[(d * frame_tiles * triton.cdiv(k, s.bn) * phases,)](
-        a, b, out, *(out if t is None else t for t in (residual, bias, scale, partials and partials.data)),
+    conv_kernel[(d * frame_tiles * triton.cdiv(k, s.bn + s.tail) * phases,)](
+        a, b, tail, out, *(out if t is None else t for t in (residual, bias, scale, partials and partials.data)),
         epilogue.scale, fmt.gain, fmt.offset, fmt.low, fmt.high,
         x.shape[0], start, x.shape[1] * x.shape[2], x.shape[2], geometry.origin[0] * x.shape[2] + geometry.origin[1],
         h, w, pitch, block, block_tiles, frame_tiles, d * frame_tiles,
@@ -134,6 +136,6 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
         RESIDUAL=residual is not None, SPAN=span, CLAMP=clamp,
         ROUND=not out.dtype.is_floating_point, UNIT=unit, ACC=accumulate, TMA=linear,
         UPCAST=interpret and x.dtype in (torch.bfloat16, FP8) and accumulate != "mx",
-        SLICES=s.slices, GROUP=s.group, BM=s.bm, BN=s.bn, BK=s.bk, num_warps=s.warps, num_stages=s.stages,
+        SLICES=s.slices, GROUP=s.group, BM=s.bm, BN=s.bn, TAIL=s.tail, BK=s.bk, num_warps=s.warps, num_stages=s.stages,
     )  # fmt: skip
     return partials

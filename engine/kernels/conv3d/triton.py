@@ -70,13 +70,27 @@ def _finish(acc, n0, out_rows, res_rows, keep, at_row, at_col, scales, biases, s
         tl.store(sums + column * 2 + 1, square, mask=column < K // SPAN)
 
 
+@triton.jit
+def _multiply(at, bt, one_a, one_b, acc, ACC: tl.constexpr):
+    """acc + at @ bt.T"""
+    if ACC == "f32":
+        acc = tl.dot(at, bt.T, acc)
+    elif ACC == "i32":
+        acc = tl.dot(at, bt.T, acc, out_dtype=tl.int32)
+    elif ACC == "f16":  # fp16 inside the step only: full-depth fp16 costs a decimal digit
+        acc += tl.dot(at, bt.T, out_dtype=tl.float16)
+    else:
+        acc = tl.dot_scaled(at, one_a, "e4m3", bt.T, one_b, "e4m3", acc)
+    return acc
+
+
 @triton.jit(do_not_specialize=[
     "slots", "start", "in_frame", "in_pitch", "origin", "height", "width", "pitch", "row_block", "block_tiles",
     "frame_tiles", "tiles", "first", "drop", "first_row", "last_row",
     "out_t", "out_y", "out_x", "res_t", "res_y", "res_x",
 ])
 def conv_kernel(
-    a, w, out, res, bias, scale, partials, act_scale, gain, offset, low, high,
+    a, w, w_tail, out, res, bias, scale, partials, act_scale, gain, offset, low, high,
     slots, start, in_frame, in_pitch, origin, height, width, pitch, row_block, block_tiles, frame_tiles, tiles,
     first, drop, first_row, last_row, out_t, out_y, out_x, res_t, res_y, res_x,
     C: tl.constexpr, K: tl.constexpr, KT: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
@@ -84,10 +98,10 @@ def conv_kernel(
     SHIFTED: tl.constexpr, FOLDED: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr, RESIDUAL: tl.constexpr,
     SPAN: tl.constexpr, CLAMP: tl.constexpr, ROUND: tl.constexpr, UNIT: tl.constexpr, ACC: tl.constexpr,
     TMA: tl.constexpr, UPCAST: tl.constexpr, SLICES: tl.constexpr,
-    GROUP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    GROUP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TAIL: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    N_TILES: tl.constexpr = (K + BN - 1) // BN
-    WHOLE: tl.constexpr = K % BN == 0
+    N_TILES: tl.constexpr = (K + BN + TAIL - 1) // (BN + TAIL)
+    WHOLE: tl.constexpr = K % (BN + TAIL) == 0
     N_ALL: tl.constexpr = N_TILES * PT * PY * PX
     pid = tl.program_id(0)
     # GROUP neighbouring tiles share a weight tile before the next one is taken: with the eight phases of a composed
@@ -97,7 +111,7 @@ def conv_kernel(
     pid_n = pid % (GROUP * N_ALL) // members
     pid_m = section * GROUP + pid % (GROUP * N_ALL) % members
     phase = pid_n // N_TILES
-    n0 = (pid_n % N_TILES) * BN
+    n0 = (pid_n % N_TILES) * (BN + TAIL)
     d = pid_m // frame_tiles
     tile = pid_m % frame_tiles
     iy = phase // (PX * PT)
@@ -129,13 +143,18 @@ def conv_kernel(
         depth = tl.arange(0, BK)
         n = n0 + tl.arange(0, BN)
         w_ptrs = w + (group * K + tl.where(n < K, n, 0)).to(tl.int64)[:, None] * (KT * KH * KW * C) + depth[None, :]
-    if ACC == "i32":
-        acc = tl.zeros((BM, BN), tl.int32)
-    else:
-        acc = tl.zeros((BM, BN), tl.float32)
-    if ACC == "mx":
-        one_a = tl.full((BM, BK // 32), 127, tl.uint8)  # e8m0 exponent 127 is 1.0: real scales are in the epilogue
-        one_b = tl.full((BN, BK // 32), 127, tl.uint8)
+        if TAIL > 0:
+            n = n0 + BN + tl.arange(0, TAIL)
+            tail_ptrs = w + (group * K + tl.where(n < K, n, 0)).to(tl.int64)[:, None] * (KT * KH * KW * C)
+            tail_ptrs += depth[None, :]
+    SUM: tl.constexpr = tl.int32 if ACC == "i32" else tl.float32
+    acc = tl.zeros((BM, BN), SUM)
+    if TAIL > 0:
+        acc_tail = tl.zeros((BM, TAIL), SUM)
+    # e8m0 exponent 127 is 1.0: real scales are in the epilogue
+    one_a = tl.full((BM, BK // 32 if ACC == "mx" else 1), 127, tl.uint8)
+    one_b = tl.full((BN, BK // 32 if ACC == "mx" else 1), 127, tl.uint8)
+    one_tail = tl.full((TAIL if TAIL > 0 else 1, BK // 32 if ACC == "mx" else 1), 127, tl.uint8)
 
     STEPS: tl.constexpr = C // BK
     for step in range(KT * KH * KW * STEPS):
@@ -153,14 +172,15 @@ def conv_kernel(
         if UPCAST:  # Triton's interpreter multiplies bf16 and fp8 wrongly (3.6.0 and 3.9.0)
             at = at.to(tl.float32)
             bt = bt.to(tl.float32)
-        if ACC == "f32":
-            acc = tl.dot(at, bt.T, acc)
-        elif ACC == "i32":
-            acc = tl.dot(at, bt.T, acc, out_dtype=tl.int32)
-        elif ACC == "f16":  # fp16 inside the step only: full-depth fp16 costs a decimal digit
-            acc += tl.dot(at, bt.T, out_dtype=tl.float16)
-        else:
-            acc = tl.dot_scaled(at, one_a, "e4m3", bt.T, one_b, "e4m3", acc)
+        acc = _multiply(at, bt, one_a, one_b, acc, ACC)
+        if TAIL > 0:
+            if TMA:
+                bt_tail = w_tail.load([group * K + n0 + BN, step * BK])
+            else:
+                bt_tail = tl.load(tail_ptrs + step * BK)
+            if UPCAST:
+                bt_tail = bt_tail.to(tl.float32)
+            acc_tail = _multiply(at, bt_tail, one_a, one_tail, acc_tail, ACC)
 
     # Offsets are 32-bit within the tile, on 64-bit bases: half the registers, and any tensor size.
     frame = d * PT + it - drop
@@ -198,3 +218,6 @@ def conv_kernel(
                         gain, offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND)
                 _finish(last_part, n1 + BN // 4, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums,
                         act_scale, gain, offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND)
+    if TAIL > 0:
+        _finish(acc_tail, n0 + BN, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, act_scale, gain,
+                offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND)

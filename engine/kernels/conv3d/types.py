@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +23,8 @@ class Weight:
     scale: [K] float32 that turns the product back into real units (None: 1); includes nothing of the activation.
     phases: sub-outputs (t, y, x) per input position, in the order ((y * 2 + x) * t_count + t).
     folded: three sets of rows for stream frames 0, 1 and 2+ (composed temporal upsampling).
+    early: for clips whose history is copies of their first frame, the same convolution of the clip's frames 0 and 1,
+    with one tap in time and with two (taps on the same frame summed), or nothing; `pieces` says when.
     """
 
     data: Tensor
@@ -33,6 +35,17 @@ class Weight:
     phases: tuple[int, int, int] = (1, 1, 1)
     shifted: bool = False  # taps of phase (., py, px) start py rows and px columns later (composed upsampling)
     folded: bool = False
+    early: tuple[Weight, ...] = ()
+
+    def pieces(self, first: int, frames: int) -> Iterator[tuple[Weight, int, int, int]]:
+        """(weight, first frame, end, slots it starts later) of the calls that make `frames` outputs, whose first one is
+        frame `first` of its clip: one call, but for the frames that have weights of their own."""
+        at = 0
+        while at < frames and first + at < len(self.early):
+            yield self.early[first + at], at, at + 1, len(self.early) - first - at
+            at += 1
+        if at < frames:
+            yield self, at, frames, 0
 
     @property
     def flops_per_position(self) -> int:
@@ -76,22 +89,27 @@ def quantise_rows(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | No
 Balance = Callable[[Tensor], Tensor]
 
 
-def pack_weight(
-    weight: Tensor, dtype: torch.dtype, phases: tuple[int, int, int] = (1, 1, 1), balance: Balance | None = None
-) -> Weight:
+def pack_weight(weight: Tensor, dtype: torch.dtype, phases: tuple[int, int, int] = (1, 1, 1), early: bool = False,
+                balance: Balance | None = None) -> Weight:
     """Conv weight [N, C, kt, kh, kw] (N = phases * K) -> Weight; 8-bit types get one scale per row.
 
     With phases the N rows are pixel-shuffled by the store: row (phase * K + k) lands in channel k of its phase.
+    early: also pack what three taps in time come down to in a clip's first two frames, for as many bytes again.
     balance: scales of the input channels, folded into the weights before they are rounded.
     """
     n, c = weight.shape[:2]
     kernel = tuple(weight.shape[2:])
     wide = torch.zeros(n, *kernel, padded_channels(c, dtype), device=weight.device)
-    rows = weight.float().permute(0, 2, 3, 4, 1)
-    wide[..., :c] = rows if balance is None else rows * balance(rows.flatten(1, 3))
+    if balance is not None:
+        weight = weight.float() * balance(weight.float().permute(0, 2, 3, 4, 1).flatten(1, 3))[:, None, None, None]
+    wide[..., :c] = weight.float().permute(0, 2, 3, 4, 1)
     data, scale = quantise_rows(wide.flatten(1), dtype)
     count = phases[0] * phases[1] * phases[2]
-    return Weight(data.contiguous(), wide.shape[-1], n // count, kernel, scale, phases)
+    first: tuple[Weight, ...] = ()
+    if early:
+        before, last = weight[:, :, :2].float().sum(2, keepdim=True), weight[:, :, 2:].float()
+        first = pack_weight(before + last, dtype), pack_weight(torch.cat((before, last), 2), dtype)
+    return Weight(data.contiguous(), wide.shape[-1], n // count, kernel, scale, phases, early=first)
 
 
 @dataclass(frozen=True)
@@ -151,8 +169,9 @@ class Partials:
     span: int  # neighbouring channels summed together; divides the channels of a group
 
     @staticmethod
-    def concat(bands: list[Partials]) -> Partials:
-        return Partials(torch.cat([b.data for b in bands], 1), bands[0].span)
+    def concat(parts: list[Partials], axis: int = 1) -> Partials:
+        """Of bands (axis 1) or frames (axis 0), in their order."""
+        return Partials(torch.cat([p.data for p in parts], axis), parts[0].span)
 
 
 def stat_span(channels: int, groups: int, block: int) -> int:

@@ -8,10 +8,17 @@ from zerowaste_vae.engine.fused.decoder import FusedDecoder
 from zerowaste_vae.engine.fused.encoder import FusedEncoder
 from zerowaste_vae.engine.fused.parking import Band, Parked, Parking, split_rows
 from zerowaste_vae.engine.models.seedvr2 import Config, SeedVR2
-from zerowaste_vae.engine.runtime.pinned import PinnedPool
+from zerowaste_vae.engine.runtime.pinned import POOL, PinnedPool
 from zerowaste_vae.engine.runtime.stream import frame_spans
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    yield
+    POOL.release()
+    assert POOL.nbytes == 0
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +105,7 @@ def test_next_clip_starts_afresh(model, noise):
     first = clip(a)
     clip(b)
     assert torch.equal(clip(a), first)
+    run.free()
 
 
 @pytest.mark.parametrize(

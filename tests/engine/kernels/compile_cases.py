@@ -104,6 +104,9 @@ def cases(sm: int):
     eight = str(stored).split(".")[1].split("_")[0] + ("_fast" if sm == 89 else "")
     yield f"upsample space {eight}", conv_calls(here, stored, WIDE, fast=sm == 89, phases=(1, 2, 2))[0]
     yield "conv bfloat16", conv_calls(here, BF16, NARROW)[0]
+    # Two tiles in one program, the narrowest and the widest pair.
+    yield "conv float16 96", conv_calls(here, HALF, (720, 1280, 96))[0]
+    yield "conv float16 384", conv_calls(here, HALF, (180, 320, 384))[0]
     yield "conv bias only", conv_calls(here, HALF, WIDE, plain=True)[0]
     yield "conv stride 2", conv_calls(here, HALF, WIDE, stride=(2, 2, 2))[0]
     for i, call in enumerate(norm_calls(HALF) + norm_calls(stored)[2:3]):

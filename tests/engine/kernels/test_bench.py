@@ -16,7 +16,7 @@ def parse(*argv):
 
 def test_a_cpu_is_refused_and_nothing_is_written(tmp_path):
     with pytest.raises(InputError, match="CUDA GPU"):
-        bench.run(parse("--device", "cpu", "--json", str(tmp_path / "rows.json")))
+        bench.run_kernels(parse("--device", "cpu", "--json", str(tmp_path / "rows.json")))
     assert not list(tmp_path.iterdir())
 
 
@@ -31,6 +31,6 @@ def test_ceilings_and_lines():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_rows_of_a_gpu(capsys, tmp_path):
-    assert bench.run(parse("--only", "norm_act", "--json", str(tmp_path / "rows.json"))) == 0
+    assert bench.run_kernels(parse("--only", "norm_act", "--json", str(tmp_path / "rows.json"))) == 0
     assert "this pack" in capsys.readouterr().out
     assert [p.name for p in tmp_path.iterdir()] == ["rows.json"]

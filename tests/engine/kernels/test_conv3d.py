@@ -143,7 +143,21 @@ def test_forms_of_other_generations(interpreter, monkeypatch, dtype, sm, fast, l
 def test_schedules_never_see_the_chunk():
     here = capabilities("any", 90, (3, 6))
     assert pick(here, HALF, 512, 512, (360, 640)) == pick(here, HALF, 512, 512, (360, 640))
-    assert fit(pick(here, HALF, 96, 96, (360, 640)), HALF, 96, 96).bn == 32  # three tiles of 32, no padding
+
+
+@pytest.mark.parametrize(
+    ("channels", "tiles"), [(96, (64, 32)), (192, (128, 64)), (384, (256, 128)), (640, (256, 64)), (512, (256, 0))]
+)
+def test_odd_widths_are_filled_by_two_tiles(channels, tiles):
+    for frame in ((360, 640), (45, 80)):
+        chosen = pick(capabilities("any", 90, (3, 6)), HALF, channels, channels, frame)
+        assert (chosen.bn, chosen.tail) == tiles
+        assert channels % (chosen.bn + chosen.tail) == 0
+
+
+def test_no_pair_of_tiles():
+    chosen = fit(schedules.Schedule(128, 128, 64, 4, 3), HALF, 64, 176)
+    assert (chosen.bn, chosen.tail) == (64, 0)  # 192 columns, not 256
 
 
 @pytest.mark.parametrize("change, word", [
@@ -159,3 +173,19 @@ def test_wrong_arguments_are_named(change, word):
     arguments = dict(out=torch.empty(2, 5, 7, 32, dtype=HALF)) | change
     with pytest.raises(ValueError, match=word):
         conv3d(x, pack_weight(weight, HALF), arguments.pop("out"), **arguments)
+
+
+@pytest.mark.parametrize(("dtype", "phases"), [(HALF, (1, 1, 1)), (BF16, (1, 2, 2)), (INT8, (1, 1, 1))])
+@pytest.mark.parametrize("groups", [0, 3])
+def test_two_tiles_of_one_program_make_odd_widths(interpreter, dtype, phases, groups):
+    x, weight, epilogue = setup(dtype, 32, 96 * phases[1] * phases[2], (2, 5, 7), (3, 3, 3), (1, 1, 1), groups=groups)
+    packed = pack_weight(weight, dtype, phases)
+    schedule = schedules.Schedule(32, 32, 32, 4, 2, tail=16)
+    outs = [torch.zeros(2, 5 * phases[1], 7 * phases[2], 96) for _ in range(2)]
+    sums = [
+        conv3d(x, packed, out, epilogue=epilogue, backend=backend, schedule=schedule)
+        for out, backend in zip(outs, ("reference", "triton"), strict=True)
+    ]
+    assert error(outs[1], outs[0]) < TOLERANCE[dtype]
+    if groups:
+        assert error(group_sums(sums[1], 3), group_sums(sums[0], 3)) < 1e-4

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from zerowaste_vae.engine.kernels.conv3d import Geometry, Partials
 from zerowaste_vae.engine.kernels.targets import FP8
-from zerowaste_vae.engine.kernels.upsample import compose, pack, upsample
+from zerowaste_vae.engine.kernels.upsample import compose, compose_nearest, pack, upsample
 from zerowaste_vae.engine.kernels.upsample.reference import plain_pair
 from zerowaste_vae.engine.layers import Upsample
 
@@ -99,3 +99,15 @@ def test_bands_know_the_frames_edges(interpreter):
         upsample(rows, composed, plain, first=2, geometry=place, backend="reference")
         assert error(band, plain) < 1e-4
     assert torch.equal(Partials.concat(parts).data, sums.data)
+
+
+def test_nearest_doubling_is_composed_exactly():
+    g = torch.Generator().manual_seed(0)
+    x, conv = torch.randn(1, 3, 5, 4, generator=g).double(), torch.randn(6, 3, 3, 3, generator=g).double()
+    doubled = F.interpolate(x, scale_factor=2)
+    expected = F.conv2d(doubled, conv, padding=1)
+    kernels = compose_nearest(conv).view(2, 2, 6, 3, 2, 2)
+    for row in range(2):
+        for column in range(2):
+            window = F.pad(x, (1 - column, column, 1 - row, row))
+            torch.testing.assert_close(F.conv2d(window, kernels[row, column]), expected[..., row::2, column::2])

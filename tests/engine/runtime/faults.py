@@ -60,7 +60,7 @@ def fail_calls(monkeypatch, where, name, failing, before=True):
 
 def leftovers() -> list[object]:
     """What a run has failed to give back: runs that still hold memory, blocks of the pool still in use."""
-    gc.collect()
-    runs = [o for o in gc.get_objects() if type(o) is Run and (o.arena._block is not None or o.rings)]
+    runs = [o for o in gc.get_objects() if type(o) is Run]
+    holding = [r for r in runs if r.arena._block is not None or any(g.data is not None for g in r.rings.values())]
     used = POOL.nbytes - sum(b.numel() for b in POOL._idle)
-    return [*(r for r in runs if any(ring.data is not None for ring in r.rings.values())), *([used] if used else [])]
+    return [*holding, *([used] if used else [])]

@@ -15,7 +15,7 @@ from .faults import fail_calls, inject, leftovers
 
 #: Other chunks are other shapes for torch's convolutions on a CPU, so there only as good as fp32.
 CHUNKS = {"rtol": 0, "atol": 1.5e-5}
-SIZE = (1, 16, 3, 2, 3)
+SIZE = (1, 16, 3, 2, 2)
 
 
 @pytest.fixture(scope="module")
@@ -59,14 +59,14 @@ def test_what_counts_as_out_of_memory():
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_any_allocation_may_fail_once(make_vae, noise, monkeypatch, fused):
-    vae, z = make_vae(fused=fused), noise(*SIZE)
+    vae, z = make_vae(fused=fused), noise(1, 16, 2, 1, 2)
     expected = vae.decode(z)
     count = 6
     with monkeypatch.context() as patch:
         total = inject(patch)
         vae.decode(z)
     # Evenly spread, the first and the last ones among them.
-    for n in sorted({1, 2, 3, total.count, *(1 + i * (total.count - 1) // count for i in range(count))}):
+    for n in sorted({1, 2, total.count, *(1 + i * (total.count - 1) // count for i in range(count))}):
         with monkeypatch.context() as patch:
             inject(patch, [n])
             torch.testing.assert_close(vae.decode(z), expected, **CHUNKS)
@@ -92,13 +92,13 @@ def test_encode_survives_too(make_vae, noise, monkeypatch, fused):
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_tiles_are_added_once(make_vae, noise, monkeypatch, fused):
-    vae, z = make_vae(fused=fused), noise(2, 16, 2, 3, 4)
+    vae, z = make_vae(fused=fused), noise(2, 16, 2, 2, 3)
     options = {"tiling": "blended", "tile": 16, "overlap": 8, "chunk": 1}
     expected = vae.decode(z, **options)
     with monkeypatch.context() as patch:
         total = inject(patch)
         vae.decode(z, **options)
-    for share in (0.1, 0.4, 0.9):
+    for share in (0.4, 0.9):
         n = int(share * total.count)
         with monkeypatch.context() as patch:
             # The second one hits the operator's second attempt.
@@ -259,7 +259,7 @@ def poison(monkeypatch, dtypes, chunk, fused):
 
 
 @pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("chunk", [1, 2, 3])
+@pytest.mark.parametrize("chunk", [1, 3])
 def test_from_a_bad_chunk_on_it_goes_on_in_bf16(make_vae, noise, monkeypatch, fused, chunk):
     vae, z = make_vae("fp16", fused), noise(*SIZE)
     good = vae.decode(z, chunk=1)
@@ -321,7 +321,7 @@ def test_a_bad_tile_is_made_again(make_vae, noise, monkeypatch, fused):
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("options", [{}, {"tiling": "blended", "tile": 16, "overlap": 8}])
 def test_cancel_at_any_chunk(make_vae, noise, fused, options):
-    vae, z = make_vae(fused=fused), noise(1, 16, 3, 3, 4)
+    vae, z = make_vae(fused=fused), noise(1, 16, 3, 2, 3)
     seen = []
     expected = vae.decode(z, chunk=1, progress=lambda n, _: seen.append(n), **options)
     for stop in range(len(seen)) if not options else (0, 1, 4, 7):

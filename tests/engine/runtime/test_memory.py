@@ -24,9 +24,9 @@ def test_cpu_target(monkeypatch):
     [
         (16, 0, 0, None, 13.0),  # an empty 16 GB card
         (16, 0, 0, 8, 8.0),
-        (10, 0, 0, None, 10.0),  # another process holds 6 GB
+        (10, 0, 0, None, 9.5),  # another process holds 6 GB, and a margin stays free
         (12, 4, 3, None, 11.0),  # 3 GB are ours, 1 GB of it this VAE's weights
-        (16, 0, 0, 40, 16.0),  # no more than the card
+        (16, 0, 0, 40, 15.5),  # no more than the card less the margin
         (1, 14, 14, 2, 0.0),  # nothing left: never less than nothing
     ],
 )

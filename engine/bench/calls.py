@@ -1,0 +1,130 @@
+"""Times whole calls and watches their memory.
+
+Imports nothing of this package: a peer in another process (tools/comfy_peer.py) loads this file, so that everybody is
+measured by the same code.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+GIB = 1 << 30
+#: Seconds between two looks at the memory, and how many points of a run are kept.
+PERIOD = 0.002
+POINTS = 240
+
+
+def time_calls(call: Callable[[], Tensor], runs: int, device: torch.device) -> tuple[dict[str, Any], Tensor]:
+    """A first call, `runs` more, and one that is watched but not timed. Returns (figures, the last result).
+
+    Seconds: `first_s`, `median_s`, `low_s`, `high_s`. GB: `held_gb` (allocated before the first call), and the peaks
+    over all calls: `allocated_gb` and `reserved_gb` of torch's allocator on a GPU, `process_gb` of the watched call
+    on a CPU (None where unknown). `trace`: [seconds, GB, GB] points of the watched call, as in `Watch`.
+    """
+    settle(device)
+    held = torch.cuda.memory_allocated(device) / GIB if device.type == "cuda" else None
+    times, result = [], None
+    for _ in range(runs + 1):
+        result = None
+        began = time.perf_counter()
+        result = call()
+        synchronize(device)
+        times.append(time.perf_counter() - began)
+    result = None
+    with Watch(device) as watch:
+        result = call()
+        synchronize(device)
+    steady = times[1:]
+    figures = {
+        "first_s": times[0], "median_s": statistics.median(steady), "low_s": min(steady), "high_s": max(steady),
+        "runs": runs, "held_gb": held, "allocated_gb": None, "reserved_gb": None, "process_gb": watch.process_peak,
+        "trace": watch.trace(),
+    }  # fmt: skip
+    if device.type == "cuda":
+        figures["allocated_gb"] = torch.cuda.max_memory_allocated(device) / GIB
+        figures["reserved_gb"] = torch.cuda.max_memory_reserved(device) / GIB
+    return figures, result
+
+
+def settle(device: torch.device) -> None:
+    """Give back what earlier work left, and start the peaks anew."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class Watch:
+    """Looks at the memory every PERIOD seconds from a thread: allocated and reserved GB of torch's allocator on a GPU;
+    on a CPU the resident GB of the process, twice."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._points: list[tuple[float, float, float]] = []
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._began = time.perf_counter()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while True:
+            now = self._now()
+            if now is None:
+                return
+            self._points.append((time.perf_counter() - self._began, *now))
+            if self._done.wait(PERIOD):
+                return
+
+    def _now(self) -> tuple[float, float] | None:
+        if self._device.type == "cuda":
+            allocated, reserved = torch.cuda.memory_allocated(self._device), torch.cuda.memory_reserved(self._device)
+            return allocated / GIB, reserved / GIB
+        resident = resident_bytes()
+        return None if resident is None else (resident / GIB, resident / GIB)
+
+    @property
+    def process_peak(self) -> float | None:
+        """Largest resident GB that was seen, on a CPU."""
+        if self._device.type == "cuda" or not self._points:
+            return None
+        return max(point[1] for point in self._points)
+
+    def trace(self) -> list[list[float]]:
+        """At most POINTS points; each is the largest of those it stands for."""
+        step = -(-len(self._points) // POINTS) or 1
+        parts = (self._points[i : i + step] for i in range(0, len(self._points), step))
+        return [[round(p[0][0], 4), round(max(x[1] for x in p), 4), round(max(x[2] for x in p), 4)] for p in parts]
+
+
+def resident_bytes() -> int | None:
+    """What this process holds in RAM now; None where the system does not tell it cheaply (Linux does)."""
+    if sys.platform != "linux":
+        return None
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return None

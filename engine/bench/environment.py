@@ -1,0 +1,79 @@
+"""Where a measurement was made: what the reader needs to compare it with another."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from datetime import datetime, timezone
+from typing import Any
+
+import torch
+
+from ..hardware import survey
+
+#: What nvidia-smi is asked for, and the names the answers get.
+_ASKED = {
+    "driver_version": "driver", "clocks.sm": "sm_mhz", "clocks.mem": "memory_mhz", "clocks.max.sm": "sm_max_mhz",
+    "power.draw": "watts", "power.limit": "watts_limit", "temperature.gpu": "celsius",
+}  # fmt: skip
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Hardware and versions, for the report. Values are texts, numbers or None where unknown."""
+    from ... import __version__
+
+    hardware = survey()
+    found: dict[str, Any] = {
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "zerowaste_vae": __version__,
+        "system": hardware.system,
+        "python": hardware.python,
+        "cores": hardware.cores,
+        "threads": torch.get_num_threads(),
+        "device": str(device),
+        "torch": hardware.torch,
+        "cuda": hardware.cuda,
+        "cudnn": hardware.cudnn,
+        **{name.replace("-", "_"): number for name, number in hardware.packages.items()},
+    }
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        found |= {
+            "gpu": properties.name,
+            "gpu_sm": properties.major * 10 + properties.minor,
+            "gpu_gb": properties.total_memory / 2**30,
+            "allocator": torch.cuda.get_allocator_backend(),
+            "driver": clocks(device).get("driver"),
+        }
+    return found
+
+
+def clocks(device: torch.device) -> dict[str, Any]:
+    """The GPU's state now, as nvidia-smi tells it: MHz, W, degrees Celsius. Empty where it cannot be asked."""
+    if device.type != "cuda" or torch.version.hip or shutil.which("nvidia-smi") is None:
+        return {}
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    # CUDA numbers the visible GPUs only, nvidia-smi all of them, so the card is asked for by its own name.
+    which = [f"--id=GPU-{uuid}"] if uuid is not None else []
+    command = ["nvidia-smi", f"--query-gpu={','.join(_ASKED)}", "--format=csv,noheader,nounits", *which]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    lines = answer.strip().splitlines()
+    if len(lines) != 1 or len(lines[0].split(",")) != len(_ASKED):
+        return {}
+    values = (text.strip() for text in lines[0].split(","))
+    return {name: _number(text) for name, text in zip(_ASKED.values(), values, strict=True)}
+
+
+def _number(text: str) -> float | str | None:
+    """A figure as a number; a version stays text; what the driver does not tell ("[N/A]") is None."""
+    if text.startswith("[") or not text:
+        return None
+    if text.count(".") > 1:
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        return text

@@ -1,0 +1,224 @@
+"""Decode and encode, measured: this pack and what else the user could run, same weights, same input, same run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import metrics
+from ..checkpoint import Checkpoint
+from ..errors import CheckpointError, InputError, PlanError, ZeroWasteError
+from ..loader import load
+from ..models import detect
+from ..vae import VideoVAE
+from . import floor, peers
+from .calls import settle, time_calls
+from .environment import clocks
+from .schema import OURS
+from .subject import copy_of, noise_latent, noise_video
+
+
+@dataclass(frozen=True)
+class Case:
+    """One clip to decode or encode, `frames` of `width` x `height` pixels. target 0 is automatic."""
+
+    half: str
+    precision: str
+    frames: int
+    width: int
+    height: int
+    target: float = 0.0
+    tiling: str = "auto"
+    tile: int = 0
+    overlap: int = 64
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"tiling": self.tiling, "tile": self.tile, "overlap": self.overlap, "vram_gb": self.target or None}
+
+
+class Bench:
+    """Measures cases on one device, with one set of weights. Rows are plain dictionaries (bench/schema.py)."""
+
+    def __init__(self, weights: Checkpoint, device: torch.device, runs: int, reference_frames: int,
+                 norm_groups: int | None = None) -> None:
+        """`reference_frames`: how many frames the fp32 result is made for (0: none, then rows carry no dB).
+        Raises CheckpointError where the weights are those of no known VAE."""
+        architecture = detect(weights.tensors)
+        if architecture is None:
+            raise CheckpointError(f"{weights.path or 'these weights'}: not a video VAE this pack knows")
+        self.architecture = architecture
+        self.weights = weights
+        self.device = device
+        self.runs = runs
+        self.reference_frames = reference_frames
+        self.norm_groups = norm_groups
+        #: Decoder widths from full to lowest resolution, known after the first load.
+        self.widths: list[int] = []
+        self._rates: dict[str, floor.Rates] = {}
+        self._reference: tuple[Any, Tensor | str] | None = None
+
+    def check(self, case: Case) -> None:
+        """Raise InputError or CheckpointError, before anything is measured, for what no row could run."""
+        vae = self.load(case.precision)
+        if case.half == "encoder" and not vae.can_encode:
+            raise InputError(f"{self.weights.path or 'these weights'}: holds no encoder; bench decode works")
+
+    def load(self, precision: str) -> VideoVAE:
+        """The weights in `precision` on the device, from the same tensors each time."""
+        vae = load(copy_of(self.weights), precision=precision, device=self.device, norm_groups=self.norm_groups)
+        self.widths = list(vae.model.config.decoder_widths)
+        return vae
+
+    def rates(self, precision: str) -> floor.Rates:
+        """The ceilings, measured once in this run."""
+        if precision not in self._rates:
+            settle(self.device)
+            self._rates[precision] = floor.rates(self.device, precision)
+            settle(self.device)
+        return self._rates[precision]
+
+    def ours(self, case: Case) -> dict[str, Any]:
+        """This pack as a user gets it. A plan that is refused is a row that says so; other errors are raised."""
+        return self._row(case, OURS, lambda vae: vae, (PlanError, torch.OutOfMemoryError))
+
+    def torch_peer(self, case: Case, name: str) -> dict[str, Any]:
+        """Our reference modules run by torch alone (`name` of peers.TORCH); what fails is a row that says why."""
+        prepare = peers.TORCH[name]
+        if prepare is not peers.compiled:
+            return self._row(case, name, lambda vae: prepare(vae, case.half), (Exception,))
+        with peers.compiler() as told:
+            row = self._row(case, name, lambda vae: prepare(vae, case.half), (Exception,))
+            if row["skipped"] is None:
+                how = told()
+                row["ran"] = f"{row['ran']}; {how}"
+                row["skipped"] = None if how else "torch.compile compiled nothing"
+            return row
+
+    def comfy_peers(self, case: Case, folder: str, python: str | None) -> Iterator[dict[str, Any]]:
+        """ComfyUI's own VAE object, in a process of its own."""
+        reference = self.reference(case)
+        vae = self.load(case.precision)
+        base, inputs = self._base(case, vae), self.input(case, vae)
+        state = {key: value.cpu() for key, value in vae.model.state_dict().items()}
+        del vae
+        settle(self.device)
+        keep = self.reference_frames if case.half == "decoder" else self._latents(self.reference_frames)
+        for figures, result in peers.comfy(
+            folder, python, state, inputs, case.half, case.precision, self.device, self.runs, keep
+        ):
+            yield self._finish({**base, **figures}, result, reference)
+
+    def input(self, case: Case, vae: VideoVAE) -> Tensor:
+        """What every path is given: a host-scaled latent, or frames."""
+        if case.half == "decoder":
+            return noise_latent(vae.latent_channels, *self._size(case))
+        return noise_video(case.frames, case.height, case.width)
+
+    def reference(self, case: Case) -> Tensor | str:
+        """The fp32 result of the first frames on the plain modules, or why there is none. The networks are causal, so
+        these frames do not depend on later ones."""
+        key = (case.half, case.frames, case.width, case.height)
+        if self._reference is None or self._reference[0] != key:
+            self._reference = key, self._make_reference(case)
+        return self._reference[1]
+
+    def _make_reference(self, case: Case) -> Tensor | str:
+        if not self.reference_frames:
+            return "not asked for"
+        latents = self._latents(min(case.frames, self.reference_frames))
+        try:
+            vae = self.load("fp32")
+            vae.options = vae.options.switched(off=["triton_fusion"])
+            inputs = self.input(case, vae)
+            if case.half == "decoder":
+                return vae.decode(inputs[:, :, :latents])
+            return vae.encode(inputs[: self.architecture.temporal * (latents - 1) + 1])
+        except (ZeroWasteError, torch.OutOfMemoryError) as error:
+            return f"fp32 does not run here: {peers.one_line(error)}"
+        finally:
+            settle(self.device)
+
+    def _row(self, case: Case, who: str, prepare: Callable[[VideoVAE], VideoVAE],
+             refusals: tuple[type[Exception], ...]) -> dict[str, Any]:
+        reference = self.reference(case)
+        vae = self.load(case.precision)
+        row = self._base(case, vae) | {"who": who}
+        inputs = self.input(case, vae)
+        try:
+            vae = prepare(vae)
+            run = vae.decode if case.half == "decoder" else vae.encode
+            figures, result = time_calls(lambda: run(inputs, **case.options), self.runs, self.device)
+            told = vae.last_report
+        except refusals as error:
+            return row | {"skipped": peers.one_line(error)}
+        finally:
+            vae = run = None
+            settle(self.device)
+        # What the last run says of itself, not what was meant to run. The plan opens with the mode's first words.
+        plan = told.plan.removeprefix(told.mode.partition(" (")[0]).lstrip(", ")
+        row |= figures | {
+            "ran": f"{told.mode}, {plan}", "fused": told.mode.startswith("fused"), "stated_gb": told.predicted_gb,
+            "off": dict(told.off), "events": {name: count for name, count in told.events.items() if count},
+        }  # fmt: skip
+        return self._finish(row, result, reference)
+
+    def _size(self, case: Case) -> tuple[int, int, int]:
+        """(latents, height, width) of the latent."""
+        spatial = self.architecture.spatial
+        return self._latents(case.frames), case.height // spatial, case.width // spatial
+
+    def _latents(self, frames: int) -> int:
+        return (frames - 1) // self.architecture.temporal + 1
+
+    def _base(self, case: Case, vae: VideoVAE) -> dict[str, Any]:
+        work = floor.work(vae.architecture, vae.model.config, case.half, *self._size(case))
+        rates = self.rates(case.precision)
+        return {
+            "half": case.half, "precision": vae.precision, "width": case.width, "height": case.height,
+            "frames": case.frames, "target_gb": case.target or None, "skipped": None, "ceilings": vars(rates),
+            "floor_s": work.seconds(rates.matrix, rates.copy, floor.value_bytes(case.precision)),
+            "tflop": work.flop * 1e-12, "composed_tflop": work.composed_flop * 1e-12, "values": work.values,
+        }  # fmt: skip
+
+    def _finish(self, row: dict[str, Any], result: Tensor | None, reference: Tensor | str) -> dict[str, Any]:
+        """Add what follows from the figures: ms per frame, share of the floor, dB."""
+        if row["skipped"] is not None:
+            return row
+        row |= {
+            "ms_per_frame": 1e3 * row["median_s"] / row["frames"],
+            "floor_share": row["floor_s"] / row["median_s"],
+            "clocks": clocks(self.device),
+        }
+        row["db"], row["db_note"] = quality(result, reference, row["half"])
+        return row
+
+
+def quality(result: Tensor | None, reference: Tensor | str, half: str) -> tuple[float | None, str]:
+    """(dB, what it is), or (None, why not).
+
+    Pixels: PSNR with peak 2 in -1..1 (peak 1 in 0..1) over the values that fp32 leaves unclamped, for what comes out of
+    `decode` is clamped. Latents: power of the fp32 latent over that of the error.
+    """
+    if isinstance(reference, str) or result is None:
+        return None, reference if isinstance(reference, str) else "no result came back"
+    if half == "decoder":
+        part = result[:, : reference.shape[1]]
+        inside = (reference > 0) & (reference < 1)
+        error = (part.double() - reference.double())[inside].square().mean().item()
+        peak, note = 1.0, f"PSNR of the first {reference.shape[1]} frames against fp32"
+    else:
+        part = result[:, :, : reference.shape[2]].double()
+        error = (part - reference.double()).square().mean().item()
+        peak = reference.double().square().mean().sqrt().item()
+        note = f"signal to error of the first {reference.shape[2]} latents against fp32"
+    if not math.isfinite(error):
+        return None, "the result holds NaN or infinity"
+    if error == 0:
+        return None, "equal to fp32"
+    return metrics.psnr(error, peak), note

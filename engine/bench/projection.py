@@ -1,0 +1,82 @@
+"""Projected times on cards nobody measured: their published peaks at the share of the floor measured elsewhere.
+
+Never a measurement, and always called projected: it assumes that the other card's products and copies reach its
+published peaks, and that the kernels come as close to that as on the measured card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..models.seedvr2 import ARCHITECTURE
+from . import floor
+from .schema import OURS
+from .subject import PUBLISHED
+
+
+@dataclass(frozen=True)
+class Card:
+    """Dense published peaks in TFLOP/s by precision (fp16 and bf16 accumulate in fp32; fp16_fast in fp16; fp8 is the
+    card's fastest right form), bandwidth in TB/s."""
+
+    name: str
+    peaks: Mapping[str, float]
+    bandwidth: float
+    source: str
+
+
+#: GeForce cards run products with fp32 accumulation at half the rate of fp16 accumulation; all figures are dense.
+CARDS = (
+    Card("RTX 5070 Ti", {"fp16": 88, "bf16": 88, "fp16_fast": 176, "fp8": 352, "int8": 352}, 0.896,
+         "derived: scaled from the published rates of the RTX 5090, within 2 %"),
+    Card("RTX 4090", {"fp16": 165.2, "bf16": 165.2, "fp16_fast": 330.3, "fp8": 660.6, "int8": 660.6}, 1.008,
+         "derived: NVIDIA's Ada architecture paper, boost clock; fp8 with fp16 accumulation"),
+    Card("RTX 3090", {"fp16": 71, "bf16": 71, "fp16_fast": 142, "int8": 284}, 0.936,
+         "derived: NVIDIA's GA102 architecture paper, boost clock; has no fp8"),
+)  # fmt: skip
+
+
+def project(report: Mapping[str, Any], size: tuple[int, int, int] = (1280, 720, 81)) -> Iterator[dict[str, Any]]:
+    """Projected rows for every card and every half and precision that this pack's fused kernels were measured in.
+
+    report: of `bench decode` or `encode` at SeedVR2's published widths (others give no rows); size: (width, height,
+    frames) of the projected clip. The share is that of the largest clip measured. Rows carry `projected` True and never
+    look like measured ones: they have no median.
+    """
+    if report["settings"].get("widths") != list(PUBLISHED.decoder_widths):
+        return
+    best: dict[tuple[str, str], Mapping[str, Any]] = {}
+    for row in report["rows"]:
+        if row["who"] != OURS or row["skipped"] is not None or not row.get("fused"):
+            continue
+        key = row["half"], row["precision"]
+        if key not in best or _pixels(row) > _pixels(best[key]):
+            best[key] = row
+    width, height, frames = size
+    latents = (frames - 1) // ARCHITECTURE.temporal + 1
+    for (half, precision), row in best.items():
+        work = floor.work(ARCHITECTURE, PUBLISHED, half, latents, height // 8, width // 8)
+        for card in CARDS:
+            common = {"projected": True, "card": card.name, "half": half, "precision": precision, "width": width,
+                      "height": height, "frames": frames, "source": card.source, "share": row["floor_share"]}
+            if precision not in card.peaks:
+                yield common | {"skipped": f"no published {precision} rate"}
+                continue
+            least = work.seconds(card.peaks[precision], card.bandwidth, floor.value_bytes(precision))
+            yield common | {"skipped": None, "floor_s": least, "projected_s": least / row["floor_share"]}
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """A projected row as text."""
+    what = "decode" if row["half"] == "decoder" else "encode"
+    name = f"projected  {row['card']:12} {what} {row['width']}x{row['height']} x {row['frames']}, {row['precision']:9}"
+    if row["skipped"]:
+        return f"{name} none: {row['skipped']}"
+    return (f"{name} {row['projected_s']:7.1f} s, {1e3 * row['projected_s'] / row['frames']:7.1f} ms/frame "
+            f"(floor {row['floor_s']:.1f} s, share {100 * row['share']:.0f} % as measured)")
+
+
+def _pixels(row: Mapping[str, Any]) -> int:
+    return row["width"] * row["height"] * row["frames"]

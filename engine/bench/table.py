@@ -1,0 +1,81 @@
+"""A report as text for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+_COLUMNS = ("by", "ms/frame", "(min to max)", "first", "alloc", "reserved", "stated", "of floor", "dB")
+_WIDTHS = (34, 9, 20, 8, 7, 8, 7, 8, 7)
+#: Closes a table that holds such figures.
+NOTE = "* resident memory of the whole process: a CPU has no allocator that could be asked"
+
+
+def environment_line(environment: Mapping[str, Any]) -> str:
+    """GPU (or CPU) and versions in one line."""
+    where = environment.get("gpu") or f"CPU, {environment.get('threads')} threads"
+    parts = [where, f"torch {environment.get('torch')}"]
+    for name, label in (("cuda", "CUDA"), ("cudnn", "cuDNN"), ("triton", "Triton"), ("driver", "driver")):
+        if environment.get(name):
+            parts.append(f"{label} {environment[name]}")
+    return ", ".join(parts)
+
+
+def setting(row: Mapping[str, Any]) -> str:
+    """What a group of rows has in common: `decode 1280x720 x 21 frames, fp16, target 13 GB`."""
+    what = "decode" if row["half"] == "decoder" else "encode"
+    target = f", target {row['target_gb']:g} GB" if row["target_gb"] else ""
+    return f"{what} {row['width']}x{row['height']} x {row['frames']} frames, {row['precision']}{target}"
+
+
+def floor_line(row: Mapping[str, Any]) -> str:
+    """The floor of a row and where it comes from."""
+    tops = row["ceilings"]
+    work = f"{row['composed_tflop']:.4g} TFLOP (as published {row['tflop']:.4g})"
+    rates = f"{tops['matrix']:.4g} TFLOP/s ({tops['product']} products), copies at {tops['copy']:.3g} TB/s"
+    return f"floor {1e3 * row['floor_s'] / row['frames']:.2f} ms per frame: {work} at {rates}"
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """One row; a row that did not run says why."""
+    if row["skipped"] is not None:
+        return f"{row['who']:{_WIDTHS[0]}} did not run: {row['skipped']}"
+    per_frame = 1e3 / row["frames"]
+    spread = f"({row['low_s'] * per_frame:.2f} to {row['high_s'] * per_frame:.2f})"
+    process = row["process_gb"]
+    reserved = _gb(row["reserved_gb"]) if process is None else f"{process:.2f}*"  # of the whole process, see NOTE
+    db = f"{row['db']:.1f}" if row["db"] is not None else "equal" if row["db_note"].startswith("equal") else "-"
+    return _line((row["who"], f"{row['ms_per_frame']:.2f}", spread, f"{row['first_s']:.1f} s", _gb(row["allocated_gb"]),
+                  reserved, _gb(row.get("stated_gb")), f"{100 * row['floor_share']:.0f} %", db))
+
+
+def lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """All rows of decode and encode, grouped by setting, with the floor of each group."""
+    for before, row in zip((None, *rows), rows, strict=False):
+        yield from after(before, row)
+
+
+def after(before: Mapping[str, Any] | None, row: Mapping[str, Any]) -> Iterator[str]:
+    """The lines of `row` when `before` was the last one: under a new heading where the setting changes."""
+    if before is None or setting(before) != setting(row):
+        yield from group(row)
+    yield line(row)
+    if row["skipped"] is None:
+        yield f"{'':{_WIDTHS[0]}} {row['ran']}"
+
+
+def group(row: Mapping[str, Any]) -> Iterator[str]:
+    """Heading of a group."""
+    yield ""
+    yield setting(row)
+    yield floor_line(row)
+    yield _line(_COLUMNS)
+
+
+def _line(cells: Sequence[str]) -> str:
+    first, *rest = cells
+    return f"{first:{_WIDTHS[0]}} " + " ".join(f"{c:>{w}}" for c, w in zip(rest, _WIDTHS[1:], strict=True))
+
+
+def _gb(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

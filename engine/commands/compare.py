@@ -1,0 +1,124 @@
+"""`compare`: how two clips differ, and whether tiles or chunks show."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..metrics import Comparison, Ratio
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    parser = subparsers.add_parser(
+        "compare",
+        description="Compare two clips of one size and length, frame by frame: PSNR, SSIM, the largest error, steps "
+        "across tile edges and jumps between frames (of A - B, as multiples of the usual ones), colour shift.",
+        epilog="Tile edges come from --tile and --overlap (this pack's tiles) or are given one by one with --rows "
+        "and --columns, which works for tiles of any program.",
+    )
+    for name in ("A", "B"):
+        parser.add_argument(
+            name.lower(), type=Path, metavar=name, help="video, folder of images, image, or `frames` in .safetensors"
+        )
+    parser.add_argument("--tile", type=int, default=0, metavar="PX", help="size of this pack's blended tiles")
+    parser.add_argument("--overlap", type=int, default=64, metavar="PX", help="what they share (default: 64)")
+    parser.add_argument("--scale", type=int, default=8, metavar="PX", help="latent pixel (default: 8; Wan 2.2: 16)")
+    parser.add_argument("--rows", type=int, nargs="+", default=[], metavar="PX", help="rows at which a tile begins")
+    parser.add_argument("--columns", type=int, nargs="+", default=[], metavar="PX", help="columns, likewise")
+    parser.add_argument("--chunk", type=int, default=0, metavar="N", help="latents per chunk: looks at chunk starts")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    parser.add_argument("--force", action="store_true", help="replace an existing FILE")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from ..files import check_target, write_json
+    from ..metrics import chunk_starts, compare, tile_edges
+
+    if args.json is not None:
+        check_target(args.json, args.force)
+    if args.scale < 1:
+        raise InputError(f"--scale {args.scale}: give pixels per latent pixel, 8 or 16")
+    if args.chunk < 0:
+        raise InputError(f"--chunk {args.chunk}: give latents per chunk")
+    rows, columns = list(args.rows), list(args.columns)
+    frames, height, width = measure(args.a)
+    if args.tile:
+        more = tile_edges(height, width, args.tile, args.overlap, args.scale)
+        rows, columns = rows + more[0], columns + more[1]
+    starts = chunk_starts(frames, args.chunk) if args.chunk else []
+    result = compare(read(args.a), read(args.b), rows, columns, starts)
+    for line in lines(result):
+        print(line)
+    if args.json is not None:
+        write_json(args.json, {"a": str(args.a), "b": str(args.b), **result.record()})
+    return 0
+
+
+def read(path: Path) -> Iterator[Tensor]:
+    """Frames of a clip one at a time, [H, W, 3] float in 0..1."""
+    from .. import media
+
+    return _stored(path) if path.suffix.lower() == ".safetensors" else media.iter_frames(path)
+
+
+def measure(path: Path) -> tuple[int, int, int]:
+    """(frames, height, width) of a clip."""
+    count, shape = 0, None
+    for frame in read(path):
+        shape = shape or tuple(frame.shape)
+        count += 1
+    if shape is None:
+        raise InputError(f"{path}: holds no frames")
+    return count, shape[0], shape[1]
+
+
+def _stored(path: Path) -> Iterator[Tensor]:
+    import torch
+    from safetensors import SafetensorError, safe_open
+
+    if not path.exists():
+        raise InputError(f"{path}: no such file")
+    try:
+        with safe_open(path, "pt") as file:
+            if "frames" not in file.keys():  # noqa: SIM118 (not a dictionary)
+                raise InputError(f"{path}: holds no tensor `frames`; `decode` writes such files")
+            frames = file.get_slice("frames")
+            shape = frames.get_shape()
+            if len(shape) != 5 or shape[0] != 1:
+                raise InputError(f"{path}: frames are {shape}; one clip [1, F, H, W, 3] is compared")
+            for index in range(shape[1]):
+                frame = frames[:, index][0]
+                yield frame.float() / 255 if frame.dtype == torch.uint8 else frame.float()
+    except SafetensorError as error:
+        raise InputError(f"{path}: is not a readable safetensors file ({error})") from error
+
+
+def lines(c: Comparison) -> Iterator[str]:
+    """The comparison as text."""
+
+    def ratio(name: str, value: Ratio | None, where: str, absent: str) -> str:
+        text = absent if value is None else f"{value.ratio:.2f} times the usual, at {where} {value.at}"
+        return f"{name:<16}{text}"
+
+    yield f"{'clips':<16}{c.frames} frames {c.width}x{c.height}"
+    yield f"{'PSNR':<16}{c.psnr:.2f} dB, worst frame {c.worst_psnr:.2f} dB (frame {c.worst_frame})"
+    yield f"{'SSIM':<16}" + ("frames are smaller than its window of 11 pixels" if c.ssim is None else f"{c.ssim:.6f}")
+    yield f"{'largest error':<16}{c.max_error:.6f} ({255 * c.max_error:.2f} of 255)"
+    yield f"{'colour shift':<16}" + ", ".join(f"{255 * s:+.3f}" for s in c.shift) + " (red, green, blue; of 255)"
+    yield ratio("step at rows", c.seam_rows, "row", "no tile edges given")
+    yield ratio("step at columns", c.seam_columns, "column", "no tile edges given")
+    yield ratio("largest jump", c.jump, "frame", "one frame has none")
+    yield ratio("at chunk starts", c.chunk_jump, "frame", "no chunks given")
+    for finding in c.findings:
+        yield f"{'found':<16}{finding}"
+    if not c.findings:
+        seam = "" if c.seam_rows is None and c.seam_columns is None else "seam, "
+        yield f"{'found':<16}no {seam}jump or colour shift"

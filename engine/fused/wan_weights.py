@@ -1,0 +1,133 @@
+"""Packed weights of Wan's levels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..kernels.conv3d import Weight, pack_weight
+from ..kernels.precision import exact_matmul
+from ..kernels.upsample import pack_nearest
+from ..layers import CausalConv3d, FrameConv
+from ..models import wan
+from ..precision.operands import Operands
+from .weights import Conv, Resnet
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A 1x1x1 convolution in fp32: the few channels at the latent, where rounding would be compounded."""
+
+    weight: Tensor  # [C, K]
+    bias: Tensor
+
+    @classmethod
+    def of(cls, conv: CausalConv3d) -> Linear:
+        return cls(conv.weight.float().flatten(1).t().contiguous(), conv.bias.float())
+
+    def __call__(self, x: Tensor, out: Tensor) -> None:
+        """[D, h, w, C] -> out [D, h, w, K] in fp32, frame by frame: the same product whatever the chunk."""
+        for source, target in zip(x, out, strict=True):
+            torch.addmm(self.bias, source.reshape(-1, x.shape[3]), self.weight, out=target.view(-1, out.shape[3]))
+
+
+@dataclass(frozen=True)
+class Up:
+    """time: doubles the frames, its first channels being the earlier ones. space: doubles rows and columns, composed
+    into phases, or a plain convolution of the doubled frame."""
+
+    time: Conv | None
+    space: Conv
+    composed: bool
+
+    @classmethod
+    def of(cls, step: wan.Upsample, dtype: torch.dtype, composed: bool) -> Up:
+        time = step.time_conv
+        if time is not None:
+            time = Conv(time.key, pack_weight(time.weight, dtype, (2, 1, 1)), time.bias.float())
+        conv = step.resample["1"]
+        if composed:
+            return cls(time, Conv(conv.key, *pack_nearest(conv.weight, conv.bias, dtype)), True)
+        return cls(time, _frame_conv(conv, dtype), False)
+
+    @property
+    def out_channels(self) -> int:
+        return self.space.weight.out_channels
+
+
+@dataclass(frozen=True)
+class Down(Conv):
+    """A strided convolution; with the time_conv behind it composed into one where frames are halved, too.
+
+    lead: what makes the clip's first frame of its first one alone, which passes by the time_conv.
+    """
+
+    factor: int
+    lead: Conv | None
+
+    @classmethod
+    def of(cls, step: wan.Downsample, dtype: torch.dtype) -> Down:
+        conv, time = step.resample["1"], step.time_conv
+        lead = _frame_conv(conv, dtype)
+        if time is None:
+            return cls(lead.key, lead.weight, lead.bias, 1, None)
+        taps = time.weight.float().flatten(2)
+        with exact_matmul():
+            kernel = torch.einsum("kmt,mcyx->kctyx", taps, conv.weight.float())
+            bias = time.bias.float() + taps.sum(2) @ conv.bias.float()
+        return cls(time.key, pack_weight(kernel, dtype), bias, 2, lead)
+
+
+@dataclass(frozen=True)
+class Average:
+    """Wan 2.2's shortcut around a downsampling level as a strided convolution. lead: without the earlier frame, which
+    is zero for a clip's first one."""
+
+    weight: Weight
+    lead: Weight
+    stride: tuple[int, int, int]
+
+    @classmethod
+    def of(cls, c_in: int, level: wan.DownLevel, dtype: torch.dtype, device: torch.device) -> Average:
+        z, s = (2 if level.temporal else 1), (1 if level.step is None else 2)
+        group = c_in * z * s * s // level.width
+        samples = torch.arange(c_in * z * s * s, device=device) // group
+        kernel = F.one_hot(samples, level.width).t().reshape(level.width, c_in, z, s, s) / group
+        return cls(pack_weight(kernel, dtype), pack_weight(kernel[:, :, z - 1 :], dtype), (z, s, s))
+
+
+@dataclass(frozen=True)
+class UpLevel:
+    resnets: list[Resnet]
+    up: Up | None
+    shortcut: bool
+
+    @classmethod
+    def of(cls, level: wan.UpLevel, operands: Operands, composed: bool) -> UpLevel:
+        resnets = [Resnet.of(r, operands) for r in level.resnets]
+        return cls(resnets, level.step and Up.of(level.step, operands.dtype, composed), level.shortcut)
+
+
+@dataclass(frozen=True)
+class DownLevel:
+    resnets: list[Resnet]
+    down: Down | None
+    average: Average | None
+
+    @classmethod
+    def of(cls, level: wan.DownLevel, operands: Operands) -> DownLevel:
+        conv, dtype = level.resnets[0].conv1, operands.dtype
+        average = Average.of(conv.in_channels, level, dtype, conv.weight.device) if level.shortcut else None
+        resnets = [Resnet.of(r, operands) for r in level.resnets]
+        return cls(resnets, level.step and Down.of(level.step, dtype), average)
+
+    @property
+    def out_channels(self) -> int:
+        return self.resnets[-1].out_channels
+
+
+def _frame_conv(conv: FrameConv, dtype: torch.dtype) -> Conv:
+    return Conv(conv.key, pack_weight(conv.weight.unsqueeze(2), dtype), conv.bias.float())

@@ -1,0 +1,39 @@
+"""The host's folders: which files of models/vae there are, and where results may be written."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import folder_paths
+
+from ..engine import InputError
+from .saving import check_prefix
+
+#: Formats the engine reads; the host's own list leaves .gguf out and has pickled files, which are never opened.
+SUFFIXES = (".safetensors", ".sft", ".gguf")
+
+
+def vae_files() -> list[str]:
+    """Files of models/vae (all its configured folders) that the engine can read, as the host names them."""
+    found: set[str] = set()
+    for folder in folder_paths.get_folder_paths("vae"):
+        files, _ = folder_paths.recursive_search(folder, excluded_dir_names=[".git"])
+        found.update(name for name in files if os.path.splitext(name)[1].lower() in SUFFIXES)
+    return sorted(found)
+
+
+def vae_file(name: str) -> Path:
+    """The path of one of `vae_files`."""
+    return Path(folder_paths.get_full_path_or_raise("vae", name))
+
+
+def output_file(prefix: str, suffix: str) -> Path:
+    """A new file of the output folder, named and counted as the host's own saving nodes do."""
+    output = folder_paths.get_output_directory()
+    check_prefix(Path(output), prefix)
+    try:
+        folder, name, counter, _, _ = folder_paths.get_save_image_path(prefix, output)
+    except OSError as error:
+        raise InputError(f"filename_prefix={prefix!r}: no folder for it can be made ({error.strerror})") from error
+    return Path(folder, f"{name}_{counter:05}_{suffix}")

@@ -1,0 +1,239 @@
+"""Plans for the panel of the decode node: what a question may hold, and the answer. No ComfyUI, no files, no GPU."""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..engine import InputError, PlanError
+from ..engine.fused.path import FusedPath, why_off
+from ..engine.loader import PRECISIONS, auto_precision
+from ..engine.models import ARCHITECTURES, seedvr2
+from ..engine.models.arch import Architecture
+from ..engine.optimize import DEFAULTS, Options
+from ..engine.runtime.memory import DEFAULT_SHARE, GIB
+from ..engine.runtime.pixels import OUTPUTS
+from ..engine.runtime.plan import TILINGS, Plan, Planner
+
+if TYPE_CHECKING:
+    from ..engine import VideoVAE
+
+#: Of a model no node has loaded yet, the published SeedVR2 VAE is assumed (and the answer says so).
+PUBLISHED = seedvr2.Config((128, 256, 512, 512), (128, 256, 512, 512))
+#: Largest values a question may hold; sizes in pixels, memory in GB.
+LIMITS = {"width": 16384, "height": 16384, "frames": 100_000, "batch": 64, "tile": 16384, "overlap": 16384,
+          "chunk": 4096, "vram_gb": 1024.0, "ram_gb": 65536.0}  # fmt: skip
+_CHOICES = {"tiling": TILINGS, "precision": ("auto", *PRECISIONS), "output": ("auto", *OUTPUTS)}
+_NAME = 512
+
+
+@dataclass(frozen=True)
+class Question:
+    """A decode that may be run. Pixels, frames, latents per chunk, GB; 0 and "auto" are left to the planner."""
+
+    model: str = ""
+    precision: str = "auto"
+    width: int = 1280
+    height: int = 720
+    frames: int = 21
+    batch: int = 1
+    tiling: str = "auto"
+    tile: int = 0
+    overlap: int = 64
+    chunk: int = 0
+    vram_gb: float = 0.0
+    ram_gb: float = 0.0
+    output: str = "auto"
+    options: Options = DEFAULTS
+
+    @classmethod
+    def parse(cls, query: Mapping[str, str]) -> Question:
+        """From the texts of a query, in which `off` names optimisations, with commas between them.
+
+        Raises InputError on unknown names, wrong types and values out of bounds.
+        """
+        values: dict[str, object] = {}
+        for name, text in query.items():
+            if name == "off":
+                values["options"] = DEFAULTS.switched(off=text[:200].split(","))
+            elif name == "model":
+                if len(text) > _NAME or not text.isprintable():
+                    raise InputError(f"model is a name of at most {_NAME} printable characters")
+                values[name] = text
+            elif name in _CHOICES:
+                if text not in _CHOICES[name]:
+                    raise InputError(f"{name}={text[:40]!r} is not one of {', '.join(_CHOICES[name])}")
+                values[name] = text
+            elif name in LIMITS:
+                values[name] = _number(name, text)
+            else:
+                raise InputError(f"{name[:40]!r} is not one of model, off, {', '.join((*_CHOICES, *LIMITS))}")
+        return cls(**values)  # type: ignore[arg-type]
+
+
+def _number(name: str, text: str) -> float | int:
+    most = LIMITS[name]
+    kind = type(most)
+    least = 8 if name in ("width", "height") else 1 if name in ("frames", "batch") else 0
+    try:
+        # int() and float() also take underscores, signs, other scripts' digits and any length.
+        if len(text) > 24 or not text.isascii() or "_" in text:
+            raise ValueError
+        value = kind(text)
+    except ValueError:
+        raise InputError(f"{name}={text[:40]!r} is not a number") from None
+    if not math.isfinite(value) or not least <= value <= most:
+        raise InputError(f"{name}={text[:40]} is out of bounds: {least} to {most:g}")
+    return value
+
+
+# -- what nodes have learnt of models and of this machine -------------------------------------------------------------
+
+
+class Known:
+    """Architecture and sizes of the VAEs that nodes have loaded, by the name they are listed under; no weights."""
+
+    def __init__(self, most: int = 64) -> None:
+        self._most = most
+        self._facts: OrderedDict[str, tuple[Architecture, object]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def learn(self, name: str, architecture: Architecture, config: object) -> None:
+        with self._lock:
+            self._facts[name] = (architecture, config)
+            self._facts.move_to_end(name)
+            while len(self._facts) > self._most:
+                self._facts.popitem(last=False)
+
+    def find(self, name: str) -> tuple[Architecture, object] | None:
+        with self._lock:
+            return self._facts.get(name)
+
+
+KNOWN = Known()
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where decodes run: the device, the bytes of its card (None: a CPU), and half of the free host memory."""
+
+    device: torch.device
+    card: int | None
+    half_ram: int | None
+
+    def target(self, question: Question) -> tuple[int | None, str]:
+        """Bytes a run may reach, and the name of where that figure is from. What others hold is not known here."""
+        if question.vram_gb:
+            return int(question.vram_gb * GIB), "vram_gb"
+        if self.card is not None:
+            return int(DEFAULT_SHARE * self.card), "card"
+        if question.ram_gb:
+            return int(question.ram_gb * GIB), "ram_gb"
+        return self.half_ram, "half_ram"
+
+    def host(self, question: Question) -> int | None:
+        """Bytes of host memory a run may park histories in."""
+        if self.device.type != "cuda":
+            return 0
+        return int(question.ram_gb * GIB) if question.ram_gb else self.half_ram
+
+
+@functools.lru_cache(maxsize=16)
+def _planner(
+    architecture: Architecture, config: object, precision: str, device: torch.device, options: Options
+) -> tuple[Planner, str]:
+    """A planner without weights, and why its fused kernels are off ("" where they are on)."""
+    dtype = PRECISIONS[precision]
+
+    def build() -> torch.nn.Module:
+        return architecture.build(config)
+
+    with torch.device("meta"):
+        weights = sum(p.numel() for p in build().parameters()) * dtype.itemsize
+    reason = why_off(architecture.name, config, dtype, device)
+    if options.channels_last_3d is False or not options.triton_fusion:
+        reason = "switched off"
+    fused = FusedPath(None, build, dtype, options) if reason is None else None  # type: ignore[arg-type] - packs nothing
+    planner = Planner(
+        build, dtype, weights, lambda: fused, architecture.spatial, architecture.temporal, options.flash_attention
+    )
+    return planner, reason or ""
+
+
+# -- answers ----------------------------------------------------------------------------------------------------------
+
+
+def answer(question: Question, machine: Machine) -> dict[str, object]:
+    """The plan of a decode for the panel. Raises InputError where the options contradict each other."""
+    found = KNOWN.find(question.model)
+    architecture, config = found or (ARCHITECTURES[0], PUBLISHED)
+    auto = question.precision == "auto"
+    precision = auto_precision(machine.device, architecture) if auto else question.precision
+    planner, off = _planner(architecture, config, precision, machine.device, question.options)
+    target, source = machine.target(question)
+    latents = -(-(question.frames - 1) // architecture.temporal) + 1
+    height, width = (-(-n // architecture.spatial) for n in (question.height, question.width))
+    output = OUTPUTS["float32" if question.output == "auto" else question.output]
+    facts = {
+        "model": question.model,
+        "assumed": found is None,
+        "precision": precision,
+        "device": str(machine.device),
+        "target_gb": _gb(target),
+        "target_source": source,
+        "kernels_off": off,
+    }
+    try:
+        plan = planner.plan(
+            "decoder", question.batch, latents, height, width, tiling=question.tiling, tile=question.tile,
+            overlap=question.overlap, chunk=question.chunk, target=target,
+            host=machine.host(question), output=output,
+        )  # fmt: skip
+    except PlanError as error:
+        size = {"width": architecture.spatial * width, "height": architecture.spatial * height}
+        return {"fits": False, "text": str(error), **size, "frames": question.frames, **facts}
+    return {**plan_facts(plan, question.batch, latents, architecture, output), **facts}
+
+
+def plan_facts(
+    plan: Plan, batch: int, latents: int, architecture: Architecture | VideoVAE, output: torch.dtype
+) -> dict[str, object]:
+    """What the panel draws of a plan: sizes in pixels, memory in GB."""
+    s, t = architecture.spatial, architecture.temporal
+    rows, cols = plan.grid.rows, plan.grid.cols
+    frames = t * (latents - 1) + 1
+    width, height = s * cols.length, s * rows.length
+    facts: dict[str, object] = {
+        "fits": True,
+        "text": plan.describe(),
+        "mode": "blended" if plan.tiled else "untiled",
+        "fused": plan.fused,
+        "batch": batch,
+        "frames": frames,
+        "width": width,
+        "height": height,
+        "tile_width": s * cols.size,
+        "tile_height": s * rows.size,
+        "columns": [s * x for x in cols.starts],
+        "rows": [s * y for y in rows.starts],
+        "tiles": len(plan.grid),
+        "chunk_latents": plan.steps.latents,
+        "chunks": -(-latents // plan.steps.latents),
+        "frames_per_step": plan.steps.frames,
+        "predicted_gb": _gb(plan.peak_bytes),
+        "result_gb": _gb(batch * frames * height * width * 3 * output.itemsize),
+    }
+    if plan.parking is not None:
+        facts |= {"mode": "parked", "parked_gb": _gb(plan.host_bytes), "band_rows": plan.parking.rows}
+    return facts
+
+
+def _gb(size: int | None) -> float | None:
+    return None if size is None else size / GIB

@@ -1,0 +1,44 @@
+"""The line that the host shows on a node while it runs."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..engine.runtime.plan import Plan
+
+#: Seconds between two lines; each is a message to the browser.
+INTERVAL = 0.25
+
+
+class Stages:
+    """Words the progress of one decode or encode: stages(done, total) -> a line, or "" if one came just before."""
+
+    def __init__(self, operation: str, plan: Plan, latents: int) -> None:
+        """operation: "decode" or "encode"; latents: of the clip."""
+        self._operation = operation
+        self._chunks = -(-latents // plan.steps.latents)
+        self._tiles = len(plan.grid) if plan.tiled else 0
+        self._started = time.perf_counter()
+        self._said = -INTERVAL
+
+    def __call__(self, done: int, total: int) -> str:
+        spent = time.perf_counter() - self._started
+        if done < total and spent - self._said < INTERVAL:
+            return ""
+        self._said = spent
+        if done == total:
+            return f"{self._operation}: done in {spent:.1f} s"
+        part, chunk = divmod((done - 1) % (self._chunks * (self._tiles + 1)), self._chunks)
+        left = f"about {spent / done * (total - done):.0f} s left"
+        return f"{self._operation}{self._part(part)}: chunk {chunk + 1} of {self._chunks}, {left}"
+
+    def _part(self, index: int) -> str:
+        """Decoding starts with what sees the whole frame, encoding ends with it."""
+        if not self._tiles:
+            return ""
+        whole = 0 if self._operation == "decode" else self._tiles
+        if index == whole:
+            return ", whole frames"
+        return f", tile {index + (self._operation == 'encode')} of {self._tiles}"

@@ -1,0 +1,23 @@
+"""ComfyUI's web server, where there is one: routes of the pack, and lines shown on the node that runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+
+def add_route(path: str, handler: Callable[..., object]) -> None:
+    """Serve GET `path`; nothing where no server runs (tests, scripts)."""
+    if (server := _server()) is not None:
+        server.routes.get(path)(handler)
+
+
+def say(text: str, node: str) -> None:
+    """Show a line on a node; "" says nothing."""
+    if text and (server := _server()) is not None:
+        server.send_progress_text(text, node, server.client_id)
+
+
+def _server() -> object | None:
+    # Never imported here: importing it without running it would start half of ComfyUI.
+    return getattr(getattr(sys.modules.get("server"), "PromptServer", None), "instance", None)

@@ -1,0 +1,85 @@
+"""The real frontend of a real ComfyUI in a headless Chromium, driven through drive.mjs.
+
+Needs node, Chromium (CHROMIUM, default /usr/bin/chromium) and the npm package playwright-core, in node_modules of this
+folder (`npm install --prefix tests/browser playwright-core`) or of PLAYWRIGHT_DIR. ComfyUI is found as by tests/host.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# `import running` and `import graphs` from the host tests.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "host"))
+
+import running
+
+HERE = Path(__file__).resolve().parent
+
+
+class Browser:
+    """One page of a headless Chromium; every call is a task of drive.mjs."""
+
+    def __init__(self, packages: Path, chromium: str, log: Path) -> None:
+        environment = {**os.environ, "PLAYWRIGHT_DIR": str(packages), "CHROMIUM": chromium}
+        self._log = log
+        with log.open("wb") as errors:
+            self._process = subprocess.Popen(
+                ["node", HERE / "drive.mjs"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
+                env=environment,
+            )  # fmt: skip
+
+    def __call__(self, task: str, **options: object) -> object:
+        self._process.stdin.write(json.dumps({"task": task, **options}) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            pytest.fail(f"the browser ended: {self._log.read_text()[-2000:]}")
+        answer = json.loads(line)
+        if "error" in answer:
+            pytest.fail(f"{task}: {answer['error']}")
+        return answer["ok"]
+
+    def close(self) -> None:
+        self._process.stdin.write('{"task": "quit"}\n')
+        self._process.stdin.close()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory):
+    packages = Path(os.environ.get("PLAYWRIGHT_DIR") or HERE)
+    chromium = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+    for missing, what in (
+        (not shutil.which("node"), "node"),
+        (not Path(chromium).exists(), f"Chromium at {chromium} (set CHROMIUM)"),
+        (not (packages / "node_modules" / "playwright-core").is_dir(), f"playwright-core in {packages}"),
+    ):
+        if missing:
+            pytest.skip(f"browser tests need {what}")
+    page = Browser(packages, chromium, tmp_path_factory.mktemp("browser") / "errors.log")
+    yield page
+    page.close()
+
+
+@pytest.fixture(scope="session")
+def comfy(tmp_path_factory):
+    places = running.found("COMFYUI_DIR", "COMFY_VENV", "ComfyUI", "venv")
+    server = running.started(tmp_path_factory.mktemp("comfy"), places)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def shots(tmp_path_factory) -> Path:
+    """Where screenshots go: SCREENSHOTS, else a temporary folder."""
+    return Path(os.environ.get("SCREENSHOTS") or tmp_path_factory.mktemp("screenshots"))

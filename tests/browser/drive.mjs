@@ -1,0 +1,178 @@
+// Drives the real frontend in a headless Chromium: reads one JSON task per line from stdin, answers one line each.
+// Needs playwright-core (NODE_PATH or node_modules beside it) and CHROMIUM (default /usr/bin/chromium).
+import { createRequire } from "node:module";
+import fs from "node:fs";
+import os from "node:os";
+import path from "node:path";
+import readline from "node:readline";
+
+const require = createRequire(path.join(process.env.PLAYWRIGHT_DIR ?? process.cwd(), "x.js"));
+const { chromium } = require("playwright-core");
+
+const profile = fs.mkdtempSync(path.join(os.tmpdir(), "zerowaste-browser-"));
+const context = await chromium.launchPersistentContext(profile, {
+  executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
+  headless: true,
+  viewport: { width: 1500, height: 950 },
+  args: ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync"],
+});
+const page = context.pages()[0] ?? (await context.newPage());
+let problems = [];
+let current = "";
+page.on("pageerror", (error) => problems.push(`page error: ${error.message}`));
+page.on("console", (message) => {
+  const where = message.location().url ?? "";
+  if (message.type() === "error" && /zerowaste/i.test(`${message.text()} ${where}`)) problems.push(message.text());
+});
+
+// Milliseconds; a machine that is busy with other tests is slow.
+const PATIENCE = 300000;
+
+const tasks = {
+  // Open the frontend with these settings; the page that is open stays where they are the same.
+  async open({ url, settings = {}, width = 1500, height = 950 }) {
+    problems = [];
+    if (current === JSON.stringify([url, settings, width, height])) return null;
+    current = JSON.stringify([url, settings, width, height]);
+    await page.setViewportSize({ width, height });
+    const ready = async () => {
+      await page.goto(url, { waitUntil: "domcontentloaded" });
+      await page.waitForFunction(() => window.app?.extensionManager && window.app.graph && window.app.vueAppReady, null,
+        { timeout: PATIENCE });
+    };
+    await ready();
+    await page.evaluate(async (all) => {
+      for (const [id, value] of Object.entries(all)) await window.app.extensionManager.setting.set(id, value);
+    }, { "Comfy.TutorialCompleted": true, ...settings });
+    problems = [];
+    await ready();
+    await page.keyboard.press("Escape");
+    return page.evaluate(() => window.__COMFYUI_FRONTEND_VERSION__ ?? null);
+  },
+  async load({ workflow }) {
+    await page.evaluate(async (graph) => { await window.app.loadGraphData(graph); }, workflow);
+    await page.waitForTimeout(1200);
+    await page.keyboard.press("Escape");
+    return tasks.nodes();
+  },
+  async nodes() {
+    return page.evaluate(() => window.app.graph.nodes.map((node) => ({
+      id: String(node.id), type: node.type, errors: Boolean(node.has_errors), size: [...node.size], pos: [...node.pos],
+      widgets: (node.widgets ?? []).map((widget) => [widget.name, widget.type, widget.value]),
+    })));
+  },
+  async set({ node, widget, value }) {
+    return page.evaluate(([id, name, to]) => {
+      const target = window.app.graph.nodes.find((n) => String(n.id) === String(id));
+      const found = target.widgets.find((w) => w.name === name);
+      found.value = to;
+      found.callback?.(to, window.app.canvas, target);
+    }, [node, widget, value]);
+  },
+  async options({ node, widget }) {
+    return page.evaluate(([id, name]) => {
+      const target = window.app.graph.nodes.find((n) => String(n.id) === String(id));
+      const { values } = target.widgets.find((w) => w.name === name).options;
+      return typeof values === "function" ? values() : values;
+    }, [node, widget]);
+  },
+  // Press a button widget and wait until the list of another one holds `until`.
+  async press({ node, widget, listed, until }) {
+    await page.evaluate(([id, name]) => {
+      const target = window.app.graph.nodes.find((n) => String(n.id) === String(id));
+      return target.widgets.find((w) => w.name === name).callback();
+    }, [node, widget]);
+    await page.waitForFunction(([id, name, value]) => {
+      const target = window.app.graph.nodes.find((n) => String(n.id) === String(id));
+      const { values } = target.widgets.find((w) => w.name === name).options;
+      return (typeof values === "function" ? values() : values).includes(value);
+    }, [node, listed, until], { timeout: PATIENCE });
+  },
+  async prompt() {
+    return page.evaluate(async () => (await window.app.graphToPrompt()).output);
+  },
+  async serialized() {
+    return page.evaluate(() => window.app.graph.serialize());
+  },
+  async run({ timeout = PATIENCE }) {
+    await page.evaluate(() => {
+      window.__outcome = null;
+      for (const kind of ["execution_success", "execution_error"]) {
+        window.app.api.addEventListener(kind, (event) => { window.__outcome ??= [kind, event.detail?.exception_message]; });
+      }
+    });
+    await page.evaluate(() => window.app.queuePrompt(0, 1));
+    await page.waitForFunction(() => window.__outcome, null, { timeout });
+    await page.waitForTimeout(700);
+    return page.evaluate(() => window.__outcome);
+  },
+  // The text of a panel once it holds `until`.
+  async panel({ name, until = "", timeout = PATIENCE }) {
+    const selector = `[data-zerowaste="${name}"]`;
+    await page.waitForFunction(([s, u]) => document.querySelector(s)?.innerText.includes(u), [selector, until], { timeout });
+    await page.waitForTimeout(400); // the node grows in the next frames
+    return page.evaluate((s) => {
+      const panel = document.querySelector(s);
+      const box = (e) => { const r = e.getBoundingClientRect(); return [r.left, r.top, r.right, r.bottom]; };
+      const lines = [...panel.querySelectorAll(".zerowaste-line, .zerowaste-note, .zerowaste-plan, .zerowaste-bar, summary")];
+      const parts = [...panel.querySelectorAll(".zerowaste-entry, select, input, li"), ...lines].filter((e) => e.checkVisibility());
+      return {
+        text: panel.innerText, box: box(panel), body: box(panel.firstElementChild), parts: parts.map(box),
+        lines: lines.map(box),
+        clipped: lines.filter((e) => e.scrollWidth > e.clientWidth + 1).map((e) => e.textContent),
+        tiles: panel.querySelectorAll("svg g .zerowaste-tile").length,
+        colour: getComputedStyle(panel.firstElementChild).color,
+        ground: getComputedStyle(panel.firstElementChild).backgroundColor,
+      };
+    }, selector);
+  },
+  async choose({ selector, value }) {
+    await page.evaluate(([s, v]) => {
+      const element = document.querySelector(s);
+      element.value = v;
+      element.dispatchEvent(new Event("change", { bubbles: true }));
+    }, [selector, value]);
+  },
+  // A picture of the whole graph, or of the nodes named (by id) with a margin.
+  async shot({ file, nodes = null, scale = 1, margin = 24 }) {
+    const clip = await page.evaluate(async ([ids, zoom, edge]) => {
+      const { canvas, graph } = window.app;
+      const chosen = graph.nodes.filter((n) => !ids || ids.includes(String(n.id)));
+      const left = Math.min(...chosen.map((n) => n.pos[0]));
+      const top = Math.min(...chosen.map((n) => n.pos[1] - 34));
+      const right = Math.max(...chosen.map((n) => n.pos[0] + n.size[0]));
+      const bottom = Math.max(...chosen.map((n) => n.pos[1] + n.size[1]));
+      const rect = canvas.canvas.getBoundingClientRect();
+      canvas.ds.scale = zoom;
+      canvas.ds.offset[0] = -left + (edge + 70) / zoom;
+      canvas.ds.offset[1] = -top + (edge + 110) / zoom;
+      canvas.setDirty(true, true);
+      await new Promise((done) => setTimeout(done, 900));
+      return { x: rect.left + 70, y: rect.top + 110, width: (right - left) * zoom + 2 * edge, height: (bottom - top) * zoom + 2 * edge };
+    }, [nodes, scale, margin]);
+    const view = page.viewportSize();
+    clip.width = Math.min(clip.width, view.width - clip.x);
+    clip.height = Math.min(clip.height, view.height - clip.y);
+    fs.mkdirSync(path.dirname(file), { recursive: true });
+    await page.screenshot({ path: file, clip: nodes ? clip : undefined });
+    return clip;
+  },
+  async problems() {
+    return problems;
+  },
+};
+
+for await (const line of readline.createInterface({ input: process.stdin })) {
+  if (!line.trim()) continue;
+  const { task, ...rest } = JSON.parse(line);
+  if (task === "quit") break;
+  try {
+    console.log(JSON.stringify({ ok: (await tasks[task](rest)) ?? null }));
+  } catch (error) {
+    console.log(JSON.stringify({ error: String(error.message ?? error) }));
+  }
+}
+await context.close();
+fs.rmSync(profile, { recursive: true, force: true });
+process.exit(0);

@@ -1,0 +1,128 @@
+import sys
+from functools import partial
+
+import pytest
+import torch
+from zerowaste_vae.engine.bench import peers, schema
+from zerowaste_vae.engine.bench.measure import Bench, Case, quality
+from zerowaste_vae.engine.checkpoint import Checkpoint
+from zerowaste_vae.engine.errors import CheckpointError
+
+CPU = torch.device("cpu")
+
+
+def test_rows_say_what_ran(measured):
+    ours, peer = measured["rows"]
+    assert ours["who"] == "this pack" and not ours["fused"] and ours["ran"].startswith("plain torch (NCDHW), untiled")
+    assert peer["ran"].startswith("plain torch (NDHWC)")
+    assert ours["db"] is None and ours["db_note"] == "equal to fp32"
+    assert ours["stated_gb"] > 0 and ours["ms_per_frame"] == pytest.approx(1e3 * ours["median_s"] / 5)
+    assert ours["floor_share"] == pytest.approx(ours["floor_s"] / ours["median_s"])
+    assert ours["off"]["triton_fusion"]
+
+
+def test_encode_and_its_quality(tiny):
+    bench = Bench(tiny, CPU, 1, 1)
+    row = bench.ours(Case("encoder", "bf16", 1, 8, 8))
+    schema.report("encode", {}, {}, [row])
+    assert row["precision"] == "bf16" and 20 < row["db"] < 80 and row["db_note"].startswith("signal to error")
+
+
+def test_a_refused_plan_is_a_row_with_its_reason_and_a_bug_is_not(tiny, monkeypatch):
+    bench = Bench(tiny, CPU, 1, 0)
+    row = bench.ours(Case("decoder", "fp32", 5, 16, 16, target=0.001))
+    assert "target" in row["skipped"] and "median_s" not in row and "db" not in row
+    schema.report("decode", {}, {}, [row])
+    monkeypatch.setattr("zerowaste_vae.engine.vae.VideoVAE.decode", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        bench.ours(Case("decoder", "fp32", 5, 16, 16))
+    row = bench.torch_peer(Case("decoder", "fp32", 5, 16, 16), "torch eager")
+    assert row["skipped"].startswith("ZeroDivisionError") and "ms_per_frame" not in row
+
+
+def test_compiled_torch_says_how_much_was_compiled(tiny, monkeypatch):
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    monkeypatch.setattr(peers, "_PARTS", ("mid",))
+    row = Bench(tiny, CPU, 1, 0).torch_peer(Case("decoder", "fp32", 5, 8, 8), "torch.compile")
+    assert row["skipped"] is None and "compiled graphs, 0 graph breaks" in row["ran"]
+
+
+def test_compiled_torch_that_compiled_nothing_has_no_speed(tiny, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda call, **_: call)
+    row = Bench(tiny, CPU, 1, 0).torch_peer(Case("decoder", "fp32", 1, 16, 16), "torch.compile")
+    assert "compiled nothing" in row["skipped"]
+
+
+def test_quality_is_that_of_values_fp32_leaves_unclamped():
+    reference = torch.tensor([0.0, 1.0, 0.5, 0.25]).view(1, 1, 2, 2, 1)
+    result = torch.tensor([0.9, 0.1, 0.51, 0.24]).view(1, 1, 2, 2, 1)
+    db, note = quality(torch.cat((result, result), 1), reference, "decoder")
+    assert db == pytest.approx(40.0, abs=1e-3) and "first 1 frames" in note
+    assert quality(result, "no room", "decoder") == (None, "no room")
+    assert quality(result * float("nan"), reference, "decoder")[1] == "the result holds NaN or infinity"
+    latent = torch.full((1, 1, 1, 2, 2), 3.0)
+    assert quality(latent * 1.01, latent, "encoder")[0] == pytest.approx(40.0, abs=1e-3)
+
+
+def test_weights_of_no_vae_are_refused():
+    with pytest.raises(CheckpointError, match="not a video VAE"):
+        Bench(Checkpoint({"a": torch.zeros(1)}), CPU, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("make", "precision", "says"),
+    [
+        (None, "fp32", "no ComfyUI there"),
+        ("", "fp8", "has no fp8"),
+        ("raise ImportError('no such thing')", "fp32", "no such thing"),
+        ("import os; os._exit(7)", "fp32", "code 7"),
+    ],
+)
+def test_a_comfyui_that_cannot_run_says_why(tmp_path, make, precision, says):
+    if make is not None:
+        (tmp_path / "comfy").mkdir()
+        (tmp_path / "comfy" / "sd.py").write_text(make)
+        (tmp_path / "comfy" / "options.py").write_text("def enable_args_parsing(): pass")
+    rows = list(peers.comfy(str(tmp_path), sys.executable, {"a": torch.zeros(1)}, torch.zeros(1), "decoder", precision,
+                            CPU, 1, 5))
+    assert [figures["who"] for figures, _ in rows] == [
+        "ComfyUI", "ComfyUI, tiled", "ComfyUI, fp16 accumulation", "ComfyUI, fp16 accumulation, tiled",
+    ]  # fmt: skip
+    assert says in rows[0][0]["skipped"] and says in rows[1][0]["skipped"]
+    assert all(result is None and "median_s" not in figures for figures, result in rows)
+
+
+STUB = """
+import torch
+class VAE:
+    def __init__(self, sd, dtype):
+        self.vae_dtype = dtype
+        self.weight = sd["a"]
+    def throw_exception_if_invalid(self):
+        pass
+    def _decode_tiled_owned(self, z):
+        return torch.zeros(1, 9, 8, 8, 3)
+    def decode(self, z):
+        return {plain}
+    def decode_tiled(self, z, tile_x, tile_y, overlap):
+        assert (tile_x, tile_y, overlap) == (64, 64, 8)
+        return self._decode_tiled_owned(z)
+"""
+
+
+@pytest.mark.parametrize("retries", [False, True])
+def test_a_plain_run_that_went_on_in_tiles_is_not_called_plain(tmp_path, retries):
+    (tmp_path / "comfy").mkdir()
+    plain = "self._decode_tiled_owned(z)" if retries else "z[..., None].expand(1, 9, 8, 8, 3) + self.weight"
+    (tmp_path / "comfy" / "sd.py").write_text(STUB.format(plain=plain))
+    (tmp_path / "comfy" / "options.py").write_text("def enable_args_parsing(): pass")
+    rows = list(peers.comfy(str(tmp_path), None, {"a": torch.ones(1)}, torch.ones(1, 9, 8, 8), "decoder", "fp32",
+                            CPU, 2, 5))  # fmt: skip
+    (plain, result), (tiled, _) = rows[:2]
+    if retries:
+        assert "went on in tiles" in plain["skipped"] and result is None
+    else:
+        assert plain["skipped"] is None and plain["runs"] == 2 and result.shape == (1, 5, 8, 8, 3)
+        assert (result == 2).all() and "untiled" in plain["ran"]
+    assert tiled["skipped"] is None and "tiles of 512" in tiled["ran"]
+    assert "needs a GPU" in rows[2][0]["skipped"]

@@ -1,0 +1,154 @@
+import copy
+import json
+import re
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import pytest
+from PIL import Image
+from zerowaste_vae.engine.bench import projection, schema, table
+from zerowaste_vae.engine.bench.canvas import COLOURS, Figure
+from zerowaste_vae.engine.bench.page import page
+from zerowaste_vae.engine.bench.plots import plots
+from zerowaste_vae.engine.errors import InputError
+
+PROFILE = {"stages": [{"name": "up & down", "ms": 3.0, "floor_ms": 2.0}, {"name": "rest", "ms": 1, "floor_ms": None}]}
+
+
+def test_a_report_survives_its_file(measured, tmp_path):
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(measured))
+    assert schema.read(path) == json.loads(json.dumps(measured))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda r: r.pop("schema"), "not a result"),
+        (lambda r: r.update(version=99), "version 99"),
+        (lambda r: r.pop("rows"), "rows"),
+        (lambda r: r.update(environment=[]), "environment"),
+        (lambda r: r["rows"].append(3), "row 2"),
+        (lambda r: r["rows"][0].pop("median_s"), "median_s"),
+        (lambda r: r["rows"][1].update(frames="5"), "row 1: frames"),
+        (lambda r: r["rows"][1].update(floor_s=True), "floor_s"),
+        (lambda r: r["rows"][0].update(who=None), "who"),
+    ],
+)
+def test_what_is_no_report_is_named(measured, change, says):
+    broken = copy.deepcopy(measured)
+    change(broken)
+    with pytest.raises(InputError, match=says):
+        schema.check(broken, "x.json")
+
+
+@pytest.mark.parametrize("text", ["", "[1", "3", "{}"])
+def test_files_that_are_no_report(tmp_path, text):
+    path = tmp_path / "r.json"
+    path.write_text(text)
+    for read in (schema.read, schema.read_profile):
+        with pytest.raises(InputError, match=r"r\.json"):
+            read(path)
+    with pytest.raises(InputError, match="no such file"):
+        schema.read(tmp_path / "gone.json")
+
+
+def test_profiles_are_checked(tmp_path):
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(PROFILE))
+    assert schema.read_profile(path) == PROFILE
+    path.write_text(json.dumps({"stages": [{"name": "x", "ms": "3", "floor_ms": 1}]}))
+    with pytest.raises(InputError, match="a stage needs"):
+        schema.read_profile(path)
+
+
+def test_the_table_groups_and_says_why(gpu_report):
+    text = "\n".join(table.lines(gpu_report["rows"]))
+    assert text.count("\nfloor ") == 3  # two settings, and the peers of the first come again after the second
+    assert "did not run: it & its reason" in text and "target 13 GB" in text and "80 %" in text
+
+
+class Parser(HTMLParser):
+    """Collects tags, and attributes that could reach out."""
+
+    def __init__(self):
+        super().__init__()
+        self.tags, self.links = [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.links += [value for name, value in attrs if name in ("src", "href", "xlink:href", "data")]
+
+
+def test_the_page_is_one_complete_file(gpu_report):
+    figures = plots([gpu_report], PROFILE)
+    text = page([gpu_report], figures)
+    parser = Parser()
+    parser.feed(text)
+    assert parser.links == [] and not {"script", "link", "img", "iframe"} & set(parser.tags)
+    assert not re.search(r"https?://|@import|url\(", text)
+    assert "prefers-color-scheme: dark" in text and "@media print" in text
+    assert parser.tags.count("svg") == len(figures) == 6
+    assert "did not run: it &amp; its reason" in text and "ComfyUI &lt;0&gt;" in text
+    for figure in figures.values():
+        ElementTree.fromstring(figure.svg())
+    used = set(re.findall(r"var\(--([a-z0-9]+)\)", text))
+    assert used <= set(COLOURS)
+
+
+def test_a_row_that_did_not_run_is_in_no_plot(gpu_report):
+    drawn = plots([gpu_report])
+    assert not any("ComfyUI" in figure.svg() for figure in drawn.values())
+    gpu_report["rows"] = gpu_report["rows"][-1:]
+    assert plots([gpu_report]) == {}
+    assert "did not run" in page([gpu_report], {})
+
+
+def test_plots_of_a_cpu_run(measured):
+    drawn = plots([measured])
+    assert any(name.startswith("time-") for name in drawn)
+    assert not any(name.startswith("quality") for name in drawn)  # both results equal fp32
+    assert "resident memory" in "".join(f.svg() for n, f in drawn.items() if n.startswith("memory")) or not any(
+        row["trace"] for row in measured["rows"]
+    )
+
+
+def test_png_shows_what_the_svg_has(tmp_path):
+    figure = Figure(60, 40, "t")
+    figure.box(10, 10, 20, 10, "s0")
+    figure.dot(50, 30, 4, "s1")
+    figure.line([(0, 38), (59, 38)], "limit", 2, dashed=True)
+    figure.text(2, 8, "x", "ink")
+    figure.to_png(tmp_path / "f.png")
+    with Image.open(tmp_path / "f.png") as image:
+        assert image.size == (120, 80)
+
+        def at(x, y):
+            return "#{:02x}{:02x}{:02x}".format(*image.getpixel((x, y)))
+
+        assert at(40, 30) == COLOURS["s0"][0] and at(100, 60) == COLOURS["s1"][0]
+        assert at(0, 76) == COLOURS["limit"][0] and at(16, 76) == COLOURS["paper"][0]
+
+
+def test_projections_are_called_so_and_start_from_fused_runs_only(gpu_report, measured):
+    rows = list(projection.project(gpu_report))
+    assert [row["card"] for row in rows] == ["RTX 5070 Ti", "RTX 4090", "RTX 3090"]
+    for row in rows:
+        assert row["projected"] and "median_s" not in row and row["projected_s"] == pytest.approx(row["floor_s"] / 0.8)
+        assert projection.line(row).startswith("projected") and row["source"].startswith("derived")
+    # 1.395 PFLOP composed at 88 TFLOP/s, and the bytes at 0.896 TB/s
+    assert rows[0]["floor_s"] == pytest.approx(16.5, abs=0.2)
+    text = page([gpu_report], {})
+    assert "not measured" in text and text.count("RTX 4090") == 1
+    gpu_report["rows"][0]["fused"] = gpu_report["rows"][2]["fused"] = False
+    assert list(projection.project(gpu_report)) == []
+    assert list(projection.project(measured)) == []
+    with pytest.raises(InputError, match="row 0: who"):
+        schema.check({**gpu_report, "rows": rows}, "mixed")
+
+
+def test_a_precision_without_a_published_rate_has_no_projection(gpu_report):
+    for row in gpu_report["rows"]:
+        row["precision"] = "fp8"
+    found = {row["card"]: row["skipped"] for row in projection.project(gpu_report)}
+    assert found["RTX 3090"] == "no published fp8 rate" and found["RTX 4090"] is None

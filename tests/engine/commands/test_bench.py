@@ -1,0 +1,80 @@
+import json
+
+import pytest
+from zerowaste_vae.engine.bench import schema
+from zerowaste_vae.engine.cli import main
+
+
+def run(capsys, *args):
+    code = main(["bench", *map(str, args)])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_decode_writes_what_it_prints(capsys, tmp_path, vae_file):
+    size = ("--sizes", "16x24", "--frames", 1, 5, "--db-frames", 5)
+    args = ("--weights", vae_file, *size, "--runs", 1, "--device", "cpu")
+    files = ("--json", tmp_path / "r.json", "--html", tmp_path / "p.html", "--png", tmp_path / "png")
+    code, out, err = run(capsys, "decode", *args, "--peers", "eager", *files)
+    assert code == 0, err
+    report = schema.read(tmp_path / "r.json")
+    assert [(row["who"], row["frames"]) for row in report["rows"]] == [
+        ("this pack", 1), ("torch eager", 1), ("this pack", 5), ("torch eager", 5),
+    ]  # fmt: skip
+    assert report["settings"]["widths"] == [8, 16, 16, 16] and report["environment"]["torch"]
+    assert out.count("this pack") == 2 and "plain torch (NCDHW)" in out
+    assert (tmp_path / "p.html").read_text().count("<svg") == len(list((tmp_path / "png").iterdir()))
+    code, again, err = run(capsys, "report", tmp_path / "r.json", "--html", tmp_path / "q.html")
+    assert code == 0 and "torch eager" in again
+    assert (tmp_path / "q.html").read_text() == (tmp_path / "p.html").read_text()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["p.html", "png", "q.html", "r.json"]
+
+
+def test_encode_runs_on_the_demo_vae(capsys):
+    code, out, err = run(capsys, "encode", "--weights", "demo", "--sizes", "16x16", "--frames", 1, "--runs", 1,
+                         "--device", "cpu")  # fmt: skip
+    assert code == 0 and "encode 16x16 x 1 frames, fp32" in out, err
+
+
+def test_load_times_files_and_says_what_does_not_load(capsys, tmp_path, vae_file):
+    (tmp_path / "bad.safetensors").write_text("no")
+    code, out, err = run(capsys, "load", vae_file, tmp_path / "bad.safetensors", "--precisions", "fp32", "bf16",
+                         "--runs", 1, "--device", "cpu", "--json", tmp_path / "l.json")  # fmt: skip
+    assert code == 0, err
+    rows = json.loads((tmp_path / "l.json").read_text())["rows"]
+    assert [row["skipped"] is None for row in rows] == [True, True, False, False]
+    assert rows[1]["loaded_as"] == "bf16" and rows[0]["median_s"] > 0 and "median_s" not in rows[2]
+    assert "did not load" in out
+    code, _, err = run(capsys, "report", tmp_path / "l.json")
+    assert code == 2 and "bench load" in err
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("decode", "--weights", "gone.safetensors"), "gone.safetensors"),
+        (("decode", "--sizes", "16"), "16"),
+        (("decode", "--sizes", "20x16"), "multiples of 8"),
+        (("decode", "--frames", "4"), "--frames 4"),
+        (("decode", "--runs", "0"), "--runs 0"),
+        (("decode", "--precisions", "int3"), "int3"),
+        (("decode", "--device", "toaster"), "toaster"),
+        (("decode", "--json", "nowhere/r.json"), "nowhere"),
+        (("decode", "--peers", "comfyui"), "--comfyui"),
+        (("load", "gone.safetensors"), "gone.safetensors"),
+        (("report", "gone.json"), "gone.json"),
+    ],
+)
+def test_bad_input_is_one_line(capsys, monkeypatch, tmp_path, args, says):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COMFYUI_DIR", raising=False)
+    more = () if args[0] != "decode" or "--device" in args else ("--device", "cpu")
+    more += ("--sizes", "8x8", "--frames", "1") if "comfyui" in args else ()
+    code, _, err = run(capsys, *args, *more)
+    assert code == 2 and err.count("\n") == 1 and says in err, err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_encoder_is_needed_to_measure_one(capsys, make_vae_file):
+    code, _, err = run(capsys, "encode", "--weights", make_vae_file(encoder=None), "--device", "cpu")
+    assert code == 2 and "no encoder" in err

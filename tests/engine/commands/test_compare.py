@@ -1,0 +1,75 @@
+import json
+from itertools import islice
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from zerowaste_vae.engine.cli import main
+from zerowaste_vae.engine.demo import demo_clip_path
+from zerowaste_vae.engine.media import iter_frames, read_video, write_png_folder
+
+
+@pytest.fixture
+def clips(tmp_path, monkeypatch):
+    """a: 9 frames as a PNG folder; seam: the same with a step at column 64; shapes: other clips that do not match."""
+    monkeypatch.chdir(tmp_path)
+    frames = read_video(demo_clip_path(), 9)[0][:, :96, :160].mul(255).round().div(255)
+    write_png_folder("a", frames)
+    seam = frames.clone()
+    seam[:, :, 64:] += 0.02
+    save_file({"frames": seam[None]}, "seam.safetensors")
+    save_file({"frames": (frames[None] * 255).round().to(torch.uint8)}, "bytes.safetensors")
+    save_file({"frames": frames[None, :5].contiguous()}, "short.safetensors")
+    save_file({"latent": frames}, "latent.safetensors")
+    save_file({"frames": frames}, "rank.safetensors")
+    return frames
+
+
+def run(capsys, *args):
+    code = main(["compare", *map(str, args)])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_equal_clips_of_two_kinds(capsys, clips):
+    code, out, _ = run(capsys, "a", "bytes.safetensors", "--tile", 64, "--overlap", 16, "--chunk", 1)
+    assert code == 0
+    shown = {line[:16].strip(): line[16:] for line in out.splitlines()}
+    assert shown["clips"] == "9 frames 160x96" and shown["found"] == "no seam, jump or colour shift"
+    assert shown["PSNR"].startswith("inf") or float(shown["PSNR"].split()[0]) > 120
+    assert shown["step at rows"].startswith("0.00") or "usual" in shown["step at rows"]
+
+
+def test_a_seam_is_found_and_written(capsys, clips, tmp_path):
+    code, out, _ = run(capsys, "seam.safetensors", "a", "--columns", 64, 96, "--rows", 48, "--json", "c.json")
+    assert code == 0 and "seam at column 64" in out
+    record = json.loads((tmp_path / "c.json").read_text())
+    assert record["seam_columns"]["at"] == 64 and record["frames"] == 9
+    assert any(text.startswith("seam at column 64") for text in record["findings"])
+    assert record["seam_columns"]["ratio"] > 100
+    code, _, err = run(capsys, "seam.safetensors", "a", "--json", "c.json")
+    assert code == 2 and "--force" in err
+
+
+def test_a_video_streams_the_frames_read_video_gives():
+    streamed = torch.stack(list(islice(iter_frames(demo_clip_path()), 7)))
+    assert torch.equal(streamed, read_video(demo_clip_path(), 7)[0])
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("a", "short.safetensors"), "ends after 5"),
+        (("a", "gone.mp4"), "gone.mp4"),
+        (("gone.safetensors", "a"), "gone.safetensors"),
+        (("latent.safetensors", "a"), "frames"),
+        (("rank.safetensors", "a"), "[9, 96, 160, 3]"),
+        (("a", "a", "--rows", "96"), "row 96"),
+        (("a", "a", "--tile", "15"), "tile=15"),
+        (("a", "a", "--chunk", "-1"), "--chunk -1"),
+        (("a", "a", "--json", "nowhere/c.json"), "nowhere"),
+    ],
+)
+def test_bad_input_is_one_line(capsys, clips, args, says):
+    code, out, err = run(capsys, *args)
+    assert code == 2 and out == "" and err.count("\n") == 1 and says in err

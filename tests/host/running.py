@@ -1,0 +1,247 @@
+"""A real ComfyUI, started headless with this pack alone and driven over HTTP and websocket."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import socket
+import struct
+import subprocess
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from zerowaste_vae.engine.media import write_mp4
+from zerowaste_vae.engine.models.seedvr2 import Config, SeedVR2
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+CACHE = Path.home() / ".cache" / "zerowaste-vae"
+PACK = "ComfyUI-ZeroWasteVAE"
+FINAL = {"execution_success": "success", "execution_error": "error", "execution_interrupted": "interrupted"}
+
+
+class Socket:
+    """As much of a websocket client as listening to ComfyUI takes."""
+
+    def __init__(self, port: int, path: str) -> None:
+        self._raw = socket.create_connection(("127.0.0.1", port), timeout=60)
+        key = base64.b64encode(os.urandom(16)).decode()
+        self._raw.sendall(
+            f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            f"Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
+        )
+        self._stream = self._raw.makefile("rb")
+        assert b" 101 " in self._stream.readline()
+        while self._stream.readline().strip():
+            pass
+
+    def message(self, timeout: float) -> dict | bytes | None:
+        """The next message: JSON, or the bytes of a binary one; None for pings."""
+        self._raw.settimeout(timeout)
+        opcode, text, last = 0, b"", False
+        while not last:
+            first, length = self._stream.read(2)
+            last, opcode = bool(first & 0x80), opcode or first & 0x0F
+            length &= 0x7F
+            if length >= 126:
+                (length,) = struct.unpack(">H", self._stream.read(2)) if length == 126 else struct.unpack(
+                    ">Q", self._stream.read(8)
+                )  # fmt: skip
+            text += self._stream.read(length)
+        return json.loads(text) if opcode == 1 else text if opcode == 2 else None
+
+    def close(self) -> None:
+        self._stream.close()
+        self._raw.close()
+
+
+@dataclass
+class Run:
+    """What became of one prompt."""
+
+    status: str
+    events: list[tuple[str, dict]] = field(default_factory=list)
+    outputs: dict = field(default_factory=dict)
+    error: str = ""
+    binary: list[bytes] = field(default_factory=list)
+
+    def previews(self) -> list[bytes]:
+        """Pictures sent while it ran, as files (binary events of type 1: type, format, file)."""
+        return [m[8:] for m in self.binary if struct.unpack(">I", m[:4]) == (1,)]
+
+    def texts(self, node: str) -> list[str]:
+        """Lines shown on a node while it ran (binary events of type 3: length of the node's id, id, text)."""
+        lines = []
+        for message in self.binary:
+            kind, length = struct.unpack(">II", message[:8])
+            if kind == 3 and message[8 : 8 + length].decode() == node:
+                lines.append(message[8 + length :].decode())
+        return lines
+
+    def cached(self) -> set[str]:
+        return {node for kind, data in self.events if kind == "execution_cached" for node in data["nodes"]}
+
+    def executed(self) -> set[str]:
+        return {data["node"] for kind, data in self.events if kind == "executing" and data.get("node")}
+
+    def progress(self, node: str) -> list[tuple[int, int]]:
+        return [(d["value"], d["max"]) for kind, d in self.events if kind == "progress" and d.get("node") == node]
+
+
+class Comfy:
+    """A running ComfyUI; its folders lie in `base`."""
+
+    def __init__(self, checkout: Path, venv: Path, base: Path) -> None:
+        self.base = base
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        python = venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+        self._log_path = base / "server.log"
+        arguments = ["--cpu", "--listen", "127.0.0.1", "--port", str(self.port), "--base-directory", str(base)]
+        arguments += ["--disable-api-nodes", "--database-url", "sqlite:///:memory:"]
+        arguments += ["--disable-all-custom-nodes", "--whitelist-custom-nodes", PACK]
+        # The networks here are tiny: on a busy machine a second thread costs more in waiting than it computes.
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        with self._log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                [python, "main.py", *arguments], cwd=checkout, env=environment, stdout=log, stderr=log
+            )
+        deadline = time.monotonic() + 180
+        while True:
+            try:
+                self.get("/system_stats")
+                return
+            except (urllib.error.URLError, ConnectionError):
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    self.stop()
+                    pytest.fail(f"ComfyUI did not start:\n{self.log()[-3000:]}")
+                time.sleep(0.25)
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait(30)
+
+    def log(self) -> str:
+        return self._log_path.read_text(errors="replace")
+
+    def bytes(self, path: str) -> bytes:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=30) as answer:
+            return answer.read()
+
+    def text(self, path: str) -> str:
+        return self.bytes(path).decode()
+
+    def get(self, path: str) -> dict:
+        return json.loads(self.text(path))
+
+    def post(self, path: str, body: dict) -> dict:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.loads(answer.read() or "{}")
+
+    def interrupt(self) -> None:
+        self.post("/interrupt", {})
+
+    def run(
+        self, prompt: dict, at: str | None = None, do: Callable[[], None] | None = None, timeout: float = 300,
+        **extra: object,
+    ) -> Run:
+        """Queue an API-format prompt and follow it to its end; `do` something at the first progress of node `at`.
+
+        extra: what the frontend sends besides, such as preview_method.
+        """
+        client = uuid.uuid4().hex
+        events = Socket(self.port, f"/ws?clientId={client}")
+        try:
+            try:
+                queued = self.post("/prompt", {"prompt": prompt, "client_id": client, "extra_data": extra})["prompt_id"]
+            except urllib.error.HTTPError as refused:
+                return Run("invalid", error=refused.read().decode())
+            run = Run("running")
+            deadline = time.monotonic() + timeout
+            while run.status == "running":
+                message = events.message(max(1.0, deadline - time.monotonic()))
+                if isinstance(message, bytes):
+                    run.binary.append(message)
+                    continue
+                if message is None or message.get("data", {}).get("prompt_id", queued) != queued:
+                    continue
+                kind, data = message["type"], message["data"]
+                run.events.append((kind, data))
+                if do and kind == "progress" and data.get("node") == at:
+                    do()
+                    do = None
+                run.status = FINAL.get(kind, run.status)
+                run.error = data.get("exception_message", "")
+        finally:
+            events.close()
+        for _ in range(100):
+            if queued in (history := self.get(f"/history/{queued}")):
+                run.outputs = history[queued]["outputs"]
+                break
+            time.sleep(0.1)
+        return run
+
+    def images(self, run: Run, node: str) -> np.ndarray:
+        """What a SaveImage node of `run` wrote: uint8 [F, H, W, 3]."""
+        paths = [self.base / "output" / i["subfolder"] / i["filename"] for i in run.outputs[node]["images"]]
+        return np.stack([np.asarray(Image.open(path).convert("RGB")) for path in paths])
+
+
+def found(directory: str, environment: str, checkout: str, venv: str) -> tuple[Path, Path]:
+    paths = Path(os.environ.get(directory) or CACHE / checkout), Path(os.environ.get(environment) or CACHE / venv)
+    for path, variable in zip(paths, (directory, environment), strict=True):
+        if not path.is_dir():
+            pytest.skip(f"needs a real ComfyUI: {path} is missing (set {variable}, or see tools/host_ci.sh)")
+    return paths
+
+
+def random_weights(config: Config) -> dict[str, torch.Tensor]:
+    """Seeded fp16 weights under which every layer counts and frames use the whole range."""
+    with torch.device("meta"):
+        shapes = {name: tensor.shape for name, tensor in SeedVR2(config).state_dict().items()}
+    generator = torch.Generator().manual_seed(0)
+    weights = {}
+    for name, shape in shapes.items():
+        noise = torch.randn(shape, generator=generator)
+        is_norm = len(shape) == 1 and name.endswith("weight")
+        weights[name] = (
+            1 + 0.1 * noise if is_norm else noise * (shape[1:].numel() ** -0.5 if len(shape) > 1 else 0.1)
+        ).half()
+    return weights
+
+
+def started(base: Path, places: tuple[Path, Path]) -> Comfy:
+    for folder in ("models/vae", "input", "custom_nodes"):
+        (base / folder).mkdir(parents=True)
+    (base / "custom_nodes" / PACK).symlink_to(REPOSITORY, target_is_directory=True)
+    weights = random_weights(Config((16, 32, 64, 64), (16, 32, 64, 64), norm_groups=8))
+    vaes = base / "models" / "vae"
+    save_file(weights, vaes / "tiny.safetensors", {"norm_num_groups": "8"})
+    save_file({"encoder.weight": torch.zeros(4, 4)}, vaes / "not_a_vae.safetensors")
+    writer = gguf.GGUFWriter(vaes / "tiny.gguf", "vae")
+    writer.add_uint32("norm_num_groups", 8)
+    for name, tensor in weights.items():
+        writer.add_tensor(name, tensor.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    y, x, t = torch.meshgrid(torch.linspace(0, 3, 48), torch.linspace(0, 4, 64), torch.arange(9.0), indexing="ij")
+    clip = torch.stack([torch.sin(x + t / 3), torch.cos(y - t / 4), torch.sin(x * y)], -1).permute(2, 0, 1, 3) / 2 + 0.5
+    write_mp4(base / "input" / "clip.mp4", clip, 8)
+    return Comfy(*places, base)

@@ -1,0 +1,119 @@
+"""A Wan VAE of the host's own class: through its stock nodes and through the engine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+pytestmark = pytest.mark.host
+
+FILE = "tiny_wan21.safetensors"
+# Weights under which every layer counts and frames use the whole range.
+MAKE = """
+import sys
+target, sys.argv = sys.argv[1], ["main.py", "--cpu"]
+import comfy.options
+comfy.options.enable_args_parsing()
+import torch
+from comfy.ldm.wan.vae import WanVAE
+from safetensors.torch import save_file
+vae = WanVAE(
+    dim=16, z_dim=16, dim_mult=[1, 2, 4, 4], num_res_blocks=2, attn_scales=[],
+    temperal_downsample=[False, True, True], image_channels=3, conv_out_channels=3,
+)
+generator = torch.Generator().manual_seed(0)
+weights = {}
+for name, p in vae.state_dict().items():
+    noise = torch.randn(p.shape, generator=generator)
+    gain = p[0].numel() ** -0.5 if p.ndim > 1 else 0.1
+    weights[name] = (1 + 0.1 * noise if name.endswith("gamma") else noise * gain).half()
+save_file(weights, target)
+"""
+
+
+def node(kind: str, **inputs) -> dict:
+    return {"class_type": kind, "inputs": inputs}
+
+
+@pytest.fixture(scope="module")
+def wan(comfy, host_places):
+    """The running host, with the file in its models/vae while these tests run."""
+    checkout, venv = host_places
+    path = comfy.base / "models" / "vae" / FILE
+    python = venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    ran = subprocess.run(
+        [python, "-c", MAKE, str(path)], capture_output=True, text=True, cwd=checkout, env=environment, timeout=300
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    yield comfy
+    path.unlink()
+
+
+def latents(base: Path) -> dict:
+    z = torch.randn(1, 16, 4, 5, 7, generator=torch.Generator().manual_seed(1))
+    content = {"latent_tensor": z, "latent_format_version_0": torch.tensor([])}
+    save_file(content, base / "input" / "wan.latent")
+    return node("LoadLatent", latent="wan.latent")
+
+
+def test_decodes_agree_with_the_stock_vae(wan):
+    """The stock untiled decode against ours from the file, of the optimised stock VAE, and in tiles."""
+    tiles = {"tile_size": 64, "overlap": 16, "temporal_size": 8, "temporal_overlap": 4}
+    z = ["z", 0]
+    prompt = {
+        "z": latents(wan.base),
+        "theirs": node("VAELoader", vae_name=FILE),
+        "ours": node("ZeroWasteVAELoader", vae_name=FILE),
+        "optimised": node("ZeroWasteVAEOptimize", vae=["theirs", 0]),
+        "stock": node("VAEDecode", samples=z, vae=["theirs", 0]),
+        "plain": node("VAEDecode", samples=z, vae=["ours", 0]),
+        "tiled": node("VAEDecodeTiled", samples=z, vae=["ours", 0], **tiles),
+        "fast": node("VAEDecode", samples=z, vae=["optimised", 0]),
+        "decode": node("ZeroWasteVAEDecode", samples=z, vae=["ours", 0], chunk=1),
+        "report": node("PreviewAny", source=["optimised", 1]),
+        "how": node("PreviewAny", source=["decode", 1]),
+    }
+    names = ("stock", "plain", "tiled", "fast", "decode")
+    prompt |= {f"save {n}": node("SaveImage", images=[n, 0], filename_prefix="wan") for n in names}
+    run = wan.run(prompt)
+    assert run.status == "success", run.error
+    frames = {n: wan.images(run, f"save {n}").astype(int) for n in names}
+    assert frames["stock"].shape == (13, 40, 56, 3)
+    assert frames["stock"].std() > 20
+    for name in names[1:]:
+        assert np.abs(frames[name] - frames["stock"]).max() <= 1, name
+    assert "wan2.1" in run.outputs["report"]["text"][0]
+    assert "decoded 13 frames of 56x40" in run.outputs["how"]["text"][0]
+
+
+def test_encodes_agree_with_the_stock_vae(wan):
+    """Six frames of 61x45: the host cuts off what fills no latent, at both sides, and so do we under its own nodes."""
+    prompt = {
+        "video": node("LoadVideo", file="clip.mp4"),
+        "clip": node("GetVideoComponents", video=["video", 0]),
+        "cut": node("ImageFromBatch", image=["clip", 0], batch_index=0, length=6),
+        "crop": node("ImageCrop", image=["cut", 0], width=61, height=45, x=0, y=0),
+        "theirs": node("VAELoader", vae_name=FILE),
+        "ours": node("ZeroWasteVAELoader", vae_name=FILE),
+        "stock": node("VAEEncode", pixels=["crop", 0], vae=["theirs", 0]),
+        "plain": node("VAEEncode", pixels=["crop", 0], vae=["ours", 0]),
+        "encode": node("ZeroWasteVAEEncode", pixels=["crop", 0], vae=["ours", 0]),
+        "back": node("ZeroWasteVAEDecode", samples=["encode", 0], vae=["ours", 0]),
+        "save back": node("SaveImage", images=["back", 0], filename_prefix="wan-back"),
+    }
+    prompt |= {f"save {n}": node("SaveLatent", samples=[n, 0], filename_prefix=f"wan-{n}") for n in ("stock", "plain")}
+    run = wan.run(prompt)
+    assert run.status == "success", run.error
+    stock, plain = (
+        load_file(next((wan.base / "output").glob(f"wan-{n}_*.latent")))["latent_tensor"] for n in ("stock", "plain")
+    )
+    assert stock.shape == (1, 16, 2, 5, 7)
+    torch.testing.assert_close(plain, stock, rtol=0, atol=5e-4)
+    assert wan.images(run, "save back").shape == (6, 45, 61, 3)

@@ -1,0 +1,126 @@
+"""Every example workflow on real hosts: those that need no diffusion weights run, the others are checked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from graphs import to_prompt
+
+pytestmark = pytest.mark.host
+
+WORKFLOWS = {p.stem: p for p in sorted((Path(__file__).resolve().parents[2] / "workflows").glob("*.json"))}
+#: Workflows that need weights, and the nodes which name their files.
+CHECKED = {
+    "seedvr2_upscale_decode": ("VAELoader", "UNETLoader", "LoadVideo"),
+    "wan_text_to_video": ("ZeroWasteVAELoader", "UNETLoader", "CLIPLoader"),
+}
+RUNNABLE = sorted(WORKFLOWS.keys() - CHECKED.keys())
+
+
+def prompt_of(name: str, comfy, frames: int = 1) -> dict:
+    """The prompt the frontend would queue, with so few frames that a CPU is done soon."""
+    prompt = to_prompt(json.loads(WORKFLOWS[name].read_text()), comfy.get("/object_info"))
+    for node in prompt.values():
+        if node["class_type"] == "ZeroWasteVAEDemoClip":
+            node["inputs"]["frames"] = frames
+        if node["class_type"] == "RepeatImageBatch":
+            node["inputs"]["amount"] = 1
+        if node["class_type"] == "ZeroWasteVAEDecode":
+            # Another value for each: the host takes equal nodes of two prompts for one, and forgets its ui output.
+            node["inputs"]["chunk"] = 1 + RUNNABLE.index(name) if name in RUNNABLE else 0
+    return prompt
+
+
+def the(prompt: dict, kind: str) -> str:
+    (found,) = (name for name, node in prompt.items() if node["class_type"] == kind)
+    return found
+
+
+@pytest.mark.parametrize("host", ["comfy", "old_comfy"])
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_it_runs(name, host, request):
+    comfy = request.getfixturevalue(host)
+    prompt = prompt_of(name, comfy)
+    run = comfy.run(prompt)
+    assert run.status == "success", run.error
+    facts = run.outputs[the(prompt, "ZeroWasteVAEDecode")]["zerowaste"][0]
+    assert facts["complete"]
+    assert facts["clip"] == {"batch": 1, "frames": 1, "height": 176, "width": 288}
+
+
+def test_the_compared_decodes_are_equal(comfy):
+    prompt = prompt_of("compare_decodes", comfy)
+    run = comfy.run(prompt)
+    assert run.status == "success", run.error
+    saved = {node["inputs"]["images"][0]: name for name, node in prompt.items() if node["class_type"] == "SaveImage"}
+    difference = comfy.images(run, saved[the(prompt, "ImageBlend")])
+    ours = comfy.images(run, saved[the(prompt, "ZeroWasteVAEDecode")])
+    assert ours.shape == difference.shape
+    assert ours.std() > 20
+    assert difference.max() <= 1
+
+
+def test_the_target_of_the_long_video_is_kept_by_its_plan(comfy):
+    prompt = prompt_of("long_video_vram_target", comfy)
+    decode = the(prompt, "ZeroWasteVAEDecode")
+    run = comfy.run(prompt)
+    plan = run.outputs[decode]["zerowaste"][0]["plan_facts"]
+    assert plan["target_gb"] == prompt[decode]["inputs"]["vram_gb"] == 1
+    assert plan["predicted_gb"] <= 1
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_workflow_names_nodes_and_widgets_of_this_host(name, comfy):
+    """Its weights are not here, so the host refuses it: for the missing files and nothing else."""
+    prompt = prompt_of(name, comfy)
+    refused = comfy.run(prompt)
+    assert refused.status == "invalid"
+    errors = json.loads(refused.error)["node_errors"]
+    assert set(errors) <= {the(prompt, kind) for kind in CHECKED[name]}
+    assert {e["extra_info"]["input_name"] for n in errors.values() for e in n["errors"]} <= {
+        "vae_name", "unet_name", "clip_name", "file",
+    }  # fmt: skip
+
+
+def test_thumbnails_are_served_beside_the_workflows(comfy):
+    offered = comfy.get("/workflow_templates")["ComfyUI-ZeroWasteVAE"]
+    assert set(offered) == WORKFLOWS.keys()
+    for name in offered:
+        picture = comfy.bytes(f"/api/workflow_templates/ComfyUI-ZeroWasteVAE/{name}.jpg")
+        assert picture[:3] == b"\xff\xd8\xff"
+        assert len(picture) < 300_000
+
+
+def test_values_saved_before_a_widget_was_added_still_load(comfy):
+    """Workflows of the first version: fewer values per node, nested ones in between."""
+    nodes = comfy.get("/object_info")
+    old = {
+        "ZeroWasteVAELoader": ["demo (small)", "fp32", 0, 0],
+        "ZeroWasteVAEOptimize": ["auto", 0, 1, "blended", 64, 16],
+        "ZeroWasteVAEDecode": [0, 1, "blended", 48, 16],
+        "ZeroWasteVAEEncode": [0, "auto"],
+    }
+    workflow = {"links": [], "nodes": []}
+    for number, (kind, values) in enumerate(old.items()):
+        workflow["nodes"].append({"id": number, "type": kind, "inputs": [], "widgets_values": values})
+    loader, optimize, decode, encode = (n["inputs"] for n in to_prompt(workflow, nodes).values())
+    assert loader == {"vae_name": "demo (small)", "precision": "fp32", "vram_gb": 0, "norm_groups": 0, "optimise": True}
+    assert (optimize["tiling"], optimize["tiling.tile"], optimize["tiling.overlap"]) == ("blended", 64, 16)
+    assert (optimize["min_db"], optimize["fp8"], optimize["triton_fusion"]) == (0, False, True)
+    assert decode == {
+        "vram_gb": 0, "chunk": 1, "tiling": "blended", "tiling.tile": 48, "tiling.overlap": 16, "output": "auto",
+        "ram_gb": 0,
+    }  # fmt: skip
+    assert encode == {"vram_gb": 0, "tiling": "auto"}
+
+
+def test_images_of_a_run_are_files_that_open(comfy):
+    prompt = prompt_of("demo_encode_decode", comfy)
+    run = comfy.run(prompt)
+    assert run.status == "success", run.error
+    frames = comfy.images(run, the(prompt, "SaveImage"))
+    assert frames.shape == (1, 176, 288, 3)
+    assert np.ptp(frames) > 100

@@ -1,0 +1,153 @@
+"""Questions to the planner: what is refused, and what an answer says."""
+
+from __future__ import annotations
+
+import builtins
+import os
+
+import pytest
+import torch
+from zerowaste_vae.engine import InputError
+from zerowaste_vae.engine.models import ARCHITECTURES
+from zerowaste_vae.engine.models.seedvr2 import Config
+from zerowaste_vae.nodes import planning
+from zerowaste_vae.nodes.planning import KNOWN, LIMITS, Known, Machine, Question, answer
+
+GIB = 1 << 30
+CPU = Machine(torch.device("cpu"), None, 4 * GIB)
+
+
+@pytest.fixture
+def tiny():
+    """A small VAE that a loader has seen."""
+    KNOWN.learn("tiny", ARCHITECTURES[0], Config((8, 16, 16, 16), (8, 16, 16, 16), norm_groups=4))
+    return {"model": "tiny"}
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"width": "0"},
+        {"width": "7"},
+        {"height": "-720"},
+        {"width": "16385"},
+        {"frames": "0"},
+        {"frames": "1e3"},
+        {"frames": "9" * 400},
+        {"frames": "１２"},
+        {"frames": "1_000"},
+        {"batch": "65"},
+        {"tile": "-1"},
+        {"overlap": "20000"},
+        {"chunk": "1.5"},
+        {"vram_gb": "nan"},
+        {"vram_gb": "inf"},
+        {"vram_gb": "-1"},
+        {"ram_gb": "1e9"},
+        {"tiling": "../../etc"},
+        {"precision": "fp64"},
+        {"output": ""},
+        {"model": "x" * 600},
+        {"model": "a\nb"},
+        {"path": "/etc/passwd"},
+        {"options": "x"},
+        {"off": "everything"},
+        {"off": ""},
+        {"": ""},
+    ],
+    ids=str,
+)
+def test_bad_questions_are_refused_in_one_line(query):
+    with pytest.raises(InputError) as refused:
+        Question.parse(query)
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 300
+
+
+@pytest.mark.parametrize("name", sorted(LIMITS))
+def test_limits_themselves_are_allowed(name):
+    question = Question.parse({name: f"{LIMITS[name]:.0f}"})
+    assert getattr(question, name) == LIMITS[name]
+
+
+def test_options_that_contradict_each_other_are_refused(tiny):
+    question = Question.parse({**tiny, "width": "64", "height": "64", "tiling": "blended", "tile": "8"})
+    with pytest.raises(InputError, match="tile=8"):
+        answer(question, CPU)
+
+
+def test_answer_for_odd_sizes(tiny):
+    """13 frames of 50x45 become 4 latents of 7x6 latent pixels."""
+    found = answer(Question.parse({**tiny, "width": "50", "height": "45", "frames": "13"}), CPU)
+    assert found["fits"]
+    assert (found["width"], found["height"], found["frames"]) == (56, 48, 13)
+    assert found["assumed"] is False
+    assert found["mode"] == "untiled"
+    assert found["chunks"] * found["chunk_latents"] >= 4
+    assert 0 < found["predicted_gb"] <= found["target_gb"] == 4
+    assert found["result_gb"] == 13 * 48 * 56 * 3 * 4 / GIB
+
+
+def test_tiles_cover_the_frame(tiny):
+    query = {**tiny, "width": "200", "height": "96", "tiling": "blended", "tile": "64", "overlap": "16"}
+    found = answer(Question.parse(query), CPU)
+    assert found["mode"] == "blended"
+    assert found["tiles"] == len(found["rows"]) * len(found["columns"])
+    assert found["columns"][-1] + found["tile_width"] == 200
+    assert found["rows"][-1] + found["tile_height"] == 96
+    assert all(b - a <= 64 - 16 for a, b in zip(found["columns"], found["columns"][1:], strict=False))
+
+
+def test_what_does_not_fit_says_what_would(tiny):
+    found = answer(Question.parse({**tiny, "width": "640", "height": "640", "vram_gb": "0.01"}), CPU)
+    assert not found["fits"]
+    assert "vram_gb" in found["text"]
+    assert found["target_gb"] == pytest.approx(0.01)
+
+
+def test_an_unknown_model_is_assumed_and_the_answer_says_so():
+    found = answer(Question(model="never loaded", width=64, height=64, frames=1), CPU)
+    assert found["assumed"] is True
+
+
+def test_targets():
+    gpu = Machine(torch.device("cuda", 0), 16 * GIB, 10 * GIB)
+    assert gpu.target(Question()) == (13 * GIB, "card")
+    assert gpu.target(Question(vram_gb=8, ram_gb=2)) == (8 * GIB, "vram_gb")
+    assert (gpu.host(Question()), gpu.host(Question(ram_gb=3))) == (10 * GIB, 3 * GIB)
+    assert CPU.target(Question(ram_gb=2)) == (2 * GIB, "ram_gb")
+    assert CPU.target(Question()) == (4 * GIB, "half_ram")
+    assert CPU.host(Question(ram_gb=2)) == 0
+
+
+def test_a_full_card_parks_histories(monkeypatch):
+    """1080p in whole frames under 13 GB on a GPU with kernels: some histories wait in host memory, the plan says so."""
+    monkeypatch.setattr(planning, "why_off", lambda *_: None)
+    monkeypatch.setattr(planning, "auto_precision", lambda *_: "fp16")
+    gpu = Machine(torch.device("cuda", 0), 16 * GIB, 64 * GIB)
+    found = answer(Question(model="published", width=1920, height=1080, frames=21), gpu)
+    assert found["mode"] == "parked"
+    assert found["fused"]
+    assert found["predicted_gb"] <= found["target_gb"] == 13
+    assert 0 < found["parked_gb"] < 64
+    plain = answer(Question.parse({"width": "64", "height": "64", "off": "triton_fusion"}), gpu)
+    assert plain["kernels_off"] == "switched off"
+    assert not plain["fused"]
+
+
+def test_answers_open_no_files_and_ask_no_gpu(tiny, monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("touched")
+
+    question = Question.parse({**tiny, "width": "72", "height": "40", "frames": "9"})
+    for module, name in ((builtins, "open"), (os, "stat"), (os, "listdir"), (torch.cuda, "mem_get_info")):
+        monkeypatch.setattr(module, name, refuse)
+    assert answer(question, CPU)["fits"]
+
+
+def test_only_so_many_models_are_remembered():
+    known = Known(2)
+    for name in "abc":
+        known.learn(name, ARCHITECTURES[0], name)
+    assert known.find("a") is None
+    assert known.find("c") == (ARCHITECTURES[0], "c")

@@ -1,0 +1,125 @@
+"""Times ComfyUI's own VAE object on given weights and input; `zerowaste-vae bench` starts this in its own process.
+
+    python tools/comfy_peer.py '{"comfyui": "/path/to/ComfyUI", "half": "decoder", ...}'
+
+The job is one JSON object (engine/bench/peers.py writes it); the answer is one JSON line on stdout with the figures of
+engine/bench/calls.py for "plain" and "tiled", or "error". Results: OUT-plain.safetensors and OUT-tiled.safetensors.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+CALLS = Path(__file__).resolve().parent.parent / "engine" / "bench" / "calls.py"
+
+
+def main() -> int:
+    job = json.loads(sys.argv[1])
+    try:
+        answer = measure(job)
+    except Exception as error:
+        answer = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+    print(json.dumps(answer))
+    return 0
+
+
+def measure(job: dict[str, Any]) -> dict[str, Any]:
+    """The ways of running that the job names; a way that fails says why and the other goes on."""
+    start_comfy(job)
+    import comfy.sd
+    import torch
+    from safetensors.torch import load_file
+
+    calls = load_calls()
+    device = torch.device(job["device"])
+    dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[job["precision"]]
+    vae = comfy.sd.VAE(sd=load_file(job["weights"]), dtype=dtype)
+    vae.throw_exception_if_invalid()
+    inputs = load_file(job["input"])["input"]
+    answer = {}
+    for how in job["ways"]:
+        try:
+            answer[how] = run(vae, how, inputs, job, device, calls)
+        except Exception as error:
+            answer[how] = {"skipped": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+    return answer
+
+
+def start_comfy(job: dict[str, Any]) -> None:
+    """Import ComfyUI with the options a user would start it with; it reads them from the command line at import."""
+    sys.path.insert(0, job["comfyui"])
+    cpu = ["--cpu"] if job["device"] == "cpu" else []
+    fast = ["--fast", *job["fast"]] if job["fast"] else []
+    sys.argv = ["main.py", *cpu, *fast]
+    import comfy.options
+
+    comfy.options.enable_args_parsing()
+
+
+def load_calls() -> ModuleType:
+    """The package's own timing code, by its path: the package itself need not be importable here."""
+    spec = importlib.util.spec_from_file_location("calls", CALLS)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["calls"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(vae: Any, how: str, inputs: Any, job: dict[str, Any], device: Any, calls: ModuleType) -> dict[str, Any]:
+    """Time one way; its result is stored as VideoVAE gives it: frames [B, F, H, W, 3] or a latent [B, C, T, h, w]."""
+    import torch
+    from safetensors.torch import save_file
+
+    # Out of memory makes the plain calls retry in small tiles with a line in the log; that is no plain run.
+    retried = []
+    for name in ("_decode_tiled_owned", "_encode_tiled_owned", "decode_tiled_3d", "encode_tiled_3d"):
+        watch(vae, name, retried)
+    decoding, tile, overlap = job["half"] == "decoder", job["tile"], job["overlap"]
+    if how == "plain":
+        call: Callable[[], Any] = lambda: vae.decode(inputs) if decoding else vae.encode(inputs)  # noqa: E731
+    elif decoding:
+        call = lambda: vae.decode_tiled(inputs, tile_x=tile // 8, tile_y=tile // 8, overlap=overlap // 8)  # noqa: E731
+    else:
+        call = lambda: vae.encode_tiled(inputs, tile_x=tile, tile_y=tile, overlap=overlap)  # noqa: E731
+    with torch.inference_mode():
+        figures, result = calls.time_calls(call, job["runs"], device)
+    if how == "plain" and retried:
+        raise RuntimeError("out of memory, ComfyUI went on in tiles of 256; see the tiled row")
+    keep = (slice(None), slice(job["keep"])) if decoding else (slice(None), slice(None), slice(job["keep"]))
+    result = result[keep].float().cpu().contiguous()
+    save_file({"result": result}, f"{job['out']}-{how}.safetensors")
+    ways = f"tiles of {tile} sharing {overlap}" if how == "tiled" else "untiled"
+    kind = str(vae.vae_dtype).removeprefix("torch.")
+    fast = "".join(f", --fast {name}" for name in job["fast"])
+    return {**figures, "ran": f"ComfyUI {version()}'s VAE object, {kind}, {ways}{fast}", "skipped": None}
+
+
+def watch(vae: Any, name: str, seen: list[str]) -> None:
+    """Note every call of a method of this one object."""
+    method = getattr(vae, name, None)
+    if method is None:
+        return
+
+    def noting(*args: Any, **options: Any) -> Any:
+        seen.append(name)
+        return method(*args, **options)
+
+    setattr(vae, name, noting)
+
+
+def version() -> str:
+    try:
+        import comfyui_version
+    except ImportError:
+        return "of unknown version"
+    return comfyui_version.__version__
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,32 @@
+// Texts of the panels, from locales/<language>/main.json (section "zerowaste"), which the server hands out as /i18n.
+import { app } from "../../../scripts/app.js";
+import { api } from "../../../scripts/api.js";
+
+let own = {};
+let english = {};
+
+export async function loadStrings() {
+  try {
+    const all = await (await api.fetchApi("/i18n")).json();
+    english = all.en?.zerowaste ?? {};
+    own = all[app.extensionManager?.setting?.get("Comfy.Locale")]?.zerowaste ?? {};
+  } catch (error) {
+    console.warn("[ZeroWasteVAE] no texts:", error);
+  }
+}
+
+// t("chunks", { n: 3 }) -> the text of that key with {n} filled in.
+// Keys made of a name of the server's (stages, events) fall back to that name.
+export function t(key, values = {}) {
+  const text = own[key] ?? english[key] ?? key.replace(/^(stage|event)_/, "");
+  return text.replace(/\{(\w+)\}/g, (whole, name) => values[name] ?? whole);
+}
+
+// Three significant digits are as many as a plan is good for.
+export function gb(value) {
+  return `${Number(value).toFixed(value < 10 ? 2 : 1)} GB`;
+}
+
+export function seconds(value) {
+  return `${Number(value).toFixed(value < 10 ? 2 : 1)} s`;
+}
