@@ -93,7 +93,7 @@ class VideoVAE(DocumentedMethods):
 
     def _mode_of(self, options: Options) -> Mixed:
         asked = self._asked
-        if options.fp8 and not options.min_db and asked not in MIXED:
+        if options.fp8 and self.device.type == "cuda" and asked not in MIXED and self.dtype != torch.float32:
             asked = "fp8"
         off = self._kernels_off(emulate=True)
         if off is None and self.arch not in SUPPORTED:
@@ -451,7 +451,7 @@ class VideoVAE(DocumentedMethods):
                 except NonFinite as error:
                     where = error.where
                 else:
-                    report.plan = last.describe()
+                    vae._describe(report, last)
                     return
                 vae = vae._safer(where)
                 report.precision += f", then {vae.precision}"

@@ -14,7 +14,7 @@ class Decode(io.ComfyNode):
         return schema(
             "ZeroWasteVAEDecode",
             "Zero-Waste VAE Decode",
-            ["vae decode", "decode video", "tiled decode", "latent to video", "long video", "seedvr2"],
+            ["vae decode", "decode video", "tiled decode", "latent to video", "long video", "seedvr2", "wan"],
             description="Decodes video latents within a VRAM target. What Zero-Waste VAE Encode padded is cropped "
             "off again.",
             inputs=[

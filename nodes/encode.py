@@ -16,7 +16,7 @@ class Encode(io.ComfyNode):
         return schema(
             "ZeroWasteVAEEncode",
             "Zero-Waste VAE Encode",
-            ["vae encode", "encode video", "tiled encode", "video to latent", "seedvr2"],
+            ["vae encode", "encode video", "tiled encode", "video to latent", "seedvr2", "wan"],
             description="Encodes the frames of one clip. Any size and length: frames are padded to multiples of 16 "
             "pixels and to 4n+1 in number; Zero-Waste VAE Decode crops that off again.",
             inputs=[io.Image.Input("pixels"), io.Vae.Input("vae"), vram_input(), *tiling_inputs()],

@@ -42,7 +42,7 @@ class Loader(io.ComfyNode):
         return schema(
             "ZeroWasteVAELoader",
             "Zero-Waste VAE Loader",
-            ["load vae", "gguf vae", "video vae", "seedvr2", "vae loader", "checkpoint"],
+            ["load vae", "gguf vae", "video vae", "seedvr2", "wan", "vae loader", "checkpoint"],
             description="Loads a video VAE from a .safetensors or .gguf file of models/vae. Every node that takes a "
             "VAE works with it.",
             inputs=[

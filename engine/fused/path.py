@@ -55,7 +55,7 @@ STEP_PIXELS = 1 << 20
 def why_off(
     architecture: str, config: Any, dtype: torch.dtype, device: torch.device, emulate: bool = False
 ) -> str | None:
-    """The reason the fused operators cannot run this model on this device, or None.
+    """The reason the fused operators cannot run this model on this device, or None. config None: published widths.
 
     emulate: on a CPU their references will do, for numbers that plain torch cannot give.
     """
@@ -67,7 +67,7 @@ def why_off(
             return here.notes[0] if here.notes else f"no kernels for {device}"
         if not here.supports(dtype):
             return f"no fused kernels for {dtype}: plain torch keeps its precision"
-    odd = sorted(w for w in config.stream_widths if padded_channels(w, dtype) != w)
+    odd = sorted(w for w in (config.stream_widths if config is not None else ()) if padded_channels(w, dtype) != w)
     if odd:
         return f"widths {odd} are no multiples of {padded_channels(1, dtype)}"
     return None

@@ -125,14 +125,11 @@ def test_tiled_encode_matches_the_untiled_grid(vae):
 def test_progress_counts_up_to_the_total(vae, noise, options):
     seen = []
     vae.decode(noise(1, 16, 5, 6, 6), chunk=2, progress=lambda done, total: seen.append((done, total)), **options)
-    passes = seen[-1][1] // 5
-    # Latents done, times the passes of each: the front and every tile.
-    assert [done for done, _ in seen] == [5 * p + n for p in range(passes) for n in (2, 4, 5)]
-    assert seen[-1][0] == seen[-1][1]
+    assert [done for done, _ in seen] == list(range(1, seen[-1][1] + 1))
+    assert len(seen) >= 3
     seen.clear()
     vae.encode(torch.rand(9, 48, 48, 3), progress=lambda done, total: seen.append((done, total)), **options)
-    assert seen[-1][0] == seen[-1][1]
-    assert sorted(set(seen)) == seen
+    assert seen[-1][0] == seen[-1][1] == len(seen)
 
 
 @pytest.mark.parametrize("options", [{}, {"tiling": "blended", "tile": 32, "overlap": 16}])
@@ -248,8 +245,7 @@ def test_fused_tiles_equal_plain_tiles(vae, fused_vae, noise, atol):
     assert fused_vae.plan_decode(2, 3, 7, 9, **options).fused
     tiled = fused_vae.decode(z, progress=lambda done, total: seen.append((done, total)), **options)
     torch.testing.assert_close(tiled, vae.decode(z, **options), rtol=0, atol=atol)
-    total = seen[-1][1]
-    assert seen == [(3 * p + n, total) for p in range(total // 3) for n in (2, 3)]
+    assert seen == [(i + 1, len(seen)) for i in range(len(seen))]
     half = fused_vae.decode(z, output="float16", **options)
     assert (half.float() - tiled).abs().max() < 2e-3
 

@@ -90,7 +90,7 @@ def test_decodes_agree_with_the_stock_vae(wan):
     for name in names[1:]:
         assert np.abs(frames[name] - frames["stock"]).max() <= 1, name
     assert "wan2.1" in run.outputs["report"]["text"][0]
-    assert "decoded 13 frames of 56x40" in run.outputs["how"]["text"][0]
+    assert "decode 13 frames of 56x40" in run.outputs["how"]["text"][0]
 
 
 def test_encodes_agree_with_the_stock_vae(wan):

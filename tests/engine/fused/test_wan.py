@@ -4,8 +4,10 @@ import pytest
 import torch
 from zerowaste_vae import load
 from zerowaste_vae.engine.fused.parking import Parking
+from zerowaste_vae.engine.fused.path import why_off
 from zerowaste_vae.engine.fused.wan_decoder import FusedWanDecoder, duplicate_up
 from zerowaste_vae.engine.fused.wan_encoder import FusedWanEncoder
+from zerowaste_vae.engine.kernels.targets import capabilities
 from zerowaste_vae.engine.models import wan
 from zerowaste_vae.engine.optimize import Options
 from zerowaste_vae.engine.runtime.stream import frame_spans
@@ -170,3 +172,14 @@ def test_duplicates_are_the_plain_ones(noise, channels, temporal, starts):
     out = torch.full_like(plain, 9.0)
     duplicate_up(x, out, temporal, starts)
     assert torch.equal(out, plain)
+
+
+def test_why_off_names_widths_and_needs_no_model(monkeypatch):
+    monkeypatch.setattr("zerowaste_vae.engine.fused.path.target", lambda _: capabilities("any", 90, (3, 6)))
+    device = torch.device("cuda")
+    assert why_off("wan2.1", None, torch.bfloat16, device) is None
+    assert why_off("wan2.1", wan.Config(None, (96, 192, 384, 384)), torch.bfloat16, device) is None
+    # 16 / 2 channels behind the last upsampler.
+    assert "widths [8]" in why_off("wan2.1", wan.Config(None, (16, 16, 32, 32)), torch.bfloat16, device)
+    assert "float32" in why_off("wan2.2", None, torch.float32, device)
+    assert why_off("mochi", None, torch.bfloat16, device) == "no fused network for mochi"

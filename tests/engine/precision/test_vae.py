@@ -71,5 +71,6 @@ def test_what_is_asked_for_and_cannot_be(wide_file, noise):
     assert plan.fused
     fp16 = load(wide_file, precision="fp16", device="cpu")
     assert not fp16.plan_decode(1, 2, 8, 8).fused
+    # The toggle is there for speed, which a CPU has none of.
     fp16.options = fp16.options.switched(on=["fp8"])
-    assert fp16.precision == "fp8"
+    assert fp16.precision == "fp16"
