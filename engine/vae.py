@@ -387,7 +387,7 @@ class VideoVAE(DocumentedMethods):
                 except NonFinite as error:
                     where = error.where
                 else:
-                    report.plan = last.describe()
+                    vae._describe(report, last)
                     return
                 vae = vae._safer(where)
                 report.precision += f", then {vae.precision}"

@@ -156,11 +156,12 @@ def _planner(
         return architecture.build(config)
 
     with torch.device("meta"):
-        weights = sum(p.numel() for p in build().parameters()) * dtype.itemsize
+        model = build()
+    weights = sum(p.numel() for p in model.parameters()) * dtype.itemsize
     reason = why_off(architecture.name, config, dtype, device)
     if options.channels_last_3d is False or not options.triton_fusion:
         reason = "switched off"
-    fused = FusedPath(None, build, dtype, options) if reason is None else None  # type: ignore[arg-type] - packs nothing
+    fused = FusedPath(model, architecture, dtype, options) if reason is None else None
     planner = Planner(
         build, dtype, weights, lambda: fused, architecture.spatial, architecture.temporal, options.flash_attention
     )

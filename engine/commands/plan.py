@@ -119,7 +119,7 @@ def _planner(args: argparse.Namespace) -> tuple[Planner, int, int]:
         model = build()
     weights = dtype.itemsize * sum(p.numel() for p in model.parameters())
     plain = args.plain or dtype == torch.float32
-    path = None if plain else FusedPath(model, build, dtype, DEFAULTS)
+    path = None if plain else FusedPath(model, architecture, dtype, DEFAULTS)
     planner = Planner(build, dtype, weights, lambda: path, architecture.spatial, architecture.temporal)
     return planner, architecture.spatial, architecture.temporal
 

@@ -349,6 +349,5 @@ class Run:
             parked.leave(conv.key, band, data)
 
 
-
 def _nothing() -> None:
     """Nothing else can be given back."""

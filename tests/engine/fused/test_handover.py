@@ -6,6 +6,8 @@ from zerowaste_vae.engine.fused.decoder import FusedDecoder
 from zerowaste_vae.engine.fused.encoder import FusedEncoder
 from zerowaste_vae.engine.fused.handover import hand_over, take_over
 from zerowaste_vae.engine.fused.parking import Parking
+from zerowaste_vae.engine.fused.wan_decoder import FusedWanDecoder
+from zerowaste_vae.engine.models import wan
 from zerowaste_vae.engine.models.seedvr2 import Config, SeedVR2
 
 CPU = torch.device("cpu")
@@ -77,6 +79,29 @@ def test_encoder(model, noise, legs, atol):
         out.append(fused.chunk(run, video[done : done + 4 * size - 3 * (done == 0)], frames).clone())
 
     expected, _ = relay([(5, 0, None, [5])], plan, step)
+    torch.testing.assert_close(relay(legs, plan, step)[0], expected, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("config", [
+    wan.Config((8, 8, 16, 16), (8, 16, 16, 16)),
+    wan.Config((8, 16, 32, 32), (8, 16, 32, 32), 48, 2),
+])  # fmt: skip
+@torch.no_grad()
+def test_wan_decoder(seed_model, noise, config, atol):
+    """Whose first frames of a clip take another way than the later ones."""
+    network = wan.Wan(config).requires_grad_(False)
+    seed_model(network, 3)
+    fused, z = FusedWanDecoder(network.decoder, torch.float32), noise(4, 3, 2, config.latent_channels)
+
+    def plan(chunk, frames, parking):
+        return fused.plan(chunk, 3, 2, frames, torch.float32, CPU, parking)
+
+    def step(run, size, frames, out):
+        done = run.done["latents"]
+        fused.chunk(run, z[done : done + size], frames, torch.float32, lambda pixels: out.append(pixels.clone()))
+
+    expected, _ = relay([(4, 0, None, [4])], plan, step)
+    legs = [(1, 1, None, [1]), (2, 4, Parking(None, 0), [2]), (1, 2, None, [1])]
     torch.testing.assert_close(relay(legs, plan, step)[0], expected, rtol=0, atol=atol)
 
 

@@ -8,7 +8,7 @@ from zerowaste_vae.engine.errors import PlanError
 from zerowaste_vae.engine.fused.parking import Parking
 from zerowaste_vae.engine.fused.path import FusedPath
 from zerowaste_vae.engine.fused.placement import leanest, lightest
-from zerowaste_vae.engine.models.seedvr2 import Config, SeedVR2
+from zerowaste_vae.engine.models.seedvr2 import ARCHITECTURE, Config, SeedVR2
 from zerowaste_vae.engine.optimize import DEFAULTS
 from zerowaste_vae.engine.runtime.plan import Planner
 
@@ -18,9 +18,8 @@ CONFIG = Config((128, 256, 512, 512), (128, 256, 512, 512))
 
 @pytest.fixture(scope="module")
 def path():
-    build = functools.partial(SeedVR2, CONFIG)
     with torch.device("meta"):
-        return FusedPath(build(), build, torch.float16, DEFAULTS)
+        return FusedPath(SeedVR2(CONFIG), ARCHITECTURE, torch.float16, DEFAULTS)
 
 
 @pytest.fixture(scope="module")
