@@ -16,14 +16,19 @@ from .errors import InputError, NonFiniteError, PlanError
 from .fused.path import FusedPath, why_off
 from .hardware import GIB
 from .inputs import check_latent, check_video
+from .kernels.targets import target
 from .methods import DocumentedMethods
 from .models.arch import Architecture
 from .optimize import DEFAULTS, OFF, Options, unavailable, unused
 from .plain import PlainPath
+from .precision.measure import latent_samples, video_samples
+from .precision.mixed import Mixed
+from .precision.modes import MIXED, SUPPORTED, resolve
+from .precision.store import Store
 from .report import Report
 from .runtime.guard import SAFER, Guard, NonFinite
 from .runtime.memory import host_budget, memory_target
-from .runtime.pixels import OUTPUTS, PixelSink
+from .runtime.pixels import OUTPUTS, PixelSink, to_unit
 from .runtime.plan import Plan, Planner
 from .runtime.progress import Cancel, Progress, Ticker
 from .runtime.scope import scoped_math
@@ -45,11 +50,15 @@ class VideoVAE(DocumentedMethods):
         dtype: torch.dtype,
         device: torch.device,
         path: Path | None = None,
+        asked: str | None = None,
     ) -> None:
+        """precision: the name of `dtype`. asked: the precision as the user named it, such as "auto" or "fp8"."""
+        self._asked = asked or precision
+        self.store = Store(path)
         self.model = model
         self.architecture = architecture
         self.arch = architecture.name
-        self.precision = precision
+        self._float = precision
         self.dtype = dtype
         self.device = device
         self.path = path
@@ -72,11 +81,35 @@ class VideoVAE(DocumentedMethods):
             return self.architecture.build(model.config)
 
         self._plain = PlainPath(model, self.architecture, dtype)
-        self._fused = FusedPath(model, self.architecture, dtype, options)
+        self._fused = FusedPath(model, self.architecture, dtype, options, self.store)
+        self._mixed = self._mode_of(options)
+        for half in ("encoder", "decoder"):
+            if getattr(model, half) is not None:
+                self._fused.use(half, self._mixed.policy(half))
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
         self.planner = Planner(
             build, dtype, weights, self.fused, self.spatial, self.temporal, options.flash_attention
         )
+
+    def _mode_of(self, options: Options) -> Mixed:
+        asked = self._asked
+        if options.fp8 and self.device.type == "cuda" and asked not in MIXED and self.dtype != torch.float32:
+            asked = "fp8"
+        off = self._kernels_off(emulate=True)
+        if off is None and self.arch not in SUPPORTED:
+            off = f"{self.arch} runs in 16 bit in this version"
+        mode = resolve(asked, self.device, options.min_db, off, self._float)
+        if mode.refused:
+            log.once(mode.refused)
+        elif mode.kind and self.device.type == "cpu":
+            log.once(f"{mode.kind} on a CPU: the same numbers as on a GPU, but slower than fp32")
+        return Mixed(mode, self.model, self.dtype, options, self.store)
+
+    @property
+    def precision(self) -> str:
+        """What it computes in: "fp32", "bf16", "fp16", or one of `MIXED` where this machine runs that."""
+        mode = self._mixed.mode
+        return mode.kind or ("fp16_fast" if mode.half_accumulate else self._float)
 
     @property
     def options(self) -> Options:
@@ -116,17 +149,16 @@ class VideoVAE(DocumentedMethods):
         """Move the weights to where the runs will be; returns self."""
         if torch.device(device) != self.device:
             self.release()
-        self.device = torch.device(device)
+            self.device = torch.device(device)
+            mixed = self._mode_of(self._options)
+            if mixed.mode != self._mixed.mode:
+                self._use(self._options)
         self.model.to(self.device)
         return self
 
     def fused(self) -> FusedPath | None:
         """The fused kernels, or None where they are switched off or cannot run; the reason is logged once."""
-        reason = self._kernels_off()
-        if self._options.channels_last_3d is False:
-            reason = "channels_last_3d is switched off, and they know no other layout"
-        if not self._options.triton_fusion:
-            reason = OFF
+        reason = self._kernels_off(emulate=self._mixed.mode.kind is not None)
         if reason:
             if self.device.type == "cuda":
                 log.once(f"fused kernels off: {reason}")
@@ -136,11 +168,28 @@ class VideoVAE(DocumentedMethods):
     def unused(self, fused: bool | None = None) -> dict[str, str]:
         """Optimisation -> why runs do not use it. fused: those on the fused kernels, or those that are not (None:
         untiled runs, whichever they are)."""
-        reasons = unavailable(self.device, self.dtype, self._kernels_off())
-        return unused(self._options, reasons, self.dtype, self.fused() is not None if fused is None else fused)
+        mode, fused = self._mixed.mode, self.fused() is not None if fused is None else fused
+        kernels_off = why_off(self.arch, self.model.config, self.dtype, self.device)
+        off = unused(self._options, unavailable(self.device, self.dtype, kernels_off), self.dtype, fused)
+        if mode.kind and fused:
+            off.pop("fp8", None)
+            if self.device.type == "cpu":
+                off.pop("composed_upsample", None)
+        if mode.refused:
+            off[self._asked if self._asked in MIXED else "fp8"] = mode.refused
+        return off
 
-    def _kernels_off(self) -> str | None:
-        return why_off(self.arch, self.model.config, self.dtype, self.device)
+    def _kernels_off(self, emulate: bool = False) -> str | None:
+        if not self._options.triton_fusion:
+            return OFF
+        if self._options.channels_last_3d is False:
+            return "channels_last_3d is switched off, and they know no other layout"
+        return why_off(self.arch, self.model.config, self.dtype, self.device, emulate)
+
+    def _settle(self, half: str, samples: Callable[[], list[Tensor]]) -> None:
+        """Choose the operands of a half for a clip, before it is planned."""
+        with torch.no_grad(), self._scope():
+            self._fused.use(half, self._mixed.settle(half, samples))
 
     def release(self) -> None:
         """Give back the memory that only makes the next run start sooner (packed weights)."""
@@ -181,6 +230,17 @@ class VideoVAE(DocumentedMethods):
         report.plan = plan.describe()
         report.predicted_gb, report.parked_gb = plan.peak_bytes / GIB, plan.host_bytes / GIB
         report.off = list(self.unused(plan.fused).items())
+        if plan.fused:
+            self._describe_operands(report)
+
+    def _describe_operands(self, report: Report) -> None:
+        half = "decoder" if report.operation == "decode" else "encoder"
+        report.operands = self._mixed.describe(half)
+        self._mixed.note(report, half)
+        if self.device.type == "cpu":
+            report.mode = "fused network on the reference operators (NDHWC)"
+        elif "fp8" in self._mixed.policy(half).kinds.values():
+            log.once(f"sm_{target(self.device).sm} FP8 Path Activated.", log.info)
 
     def _pack(self, report: Report, half: str) -> None:
         """Pack the weights of "decoder" or "encoder" for the fused kernels, if they are not, under their own time."""
@@ -255,6 +315,8 @@ class VideoVAE(DocumentedMethods):
         guard = Guard(Ticker(progress, cancel), self.device, report.events, self.on_pressure)
 
         def plan(vae: VideoVAE, below: int) -> Plan:
+            if not below:
+                vae._settle("decoder", lambda: [p.to(vae.device).float() / vae.scale for p in latent_samples(z[0])])
             return vae.plan_decode(
                 batch, count, h, w,
                 tiling=tiling, tile=tile, overlap=overlap, chunk=chunk, vram_gb=vram_gb, ram_gb=ram_gb, output=output,
@@ -335,6 +397,8 @@ class VideoVAE(DocumentedMethods):
         guard = Guard(Ticker(progress, cancel), self.device, report.events, self.on_pressure)
 
         def plan(vae: VideoVAE, below: int) -> Plan:
+            if not below:
+                vae._settle("encoder", lambda: [to_unit(p.to(vae.device)) for p in video_samples(x[0])])
             return vae.plan_encode(
                 batch, latents, h, w, tiling=tiling, tile=tile, overlap=overlap, vram_gb=vram_gb, below=below
             )
@@ -408,7 +472,7 @@ class VideoVAE(DocumentedMethods):
         log.warn(f"{where} came out as NaN or Inf in {self.precision}; going on from there in {name}")
         self.release()
         other = copy.copy(self)
-        other.precision, other.dtype = name, dtype
+        other._asked, other._float, other.dtype = name, name, dtype
         other.model = copy.deepcopy(self.model).to(dtype)
         other._use(self._options)
         return other
