@@ -105,17 +105,19 @@ class Attempts:
             attempt(self, plan)
 
     def _safer(self, where: str) -> VideoVAE:
-        """This VAE in the type of the next wider range, for a run in which `where` was not finite. Raises
-        NonFiniteError where there is none."""
-        if self.dtype not in SAFER:
+        """This VAE without approximations or, if it has none, in the type of the next wider range, for a run in which
+        `where` was not finite. Raises NonFiniteError where there is none."""
+        exact = self._mixed.mode.plain
+        if exact and self.dtype not in SAFER:
             raise NonFiniteError(f"{where} came out as NaN or Inf in {self.precision}: weights or latent are damaged")
-        dtype, name = SAFER[self.dtype]
+        dtype, name = SAFER[self.dtype] if exact else (self.dtype, self._float)
         log.warn(f"{where} came out as NaN or Inf in {self.precision}; going on from there in {name}")
         self.release()
         other = copy.copy(self)
         other._asked, other._float, other.dtype = name, name, dtype
-        other.model = copy.deepcopy(self.model).to(dtype)
-        other._use(self._options)
+        if exact:
+            other.model = copy.deepcopy(self.model).to(dtype)
+        other._use(self._options.switched(off=["fp8"]))
         return other
 
 

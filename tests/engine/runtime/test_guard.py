@@ -277,6 +277,22 @@ def test_from_a_bad_chunk_on_it_goes_on_in_bf16(make_vae, noise, monkeypatch, fu
     assert events(vae) == ({"nan_reruns": 1, "replayed_chunks": chunk - 1} if chunk > 1 else {"nan_reruns": 1})
 
 
+@pytest.mark.parametrize("precision", ["fp8", "int8"])
+def test_from_8_bits_it_goes_on_in_fp16(make_vae_file, make_vae, noise, monkeypatch, tmp_path, precision):
+    make_vae()
+    monkeypatch.setenv("ZEROWASTE_CACHE", str(tmp_path))
+    wide, z = make_vae_file((16, 16, 32, 32), (16, 16, 32, 32), 4, 6), noise(*SIZE)
+    vae, safer = (load(wide, precision=p, device="cpu") for p in (precision, "fp16"))
+    good, expected = vae.decode(z, chunk=1), safer.decode(z, chunk=1)
+    assert not torch.equal(good, expected)
+    poison(monkeypatch, {torch.float16}, 2, True)
+    out = vae.decode(z, chunk=1)
+    assert torch.equal(out[:, :1], good[:, :1])
+    assert torch.equal(out[:, 1:], expected[:, 1:])
+    assert events(vae)["nan_reruns"] == 1
+    assert (vae.precision, vae.last_report.precision) == (precision, f"{precision}, then fp16")
+
+
 def test_then_in_fp32_then_it_gives_up(make_vae, noise, monkeypatch):
     vae, z = make_vae("fp16", False), noise(2, *SIZE[1:])
     with monkeypatch.context() as patch:
