@@ -58,7 +58,7 @@ class Attempts:
         half = "decoder" if report.operation == "decode" else "encoder"
         report.operands = self._mixed.describe(half)
         self._mixed.note(report, half)
-        if self.device.type == "cpu":
+        if self.device.type == "cpu" and self._mixed.mode.kind:
             report.mode = "fused network on the reference operators (NDHWC)"
         elif "fp8" in self._mixed.policy(half).kinds.values():
             log.once(f"sm_{target(self.device).sm} FP8 Path Activated.", log.info)

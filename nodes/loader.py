@@ -7,7 +7,7 @@ from pathlib import Path
 from safetensors import safe_open
 
 from ..engine import demo_vae_path
-from ..engine.loader import PRECISIONS
+from ..engine.loader import NAMES
 from ..engine.models import detect
 from . import folders, host
 from .host import io
@@ -52,7 +52,7 @@ class Loader(io.ComfyNode):
                     tooltip=f"A file of models/vae, or '{DEMO}': a reduced VAE that comes with this pack, for trying "
                     "things out.",
                 ),
-                precision_input(["auto", *PRECISIONS]),
+                precision_input(list(NAMES)),
                 advanced(vram_input()),
                 advanced(
                     io.Int.Input(
