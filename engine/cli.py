@@ -22,6 +22,7 @@ COMMANDS = {
     "plan": "what a decode or encode would take under a memory target, without running it",
     "demo": "encode and decode a small clip with the VAE that ships with the package",
     "convert": "rewrite a VAE file as safetensors or GGUF, plain or block-quantised",
+    "calibrate": "measure what 8 bits cost a VAE, and keep it for later runs",
     "compare": "how two clips differ; whether tiles or chunks show",
     "bench": "measure what this machine reaches",
     "profile": "where the time of a decode or encode goes, by operator and stage",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,10 +14,13 @@ from .checkpoint import Checkpoint, read_checkpoint, restore_shapes
 from .errors import CheckpointError, InputError
 from .models import detect
 from .models.arch import Architecture
+from .precision.modes import MIXED
 from .vae import VideoVAE
 
 #: Float types a model can run in today; "auto" is the architecture's own on CUDA and fp32 elsewhere.
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+#: All that `load` takes.
+NAMES = ("auto", *PRECISIONS, *MIXED)
 
 
 def demo_vae_path() -> Path:
@@ -30,11 +34,14 @@ def load(
     device: torch.device | str | None = None,
     norm_groups: int | None = None,
     *,
+    min_db: float = 0.0,
     weights_on: torch.device | None = None,
 ) -> VideoVAE:
     """Load a video VAE from a .safetensors or .gguf file, or from a Checkpoint (whose tensors are then used up).
 
-    precision: "auto" (on CUDA fp16, or bf16 where the model was made for it; fp32 on the CPU), "fp32", "bf16", "fp16".
+    precision: "auto" (on CUDA fp16, or bf16 where the model was made for it; fp32 on the CPU), "fp32", "bf16", "fp16",
+    and approximate: "fp8", "int8", "fp16_fast". min_db: PSNR against the exact path that those keep, and that "auto"
+    may go down to on a GPU; 0: none, and "auto" stays exact.
     device: where it will run, None: CUDA if there is one. weights_on: where the weights wait for that, None: there.
     norm_groups: for files of unusual widths that do not name `norm_num_groups` themselves.
     Raises CheckpointError (unreadable file, no known VAE, missing keys) and InputError (impossible option).
@@ -45,7 +52,11 @@ def load(
     architecture = detect(checkpoint.tensors)
     if architecture is None:
         raise CheckpointError(f"{path}: not a video VAE this pack knows (keys: {_some(sorted(checkpoint.tensors))})")
-    name = auto_precision(where, architecture) if precision == "auto" else precision
+    name = precision
+    if precision == "auto":
+        name = auto_precision(where, architecture)
+    elif precision in MIXED:
+        name = architecture.native
     dtype = PRECISIONS[name]
     shapes = {key: tuple(t.shape) for key, t in checkpoint.tensors.items()}
     try:
@@ -66,13 +77,15 @@ def load(
     weights = {key: _cast(checkpoint, key, dtype) for key in expected}
     model.load_state_dict(weights, assign=True)
     model.requires_grad_(False).eval()
-    return VideoVAE(model.to(weights_on or where), architecture, name, dtype, where, checkpoint.path)
+    vae = VideoVAE(model.to(weights_on or where), architecture, name, dtype, where, checkpoint.path, precision)
+    vae.options = replace(vae.options, min_db=min_db)
+    return vae
 
 
 def placement(precision: str, device: torch.device | str | None) -> torch.device:
     """The device that `load` would use. Raises InputError."""
-    if precision != "auto" and precision not in PRECISIONS:
-        raise InputError(f"precision={precision!r} is not one of auto, {', '.join(PRECISIONS)}")
+    if precision not in NAMES:
+        raise InputError(f"precision={precision!r} is not one of {', '.join(NAMES)}")
     try:
         where = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
     except RuntimeError as e:

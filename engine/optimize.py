@@ -11,9 +11,8 @@ import torch
 from .errors import InputError
 from .kernels.targets import target
 
-#: Built in later versions; these lines go when they are.
+#: Built in later versions; this goes when they are.
 _MISSING = {
-    "fp8": "this version computes in 16 and 32 bit only",
     "cuda_graphs": "this version captures no graphs",
 }
 OFF = "switched off"

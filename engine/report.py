@@ -32,6 +32,7 @@ class Report:
     architecture: str
     precision: str
     device: str
+    operands: str = ""  # which convolutions took 8-bit operands
     mode: str = ""  # what ran: "fused kernels (NDHWC)", "plain torch (NCDHW)", ...
     plan: str = ""
     predicted_gb: float | None = None
@@ -102,6 +103,7 @@ class Report:
         lines = [
             ("run", f"{self.operation} {count} frames of {width}x{height}{ended}"),
             ("mode", f"{self.mode}; {self.architecture}, {self.precision} on {self.device}"),
+            ("8 bit", self.operands),
             ("plan", self.plan),
             ("time", self._times()),
             ("memory", self._memory()),

@@ -3,34 +3,36 @@
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from . import log
-from .errors import InputError, NonFiniteError, PlanError
+from .attempts import Attempts
+from .errors import InputError
 from .fused.path import FusedPath, why_off
-from .hardware import GIB
 from .inputs import check_latent, check_video
 from .methods import DocumentedMethods
 from .models.arch import Architecture
 from .optimize import DEFAULTS, OFF, Options, unavailable, unused
 from .plain import PlainPath
+from .precision.measure import latent_samples, video_samples
+from .precision.mixed import Mixed
+from .precision.modes import MIXED, SUPPORTED, resolve
+from .precision.store import Store
 from .report import Report
-from .runtime.guard import SAFER, Guard, NonFinite
+from .runtime.guard import Guard
 from .runtime.memory import host_budget, memory_target
-from .runtime.pixels import OUTPUTS, PixelSink
+from .runtime.pinned import POOL
+from .runtime.pixels import OUTPUTS, PixelSink, to_unit
 from .runtime.plan import Plan, Planner
 from .runtime.progress import Cancel, Progress, Ticker
-from .runtime.scope import scoped_math
 from .runtime.stream import Steps, frame_spans
 
 
-class VideoVAE(DocumentedMethods):
+class VideoVAE(Attempts, DocumentedMethods):
     """A loaded video VAE.
 
     Latents of `decode` and `encode` are host-scaled (the network's times `scale`), those of the `_raw` pair are the
@@ -45,11 +47,15 @@ class VideoVAE(DocumentedMethods):
         dtype: torch.dtype,
         device: torch.device,
         path: Path | None = None,
+        asked: str | None = None,
     ) -> None:
+        """precision: the name of `dtype`. asked: the precision as the user named it, such as "auto" or "fp8"."""
+        self._asked = asked or precision
+        self.store = Store(path)
         self.model = model
         self.architecture = architecture
         self.arch = architecture.name
-        self.precision = precision
+        self._float = precision
         self.dtype = dtype
         self.device = device
         self.path = path
@@ -72,11 +78,35 @@ class VideoVAE(DocumentedMethods):
             return self.architecture.build(model.config)
 
         self._plain = PlainPath(model, self.architecture, dtype)
-        self._fused = FusedPath(model, self.architecture, dtype, options)
+        self._fused = FusedPath(model, self.architecture, dtype, options, self.store)
+        self._mixed = self._mode_of(options)
+        for half in ("encoder", "decoder"):
+            if getattr(model, half) is not None:
+                self._fused.use(half, self._mixed.policy(half))
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
         self.planner = Planner(
             build, dtype, weights, self.fused, self.spatial, self.temporal, options.flash_attention
         )
+
+    def _mode_of(self, options: Options) -> Mixed:
+        asked = self._asked
+        if options.fp8 and self.device.type == "cuda" and asked not in MIXED and self.dtype != torch.float32:
+            asked = "fp8"
+        off = self._kernels_off(emulate=True)
+        if off is None and self.arch not in SUPPORTED:
+            off = f"{self.arch} runs in 16 bit in this version"
+        mode = resolve(asked, self.device, options.min_db, off, self._float)
+        if mode.refused:
+            log.once(mode.refused)
+        elif mode.kind and self.device.type == "cpu":
+            log.once(f"{mode.kind} on a CPU: the same numbers as on a GPU, but slower than fp32")
+        return Mixed(mode, self.model, self.dtype, options, self.store)
+
+    @property
+    def precision(self) -> str:
+        """What it computes in: "fp32", "bf16", "fp16", or one of `MIXED` where this machine runs that."""
+        mode = self._mixed.mode
+        return mode.kind or ("fp16_fast" if mode.half_accumulate else self._float)
 
     @property
     def options(self) -> Options:
@@ -116,17 +146,16 @@ class VideoVAE(DocumentedMethods):
         """Move the weights to where the runs will be; returns self."""
         if torch.device(device) != self.device:
             self.release()
-        self.device = torch.device(device)
+            self.device = torch.device(device)
+            mixed = self._mode_of(self._options)
+            if mixed.mode != self._mixed.mode:
+                self._use(self._options)
         self.model.to(self.device)
         return self
 
     def fused(self) -> FusedPath | None:
         """The fused kernels, or None where they are switched off or cannot run; the reason is logged once."""
-        reason = self._kernels_off()
-        if self._options.channels_last_3d is False:
-            reason = "channels_last_3d is switched off, and they know no other layout"
-        if not self._options.triton_fusion:
-            reason = OFF
+        reason = self._kernels_off(emulate=self._mixed.mode.kind is not None)
         if reason:
             if self.device.type == "cuda":
                 log.once(f"fused kernels off: {reason}")
@@ -136,15 +165,33 @@ class VideoVAE(DocumentedMethods):
     def unused(self, fused: bool | None = None) -> dict[str, str]:
         """Optimisation -> why runs do not use it. fused: those on the fused kernels, or those that are not (None:
         untiled runs, whichever they are)."""
-        reasons = unavailable(self.device, self.dtype, self._kernels_off())
-        return unused(self._options, reasons, self.dtype, self.fused() is not None if fused is None else fused)
+        mode, fused = self._mixed.mode, self.fused() is not None if fused is None else fused
+        kernels_off = why_off(self.arch, self.model.config, self.dtype, self.device)
+        off = unused(self._options, unavailable(self.device, self.dtype, kernels_off), self.dtype, fused)
+        if mode.kind and fused:
+            off.pop("fp8", None)
+            if self.device.type == "cpu":
+                off.pop("composed_upsample", None)
+        if mode.refused:
+            off[self._asked if self._asked in MIXED else "fp8"] = mode.refused
+        return off
 
-    def _kernels_off(self) -> str | None:
-        return why_off(self.arch, self.model.config, self.dtype, self.device)
+    def _kernels_off(self, emulate: bool = False) -> str | None:
+        if not self._options.triton_fusion:
+            return OFF
+        if self._options.channels_last_3d is False:
+            return "channels_last_3d is switched off, and they know no other layout"
+        return why_off(self.arch, self.model.config, self.dtype, self.device, emulate)
+
+    def _settle(self, half: str, samples: Callable[[], list[Tensor]]) -> None:
+        """Choose the operands of a half for a clip, before it is planned."""
+        with torch.no_grad(), self._scope():
+            self._fused.use(half, self._mixed.settle(half, samples))
 
     def release(self) -> None:
-        """Give back the memory that only makes the next run start sooner (packed weights)."""
+        """Give back the memory that only makes the next run start sooner: packed weights, page-locked host memory."""
         self._fused.release()
+        POOL.release()
 
     def frames(self, latents: int) -> int:
         """Frames that `latents` decode to."""
@@ -154,41 +201,6 @@ class VideoVAE(DocumentedMethods):
         """Bytes of this VAE already on its device that a plan for `half` counts: they are not foreign."""
         here = (p for p in self.model.parameters() if p.device.type == self.device.type)
         return sum(p.numel() * p.element_size() for p in here) + self._fused.packed_bytes(half)
-
-    # -- one run --------------------------------------------------------------------------------------------------
-
-    def _scope(self) -> AbstractContextManager[None]:
-        """torch's settings as the options want them, for the time of a run."""
-        o = self._options
-        return scoped_math(
-            self.device, tf32=o.tf32, cudnn_benchmark=o.cudnn_benchmark, flash_attention=o.flash_attention
-        )
-
-    def _begin(self, operation: str, clip: tuple[int, int, int, int]) -> Report:
-        """The report of a run that starts; clip: batch, frames, height and width in pixels."""
-        name = f" ({torch.cuda.get_device_name(self.device)})" if self.device.type == "cuda" else ""
-        self.last_report = Report(operation, clip, self.arch, self.precision, f"{self.device}{name}")
-        return self.last_report
-
-    def _describe(self, report: Report, plan: Plan) -> None:
-        """What the report says of a run before it starts; sets the plain modules' layout."""
-        layout = "NDHWC" if plan.fused else self._plain.set_layout(self._options)
-        if layout == "NDHWC":
-            log.once("Channels_Last_3D Memory Format Applied.", log.info)
-        if plan.fused and self.device.type == "cuda":
-            log.once("Triton kernel fusion enabled for GroupNorm + SiLU.", log.info)
-        report.mode = f"fused kernels ({layout})" if plan.fused else f"plain torch ({layout})"
-        report.plan = plan.describe()
-        report.predicted_gb, report.parked_gb = plan.peak_bytes / GIB, plan.host_bytes / GIB
-        report.off = list(self.unused(plan.fused).items())
-
-    def _pack(self, report: Report, half: str) -> None:
-        """Pack the weights of "decoder" or "encoder" for the fused kernels, if they are not, under their own time."""
-        if not self._fused.packed_bytes(half):
-            with report.stage("weights"):
-                getattr(self._fused, half)()
-                if self.device.type == "cuda":
-                    torch.cuda.synchronize(self.device)
 
     # -- decode ---------------------------------------------------------------------------------------------------
 
@@ -255,6 +267,8 @@ class VideoVAE(DocumentedMethods):
         guard = Guard(Ticker(progress, cancel), self.device, report.events, self.on_pressure)
 
         def plan(vae: VideoVAE, below: int) -> Plan:
+            if not below:
+                vae._settle("decoder", lambda: [p.to(vae.device).float() / vae.scale for p in latent_samples(z[0])])
             return vae.plan_decode(
                 batch, count, h, w,
                 tiling=tiling, tile=tile, overlap=overlap, chunk=chunk, vram_gb=vram_gb, ram_gb=ram_gb, output=output,
@@ -335,6 +349,8 @@ class VideoVAE(DocumentedMethods):
         guard = Guard(Ticker(progress, cancel), self.device, report.events, self.on_pressure)
 
         def plan(vae: VideoVAE, below: int) -> Plan:
+            if not below:
+                vae._settle("encoder", lambda: [to_unit(p.to(vae.device)) for p in video_samples(x[0])])
             return vae.plan_encode(
                 batch, latents, h, w, tiling=tiling, tile=tile, overlap=overlap, vram_gb=vram_gb, below=below
             )
@@ -364,55 +380,6 @@ class VideoVAE(DocumentedMethods):
         with self._scope():
             return torch.cat(list(self._plain.moments(parts, Steps(chunk, frames), self.device, _never)), 2)
 
-    # -- trouble --------------------------------------------------------------------------------------------------
-
-    def _survive(
-        self, report: Report, guard: Guard, plan: Callable[[VideoVAE, int], Plan],
-        attempt: Callable[[VideoVAE, Plan], None],
-    ) -> None:
-        """attempt(vae, plan) until it comes through: under leaner plans where memory runs out, and in a safer precision
-        where values overflow. plan(vae, below) as in `plan_decode`."""
-        vae = self
-        with report.measured(self.device):
-            while True:
-                with report.stage("plan"):
-                    first = plan(vae, 0)
-                vae._describe(report, first)
-                _, frames, height, width = report.clip
-                log.debug(f"{report.operation} {width}x{height}, {frames} frames: {first.describe()}")
-                leaner = functools.partial(_leaner, vae, plan)
-                try:
-                    with vae._scope():
-                        last = guard.survive(functools.partial(vae._attempt, report, attempt), first, leaner)
-                except NonFinite as error:
-                    where = error.where
-                else:
-                    vae._describe(report, last)
-                    return
-                vae = vae._safer(where)
-                report.precision += f", then {vae.precision}"
-                guard.events["nan_reruns"] += 1
-
-    def _attempt(self, report: Report, attempt: Callable[[VideoVAE, Plan], None], plan: Plan) -> None:
-        if plan.fused:
-            self._pack(report, f"{report.operation}r")
-        with report.stage(report.operation):
-            attempt(self, plan)
-
-    def _safer(self, where: str) -> VideoVAE:
-        """This VAE in the type of the next wider range, for a run in which `where` was not finite. Raises
-        NonFiniteError where there is none."""
-        if self.dtype not in SAFER:
-            raise NonFiniteError(f"{where} came out as NaN or Inf in {self.precision}: weights or latent are damaged")
-        dtype, name = SAFER[self.dtype]
-        log.warn(f"{where} came out as NaN or Inf in {self.precision}; going on from there in {name}")
-        self.release()
-        other = copy.copy(self)
-        other.precision, other.dtype = name, dtype
-        other.model = copy.deepcopy(self.model).to(dtype)
-        other._use(self._options)
-        return other
-
     def _need_encoder(self) -> None:
         if not self.can_encode:
             raise InputError(f"{self.path or 'this VAE'} holds a decoder only: encoding needs a file with the encoder")
@@ -421,16 +388,6 @@ class VideoVAE(DocumentedMethods):
 def _passes(plan: Plan, batch: int) -> int:
     """Through how many passes over its latents a result is made: plain torch takes all clips at once."""
     return (len(plan.grid) + 1 if plan.tiled else 1) * (batch if plan.fused else 1)
-
-
-def _leaner(vae: VideoVAE, plan: Callable[[VideoVAE, int], Plan], failed: Plan) -> Plan | None:
-    """A plan with less of a peak, by a tenth if there is one: parking goes in steps of megabytes."""
-    for share in (0.9, 1.0):
-        try:
-            return plan(vae, int(share * failed.peak_bytes))
-        except PlanError:
-            continue
-    return None
 
 
 def _never() -> None:

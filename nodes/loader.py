@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ..engine import demo_vae_path, log, read_checkpoint
-from ..engine.loader import PRECISIONS, stored_groups
+from ..engine.loader import NAMES, stored_groups
 from ..engine.models import detect
 from . import folders, host
 from .host import io
@@ -68,7 +68,7 @@ class Loader(io.ComfyNode):
                     tooltip=f"A file of models/vae, or '{DEMO}': a reduced VAE that comes with this pack, for trying "
                     "things out.",
                 ),
-                precision_input(["auto", *PRECISIONS]),
+                precision_input(list(NAMES)),
                 advanced(vram_input()),
                 advanced(
                     io.Int.Input(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..engine.loader import PRECISIONS
+from ..engine.loader import NAMES
 from . import host
 from .host import EngineVAE, io
 from .reports import ui
@@ -25,7 +25,7 @@ class Optimize(io.ComfyNode):
             "own, and the report says so.",
             inputs=[
                 io.Vae.Input("vae"),
-                precision_input(["auto", *PRECISIONS]),
+                precision_input(list(NAMES)),
                 vram_input(),
                 chunk_input(),
                 *tiling_inputs(),

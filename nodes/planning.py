@@ -14,10 +14,13 @@ import torch
 
 from ..engine import InputError, PlanError
 from ..engine.fused.path import FusedPath, why_off
-from ..engine.loader import PRECISIONS, auto_precision
+from ..engine.loader import NAMES, PRECISIONS, auto_precision
 from ..engine.models import ARCHITECTURES, seedvr2
 from ..engine.models.arch import Architecture
 from ..engine.optimize import DEFAULTS, Options
+from ..engine.precision.mixed import Mixed
+from ..engine.precision.modes import MIXED, SUPPORTED, resolve
+from ..engine.precision.store import Store
 from ..engine.runtime.memory import DEFAULT_SHARE, GIB
 from ..engine.runtime.pixels import OUTPUTS
 from ..engine.runtime.plan import TILINGS, Plan, Planner
@@ -30,7 +33,7 @@ PUBLISHED = seedvr2.Config((128, 256, 512, 512), (128, 256, 512, 512))
 #: Largest values a question may hold; sizes in pixels, memory in GB.
 LIMITS = {"width": 16384, "height": 16384, "frames": 100_000, "batch": 64, "tile": 16384, "overlap": 16384,
           "chunk": 4096, "vram_gb": 1024.0, "ram_gb": 65536.0}  # fmt: skip
-_CHOICES = {"tiling": TILINGS, "precision": ("auto", *PRECISIONS), "output": ("auto", *OUTPUTS)}
+_CHOICES = {"tiling": TILINGS, "precision": NAMES, "output": ("auto", *OUTPUTS)}
 _NAME = 512
 
 
@@ -150,7 +153,7 @@ def _planner(
     architecture: Architecture, config: object, precision: str, device: torch.device, options: Options
 ) -> tuple[Planner, str]:
     """A planner without weights, and why its fused kernels are off ("" where they are on)."""
-    dtype = PRECISIONS[precision]
+    dtype = PRECISIONS[architecture.native if precision in MIXED else precision]
 
     def build() -> torch.nn.Module:
         return architecture.build(config)
@@ -162,6 +165,10 @@ def _planner(
     if options.channels_last_3d is False or not options.triton_fusion:
         reason = "switched off"
     fused = FusedPath(model, architecture, dtype, options) if reason is None else None
+    if fused is not None and precision in MIXED and architecture.name in SUPPORTED:
+        mixed = Mixed(resolve(precision, device, options.min_db, None), model, dtype, options, Store(None))
+        for half in ("encoder", "decoder"):
+            fused.use(half, mixed.policy(half))
     planner = Planner(
         build, dtype, weights, lambda: fused, architecture.spatial, architecture.temporal, options.flash_attention
     )

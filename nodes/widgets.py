@@ -37,7 +37,8 @@ def precision_input(options: list[str], default: str = "auto") -> io.Combo.Input
         options=options,
         default=default,
         optional=True,
-        tooltip="auto is exact: on a CUDA GPU fp16 (Wan: bf16), on the CPU fp32.",
+        tooltip="auto is exact while no dB floor is set: on a CUDA GPU fp16 (Wan: bf16), on the CPU fp32. fp8 and int8 "
+        "compute most convolutions in 8 bit, fp16_fast sums in fp16; all three are approximate.",
     )
 
 

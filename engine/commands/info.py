@@ -6,8 +6,12 @@ import argparse
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..hardware import GIB, Hardware, survey
+
+if TYPE_CHECKING:
+    from ..vae import VideoVAE
 
 Lines = Iterable[tuple[str, str]]
 
@@ -92,7 +96,20 @@ def describe_vae(path: Path, norm_groups: int | None) -> Lines:
         source = "--norm-groups" if norm_groups else "named in the file" if stored is not None else "the usual number"
         yield "norm groups", f"{config.norm_groups} ({source})"
     listed = ", ".join(f"{number} {name}" for name, number in types.most_common())
+    yield from describe_calibration(vae)
     yield "weights", f"{parameters / 1e6:.1f} M in {count} tensors, read as {listed}"
+
+
+def describe_calibration(vae: VideoVAE) -> Lines:
+    """What `calibrate` or a first 8-bit run has measured of the file."""
+    from .calibrate import describe
+
+    tables = [(half, vae.store.table(half)) for half in ("encoder", "decoder")]
+    for half, table in tables:
+        for line in describe(half, table) if table else ():
+            yield "calibration", line
+    if not any(table for _, table in tables):
+        yield "calibration", "none; fp8 and int8 measure the first clip they see (see the command `calibrate`)"
 
 
 def _half(present: bool, widths: tuple[int, ...] | None) -> str:

@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
 def add_vae_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("VAE")
     group.add_argument("--vae", metavar="FILE", type=Path, help="VAE weights (default: the small demo VAE)")
-    group.add_argument("--precision", default="auto", metavar="P", help="auto (see README), fp32, bf16, fp16")
+    group.add_argument("--precision", default="auto", metavar="P",
+                       help="auto (see README), fp32, bf16, fp16; approximate: fp8, int8, fp16_fast")  # fmt: skip
+    group.add_argument("--min-db", type=float, default=0.0, metavar="DB",
+                       help="PSNR these keep against the exact path, and auto may go down to (0: none)")  # fmt: skip
     group.add_argument("--device", metavar="D", help="cuda, cuda:N or cpu (default: CUDA when there is one)")
     group.add_argument("--norm-groups", type=int, metavar="N", help="for files of unusual widths that do not name it")
     text = "switch an optimisation {} by its name in `info`; may be repeated"
@@ -61,7 +65,7 @@ def load_vae(args: argparse.Namespace) -> VideoVAE:
     from ..loader import demo_vae_path, load
     from ..optimize import DEFAULTS
 
-    options = DEFAULTS.switched(args.on, args.off)
+    options = replace(DEFAULTS.switched(args.on, args.off), min_db=args.min_db)
     vae = load(args.vae or demo_vae_path(), precision=args.precision, device=args.device, norm_groups=args.norm_groups)
     vae.options = options
     return vae

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..kernels.to_pixels import Pixels
 from ..models.seedvr2 import Decoder
 from ..optimize import DEFAULTS, Options
+from ..precision.operands import Operands
 from .blocks import resnet, resnets
 from .run import Run
 from .staged import StagedDecoder
@@ -23,17 +24,21 @@ class FusedDecoder(StagedDecoder):
     measured (except once after attention).
     """
 
-    def __init__(self, decoder: Decoder, dtype: torch.dtype, options: Options = DEFAULTS) -> None:
+    def __init__(
+        self, decoder: Decoder, dtype: torch.dtype, options: Options = DEFAULTS, operands: Operands | None = None
+    ) -> None:
+        """dtype: of activations. operands: of the convolutions, if they differ from that."""
         self.dtype = dtype
+        operands = operands or Operands(dtype)
         up = Upsampler if options.composed_upsample else Expansion
         blocks = decoder.up_blocks
-        self.conv_in = Conv.of(decoder.conv_in, dtype)
-        self.mid = [Resnet.of(r, dtype) for r in decoder.mid_block.resnets]
+        self.conv_in = Conv.of(decoder.conv_in, operands)
+        self.mid = [Resnet.of(r, operands) for r in decoder.mid_block.resnets]
         self.attention = Attention.of(decoder.mid_block.attentions[0], dtype, options.flash_attention)
-        self.resnets = [[Resnet.of(r, dtype) for r in b.resnets] for b in blocks]
-        self.ups = [up.of(b.upsamplers[0], dtype) for b in blocks if len(b.upsamplers)]
+        self.resnets = [[Resnet.of(r, operands) for r in b.resnets] for b in blocks]
+        self.ups = [up.of(b.upsamplers[0], operands) for b in blocks if len(b.upsamplers)]
         self.norm_out = norm_of(decoder.conv_norm_out)
-        self.conv_out = Output.of(decoder.conv_out, dtype)
+        self.conv_out = Output.of(decoder.conv_out, operands)
         self.groups = self.norm_out.groups
         self.latent_channels = decoder.conv_in.in_channels
         self.features = self.resnets[0][-1].out_channels

@@ -8,6 +8,7 @@ from torch import Tensor
 from ..kernels.conv3d import Partials
 from ..models.seedvr2 import Encoder
 from ..optimize import DEFAULTS, Options
+from ..precision.operands import Operands
 from .blocks import resnet, resnets
 from .parking import Parking
 from .run import Run
@@ -17,16 +18,20 @@ from .weights import Attention, Conv, Downsampler, Resnet, norm_of, tensor_bytes
 class FusedEncoder:
     """Packed weights and the order of steps. One FusedEncoder serves any number of Runs."""
 
-    def __init__(self, encoder: Encoder, dtype: torch.dtype, options: Options = DEFAULTS) -> None:
+    def __init__(
+        self, encoder: Encoder, dtype: torch.dtype, options: Options = DEFAULTS, operands: Operands | None = None
+    ) -> None:
+        """dtype: of activations. operands: of the convolutions, if they differ from that."""
         self.dtype = dtype
+        operands = operands or Operands(dtype)
         blocks = encoder.down_blocks
-        self.conv_in = Conv.of(encoder.conv_in, dtype)
-        self.resnets = [[Resnet.of(r, dtype) for r in b.resnets] for b in blocks]
-        self.downs = [Downsampler.of(b.downsamplers[0], dtype) for b in blocks if len(b.downsamplers)]
-        self.mid = [Resnet.of(r, dtype) for r in encoder.mid_block.resnets]
+        self.conv_in = Conv.of(encoder.conv_in, operands)
+        self.resnets = [[Resnet.of(r, operands) for r in b.resnets] for b in blocks]
+        self.downs = [Downsampler.of(b.downsamplers[0], operands) for b in blocks if len(b.downsamplers)]
+        self.mid = [Resnet.of(r, operands) for r in encoder.mid_block.resnets]
         self.attention = Attention.of(encoder.mid_block.attentions[0], dtype, options.flash_attention)
         self.norm_out = norm_of(encoder.conv_norm_out)
-        self.conv_out = Conv.of(encoder.conv_out, dtype)
+        self.conv_out = Conv.of(encoder.conv_out, operands)
         self.groups = self.norm_out.groups
         self.nbytes = tensor_bytes(self)
 

@@ -15,6 +15,10 @@ from torch import Tensor
 from ..kernels.attention import reference
 from ..kernels.conv3d import padded_channels
 from ..kernels.targets import target
+from ..precision.operands import Operands
+from ..precision.policy import EXACT, Policy
+from ..precision.prepared import load, recipe, save
+from ..precision.store import Store
 from ..runtime.dryrun import peak_bytes
 from ..runtime.guard import Guard, out_of_memory
 from ..runtime.pixels import PixelSink, StagedReader, StagedWriter, to_unit
@@ -48,15 +52,21 @@ TEMPORARY_BYTES = 64 << 20
 STEP_PIXELS = 1 << 20
 
 
-def why_off(architecture: str, config: Any, dtype: torch.dtype, device: torch.device) -> str | None:
-    """The reason the fused operators cannot run this model on this device, or None. config None: published widths."""
+def why_off(
+    architecture: str, config: Any, dtype: torch.dtype, device: torch.device, emulate: bool = False
+) -> str | None:
+    """The reason the fused operators cannot run this model on this device, or None. config None: published widths.
+
+    emulate: on a CPU their references will do, for numbers that plain torch cannot give.
+    """
     if architecture not in NETWORKS:
         return f"no fused network for {architecture}"
     here = target(device)
-    if not here.kernels:
-        return here.notes[0] if here.notes else f"no kernels for {device}"
-    if not here.supports(dtype):
-        return f"no fused kernels for {dtype}: plain torch keeps its precision"
+    if not (emulate and device.type == "cpu"):
+        if not here.kernels:
+            return here.notes[0] if here.notes else f"no kernels for {device}"
+        if not here.supports(dtype):
+            return f"no fused kernels for {dtype}: plain torch keeps its precision"
     odd = sorted(w for w in (config.stream_widths if config is not None else ()) if padded_channels(w, dtype) != w)
     if odd:
         return f"widths {odd} are no multiples of {padded_channels(1, dtype)}"
@@ -66,11 +76,17 @@ def why_off(architecture: str, config: Any, dtype: torch.dtype, device: torch.de
 class FusedPath:
     """The fused halves of one model: packed when first used, dropped by `release`."""
 
-    def __init__(self, model: Network, architecture: Architecture, dtype: torch.dtype, options: Options) -> None:
+    def __init__(
+        self, model: Network, architecture: Architecture, dtype: torch.dtype, options: Options,
+        store: Store | None = None,
+    ) -> None:
+        """store: where packed 8-bit weights are kept."""
         self._model = model
         self._architecture = architecture
         self._dtype = dtype
         self._options = options
+        self._store = store or Store(None)
+        self._policies: dict[str, Policy] = {}
         self._packed: dict[str, StagedDecoder | AnyEncoder] = {}
         self._sizes = functools.lru_cache(maxsize=1024)(self._dry_run)
 
@@ -79,6 +95,14 @@ class FusedPath:
 
     def encoder(self) -> AnyEncoder:
         return self._get("encoder")  # type: ignore[return-value]
+
+    def use(self, half: str, policy: Policy) -> None:
+        """Pack and plan "encoder" or "decoder" for these operands from now on."""
+        if policy != self._policies.get(half, EXACT):
+            self._policies[half] = policy
+            self._packed.pop(half, None)
+            self.__dict__.pop("_meta", None)
+            self._sizes.cache_clear()
 
     def release(self) -> None:
         """Give the packed weights back; the next use packs anew (0.15 s for the published decoder on an H200)."""
@@ -211,7 +235,7 @@ class FusedPath:
 
     def _get(self, half: str) -> StagedDecoder | AnyEncoder:
         if half not in self._packed:
-            self._packed[half] = self._pack(half, self._model)
+            self._packed[half] = self._prepared(half)
             if self._packed[half].norm_out.weight.is_cuda:
                 torch.cuda.empty_cache()  # packing goes through fp32: 0.2 GB that would stay reserved
         return self._packed[half]
@@ -223,9 +247,26 @@ class FusedPath:
             halves = [h for h in ("encoder", "decoder") if getattr(model, h) is not None]
             return {h: self._pack(h, model) for h in halves}
 
+    def _prepared(self, half: str) -> StagedDecoder | AnyEncoder:
+        """8-bit weights from the store, where they have been packed before; 16-bit ones cost less to pack than read."""
+        place = self._store.prepared(half) if self._policies.get(half, EXACT).kinds else None
+        if place is None:
+            return self._pack(half, self._model)
+        options = self._options
+        made_from = recipe(self._operands(half), options.composed_upsample, options.flash_attention)
+        device = next(getattr(self._model, half).parameters()).device
+        network = load(self._meta[half], place, made_from, device)
+        if network is None:
+            network = self._pack(half, self._model)
+            save(network, place, made_from)
+        return network
+
     def _pack(self, half: str, model: Network) -> StagedDecoder | AnyEncoder:
         network = NETWORKS[self._architecture.name][half == "decoder"]
-        return network(getattr(model, half), self._dtype, self._options)
+        return network(getattr(model, half), self._dtype, self._options, self._operands(half))
+
+    def _operands(self, half: str) -> Operands:
+        return Operands(self._dtype, self._policies.get(half, EXACT))
 
     def _dry_run(
         self, half: str, latents: int, frames: int, height: int, width: int, output: torch.dtype,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.attention import attention, scratch_bytes
-from ..kernels.conv3d import Epilogue, Geometry, Partials, conv3d, padded_channels
+from ..kernels.conv3d import Epilogue, Geometry, Partials, conv3d, frames_of, padded_channels
 from ..kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
 from ..kernels.to_pixels import Pixels, scratch_floats, to_pixels
 from ..kernels.upsample import upsample
@@ -78,6 +78,8 @@ class Run:
         #: Learnt while dry: what each convolution asks for in a chunk, by key, in order.
         self.visits: dict[str, Visit] = {}
         self.dry = True
+        #: Called with each convolution and its new input [D, H, W, C] as stored; for measuring, where none is parked.
+        self.watch: Callable[[Conv | Upsampler, Tensor], None] | None = None
         #: Called when an operator finds no memory, before it is tried once more.
         self.relieve: Callable[[], None] = _nothing
         #: Memory ran short and the reserve is gone.
@@ -221,7 +223,7 @@ class Run:
             return self._expand(up, x, out, groups)
         return self.joined([
             self.attempt(upsample, i.data, up.composed, i.rows(out, 2), first=first, groups=groups, scale=up.scale,
-                         start=i.start, geometry=i.geometry)
+                         start=i.start, geometry=i.geometry, half_accumulate=up.half_accumulate)
             for i in self.inputs(up, x, COPY, None, x.shape[1], _PLAIN)
         ])  # fmt: skip
 
@@ -321,7 +323,7 @@ class Run:
         """Write x as the next input of `conv` behind its history, whole or band by band. Nothing while dry."""
         d, h, w, c = x.shape
         plane = (h + 2, w + 2, padded_channels(c, conv.dtype))
-        store = Store(silu=norm is not COPY, scale=conv.scale)
+        store = Store(silu=norm is not COPY, scale=conv.scale, gain=conv.gain)
         if self.dry:
             visit = self.visits.setdefault(conv.key, Visit((plane, conv.dtype), conv.halo))
             visit.times += 1
@@ -333,6 +335,8 @@ class Run:
             start, slot = ring.place(conv.key, d)
             self.attempt(norm_act, x, norm, ring.data, slot=slot, store=store, coefs=coefs)
             ring.begin(conv.key, self.head)
+            if self.watch is not None:
+                self.watch(conv, frames_of(ring.data, slot, d)[:, 1:-1, 1:-1, :c])
             yield Input(ring.data, start, geometry, 0, rows)
             return
         parked, kernel = self.parked, conv.weight.kernel[1]

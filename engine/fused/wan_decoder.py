@@ -12,6 +12,7 @@ from ..kernels.norm_act import Store, norm_act
 from ..kernels.to_pixels import Pixels
 from ..models.wan import Decoder
 from ..optimize import DEFAULTS, Options
+from ..precision.operands import Operands
 from .blocks import resnet, resnets
 from .run import COPY, Run
 from .staged import StagedDecoder
@@ -24,17 +25,21 @@ class FusedWanDecoder(StagedDecoder):
 
     head = "zero"
 
-    def __init__(self, decoder: Decoder, dtype: torch.dtype, options: Options = DEFAULTS) -> None:
+    def __init__(
+        self, decoder: Decoder, dtype: torch.dtype, options: Options = DEFAULTS, operands: Operands | None = None
+    ) -> None:
+        """dtype: of activations. operands: of the convolutions in resnets, if they differ from that."""
         self.dtype = dtype
+        operands = operands or Operands(dtype)
         self.patch = decoder.patch
         self.latent = Linear.of(decoder.at_latent[0])
-        self.conv_in = Conv.of(decoder.conv1, dtype)
+        self.conv_in = Conv.of(decoder.conv1, operands)
         first, attention, last = decoder.middle
-        self.mid = [Resnet.of(r, dtype) for r in (first, last)]
+        self.mid = [Resnet.of(r, operands) for r in (first, last)]
         self.attention = Attention.of(attention, dtype, options.flash_attention)
-        self.levels = [UpLevel.of(level, dtype, options.composed_upsample) for level in decoder.levels]
+        self.levels = [UpLevel.of(level, operands, options.composed_upsample) for level in decoder.levels]
         self.norm_out = norm_of(decoder.head["0"])
-        self.conv_out = (Output if self.patch == 1 else Conv).of(decoder.head["2"], dtype)
+        self.conv_out = (Output if self.patch == 1 else Conv).of(decoder.head["2"], operands)
         self.latent_channels = decoder.conv1.in_channels
         self.features = self.conv_in.weight.out_channels
         self.nbytes = tensor_bytes(self)

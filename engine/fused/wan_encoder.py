@@ -8,6 +8,7 @@ from torch import Tensor
 from ..kernels.conv3d import Epilogue, Geometry, conv3d
 from ..models.wan import Encoder
 from ..optimize import DEFAULTS, Options
+from ..precision.operands import Operands
 from .blocks import resnet, resnets
 from .parking import Parking
 from .run import COPY, Run
@@ -18,16 +19,20 @@ from .weights import Attention, Conv, Resnet, norm_of, tensor_bytes
 class FusedWanEncoder:
     """Packed weights and the order of steps. One of them serves any number of Runs."""
 
-    def __init__(self, encoder: Encoder, dtype: torch.dtype, options: Options = DEFAULTS) -> None:
+    def __init__(
+        self, encoder: Encoder, dtype: torch.dtype, options: Options = DEFAULTS, operands: Operands | None = None
+    ) -> None:
+        """dtype: of activations. operands: of the convolutions in resnets, if they differ from that."""
         self.dtype = dtype
+        operands = operands or Operands(dtype)
         self.patch = encoder.patch
-        self.conv_in = Conv.of(encoder.conv1, dtype)
-        self.levels = [DownLevel.of(level, dtype) for level in encoder.levels]
+        self.conv_in = Conv.of(encoder.conv1, operands)
+        self.levels = [DownLevel.of(level, operands) for level in encoder.levels]
         first, attention, last = encoder.middle
-        self.mid = [Resnet.of(r, dtype) for r in (first, last)]
+        self.mid = [Resnet.of(r, operands) for r in (first, last)]
         self.attention = Attention.of(attention, dtype, options.flash_attention)
         self.norm_out = norm_of(encoder.head["0"])
-        self.conv_out = Conv.of(encoder.head["2"], dtype)
+        self.conv_out = Conv.of(encoder.head["2"], operands)
         self.moments = Linear.of(encoder.at_latent[0])
         self.nbytes = tensor_bytes(self)
 

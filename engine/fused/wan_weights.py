@@ -13,6 +13,7 @@ from ..kernels.precision import exact_matmul
 from ..kernels.upsample import pack_nearest
 from ..layers import CausalConv3d, FrameConv
 from ..models import wan
+from ..precision.operands import Operands
 from .weights import Conv, Resnet
 
 
@@ -105,9 +106,9 @@ class UpLevel:
     shortcut: bool
 
     @classmethod
-    def of(cls, level: wan.UpLevel, dtype: torch.dtype, composed: bool) -> UpLevel:
-        resnets = [Resnet.of(r, dtype) for r in level.resnets]
-        return cls(resnets, level.step and Up.of(level.step, dtype, composed), level.shortcut)
+    def of(cls, level: wan.UpLevel, operands: Operands, composed: bool) -> UpLevel:
+        resnets = [Resnet.of(r, operands) for r in level.resnets]
+        return cls(resnets, level.step and Up.of(level.step, operands.dtype, composed), level.shortcut)
 
 
 @dataclass(frozen=True)
@@ -117,12 +118,11 @@ class DownLevel:
     average: Average | None
 
     @classmethod
-    def of(cls, level: wan.DownLevel, dtype: torch.dtype) -> DownLevel:
-        conv = level.resnets[0].conv1
+    def of(cls, level: wan.DownLevel, operands: Operands) -> DownLevel:
+        conv, dtype = level.resnets[0].conv1, operands.dtype
         average = Average.of(conv.in_channels, level, dtype, conv.weight.device) if level.shortcut else None
-        return cls(
-            [Resnet.of(r, dtype) for r in level.resnets], level.step and Down.of(level.step, dtype), average
-        )
+        resnets = [Resnet.of(r, operands) for r in level.resnets]
+        return cls(resnets, level.step and Down.of(level.step, dtype), average)
 
     @property
     def out_channels(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from ..kernels.conv3d import Weight, pack_weight
 from ..kernels.norm_act import Norm
 from ..kernels.to_pixels import columns_weight
 from ..kernels.upsample import Composed, pack
+from ..precision.operands import Balancer, Form, Operands
 
 #: Convolutions of at most this many products per position and tap keep the weights of a clip's first two frames as
 #: well: those at 4x and 8x of the published decoder are two thirds of its work and, in fp16, 30 of 246 MB.
@@ -22,20 +24,32 @@ EARLY = 512 * 256
 class Conv:
     """A convolution's packed weight and float32 bias; `key` names its history.
 
-    scale: of its input, where operands are 8 bit wide (operand = real value / scale).
+    scale: of its input, where operands are 8 bit wide (operand = real value / scale); gain: [C], what each channel of
+    it is multiplied by instead. half_accumulate: products may be summed in fp16, a step at a time.
     """
 
     key: str
     weight: Weight
     bias: Tensor
     scale: float = field(default=1.0, kw_only=True)
+    gain: Tensor | None = field(default=None, kw_only=True)
+    half_accumulate: bool = field(default=False, kw_only=True)
 
     @classmethod
-    def of(cls, conv: layers.CausalConv3d, dtype: torch.dtype) -> Conv:
-        """Of a convolution in space and time."""
+    def of(
+        cls, conv: layers.CausalConv3d, operands: Operands, *rest: object, normed: bool = True, strided: bool = False
+    ) -> Conv:
+        """Of a convolution in space and time. rest: the fields that a subclass adds."""
+        form = operands.form(conv.key, normed)
         n, c, taps = conv.weight.shape[:3]
-        early = taps == 3 and n * c <= EARLY
-        return cls(conv.key, pack_weight(conv.weight, dtype, early=early), conv.bias.float())
+        early = taps == 3 and n * c <= EARLY and not strided
+
+        def make() -> Conv:
+            balancer = form.balancer()
+            weight = pack_weight(conv.weight, form.dtype, early=early, balance=balancer)
+            return cls(conv.key, weight, conv.bias.float(), *rest, **_scaling(form, balancer))
+
+        return operands.once(conv.key, form, make)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -55,8 +69,8 @@ class Output(Conv):
     packed: Tensor
 
     @classmethod
-    def of(cls, conv: layers.CausalConv3d, dtype: torch.dtype) -> Output:
-        weight = pack_weight(conv.weight, dtype)
+    def of(cls, conv: layers.CausalConv3d, operands: Operands) -> Output:
+        weight = pack_weight(conv.weight, operands.dtype)
         return cls(conv.key, weight, conv.bias.float(), columns_weight(weight))
 
 
@@ -69,14 +83,14 @@ class Resnet:
     shortcut: Conv | None
 
     @classmethod
-    def of(cls, block: layers.Resnet, dtype: torch.dtype) -> Resnet:
+    def of(cls, block: layers.Resnet, operands: Operands) -> Resnet:
         shortcut = block.conv_shortcut
         return cls(
             norm_of(block.norm1),
-            Conv.of(block.conv1, dtype),
+            Conv.of(block.conv1, operands),
             norm_of(block.norm2),
-            Conv.of(block.conv2, dtype),
-            None if shortcut is None else Conv.of(shortcut, dtype),
+            Conv.of(block.conv2, operands),
+            None if shortcut is None else Conv.of(shortcut, operands, normed=False),
         )
 
     @property
@@ -106,17 +120,25 @@ class Attention:
 
 @dataclass(frozen=True)
 class Upsampler:
-    """The composed weights of expansion, shuffle and convolution. `scale` as in Conv."""
+    """The composed weights of expansion, shuffle and convolution. The other fields as in Conv."""
 
     key: str
     composed: Composed
     scale: float = 1.0
+    gain: Tensor | None = None
+    half_accumulate: bool = False
 
     @classmethod
-    def of(cls, block: layers.Upsample, dtype: torch.dtype) -> Upsampler:
+    def of(cls, block: layers.Upsample, operands: Operands) -> Upsampler:
         expand, conv = block.upscale_conv, block.conv
-        composed = pack(expand.weight, expand.bias, conv.weight, conv.bias, dtype)
-        return cls(conv.key, composed)
+        form = operands.form(conv.key, normed=False)
+
+        def make() -> Upsampler:
+            balancer = form.balancer()
+            composed = pack(expand.weight, expand.bias, conv.weight, conv.bias, form.dtype, balancer)
+            return cls(conv.key, composed, **_scaling(form, balancer))
+
+        return operands.once(conv.key, form, make)
 
     @property
     def weight(self) -> Weight:
@@ -139,16 +161,17 @@ class Upsampler:
 
 @dataclass(frozen=True)
 class Expansion:
-    """An upsampler that is not composed: the 1x1x1 expansion, which stores pixel-shuffled, then the convolution."""
+    """An upsampler that is not composed: the 1x1x1 expansion, which stores pixel-shuffled, then the convolution. Both
+    in 16 bit under any policy: ranges are known of what the composed one reads."""
 
     expand: Conv
     conv: Conv
 
     @classmethod
-    def of(cls, block: layers.Upsample, dtype: torch.dtype) -> Expansion:
-        expand = block.upscale_conv
+    def of(cls, block: layers.Upsample, operands: Operands) -> Expansion:
+        expand, dtype = block.upscale_conv, operands.dtype
         weight = pack_weight(expand.weight, dtype, (block.z, 2, 2))
-        return cls(Conv(expand.key, weight, expand.bias.float()), Conv.of(block.conv, dtype))
+        return cls(Conv(expand.key, weight, expand.bias.float()), Conv.of(block.conv, Operands(dtype), normed=False))
 
     @property
     def out_channels(self) -> int:
@@ -162,9 +185,13 @@ class Downsampler(Conv):
     factor: int
 
     @classmethod
-    def of(cls, block: layers.Downsample, dtype: torch.dtype) -> Downsampler:
-        conv = block.conv
-        return cls(conv.key, pack_weight(conv.weight, dtype), conv.bias.float(), conv.stride[0])
+    def of(cls, block: layers.Downsample, operands: Operands) -> Downsampler:
+        return super().of(block.conv, operands, block.conv.stride[0], normed=False, strided=True)
+
+
+def _scaling(form: Form, balancer: Balancer | None) -> dict[str, Any]:
+    gain = None if balancer is None else balancer.gain
+    return {"scale": form.scale, "gain": gain, "half_accumulate": form.half_accumulate}
 
 
 def norm_of(norm: layers.NormAct | layers.LengthNormAct) -> Norm:

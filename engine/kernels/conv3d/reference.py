@@ -40,8 +40,9 @@ def product(x: Tensor, rows: Tensor, weight: Weight, geometry: Geometry, shift: 
     """Raw dot products [D, H, W, N] of buffer frames [T, Hp, Wp, C] with weight rows [N, taps * C]."""
     (st, sh, sw), (kt, kh, kw), (d, h, w) = geometry.stride, weight.kernel, size
     oy, ox = geometry.origin[0] + shift[0], geometry.origin[1] + shift[1]
-    # int8 products reach 2^28: float32 would round them, float64 does not.
-    wide = torch.float64 if x.dtype == torch.int8 else torch.float32
+    # Sums of int8 products can pass 2^24, where float32 begins to round; float64 is exact but several times slower.
+    exact = x.dtype != torch.int8 or int(rows.abs().sum(1, dtype=torch.int64).max()) * 128 < 1 << 24
+    wide = torch.float32 if exact else torch.float64
     window = x[: (d - 1) * st + kt, oy : oy + (h - 1) * sh + kh, ox : ox + (w - 1) * sw + kw, : weight.channels]
     kernel = rows.to(wide).view(-1, kt, kh, kw, weight.channels).permute(0, 4, 1, 2, 3)
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,8 @@ from torch import Tensor
 from ..targets import FP8
 
 QUANT_MAX = {FP8: 448.0, torch.int8: 127.0}
+#: Where fp8 products are summed in fp16, at most this many at a time (a step's depth) before they go into fp32.
+HALF_DEPTH = 64
 
 
 @dataclass(frozen=True)
@@ -66,24 +68,40 @@ def padded_channels(channels: int, dtype: torch.dtype) -> int:
 
 
 def quantise_rows(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """[N, X] float32 -> the same in `dtype` and its scale per row (None for floating types of 16 bit)."""
+    """[N, X] float32 -> the same in `dtype` and its scale per row (None for floating types of 16 bit).
+
+    fp8 rows are kept so small that no HALF_DEPTH products with operands up to 448 sum to more than fp16 holds.
+    """
     if dtype not in QUANT_MAX:
         return rows.to(dtype), None
-    scale = rows.abs().amax(1).clamp_min(1e-12) / QUANT_MAX[dtype]
+    largest = rows.abs().amax(1).clamp_min(1e-12) / QUANT_MAX[dtype]
+    scale = largest
+    if dtype == FP8:
+        steps = torch.nn.functional.pad(rows.abs(), (0, -rows.shape[1] % HALF_DEPTH)).unflatten(1, (-1, HALF_DEPTH))
+        limit = torch.finfo(torch.float16).max / QUANT_MAX[FP8]
+        # Rounding to fp8 may add 1/16 to every term.
+        scale = torch.maximum(largest, steps.sum(2).amax(1) * (17 / 16 / limit))
     scaled = rows / scale[:, None]
     return (scaled.round() if dtype == torch.int8 else scaled).to(dtype), scale
 
 
-def pack_weight(weight: Tensor, dtype: torch.dtype, phases: tuple[int, int, int] = (1, 1, 1),
-                early: bool = False) -> Weight:
+#: From a convolution's rows [N, taps, C], float32, to the scale of each input channel [C]: operand = value / scale.
+Balance = Callable[[Tensor], Tensor]
+
+
+def pack_weight(weight: Tensor, dtype: torch.dtype, phases: tuple[int, int, int] = (1, 1, 1), early: bool = False,
+                balance: Balance | None = None) -> Weight:
     """Conv weight [N, C, kt, kh, kw] (N = phases * K) -> Weight; 8-bit types get one scale per row.
 
     With phases the N rows are pixel-shuffled by the store: row (phase * K + k) lands in channel k of its phase.
     early: also pack what three taps in time come down to in a clip's first two frames, for as many bytes again.
+    balance: scales of the input channels, folded into the weights before they are rounded.
     """
     n, c = weight.shape[:2]
     kernel = tuple(weight.shape[2:])
     wide = torch.zeros(n, *kernel, padded_channels(c, dtype), device=weight.device)
+    if balance is not None:
+        weight = weight.float() * balance(weight.float().permute(0, 2, 3, 4, 1).flatten(1, 3))[:, None, None, None]
     wide[..., :c] = weight.float().permute(0, 2, 3, 4, 1)
     data, scale = quantise_rows(wide.flatten(1), dtype)
     count = phases[0] * phases[1] * phases[2]

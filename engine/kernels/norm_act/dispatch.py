@@ -116,12 +116,12 @@ def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: in
     with on_device(x):
         norm_act_kernel[(-(-(rows * buffer.shape[2]) // block), d)](
             x, absent, norm.weight if norm.weight is not None else absent,
-            norm.bias if norm.bias is not None else absent,
+            norm.bias if norm.bias is not None else absent, store.gain if store.gain is not None else absent,
             buffer, buffer.shape[0], slot, h, w, first, rows, *strides, x.stride(3), norm.eps, 1.0 / store.scale,
             QUANT_MAX.get(buffer.dtype, 0.0),
             C=c, CO=co, CP=wide, KIND=norm.kind, WEIGHT=affine and norm.weight is not None,
             BIAS=affine and norm.bias is not None,
-            SILU=store.silu, BORDER=border, REPLICATE=store.border == "replicate",
+            GAINS=store.gain is not None, SILU=store.silu, BORDER=border, REPLICATE=store.border == "replicate",
             CLAMP=buffer.dtype in QUANT_MAX, ROUND=buffer.dtype == torch.int8, UNIT=unit, DENSE=dense,
             FAST=not (interpreted() and not x.is_cuda), BP=block, num_warps=WARPS,
         )  # fmt: skip

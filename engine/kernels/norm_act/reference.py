@@ -65,6 +65,7 @@ def norm_act(
     for d in range(x.shape[0]):
         y = apply(x[d : d + 1], norm, None if coefs is None else coefs[d : d + 1])
         y = F.silu(y) if store.silu else y
+        y = y if store.gain is None else y * store.gain
         if border:
             y = y.permute(0, 3, 1, 2)
             pad = (border, border, above, below)

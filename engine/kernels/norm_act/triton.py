@@ -73,12 +73,12 @@ def coefficients_kernel(partials, weight, bias, coefs, blocks, count, eps,
 
 
 @triton.jit(do_not_specialize=["slots", "slot", "height", "width", "first", "rows", "x_t", "x_y", "x_x", "x_c"])
-def norm_act_kernel(x, coefs, weight, bias, out, slots, slot, height, width, first, rows, x_t, x_y, x_x, x_c, eps,
-                    gain, limit,
+def norm_act_kernel(x, coefs, weight, bias, gains, out, slots, slot, height, width, first, rows, x_t, x_y, x_x, x_c,
+                    eps, gain, limit,
                     C: tl.constexpr, CO: tl.constexpr, CP: tl.constexpr, KIND: tl.constexpr, WEIGHT: tl.constexpr,
-                    BIAS: tl.constexpr, SILU: tl.constexpr, BORDER: tl.constexpr, REPLICATE: tl.constexpr,
-                    CLAMP: tl.constexpr, ROUND: tl.constexpr, UNIT: tl.constexpr, DENSE: tl.constexpr,
-                    FAST: tl.constexpr, BP: tl.constexpr):  # fmt: skip
+                    BIAS: tl.constexpr, GAINS: tl.constexpr, SILU: tl.constexpr, BORDER: tl.constexpr,
+                    REPLICATE: tl.constexpr, CLAMP: tl.constexpr, ROUND: tl.constexpr, UNIT: tl.constexpr,
+                    DENSE: tl.constexpr, FAST: tl.constexpr, BP: tl.constexpr):  # fmt: skip
     """One program writes BP positions of the bordered rows `first`.. of one frame: [BP, CO], C of them from x."""
     d = tl.program_id(1)
     pitch = width + 2 * BORDER
@@ -122,6 +122,8 @@ def norm_act_kernel(x, coefs, weight, bias, out, slots, slot, height, width, fir
                                            dtype=tl.float32, is_pure=True, pack=1)
         else:
             v = v / (1.0 + tl.exp(-v))
+    if GAINS:
+        v *= tl.load(gains + c, mask=c < C, other=0.0)[None, :]
     v = tl.where(inside[:, None] & (c < C)[None, :], v, 0.0)
     v = formatted(v, gain, 0.0, -limit, limit, CLAMP, ROUND).to(out.dtype.element_ty)
     at_slot = slot + d

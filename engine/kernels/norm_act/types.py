@@ -24,8 +24,10 @@ class Norm:
 
 @dataclass(frozen=True)
 class Store:
-    """How results are written: silu first; border zero or replicate; an 8-bit type holds value / scale."""
+    """How results are written: silu first; border zero or replicate; an 8-bit type holds value / scale, or with
+    `gain` ([C] float32) value * gain per channel."""
 
     silu: bool = True
     border: str = "zero"
     scale: float = 1.0
+    gain: Tensor | None = None

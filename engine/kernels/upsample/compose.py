@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..conv3d.types import Weight, padded_channels, quantise_rows
+from ..conv3d.types import Balance, Weight, padded_channels, quantise_rows
 from ..precision import exact_matmul
 
 # Per fold and temporal phase: conv tap in time -> (input tap 0 = frame t-1 or 1 = frame t, sub-frame of the expansion).
@@ -84,10 +84,16 @@ def _compose_phase(iy: int, ix: int, plans: tuple, source: Tensor, shuffled_bias
         table[:, (iy * 2 + ix) * z + it, 0] += conv_bias
 
 
-def pack(expand: Tensor, expand_bias: Tensor, conv: Tensor, conv_bias: Tensor, dtype: torch.dtype) -> Composed:
-    """Compose in fp32 and round once into `dtype` (8-bit types: one scale per row). Same arguments as `compose`."""
+def pack(expand: Tensor, expand_bias: Tensor, conv: Tensor, conv_bias: Tensor, dtype: torch.dtype,
+         balance: Balance | None = None) -> Composed:
+    """Compose in fp32 and round once into `dtype` (8-bit types: one scale per row). Same arguments as `compose`.
+
+    balance: scales of the input channels, folded into the composed weights before they are rounded.
+    """
     kernels, table = compose(expand.float(), expand_bias.float(), conv.float(), conv_bias.float())
     folds, phases, k, kt, _, _, c = kernels.shape
+    if balance is not None:
+        kernels *= balance(kernels.view(folds * phases * k, -1, c))
     wide = padded_channels(c, dtype)
     rows = torch.nn.functional.pad(kernels, (0, wide - c)).view(folds * phases * k, -1)
     data, scale = quantise_rows(rows, dtype)

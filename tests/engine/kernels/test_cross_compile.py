@@ -21,7 +21,7 @@ INSTRUCTION = {
     90: {"float16": "HGMMA", "float8": "QGMMA", "int8": "IGMMA"},
     100: {"float16": "UTCHMMA", "float8": "UTCQMMA", "int8": ("UTCIMMA", "IMMA.16832")},
     120: {"float16": "HMMA.16816.F32", "float16_fast": "HMMA.16816.F16", "int8": "IMMA.16832",
-          "float8": "QMMA.SF.16832.F32.E4M3"},
+          "float8": "QMMA.SF.16832.F32.E4M3", "float8_fast": "QMMA.16832.F16.E4M3"},
 }  # fmt: skip
 
 

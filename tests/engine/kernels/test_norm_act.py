@@ -109,3 +109,21 @@ def test_bands_hold_the_frames_own_rows(backend, border):
         assert torch.equal(band, whole[:, first : first + rows])
     with pytest.raises(ValueError, match="does not hold"):
         norm_act(x, Norm("none"), torch.empty(3, 6, 11, 32).half(), first=10, backend=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", ["group", "none"])
+def test_a_gain_per_channel_comes_before_rounding(request, backend, kind):
+    if backend == "triton":
+        request.getfixturevalue("interpreter")
+    x, gain = (torch.randn(1, 9, 7, 48) * 2).half(), torch.logspace(0, 2, 48)
+    norm = Norm(kind, torch.randn(48), torch.randn(48), 8)
+    buffer = torch.empty(2, 11, 9, 64, dtype=torch.int8)
+    norm_act(x, norm, buffer, slot=1, store=Store(silu=kind == "group", gain=gain), backend=backend)
+    want = plain(x.float(), norm)
+    want = (F.silu(want) if kind == "group" else want) * gain
+    got = buffer[1].float()
+    # The kernel's own SiLU may tip a value over the edge between two integers.
+    assert ((got[1:-1, 1:-1, :48] - want[0].round().clamp(-127, 127)).abs() <= 1).all()
+    assert error(got[1:-1, 1:-1, :48], want[0].clamp(-127, 127)) < 0.02
+    assert not got[..., 48:].any() and not got[0].any() and not got[:, -1].any()

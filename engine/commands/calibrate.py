@@ -1,0 +1,83 @@
+"""`calibrate`: what a VAE's convolutions read and what 8 bits cost each of them, kept for later runs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import InputError
+from .options import progress
+
+if TYPE_CHECKING:
+    from ..precision.table import Table
+
+#: Costliest convolutions named.
+NAMED = 5
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    parser = subparsers.add_parser(
+        "calibrate",
+        description="Measure on a clip what a VAE's convolutions read and what 8 bits cost each of them in dB. fp8, "
+        "int8 and a dB floor use the result from then on; without one they measure the first clip they see.",
+        epilog="The result is kept in the pack's cache folder ($ZEROWASTE_CACHE, or the system's place for caches).",
+    )
+    parser.add_argument("vae", nargs="?", type=Path, metavar="VAE", help="VAE weights (default: the small demo VAE)")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--clip", type=Path, metavar="VIDEO", help="a clip to measure on (default: the demo clip)")
+    what.add_argument("--latent", type=Path, metavar="FILE", help="a latent instead; calibrates the decoder only")
+    parser.add_argument("--ranges-only", action="store_true", help="leave out what each convolution costs by itself")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="also write the result to this .json")
+    parser.add_argument("--force", action="store_true", help="replace an existing table")
+    parser.add_argument("--device", metavar="D", help="cuda, cuda:N or cpu (default: CUDA when there is one)")
+    parser.add_argument("--norm-groups", type=int, metavar="N", help="for files of unusual widths that do not name it")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from ..demo import demo_clip_path
+    from ..files import check_target, replacing
+    from ..latents import read_latent
+    from ..loader import demo_vae_path, load
+    from ..media import read_video
+    from ..precision.calibrate import calibrate, passes
+
+    if args.table is not None:
+        if args.table.suffix.lower() != ".json":
+            raise InputError(f"--table {args.table}: a table ends in .json")
+        check_target(args.table, args.force)
+    # fp16 on a CPU too: the ranges are those of 16-bit streams.
+    vae = load(args.vae or demo_vae_path(), precision="fp16", device=args.device, norm_groups=args.norm_groups)
+    if args.latent is None and not vae.can_encode:
+        raise InputError(f"{vae.path}: holds a decoder only; give a --latent to calibrate on")
+    source = args.latent or args.clip or demo_clip_path()
+    latent = read_latent(source, vae.latent_channels) if args.latent else None
+    video = None if args.latent else read_video(source)[0]
+    errors = not args.ranges_only
+    total = passes(vae, ("decoder",) if args.latent else ("encoder", "decoder"), errors)
+    with progress("calibrate", args.quiet) as report:
+        done = iter(range(1, total + 1))
+        outcomes = list(calibrate(vae, source.name, video, latent, errors, lambda: report(next(done), total)))
+    for outcome in outcomes:
+        for line in describe(outcome.half, outcome.table):
+            print(line)
+        for kind, (db, saturated, operands) in outcome.whole.items():
+            print(f"  all in {kind}: {db:.1f} dB against fp16, {saturated} of {operands} operands saturated")
+    if args.table is not None:
+        with replacing(args.table) as temporary:
+            temporary.write_text(vae.store.document(), encoding="utf-8")
+    return 0
+
+
+def describe(half: str, table: Table) -> Iterable[str]:
+    """Lines on one half's table: where it comes from, and which convolutions cost most."""
+    from ..precision.measure import decibel
+
+    yield f"{half}: ranges of {len(table.ranges)} convolutions from {table.source}"
+    for kind, errors in table.errors.items():
+        worst = sorted(errors, key=errors.__getitem__, reverse=True)[:NAMED]
+        listed = ", ".join(f"{key.removeprefix(half + '.')} {decibel(errors[key]):.1f} dB" for key in worst)
+        yield f"  costliest alone in {kind}: {listed}"

@@ -1,0 +1,68 @@
+"""Samples of a clip through one half of a VAE under different policies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from ..fused.decoder import FusedDecoder
+from ..fused.encoder import FusedEncoder
+from ..optimize import Options
+from .measure import Reader, Saturation, Watch, decibel, decode, encode, mse
+from .operands import Operands
+from .policy import EXACT, Policy, Ranges, eligible
+from .table import Table
+
+
+class Bench:
+    """Runs `samples` (measure.latent_samples or video_samples, on the device) and compares pixels with those of the
+    exact policy. Latents of an encoder are judged by what the exact decoder makes of them.
+
+    Packed weights of every policy tried are held until the Bench goes.
+    """
+
+    def __init__(
+        self, model: nn.Module, half: str, dtype: torch.dtype, options: Options, samples: list[Tensor]
+    ) -> None:
+        self.half = half
+        self._model = model
+        self._dtype = dtype
+        self._options = options
+        self._samples = samples
+        self._packed: dict = {}
+        self._judge = FusedDecoder(model.decoder, dtype, options, Operands(dtype, EXACT)) if half == "encoder" else None
+
+    def table(self, source: str) -> Table:
+        """Ranges and work of all convolutions, read off the exact network."""
+        reader = Reader()
+        self._run(EXACT, reader)
+        return Table(source, reader.ranges(), dict(reader.flops))
+
+    def errors(self, kind: str, ranges: Ranges, tick: Callable[[], None] = lambda: None) -> dict[str, float]:
+        """Mean square error in pixels of each eligible convolution alone in 8 bit."""
+        found = {}
+        for key in eligible(getattr(self._model, self.half)):
+            found[key] = mse(self._run(Policy({key: kind}, ranges)), self._exact)
+            tick()
+        return found
+
+    def quality(self, policy: Policy) -> tuple[float, Saturation]:
+        """(dB against the exact policy, how many 8-bit operands were saturated)."""
+        saturation = Saturation()
+        return decibel(mse(self._run(policy, saturation), self._exact)), saturation
+
+    @cached_property
+    def _exact(self) -> list[Tensor]:
+        return self._run(EXACT)
+
+    def _run(self, policy: Policy, watch: Watch | None = None) -> list[Tensor]:
+        operands = Operands(self._dtype, policy, self._packed)
+        if self.half == "decoder":
+            network = FusedDecoder(self._model.decoder, self._dtype, self._options, operands)
+            return [decode(network, z, watch) for z in self._samples]
+        network = FusedEncoder(self._model.encoder, self._dtype, self._options, operands)
+        return [decode(self._judge, encode(network, x, watch)) for x in self._samples]
+

@@ -1,0 +1,84 @@
+"""Calibration: ranges, and what each convolution costs in 8 bit, from a clip or a latent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from ..fused.encoder import FusedEncoder
+from ..fused.path import why_off
+from ..runtime.pixels import to_unit
+from ..vae import VideoVAE
+from .bench import Bench
+from .measure import SIDE, encode, latent_samples, video_samples
+from .modes import SUPPORTED
+from .policy import KINDS, Policy, eligible
+from .table import Table
+
+#: Latent pixels of a sample's side where errors are measured on a CPU: a pass per convolution, and two kinds.
+CPU_SIDE = 16
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One half's table, and per kind (dB with every eligible convolution in 8 bit, saturated operands, of how many)."""
+
+    half: str
+    table: Table
+    whole: dict[str, tuple[float, int, int]]
+
+
+def calibrate(
+    vae: VideoVAE, source: str, video: Tensor | None, latent: Tensor | None, errors: bool, tick: Callable[[], None]
+) -> Iterator[Outcome]:
+    """Measure a clip [F, H, W, 3] (encoder and decoder) or a host-scaled latent [B, C, T, h, w] (decoder alone).
+
+    source: what to call it. errors: also measure every convolution by itself, which a floor needs. tick: called after
+    each pass. Tables are kept in the VAE's store. Raises InputError for a VAE that has no 8-bit path.
+    """
+    reason = why_off(vae.arch, vae.model.config, vae.dtype, vae.device, emulate=True)
+    if vae.arch not in SUPPORTED:
+        reason = f"{vae.arch} runs in 16 bit in this version"
+    if reason:
+        raise InputError(f"{vae.path}: cannot be calibrated here, its 8-bit path is off ({reason})")
+    side = CPU_SIDE if errors and vae.device.type == "cpu" else SIDE
+    with torch.no_grad():
+        if video is not None:
+            frames = [to_unit(p.to(vae.device)) for p in video_samples(video)]
+            small = [to_unit(p.to(vae.device)) for p in video_samples(video, side=side)]
+            network = FusedEncoder(vae.model.encoder, vae.dtype, vae.options)
+            latents = [encode(network, x) for x in frames], [encode(network, x) for x in small]
+            yield _half(vae, "encoder", source, frames, small, errors, tick)
+        else:
+            latents = tuple(
+                [p.to(vae.device).float() / vae.scale for p in latent_samples(latent[0], side=s)] for s in (SIDE, side)
+            )
+        yield _half(vae, "decoder", source, *latents, errors, tick)
+
+
+def passes(vae: VideoVAE, halves: tuple[str, ...], errors: bool) -> int:
+    """How often `calibrate` will call `tick`."""
+    each = (len(eligible(getattr(vae.model, half))) if errors else 0 for half in halves)
+    return sum(1 + len(KINDS) * (n + 1) for n in each)
+
+
+def _half(
+    vae: VideoVAE, half: str, source: str, samples: list[Tensor], small: list[Tensor], errors: bool,
+    tick: Callable[[], None],
+) -> Outcome:
+    table = Bench(vae.model, half, vae.dtype, vae.options, samples).table(source)
+    tick()
+    bench = Bench(vae.model, half, vae.dtype, vae.options, small)
+    keys, whole = eligible(getattr(vae.model, half)), {}
+    for kind in KINDS:
+        if errors:
+            table = table.with_errors(kind, bench.errors(kind, table.ranges, tick))
+        db, saturation = bench.quality(Policy(dict.fromkeys(keys, kind), table.ranges))
+        whole[kind] = db, saturation.count, saturation.total
+        tick()
+    vae.store.keep(half, table)
+    return Outcome(half, table, whole)

@@ -1,0 +1,134 @@
+"""Samples of a clip through a fused network: what its convolutions read, how much saturates, and the difference two
+networks make in dB."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..fused.decoder import FusedDecoder
+from ..fused.encoder import FusedEncoder
+from ..fused.weights import Conv, Downsampler, Upsampler
+from ..kernels.conv3d.types import QUANT_MAX
+from .policy import Range
+
+Watch = Callable[[Conv | Upsampler, Tensor], None]
+#: A sample is this many latents (5 frames), of at most SIDE x SIDE latent pixels: 384 x 384 pixels.
+LATENTS = 2
+SIDE = 48
+#: Samples of a clip, from its first to its last frames and from its upper left to its lower right corner.
+COUNT = 3
+
+
+def latent_samples(z: Tensor, count: int = COUNT, side: int = SIDE) -> list[Tensor]:
+    """Clip [C, T, h, w] -> up to `count` parts of it [LATENTS, h', w', C], each to be decoded as a clip of its own."""
+    return [
+        z[:, t : t + LATENTS, y : y + side, x : x + side].permute(1, 2, 3, 0)
+        for t, y, x in _places((z.shape[1], LATENTS), z.shape[2:], side, count)
+    ]
+
+
+def video_samples(video: Tensor, count: int = COUNT, side: int = SIDE) -> list[Tensor]:
+    """Clip [F, H, W, 3] -> up to `count` parts of it [5 or 1 frames, H', W', 3], each to be encoded by itself."""
+    frames = 4 * (LATENTS - 1) + 1 if video.shape[0] >= 4 * (LATENTS - 1) + 1 else 1
+    return [
+        video[t : t + frames, y : y + 8 * side, x : x + 8 * side]
+        for t, y, x in _places((video.shape[0], frames), video.shape[1:3], 8 * side, count)
+    ]
+
+
+def _places(time: tuple[int, int], size: tuple[int, ...], side: int, count: int) -> list[tuple[int, int, int]]:
+    """Where samples start, without repetition."""
+    room = [max(time[0] - time[1], 0), *(max(n - side, 0) for n in size)]
+    steps = [i / max(count - 1, 1) for i in range(count)]
+    return list(dict.fromkeys((*(round(s * r) for r in room),) for s in steps))
+
+
+@torch.no_grad()
+def decode(network: FusedDecoder, z: Tensor, watch: Watch | None = None) -> Tensor:
+    """Latents [D, h, w, C], unscaled -> [F, 8h, 8w, 3], about -1..1 and not clamped, on the latents' device."""
+    d, h, w, _ = z.shape
+    front, rest = network.plan_front(d, h, w, z.device), network.plan_tile(d, h, w, 0, z.device)
+    out: list[Tensor] = []
+    front.watch = rest.watch = watch
+    front.allocate()
+    network.front_chunk(front, z, lambda x: out.append(x.clone()))
+    front.free()
+    features = out.pop()
+    rest.allocate()
+    network.tile_chunk(rest, features, 0, lambda x: out.append(2 * x - 1))
+    return torch.cat(out)
+
+
+@torch.no_grad()
+def encode(network: FusedEncoder, video: Tensor, watch: Watch | None = None) -> Tensor:
+    """Frames [F, H, W, 3] in -1..1 -> mean latents [T, h, w, C], on the video's device."""
+    count, height, width, _ = video.shape
+    run = network.plan((count - 1) // 4 + 1, height, width, 0, video.device)
+    run.watch = watch
+    run.allocate()
+    moments = network.chunk(run, video, 0)
+    return moments[..., : moments.shape[-1] // 2].clone()
+
+
+class Reader:
+    """A watch for 16-bit networks: ranges of what convolutions read, and how much work each does."""
+
+    def __init__(self) -> None:
+        self._largest: dict[str, Tensor] = {}
+        self._squares: dict[str, Tensor] = {}
+        self._counts: dict[str, int] = defaultdict(int)
+        self.flops: dict[str, int] = defaultdict(int)
+
+    def __call__(self, conv: Conv | Upsampler, frames: Tensor) -> None:
+        x = frames.flatten(0, 2).float()
+        largest, squares = x.abs().amax(0), x.square().sum(0)
+        key = conv.key
+        self._largest[key] = torch.maximum(largest, self._largest.get(key, largest))
+        self._squares[key] = squares + self._squares.get(key, 0.0)
+        self._counts[key] += x.shape[0]
+        positions = x.shape[0] // (4 * conv.factor if isinstance(conv, Downsampler) else 1)
+        self.flops[key] += conv.weight.flops_per_position * positions
+
+    def ranges(self) -> dict[str, Range]:
+        return {
+            key: Range.of(self._largest[key], (squares / self._counts[key]).sqrt())
+            for key, squares in self._squares.items()
+        }
+
+
+class Saturation:
+    """A watch for 8-bit networks: how many of the operands stand at the end of their type."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total = 0
+
+    def __call__(self, conv: Conv | Upsampler, frames: Tensor) -> None:
+        if conv.dtype in QUANT_MAX:
+            self.count += int((frames.float().abs() >= QUANT_MAX[conv.dtype]).sum())
+            self.total += frames.numel()
+
+    @property
+    def share(self) -> float:
+        return self.count / max(self.total, 1)
+
+
+def mse(a: list[Tensor], b: list[Tensor]) -> float:
+    """Mean square difference over all values of both lists."""
+    squares = sum((x.double() - y.double()).square().sum().item() for x, y in zip(a, b, strict=True))
+    return squares / sum(x.numel() for x in a)
+
+
+def decibel(error: float) -> float:
+    """PSNR in dB of a mean square error in -1..1; infinite without error."""
+    return math.inf if error == 0 else 10 * math.log10(4 / error)
+
+
+def from_decibel(db: float) -> float:
+    """The mean square error in -1..1 that a PSNR allows."""
+    return 4 / 10 ** (db / 10)

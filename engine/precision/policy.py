@@ -1,0 +1,104 @@
+"""Which convolutions read 8-bit operands, and what is known of the values they read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..kernels.targets import FP8
+from ..layers import CausalConv3d
+
+#: Operand types of 8 bit by the name of their precision.
+KINDS = {"fp8": FP8, "int8": torch.int8}
+#: A narrower convolution spends its time on memory, and 8-bit rows are padded to this many channels.
+MIN_CHANNELS = 32
+
+
+@dataclass(frozen=True)
+class Range:
+    """What a convolution's input held while it was measured, per channel."""
+
+    largest: tuple[float, ...]
+    rms: tuple[float, ...]
+
+    @classmethod
+    def of(cls, largest: Tensor, rms: Tensor) -> Range:
+        return cls(tuple(map(_short, largest.tolist())), tuple(map(_short, rms.tolist())))
+
+    def united(self, other: Range) -> Range:
+        """The range of both inputs together."""
+        pairs = (zip(self.largest, other.largest, strict=True), zip(self.rms, other.rms, strict=True))
+        return Range(*(tuple(max(pair) for pair in both) for both in pairs))
+
+
+Ranges = Mapping[str, Range]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """kinds: convolution key -> "fp8" or "int8"; all others stay in 16 bit. ranges: of the inputs of those.
+
+    half_accumulate: 16-bit convolutions behind a norm may sum products in fp16, a step at a time.
+    """
+
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    ranges: Ranges = field(default_factory=dict)
+    half_accumulate: bool = False
+
+    def __post_init__(self) -> None:
+        for key, kind in self.kinds.items():
+            if kind not in KINDS:
+                raise ValueError(f"{key}: {kind!r} is not one of {', '.join(KINDS)}")
+        ranges = {key: self.ranges[key] for key in self.kinds if key in self.ranges}
+        object.__setattr__(self, "kinds", MappingProxyType(dict(self.kinds)))
+        object.__setattr__(self, "ranges", MappingProxyType(ranges))
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "kinds": dict(self.kinds),
+            "ranges": ranges_as_dict(self.ranges),
+            "half_accumulate": self.half_accumulate,
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Policy:
+        """Raises KeyError, TypeError or ValueError on anything that `as_dict` did not make."""
+        return cls(dict(values["kinds"]), ranges_from_dict(values["ranges"]), bool(values["half_accumulate"]))
+
+
+#: Everything in 16 bit, summed in fp32.
+EXACT = Policy()
+
+
+def ranges_as_dict(ranges: Ranges) -> dict[str, Any]:
+    return {key: {"largest": list(r.largest), "rms": list(r.rms)} for key, r in ranges.items()}
+
+
+def ranges_from_dict(values: Mapping[str, Any]) -> dict[str, Range]:
+    return {
+        key: Range(tuple(map(float, r["largest"])), tuple(map(float, r["rms"]))) for key, r in values.items()
+    }
+
+
+def eligible(half: torch.nn.Module) -> list[str]:
+    """Keys of the convolutions of an encoder or decoder that may take 8-bit operands: all with a 3x3 window but the
+    first and the last, from MIN_CHANNELS channels on. Shortcuts (1x1) read the 16-bit residual stream as it is."""
+    return [
+        module.key
+        for name, module in half.named_modules()
+        if isinstance(module, CausalConv3d)
+        and module.kernel_size[1] > 1
+        and name not in ("conv_in", "conv_out")
+        and min(module.in_channels, module.out_channels) >= MIN_CHANNELS
+    ]
+
+
+def _short(value: float) -> float:
+    """Three digits: a range is a sample, and tables stay small."""
+    return float(f"{value:.3g}")

@@ -1,0 +1,92 @@
+"""Packed networks on disk, so that the next start neither composes nor quantises."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from .. import log
+from ..files import write_tensors
+from .operands import Operands
+
+#: Part of every recipe: raise it when packing changes.
+FORMAT = 1
+T = TypeVar("T")
+
+
+def recipe(operands: Operands, *rest: object) -> str:
+    """A name for what a packed network was made from, besides the weight file. rest: whatever else shaped it."""
+    parts = [FORMAT, str(operands.dtype), operands.policy.as_dict(), *map(str, rest)]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def save(network: object, path: Path, made_from: str) -> None:
+    """Write all tensors of a packed network. A folder that cannot be written is logged once."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_tensors(path, {name: _upright(t) for name, t in _tensors(network).items()}, {"recipe": made_from})
+    except OSError as error:
+        log.once(f"{path}: {error.strerror or error}; weights are packed again at the next start")
+
+
+def load(plan: T, path: Path, made_from: str, device: torch.device) -> T | None:
+    """`plan` (the network packed on the meta device) with the file's tensors; None if the file holds something else."""
+    from safetensors import SafetensorError, safe_open
+
+    expected = _tensors(plan)
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            if (file.metadata() or {}).get("recipe") != made_from or set(file.keys()) != set(expected):
+                return None
+            found = {name: file.get_tensor(name) for name in expected}
+    except FileNotFoundError:
+        return None
+    except (OSError, SafetensorError) as error:
+        log.once(f"{path}: not usable ({type(error).__name__}), weights are packed anew")
+        return None
+    for name, like in expected.items():
+        upright = _upright(like)
+        if (found[name].shape, found[name].dtype) != (upright.shape, upright.dtype):
+            return None
+        found[name] = found[name] if upright is like else found[name].t()
+    return _mapped(plan, "", lambda name, _: found[name])
+
+
+def _upright(tensor: Tensor) -> Tensor:
+    """Transposed matrices the way they lie in memory: a product's rounding may depend on it."""
+    return tensor.t() if tensor.dim() == 2 and not tensor.is_contiguous() else tensor
+
+
+def _tensors(network: object) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+
+    def note(name: str, tensor: Tensor) -> Tensor:
+        found[name] = tensor
+        return tensor
+
+    _mapped(network, "", note)
+    return found
+
+
+def _mapped(value: Any, name: str, change: Callable[[str, Tensor], Tensor]) -> Any:
+    """A copy of nested objects, dataclasses, lists and tuples with every tensor passed through `change`."""
+    if isinstance(value, Tensor):
+        return change(name, value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_mapped(v, f"{name}.{i}", change) for i, v in enumerate(value))
+    if dataclasses.is_dataclass(value):
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        return dataclasses.replace(value, **{k: _mapped(v, f"{name}.{k}", change) for k, v in fields.items()})
+    if hasattr(value, "__dict__"):
+        out = copy.copy(value)
+        vars(out).update({k: _mapped(v, f"{name}.{k}", change) for k, v in vars(value).items()})
+        return out
+    return value

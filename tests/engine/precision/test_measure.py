@@ -1,0 +1,129 @@
+"""Quantised networks through the reference operators: the bits change, the error is that of 8 bits, chunks agree."""
+
+import pytest
+import torch
+from zerowaste_vae.engine.fused import run as fused_run
+from zerowaste_vae.engine.fused.decoder import FusedDecoder
+from zerowaste_vae.engine.fused.encoder import FusedEncoder
+from zerowaste_vae.engine.fused.parking import Parking
+from zerowaste_vae.engine.models.seedvr2 import Config, SeedVR2
+from zerowaste_vae.engine.precision import measure
+from zerowaste_vae.engine.precision.operands import Operands
+from zerowaste_vae.engine.precision.policy import Policy, eligible
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def model(seed_model):
+    model = SeedVR2(Config((32, 32, 48, 32), (32, 32, 48, 32), 16, 4)).requires_grad_(False)
+    seed_model(model, 5)
+    return model.half()
+
+
+@pytest.fixture(scope="module")
+def ranges(model, noise_samples):
+    reader = measure.Reader()
+    measure.decode(FusedDecoder(model.decoder, torch.float16), noise_samples[0], reader)
+    measure.encode(FusedEncoder(model.encoder, torch.float16), noise_samples[1], reader)
+    return reader.ranges()
+
+
+@pytest.fixture(scope="module")
+def noise_samples():
+    g = torch.Generator().manual_seed(2)
+    return torch.randn(2, 5, 6, 16, generator=g), torch.rand(5, 40, 48, 3, generator=g) * 2 - 1
+
+
+def networks(model, kind, ranges):
+    dtype = torch.float16
+    keys = (*eligible(model.decoder), *eligible(model.encoder))
+    operands = Operands(dtype, Policy(dict.fromkeys(keys, kind) if kind else {}, ranges))
+    return (
+        FusedDecoder(model.decoder, dtype, operands=operands),
+        FusedEncoder(model.encoder, dtype, operands=operands),
+    )
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int8"])
+def test_8_bit_changes_the_bits_by_as_much_as_8_bits_do(model, ranges, noise_samples, kind):
+    z, video = noise_samples
+    exact, mixed = networks(model, None, ranges), networks(model, kind, ranges)
+    saturation = measure.Saturation()
+    pixels = measure.decode(exact[0], z), measure.decode(mixed[0], z, saturation)
+    assert 20 < measure.decibel(measure.mse([pixels[0]], [pixels[1]])) < 60
+    assert saturation.total > 0
+    assert saturation.share < 1e-3
+    latents = measure.encode(exact[1], video), measure.encode(mixed[1], video)
+    noise = (latents[1] - latents[0]).square().mean() / latents[0].square().mean()
+    assert 1e-6 < noise < 3e-2
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int8"])
+def test_nothing_normalised_is_written_in_16_bit_for_8_bit_convolutions(
+    model, ranges, noise_samples, kind, monkeypatch
+):
+    """Residency: what norm_act stores is the operand; only attention and the ends have 16-bit buffers."""
+    written, read = [], []
+    store, convolve = fused_run.norm_act, fused_run.conv3d
+
+    def storing(x, norm, buffer, **options):
+        written.append(buffer)
+        store(x, norm, buffer, **options)
+
+    def convolving(x, weight, out, **options):
+        read.append((x, weight))
+        return convolve(x, weight, out, **options)
+
+    monkeypatch.setattr(fused_run, "norm_act", storing)
+    monkeypatch.setattr(fused_run, "conv3d", convolving)
+    decoder, encoder = networks(model, kind, ranges)
+    measure.decode(decoder, noise_samples[0])
+    measure.encode(encoder, noise_samples[1])
+    keys = len(eligible(model.decoder)) + len(eligible(model.encoder))
+    assert sum(buffer.dtype.itemsize == 1 for buffer in written) == keys
+    # Two first and two last convolutions, and the tokens of two attentions, frame by frame.
+    assert sum(buffer.dtype.itemsize == 2 for buffer in written) == 4 + 2 * 2
+    for x, weight in read:
+        assert x.dtype == weight.data.dtype
+        if weight.kernel[1] > 1 and weight.data.dtype.itemsize == 2:
+            assert weight.channels in (16, 32)  # an end: latents, pixels (padded), or the last convolution
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int8"])
+@torch.no_grad()
+def test_every_chunking_and_parking_gives_the_same_frames(model, ranges, kind):
+    decoder = networks(model, kind, ranges)[0]
+    z = torch.randn(4, 9, 3, 16, generator=torch.Generator().manual_seed(3))
+
+    def decode(chunk, frames, parking=None):
+        run = decoder.plan(chunk, 9, 3, frames, torch.float32, CPU, parking)
+        run.allocate()
+        out = []
+        for part in z.split(chunk):
+            run.scout(lambda part=part: decoder.chunk(run, part, frames, torch.float32, out.append))
+            decoder.chunk(run, part, frames, torch.float32, lambda x: out.append(x.clone()))
+        return torch.cat(out), run
+
+    expected, whole = decode(4, 0)
+    # Sums are taken in another order on a CPU (its convolutions split the work by size): rounding, then 8-bit steps.
+    for options in ((1, 1), (2, 3), (1, 2, Parking(None, 0))):
+        out = decode(*options)[0]
+        assert measure.decibel(measure.mse([2 * out], [2 * expected])) > 45, options
+    halos = {dtype for (_, dtype) in whole.rings}
+    assert halos == {torch.float16, next(c.dtype for c in (decoder.ups[0],))}
+
+
+def test_samples_cover_a_clip_and_stay_small():
+    z = torch.zeros(16, 9, 100, 30)
+    parts = measure.latent_samples(z)
+    assert [tuple(p.shape) for p in parts] == [(2, 48, 30, 16)] * 3
+    assert [tuple(p.shape) for p in measure.latent_samples(z[:, :1, :4, :4])] == [(1, 4, 4, 16)]
+    video = torch.zeros(21, 500, 100, 3)
+    assert [tuple(p.shape) for p in measure.video_samples(video)] == [(5, 384, 100, 3)] * 3
+    assert [tuple(p.shape) for p in measure.video_samples(video[:3, :40])] == [(1, 40, 100, 3)] * 3
+
+
+def test_decibel_and_back():
+    assert measure.decibel(measure.from_decibel(47.0)) == pytest.approx(47.0)
+    assert measure.decibel(0.0) == float("inf")
