@@ -118,8 +118,8 @@ def test_a_wish_that_cannot_be_met_is_explained_before_the_run(browser, comfy):
     nodes = browser("load", workflow=workflow("demo_encode_decode"))
     decode = node(nodes, "ZeroWasteVAEDecode")["id"]
     browser("panel", name="zerowaste_plan", until="Predicted")
-    browser("set", node=decode, widget="vram_gb", value=0.05)
-    panel = browser("panel", name="zerowaste_plan", until="the target is 0.05 GB")
+    browser("set", node=decode, widget="vram_gb", value=0.1)
+    panel = browser("panel", name="zerowaste_plan", until="the target is 0.10 GB")
     assert "raise vram_gb" in panel["text"]
     check_layout(panel)
     browser("set", node=decode, widget="vram_gb", value=0)
