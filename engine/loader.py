@@ -60,7 +60,7 @@ def load(
     dtype = PRECISIONS[name]
     shapes = {key: tuple(t.shape) for key, t in checkpoint.tensors.items()}
     try:
-        config = architecture.configure(shapes, norm_groups or _stored_groups(checkpoint))
+        config = architecture.configure(shapes, norm_groups or stored_groups(checkpoint))
         with torch.device("meta"):
             model = architecture.build(config)
     except InputError as e:
@@ -103,7 +103,8 @@ def auto_precision(device: torch.device, architecture: Architecture) -> str:
     return architecture.native if torch.cuda.get_device_capability(device) >= (8, 0) else "fp16"
 
 
-def _stored_groups(checkpoint: Checkpoint) -> int | None:
+def stored_groups(checkpoint: Checkpoint) -> int | None:
+    """The norm groups that a file names in its metadata, if it does. Raises InputError on what is no number."""
     stored = checkpoint.metadata.get("norm_num_groups")
     if stored is None:
         return None

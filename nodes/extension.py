@@ -7,7 +7,7 @@ from .decode import Decode
 from .demo import DemoClip
 from .encode import Encode
 from .host import ComfyExtension, io
-from .loader import Loader, learn_demo
+from .loader import Loader
 from .optimize import Optimize
 from .save import Save
 
@@ -15,6 +15,5 @@ from .save import Save
 class Extension(ComfyExtension):
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         # Here and not in on_load, which hosts before 0.3.65 never call.
-        learn_demo()
         routes.register()
         return [Loader, Optimize, Encode, Decode, Save, DemoClip]

@@ -7,7 +7,7 @@ import functools
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import comfy.model_management as mm
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ..engine import Cancelled, Checkpoint, CheckpointError, InputError, VideoVAE, load, log, read_checkpoint
 from ..engine.checkpoint import restore_shapes
+from ..engine.kernels.precision import fp32_math
 from ..engine.loader import PRECISIONS, auto_precision
 from ..engine.models import detect, seedvr2
 from ..engine.optimize import Options, availability
@@ -30,7 +31,7 @@ from ..engine.runtime.memory import DEFAULT_SHARE, GIB, available_ram
 from ..engine.runtime.pinned import POOL
 from ..engine.runtime.pixels import OUTPUTS
 from ..engine.runtime.plan import Plan
-from ..engine.runtime.scope import scoped_math
+from ..engine.runtime.scope import attribute
 from .frames import as_clip, as_latent
 from .planning import KNOWN, Machine, plan_facts
 from .preview import SIZE as PREVIEW_SIZE
@@ -307,16 +308,18 @@ def with_scoped_settings(vae: comfy.sd.VAE, options: Options) -> tuple[comfy.sd.
         return vae, []
     scoped = copy.copy(vae)
     for method in ("decode", "decode_tiled", "encode", "encode_tiled"):
-        setattr(scoped, method, _scoped(getattr(vae, method), vae.device, names))
+        setattr(scoped, method, _scoped(getattr(vae, method), names))
     return scoped, names
 
 
-def _scoped(call: Callable[..., Tensor], device: torch.device, names: list[str]) -> Callable[..., Tensor]:
+def _scoped(call: Callable[..., Tensor], names: list[str]) -> Callable[..., Tensor]:
     @functools.wraps(call)
     def scoped(*args: object, **kwargs: object) -> Tensor:
-        cudnn = torch.backends.cudnn
-        tf32, benchmark = cudnn.allow_tf32 or "tf32" in names, cudnn.benchmark or "cudnn_benchmark" in names
-        with scoped_math(device, tf32=tf32, cudnn_benchmark=benchmark):
+        with ExitStack() as stack:
+            if "tf32" in names:
+                stack.enter_context(fp32_math(tf32=True))
+            if "cudnn_benchmark" in names:
+                stack.enter_context(attribute(torch.backends.cudnn, "benchmark", True))
             return call(*args, **kwargs)
 
     return scoped

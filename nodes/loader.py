@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from safetensors import safe_open
-
-from ..engine import demo_vae_path
-from ..engine.loader import NAMES
+from ..engine import demo_vae_path, log, read_checkpoint
+from ..engine.loader import NAMES, stored_groups
 from ..engine.models import detect
 from . import folders, host
 from .host import io
@@ -20,16 +19,33 @@ from .widgets import advanced, precision_input, report_output, schema, vram_inpu
 DEMO = "demo (small)"
 
 
-def learn_demo() -> None:
-    """Make the demo VAE's sizes known to the planner; of other files they are known once they were loaded."""
-    path = demo_vae_path()
-    if not path.is_file():
-        return
-    with safe_open(path, "pt") as file:
-        shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118 - no dictionary
-        groups = int(file.metadata()["norm_num_groups"])
-    architecture = detect(shapes)
-    KNOWN.learn(DEMO, architecture, architecture.configure(shapes, groups))
+# Headers are read apart from the list that is asked for: a folder of many large files must not hold up the server.
+_reader = ThreadPoolExecutor(1, "zerowaste-headers")
+_read: set[tuple[str, int, int]] = set()
+
+
+def listed() -> list[str]:
+    """Files the loader offers; the planner gets to know the VAEs among them from their headers."""
+    names = [*folders.vae_files(), DEMO]
+    _reader.submit(_learn, names)
+    return names
+
+
+def _learn(names: list[str]) -> None:
+    for name in names:
+        try:
+            path = _path(name)
+            stamp = (name, path.stat().st_mtime_ns, path.stat().st_size)
+            if stamp in _read:
+                continue
+            _read.add(stamp)
+            header = read_checkpoint(path, shapes_only=True)
+            architecture = detect(header.tensors)
+            if architecture is not None:
+                shapes = {key: tuple(t.shape) for key, t in header.tensors.items()}
+                KNOWN.learn(name, architecture, architecture.configure(shapes, stored_groups(header)))
+        except Exception as error:  # one strange file must not keep the others from being read
+            log.debug(f"{name}: no plans before it is loaded ({error})")
 
 
 def _path(name: str) -> Path:
@@ -48,7 +64,7 @@ class Loader(io.ComfyNode):
             inputs=[
                 io.Combo.Input(
                     "vae_name",
-                    options=[*folders.vae_files(), DEMO],
+                    options=listed(),
                     tooltip=f"A file of models/vae, or '{DEMO}': a reduced VAE that comes with this pack, for trying "
                     "things out.",
                 ),

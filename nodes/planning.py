@@ -103,7 +103,7 @@ def _number(name: str, text: str) -> float | int:
 class Known:
     """Architecture and sizes of the VAEs that nodes have loaded, by the name they are listed under; no weights."""
 
-    def __init__(self, most: int = 64) -> None:
+    def __init__(self, most: int = 1024) -> None:
         self._most = most
         self._facts: OrderedDict[str, tuple[Architecture, object]] = OrderedDict()
         self._lock = threading.Lock()

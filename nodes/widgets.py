@@ -48,7 +48,8 @@ def vram_input() -> io.Float.Input:
         default=0.0,
         min=0.0,
         max=1024.0,
-        step=0.25,
+        # What the frontend shows and keeps has as many digits as the step.
+        step=0.1,
         optional=True,
         tooltip="Most memory this may take, in GB (2^30 bytes). 0: the value of the node before, else 81.25 % of the "
         "card (13 of 16 GB).",

@@ -33,7 +33,11 @@ _EXPECTED = "expected .safetensors or .gguf"
 
 
 def read_checkpoint(
-    path: str | PathLike[str], *, native_names: bool = True, progress: ProgressCallback | None = None
+    path: str | PathLike[str],
+    *,
+    native_names: bool = True,
+    progress: ProgressCallback | None = None,
+    shapes_only: bool = False,
 ) -> Checkpoint:
     """Read a safetensors or GGUF file (told apart by content) into CPU tensors.
 
@@ -41,6 +45,7 @@ def read_checkpoint(
     names, other models' tensors are left out and unread, and convolution shapes are restored; with `native_names`
     the diffusers names of a network are replaced by its original ones. Tensors keep the stored float type;
     block-quantised ones become float32, fp8 becomes float16. progress(bytes done, bytes in all).
+    shapes_only: reads the header alone; tensors are float16 ones on the meta device, whatever the file's type.
     Memory: the result, and one tensor more while fp8 is converted. The file is read, not mapped.
     Raises CheckpointError: one line that starts with the path.
     """
@@ -49,9 +54,9 @@ def read_checkpoint(
         head = bytearray(min(size, 64))
         read_into(file, 0, memoryview(head), path, "the first bytes")
         if head.startswith(b"GGUF"):
-            return _read_gguf(file, size, path, native_names, progress)
+            return _read_gguf(file, size, path, native_names, progress, shapes_only)
         if safetensors_file.looks_like_safetensors(head):
-            return _read_safetensors(file, size, path, native_names, progress)
+            return _read_safetensors(file, size, path, native_names, progress, shapes_only)
     if not head:
         raise failure(path, f"is empty, {_EXPECTED}")
     for magic, reason in _FOREIGN:
@@ -61,13 +66,15 @@ def read_checkpoint(
 
 
 def _read_gguf(
-    file: BinaryIO, size: int, path: Path, native: bool, progress: ProgressCallback | None
+    file: BinaryIO, size: int, path: Path, native: bool, progress: ProgressCallback | None, shapes_only: bool
 ) -> Checkpoint:
     file.seek(0)
     header = gguf_header.parse_header(file, size, path)
     infos = {t.name: t for t in header.tensors}
     shapes = {name: original_shape(header, info, path) for name, info in infos.items()}
     names = _wanted_names(infos, native, path)
+    if shapes_only:
+        return _finish({name: _shape(shapes[old]) for old, name in names.items()}, dict(header.values), path)
     tick = Progress(path, sum(infos[n].nbytes for n in names), progress)
     tensors: dict[str, torch.Tensor] = {}
     for stored, name in names.items():
@@ -77,7 +84,7 @@ def _read_gguf(
 
 
 def _read_safetensors(
-    file: BinaryIO, size: int, path: Path, native: bool, progress: ProgressCallback | None
+    file: BinaryIO, size: int, path: Path, native: bool, progress: ProgressCallback | None, shapes_only: bool
 ) -> Checkpoint:
     shard = _SHARD.search(path.name)
     if shard and int(shard[1]) > 1:
@@ -85,6 +92,8 @@ def _read_safetensors(
     metadata, entries = safetensors_file.parse_header(file, size, path)
     stored = {e.name: e for e in entries}
     names = _wanted_names(stored, native, path)
+    if shapes_only:
+        return _finish({name: _shape(stored[old].shape) for old, name in names.items()}, dict(metadata), path)
     tick = Progress(path, sum(stored[n].nbytes for n in names), progress)
     tensors: dict[str, torch.Tensor] = {}
     for old, name in names.items():
@@ -92,6 +101,10 @@ def _read_safetensors(
         tick.add(stored[old].nbytes)
     fp8 = {name for old, name in names.items() if safetensors_file.DTYPES[stored[old].dtype] in safetensors_file.FP8}
     return _finish(apply_scales(tensors, fp8, path), dict(metadata), path)
+
+
+def _shape(shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.float16, device="meta")
 
 
 def _finish(tensors: dict[str, torch.Tensor], metadata: dict[str, object], path: Path) -> Checkpoint:

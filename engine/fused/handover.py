@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..runtime.memory import GIB, available_ram
 from .run import Run
 
 
@@ -22,16 +23,18 @@ class Handover:
 
 def hand_over(run: Run) -> Handover | None:
     """The clip as it stands in `run`. None before its first chunk, and where a chunk was left half-way: its histories
-    are then neither the old ones nor the new ones."""
+    are then neither the old ones nor the new ones. Raises MemoryError where the host has no room for them."""
     if run.dry or not run.between:
         return None
+    there = {key: frames for holder, key in run.holders() if (frames := holder.history(key))}
+    size, room = sum(f.nbytes for frames in there.values() for f in frames), available_ram()
+    if room is not None and size > room:  # the system would rather end the process than refuse
+        raise MemoryError(f"{size / GIB:.2f} GB of histories, {room / GIB:.2f} GB of host memory free")
     histories = {}
-    for holder, key in run.holders():
-        frames = holder.history(key)
-        if frames:
-            histories[key] = torch.empty((len(frames), *frames[0].shape), dtype=frames[0].dtype)
-            for target, frame in zip(histories[key], frames, strict=True):
-                target.copy_(frame)
+    for key, frames in there.items():
+        histories[key] = torch.empty((len(frames), *frames[0].shape), dtype=frames[0].dtype)
+        for target, frame in zip(histories[key], frames, strict=True):
+            target.copy_(frame)
     return Handover(run.done.copy(), histories)
 
 

@@ -26,10 +26,10 @@ def scoped_math(
     with torch.no_grad(), ExitStack() as stack:
         if device.type == "cuda":
             stack.enter_context(fp32_math(tf32))
-            stack.enter_context(_attribute(torch.backends.cudnn, "benchmark", cudnn_benchmark))
+            stack.enter_context(attribute(torch.backends.cudnn, "benchmark", cudnn_benchmark))
             cuda = torch.backends.cuda
             if getattr(cuda.matmul, "allow_fp16_accumulation", False):  # since torch 2.7
-                stack.enter_context(_attribute(cuda.matmul, "allow_fp16_accumulation", False))
+                stack.enter_context(attribute(cuda.matmul, "allow_fp16_accumulation", False))
             stack.enter_context(_switch(cuda.flash_sdp_enabled, cuda.enable_flash_sdp))
             stack.enter_context(_switch(cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp))
         stack.enter_context(attention_scope(flash_attention))
@@ -52,7 +52,8 @@ class _PlainAttention(TorchFunctionMode):
 
 
 @contextmanager
-def _attribute(holder: object, name: str, value: object) -> Iterator[None]:
+def attribute(holder: object, name: str, value: object) -> Iterator[None]:
+    """`holder.name` is `value` inside."""
     kept = getattr(holder, name)
     setattr(holder, name, value)
     try:

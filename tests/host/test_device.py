@@ -14,6 +14,8 @@ import torch
 import comfy.model_management as mm
 gpu = torch.device("cuda", 0)
 mm.vae_device = lambda: gpu
+torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
+torch.cuda.get_device_capability = lambda *_: (9, 0)
 from zerowaste_vae.engine import vae as engine_vae
 from zerowaste_vae.nodes import host
 from zerowaste_vae.nodes.settings import Settings
@@ -59,30 +61,31 @@ sys.argv = ["main.py", "--cpu"]
 import comfy.options
 comfy.options.enable_args_parsing()
 import torch
+from zerowaste_vae.engine.kernels.precision import tf32_asked
 from zerowaste_vae.engine.optimize import Options
 from zerowaste_vae.nodes import host
 
 class Unknown:
     device, vae_dtype = torch.device("cuda", 0), torch.float32
     def decode(self, samples):
-        cudnn = torch.backends.cudnn
-        return cudnn.benchmark, cudnn.allow_tf32, torch.is_grad_enabled()
+        return torch.backends.cudnn.benchmark, tf32_asked()
     decode_tiled = encode = encode_tiled = decode
 
 host.availability = lambda *_: {"tf32": None, "cudnn_benchmark": None}
 vae = Unknown()
 before = vars(vae).copy()
-torch.backends.cudnn.allow_tf32 = False
+state = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
 same, names = host.with_scoped_settings(vae, Options())
 assert same is vae and names == []
 scoped, names = host.with_scoped_settings(vae, Options(cudnn_benchmark=True))
 assert names == ["cudnn_benchmark"], names
 assert scoped is not vae and vars(vae) == before
-assert scoped.decode(0) == (True, False, False), scoped.decode(0)
-assert vae.decode(0) == (False, False, True)
+assert scoped.decode(0) == (True, False)
+assert vae.decode(0) == (False, False)
 scoped, names = host.with_scoped_settings(vae, Options(tf32=True))
-assert scoped.encode_tiled(0) == (False, True, False)
-assert not torch.backends.cudnn.allow_tf32 and not torch.backends.cudnn.benchmark
+assert scoped.encode_tiled(0) == (False, True)
+assert (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) == state
+assert not torch.backends.cudnn.benchmark and not tf32_asked()
 host.availability = lambda *_: {"tf32": "no", "cudnn_benchmark": "no"}
 assert host.with_scoped_settings(vae, Options(tf32=True, cudnn_benchmark=True)) == (vae, [])
 print("scoped")

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from zerowaste_vae.engine.report import EVENTS
 
 pytestmark = pytest.mark.host
 
@@ -82,3 +83,11 @@ def test_every_node_is_translated(comfy):
         assert chinese[name]["inputs"].keys() == {key for key in inputs(node) if "." not in key}, name
         named = [i for i, output in enumerate(node["output_name"]) if output != "VAE"]
         assert chinese[name]["outputs"].keys() == {str(i) for i in named}, name
+
+
+def test_every_stage_and_event_of_a_report_has_a_name(comfy):
+    english = comfy.get("/i18n")["en"]["zerowaste"]
+    source = "".join(path.read_text() for path in (ROOT / "engine").rglob("*.py"))
+    stages = set(re.findall(r"\.stage\(\"(\w+)\"\)", source)) | {"load"}
+    assert len(stages) > 3
+    assert {f"stage_{name}" for name in stages} | {f"event_{name}" for name in EVENTS} <= english.keys()

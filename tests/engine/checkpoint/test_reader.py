@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from zerowaste_vae.engine.checkpoint import read_checkpoint, reading
+from zerowaste_vae.engine.checkpoint import convert_checkpoint, read_checkpoint, reading
 from zerowaste_vae.engine.errors import CheckpointError
 
 SAMPLES = {
@@ -308,3 +308,15 @@ print(status("VmHWM") - before)
         [sys.executable, "-c", script, str(tmp_path / "a.gguf")], capture_output=True, text=True, check=True
     )
     assert float(out.stdout) < 128 + 40
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".gguf"])
+def test_header_alone_gives_the_same_names_and_shapes(tmp_path, make_vae_file, suffix):
+    path = make_vae_file()
+    if suffix == ".gguf":
+        path = tmp_path / "small.gguf"
+        convert_checkpoint(make_vae_file(), path, "q8_0")
+    whole, header = read_checkpoint(path), read_checkpoint(path, shapes_only=True)
+    assert {n: t.shape for n, t in header.tensors.items()} == {n: t.shape for n, t in whole.tensors.items()}
+    assert header.metadata == whole.metadata
+    assert all(t.is_meta for t in header.tensors.values())

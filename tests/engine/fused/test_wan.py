@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from zerowaste_vae import load
 from zerowaste_vae.engine.fused.parking import Parking
 from zerowaste_vae.engine.fused.path import why_off
@@ -137,8 +138,6 @@ def test_encoder_equals_plain(network, noise, count, height, width, chunk, frame
 @pytest.fixture(scope="module")
 def vaes(network, tmp_path_factory):
     """The plain VAE and the fused one of the same file."""
-    from safetensors.torch import save_file
-
     version, model = network
     path = tmp_path_factory.mktemp("wan") / f"{version}.safetensors"
     save_file(model.state_dict(), path)
@@ -172,6 +171,23 @@ def test_duplicates_are_the_plain_ones(noise, channels, temporal, starts):
     out = torch.full_like(plain, 9.0)
     duplicate_up(x, out, temporal, starts)
     assert torch.equal(out, plain)
+
+
+@pytest.mark.parametrize("version", ["2.1", "2.2"])
+def test_what_overflows_in_fp16_is_made_again(version, seed_model, noise, monkeypatch, tmp_path):
+    """Norms take any length, but the residual stream between them leaves the range."""
+    configs = {"2.1": wan.Config(None, (16, 32, 32, 32)), "2.2": wan.Config(None, (16, 32, 32, 32), 48, 2)}
+    model = wan.Wan(configs[version]).requires_grad_(False)
+    seed_model(model, 3)
+    save_file(model.state_dict(), tmp_path / "w.safetensors")
+    monkeypatch.setattr("zerowaste_vae.engine.vae.why_off", lambda *_: None)
+    vae = load(tmp_path / "w.safetensors", precision="fp16", device="cpu")
+    for block in vae.model.decoder.levels[3].resnets[1:]:
+        block.conv2.bias.fill_(6e4)
+    c, h, w = SIZES[version]
+    frames = vae.decode(noise(1, c, 2, h, w))
+    assert vae.last_report.events["nan_reruns"] == 1
+    assert torch.isfinite(frames).all()
 
 
 def test_why_off_names_widths_and_needs_no_model(monkeypatch):

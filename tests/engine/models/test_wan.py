@@ -4,6 +4,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from zerowaste_vae import CheckpointError, InputError, load
+from zerowaste_vae.engine.cli import main
+from zerowaste_vae.engine.media import write_png_folder
 from zerowaste_vae.engine.models import detect
 from zerowaste_vae.engine.models.wan import WAN21, WAN22, Config, Wan, patches, pixels
 
@@ -123,6 +125,25 @@ def test_blended_tiles_meet_without_a_seam(tiny, noise, tmp_path):
     assert vae.encode(video, tiling="blended", tile=4 * s, overlap=2 * s).shape[-2:] == (6, 7)
     with pytest.raises(InputError, match=f"at least {2 * s} pixels"):
         vae.decode(z, tiling="blended", tile=s)
+
+
+def test_the_commands_take_its_files(tiny, tmp_path, monkeypatch, capsys):
+    """Sides are repeated up to whole latents, of 16 pixels for 2.2, and cut back."""
+    version, model = tiny
+    monkeypatch.chdir(tmp_path)
+    save_file(model.state_dict(), "w.safetensors")
+    write_png_folder("in", torch.rand(3, 35, 45, 3, generator=torch.Generator().manual_seed(0)))
+    assert main(["convert", "w.safetensors", "w.gguf", "--type", "f16", "--quiet"]) == 0
+    assert main(["info", "w.gguf"]) == 0
+    shown = capsys.readouterr().out
+    assert f"wan{version}, {model.config.patch * 8}x" in shown
+    assert "the network's own" in shown
+    assert "norm groups" not in shown
+    assert main(["encode", "in", "z.safetensors", "--vae", "w.gguf", "--quiet"]) == 0
+    latent = load_file("z.safetensors")["latent"]
+    assert latent.shape[1:] == ((16, 2, 5, 6) if version == "2.1" else (48, 2, 3, 3))
+    assert main(["decode", "z.safetensors", "r.safetensors", "--vae", "w.gguf", "--quiet"]) == 0
+    assert load_file("r.safetensors")["frames"].shape == (1, 3, 35, 45, 3)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

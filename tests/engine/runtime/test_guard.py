@@ -4,7 +4,7 @@ import pytest
 import torch
 from zerowaste_vae import Cancelled, PlanError, load
 from zerowaste_vae.engine.errors import NonFiniteError
-from zerowaste_vae.engine.fused import memory, parking, path
+from zerowaste_vae.engine.fused import handover, memory, parking, path
 from zerowaste_vae.engine.fused import run as run_module
 from zerowaste_vae.engine.fused.run import Run
 from zerowaste_vae.engine.models.seedvr2 import Decoder
@@ -143,7 +143,11 @@ def test_short_of_memory_between_two_chunks_the_clip_is_handed_over(make_vae, no
     assert sorted(written) == [(clip, frame) for clip in range(2) for frame in range(13)]
 
 
-def test_an_upload_that_fails_hands_over_as_well(make_vae, noise, monkeypatch):
+@pytest.mark.parametrize("room", [True, False])
+def test_an_upload_that_fails_hands_over_as_well(make_vae, noise, monkeypatch, room):
+    """Unless the host has no room for the histories: then the clip is replayed."""
+    if not room:
+        monkeypatch.setattr(handover, "available_ram", lambda: 1000)
     vae, z = make_vae(), noise(2, 16, 4, 2, 3)
     expected = vae.decode(z, chunk=1)
     written = record_writes(monkeypatch)
@@ -159,7 +163,7 @@ def test_an_upload_that_fails_hands_over_as_well(make_vae, noise, monkeypatch):
     failed = []
     monkeypatch.setattr(path, "_chunks", failing)
     torch.testing.assert_close(vae.decode(z, chunk=1), expected, **CHUNKS)
-    assert events(vae) == {"oom_step_downs": 1}
+    assert events(vae) == ({"oom_step_downs": 1} if room else {"oom_step_downs": 1, "replayed_chunks": 2})
     assert sorted(written) == [(clip, frame) for clip in range(2) for frame in range(13)]
 
 
@@ -271,6 +275,22 @@ def test_from_a_bad_chunk_on_it_goes_on_in_bf16(make_vae, noise, monkeypatch, fu
     assert torch.equal(out[:, :kept], good[:, :kept])
     assert torch.equal(out[:, kept:], safer[:, kept:])
     assert events(vae) == ({"nan_reruns": 1, "replayed_chunks": chunk - 1} if chunk > 1 else {"nan_reruns": 1})
+
+
+@pytest.mark.parametrize("precision", ["fp8", "int8"])
+def test_from_8_bits_it_goes_on_in_fp16(make_vae_file, make_vae, noise, monkeypatch, tmp_path, precision):
+    make_vae()
+    monkeypatch.setenv("ZEROWASTE_CACHE", str(tmp_path))
+    wide, z = make_vae_file((16, 16, 32, 32), (16, 16, 32, 32), 4, 6), noise(*SIZE)
+    vae, safer = (load(wide, precision=p, device="cpu") for p in (precision, "fp16"))
+    good, expected = vae.decode(z, chunk=1), safer.decode(z, chunk=1)
+    assert not torch.equal(good, expected)
+    poison(monkeypatch, {torch.float16}, 2, True)
+    out = vae.decode(z, chunk=1)
+    assert torch.equal(out[:, :1], good[:, :1])
+    assert torch.equal(out[:, 1:], expected[:, 1:])
+    assert events(vae)["nan_reruns"] == 1
+    assert (vae.precision, vae.last_report.precision) == (precision, f"{precision}, then fp16")
 
 
 def test_then_in_fp32_then_it_gives_up(make_vae, noise, monkeypatch):

@@ -1,0 +1,131 @@
+"""How a decode or encode is carried through: its report, its weights, and what follows when memory runs out or values
+overflow."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+import torch
+
+from . import log
+from .errors import NonFiniteError, PlanError
+from .hardware import GIB
+from .kernels.targets import target
+from .report import Report
+from .runtime.guard import SAFER, Guard, NonFinite
+from .runtime.plan import Plan
+from .runtime.scope import scoped_math
+
+if TYPE_CHECKING:
+    from .vae import VideoVAE
+
+
+class Attempts:
+    """The part of a VideoVAE between a checked request and its result."""
+
+    def _scope(self) -> AbstractContextManager[None]:
+        """torch's settings as the options want them, for the time of a run."""
+        o = self._options
+        return scoped_math(
+            self.device, tf32=o.tf32, cudnn_benchmark=o.cudnn_benchmark, flash_attention=o.flash_attention
+        )
+
+    def _begin(self, operation: str, clip: tuple[int, int, int, int]) -> Report:
+        """The report of a run that starts; clip: batch, frames, height and width in pixels."""
+        name = f" ({torch.cuda.get_device_name(self.device)})" if self.device.type == "cuda" else ""
+        self.last_report = Report(operation, clip, self.arch, self.precision, f"{self.device}{name}")
+        return self.last_report
+
+    def _describe(self, report: Report, plan: Plan) -> None:
+        """What the report says of a run before it starts; sets the plain modules' layout."""
+        layout = "NDHWC" if plan.fused else self._plain.set_layout(self._options)
+        if layout == "NDHWC":
+            log.once("Channels_Last_3D Memory Format Applied.", log.info)
+        if plan.fused and self.device.type == "cuda":
+            log.once("Triton kernel fusion enabled for GroupNorm + SiLU.", log.info)
+        report.mode = f"fused kernels ({layout})" if plan.fused else f"plain torch ({layout})"
+        report.plan = plan.describe()
+        report.predicted_gb, report.parked_gb = plan.peak_bytes / GIB, plan.host_bytes / GIB
+        report.off = list(self.unused(plan.fused).items())
+        if plan.fused:
+            self._describe_operands(report)
+
+    def _describe_operands(self, report: Report) -> None:
+        half = "decoder" if report.operation == "decode" else "encoder"
+        report.operands = self._mixed.describe(half)
+        self._mixed.note(report, half)
+        if self.device.type == "cpu" and self._mixed.mode.kind:
+            report.mode = "fused network on the reference operators (NDHWC)"
+        elif "fp8" in self._mixed.policy(half).kinds.values():
+            log.once(f"sm_{target(self.device).sm} FP8 Path Activated.", log.info)
+
+    def _pack(self, report: Report, half: str) -> None:
+        """Pack the weights of "decoder" or "encoder" for the fused kernels, if they are not, under their own time."""
+        if not self._fused.packed_bytes(half):
+            with report.stage("weights"):
+                getattr(self._fused, half)()
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize(self.device)
+
+    def _survive(
+        self, report: Report, guard: Guard, plan: Callable[[VideoVAE, int], Plan],
+        attempt: Callable[[VideoVAE, Plan], None],
+    ) -> None:
+        """attempt(vae, plan) until it comes through: under leaner plans where memory runs out, and in a safer precision
+        where values overflow. plan(vae, below) as in `plan_decode`."""
+        vae: VideoVAE = self  # type: ignore[assignment]
+        with report.measured(self.device):
+            while True:
+                with report.stage("plan"):
+                    first = plan(vae, 0)
+                vae._describe(report, first)
+                _, frames, height, width = report.clip
+                log.debug(f"{report.operation} {width}x{height}, {frames} frames: {first.describe()}")
+                leaner = functools.partial(_leaner, vae, plan)
+                try:
+                    with vae._scope():
+                        last = guard.survive(functools.partial(vae._attempt, report, attempt), first, leaner)
+                except NonFinite as error:
+                    where = error.where
+                else:
+                    vae._describe(report, last)
+                    return
+                vae = vae._safer(where)
+                report.precision += f", then {vae.precision}"
+                guard.events["nan_reruns"] += 1
+
+    def _attempt(self, report: Report, attempt: Callable[[VideoVAE, Plan], None], plan: Plan) -> None:
+        if plan.fused:
+            self._pack(report, f"{report.operation}r")
+        with report.stage(report.operation):
+            attempt(self, plan)
+
+    def _safer(self, where: str) -> VideoVAE:
+        """This VAE without approximations or, if it has none, in the type of the next wider range, for a run in which
+        `where` was not finite. Raises NonFiniteError where there is none."""
+        exact = self._mixed.mode.plain
+        if exact and self.dtype not in SAFER:
+            raise NonFiniteError(f"{where} came out as NaN or Inf in {self.precision}: weights or latent are damaged")
+        dtype, name = SAFER[self.dtype] if exact else (self.dtype, self._float)
+        log.warn(f"{where} came out as NaN or Inf in {self.precision}; going on from there in {name}")
+        self.release()
+        other = copy.copy(self)
+        other._asked, other._float, other.dtype = name, name, dtype
+        if exact:
+            other.model = copy.deepcopy(self.model).to(dtype)
+        other._use(self._options.switched(off=["fp8"]))
+        return other
+
+
+def _leaner(vae: VideoVAE, plan: Callable[[VideoVAE, int], Plan], failed: Plan) -> Plan | None:
+    """A plan with less of a peak, by a tenth if there is one: parking goes in steps of megabytes."""
+    for share in (0.9, 1.0):
+        try:
+            return plan(vae, int(share * failed.peak_bytes))
+        except PlanError:
+            continue
+    return None
