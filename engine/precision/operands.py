@@ -92,8 +92,8 @@ def balance(rows: Tensor, largest: Tensor, rms: Tensor) -> Tensor:
     """Scale of each input channel [C] such that int8 rounding of inputs and weights together costs least.
 
     A channel's scale moves error between its inputs (their step is the scale) and its weights, which are multiplied by
-    it before each row is rounded with one step of its own. Candidates are largest^a / weight^b, stretched until nothing
-    measured saturates, by MARGIN; the expected squared error of the outputs decides.
+    it before each row is rounded with one step of its own. Candidates are largest^a / weight^b, stretched until the
+    largest value measured times MARGIN just fits; the expected squared error of the outputs decides.
     """
     limit = QUANT_MAX[torch.int8]
     largest, rms = largest.clamp_min(_TINY), rms.clamp_min(_TINY)
