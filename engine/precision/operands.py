@@ -16,6 +16,9 @@ from .policy import EXACT, KINDS, Policy, Range
 
 #: fp8 maps the largest value seen to 448 divided by this: what was not seen in measuring still has an octave.
 HEADROOM = 2.0
+#: int8 leaves this much room above the largest value seen. Demo VAE, another clip than that of the ranges: 46.0 dB
+#: without, 50.1 with 1.3, 49.5 with 1.7.
+MARGIN = 1.3
 #: Exponents of (largest input, largest weight) in the scale of an int8 channel; `balance` takes the best pair.
 EXPONENTS = tuple(itertools.product((0.0, 0.35, 0.7, 1.0), (0.0, 0.35, 0.7)))
 _TINY = 1e-6
@@ -89,8 +92,8 @@ def balance(rows: Tensor, largest: Tensor, rms: Tensor) -> Tensor:
     """Scale of each input channel [C] such that int8 rounding of inputs and weights together costs least.
 
     A channel's scale moves error between its inputs (their step is the scale) and its weights, which are multiplied by
-    it before each row is rounded with one step of its own. Candidates are largest^a / weight^b, stretched until nothing
-    measured saturates; the expected squared error of the outputs decides.
+    it before each row is rounded with one step of its own. Candidates are largest^a / weight^b, stretched until the
+    largest value measured times MARGIN just fits; the expected squared error of the outputs decides.
     """
     limit = QUANT_MAX[torch.int8]
     largest, rms = largest.clamp_min(_TINY), rms.clamp_min(_TINY)
@@ -100,7 +103,7 @@ def balance(rows: Tensor, largest: Tensor, rms: Tensor) -> Tensor:
     scales, errors = [], []
     for a, b in EXPONENTS:
         scale = largest**a / heaviest**b
-        scale = scale * ((largest / scale).max() / limit)
+        scale = scale * ((largest / scale).max() * MARGIN / limit)
         steps = (peaks * scale).amax(1).square().sum() / limit**2
         scales.append(scale)
         errors.append((scale.square() * power).sum() + steps * rows.shape[1] * (rms / scale).square().sum())
