@@ -22,7 +22,6 @@ from comfy_execution.utils import get_executing_context
 from torch import Tensor
 
 from ..engine import Cancelled, Checkpoint, CheckpointError, InputError, VideoVAE, load, log, read_checkpoint
-from ..engine.checkpoint import restore_shapes
 from ..engine.kernels.precision import fp32_math
 from ..engine.loader import PRECISIONS, auto_precision
 from ..engine.models import detect, seedvr2
@@ -44,10 +43,10 @@ from .settings import Settings
 __all__ = [
     "ComfyExtension",
     "EngineVAE",
-    "checkpoint_of",
     "from_file",
     "from_host_vae",
     "io",
+    "known",
     "machine",
     "progress",
     "unavailable",
@@ -280,7 +279,7 @@ def from_file(path: Path, precision: str, norm_groups: int | None, settings: Set
 
 def from_host_vae(vae: comfy.sd.VAE, precision: str) -> EngineVAE | None:
     """An engine VAE with the weights of a host VAE, which is left as it is; None if its network is not known."""
-    if not _known(vae):
+    if not known(vae):
         return None
 
     def source() -> Checkpoint:
@@ -333,29 +332,9 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     return stat.st_mtime_ns, stat.st_size
 
 
-def _known(vae: comfy.sd.VAE) -> bool:
+def known(vae: comfy.sd.VAE) -> bool:
+    """Whether the engine has the network of a host VAE."""
     return getattr(vae, "first_stage_model", None) is not None and detect(vae.get_sd()) is not None
-
-
-# -- writing them -----------------------------------------------------------------------------------------------------
-
-
-def checkpoint_of(vae: comfy.sd.VAE) -> Checkpoint:
-    """The weights of ours, or of a host VAE whose network the engine knows, as a file that loads again needs them."""
-    if isinstance(vae, EngineVAE):
-        checkpoint, model = vae.source(), vae.engine.model
-        shapes = {key: tuple(t.shape) for key, t in model.state_dict().items()}
-        config = model.config
-    elif _known(vae):
-        checkpoint = Checkpoint(vae.get_sd())
-        shapes = {key: tuple(t.shape) for key, t in checkpoint.tensors.items()}
-        config = detect(shapes).configure(shapes, None)
-    else:
-        network = type(getattr(vae, "first_stage_model", vae)).__name__
-        raise InputError(f"{network}: not a video VAE the engine knows; save it with ComfyUI's own VAE Save")
-    tensors = restore_shapes(checkpoint, shapes).tensors
-    groups = {} if config.norm_groups is None else {"norm_num_groups": config.norm_groups}
-    return Checkpoint({key: tensors[key] for key in shapes}, {**checkpoint.metadata, **groups})
 
 
 # -- this machine ------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from . import folders, host
 from .host import io
 from .reports import ui
 from .saving import DEFAULT_TYPE, SAVE_TYPES, describe
+from .weights import checkpoint_of
 from .widgets import report_output, schema
 
 _TYPE = (
@@ -43,7 +44,7 @@ class Save(io.ComfyNode):
     @classmethod
     def execute(cls, vae: object, filename_prefix: str, type: str) -> io.NodeOutput:
         suffix, kind = SAVE_TYPES[type]
-        checkpoint = host.checkpoint_of(vae)
+        checkpoint = checkpoint_of(vae)
         path = folders.output_file(filename_prefix, suffix)
         started = time.perf_counter()
         result = save_checkpoint(checkpoint, path, kind, progress=host.progress())

@@ -1,0 +1,26 @@
+"""The weights of a VAE, to be written."""
+
+from __future__ import annotations
+
+from ..engine import Checkpoint, InputError
+from ..engine.checkpoint import restore_shapes
+from ..engine.models import detect
+from .host import EngineVAE, known
+
+
+def checkpoint_of(vae: object) -> Checkpoint:
+    """The weights of ours, or of a host VAE whose network the engine knows, as a file that loads again needs them."""
+    if isinstance(vae, EngineVAE):
+        checkpoint, model = vae.source(), vae.engine.model
+        shapes = {key: tuple(t.shape) for key, t in model.state_dict().items()}
+        config = model.config
+    elif known(vae):
+        checkpoint = Checkpoint(vae.get_sd())
+        shapes = {key: tuple(t.shape) for key, t in checkpoint.tensors.items()}
+        config = detect(shapes).configure(shapes, None)
+    else:
+        network = type(getattr(vae, "first_stage_model", vae)).__name__
+        raise InputError(f"{network}: not a video VAE the engine knows; save it with ComfyUI's own VAE Save")
+    tensors = restore_shapes(checkpoint, shapes).tensors
+    groups = {} if config.norm_groups is None else {"norm_num_groups": config.norm_groups}
+    return Checkpoint({key: tensors[key] for key in shapes}, {**checkpoint.metadata, **groups})
