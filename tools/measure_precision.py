@@ -64,13 +64,13 @@ def main() -> None:
     device, half = torch.device(args.device), torch.float16
     clip = torch.from_numpy(np.load(args.clips)[args.clip][: args.frames]).to(device).float() / 127.5 - 1
     with scoped_math(device):
-        vae = load(args.vae, precision="fp32", device=device)
-        judge = FusedDecoder(vae.model.decoder, torch.float32)
-        latent = encode(FusedEncoder(vae.model.encoder, torch.float32), clip)
+        model = load(args.vae, precision="fp32", device=device).model
+        judge = FusedDecoder(model.decoder, torch.float32)
+        latent = encode(FusedEncoder(model.encoder, torch.float32), clip)
         frames = decode(judge, latent)
         print(f"{args.vae.name}, {args.clip}, {len(clip)} frames of {clip.shape[2]}x{clip.shape[1]}, on {device}")
         print(f"{'':10} {'decode':>8} {'SSIM':>8} {'encode':>8} {'SSIM':>8}  saturated")
-        vae.model.half()
+        vae = load(args.vae, precision="fp16", device=device)
         capable = dispatch.target
         for mode in args.modes.split(","):
             if mode == "fp16_fast":
