@@ -7,6 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    # Triton reads it when it is imported, which the first test module may do: here its interpreter runs the kernels.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 from safetensors.torch import load_file, save_file
 from zerowaste_vae.engine import load
 from zerowaste_vae.engine.models.seedvr2 import Config, SeedVR2

@@ -1,15 +1,10 @@
-"""Kernels run in Triton's interpreter here. It decides when triton is imported, so the switch is set before that.
-
-Not on a machine with a GPU: the switch holds for the whole process, and there test_gpu.py runs the real thing.
-"""
+"""Kernels run in Triton's interpreter here (tests/conftest.py switches it on). Not on a machine with a GPU: the switch
+holds for the whole process, and there test_gpu.py runs the real thing."""
 
 import os
 
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture

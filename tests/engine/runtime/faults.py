@@ -58,6 +58,15 @@ def fail_calls(monkeypatch, where, name, failing, before=True):
     return calls
 
 
+def forget_others() -> None:
+    """Free what tests of other things in this process have left behind."""
+    gc.collect()
+    for run in (o for o in gc.get_objects() if type(o) is Run):
+        run.free()
+    POOL.release()
+    POOL.nbytes = 0
+
+
 def leftovers() -> list[object]:
     """What a run has failed to give back: runs that still hold memory, blocks of the pool still in use."""
     runs = [o for o in gc.get_objects() if type(o) is Run]

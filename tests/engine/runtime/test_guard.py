@@ -11,7 +11,7 @@ from zerowaste_vae.engine.models.seedvr2 import Decoder
 from zerowaste_vae.engine.runtime.guard import Guard, Pressure, out_of_memory
 from zerowaste_vae.engine.runtime.pixels import PixelSink, StagedWriter
 
-from .faults import fail_calls, inject, leftovers
+from .faults import fail_calls, forget_others, inject, leftovers
 
 #: Other chunks are other shapes for torch's convolutions on a CPU, so there only as good as fp32.
 CHUNKS = {"rtol": 0, "atol": 1.5e-5}
@@ -21,6 +21,7 @@ SIZE = (1, 16, 3, 2, 2)
 @pytest.fixture(scope="module")
 def loaded(vae_file):
     """Shared by all tests: each one finds the VAEs as the trouble of the one before has left them."""
+    forget_others()
     return {(p, f): load(vae_file, precision=p, device="cpu") for p in ("fp32", "fp16") for f in (True, False)}
 
 
