@@ -42,7 +42,7 @@ class Conv:
         """Of a convolution in space and time. rest: the fields that a subclass adds."""
         form = operands.form(conv.key, normed)
         n, c, taps = conv.weight.shape[:3]
-        early = taps == 3 and n * c <= EARLY and not strided
+        early = taps == 3 and n * c <= EARLY and conv.head == "replicate" and not strided
 
         def make() -> Conv:
             balancer = form.balancer()
