@@ -20,7 +20,7 @@ from zerowaste_vae.engine import vae as engine_vae
 from zerowaste_vae.nodes import host
 from zerowaste_vae.nodes.settings import Settings
 asked = []
-engine_vae.why_off = lambda name, config, dtype, device: asked.append((dtype, device))
+engine_vae.why_off = lambda name, config, dtype, device, *_: asked.append((dtype, device))
 vae = host.from_file(__import__("pathlib").Path(sys.stdin.read()), "auto", None, Settings())
 assert (vae.engine.precision, vae.engine.device) == ("fp16", gpu), (vae.engine.precision, vae.engine.device)
 assert all(p.device.type == "cpu" for p in vae.engine.model.parameters())
