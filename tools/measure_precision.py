@@ -14,9 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from zerowaste_vae.engine import demo_vae_path, load
+from zerowaste_vae.engine import demo_vae_path, load, metrics
 from zerowaste_vae.engine.fused.decoder import FusedDecoder
 from zerowaste_vae.engine.fused.encoder import FusedEncoder
 from zerowaste_vae.engine.kernels import targets
@@ -28,18 +27,9 @@ from zerowaste_vae.engine.runtime.scope import scoped_math
 
 
 def ssim(a: Tensor, b: Tensor) -> float:
-    """Mean SSIM of frames [F, H, W, 3] in -1..1: Gaussian window of 11, sigma 1.5, per channel."""
-    x, y = (t.clamp(-1, 1).add(1).div(2).permute(0, 3, 1, 2).double() for t in (a, b))
-    line = torch.exp(-torch.arange(-5, 6, device=x.device).double().square() / (2 * 1.5**2))
-    window = (line[:, None] * line / line.sum() ** 2).expand(3, 1, 11, 11)
-
-    def blur(t: Tensor) -> Tensor:
-        return F.conv2d(t, window, groups=3)
-
-    mx, my = blur(x), blur(y)
-    vx, vy, cov = blur(x * x) - mx * mx, blur(y * y) - my * my, blur(x * y) - mx * my
-    c1, c2 = 0.01**2, 0.03**2
-    return ((2 * mx * my + c1) * (2 * cov + c2) / ((mx * mx + my * my + c1) * (vx + vy + c2))).mean().item()
+    """Mean SSIM of frames [F, H, W, 3] in -1..1."""
+    x, y = (t.clamp(-1, 1).add(1).div(2) for t in (a, b))
+    return sum(metrics.ssim(p, q) for p, q in zip(x, y, strict=True)) / len(x)
 
 
 def policy_of(vae: object, half: str, mode: str) -> Policy:
