@@ -46,7 +46,7 @@ def ssim(a: Tensor, b: Tensor, peak: float = 1.0) -> float | None:
     if min(a.shape[:2]) < _WINDOW:
         return None
     x, y = (f.permute(2, 0, 1)[:, None].double() for f in (a, b))
-    rows = _gaussian()[None, None, :, None]
+    rows = _gaussian().to(x)[None, None, :, None]
 
     def mean(values: Tensor) -> Tensor:
         return F.conv2d(F.conv2d(values, rows), rows.transpose(2, 3))

@@ -22,6 +22,14 @@ FIXTURES = Path(__file__).resolve().parent / "fixtures"
 ATOL = 1.5e-5
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache_folder(tmp_path_factory):
+    """What tests measure and prepare stays out of the user's cache, and what lies there out of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ZEROWASTE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def atol() -> float:
     return ATOL
