@@ -17,6 +17,7 @@ from .hardware import GIB
 from .kernels.targets import target
 from .report import Report
 from .runtime.guard import SAFER, Guard, NonFinite
+from .runtime.kept import KEPT
 from .runtime.plan import Plan
 from .runtime.scope import scoped_math
 
@@ -63,6 +64,17 @@ class Attempts:
         elif "fp8" in self._mixed.policy(half).kinds.values():
             log.once(f"sm_{target(self.device).sm} FP8 Path Activated.", log.info)
 
+    def _describe_graphs(self, report: Report, plan: Plan) -> None:
+        """What the report says of CUDA graphs after a run."""
+        runs = self._fused.runs
+        if not plan.fused or "cuda_graphs" in dict(report.off):
+            return
+        if runs.no_graphs:
+            report.off.append(("cuda_graphs", runs.no_graphs))
+            return
+        report.mode += ", {} of {} chunks replayed from CUDA graphs".format(*runs.replayed)
+        log.once("CUDA Graph Captured (Decoding Latency Optimized).", log.info)
+
     def _pack(self, report: Report, half: str) -> None:
         """Pack the weights of "decoder" or "encoder" for the fused kernels, if they are not, under their own time."""
         if not self._fused.packed_bytes(half):
@@ -93,6 +105,7 @@ class Attempts:
                     where = error.where
                 else:
                     vae._describe(report, last)
+                    vae._describe_graphs(report, last)
                     return
                 vae = vae._safer(where)
                 report.precision += f", then {vae.precision}"
@@ -101,6 +114,8 @@ class Attempts:
     def _attempt(self, report: Report, attempt: Callable[[VideoVAE, Plan], None], plan: Plan) -> None:
         if plan.fused:
             self._pack(report, f"{report.operation}r")
+        if plan.tiled or not plan.fused:
+            KEPT.release()  # other runs take it up, or free it themselves
         with report.stage(report.operation):
             attempt(self, plan)
 

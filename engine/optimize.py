@@ -11,10 +11,6 @@ import torch
 from .errors import InputError
 from .kernels.targets import target
 
-#: Built in later versions; this goes when they are.
-_MISSING = {
-    "cuda_graphs": "this version captures no graphs",
-}
 OFF = "switched off"
 
 
@@ -29,7 +25,8 @@ class Options:
         False: NCDHW, and with it plain torch, everywhere.
     triton_fusion: the fused kernels. Off: the plain torch modules.
     composed_upsample: expansion, pixel shuffle and convolution as one convolution. Off: one after the other.
-    cuda_graphs: steady chunks are replayed from a captured graph where that helps.
+    cuda_graphs: chunks that come again are replayed from a captured graph where their launches take the host long
+        (small frames).
     flash_attention: attention kernels, ours or torch's. Off: plain products in fp32, a block of queries at a time.
     tf32: fp32 runs multiply in TF32. Ten bits of mantissa are left, so off.
     cudnn_benchmark: cuDNN tries its algorithms out. Other algorithms round differently and take workspaces that no plan
@@ -98,9 +95,8 @@ def unavailable(device: torch.device, dtype: torch.dtype, kernels_off: str | Non
         reasons[name] = kernels_off
     if kernels_off is None and not here.fp8:
         reasons["fp8"] = f"{here.name} (sm_{here.sm}) has no fp8 matrix instruction"
-    for name, reason in _MISSING.items():
-        reasons[name] = reasons[name] or reason
     if not cuda:
+        reasons["cuda_graphs"] = reasons["cuda_graphs"] or "only CUDA GPUs replay graphs"
         reasons["tf32"] = "TF32 is a mode of NVIDIA GPUs"
         reasons["cudnn_benchmark"] = "there is no cuDNN on a CPU"
         reasons["async_offload"] = "on a CPU nothing has to be copied"

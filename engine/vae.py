@@ -24,6 +24,7 @@ from .precision.modes import MIXED, SUPPORTED, resolve
 from .precision.store import Store
 from .report import Report
 from .runtime.guard import Guard
+from .runtime.kept import KEPT
 from .runtime.memory import host_budget, memory_target
 from .runtime.pinned import POOL
 from .runtime.pixels import OUTPUTS, PixelSink, to_unit
@@ -71,6 +72,7 @@ class VideoVAE(Attempts, DocumentedMethods):
 
     def _use(self, options: Options) -> None:
         """Set the options, with packed weights and plans made for them."""
+        KEPT.release()
         self._options = options
         model, dtype = self.model, self.dtype
 
@@ -189,7 +191,8 @@ class VideoVAE(Attempts, DocumentedMethods):
             self._fused.use(half, self._mixed.settle(half, samples))
 
     def release(self) -> None:
-        """Give back the memory that only makes the next run start sooner: packed weights, page-locked host memory."""
+        """Give back the memory that only makes the next run start sooner: packed weights, captured graphs and the
+        memory they run in, page-locked host memory."""
         self._fused.release()
         POOL.release()
 
@@ -198,9 +201,11 @@ class VideoVAE(Attempts, DocumentedMethods):
         return self.temporal * (latents - 1) + 1
 
     def _held(self, half: str) -> int:
-        """Bytes of this VAE already on its device that a plan for `half` counts: they are not foreign."""
+        """Bytes already on its device that a plan for `half` counts, or that are freed before it runs: they are not
+        foreign."""
         here = (p for p in self.model.parameters() if p.device.type == self.device.type)
-        return sum(p.numel() * p.element_size() for p in here) + self._fused.packed_bytes(half)
+        weights = sum(p.numel() * p.element_size() for p in here)
+        return weights + self._fused.packed_bytes(half) + KEPT.nbytes(self.device)
 
     # -- decode ---------------------------------------------------------------------------------------------------
 

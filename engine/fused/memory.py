@@ -127,10 +127,38 @@ class Ring:
         for slot, frame in zip(self.history(key), frames, strict=True):
             slot.copy_(frame)
 
+    def rewind(self) -> None:
+        """Between passes: move the histories to where a pass that begins at slot 0 looks for them, as a clip's first
+        one does. Launches that follow get the same slots every time."""
+        live = sum(self.halos.values())
+        while self._position:
+            # The free slots lie behind the newest frame, which is in front of the oldest one: that far it can go.
+            hop = min(self._position, self.frames)
+            oldest = self._position - live
+            for first in range(0, live, hop):
+                self._move(oldest + first, oldest + first - hop, min(hop, live - first))
+            self._position -= hop
+
+    def _move(self, source: int, target: int, count: int) -> None:
+        while count:
+            source, target = source % self.slots, target % self.slots
+            part = min(count, self.slots - source, self.slots - target)
+            self.data[target : target + part].copy_(self.data[source : source + part])
+            source, target, count = source + part, target + part, count - part
+
+    @property
+    def mark(self) -> tuple[int, frozenset[str]]:
+        """Between passes: where the next one begins, and which convolutions have a history."""
+        return self._position, frozenset(self._started)
+
+    @mark.setter
+    def mark(self, mark: tuple[int, frozenset[str]]) -> None:
+        self._position, self._started = mark[0], set(mark[1])
+        self._fed.clear()
+
     def restart(self) -> None:
         """Forget the clip."""
-        self._started.clear()
-        self._fed.clear()
+        self.mark = 0, frozenset()
 
 
 def fill_head(data: Tensor, slots: list[int], head: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +19,16 @@ from ..precision.policy import EXACT, Policy
 from ..precision.prepared import load, recipe, save
 from ..precision.store import Store
 from ..runtime.dryrun import peak_bytes
-from ..runtime.guard import Guard, out_of_memory
+from ..runtime.guard import Guard
 from ..runtime.pixels import PixelSink, StagedReader, StagedWriter, to_unit
 from .decoder import FusedDecoder
 from .encoder import FusedEncoder
-from .handover import hand_over, take_over
+from .graphs import GRAPH_BYTES, one_step, why_none
+from .handover import take_over
 from .parking import Parking
 from .placement import Sizes
 from .run import Run
+from .runs import Runs, allocated
 from .staged import StagedDecoder
 from .wan_decoder import FusedWanDecoder
 from .wan_encoder import FusedWanEncoder
@@ -89,6 +90,7 @@ class FusedPath:
         self._policies: dict[str, Policy] = {}
         self._packed: dict[str, StagedDecoder | AnyEncoder] = {}
         self._sizes = functools.lru_cache(maxsize=1024)(self._dry_run)
+        self.runs = Runs(options.cuda_graphs)
 
     def decoder(self) -> StagedDecoder:
         return self._get("decoder")  # type: ignore[return-value]
@@ -103,10 +105,12 @@ class FusedPath:
             self._packed.pop(half, None)
             self.__dict__.pop("_meta", None)
             self._sizes.cache_clear()
+            self.runs.forget()
 
     def release(self) -> None:
         """Give the packed weights back; the next use packs anew (0.15 s for the published decoder on an H200)."""
         self._packed.clear()
+        self.runs.forget()
 
     def packed_bytes(self, half: str) -> int:
         """Bytes of the packed weights now held for "encoder" or "decoder"; `sizes` counts them too."""
@@ -134,9 +138,13 @@ class FusedPath:
         """Latents [B, C, T, h, w], divided by `scale`, into the sink's frames."""
         decoder, steps, out = self.decoder(), plan.steps, sink.out
         parking, ahead = self._parking(plan), self._options.async_offload
-        run = decoder.plan(steps.latents, z.shape[3], z.shape[4], steps.frames, out.dtype, device, parking)
+        size = steps.latents, z.shape[3], z.shape[4], steps.frames, out.dtype, device
         reader = StagedReader(device, ahead)
-        with allocated(run, guard), StagedWriter(out, steps.frames, device, guard.finish, ahead) as writer:
+        with (
+            self.runs.run(lambda: decoder.plan(*size, parking), (decoder, *size), plan, guard) as (run, graphs),
+            StagedWriter(out, steps.frames, device, guard.finish, ahead) as writer,
+        ):
+            whole = functools.partial(decoder.whole_chunk, run, steps.frames, out.dtype)
             for clip in _unfinished(guard, out):
 
                 def emit(pixels: Tensor, clip: int = clip) -> None:
@@ -152,7 +160,10 @@ class FusedPath:
                     walk = functools.partial(decoder.chunk, run, part, steps.frames, out.dtype, emit)
                     run.scout(walk)
                     with run.chunk():
-                        walk()
+                        if graphs is None:
+                            walk()
+                        else:
+                            emit(graphs.chunk(whole, part))
                     guard.reach(clip * z.shape[2] + run.done["latents"])
                     if run.pressed:
                         guard.settle(run.recover)
@@ -162,6 +173,7 @@ class FusedPath:
     ) -> None:
         """As `decode` in blended tiles: the front runs untiled, its features wait in host memory; then tile by tile."""
         decoder, steps, latents = self.decoder(), plan.steps, z.shape[2]
+        self.runs.no_graphs = why_none(self._options.cuda_graphs, plan)
         front = decoder.plan_front(steps.latents, z.shape[3], z.shape[4], device)
         tile = decoder.plan_tile(steps.latents, plan.grid.rows.size, plan.grid.cols.size, steps.frames, device)
         reader = StagedReader(device, self._options.async_offload)
@@ -208,10 +220,14 @@ class FusedPath:
         """Frames [B, F, H, W, 3] in 0..1 (or bytes) into moments out [B, 2C, T, h, w]."""
         encoder, steps = self.encoder(), plan.steps
         parking, ahead = self._parking(plan), self._options.async_offload
-        run = encoder.plan(steps.latents, video.shape[2], video.shape[3], steps.frames, device, parking)
+        size = steps.latents, video.shape[2], video.shape[3], steps.frames, device
         reader, out = StagedReader(device, ahead), out.permute(0, 2, 3, 4, 1)
         count = 4 * (out.shape[1] - 1) + 1
-        with allocated(run, guard), StagedWriter(out, steps.latents, device, guard.finish, ahead) as writer:
+        with (
+            self.runs.run(lambda: encoder.plan(*size, parking), (encoder, *size), plan, guard) as (run, graphs),
+            StagedWriter(out, steps.latents, device, guard.finish, ahead) as writer,
+        ):
+            whole = functools.partial(encoder.chunk, run, frames=steps.frames)
             for clip in _unfinished(guard, out):
                 _begin(run, clip, guard)
                 while run.done["frames"] < count:
@@ -219,10 +235,9 @@ class FusedPath:
                     a, first = run.done["frames"], -(-run.done["frames"] // 4)
                     b = min(4 * (first + steps.latents - 1) + 1, count)
                     frames = to_unit(reader.read(video[clip, a:b]))
-                    walk = functools.partial(encoder.chunk, run, frames, steps.frames)
-                    run.scout(walk)
+                    run.scout(functools.partial(whole, frames))
                     with run.chunk():
-                        moments = walk()
+                        moments = whole(frames) if graphs is None else graphs.chunk(whole, frames)
                     done = guard.skip(clip, first, moments.shape[0])
                     if done < moments.shape[0]:
                         writer.write(clip, first + done, moments[done:], run.attempt(moments.sum))
@@ -273,12 +288,14 @@ class FusedPath:
         frame: tuple[int, int] | None, parking: Parking | None,
     ) -> Sizes:
         network, meta = self._meta[half], torch.device("meta")
-        besides = network.nbytes + TEMPORARY_BYTES
+        recorded = self._options.cuda_graphs and frame is None and parking is None and one_step(latents, frames)
+        besides = network.nbytes + TEMPORARY_BYTES + GRAPH_BYTES * recorded
         if half == "encoder":
             s, t = self._architecture.spatial, self._architecture.temporal
             run = network.plan(latents, s * height, s * width, frames, meta, parking)
-            # Three chunks' frames as they arrive ahead of their turn, and two copies on the way in, all in float32.
-            besides += 5 * 4 * 3 * t * latents * s * s * height * width
+            # Three chunks' frames as they arrive ahead of their turn, and two copies on the way in, all in float32;
+            # graphs read another copy.
+            besides += (5 + recorded) * 4 * 3 * t * latents * s * s * height * width
         elif frame is None:
             run = network.plan(latents, height, width, frames, output, meta, parking)
         else:
@@ -290,22 +307,6 @@ class FusedPath:
             besides += _plain_attention_bytes(tokens, network.attention.norm.weight.numel(), self._dtype)
         sizes = Sizes.of(run)
         return replace(sizes, device=sizes.device + besides)
-
-
-@contextmanager
-def allocated(run: Run, guard: Guard) -> Iterator[None]:
-    """The run's memory, given back whatever happens. Where that runs out between two chunks, the guard keeps the clip
-    as it stands."""
-    run.relieve = guard.relieve_operator
-    try:
-        run.allocate()
-        yield
-    except Exception as error:
-        if out_of_memory(error):
-            guard.keep(lambda: hand_over(run))
-        raise
-    finally:
-        run.free()
 
 
 def _unfinished(guard: Guard, out: Tensor) -> Iterator[int]:

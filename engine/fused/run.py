@@ -84,8 +84,10 @@ class Run:
         self.relieve: Callable[[], None] = _nothing
         #: Memory ran short and the reserve is gone.
         self.pressed = False
-        #: Finite if all values of the latest `pixels` are; float32 [] on the device.
+        #: Finite if all values of the latest `pixels` are; float32 [] on the device, from `allocate` on.
         self.health: Tensor | None = None
+        #: Operators are being recorded, not run: what fails is not tried again.
+        self.recording = False
         self._reserve: Tensor | None = None
         #: The clip has begun and no `chunk` of it is under way.
         self.between = False
@@ -99,12 +101,17 @@ class Run:
     def host_bytes(self) -> int:
         return self.parked.host_bytes
 
+    @property
+    def allocated(self) -> bool:
+        return self.health is not None
+
     def allocate(self) -> None:
         """Get the memory the dry walk asked for; from now on steps compute."""
         self.arena.allocate(self.device)
         for ring in self.rings.values():
             ring.allocate(self.device)
         self.parked.allocate()
+        self.health = torch.zeros((), device=self.device)
         self.dry = False
         self.restart()
         self.recover()
@@ -149,7 +156,7 @@ class Run:
         try:
             return work(*args, **options)
         except Exception as error:
-            if not out_of_memory(error):
+            if self.recording or not out_of_memory(error):
                 raise
         self._reserve = None
         self.pressed = True
@@ -166,6 +173,16 @@ class Run:
                 raise
         self.pressed = self._reserve is None
         return not self.pressed
+
+    def rest(self) -> None:
+        """Keep the memory, but what only a run under way needs: `recover` and a new `relieve` make it ready again."""
+        self._reserve = None
+        self.relieve = _nothing
+
+    def rewind(self) -> None:
+        """Between chunks: histories back to the slots where the clip's first chunk looked for them. Same values."""
+        for ring in self.rings.values():
+            ring.rewind()
 
     @contextmanager
     def chunk(self) -> Iterator[None]:
@@ -295,7 +312,7 @@ class Run:
     def inspect(self, x: Tensor) -> None:
         """`health` is from now on that of x: one NaN or Inf is in its sum, finite values do not add up to either."""
         if not self.dry:
-            self.health = self.attempt(torch.sum, x, dtype=torch.float32)
+            self.attempt(torch.sum, x, tuple(range(x.dim())), dtype=torch.float32, out=self.health)
 
     def advance(self, h: int, w: int) -> None:
         """Every convolution at this resolution has had the pass's frames."""

@@ -68,6 +68,12 @@ class StagedDecoder:
         form = BYTES if output == torch.uint8 else UNIT
         self._after_front(run, z.shape[:3], lambda: self._front(run, z), frames, output, form, emit)
 
+    def whole_chunk(self, run: Run, frames: int, output: torch.dtype, z: Tensor) -> Tensor:
+        """As `chunk`, where all its frames make one step: their pixels, valid until the next call."""
+        pixels: list[Tensor] = []
+        self.chunk(run, z, frames, output, pixels.append)
+        return pixels[0]
+
     def front_chunk(self, run: Run, z: Tensor, emit: Callable[[Tensor], None]) -> None:
         """Only the part that must see the whole frame: `emit` gets features [D, h, w, C], valid until it returns."""
         with run.arena.scope():

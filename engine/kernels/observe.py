@@ -40,3 +40,8 @@ def watching(watch: Watch) -> Iterator[None]:
         yield
     finally:
         _watch = kept
+
+
+def listening() -> bool:
+    """Whether operators are being watched."""
+    return _watch is not None

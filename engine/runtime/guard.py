@@ -14,6 +14,7 @@ import torch
 
 from .. import log
 from ..errors import PlanError
+from .kept import KEPT
 from .memory import GIB
 from .pinned import POOL
 from .progress import Ticker
@@ -167,6 +168,7 @@ class Guard:
     def relieve(self) -> None:
         """Give back what only makes things faster, and ask others to."""
         POOL.release()
+        KEPT.release()
         if self._on_pressure is not None:
             self._on_pressure()
         if self.device.type == "cuda":
