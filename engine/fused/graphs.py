@@ -63,6 +63,10 @@ def why_not_on(device: torch.device) -> str | None:
     return None if device.type == "cuda" else "only CUDA GPUs replay graphs"
 
 
+#: Graphs that must not be destroyed.
+_BROKEN: list[torch.cuda.CUDAGraph] = []
+
+
 class CudaGraph:
     """What one chunk launches."""
 
@@ -74,16 +78,28 @@ class CudaGraph:
 
     def record(self, work: Callable[[], T]) -> T:
         """Call `work`, whose launches are recorded instead of run, on a stream other than the default one."""
-        # Other threads may use the device meanwhile.
-        self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
+            # Other threads may use the device meanwhile.
+            self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             result = work()
+            self._graph.capture_end()
         except BaseException:
-            with suppress(RuntimeError):  # what broke the recording is raised already
-                self._graph.capture_end()
+            self._abandon()
             raise
-        self._graph.capture_end()
         return result
+
+    def _abandon(self) -> None:
+        try:
+            self._graph.capture_end()
+        except RuntimeError:
+            # CUDA has broken the recording off, and torch's allocators do not know it: they would ask this graph which
+            # stream it records, and refuse to empty their cache.
+            _BROKEN.append(self._graph)
+            names = "_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool"
+            end = next((getattr(torch._C, n) for n in names if hasattr(torch._C, n)), None)
+            if end is not None:
+                with suppress(RuntimeError):  # they know it after all
+                    end(torch.cuda.current_device(), self._pool)
 
     def replay(self) -> None:
         self._begin.record()

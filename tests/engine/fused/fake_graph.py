@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -34,9 +36,9 @@ class FakeGraph:
     """Stands in for graphs.CudaGraph. Memory is afterwards as if recording had run nothing."""
 
     #: Graphs made so far, and what replays are said to take.
-    made: list = []
-    busy: float | None = 0.0
-    failing: set = set()
+    made: ClassVar[list] = []
+    busy: ClassVar[float | None] = 0.0
+    failing: ClassVar[set] = set()
 
     def __init__(self, device, pool):
         self.calls = []
