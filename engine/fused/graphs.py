@@ -10,11 +10,10 @@ and the clip's progress, as far as launches depend on it, are as they were, and 
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -22,19 +21,15 @@ from torch import Tensor
 
 from .. import log
 from ..kernels.observe import listening
+from .graph_rule import CALLS, KEPT_BYTES, SETTLED, Clock, Notes, pays
 from .run import Run
 
 if TYPE_CHECKING:
     from ..runtime.plan import Plan
 
 T = TypeVar("T")
-#: A graph pays where the host needs longer for a chunk's launches than this share of the GPU's time for it: from there
-#: on the GPU waits, or would if something else keeps the host busy for as long.
-HOST_SHARE = 0.5
-#: Of each frame within its clip, launches know only whether it is the first one, the second or a later one.
-SETTLED = 2
 #: What recording takes: cuBLAS's workspace for a second stream (32 MiB on an H200), operators' temporaries in a pool
-#: of their own, and the graphs themselves.
+#: of their own, and the graphs themselves; 46 MiB measured with two of them.
 GRAPH_BYTES = 64 << 20
 #: Chunks of more different kinds than this are launched as ever.
 MOST_GRAPHS = 8
@@ -74,7 +69,7 @@ class CudaGraph:
         """pool: where temporaries are allocated. Graphs that share it must not run at the same time."""
         self._graph = torch.cuda.CUDAGraph()
         self._pool = pool
-        self._begin, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._clock = Clock()
 
     def record(self, work: Callable[[], T]) -> T:
         """Call `work`, whose launches are recorded instead of run, on a stream other than the default one."""
@@ -102,22 +97,13 @@ class CudaGraph:
                     end(torch.cuda.current_device(), self._pool)
 
     def replay(self) -> None:
-        self._begin.record()
+        self._clock.start()
         self._graph.replay()
-        self._end.record()
+        self._clock.stop()
 
     def milliseconds(self) -> float | None:
         """The GPU's time for the latest replay; None while it runs."""
-        return self._begin.elapsed_time(self._end) if self._end.query() else None
-
-
-@dataclass
-class Notes:
-    """What the runs of one plan have shown: the kinds of chunks whose kernels are compiled, and why there is no use in
-    recording them, if so."""
-
-    seen: set[Hashable] = field(default_factory=set)
-    off: str | None = None
+        return self._clock.milliseconds()
 
 
 @dataclass
@@ -129,24 +115,24 @@ class _Recorded:
     result: Tensor
     done: Counter[str]
     marks: list[tuple[int, frozenset[str]]]
-    #: Of the host for all launches.
-    milliseconds: float
-    judged: bool = False
+    replayed: bool = False
 
 
 class Graphs:
-    """A Run and the graphs of its chunks. Kinds of chunks are recorded when they come the second time: by then their
-    kernels are compiled and libraries have their workspaces. Results are those of the launches, bit by bit."""
+    """A Run and the graphs of its chunks. A kind of chunk is recorded where that pays, by its times in earlier chunks:
+    by then its kernels are compiled and libraries have their workspaces. Results are those of the launches, bit by
+    bit."""
 
     def __init__(self, run: Run, notes: Notes, key: Hashable) -> None:
         """key: tells runs that may take each other's place from those that may not."""
         self.run = run
         self.key = key
+        self.notes = notes
         self.device = run.device
         #: Chunks since `begin`, and how many of them were replayed.
         self.chunks = 0
         self.replayed = 0
-        self._notes = notes
+        self._why = ""
         self._recorded: dict[Hashable, _Recorded] = {}
         self._pool: object = None
 
@@ -158,34 +144,31 @@ class Graphs:
     def begin(self) -> None:
         """A new call."""
         self.chunks = self.replayed = 0
+        self._why = "no chunk came a second time"
+        self.notes.calls += 1
 
-    def chunk(self, walk: Callable[[Tensor], Tensor], part: Tensor) -> Tensor:
+    def chunk(self, walk: Callable[[Tensor], Tensor], part: Tensor, left: int) -> Tensor:
         """walk(part), launched or replayed; the result is valid until the next call. `walk` is the same function of the
-        run and its argument every time."""
+        run and its argument every time. left: as in `pays`, within this call."""
         self._judge()
         self.chunks += 1
-        notes, kind = self._notes, self._kind(part)
-        if notes.off or listening():
+        notes, kind = self.notes, self._kind(part)
+        if notes.failed or listening():
             return walk(part)
-        if kind not in self._recorded:
-            if kind in notes.seen and len(self._recorded) < MOST_GRAPHS:
-                self._record(kind, walk, part)
-            if kind not in self._recorded:
-                result = walk(part)
-                notes.seen.add(kind)
-                return result
-        return self._replay(self._recorded[kind], walk, part)
+        if kind not in self._recorded and self._pays(kind, left):
+            self._record(kind, walk, part)
+        if kind in self._recorded:
+            return self._replay(kind, walk, part)
+        return notes.launch(kind, lambda: walk(part), Clock)
 
     def why_none(self) -> str | None:
         """The reason why no chunk since `begin` was replayed, or None."""
-        if self.replayed:
-            return None
-        return self._notes.off or "no chunk came a second time"
+        return None if self.replayed else self.notes.failed or self._why
 
     def worth_keeping(self) -> bool:
         """At the end of a call: whether another one would gain from this run's memory and graphs."""
         self._judge()
-        return bool(self._recorded)
+        return self._small and any(pays(self.notes.times.get(kind), CALLS) for kind in self._recorded)
 
     def clear(self) -> None:
         """Forget the graphs."""
@@ -208,6 +191,28 @@ class Graphs:
         begun = tuple(len(ring.mark[1]) for ring in run.rings.values())
         return tuple(part.shape), part.stride(), part.dtype, progress, begun
 
+    @property
+    def _small(self) -> bool:
+        return self.nbytes <= KEPT_BYTES
+
+    def _pays(self, kind: Hashable, left: int) -> bool:
+        notes = self.notes
+        if kind not in notes.seen or len(self._recorded) >= MOST_GRAPHS:
+            return False
+        if notes.lasting and self._small:
+            left *= CALLS
+        times = notes.times.get(kind)
+        if pays(times, left):
+            return True
+        if times is None:
+            self._why = "chunks are timed first"
+        elif times.gain <= 0:
+            spent = times.span if times.busy is None else times.busy
+            self._why = f"what the host launches in {times.launching:.1f} ms keeps the GPU busy for {spent:.1f} ms"
+        else:
+            self._why = "chunks come too seldom to pay for a recording"
+        return False
+
     def _record(self, kind: Hashable, walk: Callable[[Tensor], Tensor], part: Tensor) -> None:
         run = self.run
         run.rewind()
@@ -218,16 +223,15 @@ class Graphs:
                 self._pool = torch.cuda.graph_pool_handle()
             given, graph = torch.empty_like(part), CudaGraph(self.device, self._pool)
 
-            def work() -> tuple[Tensor, float]:
-                start = time.perf_counter()
+            def work() -> Tensor:
                 result = walk(given)
                 run.rewind()
-                return result, 1e3 * (time.perf_counter() - start)
+                return result
 
-            result, spent = graph.record(work)
+            result = graph.record(work)
             change = run.done.copy()
             change.subtract(done)
-            self._recorded[kind] = _Recorded(graph, given, result, change, self._marks, spent)
+            self._recorded[kind] = _Recorded(graph, given, result, change, self._marks)
         except Exception as error:
             self._give_up(error)
         finally:
@@ -235,7 +239,8 @@ class Graphs:
             # Nothing has run yet.
             run.done, self._marks = done, marks
 
-    def _replay(self, recorded: _Recorded, walk: Callable[[Tensor], Tensor], part: Tensor) -> Tensor:
+    def _replay(self, kind: Hashable, walk: Callable[[Tensor], Tensor], part: Tensor) -> Tensor:
+        recorded = self._recorded[kind]
         self.run.rewind()
         try:
             recorded.part.copy_(part)
@@ -245,25 +250,21 @@ class Graphs:
             return walk(part)
         self.run.done.update(recorded.done)
         self._marks = recorded.marks
+        recorded.replayed = True
         self.replayed += 1
         return recorded.result
 
     def _judge(self) -> None:
-        """Compare the host's time for the launches with the GPU's for their work, when the first replay is over."""
-        for recorded in self._recorded.values():
-            busy = None if recorded.judged else recorded.graph.milliseconds()
-            if busy is None:
-                continue
-            recorded.judged = True
-            if recorded.milliseconds < HOST_SHARE * busy:
-                self._notes.off = f"the host launches in {recorded.milliseconds:.1f} ms what keeps the GPU busy for "
-                self._notes.off += f"{busy:.1f} ms"
-                self.clear()
-                return
+        """Note what replays that are over took."""
+        self.notes.settle()
+        for kind, recorded in self._recorded.items():
+            busy = recorded.graph.milliseconds() if recorded.replayed else None
+            if busy is not None:
+                self.notes.worked(kind, busy)
 
     def _give_up(self, error: Exception) -> None:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        self._notes.off = f"recording failed: {reason}"
+        self.notes.failed = f"recording failed: {reason}"
         log.warn(f"CUDA graphs off: {reason}")
         self.clear()
 

@@ -23,6 +23,7 @@ from ..runtime.guard import Guard
 from ..runtime.pixels import PixelSink, StagedReader, StagedWriter, to_unit
 from .decoder import FusedDecoder
 from .encoder import FusedEncoder
+from .graph_rule import chunks_left
 from .graphs import GRAPH_BYTES, one_step, why_none
 from .handover import take_over
 from .parking import Parking
@@ -106,6 +107,7 @@ class FusedPath:
             self.__dict__.pop("_meta", None)
             self._sizes.cache_clear()
             self.runs.forget()
+            self.runs = Runs(self._options.cuda_graphs)  # other kernels, other times
 
     def release(self) -> None:
         """Give the packed weights back; the next use packs anew (0.15 s for the published decoder on an H200)."""
@@ -141,7 +143,7 @@ class FusedPath:
         size = steps.latents, z.shape[3], z.shape[4], steps.frames, out.dtype, device
         reader = StagedReader(device, ahead)
         with (
-            self.runs.run(lambda: decoder.plan(*size, parking), (decoder, *size), plan, guard) as (run, graphs),
+            self.runs.run(lambda: decoder.plan(*size, parking), decoder, size, plan, guard) as (run, graphs),
             StagedWriter(out, steps.frames, device, guard.finish, ahead) as writer,
         ):
             whole = functools.partial(decoder.whole_chunk, run, steps.frames, out.dtype)
@@ -163,7 +165,8 @@ class FusedPath:
                         if graphs is None:
                             walk()
                         else:
-                            emit(graphs.chunk(whole, part))
+                            left = chunks_left(z.shape[0] - clip - 1, z.shape[2], run.done["latents"], part.shape[0])
+                            emit(graphs.chunk(whole, part, left))
                     guard.reach(clip * z.shape[2] + run.done["latents"])
                     if run.pressed:
                         guard.settle(run.recover)
@@ -224,7 +227,7 @@ class FusedPath:
         reader, out = StagedReader(device, ahead), out.permute(0, 2, 3, 4, 1)
         count = 4 * (out.shape[1] - 1) + 1
         with (
-            self.runs.run(lambda: encoder.plan(*size, parking), (encoder, *size), plan, guard) as (run, graphs),
+            self.runs.run(lambda: encoder.plan(*size, parking), encoder, size, plan, guard) as (run, graphs),
             StagedWriter(out, steps.latents, device, guard.finish, ahead) as writer,
         ):
             whole = functools.partial(encoder.chunk, run, frames=steps.frames)
@@ -237,7 +240,11 @@ class FusedPath:
                     frames = to_unit(reader.read(video[clip, a:b]))
                     run.scout(functools.partial(whole, frames))
                     with run.chunk():
-                        moments = whole(frames) if graphs is None else graphs.chunk(whole, frames)
+                        if graphs is None:
+                            moments = whole(frames)
+                        else:
+                            left = chunks_left(out.shape[0] - clip - 1, out.shape[1], first, -(-(b - a) // 4))
+                            moments = graphs.chunk(whole, frames, left)
                     done = guard.skip(clip, first, moments.shape[0])
                     if done < moments.shape[0]:
                         writer.write(clip, first + done, moments[done:], run.attempt(moments.sum))

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from ..runtime.guard import Guard, out_of_memory
 from ..runtime.kept import KEPT
-from .graphs import Graphs, Notes, aside, why_none, why_not_on
+from .graph_rule import Notes
+from .graphs import Graphs, aside, why_none, why_not_on
 from .handover import hand_over
 from .run import Run
 
@@ -33,25 +34,22 @@ class Runs:
 
     @contextmanager
     def run(
-        self, make: Callable[[], Run], key: Hashable, plan: Plan, guard: Guard
+        self, make: Callable[[], Run], network: object, size: tuple[Hashable, ...], plan: Plan, guard: Guard
     ) -> Iterator[tuple[Run, Graphs | None]]:
         """The Run that `make` plans, with its memory, and its graphs if its chunks may be recorded.
 
-        key: all that distinguishes one Run from another; the one before is used again where it is the same.
+        network, size: all that distinguishes one Run from another; the one before is used again where it is the same.
         """
-        graphs, self._latest = self._latest, None
+        key = network, *size
         self.replayed, self.no_graphs = (0, 0), why_none(self._wanted, plan) or why_not_on(guard.device)
-        there = KEPT.take(graphs)
-        if there and (self.no_graphs or graphs.key != key):
-            graphs.free()
-            there = False
+        graphs = self._kept(None if self.no_graphs else key)
         if self.no_graphs:
             run = make()
             with allocated(run, guard):
                 yield run, None
             return
-        if not there:
-            graphs = Graphs(make(), self._notes[key], key)
+        if graphs is None:
+            graphs = Graphs(make(), self._notes[(type(network), *size)], key)
         graphs.begin()
         try:
             with allocated(graphs.run, guard, graphs.worth_keeping), aside(guard.device):
@@ -60,13 +58,27 @@ class Runs:
             graphs.clear()
             raise
         self.replayed, self.no_graphs = (graphs.replayed, graphs.chunks), graphs.why_none()
-        if graphs.worth_keeping():
+        if graphs.run.allocated:
             self._latest = graphs
             KEPT.keep(graphs)
+        else:
+            graphs.clear()
+
+    def _kept(self, key: Hashable) -> Graphs | None:
+        """What the latest call left, if it is still there and for the same Run; no memory of another one stays."""
+        latest, self._latest = self._latest, None
+        there = KEPT.take(latest)
+        if latest is None or (there and latest.key == key):
+            return latest
+        latest.notes.lose()
+        if there:
+            latest.free()
+        return None
 
     def forget(self) -> None:
         """Give back what stayed: the weights that graphs read are about to go."""
-        self._notes.clear()
+        for notes in self._notes.values():
+            notes.forget()
         if KEPT.take(self._latest):
             self._latest.free()
         self._latest = None

@@ -46,6 +46,8 @@ class FakeGraph:
         FakeGraph.made.append(self)
 
     def record(self, work):
+        if "record" in FakeGraph.failing:
+            raise torch.OutOfMemoryError("injected: record")
         recorder = _Recorder()
         try:
             with recorder:
@@ -70,3 +72,22 @@ class FakeGraph:
 
     def milliseconds(self):
         return FakeGraph.busy
+
+
+class FakeClock:
+    """Stands in for graph_rule.Clock: the GPU takes `span` milliseconds; None: it has not come that far."""
+
+    span: ClassVar[float | None] = 0.0
+    late: ClassVar[bool] = False
+
+    def start(self):
+        pass
+
+    def stop(self):
+        pass
+
+    def begun(self):
+        return not FakeClock.late
+
+    def milliseconds(self):
+        return FakeClock.span

@@ -1,49 +1,75 @@
 """Recorded chunks: replayed where they fit and only there, equal bit by bit, gone when anything they read goes."""
 
+import gc
+
 import pytest
 import torch
-from zerowaste_vae import load
-from zerowaste_vae.engine.fused import graphs, runs
-from zerowaste_vae.engine.models import wan
+from zerowaste_vae import Cancelled
+from zerowaste_vae.engine.fused import graph_rule, graphs, runs
+from zerowaste_vae.engine.models import seedvr2, wan
 from zerowaste_vae.engine.optimize import DEFAULTS
 from zerowaste_vae.engine.runtime.kept import KEPT
 from zerowaste_vae.engine.vae import VideoVAE
 
 from ..runtime.faults import leftovers
-from .fake_graph import FakeGraph
+from .fake_graph import FakeClock, FakeGraph
 
 OFF = DEFAULTS.switched(off=["cuda_graphs"])
 CPU = torch.device("cpu")
 
 
+
+
 @pytest.fixture(autouse=True)
-def fake(monkeypatch):
-    """Graphs on a CPU, where nothing is left behind."""
+def fake(monkeypatch, vae):
+    """Graphs on a CPU, recorded whenever a kind of chunk comes again; nothing is left behind."""
     monkeypatch.setattr("zerowaste_vae.engine.vae.why_off", lambda *_: None)
     monkeypatch.setattr(graphs, "CudaGraph", FakeGraph)
+    monkeypatch.setattr(graphs, "Clock", FakeClock)
+    monkeypatch.setattr(graphs, "pays", lambda *_: True)
     monkeypatch.setattr(runs, "why_not_on", lambda _: None)
     monkeypatch.setattr(FakeGraph, "made", [])
-    monkeypatch.setattr(FakeGraph, "busy", 0.0)
     monkeypatch.setattr(FakeGraph, "failing", set())
-    yield FakeGraph
+    vae.release()
+    yield
     KEPT.release()
     assert leftovers() == []
 
 
-@pytest.fixture
-def vae(vae_file):
-    return load(vae_file, device="cpu")
+def build(model, architecture):
+    """A VAE that takes a CPU's reference operators for kernels, and the same one without graphs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("zerowaste_vae.engine.vae.why_off", lambda *_: None)
+        vae = VideoVAE(model.requires_grad_(False), architecture, "fp32", torch.float32, CPU)
+        return vae, vae.with_options(OFF)
+
+
+@pytest.fixture(scope="module")
+def both(seed_model):
+    model = seedvr2.SeedVR2(seedvr2.Config((8, 8, 16, 16), (8, 8, 16, 16), 16, 4))
+    seed_model(model, 3)
+    return build(model, seedvr2.ARCHITECTURE)
+
+
+@pytest.fixture(scope="module")
+def vae(both):
+    return both[0]
+
+
+@pytest.fixture(scope="module")
+def plain(both):
+    return both[1]
 
 
 @pytest.fixture(scope="module", params=["2.1", "2.2"])
-def wan_vae(request, seed_model):
+def wan_vaes(request, seed_model):
     config, architecture = {
         "2.1": (wan.Config((8, 8, 16, 16), (8, 16, 16, 16)), wan.WAN21),
         "2.2": (wan.Config((8, 16, 32, 32), (8, 16, 32, 32), 48, 2), wan.WAN22),
     }[request.param]
-    model = wan.Wan(config).requires_grad_(False)
+    model = wan.Wan(config)
     seed_model(model, 3)
-    return VideoVAE(model, architecture, "fp32", torch.float32, CPU)
+    return build(model, architecture)
 
 
 def replayed(vae):
@@ -60,18 +86,18 @@ def reason(vae):
     (6, 1, [(3, 6), (6, 6)]),
     (7, 2, [(1, 4), (4, 4)]),
 ])  # fmt: skip
-def test_decodes_are_equal(vae, noise, latents, chunk, counts):
-    plain = vae.with_options(OFF)
+def test_decodes_are_equal(vae, plain, noise, latents, chunk, counts):
+    vae._fused.runs.__init__(True)
     clips = [noise(1, 16, latents, 1, 2, seed=seed) for seed in range(2)]
     expected = [plain.decode(z, chunk=chunk) for z in clips]
     for i, count in enumerate(counts):
         assert torch.equal(vae.decode(clips[i % 2], chunk=chunk), expected[i % 2])
         assert replayed(vae) == count
+    assert f"{count[0]} of {count[1]} chunks replayed" in vae.last_report.mode
 
 
-def test_encodes_are_equal(vae, noise):
-    plain = vae.with_options(OFF)
-    for frames in (1, 5, 41):
+def test_encodes_are_equal(vae, plain, noise):
+    for frames in (1, 21):
         video = noise(frames, 9, 17, 3).sigmoid()
         expected = plain.encode(video)
         for _ in range(3):
@@ -79,14 +105,130 @@ def test_encodes_are_equal(vae, noise):
         assert replayed(vae)[0] == replayed(vae)[1]
 
 
-def test_wan_too(wan_vae, noise):
-    vae, plain = wan_vae, wan_vae.with_options(OFF)
-    z = noise(1, vae.latent_channels, 5, 1, 2)
+def test_wan_too(wan_vaes, noise):
+    vae, plain = wan_vaes
+    z = noise(1, vae.latent_channels, 4, 1, 2)
     video = noise(25, vae.spatial + 3, 2 * vae.spatial, 3).sigmoid()
     expected = plain.decode(z, chunk=1), plain.encode(video)
     for _ in range(2):
         assert torch.equal(vae.decode(z, chunk=1), expected[0])
-    assert replayed(vae) == (5, 5)
+    assert replayed(vae) == (4, 4)
     for _ in range(2):
         assert torch.equal(vae.encode(video), expected[1])
     assert replayed(vae)[0] == replayed(vae)[1]
+    vae.release()
+
+
+def test_batches_and_histories_from_other_slots(vae, plain, noise):
+    """The tail of a clip leaves the rings anywhere; the next clip, and the next call, begin at slot 0."""
+    z = noise(2, 16, 5, 1, 1)
+    expected = plain.decode(z, chunk=3)
+    for _ in range(2):
+        assert torch.equal(vae.decode(z, chunk=3), expected)
+    assert replayed(vae) == (4, 4)
+
+
+@pytest.mark.parametrize("drop", ["release", "kept", "another size", "another VAE", "options"])
+def test_what_is_kept_is_dropped(both, noise, drop):
+    """Memory stays between calls until someone needs it, and results are the same with and without it."""
+    vae, plain = both
+    z, other = noise(1, 16, 3, 1, 1), noise(1, 16, 3, 1, 2)
+    expected = plain.decode(z, chunk=1)
+    for _ in range(2):
+        vae.decode(z, chunk=1)
+    held = KEPT.nbytes(CPU)
+    assert 0 < held == vae._fused.runs._latest.nbytes
+    before = vae._held("decoder")
+    {
+        "release": vae.release,
+        "kept": KEPT.release,
+        "another size": lambda: vae.decode(other, chunk=3),
+        "another VAE": lambda: plain.decode(other, chunk=3),
+        "options": lambda: vae.with_options(OFF),
+    }[drop]()
+    assert KEPT.nbytes(CPU) == 0 or (drop == "another size" and KEPT.nbytes(CPU) != held)
+    assert drop == "another size" or len(leftovers()) == 0
+    assert vae._held("decoder") <= before - (held if drop != "another size" else 0)
+    for _ in range(2):
+        assert torch.equal(vae.decode(z, chunk=1), expected)
+
+
+def test_a_vae_that_is_gone_keeps_nothing(both, noise):
+    vae = both[0].with_options(DEFAULTS)
+    for _ in range(2):
+        vae.decode(noise(1, 16, 3, 1, 1), chunk=1)
+    assert KEPT.nbytes(CPU) > 0
+    del vae
+    gc.collect()
+    assert KEPT.nbytes(CPU) == 0
+
+
+def test_large_memory_is_not_kept(vae, plain, noise, monkeypatch):
+    monkeypatch.setattr(graphs, "KEPT_BYTES", 1000)
+    z = noise(1, 16, 5, 1, 1)
+    expected = plain.decode(z, chunk=1)
+    for _ in range(2):
+        assert torch.equal(vae.decode(z, chunk=1), expected)
+        assert replayed(vae)[0] >= 2
+        assert KEPT.nbytes(CPU) == 0 and leftovers() == []
+
+
+def test_cancelled_calls_keep_nothing(vae, plain, noise):
+    z = noise(1, 16, 5, 1, 1)
+    expected = plain.decode(z, chunk=1)
+    vae.decode(z, chunk=1)
+    for after in (1, 4):
+        done = []
+        with pytest.raises(Cancelled):
+            vae.decode(z, chunk=1, progress=lambda n, _: done.append(n), cancel=lambda n=after: len(done) >= n)  # noqa: B023
+        assert KEPT.nbytes(CPU) == 0 and leftovers() == []
+        assert torch.equal(vae.decode(z, chunk=1), expected)
+
+
+@pytest.mark.parametrize("trouble", ["record", "replay"])
+def test_failures_are_said_once_and_change_nothing(vae, plain, noise, monkeypatch, trouble):
+    z = noise(1, 16, 5, 1, 1)
+    expected = plain.decode(z, chunk=1)
+    monkeypatch.setattr(FakeGraph, "failing", {trouble})
+    for _ in range(2):
+        assert torch.equal(vae.decode(z, chunk=1), expected)
+    assert reason(vae) == f"recording failed: injected: {trouble}"
+    assert len(FakeGraph.made) == 1 and KEPT.nbytes(CPU) == 0
+    assert not vae.last_report.events["oom_retries"]
+
+
+def test_why_there_are_none(vae, plain, noise):
+    plain.decode(noise(1, 16, 1, 1, 1))
+    assert reason(plain) == "switched off"
+    vae.decode(noise(1, 16, 4, 1, 1), chunk=1, tiling="exact", tile=64)
+    assert "host memory" in reason(vae)
+    vae.decode(noise(1, 16, 1, 16, 16), tiling="blended", tile=96, overlap=32)
+    assert reason(vae) == "blended tiles are not recorded"
+
+
+def test_busy_gpus_and_short_clips_record_nothing(vae, plain, noise, monkeypatch):
+    monkeypatch.setattr(graphs, "pays", graph_rule.pays)
+    monkeypatch.setattr(FakeClock, "span", 1e9)
+    z = noise(1, 16, 6, 1, 1)
+    expected = plain.decode(z, chunk=1)
+    for _ in range(3):
+        assert torch.equal(vae.decode(z, chunk=1), expected)
+    assert "keeps the GPU busy for 1000000000.0 ms" in reason(vae)
+    assert FakeGraph.made == [] and KEPT.nbytes(CPU) == 0
+
+
+def test_idle_gpus_record_when_it_pays(vae, plain, noise, monkeypatch):
+    """A call by itself: only where enough is left of it. Calls that follow each other: what stays from one to the
+    next."""
+    vae._fused.runs.__init__(True)
+    monkeypatch.setattr(graphs, "pays", graph_rule.pays)
+    monkeypatch.setattr(FakeClock, "span", 0.0)
+    z = noise(1, 16, 5, 1, 1)
+    expected = plain.decode(z, chunk=1)
+    counts = []
+    for _ in range(4):
+        assert torch.equal(vae.decode(z, chunk=1), expected)
+        counts.append(replayed(vae)[0])
+    # Five chunks: three kinds, of which the third comes three times: compiled, timed, and one left.
+    assert counts == [0, 3, 5, 5]
+    assert KEPT.nbytes(CPU) > 0
