@@ -25,8 +25,10 @@ class Options:
         False: NCDHW, and with it plain torch, everywhere.
     triton_fusion: the fused kernels. Off: the plain torch modules.
     composed_upsample: expansion, pixel shuffle and convolution as one convolution. Off: one after the other.
-    cuda_graphs: chunks that come again are replayed from a captured graph where their launches take the host long
-        (small frames).
+    cuda_graphs: chunks that come again are replayed from a captured graph where that saves time: small frames, whose
+        launches take the host longer than the GPU's work for them, in long clips or in calls that repeat. After such a
+        call its memory on the device stays for the next one, if it is below 1 GB; the VAE's `release`, a call of
+        another size, changed options and a lack of memory free it.
     flash_attention: attention kernels, ours or torch's. Off: plain products in fp32, a block of queries at a time.
     tf32: fp32 runs multiply in TF32. Ten bits of mantissa are left, so off.
     cudnn_benchmark: cuDNN tries its algorithms out. Other algorithms round differently and take workspaces that no plan

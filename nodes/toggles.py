@@ -14,7 +14,8 @@ _TOOLTIPS = {
     "per frame with them and 76 without. Off: plain torch.",
     "composed_upsample": "Upsampling and the convolution after it as one: 21 % fewer products in the whole decoder. "
     "Off: one after the other.",
-    "cuda_graphs": "Steady chunks are replayed from a captured graph where that helps.",
+    "cuda_graphs": "Chunks of long clips of small frames are replayed from a captured graph within a run, where their "
+    "launches take longer than the work itself. Nothing is kept after the run.",
     "flash_attention": "Attention without a stored score matrix. Off: plain products, block by block.",
     "tf32": "fp32 runs multiply in TF32, with 10 bits of mantissa instead of 23. Approximate.",
     "cudnn_benchmark": "cuDNN tries its algorithms out during our calls. They take memory that no plan can know, and "

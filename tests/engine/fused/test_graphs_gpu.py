@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 from zerowaste_vae import Cancelled
-from zerowaste_vae.engine.fused import graphs
+from zerowaste_vae.engine.fused import graph_rule, graphs
 from zerowaste_vae.engine.fused import run as run_module
 from zerowaste_vae.engine.models import seedvr2, wan
 from zerowaste_vae.engine.optimize import DEFAULTS
@@ -24,8 +24,8 @@ OFF = DEFAULTS.switched(off=["cuda_graphs"])
 MODELS = {
     "seedvr2-tiny": (seedvr2.SeedVR2, seedvr2.Config((16, 32, 64, 64), (16, 32, 64, 64), 16, 8), seedvr2.ARCHITECTURE),
     "seedvr2": (seedvr2.SeedVR2, seedvr2.Config((128, 256, 512, 512), (128, 256, 512, 512)), seedvr2.ARCHITECTURE),
-    "wan2.1-tiny": (wan.Wan, wan.Config((16, 16, 32, 32), (16, 16, 32, 32)), wan.WAN21),
-    "wan2.1": (wan.Wan, wan.Config((96, 192, 384, 384), (96, 192, 384, 384)), wan.WAN21),
+    # Wan 2.1 halves a level's width when it upsamples, and kernels take no width below 16.
+    "wan2.1-tiny": (wan.Wan, wan.Config((16, 32, 32, 32), (16, 32, 32, 32)), wan.WAN21),
     "wan2.2-tiny": (wan.Wan, wan.Config((16, 32, 64, 64), (16, 32, 64, 64), 48, 2), wan.WAN22),
 }
 
@@ -55,11 +55,12 @@ def made():
 @pytest.fixture
 def vae_of(made, monkeypatch):
     """vae_of(name): its chunks are recorded whatever the host's speed. Nothing stays behind."""
-    monkeypatch.setattr(graphs, "HOST_SHARE", 0.0)
+    monkeypatch.setattr(graphs, "pays", lambda *_: True)
 
     def get(name):
         if name not in made:
             made[name] = make(name)
+            assert made[name].fused() is not None, name
         return made[name]
 
     yield get
@@ -88,10 +89,10 @@ def video_of(vae, noise, frames, height, width, seed=0):
     return (noise(frames, s * height + 5, s * width + 3, 3, seed=seed) * 50 + 128).clamp(0, 255).byte()
 
 
-@pytest.mark.parametrize("frames", [1, 5, 21, 61])
+@pytest.mark.parametrize("frames", [1, 37])
 @pytest.mark.parametrize("name", MODELS)
 def test_decode_and_encode_are_equal(vae_of, noise, name, frames):
-    """Two clips in turn, three calls each: launched, recorded, replayed."""
+    """Two clips in turn, two calls each: launched, recorded, replayed. 37 frames are a start, a chunk and a tail."""
     vae = vae_of(name)
     plain = vae.with_options(OFF)
     clips = [latent_of(vae, noise, frames, 9, 7, seed) for seed in (1, 2)]
@@ -99,7 +100,7 @@ def test_decode_and_encode_are_equal(vae_of, noise, name, frames):
     for work, inputs in (("decode", clips), ("encode", videos)):
         expected = [getattr(plain, work)(x) for x in inputs]
         assert not torch.equal(expected[0], expected[1])
-        for call in range(3):
+        for call in range(2):
             for x, right in zip(inputs, expected, strict=True):
                 assert torch.equal(getattr(vae, work)(x), right), (work, call)
         count, chunks = replayed(vae)
@@ -107,8 +108,8 @@ def test_decode_and_encode_are_equal(vae_of, noise, name, frames):
         assert "CUDA graphs" in vae.last_report.mode
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 3])
-@pytest.mark.parametrize(("height", "width"), [(4, 4), (5, 11), (16, 9)])
+@pytest.mark.parametrize("chunk", [1, 3])
+@pytest.mark.parametrize(("height", "width"), [(5, 11), (16, 9)])
 def test_within_one_call_and_in_batches(tiny, noise, height, width, chunk):
     z = noise(2, 16, 11, height, width)
     expected = tiny.with_options(OFF).decode(z, chunk=chunk, output="uint8")
@@ -120,7 +121,7 @@ def test_within_one_call_and_in_batches(tiny, noise, height, width, chunk):
 
 def test_halves_take_turns_and_sizes_change(tiny, noise):
     plain = tiny.with_options(OFF)
-    for _ in range(3):
+    for _ in range(2):
         for size in ((6, 5), (7, 9)):
             z, video = latent_of(tiny, noise, 21, *size), video_of(tiny, noise, 21, *size)
             expected = plain.decode(z), plain.encode(video)
@@ -216,44 +217,56 @@ def test_cancelled_between_replays(tiny, noise):
         assert torch.equal(tiny.decode(z), expected)
 
 
-def test_memory_that_runs_out_between_replays(tiny, noise):
+def test_memory_that_runs_out_between_replays(tiny, noise, monkeypatch):
     """An operator that found none is tried again, and what follows is recorded as ever."""
-    z = latent_of(tiny, noise, 61, 6, 7)
+    z = latent_of(tiny, noise, 45, 6, 7)
     expected = tiny.with_options(OFF).decode(z, chunk=2)
-    conv3d, calls = run_module.conv3d, []
+    conv3d, launched = run_module.conv3d, []
 
     def failing(*args, **options):
-        calls.append(1)
-        if not torch.cuda.is_current_stream_capturing() and len(calls) == 150:
-            raise torch.OutOfMemoryError("injected")
+        if not torch.cuda.is_current_stream_capturing():
+            launched.append(1)
+            if len(launched) == 10:
+                raise torch.OutOfMemoryError("injected")
         return conv3d(*args, **options)
 
-    for _ in range(3):
-        run_module.conv3d, calls[:] = failing, []
-        try:
-            assert torch.equal(tiny.decode(z, chunk=2), expected)
-        finally:
-            run_module.conv3d = conv3d
+    monkeypatch.setattr(run_module, "conv3d", failing)
+    tiny.release()
+    tiny._fused.runs = type(tiny._fused.runs)(True)  # whose chunks have never come
+    assert torch.equal(tiny.decode(z, chunk=2), expected)
+    assert tiny.last_report.events["oom_retries"] == 1 and replayed(tiny)[0]
+    for _ in range(2):
+        assert torch.equal(tiny.decode(z, chunk=2), expected)
 
 
-def test_a_busy_gpu_needs_no_graphs(vae_of, noise, monkeypatch):
-    monkeypatch.setattr(graphs, "HOST_SHARE", math.inf)
+@pytest.mark.parametrize("recording", [math.inf, None, 0.0])
+def test_the_rule_itself(vae_of, noise, monkeypatch, recording):
+    """What is recorded may differ with the machine; frames may not. Nothing pays, what pays, any gain pays."""
+    monkeypatch.setattr(graphs, "pays", graph_rule.pays)
+    if recording is not None:
+        monkeypatch.setattr(graph_rule, "RECORDING", recording)
     vae = vae_of("seedvr2-tiny")
+    vae._fused.runs = type(vae._fused.runs)(True)
     z = latent_of(vae, noise, 61, 6, 7)
     expected = vae.with_options(OFF).decode(z)
-    for _ in range(3):
+    for _ in range(4):
         assert torch.equal(vae.decode(z), expected)
-    assert "keeps the GPU busy" in dict(vae.last_report.off)["cuda_graphs"]
-    assert KEPT.nbytes(vae.device) == 0
+        assert (vae._fused.runs.no_graphs is None) == (replayed(vae)[0] > 0)
+    (notes,) = vae._fused.runs._notes.values()
+    print(notes.times, replayed(vae), vae._fused.runs.no_graphs)
+    assert all(t.launching > 0 and t.span > 0 for t in notes.times.values())
+    if recording == math.inf:
+        assert replayed(vae) == (0, 4) and KEPT.nbytes(vae.device) == 0
+        assert len(notes.times) == 2 and "cuda_graphs" in dict(vae.last_report.off)
 
 
 @pytest.mark.skipif("ZEROWASTE_INNER" in os.environ, reason="one allocator is enough in there")
 def test_under_cuda_malloc_async():
-    tests = "(decode_and_encode_are_equal and 61) or within_one or fails or cancelled or changed or busy or other_one"
+    tests = "(decode_and_encode and seedvr2-tiny) or fails or cancelled or change or other_one"
     command = [sys.executable, "-m", "pytest", __file__, "-q", "-x", "-m", "gpu", "-p", "no:cacheprovider", "-k", tests]
     environment = dict(os.environ, PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync", ZEROWASTE_INNER="1")
     environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
-    inner = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    inner = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90)
     print(inner.stdout[-3000:], inner.stderr[-2000:])
     assert inner.returncode == 0 and " passed" in inner.stdout
 

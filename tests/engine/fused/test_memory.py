@@ -31,9 +31,10 @@ def test_arena_learns_its_size_and_then_hands_out_the_same_places():
     assert b.data_ptr() == c.data_ptr()
 
 
+@pytest.mark.parametrize("rewound", [False, True])
+@pytest.mark.parametrize("frames", [4, 5])
 @pytest.mark.parametrize("halos", [[2], [2, 2, 2], [2, 1, 2, 0, 2]])
-def test_every_convolution_finds_its_last_frames(halos):
-    frames = 4
+def test_every_convolution_finds_its_last_frames(halos, frames, rewound):
     ring = Ring((1, 1, 1), torch.float32)
     for i, halo in enumerate(halos):
         ring.join(str(i), halo, frames)
@@ -58,3 +59,6 @@ def test_every_convolution_finds_its_last_frames(halos):
                 assert history == before[len(before) - halo :]
                 seen[i] += new
             ring.advance()
+            if rewound:
+                ring.rewind()
+                assert ring.mark == (0, frozenset(map(str, range(len(halos)))))
