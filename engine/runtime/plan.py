@@ -83,7 +83,8 @@ class Planner:
 
     @functools.cached_property
     def _model(self) -> nn.Module:
-        with torch.device("meta"):
+        # Its tensors outlive a caller's inference mode, and dry runs are made outside of it.
+        with torch.inference_mode(False), torch.device("meta"):
             return self._build().to(self._dtype).requires_grad_(False)
 
     def plan(

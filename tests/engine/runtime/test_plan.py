@@ -1,6 +1,8 @@
 """Plans: below the target, the leanest only when needed, and readable refusals."""
 
 import pytest
+import torch
+from zerowaste_vae import load
 from zerowaste_vae.engine.errors import InputError, PlanError
 
 GIB = 1 << 30
@@ -65,3 +67,13 @@ def test_describe_names_the_choice(vae):
 def test_longer_clips_need_no_more(vae):
     short, long = (vae.planner.plan("decoder", 1, n, 40, 60) for n in (8, 400))
     assert short.peak_bytes == long.peak_bytes
+
+
+@pytest.mark.parametrize("half", ["decoder", "encoder"])
+@pytest.mark.parametrize("options", [{}, {"tiling": "blended", "tile": 96}])
+def test_plans_are_the_same_in_the_hosts_inference_mode(vae, vae_file, half, options):
+    expected = plan(vae, half, **options)
+    fresh = load(vae_file, device="cpu")
+    with torch.inference_mode():
+        assert plan(fresh, half, **options) == expected
+    assert plan(load(vae_file, device="cpu"), half, **options) == expected
