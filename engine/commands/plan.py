@@ -41,9 +41,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..runtime.memory import GIB, memory_target
+    from ..runtime.memory import GIB, check_sizes, memory_target
 
     width, height = _size(args.size)
+    check_sizes(args.vram_gb, args.ram_gb)
     if args.frames < 1:
         raise InputError(f"--frames {args.frames}: a clip has at least one frame")
     planner, spatial, temporal = _planner(args)

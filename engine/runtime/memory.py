@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import sys
 
@@ -20,6 +21,13 @@ MARGIN_SHARE = 0.05
 MARGIN_BYTES = 512 << 20
 
 
+def check_sizes(vram_gb: float | None, ram_gb: float | None) -> None:
+    """Raises InputError where one of them is negative or no finite number."""
+    for name, value in (("vram_gb", vram_gb), ("ram_gb", ram_gb)):
+        if value is not None and not 0 <= value < math.inf:
+            raise InputError(f"{name}={value} is not a size: give GB (2^30 bytes), or 0 for automatic")
+
+
 def memory_target(device: torch.device, vram_gb: float | None, ram_gb: float | None, held: int) -> int | None:
     """Bytes this process may reach on `device`, weights included; None where nothing can be found out.
 
@@ -27,9 +35,7 @@ def memory_target(device: torch.device, vram_gb: float | None, ram_gb: float | N
     process holds (`held` are the bytes of the caller's own weights there). CPU: vram_gb, else ram_gb, else half of what
     is free.
     """
-    for name, value in (("vram_gb", vram_gb), ("ram_gb", ram_gb)):
-        if value is not None and not value >= 0:
-            raise InputError(f"{name}={value} is not a size: give GB (2^30 bytes), or 0 for automatic")
+    check_sizes(vram_gb, ram_gb)
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         others = max(0, total - free - torch.cuda.memory_reserved(device))

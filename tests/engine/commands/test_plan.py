@@ -40,6 +40,8 @@ def test_a_file_of_its_own_and_plain_torch(capsys, vae_file):
         (["--size", "64x64", "--frames", "0", "--vram-gb", "1"], "--frames 0"),
         (["--size", "64x64", "--precision", "half", "--vram-gb", "1"], "--precision half"),
         (["--size", "64x64", "--output", "int8", "--vram-gb", "1"], "--output int8"),
+        (["--size", "64x64", "--vram-gb", "-1"], "vram_gb=-1.0 is not a size"),
+        (["--size", "64x64", "--vram-gb", "1", "--ram-gb", "nan"], "ram_gb=nan is not a size"),
     ],
 )
 def test_refusals_are_one_line(capsys, args, words):

@@ -38,7 +38,7 @@ def test_cuda_target(monkeypatch, free, reserved, allocated, asked, expected):
     assert memory.memory_target(GPU, asked, None, held) == expected * GIB
 
 
-@pytest.mark.parametrize("bad", [-1, float("nan")])
+@pytest.mark.parametrize("bad", [-1, float("nan"), float("inf")])
 def test_sizes_that_are_none(bad):
     with pytest.raises(InputError, match="vram_gb="):
         memory.memory_target(CPU, bad, None, 0)

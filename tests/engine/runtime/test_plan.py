@@ -25,6 +25,7 @@ def test_roomy_target_is_untiled_and_tighter_ones_shrink(vae, half):
         except PlanError as e:
             assert "480x320 untiled needs" in str(e)
             assert "tiling='blended'" in str(e)
+            assert "fp16" not in str(e)
             break
         assert tighter.peak_bytes < seen[-1].peak_bytes
         seen.append(tighter)
@@ -43,6 +44,11 @@ def test_blended_tile_is_picked_from_the_target(vae, half):
         plan(vae, half, 0.0005, tiling="blended")
 
 
+def test_fp32_on_a_gpu_is_told_of_16_bits(vae):
+    with pytest.raises(PlanError, match="or use fp16 or bf16, which need less, or"):
+        plan(vae, gb=0.0005, host=None)
+
+
 def test_users_tile_and_chunk_are_kept(vae):
     p = plan(vae, tiling="blended", tile=96, overlap=32, chunk=3)
     assert (p.grid.rows.size, p.steps.latents) == (12, 3)
@@ -57,6 +63,10 @@ def test_odd_options_are_refused(vae):
         plan(vae, chunk=-1)
     with pytest.raises(InputError, match="overlap=64"):
         plan(vae, tiling="blended", tile=64, overlap=64)
+    for tile in (-3, 8):
+        with pytest.raises(InputError, match=f"tile={tile} is too small"):
+            plan(vae, tiling="exact", tile=tile)
+    assert plan(vae, tiling="exact", tile=64) == plan(vae)
 
 
 def test_describe_names_the_choice(vae):
