@@ -38,7 +38,6 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     add_vae_options(parser)
     memory = add_memory_options(parser)
     memory.add_argument("--chunk", type=int, default=0, metavar="N", help="latents per step, 0: planned (default: 0)")
-    memory.add_argument("--ram-gb", type=float, metavar="GB", help="host memory target (default: half of what is free)")
     add_output_options(parser)
     parser.set_defaults(run=run)
 

@@ -63,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
             tile=args.tile,
             overlap=args.overlap,
             vram_gb=args.vram_gb,
+            ram_gb=args.ram_gb,
             seed=args.seed,
             progress=report,
         )

@@ -256,6 +256,24 @@ def test_fused_encode_equals_plain(vae, fused_vae, atol):
     torch.testing.assert_close(fused_vae.encode(video), vae.encode(video), rtol=0, atol=atol)
 
 
+def test_exact_tiles_equal_whole_frames(fused_vae, noise, monkeypatch):
+    """Bands of 64 rows, with every history in host memory, under a budget for that; without one they are refused."""
+    monkeypatch.setattr("zerowaste_vae.engine.vae.host_budget", lambda _, gb: int((gb or 1) * 2**30))
+    z, tiles = noise(1, 16, 3, 17, 2), {"tiling": "exact", "tile": 64}
+    plan = fused_vae.plan_decode(1, *z.shape[2:], **tiles)
+    assert (plan.parking.keys, plan.parking.rows) == (None, 64)
+    assert plan.host_bytes > 0
+    whole, bands = fused_vae.decode(z), fused_vae.decode(z, **tiles)
+    assert fused_vae.last_report.parked_gb == plan.host_bytes / 2**30
+    video = (noise(9, 136, 16, 3) * 50 + 128).clamp(0, 255).byte()
+    # Torch's convolutions on a CPU round by their shapes; on a GPU the bits are equal.
+    torch.testing.assert_close(bands, whole, rtol=0, atol=1.5e-5)
+    torch.testing.assert_close(fused_vae.encode(video, **tiles), fused_vae.encode(video), rtol=0, atol=1.5e-5)
+    for run, clip in ((fused_vae.decode, z), (fused_vae.encode, video)):
+        with pytest.raises(PlanError, match="exact tiles of 64 rows at 16x136 need .* ram_gb allows 0.00 GB"):
+            run(clip, ram_gb=1e-6, **tiles)
+
+
 def test_fused_progress_cancel_and_switch(fused_vae, noise):
     z, seen = noise(1, 16, 4, 3, 3), []
     whole = fused_vae.decode(z, chunk=1, progress=lambda done, total: seen.append((done, total)))
