@@ -108,8 +108,8 @@ class Planner:
         """Plan `half` ("decoder" or "encoder") for T `latents` of `height` x `width` latent pixels.
 
         tile and overlap in pixels; target: bytes on the device, host: bytes of histories that may wait in host memory
-        (None: no limit; 0: none may, as on a CPU). Raises InputError on impossible options and PlanError, naming what would fit, when nothing
-        stays below the target.
+        (None: no limit; 0: none may, as on a CPU). Raises InputError on impossible options and PlanError, naming what
+        would fit, when nothing stays below the target.
         """
         if tiling not in TILINGS:
             raise InputError(f"tiling={tiling!r} is not one of {', '.join(TILINGS)}")

@@ -74,7 +74,7 @@ def test_exact_with_a_tile_works_in_bands_of_that_many_rows(planner):
 
 @pytest.mark.parametrize(("gb", "host_gb"), [(13, 2), (2, 62)])
 def test_bands_that_do_not_fit_are_refused(planner, gb, host_gb):
-    words = rf"128 rows at 1280x720 need 2\.\d\d GB .* is {gb}\.00 GB, and 6\.3\d GB of .* allows {host_gb}\.00 GB: raise"
+    words = rf"128 rows at 1280x720 need 2\.\d\d GB .* is {gb}\.00 GB, and 6\.3\d GB .* allows {host_gb}\.00 GB: raise"
     with pytest.raises(PlanError, match=words):
         plan(planner, 720, 1280, gb, host_gb, tiling="exact", tile=128)
 
