@@ -6,12 +6,15 @@ import ctypes
 import math
 import os
 import sys
+from pathlib import Path
 
 import torch
 
 from ..errors import InputError
 
 GIB = 1 << 30
+#: Where Linux shows a container its own control group.
+CGROUP = Path("/sys/fs/cgroup")
 #: Of the whole card, when the user names no target: 13 of 16 GB.
 DEFAULT_SHARE = 0.8125
 #: Of the card, at most MARGIN_BYTES, that stays free beside what is measured as used. A driver that may fill up system
@@ -61,9 +64,15 @@ def host_budget(device: torch.device, ram_gb: float | None) -> int | None:
 
 
 def available_ram() -> int | None:
-    """Bytes of host memory a process can still get without swapping; None where the system does not tell."""
+    """Bytes of host memory a process can still get without swapping, or within its container's limit; None where the
+    system does not tell."""
     if sys.platform == "win32":
         return _windows_available()
+    known = [size for size in (_system_available(), _container_available()) if size is not None]
+    return min(known, default=None)
+
+
+def _system_available() -> int | None:
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             for line in lines:
@@ -75,6 +84,23 @@ def available_ram() -> int | None:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):
         return None
+
+
+def _container_available(root: Path = CGROUP) -> int | None:
+    """What the memory limit of this process' control group leaves, the file cache that it can drop included.
+    /proc/meminfo shows a container the whole machine, and beyond the limit the system ends the process."""
+    for folder, limit, usage, cache in (
+        (root, "memory.max", "memory.current", "inactive_file"),
+        (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        try:
+            most = int((folder / limit).read_text())  # the word "max" where there is none
+            used = int((folder / usage).read_text())
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            return max(0, most - used + int(stat.get(cache, 0)))
+        except (OSError, ValueError):
+            continue
+    return None
 
 
 def _windows_available() -> int | None:
