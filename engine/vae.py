@@ -248,10 +248,10 @@ class VideoVAE(Attempts, DocumentedMethods):
     ) -> Tensor:
         """Host-scaled latent [B, C, T, h, w] (or [C, T, h, w]) -> frames [B, 4(T-1)+1, s*h, s*w, 3] in 0..1.
 
-        s: `spatial`. tiling: "auto" and "untiled" run whole frames, "exact" equals them (a `tile` asks for bands of
-        about so many rows, with all histories in host memory; plain torch and a CPU have none), "blended" uses tiles of
-        `tile` pixels (0: chosen for the target) sharing `overlap` pixels. chunk: latents per step. output: "float32",
-        "float16" or "uint8" (0..255). progress(done, total) after each chunk; cancel() true raises Cancelled.
+        s: `spatial`. tiling: "auto" and "untiled" run whole frames, "exact" equals them (fused on a GPU in bands of
+        `tile` rows, where that is given), "blended" uses tiles of `tile` pixels (0: chosen for the target) sharing
+        `overlap` pixels. chunk: latents per step. output: "float32", "float16" or "uint8" (0..255). progress(done,
+        total) after each chunk; cancel() true raises Cancelled.
         out: a host tensor of the result's shape and type to write into, for looking at frames while the run goes on.
         Raises InputError on a wrong latent or option, PlanError when nothing fits the target.
         """
@@ -312,6 +312,7 @@ class VideoVAE(Attempts, DocumentedMethods):
         tiling: str = "auto",
         tile: int = 0,
         overlap: int = 64,
+        chunk: int = 0,
         vram_gb: float | None = None,
         ram_gb: float | None = None,
         below: int = 0,
@@ -322,7 +323,8 @@ class VideoVAE(Attempts, DocumentedMethods):
         target = below - 1 if below else memory_target(self.device, vram_gb, ram_gb, self._held("encoder"))
         return self.planner.plan(
             "encoder", batch, latents, height, width,
-            tiling=tiling, tile=tile, overlap=overlap, target=target, host=host_budget(self.device, ram_gb),
+            tiling=tiling, tile=tile, overlap=overlap, chunk=chunk, target=target,
+            host=host_budget(self.device, ram_gb),
         )  # fmt: skip
 
     def encode(
@@ -332,6 +334,7 @@ class VideoVAE(Attempts, DocumentedMethods):
         tiling: str = "auto",
         tile: int = 0,
         overlap: int = 64,
+        chunk: int = 0,
         vram_gb: float | None = None,
         ram_gb: float | None = None,
         seed: int | None = None,
@@ -356,7 +359,7 @@ class VideoVAE(Attempts, DocumentedMethods):
                 vae._settle("encoder", lambda: [to_unit(p.to(vae.device)) for p in video_samples(x[0])])
             return vae.plan_encode(
                 batch, latents, h, w,
-                tiling=tiling, tile=tile, overlap=overlap, vram_gb=vram_gb, ram_gb=ram_gb, below=below,
+                tiling=tiling, tile=tile, overlap=overlap, chunk=chunk, vram_gb=vram_gb, ram_gb=ram_gb, below=below,
             )  # fmt: skip
 
         def attempt(vae: VideoVAE, plan: Plan) -> None:

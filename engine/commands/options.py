@@ -42,6 +42,7 @@ def add_memory_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGro
     group.add_argument("--vram-gb", type=float, metavar="GB", help="memory target (default: 81.25 %% of the card)")
     group.add_argument("--ram-gb", type=float, metavar="GB",
                        help="host memory for parked histories (default: half of what is free)")  # fmt: skip
+    group.add_argument("--chunk", type=int, default=0, metavar="N", help="latents per step, 0: planned (default: 0)")
     return group
 
 

@@ -32,7 +32,6 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--precision", default="fp16", metavar="P", help="fp16 (default), bf16, fp32, fp8 or int8")
     parser.add_argument("--plain", action="store_true", help="for plain torch, where the fused kernels cannot run")
     memory = add_memory_options(parser)
-    memory.add_argument("--chunk", type=int, default=0, metavar="N", help="latents per step, 0: planned (default: 0)")
     memory.add_argument("--output", default="float32", metavar="TYPE", help="float32 (default), float16 or uint8")
     memory.add_argument("--table", action="store_true", help="plans for a range of targets")
     parser.add_argument("--json", action="store_true", help="print JSON")
