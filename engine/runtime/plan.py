@@ -31,7 +31,6 @@ TILINGS = ("auto", "untiled", "exact", "blended")
 LIBRARY_BYTES = 96 << 20
 #: Chunks longer than this gain nothing but need more memory.
 MAX_LATENTS = 4
-_NO_BANDS = "it sizes bands beside parked histories, which only the fused kernels on a GPU have"
 
 
 @dataclass(frozen=True)
@@ -120,18 +119,19 @@ class Planner:
         s = self._spatial
         size = f"{s * width}x{s * height}"
         band = tile if tiling == "exact" else 0
-        if band and (host == 0 or self._fused() is None):
-            log.once(f"tile={tile} of exact tiles is not used: {_NO_BANDS}; whole frames run, with the same result")
-            band = 0
         ask = _Ask(half, batch, latents, height, width, chunk, output, band, host)
         if tiling != "blended":
             whole = grid(height, width, s * max(height, width), 0, s)
-            plan, least = self._first_fit(ask, [whole], target)
             if band:
-                refusal = self._bands(ask, whole, size, target)
-            else:
-                refusal = f"{size} untiled needs {_gb(least)} and the target is {_gb(target)}: raise vram_gb, "
-                refusal += f"{self._parked(ask, target)}or use tiling='blended' (approximate; tile=0 picks the size)"
+                plan, _ = self._first_fit(ask, [whole], target)
+                if plan is not None and plan.parking is not None:
+                    return plan
+                why = self._why_no_bands(ask, whole, target)
+                log.once(f"tile={tile} of exact tiles at {size} is not used: {why}; other plans give the same frames")
+                ask = replace(ask, band=0)
+            plan, least = self._first_fit(ask, [whole], target)
+            refusal = f"{size} untiled needs {_gb(least)} and the target is {_gb(target)}: raise vram_gb, "
+            refusal += f"{self._parked(ask, target)}or use tiling='blended' (approximate; tile=0 picks the size)"
         elif tile:
             plan, least = self._first_fit(ask, [grid(height, width, tile, overlap, s)], target)
             refusal = f"tile={tile} at {size} needs {_gb(least)} and the target is {_gb(target)}: use a smaller tile, "
@@ -229,14 +229,14 @@ class Planner:
             return f"or vram_gb to {_gb(needed)} and ram_gb to {_gb(least.host)} (it is {_gb(ask.host)}), "
         return f"or ram_gb to {_gb(least.host)} (it is {_gb(ask.host)}; {_gb(needed)} of GPU memory then do), "
 
-    def _bands(self, ask: _Ask, tiles: Grid, size: str, target: int | None) -> str:
-        """The refusal of bands of the user's height."""
+    def _why_no_bands(self, ask: _Ask, tiles: Grid, target: int | None) -> str:
+        if ask.host == 0 or self._fused() is None:
+            return "bands need parked histories, which only the fused kernels on a GPU have"
         least = self._sizes(ask, tiles, self._step(ask, 1, 1), Parking(None, 0, rows=ask.band))
-        text = f"exact tiles of {ask.band} rows at {size} need {_gb(least.device + LIBRARY_BYTES + self._weights)} "
-        text += f"and the target is {_gb(target)}"
+        needs = f"{_gb(least.device + LIBRARY_BYTES + self._weights)}, and the target is {_gb(target)}"
         if ask.host is not None:
-            text += f", and {_gb(least.host)} of host memory, of which ram_gb allows {_gb(ask.host)}"
-        return f"{text}: raise what is too low, or leave the tile to the planner (tile=0)"
+            needs += f"; {_gb(least.host)} of host memory, and ram_gb allows {_gb(ask.host)}"
+        return f"its bands need {needs}"
 
     def _dry_run(
         self, half: str, batch: int, latents: int, steps: Steps, height: int, width: int, rows: int, cols: int

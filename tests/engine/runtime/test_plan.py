@@ -3,6 +3,7 @@
 import pytest
 import torch
 from zerowaste_vae import load
+from zerowaste_vae.engine import log
 from zerowaste_vae.engine.errors import InputError, PlanError
 
 GIB = 1 << 30
@@ -66,7 +67,12 @@ def test_odd_options_are_refused(vae):
     for tile in (-3, 8):
         with pytest.raises(InputError, match=f"tile={tile} is too small"):
             plan(vae, tiling="exact", tile=tile)
-    assert plan(vae, tiling="exact", tile=64) == plan(vae)
+
+
+def test_plain_torch_has_no_exact_tiles_and_says_so(vae, caplog, monkeypatch):
+    monkeypatch.setattr(log, "_said", set())
+    assert plan(vae, tiling="exact", tile=64, host=None) == plan(vae)
+    assert "tile=64 of exact tiles at 480x320 is not used: bands need parked histories" in caplog.text
 
 
 def test_describe_names_the_choice(vae):
