@@ -29,7 +29,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--encode", action="store_true", help="plan an encode (default: a decode)")
     parser.add_argument("--vae", type=Path, metavar="FILE", help="VAE weights (default: published SeedVR2 widths)")
     parser.add_argument("--norm-groups", type=int, metavar="N", help="for files of unusual widths that do not name it")
-    parser.add_argument("--precision", default="fp16", metavar="P", help="fp16 (default), bf16, fp32, fp8 or int8")
+    parser.add_argument("--precision", default="fp16", metavar="P", help="fp16 (default), bf16 or fp32")
     parser.add_argument("--plain", action="store_true", help="for plain torch, where the fused kernels cannot run")
     memory = add_memory_options(parser)
     memory.add_argument("--output", default="float32", metavar="TYPE", help="float32 (default), float16 or uint8")
@@ -95,14 +95,11 @@ def _planner(args: argparse.Namespace) -> tuple[Planner, int, int]:
     from ..loader import PRECISIONS, load
     from ..models import seedvr2
     from ..optimize import DEFAULTS
-    from ..precision.policy import KINDS, Policy, eligible
     from ..runtime.pixels import OUTPUTS
     from ..runtime.plan import Planner
 
-    if args.precision not in (*PRECISIONS, *KINDS):
-        raise InputError(f"--precision {args.precision} is not one of {', '.join((*PRECISIONS, *KINDS))}")
-    if args.precision in KINDS and args.plain:
-        raise InputError(f"--precision {args.precision} is the fused kernels': leave out --plain")
+    if args.precision not in PRECISIONS:
+        raise InputError(f"--precision {args.precision} is not one of {', '.join(PRECISIONS)}")
     if args.output not in OUTPUTS:
         raise InputError(f"--output {args.output} is not one of {', '.join(OUTPUTS)}")
     if args.vae is None:
@@ -116,15 +113,12 @@ def _planner(args: argparse.Namespace) -> tuple[Planner, int, int]:
     def build() -> torch.nn.Module:
         return architecture.build(config)
 
-    dtype = PRECISIONS[architecture.native if args.precision in KINDS else args.precision]
+    dtype = PRECISIONS[args.precision]
     with torch.device("meta"):
         model = build()
     weights = dtype.itemsize * sum(p.numel() for p in model.parameters())
     plain = args.plain or dtype == torch.float32
     path = None if plain else FusedPath(model, architecture, dtype, DEFAULTS)
-    if path is not None and args.precision in KINDS:
-        for half in (h for h in ("encoder", "decoder") if getattr(model, h) is not None):
-            path.use(half, Policy(dict.fromkeys(eligible(getattr(model, half)), args.precision)))
     planner = Planner(build, dtype, weights, lambda: path, architecture.spatial, architecture.temporal)
     return planner, architecture.spatial, architecture.temporal
 
