@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 from zerowaste_vae.engine import VideoVAE, demo_vae_path, load, metrics, read_checkpoint
 from zerowaste_vae.engine.bench.subject import PUBLISHED, copy_of, noise_video, random_checkpoint
-from zerowaste_vae.engine.fused.decoder import FusedDecoder
-from zerowaste_vae.engine.fused.encoder import FusedEncoder
+from zerowaste_vae.engine.fused.networks import fuse
 from zerowaste_vae.engine.kernels import targets
 from zerowaste_vae.engine.kernels.conv3d import dispatch
 from zerowaste_vae.engine.precision.bench import Bench
@@ -140,11 +139,10 @@ def main() -> None:
             saturation, text = Saturation(), mode.ljust(10)
             for part in ("decoder", "encoder"):
                 policy = subject.policy(part, mode, args.min_db)
-                operands = Operands(half, policy)
+                network = fuse(getattr(vae.model, part), half, operands=Operands(half, policy))
                 if part == "decoder":
-                    out = decode(FusedDecoder(vae.model.decoder, half, operands=operands), latent, saturation)
+                    out = decode(network, latent, saturation)
                 else:
-                    network = FusedEncoder(vae.model.encoder, half, operands=operands)
                     out = judge.decode(encode(network, clip, saturation))
                 db, similar = decibel(mse([out], [frames])), ssim(out, frames)
                 share = subject.table(part).share(policy.kinds) if policy.kinds else 0.0

@@ -8,8 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from ..fused.decoder import FusedDecoder
-from ..fused.encoder import FusedEncoder
+from ..fused.networks import fuse
 from ..optimize import Options
 from .measure import Reader, Saturation, Watch, decibel, decode, encode, mse
 from .operands import Operands
@@ -33,7 +32,7 @@ class Bench:
         self._options = options
         self._samples = samples
         self._packed: dict = {}
-        self._judge = FusedDecoder(model.decoder, dtype, options, Operands(dtype, EXACT)) if half == "encoder" else None
+        self._judge = fuse(model.decoder, dtype, options) if half == "encoder" else None
 
     def table(self, source: str) -> Table:
         """Ranges and work of all convolutions, read off the exact network."""
@@ -60,9 +59,8 @@ class Bench:
 
     def _run(self, policy: Policy, watch: Watch | None = None) -> list[Tensor]:
         operands = Operands(self._dtype, policy, self._packed)
+        network = fuse(getattr(self._model, self.half), self._dtype, self._options, operands)
         if self.half == "decoder":
-            network = FusedDecoder(self._model.decoder, self._dtype, self._options, operands)
             return [decode(network, z, watch) for z in self._samples]
-        network = FusedEncoder(self._model.encoder, self._dtype, self._options, operands)
         return [decode(self._judge, encode(network, x, watch)) for x in self._samples]
 

@@ -10,8 +10,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..fused.decoder import FusedDecoder
-from ..fused.encoder import FusedEncoder
+from ..fused.networks import AnyEncoder
+from ..fused.staged import StagedDecoder
+from ..fused.wan_weights import Down
 from ..fused.weights import Conv, Downsampler, Upsampler
 from ..kernels.conv3d.types import QUANT_MAX
 from .policy import Range
@@ -50,8 +51,8 @@ def _places(time: tuple[int, int], size: tuple[int, ...], side: int, count: int)
 
 
 @torch.no_grad()
-def decode(network: FusedDecoder, z: Tensor, watch: Watch | None = None) -> Tensor:
-    """Latents [D, h, w, C], unscaled -> [F, 8h, 8w, 3], about -1..1 and not clamped, on the latents' device."""
+def decode(network: StagedDecoder, z: Tensor, watch: Watch | None = None) -> Tensor:
+    """Latents [D, h, w, C], unscaled -> [F, s * h, s * w, 3], about -1..1 and not clamped, on the latents' device."""
     d, h, w, _ = z.shape
     front, rest = network.plan_front(d, h, w, z.device), network.plan_tile(d, h, w, 1, z.device)
     out: list[Tensor] = []
@@ -66,7 +67,7 @@ def decode(network: FusedDecoder, z: Tensor, watch: Watch | None = None) -> Tens
 
 
 @torch.no_grad()
-def encode(network: FusedEncoder, video: Tensor, watch: Watch | None = None) -> Tensor:
+def encode(network: AnyEncoder, video: Tensor, watch: Watch | None = None) -> Tensor:
     """Frames [F, H, W, 3] in -1..1 -> mean latents [T, h, w, C], on the video's device."""
     count, height, width, _ = video.shape
     run = network.plan((count - 1) // 4 + 1, height, width, 1, video.device)
@@ -93,7 +94,7 @@ class Reader:
             self._largest[key] = torch.maximum(largest, self._largest.get(key, largest))
             self._squares[key] = squares + self._squares.get(key, 0.0)
         self._counts[key] += count
-        positions = count // (4 * conv.factor if isinstance(conv, Downsampler) else 1)
+        positions = count // (4 * conv.factor if isinstance(conv, (Downsampler, Down)) else 1)
         self.flops[key] += conv.weight.flops_per_position * positions
 
     def ranges(self) -> dict[str, Range]:
