@@ -64,26 +64,37 @@ def test_nothing_normalised_is_written_in_16_bit_for_8_bit_convolutions(
     model, ranges, noise_samples, kind, monkeypatch
 ):
     """Residency: what norm_act stores is the operand; only attention and the ends have 16-bit buffers."""
-    written, read = [], []
-    store, convolve = fused_run.norm_act, fused_run.conv3d
+    written, read, inputs = [], [], {}
+    store, convolve, place = fused_run.norm_act, fused_run.conv3d, fused_run.Run.inputs
 
     def storing(x, norm, buffer, **options):
-        written.append(buffer)
+        written.append((buffer, options["store"].silu))
         store(x, norm, buffer, **options)
 
     def convolving(x, weight, out, **options):
         read.append((x, weight))
         return convolve(x, weight, out, **options)
 
+    def placing(run, conv, *rest):
+        for i in place(run, conv, *rest):
+            inputs[conv.key] = i.data
+            yield i
+
     monkeypatch.setattr(fused_run, "norm_act", storing)
     monkeypatch.setattr(fused_run, "conv3d", convolving)
+    monkeypatch.setattr(fused_run.Run, "inputs", placing)
     decoder, encoder = networks(model, kind, ranges)
     measure.decode(decoder, noise_samples[0])
     measure.encode(encoder, noise_samples[1])
-    keys = len(eligible(model.decoder)) + len(eligible(model.encoder))
-    assert sum(buffer.dtype.itemsize == 1 for buffer in written) == keys
-    # Two first and two last convolutions, and the tokens of two attentions, frame by frame.
-    assert sum(buffer.dtype.itemsize == 2 for buffer in written) == 4 + 2 * 2
+    assert {key for key, data in inputs.items() if data.dtype.itemsize == 1} == {
+        *eligible(model.decoder), *eligible(model.encoder)
+    }  # fmt: skip
+    ends = {key for key, data in inputs.items() if data.dtype.itemsize == 2}
+    assert ends == {f"{half}.conv_{end}" for half in ("decoder", "encoder") for end in ("in", "out")}
+    last = {inputs[key].data_ptr() for key in ends if key.endswith("out")}
+    wide = [buffer for buffer, silu in written if silu and buffer.dtype.itemsize == 2]
+    assert wide
+    assert all(buffer.data_ptr() in last for buffer in wide)
     for x, weight in read:
         assert x.dtype == weight.data.dtype
         if weight.kernel[1] > 1 and weight.data.dtype.itemsize == 2:
@@ -117,10 +128,10 @@ def test_every_chunking_and_parking_gives_the_same_frames(model, ranges, kind):
 def test_samples_cover_a_clip_and_stay_small():
     z = torch.zeros(16, 9, 100, 30)
     parts = measure.latent_samples(z)
-    assert [tuple(p.shape) for p in parts] == [(2, 48, 30, 16)] * 3
+    assert [tuple(p.shape) for p in parts] == [(2, 32, 30, 16)] * 6
     assert [tuple(p.shape) for p in measure.latent_samples(z[:, :1, :4, :4])] == [(1, 4, 4, 16)]
     video = torch.zeros(21, 500, 100, 3)
-    assert [tuple(p.shape) for p in measure.video_samples(video)] == [(5, 384, 100, 3)] * 3
+    assert [tuple(p.shape) for p in measure.video_samples(video)] == [(5, 256, 100, 3)] * 6
     assert [tuple(p.shape) for p in measure.video_samples(video[:3, :40])] == [(1, 40, 100, 3)] * 3
 
 
