@@ -34,11 +34,11 @@ class Bench:
         self._packed: dict = {}
         self._judge = fuse(model.decoder, dtype, options) if half == "encoder" else None
 
-    def table(self, source: str) -> Table:
-        """Ranges and work of all convolutions, read off the exact network."""
+    def table(self, source: str, seen: tuple[str, ...] = ()) -> Table:
+        """Ranges and work of all convolutions, read off the exact network. source, seen: as in Table."""
         reader = Reader()
         self._run(EXACT, reader)
-        return Table(source, reader.ranges(), dict(reader.flops))
+        return Table(source, reader.ranges(), dict(reader.flops), seen=seen)
 
     def errors(self, kind: str, ranges: Ranges, tick: Callable[[], None] = lambda: None) -> dict[str, float]:
         """Mean square error in pixels of each eligible convolution alone in 8 bit."""
