@@ -6,6 +6,7 @@ from zerowaste_vae.engine.fused import run as fused_run
 from zerowaste_vae.engine.fused.decoder import FusedDecoder
 from zerowaste_vae.engine.fused.encoder import FusedEncoder
 from zerowaste_vae.engine.fused.parking import Parking
+from zerowaste_vae.engine.kernels.targets import FP8
 from zerowaste_vae.engine.models.seedvr2 import Config, SeedVR2
 from zerowaste_vae.engine.precision import measure
 from zerowaste_vae.engine.precision.operands import Operands
@@ -99,6 +100,30 @@ def test_nothing_normalised_is_written_in_16_bit_for_8_bit_convolutions(
         assert x.dtype == weight.data.dtype
         if weight.kernel[1] > 1 and weight.data.dtype.itemsize == 2:
             assert weight.channels in (16, 32)  # an end: latents, pixels (padded), or the last convolution
+
+
+@pytest.mark.parametrize(("kind", "half"), [("fp8", False), (None, True), (None, False)])
+def test_permission_to_sum_in_fp16_reaches_the_operators(model, ranges, noise_samples, monkeypatch, kind, half):
+    """GeForce GPUs are twice as fast with it. fp8 always has it, fp16 only behind a norm and where it is asked for."""
+    convolve, resample, allowed = fused_run.conv3d, fused_run.upsample, {}
+
+    def convolving(x, weight, out, **options):
+        allowed.setdefault((weight.data.dtype, weight.kernel), set()).add(options["epilogue"].half_accumulate)
+        return convolve(x, weight, out, **options)
+
+    def upsampling(x, composed, out, **options):
+        allowed.setdefault("up", set()).add(options["half_accumulate"])
+        return resample(x, composed, out, **options)
+
+    monkeypatch.setattr(fused_run, "conv3d", convolving)
+    monkeypatch.setattr(fused_run, "upsample", upsampling)
+    policy = Policy(dict.fromkeys(eligible(model.decoder), kind) if kind else {}, ranges, half)
+    decoder = FusedDecoder(model.decoder, torch.float16, operands=Operands(torch.float16, policy))
+    measure.decode(decoder, noise_samples[0])
+    assert allowed["up"] == {kind == "fp8"}
+    assert allowed[torch.float16, (1, 1, 1)] == {False}
+    # The weights that 3x3x3 convolutions keep for a clip's second frame.
+    assert (True in allowed[FP8 if kind else torch.float16, (2, 3, 3)]) == (half or kind == "fp8")
 
 
 @pytest.mark.parametrize("kind", ["fp8", "int8"])
