@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..fused.networks import fuse
+from ..fused.staged import StagedDecoder
 from ..optimize import Options
 from .measure import Reader, Saturation, Watch, decibel, decode, encode, mse, white_noise
 from .operands import Operands
@@ -32,7 +33,6 @@ class Bench:
         self._options = options
         self._samples = samples
         self._packed: dict = {}
-        self._judge = fuse(model.decoder, dtype, options) if half == "encoder" else None
 
     def table(self, source: str, seen: tuple[str, ...] = ()) -> Table:
         """Ranges and work of all convolutions, read off the exact network. source, seen: as in Table.
@@ -41,8 +41,8 @@ class Bench:
         3.3 dB by that (57.1, and the largest error of a latent falls from 1.13 to 0.08).
         """
         reader, edge = Reader(), Reader()
-        self._run(EXACT, reader)
-        self._run(EXACT, edge, [white_noise(self._samples[0], self.half)])
+        self._half(EXACT, self._samples, reader)
+        self._half(EXACT, [white_noise(self._samples[0], self.half)], edge)
         noisy = edge.ranges()
         ranges = {key: found.united(noisy[key]) for key, found in reader.ranges().items()}
         return Table(source, ranges, dict(reader.flops), seen=seen)
@@ -64,10 +64,17 @@ class Bench:
     def _exact(self) -> list[Tensor]:
         return self._run(EXACT)
 
-    def _run(self, policy: Policy, watch: Watch | None = None, samples: list[Tensor] | None = None) -> list[Tensor]:
+    @cached_property
+    def _judge(self) -> StagedDecoder:
+        return fuse(self._model.decoder, self._dtype, self._options)
+
+    def _run(self, policy: Policy, watch: Watch | None = None) -> list[Tensor]:
+        """Pixels of the samples."""
+        out = self._half(policy, self._samples, watch)
+        return out if self.half == "decoder" else [decode(self._judge, z) for z in out]
+
+    def _half(self, policy: Policy, samples: list[Tensor], watch: Watch | None) -> list[Tensor]:
         operands = Operands(self._dtype, policy, self._packed)
         network = fuse(getattr(self._model, self.half), self._dtype, self._options, operands)
-        samples = self._samples if samples is None else samples
-        if self.half == "decoder":
-            return [decode(network, z, watch) for z in samples]
-        return [decode(self._judge, encode(network, x, watch)) for x in samples]
+        through = decode if self.half == "decoder" else encode
+        return [through(network, sample, watch) for sample in samples]

@@ -8,7 +8,9 @@ from zerowaste_vae.engine.fused.encoder import FusedEncoder
 from zerowaste_vae.engine.fused.parking import Parking
 from zerowaste_vae.engine.kernels.targets import FP8
 from zerowaste_vae.engine.models.seedvr2 import Config, SeedVR2
+from zerowaste_vae.engine.optimize import DEFAULTS
 from zerowaste_vae.engine.precision import measure
+from zerowaste_vae.engine.precision.bench import Bench
 from zerowaste_vae.engine.precision.operands import Operands
 from zerowaste_vae.engine.precision.policy import Policy, eligible
 
@@ -158,6 +160,24 @@ def test_samples_cover_a_clip_and_stay_small():
     video = torch.zeros(21, 500, 100, 3)
     assert [tuple(p.shape) for p in measure.video_samples(video)] == [(5, 256, 100, 3)] * 6
     assert [tuple(p.shape) for p in measure.video_samples(video[:3, :40])] == [(1, 40, 100, 3)] * 3
+
+
+def test_ranges_cover_white_noise_whatever_the_clip(model):
+    black = torch.full((5, 32, 24, 3), -1.0)
+    noise = measure.white_noise(black, "encoder")
+    assert torch.equal(noise, measure.white_noise(black, "encoder"))
+    assert noise.shape == black.shape
+    assert noise.min() < -0.99
+    assert 0.99 < noise.max() <= 1
+    z = torch.randn(2, 9, 9, 16) * torch.arange(1, 17) + 3
+    flat = measure.white_noise(z, "decoder").flatten(0, 2)
+    torch.testing.assert_close(flat.mean(0), z.flatten(0, 2).mean(0), atol=4.0, rtol=0)
+    torch.testing.assert_close(flat.std(0), z.flatten(0, 2).std(0), atol=0, rtol=0.3)
+    reader = measure.Reader()
+    measure.encode(FusedEncoder(model.encoder, torch.float16), noise, reader)
+    table = Bench(model, "encoder", torch.float16, DEFAULTS, [black]).table("black")
+    for key, found in reader.ranges().items():
+        assert all(a >= b for a, b in zip(table.ranges[key].largest, found.largest, strict=True))
 
 
 def test_decibel_and_back():
