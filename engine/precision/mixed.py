@@ -147,4 +147,4 @@ def _open(table: Table | None) -> bool:
 
 def _name(samples: list[Tensor]) -> str:
     """Tells clips apart, so that one that is run again changes nothing."""
-    return f"{sum(float(s.double().square().sum()) for s in samples):.9g}"
+    return f"{sum(float(s.double().square().sum()) for s in samples):.6g}"
