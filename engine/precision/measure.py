@@ -43,16 +43,10 @@ def video_samples(video: Tensor, count: int = COUNT, side: int = SIDE) -> list[T
     ]
 
 
-def white_noise(sample: Tensor, half: str) -> Tensor:
-    """What clips seldom hold, of a sample's type and size: for a decoder of the mean and deviation of its channels, for
-    an encoder of all colours. Seeded."""
-    size = sample.shape
+def white_noise(video: Tensor) -> Tensor:
+    """Frames of all colours, of the type and size of a video sample: textures that few clips hold. Seeded."""
     generator = torch.Generator().manual_seed(0)
-    if half == "encoder":
-        return (2 * torch.rand(size, generator=generator) - 1).to(sample)
-    flat = sample.float().flatten(0, 2)
-    noise = torch.randn(size, generator=generator).to(sample.device, torch.float32)
-    return (flat.mean(0) + flat.std(0, correction=0) * noise).to(sample.dtype)
+    return (2 * torch.rand(video.shape, generator=generator) - 1).to(video)
 
 
 def _places(time: tuple[int, int], size: tuple[int, ...], side: int, count: int) -> list[tuple[int, int, int]]:

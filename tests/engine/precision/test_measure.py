@@ -162,17 +162,13 @@ def test_samples_cover_a_clip_and_stay_small():
     assert [tuple(p.shape) for p in measure.video_samples(video[:3, :40])] == [(1, 40, 100, 3)] * 3
 
 
-def test_ranges_cover_white_noise_whatever_the_clip(model):
+def test_an_encoders_ranges_cover_white_noise_whatever_the_clip(model):
     black = torch.full((5, 32, 24, 3), -1.0)
-    noise = measure.white_noise(black, "encoder")
-    assert torch.equal(noise, measure.white_noise(black, "encoder"))
+    noise = measure.white_noise(black)
+    assert torch.equal(noise, measure.white_noise(black))
     assert noise.shape == black.shape
     assert noise.min() < -0.99
     assert 0.99 < noise.max() <= 1
-    z = torch.randn(2, 9, 9, 16) * torch.arange(1, 17) + 3
-    flat = measure.white_noise(z, "decoder").flatten(0, 2)
-    torch.testing.assert_close(flat.mean(0), z.flatten(0, 2).mean(0), atol=4.0, rtol=0)
-    torch.testing.assert_close(flat.std(0), z.flatten(0, 2).std(0), atol=0, rtol=0.3)
     reader = measure.Reader()
     measure.encode(FusedEncoder(model.encoder, torch.float16), noise, reader)
     table = Bench(model, "encoder", torch.float16, DEFAULTS, [black]).table("black")
