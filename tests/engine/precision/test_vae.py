@@ -147,3 +147,21 @@ def test_a_floor_takes_fp16_sums_back(wide_file, noise, monkeypatch):
         made_up = lambda _, policy, db=db: (db if policy.half_accumulate else math.inf, Saturation())  # noqa: E731
         monkeypatch.setattr(bench.Bench, "quality", made_up)
         assert fast.settle("decoder", lambda: samples).half_accumulate == kept
+
+
+def test_measuring_that_finds_no_memory_is_tried_again(wide_file, noise, monkeypatch):
+    table, calls, asked = bench.Bench.table, [], []
+
+    def scarce(self, *rest):
+        calls.append(rest)
+        if len(calls) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return table(self, *rest)
+
+    monkeypatch.setattr(bench.Bench, "table", scarce)
+    vae = load(wide_file, precision="fp8", device="cpu")
+    vae.on_pressure = lambda: asked.append(1)
+    vae.decode(noise(1, 16, 1, 2, 2))
+    assert len(calls) == 2
+    assert asked
+    assert vae.last_report.events["oom_retries"] == 1
