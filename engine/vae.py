@@ -20,7 +20,7 @@ from .optimize import DEFAULTS, OFF, Options, unavailable, unused
 from .plain import PlainPath
 from .precision.measure import latent_samples, video_samples
 from .precision.mixed import Mixed
-from .precision.modes import MIXED, SUPPORTED, resolve
+from .precision.modes import MIXED, resolve
 from .precision.store import Store
 from .report import Report
 from .runtime.guard import Guard
@@ -93,8 +93,6 @@ class VideoVAE(Attempts, DocumentedMethods):
         if options.fp8 and self.device.type == "cuda" and asked not in MIXED and self.dtype != torch.float32:
             asked = "fp8"
         off = self._kernels_off(emulate=True)
-        if off is None and self.arch not in SUPPORTED:
-            off = f"{self.arch} runs in 16 bit in this version"
         mode = resolve(asked, self.device, options.min_db, off, self._float)
         if mode.refused:
             log.once(mode.refused)
