@@ -23,7 +23,8 @@ class Runs:
     or until anyone asks for what is KEPT."""
 
     def __init__(self, graphs: bool) -> None:
-        """graphs: whether chunks may be recorded."""
+        """graphs: whether chunks may be recorded. What runs before these have left goes."""
+        KEPT.release()
         self._wanted = graphs
         self._notes: defaultdict[Hashable, Notes] = defaultdict(Notes)
         self._latest: Graphs | None = None
