@@ -6,7 +6,8 @@ import pytest
 import torch
 from zerowaste_vae.engine.fused.decoder import FusedDecoder
 from zerowaste_vae.engine.fused.encoder import FusedEncoder
-from zerowaste_vae.engine.fused.parking import Band, Parked, Parking, split_rows
+from zerowaste_vae.engine.fused.history import Band, History, keep_near, split_rows
+from zerowaste_vae.engine.fused.parking import Parked, Parking
 from zerowaste_vae.engine.models.seedvr2 import Config, SeedVR2
 from zerowaste_vae.engine.runtime.pinned import POOL, PinnedPool
 from zerowaste_vae.engine.runtime.stream import frame_spans
@@ -23,7 +24,7 @@ def nothing_left():
 
 @pytest.fixture(scope="module")
 def model(seed_model):
-    model = SeedVR2(Config((8, 8, 16, 16), (8, 8, 16, 16), 16, 4)).requires_grad_(False)
+    model = SeedVR2(Config((8, 16, 16, 16), (8, 16, 16, 16), 16, 4)).requires_grad_(False)
     seed_model(model, 3)
     return model
 
@@ -57,11 +58,14 @@ def test_decoder_in_every_placement(model, noise, atol):
         (Parking(None, 0, rows=100, prefetch=False), 2, 4),
         (Parking(some, 0), 1, 1),
         (Parking(some, 1 << 20, buffers=3), 2, 1),
+        (Parking(None, 0, near=500_000), 2, 2),
+        (Parking(None, 0, buffers=3, near=1 << 30), 1, 2),
+        (Parking(some, 0, buffers=4, near=200_000), 2, 4),
         (Parking(None, 200_000), 3, 3),  # the last chunk has fewer frames: its bands must not grow
     ):
         out, (_, host) = decode(fused, z, chunk, frames, parking)
         torch.testing.assert_close(out, expected, rtol=0, atol=atol)
-        assert host > 0
+        assert (host > 0) == (parking.near < 1 << 30)
     # Everything parked, one frame at a time: what stays on the device is a fraction of the histories.
     assert decode(fused, z, 1, 1, Parking(None, 0))[1][0] < 0.6 * decode(fused, z, 1, 1, None)[1][0]
     assert resident > 0
@@ -121,20 +125,59 @@ def test_bands_store_every_row_once_and_none_before_it_is_read(rows, step, reach
     assert bands[-1].stored == bands[-1].bottom == (rows - 1) * step + reach
 
 
+def history(rows, times=1, work=1):
+    bands = list(split_rows(rows, 1, 3, 64))
+    return History((rows + 2, 3, 1), 2, torch.float32, bands, times=times, work=work)
+
+
+@pytest.mark.parametrize("near", range(6))
+def test_rows_wait_where_they_should_and_are_found_again(near):
+    h = history(300)
+    h.near = near
+    blocks = torch.zeros(h.near_bytes(near), dtype=torch.uint8), torch.zeros(h.far_bytes, dtype=torch.uint8)
+    assert sum(map(len, blocks)) == h.nbytes == 302 * 3 * 2 * 4
+    assert [len(left) for left in h.allocate(*blocks)] == [0, 0]
+    assert len(h.segments) <= 2 * near + 1
+    frame = torch.arange(302 * 3.0).view(302, 3, 1)
+    for band in h.bands:
+        for rows, place in h.rows(1, band.top, band.stored):
+            place.copy_(frame[band.top : band.stored][rows])
+    assert torch.equal(h.frames()[1], frame)
+    assert not h.frames()[0].any()
+    for band in h.bands:
+        parts = [(rows, place.clone()) for rows, place in h.rows(1, band.top, band.bottom)]
+        assert torch.equal(torch.cat([place for _, place in parts]), frame[band.top : band.bottom])
+        assert parts[0][0].start == 0
+
+
+def test_what_travels_most_for_its_work_stays_first():
+    busy, idle, twice = history(300, work=1000), history(300, work=10), history(300, times=2, work=1000)
+    all_three = [busy, idle, twice]
+    band = idle.near_bytes(2) - idle.near_bytes(1)
+    keep_near(all_three, idle.nbytes)
+    assert [h.near for h in all_three] == [0, 5, 0]
+    keep_near(all_three, idle.nbytes + 3 * band)
+    assert [h.near for h in all_three] == [0, 5, 3]
+    keep_near(all_three, 3 * idle.nbytes)
+    assert sum(h.far_bytes for h in all_three) == 0
+    keep_near(all_three, 0)
+    assert [h.near for h in all_three] == [0, 0, 0]
+
+
 def test_a_use_nobody_announced_is_fetched_all_the_same():
     parked = Parked(Parking(None, 0), CPU)
     plane = (6, 3, 1)
-    (band,) = parked.bands("a", plane, torch.float32, 2, 1, 4, 1, 3)
+    (band,) = parked.bands("a", plane, torch.float32, 2, 1, 4, 1, 3, 1)
     assert band == Band(0, 4, 0, 6, 6)
     parked.note("a", band, 1)
     parked.allocate()
     seen = []
     for frame in range(4):
-        data = parked.enter("a", band, 1)
-        data[2] = frame
-        parked.arrive("a", band, data, "zero")
-        seen.append([int(f[0, 0, 0]) for f in data])
-        parked.leave("a", band, data)
+        buffer = parked.enter("a", band, 1)
+        buffer.view[2] = frame
+        parked.arrive(buffer, "zero")
+        seen.append([int(f[0, 0, 0]) for f in buffer.view])
+        parked.leave(buffer)
     assert seen == [[0, 0, 0], [0, 0, 1], [0, 1, 2], [1, 2, 3]]
     parked.free()
 
