@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import torch
 from torch import Tensor
@@ -37,17 +37,26 @@ def split_rows(rows: int, step: int, reach: int, band: int) -> Iterator[Band]:
 
 @dataclass
 class Segment:
-    """Bordered rows [first, last) of all frames of a history: [halo, rows, W + 2, C]."""
+    """Bordered rows [first, last) of all frames of a history, [halo, rows, W + 2, C]: all that some bands read, and
+    after the last band the rows that no band does."""
 
     first: int
     last: int
+    near: bool
     data: Tensor
+
+    def part(self, slot: int, top: int, bottom: int) -> Tensor:
+        """Rows [top, bottom) of one frame."""
+        return self.data[slot, top - self.first : bottom - self.first]
 
 
 @dataclass
 class History:
-    """One convolution's last frames [halo, H + 2, W + 2, C], oldest at slot `oldest`, in as many segments as it takes:
-    the rows of `near` of its bands, evenly spread, on the GPU, the others in host memory."""
+    """One convolution's last frames [halo, H + 2, W + 2, C], oldest at slot `oldest`: the rows of `near` of its bands,
+    evenly spread, each in a segment on the GPU, and those of the bands between them in segments in host memory.
+
+    Every band finds all it reads in one segment: rows that two of them need are in both.
+    """
 
     plane: Plane
     halo: int
@@ -68,13 +77,14 @@ class History:
         return self.halo * math.prod(self.plane[1:]) * self.dtype.itemsize
 
     @property
-    def nbytes(self) -> int:
-        return self.plane[0] * self.row_bytes
-
-    @property
     def far_bytes(self) -> int:
         """What waits in host memory."""
-        return self.nbytes - self.near_bytes(self.near)
+        if self.near == len(self.bands):
+            return 0
+        # Between two bands on the GPU lie some in host memory, or between two of those some on the GPU.
+        groups = min(self.near, len(self.bands) - self.near) or 1
+        shared = sum(a.bottom - b.top for a, b in pairwise(self.bands[:2])) * (self.near + groups - 1)
+        return (self.plane[0] + shared) * self.row_bytes - self.near_bytes(self.near)
 
     @property
     def pressure(self) -> float:
@@ -85,32 +95,28 @@ class History:
         """What stays on the GPU if `near` bands do. All are of one height but the last, which is always among them."""
         if not near:
             return 0
-        return (self.plane[0] - self.bands[-1].top + sum(b.top for b in self.bands[1:2]) * (near - 1)) * self.row_bytes
+        first = self.bands[0]
+        return (self.plane[0] - self.bands[-1].top + (first.bottom - first.top) * (near - 1)) * self.row_bytes
 
     def allocate(self, near: Tensor, far: Tensor) -> tuple[Tensor, Tensor]:
         """Take the segments from the two blocks' beginning; returns what is left of the blocks."""
         self.segments = []
-        n, last = len(self.bands), 0
+        n = len(self.bands)
         spread = [(i + 1) * self.near // n > i * self.near // n for i in range(n)]
         for here, group in groupby(range(n), key=spread.__getitem__):
-            first, end = last, max(group) + 1
-            last = self.bands[end].top if end < n else self.plane[0]
-            size = (last - first) * self.row_bytes
-            block = near if here else far
-            data = block[:size].view(self.dtype).view(self.halo, last - first, *self.plane[1:])
-            self.segments.append(Segment(first, last, data))
-            if here:
-                near = near[size:]
-            else:
-                far = far[size:]
+            for bands in [[i] for i in group] if here else [list(group)]:
+                first = self.bands[bands[0]].top
+                last = self.bands[bands[-1]].bottom if bands[-1] < n - 1 else self.plane[0]
+                size = (last - first) * self.row_bytes
+                block = near if here else far
+                data = block[:size].view(self.dtype).view(self.halo, last - first, *self.plane[1:])
+                self.segments.append(Segment(first, last, here, data))
+                near, far = (near[size:], far) if here else (near, far[size:])
         return near, far
 
-    def rows(self, slot: int, top: int, bottom: int) -> Iterator[tuple[slice, Tensor]]:
-        """Rows [top, bottom) of one frame where they wait, each part with its place among them."""
-        for segment in self.segments:
-            a, b = max(top, segment.first), min(bottom, segment.last)
-            if a < b:
-                yield slice(a - top, b - top), segment.data[slot, a - segment.first : b - segment.first]
+    def segment(self, band: Band) -> Segment:
+        """Where the rows of `band` wait."""
+        return next(s for s in self.segments if s.first <= band.top and band.bottom <= s.last)
 
     def fresh(self, slots: int) -> tuple[int, int]:
         """(how many of the last of `slots` frames to store, slot of the first): a running history takes only what is
@@ -123,8 +129,8 @@ class History:
         return [self._frame((self.oldest + i) % self.halo) for i in range(self.halo)]
 
     def _frame(self, slot: int) -> Tensor:
-        parts = [part.cpu() for _, part in self.rows(slot, 0, self.plane[0])]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        ends = [b.stored for b in self.bands[:-1]] + [self.plane[0]]
+        return torch.cat([self.segment(b).part(slot, b.top, e).cpu() for b, e in zip(self.bands, ends, strict=True)])
 
 
 def keep_near(histories: Iterable[History], room: int) -> None:

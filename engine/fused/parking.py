@@ -15,6 +15,10 @@ from ..runtime.pinned import POOL
 from .history import Band, History, keep_near, split_rows
 from .memory import ALIGN, Plane, fill_head
 
+#: Host memory that is locked besides where some histories stay on the GPU, and at most this part of theirs: the next
+#: plan of the same clip may find less GPU memory free (packed weights, a library's workspace) and keep fewer there.
+#: Locking 9.3 GB anew took 3.5 s.
+SPARE_BYTES, SPARE_SHARE = 256 << 20, 32
 #: Bands start at multiples of this many output rows, where their sums for the next norm are the frame's own.
 BAND_ROWS = 64
 
@@ -25,7 +29,9 @@ class Parking:
 
     A convolution runs in bands of as many rows (a multiple of 64) as a buffer of `band_bytes` holds, or of `rows`.
     `prefetch` off copies when the data is needed, on the GPU's own queue. Of the histories, `near` bytes at most stay
-    on the GPU, where they need no slots for new frames as a ring does; the others are in host memory.
+    on the GPU, where they need no slots for new frames as a ring does; the others are in host memory. Copies within
+    the GPU always are on its own queue: they are kernels, and beside a convolution they would wait for it and hold up
+    the copies behind them.
     """
 
     keys: frozenset[str] | None
@@ -77,15 +83,16 @@ class Parked:
 
     @property
     def host_bytes(self) -> int:
-        self._place()
-        return sum(h.far_bytes for h in self._histories.values())
+        return sum(self._far_bytes())
 
-    def moved(self, key: str) -> tuple[int, int]:
-        """Bytes of `key` that visit the buffers in a chunk: from the GPU's own memory, from the host's."""
+    def moved(self, key: str) -> tuple[int, int, int]:
+        """How often bands of `key` are used in a chunk, and the bytes that visit the buffers for them: from the GPU's
+        own memory, from the host's."""
         self._place()
         if (history := self._histories.get(key)) is None:
-            return 0, 0
-        return history.times * history.near_bytes(history.near), history.times * history.far_bytes
+            return 0, 0, 0
+        times = history.times
+        return times * len(history.bands), times * history.near_bytes(history.near), times * history.far_bytes
 
     def bands(
         self, key: str, plane: Plane, dtype: torch.dtype, halo: int, frames: int, rows: int, step: int, reach: int,
@@ -114,7 +121,8 @@ class Parked:
     def allocate(self) -> None:
         if not self._histories:
             return
-        self._block = POOL.take(self.host_bytes) if self.host_bytes else None
+        size, spare = self._far_bytes()
+        self._block = POOL.take(size, spare) if size else None
         memory = torch.empty(self.nbytes, dtype=torch.uint8, device=self.device)
         visited = self.parking.buffers * self._largest
         self._buffers = [Buffer(part) for part in memory[:visited].split(self._largest)]
@@ -147,6 +155,12 @@ class Parked:
         for history in self._histories.values():
             history.started, history.oldest = False, 0
 
+    def _far_bytes(self) -> tuple[int, int]:
+        """What waits in host memory, and what is locked besides."""
+        self._place()
+        size = sum(h.far_bytes for h in self._histories.values())
+        return size, min(SPARE_BYTES, size // SPARE_SHARE) if self.parking.near else 0
+
     def _place(self) -> None:
         if not self._placed:
             keep_near(self._histories.values(), self.parking.near)
@@ -171,9 +185,8 @@ class Parked:
         """`key` goes on behind these frames [halo, H + 2, W + 2, C], oldest first."""
         history = self._histories[key]
         self.wait()
-        for slot, frame in enumerate(frames):
-            for rows, target in history.rows(slot, 0, history.plane[0]):
-                target.copy_(frame[rows])
+        for segment in history.segments:
+            segment.data.copy_(frames[:, segment.first : segment.last])
         history.started, history.oldest = True, 0
         if self._aside:
             history.stored = torch.cuda.current_stream(self.device).record_event()
@@ -190,10 +203,10 @@ class Parked:
         turn, count = self._turn, len(self._buffers)
         self._turn = (turn + 1) % count
         buffer = self._buffers[turn]
-        if buffer.holds != (key, band):
-            self._fetch(buffer, key, band)
         if self._aside and buffer.stored is not None:
             torch.cuda.current_stream(self.device).wait_event(buffer.stored)
+        if buffer.holds != (key, band):
+            self._fetch(buffer, key, band)
         buffer.view = _view(buffer, self._histories[key], band, frames)
         seen = {key}
         for ahead, use in zip(range(1, count), self.coming, strict=False):
@@ -202,7 +215,7 @@ class Parked:
             if following.view is not None or (use[0] in seen and use[1].first == 0):
                 break
             seen.add(use[0])
-            if following.holds != use:
+            if following.holds != use and not self._histories[use[0]].segment(use[1]).near:
                 self._fetch(following, *use)
         return buffer
 
@@ -216,14 +229,16 @@ class Parked:
         elif buffer.arrived is not None:
             torch.cuda.current_stream(self.device).wait_event(buffer.arrived)
         count, first = history.fresh(data.shape[0])
-        if self._aside:
+        segment = history.segment(band)
+        last = band.bottom if band.bottom == segment.last else band.stored
+        aside = self._aside and not segment.near
+        if aside:
             self._out.wait_event(torch.cuda.current_stream(self.device).record_event())
-        with _on(self._out):
-            for i in range(count):
-                frame = data[data.shape[0] - count + i]
-                for rows, target in history.rows((first + i) % history.halo, band.top, band.stored):
-                    target.copy_(frame[rows], non_blocking=self._aside)
-        if self._aside:
+        with _on(self._out if aside else None):
+            for i, frame in enumerate(data[data.shape[0] - count :]):
+                target = segment.part((first + i) % history.halo, band.top, last)
+                target.copy_(frame[: last - band.top], non_blocking=aside)
+        if aside:
             buffer.stored = history.stored = self._out.record_event()
 
     def leave(self, buffer: Buffer) -> None:
@@ -244,16 +259,17 @@ class Parked:
         buffer.arrived = None
         if not history.started:
             return
-        if self._aside:
+        segment = history.segment(band)
+        aside = self._aside and not segment.near
+        if aside:
             for event in (buffer.stored, buffer.read, history.stored):
                 if event is not None:
                     self._in.wait_event(event)
-        with _on(self._in):
-            frames = _view(buffer, history, band, 0)
-            for i in range(history.halo):
-                for rows, source in history.rows((history.oldest + i) % history.halo, band.top, band.bottom):
-                    frames[i][rows].copy_(source, non_blocking=self._aside)
-        if self._aside:
+        with _on(self._in if aside else None):
+            for i, frame in enumerate(_view(buffer, history, band, 0)):
+                source = segment.part((history.oldest + i) % history.halo, band.top, band.bottom)
+                frame.copy_(source, non_blocking=aside)
+        if aside:
             buffer.arrived = self._in.record_event()
 
 

@@ -9,12 +9,20 @@ from .parking import Parking
 from .run import Run
 
 #: Sizes of a parked history's buffer on the GPU: tall bands take fewer calls, low ones save memory.
-BAND_BYTES = (192 << 20, 64 << 20)
+BAND_BYTES = (384 << 20, 128 << 20)
 #: Operations of a convolution while one byte comes from the host and another goes back. An H200 makes 650 TFLOP/s in
 #: fp16 and moves 50 GB/s each way over PCIe 5.0 at once, 13000; a margin, as copies do not always follow each other.
-FAR_WORK = 16000
-#: The same for a byte that stays on the GPU: read and written twice at 4.2 TB/s.
-NEAR_WORK = 650
+FAR_WORK = 15000
+#: What copies take for each number of buffers. With two, one is computed in while the other is emptied and filled; with
+#: three, a copy may still wait for a buffer whose own copy is the one before.
+TURNS = {4: 1.0, 3: 1.1, 2: 2.0}
+#: The same for a byte that stays on the GPU, copied in and out: 2 / 1.87 TB/s there.
+NEAR_WORK = 700
+#: The same for a band: on average half of its last programs' time, 256 x 128 positions and channels of 27 x 256
+#: products each, on all of an H200's 132 processors.
+BAND_WORK = 132 * 256 * 128 * 27 * 256
+#: Histories on the GPU take a multiple of this, so that plans stay as they are while other memory varies a little.
+NEAR_STEP = 64 << 20
 #: Left free when histories could fill the target: torch's allocator reserved up to 0.18 GB more than plans stated.
 SPARE_BYTES = 256 << 20
 
@@ -30,11 +38,10 @@ class Sizes:
 
     @classmethod
     def of(cls, run: Run) -> Sizes:
-        # With two buffers, one is computed in while the other is emptied and filled: copies take turns.
-        turns, work = 1 if run.parked.parking.buffers > 2 else 2, 0
+        turns, work = TURNS[run.parked.parking.buffers], 0
         for key, visit in run.visits.items():
-            near, far = run.parked.moved(key)
-            work += max(visit.work + NEAR_WORK * near, turns * FAR_WORK * far)
+            uses, near, far = run.parked.moved(key)
+            work += max(visit.work + BAND_WORK * uses + NEAR_WORK * near, int(turns * FAR_WORK * far))
         return cls(run.nbytes, run.host_bytes, work)
 
 
@@ -45,12 +52,12 @@ def quickest(measure: Callable[[Parking | None], Sizes], room: int, host: int | 
     """
     best: tuple[Parking, Sizes] | None = None
     for size in BAND_BYTES:
-        for buffers in (3, 2):
+        for buffers in TURNS:
             parking = Parking(None, size, buffers)
             left = room - measure(parking).device
             if left < 0:
                 continue
-            parking = replace(parking, near=max(left - SPARE_BYTES, 0))
+            parking = replace(parking, near=max(left - SPARE_BYTES, 0) // NEAR_STEP * NEAR_STEP)
             sizes = measure(parking)
             if (host is None or sizes.host <= host) and (best is None or sizes.work < best[1].work):
                 best = parking, sizes

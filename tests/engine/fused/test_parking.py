@@ -9,7 +9,7 @@ from zerowaste_vae.engine.fused.encoder import FusedEncoder
 from zerowaste_vae.engine.fused.history import Band, History, keep_near, split_rows
 from zerowaste_vae.engine.fused.parking import Parked, Parking
 from zerowaste_vae.engine.models.seedvr2 import Config, SeedVR2
-from zerowaste_vae.engine.runtime.pinned import POOL, PinnedPool
+from zerowaste_vae.engine.runtime.pinned import PAGE, POOL, PinnedPool
 from zerowaste_vae.engine.runtime.stream import frame_spans
 
 CPU = torch.device("cpu")
@@ -125,40 +125,41 @@ def test_bands_store_every_row_once_and_none_before_it_is_read(rows, step, reach
     assert bands[-1].stored == bands[-1].bottom == (rows - 1) * step + reach
 
 
-def history(rows, times=1, work=1):
+def history(rows, times=1, work=1, unread=0):
     bands = list(split_rows(rows, 1, 3, 64))
-    return History((rows + 2, 3, 1), 2, torch.float32, bands, times=times, work=work)
+    return History((rows + 2 + unread, 3, 1), 2, torch.float32, bands, times=times, work=work)
 
 
+@pytest.mark.parametrize("rows", [300, 257, 64, 5])
 @pytest.mark.parametrize("near", range(6))
-def test_rows_wait_where_they_should_and_are_found_again(near):
-    h = history(300)
-    h.near = near
+@pytest.mark.parametrize("unread", [0, 1])
+def test_every_band_finds_its_rows_in_one_place(rows, near, unread):
+    h = history(rows, unread=unread)
+    h.near = near = min(near, len(h.bands))
     blocks = torch.zeros(h.near_bytes(near), dtype=torch.uint8), torch.zeros(h.far_bytes, dtype=torch.uint8)
-    assert sum(map(len, blocks)) == h.nbytes == 302 * 3 * 2 * 4
     assert [len(left) for left in h.allocate(*blocks)] == [0, 0]
-    assert len(h.segments) <= 2 * near + 1
-    frame = torch.arange(302 * 3.0).view(302, 3, 1)
+    assert sum(s.near for s in h.segments) == near
+    shared = 2 * 3 * 2 * 4 * (len(h.segments) - 1)
+    height = rows + 2 + unread
+    assert sum(map(len, blocks)) == height * 3 * 2 * 4 + shared
+    frame = torch.arange(height * 3.0).view(height, 3, 1)
+    for s in h.segments:
+        s.part(1, s.first, s.last).copy_(frame[s.first : s.last])
     for band in h.bands:
-        for rows, place in h.rows(1, band.top, band.stored):
-            place.copy_(frame[band.top : band.stored][rows])
+        assert torch.equal(h.segment(band).part(1, band.top, band.bottom), frame[band.top : band.bottom])
     assert torch.equal(h.frames()[1], frame)
     assert not h.frames()[0].any()
-    for band in h.bands:
-        parts = [(rows, place.clone()) for rows, place in h.rows(1, band.top, band.bottom)]
-        assert torch.equal(torch.cat([place for _, place in parts]), frame[band.top : band.bottom])
-        assert parts[0][0].start == 0
 
 
 def test_what_travels_most_for_its_work_stays_first():
     busy, idle, twice = history(300, work=1000), history(300, work=10), history(300, times=2, work=1000)
     all_three = [busy, idle, twice]
-    band = idle.near_bytes(2) - idle.near_bytes(1)
-    keep_near(all_three, idle.nbytes)
+    whole = idle.near_bytes(5)
+    keep_near(all_three, whole)
     assert [h.near for h in all_three] == [0, 5, 0]
-    keep_near(all_three, idle.nbytes + 3 * band)
+    keep_near(all_three, whole + idle.near_bytes(3))
     assert [h.near for h in all_three] == [0, 5, 3]
-    keep_near(all_three, 3 * idle.nbytes)
+    keep_near(all_three, 3 * whole)
     assert sum(h.far_bytes for h in all_three) == 0
     keep_near(all_three, 0)
     assert [h.near for h in all_three] == [0, 0, 0]
@@ -195,3 +196,22 @@ def test_pool_uses_blocks_again_and_gives_them_back():
     pool.give(c)
     pool.release()
     assert pool.nbytes == 0
+    a = pool.take(1_000_000, spare=200_000)
+    pool.give(a)
+    assert pool.take(1_200_000).data_ptr() == a.data_ptr()
+    pool.give(a)
+    assert pool.nbytes == a.numel()
+
+
+@torch.no_grad()
+def test_a_plan_with_a_little_less_room_uses_the_same_host_memory(model, noise, monkeypatch):
+    monkeypatch.setattr("zerowaste_vae.engine.fused.parking.SPARE_SHARE", 2)
+    fused, z = FusedDecoder(model.decoder, torch.float32), noise(16, 2, 17, 3)
+    decode(fused, z, 1, 2, Parking(None, 0, near=900_000))
+    held = POOL.nbytes
+    out, (_, host) = decode(fused, z, 1, 2, Parking(None, 0, near=700_000))
+    assert POOL.nbytes == held
+    first = fused.plan(1, 17, 3, 2, torch.float32, CPU, Parking(None, 0, near=900_000))
+    assert first.host_bytes < host
+    assert held <= first.host_bytes + PAGE
+    assert torch.equal(out, decode(fused, z, 1, 2, Parking(None, 0, near=0))[0])

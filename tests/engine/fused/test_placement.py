@@ -95,7 +95,7 @@ def test_quickest_takes_the_room_and_no_longer_than_with_less(path):
         assert sizes.device <= room
         assert sizes.host <= least.host
         # What stays on the GPU is copied, too: a little, once nothing else is left to gain.
-        assert free.work <= sizes.work <= max(last, 1.1 * free.work)
+        assert free.work <= sizes.work <= max(last, 1.12 * free.work)
         assert sizes == measure(parking)
         last = sizes.work
     assert measure(Parking(frozenset(), 0)) == free
