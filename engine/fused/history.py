@@ -69,6 +69,7 @@ class History:
     segments: list[Segment] = field(default_factory=list)
     oldest: int = 0
     started: bool = False
+    #: The last pass has left what the next one fetches.
     stored: torch.cuda.Event | None = None
 
     @property

@@ -239,7 +239,7 @@ class Parked:
                 target = segment.part((first + i) % history.halo, band.top, last)
                 target.copy_(frame[: last - band.top], non_blocking=aside)
         if aside:
-            buffer.stored = history.stored = self._out.record_event()
+            buffer.stored = self._out.record_event()
 
     def leave(self, buffer: Buffer) -> None:
         """The convolution has read the view."""
@@ -252,6 +252,8 @@ class Parked:
             count, first = history.fresh(data.shape[0])
             history.oldest = (first + count) % history.halo
             history.started = True
+            if self._aside:
+                history.stored = self._out.record_event()
 
     def _fetch(self, buffer: Buffer, key: str, band: Band) -> None:
         history = self._histories[key]

@@ -214,13 +214,11 @@ class Run:
         """A 1x1x1 convolution straight from a residual stream, or of a part of its rows."""
         if self.dry:
             return
-        epilogue = Epilogue(bias=conv.bias)
-        if part is None or part.last - part.first == x.shape[1]:
-            self.attempt(conv3d, x, conv.weight, out, epilogue=epilogue)
-            return
-        geometry = Geometry(first_row=part.first, frame_rows=x.shape[1])
-        for frame, target in zip(part.rows(x).split(1), part.rows(out).split(1), strict=True):
-            self.attempt(conv3d, frame, conv.weight, target, geometry=geometry, epilogue=epilogue)
+        geometry = _PLAIN
+        if part is not None:
+            geometry = Geometry(origin=(part.first, 0), first_row=part.first, frame_rows=x.shape[1])
+            out = part.rows(out)
+        self.attempt(conv3d, x, conv.weight, out, geometry=geometry, epilogue=Epilogue(bias=conv.bias))
 
     def upsample(self, up: Upsampler | Expansion, x: Tensor, out: Tensor, first: int, groups: int) -> Partials | None:
         """x [D, H, W, C] -> out at twice the size; `first` is x's first frame within the clip."""
