@@ -16,7 +16,7 @@ from torch import nn
 from .. import log
 from ..errors import InputError, PlanError
 from ..fused.parking import Parking
-from ..fused.placement import Sizes, cost, leanest, lightest
+from ..fused.placement import Sizes, leanest, quickest
 from .dryrun import peak_bytes
 from .memory import GIB
 from .scope import attention_scope
@@ -57,7 +57,7 @@ class Plan:
         tiles = f"{len(self.grid)} blended tiles" if self.tiled else "untiled"
         frames = f", {self.steps.frames} frame(s) per step at full size" if self.steps.frames else ""
         kernels = "fused kernels" if self.fused else "plain torch"
-        parked = f", {_gb(self.host_bytes)} of histories parked in host memory" if self.parking else ""
+        parked = f", {_gb(self.host_bytes)} of histories parked in host memory" if self.host_bytes else ""
         size = f"about {self.peak_bytes / GIB:.2f} GB"
         return f"{kernels}, {tiles}, {self.steps.latents} latent(s) per chunk{frames}{parked}, {size}"
 
@@ -191,8 +191,8 @@ class Planner:
         return self._fused().sizes(ask.half, steps.latents, steps.frames, *size, ask.output, frame, parking)
 
     def _parking_plans(self, ask: _Ask, tiles: Grid, target: int | None) -> Iterator[Plan]:
-        """With histories in host memory: the plan below the target that moves least per frame, then the leanest."""
-        # Histories travel once per step, so more frames per step mean less traffic, as far as the target allows.
+        """With histories in host memory: the quickest plan per frame below the target, then the leanest."""
+        # Histories travel once per step: more frames per step are more work to hide that behind, in more memory.
         sizes = ((4, 8), (2, 8), (2, 4), (1, 4), (2, 2), (1, 2), (1, 1))
         options = list(dict.fromkeys(self._step(ask, *size) for size in sizes))
         if ask.band:
@@ -204,9 +204,9 @@ class Planner:
         room = None if target is None else target - LIBRARY_BYTES - self._weights
         best: tuple[float, Steps, Parking] | None = None
         for steps in options if room is not None else ():
-            found = lightest(functools.partial(self._sizes, ask, tiles, steps), room, ask.host)
-            if found is not None and (best is None or cost(*found) / steps.latents < best[0]):
-                best = cost(*found) / steps.latents, steps, found[0]
+            found = quickest(functools.partial(self._sizes, ask, tiles, steps), room, ask.host)
+            if found is not None and (best is None or found[1].work / steps.latents < best[0]):
+                best = found[1].work / steps.latents, steps, found[0]
         if best is not None:
             yield self._fused_plan(ask, tiles, *best[1:])
         elif ask.host is None or leanest(functools.partial(self._sizes, ask, tiles, options[-1])).host <= ask.host:

@@ -60,6 +60,9 @@ PLACEMENTS = [
     (Steps(1, 4), Parking(None, 0, rows=128)),
     (Steps(2, 2), Parking(SOME, 8 << 20, buffers=3)),
     (Steps(1, 1), Parking(SOME, 0, prefetch=False)),
+    (Steps(2, 4), Parking(None, 0, buffers=3, near=16 << 20)),
+    (Steps(1, 2), Parking(None, 0, near=40 << 20)),
+    (Steps(2, 4), Parking(None, 8 << 20, buffers=4, near=24 << 20)),
 ]
 
 
