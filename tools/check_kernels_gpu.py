@@ -94,7 +94,7 @@ def schedules() -> None:
                 continue
             for c in ((128,) if kind == "narrow" else (256, 512)):
                 for shape in SHAPES:
-                    conv_case(dtype, c, c, shape, fit(schedule, dtype, c, c))
+                    conv_case(dtype, c, c, shape, fit(schedule, c, c, 3))
 
 
 def forms() -> None:

@@ -14,7 +14,8 @@ from ..targets import FP8, Target
 class Schedule:
     """Output positions, output channels and depth of one step; warps; pipeline stages; epilogue slices (1, 2, 4);
     tiles of positions that run through all output channels together; channels of a second, narrower tile of the same
-    positions (widths are powers of two: 96 is 64 + 32), 0: none."""
+    positions (widths are powers of two: 96 is 64 + 32), 0: none; depth of the last steps, where whole ones leave a rest
+    of the channels of a row of taps (three taps of 96 are 2 * 128 + 32), 0: none."""
 
     bm: int
     bn: int
@@ -24,6 +25,7 @@ class Schedule:
     slices: int = 2
     group: int = 1
     tail: int = 0
+    rest: int = 0
 
 
 # (operand class, kind of layer) -> schedule, per generation. sm_90 measured on an H200; the others chosen so that
@@ -95,9 +97,14 @@ def _power_of_two(n: int) -> int:
     return 1 << max(n - 1, 1).bit_length()
 
 
-def fit(schedule: Schedule, dtype: torch.dtype, channels: int, out_channels: int) -> Schedule:
-    """Shrink a tile to a narrow layer: depth must divide the channels, width need not exceed the outputs."""
-    depth = max(min(schedule.bk, channels & -channels), 32 if dtype.itemsize == 1 else 16)
+def fit(schedule: Schedule, channels: int, out_channels: int, row: int = 1) -> Schedule:
+    """Shrink a tile to a narrow layer: steps must divide the channels of a tap or make up those of a row of taps
+    (`row`: how many it has), width need not exceed the outputs."""
+    depth, rest = schedule.bk, 0
+    if channels % depth:
+        run = row * channels
+        depth = min(depth, 1 << run.bit_length() - 1)
+        rest = run % depth & -(run % depth)
     width = min(schedule.bn, max(_power_of_two(out_channels), 16))
     tail = 0
     if out_channels % width:
@@ -111,7 +118,7 @@ def fit(schedule: Schedule, dtype: torch.dtype, channels: int, out_channels: int
     slices = 4 if width + tail > 256 else schedule.slices
     # A pair of up to 192 leaves room for one more stage (616 against 594 TFLOP/s at 192 on an H200).
     stages = schedule.stages + (tail > 0 and width + tail <= 192)
-    return replace(schedule, bk=depth, bn=width, tail=tail, slices=slices, stages=stages)
+    return replace(schedule, bk=depth, bn=width, tail=tail, rest=rest, slices=slices, stages=stages)
 
 
 def _two_tiles(out_channels: int, most: int) -> tuple[int, int] | None:
@@ -128,9 +135,9 @@ def _two_tiles(out_channels: int, most: int) -> tuple[int, int] | None:
 
 
 def pick(target: Target, dtype: torch.dtype, channels: int, out_channels: int, frame: tuple[int, int],
-         phases: int = 1) -> Schedule:
+         phases: int = 1, row: int = 1) -> Schedule:
     """The one schedule for a layer: `channels` as padded in the buffer, `frame` the full frame's (H, W), `phases` 8 or
-    4 where the layer upsamples time and space, or space."""
+    4 where the layer upsamples time and space, or space, `row` the taps in a row of its window."""
     size = _BYTE if dtype in (FP8, torch.int8) else _HALF
     table = SCHEDULES[generation(target.sm)]
     kind = "narrow" if out_channels <= 128 else "small plane" if frame[0] * frame[1] < SMALL_PLANE else "wide"
@@ -139,4 +146,4 @@ def pick(target: Target, dtype: torch.dtype, channels: int, out_channels: int, f
     # Four phases of 512 and more are as wide as any layer (626 against 536 TFLOP/s on an H200).
     if phases > 1 and not (phases == 4 and out_channels >= 512):
         kind = "time phases" if phases == 8 else "space phases"
-    return fit(table[size, kind], dtype, channels, out_channels)
+    return fit(table[size, kind], channels, out_channels, row)

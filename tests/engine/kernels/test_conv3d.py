@@ -156,7 +156,7 @@ def test_odd_widths_are_filled_by_two_tiles(channels, tiles):
 
 
 def test_no_pair_of_tiles():
-    chosen = fit(schedules.Schedule(128, 128, 64, 4, 3), HALF, 64, 176)
+    chosen = fit(schedules.Schedule(128, 128, 64, 4, 3), 64, 176)
     assert (chosen.bn, chosen.tail) == (64, 0)  # 192 columns, not 256
 
 
