@@ -28,10 +28,11 @@ class Schedule:
     rest: int = 0
 
 
-# (operand class, kind of layer) -> schedule, per generation. sm_90 measured on an H200; the others chosen so that
-# nothing spills and shared memory stays under the generation's limit (cross-compiled in the tests), not timed.
+# (operand class, kind of layer or its number of output channels) -> schedule, per generation. sm_90 measured on an H200;
+# the others chosen so that nothing spills and shared memory stays under the generation's limit (cross-compiled in the
+# tests), not timed.
 _HALF, _BYTE = "16 bit", "8 bit"
-SCHEDULES: dict[int, dict[tuple[str, str], Schedule]] = {
+SCHEDULES: dict[int, dict[tuple[str, str | int], Schedule]] = {
     90: {
         (_HALF, "narrow"): Schedule(128, 128, 64, 4, 3),
         (_HALF, "wide"): Schedule(128, 256, 64, 8, 3, group=16),
@@ -43,6 +44,8 @@ SCHEDULES: dict[int, dict[tuple[str, str], Schedule]] = {
         (_BYTE, "small plane"): Schedule(64, 256, 128, 4, 4),
         (_BYTE, "time phases"): Schedule(128, 128, 128, 4, 3, group=64),
         (_BYTE, "space phases"): Schedule(128, 128, 128, 4, 3, group=64),
+        (_BYTE, 96): Schedule(128, 64, 128, 4, 3, tail=32),
+        (_BYTE, 192): Schedule(128, 128, 128, 8, 3, tail=64),
     },
     100: {
         (_HALF, "narrow"): Schedule(128, 128, 64, 4, 4, 4),
@@ -105,6 +108,8 @@ def fit(schedule: Schedule, channels: int, out_channels: int, row: int = 1) -> S
         run = row * channels
         depth = min(depth, 1 << run.bit_length() - 1)
         rest = run % depth & -(run % depth)
+    if schedule.tail:  # made for these outputs
+        return replace(schedule, bk=depth, rest=rest)
     width = min(schedule.bn, max(_power_of_two(out_channels), 16))
     tail = 0
     if out_channels % width:
@@ -146,4 +151,6 @@ def pick(target: Target, dtype: torch.dtype, channels: int, out_channels: int, f
     # Four phases of 512 and more are as wide as any layer (626 against 536 TFLOP/s on an H200).
     if phases > 1 and not (phases == 4 and out_channels >= 512):
         kind = "time phases" if phases == 8 else "space phases"
+    elif (size, out_channels) in table:
+        kind = out_channels
     return fit(table[size, kind], channels, out_channels, row)
