@@ -65,7 +65,8 @@ def run(args: argparse.Namespace) -> int:
         for line in describe(outcome.half, outcome.table):
             print(line)
         for kind, (db, saturated, operands) in outcome.whole.items():
-            print(f"  all in {kind}: {db:.1f} dB against {vae.architecture.native}, {saturated} of {operands} operands saturated")
+            against = f"{db:.1f} dB against {vae.architecture.native}"
+            print(f"  all in {kind}: {against}, {saturated} of {operands} operands saturated")
     if args.table is not None:
         with replacing(args.table) as temporary:
             temporary.write_text(vae.store.document(), encoding="utf-8")

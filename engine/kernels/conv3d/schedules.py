@@ -28,8 +28,8 @@ class Schedule:
     rest: int = 0
 
 
-# (operand class, kind of layer or its number of output channels) -> schedule, per generation. sm_90 measured on an H200;
-# the others chosen so that nothing spills and shared memory stays under the generation's limit (cross-compiled in the
+# (operand class, kind of layer or how many outputs it has) -> schedule, per generation. sm_90 measured on an H200; the
+# others chosen so that nothing spills and shared memory stays under the generation's limit (cross-compiled in the
 # tests), not timed.
 _HALF, _BYTE = "16 bit", "8 bit"
 SCHEDULES: dict[int, dict[tuple[str, str | int], Schedule]] = {
