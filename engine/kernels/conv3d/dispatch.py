@@ -86,7 +86,8 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     k, phases = weight.out_channels, pt * py * px
     d, h, w = (out.shape[0] + drop) // pt, out.shape[1] // py, out.shape[2] // px
     frame_rows = geometry.frame_rows or h
-    s = schedule or pick(here, x.dtype, weight.channels, k, (frame_rows, w), phases, weight.kernel[2])
+    s = schedule or pick(here, x.dtype, weight.channels, k, (frame_rows, w), phases, weight.kernel[2],
+                         epilogue.groups > 0)
     one_tile = k <= s.bn + s.tail and phases == 1 and weight.taps == 1
     if not x.is_meta and out.data_ptr() == x.data_ptr() and not one_tile:
         raise ValueError(f"conv3d cannot overwrite its input: {k} channels are more than one tile, or it has many taps")

@@ -28,11 +28,12 @@ class Schedule:
     rest: int = 0
 
 
-# (operand class, kind of layer or how many outputs it has) -> schedule, per generation. sm_90 measured on an H200; the
-# others chosen so that nothing spills and shared memory stays under the generation's limit (cross-compiled in the
-# tests), not timed.
+# (operands, kind of layer or how many outputs it has) -> schedule, per generation. sm_90 measured on an H200; the others
+# chosen so that nothing spills and shared memory stays under the generation's limit (cross-compiled in the tests), not
+# timed.
 _HALF, _BYTE = "16 bit", "8 bit"
-SCHEDULES: dict[int, dict[tuple[str, str | int], Schedule]] = {
+_TYPES = {FP8: "fp8", torch.int8: "int8"}
+SCHEDULES: dict[int, dict[tuple[str, str], Schedule]] = {
     90: {
         (_HALF, "narrow"): Schedule(128, 128, 64, 4, 3),
         (_HALF, "wide"): Schedule(128, 256, 64, 8, 3, group=16),
@@ -44,8 +45,19 @@ SCHEDULES: dict[int, dict[tuple[str, str | int], Schedule]] = {
         (_BYTE, "small plane"): Schedule(64, 256, 128, 4, 4),
         (_BYTE, "time phases"): Schedule(128, 128, 128, 4, 3, group=64),
         (_BYTE, "space phases"): Schedule(128, 128, 128, 4, 3, group=64),
-        (_BYTE, 96): Schedule(128, 64, 128, 4, 3, tail=32),
-        (_BYTE, 192): Schedule(128, 128, 128, 8, 3, tail=64),
+        # Wan's widths at 1280x720. Behind some: ms, and those of the tile that the kinds above would give.
+        (_HALF, "160"): Schedule(128, 128, 64, 4, 3, tail=32),  # 0.59, 0.71
+        ("fp8", "96"): Schedule(128, 64, 128, 4, 4, tail=32),
+        ("int8", "96"): Schedule(128, 64, 128, 4, 3, 1, tail=32),  # 0.65, 0.68
+        (_BYTE, "160"): Schedule(128, 128, 128, 4, 3, tail=32),
+        (_BYTE, "192"): Schedule(128, 128, 64, 4, 4, 4, tail=64),
+        (_BYTE, "space phases 192"): Schedule(128, 128, 128, 8, 3, group=64, tail=64),
+        (_BYTE, "320"): Schedule(128, 256, 128, 8, 3, 4, tail=64),
+        (_BYTE, "384"): Schedule(128, 256, 128, 8, 3, 4, tail=128),  # all its layers in fp8 1.32, 1.39
+        (_BYTE, "640"): Schedule(128, 128, 128, 4, 3, group=8),
+        ("fp8", "1024"): Schedule(128, 256, 128, 8, 3, group=16),  # 1.20, 1.23
+        ("int8", "1024"): Schedule(128, 128, 128, 4, 3, group=16),  # 1.28, 1.32; on small planes 0.17, 0.24
+        ("fp8", "wide without sums"): Schedule(128, 256, 128, 8, 3, group=16),  # 512: 1.22, 1.36
     },
     100: {
         (_HALF, "narrow"): Schedule(128, 128, 64, 4, 4, 4),
@@ -104,7 +116,10 @@ def fit(schedule: Schedule, channels: int, out_channels: int, row: int = 1) -> S
     """Shrink a tile to a narrow layer: steps must divide the channels of a tap or make up those of a row of taps
     (`row`: how many it has), width need not exceed the outputs."""
     depth, rest = schedule.bk, 0
-    if channels % depth:
+    part = channels & -channels
+    if part == channels:
+        depth = min(depth, channels)
+    elif part < depth:
         run = row * channels
         depth = min(depth, 1 << run.bit_length() - 1)
         rest = run % depth & -(run % depth)
@@ -140,17 +155,21 @@ def _two_tiles(out_channels: int, most: int) -> tuple[int, int] | None:
 
 
 def pick(target: Target, dtype: torch.dtype, channels: int, out_channels: int, frame: tuple[int, int],
-         phases: int = 1, row: int = 1) -> Schedule:
+         phases: int = 1, row: int = 1, sums: bool = False) -> Schedule:
     """The one schedule for a layer: `channels` as padded in the buffer, `frame` the full frame's (H, W), `phases` 8 or
-    4 where the layer upsamples time and space, or space, `row` the taps in a row of its window."""
-    size = _BYTE if dtype in (FP8, torch.int8) else _HALF
+    4 where the layer upsamples time and space, or space, `row` the taps in a row of its window, `sums`: whether it
+    makes those of a norm."""
+    size = _HALF if dtype not in _TYPES else _BYTE
     table = SCHEDULES[generation(target.sm)]
     kind = "narrow" if out_channels <= 128 else "small plane" if frame[0] * frame[1] < SMALL_PLANE else "wide"
     if kind == "small plane" and out_channels % table[size, kind].bn:
         kind = "wide"  # its low tiles have no room for a second one
-    # Four phases of 512 and more are as wide as any layer (626 against 536 TFLOP/s on an H200).
-    if phases > 1 and not (phases == 4 and out_channels >= 512):
+    # Four phases of 512 and more in 16 bit are as wide as any layer (626 against 536 TFLOP/s on an H200).
+    if phases > 1 and not (phases == 4 and out_channels >= 512 and size == _HALF):
         kind = "time phases" if phases == 8 else "space phases"
-    elif (size, out_channels) in table:
-        kind = out_channels
-    return fit(table[size, kind], channels, out_channels, row)
+        own = f"{kind} {out_channels}"
+    else:
+        own = str(out_channels)
+    kinds = (own, kind) if sums else (own, f"{kind} without sums", kind)
+    found = [(t, k) for k in kinds for t in (_TYPES.get(dtype), size) if (t, k) in table]
+    return fit(table[found[0]], channels, out_channels, row)

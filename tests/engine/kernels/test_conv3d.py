@@ -156,6 +156,30 @@ def test_odd_widths_are_filled_by_two_tiles(channels, tiles):
         assert channels % (chosen.bn + chosen.tail) == 0
 
 
+@pytest.mark.parametrize("dtype", [FP8, INT8])
+@pytest.mark.parametrize("channels", [96, 160, 192, 320, 384, 640, 1024])
+def test_widths_with_tiles_of_their_own_waste_nothing(dtype, channels):
+    for frame in ((360, 640), (45, 80)):
+        chosen = pick(capabilities("any", 90, (3, 6)), dtype, channels, channels, frame, 1, 3)
+        assert channels % (chosen.bn + chosen.tail) == 0
+        run = channels if channels % chosen.bk == 0 else 3 * channels
+        assert run % chosen.bk == 0 if chosen.rest == 0 else run % chosen.bk % chosen.rest == 0
+
+
+def test_what_else_picks_a_tile():
+    """The type, sums, upsampling; a first convolution takes no run of taps."""
+    here, full = capabilities("any", 90, (3, 6)), (360, 640)
+    table = schedules.SCHEDULES[90]
+    for dtype, sums in ((FP8, True), (INT8, True), (INT8, False)):
+        assert pick(here, dtype, 512, 512, full, sums=sums) == table["8 bit", "wide"]
+    assert pick(here, FP8, 512, 512, full) == table["fp8", "wide without sums"]
+    assert pick(here, INT8, 1024, 1024, full, 4) == table["8 bit", "space phases"]
+    assert pick(here, HALF, 1024, 1024, full, 4) == table["16 bit", "wide"]
+    assert pick(here, FP8, 384, 192, full, 4) == table["8 bit", "space phases 192"]
+    first = pick(here, HALF, 16, 128, full, 1, 3)
+    assert (first.bk, first.rest) == (16, 0)
+
+
 def test_no_pair_of_tiles():
     chosen = fit(schedules.Schedule(128, 128, 64, 4, 3), 64, 176)
     assert (chosen.bn, chosen.tail) == (64, 0)  # 192 columns, not 256

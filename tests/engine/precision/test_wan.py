@@ -161,6 +161,33 @@ def test_every_chunking_and_parking_has_the_same_bits(network, ranges, kind, mon
         assert torch.equal(decode(*options), whole), options
 
 
+@pytest.mark.parametrize("kind", ["fp8", "int8"])
+@torch.no_grad()
+def test_every_chunking_of_an_encode_has_the_same_bits(network, ranges, kind, monkeypatch):
+    monkeypatch.setattr(reference, "product", exact_product)
+    model = network[1]
+    # An odd width, and more than one band at full size.
+    size = (72 * model.encoder.patch, 24 * model.encoder.patch + 3 - model.encoder.patch)
+    video = torch.rand(13, *size, 3, generator=torch.Generator().manual_seed(4)).to(BF16) * 2 - 1
+    encoder = mixed(model, "encoder", kind, ranges)
+
+    def encode(lengths, frames, parking=None):
+        run = encoder.plan(max(n // 4 for n in lengths) + 1, *size, frames, CPU, parking)
+        stated = run.nbytes
+        run.allocate()
+        out = []
+        for part in video.split(lengths):
+            run.scout(lambda part=part: encoder.chunk(run, part, frames))
+            out.append(encoder.chunk(run, part, frames).clone())
+        assert run.nbytes == stated
+        return torch.cat(out)
+
+    whole = encode([13], 0)
+    assert whole.isfinite().all() and whole.std() > 0.01
+    for options in (([1, 4, 4, 4], 1), ([5, 8], 3, Parking(None, 0))):
+        assert torch.equal(encode(*options), whole), options
+
+
 @torch.no_grad()
 def test_8_bit_histories_and_operands_take_less_memory(network, ranges):
     decoder = network[1].decoder
