@@ -85,7 +85,8 @@ def conv_case(dtype: torch.dtype, c: int, k: int, shape: Triple, schedule: Sched
 
 def schedules() -> None:
     sm = target(DEVICE).sm
-    types = {"16 bit": (torch.float16, torch.bfloat16), "8 bit": (FP8, torch.int8), "fp8": (FP8,), "int8": (torch.int8,)}
+    types = {"16 bit": (torch.float16, torch.bfloat16), "8 bit": (FP8, torch.int8), "fp8": (FP8,),
+             "int8": (torch.int8,)}
     for (size, kind), schedule in SCHEDULES[generation(sm)].items():
         for dtype in types[size]:
             if not target(DEVICE).supports(dtype):
@@ -344,7 +345,8 @@ def attentions() -> None:
 def main() -> int:
     torch.manual_seed(0)
     print(torch.cuda.get_device_name(), target(DEVICE))
-    for part in (forms, clip_starts, ends, norms, ups, nearest, attentions, other_generations, beyond_32_bits, schedules):
+    parts = (forms, clip_starts, ends, norms, ups, nearest, attentions, other_generations, beyond_32_bits, schedules)
+    for part in parts:
         part()
     for dtype in (torch.float16, FP8):
         invariance(dtype)
