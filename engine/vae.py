@@ -246,9 +246,10 @@ class VideoVAE(Attempts, DocumentedMethods):
     ) -> Tensor:
         """Host-scaled latent [B, C, T, h, w] (or [C, T, h, w]) -> frames [B, 4(T-1)+1, s*h, s*w, 3] in 0..1.
 
-        s: `spatial`. tiling: "auto" and "untiled" run whole frames, "exact" equals them, "blended" uses tiles of `tile`
-        pixels (0: chosen for the target) sharing `overlap` pixels. chunk: latents per step. output: "float32",
-        "float16" or "uint8" (0..255). progress(done, total) after each chunk; cancel() true raises Cancelled.
+        s: `spatial`. tiling: "auto" and "untiled" run whole frames, "exact" equals them (fused on a GPU in bands of
+        `tile` rows, where that is given), "blended" uses tiles of `tile` pixels (0: chosen for the target) sharing
+        `overlap` pixels. chunk: latents per step. output: "float32", "float16" or "uint8" (0..255). progress(done,
+        total) after each chunk; cancel() true raises Cancelled.
         out: a host tensor of the result's shape and type to write into, for looking at frames while the run goes on.
         Raises InputError on a wrong latent or option, PlanError when nothing fits the target.
         """
@@ -309,16 +310,19 @@ class VideoVAE(Attempts, DocumentedMethods):
         tiling: str = "auto",
         tile: int = 0,
         overlap: int = 64,
+        chunk: int = 0,
         vram_gb: float | None = None,
+        ram_gb: float | None = None,
         below: int = 0,
     ) -> Plan:
         """The plan `encode` follows for frames that become [batch, C, latents, height, width] latents; `below` as in
         `plan_decode`."""
         self._need_encoder()
-        target = below - 1 if below else memory_target(self.device, vram_gb, None, self._held("encoder"))
+        target = below - 1 if below else memory_target(self.device, vram_gb, ram_gb, self._held("encoder"))
         return self.planner.plan(
             "encoder", batch, latents, height, width,
-            tiling=tiling, tile=tile, overlap=overlap, target=target, host=host_budget(self.device, None),
+            tiling=tiling, tile=tile, overlap=overlap, chunk=chunk, target=target,
+            host=host_budget(self.device, ram_gb),
         )  # fmt: skip
 
     def encode(
@@ -328,7 +332,9 @@ class VideoVAE(Attempts, DocumentedMethods):
         tiling: str = "auto",
         tile: int = 0,
         overlap: int = 64,
+        chunk: int = 0,
         vram_gb: float | None = None,
+        ram_gb: float | None = None,
         seed: int | None = None,
         progress: Progress | None = None,
         cancel: Cancel | None = None,
@@ -350,8 +356,9 @@ class VideoVAE(Attempts, DocumentedMethods):
             if not below:
                 vae._settle("encoder", lambda: [to_unit(p.to(vae.device)) for p in video_samples(x[0])])
             return vae.plan_encode(
-                batch, latents, h, w, tiling=tiling, tile=tile, overlap=overlap, vram_gb=vram_gb, below=below
-            )
+                batch, latents, h, w,
+                tiling=tiling, tile=tile, overlap=overlap, chunk=chunk, vram_gb=vram_gb, ram_gb=ram_gb, below=below,
+            )  # fmt: skip
 
         def attempt(vae: VideoVAE, plan: Plan) -> None:
             guard.begin(plan.grid, latents, plan.steps.latents, _passes(plan, batch))

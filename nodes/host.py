@@ -26,7 +26,7 @@ from ..engine.kernels.precision import fp32_math
 from ..engine.loader import PRECISIONS, auto_precision
 from ..engine.models import detect, seedvr2
 from ..engine.optimize import Options, availability
-from ..engine.runtime.memory import DEFAULT_SHARE, GIB, available_ram
+from ..engine.runtime.memory import DEFAULT_SHARE, GIB, available_ram, host_budget
 from ..engine.runtime.pinned import POOL
 from ..engine.runtime.pixels import OUTPUTS
 from ..engine.runtime.plan import Plan
@@ -178,7 +178,8 @@ class EngineVAE(comfy.sd.VAE):
         _sample_machine()
         if self._on_gpu:
             target = settings.vram_gb * GIB or DEFAULT_SHARE * mm.get_total_memory(self.device)
-            memory = self._peak(half, size, target=int(target), **options, **settings.plan_options())
+            host = host_budget(self.device, settings.ram_gb)
+            memory = self._peak(half, size, target=int(target), host=host, **options, **settings.plan_options())
         mm.load_models_gpu([self.patcher], memory_required=memory, force_full_load=True)
         self.engine.to(self.device)
         context = getattr(mm, "cuda_device_context", None)

@@ -57,10 +57,13 @@ def why_off(
             return here.notes[0] if here.notes else f"no kernels for {device}"
         if not here.supports(dtype):
             return f"no fused kernels for {dtype}: plain torch keeps its precision"
-    odd = sorted(w for w in (config.stream_widths if config is not None else ()) if padded_channels(w, dtype) != w)
-    if odd:
-        return f"widths {odd} are no multiples of {padded_channels(1, dtype)}"
-    return None
+    return None if config is None else odd_widths(config, dtype)
+
+
+def odd_widths(config: Any, dtype: torch.dtype) -> str | None:
+    """The reason the fused operators cannot run a model of these widths on any device, or None."""
+    odd = sorted(w for w in config.stream_widths if padded_channels(w, dtype) != w)
+    return f"widths {odd} are no multiples of {padded_channels(1, dtype)}" if odd else None
 
 
 class FusedPath:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from ..kernels.to_pixels import Pixels, scratch_floats, to_pixels
 from ..kernels.upsample import upsample
 from ..runtime.guard import out_of_memory
 from .memory import Arena, Plane, Ring
-from .parking import Parked, Parking
+from .parking import Buffer, Parked, Parking
 from .weights import Attention, Conv, Downsampler, Expansion, Output, Upsampler
 
 COPY = Norm("none")
@@ -45,16 +45,10 @@ class Input:
 
 @dataclass
 class Visit:
-    """How often a convolution runs in a chunk; plane and type of its input, and the frames of history it keeps."""
+    """Frames of history that a convolution keeps, and its operations in a chunk."""
 
-    ring: tuple[Plane, torch.dtype]
     halo: int
-    times: int = 0
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its history."""
-        return self.halo * math.prod(self.ring[0]) * self.ring[1].itemsize
+    work: int = 0
 
 
 class Run:
@@ -190,17 +184,21 @@ class Run:
     def conv(
         self, conv: Conv, x: Tensor, out: Tensor, norm: Norm = COPY, sums: Partials | None = None, groups: int = 0,
         residual: Tensor | None = None, geometry: Geometry = _PLAIN, skip: int = 0, pixels: Pixels | None = None,
+        free: Callable[[Input], None] | None = None,
     ) -> Partials | None:
         """[D, H, W, C] x (normalised and activated, or as it is) through a causal convolution into `out`.
 
         sums: what the norm needs to know of x. groups > 0 asks for those of `out`. skip: frames of history that this
-        call does not read; `out` may then have no frames at all. pixels: an output format.
+        call does not read; `out` may then have no frames at all. pixels: an output format. free: x's rows may be
+        overwritten; called for each part of them before `out` gets those rows, when nothing else will read them.
         """
-        parts = []
+        parts, behind = [], int(free is not None)
         # Before a clip that starts with zeros, the weights of its first frames would be others.
         first = self.done[conv.key] if self.head == "replicate" else 2
         self.done[conv.key] += x.shape[0]
-        for i in self.inputs(conv, x, norm, self._coefficients(x, norm, sums), out.shape[1], geometry):
+        for i in self.inputs(conv, x, norm, self._coefficients(x, norm, sums), out.shape[1], geometry, behind):
+            if free is not None:
+                free(i)
             target, rows = i.rows(out), None if residual is None else i.rows(residual)
             frames = []
             for weight, a, b, later in conv.weight.pieces(first, out.shape[0]):
@@ -212,10 +210,15 @@ class Run:
             parts.append(self.joined(frames, 0))
         return self.joined(parts)
 
-    def pointwise(self, conv: Conv, x: Tensor, out: Tensor) -> None:
-        """A 1x1x1 convolution straight from a residual stream."""
-        if not self.dry:
-            self.attempt(conv3d, x, conv.weight, out, epilogue=Epilogue(bias=conv.bias))
+    def pointwise(self, conv: Conv, x: Tensor, out: Tensor, part: Input | None = None) -> None:
+        """A 1x1x1 convolution straight from a residual stream, or of a part of its rows."""
+        if self.dry:
+            return
+        geometry = _PLAIN
+        if part is not None:
+            geometry = Geometry(origin=(part.first, 0), first_row=part.first, frame_rows=x.shape[1])
+            out = part.rows(out)
+        self.attempt(conv3d, x, conv.weight, out, geometry=geometry, epilogue=Epilogue(bias=conv.bias))
 
     def upsample(self, up: Upsampler | Expansion, x: Tensor, out: Tensor, first: int, groups: int) -> Partials | None:
         """x [D, H, W, C] -> out at twice the size; `first` is x's first frame within the clip."""
@@ -318,15 +321,19 @@ class Run:
         return self.attempt(coefficients, sums, norm, x.shape[1] * x.shape[2])
 
     def inputs(
-        self, conv: Conv | Upsampler, x: Tensor, norm: Norm, coefs: Tensor | None, rows: int, geometry: Geometry
-    ) -> Iterator[Input]:
-        """Write x as the next input of `conv` behind its history, whole or band by band. Nothing while dry."""
+        self, conv: Conv | Upsampler, x: Tensor, norm: Norm, coefs: Tensor | None, rows: int, geometry: Geometry,
+        behind: int = 0,
+    ) -> Iterator[Input]:  # fmt: skip
+        """Write x as the next input of `conv` behind its history, whole or band by band. Nothing while dry.
+
+        behind: bands that are written before the first is handed out. With 1, x's rows of a band are free by then.
+        """
         d, h, w, c = x.shape
         plane = (h + 2, w + 2, padded_channels(c, conv.dtype))
         store = Store(silu=norm is not COPY, scale=conv.scale, gain=conv.gain)
+        work = d * h * w // math.prod(geometry.stride) * conv.weight.flops_per_position
         if self.dry:
-            visit = self.visits.setdefault(conv.key, Visit((plane, conv.dtype), conv.halo))
-            visit.times += 1
+            self.visits.setdefault(conv.key, Visit(conv.halo)).work += work
         if not (conv.halo and self.parked.parking.holds(conv.key)):
             ring = self.rings.setdefault((plane, conv.dtype), Ring(plane, conv.dtype))
             if self.dry:
@@ -341,16 +348,26 @@ class Run:
             return
         parked, kernel = self.parked, conv.weight.kernel[1]
         reach = geometry.origin[0] + kernel + int(conv.weight.shifted)
-        for band in parked.bands(conv.key, plane, conv.dtype, conv.halo, d, rows, geometry.stride[1], reach):
+        waiting: deque[tuple[Input, Buffer]] = deque()
+        for band in parked.bands(conv.key, plane, conv.dtype, conv.halo, d, rows, geometry.stride[1], reach, work):
             if self.dry:
                 parked.note(conv.key, band, d)
                 continue
-            data = parked.enter(conv.key, band, d)
-            self.attempt(norm_act, x, norm, data, slot=conv.halo, store=store, coefs=coefs, first=band.top)
-            parked.arrive(conv.key, band, data, self.head)
+            buffer = parked.enter(conv.key, band, d)
+            self.attempt(norm_act, x, norm, buffer.view, slot=conv.halo, store=store, coefs=coefs, first=band.top)
+            parked.arrive(buffer, self.head)
             here = replace(geometry, first_row=band.first, frame_rows=rows)
-            yield Input(data, 0, here, band.first, band.last)
-            parked.leave(conv.key, band, data)
+            waiting.append((Input(buffer.view, 0, here, band.first, band.last), buffer))
+            if len(waiting) > behind:
+                yield from _used(parked, waiting)
+        while waiting:
+            yield from _used(parked, waiting)
+
+
+def _used(parked: Parked, waiting: deque[tuple[Input, Buffer]]) -> Iterator[Input]:
+    given, buffer = waiting.popleft()
+    yield given
+    parked.leave(buffer)
 
 
 def _nothing() -> None:

@@ -24,16 +24,17 @@ class PinnedPool:
         #: Bytes of all blocks, idle or in use.
         self.nbytes = 0
 
-    def take(self, size: int) -> Tensor:
+    def take(self, size: int, spare: int = 0) -> Tensor:
         """A uint8 tensor of at least `size` bytes; hand it to `give` afterwards. The idle block that fits best serves;
-        where none does, all of them are freed first, so that a pool never holds more than was in use at once."""
+        where none does, all of them are freed first, so that a pool never holds more than was in use at once, and the
+        new one gets `spare` bytes besides, for a next time that needs a little more."""
         fitting = [b for b in self._idle if b.numel() >= size]
         if fitting:
             block = min(fitting, key=Tensor.numel)
             self._idle = [b for b in self._idle if b is not block]
             return block
         self.release()
-        block = torch.empty(-(-max(size, 1) // PAGE) * PAGE, dtype=torch.uint8)
+        block = torch.empty(-(-max(size + spare, 1) // PAGE) * PAGE, dtype=torch.uint8)
         self.nbytes += block.numel()
         self._lock(block)
         return block

@@ -41,7 +41,7 @@ def relay(legs, plan, step):
 LEGS = [
     [(2, 4, None, [2]), (1, 1, None, [1, 1]), (2, 2, None, [1])],
     [(1, 1, None, [1, 1]), (1, 2, Parking(None, 0), [1, 1]), (1, 4, None, [1])],
-    [(2, 2, Parking(None, 0), [2]), (3, 4, Parking(None, 1 << 30, buffers=3), [3])],
+    [(2, 2, Parking(None, 0), [2]), (3, 4, Parking(None, 1 << 30, buffers=3, near=200_000), [3])],
 ]
 
 
