@@ -349,8 +349,8 @@ def all_invariance() -> None:
         invariance(dtype)
 
 
-PARTS = {"forms": forms, "clip_starts": clip_starts, "ends": ends, "norms": norms, "ups": ups,
-         "nearest": nearest, "attentions": attentions, "other_generations": other_generations, "beyond_32_bits": beyond_32_bits,
+PARTS = {"forms": forms, "clip_starts": clip_starts, "ends": ends, "norms": norms, "ups": ups, "nearest": nearest,
+         "attentions": attentions, "other_generations": other_generations, "beyond_32_bits": beyond_32_bits,
          "schedules": schedules, "invariance": all_invariance}  # fmt: skip
 
 
