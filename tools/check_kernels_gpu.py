@@ -20,7 +20,7 @@ from zerowaste_vae.engine.kernels.conv3d.schedules import SCHEDULES, Schedule, f
 from zerowaste_vae.engine.kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
 from zerowaste_vae.engine.kernels.targets import FP8, target
 from zerowaste_vae.engine.kernels.to_pixels import BYTES, RAW, to_pixels
-from zerowaste_vae.engine.kernels.upsample import pack, upsample
+from zerowaste_vae.engine.kernels.upsample import pack, pack_nearest, upsample
 
 Triple = tuple[int, int, int]
 DEVICE = torch.device("cuda")
@@ -87,23 +87,33 @@ def conv_case(dtype: torch.dtype, c: int, k: int, shape: Triple, schedule: Sched
 
 def schedules() -> None:
     sm = target(DEVICE).sm
+    types = {"16 bit": (torch.float16, torch.bfloat16), "8 bit": (FP8, torch.int8), "fp8": (FP8,),
+             "int8": (torch.int8,)}
     for (size, kind), schedule in SCHEDULES[generation(sm)].items():
-        types = (torch.float16, torch.bfloat16) if size == "16 bit" else (FP8, torch.int8)
-        for dtype in types:
+        for dtype in types[size]:
             if not target(DEVICE).supports(dtype):
                 continue
-            if kind.endswith("phases"):  # checked by the upsampler's own cases
+            if "phases" in kind:  # checked by the upsamplers' own cases
                 continue
-            for c in ((128,) if kind == "narrow" else (256, 512)):
+            for c in ((int(kind),) if kind.isdigit() else (128,) if kind == "narrow" else (256, 512)):
                 for shape in SHAPES:
-                    conv_case(dtype, c, c, shape, fit(schedule, dtype, c, c))
+                    # Wan's norms need no sums, and its tiles are for layers without.
+                    groups = 0 if kind.isdigit() or kind.endswith("without sums") else 32
+                    conv_case(dtype, c, c, shape, fit(schedule, c, c, 3), groups=groups)
 
 
 def forms() -> None:
     half = torch.float16
     for c, k in ((3, 128), (16, 512), (96, 96), (128, 3), (192, 96), (384, 384)):
         conv_case(half, c, k, (2, 37, 53), groups=0 if k == 3 else 32, label=" odd widths")
-    conv_case(FP8, 96, 96, (2, 37, 53))
+    for dtype in (torch.bfloat16, FP8, torch.int8):
+        # Taps of a row that are one run: whole steps, a rest, and windows of one and three taps.
+        for c, k in ((96, 96), (160, 160), (320, 320), (192, 384), (96, 192)):
+            for shape in ((1, 1, 5), (2, 37, 53), (1, 9, 1920)):
+                conv_case(dtype, c, k, shape, groups=0, label=" run of taps")
+        conv_case(dtype, 96, 96, (2, 37, 53))
+        conv_case(dtype, 96, 96, (2, 37, 53), stride=(1, 2, 2), origin=(1, 1), groups=0)
+        conv_case(dtype, 96, 192, (2, 37, 53), kernel=(3, 1, 1), origin=(1, 1), groups=0)
     conv_case(half, 256, 128, (2, 37, 53), kernel=(1, 1, 1), origin=(1, 1))
     conv_case(half, 128, 128, (2, 37, 53), kernel=(1, 3, 3))
     conv_case(half, 128, 128, (4, 37, 53), kernel=(3, 1, 1), origin=(1, 1))
@@ -230,6 +240,28 @@ def ups() -> None:
                 up_case(temporal, dtype, c, *shape)
 
 
+def nearest() -> None:
+    """Wan's upsampling of rows and columns, with runs of two taps (96, 160) and without."""
+    for dtype in (torch.float16, torch.bfloat16, FP8, torch.int8):
+        for c, k in ((96, 96), (160, 96), (384, 192), (256, 1024)):
+            for shape in ((2, 37, 53), (1, 9, 1920)):
+                d, h, w = shape
+                weight, bias = pack_nearest(torch.randn(k, c, 3, 3, device=DEVICE) * (c * 9) ** -0.5,
+                                            torch.randn(k, device=DEVICE), dtype)
+                x = bordered(dtype, d, h, w, c)
+                residual = torch.randn(d, 2 * h, 2 * w, k, device=DEVICE).bfloat16()
+                epilogue = Epilogue(bias, residual, scale=0.025 if dtype == torch.int8 else 1.0)
+                outs = [torch.full((d, 2 * h, 2 * w, k), float("nan"), device=DEVICE).bfloat16() for _ in range(3)]
+                for out, backend in zip(outs, ("reference", "triton", "triton"), strict=True):
+                    conv3d(x, weight, out, epilogue=epilogue, backend=backend)
+                last = torch.empty_like(outs[0][:1])
+                conv3d(x[-1:].contiguous(), weight, last, backend="triton",
+                       epilogue=dataclasses.replace(epilogue, residual=residual[-1:]))
+                report(f"nearest {str(dtype)[6:]} {c}->{k} {shape}", error(outs[1].float(), outs[0].float()),
+                       max(TOLERANCE[dtype], TOLERANCE[torch.bfloat16]), torch.equal(outs[1], outs[2]),
+                       torch.equal(last, outs[1][-1:]))
+
+
 def up_case(temporal: bool, dtype: torch.dtype, c: int, d: int, h: int, w: int) -> None:
     """Against the reference; then frame by frame and band by band against the whole, bit for bit."""
     z, halo = (2, 1) if temporal else (1, 2)
@@ -317,7 +349,7 @@ def all_invariance() -> None:
         invariance(dtype)
 
 
-PARTS = {"forms": forms, "clip_starts": clip_starts, "ends": ends, "norms": norms, "ups": ups,
+PARTS = {"forms": forms, "clip_starts": clip_starts, "ends": ends, "norms": norms, "ups": ups, "nearest": nearest,
          "attentions": attentions, "other_generations": other_generations, "beyond_32_bits": beyond_32_bits,
          "schedules": schedules, "invariance": all_invariance}  # fmt: skip
 

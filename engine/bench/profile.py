@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import InputError
 from ..fused.networks import fuse
 from ..kernels.observe import watching
 from ..runtime.stream import frame_spans
@@ -112,10 +111,8 @@ def profile(vae: VideoVAE, half: str, data: Tensor, runs: int = 3) -> Profile:
     """Profile "decode" of a host-scaled latent [1, C, T, h, w], or "encode" of frames [F, H, W, 3] in 0..1.
 
     On the fused kernels it is the call itself that is watched, after one unwatched; where they are off, the same
-    steps on the reference operators. Raises InputError for models without a fused network.
+    steps on the reference operators.
     """
-    if vae.arch != "seedvr2":
-        raise InputError(f"profile knows the fused network of seedvr2, not of {vae.arch}")
     fused = vae.fused() is not None
     if fused:
         call = (lambda: vae.decode(data)) if half == "decode" else (lambda: vae.encode(data))

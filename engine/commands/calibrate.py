@@ -49,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
         if args.table.suffix.lower() != ".json":
             raise InputError(f"--table {args.table}: a table ends in .json")
         check_target(args.table, args.force)
-    # fp16 on a CPU too: the ranges are those of 16-bit streams.
-    vae = load(args.vae or demo_vae_path(), precision="fp16", device=args.device, norm_groups=args.norm_groups)
+    # As 8-bit runs load it, in the model's own 16-bit type on a CPU too: the ranges are those of its streams.
+    vae = load(args.vae or demo_vae_path(), precision="int8", device=args.device, norm_groups=args.norm_groups)
     if args.latent is None and not vae.can_encode:
         raise InputError(f"{vae.path}: holds a decoder only; give a --latent to calibrate on")
     source = args.latent or args.clip or demo_clip_path()
@@ -65,7 +65,8 @@ def run(args: argparse.Namespace) -> int:
         for line in describe(outcome.half, outcome.table):
             print(line)
         for kind, (db, saturated, operands) in outcome.whole.items():
-            print(f"  all in {kind}: {db:.1f} dB against fp16, {saturated} of {operands} operands saturated")
+            against = f"{db:.1f} dB against {vae.architecture.native}"
+            print(f"  all in {kind}: {against}, {saturated} of {operands} operands saturated")
     if args.table is not None:
         with replacing(args.table) as temporary:
             temporary.write_text(vae.store.document(), encoding="utf-8")

@@ -93,6 +93,32 @@ def test_decodes_agree_with_the_stock_vae(wan):
     assert "decode 13 frames of 56x40" in run.outputs["how"]["text"][0]
 
 
+def test_8_bit_from_the_file_and_of_the_stock_vae(wan):
+    """Both nodes that name a precision give the same frames, close to the exact ones."""
+    z = ["z", 0]
+    prompt = {
+        "z": latents(wan.base),
+        "theirs": node("VAELoader", vae_name=FILE),
+        "exact": node("VAEDecode", samples=z, vae=["theirs", 0]),
+        "ours": node("ZeroWasteVAELoader", vae_name=FILE, precision="int8"),
+        "optimised": node("ZeroWasteVAEOptimize", vae=["theirs", 0], precision="int8"),
+        "loaded": node("ZeroWasteVAEDecode", samples=z, vae=["ours", 0]),
+        "fast": node("VAEDecode", samples=z, vae=["optimised", 0]),
+        "how": node("PreviewAny", source=["loaded", 1]),
+        "report": node("PreviewAny", source=["optimised", 1]),
+    }
+    names = ("exact", "loaded", "fast")
+    prompt |= {f"save {n}": node("SaveImage", images=[n, 0], filename_prefix="wan8") for n in names}
+    run = wan.run(prompt)
+    assert run.status == "success", run.error
+    exact, loaded, fast = (wan.images(run, f"save {n}").astype(int) for n in names)
+    assert np.array_equal(loaded, fast)
+    assert 0.1 < np.abs(loaded - exact).mean() < 10
+    how = run.outputs["how"]["text"][0]
+    assert "convolutions in int8" in how
+    assert "wan2.1 in int8" in run.outputs["report"]["text"][0]
+
+
 def test_encodes_agree_with_the_stock_vae(wan):
     """Six frames of 61x45: the host cuts off what fills no latent, at both sides, and so do we under its own nodes."""
     prompt = {

@@ -8,8 +8,10 @@ import os
 import pytest
 import torch
 from zerowaste_vae.engine import InputError
-from zerowaste_vae.engine.models import ARCHITECTURES
+from zerowaste_vae.engine.kernels.targets import capabilities
+from zerowaste_vae.engine.models import ARCHITECTURES, wan
 from zerowaste_vae.engine.models.seedvr2 import Config
+from zerowaste_vae.engine.precision import modes
 from zerowaste_vae.nodes import planning
 from zerowaste_vae.nodes.planning import KNOWN, LIMITS, Known, Machine, Question, answer
 
@@ -133,6 +135,33 @@ def test_a_full_card_parks_histories(monkeypatch):
     plain = answer(Question.parse({"width": "64", "height": "64", "off": "triton_fusion"}), gpu)
     assert plain["kernels_off"] == "switched off"
     assert not plain["fused"]
+
+
+@pytest.mark.parametrize("version", ["wan2.1", "wan2.2"])
+def test_wan_in_8_bit_takes_less(monkeypatch, version):
+    """On a GPU with kernels and fp8 instructions; without those, fp8 is planned as the int8 that runs instead."""
+    here = capabilities("any", 90, (3, 6))
+    config = {
+        "wan2.1": wan.Config((96, 192, 384, 384), (96, 192, 384, 384)),
+        "wan2.2": wan.Config((160, 320, 640, 640), (256, 512, 1024, 1024), 48, 2),
+    }[version]
+    monkeypatch.setattr(planning, "why_off", lambda *_: None)
+    monkeypatch.setattr(modes, "target", lambda *_: here)
+    KNOWN.learn(version, wan.WAN21 if version == "wan2.1" else wan.WAN22, config)
+    gpu = Machine(torch.device("cuda", 1), 64 * GIB, 64 * GIB)
+
+    def plan(precision):
+        found = answer(Question(model=version, width=1280, height=720, frames=33, precision=precision, chunk=1), gpu)
+        assert (found["precision"], found["fused"], found["assumed"]) == (precision, True, False)
+        return found["predicted_gb"]
+
+    exact, fp8, int8 = (plan(p) for p in ("bf16", "fp8", "int8"))
+    assert max(fp8, int8) < 0.9 * exact
+    assert fp8 == pytest.approx(int8, abs=1e-3)  # int8 has gains
+    planning._planner.cache_clear()
+    here = capabilities("any", 80, (3, 6))
+    assert plan("fp8") == int8
+    planning._planner.cache_clear()
 
 
 def test_answers_open_no_files_and_ask_no_gpu(tiny, monkeypatch):

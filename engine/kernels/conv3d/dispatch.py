@@ -86,7 +86,8 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     k, phases = weight.out_channels, pt * py * px
     d, h, w = (out.shape[0] + drop) // pt, out.shape[1] // py, out.shape[2] // px
     frame_rows = geometry.frame_rows or h
-    s = schedule or pick(here, x.dtype, weight.channels, k, (frame_rows, w), phases)
+    s = schedule or pick(here, x.dtype, weight.channels, k, (frame_rows, w), phases, weight.kernel[2],
+                         epilogue.groups > 0)
     one_tile = k <= s.bn + s.tail and phases == 1 and weight.taps == 1
     if not x.is_meta and out.data_ptr() == x.data_ptr() and not one_tile:
         raise ValueError(f"conv3d cannot overwrite its input: {k} channels are more than one tile, or it has many taps")
@@ -102,15 +103,21 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     if span:
         shape = (out.shape[0], frame_tiles * py * px, k // span, 2)
         partials = Partials(torch.empty(shape, dtype=torch.float32, device=x.device), span)
-    a: Any = x
-    b: Any = weight.data
-    tail: Any = b
+    # Taps that share a run are one tap as wide as all of them.
+    taps = 1 if weight.channels % s.bk else weight.kernel[2]
+    run = weight.channels * weight.kernel[2] // taps
+    operands: list[Any] = [x, weight.data, weight.data] * 2
     if linear:
         from triton.tools.tensor_descriptor import TensorDescriptor
 
-        rows = x.view(-1, weight.channels)
-        a = TensorDescriptor(rows, rows.shape, rows.stride(), [s.bm, s.bk])
-        b, tail = (TensorDescriptor(b, b.shape, b.stride(), [n, s.bk]) for n in (s.bn, s.tail or s.bn))
+        # Rows of a run overlap; none reaches beyond the buffer's end.
+        rows = x.view(-1).as_strided((x.numel() // weight.channels - run // weight.channels + 1, run),
+                                     (weight.channels, 1))
+        blocks = [(n, depth) for depth in (s.bk, s.rest) for n in (s.bm, s.bn, s.tail)]
+        operands = [
+            TensorDescriptor(t, t.shape, t.stride(), [*block]) if all(block) else t
+            for t, block in zip([rows, weight.data, weight.data] * 2, blocks, strict=True)
+        ]
     residual = epilogue.residual
     unit = _unit([out, residual])
     strides = [v // unit for v in (*out.stride()[:3], *(residual.stride()[:3] if residual is not None else (0, 0, 0)))]
@@ -124,18 +131,19 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     if interpret and accumulate == "mx" and (triton_version() or (0, 0)) < (3, 9):
         accumulate = "f32"  # dot_scaled crashes in the interpreters before 3.9
     conv_kernel[(d * frame_tiles * triton.cdiv(k, s.bn + s.tail) * phases,)](
-        a, b, tail, out, *(out if t is None else t for t in (residual, bias, scale, partials and partials.data)),
+        *operands, out, *(out if t is None else t for t in (residual, bias, scale, partials and partials.data)),
         epilogue.scale, fmt.gain, fmt.offset, fmt.low, fmt.high,
         x.shape[0], start, x.shape[1] * x.shape[2], x.shape[2], geometry.origin[0] * x.shape[2] + geometry.origin[1],
         h, w, pitch, block, block_tiles, frame_tiles, d * frame_tiles,
         first, drop, geometry.first_row, frame_rows - 1, *strides,
-        C=weight.channels, K=k, KT=weight.kernel[0], KH=weight.kernel[1], KW=weight.kernel[2],
+        C=weight.channels, RUN=run, K=k, KT=weight.kernel[0], KH=weight.kernel[1], KW=taps,
         ST=geometry.stride[0], SH=geometry.stride[1], SW=geometry.stride[2], PT=pt, PY=py, PX=px,
         SHIFTED=weight.shifted, FOLDED=weight.folded,
         BIAS="none" if bias is None else "border" if bias.dim() == 3 else "plain", SCALED=scale is not None,
         RESIDUAL=residual is not None, SPAN=span, CLAMP=clamp,
         ROUND=not out.dtype.is_floating_point, UNIT=unit, ACC=accumulate, TMA=linear,
         UPCAST=interpret and x.dtype in (torch.bfloat16, FP8) and accumulate != "mx",
-        SLICES=s.slices, GROUP=s.group, BM=s.bm, BN=s.bn, TAIL=s.tail, BK=s.bk, num_warps=s.warps, num_stages=s.stages,
+        SLICES=s.slices, GROUP=s.group, BM=s.bm, BN=s.bn, TAIL=s.tail, BK=s.bk, REST=s.rest, num_warps=s.warps,
+        num_stages=s.stages,
     )  # fmt: skip
     return partials

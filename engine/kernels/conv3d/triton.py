@@ -4,6 +4,10 @@
 Seen as rows [frames * Hp * Wp, C], a tile of output positions is BM consecutive rows of one padded plane and every tap
 is a constant row offset. With bulk tensor copies (TMA) both operands are plain 2-D tiles; border rows are computed and
 not stored. The pointer form gathers rows instead, wastes none and takes any stride.
+
+A tap's depth (RUN) is its C channels or, where steps of BK do not divide those, the C * KW channels of the taps of one
+row: neighbouring positions lie behind each other, so three taps of 96 channels are one run of 288. What is left of a
+run behind its last whole step is done at the end, in steps of REST.
 """
 
 from __future__ import annotations
@@ -84,21 +88,68 @@ def _multiply(at, bt, one_a, one_b, acc, ACC: tl.constexpr):
     return acc
 
 
+@triton.jit
+def _sweep(acc, acc_tail, a, w, w_tail, rows, n0, group, slot0, slots, in_frame, in_pitch,
+           K: tl.constexpr, TAPS: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, RUN: tl.constexpr,
+           CHANNELS: tl.constexpr, FIRST: tl.constexpr, STEPS: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr,
+           TAIL: tl.constexpr, ACC: tl.constexpr, TMA: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+    """The products of STEPS steps of depth BK, from depth FIRST of each tap's RUN on, added to both accumulators. rows:
+    of the tile's positions, or with TMA of its first one."""
+    # e8m0 exponent 127 is 1.0: real scales are in the epilogue
+    one_a = tl.full((acc.shape[0], BK // 32 if ACC == "mx" else 1), 127, tl.uint8)
+    one_b = tl.full((BN, BK // 32 if ACC == "mx" else 1), 127, tl.uint8)
+    one_tail = tl.full((TAIL if TAIL > 0 else 1, BK // 32 if ACC == "mx" else 1), 127, tl.uint8)
+    if not TMA:
+        depth = tl.arange(0, BK)
+        n = n0 + tl.arange(0, BN)
+        w_ptrs = w + (group * K + tl.where(n < K, n, 0)).to(tl.int64)[:, None] * (TAPS * RUN) + depth[None, :]
+        if TAIL > 0:
+            n = n0 + BN + tl.arange(0, TAIL)
+            tail_ptrs = w + (group * K + tl.where(n < K, n, 0)).to(tl.int64)[:, None] * (TAPS * RUN)
+            tail_ptrs += depth[None, :]
+    for step in range(TAPS * STEPS):
+        tap = step // STEPS
+        c0 = FIRST + (step % STEPS) * BK
+        column = tap * RUN + c0
+        slot = slot0 + tap // (KH * KW)
+        slot = tl.where(slot >= slots, slot - slots, slot)
+        jump = slot * in_frame + (tap // KW % KH) * in_pitch + tap % KW
+        if TMA:
+            at = a.load([rows + jump, c0])
+            bt = w.load([group * K + n0, column])
+        else:
+            at = tl.load(a + (rows + jump).to(tl.int64)[:, None] * CHANNELS + c0 + depth[None, :])
+            bt = tl.load(w_ptrs + column)
+        if UPCAST:  # Triton's interpreter multiplies bf16 and fp8 wrongly (3.6.0 and 3.9.0)
+            at = at.to(tl.float32)
+            bt = bt.to(tl.float32)
+        acc = _multiply(at, bt, one_a, one_b, acc, ACC)
+        if TAIL > 0:
+            if TMA:
+                bt_tail = w_tail.load([group * K + n0 + BN, column])
+            else:
+                bt_tail = tl.load(tail_ptrs + column)
+            if UPCAST:
+                bt_tail = bt_tail.to(tl.float32)
+            acc_tail = _multiply(at, bt_tail, one_a, one_tail, acc_tail, ACC)
+    return acc, acc_tail
+
+
 @triton.jit(do_not_specialize=[
     "slots", "start", "in_frame", "in_pitch", "origin", "height", "width", "pitch", "row_block", "block_tiles",
     "frame_tiles", "tiles", "first", "drop", "first_row", "last_row",
     "out_t", "out_y", "out_x", "res_t", "res_y", "res_x",
 ])
 def conv_kernel(
-    a, w, w_tail, out, res, bias, scale, partials, act_scale, gain, offset, low, high,
+    a, w, w_tail, a_rest, w_rest, w_tail_rest, out, res, bias, scale, partials, act_scale, gain, offset, low, high,
     slots, start, in_frame, in_pitch, origin, height, width, pitch, row_block, block_tiles, frame_tiles, tiles,
     first, drop, first_row, last_row, out_t, out_y, out_x, res_t, res_y, res_x,
-    C: tl.constexpr, K: tl.constexpr, KT: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
+    C: tl.constexpr, RUN: tl.constexpr, K: tl.constexpr, KT: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
     ST: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PT: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr,
     SHIFTED: tl.constexpr, FOLDED: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr, RESIDUAL: tl.constexpr,
     SPAN: tl.constexpr, CLAMP: tl.constexpr, ROUND: tl.constexpr, UNIT: tl.constexpr, ACC: tl.constexpr,
     TMA: tl.constexpr, UPCAST: tl.constexpr, SLICES: tl.constexpr,
-    GROUP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TAIL: tl.constexpr, BK: tl.constexpr,
+    GROUP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TAIL: tl.constexpr, BK: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
     N_TILES: tl.constexpr = (K + BN + TAIL - 1) // (BN + TAIL)
     WHOLE: tl.constexpr = K % (BN + TAIL) == 0
@@ -137,50 +188,20 @@ def conv_kernel(
     if SHIFTED:
         shift += iy * in_pitch + ix
     if TMA:
-        row0 = shift + q0
+        rows = shift + q0
     else:
         rows = tl.where(keep, y * SH * in_pitch + x * SW + shift, 0)
-        depth = tl.arange(0, BK)
-        n = n0 + tl.arange(0, BN)
-        w_ptrs = w + (group * K + tl.where(n < K, n, 0)).to(tl.int64)[:, None] * (KT * KH * KW * C) + depth[None, :]
-        if TAIL > 0:
-            n = n0 + BN + tl.arange(0, TAIL)
-            tail_ptrs = w + (group * K + tl.where(n < K, n, 0)).to(tl.int64)[:, None] * (KT * KH * KW * C)
-            tail_ptrs += depth[None, :]
     SUM: tl.constexpr = tl.int32 if ACC == "i32" else tl.float32
     acc = tl.zeros((BM, BN), SUM)
-    if TAIL > 0:
-        acc_tail = tl.zeros((BM, TAIL), SUM)
-    # e8m0 exponent 127 is 1.0: real scales are in the epilogue
-    one_a = tl.full((BM, BK // 32 if ACC == "mx" else 1), 127, tl.uint8)
-    one_b = tl.full((BN, BK // 32 if ACC == "mx" else 1), 127, tl.uint8)
-    one_tail = tl.full((TAIL if TAIL > 0 else 1, BK // 32 if ACC == "mx" else 1), 127, tl.uint8)
-
-    STEPS: tl.constexpr = C // BK
-    for step in range(KT * KH * KW * STEPS):
-        tap = step // STEPS
-        c0 = (step % STEPS) * BK
-        slot = start + d * ST + tap // (KH * KW)
-        slot = tl.where(slot >= slots, slot - slots, slot)
-        jump = slot * in_frame + (tap // KW % KH) * in_pitch + tap % KW
-        if TMA:
-            at = a.load([row0 + jump, c0])
-            bt = w.load([group * K + n0, step * BK])
-        else:
-            at = tl.load(a + (rows + jump).to(tl.int64)[:, None] * C + c0 + depth[None, :])
-            bt = tl.load(w_ptrs + step * BK)
-        if UPCAST:  # Triton's interpreter multiplies bf16 and fp8 wrongly (3.6.0 and 3.9.0)
-            at = at.to(tl.float32)
-            bt = bt.to(tl.float32)
-        acc = _multiply(at, bt, one_a, one_b, acc, ACC)
-        if TAIL > 0:
-            if TMA:
-                bt_tail = w_tail.load([group * K + n0 + BN, step * BK])
-            else:
-                bt_tail = tl.load(tail_ptrs + step * BK)
-            if UPCAST:
-                bt_tail = bt_tail.to(tl.float32)
-            acc_tail = _multiply(at, bt_tail, one_a, one_tail, acc_tail, ACC)
+    acc_tail = tl.zeros((BM, TAIL if TAIL > 0 else 1), SUM)
+    TAPS: tl.constexpr = KT * KH * KW
+    STEPS: tl.constexpr = RUN // BK
+    acc, acc_tail = _sweep(acc, acc_tail, a, w, w_tail, rows, n0, group, start + d * ST, slots, in_frame, in_pitch,
+                           K, TAPS, KH, KW, RUN, C, 0, STEPS, BK, BN, TAIL, ACC, TMA, UPCAST)
+    if REST > 0:
+        acc, acc_tail = _sweep(acc, acc_tail, a_rest, w_rest, w_tail_rest, rows, n0, group, start + d * ST, slots,
+                               in_frame, in_pitch, K, TAPS, KH, KW, RUN, C, STEPS * BK, (RUN - STEPS * BK) // REST,
+                               REST, BN, TAIL, ACC, TMA, UPCAST)
 
     # Offsets are 32-bit within the tile, on 64-bit bases: half the registers, and any tensor size.
     frame = d * PT + it - drop

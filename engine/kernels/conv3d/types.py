@@ -67,20 +67,22 @@ def padded_channels(channels: int, dtype: torch.dtype) -> int:
     return -(-channels // step) * step
 
 
-def quantise_rows(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """[N, X] float32 -> the same in `dtype` and its scale per row (None for floating types of 16 bit).
+def quantise_rows(rows: Tensor, dtype: torch.dtype, channels: int) -> tuple[Tensor, Tensor | None]:
+    """[N, taps * channels] float32 -> the same in `dtype` and its scale per row (None for floating types of 16 bit).
 
-    fp8 rows are kept so small that no HALF_DEPTH products with operands up to 448 sum to more than fp16 holds.
+    fp8 rows are kept so small that no step of HALF_DEPTH products with operands up to 448 sums to more than fp16 holds.
     """
     if dtype not in QUANT_MAX:
         return rows.to(dtype), None
     largest = rows.abs().amax(1).clamp_min(1e-12) / QUANT_MAX[dtype]
     scale = largest
     if dtype == FP8:
-        steps = torch.nn.functional.pad(rows.abs(), (0, -rows.shape[1] % HALF_DEPTH)).unflatten(1, (-1, HALF_DEPTH))
+        # Halves of a step. Steps that do not divide the channels of a tap may begin at each of them.
+        halves = torch.nn.functional.pad(rows.abs(), (0, HALF_DEPTH // 2)).unflatten(1, (-1, HALF_DEPTH // 2)).sum(2)
+        steps = (halves[:, :-1] + halves[:, 1:])[:, :: 2 if channels % HALF_DEPTH == 0 else 1]
         limit = torch.finfo(torch.float16).max / QUANT_MAX[FP8]
         # Rounding to fp8 may add 1/16 to every term.
-        scale = torch.maximum(largest, steps.sum(2).amax(1) * (17 / 16 / limit))
+        scale = torch.maximum(largest, steps.amax(1) * (17 / 16 / limit))
     scaled = rows / scale[:, None]
     return (scaled.round() if dtype == torch.int8 else scaled).to(dtype), scale
 
@@ -103,7 +105,7 @@ def pack_weight(weight: Tensor, dtype: torch.dtype, phases: tuple[int, int, int]
     if balance is not None:
         weight = weight.float() * balance(weight.float().permute(0, 2, 3, 4, 1).flatten(1, 3))[:, None, None, None]
     wide[..., :c] = weight.float().permute(0, 2, 3, 4, 1)
-    data, scale = quantise_rows(wide.flatten(1), dtype)
+    data, scale = quantise_rows(wide.flatten(1), dtype, wide.shape[-1])
     count = phases[0] * phases[1] * phases[2]
     first: tuple[Weight, ...] = ()
     if early:

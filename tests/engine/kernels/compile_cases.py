@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import cross_compile
 from zerowaste_vae.engine.kernels.attention import dispatch as attention
 from zerowaste_vae.engine.kernels.attention import triton as attention_kernels
-from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, Weight
+from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, Weight, padded_channels
 from zerowaste_vae.engine.kernels.conv3d import dispatch as conv
 from zerowaste_vae.engine.kernels.conv3d import triton as conv_kernels
 from zerowaste_vae.engine.kernels.norm_act import Norm, Store
@@ -56,6 +56,37 @@ def conv_calls(here: Target, dtype: torch.dtype, stage: tuple[int, int, int], *,
     return calls
 
 
+def wan_calls(here: Target, dtype: torch.dtype, c: int, k: int, *, up: bool = False, stride: int = 1):
+    """Without sums of a norm, into bf16; `up`: a composed nearest upsampling."""
+    h, w = 180, 320
+    phases, kernel = ((1, 2, 2), (1, 2, 2)) if up else ((1, 1, 1), (3, 3, 3))
+    rows = 4 * k if up else k
+    scale = meta(rows) if dtype.itemsize == 1 else None
+    weight = Weight(meta(rows, kernel[0] * kernel[1] * kernel[2] * c, dtype=dtype), c, k, kernel, scale, phases, up)
+    out = meta(2, h * phases[1] // stride, w * phases[2] // stride, k, dtype=BF16)
+    geometry = Geometry((1, stride, stride), (stride - 1, stride - 1))
+    epilogue = Epilogue(meta(rows), out, half_accumulate=dtype == FP8)
+    with cross_compile.recorded(conv_kernels, "conv_kernel") as calls:
+        conv.launch(meta(4, h + 2, w + 2, c, dtype=dtype), weight, out, geometry, epilogue, 0, 2, here)
+    return calls
+
+
+def wan_cases(here: Target):
+    """Its widths in 8 bit, 96 and 160 of which are no whole steps, and those of 16 bit that have tiles of their own."""
+    for dtype in (FP8, INT8) if here.fp8 else (INT8,):
+        word = str(dtype).split(".")[1].split("_")[0] + ("_fast" if here.sm == 89 and dtype == FP8 else "")
+        own = 90 <= here.sm < 100
+        for c in (96, 160, 192, 320, 384, 640, 1024) if own else (96, 160, 384):
+            yield f"conv {word} wan {c}", wan_calls(here, dtype, c, c)[0]
+        yield f"upsample wan {word} 192", wan_calls(here, dtype, 384, 192, up=True)[0]
+        if own:
+            yield f"conv {word} wan 512", wan_calls(here, dtype, 512, 512)[0]
+            yield f"upsample wan {word} 96", wan_calls(here, dtype, 192, 96, up=True)[0]
+            yield f"upsample wan {word} 1024", wan_calls(here, dtype, 1024, 1024, up=True)[0]
+    for stride in (1, 2):
+        yield f"conv bfloat16 wan 160 stride {stride}", wan_calls(here, BF16, 160, 160, stride=stride)[0]
+
+
 def norm_calls(dtype: torch.dtype):
     x, coefs = meta(4, 720, 1280, 128, dtype=HALF), meta(4, 2, 128)
     norm = Norm(weight=meta(128), bias=meta(128))
@@ -66,6 +97,10 @@ def norm_calls(dtype: torch.dtype):
         with cross_compile.recorded(norm_kernels, *names) as calls:
             norm_act.norm_act(x, norm, meta(6, 722, 1282, 128, dtype=dtype), store=Store(scale=0.05))
             norm_act.norm_act(x, Norm("l2", meta(128)), meta(6, 722, 1282, 128, dtype=dtype), coefs=coefs)
+            # Wan's: bf16, an int8 buffer balanced by a gain, a width that is no power of two
+            wide = meta(6, 722, 1282, padded_channels(96, dtype), dtype=dtype)
+            store = Store(scale=0.05, gain=meta(96) if dtype == INT8 else None)
+            norm_act.norm_act(meta(4, 720, 1280, 96, dtype=BF16), Norm("l2", meta(96)), wide, store=store)
     finally:
         norm_act.use_triton = kept
     return calls
@@ -111,9 +146,10 @@ def cases(sm: int):
     # Two tiles in one program, the narrowest and the widest pair.
     yield "conv float16 96", conv_calls(here, HALF, (720, 1280, 96))[0]
     yield "conv float16 384", conv_calls(here, HALF, (180, 320, 384))[0]
+    yield from wan_cases(here)
     yield "conv bias only", conv_calls(here, HALF, WIDE, plain=True)[0]
     yield "conv stride 2", conv_calls(here, HALF, WIDE, stride=(2, 2, 2))[0]
-    for i, call in enumerate(norm_calls(HALF) + norm_calls(stored)[2:3]):
+    for i, call in enumerate(norm_calls(HALF) + norm_calls(stored)[2:]):
         yield f"norm_act {i}", call
     for channels in (128, 256):
         for call, name in zip(pixel_calls(here, channels), ("columns", "gather"), strict=True):

@@ -1,4 +1,5 @@
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -155,8 +156,32 @@ def test_odd_widths_are_filled_by_two_tiles(channels, tiles):
         assert channels % (chosen.bn + chosen.tail) == 0
 
 
+@pytest.mark.parametrize("dtype", [FP8, INT8])
+@pytest.mark.parametrize("channels", [96, 160, 192, 320, 384, 640, 1024])
+def test_widths_with_tiles_of_their_own_waste_nothing(dtype, channels):
+    for frame in ((360, 640), (45, 80)):
+        chosen = pick(capabilities("any", 90, (3, 6)), dtype, channels, channels, frame, 1, 3)
+        assert channels % (chosen.bn + chosen.tail) == 0
+        run = channels if channels % chosen.bk == 0 else 3 * channels
+        assert run % chosen.bk == 0 if chosen.rest == 0 else run % chosen.bk % chosen.rest == 0
+
+
+def test_what_else_picks_a_tile():
+    """The type, sums, upsampling; a first convolution takes no run of taps."""
+    here, full = capabilities("any", 90, (3, 6)), (360, 640)
+    table = schedules.SCHEDULES[90]
+    for dtype, sums in ((FP8, True), (INT8, True), (INT8, False)):
+        assert pick(here, dtype, 512, 512, full, sums=sums) == table["8 bit", "wide"]
+    assert pick(here, FP8, 512, 512, full) == table["fp8", "wide without sums"]
+    assert pick(here, INT8, 1024, 1024, full, 4) == table["8 bit", "space phases"]
+    assert pick(here, HALF, 1024, 1024, full, 4) == table["16 bit", "wide"]
+    assert pick(here, FP8, 384, 192, full, 4) == table["8 bit", "space phases 192"]
+    first = pick(here, HALF, 16, 128, full, 1, 3)
+    assert (first.bk, first.rest) == (16, 0)
+
+
 def test_no_pair_of_tiles():
-    chosen = fit(schedules.Schedule(128, 128, 64, 4, 3), HALF, 64, 176)
+    chosen = fit(schedules.Schedule(128, 128, 64, 4, 3), 64, 176)
     assert (chosen.bn, chosen.tail) == (64, 0)  # 192 columns, not 256
 
 
@@ -189,3 +214,35 @@ def test_two_tiles_of_one_program_make_odd_widths(interpreter, dtype, phases, gr
     assert error(outs[1], outs[0]) < TOLERANCE[dtype]
     if groups:
         assert error(group_sums(sums[1], 3), group_sums(sums[0], 3)) < 1e-4
+
+
+@pytest.mark.parametrize("sm", [80, 90])
+@pytest.mark.parametrize(
+    ("dtype", "phases", "stride"), [(FP8, (1, 1, 1), 1), (INT8, (1, 2, 2), 1), (HALF, (1, 1, 1), 2)]
+)
+def test_taps_of_a_row_are_one_run(interpreter, monkeypatch, sm, dtype, phases, stride):
+    """96 channels in steps of 64: three taps are four steps and 32 more, two taps are three. What lies behind the
+    buffer is never part of a result."""
+    monkeypatch.setattr(dispatch, "capabilities", lambda *_: capabilities("any", sm, (3, 6)))
+    width = 2 if phases[1] == 2 else 3
+    weight = torch.randn(32 * phases[1] * phases[2], 96, 2, width, width) * 0.03
+    packed = pack_weight(weight, dtype, phases)
+    packed = replace(packed, shifted=phases[1] == 2)
+    schedule = fit(schedules.Schedule(32, 32, 64, 4, 2), 96, 32, width)
+    assert (schedule.bk, schedule.rest) == (64, 0 if width == 2 else 32)
+    behind = torch.full((2000,), 127 if dtype == INT8 else float("nan")).to(dtype)
+    x = bordered(dtype, 3, 4, 6, 96)
+    x = torch.cat((x.float().flatten().to(dtype).view(torch.uint8), behind.view(torch.uint8))).view(dtype)
+    x = x[: 3 * 6 * 8 * 96].view(3, 6, 8, 96)
+    outs = [torch.zeros(2, 4 // stride * phases[1], 6 // stride * phases[2], 32) for _ in range(2)]
+    geometry = Geometry((1, stride, stride), (stride - 1, stride - 1))
+    for out, backend in zip(outs, ("triton", "reference"), strict=True):
+        conv3d(x, packed, out, geometry=geometry, epilogue=Epilogue(scale=0.025), schedule=schedule, backend=backend)
+    assert error(*outs) < 1e-5
+
+
+def test_fp8_sums_of_steps_that_straddle_taps_fit_fp16():
+    weight = torch.zeros(1, 96, 1, 1, 3)
+    weight[0, 64:, 0, 0, 0] = weight[0, :32, 0, 0, 1] = 1.0
+    packed = pack_weight(weight, FP8)
+    assert 30_000 < packed.data.float().sum() * 448 <= torch.finfo(HALF).max
