@@ -311,16 +311,19 @@ class VideoVAE(Attempts, DocumentedMethods):
         tiling: str = "auto",
         tile: int = 0,
         overlap: int = 64,
+        chunk: int = 0,
         vram_gb: float | None = None,
+        ram_gb: float | None = None,
         below: int = 0,
     ) -> Plan:
         """The plan `encode` follows for frames that become [batch, C, latents, height, width] latents; `below` as in
         `plan_decode`."""
         self._need_encoder()
-        target = below - 1 if below else memory_target(self.device, vram_gb, None, self._held("encoder"))
+        target = below - 1 if below else memory_target(self.device, vram_gb, ram_gb, self._held("encoder"))
         return self.planner.plan(
             "encoder", batch, latents, height, width,
-            tiling=tiling, tile=tile, overlap=overlap, target=target, host=host_budget(self.device, None),
+            tiling=tiling, tile=tile, overlap=overlap, chunk=chunk, target=target,
+            host=host_budget(self.device, ram_gb),
         )  # fmt: skip
 
     def encode(
@@ -330,7 +333,9 @@ class VideoVAE(Attempts, DocumentedMethods):
         tiling: str = "auto",
         tile: int = 0,
         overlap: int = 64,
+        chunk: int = 0,
         vram_gb: float | None = None,
+        ram_gb: float | None = None,
         seed: int | None = None,
         progress: Progress | None = None,
         cancel: Cancel | None = None,
@@ -352,8 +357,9 @@ class VideoVAE(Attempts, DocumentedMethods):
             if not below:
                 vae._settle("encoder", lambda: [to_unit(p.to(vae.device)) for p in video_samples(x[0])])
             return vae.plan_encode(
-                batch, latents, h, w, tiling=tiling, tile=tile, overlap=overlap, vram_gb=vram_gb, below=below
-            )
+                batch, latents, h, w,
+                tiling=tiling, tile=tile, overlap=overlap, chunk=chunk, vram_gb=vram_gb, ram_gb=ram_gb, below=below,
+            )  # fmt: skip
 
         def attempt(vae: VideoVAE, plan: Plan) -> None:
             guard.begin(plan.grid, latents, plan.steps.latents, _passes(plan, batch))

@@ -162,9 +162,9 @@ class EngineVAE(comfy.sd.VAE):
         if not self.engine.can_encode:
             raise InputError(f"{self.engine.path or 'this VAE'} holds a decoder only: encode with the whole VAE's file")
         size = self._clip_size(clip.shape[0], *clip.shape[1:4])
-        options = {**settings.plan_options(), "vram_gb": settings.vram_gb or None}
+        options = {**settings.plan_options(), **settings.memory_options(), "chunk": settings.chunk}
         started = time.perf_counter()
-        with self._loaded("encoder", size, settings):
+        with self._loaded("encoder", size, settings, chunk=settings.chunk):
             loaded = time.perf_counter() - started
             plan = self.engine.plan_encode(*size, **options)
             latent = self._interruptible(self.engine.encode, plan, size[1], clip, **options)
@@ -282,8 +282,10 @@ def from_host_vae(vae: comfy.sd.VAE, precision: str) -> EngineVAE | None:
     if not known(vae):
         return None
 
+    network = vae.first_stage_model  # and not the VAE, whose end `conversion` waits for
+
     def source() -> Checkpoint:
-        return Checkpoint({key: t.detach().to(mm.vae_offload_device()) for key, t in vae.get_sd().items()})
+        return Checkpoint({key: t.detach().to(mm.vae_offload_device()) for key, t in network.state_dict().items()})
 
     return EngineVAE(source, precision, Settings())
 

@@ -91,6 +91,39 @@ assert host.with_scoped_settings(vae, Options(tf32=True, cudnn_benchmark=True)) 
 print("scoped")
 """
 
+CONVERTED = """
+import sys
+sys.argv = ["main.py", "--cpu"]
+import comfy.options
+comfy.options.enable_args_parsing()
+import gc
+import weakref
+import comfy.sd
+import torch
+from comfy.ldm.wan.vae import WanVAE
+from zerowaste_vae.engine import InputError
+from zerowaste_vae.nodes import conversion
+from zerowaste_vae.nodes.decode import Decode
+shape = dict(dim_mult=[1, 2, 4, 4], num_res_blocks=2, attn_scales=[], temperal_downsample=[False, True, True])
+weights = WanVAE(dim=4, z_dim=16, image_channels=3, conv_out_channels=3, **shape).state_dict()
+stock = comfy.sd.VAE(sd={key: torch.randn_like(t) for key, t in weights.items()})
+before, sums = dict(vars(stock)), {key: t.sum().item() for key, t in stock.get_sd().items()}
+ours = conversion.engine_vae(stock)
+assert ours is conversion.engine_vae(stock) is conversion.engine_vae(ours)
+Decode.execute(samples={"samples": torch.randn(1, 16, 2, 4, 4)}, vae=stock)
+assert vars(stock) == before and {key: t.sum().item() for key, t in stock.get_sd().items()} == sums
+died = weakref.ref(stock), weakref.ref(ours)
+del stock, ours, before
+gc.collect()
+assert [ref() for ref in died] == [None, None]
+try:
+    conversion.engine_vae(None)
+except InputError as error:
+    assert "no VAE" in str(error)
+print("converted once")
+"""
+
+
 
 def inside(host_places, pack_folder, script: str) -> str:
     """What `script` prints, run by the host's Python in its checkout; the demo VAE's path is its input."""
@@ -117,3 +150,8 @@ def test_unloading_gives_back_what_the_host_does_not_see(host_places, pack_folde
 
 def test_settings_of_an_unknown_vae_hold_during_its_calls_only(host_places, pack_folder):
     assert "scoped" in inside(host_places, pack_folder, SCOPED)
+
+
+def test_a_conversion_lives_as_long_as_the_vae_it_was_made_from(host_places, pack_folder):
+    """And the VAE that goes in is not changed by being used."""
+    assert "converted once" in inside(host_places, pack_folder, CONVERTED)
