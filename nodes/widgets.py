@@ -83,7 +83,7 @@ def chunk_input() -> io.Int.Input:
         min=0,
         max=4096,
         optional=True,
-        tooltip="Latents (4 frames each) per step. 0 lets the planner choose; every value gives the same frames.",
+        tooltip="Latents (4 frames each) per step. 0 lets the planner choose; every value gives the same result.",
     )
 
 
