@@ -36,6 +36,7 @@ sys.argv = ["main.py", "--cpu"]
 import comfy.options
 comfy.options.enable_args_parsing()
 import comfy.model_management as mm
+import torch
 from zerowaste_vae.engine.optimize import Options
 from zerowaste_vae.engine.runtime.pinned import POOL
 from zerowaste_vae.nodes import host
@@ -44,6 +45,14 @@ vae = host.from_file(__import__("pathlib").Path(sys.stdin.read()), "auto", None,
 other = vae.with_wishes(Settings(), Options(composed_upsample=False))
 assert other.engine is not vae.engine and other.patcher is vae.patcher
 mm.load_models_gpu([vae.patcher], force_full_load=True)
+vae.engine._fused.decoder()
+packed = vae.engine.packed_bytes
+loaded = vae.patcher.loaded_size()
+assert vae.patcher.partially_unload(torch.device("cpu"), packed) == packed > 0 == vae.engine.packed_bytes
+assert vae.patcher.loaded_size() == loaded
+vae.engine._fused.decoder()
+assert vae.patcher.partially_unload(torch.device("cpu"), packed + 1) > packed
+assert vae.patcher.loaded_size() < loaded
 for engine in (vae.engine, other.engine):
     engine._fused.decoder()
     assert engine._fused.packed_bytes("decoder") > 0
@@ -53,6 +62,70 @@ mm.unload_all_models()
 assert not any(engine._fused.packed_bytes("decoder") for engine in (vae.engine, other.engine))
 assert POOL.nbytes == 0
 print("given back")
+"""
+
+KEPT = """
+import sys
+sys.argv = ["main.py", "--cpu"]
+import comfy.options
+comfy.options.enable_args_parsing()
+import comfy.model_management as mm
+import torch
+from zerowaste_vae.engine.optimize import Options
+from zerowaste_vae.nodes import host
+from zerowaste_vae.nodes.settings import Settings
+vae = host.from_file(__import__("pathlib").Path(sys.stdin.read()), "int8", None, Settings())
+z = torch.randn(1, 16, 2, 4, 4)
+frames = vae.decode(z)
+packed = vae.engine._fused._packed["decoder"]
+assert torch.equal(vae.decode(z), frames) and vae.engine._fused._packed["decoder"] is packed
+vae.encode(frames[0])
+assert list(vae.engine._fused._packed) == ["encoder"]
+other = vae.with_wishes(Settings(), Options(composed_upsample=False))
+other.decode(z)
+assert vae.engine.packed_bytes == 0 < other.engine.packed_bytes
+mm.unload_all_models()
+assert other.engine.packed_bytes == 0
+print("kept")
+"""
+
+PARKED = """
+import sys
+sys.argv = ["main.py", "--cpu"]
+import comfy.options
+comfy.options.enable_args_parsing()
+from contextlib import nullcontext
+import torch
+import comfy.model_management as mm
+gpu = torch.device("cuda", 0)
+mm.vae_device = lambda: gpu
+mm.get_total_memory = lambda *_: 16 << 30
+mm.cuda_device_context = lambda _: nullcontext()
+torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
+torch.cuda.get_device_capability = lambda *_: (9, 0)
+from zerowaste_vae.engine import PlanError, vae as engine_vae
+from zerowaste_vae.engine.runtime.memory import GIB
+from zerowaste_vae.nodes import host
+from zerowaste_vae.nodes.settings import Settings
+engine_vae.why_off = lambda *_: None
+vae = host.from_file(__import__("pathlib").Path(sys.stdin.read()), "auto", None, Settings())
+vae.engine.to = lambda _: vae.engine
+asked = []
+mm.load_models_gpu = lambda models, memory_required, force_full_load: asked.append(memory_required)
+for half in ("decoder", "encoder"):
+    size = 1, 6, 90, 160
+    roomy = vae.engine.planner.plan(half, *size, target=None).peak_bytes
+    least = roomy - (100 << 20)
+    assert vae.engine.planner.plan(half, *size, target=least, host=None).parking
+    asked.clear()
+    vae._loaded(half, size, Settings(vram_gb=least / GIB))
+    assert 0 < asked[0] <= least, (asked, least)
+    try:
+        vae._loaded(half, size, Settings(vram_gb=least / GIB, ram_gb=1 / 1024))
+        raise AssertionError("1 MB of host memory parked it all")
+    except PlanError as error:
+        assert "ram_gb" in str(error), error
+print("made room for parking")
 """
 
 SCOPED = """
@@ -146,6 +219,15 @@ def test_plans_are_made_for_the_device_of_the_run(host_places, pack_folder):
 def test_unloading_gives_back_what_the_host_does_not_see(host_places, pack_folder):
     """Packed weights of every VAE that shares the unloaded weights, and page-locked memory."""
     assert "given back" in inside(host_places, pack_folder, FREED)
+
+
+def test_packed_weights_stay_with_a_loaded_vae(host_places, pack_folder):
+    """Those of the half, and of the options, that ran last: no others are in the plan of a run."""
+    assert "kept" in inside(host_places, pack_folder, KEPT)
+
+
+def test_the_host_makes_room_for_a_plan_that_parks_histories(host_places, pack_folder):
+    assert "made room" in inside(host_places, pack_folder, PARKED)
 
 
 def test_settings_of_an_unknown_vae_hold_during_its_calls_only(host_places, pack_folder):
