@@ -16,7 +16,7 @@ from .errors import NonFiniteError, PlanError
 from .hardware import GIB
 from .kernels.targets import target
 from .report import Report
-from .runtime.guard import SAFER, Guard, NonFinite
+from .runtime.guard import SAFER, Guard, NonFinite, out_of_memory
 from .runtime.plan import Plan
 from .runtime.scope import scoped_math
 
@@ -81,7 +81,7 @@ class Attempts:
         with report.measured(self.device):
             while True:
                 with report.stage("plan"):
-                    first = plan(vae, 0)
+                    first = _planned(functools.partial(plan, vae, 0), guard)
                 vae._describe(report, first)
                 _, frames, height, width = report.clip
                 log.debug(f"{report.operation} {width}x{height}, {frames} frames: {first.describe()}")
@@ -119,6 +119,17 @@ class Attempts:
             other.model = copy.deepcopy(self.model).to(dtype)
         other._use(self._options.switched(off=["fp8"]))
         return other
+
+
+def _planned(plan: Callable[[], Plan], guard: Guard) -> Plan:
+    """plan(), which may measure on the device; once more if that finds no memory, after others have given some back."""
+    try:
+        return plan()
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+    guard.relieve_operator()
+    return plan()
 
 
 def _leaner(vae: VideoVAE, plan: Callable[[VideoVAE, int], Plan], failed: Plan) -> Plan | None:

@@ -20,7 +20,7 @@ from .optimize import DEFAULTS, OFF, Options, unavailable, unused
 from .plain import PlainPath
 from .precision.measure import latent_samples, video_samples
 from .precision.mixed import Mixed
-from .precision.modes import MIXED, SUPPORTED, resolve
+from .precision.modes import MIXED, resolve
 from .precision.store import Store
 from .report import Report
 from .runtime.guard import Guard
@@ -93,8 +93,6 @@ class VideoVAE(Attempts, DocumentedMethods):
         if options.fp8 and self.device.type == "cuda" and asked not in MIXED and self.dtype != torch.float32:
             asked = "fp8"
         off = self._kernels_off(emulate=True)
-        if off is None and self.arch not in SUPPORTED:
-            off = f"{self.arch} runs in 16 bit in this version"
         mode = resolve(asked, self.device, options.min_db, off, self._float)
         if mode.refused:
             log.once(mode.refused)
@@ -254,9 +252,10 @@ class VideoVAE(Attempts, DocumentedMethods):
     ) -> Tensor:
         """Host-scaled latent [B, C, T, h, w] (or [C, T, h, w]) -> frames [B, 4(T-1)+1, s*h, s*w, 3] in 0..1.
 
-        s: `spatial`. tiling: "auto" and "untiled" run whole frames, "exact" equals them, "blended" uses tiles of `tile`
-        pixels (0: chosen for the target) sharing `overlap` pixels. chunk: latents per step. output: "float32",
-        "float16" or "uint8" (0..255). progress(done, total) after each chunk; cancel() true raises Cancelled.
+        s: `spatial`. tiling: "auto" and "untiled" run whole frames, "exact" equals them (fused on a GPU in bands of
+        `tile` rows, where that is given), "blended" uses tiles of `tile` pixels (0: chosen for the target) sharing
+        `overlap` pixels. chunk: latents per step. output: "float32", "float16" or "uint8" (0..255). progress(done,
+        total) after each chunk; cancel() true raises Cancelled.
         out: a host tensor of the result's shape and type to write into, for looking at frames while the run goes on.
         Raises InputError on a wrong latent or option, PlanError when nothing fits the target.
         """

@@ -19,7 +19,7 @@ from ..engine.models import ARCHITECTURES, seedvr2
 from ..engine.models.arch import Architecture
 from ..engine.optimize import DEFAULTS, Options
 from ..engine.precision.mixed import Mixed
-from ..engine.precision.modes import MIXED, SUPPORTED, resolve
+from ..engine.precision.modes import MIXED, resolve
 from ..engine.precision.store import Store
 from ..engine.runtime.memory import DEFAULT_SHARE, GIB
 from ..engine.runtime.pixels import OUTPUTS
@@ -168,8 +168,9 @@ def _planner(
     if options.channels_last_3d is False or not options.triton_fusion:
         reason = "switched off"
     fused = FusedPath(model, architecture, dtype, options) if reason is None else None
-    if fused is not None and precision in MIXED and architecture.name in SUPPORTED:
-        mixed = Mixed(resolve(precision, device, options.min_db, None), model, dtype, options, Store(None))
+    if fused is not None and precision in MIXED:
+        mode = resolve(precision, device, options.min_db, None, architecture.native)
+        mixed = Mixed(mode, model, dtype, options, Store(None))
         for half in ("encoder", "decoder"):
             fused.use(half, mixed.policy(half))
     planner = Planner(

@@ -1,11 +1,13 @@
 """Check every kernel and every shipped schedule on the GPU of this machine against the fp32 reference.
 
-Run: python tools/check_kernels_gpu.py (package importable as zerowaste_vae). Prints one line per case, exits 1 when a
-case is outside its tolerance, when two runs differ, or when a chunk or band differs from the whole frame by one bit.
+Run: python tools/check_kernels_gpu.py [PART ...] (package importable as zerowaste_vae). Prints one line per case, exits
+1 when a case is outside its tolerance, when two runs differ, or when a chunk or band differs from the whole frame by
+one bit.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import sys
 
@@ -310,13 +312,26 @@ def attentions() -> None:
                        torch.equal(b, c), torch.equal(single, b[1:]))
 
 
-def main() -> int:
-    torch.manual_seed(0)
-    print(torch.cuda.get_device_name(), target(DEVICE))
-    for part in (forms, clip_starts, ends, norms, ups, attentions, other_generations, beyond_32_bits, schedules):
-        part()
+def all_invariance() -> None:
     for dtype in (torch.float16, FP8):
         invariance(dtype)
+
+
+PARTS = {"forms": forms, "clip_starts": clip_starts, "ends": ends, "norms": norms, "ups": ups,
+         "attentions": attentions, "other_generations": other_generations, "beyond_32_bits": beyond_32_bits,
+         "schedules": schedules, "invariance": all_invariance}  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Check every kernel and shipped schedule on this machine's GPU.")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
+    parts = parser.parse_args().parts
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}")
+    print(torch.cuda.get_device_name(), target(DEVICE))
+    for part in parts or PARTS:
+        torch.manual_seed(0)
+        PARTS[part]()
     print(f"{failures} failures")
     return 1 if failures else 0
 

@@ -1,29 +1,46 @@
-"""What each precision costs: PSNR (peak 2.0) and SSIM of decode and encode against fp32, with the fused networks.
+"""What each precision costs: PSNR (peak 2.0, not clamped) and SSIM of decode and encode against fp32 on plain torch.
 
     python tools/measure_precision.py [VAE] --clips clips.npz [--clip held_back] [--frames 25] [--modes fp16,fp8,...]
+    python tools/measure_precision.py --random [--frames 9]
 
-Ranges of 8-bit inputs come from the VAE's calibration. Encoders are judged by what the fp32 decoder makes of their mean
-latents. fp16_fast is computed with fp16 sums whether or not the GPU gains by them, and left out on a CPU.
+Ranges of 8-bit inputs come from the VAE's calibration, with --random (published widths, random weights) from another
+clip of the same noise. Encoders are judged by what the fp32 decoder makes of their mean latents. `auto` is what a
+floor of --min-db chooses for this clip on a GPU with fp8. fp16_fast is computed with fp16 sums whether or not the GPU
+gains by them, and left out on a CPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
-from zerowaste_vae.engine import demo_vae_path, load, metrics
-from zerowaste_vae.engine.fused.decoder import FusedDecoder
-from zerowaste_vae.engine.fused.encoder import FusedEncoder
+from zerowaste_vae.engine import VideoVAE, demo_vae_path, load, metrics, read_checkpoint
+from zerowaste_vae.engine.bench.subject import PUBLISHED, copy_of, noise_video, random_checkpoint
+from zerowaste_vae.engine.fused.networks import fuse
 from zerowaste_vae.engine.kernels import targets
 from zerowaste_vae.engine.kernels.conv3d import dispatch
-from zerowaste_vae.engine.precision.measure import Saturation, decibel, decode, encode, mse
+from zerowaste_vae.engine.precision.bench import Bench
+from zerowaste_vae.engine.precision.measure import (
+    Saturation,
+    decibel,
+    decode,
+    encode,
+    latent_samples,
+    mse,
+    video_samples,
+)
+from zerowaste_vae.engine.precision.mixed import Mixed
+from zerowaste_vae.engine.precision.modes import Mode
 from zerowaste_vae.engine.precision.operands import Operands
 from zerowaste_vae.engine.precision.policy import Policy, eligible
 from zerowaste_vae.engine.runtime.scope import scoped_math
+
+MODES = "fp16,fp16_fast,fp8,int8,auto"
 
 
 def ssim(a: Tensor, b: Tensor) -> float:
@@ -32,48 +49,110 @@ def ssim(a: Tensor, b: Tensor) -> float:
     return sum(metrics.ssim(p, q) for p, q in zip(x, y, strict=True)) / len(x)
 
 
-def policy_of(vae: object, half: str, mode: str) -> Policy:
-    if mode in ("fp16", "fp16_fast"):
-        return Policy(half_accumulate=mode == "fp16_fast")
-    table, keys = vae.store.table(half), eligible(getattr(vae.model, half))
-    if table is None or not table.fits(keys):
-        raise SystemExit(f"{vae.path}: calibrate it first (zerowaste-vae calibrate)")
-    return Policy(dict.fromkeys(keys, mode), table.ranges)
+class Judge:
+    """fp32 on the plain modules. Clips are [F, H, W, 3] in -1..1, latents [T, h, w, C] as the network has them."""
+
+    def __init__(self, vae: VideoVAE) -> None:
+        self._vae = vae
+
+    def encode(self, clip: Tensor) -> Tensor:
+        moments = self._vae.encode_raw(clip.permute(3, 0, 1, 2)[None], chunk=1)
+        return moments[0, : self._vae.latent_channels].permute(1, 2, 3, 0)
+
+    def decode(self, latent: Tensor) -> Tensor:
+        return self._vae.decode_raw(latent.permute(3, 0, 1, 2)[None], chunk=1)[0].permute(1, 2, 3, 0)
+
+
+class Subject:
+    """A fp16 VAE, and for each half the samples that a floor would be checked on and those that ranges come from."""
+
+    def __init__(self, vae: VideoVAE, clips: dict[str, list[Tensor]], others: dict[str, list[Tensor]] | None) -> None:
+        self.vae = vae
+        self._clips = clips
+        self._others = others
+
+    def table(self, half: str) -> object:
+        table, keys = self.vae.store.table(half), eligible(getattr(self.vae.model, half))
+        if table is None and self._others is not None:
+            bench = Bench(self.vae.model, half, self.vae.dtype, self.vae.options, self._others[half])
+            table = bench.table("another clip")
+            self.vae.store.keep(half, table)
+        if table is None or not table.fits(keys):
+            raise SystemExit(f"{self.vae.path}: calibrate it first (zerowaste-vae calibrate)")
+        return table
+
+    def policy(self, half: str, mode: str, min_db: float) -> Policy:
+        """With `auto` the choice of a floor, and else all of a half in `mode`."""
+        vae = self.vae
+        if mode in ("fp16", "fp16_fast"):
+            return Policy(half_accumulate=mode == "fp16_fast")
+        if mode == "auto":
+            self.table(half)
+            options = replace(vae.options, min_db=min_db)
+            return Mixed(Mode("fp8"), vae.model, vae.dtype, options, vae.store).settle(half, lambda: self._clips[half])
+        return Policy(dict.fromkeys(eligible(getattr(vae.model, half)), mode), self.table(half).ranges)
 
 
 @torch.no_grad()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("vae", nargs="?", type=Path, default=demo_vae_path())
-    parser.add_argument("--clips", type=Path, required=True, help=".npz of uint8 clips (tools/train_demo/make_clip.py)")
+    parser.add_argument("--clips", type=Path, help=".npz of uint8 clips (tools/train_demo/make_clip.py)")
     parser.add_argument("--clip", default="held_back")
+    parser.add_argument("--random", action="store_true", help="published widths, random weights and noise")
     parser.add_argument("--frames", type=int, default=25)
-    parser.add_argument("--modes", default="fp16,fp16_fast,fp8,int8")
+    parser.add_argument("--modes", default=MODES)
+    parser.add_argument("--min-db", type=float, default=50.0, help="floor of auto")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--json", type=Path, help="append one line of JSON per mode")
     args = parser.parse_args()
     device, half = torch.device(args.device), torch.float16
-    clip = torch.from_numpy(np.load(args.clips)[args.clip][: args.frames]).to(device).float() / 127.5 - 1
+    if args.random:
+        name, weights = "random weights, published widths", random_checkpoint(PUBLISHED)
+        video, other = noise_video(args.frames, 256, 384), noise_video(args.frames, 256, 384).flip(0, 2).sub(1).neg()
+    elif args.clips:
+        name, weights, other = f"{args.vae.name}, {args.clip}", read_checkpoint(args.vae), None
+        video = torch.from_numpy(np.load(args.clips)[args.clip][: args.frames]).float() / 255
+    else:
+        parser.error("give --clips, or --random")
+    clip = 2 * video.to(device) - 1
     with scoped_math(device):
-        model = load(args.vae, precision="fp32", device=device).model
-        judge = FusedDecoder(model.decoder, torch.float32)
-        latent = encode(FusedEncoder(model.encoder, torch.float32), clip)
-        frames = decode(judge, latent)
-        print(f"{args.vae.name}, {args.clip}, {len(clip)} frames of {clip.shape[2]}x{clip.shape[1]}, on {device}")
-        print(f"{'':10} {'decode':>8} {'SSIM':>8} {'encode':>8} {'SSIM':>8}  saturated")
-        vae = load(args.vae, precision="fp16", device=device)
+        judge = Judge(load(copy_of(weights), precision="fp32", device=device))
+        latent = judge.encode(clip)
+        frames = judge.decode(latent)
+        vae = load(weights, precision="fp16", device=device)
+
+        def samples(clip: Tensor) -> dict[str, list[Tensor]]:
+            z = judge.encode(clip).permute(3, 0, 1, 2)
+            return {"encoder": video_samples(clip), "decoder": latent_samples(z)}
+
+        subject = Subject(vae, samples(clip), None if other is None else samples(2 * other.to(device) - 1))
+        print(f"{name}, {len(clip)} frames of {clip.shape[2]}x{clip.shape[1]}, on {device}")
+        print(f"{'':10}{'decode dB':>10}{'SSIM':>9}{'8 bit':>7}{'encode dB':>10}{'SSIM':>9}{'8 bit':>7}  saturated")
         capable = dispatch.target
         for mode in args.modes.split(","):
             if mode == "fp16_fast":
                 if device.type == "cpu":
                     continue
                 dispatch.target = lambda where: replace(targets.target(where), half_accumulate=True)
-            row, saturation = [mode.ljust(10)], Saturation()
-            operands = [Operands(half, policy_of(vae, name, mode)) for name in ("decoder", "encoder")]
-            network = FusedDecoder(vae.model.decoder, half, operands=operands[0])
-            coded = FusedEncoder(vae.model.encoder, half, operands=operands[1])
-            for out in (decode(network, latent, saturation), decode(judge, encode(coded, clip, saturation))):
-                row += [f"{decibel(mse([out], [frames])):8.2f}", f"{ssim(out, frames):8.5f}"]
-            print(*row, f" {saturation.count} of {saturation.total}", flush=True)
+            row: dict[str, object] = {"weights": name, "mode": mode}
+            saturation, text = Saturation(), mode.ljust(10)
+            for part in ("decoder", "encoder"):
+                policy = subject.policy(part, mode, args.min_db)
+                network = fuse(getattr(vae.model, part), half, operands=Operands(half, policy))
+                if part == "decoder":
+                    out = decode(network, latent, saturation)
+                else:
+                    out = judge.decode(encode(network, clip, saturation))
+                db, similar = decibel(mse([out], [frames])), ssim(out, frames)
+                share = subject.table(part).share(policy.kinds) if policy.kinds else 0.0
+                row[part] = {"db": db, "ssim": similar, "share": share, "convolutions": len(policy.kinds)}
+                text += f"{db:10.2f}{similar:9.5f}{100 * share:6.0f} %"
+            row["saturated"], row["operands"] = saturation.count, saturation.total
+            print(f"{text}  {saturation.count} of {saturation.total}", flush=True)
+            if args.json:
+                with args.json.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(row) + "\n")
             dispatch.target = capable
 
 

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..fused.decoder import FusedDecoder
-from ..fused.encoder import FusedEncoder
+from ..fused.networks import fuse
 from ..kernels.observe import watching
 from ..runtime.stream import frame_spans
 from ..vae import VideoVAE
@@ -211,7 +210,7 @@ def _reference(vae: VideoVAE, half: str, data: Tensor) -> Callable[[], None]:
 
     def decode() -> None:
         z = (data[0] / vae.scale).to(vae.device, vae.dtype).permute(1, 2, 3, 0)
-        network = FusedDecoder(vae.model.decoder, vae.dtype, vae.options)
+        network = fuse(vae.model.decoder, vae.dtype, vae.options)
         run = network.plan(1, *z.shape[1:3], 1, torch.float32, vae.device)
         run.allocate()
         for part in z.split(1):
@@ -219,7 +218,7 @@ def _reference(vae: VideoVAE, half: str, data: Tensor) -> Callable[[], None]:
 
     def encode() -> None:
         x = (data * 2 - 1).to(vae.device, vae.dtype)
-        network = FusedEncoder(vae.model.encoder, vae.dtype, vae.options)
+        network = fuse(vae.model.encoder, vae.dtype, vae.options)
         run = network.plan(1, *x.shape[1:3], 1, vae.device)
         run.allocate()
         for a, b in frame_spans(x.shape[0], 1, vae.temporal):

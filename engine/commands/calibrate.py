@@ -21,7 +21,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "calibrate",
         description="Measure on a clip what a VAE's convolutions read and what 8 bits cost each of them in dB. fp8, "
-        "int8 and a dB floor use the result from then on; without one they measure the first clip they see.",
+        "int8 and a dB floor use the result from then on; without one they measure the first four clips they see.",
         epilog="The result is kept in the pack's cache folder ($ZEROWASTE_CACHE, or the system's place for caches).",
     )
     parser.add_argument("vae", nargs="?", type=Path, metavar="VAE", help="VAE weights (default: the small demo VAE)")

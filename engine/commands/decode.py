@@ -36,9 +36,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--output", metavar="TYPE", help=".safetensors only: float32 (default), float16 or uint8")
     parser.add_argument("--item", type=int, metavar="N", help="which clip of a batch to decode (default: the only one)")
     add_vae_options(parser)
-    memory = add_memory_options(parser)
-    memory.add_argument("--chunk", type=int, default=0, metavar="N", help="latents per step, 0: planned (default: 0)")
-    memory.add_argument("--ram-gb", type=float, metavar="GB", help="host memory target (default: half of what is free)")
+    add_memory_options(parser)
     add_output_options(parser)
     parser.set_defaults(run=run)
 

@@ -62,7 +62,9 @@ def run(args: argparse.Namespace) -> int:
             tiling=args.tiling,
             tile=args.tile,
             overlap=args.overlap,
+            chunk=args.chunk,
             vram_gb=args.vram_gb,
+            ram_gb=args.ram_gb,
             seed=args.seed,
             progress=report,
         )

@@ -109,7 +109,7 @@ def describe_calibration(vae: VideoVAE) -> Lines:
         for line in describe(half, table) if table else ():
             yield "calibration", line
     if not any(table for _, table in tables):
-        yield "calibration", "none; fp8 and int8 measure the first clip they see (see the command `calibrate`)"
+        yield "calibration", "none; fp8 and int8 measure the first clips they see (see the command `calibrate`)"
 
 
 def _half(present: bool, widths: tuple[int, ...] | None) -> str:

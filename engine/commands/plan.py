@@ -12,6 +12,8 @@ from ..errors import InputError, PlanError
 from .options import add_memory_options
 
 if TYPE_CHECKING:
+    from ..fused.path import FusedPath
+    from ..models.arch import Architecture, Network
     from ..runtime.plan import Plan, Planner
 
 #: Targets of --table: the default share of common cards, and less.
@@ -29,11 +31,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--encode", action="store_true", help="plan an encode (default: a decode)")
     parser.add_argument("--vae", type=Path, metavar="FILE", help="VAE weights (default: published SeedVR2 widths)")
     parser.add_argument("--norm-groups", type=int, metavar="N", help="for files of unusual widths that do not name it")
-    parser.add_argument("--precision", default="fp16", metavar="P", help="fp16 (default), bf16 or fp32")
+    parser.add_argument("--precision", default="auto", metavar="P",
+                        help="auto (default: fp16, Wan bf16), fp16, bf16, fp32, fp8, int8, fp16_fast")  # fmt: skip
     parser.add_argument("--plain", action="store_true", help="for plain torch, where the fused kernels cannot run")
     memory = add_memory_options(parser)
-    memory.add_argument("--ram-gb", type=float, metavar="GB", help="for parked histories (default: half the free RAM)")
-    memory.add_argument("--chunk", type=int, default=0, metavar="N", help="latents per step, 0: planned (default: 0)")
     memory.add_argument("--output", default="float32", metavar="TYPE", help="float32 (default), float16 or uint8")
     memory.add_argument("--table", action="store_true", help="plans for a range of targets")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -41,12 +42,15 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..runtime.memory import GIB, memory_target
+    from ..runtime.memory import GIB, check_sizes, memory_target
 
     width, height = _size(args.size)
+    check_sizes(args.vram_gb, args.ram_gb)
     if args.frames < 1:
         raise InputError(f"--frames {args.frames}: a clip has at least one frame")
-    planner, spatial, temporal = _planner(args)
+    planner, architecture, note = _planner(args)
+    spatial, temporal = architecture.spatial, architecture.temporal
+    precision = architecture.native if args.precision == "auto" else args.precision
     if min(width, height) < spatial:
         raise InputError(f"--size {args.size}: frames are at least {spatial}x{spatial} pixels")
     if args.table:
@@ -65,11 +69,14 @@ def run(args: argparse.Namespace) -> int:
     frames = temporal * (latents - 1) + 1
     result = frames * height * width * 3 * {"float32": 4, "float16": 2, "uint8": 1}[args.output]
     if args.json:
-        answer = {"size": [width, height], "frames": frames, "result_gb": result / GIB, "plans": rows}
+        answer = {"size": [width, height], "frames": frames, "precision": precision, "result_gb": result / GIB,
+                  "note": note, "plans": rows}  # fmt: skip
         print(json.dumps(answer, indent=1))
         return 0
     verb = "encode" if args.encode else f"decode to {args.output} ({result / GIB:.2f} GB of host memory)"
-    print(f"{width}x{height}, {frames} frames, {args.precision}: {verb}")
+    print(f"{width}x{height}, {frames} frames, {precision}: {verb}")
+    if note:
+        print(note)
     for row in rows:
         print(f"{row['target_gb']:6.2f} GB: {row['text']}")
     return 0 if all(row["fits"] for row in rows) or args.table else 2
@@ -88,19 +95,20 @@ def _gpu():  # noqa: ANN202 - torch.device, imported late
     return torch.device("cuda") if torch.cuda.is_available() else None
 
 
-def _planner(args: argparse.Namespace) -> tuple[Planner, int, int]:
-    """A planner of the asked model on the meta device, and the model's factors of size and time."""
+def _planner(args: argparse.Namespace) -> tuple[Planner, Architecture, str]:
+    """A planner of the asked model on the meta device, the model's architecture, and what else there is to say."""
     import torch
 
-    from ..fused.path import FusedPath
-    from ..loader import PRECISIONS, load
+    from ..fused.path import FusedPath, odd_widths
+    from ..loader import NAMES, PRECISIONS, load
     from ..models import seedvr2
     from ..optimize import DEFAULTS
+    from ..precision.modes import MIXED
     from ..runtime.pixels import OUTPUTS
     from ..runtime.plan import Planner
 
-    if args.precision not in PRECISIONS:
-        raise InputError(f"--precision {args.precision} is not one of {', '.join(PRECISIONS)}")
+    if args.precision not in NAMES:
+        raise InputError(f"--precision {args.precision} is not one of {', '.join(NAMES)}")
     if args.output not in OUTPUTS:
         raise InputError(f"--output {args.output} is not one of {', '.join(OUTPUTS)}")
     if args.vae is None:
@@ -114,14 +122,31 @@ def _planner(args: argparse.Namespace) -> tuple[Planner, int, int]:
     def build() -> torch.nn.Module:
         return architecture.build(config)
 
-    dtype = PRECISIONS[args.precision]
+    plain = PRECISIONS.get(args.precision)
+    dtype = plain or PRECISIONS[architecture.native]
     with torch.device("meta"):
         model = build()
     weights = dtype.itemsize * sum(p.numel() for p in model.parameters())
-    plain = args.plain or dtype == torch.float32
-    path = None if plain else FusedPath(model, architecture, dtype, DEFAULTS)
+    reason = "--plain" if args.plain else odd_widths(config, dtype)
+    note = f"fused kernels off: {reason}" if reason and not args.plain else ""
+    if reason and args.precision in MIXED:
+        note = f"{args.precision} is not to be had ({reason}): this is a plan for {architecture.native}"
+    path = None
+    if reason is None and dtype != torch.float32:
+        path = FusedPath(model, architecture, dtype, DEFAULTS)
+        if args.precision in MIXED:
+            _use(path, model, args.precision)
     planner = Planner(build, dtype, weights, lambda: path, architecture.spatial, architecture.temporal)
-    return planner, architecture.spatial, architecture.temporal
+    return planner, architecture, note
+
+
+def _use(path: FusedPath, model: Network, precision: str) -> None:
+    """Plan for every convolution that this precision can take."""
+    from ..precision.policy import KINDS, Policy, eligible
+
+    for half in ("encoder", "decoder"):
+        kinds = dict.fromkeys(eligible(getattr(model, half)), precision) if precision in KINDS else {}
+        path.use(half, Policy(kinds, half_accumulate=precision == "fp16_fast"))
 
 
 def _row(args: argparse.Namespace, planner: Planner, size: tuple[int, int, int], gb: float) -> dict[str, object]:

@@ -22,30 +22,20 @@ from ..precision.store import Store
 from ..runtime.dryrun import peak_bytes
 from ..runtime.guard import Guard, out_of_memory
 from ..runtime.pixels import PixelSink, StagedReader, StagedWriter, to_unit
-from .decoder import FusedDecoder
-from .encoder import FusedEncoder
 from .handover import hand_over, take_over
+from .networks import ARCHITECTURES, fuse
 from .parking import Parking
 from .placement import Sizes
 from .run import Run
-from .staged import StagedDecoder
-from .wan_decoder import FusedWanDecoder
-from .wan_encoder import FusedWanEncoder
 
 if TYPE_CHECKING:
     from ..models.arch import Architecture, Network
     from ..optimize import Options
     from ..runtime.plan import Plan
     from ..runtime.stream import Steps
+    from .networks import AnyEncoder
+    from .staged import StagedDecoder
 
-    AnyEncoder = FusedEncoder | FusedWanEncoder
-
-#: The fused encoder and decoder of each architecture.
-NETWORKS: dict[str, tuple[type, type]] = {
-    "seedvr2": (FusedEncoder, FusedDecoder),
-    "wan2.1": (FusedWanEncoder, FusedWanDecoder),
-    "wan2.2": (FusedWanEncoder, FusedWanDecoder),
-}
 #: Partial sums and coefficients, which operators allocate themselves (33 MiB at 3840x2160).
 TEMPORARY_BYTES = 64 << 20
 #: Full-size pixels per step that fill a GPU. At 1280x720, one frame per step is as fast as eight (H200).
@@ -59,7 +49,7 @@ def why_off(
 
     emulate: on a CPU their references will do, for numbers that plain torch cannot give.
     """
-    if architecture not in NETWORKS:
+    if architecture not in ARCHITECTURES:
         return f"no fused network for {architecture}"
     here = target(device)
     if not (emulate and device.type == "cpu"):
@@ -67,10 +57,13 @@ def why_off(
             return here.notes[0] if here.notes else f"no kernels for {device}"
         if not here.supports(dtype):
             return f"no fused kernels for {dtype}: plain torch keeps its precision"
-    odd = sorted(w for w in (config.stream_widths if config is not None else ()) if padded_channels(w, dtype) != w)
-    if odd:
-        return f"widths {odd} are no multiples of {padded_channels(1, dtype)}"
-    return None
+    return None if config is None else odd_widths(config, dtype)
+
+
+def odd_widths(config: Any, dtype: torch.dtype) -> str | None:
+    """The reason the fused operators cannot run a model of these widths on any device, or None."""
+    odd = sorted(w for w in config.stream_widths if padded_channels(w, dtype) != w)
+    return f"widths {odd} are no multiples of {padded_channels(1, dtype)}" if odd else None
 
 
 class FusedPath:
@@ -265,8 +258,7 @@ class FusedPath:
         return network
 
     def _pack(self, half: str, model: Network) -> StagedDecoder | AnyEncoder:
-        network = NETWORKS[self._architecture.name][half == "decoder"]
-        return network(getattr(model, half), self._dtype, self._options, self._operands(half))
+        return fuse(getattr(model, half), self._dtype, self._options, self._operands(half))
 
     def _operands(self, half: str) -> Operands:
         return Operands(self._dtype, self._policies.get(half, EXACT))

@@ -205,7 +205,7 @@ class Run:
             frames = []
             for weight, a, b, later in conv.weight.pieces(first, out.shape[0]):
                 epilogue = Epilogue(bias=conv.bias, residual=rows if rows is None else rows[a:b], groups=groups,
-                                    scale=conv.scale, pixels=pixels)  # fmt: skip
+                                    scale=conv.scale, half_accumulate=conv.half_accumulate, pixels=pixels)  # fmt: skip
                 start = (i.start + a + skip + later) % i.data.shape[0]
                 frames.append(self.attempt(conv3d, i.data, weight, target[a:b], geometry=i.geometry, epilogue=epilogue,
                                            start=start))  # fmt: skip

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.conv3d import Epilogue, Geometry, conv3d, padded_channels
+from ..kernels.conv3d.types import QUANT_MAX, quantiser
 from ..kernels.norm_act import Store, norm_act
 from ..kernels.to_pixels import Pixels
 from ..models.wan import Decoder
@@ -28,7 +29,7 @@ class FusedWanDecoder(StagedDecoder):
     def __init__(
         self, decoder: Decoder, dtype: torch.dtype, options: Options = DEFAULTS, operands: Operands | None = None
     ) -> None:
-        """dtype: of activations. operands: of the convolutions in resnets, if they differ from that."""
+        """dtype: of activations. operands: of the convolutions, if they differ from that."""
         self.dtype = dtype
         operands = operands or Operands(dtype)
         self.patch = decoder.patch
@@ -120,38 +121,42 @@ def _level(run: Run, level: UpLevel, x: Tensor, out: Tensor, starts: bool) -> No
 def _upsample(run: Run, up: Up, x: Tensor, out: Tensor, starts: bool, add: bool) -> None:
     """x [D, H, W, C], overwritten, to out [F, 2H, 2W, K] or onto what is there (`add`)."""
     h, w, c = x.shape[1:]
-    size = out.shape[0], h, w, c
+    lead, f, space = int(starts), out.shape[0], up.space
     if up.composed:
-        buffer, inside = _bordered(run, *size)
+        buffer, inside = _bordered(run, f, h, w, c, space.dtype)
+        copied = x if up.time is None else x[:lead]
+        if copied.shape[0] and not run.dry:
+            store = Store(silu=False, scale=space.scale, gain=space.gain)
+            run.attempt(norm_act, copied, COPY, buffer[: copied.shape[0]], store=store)
         if up.time is not None:
-            _double_frames(run, up.time, x, inside, starts)
-        elif not run.dry:
-            run.attempt(norm_act, x, COPY, buffer, store=Store(silu=False))
+            _double_frames(run, up.time, x, inside, lead, space.scale)
     else:
         frames = x
         if up.time is not None:
-            frames = run.take(*size)
-            _double_frames(run, up.time, x, frames, starts)
-        buffer, inside = _bordered(run, size[0], 2 * h, 2 * w, c)
+            frames = run.take(f, h, w, c)
+            frames[:lead].copy_(x[:lead])
+            _double_frames(run, up.time, x, frames, lead)
+        buffer, inside = _bordered(run, f, 2 * h, 2 * w, c, space.dtype)
         inside.unflatten(1, (h, 2)).unflatten(3, (w, 2)).copy_(frames[:, :, None, :, None])
     if not run.dry:
-        epilogue = Epilogue(bias=up.space.bias, residual=out if add else None)
-        run.attempt(conv3d, buffer, up.space.weight, out, epilogue=epilogue)
+        if run.watch is not None:
+            run.watch(space, inside)
+        epilogue = Epilogue(bias=space.bias, residual=out if add else None, scale=space.scale,
+                            half_accumulate=space.half_accumulate)  # fmt: skip
+        run.attempt(conv3d, buffer, space.weight, out, epilogue=epilogue)
 
 
-def _double_frames(run: Run, time: Conv, x: Tensor, out: Tensor, starts: bool) -> None:
-    """x [D, H, W, C], overwritten, to out [2D, H, W, C], one frame less at the clip's start: its first one passes by,
-    and the convolution finds zeros in its place."""
-    lead = int(starts)
-    if lead:
-        out[0].copy_(x[0])
-        x[0].zero_()
-    run.conv(time, x, out[lead:], geometry=Geometry(origin=(1, 1)), skip=lead)
+def _double_frames(run: Run, time: Conv, x: Tensor, out: Tensor, lead: int, scale: float = 1.0) -> None:
+    """x [D, H, W, C], overwritten, to out [2D, H, W, C] behind its first `lead` frames. lead 1: the clip's start, whose
+    first frame passes by, and the convolution finds zeros in its place. scale: of an `out` in 8 bit."""
+    x[:lead].zero_()
+    pixels = quantiser(out.dtype, scale) if out.dtype in QUANT_MAX else None
+    run.conv(time, x, out[lead:], geometry=Geometry(origin=(1, 1)), skip=lead, pixels=pixels)
 
 
-def _bordered(run: Run, f: int, h: int, w: int, c: int) -> tuple[Tensor, Tensor]:
+def _bordered(run: Run, f: int, h: int, w: int, c: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """An operand buffer [f, h + 2, w + 2, C padded], zero outside its inside [f, h, w, c]."""
-    buffer = run.take(f, h + 2, w + 2, padded_channels(c, run.dtype))
+    buffer = run.arena.take((f, h + 2, w + 2, padded_channels(c, dtype)), dtype)
     for edge in (buffer[:, 0], buffer[:, -1], buffer[:, :, 0], buffer[:, :, -1], buffer[..., c:]):
         edge.zero_()
     return buffer, buffer[:, 1:-1, 1:-1, :c]

@@ -22,7 +22,7 @@ class FusedWanEncoder:
     def __init__(
         self, encoder: Encoder, dtype: torch.dtype, options: Options = DEFAULTS, operands: Operands | None = None
     ) -> None:
-        """dtype: of activations. operands: of the convolutions in resnets, if they differ from that."""
+        """dtype: of activations. operands: of the convolutions, if they differ from that."""
         self.dtype = dtype
         operands = operands or Operands(dtype)
         self.patch = encoder.patch

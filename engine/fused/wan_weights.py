@@ -13,8 +13,8 @@ from ..kernels.precision import exact_matmul
 from ..kernels.upsample import pack_nearest
 from ..layers import CausalConv3d, FrameConv
 from ..models import wan
-from ..precision.operands import Operands
-from .weights import Conv, Resnet
+from ..precision.operands import Form, Operands
+from .weights import Conv, Resnet, scaling
 
 
 @dataclass(frozen=True)
@@ -37,21 +37,30 @@ class Linear:
 @dataclass(frozen=True)
 class Up:
     """time: doubles the frames, its first channels being the earlier ones. space: doubles rows and columns, composed
-    into phases, or a plain convolution of the doubled frame."""
+    into phases, or a plain convolution of the doubled frame, which stays in 16 bit under any policy.
+
+    Where space reads int8, time's weights carry the gain of each channel it makes: both ends agree on the operands.
+    """
 
     time: Conv | None
     space: Conv
     composed: bool
 
     @classmethod
-    def of(cls, step: wan.Upsample, dtype: torch.dtype, composed: bool) -> Up:
-        time = step.time_conv
-        if time is not None:
-            time = Conv(time.key, pack_weight(time.weight, dtype, (2, 1, 1)), time.bias.float())
-        conv = step.resample["1"]
-        if composed:
-            return cls(time, Conv(conv.key, *pack_nearest(conv.weight, conv.bias, dtype)), True)
-        return cls(time, _frame_conv(conv, dtype), False)
+    def of(cls, step: wan.Upsample, operands: Operands, composed: bool) -> Up:
+        conv, time = step.resample["1"], step.time_conv
+        form = operands.form(conv.key, normed=False) if composed else Form(operands.dtype)
+
+        def make() -> Up:
+            balancer = form.balancer()
+            if composed:
+                space = Conv(conv.key, *pack_nearest(conv.weight, conv.bias, form.dtype, balancer),
+                             **scaling(form, balancer))  # fmt: skip
+            else:
+                space = _frame_conv(conv, form.dtype)
+            return cls(None if time is None else _time_conv(time, operands.dtype, space.gain), space, composed)
+
+        return operands.once(f"{conv.key} composed" if composed else conv.key, form, make)
 
     @property
     def out_channels(self) -> int:
@@ -108,7 +117,7 @@ class UpLevel:
     @classmethod
     def of(cls, level: wan.UpLevel, operands: Operands, composed: bool) -> UpLevel:
         resnets = [Resnet.of(r, operands) for r in level.resnets]
-        return cls(resnets, level.step and Up.of(level.step, operands.dtype, composed), level.shortcut)
+        return cls(resnets, level.step and Up.of(level.step, operands, composed), level.shortcut)
 
 
 @dataclass(frozen=True)
@@ -127,6 +136,14 @@ class DownLevel:
     @property
     def out_channels(self) -> int:
         return self.resnets[-1].out_channels
+
+
+def _time_conv(conv: CausalConv3d, dtype: torch.dtype, gain: Tensor | None) -> Conv:
+    """gain: [C], what each channel of a frame is multiplied by."""
+    weight, bias = conv.weight.float(), conv.bias.float()
+    if gain is not None:
+        weight, bias = weight * gain.repeat(2)[:, None, None, None, None], bias * gain.repeat(2)
+    return Conv(conv.key, pack_weight(weight, dtype, (2, 1, 1)), bias)
 
 
 def _frame_conv(conv: FrameConv, dtype: torch.dtype) -> Conv:

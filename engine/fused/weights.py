@@ -47,7 +47,7 @@ class Conv:
         def make() -> Conv:
             balancer = form.balancer()
             weight = pack_weight(conv.weight, form.dtype, early=early, balance=balancer)
-            return cls(conv.key, weight, conv.bias.float(), *rest, **_scaling(form, balancer))
+            return cls(conv.key, weight, conv.bias.float(), *rest, **scaling(form, balancer))
 
         return operands.once(conv.key, form, make)
 
@@ -136,7 +136,7 @@ class Upsampler:
         def make() -> Upsampler:
             balancer = form.balancer()
             composed = pack(expand.weight, expand.bias, conv.weight, conv.bias, form.dtype, balancer)
-            return cls(conv.key, composed, **_scaling(form, balancer))
+            return cls(conv.key, composed, **scaling(form, balancer))
 
         return operands.once(conv.key, form, make)
 
@@ -189,7 +189,8 @@ class Downsampler(Conv):
         return super().of(block.conv, operands, block.conv.stride[0], normed=False, strided=True)
 
 
-def _scaling(form: Form, balancer: Balancer | None) -> dict[str, Any]:
+def scaling(form: Form, balancer: Balancer | None) -> dict[str, Any]:
+    """The fields of a Conv that tell how its input is stored."""
     gain = None if balancer is None else balancer.gain
     return {"scale": form.scale, "gain": gain, "half_accumulate": form.half_accumulate}
 

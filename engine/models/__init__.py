@@ -12,8 +12,8 @@ To add one, write one file here (seedvr2.py and wan.py are the examples) and nam
 4. An `Architecture`: name, factors, latent scale, and what "auto" precision means.
 
 Loading, planning, streaming, tiles, the command line and the nodes then work, on PyTorch's own operators. Fused halves
-are apart: engine/fused/path.py has a table of them. Test against outputs recorded from the original, whole and chunked
-(tests/engine/models/test_wan.py).
+are apart: engine/fused/networks.py has a table of them. Test against outputs recorded from the original, whole and
+chunked (tests/engine/models/test_wan.py).
 """
 
 from __future__ import annotations

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..fused.encoder import FusedEncoder
+from ..fused.networks import fuse
 from ..fused.path import why_off
 from ..runtime.pixels import to_unit
 from ..vae import VideoVAE
 from .bench import Bench
 from .measure import SIDE, encode, latent_samples, video_samples
-from .modes import SUPPORTED
 from .policy import KINDS, Policy, eligible
 from .table import Table
 
@@ -41,8 +40,6 @@ def calibrate(
     each pass. Tables are kept in the VAE's store. Raises InputError for a VAE that has no 8-bit path.
     """
     reason = why_off(vae.arch, vae.model.config, vae.dtype, vae.device, emulate=True)
-    if vae.arch not in SUPPORTED:
-        reason = f"{vae.arch} runs in 16 bit in this version"
     if reason:
         raise InputError(f"{vae.path}: cannot be calibrated here, its 8-bit path is off ({reason})")
     side = CPU_SIDE if errors and vae.device.type == "cpu" else SIDE
@@ -50,7 +47,7 @@ def calibrate(
         if video is not None:
             frames = [to_unit(p.to(vae.device)) for p in video_samples(video)]
             small = [to_unit(p.to(vae.device)) for p in video_samples(video, side=side)]
-            network = FusedEncoder(vae.model.encoder, vae.dtype, vae.options)
+            network = fuse(vae.model.encoder, vae.dtype, vae.options)
             latents = [encode(network, x) for x in frames], [encode(network, x) for x in small]
             yield _half(vae, "encoder", source, frames, small, errors, tick)
         else:

@@ -10,18 +10,20 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..fused.decoder import FusedDecoder
-from ..fused.encoder import FusedEncoder
+from ..fused.networks import AnyEncoder
+from ..fused.staged import StagedDecoder
+from ..fused.wan_weights import Down
 from ..fused.weights import Conv, Downsampler, Upsampler
 from ..kernels.conv3d.types import QUANT_MAX
 from .policy import Range
 
 Watch = Callable[[Conv | Upsampler, Tensor], None]
-#: A sample is this many latents (5 frames), of at most SIDE x SIDE latent pixels: 384 x 384 pixels.
+#: A sample is this many latents (5 frames), of at most SIDE x SIDE latent pixels: 256 x 256 pixels. Decoded a frame per
+#: step it takes 0.6 GB beside 0.9 GB of weights at the published widths, less than any run that follows.
 LATENTS = 2
-SIDE = 48
+SIDE = 32
 #: Samples of a clip, from its first to its last frames and from its upper left to its lower right corner.
-COUNT = 3
+COUNT = 6
 
 
 def latent_samples(z: Tensor, count: int = COUNT, side: int = SIDE) -> list[Tensor]:
@@ -41,6 +43,12 @@ def video_samples(video: Tensor, count: int = COUNT, side: int = SIDE) -> list[T
     ]
 
 
+def white_noise(video: Tensor) -> Tensor:
+    """Frames of all colours, of the type and size of a video sample: textures that few clips hold. Seeded."""
+    generator = torch.Generator().manual_seed(0)
+    return (2 * torch.rand(video.shape, generator=generator) - 1).to(video)
+
+
 def _places(time: tuple[int, int], size: tuple[int, ...], side: int, count: int) -> list[tuple[int, int, int]]:
     """Where samples start, without repetition."""
     room = [max(time[0] - time[1], 0), *(max(n - side, 0) for n in size)]
@@ -49,10 +57,10 @@ def _places(time: tuple[int, int], size: tuple[int, ...], side: int, count: int)
 
 
 @torch.no_grad()
-def decode(network: FusedDecoder, z: Tensor, watch: Watch | None = None) -> Tensor:
-    """Latents [D, h, w, C], unscaled -> [F, 8h, 8w, 3], about -1..1 and not clamped, on the latents' device."""
+def decode(network: StagedDecoder, z: Tensor, watch: Watch | None = None) -> Tensor:
+    """Latents [D, h, w, C], unscaled -> [F, s * h, s * w, 3], about -1..1 and not clamped, on the latents' device."""
     d, h, w, _ = z.shape
-    front, rest = network.plan_front(d, h, w, z.device), network.plan_tile(d, h, w, 0, z.device)
+    front, rest = network.plan_front(d, h, w, z.device), network.plan_tile(d, h, w, 1, z.device)
     out: list[Tensor] = []
     front.watch = rest.watch = watch
     front.allocate()
@@ -60,18 +68,18 @@ def decode(network: FusedDecoder, z: Tensor, watch: Watch | None = None) -> Tens
     front.free()
     features = out.pop()
     rest.allocate()
-    network.tile_chunk(rest, features, 0, lambda x: out.append(2 * x - 1))
+    network.tile_chunk(rest, features, 1, lambda x: out.append(2 * x - 1))
     return torch.cat(out)
 
 
 @torch.no_grad()
-def encode(network: FusedEncoder, video: Tensor, watch: Watch | None = None) -> Tensor:
+def encode(network: AnyEncoder, video: Tensor, watch: Watch | None = None) -> Tensor:
     """Frames [F, H, W, 3] in -1..1 -> mean latents [T, h, w, C], on the video's device."""
     count, height, width, _ = video.shape
-    run = network.plan((count - 1) // 4 + 1, height, width, 0, video.device)
+    run = network.plan((count - 1) // 4 + 1, height, width, 1, video.device)
     run.watch = watch
     run.allocate()
-    moments = network.chunk(run, video, 0)
+    moments = network.chunk(run, video, 1)
     return moments[..., : moments.shape[-1] // 2].clone()
 
 
@@ -85,13 +93,14 @@ class Reader:
         self.flops: dict[str, int] = defaultdict(int)
 
     def __call__(self, conv: Conv | Upsampler, frames: Tensor) -> None:
-        x = frames.flatten(0, 2).float()
-        largest, squares = x.abs().amax(0), x.square().sum(0)
-        key = conv.key
-        self._largest[key] = torch.maximum(largest, self._largest.get(key, largest))
-        self._squares[key] = squares + self._squares.get(key, 0.0)
-        self._counts[key] += x.shape[0]
-        positions = x.shape[0] // (4 * conv.factor if isinstance(conv, Downsampler) else 1)
+        key, count = conv.key, frames[..., 0].numel()
+        for frame in frames:  # one at a time, for memory's sake
+            x = frame.flatten(0, 1).float()
+            largest, squares = x.abs().amax(0), x.square_().sum(0)
+            self._largest[key] = torch.maximum(largest, self._largest.get(key, largest))
+            self._squares[key] = squares + self._squares.get(key, 0.0)
+        self._counts[key] += count
+        positions = count // (4 * conv.factor if isinstance(conv, (Downsampler, Down)) else 1)
         self.flops[key] += conv.weight.flops_per_position * positions
 
     def ranges(self) -> dict[str, Range]:

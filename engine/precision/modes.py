@@ -8,9 +8,8 @@ import torch
 
 from ..kernels.targets import target
 
-#: Architectures whose convolutions have been told apart by what 8 bits cost them.
-SUPPORTED = ("seedvr2",)
-#: Precisions besides the plain float types; activations are fp16 in all of them.
+#: Precisions besides the plain float types. Activations are of the 16-bit type that a model was made for: bf16 ones may
+#: leave fp16's range.
 MIXED = ("fp8", "int8", "fp16_fast")
 
 
@@ -32,7 +31,7 @@ def resolve(asked: str, device: torch.device, min_db: float, kernels_off: str | 
     """asked: "fp8", "int8", "fp16_fast", or any other precision, which "auto" with a floor may go below.
 
     kernels_off: why the fused kernels cannot run the model so. A CPU runs fp8 and int8 for their numbers' sake.
-    plain: what runs where none of this does.
+    plain: the type of the model's activations, and what runs where none of this does.
     """
     emulated = device.type == "cpu"
     if asked not in MIXED and (asked != "auto" or min_db <= 0 or emulated or kernels_off):
@@ -43,6 +42,8 @@ def resolve(asked: str, device: torch.device, min_db: float, kernels_off: str | 
     if asked == "auto":
         return Mode("fp8" if here.fp8 else "int8")
     if asked == "fp16_fast":
+        if plain != "fp16":
+            return Mode(refused=f"fp16_fast is for models made for fp16: {plain} runs instead")
         if here.half_accumulate:
             return Mode(half_accumulate=True)
         return Mode(refused=f"fp16 sums are no faster on {here.name}: fp16_fast is {plain} here")

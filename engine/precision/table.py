@@ -14,13 +14,21 @@ class Table:
     """Measurements of an encoder or decoder, by convolution key.
 
     ranges: of the inputs; work: operations per clip, all convolutions; errors: per kind, the mean square error in
-    pixels (-1..1) that a convolution alone makes with 8-bit operands. source: what it was measured on.
+    pixels (-1..1) that a convolution alone makes with 8-bit operands. source: what it was measured on. seen: names of
+    the clips that uncalibrated ranges come from; none if they are calibrated.
     """
 
     source: str
     ranges: Ranges
     work: Mapping[str, int]
     errors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    seen: tuple[str, ...] = ()
+
+    def widened(self, other: Table) -> Table:
+        """With the ranges of another clip's table as well; never narrower."""
+        ranges = {key: found.united(other.ranges[key]) for key, found in self.ranges.items()}
+        seen = (*self.seen, *other.seen)
+        return replace(self, ranges=ranges, seen=seen, source=f"this file's first {len(seen)} clips")
 
     def with_errors(self, kind: str, errors: Mapping[str, float]) -> Table:
         return replace(self, errors={**self.errors, kind: dict(errors)})
@@ -59,6 +67,7 @@ class Table:
             "work": dict(self.work),
             "ranges": ranges_as_dict(self.ranges),
             "errors": {kind: {k: float(f"{e:.3g}") for k, e in each.items()} for kind, each in self.errors.items()},
+            "seen": list(self.seen),
         }
 
     @classmethod
@@ -66,4 +75,5 @@ class Table:
         """Raises KeyError, TypeError, ValueError or AttributeError on anything that `as_dict` did not make."""
         errors = {kind: {k: float(e) for k, e in each.items()} for kind, each in values["errors"].items()}
         work = {key: int(n) for key, n in values["work"].items()}
-        return cls(str(values["source"]), ranges_from_dict(values["ranges"]), work, errors)
+        seen = tuple(map(str, values.get("seen", ())))
+        return cls(str(values["source"]), ranges_from_dict(values["ranges"]), work, errors, seen)

@@ -84,6 +84,7 @@ class PeakMemory:
 
 def peak_bytes(program: Callable[[], Any]) -> int:
     """Peak bytes of the tensors `program` makes on the meta device."""
-    with torch.no_grad(), PeakMemory() as memory:
+    # Under a caller's inference mode, as ComfyUI's, composite operators would arrive whole: their temporaries unseen.
+    with torch.inference_mode(False), torch.no_grad(), PeakMemory() as memory:
         program()
     return memory.peak

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import sys
+from pathlib import Path
 
 import torch
 
 from ..errors import InputError
 
 GIB = 1 << 30
+#: Where Linux shows a container its own control group.
+CGROUP = Path("/sys/fs/cgroup")
 #: Of the whole card, when the user names no target: 13 of 16 GB.
 DEFAULT_SHARE = 0.8125
 #: Of the card, at most MARGIN_BYTES, that stays free beside what is measured as used. A driver that may fill up system
@@ -20,6 +24,13 @@ MARGIN_SHARE = 0.05
 MARGIN_BYTES = 512 << 20
 
 
+def check_sizes(vram_gb: float | None, ram_gb: float | None) -> None:
+    """Raises InputError where one of them is negative or no finite number."""
+    for name, value in (("vram_gb", vram_gb), ("ram_gb", ram_gb)):
+        if value is not None and not 0 <= value < math.inf:
+            raise InputError(f"{name}={value} is not a size: give GB (2^30 bytes), or 0 for automatic")
+
+
 def memory_target(device: torch.device, vram_gb: float | None, ram_gb: float | None, held: int) -> int | None:
     """Bytes this process may reach on `device`, weights included; None where nothing can be found out.
 
@@ -27,9 +38,7 @@ def memory_target(device: torch.device, vram_gb: float | None, ram_gb: float | N
     process holds (`held` are the bytes of the caller's own weights there). CPU: vram_gb, else ram_gb, else half of what
     is free.
     """
-    for name, value in (("vram_gb", vram_gb), ("ram_gb", ram_gb)):
-        if value is not None and not value >= 0:
-            raise InputError(f"{name}={value} is not a size: give GB (2^30 bytes), or 0 for automatic")
+    check_sizes(vram_gb, ram_gb)
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         others = max(0, total - free - torch.cuda.memory_reserved(device))
@@ -55,9 +64,15 @@ def host_budget(device: torch.device, ram_gb: float | None) -> int | None:
 
 
 def available_ram() -> int | None:
-    """Bytes of host memory a process can still get without swapping; None where the system does not tell."""
+    """Bytes of host memory a process can still get without swapping, or within its container's limit; None where the
+    system does not tell."""
     if sys.platform == "win32":
         return _windows_available()
+    known = [size for size in (_system_available(), _container_available()) if size is not None]
+    return min(known, default=None)
+
+
+def _system_available() -> int | None:
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             for line in lines:
@@ -69,6 +84,23 @@ def available_ram() -> int | None:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):
         return None
+
+
+def _container_available(root: Path = CGROUP) -> int | None:
+    """What the memory limit of this process' control group leaves, the file cache that it can drop included.
+    /proc/meminfo shows a container the whole machine, and beyond the limit the system ends the process."""
+    for folder, limit, usage, cache in (
+        (root, "memory.max", "memory.current", "inactive_file"),
+        (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        try:
+            most = int((folder / limit).read_text())  # the word "max" where there is none
+            used = int((folder / usage).read_text())
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            return max(0, most - used + int(stat.get(cache, 0)))
+        except (OSError, ValueError):
+            continue
+    return None
 
 
 def _windows_available() -> int | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from .. import log
 from ..errors import InputError, PlanError
 from ..fused.parking import Parking
 from ..fused.placement import Sizes, cost, leanest, lightest
@@ -83,7 +84,8 @@ class Planner:
 
     @functools.cached_property
     def _model(self) -> nn.Module:
-        with torch.device("meta"):
+        # Its tensors outlive a caller's inference mode, and dry runs are made outside of it.
+        with torch.inference_mode(False), torch.device("meta"):
             return self._build().to(self._dtype).requires_grad_(False)
 
     def plan(
@@ -105,24 +107,31 @@ class Planner:
         """Plan `half` ("decoder" or "encoder") for T `latents` of `height` x `width` latent pixels.
 
         tile and overlap in pixels; target: bytes on the device, host: bytes of histories that may wait in host memory
-        (None: no limit). Raises InputError on impossible options and PlanError, naming what would fit, when nothing
-        stays below the target.
+        (None: no limit; 0: none may, as on a CPU). Raises InputError on impossible options and PlanError, naming what
+        would fit, when nothing stays below the target.
         """
         if tiling not in TILINGS:
             raise InputError(f"tiling={tiling!r} is not one of {', '.join(TILINGS)}")
         if chunk < 0:
             raise InputError(f"chunk={chunk} is negative: give latents per chunk, or 0 for automatic")
-        if tiling == "blended":
-            check_tile(tile, overlap, self._spatial)
+        if tiling in ("exact", "blended"):
+            check_tile(tile, overlap if tiling == "blended" else 0, self._spatial)
         s = self._spatial
         size = f"{s * width}x{s * height}"
         band = tile if tiling == "exact" else 0
         ask = _Ask(half, batch, latents, height, width, chunk, output, band, host)
         if tiling != "blended":
             whole = grid(height, width, s * max(height, width), 0, s)
+            if band:
+                plan, _ = self._first_fit(ask, [whole], target)
+                if plan is not None and plan.parking is not None:
+                    return plan
+                why = self._why_no_bands(ask, whole, target)
+                log.once(f"tile={tile} of exact tiles at {size} is not used: {why}; other plans give the same frames")
+                ask = replace(ask, band=0)
             plan, least = self._first_fit(ask, [whole], target)
             refusal = f"{size} untiled needs {_gb(least)} and the target is {_gb(target)}: raise vram_gb, "
-            refusal += f"{self._parked(ask)}or use tiling='blended' (approximate; tile=0 picks the size)"
+            refusal += f"{self._parked(ask, target)}or use tiling='blended' (approximate; tile=0 picks the size)"
         elif tile:
             plan, least = self._first_fit(ask, [grid(height, width, tile, overlap, s)], target)
             refusal = f"tile={tile} at {size} needs {_gb(least)} and the target is {_gb(target)}: use a smaller tile, "
@@ -188,7 +197,9 @@ class Planner:
         options = list(dict.fromkeys(self._step(ask, *size) for size in sizes))
         if ask.band:
             for steps in options:
-                yield self._fused_plan(ask, tiles, steps, Parking(None, 0, rows=ask.band))
+                plan = self._fused_plan(ask, tiles, steps, Parking(None, 0, rows=ask.band))
+                if ask.host is None or plan.host_bytes <= ask.host:
+                    yield plan
             return
         room = None if target is None else target - LIBRARY_BYTES - self._weights
         best: tuple[float, Steps, Parking] | None = None
@@ -201,17 +212,31 @@ class Planner:
         elif ask.host is None or leanest(functools.partial(self._sizes, ask, tiles, options[-1])).host <= ask.host:
             yield self._fused_plan(ask, tiles, options[-1], Parking(None, 0))
 
-    def _parked(self, ask: _Ask) -> str:
+    def _parked(self, ask: _Ask, target: int | None) -> str:
         """What parking would take, where that is more than the host may give; for refusals."""
-        if self._fused() is None or ask.host is None:
+        if self._fused() is None:
+            leaner = self._dtype == torch.float32 and ask.host != 0
+            return "or use fp16 or bf16, which need less, " if leaner else ""
+        if ask.host is None:
             return ""
         tiles = grid(ask.height, ask.width, self._spatial * max(ask.height, ask.width), 0, self._spatial)
         *_, steps = self._fused_steps(ask, tiles.rows.size, tiles.cols.size)
         least = leanest(functools.partial(self._sizes, ask, tiles, steps))
-        if least.host <= ask.host:
+        if ask.host == 0 or least.host <= ask.host:
             return ""
-        needed = _gb(least.device + LIBRARY_BYTES + self._weights)
-        return f"or ram_gb to {_gb(least.host)} (it is {_gb(ask.host)}; {needed} of GPU memory then do), "
+        needed = least.device + LIBRARY_BYTES + self._weights
+        if target is not None and needed > target:
+            return f"or vram_gb to {_gb(needed)} and ram_gb to {_gb(least.host)} (it is {_gb(ask.host)}), "
+        return f"or ram_gb to {_gb(least.host)} (it is {_gb(ask.host)}; {_gb(needed)} of GPU memory then do), "
+
+    def _why_no_bands(self, ask: _Ask, tiles: Grid, target: int | None) -> str:
+        if ask.host == 0 or self._fused() is None:
+            return "bands need parked histories, which only the fused kernels on a GPU have"
+        least = self._sizes(ask, tiles, self._step(ask, 1, 1), Parking(None, 0, rows=ask.band))
+        needs = f"{_gb(least.device + LIBRARY_BYTES + self._weights)}, and the target is {_gb(target)}"
+        if ask.host is not None:
+            needs += f"; {_gb(least.host)} of host memory, and ram_gb allows {_gb(ask.host)}"
+        return f"its bands need {needs}"
 
     def _dry_run(
         self, half: str, batch: int, latents: int, steps: Steps, height: int, width: int, rows: int, cols: int

@@ -103,6 +103,8 @@ def test_memory_options_reach_the_engine(run, latent, vae, noise):
     assert torch.equal(load_file("a.safetensors")["frames"], expected)
     assert not torch.equal(expected, vae.decode(read_latent("wide.safetensors")))
     one_error(run("decode", latent, "b.mp4", "--vae", "{vae}", "--ram-gb", "0.000001"), "GB")
+    write_mp4("clip.mp4", torch.rand(1, 16, 16, 3), 25)
+    one_error(run("encode", "clip.mp4", "l.latent", "--vae", "{vae}", "--ram-gb", "0.000001"), "GB")
 
 
 def test_precision_reaches_the_engine(run, latent, vae_file):

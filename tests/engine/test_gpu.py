@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from zerowaste_vae import Cancelled, load
 from zerowaste_vae.engine.models.seedvr2 import Config, SeedVR2
+from zerowaste_vae.engine.optimize import DEFAULTS
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,6 +25,12 @@ def full_width(tmp_path_factory, seed_model):
     seed_model(model, 1234)
     save_file(model.state_dict(), path)
     return path
+
+
+@pytest.fixture(scope="module")
+def fp16(full_width):
+    """Read once: 1 GB of weights for each test."""
+    return load(full_width, device="cuda")
 
 
 def test_fp32_equals_original_with_tf32_allowed(full_width, fixtures, atol):
@@ -99,9 +106,8 @@ def test_fused_is_as_exact_as_plain(full_width, noise):
     ],
 )
 @pytest.mark.parametrize("fusion", [True, False])
-def test_measured_memory_stays_below_the_plan(full_width, noise, half, height, width, options, fusion):
-    vae = load(full_width, device="cuda")
-    vae.triton_fusion = fusion
+def test_measured_memory_stays_below_the_plan(fp16, noise, half, height, width, options, fusion):
+    vae = fp16.with_options(DEFAULTS.switched(**{"on" if fusion else "off": ["triton_fusion"]}))
     h, w = height // 8, width // 8
     gc.collect()
     torch.cuda.empty_cache()

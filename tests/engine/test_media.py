@@ -4,13 +4,14 @@ import subprocess
 import sys
 from fractions import Fraction
 
-import av
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from zerowaste_vae.engine import InputError, log
 from zerowaste_vae.engine.media import DEFAULT_FPS, natural_key, read_video, write_mp4, write_png_folder
+
+av = pytest.importorskip("av", reason="the package av is not installed")
 
 
 def moving_ramp(count=9, height=48, width=64):

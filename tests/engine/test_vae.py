@@ -256,6 +256,24 @@ def test_fused_encode_equals_plain(vae, fused_vae, atol):
     torch.testing.assert_close(fused_vae.encode(video), vae.encode(video), rtol=0, atol=atol)
 
 
+def test_exact_tiles_equal_whole_frames(fused_vae, noise, monkeypatch):
+    """Bands of 64 rows, with every history in host memory; without room for those the planner's choice runs."""
+    monkeypatch.setattr("zerowaste_vae.engine.vae.host_budget", lambda _, gb: int((gb or 1) * 2**30))
+    z, tiles = noise(1, 16, 3, 17, 2), {"tiling": "exact", "tile": 64}
+    plan = fused_vae.plan_decode(1, *z.shape[2:], **tiles)
+    assert (plan.parking.keys, plan.parking.rows) == (None, 64)
+    assert plan.host_bytes > 0
+    whole, bands = fused_vae.decode(z), fused_vae.decode(z, **tiles)
+    assert fused_vae.last_report.parked_gb == plan.host_bytes / 2**30
+    video = (noise(9, 136, 16, 3) * 50 + 128).clamp(0, 255).byte()
+    # Torch's convolutions on a CPU round by their shapes; on a GPU the bits are equal.
+    torch.testing.assert_close(bands, whole, rtol=0, atol=1.5e-5)
+    torch.testing.assert_close(fused_vae.encode(video, **tiles), fused_vae.encode(video), rtol=0, atol=1.5e-5)
+    assert torch.equal(fused_vae.decode(z, vram_gb=4, ram_gb=1e-6, **tiles), whole)
+    assert fused_vae.last_report.parked_gb == 0
+    assert fused_vae.plan_encode(1, 3, 17, 2, vram_gb=4, ram_gb=1e-6, **tiles).parking is None
+
+
 def test_fused_progress_cancel_and_switch(fused_vae, noise):
     z, seen = noise(1, 16, 4, 3, 3), []
     whole = fused_vae.decode(z, chunk=1, progress=lambda done, total: seen.append((done, total)))

@@ -89,45 +89,6 @@ assert other.engine.packed_bytes == 0
 print("kept")
 """
 
-PARKED = """
-import sys
-sys.argv = ["main.py", "--cpu"]
-import comfy.options
-comfy.options.enable_args_parsing()
-from contextlib import nullcontext
-import torch
-import comfy.model_management as mm
-gpu = torch.device("cuda", 0)
-mm.vae_device = lambda: gpu
-mm.get_total_memory = lambda *_: 16 << 30
-mm.cuda_device_context = lambda _: nullcontext()
-torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
-torch.cuda.get_device_capability = lambda *_: (9, 0)
-from zerowaste_vae.engine import PlanError, vae as engine_vae
-from zerowaste_vae.engine.runtime.memory import GIB
-from zerowaste_vae.nodes import host
-from zerowaste_vae.nodes.settings import Settings
-engine_vae.why_off = lambda *_: None
-vae = host.from_file(__import__("pathlib").Path(sys.stdin.read()), "auto", None, Settings())
-vae.engine.to = lambda _: vae.engine
-asked = []
-mm.load_models_gpu = lambda models, memory_required, force_full_load: asked.append(memory_required)
-for half in ("decoder", "encoder"):
-    size = 1, 6, 90, 160
-    roomy = vae.engine.planner.plan(half, *size, target=None).peak_bytes
-    least = roomy - (100 << 20)
-    assert vae.engine.planner.plan(half, *size, target=least, host=None).parking
-    asked.clear()
-    vae._loaded(half, size, Settings(vram_gb=least / GIB))
-    assert 0 < asked[0] <= least, (asked, least)
-    try:
-        vae._loaded(half, size, Settings(vram_gb=least / GIB, ram_gb=1 / 1024))
-        raise AssertionError("1 MB of host memory parked it all")
-    except PlanError as error:
-        assert "ram_gb" in str(error), error
-print("made room for parking")
-"""
-
 SCOPED = """
 import sys
 sys.argv = ["main.py", "--cpu"]
@@ -224,10 +185,6 @@ def test_unloading_gives_back_what_the_host_does_not_see(host_places, pack_folde
 def test_packed_weights_stay_with_a_loaded_vae(host_places, pack_folder):
     """Those of the half, and of the options, that ran last: no others are in the plan of a run."""
     assert "kept" in inside(host_places, pack_folder, KEPT)
-
-
-def test_the_host_makes_room_for_a_plan_that_parks_histories(host_places, pack_folder):
-    assert "made room" in inside(host_places, pack_folder, PARKED)
 
 
 def test_settings_of_an_unknown_vae_hold_during_its_calls_only(host_places, pack_folder):

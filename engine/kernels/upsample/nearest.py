@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..conv3d.types import Weight, pack_weight
+from ..conv3d.types import Balance, Weight, pack_weight
 from ..precision import exact_matmul
 
 #: [phase, tap on the small frame, tap on the doubled one]
@@ -25,7 +25,10 @@ def compose_nearest(conv: Tensor) -> Tensor:
         return torch.einsum("pai,qbj,kcij->pqkcab", fold, fold, conv).flatten(0, 2).unsqueeze(2)
 
 
-def pack_nearest(conv: Tensor, bias: Tensor, dtype: torch.dtype) -> tuple[Weight, Tensor]:
-    """Compose in fp32 and round once into `dtype`; the weight and its bias [4 * K] in float32."""
-    weight = pack_weight(compose_nearest(conv.float()), dtype, (1, 2, 2))
+def pack_nearest(
+    conv: Tensor, bias: Tensor, dtype: torch.dtype, balance: Balance | None = None
+) -> tuple[Weight, Tensor]:
+    """Compose in fp32 and round once into `dtype`; the weight and its bias [4 * K] in float32. balance: scales of the
+    input channels, as for `pack_weight`."""
+    weight = pack_weight(compose_nearest(conv.float()), dtype, (1, 2, 2), balance=balance)
     return replace(weight, shifted=True), bias.float().repeat(4)

@@ -6,7 +6,6 @@ import errno
 import os
 import sys
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -22,6 +21,8 @@ from zerowaste_vae.engine.checkpoint import (
 from zerowaste_vae.engine.checkpoint.quantize import TYPES
 from zerowaste_vae.engine.commands.convert import decode_psnr
 from zerowaste_vae.engine.errors import CheckpointError, InputError
+
+gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
 
 
 @pytest.fixture(scope="session")

@@ -12,13 +12,14 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 from zerowaste_vae.engine.checkpoint import read_checkpoint
 from zerowaste_vae.engine.errors import CheckpointError
+
+gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
 
 COUNT = int(os.environ.get("ZEROWASTE_FUZZ", "2000"))
 INTERESTING = (0, 1, 2, 3, 7, 8, 9, 13, 31, 32, 255, 2**16, 2**31, 2**32 - 1, 2**33, 2**40, 2**62, 2**63, 2**64 - 1)

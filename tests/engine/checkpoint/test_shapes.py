@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -13,6 +12,8 @@ from zerowaste_vae.engine.checkpoint import Checkpoint, read_checkpoint, restore
 from zerowaste_vae.engine.checkpoint.layouts import native_names
 from zerowaste_vae.engine.checkpoint.names import find_key_set
 from zerowaste_vae.engine.errors import CheckpointError
+
+gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
 
 Q = gguf.GGMLQuantizationType
 

@@ -32,6 +32,33 @@ def test_a_file_of_its_own_and_plain_torch(capsys, vae_file):
     assert "plain torch" in capsys.readouterr().out
 
 
+def peak(capsys, *args):
+    assert main(["plan", "--size", "1280x720", "--frames", "21", "--vram-gb", "40", "--json", *args]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["note"] == ""
+    return answer["precision"], answer["plans"][0]["peak_gb"]
+
+
+def test_every_precision_has_a_plan(capsys):
+    """8-bit histories take half: 3.1 of 6.3 GB at 1280x720."""
+    fp16 = peak(capsys, "--precision", "fp16")
+    assert peak(capsys) == fp16
+    assert peak(capsys, "--precision", "fp16_fast") == ("fp16_fast", fp16[1])
+    for kind in ("fp8", "int8"):
+        assert 3.0 < fp16[1] - peak(capsys, "--precision", kind)[1] < 4.5
+        assert peak(capsys, "--precision", kind, "--encode")[1] < peak(capsys, "--encode")[1] - 1.5
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_widths_that_the_kernels_refuse_are_planned_plain(capsys, make_vae_file, precision):
+    odd = str(make_vae_file((16, 24, 24, 24), (16, 24, 24, 24), 4, 1))
+    assert main(["plan", "--size", "96x64", "--vae", odd, "--vram-gb", "2", "--precision", precision]) == 0
+    _, note, plan = capsys.readouterr().out.splitlines()
+    assert "widths [24" in note
+    assert ("this is a plan for fp16" in note) == (precision == "int8")
+    assert "plain torch" in plan
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -40,6 +67,8 @@ def test_a_file_of_its_own_and_plain_torch(capsys, vae_file):
         (["--size", "64x64", "--frames", "0", "--vram-gb", "1"], "--frames 0"),
         (["--size", "64x64", "--precision", "half", "--vram-gb", "1"], "--precision half"),
         (["--size", "64x64", "--output", "int8", "--vram-gb", "1"], "--output int8"),
+        (["--size", "64x64", "--vram-gb", "-1"], "vram_gb=-1.0 is not a size"),
+        (["--size", "64x64", "--vram-gb", "1", "--ram-gb", "nan"], "ram_gb=nan is not a size"),
     ],
 )
 def test_refusals_are_one_line(capsys, args, words):

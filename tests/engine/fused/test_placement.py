@@ -1,9 +1,11 @@
 """Plans of the published SeedVR2 widths on the fused operators: parked histories, targets and refusals."""
 
 import functools
+import re
 
 import pytest
 import torch
+from zerowaste_vae.engine import log
 from zerowaste_vae.engine.errors import PlanError
 from zerowaste_vae.engine.fused.parking import Parking
 from zerowaste_vae.engine.fused.path import FusedPath
@@ -58,6 +60,8 @@ def test_nothing_is_parked_without_need(planner):
 def test_more_host_memory_than_allowed_is_refused_with_the_way_out(planner):
     with pytest.raises(PlanError, match=r"3840x2160 .* ram_gb to 56\.6\d GB \(it is 30\.00 GB; .* of GPU memory"):
         plan(planner, 2160, 3840, 13, host_gb=30)
+    with pytest.raises(PlanError, match=r"or vram_gb to 10\.\d\d GB and ram_gb to 56\.6\d GB \(it is 30\.00 GB\), or"):
+        plan(planner, 2160, 3840, 8, host_gb=30)
     with pytest.raises(PlanError) as e:
         plan(planner, 2160, 3840, 2)
     assert " ram_gb" not in str(e.value)  # more of it would not help
@@ -67,6 +71,28 @@ def test_exact_with_a_tile_works_in_bands_of_that_many_rows(planner):
     found = plan(planner, 720, 1280, 13, tiling="exact", tile=128)
     assert (found.parking.keys, found.parking.rows) == (None, 128)
     assert plan(planner, 720, 1280, 13, tiling="exact").parking is None
+
+
+@pytest.mark.parametrize(("gb", "host_gb", "tile"), [(13, 2, 128), (3, 62, 512)])
+def test_bands_that_do_not_fit_give_way_to_what_does(planner, caplog, monkeypatch, gb, host_gb, tile):
+    """Without enough host memory, or higher than the target allows; the frames are the same, and the log says why."""
+    monkeypatch.setattr(log, "_said", set())
+    assert plan(planner, 720, 1280, gb, host_gb, tiling="exact", tile=tile) == plan(planner, 720, 1280, gb, host_gb)
+    words = rf"tile={tile} .* at 1280x720 is not used: .* is {gb}\.00 GB; 6\.3\d GB .* allows {host_gb}\.00 GB; other"
+    assert re.search(words, caplog.text)
+    with pytest.raises(PlanError, match="1280x720 untiled needs"):
+        plan(planner, 720, 1280, 2, tiling="exact", tile=tile)
+
+
+def test_where_nothing_is_parked_there_are_no_bands(planner, caplog, monkeypatch):
+    """On a CPU, where whole frames run, and the log says so."""
+    monkeypatch.setattr(log, "_said", set())
+    found = plan(planner, 720, 1280, 13, 0, tiling="exact", tile=128)
+    assert found == plan(planner, 720, 1280, 13, 0)
+    assert "only the fused kernels on a GPU have" in caplog.text
+    with pytest.raises(PlanError) as e:
+        plan(planner, 720, 1280, 3, 0)
+    assert " ram_gb" not in str(e.value)
 
 
 def test_users_chunk_is_kept_when_parking(planner):

@@ -1,11 +1,17 @@
 """8 bit through the VAE object on a CPU: real bits, a floor that holds, second starts that measure nothing."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from zerowaste_vae.engine import InputError, load
-from zerowaste_vae.engine.precision import bench
+from zerowaste_vae.engine import vae as vae_module
+from zerowaste_vae.engine.optimize import DEFAULTS
+from zerowaste_vae.engine.precision import bench, mixed, store
+from zerowaste_vae.engine.precision.measure import Saturation
+from zerowaste_vae.engine.precision.modes import Mode
+from zerowaste_vae.engine.precision.policy import eligible
 
 
 def db(a, b):
@@ -74,3 +80,88 @@ def test_what_is_asked_for_and_cannot_be(wide_file, noise):
     # The toggle is there for speed, which a CPU has none of.
     fp16.options = fp16.options.switched(on=["fp8"])
     assert fp16.precision == "fp16"
+
+
+def test_ranges_of_an_uncalibrated_file_widen_with_its_first_clips(wide_file, noise, monkeypatch):
+    """One odd clip does not spoil a file: 8-bit operands made from it alone saturate on the next one."""
+    dull, real = noise(1, 16, 1, 4, 4) * 0.02, noise(1, 16, 2, 4, 4)
+    exact = load(wide_file, device="cpu").decode(real)
+    vae = load(wide_file, precision="int8", device="cpu")
+    vae.decode(dull)
+    first = vae.store.table("decoder")
+    monkeypatch.setattr(mixed, "CLIPS", 1)
+    narrow = db(load(wide_file, precision="int8", device="cpu").decode(real), exact)
+    monkeypatch.undo()
+    monkeypatch.setenv("ZEROWASTE_CACHE", str(vae.store.folder.parent))
+    wide = vae.decode(real)
+    known = vae.store.table("decoder")
+    assert db(wide, exact) > narrow + 5
+    assert "first 2 clips" in vae.last_report.operands
+    for key, found in known.ranges.items():
+        assert all(a >= b for a, b in zip(found.largest, first.ranges[key].largest, strict=True))
+    assert known.ranges != first.ranges
+    # A clip that was seen changes nothing, nor does any clip after the first few, nor one of a calibrated file.
+    assert torch.equal(vae.decode(real), wide)
+    assert vae.store.table("decoder") == known
+    for i in range(2, mixed.CLIPS):
+        vae.decode(real * (1 + i))
+    monkeypatch.setattr(bench.Bench, "__init__", lambda *_: pytest.fail("measured again"))
+    settled = vae.store.table("decoder")
+    assert len(settled.seen) == mixed.CLIPS
+    vae.decode(real * 9)
+    assert vae.store.table("decoder") == settled
+    vae.store.keep("decoder", replace(known, seen=()))
+    load(wide_file, precision="int8", device="cpu").decode(real * 10)
+
+
+@pytest.mark.parametrize(("asked", "kind"), [("fp8", "fp8"), ("int8", "int8"), ("auto", "fp8")])
+def test_a_floor_is_measured_on_the_clip_and_kept(wide_file, noise, monkeypatch, asked, kind):
+    """Whatever a table claims: here convolutions cost nothing by themselves, so the choice begins with all of them, and
+    only the measurement on the clip can step up."""
+    z = noise(1, 16, 2, 4, 4)
+    exact = load(wide_file, device="cpu").decode(z)
+    monkeypatch.setattr(vae_module, "resolve", lambda *_: Mode(kind))
+    monkeypatch.setattr(bench.Bench, "errors", lambda self, *_: {k: 1e-12 * (1 + i) for i, k in enumerate(keys)})
+    tried, quality = [], bench.Bench.quality
+    monkeypatch.setattr(bench.Bench, "quality", lambda self, p: tried.append((p, *quality(self, p))) or tried[-1][1:])
+    vae = load(wide_file, precision=asked, device="cpu", min_db=45.0)
+    keys = eligible(vae.model.decoder)
+    out = vae.decode(z)
+    assert len(tried[0][0].kinds) == len(keys)
+    assert tried[0][1] < 45.0 <= tried[-1][1] == vae.last_report.db
+    assert all(found < 45.0 for _, found, _ in tried[:-1])
+    counts = [len(policy.kinds) for policy, *_ in tried]
+    assert counts == sorted(set(counts), reverse=True)
+    assert vae.last_report.operands.startswith(f"{counts[-1]} of {len(keys)}")
+    assert db(out, exact) > 44.0
+
+
+def test_a_floor_takes_fp16_sums_back(wide_file, noise, monkeypatch):
+    """A CPU has none, so what they cost is made up; what follows from it is not."""
+    model = load(wide_file, precision="fp16", device="cpu").model
+    fast = mixed.Mixed(
+        Mode(half_accumulate=True), model, torch.float16, replace(DEFAULTS, min_db=60.0), store.Store(None)
+    )
+    samples = [noise(1, 4, 4, 16)]
+    for db, kept in ((61.0, True), (59.0, False)):
+        made_up = lambda _, policy, db=db: (db if policy.half_accumulate else math.inf, Saturation())  # noqa: E731
+        monkeypatch.setattr(bench.Bench, "quality", made_up)
+        assert fast.settle("decoder", lambda: samples).half_accumulate == kept
+
+
+def test_measuring_that_finds_no_memory_is_tried_again(wide_file, noise, monkeypatch):
+    table, calls, asked = bench.Bench.table, [], []
+
+    def scarce(self, *rest):
+        calls.append(rest)
+        if len(calls) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return table(self, *rest)
+
+    monkeypatch.setattr(bench.Bench, "table", scarce)
+    vae = load(wide_file, precision="fp8", device="cpu")
+    vae.on_pressure = lambda: asked.append(1)
+    vae.decode(noise(1, 16, 1, 2, 2))
+    assert len(calls) == 2
+    assert asked
+    assert vae.last_report.events["oom_retries"] == 1

@@ -1,4 +1,4 @@
-"""Injected trouble: allocations that fail, values that overflow."""
+"""Injected trouble, and what tests look at afterwards."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import gc
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from zerowaste_vae import PlanError
 from zerowaste_vae.engine.fused.run import Run
 from zerowaste_vae.engine.runtime.guard import Guard
 from zerowaste_vae.engine.runtime.pinned import POOL
+from zerowaste_vae.engine.runtime.pixels import PixelSink, StagedWriter
+
+#: Batch, channels, latents, height and width of most tests' latent.
+SIZE = (1, 16, 3, 2, 2)
 
 
 class Allocations(TorchDispatchMode):
@@ -73,3 +78,52 @@ def leftovers() -> list[object]:
     holding = [r for r in runs if r.arena._block is not None or any(g.data is not None for g in r.rings.values())]
     used = POOL.nbytes - sum(b.numel() for b in POOL._idle)
     return [*holding, *([used] if used else [])]
+
+
+def events(vae):
+    """What the last run counted, without zeros."""
+    return {name: count for name, count in vae.last_report.events.items() if count}
+
+
+def leanest(vae, z, **options):
+    """The plan of the least peak."""
+    size = z.shape[0], *z.shape[2:]
+    plan = vae.plan_decode(*size, **options)
+    while True:
+        try:
+            plan = vae.plan_decode(*size, below=plan.peak_bytes, **options)
+        except PlanError:
+            return plan
+
+
+def record_plans(monkeypatch):
+    plans, survive = [], Guard.survive
+
+    def watched(self, attempt, plan, leaner):
+        def seen(plan):
+            plans.append(plan)
+            attempt(plan)
+
+        return survive(self, seen, plan, leaner)
+
+    monkeypatch.setattr(Guard, "survive", watched)
+    return plans
+
+
+def record_writes(monkeypatch):
+    """(clip, frame) of everything that is written to the result."""
+    written = []
+
+    def through(where):
+        original = where.write
+
+        def write(self, clip, first, pixels, *args):
+            count = pixels.shape[0 if where is StagedWriter else 2]
+            original(self, clip, first, pixels, *args)
+            written.extend((clip, first + i) for i in range(count))
+
+        monkeypatch.setattr(where, "write", write)
+
+    through(StagedWriter)
+    through(PixelSink)
+    return written

@@ -43,3 +43,14 @@ def test_attention_has_no_score_matrix():
         return torch.nn.functional.scaled_dot_product_attention(q, q, q)
 
     assert peak_bytes(program) == 2 * 5000 * 8 * 4
+
+
+def test_the_callers_inference_mode_changes_nothing():
+    """Where it is on, torch hands composite operators over whole, and their temporaries would go unseen."""
+
+    def program():
+        torch.nn.functional.conv3d(meta(1, 2, 4, 4, 4), meta(3, 2, 1, 1, 1))
+
+    with torch.inference_mode():
+        inside = peak_bytes(program)
+    assert inside == peak_bytes(program)

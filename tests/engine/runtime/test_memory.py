@@ -1,5 +1,7 @@
 """Where the memory target comes from."""
 
+import sys
+
 import pytest
 import torch
 from zerowaste_vae.engine.errors import InputError
@@ -38,7 +40,7 @@ def test_cuda_target(monkeypatch, free, reserved, allocated, asked, expected):
     assert memory.memory_target(GPU, asked, None, held) == expected * GIB
 
 
-@pytest.mark.parametrize("bad", [-1, float("nan")])
+@pytest.mark.parametrize("bad", [-1, float("nan"), float("inf")])
 def test_sizes_that_are_none(bad):
     with pytest.raises(InputError, match="vram_gb="):
         memory.memory_target(CPU, bad, None, 0)
@@ -48,3 +50,28 @@ def test_sizes_that_are_none(bad):
 
 def test_available_ram_is_plausible():
     assert memory.available_ram() > 64 << 20
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="control groups are Linux's")
+@pytest.mark.parametrize(
+    ("folder", "limit", "usage", "cache"),
+    [("", "memory.max", "memory.current", "inactive_file"),
+     ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")],
+)  # fmt: skip
+def test_a_containers_limit_counts(tmp_path, monkeypatch, folder, limit, usage, cache):
+    group = tmp_path / folder
+    group.mkdir(exist_ok=True)
+    (group / limit).write_text("9000000\n")
+    (group / usage).write_text("7000000\n")
+    (group / "memory.stat").write_text(f"anon 5000000\n{cache} 1500000\n")
+    assert memory._container_available(tmp_path) == 3_500_000
+    monkeypatch.setattr(memory, "_container_available", lambda: 3_500_000)
+    assert memory.available_ram() == 3_500_000
+
+
+@pytest.mark.parametrize("limit", ["max", None])
+def test_without_a_limit_the_machine_counts(tmp_path, limit):
+    if limit:
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+        (tmp_path / "memory.current").write_text("7000000\n")
+    assert memory._container_available(tmp_path) is None

@@ -1,0 +1,81 @@
+"""8 bit on a real GPU: the emulated numbers, every chunking the same bits, memory as stated from the first call on."""
+
+import gc
+import math
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from zerowaste_vae import load
+from zerowaste_vae.engine.models.seedvr2 import Config, SeedVR2
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
+]
+GIB = 1 << 30
+KINDS = ["fp8", "int8"]
+
+
+@pytest.fixture(scope="module")
+def full_width(tmp_path_factory, seed_model):
+    """A file of the published widths."""
+    path = tmp_path_factory.mktemp("full") / "full.safetensors"
+    model = SeedVR2(Config((128, 256, 512, 512), (128, 256, 512, 512)))
+    seed_model(model, 1234)
+    save_file({name: tensor.half() for name, tensor in model.state_dict().items()}, path)
+    return path
+
+
+def decibel(a, b):
+    return 10 * math.log10(1 / (a - b).double().square().mean().item())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kernels_compute_what_a_cpu_emulates(wide_file, noise, kind):
+    z, video = noise(1, 16, 3, 6, 7), noise(9, 48, 40, 3).clamp(-1, 1) * 0.5 + 0.5
+    exact = load(wide_file, device="cpu")
+    emulated = load(wide_file, precision=kind, device="cpu")
+    frames, latent = emulated.decode(z), emulated.encode(video)  # the ranges found here serve the GPU, too
+    vae = load(wide_file, precision=kind, device="cuda")
+    assert vae.precision == kind
+    cost = decibel(frames, exact.decode(z))
+    apart = decibel(vae.decode(z), frames)
+    print(f"{kind}: {cost:.1f} dB against fp32, GPU against CPU {apart:.1f} dB")
+    assert apart > cost + 6
+    assert (vae.encode(video) - latent).square().mean() < 0.25 * (latent - exact.encode(video)).square().mean()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_chunking_and_parking_keeps_every_bit(full_width, noise, kind):
+    z, video = noise(1, 16, 4, 18, 23), noise(13, 144, 176, 3).clamp(-1, 1) * 0.5 + 0.5
+    vae = load(full_width, precision=kind, device="cuda")
+    frames, latent = vae.decode(z), vae.encode(video)
+    for chunk in (1, 2, 3):
+        assert torch.equal(vae.decode(z, chunk=chunk), frames)
+    roomy = vae.plan_decode(1, 4, 18, 23)
+    parked = {"vram_gb": (roomy.peak_bytes - (64 << 20)) / GIB, "ram_gb": 8}
+    assert vae.plan_decode(1, 4, 18, 23, **parked).parking
+    assert torch.equal(vae.decode(z, **parked), frames)
+    assert torch.equal(vae.encode(video), latent)
+    again = load(full_width, precision=kind, device="cuda")  # from the prepared weights
+    assert torch.equal(again.decode(z), frames)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("half", "gb"), [("decode", None), ("decode", 4.0), ("encode", None)])
+def test_memory_is_as_stated_when_ranges_are_measured(full_width, noise, monkeypatch, tmp_path, kind, half, gb):
+    """A file that nobody has calibrated yet, at 1280x720; what was reserved includes the measuring and the packing."""
+    monkeypatch.setenv("ZEROWASTE_CACHE", str(tmp_path / "cache"))
+    vae = load(full_width, precision=kind, device="cuda")
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    options = {"vram_gb": gb, "ram_gb": 8} if half == "decode" else {"vram_gb": gb}
+    if half == "decode":
+        vae.decode(noise(1, 16, 2, 90, 160), output="uint8", **options)
+    else:
+        vae.encode(noise(5, 720, 1280, 3).clamp(-1, 1) * 0.5 + 0.5, **options)
+    stated, reserved = vae.last_report.predicted_gb, torch.cuda.max_memory_reserved() / GIB
+    print(f"{half} {kind} {gb} GB: stated {stated:.2f} GB, reserved {reserved:.2f} GB")
+    assert 0.95 * stated < reserved < 1.05 * stated

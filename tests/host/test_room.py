@@ -1,0 +1,48 @@
+"""How much room the pack's VAE asks the host for before a run, inside a host that says it has a GPU."""
+
+from .test_device import inside
+
+PARKED = """
+import sys
+sys.argv = ["main.py", "--cpu"]
+import comfy.options
+comfy.options.enable_args_parsing()
+import torch
+import comfy.model_management as mm
+gpu = torch.device("cuda", 0)
+mm.vae_device = lambda: gpu
+mm.get_total_memory = lambda *_: 16 << 30
+torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
+torch.cuda.get_device_capability = lambda *_: (9, 0)
+from zerowaste_vae.engine import PlanError, vae as engine_vae
+from zerowaste_vae.nodes import host
+from zerowaste_vae.nodes.settings import Settings
+engine_vae.why_off = lambda *_: None
+asked = []
+mm.load_models_gpu = lambda models, memory_required, **_: asked.append(memory_required)
+vae = host.from_file(__import__("pathlib").Path(sys.stdin.read()), "auto", None, Settings())
+vae.engine.to = lambda device: None
+size = (1, 4, 135, 240)
+untiled = vae._peak("decoder", size)
+
+def room(**wishes):
+    vae._loaded("decoder", size, Settings(**wishes))
+    return asked.pop()
+
+assert room() == untiled
+gb = 0.5 * untiled / 2**30
+assert 0 < room(vram_gb=gb) <= 0.5 * untiled
+assert room(tiling="exact", tile=256) > 0
+try:
+    room(vram_gb=gb, ram_gb=0.01)
+except PlanError as error:
+    assert "ram_gb" in str(error), error
+else:
+    raise AssertionError("no host memory, and still a plan")
+print("made room")
+"""
+
+
+def test_room_is_made_for_plans_that_park(host_places, pack_folder):
+    """Histories in host memory count there as well: else a target that needs them is refused before the run."""
+    assert "made room" in inside(host_places, pack_folder, PARKED)
