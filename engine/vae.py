@@ -187,10 +187,16 @@ class VideoVAE(Attempts, DocumentedMethods):
         with torch.no_grad(), self._scope():
             self._fused.use(half, self._mixed.settle(half, samples))
 
-    def release(self) -> None:
-        """Give back what only makes the next run start sooner: packed weights, graphs, page-locked host memory."""
-        self._fused.release()
+    def release(self, keep: str = "") -> int:
+        """Give back the memory that only makes the next run start sooner: graphs, page-locked host memory and packed
+        weights, but those of the half `keep`. Returns the bytes of the latter."""
         POOL.release()
+        return self._fused.release(keep)
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of the packed weights now on the device, beside the model's own."""
+        return sum(map(self._fused.packed_bytes, ("encoder", "decoder")))
 
     def frames(self, latents: int) -> int:
         """Frames that `latents` decode to."""

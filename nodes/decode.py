@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from . import frames
+from .conversion import CONVERTED, engine_vae, host_decode
 from .host import io
 from .settings import from_widgets
-from .widgets import chunk_input, engine_vae, output_input, ram_input, report_output, schema, tiling_inputs, vram_input
+from .widgets import chunk_input, output_input, ram_input, report_output, schema, tiling_inputs, vram_input
 
 
 class Decode(io.ComfyNode):
@@ -15,8 +16,8 @@ class Decode(io.ComfyNode):
             "ZeroWasteVAEDecode",
             "Zero-Waste VAE Decode",
             ["vae decode", "decode video", "tiled decode", "latent to video", "long video", "seedvr2", "wan"],
-            description="Decodes video latents within a VRAM target. What Zero-Waste VAE Encode padded is cropped "
-            "off again.",
+            description="Decodes video latents within a VRAM target, with any VAE: SeedVR2 and Wan VAEs run on the "
+            "engine, others by ComfyUI's own code. What Zero-Waste VAE Encode padded is cropped off again.",
             inputs=[
                 io.Latent.Input("samples"),
                 io.Vae.Input("vae"),
@@ -32,9 +33,14 @@ class Decode(io.ComfyNode):
 
     @classmethod
     def execute(cls, samples: dict, vae: object, **widgets: object) -> io.NodeOutput:
-        vae = engine_vae(vae)
-        clip, outcome = vae.run_decode(samples["samples"], from_widgets(**widgets).over(vae.settings))
-        cropped = frames.crop_clip(clip, samples.get(frames.CLIP_SIZE), vae.engine.temporal)
+        wishes, fast = from_widgets(**widgets), engine_vae(vae)
+        if fast is None:
+            images, outcome = host_decode(vae, samples["samples"], wishes)
+            return io.NodeOutput(images, outcome.text(), ui=outcome.ui())
+        clip, outcome = fast.run_decode(samples["samples"], wishes.over(fast.settings))
+        if fast is not vae:
+            outcome.notes.append(CONVERTED)
+        cropped = frames.crop_clip(clip, samples.get(frames.CLIP_SIZE), fast.engine.temporal)
         if cropped.shape != clip.shape:
             _, count, height, width, _ = cropped.shape
             outcome.notes.append(f"cropped to {count} frames of {width}x{height}")

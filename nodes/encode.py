@@ -5,9 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from . import frames
+from .conversion import CONVERTED, engine_vae, host_encode
 from .host import io
 from .settings import from_widgets
-from .widgets import engine_vae, report_output, schema, tiling_inputs, vram_input
+from .widgets import advanced, chunk_input, ram_input, report_output, schema, tiling_inputs, vram_input
 
 
 class Encode(io.ComfyNode):
@@ -17,19 +18,34 @@ class Encode(io.ComfyNode):
             "ZeroWasteVAEEncode",
             "Zero-Waste VAE Encode",
             ["vae encode", "encode video", "tiled encode", "video to latent", "seedvr2", "wan"],
-            description="Encodes the frames of one clip. Any size and length: frames are padded to multiples of 16 "
-            "pixels and to 4n+1 in number; Zero-Waste VAE Decode crops that off again.",
-            inputs=[io.Image.Input("pixels"), io.Vae.Input("vae"), vram_input(), *tiling_inputs()],
+            description="Encodes the frames of one clip, with any VAE: SeedVR2 and Wan VAEs run on the engine, others "
+            "by ComfyUI's own code. On the engine, frames are padded to multiples of 16 pixels and to 4n+1 in number; "
+            "Zero-Waste VAE Decode crops that off again.",
+            inputs=[
+                io.Image.Input("pixels"),
+                io.Vae.Input("vae"),
+                vram_input(),
+                *tiling_inputs(),
+                # Saved workflows hold values in this order: what is new comes last.
+                advanced(chunk_input()),
+                ram_input("Host memory the encode may take for what it parks there, in GB (2^30 bytes). 0: the value "
+                          "of the node before, else half of what is free. On a CPU: the memory the encode may take."),
+            ],
             outputs=[io.Latent.Output(), report_output()],
-        )
+        )  # fmt: skip
 
     @classmethod
     def execute(cls, pixels: Tensor, vae: object, **widgets: object) -> io.NodeOutput:
-        vae = engine_vae(vae)
+        wishes, fast = from_widgets(**widgets), engine_vae(vae)
+        if fast is None:
+            latent, outcome = host_encode(vae, pixels, wishes)
+            return io.NodeOutput({"samples": latent}, outcome.text(), ui=outcome.ui())
         clip = frames.as_clip(pixels)
         size = tuple(clip.shape[1:4])
-        padded = frames.pad_clip(clip, vae.engine.temporal)
-        latent, outcome = vae.run_encode(padded, from_widgets(**widgets).over(vae.settings))
+        padded = frames.pad_clip(clip, fast.engine.temporal)
+        latent, outcome = fast.run_encode(padded, wishes.over(fast.settings))
+        if fast is not vae:
+            outcome.notes.append(CONVERTED)
         if padded.shape != clip.shape:
             _, count, height, width, _ = padded.shape
             outcome.notes.append(f"padded to {count} frames of {width}x{height}")

@@ -28,7 +28,11 @@ def pad_clip(clip: Tensor, temporal: int) -> Tensor:
     """Clip [B, F, H, W, 3] clamped to 0..1, black at the bottom and right up to multiples of 16, last frame repeated
     up to temporal * n + 1 frames: what the host's SeedVR2Preprocess does."""
     _, frames, height, width, _ = clip.shape
-    clip = F.pad(clip.clamp(0, 1), (0, 0, 0, -width % SIZE_MULTIPLE, 0, -height % SIZE_MULTIPLE))
+    low, high = torch.aminmax(clip)
+    if not (low >= 0 and high <= 1):  # looking costs less than the copy, which nearly no clip needs
+        clip = clip.clamp(0, 1)
+    if width % SIZE_MULTIPLE or height % SIZE_MULTIPLE:
+        clip = F.pad(clip, (0, 0, 0, -width % SIZE_MULTIPLE, 0, -height % SIZE_MULTIPLE))
     missing = -(frames - 1) % temporal
     return torch.cat([clip, clip[:, -1:].expand(-1, missing, -1, -1, -1)], 1) if missing else clip
 

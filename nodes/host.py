@@ -72,12 +72,12 @@ class EngineVAE(comfy.sd.VAE):
         self.name = name or f"{engine.arch} {_widths(engine)}"
         KNOWN.learn(self.name, engine.architecture, engine.model.config)
         self.first_stage_model = engine.model
-        self.patcher = comfy.model_patcher.ModelPatcher(
-            engine.model, load_device=self.device, offload_device=mm.vae_offload_device()
+        self.patcher = _Patcher(engine.model, load_device=self.device, offload_device=mm.vae_offload_device())
+        self._engines = self.patcher.engines = engines = weakref.WeakSet()
+        # Each time it loads a model, the host detaches it first, but leaves the weights where they are.
+        self.patcher.add_callback(
+            comfy.patcher_extension.CallbacksMP.ON_DETACH, lambda _, away=True: _give_back(engines) if away else None
         )
-        self._engines: weakref.WeakSet[VideoVAE] = weakref.WeakSet()
-        engines = self._engines
-        self.patcher.add_callback(comfy.patcher_extension.CallbacksMP.ON_DETACH, lambda *_: _give_back(engines))
         self._use(engine)
         self.size = None
         self.vae_dtype = engine.dtype
@@ -162,9 +162,9 @@ class EngineVAE(comfy.sd.VAE):
         if not self.engine.can_encode:
             raise InputError(f"{self.engine.path or 'this VAE'} holds a decoder only: encode with the whole VAE's file")
         size = self._clip_size(clip.shape[0], *clip.shape[1:4])
-        options = {**settings.plan_options(), "vram_gb": settings.vram_gb or None}
+        options = {**settings.plan_options(), **settings.memory_options(), "chunk": settings.chunk}
         started = time.perf_counter()
-        with self._loaded("encoder", size, settings):
+        with self._loaded("encoder", size, settings, chunk=settings.chunk):
             loaded = time.perf_counter() - started
             plan = self.engine.plan_encode(*size, **options)
             latent = self._interruptible(self.engine.encode, plan, size[1], clip, **options)
@@ -176,10 +176,13 @@ class EngineVAE(comfy.sd.VAE):
         """Have the host make room for the plan and load the weights; a context in which to run."""
         memory = 0
         _sample_machine()
+        for engine in self._engines:  # packed weights that this run's plan does not count
+            engine.release(keep=half if engine is self.engine else "")
         if self._on_gpu:
             target = settings.vram_gb * GIB or DEFAULT_SHARE * mm.get_total_memory(self.device)
             host = host_budget(self.device, settings.ram_gb)
             memory = self._peak(half, size, target=int(target), host=host, **options, **settings.plan_options())
+            memory -= self.engine.packed_bytes  # they are there already
         mm.load_models_gpu([self.patcher], memory_required=memory, force_full_load=True)
         self.engine.to(self.device)
         context = getattr(mm, "cuda_device_context", None)
@@ -198,8 +201,8 @@ class EngineVAE(comfy.sd.VAE):
             mm.throw_exception_if_processing_interrupted()
             raise
         finally:
-            # The host does not see the packed weights, so they must not outlive the run it made room for.
-            self.engine.release()
+            # Packed weights stay while the host keeps the VAE loaded; memory parked in, up to tens of GB, does not.
+            POOL.release()
             self.engine.on_pressure = None
 
     def _free_others(self) -> None:
@@ -244,6 +247,18 @@ class EngineVAE(comfy.sd.VAE):
         }
 
 
+class _Patcher(comfy.model_patcher.ModelPatcher):
+    """Unloads what the host does not see first: the packed weights of the engines that run this model."""
+
+    engines: Iterable[VideoVAE] = ()
+
+    def partially_unload(self, device_to: torch.device, memory_to_free: float = 0, **options: object) -> int:
+        freed = sum(engine.release() for engine in self.engines)
+        if freed < memory_to_free:
+            freed += super().partially_unload(device_to, memory_to_free - freed, **options)
+        return freed
+
+
 def _give_back(engines: Iterable[VideoVAE]) -> None:
     """When the host unloads a VAE: free what it does not see, packed weights and page-locked memory."""
     for engine in engines:
@@ -283,8 +298,10 @@ def from_host_vae(vae: comfy.sd.VAE, precision: str) -> EngineVAE | None:
     if not known(vae):
         return None
 
+    network = vae.first_stage_model  # and not the VAE, whose end `conversion` waits for
+
     def source() -> Checkpoint:
-        return Checkpoint({key: t.detach().to(mm.vae_offload_device()) for key, t in vae.get_sd().items()})
+        return Checkpoint({key: t.detach().to(mm.vae_offload_device()) for key, t in network.state_dict().items()})
 
     return EngineVAE(source, precision, Settings())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..engine.loader import NAMES
 from . import host
+from .conversion import check_vae
 from .host import EngineVAE, io
 from .reports import ui
 from .settings import from_widgets
@@ -38,6 +39,7 @@ class Optimize(io.ComfyNode):
 
     @classmethod
     def execute(cls, vae: object, precision: str = "auto", min_db: float = 0.0, **widgets: object) -> io.NodeOutput:
+        check_vae(vae)
         wishes = from_widgets(**{name: widgets.pop(name) for name in _WISHES if name in widgets})
         options = options_from(min_db, **widgets)
         convert = host.with_precision if isinstance(vae, EngineVAE) else host.from_host_vae

@@ -34,7 +34,8 @@ PUBLISHED = seedvr2.Config((128, 256, 512, 512), (128, 256, 512, 512))
 LIMITS = {"width": 16384, "height": 16384, "frames": 100_000, "batch": 64, "tile": 16384, "overlap": 16384,
           "chunk": 4096, "vram_gb": 1024.0, "ram_gb": 65536.0}  # fmt: skip
 _CHOICES = {"tiling": TILINGS, "precision": NAMES, "output": ("auto", *OUTPUTS)}
-_NAME = 512
+#: Characters of a model's name, and of a list of optimisations.
+_NAME, _NAMES = 512, 200
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,9 @@ class Question:
         values: dict[str, object] = {}
         for name, text in query.items():
             if name == "off":
-                values["options"] = DEFAULTS.switched(off=text[:200].split(","))
+                if len(text) > _NAMES:
+                    raise InputError(f"off is a list of at most {_NAMES} characters")
+                values["options"] = DEFAULTS.switched(off=text.split(","))
             elif name == "model":
                 if len(text) > _NAME or not text.isprintable():
                     raise InputError(f"model is a name of at most {_NAME} printable characters")

@@ -17,13 +17,15 @@ class Outcome:
     """What a decode or encode did: the engine's report, the host's share of the time, and lines of the node's own."""
 
     report: Report
-    load_seconds: float
+    load_seconds: float | None  # None: the host loads the weights inside its own code
     plan: dict[str, object] | None = None
     notes: list[str] = field(default_factory=list)
 
     def text(self) -> str:
-        load = f"{'load':<8}{self.load_seconds:.2f} s for ComfyUI to free memory and load the weights"
-        return "\n".join([self.report.text(), load, *(f"{'note':<8}{note}" for note in self.notes)])
+        lines = [self.report.text()]
+        if self.load_seconds is not None:
+            lines.append(f"{'load':<8}{self.load_seconds:.2f} s for ComfyUI to free memory and load the weights")
+        return "\n".join([*lines, *(f"{'note':<8}{note}" for note in self.notes)])
 
     def ui(self) -> dict[str, tuple]:
         """The ui output of a node: `text`, and under KEY the engine's report, the plan and the notes."""

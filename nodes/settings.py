@@ -42,7 +42,7 @@ class Settings:
         return {"tiling": self.tiling, "tile": self.tile, "overlap": overlap}
 
     def memory_options(self) -> dict[str, float | None]:
-        """Keyword arguments of the engine's decode and its planner; None: automatic."""
+        """Keyword arguments of the engine's decode and encode; None: automatic."""
         return {"vram_gb": self.vram_gb or None, "ram_gb": self.ram_gb or None}
 
     def describe(self) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ..engine import InputError
-from .host import EngineVAE, io
+from .host import io
 from .settings import DEFAULT_OVERLAP
 
 CATEGORY = "ZeroWaste VAE"
@@ -14,9 +13,10 @@ _TILE = (
 )
 _OVERLAP = "Pixels that neighbouring tiles share and blend over. Must be smaller than the tile."
 _TILING = (
-    "auto and untiled: whole frames; if they do not fit the VRAM target, an error says what would. exact: the same "
-    "frames; in this version it runs as untiled. blended: tiles with a soft overlap, approximate, for frames that do "
-    "not fit."
+    "auto and untiled: whole frames. On a GPU, history waits in host memory where the VRAM target asks for it; what "
+    "does not fit even so is an error that says what would. exact: the same frames, with rows of large convolutions in "
+    "bands of tile pixels where the fused kernels run. blended: tiles with a soft overlap, approximate, for frames "
+    "that do not fit."
 )
 
 
@@ -83,13 +83,13 @@ def chunk_input() -> io.Int.Input:
         min=0,
         max=4096,
         optional=True,
-        tooltip="Latents (4 frames each) per step. 0 lets the planner choose; every value gives the same frames.",
+        tooltip="Latents (4 frames each) per step. 0 lets the planner choose; every value gives the same result.",
     )
 
 
 def tiling_inputs() -> list[io.Input]:
-    """The tiling mode with the widgets that belong to it; they stand last, so that a workflow saved with nested
-    widgets still loads on a host from before io.DynamicCombo (0.8.0), where tile and overlap are always there."""
+    """The tiling mode with the widgets that belong to it. A host from before io.DynamicCombo (0.8.0) always has
+    tile and overlap: of a workflow saved with nested ones it reads right what stands before them."""
     if not hasattr(io, "DynamicCombo"):
         return [
             io.Combo.Input(
@@ -126,13 +126,3 @@ def advanced(widget: io.Input) -> io.Input:
 
 def _pixels(name: str, default: int, tooltip: str, optional: bool = False) -> io.Int.Input:
     return io.Int.Input(name, default=default, min=0, max=16384, step=8, optional=optional, tooltip=tooltip)
-
-
-def engine_vae(vae: object) -> EngineVAE:
-    """`vae` if the engine runs it; other VAEs have no plan, VRAM target or chunks."""
-    if not isinstance(vae, EngineVAE):
-        raise InputError(
-            "this VAE is not run by the engine: load it with Zero-Waste VAE Loader, or put Zero-Waste VAE Optimize "
-            "in between"
-        )
-    return vae

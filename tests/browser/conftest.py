@@ -73,10 +73,8 @@ def browser(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def comfy(tmp_path_factory):
-    places = running.found("COMFYUI_DIR", "COMFY_VENV", "ComfyUI", "venv")
-    server = running.started(tmp_path_factory.mktemp("comfy"), places)
-    yield server
-    server.stop()
+    with running.serving(tmp_path_factory.mktemp("comfy"), running.newest()) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

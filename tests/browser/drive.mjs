@@ -50,15 +50,21 @@ const tasks = {
     await page.keyboard.press("Escape");
     return page.evaluate(() => window.__COMFYUI_FRONTEND_VERSION__ ?? null);
   },
+  // A page that was just opened restores its last workflow when it gets to it, and may put that over this one.
   async load({ workflow }) {
-    await page.evaluate(async (graph) => { await window.app.loadGraphData(graph); }, workflow);
-    await page.waitForTimeout(1200);
-    await page.keyboard.press("Escape");
-    return tasks.nodes();
+    const mark = `${Date.now()} ${Math.random()}`;
+    const marked = { ...workflow, extra: { ...workflow.extra, zerowaste_test: mark } };
+    for (const end = Date.now() + PATIENCE; Date.now() < end;) {
+      await page.evaluate(async (graph) => { await window.app.loadGraphData(graph); }, marked);
+      await page.waitForTimeout(1500);
+      await page.keyboard.press("Escape");
+      if (await page.evaluate(() => window.app.graph.extra?.zerowaste_test) === mark) return tasks.nodes();
+    }
+    throw new Error("the page does not keep the workflow it was given");
   },
   async nodes() {
     return page.evaluate(() => window.app.graph.nodes.map((node) => ({
-      id: String(node.id), type: node.type, errors: Boolean(node.has_errors), size: [...node.size], pos: [...node.pos],
+      id: String(node.id), type: node.type, known: node.type in window.LiteGraph.registered_node_types, errors: Boolean(node.has_errors), size: [...node.size], pos: [...node.pos],
       widgets: (node.widgets ?? []).map((widget) => [widget.name, widget.type, widget.value]),
     })));
   },

@@ -26,7 +26,7 @@ def random_weights():
 @pytest.fixture(scope="session")
 def host_places() -> tuple[Path, Path]:
     """(checkout, virtual environment) of the newest host."""
-    return running.found("COMFYUI_DIR", "COMFY_VENV", "ComfyUI", "venv")
+    return running.newest()
 
 
 @pytest.fixture
@@ -38,14 +38,11 @@ def pack_folder(tmp_path) -> Path:
 
 @pytest.fixture(scope="session")
 def comfy(tmp_path_factory, host_places):
-    server = running.started(tmp_path_factory.mktemp("comfy"), host_places)
-    yield server
-    server.stop()
+    with running.serving(tmp_path_factory.mktemp("comfy"), host_places) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
 def old_comfy(tmp_path_factory):
-    places = running.found("COMFYUI_OLD_DIR", "COMFY_OLD_VENV", "ComfyUI-0.3.64", "venv-0.3.64")
-    server = running.started(tmp_path_factory.mktemp("old_comfy"), places)
-    yield server
-    server.stop()
+    with running.serving(tmp_path_factory.mktemp("old_comfy"), running.oldest()) as server:
+        yield server

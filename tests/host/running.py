@@ -12,7 +12,8 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -202,6 +203,16 @@ class Comfy:
         return np.stack([np.asarray(Image.open(path).convert("RGB")) for path in paths])
 
 
+def newest() -> tuple[Path, Path]:
+    """(checkout, virtual environment) of the newest host; skips the test where there is none."""
+    return found("COMFYUI_DIR", "COMFY_VENV", "ComfyUI", "venv")
+
+
+def oldest() -> tuple[Path, Path]:
+    """The same of the oldest host, from before the native SeedVR2 VAE."""
+    return found("COMFYUI_OLD_DIR", "COMFY_OLD_VENV", "ComfyUI-0.3.64", "venv-0.3.64")
+
+
 def found(directory: str, environment: str, checkout: str, venv: str) -> tuple[Path, Path]:
     paths = Path(os.environ.get(directory) or CACHE / checkout), Path(os.environ.get(environment) or CACHE / venv)
     for path, variable in zip(paths, (directory, environment), strict=True):
@@ -225,7 +236,9 @@ def random_weights(config: Config) -> dict[str, torch.Tensor]:
     return weights
 
 
-def started(base: Path, places: tuple[Path, Path]) -> Comfy:
+@contextmanager
+def serving(base: Path, places: tuple[Path, Path]) -> Iterator[Comfy]:
+    """A host with its folders in `base`: tiny VAEs, a clip of nine frames, and this pack."""
     for folder in ("models/vae", "input", "custom_nodes"):
         (base / folder).mkdir(parents=True)
     (base / "custom_nodes" / PACK).symlink_to(REPOSITORY, target_is_directory=True)
@@ -244,4 +257,8 @@ def started(base: Path, places: tuple[Path, Path]) -> Comfy:
     y, x, t = torch.meshgrid(torch.linspace(0, 3, 48), torch.linspace(0, 4, 64), torch.arange(9.0), indexing="ij")
     clip = torch.stack([torch.sin(x + t / 3), torch.cos(y - t / 4), torch.sin(x * y)], -1).permute(2, 0, 1, 3) / 2 + 0.5
     write_mp4(base / "input" / "clip.mp4", clip, 8)
-    return Comfy(*places, base)
+    server = Comfy(*places, base)
+    try:
+        yield server
+    finally:
+        server.stop()

@@ -36,6 +36,7 @@ sys.argv = ["main.py", "--cpu"]
 import comfy.options
 comfy.options.enable_args_parsing()
 import comfy.model_management as mm
+import torch
 from zerowaste_vae.engine.optimize import Options
 from zerowaste_vae.engine.runtime.pinned import POOL
 from zerowaste_vae.nodes import host
@@ -44,6 +45,14 @@ vae = host.from_file(__import__("pathlib").Path(sys.stdin.read()), "auto", None,
 other = vae.with_wishes(Settings(), Options(composed_upsample=False))
 assert other.engine is not vae.engine and other.patcher is vae.patcher
 mm.load_models_gpu([vae.patcher], force_full_load=True)
+vae.engine._fused.decoder()
+packed = vae.engine.packed_bytes
+loaded = vae.patcher.loaded_size()
+assert vae.patcher.partially_unload(torch.device("cpu"), packed) == packed > 0 == vae.engine.packed_bytes
+assert vae.patcher.loaded_size() == loaded
+vae.engine._fused.decoder()
+assert vae.patcher.partially_unload(torch.device("cpu"), packed + 1) > packed
+assert vae.patcher.loaded_size() < loaded
 for engine in (vae.engine, other.engine):
     engine._fused.decoder()
     assert engine._fused.packed_bytes("decoder") > 0
@@ -53,6 +62,31 @@ mm.unload_all_models()
 assert not any(engine._fused.packed_bytes("decoder") for engine in (vae.engine, other.engine))
 assert POOL.nbytes == 0
 print("given back")
+"""
+
+KEPT = """
+import sys
+sys.argv = ["main.py", "--cpu"]
+import comfy.options
+comfy.options.enable_args_parsing()
+import comfy.model_management as mm
+import torch
+from zerowaste_vae.engine.optimize import Options
+from zerowaste_vae.nodes import host
+from zerowaste_vae.nodes.settings import Settings
+vae = host.from_file(__import__("pathlib").Path(sys.stdin.read()), "int8", None, Settings())
+z = torch.randn(1, 16, 2, 4, 4)
+frames = vae.decode(z)
+packed = vae.engine._fused._packed["decoder"]
+assert torch.equal(vae.decode(z), frames) and vae.engine._fused._packed["decoder"] is packed
+vae.encode(frames[0])
+assert list(vae.engine._fused._packed) == ["encoder"]
+other = vae.with_wishes(Settings(), Options(composed_upsample=False))
+other.decode(z)
+assert vae.engine.packed_bytes == 0 < other.engine.packed_bytes
+mm.unload_all_models()
+assert other.engine.packed_bytes == 0
+print("kept")
 """
 
 SCOPED = """
@@ -91,6 +125,39 @@ assert host.with_scoped_settings(vae, Options(tf32=True, cudnn_benchmark=True)) 
 print("scoped")
 """
 
+CONVERTED = """
+import sys
+sys.argv = ["main.py", "--cpu"]
+import comfy.options
+comfy.options.enable_args_parsing()
+import gc
+import weakref
+import comfy.sd
+import torch
+from comfy.ldm.wan.vae import WanVAE
+from zerowaste_vae.engine import InputError
+from zerowaste_vae.nodes import conversion
+from zerowaste_vae.nodes.decode import Decode
+shape = dict(dim_mult=[1, 2, 4, 4], num_res_blocks=2, attn_scales=[], temperal_downsample=[False, True, True])
+weights = WanVAE(dim=4, z_dim=16, image_channels=3, conv_out_channels=3, **shape).state_dict()
+stock = comfy.sd.VAE(sd={key: torch.randn_like(t) for key, t in weights.items()})
+before, sums = dict(vars(stock)), {key: t.sum().item() for key, t in stock.get_sd().items()}
+ours = conversion.engine_vae(stock)
+assert ours is conversion.engine_vae(stock) is conversion.engine_vae(ours)
+Decode.execute(samples={"samples": torch.randn(1, 16, 2, 4, 4)}, vae=stock)
+assert vars(stock) == before and {key: t.sum().item() for key, t in stock.get_sd().items()} == sums
+died = weakref.ref(stock), weakref.ref(ours)
+del stock, ours, before
+gc.collect()
+assert [ref() for ref in died] == [None, None]
+try:
+    conversion.engine_vae(None)
+except InputError as error:
+    assert "no VAE" in str(error)
+print("converted once")
+"""
+
+
 
 def inside(host_places, pack_folder, script: str) -> str:
     """What `script` prints, run by the host's Python in its checkout; the demo VAE's path is its input."""
@@ -115,5 +182,15 @@ def test_unloading_gives_back_what_the_host_does_not_see(host_places, pack_folde
     assert "given back" in inside(host_places, pack_folder, FREED)
 
 
+def test_packed_weights_stay_with_a_loaded_vae(host_places, pack_folder):
+    """Those of the half, and of the options, that ran last: no others are in the plan of a run."""
+    assert "kept" in inside(host_places, pack_folder, KEPT)
+
+
 def test_settings_of_an_unknown_vae_hold_during_its_calls_only(host_places, pack_folder):
     assert "scoped" in inside(host_places, pack_folder, SCOPED)
+
+
+def test_a_conversion_lives_as_long_as_the_vae_it_was_made_from(host_places, pack_folder):
+    """And the VAE that goes in is not changed by being used."""
+    assert "converted once" in inside(host_places, pack_folder, CONVERTED)

@@ -286,11 +286,26 @@ def test_errors_are_readable_and_the_server_goes_on(comfy, vae, latent, widgets,
     assert comfy.run(prompt).status == "success"
 
 
-def test_our_decode_names_the_way_out_for_another_vae(comfy):
+def test_a_vae_the_engine_does_not_know_runs_by_the_hosts_own_code(comfy):
+    """Our nodes and the host's give the same frames and latents; the report says who did it and what was in vain."""
     prompt = {
-        "z": latents(comfy, 1, 16, 1, 4, 4),
+        **clip(),
         "vae": node("VAELoader", vae_name="pixel_space"),
-        "decode": node("ZeroWasteVAEDecode", samples=["z", 0], vae=["vae", 0]),
+        "encode": node("ZeroWasteVAEEncode", pixels=["clip", 0], vae=["vae", 0]),
+        "decode": node("ZeroWasteVAEDecode", samples=["encode", 0], vae=["vae", 0], chunk=1, vram_gb=2.0),
+        "encode stock": node("VAEEncode", pixels=["clip", 0], vae=["vae", 0]),
+        "decode stock": node("VAEDecode", samples=["encode stock", 0], vae=["vae", 0]),
         "save": save("decode"),
+        "save stock": save("decode stock"),
     }
-    assert "Zero-Waste VAE Optimize" in comfy.run(prompt).error
+    run = comfy.run(prompt)
+    assert run.status == "success", run.error
+    frames = comfy.images(run, "save")
+    assert frames.shape == (9, 48, 64, 3)
+    assert np.array_equal(frames, comfy.images(run, "save stock"))
+    text, facts = run.outputs["decode"]["text"][0], run.outputs["decode"]["zerowaste"][0]
+    assert "decode 9 frames of 64x48" in text
+    assert "ComfyUI's own code" in text
+    assert "without effect on it: tiling auto, 1 latent(s) per chunk, at most 2 GB" in text
+    assert facts["complete"] and facts["load_seconds"] is None and facts["predicted_gb"] is None
+    assert "ComfyUI's own code" in run.outputs["encode"]["text"][0]

@@ -143,3 +143,27 @@ def test_encodes_agree_with_the_stock_vae(wan):
     assert stock.shape == (1, 16, 2, 5, 7)
     torch.testing.assert_close(plain, stock, rtol=0, atol=5e-4)
     assert wan.images(run, "save back").shape == (6, 45, 61, 3)
+
+
+def test_our_nodes_take_the_stock_vae(wan):
+    """Encode and Decode on what the stock VAELoader gives: as through Optimize, converted once for both."""
+    prompt = {
+        "clip": node("ZeroWasteVAEDemoClip", frames=5),
+        "theirs": node("VAELoader", vae_name=FILE),
+        "optimised": node("ZeroWasteVAEOptimize", vae=["theirs", 0]),
+        "encode": node("ZeroWasteVAEEncode", pixels=["clip", 0], vae=["theirs", 0]),
+        "decode": node("ZeroWasteVAEDecode", samples=["encode", 0], vae=["theirs", 0]),
+        "stock": node("VAEDecode", samples=["encode", 0], vae=["theirs", 0]),
+        "through": node("ZeroWasteVAEDecode", samples=["encode", 0], vae=["optimised", 0]),
+    }
+    names = ("decode", "through", "stock")
+    prompt |= {f"save {n}": node("SaveImage", images=[n, 0], filename_prefix="wan-any") for n in names}
+    run = wan.run(prompt)
+    assert run.status == "success", run.error
+    decode, through, stock = (wan.images(run, f"save {n}") for n in names)
+    assert np.array_equal(decode, through)
+    assert np.abs(decode.astype(int) - stock).max() <= 1
+    for name in ("encode", "decode"):
+        assert "a copy of its weights" in run.outputs[name]["text"][0]
+        assert run.outputs[name]["zerowaste"][0]["architecture"] == "wan2.1"
+    assert "a copy of its weights" not in run.outputs["through"]["text"][0]

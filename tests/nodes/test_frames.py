@@ -35,6 +35,13 @@ def test_padding_clamps():
     assert pad_clip(torch.tensor([-1.0, 0.5, 2.0]).expand(1, 1, 16, 16, 3), 4)[0, 0, 0, 0].tolist() == [0, 0.5, 1]
 
 
+def test_a_clip_that_needs_no_padding_is_not_copied():
+    clip = torch.rand(1, 5, 16, 32, 3)
+    assert pad_clip(clip, 4) is clip
+    clip[0, 2, 3, 4, 1] = float("nan")
+    assert torch.equal(pad_clip(clip, 4).isnan(), clip.isnan())
+
+
 @pytest.mark.parametrize("size", [None, (6, 90, 100), (10, 45, 50), (6, 45, 65)])
 def test_a_size_from_elsewhere_is_ignored(size):
     clip = torch.rand(1, 9, 48, 64, 3)

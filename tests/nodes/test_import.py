@@ -15,8 +15,24 @@ new = {name.partition(".")[0] for name in set(sys.modules) - before}
 print(sorted(new & {"triton", "comfy", "folder_paths", "av", "PIL", "matplotlib"}))
 """
 
+# All that nodes/extension.py imports of the pack beside ComfyUI's own modules.
+ENGINE = """
+import sys, torch
+import zerowaste_vae.engine.vae, zerowaste_vae.engine.loader, zerowaste_vae.engine.checkpoint
+import zerowaste_vae.nodes.planning, zerowaste_vae.nodes.preview, zerowaste_vae.nodes.saving
+print(sorted({name.partition(".")[0] for name in sys.modules} & {"triton", "av", "matplotlib", "comfy_kitchen"}))
+print(torch.cuda.is_initialized())
+"""
+
 
 def test_import_without_comfyui():
     run = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert run.stdout.strip() == "[]"
+
+
+def test_what_the_host_loads_at_start_compiles_nothing():
+    """Neither Triton nor media libraries are imported before a run needs them, and no GPU is touched."""
+    run = subprocess.run([sys.executable, "-c", ENGINE], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split("\n")[:2] == ["[]", "False"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import os
+import random
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from zerowaste_vae.engine.kernels.targets import capabilities
 from zerowaste_vae.engine.models import ARCHITECTURES, wan
 from zerowaste_vae.engine.models.seedvr2 import Config
 from zerowaste_vae.engine.precision import modes
+from zerowaste_vae.engine.runtime.plan import TILINGS
 from zerowaste_vae.nodes import planning
 from zerowaste_vae.nodes.planning import KNOWN, LIMITS, Known, Machine, Question, answer
 
@@ -64,6 +66,33 @@ def test_bad_questions_are_refused_in_one_line(query):
         Question.parse(query)
     assert "\n" not in str(refused.value)
     assert len(str(refused.value)) < 300
+
+
+#: Texts that some parser somewhere takes for a number, a name or a path.
+NASTY = (
+    "", " ", "0", "-0", "-1", "1 ", "+5", "0x10", "1e1", "1e309", "-inf", "NaN", "Infinity", "9" * 23, "9" * 5000,
+    "1_0", "\u0663", "\uff11", "1\u0000", "\ud800", "\U0001f600", "None", "true", "[]", "{}", "1;2", "1,2", "'", '"',
+    "../../etc/passwd", "/etc/passwd", "C:\\Windows", "file:///etc", "%2e%2e%2f", "\\\\host\\share", "~", "$HOME",
+    "a\r\nb", "\x7f", "<script>", "auto", "blended", "exact", "fp8", "float16", "cuda_graphs", "64", "720", "1.5",
+)  # fmt: skip
+
+
+def test_no_text_gets_past_the_bounds():
+    """Random pairs of names and nasty texts: refused in one short line, or numbers within their limits."""
+    names = (*LIMITS, "model", "tiling", "precision", "output", "off", "path", "__class__", "options")
+    pick, parsed = random.Random(0), 0
+    for _ in range(4000):
+        query = {name: pick.choice(NASTY) for name in pick.sample(names, pick.randint(1, 4))}
+        try:
+            question = Question.parse(query)
+        except InputError as refused:
+            assert "\n" not in str(refused) and len(str(refused)) < 400, query
+            continue
+        parsed += 1
+        for name, most in LIMITS.items():
+            assert type(getattr(question, name)) in (int, float) and 0 <= getattr(question, name) <= most, query
+        assert question.tiling in TILINGS and len(question.model) <= 512 and question.model.isprintable()
+    assert parsed > 100
 
 
 @pytest.mark.parametrize("name", sorted(LIMITS))

@@ -152,7 +152,7 @@ function result(report) {
   ];
   const used = report.reserved_gb;
   if (used) parts.push(drawMemory(used, report.predicted_gb, t("used", { used: gb(used), planned: gb(report.predicted_gb) })));
-  else parts.push(el("div", { class: "zerowaste-line" }, t("not_measured", { planned: gb(report.predicted_gb) })));
+  else if (report.predicted_gb) parts.push(el("div", { class: "zerowaste-line" }, t("not_measured", { planned: gb(report.predicted_gb) })));
   if (report.db !== null) parts.push(el("div", { class: "zerowaste-line" }, t("quality", { db: report.db.toFixed(1) })));
   parts.push(el("div", { class: "zerowaste-line" }, `${report.mode}, ${report.precision}`));
   for (const [name, count] of Object.entries(report.events)) {

@@ -31,6 +31,14 @@ function vaeChain(node) {
   return chain;
 }
 
+// As engine/vae.py has it: the toggle means fp8 where this machine has it and no other choice stands against it. Under a dB
+// floor the plan is the 16-bit one, which takes most.
+function eightBit(node, precision) {
+  const spec = node.constructor.nodeData?.input?.optional?.fp8?.[1];
+  const free = !precision || ["fp16", "bf16"].includes(precision);
+  return free && !spec?.zerowaste_off && value(node, "fp8") === true && !(Number(value(node, "min_db")) > 0);
+}
+
 // As nodes/settings.py has it: the nearest node that has a wish; tile and overlap belong to the tiling they came with.
 function wishes(chain) {
   const wish = {};
@@ -52,6 +60,7 @@ function wishes(chain) {
   const output = value(chain[0], "output");
   if (output && output !== "auto") wish.output = output;
   const optimize = chain.find((node) => node.comfyClass === "ZeroWasteVAEOptimize");
+  if (optimize && eightBit(optimize, wish.precision)) wish.precision = "fp8";
   const off = PLANNED.filter((name) => optimize && value(optimize, name) === false);
   if (off.length) wish.off = off.join(",");
   const file = chain.map((node) => value(node, "vae_name")).find((name) => name);

@@ -1,0 +1,79 @@
+"""VAEs that other nodes made, in ours: what the engine knows is converted once, the rest runs by ComfyUI's own code."""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+
+from ..engine import InputError
+from ..engine.report import Report
+from .host import EngineVAE, from_host_vae
+from .reports import Outcome
+from .settings import Settings
+
+CONVERTED = (
+    "another node's VAE: the engine runs it on a copy of its weights, kept as long as that VAE is; "
+    "Zero-Waste VAE Optimize gives it a precision and optimisations of its own"
+)
+
+# The conversions hold the networks they were made from, never the VAE objects: those would live as long as their keys.
+_converted: WeakKeyDictionary[object, EngineVAE] = WeakKeyDictionary()
+
+
+def check_vae(vae: object) -> None:
+    """Raises InputError where a loader gave no VAE, as checkpoints without one do."""
+    if getattr(vae, "first_stage_model", None) is None:
+        raise InputError("there is no VAE at this input: what was loaded holds none, or an unknown one")
+
+
+def engine_vae(vae: object) -> EngineVAE | None:
+    """`vae` as the engine runs it: itself, or converted with the defaults of Zero-Waste VAE Optimize at its first use.
+
+    None: the engine does not know its network. Raises InputError where there is no VAE.
+    """
+    check_vae(vae)
+    if isinstance(vae, EngineVAE):
+        return vae
+    if vae not in _converted:
+        converted = from_host_vae(vae, "auto")
+        if converted is None:
+            return None
+        _converted[vae] = converted
+    return _converted[vae]
+
+
+def host_decode(vae: object, samples: Tensor, settings: Settings) -> tuple[Tensor, Outcome]:
+    """What the host's VAE Decode does -> images [F, H, W, C] in 0..1; the report says which wishes were in vain."""
+    if getattr(samples, "is_nested", False):
+        samples = samples.unbind()[0]
+    report = _report(vae, "decode")
+    with report.stage("decode"):
+        images = vae.decode(samples)
+    if images.ndim not in (4, 5):
+        raise InputError(f"this VAE makes {list(images.shape)}, no images: decode it with the node made for it")
+    report.clip = tuple(images.shape[:4]) if images.ndim == 5 else (1, *images.shape[:3])
+    return images.reshape(-1, *images.shape[-3:]), _outcome(report, settings)
+
+
+def host_encode(vae: object, images: Tensor, settings: Settings) -> tuple[Tensor, Outcome]:
+    """What the host's VAE Encode does with images [F, H, W, C] or [B, F, H, W, C] -> samples."""
+    images = images.flatten(0, -4)
+    report = _report(vae, "encode")
+    report.clip = (1, *images.shape[:3])
+    with report.stage("encode"):
+        samples = vae.encode(images[..., :3])
+    return samples, _outcome(report, settings)
+
+
+def _report(vae: object, operation: str) -> Report:
+    precision = str(vae.vae_dtype).removeprefix("torch.")
+    network = type(vae.first_stage_model).__name__
+    mode = "ComfyUI's own code, because the engine does not know this network"
+    return Report(operation, (0, 0, 0, 0), network, precision, str(vae.device), mode=mode)
+
+
+def _outcome(report: Report, settings: Settings) -> Outcome:
+    report.complete = True
+    ignored = [] if settings == Settings() else [f"without effect on it: {settings.describe()}"]
+    return Outcome(report, None, notes=ignored)
