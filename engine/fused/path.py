@@ -103,8 +103,8 @@ class FusedPath:
             self.runs = Runs(self._options.cuda_graphs)  # other kernels, other times
 
     def release(self, keep: str = "") -> int:
-        """Give kept runs back, and the packed weights but those of the half `keep`; the next use packs anew (0.15 s for the
-        published decoder on an H200). Returns the weights' bytes."""
+        """Give kept runs back, and the packed weights but those of the half `keep`; the next use packs anew (0.15 s for
+        the published decoder on an H200). Returns the weights' bytes."""
         freed = sum(network.nbytes for half, network in self._packed.items() if half != keep)
         self._packed = {half: network for half, network in self._packed.items() if half == keep}
         self.runs.forget()
