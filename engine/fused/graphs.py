@@ -55,7 +55,12 @@ def why_none(wanted: bool, plan: Plan) -> str | None:
 
 def why_not_on(device: torch.device) -> str | None:
     """The reason why a device has no graphs, or None."""
-    return None if device.type == "cuda" else "only CUDA GPUs replay graphs"
+    if device.type != "cuda":
+        return "only CUDA GPUs replay graphs"
+    if torch.cuda.get_allocator_backend() != "native":
+        # With torch 2.11 a recording that failed there ended the process.
+        return "recording is safe with torch's own allocator only, and this is cudaMallocAsync"
+    return None
 
 
 #: Graphs that must not be destroyed.

@@ -153,7 +153,7 @@ class FusedPath:
                     guard.tick.check()
 
                 _begin(run, clip, guard)
-                for part in _chunks(z[clip][:, run.done["latents"] :], steps, scale, reader):
+                for part in _chunks(z[clip][:, run.done["latents"] :], steps, scale, reader, run):
                     guard.tick.check()
                     walk = functools.partial(decoder.chunk, run, part, steps.frames, out.dtype, emit)
                     run.scout(walk)
@@ -180,7 +180,7 @@ class FusedPath:
             before = clip * latents * (len(plan.grid) + 1)
             features: list[Tensor] = []
             with allocated(front, guard):
-                for part in _chunks(z[clip], steps, scale, reader):
+                for part in _chunks(z[clip], steps, scale, reader, front):
                     guard.tick.check()
                     decoder.front_chunk(front, part, lambda x: features.append(x.to("cpu", copy=True)))  # noqa: B023
                     guard.reach(before + sum(map(len, features)))
@@ -233,7 +233,7 @@ class FusedPath:
                     guard.tick.check()
                     a, first = run.done["frames"], -(-run.done["frames"] // 4)
                     b = min(4 * (first + steps.latents - 1) + 1, count)
-                    frames = to_unit(reader.read(video[clip, a:b]))
+                    frames = run.attempt(lambda a=a, b=b, clip=clip: to_unit(reader.read(video[clip, a:b])))
                     run.scout(functools.partial(whole, frames))
                     with run.chunk():
                         if graphs is None:
@@ -330,8 +330,8 @@ def _plain_attention_bytes(tokens: int, channels: int, dtype: torch.dtype) -> in
     return peak_bytes(lambda: reference.attention(q, k, v))
 
 
-def _chunks(z: Tensor, steps: Steps, scale: float, reader: StagedReader) -> Iterator[Tensor]:
+def _chunks(z: Tensor, steps: Steps, scale: float, reader: StagedReader, run: Run) -> Iterator[Tensor]:
     """[C, T, h, w] -> [D, h, w, C] float32 on the device, unscaled."""
     for part in z.split(steps.latents, 1):
-        yield reader.read(part).permute(1, 2, 3, 0).float() / scale
+        yield run.attempt(lambda part=part: reader.read(part).permute(1, 2, 3, 0).float() / scale)
 

@@ -127,6 +127,7 @@ def test_overflow_goes_on_in_bf16(vae, noise):
     finally:
         weight.copy_(kept)
         vae.release()
-    assert events(vae) == {"nan_reruns": 1}
+    # Frames are looked at when they have reached the host: the next chunk is under way then.
+    assert vae.last_report.events["nan_reruns"] == 1 and vae.last_report.events["replayed_chunks"] <= 1
     assert torch.isfinite(out).all()
     assert vae.last_report.mode.startswith("fused")
