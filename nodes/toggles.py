@@ -10,12 +10,12 @@ _TOOLTIPS = {
     "fp8": "8-bit products where the dB floor allows them. Approximate.",
     "channels_last_3d": "Activations as NDHWC, the only layout the fused kernels know. Plain torch keeps NCDHW either "
     "way, which is faster there. Off: NCDHW everywhere, without fused kernels.",
-    "triton_fusion": "Fused kernels for convolution, GroupNorm and SiLU. On an H200 a decode at 1280x720 takes 34 ms "
-    "per frame with them and 76 without. Off: plain torch.",
+    "triton_fusion": "Fused kernels for convolution, GroupNorm and SiLU. On an H200 a decode at 1280x720 takes 31 ms "
+    "per frame with them and 77 without. Off: plain torch.",
     "composed_upsample": "Upsampling and the convolution after it as one: 21 % fewer products in the whole decoder. "
     "Off: one after the other.",
     "cuda_graphs": "Chunks of long clips of small frames are replayed from a captured graph within a run, where their "
-    "launches take longer than the work itself. Nothing is kept after the run.",
+    "launches take longer than the work itself; not under cudaMallocAsync. Nothing is kept after the run.",
     "flash_attention": "Attention without a stored score matrix. Off: plain products, block by block.",
     "tf32": "fp32 runs multiply in TF32, with 10 bits of mantissa instead of 23. Approximate.",
     "cudnn_benchmark": "cuDNN tries its algorithms out during our calls. They take memory that no plan can know, and "
