@@ -70,6 +70,7 @@ SCHEDULES: dict[int, dict[tuple[str, str], Schedule]] = {
         (_HALF, "space phases"): Schedule(128, 128, 64, 8, 4, 4, 16),
         (_BYTE, "time phases"): Schedule(128, 128, 128, 8, 4, 4, 16),
         (_BYTE, "space phases"): Schedule(128, 128, 128, 8, 4, 4, 16),
+        ("int8", "384"): Schedule(128, 128, 128, 8, 3, 4),  # a pair of tiles spills
     },
     120: {
         (_HALF, "narrow"): Schedule(128, 128, 32, 8, 3),
@@ -78,7 +79,7 @@ SCHEDULES: dict[int, dict[tuple[str, str], Schedule]] = {
         (_BYTE, "narrow"): Schedule(128, 128, 64, 8, 3),
         (_BYTE, "wide"): Schedule(128, 128, 64, 8, 3),
         (_BYTE, "small plane"): Schedule(64, 128, 64, 4, 3),
-        (_HALF, "time phases"): Schedule(128, 128, 32, 8, 3, group=16),
+        (_HALF, "time phases"): Schedule(128, 128, 32, 8, 3, 4, 16),
         (_HALF, "space phases"): Schedule(128, 128, 32, 8, 3, group=16),
         (_BYTE, "time phases"): Schedule(128, 128, 64, 8, 3, group=16),
         (_BYTE, "space phases"): Schedule(128, 128, 64, 8, 3, group=16),

@@ -14,7 +14,7 @@ from zerowaste_vae.engine.runtime.stream import Steps
 from zerowaste_vae.engine.runtime.tiles import grid
 from zerowaste_vae.engine.vae import VideoVAE
 
-from ..runtime.faults import leftovers
+from ..runtime.faults import forget_others, leftovers
 from .fake_graph import FakeClock, FakeGraph
 
 OFF = DEFAULTS.switched(off=["cuda_graphs"])
@@ -26,6 +26,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def fake(monkeypatch, vae):
     """Graphs on a CPU, recorded whenever a kind of chunk comes again; nothing is left behind."""
+    forget_others()
     monkeypatch.setattr("zerowaste_vae.engine.vae.why_off", lambda *_: None)
     monkeypatch.setattr(graphs, "CudaGraph", FakeGraph)
     monkeypatch.setattr(graphs, "Clock", FakeClock)

@@ -2,11 +2,13 @@
 
 import functools
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 from zerowaste_vae.engine import log
 from zerowaste_vae.engine.errors import PlanError
+from zerowaste_vae.engine.fused.graphs import GRAPH_BYTES
 from zerowaste_vae.engine.fused.parking import Parking
 from zerowaste_vae.engine.fused.path import FusedPath
 from zerowaste_vae.engine.fused.placement import leanest, quickest
@@ -124,4 +126,5 @@ def test_quickest_takes_the_room_and_no_longer_than_with_less(path):
         assert free.work <= sizes.work <= max(last, 1.12 * free.work)
         assert sizes == measure(parking)
         last = sizes.work
-    assert measure(Parking(frozenset(), 0)) == free
+    # With nothing parked chunks may be recorded, which takes memory of its own.
+    assert measure(Parking(frozenset(), 0)) == replace(free, device=free.device - GRAPH_BYTES)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 TOOL = Path(__file__).parents[3] / "tools" / "check_kernels_gpu.py"
-PARTS = ("forms", "clip_starts", "ends", "norms", "ups", "attentions", "other_generations", "beyond_32_bits",
+PARTS = ("forms", "clip_starts", "ends", "norms", "ups", "nearest", "attentions", "other_generations", "beyond_32_bits",
          "schedules", "invariance")  # fmt: skip
 
 
