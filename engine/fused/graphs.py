@@ -57,9 +57,10 @@ def why_not_on(device: torch.device) -> str | None:
     """The reason why a device has no graphs, or None."""
     if device.type != "cuda":
         return "only CUDA GPUs replay graphs"
-    if torch.cuda.get_allocator_backend() != "native":
-        # With torch 2.11 a recording that failed there ended the process.
-        return "recording is safe with torch's own allocator only, and this is cudaMallocAsync"
+    allocator = torch.cuda.get_allocator_backend()
+    if allocator != "native":
+        # With torch 2.11 a recording under cudaMallocAsync ended the process.
+        return f"recording is safe with torch's own allocator only, and this is {allocator}"
     return None
 
 

@@ -227,13 +227,17 @@ class FusedPath:
             StagedWriter(out, steps.latents, device, guard.finish, ahead) as writer,
         ):
             whole = functools.partial(encoder.chunk, run, frames=steps.frames)
+
+            def read(part: Tensor) -> Tensor:
+                return to_unit(reader.read(part))
+
             for clip in _unfinished(guard, out):
                 _begin(run, clip, guard)
                 while run.done["frames"] < count:
                     guard.tick.check()
                     a, first = run.done["frames"], -(-run.done["frames"] // 4)
                     b = min(4 * (first + steps.latents - 1) + 1, count)
-                    frames = run.attempt(lambda a=a, b=b, clip=clip: to_unit(reader.read(video[clip, a:b])))
+                    frames = run.attempt(read, video[clip, a:b])
                     run.scout(functools.partial(whole, frames))
                     with run.chunk():
                         if graphs is None:
@@ -332,6 +336,10 @@ def _plain_attention_bytes(tokens: int, channels: int, dtype: torch.dtype) -> in
 
 def _chunks(z: Tensor, steps: Steps, scale: float, reader: StagedReader, run: Run) -> Iterator[Tensor]:
     """[C, T, h, w] -> [D, h, w, C] float32 on the device, unscaled."""
+
+    def read(part: Tensor) -> Tensor:
+        return reader.read(part).permute(1, 2, 3, 0).float() / scale
+
     for part in z.split(steps.latents, 1):
-        yield run.attempt(lambda part=part: reader.read(part).permute(1, 2, 3, 0).float() / scale)
+        yield run.attempt(read, part)
 
