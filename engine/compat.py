@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from . import log
+from .archs import detect
+from .archs.seedvr2 import ARCHITECTURE as SEEDVR2
 from .checkpoint import Checkpoint
 from .errors import InputError, PlanError
 from .hardware import GIB, survey
 from .loader import PRECISIONS, auto_precision, load
-from .models import detect
-from .models.seedvr2 import ARCHITECTURE as SEEDVR2
 from .optimize import DEFAULTS, TOGGLES, availability
 from .passes import (
     apply_channels_last_3d,

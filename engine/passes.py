@@ -15,7 +15,7 @@ from torch import nn
 from . import log
 from .errors import InputError
 from .kernels.precision import set_fp32_math
-from .layers import FrameAttention
+from .network.ops.attention import FrameAttention
 from .optimize import TOGGLES
 from .vae import VideoVAE
 

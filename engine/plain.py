@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterator
 import torch
 from torch import Tensor, nn
 
-from .models.arch import Architecture
+from .archs import Architecture
 from .optimize import Options
 from .runtime.guard import Guard
 from .runtime.pixels import PixelSink, to_network

@@ -15,7 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
 from . import log
-from .layers import FrameAttention, Resnet
+from .network.ops.attention import FrameAttention
+from .network.ops.resnet import Resnet
 from .optimize import DEFAULTS
 from .runtime.state import State
 from .vae import VideoVAE

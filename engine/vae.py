@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from . import log
+from .archs import Architecture
 from .attempts import Attempts
 from .errors import InputError
 from .fused.path import FusedPath, why_off
 from .inputs import check_latent, check_video
 from .methods import DocumentedMethods
-from .models.arch import Architecture
 from .optimize import DEFAULTS, OFF, Options, unavailable, unused
 from .plain import PlainPath
 from .precision.measure import latent_samples, video_samples

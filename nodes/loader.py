@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..engine import demo_vae_path, log, read_checkpoint
 from ..engine.loader import NAMES, stored_groups
-from ..engine.models import detect
+from ..engine.archs import detect
 from . import folders, host
 from .host import io
 from .planning import KNOWN

@@ -15,8 +15,7 @@ import torch
 from ..engine import InputError, PlanError
 from ..engine.fused.path import FusedPath, why_off
 from ..engine.loader import NAMES, PRECISIONS, auto_precision
-from ..engine.models import ARCHITECTURES, seedvr2
-from ..engine.models.arch import Architecture
+from ..engine.archs import ARCHITECTURES, Architecture, seedvr2
 from ..engine.optimize import DEFAULTS, Options
 from ..engine.precision.mixed import Mixed
 from ..engine.precision.modes import MIXED, resolve

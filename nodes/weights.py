@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..engine import Checkpoint, InputError
 from ..engine.checkpoint import restore_shapes
-from ..engine.models import detect
+from ..engine.archs import detect
 from .host import EngineVAE, known
 
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from .. import metrics
+from ..archs import detect
 from ..checkpoint import Checkpoint
 from ..errors import CheckpointError, InputError, PlanError, ZeroWasteError
 from ..loader import load
-from ..models import detect
 from ..vae import VideoVAE
 from . import floor, peers
 from .calls import settle, time_calls

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..fused.networks import fuse
 from ..kernels.observe import watching
+from ..network.fused import fuse
 from ..runtime.stream import frame_spans
 from ..vae import VideoVAE
 from .kernels import word

@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..archs import detect, find_key_set
 from ..errors import InputError
 from ..files import check_target, replacing, write_tensors
 from .gguf_types import GGUFType
 from .gguf_writer import Int32Array, TensorPlan, write_gguf
-from .names import find_key_set
 from .quantize import PLAIN, TYPES, encode, stored_shape, stored_type
 from .reader import read_checkpoint
 from .reading import ProgressCallback, failure, one_line
@@ -120,8 +120,6 @@ def _check_options(dst: Path, type: str, force: bool) -> None:
 
 def _with_known_shapes(checkpoint: Checkpoint) -> Checkpoint:
     """Shapes that only the architecture knows (flat rows without a record), where the engine knows it."""
-    from ..models import detect
-
     architecture = detect(checkpoint.tensors)
     if architecture is None:
         return checkpoint

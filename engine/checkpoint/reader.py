@@ -10,10 +10,10 @@ from typing import BinaryIO
 
 import torch
 
+from ..archs import find_key_set, find_prefix
+from ..archs import native_names as to_native
 from . import dequantize, gguf_header, safetensors_file
 from .fp8 import apply_scales
-from .layouts import native_names as to_native
-from .names import find_key_set, find_prefix
 from .reading import Progress, ProgressCallback, failure, open_regular, read_into
 from .shapes import original_shape, split_merged_convs
 from .types import Checkpoint
@@ -121,7 +121,7 @@ def _wanted_names(stored: Iterable[str], native: bool, path: Path) -> dict[str, 
     names = {n: n[len(prefix) :] for n in stored if n.startswith(prefix)}
     key_set = find_key_set(names.values())
     if native and key_set:
-        renamed = to_native(names.values(), key_set.name)
+        renamed = to_native(names.values(), key_set)
         if renamed:
             names = {old: renamed[name] for old, name in names.items()}
     return names

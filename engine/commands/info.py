@@ -61,8 +61,8 @@ def describe_options(gpu: bool) -> Lines:
     """Every optimisation of `Options` on the default device, for the published SeedVR2 VAE in its default precision."""
     import torch
 
+    from ..archs import seedvr2
     from ..loader import PRECISIONS, auto_precision
-    from ..models import seedvr2
     from ..optimize import DEFAULTS, OFF, TOGGLES, availability, unused
 
     device = torch.device("cuda" if gpu else "cpu")

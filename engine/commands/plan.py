@@ -13,7 +13,8 @@ from .options import add_memory_options
 
 if TYPE_CHECKING:
     from ..fused.path import FusedPath
-    from ..models.arch import Architecture, Network
+    from ..archs import Architecture
+    from ..network.plain import Network
     from ..runtime.plan import Plan, Planner
 
 #: Targets of --table: the default share of common cards, and less.
@@ -99,9 +100,9 @@ def _planner(args: argparse.Namespace) -> tuple[Planner, Architecture, str]:
     """A planner of the asked model on the meta device, the model's architecture, and what else there is to say."""
     import torch
 
-    from ..fused.path import FusedPath, odd_widths
+    from ..archs import seedvr2
+    from ..fused.path import FusedPath, not_fused
     from ..loader import NAMES, PRECISIONS, load
-    from ..models import seedvr2
     from ..optimize import DEFAULTS
     from ..precision.modes import MIXED
     from ..runtime.pixels import OUTPUTS
@@ -127,7 +128,7 @@ def _planner(args: argparse.Namespace) -> tuple[Planner, Architecture, str]:
     with torch.device("meta"):
         model = build()
     weights = dtype.itemsize * sum(p.numel() for p in model.parameters())
-    reason = "--plain" if args.plain else odd_widths(config, dtype)
+    reason = "--plain" if args.plain else not_fused(architecture.programs(config), dtype)
     note = f"fused kernels off: {reason}" if reason and not args.plain else ""
     if reason and args.precision in MIXED:
         note = f"{args.precision} is not to be had ({reason}): this is a plan for {architecture.native}"

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from ..archs import Architecture, by_name
 from ..kernels.attention import reference
 from ..kernels.conv3d import padded_channels
 from ..kernels.targets import target
+from ..network.fused import FusedDecoder, FusedEncoder, fuse
+from ..network.plain import Network
+from ..network.program import Program
 from ..precision.operands import Operands
 from ..precision.policy import EXACT, Policy
 from ..precision.prepared import load, recipe, save
@@ -24,19 +28,15 @@ from ..runtime.pixels import PixelSink, StagedReader, StagedWriter, to_unit
 from .graph_rule import chunks_left
 from .graphs import GRAPH_BYTES, one_step, why_none
 from .handover import take_over
-from .networks import ARCHITECTURES, fuse
 from .parking import Parking
 from .placement import Sizes
 from .run import Run
 from .runs import Runs, allocated
 
 if TYPE_CHECKING:
-    from ..models.arch import Architecture, Network
     from ..optimize import Options
     from ..runtime.plan import Plan
     from ..runtime.stream import Steps
-    from .networks import AnyEncoder
-    from .staged import StagedDecoder
 
 #: Partial sums and coefficients, which operators allocate themselves (33 MiB at 3840x2160).
 TEMPORARY_BYTES = 64 << 20
@@ -51,7 +51,8 @@ def why_off(
 
     emulate: on a CPU their references will do, for numbers that plain torch cannot give.
     """
-    if architecture not in ARCHITECTURES:
+    known = by_name(architecture)
+    if known is None:
         return f"no fused network for {architecture}"
     here = target(device)
     if not (emulate and device.type == "cpu"):
@@ -59,13 +60,14 @@ def why_off(
             return here.notes[0] if here.notes else f"no kernels for {device}"
         if not here.supports(dtype):
             return f"no fused kernels for {dtype}: plain torch keeps its precision"
-    return None if config is None else odd_widths(config, dtype)
+    return None if config is None else not_fused(known.programs(config), dtype)
 
 
-def odd_widths(config: Any, dtype: torch.dtype) -> str | None:
-    """The reason the fused operators cannot run a model of these widths on any device, or None."""
-    odd = sorted(w for w in config.stream_widths if padded_channels(w, dtype) != w)
-    return f"widths {odd} are no multiples of {padded_channels(1, dtype)}" if odd else None
+def not_fused(programs: Sequence[Program], dtype: torch.dtype) -> str | None:
+    """The reason the fused operators cannot run these networks on any device, or None."""
+    reason = next((why for p in programs if (why := p.why_not_fused())), None)
+    odd = sorted({w for p in programs for w in p.widths() if padded_channels(w, dtype) != w})
+    return reason or (f"widths {odd} are no multiples of {padded_channels(1, dtype)}" if odd else None)
 
 
 class FusedPath:
@@ -82,14 +84,14 @@ class FusedPath:
         self._options = options
         self._store = store or Store(None)
         self._policies: dict[str, Policy] = {}
-        self._packed: dict[str, StagedDecoder | AnyEncoder] = {}
+        self._packed: dict[str, FusedDecoder | FusedEncoder] = {}
         self._sizes = functools.lru_cache(maxsize=1024)(self._dry_run)
         self.runs = Runs(options.cuda_graphs)
 
-    def decoder(self) -> StagedDecoder:
+    def decoder(self) -> FusedDecoder:
         return self._get("decoder")  # type: ignore[return-value]
 
-    def encoder(self) -> AnyEncoder:
+    def encoder(self) -> FusedEncoder:
         return self._get("encoder")  # type: ignore[return-value]
 
     def use(self, half: str, policy: Policy) -> None:
@@ -255,21 +257,21 @@ class FusedPath:
     def _parking(self, plan: Plan) -> Parking | None:
         return plan.parking and replace(plan.parking, prefetch=self._options.async_offload)
 
-    def _get(self, half: str) -> StagedDecoder | AnyEncoder:
+    def _get(self, half: str) -> FusedDecoder | FusedEncoder:
         if half not in self._packed:
             self._packed[half] = self._prepared(half)
-            if self._packed[half].norm_out.weight.is_cuda:
+            if next(getattr(self._model, half).parameters()).is_cuda:
                 torch.cuda.empty_cache()  # packing goes through fp32: 0.2 GB that would stay reserved
         return self._packed[half]
 
     @functools.cached_property
-    def _meta(self) -> dict[str, StagedDecoder | AnyEncoder]:
+    def _meta(self) -> dict[str, FusedDecoder | FusedEncoder]:
         with torch.device("meta"), torch.no_grad():
             model = self._architecture.build(self._model.config)
             halves = [h for h in ("encoder", "decoder") if getattr(model, h) is not None]
             return {h: self._pack(h, model) for h in halves}
 
-    def _prepared(self, half: str) -> StagedDecoder | AnyEncoder:
+    def _prepared(self, half: str) -> FusedDecoder | FusedEncoder:
         """8-bit weights from the store, where they have been packed before; 16-bit ones cost less to pack than read."""
         place = self._store.prepared(half) if self._policies.get(half, EXACT).kinds else None
         if place is None:
@@ -283,7 +285,7 @@ class FusedPath:
             save(network, place, made_from)
         return network
 
-    def _pack(self, half: str, model: Network) -> StagedDecoder | AnyEncoder:
+    def _pack(self, half: str, model: Network) -> FusedDecoder | FusedEncoder:
         return fuse(getattr(model, half), self._dtype, self._options, self._operands(half))
 
     def _operands(self, half: str) -> Operands:
@@ -310,7 +312,7 @@ class FusedPath:
             run = max(front, network.plan_tile(latents, height, width, frames, meta), key=lambda r: r.nbytes)
         if not self._options.flash_attention:
             tokens = math.prod(frame or (height, width))
-            besides += _plain_attention_bytes(tokens, network.attention.norm.weight.numel(), self._dtype)
+            besides += _plain_attention_bytes(tokens, network.attends, self._dtype)
         sizes = Sizes.of(run)
         return replace(sizes, device=sizes.device + besides)
 

@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from ..kernels.attention import attention, scratch_bytes
-from ..kernels.conv3d import Epilogue, Geometry, Partials, conv3d, frames_of, padded_channels
+from ..kernels.conv3d import Epilogue, Geometry, Partials, Weight, conv3d, frames_of, padded_channels
 from ..kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
 from ..kernels.to_pixels import Pixels, scratch_floats, to_pixels
-from ..kernels.upsample import upsample
 from ..runtime.guard import out_of_memory
 from .memory import Arena, Plane, Ring
 from .parking import Buffer, Parked, Parking
-from .weights import Attention, Conv, Downsampler, Expansion, Output, Upsampler
+from .weights import Attention, Conv, Output
 
 COPY = Norm("none")
 _PLAIN = Geometry()
@@ -40,6 +39,7 @@ class Input:
     last: int
 
     def rows(self, x: Tensor, factor: int = 1) -> Tensor:
+        """factor: rows of x for each of the input's."""
         return x[:, factor * self.first : factor * self.last]
 
 
@@ -73,7 +73,7 @@ class Run:
         self.visits: dict[str, Visit] = {}
         self.dry = True
         #: Called with each convolution and its new input [D, H, W, C] as stored; for measuring, where none is parked.
-        self.watch: Callable[[Conv | Upsampler, Tensor], None] | None = None
+        self.watch: Callable[[Conv, Tensor], None] | None = None
         #: Called when an operator finds no memory, before it is tried once more.
         self.relieve: Callable[[], None] = _nothing
         #: Memory ran short and the reserve is gone.
@@ -201,73 +201,69 @@ class Run:
     def conv(
         self, conv: Conv, x: Tensor, out: Tensor, norm: Norm = COPY, sums: Partials | None = None, groups: int = 0,
         residual: Tensor | None = None, geometry: Geometry = _PLAIN, skip: int = 0, pixels: Pixels | None = None,
-        free: Callable[[Input], None] | None = None,
+        free: Callable[[Input], None] | None = None, frame: int = 2,
     ) -> Partials | None:
-        """[D, H, W, C] x (normalised and activated, or as it is) through a causal convolution into `out`.
+        """[D, H, W, C] x (normalised and activated, or as it is) through a causal convolution into `out`, which a weight
+        of several phases makes larger than x.
 
         sums: what the norm needs to know of x. groups > 0 asks for those of `out`. skip: frames of history that this
         call does not read; `out` may then have no frames at all. pixels: an output format. free: x's rows may be
         overwritten; called for each part of them before `out` gets those rows, when nothing else will read them.
+        frame: x's first one within the clip, where the weights of its first frames are in the weight itself.
         """
         parts, behind = [], int(free is not None)
         # Before a clip that starts with zeros, the weights of its first frames would be others.
         first = self.done[conv.key] if self.head == "replicate" else 2
         self.done[conv.key] += x.shape[0]
-        for i in self.inputs(conv, x, norm, self._coefficients(x, norm, sums), out.shape[1], geometry, behind):
+        factor = conv.weight.phases[1]
+        rows = out.shape[1] // factor
+        for i in self.inputs(conv, x, norm, self._coefficients(x, norm, sums), rows, geometry, behind):
             if free is not None:
                 free(i)
-            target, rows = i.rows(out), None if residual is None else i.rows(residual)
+            target, added = i.rows(out, factor), None if residual is None else i.rows(residual)
             frames = []
             for weight, a, b, later in conv.weight.pieces(first, out.shape[0]):
-                epilogue = Epilogue(bias=conv.bias, residual=rows if rows is None else rows[a:b], groups=groups,
-                                    scale=conv.scale, half_accumulate=conv.half_accumulate, pixels=pixels)  # fmt: skip
-                start = (i.start + a + skip + later) % i.data.shape[0]
-                frames.append(self.attempt(conv3d, i.data, weight, target[a:b], geometry=i.geometry, epilogue=epilogue,
-                                           start=start))  # fmt: skip
+                frames.append(self.product(
+                    conv, i.data, target[a:b], weight=weight, geometry=i.geometry, groups=groups, pixels=pixels,
+                    residual=None if added is None else added[a:b], first=frame,
+                    start=(i.start + a + skip + later) % i.data.shape[0],
+                ))  # fmt: skip
             parts.append(self.joined(frames, 0))
         return self.joined(parts)
 
-    def pointwise(self, conv: Conv, x: Tensor, out: Tensor, part: Input | None = None) -> None:
-        """A 1x1x1 convolution straight from a residual stream, or of a part of its rows."""
+    def pointwise(
+        self, conv: Conv, x: Tensor, out: Tensor, part: Input | None = None, weight: Weight | None = None
+    ) -> None:
+        """A convolution without history or border straight from a residual stream, or of a part of its rows."""
         if self.dry:
             return
-        geometry = _PLAIN
+        geometry = Geometry(conv.stride)
         if part is not None:
             geometry = Geometry(origin=(part.first, 0), first_row=part.first, frame_rows=x.shape[1])
             out = part.rows(out)
-        self.attempt(conv3d, x, conv.weight, out, geometry=geometry, epilogue=Epilogue(bias=conv.bias))
+        if self.watch is not None:
+            self.watch(conv, x)
+        self.product(conv, x, out, weight=weight, geometry=geometry)
 
-    def upsample(self, up: Upsampler | Expansion, x: Tensor, out: Tensor, first: int, groups: int) -> Partials | None:
-        """x [D, H, W, C] -> out at twice the size; `first` is x's first frame within the clip."""
-        if isinstance(up, Expansion):
-            return self._expand(up, x, out, groups)
-        return self.joined([
-            self.attempt(upsample, i.data, up.composed, i.rows(out, 2), first=first, groups=groups, scale=up.scale,
-                         start=i.start, geometry=i.geometry, half_accumulate=up.half_accumulate)
-            for i in self.inputs(up, x, COPY, None, x.shape[1], _PLAIN)
-        ])  # fmt: skip
+    def buffered(
+        self, conv: Conv, buffer: Tensor, inside: Tensor, out: Tensor, residual: Tensor | None = None
+    ) -> None:
+        """A convolution of single frames that lie in a bordered buffer [D, H + 2, W + 2, C] already, `inside` it."""
+        if self.dry:
+            return
+        if self.watch is not None:
+            self.watch(conv, inside)
+        self.product(conv, buffer, out, residual=residual)
 
-    def _expand(self, up: Expansion, x: Tensor, out: Tensor, groups: int) -> Partials | None:
-        """As `upsample`, through the shuffled frames."""
-        factor, channels = up.expand.weight.phases[0], up.expand.weight.out_channels
-        with self.arena.scope():
-            shuffled = self.take(factor * x.shape[0], *out.shape[1:3], channels)
-            self.pointwise(up.expand, x, shuffled)
-            if out.shape[0] < shuffled.shape[0]:  # the clip's first frame has no second one
-                if not self.dry:
-                    shuffled[1].copy_(shuffled[0])
-                shuffled = shuffled[1:]
-            return self.conv(up.conv, shuffled, out, groups=groups)
-
-    def downsample(self, down: Downsampler, x: Tensor, out: Tensor, starts: bool, groups: int) -> Partials | None:
-        """x [D, H, W, C] -> out at half the size (and frame rate). `starts`: the clip begins with x.
-
-        A stride of 2 in time leaves one frame of history where the clip's start has two copies of its first one.
-        """
-        # The zero row and column lie below and to the right: taps start inside the border.
-        geometry = Geometry(stride=(down.factor, 2, 2), origin=(1, 1))
-        skip = int(down.factor == 2 and not starts)
-        return self.conv(down, x, out, groups=groups, geometry=geometry, skip=skip)
+    def product(
+        self, conv: Conv, data: Tensor, out: Tensor, *, weight: Weight | None = None, geometry: Geometry = _PLAIN,
+        residual: Tensor | None = None, groups: int = 0, pixels: Pixels | None = None, start: int = 0, first: int = 2,
+    ) -> Partials | None:
+        """The one place where a convolution is computed, but for `pixels`. weight: another one than conv's own."""
+        epilogue = Epilogue(conv.bias, residual, groups, conv.scale, half_accumulate=conv.half_accumulate,
+                            pixels=pixels)  # fmt: skip
+        return self.attempt(conv3d, data, weight or conv.weight, out, geometry=geometry, epilogue=epilogue,
+                            start=start, first=first)  # fmt: skip
 
     def attend(self, block: Attention, x: Tensor, sums: Partials | None) -> Partials | None:
         """Attention within each frame, added to x in place; returns the sums of the result.
@@ -338,7 +334,7 @@ class Run:
         return self.attempt(coefficients, sums, norm, x.shape[1] * x.shape[2])
 
     def inputs(
-        self, conv: Conv | Upsampler, x: Tensor, norm: Norm, coefs: Tensor | None, rows: int, geometry: Geometry,
+        self, conv: Conv, x: Tensor, norm: Norm, coefs: Tensor | None, rows: int, geometry: Geometry,
         behind: int = 0,
     ) -> Iterator[Input]:  # fmt: skip
         """Write x as the next input of `conv` behind its history, whole or band by band. Nothing while dry.

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..fused.networks import fuse
 from ..fused.path import why_off
+from ..network.fused import fuse
 from ..runtime.pixels import to_unit
 from ..vae import VideoVAE
 from .bench import Bench

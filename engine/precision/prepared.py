@@ -18,7 +18,7 @@ from ..files import write_tensors
 from .operands import Operands
 
 #: Part of every recipe: raise it when packing changes.
-FORMAT = 2
+FORMAT = 3
 T = TypeVar("T")
 
 

@@ -15,6 +15,17 @@ class State:
 
     def __init__(self) -> None:
         self.halos: dict[str, torch.Tensor] = {}
+        #: The next call is the clip's last: what looks ahead sees its last frame repeated.
+        self.ending = False
+
+    def aligned(self, key: str, x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """As many frames of x [B, C, T, H, W] as `like` has, which came of x and may be late; the rest waits."""
+        waiting = self.halos.get(key)
+        if waiting is None and x.shape[2] == like.shape[2]:
+            return x
+        x = x if waiting is None else torch.cat((waiting, x), 2)
+        self.keep(key, x[:, :, like.shape[2] :])
+        return x[:, :, : like.shape[2]]
 
     def keep(self, key: str, frames: torch.Tensor) -> None:
         """File a copy of `frames` under `key`; a view would keep the whole input alive (2.8x the bytes, decoder)."""

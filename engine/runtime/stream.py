@@ -16,7 +16,7 @@ from torch import Tensor
 from .state import State
 
 if TYPE_CHECKING:
-    from ..models.arch import Decoder, Encoder
+    from ..network.plain import Half
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def _split(x: Tensor, size: int) -> Iterable[Tensor]:
     return x.split(size or x.shape[2], 2)
 
 
-def decode_features(decoder: Decoder, z: Iterable[Tensor], check: Callable[[], None]) -> Iterator[Tensor]:
+def decode_features(decoder: Half, z: Iterable[Tensor], check: Callable[[], None]) -> Iterator[Tensor]:
     """Latent chunks [B, C, n, h, w] -> features at latent resolution, chunk by chunk."""
     state = State()
     for part in z:
@@ -40,7 +40,7 @@ def decode_features(decoder: Decoder, z: Iterable[Tensor], check: Callable[[], N
 
 
 def decode_frames(
-    decoder: Decoder, features: Iterable[Tensor], steps: Steps, check: Callable[[], None]
+    decoder: Half, features: Iterable[Tensor], steps: Steps, check: Callable[[], None]
 ) -> Iterator[list[Tensor]]:
     """Features of the whole frame or of one tile -> per chunk, the list of its frames [B, 3, f, H, W]."""
     state = State()
@@ -54,7 +54,7 @@ def decode_frames(
 
 
 def encode_features(
-    encoder: Encoder, video: Iterable[Tensor], steps: Steps, check: Callable[[], None]
+    encoder: Half, video: Iterable[Tensor], steps: Steps, check: Callable[[], None]
 ) -> Iterator[Tensor]:
     """Frame chunks [B, 3, f, H, W] (1 + 4n first, then 4n) -> features at latent resolution, chunk by chunk."""
     state = State()
@@ -66,7 +66,7 @@ def encode_features(
         yield encoder.mid(torch.cat(high, 2) if len(high) > 1 else high.pop(), state)
 
 
-def encode_moments(encoder: Encoder, features: Iterable[Tensor], check: Callable[[], None]) -> Iterator[Tensor]:
+def encode_moments(encoder: Half, features: Iterable[Tensor], check: Callable[[], None]) -> Iterator[Tensor]:
     """Features at latent resolution -> moments [B, 2 * latent, n, h, w], chunk by chunk."""
     state = State()
     for part in features:

@@ -1,19 +1,18 @@
-"""Diffusers names of a network back to its original names, where every name has exactly one counterpart."""
+"""Diffusers' names of Wan's networks back to the original ones."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
 # A resnet's and an attention's parts.
-_WAN_LEAVES = {
+_LEAVES = {
     "norm1": "residual.0",
     "conv1": "residual.2",
     "norm2": "residual.3",
     "conv2": "residual.6",
     "conv_shortcut": "shortcut",
 }
-_WAN_TOP = {
+_TOP = {
     "quant_conv": "conv1",
     "post_quant_conv": "conv2",
     "encoder.conv_in": "encoder.conv1",
@@ -23,48 +22,32 @@ _WAN_TOP = {
     "decoder.norm_out": "decoder.head.0",
     "decoder.conv_out": "decoder.head.2",
 }
-_WAN_ATTENTION = ("norm", "to_qkv", "proj")
+_ATTENTION = ("norm", "to_qkv", "proj")
 _RESAMPLE = r"(resample\.1|time_conv)"
-_SEEDVR2_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 
 
-def native_names(names: Iterable[str], key_set: str) -> dict[str, str] | None:
-    """{file name: original name} when every name has a counterpart and no two coincide, else None."""
-    names = list(names)
-    if key_set == "wan-diffusers":
-        # Wan 2.1 numbers all layers of a half in one row (four per decoder level), Wan 2.2 nests them per level.
-        nested = any(".upsampler." in n or ".downsampler." in n for n in names)
-        mapped = {n: _wan(n, nested) for n in names}
-    elif key_set == "seedvr2":
-        mapped = {n: _seedvr2(n) for n in names}
-    else:
-        return None
-    values = set(mapped.values())
-    return mapped if None not in values and len(values) == len(names) else None
+def native(names: list[str]) -> dict[str, str | None]:
+    """{diffusers' name: original name, None where there is none}."""
+    # Wan 2.1 numbers all layers of a half in one row (four per decoder level), Wan 2.2 nests them per level.
+    nested = any(".upsampler." in n or ".downsampler." in n for n in names)
+    return {n: _name(n, nested) for n in names}
 
 
-def _seedvr2(name: str) -> str:
-    """Old diffusers attention names; everything else is the same in both layouts."""
-    for old, new in _SEEDVR2_ATTENTION.items():
-        name = name.replace(f".attentions.0.{old}.", f".attentions.0.{new}.")
-    return name
-
-
-def _wan(name: str, nested: bool) -> str | None:
+def _name(name: str, nested: bool) -> str | None:
     module, _, leaf = name.rpartition(".")
-    if module in _WAN_TOP:
-        return f"{_WAN_TOP[module]}.{leaf}"
+    if module in _TOP:
+        return f"{_TOP[module]}.{leaf}"
     half, _, inner = module.partition(".")
-    found = _wan_inner(inner, nested) if half in ("encoder", "decoder") else None
+    found = _inner(inner, nested) if half in ("encoder", "decoder") else None
     return None if found is None else f"{half}.{found}.{leaf}"
 
 
-def _wan_inner(name: str, nested: bool) -> str | None:
+def _inner(name: str, nested: bool) -> str | None:
     """The part between `encoder.`/`decoder.` and the parameter's own name."""
     if m := re.fullmatch(r"mid_block\.resnets\.([01])\.(\w+)", name):
         return _resnet(f"middle.{2 * int(m[1])}", m[2])
     if m := re.fullmatch(r"mid_block\.attentions\.0\.(\w+)", name):
-        return f"middle.1.{m[1]}" if m[1] in _WAN_ATTENTION else None
+        return f"middle.1.{m[1]}" if m[1] in _ATTENTION else None
     if m := re.fullmatch(rf"up_blocks\.(\d+)\.upsamplers?(?:\.0)?\.{_RESAMPLE}", name):
         return f"{_level('up', m[1], 3, nested)}.{m[2]}"
     if m := re.fullmatch(r"up_blocks\.(\d+)\.resnets\.(\d+)\.(\w+)", name):
@@ -86,4 +69,4 @@ def _level(direction: str, level: str, index: int, nested: bool) -> str:
 
 
 def _resnet(prefix: str, part: str) -> str | None:
-    return f"{prefix}.{_WAN_LEAVES[part]}" if part in _WAN_LEAVES else None
+    return f"{prefix}.{_LEAVES[part]}" if part in _LEAVES else None
