@@ -22,9 +22,9 @@ from comfy_execution.utils import get_executing_context
 from torch import Tensor
 
 from ..engine import Cancelled, Checkpoint, CheckpointError, InputError, VideoVAE, load, log, read_checkpoint
+from ..engine.archs import detect, seedvr2
 from ..engine.kernels.precision import fp32_math
 from ..engine.loader import PRECISIONS, auto_precision
-from ..engine.archs import detect, seedvr2
 from ..engine.optimize import Options, availability
 from ..engine.runtime.memory import DEFAULT_SHARE, GIB, available_ram, host_budget
 from ..engine.runtime.pinned import POOL

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ..engine import demo_vae_path, log, read_checkpoint
-from ..engine.loader import NAMES, stored_groups
 from ..engine.archs import detect
+from ..engine.loader import NAMES, stored_groups
 from . import folders, host
 from .host import io
 from .planning import KNOWN

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..engine import InputError, PlanError
+from ..engine.archs import ARCHITECTURES, Architecture, seedvr2
 from ..engine.fused.path import FusedPath, why_off
 from ..engine.loader import NAMES, PRECISIONS, auto_precision
-from ..engine.archs import ARCHITECTURES, Architecture, seedvr2
 from ..engine.optimize import DEFAULTS, Options
 from ..engine.precision.mixed import Mixed
 from ..engine.precision.modes import MIXED, resolve

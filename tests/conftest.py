@@ -14,7 +14,7 @@ if not torch.cuda.is_available():
 
 from safetensors.torch import load_file, save_file
 from zerowaste_vae.engine import load
-from zerowaste_vae.engine.models.seedvr2 import Config, SeedVR2
+from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
 
 ROOT = Path(__file__).resolve().parent.parent
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
@@ -70,7 +70,7 @@ def make_vae_file(tmp_path_factory):
     def make(encoder=(8, 16, 16, 16), decoder=(8, 16, 16, 16), groups=4, seed=0) -> Path:
         path = folder / f"{encoder}-{decoder}-{groups}-{seed}.safetensors".replace(" ", "")
         if not path.exists():
-            model = SeedVR2(Config(encoder, decoder, 16, groups))
+            model = ARCHITECTURE.build(Config(encoder, decoder, 16, groups))
             seeded_weights(model, seed)
             save_file(model.state_dict(), path, {"norm_num_groups": str(groups)})
         return path

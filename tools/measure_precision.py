@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 from zerowaste_vae.engine import VideoVAE, demo_vae_path, load, metrics, read_checkpoint
 from zerowaste_vae.engine.bench.subject import PUBLISHED, copy_of, noise_video, random_checkpoint
-from zerowaste_vae.engine.fused.networks import fuse
 from zerowaste_vae.engine.kernels import targets
 from zerowaste_vae.engine.kernels.conv3d import dispatch
+from zerowaste_vae.engine.network.fused import fuse
 from zerowaste_vae.engine.precision.bench import Bench
 from zerowaste_vae.engine.precision.measure import (
     Saturation,

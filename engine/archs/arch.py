@@ -31,8 +31,8 @@ class KeySet:
 class Architecture:
     """One VAE family: its keys, compression factors, and what reads and describes its networks.
 
-    `configure(shapes, norm_groups)` reads the sizes from a file's tensor shapes; `encoder(config)` and `decoder(config)`
-    are Programs, None where the file lacks that half.
+    `configure(shapes, norm_groups)` reads the sizes from a file's tensor shapes; `encoder(config)` and
+    `decoder(config)` are Programs, None where the file lacks that half.
     """
 
     keys: KeySet

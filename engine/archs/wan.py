@@ -109,7 +109,8 @@ def encoder(config: Config) -> Program | None:
         "encoder", 3,
         *patches, Conv("conv1", 3 * config.patch**2, w[0]), *level(0), STEP,
         *level(1), *level(2), TILES,
-        *level(3), *_middle(w[3]), Moments("head.0", "head.2", w[3], 2 * latent, Length()), Linear("/conv1", 2 * latent),
+        *level(3), *_middle(w[3]),
+        Moments("head.0", "head.2", w[3], 2 * latent, Length()), Linear("/conv1", 2 * latent),
         head="zero",
     )  # fmt: skip
 

@@ -12,8 +12,8 @@ from ..errors import InputError, PlanError
 from .options import add_memory_options
 
 if TYPE_CHECKING:
-    from ..fused.path import FusedPath
     from ..archs import Architecture
+    from ..fused.path import FusedPath
     from ..network.plain import Network
     from ..runtime.plan import Plan, Planner
 

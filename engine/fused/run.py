@@ -203,8 +203,7 @@ class Run:
         residual: Tensor | None = None, geometry: Geometry = _PLAIN, skip: int = 0, pixels: Pixels | None = None,
         free: Callable[[Input], None] | None = None, frame: int = 2,
     ) -> Partials | None:
-        """[D, H, W, C] x (normalised and activated, or as it is) through a causal convolution into `out`, which a weight
-        of several phases makes larger than x.
+        """[D, H, W, C] x (normalised and activated, or as it is) through a causal convolution into `out`.
 
         sums: what the norm needs to know of x. groups > 0 asks for those of `out`. skip: frames of history that this
         call does not read; `out` may then have no frames at all. pixels: an output format. free: x's rows may be

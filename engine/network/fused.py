@@ -14,7 +14,7 @@ from ..kernels.to_pixels import BYTES, UNIT, Pixels
 from ..optimize import DEFAULTS, Options
 from ..precision.operands import Operands
 from .chain import Link, Result, given, pack_chain, sizes, take, through
-from .ops import attention, ends
+from .ops import attention
 from .packed import tensor_bytes
 from .plain import Half
 from .program import Size

@@ -23,9 +23,9 @@ Border = Literal["zero", "replicate", "reflect"]
 
 
 class Mark(Enum):
-    """Between steps. TILES: blended tiles begin here (decoder) or end here (encoder); what lies on the latent's side sees
-    whole frames. STEP: from here on (decoder) or up to here (encoder) fewer frames than a chunk's go through at once; it
-    lies where the resolution changes."""
+    """Between steps. TILES: blended tiles begin here (decoder) or end here (encoder); what lies on the latent's side
+    sees whole frames. STEP: from here on (decoder) or up to here (encoder) fewer frames than a chunk's go through at
+    once; it lies where the resolution changes."""
 
     TILES = "tiles"
     STEP = "step"
@@ -44,7 +44,7 @@ class Size(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Of a step: FLOP as it is written, FLOP in its composed form, values its convolutions read and write (composed)."""
+    """Of a step: FLOP as it is written, FLOP in its composed form, values that its convolutions then read and write."""
 
     flop: float = 0.0
     composed_flop: float = 0.0
@@ -63,12 +63,15 @@ class Taps(NamedTuple):
 
 @dataclass(frozen=True)
 class Style:
-    """What all convolutions of a Program do. head: what lies before a clip, its first frame or zeros. border: of frames.
-    after: frames that a 3-tap convolution looks ahead, where copies of the last one follow the clip."""
+    """What all convolutions of a Program do. head: what lies before a clip, its first frame or zeros. border: what lies
+    around a frame. after: frames that a 3-tap convolution looks ahead; copies of its last one follow the clip."""
 
     head: Head = "replicate"
     border: Border = "zero"
     after: int = 0
+
+
+CAUSAL = Style()
 
 
 class Step:
@@ -152,7 +155,7 @@ class Program:
     items: tuple[Step | Mark, ...]
     #: Channels of a latent, or of a picture.
     takes: int
-    style: Style = Style()
+    style: Style = CAUSAL
 
     @classmethod
     def of(cls, half: Literal["encoder", "decoder"], takes: int, *items: Step | Mark, **style: Any) -> Program:
@@ -237,8 +240,7 @@ class Program:
         return total
 
     def eligible(self, least: int) -> list[str]:
-        """Keys of the convolutions that may take 8-bit operands, of at least so many channels: all that have a window in
-        space, but not the first and the last one, nor what says so of itself."""
+        """Keys of the convolutions that may take 8-bit operands, with at least so many channels."""
         pairs = (pair for step in self.every() for pair in step.eligible())
         return [f"{self.half}.{name}" for name, channels in pairs if channels >= least]
 

@@ -86,7 +86,7 @@ def ranges_from_dict(values: Mapping[str, Any]) -> dict[str, Range]:
 
 
 def eligible(half: torch.nn.Module) -> list[str]:
-    """Keys of the convolutions of an encoder or decoder that may take 8-bit operands, from MIN_CHANNELS channels on: all
+    """Keys of the convolutions of an encoder or decoder that may take 8-bit operands: from MIN_CHANNELS channels on all
     with a 3x3 window but the first and the last. Shortcuts (1x1) read the 16-bit residual stream as it is.
 
     Convolutions of single frames (Wan) are among them where they upsample. Those that downsample, and what halves or

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from zerowaste_vae import Cancelled, load
-from zerowaste_vae.engine.models.seedvr2 import Config, SeedVR2
+from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
 from zerowaste_vae.engine.optimize import DEFAULTS
 
 pytestmark = [
@@ -21,7 +21,7 @@ GIB = 1 << 30
 def full_width(tmp_path_factory, seed_model):
     """A file of the published widths with the recorded outputs' weights."""
     path = tmp_path_factory.mktemp("full") / "full.safetensors"
-    model = SeedVR2(Config((128, 256, 512, 512), (128, 256, 512, 512)))
+    model = ARCHITECTURE.build(Config((128, 256, 512, 512), (128, 256, 512, 512)))
     seed_model(model, 1234)
     save_file(model.state_dict(), path)
     return path

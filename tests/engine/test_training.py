@@ -8,15 +8,16 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 from zerowaste_vae.engine import compat, load, training
-from zerowaste_vae.engine.layers import FrameAttention, Resnet
-from zerowaste_vae.engine.models import seedvr2, wan
+from zerowaste_vae.engine.archs import seedvr2, wan
+from zerowaste_vae.engine.network.ops.attention import FrameAttention
+from zerowaste_vae.engine.network.ops.resnet import Resnet
 from zerowaste_vae.engine.optimize import DEFAULTS
 from zerowaste_vae.engine.runtime.state import State
 
 MODELS = {
-    "seedvr2": lambda: seedvr2.SeedVR2(seedvr2.Config((4, 8, 8, 8), (4, 8, 8, 8), 4, 2)),
-    "wan21": lambda: wan.Wan(wan.Config((4, 6, 8, 8), (6, 8, 8, 8))),
-    "wan22": lambda: wan.Wan(wan.Config((4, 8, 8, 8), (4, 8, 8, 8), 48, 2)),
+    "seedvr2": lambda: seedvr2.ARCHITECTURE.build(seedvr2.Config((4, 8, 8, 8), (4, 8, 8, 8), 4, 2)),
+    "wan21": lambda: wan.WAN21.build(wan.Config((4, 6, 8, 8), (6, 8, 8, 8))),
+    "wan22": lambda: wan.WAN21.build(wan.Config((4, 8, 8, 8), (4, 8, 8, 8), 48, 2)),
 }
 
 

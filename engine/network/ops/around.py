@@ -71,7 +71,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class Around(Step):
-    """y = steps(x) + shortcut(x); the shortcut follows the last step: repetition where that upsamples, means elsewhere."""
+    """y = steps(x) + shortcut(x): repetition where the last step upsamples, means elsewhere."""
 
     name: str
     steps: tuple[Step, ...]

@@ -50,7 +50,7 @@ class GroupNormAct(nn.GroupNorm):
             parts.append(self._activated(super().forward(x[:, :, ready : ready + size])))
             ready, starts = ready + size, False
         if state is not None:  # the first frame kept says whether the clip's first chunk is through
-            mark = torch.full_like(x[:, :, :1] if x.shape[2] else x.new_empty(*x.shape[:2], 1, *x.shape[3:]), not starts)
+            mark = x.new_full((*x.shape[:2], 1, *x.shape[3:]), not starts)
             state.keep(self.key, torch.cat((mark, x[:, :, ready:]), 2))
         return torch.cat(parts, 2) if parts else x[:, :, :0]
 

@@ -18,7 +18,7 @@ from ...optimize import Options
 from ...precision.operands import Operands
 from ...runtime.state import State
 from ..packed import conv_of, norm_of
-from ..program import Size, Step, Style, Taps, Work
+from ..program import CAUSAL, Size, Step, Style, Taps, Work
 from ..tree import graft
 from .conv import ClipConv, conv_work, styled, taps_of
 from .norm import Norm
@@ -39,11 +39,14 @@ class Names:
     conv_shortcut: str = "conv_shortcut"
 
 
+NAMES = Names()
+
+
 class Resnet(nn.Module):
     """y = shortcut(x) + conv2(norm2(conv1(norm1(x)))), norms with SiLU; the shortcut is a 1x1x1 convolution where the
     widths differ."""
 
-    def __init__(self, c_in: int, c_out: int, norm: Norm, names: Names = Names(), style: Style = Style()) -> None:
+    def __init__(self, c_in: int, c_out: int, norm: Norm, names: Names = NAMES, style: Style = CAUSAL) -> None:
         super().__init__()
         self.names = names
         graft(self, names.norm1, norm.module(c_in))
@@ -86,7 +89,7 @@ class Res(Step):
     c_in: int
     c_out: int
     norm: Norm
-    names: Names = Names()
+    names: Names = NAMES
     below = False
 
     @property
@@ -157,5 +160,4 @@ class Res(Step):
 
 def _room(x: Tensor) -> Tensor:
     """x with the channels behind it that are of no other use: those of a wider tensor whose place it has taken."""
-    d, h, w, c = x.shape
-    return x if x.is_contiguous() else x.as_strided((d, h, w, x.stride(2)), x.stride())
+    return x if x.is_contiguous() else x.as_strided((*x.shape[:3], x.stride(2)), x.stride())

@@ -17,7 +17,7 @@ from ...optimize import Options
 from ...precision.operands import Operands
 from ...runtime.state import State
 from ..packed import conv_of, scaling
-from ..program import Size, Step, Style, Taps, Work
+from ..program import CAUSAL, Size, Step, Style, Taps, Work
 from .conv import ClipConv, conv_work, styled, taps_of
 
 
@@ -28,7 +28,7 @@ class Upsample(nn.Module):
     frame: T latents become 2T - 1 frames in the first call and 2T in later ones.
     """
 
-    def __init__(self, channels: int, temporal: bool, style: Style = Style()) -> None:
+    def __init__(self, channels: int, temporal: bool, style: Style = CAUSAL) -> None:
         super().__init__()
         self.z = 2 if temporal else 1
         self.upscale_conv = ClipConv(channels, channels * 4 * self.z, (1, 1, 1))
@@ -105,8 +105,8 @@ class ShuffleUp(Step):
         out, c = self.size(size, True), self.width
         z, pixels = self.time[0], math.prod(size[:3])
         expand, conv = 2.0 * pixels * c * 4 * z * c, conv_work(out, c)
-        # Each of the 4 z phases has 2x2x2 taps on the small input when time grows too (z = 2), 3x2x2 otherwise. The first
-        # frame has fewer phases; they cost what they produce.
+        # Each of the 4 z phases has 2x2x2 taps on the small input when time grows too (z = 2), else 3x2x2. A clip's
+        # first frame has fewer phases; they cost what they produce.
         composed = 2.0 * (8 if z == 2 else 12) * c * math.prod(out)
         return Work(expand + conv.flop, composed, pixels * c + math.prod(out))
 

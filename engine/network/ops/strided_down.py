@@ -15,14 +15,14 @@ from ...optimize import Options
 from ...precision.operands import Operands
 from ...runtime.state import State
 from ..packed import conv_of
-from ..program import Size, Step, Style, Taps, Work
+from ..program import CAUSAL, Size, Step, Style, Taps, Work
 from .conv import ClipConv, conv_work
 
 
 class Downsample(nn.Module):
     """Zero row below and column to the right, then a strided conv: (1,3,3) in space, causal (3,3,3) in time too."""
 
-    def __init__(self, channels: int, temporal: bool, style: Style = Style()) -> None:
+    def __init__(self, channels: int, temporal: bool, style: Style = CAUSAL) -> None:
         super().__init__()
         kt = 3 if temporal else 1
         stride = (2 if temporal else 1, 2, 2)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from zerowaste_vae.engine.archs import find_key_set, native_names
+from zerowaste_vae.engine.archs.wan import DIFFUSERS
 from zerowaste_vae.engine.checkpoint import Checkpoint, read_checkpoint, restore_shapes
-from zerowaste_vae.engine.checkpoint.layouts import native_names
-from zerowaste_vae.engine.checkpoint.names import find_key_set
 from zerowaste_vae.engine.errors import CheckpointError
 
 gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
@@ -247,7 +247,7 @@ def test_diffusers_names_small():
         "decoder.norm_out.gamma": "decoder.head.0.gamma",
         "post_quant_conv.weight": "conv2.weight",
     }
-    assert native_names(pairs, "wan-diffusers") == pairs
+    assert native_names(pairs, DIFFUSERS) == pairs
     nested = {
         "decoder.mid_block.resnets.1.conv2.weight": "decoder.middle.2.residual.6.weight",
         "decoder.up_blocks.2.resnets.1.norm2.gamma": "decoder.upsamples.2.upsamples.1.residual.3.gamma",
@@ -255,12 +255,12 @@ def test_diffusers_names_small():
         "encoder.down_blocks.1.resnets.0.conv1.weight": "encoder.downsamples.1.downsamples.0.residual.2.weight",
         "encoder.down_blocks.1.downsampler.resample.1.bias": "encoder.downsamples.1.downsamples.2.resample.1.bias",
     }
-    assert native_names(nested, "wan-diffusers") == nested
+    assert native_names(nested, DIFFUSERS) == nested
 
 
 def test_no_renaming_unless_every_name_has_a_counterpart():
     names = ["decoder.mid_block.resnets.0.norm1.gamma", "decoder.something.else"]
-    assert native_names(names, "wan-diffusers") is None
+    assert native_names(names, DIFFUSERS) is None
 
 
 def test_old_attention_names_of_seedvr2_load(tmp_path, vae_file, vae):

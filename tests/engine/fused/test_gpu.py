@@ -5,8 +5,8 @@ import os
 
 import pytest
 import torch
+from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
 from zerowaste_vae.engine.fused.parking import Parked, Parking
-from zerowaste_vae.engine.models.seedvr2 import ARCHITECTURE, Config, SeedVR2
 from zerowaste_vae.engine.runtime.memory import GIB
 from zerowaste_vae.engine.runtime.pinned import POOL
 from zerowaste_vae.engine.runtime.stream import Steps
@@ -21,7 +21,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def vae(seed_model):
     """Published widths in fp16."""
-    model = SeedVR2(Config((128, 256, 512, 512), (128, 256, 512, 512)))
+    model = ARCHITECTURE.build(Config((128, 256, 512, 512), (128, 256, 512, 512)))
     seed_model(model, 1234)
     model.requires_grad_(False).to("cuda", torch.float16)
     return VideoVAE(model, ARCHITECTURE, "fp16", torch.float16, torch.device("cuda"))

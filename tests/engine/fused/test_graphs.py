@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 from zerowaste_vae import Cancelled
+from zerowaste_vae.engine.archs import seedvr2, wan
 from zerowaste_vae.engine.fused import graph_rule, graphs, runs
 from zerowaste_vae.engine.fused.parking import Parking
-from zerowaste_vae.engine.models import seedvr2, wan
 from zerowaste_vae.engine.optimize import DEFAULTS, unavailable
 from zerowaste_vae.engine.runtime.kept import KEPT
 from zerowaste_vae.engine.runtime.stream import Steps
@@ -53,7 +53,7 @@ def build(model, architecture):
 
 @pytest.fixture(scope="module")
 def both(seed_model):
-    model = seedvr2.SeedVR2(seedvr2.Config((8, 8, 16, 16), (8, 8, 16, 16), 16, 4))
+    model = seedvr2.ARCHITECTURE.build(seedvr2.Config((8, 8, 16, 16), (8, 8, 16, 16), 16, 4))
     seed_model(model, 3)
     return build(model, seedvr2.ARCHITECTURE)
 
@@ -74,7 +74,7 @@ def wan_vaes(request, seed_model):
         "2.1": (wan.Config((8, 8, 16, 16), (8, 16, 16, 16)), wan.WAN21),
         "2.2": (wan.Config((8, 16, 32, 32), (8, 16, 32, 32), 48, 2), wan.WAN22),
     }[request.param]
-    model = wan.Wan(config)
+    model = wan.WAN21.build(config)
     seed_model(model, 3)
     return build(model, architecture)
 

@@ -9,9 +9,9 @@ import sys
 import pytest
 import torch
 from zerowaste_vae import Cancelled
+from zerowaste_vae.engine.archs import seedvr2, wan
 from zerowaste_vae.engine.fused import graph_rule, graphs
 from zerowaste_vae.engine.fused import run as run_module
-from zerowaste_vae.engine.models import seedvr2, wan
 from zerowaste_vae.engine.optimize import DEFAULTS
 from zerowaste_vae.engine.runtime.kept import KEPT
 from zerowaste_vae.engine.vae import VideoVAE

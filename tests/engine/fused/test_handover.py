@@ -2,20 +2,18 @@
 
 import pytest
 import torch
-from zerowaste_vae.engine.fused.decoder import FusedDecoder
-from zerowaste_vae.engine.fused.encoder import FusedEncoder
+from zerowaste_vae.engine.archs import wan
+from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
 from zerowaste_vae.engine.fused.handover import hand_over, take_over
 from zerowaste_vae.engine.fused.parking import Parking
-from zerowaste_vae.engine.fused.wan_decoder import FusedWanDecoder
-from zerowaste_vae.engine.models import wan
-from zerowaste_vae.engine.models.seedvr2 import Config, SeedVR2
+from zerowaste_vae.engine.network.fused import FusedDecoder, FusedEncoder
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
 def model(seed_model):
-    model = SeedVR2(Config((8, 8, 16, 16), (8, 8, 16, 16), 16, 4)).requires_grad_(False)
+    model = ARCHITECTURE.build(Config((8, 8, 16, 16), (8, 8, 16, 16), 16, 4)).requires_grad_(False)
     seed_model(model, 3)
     return model
 
@@ -89,9 +87,9 @@ def test_encoder(model, noise, legs, atol):
 @torch.no_grad()
 def test_wan_decoder(seed_model, noise, config, atol):
     """Whose first frames of a clip take another way than the later ones."""
-    network = wan.Wan(config).requires_grad_(False)
+    network = wan.WAN21.build(config).requires_grad_(False)
     seed_model(network, 3)
-    fused, z = FusedWanDecoder(network.decoder, torch.float32), noise(4, 3, 2, config.latent_channels)
+    fused, z = FusedDecoder(network.decoder, torch.float32), noise(4, 3, 2, config.latent_channels)
 
     def plan(chunk, frames, parking):
         return fused.plan(chunk, 3, 2, frames, torch.float32, CPU, parking)

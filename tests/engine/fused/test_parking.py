@@ -4,11 +4,10 @@ import itertools
 
 import pytest
 import torch
-from zerowaste_vae.engine.fused.decoder import FusedDecoder
-from zerowaste_vae.engine.fused.encoder import FusedEncoder
+from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
 from zerowaste_vae.engine.fused.history import Band, History, keep_near, split_rows
 from zerowaste_vae.engine.fused.parking import Parked, Parking
-from zerowaste_vae.engine.models.seedvr2 import Config, SeedVR2
+from zerowaste_vae.engine.network.fused import FusedDecoder, FusedEncoder
 from zerowaste_vae.engine.runtime.pinned import PAGE, POOL, PinnedPool
 from zerowaste_vae.engine.runtime.stream import frame_spans
 
@@ -24,7 +23,7 @@ def nothing_left():
 
 @pytest.fixture(scope="module")
 def model(seed_model):
-    model = SeedVR2(Config((8, 16, 16, 16), (8, 16, 16, 16), 16, 4)).requires_grad_(False)
+    model = ARCHITECTURE.build(Config((8, 16, 16, 16), (8, 16, 16, 16), 16, 4)).requires_grad_(False)
     seed_model(model, 3)
     return model
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 from zerowaste_vae.engine import log
+from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
 from zerowaste_vae.engine.errors import PlanError
 from zerowaste_vae.engine.fused.graphs import GRAPH_BYTES
 from zerowaste_vae.engine.fused.parking import Parking
 from zerowaste_vae.engine.fused.path import FusedPath
 from zerowaste_vae.engine.fused.placement import leanest, quickest
-from zerowaste_vae.engine.models.seedvr2 import ARCHITECTURE, Config, SeedVR2
 from zerowaste_vae.engine.optimize import DEFAULTS
 from zerowaste_vae.engine.runtime.plan import Planner
 
@@ -23,12 +23,12 @@ CONFIG = Config((128, 256, 512, 512), (128, 256, 512, 512))
 @pytest.fixture(scope="module")
 def path():
     with torch.device("meta"):
-        return FusedPath(SeedVR2(CONFIG), ARCHITECTURE, torch.float16, DEFAULTS)
+        return FusedPath(ARCHITECTURE.build(CONFIG), ARCHITECTURE, torch.float16, DEFAULTS)
 
 
 @pytest.fixture(scope="module")
 def planner(path):
-    build = functools.partial(SeedVR2, CONFIG)
+    build = functools.partial(ARCHITECTURE.build, CONFIG)
     with torch.device("meta"):
         weights = sum(2 * p.numel() for p in build().parameters())
     return Planner(build, torch.float16, weights, lambda: path)

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from zerowaste_vae.engine.archs import wan
 from zerowaste_vae.engine.fused.parking import Parking
-from zerowaste_vae.engine.models import wan
 from zerowaste_vae.engine.runtime.stream import Steps
 from zerowaste_vae.engine.vae import VideoVAE
 
@@ -27,7 +27,7 @@ def make(version, precision):
     config, architecture = MODELS[version]
     generator = torch.Generator("cuda").manual_seed(0)
     with torch.device("meta"):
-        model = wan.Wan(config)
+        model = wan.WAN21.build(config)
     weights = {}
     for name, p in sorted(model.named_parameters()):
         noise = torch.randn(p.shape, generator=generator, device="cuda")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from zerowaste_vae import load
-from zerowaste_vae.engine.models.seedvr2 import Config, SeedVR2
+from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
 from zerowaste_vae.engine.precision.policy import Policy, eligible
 
 pytestmark = [
@@ -22,7 +22,7 @@ KINDS = ["fp8", "int8"]
 def full_width(tmp_path_factory, seed_model):
     """A file of the published widths."""
     path = tmp_path_factory.mktemp("full") / "full.safetensors"
-    model = SeedVR2(Config((128, 256, 512, 512), (128, 256, 512, 512)))
+    model = ARCHITECTURE.build(Config((128, 256, 512, 512), (128, 256, 512, 512)))
     seed_model(model, 1234)
     save_file({name: tensor.half() for name, tensor in model.state_dict().items()}, path)
     return path

@@ -2,12 +2,11 @@
 
 import pytest
 import torch
+from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
 from zerowaste_vae.engine.fused import run as fused_run
-from zerowaste_vae.engine.fused.decoder import FusedDecoder
-from zerowaste_vae.engine.fused.encoder import FusedEncoder
 from zerowaste_vae.engine.fused.parking import Parking
 from zerowaste_vae.engine.kernels.targets import FP8
-from zerowaste_vae.engine.models.seedvr2 import Config, SeedVR2
+from zerowaste_vae.engine.network.fused import FusedDecoder, FusedEncoder
 from zerowaste_vae.engine.optimize import DEFAULTS
 from zerowaste_vae.engine.precision import measure
 from zerowaste_vae.engine.precision.bench import Bench
@@ -19,7 +18,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def model(seed_model):
-    model = SeedVR2(Config((32, 32, 48, 32), (32, 32, 48, 32), 16, 4)).requires_grad_(False)
+    model = ARCHITECTURE.build(Config((32, 32, 48, 32), (32, 32, 48, 32), 16, 4)).requires_grad_(False)
     seed_model(model, 5)
     return model.half()
 

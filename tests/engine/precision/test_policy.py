@@ -4,18 +4,17 @@ import json
 
 import pytest
 import torch
-from zerowaste_vae.engine.fused.decoder import FusedDecoder
-from zerowaste_vae.engine.fused.encoder import FusedEncoder
+from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
 from zerowaste_vae.engine.kernels.conv3d.types import HALF_DEPTH, quantise_rows
 from zerowaste_vae.engine.kernels.targets import FP8
-from zerowaste_vae.engine.models.seedvr2 import Config, SeedVR2
+from zerowaste_vae.engine.network.fused import FusedDecoder, FusedEncoder
 from zerowaste_vae.engine.precision.operands import EXPONENTS, MARGIN, Operands, balance
 from zerowaste_vae.engine.precision.policy import EXACT, Policy, Range, eligible
 
 
 @pytest.fixture(scope="module")
 def model(seed_model):
-    model = SeedVR2(Config((16, 32, 48, 32), (16, 32, 48, 32), 16, 4)).requires_grad_(False)
+    model = ARCHITECTURE.build(Config((16, 32, 48, 32), (16, 32, 48, 32), 16, 4)).requires_grad_(False)
     seed_model(model, 5)
     return model
 

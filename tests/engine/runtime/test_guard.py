@@ -3,10 +3,10 @@
 import pytest
 import torch
 from zerowaste_vae import Cancelled, PlanError
+from zerowaste_vae.engine.archs.seedvr2 import Decoder
 from zerowaste_vae.engine.fused import handover, memory, parking, path
 from zerowaste_vae.engine.fused import run as run_module
 from zerowaste_vae.engine.fused.run import Run
-from zerowaste_vae.engine.models.seedvr2 import Decoder
 from zerowaste_vae.engine.runtime.guard import Pressure, out_of_memory
 
 from .faults import SIZE, events, fail_calls, inject, leanest, leftovers, record_plans, record_writes

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from zerowaste_vae import load
-from zerowaste_vae.engine.models.seedvr2 import Config, SeedVR2
+from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
 from zerowaste_vae.engine.runtime.pinned import POOL
 
 pytestmark = [
@@ -21,7 +21,7 @@ SIZE = (1, 16, 6, 48, 64)
 @pytest.fixture(scope="module")
 def vae(tmp_path_factory, seed_model):
     path = tmp_path_factory.mktemp("full") / "full.safetensors"
-    model = SeedVR2(Config((128, 256, 512, 512), (128, 256, 512, 512)))
+    model = ARCHITECTURE.build(Config((128, 256, 512, 512), (128, 256, 512, 512)))
     seed_model(model, 1234)
     save_file(model.state_dict(), path)
     return load(path, precision="fp16", device="cuda")

@@ -3,9 +3,9 @@
 import pytest
 import torch
 from zerowaste_vae import load
+from zerowaste_vae.engine.archs.seedvr2 import Decoder
 from zerowaste_vae.engine.errors import NonFiniteError
 from zerowaste_vae.engine.fused.run import Run
-from zerowaste_vae.engine.models.seedvr2 import Decoder
 
 from .faults import SIZE, events
 

@@ -4,10 +4,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from zerowaste_vae import CheckpointError, InputError, load
+from zerowaste_vae.engine.archs import detect
+from zerowaste_vae.engine.archs.wan import WAN21, WAN22, Config
 from zerowaste_vae.engine.cli import main
 from zerowaste_vae.engine.media import write_png_folder
-from zerowaste_vae.engine.models import detect
-from zerowaste_vae.engine.models.wan import WAN21, WAN22, Config, Wan, patches, pixels
+from zerowaste_vae.engine.network.ops.ends import patches, pixels
 
 ATOL = 5e-5
 VERSIONS = {"2.1": WAN21, "2.2": WAN22}
@@ -39,7 +40,7 @@ def tiny(request, seed_model):
         "2.1": Config((4, 6, 10, 12), (6, 10, 12, 12)),
         "2.2": Config((6, 12, 24, 24), (6, 12, 24, 24), 48, 2),
     }
-    model = Wan(configs[request.param]).requires_grad_(False)
+    model = WAN21.build(configs[request.param]).requires_grad_(False)
     seed_model(model, 5)
     return request.param, model
 
@@ -48,7 +49,7 @@ def tiny(request, seed_model):
 def test_published_sizes(version):
     config, count = PUBLISHED[version]
     with torch.device("meta"):
-        model = Wan(config)
+        model = VERSIONS[version].build(config)
     assert sum(p.numel() for p in model.parameters()) == count
     shapes = {k: tuple(v.shape) for k, v in model.state_dict().items()}
     assert VERSIONS[version].configure(shapes, None) == config
@@ -186,7 +187,7 @@ def test_decoder_only_files(tiny, noise, tmp_path):
 def test_layered_colours_are_refused(tmp_path):
     """Qwen-Image-Layered has a fourth channel."""
     with torch.device("meta"):
-        shapes = {k: tuple(v.shape) for k, v in Wan(PUBLISHED["2.1"][0]).state_dict().items()}
+        shapes = {k: tuple(v.shape) for k, v in WAN21.build(PUBLISHED["2.1"][0]).state_dict().items()}
     shapes["decoder.head.2.bias"] = (4,)
     with pytest.raises(InputError, match="4 colour channels"):
         Config.from_shapes(shapes)

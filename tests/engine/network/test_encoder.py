@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from zerowaste_vae.engine.fused.encoder import FusedEncoder
-from zerowaste_vae.engine.models.seedvr2 import Config, SeedVR2
+from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
+from zerowaste_vae.engine.network.fused import FusedEncoder
 from zerowaste_vae.engine.runtime.stream import frame_spans
 
 
 @pytest.fixture(scope="module")
 def pair(seed_model):
-    model = SeedVR2(Config((8, 16, 32, 24), None, 16, 4)).requires_grad_(False)
+    model = ARCHITECTURE.build(Config((8, 16, 32, 24), None, 16, 4)).requires_grad_(False)
     seed_model(model, 3)
     return model.encoder, FusedEncoder(model.encoder, torch.float32)
 

@@ -4,12 +4,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from zerowaste_vae import load
+from zerowaste_vae.engine.archs import wan
 from zerowaste_vae.engine.fused.parking import Parking
 from zerowaste_vae.engine.fused.path import why_off
-from zerowaste_vae.engine.fused.wan_decoder import FusedWanDecoder, duplicate_up
-from zerowaste_vae.engine.fused.wan_encoder import FusedWanEncoder
 from zerowaste_vae.engine.kernels.targets import capabilities
-from zerowaste_vae.engine.models import wan
+from zerowaste_vae.engine.network.fused import FusedDecoder, FusedEncoder
+from zerowaste_vae.engine.network.ops.around import duplicate_up
+from zerowaste_vae.engine.network.ops.resnet import Res
 from zerowaste_vae.engine.optimize import Options
 from zerowaste_vae.engine.runtime.stream import frame_spans
 
@@ -24,7 +25,7 @@ SIZES = {"2.1": (16, 4, 5), "2.2": (48, 3, 4)}
 
 @pytest.fixture(scope="module", params=["2.1", "2.2"])
 def network(request, seed_model):
-    model = wan.Wan(CONFIGS[request.param]).requires_grad_(False)
+    model = wan.WAN21.build(CONFIGS[request.param]).requires_grad_(False)
     seed_model(model, 3)
     return request.param, model
 
@@ -32,7 +33,7 @@ def network(request, seed_model):
 @pytest.fixture(scope="module")
 def decoders(network):
     version, model = network
-    return version, model.decoder, FusedWanDecoder(model.decoder, torch.float32)
+    return version, model.decoder, FusedDecoder(model.decoder, torch.float32)
 
 
 def decode(fused, z, chunk, frames, output=torch.float32, parking=None):
@@ -75,7 +76,7 @@ def test_bytes_and_one_frame(decoders, noise):
 @torch.no_grad()
 def test_without_composed_upsampling(network, noise, atol):
     version, model = network
-    fused = FusedWanDecoder(model.decoder, torch.float32, Options(composed_upsample=False, flash_attention=False))
+    fused = FusedDecoder(model.decoder, torch.float32, Options(composed_upsample=False, flash_attention=False))
     c, h, w = SIZES[version]
     z = noise(c, 3, h, w)
     for chunk in (1, 3):
@@ -119,7 +120,7 @@ def test_next_clip_starts_afresh(decoders, noise):
 @torch.no_grad()
 def test_encoder_equals_plain(network, noise, count, height, width, chunk, frames, parked, atol):
     _, model = network
-    fused = FusedWanEncoder(model.encoder, torch.float32)
+    fused = FusedEncoder(model.encoder, torch.float32)
     x = noise(1, 3, count, height, width)
     latents = (count - 1) // 4 + 1
     parking = Parking(None, 0) if parked else None
@@ -167,22 +168,28 @@ def test_the_vae_runs_them(vaes, noise, atol):
 @pytest.mark.parametrize(("temporal", "starts"), [(True, True), (True, False), (False, False)])
 def test_duplicates_are_the_plain_ones(noise, channels, temporal, starts):
     x = noise(3, 4, 5, 8)
-    plain = wan.duplicate_up(x.permute(3, 0, 1, 2)[None], channels, temporal, starts)[0].permute(1, 2, 3, 0)
+    plain = duplicate_up(x.permute(3, 0, 1, 2)[None], channels, temporal, starts)[0].permute(1, 2, 3, 0)
     out = torch.full_like(plain, 9.0)
-    duplicate_up(x, out, temporal, starts)
+    store_duplicates(x, out, temporal, starts)
     assert torch.equal(out, plain)
+
+
+def last_blocks(decoder):
+    """The residual blocks at full size whose widths agree."""
+    steps = [s for s in decoder.program.steps if isinstance(s, Res)]
+    return [decoder.part(s.name) for s in steps[-2:]]
 
 
 @pytest.mark.parametrize("version", ["2.1", "2.2"])
 def test_what_overflows_in_fp16_is_made_again(version, seed_model, noise, monkeypatch, tmp_path):
     """Norms take any length, but the residual stream between them leaves the range."""
     configs = {"2.1": wan.Config(None, (16, 32, 32, 32)), "2.2": wan.Config(None, (16, 32, 32, 32), 48, 2)}
-    model = wan.Wan(configs[version]).requires_grad_(False)
+    model = wan.WAN21.build(configs[version]).requires_grad_(False)
     seed_model(model, 3)
     save_file(model.state_dict(), tmp_path / "w.safetensors")
     monkeypatch.setattr("zerowaste_vae.engine.vae.why_off", lambda *_: None)
     vae = load(tmp_path / "w.safetensors", precision="fp16", device="cpu")
-    for block in vae.model.decoder.levels[3].resnets[1:]:
+    for block in last_blocks(vae.model.decoder):
         block.conv2.bias.fill_(6e4)
     c, h, w = SIZES[version]
     frames = vae.decode(noise(1, c, 2, h, w))

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from zerowaste_vae.engine.fused.decoder import FusedDecoder
-from zerowaste_vae.engine.models.seedvr2 import Config, SeedVR2
+from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
+from zerowaste_vae.engine.network.fused import FusedDecoder
 
 
 def fused_decode(fused, z, chunk, frames, output=torch.float32):
@@ -23,7 +23,7 @@ def pair(seed_model):
     # 8 and 16 channels at the ends: the latent's own ring then coincides with the lowest stage's.
     models = {}
     for widths in ((8, 16, 16, 16), (8, 16, 32, 24)):
-        model = SeedVR2(Config(None, widths, 16, 4)).requires_grad_(False)
+        model = ARCHITECTURE.build(Config(None, widths, 16, 4)).requires_grad_(False)
         seed_model(model, 3)
         models[widths] = model.decoder, FusedDecoder(model.decoder, torch.float32)
     return models

@@ -2,25 +2,23 @@
 
 import pytest
 import torch
-from zerowaste_vae.engine.layers import (
-    CausalConv3d,
-    Downsample,
-    ResnetBlock,
-    SpatialAttention,
-    Upsample,
-    name_halos,
-)
+from zerowaste_vae.engine.network.ops.attention import SplitAttention
+from zerowaste_vae.engine.network.ops.conv import ClipConv
+from zerowaste_vae.engine.network.ops.norm import Group
+from zerowaste_vae.engine.network.ops.resnet import Resnet
+from zerowaste_vae.engine.network.ops.shuffle_up import Upsample
+from zerowaste_vae.engine.network.ops.strided_down import Downsample
 from zerowaste_vae.engine.runtime.state import State
 
 UNITS = {
-    "conv333": (lambda: CausalConv3d(4, 5), [2, 1, 3]),
-    "conv111": (lambda: CausalConv3d(4, 5, (1, 1, 1)), [2, 2]),
+    "conv333": (lambda: ClipConv(4, 5), [2, 1, 3]),
+    "conv111": (lambda: ClipConv(4, 5, (1, 1, 1)), [2, 2]),
     "upsample_st": (lambda: Upsample(4, temporal=True), [2, 1, 1]),
     "upsample_s": (lambda: Upsample(4, temporal=False), [2, 1, 1]),
     "downsample_st": (lambda: Downsample(4, temporal=True), [5, 4]),
     "downsample_s": (lambda: Downsample(4, temporal=False), [3, 2]),
-    "resnet_same": (lambda: ResnetBlock(8, 8, 4), [2, 1, 2]),
-    "resnet_shortcut": (lambda: ResnetBlock(8, 12, 4), [2, 1, 2]),
+    "resnet_same": (lambda: Resnet(8, 8, Group(4)), [2, 1, 2]),
+    "resnet_shortcut": (lambda: Resnet(8, 12, Group(4)), [2, 1, 2]),
 }
 
 
@@ -28,7 +26,9 @@ def build(units, name):
     module = UNITS[name][0]()
     prefix = f"{name}.w."
     module.load_state_dict({k.removeprefix(prefix): v for k, v in units.items() if k.startswith(prefix)})
-    name_halos(module)
+    for path, part in module.named_modules():
+        if hasattr(part, "key"):
+            part.key = path
     return module.requires_grad_(False)
 
 
@@ -44,7 +44,7 @@ def test_unit_equals_original(units, name, atol):
 
 @torch.no_grad()
 def test_attention_equals_original(units, atol):
-    module = SpatialAttention(8, 4)
+    module = SplitAttention(8, Group(4))
     module.load_state_dict({k.removeprefix("attn.w."): v for k, v in units.items() if k.startswith("attn.w.")})
     x = units["attn.x_framebatch"].transpose(0, 1)[None]
     torch.testing.assert_close(module(x)[0].transpose(0, 1), units["attn.out"], rtol=0, atol=atol)
