@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -15,6 +16,8 @@ if not torch.cuda.is_available():
 from safetensors.torch import load_file, save_file
 from zerowaste_vae.engine import load
 from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
+from zerowaste_vae.engine.fused.weights import Conv
+from zerowaste_vae.engine.network.fused import FusedDecoder, FusedEncoder
 
 ROOT = Path(__file__).resolve().parent.parent
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
@@ -97,6 +100,23 @@ def seed_model():
 @pytest.fixture(scope="session")
 def units() -> dict[str, torch.Tensor]:
     return load_file(FIXTURES / "seedvr2" / "units.safetensors")
+
+
+def packed_convolutions(value) -> dict:
+    """{key: packed convolution} of all in a fused half, a list or a dataclass."""
+    if isinstance(value, (FusedDecoder, FusedEncoder)):
+        value = [link.packed for stage in value.stages for link in stage]
+    if isinstance(value, Conv):
+        return {value.key: value}
+    if dataclasses.is_dataclass(value):
+        value = [getattr(value, field.name) for field in dataclasses.fields(value)]
+    parts = map(packed_convolutions, value if isinstance(value, (list, tuple)) else ())
+    return {key: conv for part in parts for key, conv in part.items()}
+
+
+@pytest.fixture(scope="session")
+def convolutions():
+    return packed_convolutions
 
 
 @pytest.fixture

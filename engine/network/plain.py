@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..runtime.state import State
 from .program import Program, Step
-from .tree import graft
+from .tree import find, graft
 
 
 class Half(nn.Module):
@@ -40,7 +40,7 @@ class Half(nn.Module):
 
     def part(self, name: str) -> nn.Module:
         """Of a step, by the name that it gave."""
-        return self._beside[name][0] if name in self._beside else self.get_submodule(name)
+        return self._beside[name][0] if name in self._beside else find(self, name)
 
     def run(self, steps: Sequence[Step], x: Tensor, state: State | None = None) -> Tensor:
         """Some of the Program's steps."""

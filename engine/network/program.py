@@ -90,6 +90,8 @@ class Step:
     groups: int = 0
     #: The result is part of a residual stream, which the fused operators want in whole rows of memory.
     stream: ClassVar[bool] = True
+    #: Frames wait in it besides those that convolutions look at.
+    late: bool = False
     #: The fused walk's result is fp32 whatever the activations are.
     wide: ClassVar[bool] = False
 
@@ -204,6 +206,11 @@ class Program:
         for step in self.steps:
             size = step.size(size, True)
         return size.frames
+
+    @property
+    def late(self) -> bool:
+        """Frames come out after others have gone in, the last ones when the clip ends."""
+        return bool(self.style.after) or any(s.late for s in self.every())
 
     def whole_frames(self, count: int) -> int:
         """Of `count` frames those that fill whole latents: trailing ones are not read."""

@@ -22,11 +22,18 @@ class Branch(nn.Module):
         return len(self._modules)
 
 
+def find(root: nn.Module, name: str) -> nn.Module:
+    """What `graft` has put there."""
+    for part in name.split("."):
+        root = root._modules[part]  # type: ignore[assignment]
+    return root
+
+
 def graft(root: nn.Module, name: str, module: nn.Module) -> None:
     """Put `module` under its dotted name, with branches where there are none yet."""
     *parents, leaf = name.split(".")
     for parent in parents:
         if parent not in root._modules:
-            root.add_module(parent, Branch())
+            root._modules[parent] = Branch()
         root = root._modules[parent]  # type: ignore[assignment]
-    root.add_module(leaf, module)
+    root._modules[leaf] = module  # add_module refuses names of methods, and a file may have a "mid" or a "half"

@@ -27,14 +27,37 @@ class Steps:
     frames: int = 0
 
 
-def _split(x: Tensor, size: int) -> Iterable[Tensor]:
-    return x.split(size or x.shape[2], 2)
+def _split(x: Tensor, size: int) -> tuple[Tensor, ...]:
+    return x.split(size or max(x.shape[2], 1), 2)
+
+
+def _until_the_end(half: Half, parts: Iterable[Tensor], state: State) -> Iterator[Tensor]:
+    """The parts. In networks that look ahead, `state` knows when the last one is out: it sees the clip's end."""
+    if not half.program.late:
+        yield from parts
+        return
+    waiting = None
+    for part in parts:
+        if waiting is not None:
+            yield waiting
+        waiting = part
+    if waiting is not None:
+        state.ending = True
+        yield waiting
+
+
+def _until_its_end(parts: tuple[Tensor, ...], state: State) -> Iterator[Tensor]:
+    """The parts of one chunk, of which only the last one may be the clip's."""
+    ends = state.ending
+    for i, part in enumerate(parts, 1):
+        state.ending = ends and i == len(parts)
+        yield part
 
 
 def decode_features(decoder: Half, z: Iterable[Tensor], check: Callable[[], None]) -> Iterator[Tensor]:
     """Latent chunks [B, C, n, h, w] -> features at latent resolution, chunk by chunk."""
     state = State()
-    for part in z:
+    for part in _until_the_end(decoder, z, state):
         check()
         yield decoder.low(part, state)
 
@@ -44,10 +67,10 @@ def decode_frames(
 ) -> Iterator[list[Tensor]]:
     """Features of the whole frame or of one tile -> per chunk, the list of its frames [B, 3, f, H, W]."""
     state = State()
-    for chunk in features:
+    for chunk in _until_the_end(decoder, features, state):
         x = decoder.mid(chunk, state)
         out = []
-        for frames in _split(x, steps.frames):
+        for frames in _until_its_end(_split(x, steps.frames), state):
             check()
             out.append(decoder.high(frames, state))
         yield out
@@ -58,9 +81,9 @@ def encode_features(
 ) -> Iterator[Tensor]:
     """Frame chunks [B, 3, f, H, W] (1 + 4n first, then 4n) -> features at latent resolution, chunk by chunk."""
     state = State()
-    for part in video:
+    for part in _until_the_end(encoder, video, state):
         high = []
-        for frames in _split(part, steps.frames):
+        for frames in _until_its_end(_split(part, steps.frames), state):
             check()
             high.append(encoder.high(frames, state))
         yield encoder.mid(torch.cat(high, 2) if len(high) > 1 else high.pop(), state)
@@ -69,7 +92,7 @@ def encode_features(
 def encode_moments(encoder: Half, features: Iterable[Tensor], check: Callable[[], None]) -> Iterator[Tensor]:
     """Features at latent resolution -> moments [B, 2 * latent, n, h, w], chunk by chunk."""
     state = State()
-    for part in features:
+    for part in _until_the_end(encoder, features, state):
         check()
         yield encoder.low(part, state)
 

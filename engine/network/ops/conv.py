@@ -50,11 +50,11 @@ class ClipConv(nn.Conv3d):
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
         x = self._extended(x, state)
+        if x.shape[2] < self.kernel_size[0]:
+            return self._nothing(x)
         if self.edges:
             e = self.edges
             x = F.pad(x, (e, e, e, e, 0, 0), mode=self.border)
-        if x.shape[2] < self.kernel_size[0]:
-            return self._nothing(x)
         if x.is_cuda and x.dtype == torch.float32 and not torch.is_grad_enabled() and not tf32_asked():
             return exact.conv3d(x, self.weight, self.bias, self.stride, self.padding)
         if not self.weight.is_contiguous():  # in channels_last_3d; CPU kernels do not follow the weight by themselves
@@ -79,8 +79,10 @@ class ClipConv(nn.Conv3d):
         return x
 
     def _nothing(self, x: Tensor) -> Tensor:
+        """No frames of the size that they would have."""
         sizes = zip(x.shape[3:], self.kernel_size[1:], self.stride[1:], self.padding[1:], strict=True)
-        return x.new_empty(x.shape[0], self.out_channels, 0, *((n + 2 * p - k) // s + 1 for n, k, s, p in sizes))
+        height, width = ((n + 2 * (p or self.edges) - k) // s + 1 for n, k, s, p in sizes)
+        return x.new_empty(x.shape[0], self.out_channels, 0, height, width)
 
     def starts(self, state: State | None) -> bool:
         """Whether the next call is the first of its clip."""

@@ -129,6 +129,10 @@ class _End(Step):
     def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
         return part(self.name)(part(self.norm_name)(x, state), state)
 
+    @property
+    def late(self) -> bool:  # type: ignore[override]
+        return self.norm.late
+
     def why_not_fused(self, style: Style) -> str | None:
         return self.norm.why_not_fused()
 

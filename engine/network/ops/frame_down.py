@@ -17,7 +17,7 @@ from ...optimize import Options
 from ...precision.operands import Operands
 from ...runtime.state import State
 from ..program import Size, Step, Style, Taps, Work
-from ..tree import graft
+from ..tree import find, graft
 from .conv import ClipConv, FrameConv, conv_work
 
 
@@ -32,7 +32,7 @@ class Downsample(nn.Module):
 
     @property
     def conv(self) -> FrameConv:
-        return self.get_submodule("resample.1")  # type: ignore[return-value]
+        return find(self, "resample.1")  # type: ignore[return-value]
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
         x = self.conv(F.pad(x, (0, 1, 0, 1)))

@@ -20,7 +20,7 @@ from ...precision.operands import Form, Operands
 from ...runtime.state import State
 from ..packed import scaling
 from ..program import Size, Step, Style, Taps, Work
-from ..tree import graft
+from ..tree import find, graft
 from .conv import ClipConv, FrameConv, conv_work
 
 
@@ -38,7 +38,7 @@ class Upsample(nn.Module):
 
     @property
     def conv(self) -> FrameConv:
-        return self.get_submodule("resample.1")  # type: ignore[return-value]
+        return find(self, "resample.1")  # type: ignore[return-value]
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
         if self.time_conv is not None:

@@ -29,6 +29,8 @@ class GroupNormAct(nn.GroupNorm):
         if self.chunk is not None:
             return self._by_chunks(x, state)
         b, _, t, _, _ = x.shape
+        if t == 0:
+            return x
         y = super().forward(x.transpose(1, 2).flatten(0, 1)).unflatten(0, (b, t)).transpose(1, 2)
         return self._activated(y)
 
@@ -85,6 +87,11 @@ class Group:
     def module(self, channels: int, act: bool = True, axes: int = 3) -> GroupNormAct:
         return GroupNormAct(channels, self.groups, act, chunk=self.chunk)
 
+    @property
+    def late(self) -> bool:
+        """It waits for whole chunks."""
+        return self.chunk is not None
+
     def why_not_fused(self) -> str | None:
         return None if self.chunk is None else "it sums over chunks of frames, which only the plain walk does"
 
@@ -94,6 +101,7 @@ class Length:
     """The root mean square of all channels of a position."""
 
     groups = 0
+    late = False
 
     def module(self, channels: int, act: bool = True, axes: int = 3) -> LengthNormAct:
         return LengthNormAct(channels, act, axes)

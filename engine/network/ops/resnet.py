@@ -19,7 +19,7 @@ from ...precision.operands import Operands
 from ...runtime.state import State
 from ..packed import conv_of, norm_of
 from ..program import CAUSAL, Size, Step, Style, Taps, Work
-from ..tree import graft
+from ..tree import find, graft
 from .conv import ClipConv, conv_work, styled, taps_of
 from .norm import Norm
 
@@ -62,7 +62,7 @@ class Resnet(nn.Module):
         """norm1, conv1, norm2, conv2 and conv_shortcut, whatever the files call them."""
         name = getattr(self.__dict__.get("names"), role, role)
         own = name == role or role in self.__dict__.get("_modules", ())
-        return super().__getattr__(role) if own else self.get_submodule(name)
+        return super().__getattr__(role) if own else find(self, name)
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
         h = self.conv1(self.norm1(x, state), state)
@@ -138,6 +138,10 @@ class Res(Step):
                 shorten()
             sums = run.conv(packed.conv2, inner, out, packed.norm2, sums, groups, residual=out)
         return out, sums
+
+    @property
+    def late(self) -> bool:  # type: ignore[override]
+        return self.norm.late
 
     def why_not_fused(self, style: Style) -> str | None:
         return self.norm.why_not_fused()

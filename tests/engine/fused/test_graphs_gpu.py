@@ -22,21 +22,21 @@ pytestmark = [
 ]
 OFF = DEFAULTS.switched(off=["cuda_graphs"])
 MODELS = {
-    "seedvr2-tiny": (seedvr2.SeedVR2, seedvr2.Config((16, 32, 64, 64), (16, 32, 64, 64), 16, 8), seedvr2.ARCHITECTURE),
-    "seedvr2": (seedvr2.SeedVR2, seedvr2.Config((128, 256, 512, 512), (128, 256, 512, 512)), seedvr2.ARCHITECTURE),
+    "seedvr2-tiny": (seedvr2.Config((16, 32, 64, 64), (16, 32, 64, 64), 16, 8), seedvr2.ARCHITECTURE),
+    "seedvr2": (seedvr2.Config((128, 256, 512, 512), (128, 256, 512, 512)), seedvr2.ARCHITECTURE),
     # Wan 2.1 halves a level's width when it upsamples, and kernels take no width below 16.
-    "wan2.1-tiny": (wan.Wan, wan.Config((16, 32, 32, 32), (16, 32, 32, 32)), wan.WAN21),
-    "wan2.2-tiny": (wan.Wan, wan.Config((16, 32, 64, 64), (16, 32, 64, 64), 48, 2), wan.WAN22),
+    "wan2.1-tiny": (wan.Config((16, 32, 32, 32), (16, 32, 32, 32)), wan.WAN21),
+    "wan2.2-tiny": (wan.Config((16, 32, 64, 64), (16, 32, 64, 64), 48, 2), wan.WAN22),
 }
 
 
 def make(name):
     """Seeded weights under which activations stay of order one; fp16 for SeedVR2, bf16 for Wan."""
-    network, config, architecture = MODELS[name]
+    config, architecture = MODELS[name]
     precision, dtype = ("fp16", torch.float16) if name.startswith("seedvr2") else ("bf16", torch.bfloat16)
     generator = torch.Generator("cuda").manual_seed(0)
     with torch.device("meta"):
-        model = network(config)
+        model = architecture.build(config)
     weights = {}
     for key, p in sorted(model.named_parameters()):
         noise = torch.randn(p.shape, generator=generator, device="cuda")

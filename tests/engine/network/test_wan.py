@@ -9,7 +9,7 @@ from zerowaste_vae.engine.fused.parking import Parking
 from zerowaste_vae.engine.fused.path import why_off
 from zerowaste_vae.engine.kernels.targets import capabilities
 from zerowaste_vae.engine.network.fused import FusedDecoder, FusedEncoder
-from zerowaste_vae.engine.network.ops.around import duplicate_up
+from zerowaste_vae.engine.network.ops.around import duplicate_up, store_duplicates
 from zerowaste_vae.engine.network.ops.resnet import Res
 from zerowaste_vae.engine.optimize import Options
 from zerowaste_vae.engine.runtime.stream import frame_spans

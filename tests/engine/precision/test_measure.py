@@ -106,18 +106,14 @@ def test_nothing_normalised_is_written_in_16_bit_for_8_bit_convolutions(
 @pytest.mark.parametrize(("kind", "half"), [("fp8", False), (None, True), (None, False)])
 def test_permission_to_sum_in_fp16_reaches_the_operators(model, ranges, noise_samples, monkeypatch, kind, half):
     """GeForce GPUs are twice as fast with it. fp8 always has it, fp16 only behind a norm and where it is asked for."""
-    convolve, resample, allowed = fused_run.conv3d, fused_run.upsample, {}
+    convolve, allowed = fused_run.conv3d, {}
 
     def convolving(x, weight, out, **options):
-        allowed.setdefault((weight.data.dtype, weight.kernel), set()).add(options["epilogue"].half_accumulate)
+        what = "up" if weight.shifted else (weight.data.dtype, weight.kernel)
+        allowed.setdefault(what, set()).add(options["epilogue"].half_accumulate)
         return convolve(x, weight, out, **options)
 
-    def upsampling(x, composed, out, **options):
-        allowed.setdefault("up", set()).add(options["half_accumulate"])
-        return resample(x, composed, out, **options)
-
     monkeypatch.setattr(fused_run, "conv3d", convolving)
-    monkeypatch.setattr(fused_run, "upsample", upsampling)
     policy = Policy(dict.fromkeys(eligible(model.decoder), kind) if kind else {}, ranges, half)
     decoder = FusedDecoder(model.decoder, torch.float16, operands=Operands(torch.float16, policy))
     measure.decode(decoder, noise_samples[0])
@@ -129,7 +125,7 @@ def test_permission_to_sum_in_fp16_reaches_the_operators(model, ranges, noise_sa
 
 @pytest.mark.parametrize("kind", ["fp8", "int8"])
 @torch.no_grad()
-def test_every_chunking_and_parking_gives_the_same_frames(model, ranges, kind):
+def test_every_chunking_and_parking_gives_the_same_frames(model, ranges, kind, convolutions):
     decoder = networks(model, kind, ranges)[0]
     z = torch.randn(4, 9, 3, 16, generator=torch.Generator().manual_seed(3))
 
@@ -148,7 +144,7 @@ def test_every_chunking_and_parking_gives_the_same_frames(model, ranges, kind):
         out = decode(*options)[0]
         assert measure.decibel(measure.mse([2 * out], [2 * expected])) > 45, options
     halos = {dtype for (_, dtype) in whole.rings}
-    assert halos == {torch.float16, next(c.dtype for c in (decoder.ups[0],))}
+    assert halos == {torch.float16, convolutions(decoder)["decoder.up_blocks.0.upsamplers.0.conv"].dtype}
 
 
 def test_samples_cover_a_clip_and_stay_small():

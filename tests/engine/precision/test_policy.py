@@ -44,19 +44,18 @@ def test_policy_survives_json_and_refuses_other_types():
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("fp8", FP8), ("int8", torch.int8)])
-def test_only_the_policys_convolutions_are_packed_in_8_bit(model, kind, dtype):
+def test_only_the_policys_convolutions_are_packed_in_8_bit(model, kind, dtype, convolutions):
     keys = eligible(model.decoder)
     chosen = dict.fromkeys(keys[::2], kind)
     widths = {c.key: c.in_channels for c in model.decoder.modules() if getattr(c, "key", "")}
     ranges = {k: Range((2.0,) * widths[k], (0.5,) * widths[k]) for k in keys}
     decoder = FusedDecoder(model.decoder, torch.float16, operands=Operands(torch.float16, Policy(chosen, ranges)))
-    convs = {c.key: c for block in (decoder.mid, *decoder.resnets) for r in block for c in (r.conv1, r.conv2)}
-    convs.update({u.key: u for u in decoder.ups})
+    convs = convolutions(decoder)
+    assert set(keys) < set(convs)
+    assert any("shortcut" in key for key in convs)
     for key, conv in convs.items():
         assert conv.dtype == (dtype if key in chosen else torch.float16), key
         assert (conv.gain is not None) == (key in chosen and kind == "int8")
-    shortcuts = [r.shortcut for block in decoder.resnets for r in block if r.shortcut]
-    assert {decoder.conv_in.dtype, decoder.conv_out.dtype, *(s.dtype for s in shortcuts)} == {torch.float16}
     assert decoder.nbytes < FusedDecoder(model.decoder, torch.float16).nbytes
 
 

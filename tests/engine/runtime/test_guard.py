@@ -3,10 +3,10 @@
 import pytest
 import torch
 from zerowaste_vae import Cancelled, PlanError
-from zerowaste_vae.engine.archs.seedvr2 import Decoder
 from zerowaste_vae.engine.fused import handover, memory, parking, path
 from zerowaste_vae.engine.fused import run as run_module
 from zerowaste_vae.engine.fused.run import Run
+from zerowaste_vae.engine.network.plain import Half
 from zerowaste_vae.engine.runtime.guard import Pressure, out_of_memory
 
 from .faults import SIZE, events, fail_calls, inject, leanest, leftovers, record_plans, record_writes
@@ -88,7 +88,7 @@ def test_an_operator_that_finds_no_memory_is_tried_again(make_vae, noise, monkey
     expected = vae.decode(z, chunk=1)
     asked = []
     vae.on_pressure = lambda: asked.append(True)
-    for name in ("conv3d", "norm_act", "coefficients", "statistics", "upsample", "to_pixels", "attention"):
+    for name in ("conv3d", "norm_act", "coefficients", "statistics", "to_pixels", "attention"):
         with monkeypatch.context() as patch:
             calls = fail_calls(patch, run_module, name, {3, 5} if name != "statistics" else {2})
             assert torch.equal(vae.decode(z, chunk=1), expected), name
@@ -152,7 +152,7 @@ def test_in_the_middle_of_a_chunk_the_clip_is_replayed(make_vae, noise, monkeypa
     options = {"chunk": 1, "vram_gb": gib}
     expected = vae.decode(z, **options)
     written = record_writes(monkeypatch)
-    where, name = (run_module, "to_pixels") if fused else (Decoder, "mid")
+    where, name = (run_module, "to_pixels") if fused else (Half, "mid")
     per_chunk = len(fail_calls_per_chunk(monkeypatch, vae, z, options, where, name)) // (6 if fused else 3)
     written.clear()
     # Both attempts of the chunk's first operator fail.

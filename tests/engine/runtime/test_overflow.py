@@ -3,9 +3,9 @@
 import pytest
 import torch
 from zerowaste_vae import load
-from zerowaste_vae.engine.archs.seedvr2 import Decoder
 from zerowaste_vae.engine.errors import NonFiniteError
 from zerowaste_vae.engine.fused.run import Run
+from zerowaste_vae.engine.network.plain import Half
 
 from .faults import SIZE, events
 
@@ -13,19 +13,19 @@ from .faults import SIZE, events
 def poison(monkeypatch, dtypes, chunk, fused):
     """Infinity in one value at full size, in the chunk of this number, when it runs in one of `dtypes`."""
     if fused:
-        original, seen = Run.upsample, {}
+        original, seen = Run.conv, {}
 
-        def upsample(self, up, x, out, *args):
-            sums = original(self, up, x, out, *args)
+        def conv(self, up, x, out, *args, **options):
+            sums = original(self, up, x, out, *args, **options)
             if not self.dry and up.key.endswith("up_blocks.2.upsamplers.0.conv"):
                 seen[self.dtype] = seen.get(self.dtype, 0) + 1
                 if self.dtype in dtypes and seen[self.dtype] == chunk:
                     out[-1, 1, 2, 3] = torch.inf
             return sums
 
-        monkeypatch.setattr(Run, "upsample", upsample)
+        monkeypatch.setattr(Run, "conv", conv)
         return
-    original, seen = Decoder.high, {}
+    original, seen = Half.high, {}
 
     def high(self, x, state=None):
         out = original(self, x, state)
@@ -35,7 +35,7 @@ def poison(monkeypatch, dtypes, chunk, fused):
                 out[:, 0, -1, 1, 2] = torch.nan
         return out
 
-    monkeypatch.setattr(Decoder, "high", high)
+    monkeypatch.setattr(Half, "high", high)
 
 
 @pytest.mark.parametrize("fused", [True, False])
