@@ -24,6 +24,8 @@ class Half(nn.Module):
     def __init__(self, program: Program) -> None:
         super().__init__()
         self.program = program
+        first, self._mid, last = program.parts()
+        self._low, self._high = (first, last) if program.half == "decoder" else (last, first)
         self._beside: dict[str, tuple[nn.Module]] = {}  # tuples are not registered: these belong to the network
         for step in program.every():
             if step.inner():
@@ -49,13 +51,13 @@ class Half(nn.Module):
         return x
 
     def low(self, x: Tensor, state: State | None = None) -> Tensor:
-        return self.run(self.program.parts()[0 if self.program.half == "decoder" else 2], x, state)
+        return self.run(self._low, x, state)
 
     def mid(self, x: Tensor, state: State | None = None) -> Tensor:
-        return self.run(self.program.parts()[1], x, state)
+        return self.run(self._mid, x, state)
 
     def high(self, x: Tensor, state: State | None = None) -> Tensor:
-        return self.run(self.program.parts()[2 if self.program.half == "decoder" else 0], x, state)
+        return self.run(self._high, x, state)
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
         if self.program.half == "encoder" and state is None:

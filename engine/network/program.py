@@ -149,6 +149,16 @@ class Step:
         return ()
 
 
+class Resampling(Step):
+    """A step to another resolution, and where `temporal` to another frame rate by the same factor."""
+
+    temporal: bool
+
+    @property
+    def time(self) -> tuple[int, int]:  # type: ignore[override]
+        return self.space if self.temporal else (1, 1)
+
+
 @dataclass(frozen=True)
 class Program:
     """An encoder or decoder. `half` is its name in the file, before those of its steps."""

@@ -16,7 +16,7 @@ from ...kernels.precision import exact_matmul
 from ...optimize import Options
 from ...precision.operands import Operands
 from ...runtime.state import State
-from ..program import Size, Step, Style, Taps, Work
+from ..program import Resampling, Size, Style, Taps, Work
 from ..tree import find, graft
 from .conv import ClipConv, FrameConv, conv_work
 
@@ -58,15 +58,11 @@ class Packed:
 
 
 @dataclass(frozen=True)
-class FrameDown(Step):
+class FrameDown(Resampling):
     name: str
     width: int
     temporal: bool
     space = (1, 2)
-
-    @property
-    def time(self) -> tuple[int, int]:  # type: ignore[override]
-        return (1, 2) if self.temporal else (1, 1)
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
         return {self.name: Downsample(self.width, self.temporal)}

@@ -19,7 +19,7 @@ from ...optimize import Options
 from ...precision.operands import Form, Operands
 from ...runtime.state import State
 from ..packed import scaling
-from ..program import Size, Step, Style, Taps, Work
+from ..program import Resampling, Size, Style, Taps, Work
 from ..tree import find, graft
 from .conv import ClipConv, FrameConv, conv_work
 
@@ -70,16 +70,12 @@ class Packed:
 
 
 @dataclass(frozen=True)
-class NearestUp(Step):
+class NearestUp(Resampling):
     name: str
     c_in: int
     c_out: int
     temporal: bool
     space = (2, 1)
-
-    @property
-    def time(self) -> tuple[int, int]:  # type: ignore[override]
-        return (2, 1) if self.temporal else (1, 1)
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
         return {self.name: Upsample(self.c_in, self.c_out, self.temporal)}

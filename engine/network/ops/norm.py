@@ -23,7 +23,8 @@ class GroupNormAct(nn.GroupNorm):
     ) -> None:
         super().__init__(groups, channels, eps=eps)
         self.act, self.chunk = act, chunk
-        self.key = ""
+        if chunk is not None:
+            self.key = ""  # what waits is filed under it
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
         if self.chunk is not None:

@@ -56,7 +56,7 @@ class Resnet(nn.Module):
         if c_in != c_out:
             graft(self, names.conv_shortcut, ClipConv(c_in, c_out, (1, 1, 1)))
         else:
-            self.register_module("conv_shortcut", None)
+            self._modules["conv_shortcut"] = None
 
     def __getattr__(self, role: str) -> Any:
         """norm1, conv1, norm2, conv2 and conv_shortcut, whatever the files call them."""

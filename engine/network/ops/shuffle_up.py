@@ -17,7 +17,7 @@ from ...optimize import Options
 from ...precision.operands import Operands
 from ...runtime.state import State
 from ..packed import conv_of, scaling
-from ..program import CAUSAL, Size, Step, Style, Taps, Work
+from ..program import CAUSAL, Resampling, Size, Style, Taps, Work
 from .conv import ClipConv, conv_work, styled, taps_of
 
 
@@ -54,15 +54,11 @@ class Expansion:
 
 
 @dataclass(frozen=True)
-class ShuffleUp(Step):
+class ShuffleUp(Resampling):
     name: str
     width: int
     temporal: bool
     space = (2, 1)
-
-    @property
-    def time(self) -> tuple[int, int]:  # type: ignore[override]
-        return (2, 1) if self.temporal else (1, 1)
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
         return {self.name: Upsample(self.width, self.temporal, style)}

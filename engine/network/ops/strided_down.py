@@ -15,7 +15,7 @@ from ...optimize import Options
 from ...precision.operands import Operands
 from ...runtime.state import State
 from ..packed import conv_of
-from ..program import CAUSAL, Size, Step, Style, Taps, Work
+from ..program import CAUSAL, Resampling, Size, Style, Taps, Work
 from .conv import ClipConv, conv_work
 
 
@@ -33,15 +33,11 @@ class Downsample(nn.Module):
 
 
 @dataclass(frozen=True)
-class StridedDown(Step):
+class StridedDown(Resampling):
     name: str
     width: int
     temporal: bool
     space = (1, 2)
-
-    @property
-    def time(self) -> tuple[int, int]:  # type: ignore[override]
-        return (1, 2) if self.temporal else (1, 1)
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
         return {self.name: Downsample(self.width, self.temporal, style)}
