@@ -62,7 +62,7 @@ def test_start_gives_unit_latents_and_inflating_keeps_single_frames(noise):
 def test_balance_changes_the_scale_inside_and_not_the_output(model, noise):
     x = noise(1, 5, 16, 16, 3)
     seen = []
-    model.decoder.up_blocks[3].register_forward_hook(lambda *call: seen.append(call[2].std().item()))
+    model.decoder.up_blocks[3].resnets[2].register_forward_hook(lambda *call: seen.append(call[2].std().item()))
     with torch.no_grad():
         before = whole(model, x)
         export.balance(model)
