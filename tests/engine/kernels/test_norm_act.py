@@ -99,7 +99,9 @@ def test_wrong_arguments_are_named(change, word):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("border", ["zero", "replicate"])
-def test_bands_hold_the_frames_own_rows(backend, border):
+def test_bands_hold_the_frames_own_rows(request, backend, border):
+    if backend == "triton":
+        request.getfixturevalue("interpreter")
     x = torch.randn(2, 13, 9, 20).half()
     whole = torch.full((3, 15, 11, 32), -1.0).half()
     norm_act(x, Norm("none"), whole, slot=1, store=Store(border=border), backend=backend)
