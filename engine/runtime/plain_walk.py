@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -54,15 +54,15 @@ class PlainWalk:
     def _walk_whole(
         self, half: str, batch: int, latents: int, steps: Steps, frame: Size, rest: Size, products: bool
     ) -> int:
-        part = _Sampled(getattr(self._model, half), steps.frames)
+        part = _Sampled(getattr(self._model, half))
 
         def program() -> None:
             if half == "decoder":
                 features = decode_features(part, self._latents(batch, latents, steps.latents, frame), _nothing)
-                _run(decode_frames(part, features, steps, _nothing, _sampled))
+                _run(decode_frames(part, features, steps, _nothing, part.split))
             else:
                 features = encode_features(part, self._video(batch, latents, steps, frame, rest), steps, _nothing,
-                                           _sampled)  # fmt: skip
+                                           part.split)  # fmt: skip
                 _run(encode_moments(part, features, _nothing))
 
         return self._peak(program, products)
@@ -92,15 +92,15 @@ class PlainWalk:
     def _walk_tile(
         self, half: str, batch: int, latents: int, steps: Steps, tile: Size, rest: Size, channels: int, products: bool
     ) -> int:
-        part = _Sampled(getattr(self._model, half), steps.frames)
+        part = _Sampled(getattr(self._model, half))
 
         def program() -> None:
             if half == "decoder":
                 features = self._features(batch, latents, steps.latents, tile, channels)
-                _run(decode_frames(part, features, steps, _nothing, _sampled))
+                _run(decode_frames(part, features, steps, _nothing, part.split))
             else:
                 video = self._video(batch, latents, steps, tile, rest)
-                _run(encode_features(part, video, steps, _nothing, _sampled))
+                _run(encode_features(part, video, steps, _nothing, part.split))
 
         return self._peak(program, products)
 
@@ -124,29 +124,32 @@ class PlainWalk:
 
 
 class _Sampled:
-    """A half of the network whose `high` walks the first, second and last steps of a chunk; those between are like the
-    second one, and only what they leave is counted."""
+    """A half of the network whose `high` walks the first and the last steps of a chunk. The last one also meets a full
+    history and all frames before it: of those between, only what they leave is counted."""
 
-    def __init__(self, part: nn.Module, frames: int) -> None:
-        self._part, self._frames = part, frames
+    def __init__(self, part: nn.Module) -> None:
+        self._part = part
         self.low, self.mid = part.low, part.mid
         self._left: torch.Size | None = None
+        self._between = False
 
     def high(self, x: Tensor, state: State | None = None) -> Tensor:
-        if self._left is not None and self._frames and x.shape[2] > self._frames:
+        if self._between:
             return x.new_empty(*self._left[:2], x.shape[2], *self._left[3:])
         y = self._part.high(x, state)
         self._left = y.shape
         return y
 
-
-def _sampled(x: Tensor, size: int) -> Iterable[Tensor]:
-    """As `split`, with the steps between the second and the last ones as one."""
-    full = x.shape[2] // size if size else 1
-    if full < 4:
-        return split(x, size)
-    sizes = [size, size, (full - 3) * size, size, x.shape[2] - full * size]
-    return x.split(sizes if sizes[-1] else sizes[:-1], 2)
+    def split(self, x: Tensor, size: int) -> Iterator[Tensor]:
+        """As `stream.split`, but full steps between the first and the last one come as one."""
+        full = x.shape[2] // size if size else 1
+        if full < 3:
+            yield from split(x, size)
+            return
+        sizes = [size, (full - 2) * size, size, x.shape[2] - full * size]
+        for i, part in enumerate(x.split(sizes if sizes[-1] else sizes[:-1], 2)):
+            self._between = i == 1
+            yield part
 
 
 def _run(parts: Iterable[object]) -> None:

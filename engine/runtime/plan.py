@@ -84,7 +84,7 @@ class Planner:
         spatial, temporal: pixels per side and frames of a latent. flash_attention: as in `Options`; without it, plain
         torch's attention takes memory of its own. products: whether plain torch convolves by matrix products.
         """
-        self._spatial, self._temporal = spatial, temporal
+        self.spatial, self._temporal = spatial, temporal
         self._dtype = dtype
         self._weights = weights
         self._fused = fused
@@ -123,7 +123,7 @@ class Planner:
         if chunk < 0:
             raise InputError(f"chunk={chunk} is negative: give latents per chunk, or 0 for automatic")
         if tiling in ("exact", "blended"):
-            check_tile(tile, overlap if tiling == "blended" else 0, self._spatial)
+            check_tile(tile, overlap if tiling == "blended" else 0, self.spatial)
         ask = _Ask(half, batch, latents, height, width, chunk, output, tile if tiling == "exact" else 0, host, rest,
                    check)  # fmt: skip
         if tiling == "blended":
@@ -146,24 +146,23 @@ class Planner:
             ask = replace(ask, band=0)
         plan = self._first_fit(ask, self._whole(ask), target)
         if plan is None:
-            cure = "use tiling='auto' or 'blended' (approximate; tile=0 picks the size)"
-            raise PlanError(self._long_chunk(ask, target) or f"{self._no_whole(ask, target)}or {cure}")
+            cure = "or use tiling='auto' or 'blended' (approximate; tile=0 picks the size)"
+            raise PlanError(self._long_chunk(ask, [self._whole(ask)], target) or self._no_whole(ask, target) + cure)
         return plan
 
     def _blended(self, ask: _Ask, tile: int, overlap: int, target: int | None) -> Plan:
         """Tiles of this size in pixels, or (0) the largest that fit."""
-        plan = self._fit_tiles(ask, self._grids(ask, tile, overlap), target)
+        grids = self._grids(ask, tile, overlap)
+        plan = self._fit_tiles(ask, grids, target)
         if plan is not None:
             return plan
-        if refusal := self._long_chunk(ask, target, tile, overlap):
+        if refusal := self._long_chunk(ask, grids, target):
             raise PlanError(refusal)
-        grids = self._grids(ask, tile, overlap)
-        needs = f"needs {_gb(self._least(ask, grids[-1]))}"
-        target_is = f"and the target is {_gb(target)}"
+        needs, target_is = f"needs {_gb(self._least(ask, grids[-1]))}", f"and the target is {_gb(target)}"
         if tile:
-            refusal = f"tile={tile} at {self._size(ask)} {needs} {target_is}: "
-            smaller = self._fit_tiles(ask, self._grids(ask, 0, min(overlap, OVERLAP)), target)
-            refusal += "use a smaller tile, tile=0 for automatic, or raise vram_gb" if smaller else "raise vram_gb"
+            smaller = self._fit_tiles(ask, self._grids(ask, 0, 0), target)
+            cure = "use a smaller tile (0: automatic) or overlap, or raise vram_gb" if smaller else "raise vram_gb"
+            refusal = f"tile={tile} at {self._size(ask)} {needs} {target_is}: {cure}"
         else:
             refusal = f"{self._size(ask)} {needs} even in the smallest tiles "
             if self._fit_tiles(ask, self._grids(ask, 0, 0), target):
@@ -178,7 +177,7 @@ class Planner:
         # A shorter chunk gives the same frames.
         asks = [ask] + ([replace(ask, chunk=0)] if ask.chunk > 1 else [])
         grids = self._grids(ask, 0, OVERLAP)
-        grids += [g for g in self._grids(ask, 0, self._spatial) if g.rows.size < grids[-1].rows.size]
+        grids += [g for g in self._grids(ask, 0, self.spatial) if g.rows.size < grids[-1].rows.size]
         fits = (lambda a, limit: self._first_fit(a, self._whole(a), limit),
                 lambda a, limit: self._fit_tiles(a, grids, limit))  # fmt: skip
         for fit, wishes in zip(fits, (asks, asks[-1:]), strict=True):  # tiles are large rather than chunks long
@@ -208,12 +207,12 @@ class Planner:
     # -- what fits ---------------------------------------------------------------------------------------------------
 
     def _whole(self, ask: _Ask) -> Grid:
-        s = self._spatial
+        s = self.spatial
         return grid(ask.height, ask.width, s * max(ask.height, ask.width), 0, s)
 
     def _grids(self, ask: _Ask, tile: int, overlap: int) -> list[Grid]:
         """From large to small tiles."""
-        size, s = (ask.height, ask.width), self._spatial
+        size, s = (ask.height, ask.width), self.spatial
         return [grid(*size, tile, overlap, s)] if tile else list(shrinking(*size, overlap, s))
 
     def _fit_tiles(self, ask: _Ask, grids: list[Grid], target: int | None) -> Plan | None:
@@ -273,12 +272,18 @@ class Planner:
             if len(tiles) == 1 and ask.host != 0:
                 yield from self._parking_plans(ask, tiles, target)
             return
-        for steps in _steps(ask.latents, ask.chunk):
-            yield Plan(steps, tiles, self._plain_peak(ask, tiles, steps))
+        steps = list(_steps(ask.latents, ask.chunk))
+
+        def fits(some: Steps) -> bool:
+            ask.check()
+            return target is None or self._total(self._plain_peak(ask, tiles, some)) <= target
+
+        best = steps[bisect_left(steps, True, hi=len(steps) - 1, key=fits)]
+        yield Plan(best, tiles, self._plain_peak(ask, tiles, best))
 
     def _fused_steps(self, ask: _Ask, rows: int, cols: int) -> Iterator[Steps]:
         """From what fills the GPU down to one frame per step."""
-        frames = self._fused().frames_per_step(self._spatial * rows, self._spatial * cols)
+        frames = self._fused().frames_per_step(self.spatial * rows, self.spatial * cols)
         while frames:
             yield self._step(ask, -(-frames // self._temporal), frames)
             frames //= 2
@@ -323,7 +328,7 @@ class Planner:
     # -- refusals ----------------------------------------------------------------------------------------------------
 
     def _size(self, ask: _Ask) -> str:
-        return f"{self._spatial * ask.width}x{self._spatial * ask.height}"
+        return f"{self.spatial * ask.width}x{self.spatial * ask.height}"
 
     def _no_whole(self, ask: _Ask, target: int | None) -> str:
         """Why whole frames do not fit and what would make them; ends where another way out may follow."""
@@ -331,13 +336,9 @@ class Planner:
         clips = "decode fewer clips at once, " if ask.batch > 1 and self._fused() is None else ""
         return f"{self._size(ask)} untiled {needs}: raise vram_gb, {clips}{self._parked(ask, target)}"
 
-    def _long_chunk(self, ask: _Ask, target: int | None, tile: int | None = None, overlap: int = 0) -> str:
+    def _long_chunk(self, ask: _Ask, grids: list[Grid], target: int | None) -> str:
         """A refusal where the chunk that the user chose is the cause."""
-        if ask.chunk < 2:
-            return ""
-        free = replace(ask, chunk=0)
-        grids = [self._whole(ask)] if tile is None else self._grids(ask, tile, overlap)
-        plan = self._fit_tiles(free, grids, target)
+        plan = self._fit_tiles(replace(ask, chunk=0), grids, target) if ask.chunk > 1 else None
         if plan is None:
             return ""
         needs = f"needs {_gb(self._least(ask, grids[-1]))} at {self._size(ask)} and the target is {_gb(target)}"
