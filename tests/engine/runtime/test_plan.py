@@ -256,6 +256,6 @@ def test_fp32_on_cuda_is_planned_as_it_runs(vae_file, monkeypatch):
     monkeypatch.setattr(vae.planner, "_fused", lambda: None)
     monkeypatch.setattr(vae, "device", torch.device("cuda"))
     cuda = plan(vae)
-    assert cuda.peak_bytes > 1.05 * cpu.peak_bytes
+    assert cuda.peak_bytes > cpu.peak_bytes
     monkeypatch.setattr(vae, "_options", vae.options.switched(on=["tf32"]))
     assert not as_products(vae.device, vae.dtype, vae.options.tf32)
