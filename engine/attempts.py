@@ -95,6 +95,8 @@ class Attempts:
                 with report.stage("plan"):
                     first = _planned(functools.partial(plan, vae, 0), guard)
                 vae._describe(report, first)
+                if first.note:
+                    log.once(f"{report.operation}: {first.note}")
                 _, frames, height, width = report.clip
                 log.debug(f"{report.operation} {width}x{height}, {frames} frames: {first.describe()}")
                 leaner = functools.partial(_leaner, vae, plan)
@@ -148,10 +150,15 @@ def _planned(plan: Callable[[], Plan], guard: Guard) -> Plan:
 
 
 def _leaner(vae: VideoVAE, plan: Callable[[VideoVAE, int], Plan], failed: Plan) -> Plan | None:
-    """A plan with less of a peak, by a tenth if there is one: parking goes in steps of megabytes."""
+    """A plan with less of a peak, by a tenth if there is one: parking goes in steps of megabytes. Blended tiles only
+    where nothing else is left."""
+    other = None
     for share in (0.9, 1.0):
         try:
-            return plan(vae, int(share * failed.peak_bytes))
+            found = plan(vae, int(share * failed.peak_bytes))
         except PlanError:
             continue
-    return None
+        if found.tiled == failed.tiled:
+            return found
+        other = other or found
+    return other

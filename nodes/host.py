@@ -26,13 +26,13 @@ from ..engine.kernels.precision import fp32_math
 from ..engine.loader import PRECISIONS, auto_precision
 from ..engine.models import detect, seedvr2
 from ..engine.optimize import Options, availability
-from ..engine.runtime.memory import DEFAULT_SHARE, GIB, available_ram, host_budget
+from ..engine.runtime.memory import DEFAULT_SHARE, GIB, available_ram, card_room, host_budget
 from ..engine.runtime.pinned import POOL
 from ..engine.runtime.pixels import OUTPUTS
 from ..engine.runtime.plan import Plan
 from ..engine.runtime.scope import attribute
 from .frames import as_clip, as_latent
-from .planning import KNOWN, Machine, plan_facts
+from .planning import KNOWN, Machine, plan_facts, raised_facts
 from .preview import SIZE as PREVIEW_SIZE
 from .preview import Preview
 from .progress import Stages
@@ -154,7 +154,8 @@ class EngineVAE(comfy.sd.VAE):
             preview = Preview(images, plan, size[1], self.engine.temporal, self._on_gpu) if _shows_previews() else None
             self._interruptible(self.engine.decode, plan, size[1], latent, preview=preview, out=images, **options)
         outcome = Outcome(self.engine.last_report, loaded)
-        outcome.plan = plan_facts(plan, *size[:2], self.engine, OUTPUTS[output]) | self._facts(settings)
+        facts = plan_facts(plan, *size[:2], self.engine, OUTPUTS[output])
+        outcome.plan = facts | self._facts(settings) | raised_facts(plan)
         return images.to(self.output_device), outcome
 
     def run_encode(self, clip: Tensor, settings: Settings) -> tuple[Tensor, Outcome]:
@@ -179,9 +180,13 @@ class EngineVAE(comfy.sd.VAE):
         for engine in self._engines:  # packed weights that this run's plan does not count
             engine.release(keep=half if engine is self.engine else "")
         if self._on_gpu:
-            target = settings.vram_gb * GIB or DEFAULT_SHARE * mm.get_total_memory(self.device)
-            host = host_budget(self.device, settings.ram_gb)
-            memory = self._peak(half, size, target=int(target), host=host, **options, **settings.plan_options())
+            card = mm.get_total_memory(self.device)
+            limits = {
+                "target": int(settings.vram_gb * GIB or DEFAULT_SHARE * card),
+                "room": None if settings.vram_gb else card_room(card),  # after the host has freed it
+                "host": host_budget(self.device, settings.ram_gb),
+            }
+            memory = self._peak(half, size, **limits, **options, **settings.plan_options())
             memory -= self.engine.packed_bytes  # they are there already
         mm.load_models_gpu([self.patcher], memory_required=memory, force_full_load=True)
         self.engine.to(self.device)

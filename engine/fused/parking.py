@@ -96,10 +96,10 @@ class Parked:
 
     def bands(
         self, key: str, plane: Plane, dtype: torch.dtype, halo: int, frames: int, rows: int, step: int, reach: int,
-        work: int,
+        work: int, times: int = 1,
     ) -> Sequence[Band]:  # fmt: skip
-        """The bands a convolution's output `rows` are computed in, with `work` operations. Asked first for the most
-        frames it will get at once, which settles how tall they are."""
+        """The bands a convolution's output `rows` are computed in, with `work` operations, `times` times over.
+        Asked first for the most frames it will get at once, which settles how tall they are."""
         if key not in self._histories:
             line = (halo + frames) * plane[1] * plane[2] * dtype.itemsize
             fit = (self.parking.band_bytes // line - reach) // step + 1
@@ -107,8 +107,8 @@ class Parked:
             self._histories[key] = History(plane, halo, dtype, list(split_rows(rows, step, reach, band)))
         history = self._histories[key]
         if not self._buffers:
-            history.times += 1
-            history.work += work
+            history.times += times
+            history.work += times * work
             self._placed = False
         return history.bands
 

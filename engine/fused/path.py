@@ -27,7 +27,7 @@ from .handover import take_over
 from .networks import ARCHITECTURES, fuse
 from .parking import Parking
 from .placement import Sizes
-from .run import Run
+from .run import RESERVE_BYTES, Run
 from .runs import Runs, allocated
 
 if TYPE_CHECKING:
@@ -38,8 +38,9 @@ if TYPE_CHECKING:
     from .networks import AnyEncoder
     from .staged import StagedDecoder
 
-#: Partial sums and coefficients, which operators allocate themselves (33 MiB at 3840x2160).
-TEMPORARY_BYTES = 64 << 20
+#: What operators allocate themselves besides the sums that a walk counts (coefficients of norms, scales, a library's
+#: small buffers), and what a run keeps in reserve for them.
+TEMPORARY_BYTES = RESERVE_BYTES + (16 << 20)
 #: Full-size pixels per step that fill a GPU. At 1280x720, one frame per step is as fast as eight (H200).
 STEP_PIXELS = 1 << 20
 
@@ -120,13 +121,14 @@ class FusedPath:
 
     def sizes(
         self, half: str, latents: int, frames: int, height: int, width: int, output: torch.dtype,
-        frame: tuple[int, int] | None = None, parking: Parking | None = None,
+        frame: tuple[int, int] | None = None, parking: Parking | None = None, rest: tuple[int, int] = (0, 0),
     ) -> Sizes:
         """What a run takes besides the plain weights, for `latents` and `frames` per step.
 
-        height, width: of the frame or tile, in latent pixels; frame: the whole frame's, where that is a tile.
+        height, width: of the frame or tile, in latent pixels; frame: the whole frame's, where that is a tile. rest: an
+        encoder's rows and columns of pixels that fill no latent pixel.
         """
-        return self._sizes(half, latents, frames, height, width, output, frame, parking)
+        return self._sizes(half, latents, frames, height, width, output, frame, parking, rest)
 
     # -- runs, clip by clip through one set of buffers ---------------------------------------------------------------
 
@@ -283,6 +285,12 @@ class FusedPath:
             save(network, place, made_from)
         return network
 
+    def _tile_bytes(self, channels: int, frames: int, height: int, width: int) -> int:
+        """A tile's features as they arrive and those of the chunk before, the weights of its pixels, and the weighted
+        pixels of a step in 16 bit. channels: of all latents in a chunk."""
+        pixels = self._architecture.spatial**2 * height * width
+        return 2 * self._dtype.itemsize * channels * height * width + (4 + 3 * 2 * frames) * pixels
+
     def _pack(self, half: str, model: Network) -> StagedDecoder | AnyEncoder:
         return fuse(getattr(model, half), self._dtype, self._options, self._operands(half))
 
@@ -291,28 +299,37 @@ class FusedPath:
 
     def _dry_run(
         self, half: str, latents: int, frames: int, height: int, width: int, output: torch.dtype,
-        frame: tuple[int, int] | None, parking: Parking | None,
+        frame: tuple[int, int] | None, parking: Parking | None, rest: tuple[int, int],
     ) -> Sizes:
         network, meta = self._meta[half], torch.device("meta")
         recorded = self._options.cuda_graphs and frame is None and parking is None and one_step(latents, frames)
         besides = network.nbytes + TEMPORARY_BYTES + GRAPH_BYTES * recorded
         if half == "encoder":
             s, t = self._architecture.spatial, self._architecture.temporal
-            run = network.plan(latents, s * height, s * width, frames, meta, parking)
+            rows, cols = s * height + rest[0], s * width + rest[1]
+            run = network.plan(latents, rows, cols, frames, meta, parking)
             # Three chunks' frames as they arrive ahead of their turn, and two copies on the way in, all in float32;
             # graphs read another copy.
-            besides += (5 + recorded) * 4 * 3 * t * latents * s * s * height * width
+            besides += (5 + recorded) * 4 * 3 * t * latents * rows * cols
         elif frame is None:
             run = network.plan(latents, height, width, frames, output, meta, parking)
+            besides += _latent_bytes(latents, height, width, network.latent_channels)
         else:
             # Front and tiles run one after the other.
             front = network.plan_front(latents, *frame, meta)
             run = max(front, network.plan_tile(latents, height, width, frames, meta), key=lambda r: r.nbytes)
+            besides += max(_latent_bytes(latents, *frame, network.latent_channels),
+                           self._tile_bytes(latents * network.features, frames, height, width))  # fmt: skip
         if not self._options.flash_attention:
             tokens = math.prod(frame or (height, width))
             besides += _plain_attention_bytes(tokens, network.attention.norm.weight.numel(), self._dtype)
         sizes = Sizes.of(run)
         return replace(sizes, device=sizes.device + besides)
+
+
+def _latent_bytes(latents: int, height: int, width: int, channels: int) -> int:
+    """A chunk's latents as they arrive, divided, and those of the chunk before."""
+    return 3 * 4 * latents * height * width * channels
 
 
 def _unfinished(guard: Guard, out: Tensor) -> Iterator[int]:

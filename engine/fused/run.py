@@ -20,6 +20,7 @@ from ..kernels.upsample import upsample
 from ..runtime.guard import out_of_memory
 from .memory import Arena, Plane, Ring
 from .parking import Buffer, Parked, Parking
+from .walk import Walk
 from .weights import Attention, Conv, Downsampler, Expansion, Output, Upsampler
 
 COPY = Norm("none")
@@ -67,6 +68,7 @@ class Run:
         self.arena = Arena()
         self.rings: dict[tuple[Plane, torch.dtype], Ring] = {}
         self.parked = Parked(parking or _RESIDENT, device)
+        self.walk = Walk()
         #: Frames that each stage and each convolution has taken in so far.
         self.done: Counter[str] = Counter()
         #: Learnt while dry: what each convolution asks for in a chunk, by key, in order.
@@ -89,7 +91,7 @@ class Run:
     @property
     def nbytes(self) -> int:
         """Bytes on the device."""
-        return self.arena.peak + sum(r.nbytes for r in self.rings.values()) + self.parked.nbytes
+        return self.arena.peak + self.walk.peak + sum(r.nbytes for r in self.rings.values()) + self.parked.nbytes
 
     @property
     def host_bytes(self) -> int:
@@ -106,7 +108,7 @@ class Run:
             ring.allocate(self.device)
         self.parked.allocate()
         self.health = torch.zeros((), device=self.device)
-        self.dry = False
+        self.dry = self.walk.open = False
         self.restart()
         self.recover()
 
@@ -225,7 +227,7 @@ class Run:
                 frames.append(self.attempt(conv3d, i.data, weight, target[a:b], geometry=i.geometry, epilogue=epilogue,
                                            start=start))  # fmt: skip
             parts.append(self.joined(frames, 0))
-        return self.joined(parts)
+        return self.walk.sums(out, groups) if self.walk.open else self.joined(parts)
 
     def pointwise(self, conv: Conv, x: Tensor, out: Tensor, part: Input | None = None) -> None:
         """A 1x1x1 convolution straight from a residual stream, or of a part of its rows."""
@@ -241,11 +243,12 @@ class Run:
         """x [D, H, W, C] -> out at twice the size; `first` is x's first frame within the clip."""
         if isinstance(up, Expansion):
             return self._expand(up, x, out, groups)
-        return self.joined([
+        parts = [
             self.attempt(upsample, i.data, up.composed, i.rows(out, 2), first=first, groups=groups, scale=up.scale,
                          start=i.start, geometry=i.geometry, half_accumulate=up.half_accumulate)
             for i in self.inputs(up, x, COPY, None, x.shape[1], _PLAIN)
-        ])  # fmt: skip
+        ]  # fmt: skip
+        return self.walk.sums(out, groups, (2, 2)) if self.walk.open else self.joined(parts)
 
     def _expand(self, up: Expansion, x: Tensor, out: Tensor, groups: int) -> Partials | None:
         """As `upsample`, through the shuffled frames."""
@@ -348,9 +351,9 @@ class Run:
         d, h, w, c = x.shape
         plane = (h + 2, w + 2, padded_channels(c, conv.dtype))
         store = Store(silu=norm is not COPY, scale=conv.scale, gain=conv.gain)
-        work = d * h * w // math.prod(geometry.stride) * conv.weight.flops_per_position
+        work, times = d * h * w // math.prod(geometry.stride) * conv.weight.flops_per_position, self.walk.repeats
         if self.dry:
-            self.visits.setdefault(conv.key, Visit(conv.halo)).work += work
+            self.visits.setdefault(conv.key, Visit(conv.halo)).work += times * work
         if not (conv.halo and self.parked.parking.holds(conv.key)):
             ring = self.rings.setdefault((plane, conv.dtype), Ring(plane, conv.dtype))
             if self.dry:
@@ -366,7 +369,8 @@ class Run:
         parked, kernel = self.parked, conv.weight.kernel[1]
         reach = geometry.origin[0] + kernel + int(conv.weight.shifted)
         waiting: deque[tuple[Input, Buffer]] = deque()
-        for band in parked.bands(conv.key, plane, conv.dtype, conv.halo, d, rows, geometry.stride[1], reach, work):
+        size = conv.halo, d, rows, geometry.stride[1], reach
+        for band in parked.bands(conv.key, plane, conv.dtype, *size, work, times):
             if self.dry:
                 parked.note(conv.key, band, d)
                 continue

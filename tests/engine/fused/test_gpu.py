@@ -143,6 +143,29 @@ def test_reserved_memory_meets_the_stated_peak(settled, locked, noise, capped, h
         assert torch.equal(result, run(source, **{**options, "vram_gb": 100}))
 
 
+@pytest.mark.parametrize(("height", "width"), [(727, 1287), (1085, 1926)])
+def test_pixels_that_fill_no_latent_are_stated(settled, noise, height, width):
+    foreign = torch.cuda.memory_allocated() - settled.planner._weights
+    size, rest = (1, 2, height // 8, width // 8), (height % 8, width % 8)
+    plan = settled.plan_encode(*size, vram_gb=100, rest=rest)
+    settled.encode((noise(5, height, width, 3) * 50 + 128).clamp(0, 255).byte(), vram_gb=100)
+    allocated = torch.cuda.max_memory_allocated() - foreign
+    print(f"encode {width}x{height}: {plan.describe()}; allocated {allocated / GIB:.2f} GB")
+    assert allocated <= plan.peak_bytes
+
+
+@pytest.mark.parametrize(("height", "width"), [(3072, 2048), (2304, 4096)])
+def test_attention_takes_no_more_than_is_stated(settled, noise, height, width):
+    """At these sizes a call once took 124 MiB more than the run's own memory."""
+    foreign = torch.cuda.memory_allocated() - settled.planner._weights
+    size = 1, 1, height // 8, width // 8
+    plan = settled.plan_decode(*size, vram_gb=100, output="uint8")
+    settled.decode(noise(1, 16, *size[1:]).half(), vram_gb=100, output="uint8")
+    allocated = torch.cuda.max_memory_allocated() - foreign
+    print(f"decode {width}x{height}: {plan.describe()}; allocated {allocated / GIB:.2f} GB")
+    assert allocated <= plan.peak_bytes
+
+
 def test_long_clips_need_no_more_host_memory_than_their_frames(settled, noise):
     """597 frames of 720p: the output and less than 2 GB besides; 157 with histories parked: what the plan says more,
     unless it is there already."""
