@@ -22,7 +22,7 @@ from .precision.measure import latent_samples, video_samples
 from .precision.mixed import Mixed
 from .precision.modes import MIXED, resolve
 from .precision.store import Store
-from .report import Report
+from .runtime.caches import empty_host_cache
 from .runtime.guard import Guard
 from .runtime.kept import KEPT
 from .runtime.memory import host_budget, memory_target
@@ -64,8 +64,7 @@ class VideoVAE(Attempts, DocumentedMethods):
         self.spatial = architecture.spatial
         self.temporal = architecture.temporal
         self.scale = architecture.scale
-        #: What the latest decode or encode did, filled from its start on; None before the first.
-        self.last_report: Report | None = None
+        self._separate()
         #: Asked to free memory that is not the engine's when a run finds none; None: there is nobody to ask.
         self.on_pressure: Callable[[], None] | None = None
         self._use(DEFAULTS)
@@ -129,7 +128,7 @@ class VideoVAE(Attempts, DocumentedMethods):
     def with_options(self, options: Options) -> VideoVAE:
         """A VAE with the same weights (shared, not copied) under other options; this one stays as it is."""
         other = copy.copy(self)
-        other.last_report = None
+        other._separate()
         other._use(options)
         return other
 
@@ -180,7 +179,7 @@ class VideoVAE(Attempts, DocumentedMethods):
             return OFF
         if self._options.channels_last_3d is False:
             return "channels_last_3d is switched off, and they know no other layout"
-        return why_off(self.arch, self.model.config, self.dtype, self.device, emulate)
+        return why_off(self.arch, self.model.config, self.dtype, self.device, emulate, True)
 
     def _settle(self, half: str, samples: Callable[[], list[Tensor]]) -> None:
         """Choose the operands of a half for a clip, before it is planned."""
@@ -191,6 +190,7 @@ class VideoVAE(Attempts, DocumentedMethods):
         """Give back the memory that only makes the next run start sooner: graphs, page-locked host memory and packed
         weights, but those of the half `keep`. Returns the bytes of the latter."""
         POOL.release()
+        empty_host_cache()
         return self._fused.release(keep)
 
     @property
