@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from .targets import Target, on_device, switch_off, target
+from ..targets import Target, on_device, switch_off, target
 
 _lock = threading.Lock()
 _tried: set[torch.device] = set()
@@ -39,7 +39,8 @@ def proven(device: torch.device) -> Target:
 
 def give_up(device: torch.device, error: Exception) -> None:
     """After this error no kernel is launched on `device` any more."""
-    switch_off(_place(device), f"Triton fails here ({_named(error)}): the fused kernels are off, torch runs instead. {_cure()}")
+    why = f"Triton fails here ({_named(error)}): the fused kernels are off, torch runs instead"
+    switch_off(_place(device), f"{why}. {_cure()}")
 
 
 def from_triton(error: BaseException) -> bool:
@@ -59,7 +60,7 @@ def _place(device: torch.device) -> torch.device:
 
 
 def _run(device: torch.device) -> None:
-    from .doubling import doubling_kernel
+    from .triton import doubling_kernel
 
     x = torch.arange(128, dtype=torch.float32, device=device)
     out = torch.empty_like(x)

@@ -1,4 +1,5 @@
-"""The smallest kernel: what `probe` compiles and runs first."""
+# ruff: noqa: ANN001, ANN201
+"""The smallest kernel: what is compiled and run first."""
 
 import triton
 import triton.language as tl
