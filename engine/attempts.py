@@ -18,6 +18,7 @@ from .hardware import GIB
 from .kernels.probe import from_triton, give_up
 from .kernels.targets import target
 from .report import Report
+from .runtime.caches import synchronize
 from .runtime.guard import SAFER, Guard, NonFinite, out_of_memory
 from .runtime.kept import KEPT
 from .runtime.plan import Plan
@@ -111,7 +112,7 @@ class Attempts:
             with report.stage("weights"):
                 getattr(self._fused, half)()
                 if self.device.type == "cuda":
-                    torch.cuda.synchronize(self.device)
+                    synchronize(self.device)
 
     def _survive(
         self, report: Report, guard: Guard, plan: Callable[[VideoVAE, int], Plan],

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .. import log
 from ..kernels.observe import listening
-from ..runtime.caches import RECORDING
+from ..runtime.caches import RECORDING, synchronize
 from .graph_rule import CALLS, KEPT_BYTES, SETTLED, Clock, Notes, pays
 from .run import Run
 
@@ -180,7 +180,7 @@ class Graphs:
     def clear(self) -> None:
         """Forget the graphs."""
         if self._recorded and self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+            synchronize(self.device)
         self._recorded.clear()
         self._pool = None
 

@@ -1,4 +1,5 @@
-"""torch's own caches of memory, given back to the system."""
+"""What concerns a whole device or process, and so must not meet another thread's recording: giving back torch's own
+caches of memory, and waiting."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ import threading
 
 import torch
 
-#: Held while launches are being recorded: torch refuses to empty its cache then, in whichever thread.
+#: Held while launches are being recorded: in whichever thread, torch refuses to empty its cache then, and a wait for
+#: the whole device may break the recording off.
 RECORDING = threading.RLock()
 
 
@@ -14,6 +16,12 @@ def empty_device_cache() -> None:
     """Give back what torch has reserved on all GPUs and nobody uses."""
     with RECORDING:
         torch.cuda.empty_cache()
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for all work on a GPU."""
+    with RECORDING:
+        torch.cuda.synchronize(device)
 
 
 def empty_host_cache() -> None:
