@@ -77,7 +77,8 @@ def _named(error: Exception) -> str:
 
 def _cure() -> str:
     compiler = os.environ.get("CC")
-    header = Path(sysconfig.get_paths()["include"], "Python.h")
+    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")  # where Triton looks
+    header = Path(sysconfig.get_paths(scheme=scheme)["include"], "Python.h")
     if compiler and shutil.which(compiler) is None:
         return f"CC names {compiler}, which is no program: let it name a C compiler, or unset it"
     if not compiler and not any(map(shutil.which, ("gcc", "clang", "cl"))):

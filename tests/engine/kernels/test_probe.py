@@ -55,7 +55,7 @@ def test_what_fails_is_off_with_cause_and_cure(gpu, monkeypatch, tmp_path, envir
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(dispatch.shutil, "which", lambda name: name if name in programs else None)
-    monkeypatch.setattr(dispatch.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    monkeypatch.setattr(dispatch.sysconfig, "get_paths", lambda **_: {"include": str(tmp_path)})
     if header:
         (tmp_path / "Python.h").touch()
     assert why_off("seedvr2", None, torch.float16, GPU) is None  # asked without a try

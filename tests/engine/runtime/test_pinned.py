@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 from zerowaste_vae.engine import log
-from zerowaste_vae.engine.runtime import memory
+from zerowaste_vae.engine.runtime import caches, memory
 from zerowaste_vae.engine.runtime.memory import host_budget
 from zerowaste_vae.engine.runtime.pinned import POOL, PinnedPool
 from zerowaste_vae.engine.runtime.pixels import StagedReader, StagedWriter
@@ -147,3 +147,33 @@ def test_blocks_serve_in_every_mode():
     assert pool.take(10).fill_(1)[0] == 1
 
 
+
+
+def test_release_gives_torchs_own_page_locked_memory_back(vae, monkeypatch):
+    emptied = []
+    monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: emptied.append(True), raising=False)
+    vae.release()
+    assert not emptied  # without CUDA there is none
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    vae.release()
+    assert emptied == [True]
+    monkeypatch.delattr(torch._C, "_host_emptyCache")
+    vae.release()
+
+
+def test_memory_is_given_back_after_another_threads_recording(monkeypatch):
+    """torch refuses to empty its cache, and CUDA breaks the recording off, while launches are recorded."""
+    recording, seen = threading.Event(), []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: seen.append(recording.is_set()))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: seen.append(recording.is_set()))
+    works = (caches.empty_device_cache, lambda: caches.synchronize(GPU))
+    threads = [threading.Thread(target=work) for work in works]
+    with caches.RECORDING:
+        recording.set()
+        for thread in threads:
+            thread.start()
+        time.sleep(0.1)
+        recording.clear()
+    for thread in threads:
+        thread.join()
+    assert seen == [False, False]

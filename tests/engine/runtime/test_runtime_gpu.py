@@ -260,7 +260,7 @@ def test_in_and_out_of_inference_mode(vae, noise, monkeypatch):
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_threads(file, vae, noise, monkeypatch, shared):
-    """Decodes of one VAE or of two, with graphs, parked and not, at the same time."""
+    """Decodes of one VAE or of two, with graphs, under a target and without, at the same time."""
     monkeypatch.setattr(graphs, "pays", lambda *_: True)
     other = vae if shared else load(file, precision="fp16", device="cuda")
     clips = noise(*SIZE), noise(*SMALL, seed=1)
@@ -288,6 +288,7 @@ def test_threads(file, vae, noise, monkeypatch, shared):
         assert settings() == before
     finally:
         torch.backends.cudnn.benchmark = False
+        vae.release()
         other.release()
     assert KEPT.nbytes(vae.device) == 0
 
