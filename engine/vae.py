@@ -186,11 +186,15 @@ class VideoVAE(Attempts, DocumentedMethods):
         with torch.no_grad(), self._scope():
             self._fused.use(half, self._mixed.settle(half, samples))
 
-    def release(self, keep: str = "") -> int:
-        """Give back the memory that only makes the next run start sooner: graphs, page-locked host memory and packed
-        weights, but those of the half `keep`. Returns the bytes of the latter."""
+    def release(self) -> int:
+        """Give back the memory that only makes the next run start sooner: graphs, packed weights and page-locked host
+        memory, torch's own included. Returns the bytes of the packed weights."""
         POOL.release()
         empty_host_cache()
+        return self.release_packed()
+
+    def release_packed(self, keep: str = "") -> int:
+        """The part of `release` on the device: graphs and packed weights, those of the half `keep` excepted."""
         return self._fused.release(keep)
 
     @property

@@ -179,7 +179,7 @@ class EngineVAE(comfy.sd.VAE):
         memory = 0
         _sample_machine()
         for engine in self._engines:  # packed weights that this run's plan does not count
-            engine.release(keep=half if engine is self.engine else "")
+            engine.release_packed(keep=half if engine is self.engine else "")
         if self._on_gpu:
             target = settings.vram_gb * GIB or DEFAULT_SHARE * mm.get_total_memory(self.device)
             host = host_budget(self.device, settings.ram_gb)
