@@ -23,7 +23,7 @@ from .precision.measure import latent_samples, video_samples
 from .precision.mixed import Mixed
 from .precision.modes import MIXED, resolve
 from .precision.store import Store
-from .report import Report
+from .runtime.caches import empty_host_cache
 from .runtime.guard import Guard
 from .runtime.kept import KEPT
 from .runtime.memory import host_budget, memory_room, memory_target
@@ -69,8 +69,7 @@ class VideoVAE(Attempts, DocumentedMethods):
         self.spatial = architecture.spatial
         self.temporal = architecture.temporal
         self.scale = architecture.scale
-        #: What the latest decode or encode did, filled from its start on; None before the first.
-        self.last_report: Report | None = None
+        self._separate()
         #: Asked to free memory that is not the engine's when a run finds none; None: there is nobody to ask.
         self.on_pressure: Callable[[], None] | None = None
         self._use(DEFAULTS)
@@ -135,7 +134,7 @@ class VideoVAE(Attempts, DocumentedMethods):
     def with_options(self, options: Options) -> VideoVAE:
         """A VAE with the same weights (shared, not copied) under other options; this one stays as it is."""
         other = copy.copy(self)
-        other.last_report = None
+        other._separate()
         other._use(options)
         return other
 
@@ -186,17 +185,22 @@ class VideoVAE(Attempts, DocumentedMethods):
             return OFF
         if self._options.channels_last_3d is False:
             return "channels_last_3d is switched off, and they know no other layout"
-        return why_off(self.arch, self.model.config, self.dtype, self.device, emulate)
+        return why_off(self.arch, self.model.config, self.dtype, self.device, emulate, True)
 
     def _settle(self, half: str, samples: Callable[[], list[Tensor]]) -> None:
         """Choose the operands of a half for a clip, before it is planned."""
         with torch.no_grad(), self._scope():
             self._fused.use(half, self._mixed.settle(half, samples))
 
-    def release(self, keep: str = "") -> int:
-        """Give back the memory that only makes the next run start sooner: graphs, page-locked host memory and packed
-        weights, but those of the half `keep`. Returns the bytes of the latter."""
+    def release(self) -> int:
+        """Give back the memory that only makes the next run start sooner: graphs, packed weights and page-locked host
+        memory, torch's own included. Returns the bytes of the packed weights."""
         POOL.release()
+        empty_host_cache()
+        return self.release_packed()
+
+    def release_packed(self, keep: str = "") -> int:
+        """The part of `release` on the device: graphs and packed weights, those of the half `keep` excepted."""
         return self._fused.release(keep)
 
     @property

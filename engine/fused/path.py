@@ -13,11 +13,13 @@ from torch import Tensor
 
 from ..kernels.attention import reference
 from ..kernels.conv3d import padded_channels
+from ..kernels.probe import proven
 from ..kernels.targets import target
 from ..precision.operands import Operands
 from ..precision.policy import EXACT, Policy
 from ..precision.prepared import load, recipe, save
 from ..precision.store import Store
+from ..runtime.caches import empty_device_cache
 from ..runtime.dryrun import peak_bytes
 from ..runtime.guard import Guard
 from ..runtime.pixels import PixelSink, StagedReader, StagedWriter, to_unit
@@ -46,15 +48,17 @@ STEP_PIXELS = 1 << 20
 
 
 def why_off(
-    architecture: str, config: Any, dtype: torch.dtype, device: torch.device, emulate: bool = False
+    architecture: str, config: Any, dtype: torch.dtype, device: torch.device, emulate: bool = False,
+    probe: bool = False,
 ) -> str | None:
     """The reason the fused operators cannot run this model on this device, or None. config None: published widths.
 
-    emulate: on a CPU their references will do, for numbers that plain torch cannot give.
+    emulate: on a CPU their references will do, for numbers that plain torch cannot give. probe: a GPU must have run a
+    first kernel; without it nothing is run, and a GPU that has not been tried is trusted.
     """
     if architecture not in ARCHITECTURES:
         return f"no fused network for {architecture}"
-    here = target(device)
+    here = proven(device) if probe else target(device)
     if not (emulate and device.type == "cpu"):
         if not here.kernels:
             return here.notes[0] if here.notes else f"no kernels for {device}"
@@ -261,7 +265,7 @@ class FusedPath:
         if half not in self._packed:
             self._packed[half] = self._prepared(half)
             if self._packed[half].norm_out.weight.is_cuda:
-                torch.cuda.empty_cache()  # packing goes through fp32: 0.2 GB that would stay reserved
+                empty_device_cache()  # packing goes through fp32: 0.2 GB that would stay reserved
         return self._packed[half]
 
     @functools.cached_property

@@ -103,11 +103,13 @@ class Run:
 
     def allocate(self) -> None:
         """Get the memory the dry walk asked for; from now on steps compute."""
-        self.arena.allocate(self.device)
-        for ring in self.rings.values():
-            ring.allocate(self.device)
-        self.parked.allocate()
-        self.health = torch.zeros((), device=self.device)
+        # It may serve later calls too: made in a caller's inference mode, only calls in that mode could write to it.
+        with torch.inference_mode(False):
+            self.arena.allocate(self.device)
+            for ring in self.rings.values():
+                ring.allocate(self.device)
+            self.parked.allocate()
+            self.health = torch.zeros((), device=self.device)
         self.dry = self.walk.open = False
         self.restart()
         self.recover()

@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 import torch
 
 from ..errors import InputError
+from .pinned import POOL
 
 GIB = 1 << 30
 #: Where Linux shows control groups, and in which of them this process is.
@@ -71,13 +72,13 @@ def _reachable(device: torch.device, held: int, most: float) -> int:
 
 def host_budget(device: torch.device, ram_gb: float | None) -> int | None:
     """Bytes of host memory in which a run on `device` may park histories, besides its result: ram_gb, else half of what
-    is free; None where nothing can be found out."""
+    is free, or only kept for the next run; None where nothing can be found out."""
     if device.type != "cuda":
         return 0
     if ram_gb:
         return int(ram_gb * GIB)
     free = available_ram()
-    return None if free is None else free // 2
+    return None if free is None else (free + POOL.idle_bytes) // 2
 
 
 def available_ram() -> int | None:
