@@ -171,7 +171,7 @@ class FusedPath:
         self, z: Tensor, scale: float, plan: Plan, sink: PixelSink, guard: Guard, device: torch.device
     ) -> None:
         """As `decode` in blended tiles: the front runs untiled, its features wait in host memory; then tile by tile."""
-        decoder, steps, latents = self.decoder(), plan.steps, z.shape[2]
+        decoder, steps, latents, t = self.decoder(), plan.steps, z.shape[2], self._architecture.temporal
         self.runs.no_graphs = why_none(self._options.cuda_graphs, plan)
         front = decoder.plan_front(steps.latents, z.shape[3], z.shape[4], device)
         tile = decoder.plan_tile(steps.latents, plan.grid.rows.size, plan.grid.cols.size, steps.frames, device)
@@ -183,7 +183,10 @@ class FusedPath:
                 for part in _chunks(z[clip], steps, scale, reader, front):
                     guard.tick.check()
                     decoder.front_chunk(front, part, lambda x: features.append(x.to("cpu", copy=True)))  # noqa: B023
-                    guard.reach(before + sum(map(len, features)))
+                    through = sum(map(len, features))
+                    first, end = (max(0, t * (n - 1) + 1) for n in (through - part.shape[0], through))
+                    guard.inspect(clip, first, end - first, float(front.health))
+                    guard.reach(before + through)
             with allocated(tile, guard):
                 for index, where in enumerate(plan.grid.indices(), 1):
                     if guard.finished[(clip, *where)] < sink.out.shape[1]:
@@ -247,7 +250,7 @@ class FusedPath:
                             moments = graphs.chunk(whole, frames, left)
                     done = guard.skip(clip, first, moments.shape[0])
                     if done < moments.shape[0]:
-                        writer.write(clip, first + done, moments[done:], run.attempt(moments.sum))
+                        writer.write(clip, first + done, moments[done:], run.health)
                     guard.reach(clip * out.shape[1] + first + moments.shape[0])
                     if run.pressed:
                         guard.settle(run.recover)

@@ -38,9 +38,10 @@ def statistics_kernel(x, partials, height, width, x_t, x_y, x_x,
 
 
 @triton.jit(do_not_specialize=["blocks"])
-def coefficients_kernel(partials, weight, bias, coefs, blocks, count, eps,
+def coefficients_kernel(partials, weight, bias, coefs, health, blocks, count, eps,
                         C: tl.constexpr, GROUPS: tl.constexpr, COLUMNS: tl.constexpr, AFFINE: tl.constexpr,
-                        FRAMES: tl.constexpr, BB: tl.constexpr, BC: tl.constexpr, BG: tl.constexpr):  # fmt: skip
+                        HEALTH: tl.constexpr, FRAMES: tl.constexpr, BB: tl.constexpr, BC: tl.constexpr,
+                        BG: tl.constexpr):  # fmt: skip
     """One program per (group, frame): sums all blocks in fixed order in fp64. FRAMES > 1 pools that many frames."""
     g, d = tl.program_id(0), tl.program_id(1)
     PER: tl.constexpr = COLUMNS // GROUPS
@@ -57,7 +58,10 @@ def coefficients_kernel(partials, weight, bias, coefs, blocks, count, eps,
         total += tl.sum(tl.load(at, mask=keep, other=0.0).to(tl.float64), 1)
         square += tl.sum(tl.load(at + 1, mask=keep, other=0.0).to(tl.float64), 1)
     mean = tl.sum(total, 0) / count
-    spread = tl.maximum(tl.sum(square, 0) / count - mean * mean, 0.0)
+    size = tl.sum(square, 0)
+    if HEALTH:  # whoever stores, stores the same; all others store nothing. A comparison with NaN is false
+        tl.store(health, float("nan"), mask=~(tl.abs(mean) + size < float("inf")))
+    spread = tl.maximum(size / count - mean * mean, 0.0)
     rstd = 1.0 / tl.sqrt(spread + eps)
     c = tl.arange(0, BG)
     keep = c < C // GROUPS
@@ -73,11 +77,11 @@ def coefficients_kernel(partials, weight, bias, coefs, blocks, count, eps,
 
 
 @triton.jit(do_not_specialize=["slots", "slot", "height", "width", "first", "rows", "x_t", "x_y", "x_x", "x_c"])
-def norm_act_kernel(x, coefs, weight, bias, gains, out, slots, slot, height, width, first, rows, x_t, x_y, x_x, x_c,
-                    eps, gain, limit,
+def norm_act_kernel(x, coefs, weight, bias, gains, health, out, slots, slot, height, width, first, rows, x_t, x_y, x_x,
+                    x_c, eps, gain, limit,
                     C: tl.constexpr, CO: tl.constexpr, CP: tl.constexpr, KIND: tl.constexpr, WEIGHT: tl.constexpr,
-                    BIAS: tl.constexpr, GAINS: tl.constexpr, SILU: tl.constexpr, BORDER: tl.constexpr,
-                    REPLICATE: tl.constexpr, CLAMP: tl.constexpr, ROUND: tl.constexpr, UNIT: tl.constexpr,
+                    BIAS: tl.constexpr, HEALTH: tl.constexpr, GAINS: tl.constexpr, SILU: tl.constexpr,
+                    BORDER: tl.constexpr, REPLICATE: tl.constexpr, CLAMP: tl.constexpr, ROUND: tl.constexpr, UNIT: tl.constexpr,
                     DENSE: tl.constexpr, FAST: tl.constexpr, BP: tl.constexpr):  # fmt: skip
     """One program writes BP positions of the bordered rows `first`.. of one frame: [BP, CO], C of them from x."""
     d = tl.program_id(1)
@@ -102,6 +106,8 @@ def norm_act_kernel(x, coefs, weight, bias, gains, out, slots, slot, height, wid
     else:
         ptrs = base + at.to(tl.int64)[:, None] + c.to(tl.int64)[None, :] * x_c
     v = tl.load(ptrs, mask=inside[:, None] & (c < C)[None, :], other=0.0).to(tl.float32)
+    if HEALTH:  # a sum per position shows it; only where it does is there anything to store
+        tl.store(health + p * 0, float("nan"), mask=~(tl.sum(tl.abs(v), 1) < float("inf")))
     if KIND == "group":
         scale = tl.load(coefs + d * 2 * C + c, mask=c < C, other=0.0)
         shift = tl.load(coefs + d * 2 * C + C + c, mask=c < C, other=0.0)
