@@ -16,7 +16,7 @@ from ..kernels.conv3d import padded_channels
 from ..kernels.targets import target
 from ..precision.operands import Operands
 from ..precision.policy import EXACT, Policy
-from ..precision.prepared import load, recipe, save
+from ..precision.prepared import load, moved, recipe, save
 from ..precision.store import Store
 from ..runtime.dryrun import peak_bytes
 from ..runtime.guard import Guard
@@ -274,16 +274,21 @@ class FusedPath:
 
     def _prepared(self, half: str) -> StagedDecoder | AnyEncoder:
         """8-bit weights from the store, where they have been packed before; 16-bit ones cost less to pack than read."""
-        place = self._store.prepared(half) if self._policies.get(half, EXACT).kinds else None
-        if place is None:
+        if not self._policies.get(half, EXACT).kinds:
             return self._pack(half, self._model)
-        options = self._options
+        options, place = self._options, self._store.prepared(half)
         made_from = recipe(self._operands(half), options.composed_upsample, options.flash_attention)
         device = next(getattr(self._model, half).parameters()).device
-        network = load(self._meta[half], place, made_from, device)
+        network = None if place is None else load(self._meta[half], place, made_from, device)
         if network is None:
-            network = self._pack(half, self._model)
-            save(network, place, made_from)
+            # By way of the host: results lie among fp32 temporaries several times their size, which torch's allocator
+            # cannot give back as long as a part of them is in use.
+            network = moved(self._pack(half, self._model), "cpu")
+            if place is not None:
+                save(network, place, made_from)
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+            network = moved(network, device)
         return network
 
     def _pack(self, half: str, model: Network) -> StagedDecoder | AnyEncoder:

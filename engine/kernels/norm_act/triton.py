@@ -81,8 +81,8 @@ def norm_act_kernel(x, coefs, weight, bias, gains, health, out, slots, slot, hei
                     x_c, eps, gain, limit,
                     C: tl.constexpr, CO: tl.constexpr, CP: tl.constexpr, KIND: tl.constexpr, WEIGHT: tl.constexpr,
                     BIAS: tl.constexpr, HEALTH: tl.constexpr, GAINS: tl.constexpr, SILU: tl.constexpr,
-                    BORDER: tl.constexpr, REPLICATE: tl.constexpr, CLAMP: tl.constexpr, ROUND: tl.constexpr, UNIT: tl.constexpr,
-                    DENSE: tl.constexpr, FAST: tl.constexpr, BP: tl.constexpr):  # fmt: skip
+                    BORDER: tl.constexpr, REPLICATE: tl.constexpr, CLAMP: tl.constexpr, ROUND: tl.constexpr,
+                    UNIT: tl.constexpr, DENSE: tl.constexpr, FAST: tl.constexpr, BP: tl.constexpr):  # fmt: skip
     """One program writes BP positions of the bordered rows `first`.. of one frame: [BP, CO], C of them from x."""
     d = tl.program_id(1)
     pitch = width + 2 * BORDER

@@ -110,7 +110,7 @@ def test_ranges_of_an_uncalibrated_file_widen_with_its_first_clips(wide_file, no
     assert len(settled.seen) == mixed.CLIPS
     vae.decode(real * 9)
     assert vae.store.table("decoder") == settled
-    vae.store.keep("decoder", replace(known, seen=()))
+    vae.store.calibrate("decoder", replace(known, seen={}))
     load(wide_file, precision="int8", device="cpu").decode(real * 10)
 
 
