@@ -89,8 +89,8 @@ def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: in
     x: [D, H, W, C], any strides. buffer: [slots, H + 2 * border, W + 2 * border, Cp] contiguous, Cp >= C (the rest is
     zeroed); frame d goes to slot (slot + d) mod slots. coefs: from `coefficients`; without them a group norm sums x
     itself first. first: the buffer holds a band only, the bordered frame's rows from this one on. health: float32 [],
-    NaN from now on if a value of x was not finite (8 bit would hide it), but for a group norm with `coefs`, which know
-    it. Raises ValueError where shapes do not fit.
+    NaN from now on if a value of x was not finite, which 8 bit would hide, or too large for its norm to be; a group
+    norm with `coefs` leaves that to them. Raises ValueError where shapes do not fit.
     """
     d, h, w, c = x.shape
     if norm.kind not in _KINDS or store.border not in ("zero", "replicate"):

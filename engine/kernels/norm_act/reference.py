@@ -72,7 +72,7 @@ def norm_act(
     fmt = quantiser(buffer.dtype, store.scale) if buffer.dtype in QUANT_MAX else None
     for d in range(x.shape[0]):
         if coefs is None:
-            note(health, x[d])
+            note(health, x[d] if norm.kind == "none" else x[d].float().square())
         y = apply(x[d : d + 1], norm, None if coefs is None else coefs[d : d + 1])
         y = F.silu(y) if store.silu else y
         y = y if store.gain is None else y * store.gain

@@ -106,18 +106,21 @@ def norm_act_kernel(x, coefs, weight, bias, gains, health, out, slots, slot, hei
     else:
         ptrs = base + at.to(tl.int64)[:, None] + c.to(tl.int64)[None, :] * x_c
     v = tl.load(ptrs, mask=inside[:, None] & (c < C)[None, :], other=0.0).to(tl.float32)
-    if HEALTH:  # a sum per position shows it; only where it does is there anything to store
-        tl.store(health + p * 0, float("nan"), mask=~(tl.sum(tl.abs(v), 1) < float("inf")))
     if KIND == "group":
         scale = tl.load(coefs + d * 2 * C + c, mask=c < C, other=0.0)
         shift = tl.load(coefs + d * 2 * C + C + c, mask=c < C, other=0.0)
         v = v * scale[None, :] + shift[None, :]
     else:
+        if KIND != "none":
+            size = tl.sum(v * v, 1)
+        elif HEALTH:
+            size = tl.sum(tl.abs(v), 1)
+        if HEALTH:  # the sum of a position shows it; only where it does is there anything to store
+            tl.store(health + p * 0, float("nan"), mask=~(size < float("inf")))
         if KIND == "l2":
-            size = tl.sqrt(tl.sum(v * v, 1))
-            v *= (tl.sqrt(C * 1.0) / tl.maximum(size, eps))[:, None]
+            v *= (tl.sqrt(C * 1.0) / tl.maximum(tl.sqrt(size), eps))[:, None]
         if KIND == "rms":
-            v *= (1.0 / tl.sqrt(tl.sum(v * v, 1) / C + eps))[:, None]
+            v *= (1.0 / tl.sqrt(size / C + eps))[:, None]
         if WEIGHT:
             v *= tl.load(weight + c, mask=c < C, other=0.0)[None, :]
         if BIAS:
