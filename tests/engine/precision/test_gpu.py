@@ -118,6 +118,7 @@ class Struck:
 def test_what_is_not_finite_is_made_again(full_width, noise, monkeypatch, precision, key, value):
     z = noise(1, 16, 2, 8, 8)
     vae = load(full_width, precision=precision, device="cuda")
+    vae.options = vae.options.switched(off=["cuda_graphs"])  # a replay would pass by the fault
     vae.decode(z)  # the ranges are known from here on
     safer = vae._safer("").decode(z)
     struck = Struck(monkeypatch, key, value)
