@@ -11,9 +11,10 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from . import log
-from .errors import NonFiniteError, PlanError
+from .errors import CheckpointError, NonFiniteError, PlanError
 from .hardware import GIB
 from .kernels.probe import from_triton, give_up
 from .kernels.targets import target
@@ -144,6 +145,7 @@ class Attempts:
                     vae._describe(report, last)
                     vae._describe_graphs(report, last)
                     return
+                guard.handover = None  # a clip's histories in another type, or 8 bit and of other scales
                 vae = vae._safer(where)
                 report.precision += f", then {vae.precision}"
                 guard.events["nan_reruns"] += 1
@@ -180,9 +182,22 @@ class Attempts:
         other = copy.copy(self)
         other._asked, other._float, other.dtype = name, name, dtype
         if exact:
-            other.model = copy.deepcopy(self.model).to(dtype)
+            other.model = self._in_type(dtype)
         other._use(self._options.switched(off=["fp8"]))
         return other
+
+
+    def _in_type(self, dtype: torch.dtype) -> nn.Module:
+        """The model in a wider type, with the weights as the file has them: not rounded to a narrower one, nor to one
+        that lay between."""
+        model = copy.deepcopy(self._loaded).to(dtype)
+        if self.source is not None:
+            try:
+                model.load_state_dict(self.source.weights(self._loaded, dtype))
+            except CheckpointError as error:
+                kept = next(self._loaded.parameters()).dtype
+                log.warn(f"{error}; the rerun has its weights as they were rounded to {kept}")
+        return model
 
 
 def _planned(plan: Callable[[], Plan], guard: Guard) -> Plan:

@@ -19,9 +19,10 @@ from .methods import DocumentedMethods
 from .models.arch import Architecture
 from .optimize import DEFAULTS, OFF, Options, unavailable, unused
 from .plain import PlainPath
+from .precision.digest import digest
 from .precision.measure import latent_samples, video_samples
 from .precision.mixed import Mixed
-from .precision.modes import MIXED, resolve
+from .precision.modes import MIXED, PRECISIONS, resolve
 from .precision.store import Store
 from .runtime.caches import empty_host_cache
 from .runtime.guard import Guard
@@ -32,6 +33,7 @@ from .runtime.pixels import OUTPUTS, PixelSink, to_unit
 from .runtime.plan import Plan, Planner
 from .runtime.progress import Cancel, Progress, Ticker
 from .runtime.stream import Steps, frame_spans
+from .source import Source
 
 
 def _never() -> None:
@@ -57,8 +59,11 @@ class VideoVAE(Attempts, DocumentedMethods):
     ) -> None:
         """precision: the name of `dtype`. asked: the precision as the user named it, such as "auto" or "fp8"."""
         self._asked = asked or precision
-        self.store = Store(path)
-        self.model = model
+        native = PRECISIONS[architecture.native]
+        self.store = Store(None if path is None else lambda: digest(model.state_dict(), native))
+        self.model = self._loaded = model
+        #: Where `model` can be read again without the rounding to `dtype`; None: it was not rounded.
+        self.source: Source | None = None
         self.architecture = architecture
         self.arch = architecture.name
         self._float = precision

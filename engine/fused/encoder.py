@@ -70,6 +70,7 @@ class FusedEncoder:
                 run.advance(*sizes[2])
             self._latent_size(run, x1, sums, moments)
             run.advance(*sizes[3])
+            run.inspect(moments)
         run.done["frames"] += count
         return moments
 

@@ -17,7 +17,7 @@ from ..kernels.probe import proven
 from ..kernels.targets import target
 from ..precision.operands import Operands
 from ..precision.policy import EXACT, Policy
-from ..precision.prepared import load, recipe, save
+from ..precision.prepared import load, moved, recipe, save
 from ..precision.store import Store
 from ..runtime.caches import empty_device_cache
 from ..runtime.dryrun import peak_bytes
@@ -177,7 +177,7 @@ class FusedPath:
         self, z: Tensor, scale: float, plan: Plan, sink: PixelSink, guard: Guard, device: torch.device
     ) -> None:
         """As `decode` in blended tiles: the front runs untiled, its features wait in host memory; then tile by tile."""
-        decoder, steps, latents = self.decoder(), plan.steps, z.shape[2]
+        decoder, steps, latents, t = self.decoder(), plan.steps, z.shape[2], self._architecture.temporal
         self.runs.no_graphs = why_none(self._options.cuda_graphs, plan)
         front = decoder.plan_front(steps.latents, z.shape[3], z.shape[4], device)
         tile = decoder.plan_tile(steps.latents, plan.grid.rows.size, plan.grid.cols.size, steps.frames, device)
@@ -189,7 +189,10 @@ class FusedPath:
                 for part in _chunks(z[clip], steps, scale, reader, front):
                     guard.tick.check()
                     decoder.front_chunk(front, part, lambda x: features.append(x.to("cpu", copy=True)))  # noqa: B023
-                    guard.reach(before + sum(map(len, features)))
+                    through = sum(map(len, features))
+                    first, end = (max(0, t * (n - 1) + 1) for n in (through - part.shape[0], through))
+                    guard.inspect(clip, first, end - first, float(front.health))
+                    guard.reach(before + through)
             with allocated(tile, guard):
                 for index, where in enumerate(plan.grid.indices(), 1):
                     if guard.finished[(clip, *where)] < sink.out.shape[1]:
@@ -253,7 +256,7 @@ class FusedPath:
                             moments = graphs.chunk(whole, frames, left)
                     done = guard.skip(clip, first, moments.shape[0])
                     if done < moments.shape[0]:
-                        writer.write(clip, first + done, moments[done:], run.attempt(moments.sum))
+                        writer.write(clip, first + done, moments[done:], run.health)
                     guard.reach(clip * out.shape[1] + first + moments.shape[0])
                     if run.pressed:
                         guard.settle(run.recover)
@@ -277,16 +280,21 @@ class FusedPath:
 
     def _prepared(self, half: str) -> StagedDecoder | AnyEncoder:
         """8-bit weights from the store, where they have been packed before; 16-bit ones cost less to pack than read."""
-        place = self._store.prepared(half) if self._policies.get(half, EXACT).kinds else None
-        if place is None:
+        if not self._policies.get(half, EXACT).kinds:
             return self._pack(half, self._model)
-        options = self._options
+        options, place = self._options, self._store.prepared(half)
         made_from = recipe(self._operands(half), options.composed_upsample, options.flash_attention)
         device = next(getattr(self._model, half).parameters()).device
-        network = load(self._meta[half], place, made_from, device)
+        network = None if place is None else load(self._meta[half], place, made_from, device)
         if network is None:
-            network = self._pack(half, self._model)
-            save(network, place, made_from)
+            # By way of the host: results lie among fp32 temporaries several times their size, which torch's allocator
+            # cannot give back as long as a part of them is in use.
+            network = moved(self._pack(half, self._model), "cpu")
+            if place is not None:
+                save(network, place, made_from)
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+            network = moved(network, device)
         return network
 
     def _tile_bytes(self, channels: int, frames: int, height: int, width: int) -> int:

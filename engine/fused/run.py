@@ -80,7 +80,8 @@ class Run:
         self.relieve: Callable[[], None] = _nothing
         #: Memory ran short and the reserve is gone.
         self.pressed = False
-        #: Finite if all values of the latest `pixels` are; float32 [] on the device, from `allocate` on.
+        #: NaN from the first value of the clip on that is not finite, wherever it arises: norms and what resampling
+        #: reads say so, before 8 bit makes numbers of it. 0 until then; float32 [] on the device, from `allocate` on.
         self.health: Tensor | None = None
         #: Operators are being recorded, not run: what fails is not tried again.
         self.recording = False
@@ -126,6 +127,8 @@ class Run:
         """A new clip of the same size in the same memory."""
         self.done.clear()
         self.between = False
+        if self.health is not None:
+            self.health.zero_()
         for ring in self.rings.values():
             ring.restart()
         self.parked.restart()
@@ -296,10 +299,11 @@ class Run:
             for i in range(x.shape[0]):
                 frame = x[i : i + 1]
                 own = None if coefs is None else coefs[i : i + 1]
-                options = {"border": 0, "store": Store(silu=False), "coefs": own}
+                options = {"border": 0, "store": Store(silu=False), "coefs": own, "health": self.health}
                 self.attempt(norm_act, frame, block.norm, tokens, **options)
                 for linear, out in zip((block.q, block.k, block.v), (q, k, v), strict=True):
                     product(tokens.view(n, c), linear, out[0])
+                    self.inspect(out)  # a softmax gives -Inf no weight
                 backend = "auto" if block.flash else "reference"
                 mixed = self.attempt(attention, q, k, v, out=y, scratch=scratch, backend=backend)
                 product(mixed[0], block.out, q[0])
@@ -309,8 +313,6 @@ class Run:
     def pixels(self, conv: Output, x: Tensor, norm: Norm, sums: Partials | None, out: Tensor, format: Pixels) -> None:
         """Last norm and convolution, stored as finished pixels in `out` [D, H, W, 3]."""
         coefs = self._coefficients(x, norm, sums)
-        # One NaN or Inf in a frame is in its statistics, too, which are fewer.
-        self.inspect(x if coefs is None else coefs)
         with self.arena.scope():
             scratch = self.arena.take((scratch_floats(*out.shape),), torch.float32)
             for i in self.inputs(conv, x, norm, coefs, out.shape[1], _PLAIN):
@@ -318,9 +320,9 @@ class Run:
                              packed=conv.packed, scratch=scratch)  # fmt: skip
 
     def inspect(self, x: Tensor) -> None:
-        """`health` is from now on that of x: one NaN or Inf is in its sum, finite values do not add up to either."""
+        """Look for NaN and Inf in x, where no norm does: they are in its sum, finite values do not add up to either."""
         if not self.dry:
-            self.attempt(torch.sum, x, tuple(range(x.dim())), dtype=torch.float32, out=self.health)
+            self.health.add_(self.attempt(torch.sum, x, dtype=torch.float32), alpha=0.0)
 
     def advance(self, h: int, w: int) -> None:
         """Every convolution at this resolution has had the pass's frames."""
@@ -340,7 +342,7 @@ class Run:
         if norm.kind != "group" or self.dry:
             return None
         sums = self.attempt(statistics, x, norm.groups) if sums is None else sums
-        return self.attempt(coefficients, sums, norm, x.shape[1] * x.shape[2])
+        return self.attempt(coefficients, sums, norm, x.shape[1] * x.shape[2], health=self.health)
 
     def inputs(
         self, conv: Conv | Upsampler, x: Tensor, norm: Norm, coefs: Tensor | None, rows: int, geometry: Geometry,
@@ -362,7 +364,7 @@ class Run:
                 ring.join(conv.key, conv.halo, d)
                 return
             start, slot = ring.place(conv.key, d)
-            self.attempt(norm_act, x, norm, ring.data, slot=slot, store=store, coefs=coefs)
+            self.attempt(norm_act, x, norm, ring.data, slot=slot, store=store, coefs=coefs, health=self.health)
             ring.begin(conv.key, self.head)
             if self.watch is not None:
                 self.watch(conv, frames_of(ring.data, slot, d)[:, 1:-1, 1:-1, :c])
@@ -377,7 +379,8 @@ class Run:
                 parked.note(conv.key, band, d)
                 continue
             buffer = parked.enter(conv.key, band, d)
-            self.attempt(norm_act, x, norm, buffer.view, slot=conv.halo, store=store, coefs=coefs, first=band.top)
+            self.attempt(norm_act, x, norm, buffer.view, slot=conv.halo, store=store, coefs=coefs, first=band.top,
+                         health=self.health)  # fmt: skip
             parked.arrive(buffer, self.head)
             here = replace(geometry, first_row=band.first, frame_rows=rows)
             waiting.append((Input(buffer.view, 0, here, band.first, band.last), buffer))

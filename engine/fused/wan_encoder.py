@@ -70,6 +70,7 @@ class FusedWanEncoder:
                     _level(run, self.levels[1], x4, x2, starts)
                 _level(run, self.levels[2], x2, x, starts)
             self._latent_size(run, x, result)
+            run.inspect(result)
         run.done["frames"] += count
         return result
 
