@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import random
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,11 +19,85 @@ if not torch.cuda.is_available():
 from safetensors.torch import load_file, save_file
 from zerowaste_vae.engine import load
 from zerowaste_vae.engine.models.seedvr2 import Config, SeedVR2
+from zerowaste_vae.engine.runtime.kept import KEPT
+from zerowaste_vae.engine.runtime.pinned import POOL
 
 ROOT = Path(__file__).resolve().parent.parent
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
 #: fp32 noise of the original against its own fp64 run is up to 6.2e-6.
 ATOL = 1.5e-5
+#: Settings of the process that a run may change while it lasts.
+FLAGS = (
+    (torch.backends.cuda.matmul, "allow_tf32"), (torch.backends.cudnn, "allow_tf32"),
+    (torch.backends.cudnn, "benchmark"), (torch.backends.cudnn, "enabled"),
+)  # fmt: skip
+
+
+def pytest_addoption(parser):
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="another order: modules, and the tests in each")
+
+
+@pytest.hookimpl(tryfirst=True)  # pytest then groups what shares a fixture's parameter
+def pytest_collection_modifyitems(config, items):
+    """No test may need another one before it."""
+    seed = config.getoption("--shuffle")
+    if seed is None:
+        return
+    draw = random.Random(seed)
+    modules = {}
+    for item in items:
+        modules.setdefault(item.path, []).append(item)
+    order = list(modules.values())
+    draw.shuffle(order)
+    for tests in order:
+        draw.shuffle(tests)
+    items[:] = [item for tests in order for item in tests]
+
+
+def pytest_collection_finish():
+    """What is imported by now stays: later collections, two for each test on a GPU, need not look at it."""
+    if torch.cuda.is_available():
+        gc.collect()
+        gc.freeze()
+
+
+def settle_gpu():
+    """No memory of an earlier run on the GPU but what living fixtures hold, no limit of an earlier test, and counters
+    that start anew."""
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):  # a failed test's frames, with their tensors
+        with suppress(AttributeError):
+            delattr(sys, name)
+    KEPT.release()
+    gc.collect()  # a VAE and its plans refer to each other
+    torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    torch.cuda.reset_peak_memory_stats()
+    torch.cuda.reset_accumulated_memory_stats()
+
+
+@pytest.fixture(autouse=True)
+def gpu_as_found(request):
+    """Every test marked gpu finds the device as a new process would, and leaves it so."""
+    if request.node.get_closest_marker("gpu") is None or not torch.cuda.is_available():
+        yield
+        return
+    settle_gpu()
+    device, flags = torch.cuda.current_device(), [getattr(*flag) for flag in FLAGS]
+    yield
+    left = [name for (_, name), was, now in zip(FLAGS, flags, map(lambda f: getattr(*f), FLAGS), strict=True)
+            if was != now]  # fmt: skip
+    torch.cuda.set_device(device)
+    settle_gpu()
+    assert not left, f"changed for the whole process: {left}"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def page_locked_memory_given_back():
+    """Within a module it stays: locking takes 0.7 s a GB."""
+    yield
+    POOL.release()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -97,6 +175,18 @@ def seed_model():
 @pytest.fixture(scope="session")
 def units() -> dict[str, torch.Tensor]:
     return load_file(FIXTURES / "seedvr2" / "units.safetensors")
+
+
+@pytest.fixture(scope="session")
+def full_width(tmp_path_factory) -> Path:
+    """A file of SeedVR2's published widths with the weights of the recorded outputs, in fp32."""
+    path = tmp_path_factory.mktemp("full") / "full.safetensors"
+    with torch.device("meta"):
+        model = SeedVR2(Config((128, 256, 512, 512), (128, 256, 512, 512)))
+    model.to_empty(device="cpu")
+    seeded_weights(model, 1234)
+    save_file(model.state_dict(), path)
+    return path
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ blended tiles, and of tiny frames in so many chunks that graphs replay them. The
 SHA-256 of the raw bytes, the plan's stated peak in bytes, and what ran. --compare prints a line for every digest and
 peak that differs and exits with 1 where one does. Bits are those of one kind of GPU, torch and Triton.
 
---small: the demo VAE on a CPU, fp32 and int8, two sizes. --time: milliseconds per frame instead of digests, of five calls
-after a first one.
+--small: the demo VAE on a CPU, fp32 and int8, two sizes. --time: milliseconds per frame instead of digests, in five
+calls after a first one.
 """
 
 from __future__ import annotations
