@@ -35,15 +35,43 @@ FLAGS = (
 
 def pytest_addoption(parser):
     parser.addoption("--shuffle", type=int, metavar="SEED", help="another order: modules, and the tests in each")
+    parser.addoption("--passed", type=Path, metavar="FILE", help="names what passes there; what it names is not run")
+
+
+class Passed:
+    """Tests that passed, now or in the runs before that wrote the same file."""
+
+    def __init__(self, path):
+        self.path = path
+        self.names = set(path.read_text(encoding="utf-8").splitlines() if path.exists() else ())
+
+    def pytest_runtest_logreport(self, report):
+        if report.when == "call" and report.passed:
+            self.names.add(report.nodeid)
+
+    def pytest_sessionfinish(self):
+        self.path.write_text("".join(f"{name}\n" for name in sorted(self.names)), encoding="utf-8")
+
+
+def pytest_configure(config):
+    path = config.getoption("--passed")
+    if path and not hasattr(config, "workerinput"):  # the workers of xdist report to this process
+        config.pluginmanager.register(Passed(path))
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest then groups what shares a fixture's parameter
 def pytest_collection_modifyitems(config, items):
-    """No test may need another one before it."""
-    seed = config.getoption("--shuffle")
-    if seed is None:
-        return
-    draw = random.Random(seed)
+    path, seed = config.getoption("--passed"), config.getoption("--shuffle")
+    if path:
+        known = Passed(path).names
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in known])
+        items[:] = [item for item in items if item.nodeid not in known]
+    if seed is not None:
+        shuffle(items, random.Random(seed))
+
+
+def shuffle(items, draw):
+    """No test may need another one before it. Modules stay together: their fixtures are made once."""
     modules = {}
     for item in items:
         modules.setdefault(item.path, []).append(item)
