@@ -26,11 +26,16 @@ ROOT = Path(__file__).resolve().parent.parent
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
 #: fp32 noise of the original against its own fp64 run is up to 6.2e-6.
 ATOL = 1.5e-5
+# torch 2.9 replaced the booleans of TF32 and refuses a mixture of both.
+NEW = hasattr(torch.backends.cuda.matmul, "fp32_precision")
+TF32 = "fp32_precision" if NEW else "allow_tf32"
 #: Settings of the process that a run may change while it lasts.
-FLAGS = (
-    (torch.backends.cuda.matmul, "allow_tf32"), (torch.backends.cudnn, "allow_tf32"),
-    (torch.backends.cudnn, "benchmark"), (torch.backends.cudnn, "enabled"),
-)  # fmt: skip
+SETTINGS = {
+    "TF32 in products": (torch.backends.cuda.matmul, TF32),
+    "TF32 in convolutions": (torch.backends.cudnn.conv if NEW else torch.backends.cudnn, TF32),
+    "cuDNN's benchmark": (torch.backends.cudnn, "benchmark"),
+    "cuDNN": (torch.backends.cudnn, "enabled"),
+}
 
 
 def pytest_addoption(parser):
@@ -105,6 +110,11 @@ def settle_gpu():
     torch.cuda.reset_accumulated_memory_stats()
 
 
+def settings():
+    """Setting -> whether it is on."""
+    return {name: getattr(*setting) in (True, "tf32") for name, setting in SETTINGS.items()}
+
+
 @pytest.fixture(autouse=True)
 def gpu_as_found(request):
     """Every test marked gpu finds the device as a new process would, and leaves it so."""
@@ -112,13 +122,11 @@ def gpu_as_found(request):
         yield
         return
     settle_gpu()
-    device, flags = torch.cuda.current_device(), [getattr(*flag) for flag in FLAGS]
+    device, before = torch.cuda.current_device(), settings()
     yield
-    left = [name for (_, name), was, now in zip(FLAGS, flags, map(lambda f: getattr(*f), FLAGS), strict=True)
-            if was != now]  # fmt: skip
     torch.cuda.set_device(device)
     settle_gpu()
-    assert not left, f"changed for the whole process: {left}"
+    assert settings() == before
 
 
 @pytest.fixture(scope="module", autouse=True)
