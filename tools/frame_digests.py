@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--compare", type=Path, metavar="OLD", help="say what differs from this earlier record")
     parser.add_argument("--small", action="store_true", help="the demo VAE on a CPU")
     parser.add_argument("--time", action="store_true", help="times instead of digests")
-    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2), help="processes side by side")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes side by side")
     parser.add_argument("--cell", nargs=2, metavar=("FAMILY", "PRECISION"), help=argparse.SUPPRESS)
     parser.add_argument("--weights", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
@@ -113,7 +113,7 @@ def every_cell(folder: Path, small: bool, jobs: int) -> dict[str, Any]:
         command = [sys.executable, str(Path(__file__).resolve()), str(folder / f"{name}.json"), "--cell", *which]
         if files[which[0]]:
             command += ["--weights", str(files[which[0]])]
-        environment = {**os.environ, "ZEROWASTE_CACHE": str(folder / f"cache-{name}")}
+        environment = {**os.environ, "ZEROWASTE_CACHE": str(folder / f"cache-{name}"), "OMP_NUM_THREADS": "1"}
         command += ["--small"] if small else []
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         if done.returncode:
@@ -238,7 +238,7 @@ def timed(folder: Path) -> dict[str, Any]:
     for family, precision, half, size in TIMED:
         files[family] = files.get(family) or seeded_file(family, folder)
         vae = load(files[family], precision, False)
-        source = latent(vae, size) if half == "decode" else video(vae, size)
+        source = latent(vae, size) if half == "decode" else video(vae, size).float() / 255
         frames, times = vae.temporal * (size[0] - 1) + 1, []
         for _ in range(RUNS + 1):
             begin = time.perf_counter()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -38,4 +39,4 @@ def compiled(request):
 
     with ThreadPoolExecutor(min(len(CELLS), os.cpu_count() or 1)) as pool:
         for trouble in filter(None, pool.map(compile_one, CELLS)):
-            print(trouble)
+            warnings.warn(f"kernels were not compiled beforehand: {trouble}", stacklevel=1)
