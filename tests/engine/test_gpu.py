@@ -127,9 +127,6 @@ def test_measured_memory_stays_below_the_plan(fp16, noise, half, height, width, 
 def test_fp32_takes_what_is_stated(full_width, noise, half, options):
     """Convolutions are matrix products there: 0.8 to 3.5 GB more than cuDNN's would take at 1280x720."""
     vae = load(full_width, precision="fp32", device="cuda")
-    gc.collect()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
     foreign = torch.cuda.memory_allocated() - vae.planner._weights
     options = {"vram_gb": 100.0, "tiling": "untiled", **options}
     if half == "decode":
