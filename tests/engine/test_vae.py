@@ -205,6 +205,7 @@ def test_bad_videos(vae, video, says):
         ({"tiling": "best"}, InputError, "tiling='best'"),
         ({"chunk": -2}, InputError, "chunk=-2"),
         ({"vram_gb": -1.0}, InputError, "vram_gb=-1.0"),
+        ({"vram_gb": 0.001}, PlanError, "32x32 needs .* even in the smallest tiles and the target is 0.00 GB"),
         ({"vram_gb": 0.001, "tiling": "untiled"}, PlanError, "32x32 untiled needs"),
     ],
 )
@@ -295,4 +296,4 @@ def test_fused_shrinks_its_steps_before_it_refuses(fused_vae):
     assert tight.steps.frames < roomy.steps.frames
     assert tight.peak_bytes < roomy.peak_bytes
     with pytest.raises(PlanError, match="256x256 untiled needs"):
-        fused_vae.plan_decode(1, 8, 32, 32, vram_gb=0.05)
+        fused_vae.plan_decode(1, 8, 32, 32, vram_gb=0.05, tiling="untiled")
