@@ -146,7 +146,7 @@ def test_a_clip_that_overflows_leaves_no_ranges(wide_file, cache, noise, half, m
 
 def test_a_bright_clip_costs_the_others_little(wide_file, cache, noise, monkeypatch):
     """Ranges of a clip ten times too bright would leave int8 a tenth of its steps."""
-    real = [noise(1, 16, 2, 4, 4, seed=seed) for seed in range(4)]
+    real = [noise(1, 16, 1, 3, 3, seed=seed) for seed in range(4)]
     exact = load(wide_file, device="cpu").decode(real[3])
     monkeypatch.setattr(mixed, "CLIPS", 3)
     found = {}
