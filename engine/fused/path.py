@@ -293,7 +293,7 @@ class FusedPath:
             if place is not None:
                 save(network, place, made_from)
             if device.type == "cuda":
-                torch.cuda.empty_cache()
+                empty_device_cache()
             network = moved(network, device)
         return network
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from .. import log
 from ..optimize import Options
 from ..report import Report
+from ..runtime.caches import empty_device_cache
 from .bench import Bench
 from .measure import from_decibel
 from .modes import Mode
@@ -76,7 +77,7 @@ class Mixed:
         if floor or known is None or (_open(known) and clip not in known.seen):
             self._policies[half] = self._measured(half, given, known, clip)
             if given[0].is_cuda:
-                torch.cuda.empty_cache()  # else the run's buffers come on top of what measuring took
+                empty_device_cache()  # else the run's buffers come on top of what measuring took
         else:
             self._policies[half] = self._whole(half, known.on(clip))
         return self._policies[half]
