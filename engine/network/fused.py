@@ -129,8 +129,8 @@ class FusedDecoder(Fused):
         with run.arena.scope():
             if later:
                 y, _ = through(run, links, Size(*x.shape), given(x), keep=True)
-                for part in y.split(_step(later, frames) or y.shape[0]):
-                    self._stage(run, later, part, frames, output, form, emit, outer | used)
+                for a, b in run.walk.spans(y.shape[0], _step(later, frames)):
+                    self._stage(run, later, y[a:b], frames, output, form, emit, outer | used)
                 pixels = None
             else:
                 y, sums = through(run, links[:-1], Size(*x.shape), given(x))
@@ -171,6 +171,7 @@ class FusedEncoder(Fused):
             through(run, rest, before[-1], lambda: self._by_steps(run, video, frames), result)
             for size in {s[1:3] for s in shapes}:
                 run.advance(*size)
+            run.inspect(result)
         run.done["frames"] += video.shape[0]
         return result
 
@@ -178,14 +179,15 @@ class FusedEncoder(Fused):
         links = self.stages[0]
         shapes = sizes(run, links, Size(*video.shape))
         out = take(run, links[-1].step, shapes[-1])
-        parts, step = [], frames or video.shape[0]
-        for first in range(0, video.shape[0], step):
-            part = video[first : first + step]
+        parts = []
+        for a, b in run.walk.spans(video.shape[0], frames):
+            part = video[a:b]
             with run.arena.scope():
-                target = out[first : first + part.shape[0]]
-                parts.append(through(run, links, Size(*part.shape), given(part), target)[1])
+                parts.append(through(run, links, Size(*part.shape), given(part), out[a:b])[1])
                 for size in {s[1:3] for s in shapes[:-1]}:
                     run.advance(*size)
+        if run.walk.open:  # whatever steps they were made in
+            return out, run.walk.sums(out, links[-1].groups)
         return out, run.joined(parts, 0)
 
 

@@ -27,8 +27,13 @@ class Steps:
     frames: int = 0
 
 
-def _split(x: Tensor, size: int) -> tuple[Tensor, ...]:
+def split(x: Tensor, size: int) -> Iterable[Tensor]:
+    """[B, C, T, H, W] in steps of `size` frames (0: all)."""
     return x.split(size or max(x.shape[2], 1), 2)
+
+
+#: How steps are cut.
+Split = Callable[[Tensor, int], Iterable[Tensor]]
 
 
 def _until_the_end(half: Half, parts: Iterable[Tensor], state: State) -> Iterator[Tensor]:
@@ -46,12 +51,16 @@ def _until_the_end(half: Half, parts: Iterable[Tensor], state: State) -> Iterato
         yield waiting
 
 
-def _until_its_end(parts: tuple[Tensor, ...], state: State) -> Iterator[Tensor]:
+def _until_its_end(parts: Iterable[Tensor], state: State) -> Iterator[Tensor]:
     """The parts of one chunk, of which only the last one may be the clip's."""
-    ends = state.ending
-    for i, part in enumerate(parts, 1):
-        state.ending = ends and i == len(parts)
-        yield part
+    if not state.ending:
+        yield from parts
+        return
+    *before, last = parts
+    state.ending = False
+    yield from before
+    state.ending = True
+    yield last
 
 
 def decode_features(decoder: Half, z: Iterable[Tensor], check: Callable[[], None]) -> Iterator[Tensor]:
@@ -63,27 +72,27 @@ def decode_features(decoder: Half, z: Iterable[Tensor], check: Callable[[], None
 
 
 def decode_frames(
-    decoder: Half, features: Iterable[Tensor], steps: Steps, check: Callable[[], None]
+    decoder: Half, features: Iterable[Tensor], steps: Steps, check: Callable[[], None], parts: Split = split
 ) -> Iterator[list[Tensor]]:
     """Features of the whole frame or of one tile -> per chunk, the list of its frames [B, 3, f, H, W]."""
     state = State()
     for chunk in _until_the_end(decoder, features, state):
         x = decoder.mid(chunk, state)
         out = []
-        for frames in _until_its_end(_split(x, steps.frames), state):
+        for frames in _until_its_end(parts(x, steps.frames), state):
             check()
             out.append(decoder.high(frames, state))
         yield out
 
 
 def encode_features(
-    encoder: Half, video: Iterable[Tensor], steps: Steps, check: Callable[[], None]
+    encoder: Half, video: Iterable[Tensor], steps: Steps, check: Callable[[], None], parts: Split = split
 ) -> Iterator[Tensor]:
     """Frame chunks [B, 3, f, H, W] (1 + 4n first, then 4n) -> features at latent resolution, chunk by chunk."""
     state = State()
     for part in _until_the_end(encoder, video, state):
         high = []
-        for frames in _until_its_end(_split(part, steps.frames), state):
+        for frames in _until_its_end(parts(part, steps.frames), state):
             check()
             high.append(encoder.high(frames, state))
         yield encoder.mid(torch.cat(high, 2) if len(high) > 1 else high.pop(), state)

@@ -217,7 +217,6 @@ class Pixels(_End):
             return out
         out = run.arena.take((m, 2 * h, 2 * w, 3), output)
         blocks = run.arena.take((m, h, w, 12), output)
-        run.inspect(x)
         run.conv(packed.conv, x, blocks, packed.norm, sums, pixels=form)
         # Channel (c * 2 + column) * 2 + row.
         out.view(m, h, 2, w, 2, 3).copy_(blocks.view(m, h, w, 3, 2, 2).permute(0, 1, 5, 2, 4, 3))

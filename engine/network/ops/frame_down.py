@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ...fused.run import COPY, Run
 from ...fused.weights import Conv
 from ...kernels.conv3d import Geometry, Partials, pack_weight
-from ...kernels.precision import exact_matmul
+from ...kernels.precision import exact_math
 from ...optimize import Options
 from ...precision.operands import Operands
 from ...runtime.state import State
@@ -74,7 +74,7 @@ class FrameDown(Resampling):
         if time is None:
             return Packed(lead, None)
         taps = time.weight.float().flatten(2)
-        with exact_matmul():
+        with exact_math(taps.device):
             kernel = torch.einsum("kmt,mcyx->kctyx", taps, conv.weight.float())
             bias = time.bias.float() + taps.sum(2) @ conv.bias.float()
         return Packed(Conv(time.key, pack_weight(kernel, dtype), bias, stride=(2, 2, 2)), lead)

@@ -111,7 +111,7 @@ class NearestUp(Resampling):
             copied = x if time is None else x[:lead]
             if copied.shape[0] and not run.dry:
                 store = Store(silu=False, scale=space.scale, gain=space.gain)
-                run.attempt(norm_act, copied, COPY, buffer[: copied.shape[0]], store=store)
+                run.attempt(norm_act, copied, COPY, buffer[: copied.shape[0]], store=store, health=run.health)
             if time is not None:
                 _double_frames(run, time, x, inside, lead, space.scale)
         else:
