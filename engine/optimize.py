@@ -3,40 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 import torch
 
 from .errors import InputError
-from .kernels.targets import target
+from .kernels.targets import Target, target
 
 OFF = "switched off"
 
 
 @dataclass(frozen=True)
 class Options:
-    """Which optimisations a VAE may use. The defaults are the exact fast path; each can be switched off alone.
+    """Which optimisations a VAE may use; `TOGGLES` says what each one is. The defaults are the exact fast path; each
+    can be switched off alone. channels_last_3d None: on the fused kernels; True: plain torch as well.
 
-    fp8: 8-bit operands where `min_db` allows. Approximate, so off.
-    channels_last_3d: activations as NDHWC. None: on the fused kernels, which know no other layout; plain torch keeps
-        NCDHW (its own group norm makes a channels-last SeedVR2 decode 1.8 times slower on an H200). True: plain torch
-        as well.
-        False: NCDHW, and with it plain torch, everywhere.
-    triton_fusion: the fused kernels. Off: the plain torch modules.
-    composed_upsample: expansion, pixel shuffle and convolution as one convolution. Off: one after the other.
-    cuda_graphs: chunks that come again are replayed from a captured graph where that saves time: small frames, whose
-        launches take the host longer than the GPU's work for them, in long clips or in calls that repeat. After such a
-        call its memory on the device stays for the next one, if it is below 1 GB; the VAE's `release`, a call of
-        another size, changed options and a lack of memory free it.
-    flash_attention: attention kernels, ours or torch's. Off: plain products in fp32, a block of queries at a time.
-    tf32: fp32 runs multiply in TF32. Ten bits of mantissa are left, so off.
-    cudnn_benchmark: cuDNN tries its algorithms out. Other algorithms round differently and take workspaces that no plan
-        can know, so off; on an H200 it changed nothing in a Wan decode.
-    async_offload: input, finished frames and parked history are copied while the GPU goes on. Off: each copy is waited
-        for, and nothing is read or fetched ahead.
     min_db: PSNR (dB, peak 2.0) that approximations must keep against the exact path; 0 allows only what is switched
-        on by name.
+    on by name.
     Raises InputError on values of the wrong kind.
     """
 
@@ -71,7 +55,131 @@ class Options:
         return replace(self, **dict.fromkeys(on, True), **dict.fromkeys(off, False))
 
 
-TOGGLES = tuple(f.name for f in fields(Options) if f.name != "min_db")
+
+@dataclass(frozen=True)
+class Place:
+    """Where a model runs, and why the fused kernels cannot run it there (None: they can)."""
+
+    device: torch.device
+    dtype: torch.dtype
+    kernels_off: str | None
+
+    @property
+    def cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    @property
+    def gpu(self) -> Target:
+        return target(self.device)
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A run that could use an optimisation: on the fused kernels, or not."""
+
+    options: Options
+    dtype: torch.dtype
+    fused: bool
+
+
+Reason = str | None
+
+
+@dataclass(frozen=True)
+class Toggle:
+    """One optimisation.
+
+    text: what it does, for people. memory: whether plans depend on it. here(place): why this machine or model cannot
+    use it. walk(walk): why a run does not use it although it could.
+    """
+
+    text: str
+    memory: bool
+    here: Callable[[Place], Reason] = lambda place: None
+    walk: Callable[[Walk], Reason] = lambda walk: None
+
+
+def _kernels(place: Place) -> Reason:
+    return place.kernels_off
+
+
+def _fused_only(walk: Walk) -> Reason:
+    return None if walk.fused else "only the fused kernels have it, and this run is plain torch"
+
+
+def _fp8(place: Place) -> Reason:
+    no_fp8 = f"{place.gpu.name} (sm_{place.gpu.sm}) has no fp8 matrix instruction"
+    return place.kernels_off or (None if place.gpu.fp8 else no_fp8)
+
+
+def _fusion(walk: Walk) -> Reason:
+    if walk.fused:
+        return None
+    if walk.options.channels_last_3d is False:
+        return "channels_last_3d is switched off, and the kernels know no other layout"
+    return "blended tiles are encoded by plain torch"
+
+
+def _layout(walk: Walk) -> Reason:
+    plain = not walk.fused and walk.options.channels_last_3d is None
+    return "plain torch keeps NCDHW unless this is switched on" if plain else None
+
+
+def _graphs(place: Place) -> Reason:
+    return place.kernels_off or (None if place.cuda else "only CUDA GPUs replay graphs")
+
+
+def _tf32(place: Place) -> Reason:
+    if not place.cuda:
+        return "TF32 is a mode of NVIDIA GPUs"
+    if place.gpu.sm < 80:
+        return f"{place.gpu.name} has no TF32"
+    return None if place.dtype == torch.float32 else "it is a mode of fp32 runs, and this one has 16 bit"
+
+
+def _cudnn(walk: Walk) -> Reason:
+    if walk.fused:
+        return "the fused kernels use no cuDNN"
+    products = walk.dtype == torch.float32 and not walk.options.tf32
+    return "fp32 convolutions run as matrix products, without cuDNN" if products else None
+
+
+#: In the order of the node's widgets, which saved workflows know by their place: a new one comes last.
+TOGGLES: dict[str, Toggle] = {
+    "fp8": Toggle("8-bit operands where `min_db` allows. Approximate, so off.", True, _fp8),
+    "channels_last_3d": Toggle(
+        "Activations as NDHWC, the only layout the fused kernels know. Plain torch keeps NCDHW unless asked (its own "
+        "group norm makes a channels-last SeedVR2 decode 1.8 times slower on an H200). Off: NCDHW everywhere, and with "
+        "it plain torch.",
+        True, walk=_layout,
+    ),
+    "triton_fusion": Toggle("The fused kernels. Off: the plain torch modules.", True, _kernels, _fusion),
+    "composed_upsample": Toggle(
+        "Upsampling and the convolution after it as one convolution. Off: one after the other.",
+        True, _kernels, _fused_only,
+    ),
+    "cuda_graphs": Toggle(
+        "Chunks that come again are replayed from a captured graph where that saves time: small frames, whose launches "
+        "take the host longer than the GPU's work for them, in long clips or in calls that repeat. After such a call "
+        "its memory on the device stays for the next one, if it is below 1 GB; the VAE's `release`, a call of another "
+        "size, changed options and a lack of memory free it.",
+        True, _graphs, _fused_only,
+    ),
+    "flash_attention": Toggle(
+        "Attention kernels, ours or torch's. Off: plain products in fp32, a block of queries at a time.", True
+    ),
+    "tf32": Toggle("fp32 runs multiply in TF32. Ten bits of mantissa are left, so off.", False, _tf32),
+    "cudnn_benchmark": Toggle(
+        "cuDNN tries its algorithms out. Other algorithms round differently and take workspaces that no plan can know, "
+        "so off; on an H200 it changed nothing in a Wan decode.",
+        False, lambda place: None if place.cuda else "there is no cuDNN on a CPU", _cudnn,
+    ),
+    "async_offload": Toggle(
+        "Input, finished frames and parked history are copied while the GPU goes on. Off: each copy is waited for, and "
+        "nothing is read or fetched ahead.",
+        False, lambda place: None if place.cuda else "on a CPU nothing has to be copied", _fused_only,
+    ),
+}  # fmt: skip
 DEFAULTS = Options()
 
 
@@ -90,23 +198,8 @@ def availability(
 
 def unavailable(device: torch.device, dtype: torch.dtype, kernels_off: str | None) -> dict[str, str | None]:
     """As `availability`, where it is known already why the fused kernels cannot run (None: they can)."""
-    here = target(device)
-    cuda = device.type == "cuda"
-    reasons: dict[str, str | None] = dict.fromkeys(TOGGLES)
-    for name in ("triton_fusion", "composed_upsample", "cuda_graphs", "fp8"):
-        reasons[name] = kernels_off
-    if kernels_off is None and not here.fp8:
-        reasons["fp8"] = f"{here.name} (sm_{here.sm}) has no fp8 matrix instruction"
-    if not cuda:
-        reasons["cuda_graphs"] = reasons["cuda_graphs"] or "only CUDA GPUs replay graphs"
-        reasons["tf32"] = "TF32 is a mode of NVIDIA GPUs"
-        reasons["cudnn_benchmark"] = "there is no cuDNN on a CPU"
-        reasons["async_offload"] = "on a CPU nothing has to be copied"
-    elif here.sm < 80:
-        reasons["tf32"] = f"{here.name} has no TF32"
-    elif dtype != torch.float32:
-        reasons["tf32"] = "it is a mode of fp32 runs, and this one has 16 bit"
-    return reasons
+    place = Place(device, dtype, kernels_off)
+    return {name: toggle.here(place) for name, toggle in TOGGLES.items()}
 
 
 def unused(options: Options, reasons: dict[str, str | None], dtype: torch.dtype, fused: bool) -> dict[str, str]:
@@ -114,22 +207,9 @@ def unused(options: Options, reasons: dict[str, str | None], dtype: torch.dtype,
 
     fused: whether the run goes through the fused kernels.
     """
-    off = {name: OFF if getattr(options, name) is False else reasons[name] for name in TOGGLES}
-    if fused:
-        off["cudnn_benchmark"] = off["cudnn_benchmark"] or "the fused kernels use no cuDNN"
-    else:
-        for name in ("composed_upsample", "cuda_graphs", "async_offload"):
-            off[name] = off[name] or "only the fused kernels have it, and this run is plain torch"
-        off["triton_fusion"] = off["triton_fusion"] or _why_plain(options)
-        if options.channels_last_3d is None:
-            off["channels_last_3d"] = "plain torch keeps NCDHW unless this is switched on"
-        if dtype == torch.float32 and not options.tf32:
-            exact = "fp32 convolutions run as matrix products, without cuDNN"
-            off["cudnn_benchmark"] = off["cudnn_benchmark"] or exact
+    walk = Walk(options, dtype, fused)
+    off = {
+        name: OFF if getattr(options, name) is False else reasons[name] or toggle.walk(walk)
+        for name, toggle in TOGGLES.items()
+    }
     return {name: reason for name, reason in off.items() if reason}
-
-
-def _why_plain(options: Options) -> str:
-    if options.channels_last_3d is False:
-        return "channels_last_3d is switched off, and the kernels know no other layout"
-    return "blended tiles are encoded by plain torch"

@@ -89,16 +89,16 @@ def schedules() -> None:
     sm = target(DEVICE).sm
     types = {"16 bit": (torch.float16, torch.bfloat16), "8 bit": (FP8, torch.int8), "fp8": (FP8,),
              "int8": (torch.int8,)}
-    for (size, kind), schedule in SCHEDULES[generation(sm)].items():
-        for dtype in types[size]:
+    for layer, schedule in SCHEDULES[generation(sm)].items():
+        for dtype in types[layer.operands]:
             if not target(DEVICE).supports(dtype):
                 continue
-            if "phases" in kind:  # checked by the upsamplers' own cases
+            if "phases" in layer.kind:  # checked by the upsamplers' own cases
                 continue
-            for c in ((int(kind),) if kind.isdigit() else (128,) if kind == "narrow" else (256, 512)):
+            for c in (layer.outputs,) if layer.outputs else (128,) if layer.kind == "narrow" else (256, 512):
                 for shape in SHAPES:
                     # Wan's norms need no sums, and its tiles are for layers without.
-                    groups = 0 if kind.isdigit() or kind.endswith("without sums") else 32
+                    groups = 32 if layer.sums and not layer.outputs else 0
                     conv_case(dtype, c, c, shape, fit(schedule, c, c, 3), groups=groups)
 
 

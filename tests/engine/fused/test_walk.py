@@ -44,8 +44,8 @@ def test_sums_are_stated_for_every_schedule(sm, phases, dtype, size):
         s = pick(capabilities("GPU", sm, (3, 6)), dtype, channels, channels, size, kind, 3, True)
         full, rest = divmod(h, ROW_BLOCK)
         for pitch in (w, w + 2):
-            tiles = full * -(-ROW_BLOCK * pitch // s.bm) + -(-rest * pitch // s.bm)
-            span = stat_span(channels, 32, min(s.bn // s.slices, s.tail or s.bn))
+            tiles = full * -(-ROW_BLOCK * pitch // s.positions) + -(-rest * pitch // s.positions)
+            span = stat_span(channels, 32, min(s.columns // s.slices, s.tail or s.columns))
             taken = 2 * tiles * phases[0] * phases[1] * (channels // span) * 2 * 4
             stated = sums_bytes((2, phases[0] * h, phases[1] * w, channels), 32, phases)
             assert taken <= stated <= 4.5 * taken
