@@ -7,7 +7,7 @@ import functools
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 
 import comfy.model_management as mm
@@ -22,7 +22,6 @@ from comfy_execution.utils import get_executing_context
 from torch import Tensor
 
 from ..engine import Cancelled, Checkpoint, CheckpointError, InputError, VideoVAE, load, log, read_checkpoint
-from ..engine.kernels.precision import fp32_math
 from ..engine.loader import PRECISIONS, auto_precision
 from ..engine.models import detect, seedvr2
 from ..engine.optimize import Options, availability
@@ -30,8 +29,8 @@ from ..engine.runtime.memory import DEFAULT_SHARE, GIB, available_ram, host_budg
 from ..engine.runtime.pinned import POOL
 from ..engine.runtime.pixels import OUTPUTS
 from ..engine.runtime.plan import Plan
-from ..engine.runtime.scope import attribute
 from .frames import as_clip, as_latent
+from .packages import needing_gguf
 from .planning import KNOWN, Machine, plan_facts
 from .preview import SIZE as PREVIEW_SIZE
 from .preview import Preview
@@ -43,16 +42,17 @@ from .settings import Settings
 __all__ = [
     "ComfyExtension",
     "EngineVAE",
+    "Progress",
     "from_file",
     "from_host_vae",
     "io",
     "known",
     "machine",
-    "progress",
+    "own_vae",
     "unavailable",
     "with_precision",
-    "with_scoped_settings",
 ]
+
 
 class EngineVAE(comfy.sd.VAE):
     """A ComfyUI VAE whose work is done by the engine.
@@ -146,14 +146,18 @@ class EngineVAE(comfy.sd.VAE):
             output = "float16" if self._output_dtype() is torch.float16 else "float32"
         options = {**settings.plan_options(), **settings.memory_options(), "chunk": settings.chunk, "output": output}
         started = time.perf_counter()
+        say_here("decode: making room and loading the weights")
         with self._loaded("decoder", size, settings, chunk=settings.chunk, output=OUTPUTS[output]):
             loaded = time.perf_counter() - started
+            say_here("decode: planning")
             plan = self.engine.plan_decode(*size, **options)
             s, frames = self.engine.spatial, self.engine.frames(size[1])
             images = torch.empty(size[0], frames, s * size[2], s * size[3], 3, dtype=OUTPUTS[output])
             preview = Preview(images, plan, size[1], self.engine.temporal, self._on_gpu) if _shows_previews() else None
             self._interruptible(self.engine.decode, plan, size[1], latent, preview=preview, out=images, **options)
         outcome = Outcome(self.engine.last_report, loaded)
+        if settings.tiling == "exact" and settings.tile and plan.parking is None:
+            outcome.notes.append(f"bands of {settings.tile} pixels were not used: this plan gives the same frames")
         outcome.plan = plan_facts(plan, *size[:2], self.engine, OUTPUTS[output]) | self._facts(settings)
         return images.to(self.output_device), outcome
 
@@ -164,6 +168,7 @@ class EngineVAE(comfy.sd.VAE):
         size = self._clip_size(clip.shape[0], *clip.shape[1:4])
         options = {**settings.plan_options(), **settings.memory_options(), "chunk": settings.chunk}
         started = time.perf_counter()
+        say_here("encode: making room and loading the weights")
         with self._loaded("encoder", size, settings, chunk=settings.chunk):
             loaded = time.perf_counter() - started
             plan = self.engine.plan_encode(*size, **options)
@@ -189,12 +194,18 @@ class EngineVAE(comfy.sd.VAE):
         return context(self.device) if context else nullcontext()
 
     def _interruptible(
-        self, work: Callable[..., Tensor], plan: Plan, latents: int, *args: object, preview: Preview | None = None,
+        self,
+        work: Callable[..., Tensor],
+        plan: Plan,
+        latents: int,
+        *args: object,
+        preview: Preview | None = None,
         **options: object,
     ) -> Tensor:
         """Run `work` with the host's progress bar and stop button."""
         self.engine.on_pressure = self._free_others
-        shown = progress(Stages(work.__name__, plan, latents), preview)
+        shown = Progress(Stages(work.__name__, plan, latents), preview)
+        shown.start()
         try:
             return work(*args, progress=shown, cancel=mm.processing_interrupted, **options)
         except Cancelled:
@@ -285,7 +296,8 @@ def from_file(path: Path, precision: str, norm_groups: int | None, settings: Set
     def source() -> Checkpoint:
         if _stamp(path) != stamp:
             raise CheckpointError(f"{path}: was changed or removed after it was loaded; run the graph again")
-        checkpoint = read_checkpoint(path)
+        with needing_gguf(path.name):
+            checkpoint = read_checkpoint(path)
         if norm_groups:
             checkpoint.metadata["norm_num_groups"] = norm_groups
         return checkpoint
@@ -306,40 +318,32 @@ def from_host_vae(vae: comfy.sd.VAE, precision: str) -> EngineVAE | None:
     return EngineVAE(source, precision, Settings())
 
 
+def own_vae(vae: comfy.sd.VAE) -> comfy.sd.VAE:
+    """The host's own VAE with the weights of `vae`: itself, or made anew of what an engine VAE was made from.
+
+    Raises InputError where this host has no network for them.
+    """
+    if not isinstance(vae, EngineVAE):
+        return vae
+    try:
+        own = comfy.sd.VAE(sd=dict(vae.source().tensors))
+        own.throw_exception_if_invalid()
+    except RuntimeError as error:
+        raise InputError(
+            f"{vae.name}: this ComfyUI has no network of its own for this VAE ({_first(error)})"
+        ) from error
+    return own
+
+
+def _first(error: Exception) -> str:
+    return str(error).strip().split("\n", 1)[0][:120]
+
+
 def with_precision(vae: EngineVAE, precision: str) -> EngineVAE:
     """`vae` itself if it runs in `precision`, else a new one with its weights and settings."""
     if precision == "auto" or precision == vae.engine.precision:
         return vae
     return EngineVAE(vae.source, precision, vae.settings, vae.name)
-
-
-def with_scoped_settings(vae: comfy.sd.VAE, options: Options) -> tuple[comfy.sd.VAE, list[str]]:
-    """A VAE the engine does not know, with the settings of torch that `options` name in force during its own calls.
-
-    Also returns which apply here. Weights and network are shared, nothing of the VAE that goes in is changed; where no
-    setting applies it comes out itself.
-    """
-    reasons = availability(vae.device, "", None, vae.vae_dtype)
-    names = [n for n in ("tf32", "cudnn_benchmark") if getattr(options, n) and reasons[n] is None]
-    if not names:
-        return vae, []
-    scoped = copy.copy(vae)
-    for method in ("decode", "decode_tiled", "encode", "encode_tiled"):
-        setattr(scoped, method, _scoped(getattr(vae, method), names))
-    return scoped, names
-
-
-def _scoped(call: Callable[..., Tensor], names: list[str]) -> Callable[..., Tensor]:
-    @functools.wraps(call)
-    def scoped(*args: object, **kwargs: object) -> Tensor:
-        with ExitStack() as stack:
-            if "tf32" in names:
-                stack.enter_context(fp32_math(tf32=True))
-            if "cudnn_benchmark" in names:
-                stack.enter_context(attribute(torch.backends.cudnn, "benchmark", True))
-            return call(*args, **kwargs)
-
-    return scoped
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
@@ -390,23 +394,33 @@ def _shows_previews() -> bool:
     return args.preview_method != LatentPreviewMethod.NoPreviews
 
 
-def progress(
-    stages: Callable[[int, int], str] | None = None, preview: Preview | None = None
-) -> Callable[[int, int], None]:
+def say_here(text: str) -> None:
+    """Show a line on the node that runs; nothing outside of a run."""
+    context = get_executing_context()
+    if context is not None:
+        say(text, context.node_id)
+
+
+class Progress:
     """A progress(done, total) callback that moves the host's bar and ends the work when its stop button is pressed.
 
     `stages` words what is being done and `preview` gives a picture of it; the host shows both on the node.
     """
-    bars: list[comfy.utils.ProgressBar] = []
 
-    def advance(done: int, total: int) -> None:
+    def __init__(self, stages: Callable[[int, int], str] | None = None, preview: Preview | None = None) -> None:
+        self._stages, self._preview = stages, preview
+        self._bar: comfy.utils.ProgressBar | None = None
+
+    def start(self) -> None:
+        """The bar from the first second on, before a first step is done."""
+        self._bar = comfy.utils.ProgressBar(1)
+        self._bar.update_absolute(0, 1)
+
+    def __call__(self, done: int, total: int) -> None:
         mm.throw_exception_if_processing_interrupted()
-        if not bars:
-            bars.append(comfy.utils.ProgressBar(total))
-        picture = preview(done, total) if preview else None
-        bars[0].update_absolute(done, total, picture and ("JPEG", picture, PREVIEW_SIZE))
-        context = get_executing_context()
-        if stages and context is not None:
-            say(stages(done, total), context.node_id)
-
-    return advance
+        if self._bar is None:
+            self._bar = comfy.utils.ProgressBar(total)
+        picture = self._preview(done, total) if self._preview else None
+        self._bar.update_absolute(done, total, picture and ("JPEG", picture, PREVIEW_SIZE))
+        if self._stages:
+            say_here(self._stages(done, total))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..engine import InputError
+from ..engine.runtime.plan import TILINGS
+
 DEFAULT_OVERLAP = 64
 
 
@@ -69,5 +72,7 @@ def from_widgets(
     if isinstance(tiling, dict):
         tile, overlap = tiling.get("tile", 0), tiling.get("overlap", DEFAULT_OVERLAP)
         tiling = tiling["tiling"]
+    if tiling not in TILINGS:
+        raise InputError(f"tiling={tiling!r} is not known: use one of {', '.join(TILINGS)}")
     overlap_wish = overlap if tiling == "blended" else None
     return Settings(tiling, tile, overlap_wish, chunk, vram_gb, ram_gb, output)

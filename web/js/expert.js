@@ -1,0 +1,40 @@
+// One switch for everything but the first settings, in both renderers; saved values do not depend on it.
+import { t } from "./strings.js";
+
+
+/** Hides the advanced widgets of a drawn node until its switch is pressed; nodes of elements have their own. */
+export function addExpertSwitch(node) {
+  for (const widget of node.widgets ?? []) if (widget.options?.advanced) widget.advanced = true;
+  if (!node.widgets?.some((widget) => widget.advanced)) return;
+  const fit = () => {
+    const wide = node.size[0];
+    node.setSize([wide, node.computeSize()[1]]);
+    node.setDirtyCanvas?.(true, true);
+  };
+  const button = node.addWidget("button", "expert", null, () => {
+    node.showAdvanced = !node.showAdvanced;
+    word();
+    fit();
+  }, { serialize: false, canvasOnly: true });
+  button.serialize = false;
+  const word = () => {
+    button.label = t(node.showAdvanced ? "expert_less" : "expert_more");
+  };
+  word();
+  const configured = node.onConfigure;
+  node.onConfigure = function (...rest) {
+    configured?.apply(this, rest);
+    word();
+  };
+  node.setSize([node.size[0], node.computeSize()[1]]);
+}
+
+/** Switches that can do nothing on this machine say so in their labels; the tooltip has the reason. */
+export function markUseless(node) {
+  const inputs = { ...node.constructor.nodeData?.input?.required, ...node.constructor.nodeData?.input?.optional };
+  for (const [name, spec] of Object.entries(inputs)) {
+    const widget = spec[1]?.zerowaste_off && node.widgets?.find((entry) => entry.name === name);
+    if (widget) widget.label = t("no_effect", { label: widget.label ?? name });
+  }
+}
+
