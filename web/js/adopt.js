@@ -14,6 +14,8 @@ const TILES = { tile_size: "tiling.tile", overlap: "tiling.overlap" };
 // Where no file tells: the networks the engine knows, by how their files are named.
 const KNOWN_NAMES = /seedvr|ema_vae|wan|qwen/i;
 const GAP = 50;
+// In which a status line can be read to its end.
+const WIDTH = 320;
 
 /** What the menu of a node offers: nothing, or the one entry. */
 export function menuItems(node) {
@@ -108,7 +110,7 @@ function replace(old) {
   const users = targets(old, 0);
   const node = create(REPLACED[old.comfyClass], old);
   graph.add(node);
-  node.setSize([Math.max(old.size[0], node.size[0]), node.computeSize()[1]]);
+  node.setSize([Math.max(old.size[0], node.size[0], WIDTH), node.computeSize()[1]]);
   keepTiles(old, node, links);
   for (const { name, link } of links) {
     const slot = node.inputs.findIndex((input) => input.name === (TILES[name] ?? name));

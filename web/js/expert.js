@@ -4,8 +4,13 @@ import { t } from "./strings.js";
 
 /** Hides the advanced widgets of a drawn node until its switch is pressed; nodes of elements have their own. */
 export function addExpertSwitch(node) {
-  for (const widget of node.widgets ?? []) if (widget.options?.advanced) widget.advanced = true;
-  if (!node.widgets?.some((widget) => widget.advanced)) return;
+  const advanced = (node.widgets ?? []).filter((widget) => widget.options?.advanced);
+  if (!advanced.length) return;
+  for (const widget of advanced) {
+    // Not `advanced`: a drawn node keeps the room of such widgets.
+    const hidden = () => !window.LiteGraph.vueNodesMode && !node.showAdvanced;
+    Object.defineProperty(widget, "hidden", { get: hidden, set: () => {}, configurable: true });
+  }
   const fit = () => {
     const wide = node.size[0];
     node.setSize([wide, node.computeSize()[1]]);

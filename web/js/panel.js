@@ -99,7 +99,7 @@ class Panel {
     if (!plan) return { text: t("planning"), mood: "quiet" };
     if (plan.unknown) return { text: t(plan.host ? "host_network" : "why_no_vae"), mood: "quiet" };
     if (!plan.fits) return { text: t("fits_not", { target: gb(plan.target_gb) }), mood: "bad" };
-    const numbers = { used: number(plan.predicted_gb), target: gb(plan.target_gb), how: layout(plan), exact: exactness(plan) };
+    const numbers = { used: number(plan.predicted_gb), target: `${number(plan.target_gb)} GB`, how: layout(plan), exact: exactness(plan) };
     return { text: t(plan.target_gb ? "fits" : "takes", { ...numbers, all: gb(plan.predicted_gb) }), mood: "good" };
   }
 
@@ -131,7 +131,7 @@ function lastRun(report, node, plans) {
 }
 
 function number(value) {
-  return Number(value).toFixed(value < 10 ? 2 : 1).replace(/0$/, "");
+  return Number(value).toFixed(value < 1 ? 2 : 1);
 }
 
 function layout(plan) {
