@@ -47,8 +47,8 @@ class Compare(io.ComfyNode):
                 ram_input("Host memory our decode may take for what it parks there, in GB (2^30 bytes). 0: automatic."),
             ],
             outputs=[
-                io.Image.Output(display_name="Zero-Waste"),
-                io.Image.Output(display_name="ComfyUI"),
+                io.Image.Output(display_name="Zero-Waste", tooltip="Frames of this pack's decode."),
+                io.Image.Output(display_name="ComfyUI", tooltip="Frames of ComfyUI's own."),
                 report_output(),
             ],
             is_output_node=True,

@@ -36,8 +36,8 @@ def check_prefix(output: Path, prefix: str) -> None:
     longest = max(len(part.encode()) for part in re.split(r"[/\\]", prefix))
     if longest > MOST_CHARACTERS:
         raise InputError(
-            f"filename_prefix has a name of {longest} bytes ({prefix[:40]}...): at most {MOST_CHARACTERS} leave "
-            "room for the counter and the suffix; shorten it"
+            f"filename_prefix={prefix[:40]!r}... is too long: a name of {longest} bytes, and at most {MOST_CHARACTERS} "
+            "leave room for the counter and the suffix"
         )
     try:
         folder, target = output.resolve(), (output / prefix).resolve()

@@ -29,6 +29,7 @@ from zerowaste_vae.engine.models.seedvr2 import Config, SeedVR2
 REPOSITORY = Path(__file__).resolve().parents[2]
 CACHE = Path.home() / ".cache" / "zerowaste-vae"
 PACK = "ComfyUI-ZeroWasteVAE"
+PROGRESS = "zerowaste_vae.progress"
 FINAL = {"execution_success": "success", "execution_error": "error", "execution_interrupted": "interrupted"}
 
 
@@ -82,13 +83,8 @@ class Run:
         return [m[8:] for m in self.binary if struct.unpack(">I", m[:4]) == (1,)]
 
     def texts(self, node: str) -> list[str]:
-        """Lines shown on a node while it ran (binary events of type 3: length of the node's id, id, text)."""
-        lines = []
-        for message in self.binary:
-            kind, length = struct.unpack(">II", message[:8])
-            if kind == 3 and message[8 : 8 + length].decode() == node:
-                lines.append(message[8 + length :].decode())
-        return lines
+        """Lines shown on a node while it ran."""
+        return [data["text"] for kind, data in self.events if kind == PROGRESS and data["node"] == node]
 
     def cached(self) -> set[str]:
         return {node for kind, data in self.events if kind == "execution_cached" for node in data["nodes"]}
