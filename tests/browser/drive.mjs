@@ -182,6 +182,7 @@ const tasks = {
       const rect = canvas.canvas.getBoundingClientRect();
       return [rect.left + 500 + Math.min(120, target.size[0] / 2), rect.top + 300 - 12];
     }, node);
+    await page.evaluate(() => window.LiteGraph.closeAllContextMenus?.(window));
     await page.mouse.click(at[0], at[1], { button: "right" });
     await page.waitForTimeout(700);
     const items = page.locator('[role="menuitem"], .litemenu-entry, .p-contextmenu-item, .p-menuitem');

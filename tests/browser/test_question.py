@@ -88,7 +88,8 @@ def test_batches_are_counted():
     query = asked(graph)["query"]
     assert (query["frames"], query["batch"]) == (1, 4)
     graph["latents"] = graph.pop("latent")
-    graph["latent"] = {"class": "RepeatLatentBatch", "widgets": {"amount": 2}, "inputs": {"samples": ["LATENT", "latents"]}}
+    inputs = {"samples": ["LATENT", "latents"]}
+    graph["latent"] = {"class": "RepeatLatentBatch", "widgets": {"amount": 2}, "inputs": inputs}
     assert asked(graph)["query"]["batch"] == 8
 
 
@@ -129,7 +130,8 @@ def test_what_changes_a_size_unseen_makes_it_unknown():
     graph["larger"] = {"class": "ImageScaleToTotalPixels", "inputs": {"image": ["IMAGE", "latent"]}}
     graph["decode"]["inputs"]["samples"] = ["LATENT", "larger"]
     assert asked(graph) == {"why": "no_size"}
-    graph["larger"] = {"class": "LatentUpscaleBy", "widgets": {"scale_by": 1.5}, "inputs": {"samples": ["LATENT", "latent"]}}
+    inputs = {"samples": ["LATENT", "latent"]}
+    graph["larger"] = {"class": "LatentUpscaleBy", "widgets": {"scale_by": 1.5}, "inputs": inputs}
     query = asked(graph)["query"]
     assert (query["width"], query["height"], query["frames"]) == (960, 544, 33)
 

@@ -32,6 +32,28 @@ PACK = "ComfyUI-ZeroWasteVAE"
 PROGRESS = "zerowaste_vae.progress"
 FINAL = {"execution_success": "success", "execution_error": "error", "execution_interrupted": "interrupted"}
 
+# Weights under which every layer counts and frames use the whole range.
+TINY_WAN = """
+import sys
+target, sys.argv = sys.argv[1], ["main.py", "--cpu"]
+import comfy.options
+comfy.options.enable_args_parsing()
+import torch
+from comfy.ldm.wan.vae import WanVAE
+from safetensors.torch import save_file
+vae = WanVAE(
+    dim=16, z_dim=16, dim_mult=[1, 2, 4, 4], num_res_blocks=2, attn_scales=[],
+    temperal_downsample=[False, True, True], image_channels=3, conv_out_channels=3,
+)
+generator = torch.Generator().manual_seed(0)
+weights = {}
+for name, p in vae.state_dict().items():
+    noise = torch.randn(p.shape, generator=generator)
+    gain = p[0].numel() ** -0.5 if p.ndim > 1 else 0.1
+    weights[name] = (1 + 0.1 * noise if name.endswith("gamma") else noise * gain).half()
+save_file(weights, target)
+"""
+
 
 class Socket:
     """As much of a websocket client as listening to ComfyUI takes."""
@@ -258,3 +280,14 @@ def serving(base: Path, places: tuple[Path, Path]) -> Iterator[Comfy]:
         yield server
     finally:
         server.stop()
+
+
+def write_tiny_wan(places: tuple[Path, Path], path: Path) -> None:
+    """A small Wan 2.1 VAE of the host's own class, which its stock loader loads."""
+    checkout, venv = places
+    python = venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    ran = subprocess.run(
+        [python, "-c", TINY_WAN, str(path)], capture_output=True, text=True, cwd=checkout, timeout=300,
+        env={**os.environ, "PYTHONPATH": str(checkout)},
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-2000:]
