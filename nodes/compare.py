@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from torch import Tensor
 
 from ..engine import InputError
@@ -60,6 +62,7 @@ class Compare(io.ComfyNode):
         if fast is None:
             raise InputError("ComfyUI's own code decodes this VAE in both cases: there is nothing to compare")
         theirs, their_outcome = host_decode(host.own_vae(vae), _as_host(latent, fast), Settings())
+        their_outcome.report.mode = "VAE Decode"
         wishes = wishes.over(fast.settings)
         clip, our_outcome = fast.run_decode(latent, wishes)
         cropped = frames.crop_clip(clip, samples.get(frames.CLIP_SIZE), fast.engine.temporal)
@@ -68,8 +71,8 @@ class Compare(io.ComfyNode):
         pair = cropped.flatten(0, 1), theirs.flatten(0, 1)
         found = compare_clips(*(images[:MOST_FRAMES].float() for images in pair), *_edges(our_outcome, wishes, pair[0]))
         sides = {"ours": _side(our_outcome), "theirs": _side(their_outcome)}
-        lines = list(_lines(found, sides))
-        text = "\n".join(lines)
+        lines = list(_lines(found))
+        text = "\n".join([*_heads(sides), *lines])
         facts = {**sides, "lines": lines, "comparison": found.record(), "text": text}
         middle = len(pair[0]) // 2
         shown = preview([images[middle : middle + 1] for images in pair], cls)
@@ -104,10 +107,15 @@ def _side(outcome: Outcome) -> dict[str, object]:
     }
 
 
-def _lines(found: Comparison, sides: dict[str, dict]) -> list[str]:
-    ours, theirs = sides["ours"], sides["theirs"]
-    yield f"Zero-Waste: {ours['ms']:.1f} ms per frame{_memory(ours)}; {ours['mode']}, {ours['precision']}"
-    yield f"ComfyUI's own: {theirs['ms']:.1f} ms per frame{_memory(theirs)}; {theirs['precision']}"
+def _heads(sides: dict[str, dict]) -> list[str]:
+    names = {"ours": "Zero-Waste", "theirs": "ComfyUI"}
+    return [
+        f"{names[name]}: {side['ms']:.1f} ms per frame{_memory(side)}; {side['mode']}, {side['precision']}"
+        for name, side in sides.items()
+    ]
+
+
+def _lines(found: Comparison) -> Iterator[str]:
     alike = (
         "equal"
         if found.max_error == 0
