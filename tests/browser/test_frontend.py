@@ -56,9 +56,10 @@ def check_sheet(sheet: dict) -> None:
     assert abs(luminance(sheet["colour"]) - luminance(sheet["ground"])) > 0.4
 
 
+@pytest.mark.parametrize("renderer", ["canvas", "vue"])
 @pytest.mark.parametrize("name", sorted(WORKFLOWS))
-def test_every_workflow_opens_with_all_its_nodes(browser, comfy, name):
-    opened(browser, comfy)
+def test_every_workflow_opens_with_all_its_nodes(browser, comfy, shots, name, renderer):
+    opened(browser, comfy, renderer)
     nodes = browser("load", workflow=workflow(name))
     saved = workflow(name)["nodes"]
     assert {n["id"]: n["type"] for n in nodes} == {str(n["id"]): n["type"] for n in saved}
@@ -76,6 +77,7 @@ def test_every_workflow_opens_with_all_its_nodes(browser, comfy, name):
         for b, x2, y2, w2, h2 in boxes[index + 1 :]:
             apart = x + w <= x2 or x2 + w2 <= x or y + h <= y2 - 30 or y2 + h2 <= y - 30
             assert apart, f"node {a} and node {b} overlap"
+    browser("view", file=str(shots / f"template-{name.replace(' ', '_')}-{renderer}.png"))
     assert browser("problems") == []
 
 
@@ -109,7 +111,7 @@ def test_workflows_of_the_first_version_load_with_their_values(browser, comfy, n
 @pytest.mark.parametrize(("renderer", "palette"), LOOKS)
 def test_the_line_before_and_after_a_run(browser, comfy, shots, renderer, palette):
     opened(browser, comfy, renderer, palette)
-    nodes = browser("load", workflow=workflow("demo_encode_decode"))
+    nodes = browser("load", workflow=workflow("Try it - demo clip"))
     decode = node(nodes, "ZeroWasteVAEDecode")
     line = browser("line", until="Fits:")
     assert line["text"].endswith("GB, whole frames, exact") and line["mood"] == "good"
@@ -158,7 +160,7 @@ def test_the_line_before_and_after_a_run(browser, comfy, shots, renderer, palett
 
 def test_results_stay_across_tabs(browser, comfy):
     opened(browser, comfy)
-    browser("load", workflow=workflow("demo_encode_decode"))
+    browser("load", workflow=workflow("Try it - demo clip"))
     comfy.post("/free", {"unload_models": True, "free_memory": True})
     time.sleep(2)
     assert browser("run") == ["execution_success", None]
@@ -183,7 +185,7 @@ def test_an_unconnected_node_asks_for_nothing_in_red(browser, comfy):
 
 def test_a_wish_that_cannot_be_met_is_explained_before_the_run(browser, comfy):
     opened(browser, comfy)
-    nodes = browser("load", workflow=workflow("demo_encode_decode"))
+    nodes = browser("load", workflow=workflow("Try it - demo clip"))
     decode = node(nodes, "ZeroWasteVAEDecode")["id"]
     browser("line", until="Fits:")
     browser("set", node=decode, widget="vram_gb", value=0.1)
@@ -200,7 +202,7 @@ def test_a_wish_that_cannot_be_met_is_explained_before_the_run(browser, comfy):
 
 def test_the_wan_template_is_planned_as_wan(browser, comfy):
     opened(browser, comfy)
-    browser("load", workflow=workflow("wan_text_to_video"))
+    browser("load", workflow=workflow("Wan 2.1 - text to video"))
     browser("line", until="GB")
     assert "the published Wan 2.1 VAE is assumed" in browser("details", until="GB")["text"]
     browser("key", keys="Escape")
@@ -209,7 +211,7 @@ def test_the_wan_template_is_planned_as_wan(browser, comfy):
 def test_many_nodes_ask_once_each(browser, comfy):
     """Sixty-four decodes with four different questions: four requests, and the canvas goes on."""
     opened(browser, comfy)
-    graph = workflow("demo_encode_decode")
+    graph = workflow("Try it - demo clip")
     base = {n["type"]: n for n in graph["nodes"]}
     nodes = [base["ZeroWasteVAELoader"], base["ZeroWasteVAEDemoClip"], base["ZeroWasteVAEEncode"]]
     links = [link for link in graph["links"] if link[3] == 3]
@@ -263,7 +265,7 @@ def test_many_nodes_ask_once_each(browser, comfy):
 
 def test_a_cancelled_run_says_so(browser, comfy):
     opened(browser, comfy)
-    browser("load", workflow=workflow("demo_encode_decode", frames=25))
+    browser("load", workflow=workflow("Try it - demo clip", frames=25))
     comfy.post("/free", {"unload_models": True, "free_memory": True})
     time.sleep(1)
     browser("js", source="void app.queuePrompt(0, 1)")
@@ -276,7 +278,7 @@ def test_a_cancelled_run_says_so(browser, comfy):
 @pytest.mark.parametrize("renderer", ["canvas", "vue"])
 def test_optimize_shows_two_widgets_and_the_rest_behind_one_switch(browser, comfy, shots, renderer):
     opened(browser, comfy, renderer)
-    nodes = browser("load", workflow=workflow("seedvr2_upscale_decode"))
+    nodes = browser("load", workflow=json.loads(SAVED["seedvr2_upscale_decode"].read_text()))
     optimize = node(nodes, "ZeroWasteVAEOptimize")
     toggles = {name: value for name, kind, value in optimize["widgets"] if kind == "toggle"}
     assert len(toggles) == 9
@@ -303,7 +305,7 @@ def test_optimize_shows_two_widgets_and_the_rest_behind_one_switch(browser, comf
 
 def test_file_list_is_refreshed_by_its_button(browser, comfy):
     opened(browser, comfy)
-    loader = node(browser("load", workflow=workflow("demo_encode_decode")), "ZeroWasteVAELoader")
+    loader = node(browser("load", workflow=workflow("Try it - demo clip")), "ZeroWasteVAELoader")
     path = comfy.base / "models" / "vae" / "arrived_later.safetensors"
     path.write_bytes((comfy.base / "models" / "vae" / "tiny.safetensors").read_bytes())
     assert path.name not in browser("options", node=loader["id"], widget="vae_name")
@@ -313,7 +315,7 @@ def test_file_list_is_refreshed_by_its_button(browser, comfy):
 
 def test_chinese(browser, comfy, shots):
     opened(browser, comfy, language="zh")
-    nodes = browser("load", workflow=workflow("demo_encode_decode"))
+    nodes = browser("load", workflow=workflow("Try it - demo clip"))
     assert browser("line", until="放得下")["text"].endswith("整帧,精确")
     sheet = browser("details", until="放得下")
     assert "没有 CUDA 设备" in sheet["text"]
