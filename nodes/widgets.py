@@ -24,7 +24,7 @@ _TILING = (
 def schema(node_id: str, display_name: str, aliases: list[str], **fields: object) -> io.Schema:
     """A node of this pack; `aliases` are further words it is found by, on hosts that know them (0.10.0 on)."""
     if "search_aliases" in io.Schema.__dataclass_fields__:
-        fields["search_aliases"] = [*aliases, "zerowaste", "zero waste", "ZeroWaste VAE"]
+        fields["search_aliases"] = [*aliases, "zerowaste", "zero waste"]
     return io.Schema(node_id=node_id, display_name=display_name, category=CATEGORY, **fields)
 
 

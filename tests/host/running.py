@@ -255,11 +255,11 @@ def random_weights(config: Config) -> dict[str, torch.Tensor]:
 
 
 @contextmanager
-def serving(base: Path, places: tuple[Path, Path]) -> Iterator[Comfy]:
-    """A host with its folders in `base`: tiny VAEs, a clip of nine frames, and this pack."""
+def serving(base: Path, places: tuple[Path, Path], pack: Path = REPOSITORY) -> Iterator[Comfy]:
+    """A host with its folders in `base`: tiny VAEs, a clip of nine frames, and this pack (or what lies at `pack`)."""
     for folder in ("models/vae", "input", "custom_nodes"):
         (base / folder).mkdir(parents=True)
-    (base / "custom_nodes" / PACK).symlink_to(REPOSITORY, target_is_directory=True)
+    (base / "custom_nodes" / PACK).symlink_to(pack, target_is_directory=True)
     weights = random_weights(Config((16, 32, 64, 64), (16, 32, 64, 64), norm_groups=8))
     vaes = base / "models" / "vae"
     save_file(weights, vaes / "tiny.safetensors", {"norm_num_groups": "8"})
