@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ..engine import InputError
 from ..engine.report import Report
-from .host import EngineVAE, from_host_vae
+from .host import EngineVAE
+from .making import from_host_vae
 from .reports import Outcome
 from .settings import DEFAULT_OVERLAP, Settings
 
@@ -26,7 +27,7 @@ _converted: WeakKeyDictionary[object, EngineVAE] = WeakKeyDictionary()
 def check_vae(vae: object) -> None:
     """Raises InputError where a loader gave no VAE, as checkpoints without one do."""
     if getattr(vae, "first_stage_model", None) is None:
-        raise InputError("there is no VAE at this input: what was loaded holds none, or an unknown one")
+        raise InputError("There is no VAE at this input: choose a file that holds one in the loader")
 
 
 def engine_vae(vae: object) -> EngineVAE | None:

@@ -8,7 +8,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from pathlib import Path
 
 import comfy.model_management as mm
 import comfy.model_patcher
@@ -21,16 +20,15 @@ from comfy_api.latest import ComfyExtension, io
 from comfy_execution.utils import get_executing_context
 from torch import Tensor
 
-from ..engine import Cancelled, Checkpoint, CheckpointError, InputError, VideoVAE, load, log, read_checkpoint
+from ..engine import Cancelled, Checkpoint, InputError, VideoVAE, load, log
 from ..engine.loader import PRECISIONS, auto_precision
-from ..engine.models import detect, seedvr2
+from ..engine.models import seedvr2
 from ..engine.optimize import Options, availability
 from ..engine.runtime.memory import DEFAULT_SHARE, GIB, available_ram, host_budget
 from ..engine.runtime.pinned import POOL
 from ..engine.runtime.pixels import OUTPUTS
 from ..engine.runtime.plan import Plan
 from .frames import as_clip, as_latent
-from .packages import needing_gguf
 from .planning import KNOWN, Machine, plan_facts
 from .preview import SIZE as PREVIEW_SIZE
 from .preview import Preview
@@ -38,19 +36,17 @@ from .progress import Stages
 from .reports import Outcome
 from .server import say
 from .settings import Settings
+from .wording import fitting
 
 __all__ = [
     "ComfyExtension",
     "EngineVAE",
     "Progress",
-    "from_file",
-    "from_host_vae",
     "io",
-    "known",
     "machine",
+    "offload_device",
     "own_vae",
     "unavailable",
-    "with_precision",
 ]
 
 
@@ -147,7 +143,7 @@ class EngineVAE(comfy.sd.VAE):
         options = {**settings.plan_options(), **settings.memory_options(), "chunk": settings.chunk, "output": output}
         started = time.perf_counter()
         say_here("decode: making room and loading the weights")
-        with self._loaded("decoder", size, settings, chunk=settings.chunk, output=OUTPUTS[output]):
+        with fitting("decode"), self._loaded("decoder", size, settings, chunk=settings.chunk, output=OUTPUTS[output]):
             loaded = time.perf_counter() - started
             say_here("decode: planning")
             plan = self.engine.plan_decode(*size, **options)
@@ -169,7 +165,7 @@ class EngineVAE(comfy.sd.VAE):
         options = {**settings.plan_options(), **settings.memory_options(), "chunk": settings.chunk}
         started = time.perf_counter()
         say_here("encode: making room and loading the weights")
-        with self._loaded("encoder", size, settings, chunk=settings.chunk):
+        with fitting("encode"), self._loaded("encoder", size, settings, chunk=settings.chunk):
             loaded = time.perf_counter() - started
             plan = self.engine.plan_encode(*size, **options)
             latent = self._interruptible(self.engine.encode, plan, size[1], clip, **options)
@@ -288,34 +284,9 @@ def _widths(engine: VideoVAE) -> str:
 # -- making them ------------------------------------------------------------------------------------------------------
 
 
-def from_file(path: Path, precision: str, norm_groups: int | None, settings: Settings, name: str = "") -> EngineVAE:
-    """The VAE of a .safetensors or .gguf file, listed under `name`."""
-
-    stamp = _stamp(path)
-
-    def source() -> Checkpoint:
-        if _stamp(path) != stamp:
-            raise CheckpointError(f"{path}: was changed or removed after it was loaded; run the graph again")
-        with needing_gguf(path.name):
-            checkpoint = read_checkpoint(path)
-        if norm_groups:
-            checkpoint.metadata["norm_num_groups"] = norm_groups
-        return checkpoint
-
-    return EngineVAE(source, precision, settings, name)
-
-
-def from_host_vae(vae: comfy.sd.VAE, precision: str) -> EngineVAE | None:
-    """An engine VAE with the weights of a host VAE, which is left as it is; None if its network is not known."""
-    if not known(vae):
-        return None
-
-    network = vae.first_stage_model  # and not the VAE, whose end `conversion` waits for
-
-    def source() -> Checkpoint:
-        return Checkpoint({key: t.detach().to(mm.vae_offload_device()) for key, t in network.state_dict().items()})
-
-    return EngineVAE(source, precision, Settings())
+def offload_device() -> torch.device:
+    """Where the weights of a VAE wait while it does not run."""
+    return mm.vae_offload_device()
 
 
 def own_vae(vae: comfy.sd.VAE) -> comfy.sd.VAE:
@@ -337,26 +308,6 @@ def own_vae(vae: comfy.sd.VAE) -> comfy.sd.VAE:
 
 def _first(error: Exception) -> str:
     return str(error).strip().split("\n", 1)[0][:120]
-
-
-def with_precision(vae: EngineVAE, precision: str) -> EngineVAE:
-    """`vae` itself if it runs in `precision`, else a new one with its weights and settings."""
-    if precision == "auto" or precision == vae.engine.precision:
-        return vae
-    return EngineVAE(vae.source, precision, vae.settings, vae.name)
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    try:
-        stat = path.stat()
-    except OSError:  # reading it says what is wrong
-        return None
-    return stat.st_mtime_ns, stat.st_size
-
-
-def known(vae: comfy.sd.VAE) -> bool:
-    """Whether the engine has the network of a host VAE."""
-    return getattr(vae, "first_stage_model", None) is not None and detect(vae.get_sd()) is not None
 
 
 # -- this machine ------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from pathlib import Path
 from ..engine import demo_vae_path, log, read_checkpoint
 from ..engine.loader import NAMES, stored_groups
 from ..engine.models import detect
-from . import folders, host
+from . import folders, making
 from .host import io
 from .planning import KNOWN
 from .published import by_name
@@ -130,7 +130,7 @@ class Loader(io.ComfyNode):
         optimise: bool = True,
     ) -> io.NodeOutput:
         settings = Settings(vram_gb=vram_gb)
-        vae = host.from_file(_path(vae_name), precision, norm_groups or None, settings, vae_name)
+        vae = making.from_file(_path(vae_name), precision, norm_groups or None, settings, vae_name)
         if not optimise:
             vae = vae.with_wishes(settings, without_optimisations())
         return io.NodeOutput(vae, report := vae.describe(), ui=ui(report))

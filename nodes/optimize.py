@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..engine.loader import NAMES
-from . import host
+from . import making
 from .conversion import check_vae
 from .decode import SEARCH
 from .host import EngineVAE, io
@@ -53,7 +53,7 @@ class Optimize(io.ComfyNode):
         check_vae(vae)
         wishes = from_widgets(**{name: widgets.pop(name) for name in _WISHES if name in widgets})
         options = options_from(min_db, **widgets)
-        convert = host.with_precision if isinstance(vae, EngineVAE) else host.from_host_vae
+        convert = making.with_precision if isinstance(vae, EngineVAE) else making.from_host_vae
         fast = convert(vae, precision)
         if fast is None:
             vae, report = _scoped(vae, options)

@@ -24,6 +24,7 @@ from ..engine.runtime.memory import DEFAULT_SHARE, GIB
 from ..engine.runtime.pixels import OUTPUTS
 from ..engine.runtime.plan import TILINGS, Plan, Planner
 from . import published
+from .wording import labelled
 
 if TYPE_CHECKING:
     from ..engine import VideoVAE
@@ -219,8 +220,9 @@ def answer(question: Question, machine: Machine) -> dict[str, object]:
             host=machine.host(question), output=output,
         )  # fmt: skip
     except PlanError as error:
-        size = {"width": architecture.spatial * width, "height": architecture.spatial * height}
-        return {"fits": False, "text": str(error), **size, "frames": question.frames, "batch": question.batch, **facts}
+        clip = {"frames": question.frames, "batch": question.batch}
+        clip |= {"width": architecture.spatial * width, "height": architecture.spatial * height}
+        return {"fits": False, "text": labelled(str(error)), **clip, **facts}
     return {**plan_facts(plan, question.batch, latents, architecture, output), **facts}
 
 

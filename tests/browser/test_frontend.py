@@ -191,7 +191,7 @@ def test_a_wish_that_cannot_be_met_is_explained_before_the_run(browser, comfy):
     browser("set", node=decode, widget="vram_gb", value=0.1)
     assert browser("line", until="Does not fit 0.10 GB")["mood"] == "bad"
     sheet = browser("details", until="Does not fit")
-    assert "raise vram_gb" in sheet["text"]
+    assert "raise VRAM limit (vram_gb)" in sheet["text"]
     check_sheet(sheet)
     browser("key", keys="Escape")
     browser("set", node=decode, widget="vram_gb", value=0)
