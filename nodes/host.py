@@ -200,8 +200,9 @@ class EngineVAE(comfy.sd.VAE):
     ) -> Tensor:
         """Run `work` with the host's progress bar and stop button."""
         self.engine.on_pressure = self._free_others
-        shown = Progress(Stages(work.__name__, plan, latents), preview)
-        shown.start()
+        stages = Stages(work.__name__, plan, latents)
+        shown = Progress(stages, preview)
+        shown.start(args[0].shape[0] * stages.ticks)
         try:
             return work(*args, progress=shown, cancel=mm.processing_interrupted, **options)
         except Cancelled:
@@ -362,10 +363,10 @@ class Progress:
         self._stages, self._preview = stages, preview
         self._bar: comfy.utils.ProgressBar | None = None
 
-    def start(self) -> None:
-        """The bar from the first second on, before a first step is done."""
-        self._bar = comfy.utils.ProgressBar(1)
-        self._bar.update_absolute(0, 1)
+    def start(self, total: int) -> None:
+        """The bar from the first second on, before a first step of `total` is done."""
+        self._bar = comfy.utils.ProgressBar(total)
+        self._bar.update_absolute(0, total)
 
     def __call__(self, done: int, total: int) -> None:
         mm.throw_exception_if_processing_interrupted()

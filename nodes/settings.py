@@ -67,8 +67,12 @@ def from_widgets(
     vram_gb: float = 0.0,
     ram_gb: float = 0.0,
     output: str = "auto",
+    **_: object,
 ) -> Settings:
-    """Settings from widget values; `tiling` is a dict (mode and its own widgets) where the host nests widgets."""
+    """Settings from widget values; `tiling` is a dict (mode and its own widgets) where the host nests widgets.
+
+    Other inputs of a prompt are nobody's. Raises InputError on a tiling that is not known.
+    """
     if isinstance(tiling, dict):
         tile, overlap = tiling.get("tile", 0), tiling.get("overlap", DEFAULT_OVERLAP)
         tiling = tiling["tiling"]

@@ -25,6 +25,9 @@ def schema(node_id: str, display_name: str, aliases: list[str], **fields: object
     """A node of this pack; `aliases` are further words it is found by, on hosts that know them (0.10.0 on)."""
     if "search_aliases" in io.Schema.__dataclass_fields__:
         fields["search_aliases"] = [*aliases, "zerowaste", "zero waste"]
+    if "accept_all_inputs" in io.Schema.__dataclass_fields__ and any(i.id == "tiling" for i in fields["inputs"]):
+        # Else the host drops a tiling that it finds in no option of the list, and the node runs as if none were given.
+        fields["accept_all_inputs"] = True
     return io.Schema(node_id=node_id, display_name=display_name, category=CATEGORY, **fields)
 
 

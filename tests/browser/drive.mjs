@@ -232,6 +232,28 @@ const tasks = {
       };
     });
   },
+  // Everything the node search lists for these words.
+  async search({ words }) {
+    await page.evaluate(() => window.app.extensionManager.command.execute("Workspace.SearchBox.Toggle"));
+    const box = page.locator('input[placeholder*="Add a node" i], .comfy-vue-node-search-container input').first();
+    await box.fill(words);
+    await page.waitForTimeout(900);
+    const text = await page.evaluate(async () => {
+      const dialog = document.querySelector('[role="dialog"]') ?? document.body;
+      const list = [...dialog.querySelectorAll("*")].filter((e) => e.scrollHeight > e.clientHeight + 20 && e.clientHeight > 100);
+      let all = dialog.innerText;
+      for (const one of list) {
+        for (let top = 0; top < one.scrollHeight; top += one.clientHeight / 2) {
+          one.scrollTop = top;
+          await new Promise((done) => setTimeout(done, 60));
+          all += `\n${dialog.innerText}`;
+        }
+      }
+      return all;
+    });
+    await page.keyboard.press("Escape");
+    return text;
+  },
   async view({ file }) {
     fs.mkdirSync(path.dirname(file), { recursive: true });
     await page.screenshot({ path: file });

@@ -327,3 +327,54 @@ def test_chinese(browser, comfy, shots):
     assert "显存上限 (GB),0 = 自动" in found and "分块大小(像素),0 = 自动" in found
     browser("view", file=str(shots / "plan-zh.png"))
     browser("key", keys="Escape")
+
+
+def test_the_parameters_tab_shows_values_only_and_leaves_the_line_alone(browser, comfy, shots):
+    opened(browser, comfy)
+    nodes = browser("load", workflow=workflow("Try it - demo clip"))
+    decode = node(nodes, "ZeroWasteVAEDecode")["id"]
+    before = browser("line", until="Fits:")["box"]
+    find = f"app.graph.nodes.find((n) => String(n.id) === '{decode}')"
+    toggle = "[...document.querySelectorAll('button')].find((e) => e.ariaLabel === 'Toggle properties panel')"
+    browser("js", source=f"(app.canvas.selectNode({find}), {toggle}.click(), new Promise((r) => setTimeout(r, 2000)))")
+    text = browser("js", source="document.body.innerText")
+    assert "Parameters" in text and "zerowaste_status" not in text
+    # The tab writes the width of its column to every widget of the node.
+    browser("js", source=f"void {find}.widgets.forEach((w) => {{ w.width = 900; }})")
+    time.sleep(1)
+    assert browser("line", until="Fits:")["box"] == pytest.approx(before, abs=2)
+    browser("view", file=str(shots / "parameters.png"))
+    browser("js", source=f"(document.querySelector('button[aria-label*=\"properties panel\" i]') ?? {toggle}).click()")
+    assert browser("problems") == []
+
+
+@pytest.mark.parametrize("renderer", ["canvas", "vue"])
+def test_the_line_stays_in_its_node_at_every_zoom(browser, comfy, shots, renderer):
+    opened(browser, comfy, renderer)
+    nodes = browser("load", workflow=workflow("Try it - demo clip"))
+    decode = node(nodes, "ZeroWasteVAEDecode")
+    browser("line", until="Fits:")
+    for scale in (0.4, 1, 2):
+        browser("shot", file=str(shots / f"zoom-{renderer}-{scale}.png"), nodes=[decode["id"]], scale=scale)
+        now = node(browser("nodes"), "ZeroWasteVAEDecode")
+        left, top, right, bottom = browser("line", until="Fits:")["box"]
+        zoom, x, y = browser("js", source="[app.canvas.ds.scale, ...app.canvas.ds.offset]")
+        dx, dy = browser("js", source="(({ left, top }) => [left, top])(app.canvas.canvas.getBoundingClientRect())")
+        x0, y0 = dx + (now["pos"][0] + x) * zoom, dy + (now["pos"][1] + y) * zoom
+        x1, y1 = x0 + now["size"][0] * zoom, y0 + now["size"][1] * zoom
+        assert x0 - 1 <= left < right <= x1 + 1
+        assert y0 - 1 <= top < bottom <= y1 + 1
+        assert bottom - top == pytest.approx(26 * zoom, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    "words", ["oom", "out of memory", "vram", "memory", "tiled", "slow", "seedvr2", "wan", "qwen", "flux", "long video"]
+)
+def test_search_finds_decode_and_optimize(browser, comfy, words):
+    """In the frontend's own search box."""
+    opened(browser, comfy)
+    browser("load", workflow={"nodes": [], "links": [], "version": 0.4})
+    found = browser("search", words=words)
+    assert "Zero-Waste VAE Decode" in found
+    assert "Zero-Waste VAE Optimize" in found
+    assert "Zero-Waste VAE Decode" not in browser("search", words=f"{words} zzz")
