@@ -7,12 +7,11 @@ import functools
 from collections.abc import Callable
 from contextlib import ExitStack
 
-import torch
 from torch import Tensor
 
 from ..engine.kernels.precision import fp32_math
 from ..engine.optimize import Options, availability
-from ..engine.runtime.scope import attribute
+from ..engine.runtime.scope import CUDNN_BENCHMARK
 
 
 def with_scoped_settings(vae: object, options: Options) -> tuple[object, list[str]]:
@@ -38,7 +37,7 @@ def _scoped(call: Callable[..., Tensor], names: list[str]) -> Callable[..., Tens
             if "tf32" in names:
                 stack.enter_context(fp32_math(tf32=True))
             if "cudnn_benchmark" in names:
-                stack.enter_context(attribute(torch.backends.cudnn, "benchmark", True))
+                stack.enter_context(CUDNN_BENCHMARK.hold(True))
             return call(*args, **kwargs)
 
     return scoped

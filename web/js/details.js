@@ -41,6 +41,7 @@ function chunking(plan) {
 function footnotes(plan) {
   const kernels = plan.kernels_off ? t("plain_torch", { reason: reason(plan.kernels_off) }) : t("fused");
   const notes = [`${plan.precision}, ${plan.device}: ${kernels}`];
+  if (plan.note) notes.push(plan.note);
   if (plan.assumed) notes.push(t("assumed", { name: plan.assumed_as ?? "" }));
   return notes.map((note) => line(note, "note"));
 }

@@ -2,6 +2,7 @@
 
 from .dispatch import conv3d
 from .reference import frames_of
+from .schedules import sums_bytes
 from .types import Balance, Epilogue, Geometry, Partials, Pixels, Weight, pack_weight, padded_channels
 
 __all__ = [
@@ -15,4 +16,5 @@ __all__ = [
     "frames_of",
     "pack_weight",
     "padded_channels",
+    "sums_bytes",
 ]

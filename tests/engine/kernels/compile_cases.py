@@ -95,12 +95,15 @@ def norm_calls(dtype: torch.dtype):
     norm_act.use_triton = lambda *_: True
     try:
         with cross_compile.recorded(norm_kernels, *names) as calls:
-            norm_act.norm_act(x, norm, meta(6, 722, 1282, 128, dtype=dtype), store=Store(scale=0.05))
-            norm_act.norm_act(x, Norm("l2", meta(128)), meta(6, 722, 1282, 128, dtype=dtype), coefs=coefs)
+            health = {"health": torch.empty((), device="meta")}
+            norm_act.norm_act(x, norm, meta(6, 722, 1282, 128, dtype=dtype), store=Store(scale=0.05), **health)
+            norm_act.norm_act(x, Norm("l2", meta(128)), meta(6, 722, 1282, 128, dtype=dtype), coefs=coefs, **health)
+            copy = Store(silu=False, scale=0.05)
+            norm_act.norm_act(x, Norm("none"), meta(6, 722, 1282, 128, dtype=dtype), store=copy, **health)
             # Wan's: bf16, an int8 buffer balanced by a gain, a width that is no power of two
             wide = meta(6, 722, 1282, padded_channels(96, dtype), dtype=dtype)
             store = Store(scale=0.05, gain=meta(96) if dtype == INT8 else None)
-            norm_act.norm_act(meta(4, 720, 1280, 96, dtype=BF16), Norm("l2", meta(96)), wide, store=store)
+            norm_act.norm_act(meta(4, 720, 1280, 96, dtype=BF16), Norm("l2", meta(96)), wide, store=store, **health)
     finally:
         norm_act.use_triton = kept
     return calls
