@@ -5,7 +5,8 @@ from __future__ import annotations
 from ..engine import Checkpoint, InputError
 from ..engine.archs import detect
 from ..engine.checkpoint import restore_shapes
-from .host import EngineVAE, known
+from .host import EngineVAE
+from .making import known
 
 
 def checkpoint_of(vae: object) -> Checkpoint:
