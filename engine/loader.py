@@ -11,8 +11,8 @@ from torch import Tensor
 
 from . import log
 from .archs import Architecture, detect
-from .checkpoint import Checkpoint, read_checkpoint, restore_shapes
 from .errors import CheckpointError, InputError
+from .files.checkpoint import Checkpoint, read_checkpoint, restore_shapes
 from .precision.modes import MIXED, PRECISIONS
 from .source import Source
 from .vae import VideoVAE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..engine import Checkpoint, InputError
 from ..engine.archs import detect
-from ..engine.checkpoint import restore_shapes
+from ..engine.files.checkpoint import restore_shapes
 from .host import EngineVAE
 from .making import known
 

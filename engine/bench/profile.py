@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..kernels.observe import watching
 from ..network.fused import fuse
-from ..runtime.stream import frame_spans
+from ..network.stream import frame_spans
 from ..vae import VideoVAE
 from .kernels import word
 from .timing import copy_rate, matrix_rate

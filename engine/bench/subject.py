@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ..archs.seedvr2 import ARCHITECTURE, Config
-from ..checkpoint import Checkpoint, read_checkpoint
 from ..errors import InputError
+from ..files.checkpoint import Checkpoint, read_checkpoint
 from ..loader import demo_vae_path
 
 #: The widths of the published SeedVR2 VAE.

@@ -13,9 +13,9 @@ from .options import add_memory_options
 
 if TYPE_CHECKING:
     from ..archs import Architecture
-    from ..fused.path import FusedPath
+    from ..fused_path import FusedPath
     from ..network.plain import Network
-    from ..runtime.plan import Plan, Planner
+    from ..planning.planner import Plan, Planner
 
 #: Targets of --table: the default share of common cards, and less.
 TABLE_GB = (26.0, 19.5, 13.0, 9.75, 8.0, 6.5, 4.0, 3.0)
@@ -43,7 +43,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..runtime.memory import GIB, check_sizes, memory_room, memory_target
+    from ..planning.budget import GIB, check_sizes, memory_room, memory_target
 
     width, height = _size(args.size)
     check_sizes(args.vram_gb, args.ram_gb)
@@ -102,12 +102,12 @@ def _planner(args: argparse.Namespace) -> tuple[Planner, Architecture, str]:
     import torch
 
     from ..archs import seedvr2
-    from ..fused.path import FusedPath, not_fused
+    from ..fused_path import FusedPath, not_fused
     from ..loader import NAMES, PRECISIONS, load
-    from ..optimize import DEFAULTS
+    from ..options import DEFAULTS
+    from ..planning.planner import Planner
     from ..precision.modes import MIXED
-    from ..runtime.pixels import OUTPUTS
-    from ..runtime.plan import Planner
+    from ..run.pixels import OUTPUTS
 
     if args.precision not in NAMES:
         raise InputError(f"--precision {args.precision} is not one of {', '.join(NAMES)}")
@@ -158,8 +158,8 @@ def _row(
 ) -> dict[str, object]:
     import torch
 
-    from ..runtime.memory import GIB, host_budget
-    from ..runtime.pixels import OUTPUTS
+    from ..planning.budget import GIB, host_budget
+    from ..run.pixels import OUTPUTS
 
     s = planner.spatial
     rest = tuple(n % s for n in reversed(_size(args.size))) if args.encode else (0, 0)

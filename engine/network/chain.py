@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..fused.run import Run
 from ..kernels.conv3d import Partials
-from ..optimize import Options
+from ..options import Options
 from ..precision.operands import Operands
+from ..run.run import Run
 from .program import Size, Step
 
 Result = tuple[Tensor, Partials | None]

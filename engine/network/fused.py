@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ..fused.parking import Parking
-from ..fused.run import Run
 from ..kernels.to_pixels import BYTES, UNIT, Pixels
-from ..optimize import DEFAULTS, Options
+from ..options import DEFAULTS, Options
 from ..precision.operands import Operands
+from ..run.parking import Parking
+from ..run.run import Run
 from .chain import Link, Result, given, pack_chain, sizes, take, through
 from .ops import attention
 from .packed import tensor_bytes

@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..fused.weights import Conv
 from ..kernels.conv3d import pack_weight
 from ..kernels.norm_act import Norm
 from ..precision.operands import Balancer, Form, Operands
+from ..run.weights import Conv
 
 #: Convolutions of at most this many products per position and tap keep the weights of a clip's first two frames as
 #: well: those at 4x and 8x of the published SeedVR2 decoder are two thirds of its work and, in fp16, 30 of 246 MB.

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..runtime.state import State
 from .program import Program, Step
+from .state import State
 from .tree import find, graft
 
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor, nn
 
-from ..runtime.state import State
+from .state import State
 
 if TYPE_CHECKING:
-    from ..fused.run import Run
     from ..kernels.conv3d import Partials
-    from ..optimize import Options
+    from ..options import Options
     from ..precision.operands import Operands
+    from ..run.run import Run
 
 Head = Literal["replicate", "zero"]
 Border = Literal["zero", "replicate", "reflect"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..network.fused import FusedDecoder, fuse
-from ..optimize import Options
+from ..options import Options
 from .measure import Reader, Saturation, Watch, decibel, decode, encode, mse, white_noise
 from .operands import Operands
 from .policy import EXACT, Policy, Ranges, eligible

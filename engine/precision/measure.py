@@ -10,9 +10,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..fused.weights import Conv
 from ..kernels.conv3d.types import QUANT_MAX
 from ..network.fused import FusedDecoder, FusedEncoder
+from ..run.weights import Conv
 from .policy import Range
 
 Watch = Callable[[Conv, Tensor], None]

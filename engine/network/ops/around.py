@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...fused.run import Run
-from ...fused.weights import Conv
 from ...kernels.conv3d import Partials, Weight, pack_weight
-from ...optimize import Options
+from ...options import Options
 from ...precision.operands import Operands
-from ...runtime.state import State
+from ...run.run import Run
+from ...run.weights import Conv
 from ..chain import Link, given, pack_chain, through
 from ..program import Size, Step, Style, Taps, Work
+from ..state import State
 
 
 def duplicate_up(x: Tensor, channels: int, temporal: bool, starts: bool) -> Tensor:

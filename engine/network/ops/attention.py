@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...fused.run import Run
-from ...fused.weights import Attention as Packed
 from ...kernels.conv3d import Partials
-from ...optimize import Options
+from ...options import Options
 from ...precision.operands import Operands
-from ...runtime.state import State
+from ...run.run import Run
+from ...run.weights import Attention as Packed
 from ..packed import norm_of
 from ..program import Size, Step, Style, Work
+from ..state import State
 from .norm import Norm
 
 

@@ -11,16 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ... import exact
-from ...fused.run import Run
-from ...fused.weights import Conv as Packed
+from ...kernels import exact
 from ...kernels.conv3d import Partials
 from ...kernels.precision import tf32_asked
-from ...optimize import Options
+from ...options import Options
 from ...precision.operands import Operands
-from ...runtime.state import State
+from ...run.run import Run
+from ...run.weights import Conv as Packed
 from ..packed import conv_of
 from ..program import Border, Size, Step, Style, Taps, Work
+from ..state import State
 
 
 class ClipConv(nn.Conv3d):

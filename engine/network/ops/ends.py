@@ -9,17 +9,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ...fused.run import Run
-from ...fused.weights import Conv, Output
 from ...kernels import norm_act
 from ...kernels.conv3d import Partials, pack_weight
 from ...kernels.to_pixels import Pixels as Form
 from ...kernels.to_pixels import columns_weight
-from ...optimize import Options
+from ...options import Options
 from ...precision.operands import Operands
-from ...runtime.state import State
+from ...run.run import Run
+from ...run.weights import Conv, Output
 from ..packed import conv_of, norm_of
 from ..program import Size, Step, Style, Taps, Work
+from ..state import State
 from .conv import ClipConv, conv_work, styled, taps_of
 from .norm import Norm
 

@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...fused.run import COPY, Run
-from ...fused.weights import Conv
 from ...kernels.conv3d import Geometry, Partials, pack_weight
 from ...kernels.precision import exact_math
-from ...optimize import Options
+from ...options import Options
 from ...precision.operands import Operands
-from ...runtime.state import State
+from ...run.run import COPY, Run
+from ...run.weights import Conv
 from ..program import Resampling, Size, Style, Taps, Work
+from ..state import State
 from ..tree import find, graft
 from .conv import ClipConv, FrameConv, conv_work
 

@@ -9,17 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...fused.run import COPY, Run
-from ...fused.weights import Conv
 from ...kernels.conv3d import Geometry, Partials, pack_weight, padded_channels
 from ...kernels.conv3d.types import QUANT_MAX, quantiser
 from ...kernels.norm_act import Store, norm_act
 from ...kernels.upsample import pack_nearest
-from ...optimize import Options
+from ...options import Options
 from ...precision.operands import Form, Operands
-from ...runtime.state import State
+from ...run.run import COPY, Run
+from ...run.weights import Conv
 from ..packed import scaling
 from ..program import Resampling, Size, Style, Taps, Work
+from ..state import State
 from ..tree import find, graft
 from .conv import ClipConv, FrameConv, conv_work
 

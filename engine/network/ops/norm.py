@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...runtime.state import State
+from ..state import State
 
 
 class GroupNormAct(nn.GroupNorm):

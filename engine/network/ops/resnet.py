@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...fused.run import Run
-from ...fused.weights import Conv
 from ...kernels import norm_act
 from ...kernels.conv3d import Partials
-from ...optimize import Options
+from ...options import Options
 from ...precision.operands import Operands
-from ...runtime.state import State
+from ...run.run import Run
+from ...run.weights import Conv
 from ..packed import conv_of, norm_of
 from ..program import CAUSAL, Size, Step, Style, Taps, Work
+from ..state import State
 from ..tree import find, graft
 from .conv import ClipConv, conv_work, styled, taps_of
 from .norm import Norm

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ...fused.run import Run
-from ...fused.weights import Conv
 from ...kernels.conv3d import Partials, pack_weight
 from ...kernels.upsample import pack
-from ...optimize import Options
+from ...options import Options
 from ...precision.operands import Operands
-from ...runtime.state import State
+from ...run.run import Run
+from ...run.weights import Conv
 from ..packed import conv_of, scaling
 from ..program import CAUSAL, Resampling, Size, Style, Taps, Work
+from ..state import State
 from .conv import ClipConv, conv_work, styled, taps_of
 
 

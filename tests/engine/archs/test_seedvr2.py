@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
 from zerowaste_vae.engine.errors import InputError
 from zerowaste_vae.engine.network.plain import Network
-from zerowaste_vae.engine.runtime.state import State
+from zerowaste_vae.engine.network.state import State
 
 FULL = Config((128, 256, 512, 512), (128, 256, 512, 512))
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
 from zerowaste_vae.engine.network.fused import FusedEncoder
-from zerowaste_vae.engine.runtime.stream import frame_spans
+from zerowaste_vae.engine.network.stream import frame_spans
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from zerowaste_vae.engine.network.ops.norm import Group
 from zerowaste_vae.engine.network.ops.resnet import Resnet
 from zerowaste_vae.engine.network.ops.shuffle_up import Upsample
 from zerowaste_vae.engine.network.ops.strided_down import Downsample
-from zerowaste_vae.engine.runtime.state import State
+from zerowaste_vae.engine.network.state import State
 
 UNITS = {
     "conv333": (lambda: ClipConv(4, 5), [2, 1, 3]),

@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from zerowaste_vae import load
 from zerowaste_vae.engine.archs import Architecture, KeySet, registry
-from zerowaste_vae.engine.fused.parking import Parking
-from zerowaste_vae.engine.fused.path import why_off
+from zerowaste_vae.engine.fused_path import why_off
 from zerowaste_vae.engine.network.fused import fuse
 from zerowaste_vae.engine.network.ops.conv import Conv
 from zerowaste_vae.engine.network.ops.ends import Moments, Pixels
@@ -19,11 +18,12 @@ from zerowaste_vae.engine.network.ops.shuffle_up import ShuffleUp
 from zerowaste_vae.engine.network.ops.strided_down import StridedDown
 from zerowaste_vae.engine.network.plain import Network
 from zerowaste_vae.engine.network.program import STEP, TILES, Program
+from zerowaste_vae.engine.network.state import State
+from zerowaste_vae.engine.network.stream import Steps, decode_features, decode_frames
 from zerowaste_vae.engine.precision import measure
 from zerowaste_vae.engine.precision.operands import Operands
 from zerowaste_vae.engine.precision.policy import Policy, eligible
-from zerowaste_vae.engine.runtime.state import State
-from zerowaste_vae.engine.runtime.stream import Steps, decode_features, decode_frames
+from zerowaste_vae.engine.run.parking import Parking
 
 CPU = torch.device("cpu")
 

@@ -3,15 +3,15 @@
 import pytest
 import torch
 from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
-from zerowaste_vae.engine.fused import run as fused_run
-from zerowaste_vae.engine.fused.parking import Parking
 from zerowaste_vae.engine.kernels.targets import FP8
 from zerowaste_vae.engine.network.fused import FusedDecoder, FusedEncoder
-from zerowaste_vae.engine.optimize import DEFAULTS
+from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.precision import measure
 from zerowaste_vae.engine.precision.bench import Bench
 from zerowaste_vae.engine.precision.operands import Operands
 from zerowaste_vae.engine.precision.policy import Policy, eligible
+from zerowaste_vae.engine.run import run as fused_run
+from zerowaste_vae.engine.run.parking import Parking
 
 CPU = torch.device("cpu")
 

@@ -10,15 +10,15 @@ from safetensors.torch import save_file
 from zerowaste_vae.engine import load
 from zerowaste_vae.engine.archs import wan
 from zerowaste_vae.engine.cli import main
-from zerowaste_vae.engine.fused import run as fused_run
-from zerowaste_vae.engine.fused.parking import Parking
 from zerowaste_vae.engine.kernels.conv3d import reference
 from zerowaste_vae.engine.network.fused import fuse
-from zerowaste_vae.engine.optimize import Options
+from zerowaste_vae.engine.options import Options
 from zerowaste_vae.engine.precision import bench, measure
 from zerowaste_vae.engine.precision.calibrate import calibrate
 from zerowaste_vae.engine.precision.operands import Operands
 from zerowaste_vae.engine.precision.policy import Policy, eligible
+from zerowaste_vae.engine.run import run as fused_run
+from zerowaste_vae.engine.run.parking import Parking
 
 CPU = torch.device("cpu")
 BF16 = torch.bfloat16
