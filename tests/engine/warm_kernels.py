@@ -16,8 +16,10 @@ CELLS = {
     **{("seedvr2", precision): ((4, 42, 27), (2, 90, 160)) for precision in ("fp16", "fp8", "int8")},
     ("seedvr2", "bf16"): ((6, 48, 64),),
     **{(f"wan2.{n}", precision): SMALL for n in (1, 2) for precision in ("bf16", "fp8", "int8")},
+    ("seedvr2-small", "fp16"): ((6, 48, 64), (5, 8, 8)),
     ("seedvr2-tiny", "fp16"): TINY,
     **{(f"wan2.{n}-tiny", "bf16"): TINY for n in (1, 2)},
+    **{("seedvr2-8-bit", precision): ((3, 6, 7),) for precision in ("fp16", "fp8", "int8")},
 }
 
 
