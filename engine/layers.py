@@ -25,6 +25,11 @@ def name_halos(module: nn.Module) -> None:
             child.key = name
 
 
+def _as_products(x: Tensor) -> bool:
+    """Whether x is convolved by exact.conv3d. TF32 is asked about last: torch.compile breaks its graph there."""
+    return not torch.is_grad_enabled() and exact.as_products(x.device, x.dtype, tf32=False) and not tf32_asked()
+
+
 class CausalConv3d(nn.Conv3d):
     """Convolution that looks back in time only; spatial padding is zeros.
 
@@ -58,7 +63,7 @@ class CausalConv3d(nn.Conv3d):
             if state is not None:
                 used = ((x.shape[2] - kt) // step + 1) * step
                 state.keep(self.key, x[:, :, used:])
-        if not torch.is_grad_enabled() and exact.as_products(x.device, x.dtype, tf32_asked()):
+        if _as_products(x):
             return exact.conv3d(x, self.weight, self.bias, self.stride, self.padding)
         if not self.weight.is_contiguous():  # in channels_last_3d; CPU kernels do not follow the weight by themselves
             x = x.contiguous(memory_format=torch.channels_last_3d)
@@ -76,7 +81,7 @@ class FrameConv(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         weight, stride, padding = self.weight.unsqueeze(2), (1, *self.stride), (0, *self.padding)
-        if not torch.is_grad_enabled() and exact.as_products(x.device, x.dtype, tf32_asked()):
+        if _as_products(x):
             return exact.conv3d(x, weight, self.bias, stride, padding)
         return F.conv3d(x, weight, self.bias, stride, padding)
 

@@ -296,7 +296,7 @@ def test_threads(file, vae, noise, monkeypatch, shared):
 
 def test_release_gives_torchs_page_locked_memory_back(vae, noise):
     def held():
-        # In use or kept. What is in use alone ("active_bytes") is no measure: torch 2.11 never counts it down.
+        # In use or kept. What is in use alone ("active_bytes") is no measure: torch 2.11 does not count it down.
         stats = torch.cuda.host_memory_stats()
         return next(stats[key] for key in ("reserved_bytes.current", "allocated_bytes.current") if key in stats)
 
