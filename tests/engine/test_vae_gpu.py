@@ -91,26 +91,26 @@ def test_fused_is_as_exact_as_plain(full_width, noise):
 
 @pytest.mark.parametrize("half", ["decode", "encode"])
 @pytest.mark.parametrize(
-    ("height", "width", "options"),
+    ("height", "width", "latents", "options"),
     [
-        (360, 640, {}),
-        (720, 1280, {"vram_gb": 24.0}),
-        (720, 1280, {"vram_gb": 14.5}),
-        (720, 1280, {"vram_gb": 6.0, "tiling": "blended"}),
-        (1080, 1920, {"vram_gb": 8.0, "tiling": "blended"}),
+        (360, 640, 5, {}),
+        (720, 1280, 5, {"vram_gb": 24.0}),
+        (720, 1280, 5, {"vram_gb": 14.5}),
+        (720, 1280, 3, {"vram_gb": 6.0, "tiling": "blended"}),
+        (1080, 1920, 3, {"vram_gb": 8.0, "tiling": "blended"}),
     ],
 )
 @pytest.mark.parametrize("fusion", [True, False])
-def test_measured_memory_stays_below_the_plan(fp16, noise, half, height, width, options, fusion):
+def test_measured_memory_stays_below_the_plan(fp16, noise, half, height, width, latents, options, fusion):
     vae = fp16.with_options(DEFAULTS.switched(**{"on" if fusion else "off": ["triton_fusion"]}))
     h, w = height // 8, width // 8
     foreign = torch.cuda.memory_allocated() - vae.planner._weights
     if half == "decode":
-        plan = vae.plan_decode(1, 5, h, w, **options)
-        vae.decode(noise(1, 16, 5, h, w), output="uint8", **options)
+        plan = vae.plan_decode(1, latents, h, w, **options)
+        vae.decode(noise(1, 16, latents, h, w), output="uint8", **options)
     else:
-        plan = vae.plan_encode(1, 5, h, w, **options)
-        vae.encode(torch.randint(256, (17, height, width, 3), dtype=torch.uint8), **options)
+        plan = vae.plan_encode(1, latents, h, w, **options)
+        vae.encode(torch.randint(256, (4 * latents - 3, height, width, 3), dtype=torch.uint8), **options)
     allocated = torch.cuda.max_memory_allocated() - foreign
     reserved = torch.cuda.max_memory_reserved() - foreign
     print(

@@ -23,6 +23,11 @@ from ..program import Border, Size, Step, Style, Taps, Work
 from ..state import State
 
 
+def _as_products(x: Tensor) -> bool:
+    """Whether x is convolved by exact.conv3d. TF32 is asked about last: torch.compile breaks its graph there."""
+    return not torch.is_grad_enabled() and exact.as_products(x.device, x.dtype, tf32=False) and not tf32_asked()
+
+
 class ClipConv(nn.Conv3d):
     """Convolution of a clip: `after` of its taps in time look ahead, the others back.
 
@@ -55,7 +60,7 @@ class ClipConv(nn.Conv3d):
         if self.edges:
             e = self.edges
             x = F.pad(x, (e, e, e, e, 0, 0), mode=self.border)
-        if not torch.is_grad_enabled() and exact.as_products(x.device, x.dtype, tf32_asked()):
+        if _as_products(x):
             return exact.conv3d(x, self.weight, self.bias, self.stride, self.padding)
         if not self.weight.is_contiguous():  # in channels_last_3d; CPU kernels do not follow the weight by themselves
             x = x.contiguous(memory_format=torch.channels_last_3d)
@@ -96,7 +101,7 @@ class FrameConv(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         weight, stride, padding = self.weight.unsqueeze(2), (1, *self.stride), (0, *self.padding)
-        if not torch.is_grad_enabled() and exact.as_products(x.device, x.dtype, tf32_asked()):
+        if _as_products(x):
             return exact.conv3d(x, weight, self.bias, stride, padding)
         return F.conv3d(x, weight, self.bias, stride, padding)
 

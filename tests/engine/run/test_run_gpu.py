@@ -11,6 +11,8 @@ from zerowaste_vae.engine.planning.budget import GIB
 from zerowaste_vae.engine.run.parking import SPARE_BYTES, Parked, Parking
 from zerowaste_vae.engine.run.pinned import POOL
 
+from ..gpu_models import make
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
@@ -103,8 +105,9 @@ def settled(vae):
     return vae
 
 
-#: The one that parks most, and what it is decoded with.
-LARGEST, ROOM = (2160, 3840, 2, 13), 62
+#: The one that parks most (23 GB; at 3840x2160 it would be 56, and locking those alone takes 40 s), and the host memory
+#: that all are decoded with.
+LARGEST, ROOM = (1440, 2560, 2, 10), 62
 
 
 @pytest.fixture(scope="module")
@@ -138,9 +141,8 @@ def test_reserved_memory_meets_the_stated_peak(settled, locked, noise, capped, h
     assert stats["num_alloc_retries"] == stats["num_ooms"] == 0
     assert reserved <= gb * GIB
     assert abs(reserved - plan.peak_bytes) <= 0.05 * plan.peak_bytes
-    if height < 2160:
-        torch.cuda.set_per_process_memory_fraction(1.0)
-        assert torch.equal(result, run(source, **{**options, "vram_gb": 100}))
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    assert torch.equal(result, run(source, **{**options, "vram_gb": 100}))
 
 
 @pytest.mark.parametrize(("height", "width"), [(727, 1287), (1085, 1926)])
@@ -155,21 +157,25 @@ def test_pixels_that_fill_no_latent_are_stated(settled, noise, height, width):
 
 
 @pytest.mark.parametrize(("height", "width"), [(3072, 2048), (2304, 4096)])
-def test_attention_takes_no_more_than_is_stated(settled, noise, height, width):
-    """At these sizes a call once took 124 MiB more than the run's own memory."""
-    foreign = torch.cuda.memory_allocated() - settled.planner._weights
+def test_attention_takes_no_more_than_is_stated(noise, height, width):
+    """At these sizes a call once took 124 MiB more than the run's own memory, whatever the widths: these are narrow,
+    and need 11 GB instead of 91."""
+    vae = make("seedvr2-tiny", "fp16")
+    foreign = torch.cuda.memory_allocated() - vae.planner._weights
+    torch.cuda.reset_peak_memory_stats()
     size = 1, 1, height // 8, width // 8
-    plan = settled.plan_decode(*size, vram_gb=100, output="uint8")
-    settled.decode(noise(1, 16, *size[1:]).half(), vram_gb=100, output="uint8")
+    plan = vae.plan_decode(*size, vram_gb=20, tiling="untiled", output="uint8")
+    vae.decode(noise(1, 16, *size[1:]).half(), vram_gb=20, tiling="untiled", output="uint8")
+    assert vae.last_report.mode.startswith("fused")
     allocated = torch.cuda.max_memory_allocated() - foreign
     print(f"decode {width}x{height}: {plan.describe()}; allocated {allocated / GIB:.2f} GB")
     assert allocated <= plan.peak_bytes
 
 
 def test_long_clips_need_no_more_host_memory_than_their_frames(settled, noise):
-    """597 frames of 720p: the output and less than 2 GB besides; 157 with histories parked: what the plan says more,
-    unless it is there already."""
-    for gb, latents in ((100, 150), (4, 40)):
+    """317 frames of 720p: the output and less than 2 GB besides; 77 with histories parked: what the plan says more,
+    unless it is there already. A second copy in float32 would be 3.5 GB."""
+    for gb, latents in ((100, 80), (4, 20)):
         z = noise(1, 16, latents, 90, 160).half()
         plan = settled.plan_decode(1, latents, 90, 160, vram_gb=gb, output="uint8")
         settled.decode(z[:, :, :2], vram_gb=gb, output="uint8")
