@@ -186,7 +186,7 @@ def test_each_switch_on_a_gpu(gpu_file, noise):
     vae.options = DEFAULTS.switched(off=["triton_fusion"])
     plain = decibel(vae.decode(z), exact)
     benchmark, flash = torch.backends.cudnn.benchmark, torch.backends.cuda.flash_sdp_enabled()
-    for off in (*([name] for name in TOGGLES), TOGGLES):
+    for off in (*([name] for name in TOGGLES), list(TOGGLES)):
         vae.options = DEFAULTS.switched(off=off)
         out = vae.decode(z)
         print(f"{', '.join(off)} off: {decibel(out, exact):.1f} dB, plain torch {plain:.1f}")
