@@ -19,10 +19,11 @@ from ..engine.kernels.exact import as_products
 from ..engine.loader import NAMES, PRECISIONS, auto_precision
 from ..engine.options import DEFAULTS, Options
 from ..engine.planning.budget import DEFAULT_SHARE, GIB, card_room
-from ..engine.planning.planner import TILINGS, Plan, Planner
+from ..engine.planning.planner import Plan, Planner
 from ..engine.precision.mixed import Mixed
 from ..engine.precision.modes import MIXED, resolve
 from ..engine.precision.store import Store
+from ..engine.request import TILINGS
 from ..engine.run.pixels import OUTPUTS
 from . import published
 from .wording import labelled
