@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from .errors import InputError
-from .planning.budget import check_sizes
 from .run.pixels import OUTPUTS
 from .run.tiles import check_tile
 
@@ -48,6 +48,13 @@ class Request:
         """Raises InputError where the tiles cannot be those of a VAE with `spatial` pixels per latent pixel."""
         if self.tiling in ("exact", "blended"):
             check_tile(self.tile, self.overlap if self.tiling == "blended" else 0, spatial)
+
+
+def check_sizes(vram_gb: float | None, ram_gb: float | None) -> None:
+    """Raises InputError where one of them is negative or no finite number."""
+    for name, value in (("vram_gb", vram_gb), ("ram_gb", ram_gb)):
+        if value is not None and not 0 <= value < math.inf:
+            raise InputError(f"{name}={value} is not a size: give GB (2^30 bytes), or 0 for automatic")
 
 
 def check_out(out: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
