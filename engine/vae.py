@@ -27,7 +27,9 @@ from .precision.mixed import Mixed
 from .precision.modes import MIXED, PRECISIONS, resolve
 from .precision.store import Store
 from .request import Request, check_latent, check_out, check_video
+from .run import clip
 from .run.caches import empty_host_cache
+from .run.clip import Half
 from .run.guard import Guard
 from .run.kept import KEPT
 from .run.pinned import POOL
@@ -240,6 +242,10 @@ class VideoVAE(Attempts, DocumentedMethods):
             check=check, **limits,
         )  # fmt: skip
 
+    def _half(self, name: str, plan: Plan) -> Half:
+        path = self._fused if plan.fused else self._plain
+        return path.half(name, self.scale, self.device)
+
     # -- decode ---------------------------------------------------------------------------------------------------
 
     def plan_decode(
@@ -307,11 +313,7 @@ class VideoVAE(Attempts, DocumentedMethods):
             return vae._plan("decoder", (batch, count, h, w), request, below, guard.tick.check)
 
         def attempt(vae: VideoVAE, plan: Plan) -> None:
-            if guard.begin(plan.grid, count, plan.steps.latents, _passes(plan, batch)):
-                sink.begin(plan.tiled)
-            path = vae._fused if plan.fused else vae._plain
-            decode = path.decode_tiles if plan.tiled else path.decode
-            decode(z, vae.scale, plan, sink, guard, vae.device)
+            clip.decode(vae._half("decoder", plan), z, plan, sink, guard)
 
         self._survive(report, guard, plan, attempt)
         with report.stage("output"):
@@ -327,7 +329,7 @@ class VideoVAE(Attempts, DocumentedMethods):
         z = check_latent(z, self.latent_channels)
         self._plain.set_layout(self._options)
         with self._scope():
-            chunks = self._plain.frames(z, 1.0, Steps(chunk, frames), self.device, _never)
+            chunks = self._plain.frames(z, Steps(chunk, frames), self.device, _never)
             return torch.cat([y for part in chunks for y in part], 2)
 
     # -- encode ---------------------------------------------------------------------------------------------------
@@ -390,9 +392,7 @@ class VideoVAE(Attempts, DocumentedMethods):
             return vae._plan("encoder", (batch, latents, h, w), request, below, guard.tick.check, rest)
 
         def attempt(vae: VideoVAE, plan: Plan) -> None:
-            guard.begin(plan.grid, latents, plan.steps.latents, _passes(plan, batch))
-            path = vae._fused if plan.fused else vae._plain
-            path.encode(x, plan, moments, guard, vae.device)
+            clip.encode(vae._half("encoder", plan), x, plan, moments, guard)
 
         self._survive(report, guard, plan, attempt)
         with report.stage("output"):
@@ -417,8 +417,3 @@ class VideoVAE(Attempts, DocumentedMethods):
     def _need_encoder(self) -> None:
         if not self.can_encode:
             raise InputError(f"{self.path or 'this VAE'} holds a decoder only: encoding needs a file with the encoder")
-
-
-def _passes(plan: Plan, batch: int) -> int:
-    """Through how many passes over its latents a result is made: plain torch takes all clips at once."""
-    return (len(plan.grid) + 1 if plan.tiled else 1) * (batch if plan.fused else 1)

@@ -220,7 +220,7 @@ class Planner:
     def _plain_peak(self, ask: _Ask, tiles: Grid, steps: Steps) -> int:
         tile = tiles.rows.size, tiles.cols.size
         frame = ask.height, ask.width
-        return self._plain.peak(ask.half, ask.batch, ask.latents, steps, frame, tile, ask.rest, self._products())
+        return self._plain.peak(ask.half, 1, ask.latents, steps, frame, tile, ask.rest, self._products())
 
     def _options(self, ask: _Ask, tiles: Grid, target: int | None) -> Iterator[Plan]:
         """Plans without the weights in their peak, from roomy to lean."""
