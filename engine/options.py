@@ -55,7 +55,6 @@ class Options:
         return replace(self, **dict.fromkeys(on, True), **dict.fromkeys(off, False))
 
 
-
 @dataclass(frozen=True)
 class Place:
     """Where a model runs, and why the fused kernels cannot run it there (None: they can)."""
@@ -183,21 +182,11 @@ TOGGLES: dict[str, Toggle] = {
 DEFAULTS = Options()
 
 
-def availability(
-    device: torch.device | str, architecture: str, config: object, dtype: torch.dtype
-) -> dict[str, str | None]:
-    """For each toggle None where it can do something for this model on this device, else the reason why not.
-
-    architecture, config: as a VideoVAE's `arch` and `model.config` (None: the published widths). Imports no Triton.
-    """
-    from .fused_path import why_off
-
-    device = torch.device(device)
-    return unavailable(device, dtype, why_off(architecture, config, dtype, device))
-
-
 def unavailable(device: torch.device, dtype: torch.dtype, kernels_off: str | None) -> dict[str, str | None]:
-    """As `availability`, where it is known already why the fused kernels cannot run (None: they can)."""
+    """For each toggle None where it can do something for a model of `dtype` on this device, else the reason why not.
+
+    kernels_off: why the fused kernels cannot run the model there (None: they can). Imports no Triton.
+    """
     place = Place(device, dtype, kernels_off)
     return {name: toggle.here(place) for name, toggle in TOGGLES.items()}
 

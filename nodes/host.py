@@ -22,8 +22,9 @@ from torch import Tensor
 
 from ..engine import Cancelled, Checkpoint, InputError, VideoVAE, load, log
 from ..engine.archs import seedvr2
+from ..engine.availability import availability
 from ..engine.loader import PRECISIONS, auto_precision
-from ..engine.options import Options, availability
+from ..engine.options import Options
 from ..engine.planning.budget import DEFAULT_SHARE, GIB, available_ram, card_room, host_budget
 from ..engine.planning.planner import Plan
 from ..engine.run.caches import empty_host_cache

@@ -62,8 +62,9 @@ def describe_options(gpu: bool) -> Lines:
     import torch
 
     from ..archs import seedvr2
+    from ..availability import availability
     from ..loader import PRECISIONS, auto_precision
-    from ..options import DEFAULTS, OFF, TOGGLES, availability, unused
+    from ..options import DEFAULTS, OFF, TOGGLES, unused
 
     device = torch.device("cuda" if gpu else "cpu")
     dtype = PRECISIONS[auto_precision(device, seedvr2.ARCHITECTURE)]

@@ -146,7 +146,7 @@ def _planner(args: argparse.Namespace) -> tuple[Planner, Architecture, str]:
 
 def _use(path: FusedPath, model: Network, precision: str) -> None:
     """Plan for every convolution that this precision can take."""
-    from ..precision.policy import KINDS, Policy, eligible
+    from ..operands.policy import KINDS, Policy, eligible
 
     for half in ("encoder", "decoder"):
         kinds = dict.fromkeys(eligible(getattr(model, half)), precision) if precision in KINDS else {}

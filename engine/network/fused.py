@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..kernels.to_pixels import BYTES, UNIT, Pixels
+from ..operands.forms import Operands
 from ..options import DEFAULTS, Options
-from ..precision.operands import Operands
 from ..run.parking import Parking
 from ..run.run import Run
 from .chain import Link, Result, given, pack_chain, sizes, take, through

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from ...kernels import exact
 from ...kernels.conv3d import Partials
 from ...kernels.precision import tf32_asked
+from ...operands.forms import Operands
 from ...options import Options
-from ...precision.operands import Operands
 from ...run.run import Run
 from ...run.weights import Conv as Packed
 from ..packed import conv_of

@@ -1,0 +1,66 @@
+"""The rules of the house that a reader cannot check at a glance: who imports whom, where architectures are named."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FILES = sorted(p for folder in ("engine", "nodes") for p in (ROOT / folder).rglob("*.py"))
+
+
+def module_at(parts: tuple[str, ...]) -> Path | None:
+    place = ROOT.joinpath(*parts)
+    return next((p for p in (place.with_suffix(".py"), place / "__init__.py") if parts and p.is_file()), None)
+
+
+def imports(path: Path) -> set[Path]:
+    """Files of this package that a file imports, also inside functions and for types only."""
+    found = set()
+    package = path.parent.relative_to(ROOT).parts
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.ImportFrom) or not node.level:
+            continue
+        base = package[: len(package) - node.level + 1] + tuple(filter(None, (node.module or "").split(".")))
+        for alias in node.names:
+            found.add(module_at((*base, alias.name)) or module_at(base))
+    return found - {None, path}
+
+
+def circles(arrows: dict) -> list[list]:
+    """Groups of nodes that reach each other (Tarjan's strongly connected components, from each node)."""
+    reach = {}
+    for start in arrows:
+        seen, waiting = set(), [start]
+        while waiting:
+            for target in arrows.get(waiting.pop(), ()):
+                if target not in seen:
+                    seen.add(target)
+                    waiting.append(target)
+        reach[start] = seen
+    groups = {frozenset(b for b in reach[a] if a in reach.get(b, ())) for a in arrows if a in reach[a]}
+    return sorted(sorted(map(str, group)) for group in groups)
+
+
+def room(path: Path) -> str:
+    """The folder under engine/ or nodes/ that a file is in, or the file itself where it is in none."""
+    parts = path.relative_to(ROOT).parts
+    return "/".join(parts[:2])
+
+
+def test_no_files_import_each_other_in_a_circle():
+    arrows = {path: imports(path) for path in FILES}
+    assert sum(map(len, arrows.values())) > 100
+    assert circles({str(a.relative_to(ROOT)): {str(b.relative_to(ROOT)) for b in bs} for a, bs in arrows.items()}) == []
+
+
+def test_no_folders_import_each_other_in_a_circle():
+    arrows: dict[str, set[str]] = {}
+    for path in FILES:
+        arrows.setdefault(room(path), set()).update({room(p) for p in imports(path)} - {room(path)})
+    assert circles(arrows) == []
+
+
+@pytest.mark.parametrize("arrows", [{"a": {"b"}, "b": {"c"}, "c": {"a"}}, {"a": {"a"}}])
+def test_a_circle_is_found(arrows):
+    assert circles(arrows) == [sorted(arrows)]
