@@ -1,6 +1,8 @@
 """The rules of the house that a reader cannot check at a glance: who imports whom, where architectures are named."""
 
 import ast
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -64,3 +66,54 @@ def test_no_folders_import_each_other_in_a_circle():
 @pytest.mark.parametrize("arrows", [{"a": {"b"}, "b": {"c"}, "c": {"a"}}, {"a": {"a"}}])
 def test_a_circle_is_found(arrows):
     assert circles(arrows) == [sorted(arrows)]
+
+
+# -- where architectures are named ------------------------------------------------------------------------------------
+
+FAMILY = re.compile(r"(seedvr|wan|hunyuan|ltx|mochi|cosmos|taehv|qwen)(video)?\d*")
+#: A string of more words than this is a sentence for people.
+NAME_WORDS = 3
+
+
+def names_in(tree: ast.AST) -> Iterator[str]:
+    """Identifiers, imported modules, and strings that are no sentences: names of things rather than words on them."""
+    alone = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}  # docstrings
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant):
+            if isinstance(node.value, str) and id(node) not in alone and len(node.value.split()) <= NAME_WORDS:
+                yield node.value
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+            yield from (alias.name for alias in node.names)
+        else:
+            found = (getattr(node, a, None) for a in ("id", "attr", "arg", "name"))
+            yield from (name for name in found if isinstance(name, str))
+
+
+def families_in(source: str) -> set[str]:
+    words = (w for name in names_in(ast.parse(source)) for w in re.findall(r"[a-z]+\d*", name.lower()))
+    return {word for word in words if FAMILY.fullmatch(word)}
+
+
+def test_architectures_are_named_in_their_rooms_only():
+    """Everything else asks the registry, so that a new family costs one file."""
+    rooms = {"engine/archs", "engine/compat"}
+    found = {str(p.relative_to(ROOT)): families_in(p.read_text("utf-8")) for p in FILES if room(p) not in rooms}
+    assert {path: families for path, families in found.items() if families} == {}
+    assert families_in((ROOT / "engine/archs/registry.py").read_text("utf-8")) >= {"seedvr2", "wan21", "mochi"}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from ..archs import wan", "from ..archs.seedvr2 import Config", "import seedvr2", "WAN21 = 1",
+        "x.hunyuanvideo", "if vae.arch == 'wan2.1': pass", "def load_ltx(): pass", "f(qwen=1)", "title = 'Wan 2.1'",
+    ],
+)  # fmt: skip
+def test_a_name_of_an_architecture_is_found(source):
+    assert families_in(source)
+
+
+@pytest.mark.parametrize("source", ["'As SeedVR2.'", "wanted = 1", "help('Loads VAEs of Wan and SeedVR2')", "# wan"])
+def test_words_about_architectures_may_be_anywhere(source):
+    assert not families_in(source)
