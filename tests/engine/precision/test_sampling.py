@@ -143,8 +143,8 @@ def test_every_chunking_and_parking_gives_the_same_frames(model, ranges, kind, c
     for options in ((1, 1), (2, 3), (1, 2, Parking(None, 0))):
         out = decode(*options)[0]
         assert sampling.decibel(sampling.mse([2 * out], [2 * expected])) > 45, options
-    halos = {dtype for (_, dtype) in whole.rings}
-    assert halos == {torch.float16, convolutions(decoder)["decoder.up_blocks.0.upsamplers.0.conv"].dtype}
+    types = {dtype for (_, dtype) in whole.rings}
+    assert types == {torch.float16, convolutions(decoder)["decoder.up_blocks.0.upsamplers.0.conv"].dtype}
 
 
 def test_samples_cover_a_clip_and_stay_small():
