@@ -36,9 +36,8 @@ from .run.reuse import Runs, allocated
 from .run.run import RESERVE_BYTES, Run
 
 if TYPE_CHECKING:
-    from .network.stream import Steps
     from .options import Options
-    from .planning.planner import Plan
+    from .run.plan import Plan, Steps
 
 #: What operators allocate themselves besides the sums that a walk counts (coefficients of norms, scales, a library's
 #: small buffers), and what a run keeps in reserve for them.

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from .archs import Architecture
-from .network.stream import Steps, decode_features, decode_frames, encode_features, encode_moments, frame_spans
+from .network.stream import decode_features, decode_frames, encode_features, encode_moments, frame_spans
 from .options import Options
-from .planning.planner import Plan
 from .run.guard import Guard
 from .run.pixels import PixelSink, to_network
+from .run.plan import Plan, Steps
 
 
 class PlainPath:

@@ -16,11 +16,11 @@ from .compat.methods import DocumentedMethods
 from .errors import InputError
 from .fused_path import FusedPath, why_off
 from .kernels.exact import as_products
-from .network.stream import Steps, frame_spans
+from .network.stream import frame_spans
 from .options import DEFAULTS, OFF, Options, unavailable, unused
 from .plain_path import PlainPath
 from .planning.budget import host_budget, memory_room, memory_target
-from .planning.planner import Plan, Planner
+from .planning.planner import Planner
 from .precision.digest import digest
 from .precision.mixed import Mixed
 from .precision.modes import MIXED, PRECISIONS, resolve
@@ -32,6 +32,7 @@ from .run.guard import Guard
 from .run.kept import KEPT
 from .run.pinned import POOL
 from .run.pixels import OUTPUTS, PixelSink, to_unit
+from .run.plan import Plan, Steps
 from .run.progress import Cancel, Progress, Ticker
 from .source import Source
 

@@ -24,13 +24,14 @@ from ..engine import Cancelled, Checkpoint, InputError, VideoVAE, load, log
 from ..engine.archs import DEFAULT
 from ..engine.availability import availability
 from ..engine.loader import PRECISIONS, auto_precision
+from ..engine.memory import GIB, available_ram
 from ..engine.options import Options
-from ..engine.planning.budget import DEFAULT_SHARE, GIB, available_ram, card_room, host_budget
-from ..engine.planning.planner import Plan
+from ..engine.planning.budget import DEFAULT_SHARE, card_room, host_budget
 from ..engine.run.caches import empty_host_cache
 from ..engine.run.kept import KEPT
 from ..engine.run.pinned import POOL
 from ..engine.run.pixels import OUTPUTS
+from ..engine.run.plan import Plan
 from .frames import as_clip, as_latent
 from .planning import KNOWN, Machine, plan_facts, raised_facts
 from .preview import SIZE as PREVIEW_SIZE

@@ -17,13 +17,15 @@ from ..engine.archs import Architecture, by_file
 from ..engine.fused_path import FusedPath, why_off
 from ..engine.kernels.exact import as_products
 from ..engine.loader import NAMES, PRECISIONS, auto_precision
+from ..engine.memory import GIB
 from ..engine.options import DEFAULTS, Options
-from ..engine.planning.budget import DEFAULT_SHARE, GIB, card_room
-from ..engine.planning.planner import TILINGS, Plan, Planner
+from ..engine.planning.budget import DEFAULT_SHARE, card_room
+from ..engine.planning.planner import TILINGS, Planner
 from ..engine.precision.mixed import Mixed
 from ..engine.precision.modes import MIXED, resolve
 from ..engine.precision.store import Store
 from ..engine.run.pixels import OUTPUTS
+from ..engine.run.plan import Plan
 from .wording import labelled
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..hardware import GIB, Hardware, survey
+from ..hardware import Hardware, survey
+from ..memory import GIB
 
 if TYPE_CHECKING:
     from ..vae import VideoVAE

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from ..archs import Architecture
     from ..fused_path import FusedPath
     from ..network.plain import Network
-    from ..planning.planner import Plan, Planner
+    from ..planning.planner import Planner
+    from ..run.plan import Plan
 
 #: Targets of --table: the default share of common cards, and less.
 TABLE_GB = (26.0, 19.5, 13.0, 9.75, 8.0, 6.5, 4.0, 3.0)
@@ -43,7 +44,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..planning.budget import GIB, check_sizes, memory_room, memory_target
+    from ..memory import GIB
+    from ..planning.budget import check_sizes, memory_room, memory_target
 
     width, height = _size(args.size)
     check_sizes(args.vram_gb, args.ram_gb)
@@ -156,7 +158,8 @@ def _row(
 ) -> dict[str, object]:
     import torch
 
-    from ..planning.budget import GIB, host_budget
+    from ..memory import GIB
+    from ..planning.budget import host_budget
     from ..run.pixels import OUTPUTS
 
     s = planner.spatial

@@ -7,24 +7,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ..run.plan import Steps
 from .state import State
 
 if TYPE_CHECKING:
     from .plain import Half
-
-
-@dataclass(frozen=True)
-class Steps:
-    """Latents per chunk, and frames per call at the highest resolutions. 0: all there are."""
-
-    latents: int = 0
-    frames: int = 0
 
 
 def split(x: Tensor, size: int) -> Iterable[Tensor]:

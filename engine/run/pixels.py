@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .guard import out_of_memory
 from .pinned import staged, staging
+from .pressure import out_of_memory
 
 OUTPUTS = {"float32": torch.float32, "float16": torch.float16, "uint8": torch.uint8}
 

@@ -17,8 +17,8 @@ from ..kernels.conv3d import Epilogue, Geometry, Partials, Weight, conv3d, frame
 from ..kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
 from ..kernels.to_pixels import Pixels, scratch_floats, to_pixels
 from .arena import Arena
-from .guard import out_of_memory
 from .parking import Buffer, Parked, Parking
+from .pressure import out_of_memory
 from .rings import Plane, Ring
 from .walk import Walk
 from .weights import Attention, Conv, Output

@@ -19,11 +19,12 @@ from zerowaste_vae.engine.network.ops.strided_down import StridedDown
 from zerowaste_vae.engine.network.plain import Network
 from zerowaste_vae.engine.network.program import STEP, TILES, Program
 from zerowaste_vae.engine.network.state import State
-from zerowaste_vae.engine.network.stream import Steps, decode_features, decode_frames
+from zerowaste_vae.engine.network.stream import decode_features, decode_frames
 from zerowaste_vae.engine.operands.forms import Operands
 from zerowaste_vae.engine.operands.policy import Policy, eligible
 from zerowaste_vae.engine.precision import sampling
 from zerowaste_vae.engine.run.parking import Parking
+from zerowaste_vae.engine.run.plan import Steps
 
 CPU = torch.device("cpu")
 

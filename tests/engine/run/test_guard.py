@@ -8,7 +8,7 @@ from zerowaste_vae.engine.network.plain import Half
 from zerowaste_vae.engine.run import arena as memory
 from zerowaste_vae.engine.run import handover, parking
 from zerowaste_vae.engine.run import run as run_module
-from zerowaste_vae.engine.run.guard import Pressure, out_of_memory
+from zerowaste_vae.engine.run.pressure import Pressure, out_of_memory
 from zerowaste_vae.engine.run.run import Run
 
 from .faults import SIZE, events, fail_calls, inject, leanest, leftovers, record_plans, record_writes
