@@ -20,11 +20,11 @@ from .kernels.targets import target
 from .network.fused import Emit, FusedDecoder, FusedEncoder, FusedPass, fuse
 from .network.plain import Network
 from .network.program import Program
+from .operands.forms import Operands
+from .operands.policy import EXACT, Policy
 from .options import Options
 from .planning.cost import Sizes
 from .planning.dryrun import peak_bytes
-from .precision.operands import Operands
-from .precision.policy import EXACT, Policy
 from .precision.prepared import load, moved, recipe, save
 from .precision.store import Store
 from .run.caches import empty_device_cache

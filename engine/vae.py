@@ -22,9 +22,9 @@ from .plain_path import PlainPath
 from .planning.budget import host_budget, memory_room, memory_target
 from .planning.planner import Planner
 from .precision.digest import digest
-from .precision.measure import latent_samples, video_samples
 from .precision.mixed import Mixed
 from .precision.modes import MIXED, PRECISIONS, resolve
+from .precision.sampling import latent_samples, video_samples
 from .precision.store import Store
 from .request import Request, check_latent, check_out, check_video
 from .run import clip
