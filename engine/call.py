@@ -15,14 +15,15 @@ from torch import nn
 
 from . import log
 from .errors import CheckpointError, NonFiniteError, PlanError
-from .hardware import GIB
 from .kernels.probe import from_triton, give_up
 from .kernels.targets import target
-from .planning.planner import Plan
+from .memory import GIB
 from .report import Report
 from .run.caches import synchronize
-from .run.guard import SAFER, Guard, NonFinite, out_of_memory
+from .run.guard import SAFER, Guard, NonFinite
 from .run.kept import KEPT
+from .run.plan import Plan
+from .run.pressure import out_of_memory
 from .run.scope import scoped_math
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, TypeVar
 
+from .memory import available_ram
+
 if TYPE_CHECKING:
     from .kernels.targets import Target
-
-GIB = 1 << 30
 T = TypeVar("T")
 
 #: Name shown -> distributions that provide it, in the order they are looked for.
@@ -72,7 +72,7 @@ def survey() -> Hardware:
         system=_probe(platform.platform, "unknown"),
         python=platform.python_version(),
         cores=_probe(_cores, 1),
-        ram_free=_probe(_ram_free, None),
+        ram_free=_probe(available_ram, None),
         torch=_probe(_torch_version, None),
         cuda=_probe(_cuda_version, None),
         cudnn=_probe(_cudnn_version, None),
@@ -97,7 +97,7 @@ def fast_paths(hardware: Hardware) -> tuple[FastPath, ...]:
     if usable is None:
         kernels = FastPath("Triton kernels", False, "they need a GPU; torch's own operators are used")
     elif hardware.kernels:
-        what = "SeedVR2 and Wan in fp16 and bf16; torch's own operators for fp32 and for encoding in blended tiles"
+        what = "known networks in fp16 and bf16; torch's own operators for fp32 and for encoding in blended tiles"
         kernels = FastPath("Triton kernels", True, "; ".join((what, *limits)))
     else:
         kernels = FastPath("Triton kernels", False, "; ".join(limits) or "not available on this GPU")
@@ -141,12 +141,6 @@ def _installed(distributions: Sequence[str]) -> str | None:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _ram_free() -> int | None:
-    from .planning.budget import available_ram
-
-    return available_ram()
 
 
 def _torch_version() -> str:

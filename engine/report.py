@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .hardware import GIB
+from .memory import GIB
 from .run.caches import synchronize
 
 #: Counted events -> how a report words them.

@@ -13,18 +13,20 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..engine import InputError, PlanError
-from ..engine.archs import Architecture
+from ..engine.archs import Architecture, by_file
 from ..engine.fused_path import FusedPath, why_off
 from ..engine.kernels.exact import as_products
 from ..engine.loader import NAMES, PRECISIONS, auto_precision
+from ..engine.memory import GIB
 from ..engine.options import DEFAULTS, Options
-from ..engine.planning.budget import DEFAULT_SHARE, GIB, card_room
-from ..engine.planning.planner import TILINGS, Plan, Planner
+from ..engine.planning.budget import DEFAULT_SHARE, card_room
+from ..engine.planning.planner import Planner
 from ..engine.precision.mixed import Mixed
 from ..engine.precision.modes import MIXED, resolve
 from ..engine.precision.store import Store
+from ..engine.request import TILINGS
 from ..engine.run.pixels import OUTPUTS
-from . import published
+from ..engine.run.plan import Plan
 from .wording import labelled
 
 if TYPE_CHECKING:
@@ -198,10 +200,10 @@ def answer(question: Question, machine: Machine) -> dict[str, object]:
     A file that no node has loaded yet is planned as the published VAE of its name, and the answer says so; of any other
     there is no plan: `unknown`, with `host` where it is known that ComfyUI's own code runs it.
     """
-    found, named = KNOWN.find(question.model), published.by_name(question.model)
+    found, named = KNOWN.find(question.model), by_file(question.model)
     if found is None and (named is None or KNOWN.is_foreign(question.model)):
         return {"unknown": True, "host": KNOWN.is_foreign(question.model), "model": question.model}
-    architecture, config = found or named[1:]
+    architecture, config = found or (named, named.published.config)
     auto = question.precision == "auto"
     precision = auto_precision(machine.device, architecture) if auto else question.precision
     planner, off = _planner(architecture, config, precision, machine.device, question.options)
@@ -212,7 +214,7 @@ def answer(question: Question, machine: Machine) -> dict[str, object]:
     facts = {
         "model": question.model,
         "assumed": found is None,
-        "assumed_as": "" if found else named[0],
+        "assumed_as": "" if found else named.published.title,
         "precision": precision,
         "device": str(machine.device),
         "target_gb": _gb(target),

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from ..archs import Architecture
     from ..fused_path import FusedPath
     from ..network.plain import Network
-    from ..planning.planner import Plan, Planner
+    from ..planning.planner import Planner
+    from ..run.plan import Plan
 
 #: Targets of --table: the default share of common cards, and less.
 TABLE_GB = (26.0, 19.5, 13.0, 9.75, 8.0, 6.5, 4.0, 3.0)
@@ -43,7 +44,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..planning.budget import GIB, check_sizes, memory_room, memory_target
+    from ..memory import GIB
+    from ..planning.budget import memory_room, memory_target
+    from ..request import check_sizes
 
     width, height = _size(args.size)
     check_sizes(args.vram_gb, args.ram_gb)
@@ -101,7 +104,7 @@ def _planner(args: argparse.Namespace) -> tuple[Planner, Architecture, str]:
     """A planner of the asked model on the meta device, the model's architecture, and what else there is to say."""
     import torch
 
-    from ..archs import seedvr2
+    from ..archs import DEFAULT
     from ..fused_path import FusedPath, not_fused
     from ..loader import NAMES, PRECISIONS, load
     from ..options import DEFAULTS
@@ -114,9 +117,7 @@ def _planner(args: argparse.Namespace) -> tuple[Planner, Architecture, str]:
     if args.output not in OUTPUTS:
         raise InputError(f"--output {args.output} is not one of {', '.join(OUTPUTS)}")
     if args.vae is None:
-        architecture = seedvr2.ARCHITECTURE
-        widths = (128, 256, 512, 512)
-        config = seedvr2.Config(widths, widths)
+        architecture, config = DEFAULT, DEFAULT.published.config
     else:
         vae = load(args.vae, precision="fp32", device="cpu", norm_groups=args.norm_groups)
         architecture, config = vae.architecture, vae.model.config
@@ -146,7 +147,7 @@ def _planner(args: argparse.Namespace) -> tuple[Planner, Architecture, str]:
 
 def _use(path: FusedPath, model: Network, precision: str) -> None:
     """Plan for every convolution that this precision can take."""
-    from ..precision.policy import KINDS, Policy, eligible
+    from ..operands.policy import KINDS, Policy, eligible
 
     for half in ("encoder", "decoder"):
         kinds = dict.fromkeys(eligible(getattr(model, half)), precision) if precision in KINDS else {}
@@ -158,7 +159,8 @@ def _row(
 ) -> dict[str, object]:
     import torch
 
-    from ..planning.budget import GIB, host_budget
+    from ..memory import GIB
+    from ..planning.budget import host_budget
     from ..run.pixels import OUTPUTS
 
     s = planner.spatial

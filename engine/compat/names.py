@@ -19,11 +19,13 @@ from torch.utils.data import DataLoader, Dataset
 from .. import log
 from ..archs import detect
 from ..archs.seedvr2 import ARCHITECTURE as SEEDVR2
+from ..availability import availability
 from ..errors import InputError, PlanError
 from ..files.checkpoint import Checkpoint
-from ..hardware import GIB, survey
+from ..hardware import survey
 from ..loader import PRECISIONS, auto_precision, load
-from ..options import DEFAULTS, TOGGLES, availability
+from ..memory import GIB
+from ..options import DEFAULTS, TOGGLES
 from ..vae import VideoVAE
 from .passes import (
     apply_channels_last_3d,

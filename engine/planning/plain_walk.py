@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from ..network.state import State
-from ..network.stream import Steps, decode_features, decode_frames, encode_features, encode_moments, frame_spans, split
+from ..network.stream import decode_features, decode_frames, encode_features, encode_moments, frame_spans, split
 from ..run.pixels import to_network
+from ..run.plan import Steps
 from ..run.scope import attention_scope
 from .dryrun import peak_bytes
 

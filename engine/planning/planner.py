@@ -1,7 +1,7 @@
 """Chooses chunking and tiles so that a decode or encode stays below a memory target.
 
-Each candidate's peak comes from a dry walk: of the fused program (fused/path.py) or of the network itself on the meta
-device (runtime/plain_walk.py).
+Each candidate's peak comes from a dry walk: of the fused program, or of the network itself on the meta device
+(plain_walk.py).
 """
 
 from __future__ import annotations
@@ -9,66 +9,31 @@ from __future__ import annotations
 import functools
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from .. import log
-from ..errors import InputError, PlanError
-from ..network.stream import Steps
+from ..errors import PlanError
+from ..memory import in_gb
+from ..request import Request
 from ..run.parking import Parking
-from ..run.tiles import Grid, check_tile, grid, shrinking
-from .budget import GIB
+from ..run.plan import Plan, Steps
+from ..run.tiles import Grid, grid, shrinking
 from .cost import Sizes, leanest, quickest
 from .plain_walk import PlainWalk
 
 if TYPE_CHECKING:
     from ..fused_path import FusedPath
 
-TILINGS = ("auto", "untiled", "exact", "blended")
 #: What cuBLAS and cuDNN hold besides (40 to 60 MiB measured on an H200).
 LIBRARY_BYTES = 96 << 20
 #: Chunks longer than this gain nothing but need more memory.
 MAX_LATENTS = 4
 #: Pixels that blended tiles share where nobody asked for tiles.
 OVERLAP = 64
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How a clip goes through the network.
-
-    `peak_bytes` counts weights, history, activations and library workspaces on the device: torch's allocated bytes.
-    Its caching allocator may reserve more while the card has room, and gives that back before it runs out.
-    """
-
-    steps: Steps
-    grid: Grid
-    peak_bytes: int
-    fused: bool = False
-    #: Histories that wait in host memory, if any, and the bytes they take there.
-    parking: Parking | None = None
-    host_bytes: int = 0
-
-    #: A target that was the default one and had to be raised to this, if so.
-    raised: int | None = field(default=None, compare=False)
-    #: What "auto" had to give up for a plan, and what would spare it.
-    note: str = field(default="", compare=False)
-
-    @property
-    def tiled(self) -> bool:
-        return len(self.grid) > 1
-
-    def describe(self) -> str:
-        tiles = f"{len(self.grid)} blended tiles" if self.tiled else "untiled"
-        frames = f", {self.steps.frames} frame(s) per step at full size" if self.steps.frames else ""
-        kernels = "fused kernels" if self.fused else "plain torch"
-        parked = f", {_gb(self.host_bytes)} of histories parked in host memory" if self.host_bytes else ""
-        size = f"about {self.peak_bytes / GIB:.2f} GB"
-        note = f" ({self.note})" if self.note else ""
-        return f"{kernels}, {tiles}, {self.steps.latents} latent(s) per chunk{frames}{parked}, {size}{note}"
 
 
 class Planner:
@@ -118,12 +83,7 @@ class Planner:
         Raises InputError on impossible options and PlanError, naming the option that is the cause and what would fit,
         when nothing stays below the target; with "auto" only when no plan does, whatever it gives up (`Plan.note`).
         """
-        if tiling not in TILINGS:
-            raise InputError(f"tiling={tiling!r} is not one of {', '.join(TILINGS)}")
-        if chunk < 0:
-            raise InputError(f"chunk={chunk} is negative: give latents per chunk, or 0 for automatic")
-        if tiling in ("exact", "blended"):
-            check_tile(tile, overlap if tiling == "blended" else 0, self.spatial)
+        Request(tiling, tile, overlap, chunk).check(self.spatial)
         ask = _Ask(half, batch, latents, height, width, chunk, output, tile if tiling == "exact" else 0, host, rest,
                    check)  # fmt: skip
         if tiling == "blended":
@@ -158,7 +118,7 @@ class Planner:
             return plan
         if refusal := self._long_chunk(ask, grids, target):
             raise PlanError(refusal)
-        needs, target_is = f"needs {_gb(self._least(ask, grids[-1]))}", f"and the target is {_gb(target)}"
+        needs, target_is = f"needs {in_gb(self._least(ask, grids[-1]))}", f"and the target is {in_gb(target)}"
         if tile:
             smaller = self._fit_tiles(ask, self._grids(ask, 0, 0), target)
             cure = "use a smaller tile (0: automatic) or overlap, or raise vram_gb" if smaller else "raise vram_gb"
@@ -186,9 +146,9 @@ class Planner:
                     plan = fit(a, limit)
                     if plan is not None:
                         return self._noted(plan, ask, a, target, limit)
-        needs = _gb(self._least(asks[-1], grids[-1]))
+        needs = in_gb(self._least(asks[-1], grids[-1]))
         raise PlanError(f"{self._size(ask)} needs {needs} even in the smallest tiles and the target is "
-                        f"{_gb(limits[-1])}: raise vram_gb, or use smaller frames")  # fmt: skip
+                        f"{in_gb(limits[-1])}: raise vram_gb, or use smaller frames")  # fmt: skip
 
     def _noted(self, plan: Plan, ask: _Ask, used: _Ask, target: int | None, limit: int | None) -> Plan:
         """With what was given up: `ask` and `target` were asked for, `used` and `limit` are what the plan is for."""
@@ -198,7 +158,7 @@ class Planner:
             notes.append(f"blended tiles are approximate; {without}or use smaller frames to have them exact")
         if limit != target:
             why = "nothing smaller fits" if plan.tiled else "whole frames need it"
-            notes.append(f"the target of {_gb(target)} is raised to the {_gb(limit)} that are free: {why}")
+            notes.append(f"the target of {in_gb(target)} is raised to the {in_gb(limit)} that are free: {why}")
         if used.chunk != ask.chunk:
             notes.append(f"chunk={ask.chunk} does not fit the target and is not used: same frames")
         raised = limit if limit != target else None
@@ -260,7 +220,7 @@ class Planner:
     def _plain_peak(self, ask: _Ask, tiles: Grid, steps: Steps) -> int:
         tile = tiles.rows.size, tiles.cols.size
         frame = ask.height, ask.width
-        return self._plain.peak(ask.half, ask.batch, ask.latents, steps, frame, tile, ask.rest, self._products())
+        return self._plain.peak(ask.half, 1, ask.latents, steps, frame, tile, ask.rest, self._products())
 
     def _options(self, ask: _Ask, tiles: Grid, target: int | None) -> Iterator[Plan]:
         """Plans without the weights in their peak, from roomy to lean."""
@@ -332,7 +292,7 @@ class Planner:
 
     def _no_whole(self, ask: _Ask, target: int | None) -> str:
         """Why whole frames do not fit and what would make them; ends where another way out may follow."""
-        needs = f"needs {_gb(self._least(ask, self._whole(ask)))} and the target is {_gb(target)}"
+        needs = f"needs {in_gb(self._least(ask, self._whole(ask)))} and the target is {in_gb(target)}"
         clips = "decode fewer clips at once, " if ask.batch > 1 and self._fused() is None else ""
         return f"{self._size(ask)} untiled {needs}: raise vram_gb, {clips}{self._parked(ask, target)}"
 
@@ -341,7 +301,7 @@ class Planner:
         plan = self._fit_tiles(replace(ask, chunk=0), grids, target) if ask.chunk > 1 else None
         if plan is None:
             return ""
-        needs = f"needs {_gb(self._least(ask, grids[-1]))} at {self._size(ask)} and the target is {_gb(target)}"
+        needs = f"needs {in_gb(self._least(ask, grids[-1]))} at {self._size(ask)} and the target is {in_gb(target)}"
         return f"chunk={ask.chunk} {needs}: lower chunk ({plan.steps.latents} fits; 0 lets the planner choose)"
 
     def _parked(self, ask: _Ask, target: int | None) -> str:
@@ -356,16 +316,16 @@ class Planner:
             return ""
         needed = self._total(least.device)
         if target is not None and needed > target:
-            return f"or vram_gb to {_gb(needed)} and ram_gb to {_gb(least.host)} (it is {_gb(ask.host)}), "
-        return f"or ram_gb to {_gb(least.host)} (it is {_gb(ask.host)}; {_gb(needed)} of GPU memory then do), "
+            return f"or vram_gb to {in_gb(needed)} and ram_gb to {in_gb(least.host)} (it is {in_gb(ask.host)}), "
+        return f"or ram_gb to {in_gb(least.host)} (it is {in_gb(ask.host)}; {in_gb(needed)} of GPU memory then do), "
 
     def _why_no_bands(self, ask: _Ask, tiles: Grid, target: int | None) -> str:
         if ask.host == 0 or self._fused() is None:
             return "bands need parked histories, which only the fused kernels on a GPU have"
         least = self._sizes(ask, tiles, self._step(ask, 1, 1), Parking(None, 0, rows=ask.band))
-        needs = f"{_gb(least.device + LIBRARY_BYTES + self._weights)}, and the target is {_gb(target)}"
+        needs = f"{in_gb(least.device + LIBRARY_BYTES + self._weights)}, and the target is {in_gb(target)}"
         if ask.host is not None:
-            needs += f"; {_gb(least.host)} of host memory, and ram_gb allows {_gb(ask.host)}"
+            needs += f"; {in_gb(least.host)} of host memory, and ram_gb allows {in_gb(ask.host)}"
         return f"its bands need {needs}"
 
 
@@ -393,7 +353,3 @@ def _steps(latents: int, chunk: int) -> Iterator[Steps]:
         yield Steps(min(n, latents), 0)
     for frames in (2, 1):
         yield Steps(min(sizes[-1], latents), frames)
-
-
-def _gb(size: int | None) -> str:
-    return f"{(size or 0) / GIB:.2f} GB"

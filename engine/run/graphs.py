@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -23,10 +23,8 @@ from .. import log
 from ..kernels.observe import listening
 from .caches import RECORDING, synchronize
 from .graph_rule import CALLS, KEPT_BYTES, SETTLED, Clock, Notes, pays
+from .plan import Plan
 from .run import Run
-
-if TYPE_CHECKING:
-    from ..planning.planner import Plan
 
 T = TypeVar("T")
 #: What recording takes: cuBLAS's workspace for a second stream (32 MiB on an H200), operators' temporaries in a pool

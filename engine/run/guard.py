@@ -8,40 +8,22 @@ import gc
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING
 
 import torch
 
 from .. import log
 from ..errors import PlanError
-from ..planning.budget import GIB
+from ..memory import in_gb
 from .caches import empty_device_cache
+from .handover import Handover
 from .kept import KEPT
 from .pinned import POOL
+from .plan import Plan
+from .pressure import Pressure, out_of_memory
 from .progress import Ticker
-
-if TYPE_CHECKING:
-    from ..planning.planner import Plan
-    from .handover import Handover
 
 #: Where values overflow: the type of the next wider range, and its name as a precision. fp32 is the end of it.
 SAFER = {torch.float16: (torch.bfloat16, "bf16"), torch.bfloat16: (torch.float32, "fp32")}
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether `error` means that memory ran out: torch's own error, or one that a library passes on as text."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError, Pressure)):
-        return True
-    text = str(error).lower()
-    return isinstance(error, RuntimeError) and any(sign in text for sign in _SIGNS)
-
-
-#: CUDA and Triton; cuBLAS; torch's allocator of host memory on Linux and Windows.
-_SIGNS = ("out of memory", "alloc_failed", "can't allocate memory", "not enough memory")
-
-
-class Pressure(Exception):
-    """Raised between two chunks: the last one only just found its memory, and a leaner plan is there."""
 
 
 class NonFinite(Exception):
@@ -158,7 +140,7 @@ class Guard:
             smaller = self._step_down()
             if smaller is None and not again:
                 raise PlanError(
-                    f"out of memory in the smallest steps ({plan.peak_bytes / GIB:.2f} GB planned; {reason}): close "
+                    f"out of memory in the smallest steps ({in_gb(plan.peak_bytes)} planned; {reason}): close "
                     "other programs that use the device, lower the size, or use tiling='blended' with a smaller tile"
                 )
             again = smaller is not None

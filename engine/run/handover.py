@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..planning.budget import GIB, available_ram
+from ..memory import available_ram, in_gb
 from .pinned import POOL
 from .run import Run
 
@@ -19,7 +19,7 @@ SPARE_SHARE = 8
 @dataclass(frozen=True)
 class Handover:
     """A clip between two chunks: the frames each stage has taken in, and all histories in host memory by convolution
-    key, [halo, H + 2, W + 2, C] with the oldest frame first. `take_over` uses them up."""
+    key, [frames, H + 2, W + 2, C] with the oldest frame first. `take_over` uses them up."""
 
     done: Counter[str]
     histories: dict[str, Tensor]
@@ -35,7 +35,7 @@ def hand_over(run: Run) -> Handover | None:
     POOL.release()
     size, room = sum(p.rows.nbytes for pieces in there.values() for p in pieces), available_ram()
     if room is not None and size > room - room // SPARE_SHARE:
-        raise MemoryError(f"{size / GIB:.2f} GB of histories, {room / GIB:.2f} GB of host memory free")
+        raise MemoryError(f"{in_gb(size)} of histories, {in_gb(room)} of host memory free")
     histories = {}
     for key, pieces in there.items():
         last = pieces[-1]

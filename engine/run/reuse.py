@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from .graph_rule import Notes
 from .graphs import Graphs, aside, why_none, why_not_on
-from .guard import Guard, out_of_memory
+from .guard import Guard
 from .handover import hand_over
 from .kept import KEPT
+from .plan import Plan
+from .pressure import out_of_memory
 from .run import Run
-
-if TYPE_CHECKING:
-    from ..planning.planner import Plan
 
 
 class Runs:

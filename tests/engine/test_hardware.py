@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 from zerowaste_vae.engine import hardware
-from zerowaste_vae.engine.hardware import GIB, Gpu, fast_paths, runs_on, survey
+from zerowaste_vae.engine.hardware import Gpu, fast_paths, runs_on, survey
+from zerowaste_vae.engine.memory import GIB
 
 CARD = Gpu(0, "NVIDIA GeForce RTX 5070 Ti", 120, 16 * GIB, 15 * GIB, runnable=True)
 

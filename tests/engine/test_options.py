@@ -5,8 +5,9 @@ import itertools
 import pytest
 import torch
 from zerowaste_vae.engine import InputError, load
+from zerowaste_vae.engine.availability import availability
 from zerowaste_vae.engine.kernels.targets import capabilities
-from zerowaste_vae.engine.options import DEFAULTS, OFF, TOGGLES, Options, availability, unavailable, unused
+from zerowaste_vae.engine.options import DEFAULTS, OFF, TOGGLES, Options, unavailable, unused
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 FUSED_ONLY = {"composed_upsample", "cuda_graphs", "async_offload"}

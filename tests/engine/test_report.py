@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 from zerowaste_vae import Cancelled, PlanError
+from zerowaste_vae.engine.memory import GIB
 from zerowaste_vae.engine.options import DEFAULTS
-from zerowaste_vae.engine.planning.budget import GIB
 from zerowaste_vae.engine.report import EVENTS, Report
 
 

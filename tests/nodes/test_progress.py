@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from zerowaste_vae.engine.network.stream import Steps
-from zerowaste_vae.engine.planning.planner import Plan
+from zerowaste_vae.engine.run.plan import Plan, Steps
 from zerowaste_vae.engine.run.tiles import grid
 from zerowaste_vae.nodes import progress
 

@@ -13,8 +13,8 @@ from zerowaste_vae import InputError, PlanError, load
 from zerowaste_vae.engine.cli import main
 from zerowaste_vae.engine.compat import names as compat
 from zerowaste_vae.engine.compat import passes
+from zerowaste_vae.engine.memory import GIB
 from zerowaste_vae.engine.options import DEFAULTS, TOGGLES
-from zerowaste_vae.engine.planning.budget import GIB
 from zerowaste_vae.engine.vae import VideoVAE
 
 DOCUMENTED = {

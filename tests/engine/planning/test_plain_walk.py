@@ -9,7 +9,6 @@ from torch.profiler import ProfilerActivity, profile
 from zerowaste_vae.engine.archs import seedvr2, wan
 from zerowaste_vae.engine.kernels import exact
 from zerowaste_vae.engine.network.stream import (
-    Steps,
     decode_features,
     decode_frames,
     encode_features,
@@ -17,6 +16,7 @@ from zerowaste_vae.engine.network.stream import (
     frame_spans,
 )
 from zerowaste_vae.engine.planning.plain_walk import PlainWalk
+from zerowaste_vae.engine.run.plan import Steps
 
 SEEDVR2 = seedvr2.ARCHITECTURE, seedvr2.Config((16, 32, 64, 64), (16, 32, 64, 64), norm_groups=4)
 WAN = wan.WAN21, wan.Config((16, 32, 64, 64), (16, 32, 64, 64))

@@ -6,12 +6,12 @@ import pytest
 import torch
 from zerowaste_vae import Cancelled
 from zerowaste_vae.engine.archs import seedvr2, wan
-from zerowaste_vae.engine.network.stream import Steps
 from zerowaste_vae.engine.options import DEFAULTS, unavailable
 from zerowaste_vae.engine.run import graph_rule, graphs
 from zerowaste_vae.engine.run import reuse as runs
 from zerowaste_vae.engine.run.kept import KEPT
 from zerowaste_vae.engine.run.parking import Parking
+from zerowaste_vae.engine.run.plan import Steps
 from zerowaste_vae.engine.run.tiles import grid
 from zerowaste_vae.engine.vae import VideoVAE
 

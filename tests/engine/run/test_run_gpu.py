@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 from zerowaste_vae import load
-from zerowaste_vae.engine.network.stream import Steps
-from zerowaste_vae.engine.planning.budget import GIB
+from zerowaste_vae.engine.memory import GIB
 from zerowaste_vae.engine.run.parking import SPARE_BYTES, Parked, Parking
 from zerowaste_vae.engine.run.pinned import POOL
+from zerowaste_vae.engine.run.plan import Steps
 
 from ..gpu_models import make
 
