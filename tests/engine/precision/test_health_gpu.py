@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 from zerowaste_vae import load
-from zerowaste_vae.engine.run.run import Run
 from zerowaste_vae.engine.kernels.norm_act import statistics
+from zerowaste_vae.engine.run.run import Run
 
 pytestmark = [
     pytest.mark.gpu,
