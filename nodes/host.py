@@ -27,7 +27,7 @@ from ..engine.optimize import Options, availability
 from ..engine.runtime.caches import empty_host_cache
 from ..engine.runtime.kept import KEPT
 from ..engine.runtime.memory import DEFAULT_SHARE, GIB, available_ram, card_room, host_budget
-from ..engine.runtime.pinned import POOL
+from ..engine.runtime.pinned import POOL, forbid
 from ..engine.runtime.pixels import OUTPUTS
 from ..engine.runtime.plan import Plan
 from .frames import as_clip, as_latent
@@ -331,6 +331,8 @@ _machine: Machine | None = None
 
 def _sample_machine() -> Machine:
     global _machine
+    if getattr(args, "disable_pinned_memory", False):
+        forbid("--disable-pinned-memory")
     device = mm.vae_device()
     ram = available_ram()
     card = None if device.type == "cpu" else mm.get_total_memory(device)

@@ -175,3 +175,24 @@ def test_nodes_of_others_have_no_such_entry(browser, comfy):
     opened(browser, comfy)
     browser("load", workflow=graph("tiny.safetensors"))
     assert ENTRY not in browser("menu", node="4")
+
+
+@pytest.mark.parametrize("renderer", ["canvas", "vue"])
+def test_promoted_widgets_of_a_subgraph_are_followed(browser, comfy, shots, renderer, host_places):
+    """Core's Qwen-Image template: width and height are widgets of the node that stands for the subgraph."""
+    opened(browser, comfy, renderer)
+    browser("load", workflow=template(host_places, "image_qwen_image"))
+    browser("js", source=EVERYWHERE)
+    outer = "app.rootGraph.nodes.find((n) => n.subgraph)"
+    browser("js", source=INTO_SUBGRAPH)
+    browser("line", until="Fits")
+    sheet = browser("details", until="Fits")
+    assert "1328 × 1328 px, 1 frame (from the nodes before)" in sheet["text"]
+    assert "Wan 2.1" in sheet["text"]  # whose network Qwen-Image's VAE is
+    browser("key", keys="Escape")
+    browser("js", source=f"{outer}.widgets.filter((w) => w.name === 'width').forEach((w) => {{ w.value = 640; }})")
+    time.sleep(2)
+    assert "640 × 1328 px" in browser("details", until="GB")["text"]
+    browser("view", file=str(shots / f"adopt-qwen-{renderer}.png"))
+    browser("key", keys="Escape")
+    assert browser("problems") == []
