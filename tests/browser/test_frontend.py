@@ -378,3 +378,22 @@ def test_search_finds_decode_and_optimize(browser, comfy, words):
     assert "Zero-Waste VAE Decode" in found
     assert "Zero-Waste VAE Optimize" in found
     assert "Zero-Waste VAE Decode" not in browser("search", words=f"{words} zzz")
+
+
+def test_a_decode_in_a_subgraph_plans_and_reports(browser, comfy):
+    opened(browser, comfy)
+    nodes = browser("load", workflow=workflow("Try it - demo clip"))
+    decode = node(nodes, "ZeroWasteVAEDecode")["id"]
+    find = f"app.graph.nodes.find((n) => String(n.id) === '{decode}')"
+    browser("js", source=f"void app.graph.convertToSubgraph(new Set([{find}]))")
+    comfy.post("/free", {"unload_models": True, "free_memory": True})
+    time.sleep(2)
+    assert browser("run") == ["execution_success", None]
+    into = "app.canvas.setGraph([...app.rootGraph.subgraphs.values()].at(-1))"
+    browser("js", source=f"({into}, new Promise((done) => setTimeout(done, 1500)))")
+    assert "ms per frame · about" in browser("line", until="whole frames · exact")["text"]
+    sheet = browser("details", until="whole frames · exact")
+    assert "288 × 176 px, 1 frame (as in the last run)" in sheet["text"]
+    browser("key", keys="Escape")
+    browser("js", source="void app.canvas.setGraph(app.rootGraph)")
+    assert browser("problems") == []
