@@ -150,6 +150,7 @@ def test_the_line_before_and_after_a_run(browser, comfy, shots, renderer, palett
     assert "Last run" in sheet["text"] and "Compare with ComfyUI's own" in sheet["text"]
     # What this machine cannot do is no news.
     assert "no CUDA device" not in sheet["text"].partition("Last run")[2]
+    assert "not in use" not in sheet["text"]
     check_sheet(sheet)
     browser("view", file=str(shots / f"result-{renderer}-{palette}.png"))
     browser("key", keys="Escape")
@@ -397,3 +398,21 @@ def test_a_decode_in_a_subgraph_plans_and_reports(browser, comfy):
     browser("key", keys="Escape")
     browser("js", source="void app.canvas.setGraph(app.rootGraph)")
     assert browser("problems") == []
+
+
+def test_what_a_user_switched_off_is_listed(browser, comfy):
+    opened(browser, comfy)
+    graph = json.loads(SAVED["demo_encode_decode"].read_text())
+    for entry in graph["nodes"]:
+        if entry["type"] == "ZeroWasteVAELoader":
+            entry["widgets_values"][4] = False  # the fast exact path
+        if entry["type"] == "ZeroWasteVAEDemoClip":
+            entry["widgets_values"] = [1]
+    browser("load", workflow=graph)
+    comfy.post("/free", {"unload_models": True, "free_memory": True})
+    time.sleep(2)
+    assert browser("run") == ["execution_success", None]
+    text = browser("details", until="whole frames · exact")["text"]
+    assert "optimisations not in use that you can change" in text
+    assert "flash_attention: switched off" in text and "fp8" not in text
+    browser("key", keys="Escape")
