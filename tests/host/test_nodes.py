@@ -307,6 +307,6 @@ def test_a_vae_the_engine_does_not_know_runs_by_the_hosts_own_code(comfy):
     text, facts = run.outputs["decode"]["text"][0], run.outputs["decode"]["zerowaste"][0]
     assert "decode 9 frames of 64x48" in text
     assert "ComfyUI's own code" in text
-    assert "without effect on it: tiling auto, 1 latent(s) per chunk, at most 2 GB" in text
+    assert "without effect on it: tiling auto, 1 latent per chunk, at most 2 GB" in text
     assert facts["complete"] and facts["load_seconds"] is None and facts["predicted_gb"] is None
     assert "ComfyUI's own code" in run.outputs["encode"]["text"][0]
