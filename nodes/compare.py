@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from ..engine import InputError
-from ..engine.metrics import Comparison, tile_edges
-from ..engine.metrics import compare as compare_clips
+from ..engine.bench.metrics import Comparison, tile_edges
+from ..engine.bench.metrics import compare as compare_clips
 from . import frames, host
 from .conversion import engine_vae, host_decode
 from .host import io

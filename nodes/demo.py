@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..engine import CheckpointError, demo_vae_path
-from ..engine.media import read_video
+from ..engine.files.media import read_video
 from .host import io
 from .reports import ui
 from .widgets import report_output, schema

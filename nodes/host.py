@@ -21,15 +21,15 @@ from comfy_execution.utils import get_executing_context
 from torch import Tensor
 
 from ..engine import Cancelled, Checkpoint, InputError, VideoVAE, load, log
+from ..engine.archs import seedvr2
 from ..engine.loader import PRECISIONS, auto_precision
-from ..engine.models import seedvr2
-from ..engine.optimize import Options, availability
-from ..engine.runtime.caches import empty_host_cache
-from ..engine.runtime.kept import KEPT
-from ..engine.runtime.memory import DEFAULT_SHARE, GIB, available_ram, card_room, host_budget
-from ..engine.runtime.pinned import POOL, forbid
-from ..engine.runtime.pixels import OUTPUTS
-from ..engine.runtime.plan import Plan
+from ..engine.options import Options, availability
+from ..engine.planning.budget import DEFAULT_SHARE, GIB, available_ram, card_room, host_budget
+from ..engine.planning.planner import Plan
+from ..engine.run.caches import empty_host_cache
+from ..engine.run.kept import KEPT
+from ..engine.run.pinned import POOL, forbid
+from ..engine.run.pixels import OUTPUTS
 from .frames import as_clip, as_latent
 from .planning import KNOWN, Machine, plan_facts, raised_facts
 from .preview import SIZE as PREVIEW_SIZE

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 from ..engine import demo_vae_path, log, read_checkpoint
+from ..engine.archs import detect
 from ..engine.loader import NAMES, stored_groups
-from ..engine.models import detect
 from . import folders, making
 from .host import io
 from .planning import KNOWN

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..engine import Checkpoint, CheckpointError, read_checkpoint
-from ..engine.models import detect
+from ..engine.archs import detect
 from .host import EngineVAE, offload_device
 from .packages import needing_gguf
 from .settings import Settings

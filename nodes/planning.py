@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..engine import InputError, PlanError
-from ..engine.exact import as_products
-from ..engine.fused.path import FusedPath, why_off
+from ..engine.archs import Architecture
+from ..engine.fused_path import FusedPath, why_off
+from ..engine.kernels.exact import as_products
 from ..engine.loader import NAMES, PRECISIONS, auto_precision
-from ..engine.models.arch import Architecture
-from ..engine.optimize import DEFAULTS, Options
+from ..engine.options import DEFAULTS, Options
+from ..engine.planning.budget import DEFAULT_SHARE, GIB, card_room
+from ..engine.planning.planner import TILINGS, Plan, Planner
 from ..engine.precision.mixed import Mixed
 from ..engine.precision.modes import MIXED, resolve
 from ..engine.precision.store import Store
-from ..engine.runtime.memory import DEFAULT_SHARE, GIB, card_room
-from ..engine.runtime.pixels import OUTPUTS
-from ..engine.runtime.plan import TILINGS, Plan, Planner
+from ..engine.run.pixels import OUTPUTS
 from . import published
 from .wording import labelled
 

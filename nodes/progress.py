@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..engine.runtime.plan import Plan
+    from ..engine.planning.planner import Plan
 
 #: Seconds between two lines; each is a message to the browser.
 INTERVAL = 0.25

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ..engine.models import seedvr2, wan
-from ..engine.models.arch import Architecture
+from ..engine.archs import Architecture, seedvr2, wan
 
 SEEDVR2 = seedvr2.Config((128, 256, 512, 512), (128, 256, 512, 512))
 WAN21 = wan.Config((96, 192, 384, 384), (96, 192, 384, 384))

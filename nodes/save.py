@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ..engine.checkpoint import save_checkpoint
+from ..engine.files.checkpoint import save_checkpoint
 from . import folders, host
 from .host import io
 from .packages import needing_gguf

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 from ..engine import Checkpoint, InputError
-from ..engine.checkpoint.convert import Conversion
-from ..engine.checkpoint.quantize import PLAIN, TYPES
-from ..engine.checkpoint.reading import one_line
+from ..engine.files.checkpoint.convert import Conversion
+from ..engine.files.checkpoint.quantize import PLAIN, TYPES
+from ..engine.files.checkpoint.reading import one_line
 
 #: Characters of a file's name before the counter; file systems take 255 bytes, counter and suffix among them.
 MOST_CHARACTERS = 150

@@ -10,8 +10,8 @@ from contextlib import ExitStack
 from torch import Tensor
 
 from ..engine.kernels.precision import fp32_math
-from ..engine.optimize import Options, availability
-from ..engine.runtime.scope import CUDNN_BENCHMARK
+from ..engine.options import Options, availability
+from ..engine.run.scope import CUDNN_BENCHMARK
 
 
 def with_scoped_settings(vae: object, options: Options) -> tuple[object, list[str]]:

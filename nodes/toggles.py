@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..engine.optimize import TOGGLES, Options
+from ..engine.options import TOGGLES, Options
 from .host import io, unavailable
 from .widgets import advanced
 

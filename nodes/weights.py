@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..engine import Checkpoint, InputError
-from ..engine.checkpoint import restore_shapes
-from ..engine.models import detect
+from ..engine.archs import detect
+from ..engine.files.checkpoint import restore_shapes
 from .host import EngineVAE
 from .making import known
 

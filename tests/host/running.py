@@ -23,8 +23,8 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
-from zerowaste_vae.engine.media import write_mp4
-from zerowaste_vae.engine.models.seedvr2 import Config, SeedVR2
+from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
+from zerowaste_vae.engine.files.media import write_mp4
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CACHE = Path.home() / ".cache" / "zerowaste-vae"
@@ -242,7 +242,7 @@ def found(directory: str, environment: str, checkout: str, venv: str) -> tuple[P
 def random_weights(config: Config) -> dict[str, torch.Tensor]:
     """Seeded fp16 weights under which every layer counts and frames use the whole range."""
     with torch.device("meta"):
-        shapes = {name: tensor.shape for name, tensor in SeedVR2(config).state_dict().items()}
+        shapes = {name: tensor.shape for name, tensor in ARCHITECTURE.build(config).state_dict().items()}
     generator = torch.Generator().manual_seed(0)
     weights = {}
     for name, shape in shapes.items():

@@ -37,8 +37,8 @@ import comfy.options
 comfy.options.enable_args_parsing()
 import comfy.model_management as mm
 import torch
-from zerowaste_vae.engine.optimize import Options
-from zerowaste_vae.engine.runtime.pinned import POOL
+from zerowaste_vae.engine.options import Options
+from zerowaste_vae.engine.run.pinned import POOL
 from zerowaste_vae.nodes import making
 from zerowaste_vae.nodes.settings import Settings
 vae = making.from_file(__import__("pathlib").Path(sys.stdin.read()), "auto", None, Settings())
@@ -71,7 +71,7 @@ import comfy.options
 comfy.options.enable_args_parsing()
 import comfy.model_management as mm
 import torch
-from zerowaste_vae.engine.optimize import Options
+from zerowaste_vae.engine.options import Options
 from zerowaste_vae.nodes import making
 from zerowaste_vae.nodes.settings import Settings
 vae = making.from_file(__import__("pathlib").Path(sys.stdin.read()), "int8", None, Settings())
@@ -95,7 +95,7 @@ sys.argv = ["main.py", "--cpu"]
 import comfy.options
 comfy.options.enable_args_parsing()
 import torch
-from zerowaste_vae.engine.runtime.kept import KEPT
+from zerowaste_vae.engine.run.kept import KEPT
 from zerowaste_vae.nodes import making
 from zerowaste_vae.nodes.settings import Settings
 
@@ -127,7 +127,7 @@ import comfy.options
 comfy.options.enable_args_parsing()
 import torch
 from zerowaste_vae.engine.kernels.precision import tf32_asked
-from zerowaste_vae.engine.optimize import Options
+from zerowaste_vae.engine.options import Options
 from zerowaste_vae.nodes import scoped as scoped_settings
 
 class Unknown:
@@ -193,7 +193,7 @@ import sys
 sys.argv = ["main.py", "--cpu", "--disable-pinned-memory"]
 import comfy.options
 comfy.options.enable_args_parsing()
-from zerowaste_vae.engine.runtime import pinned
+from zerowaste_vae.engine.run import pinned
 from zerowaste_vae.nodes import host
 assert not pinned._forbidden
 host.machine()

@@ -9,11 +9,11 @@ import random
 import pytest
 import torch
 from zerowaste_vae.engine import InputError
+from zerowaste_vae.engine.archs import ARCHITECTURES, wan
+from zerowaste_vae.engine.archs.seedvr2 import Config
 from zerowaste_vae.engine.kernels.targets import capabilities
-from zerowaste_vae.engine.models import ARCHITECTURES, wan
-from zerowaste_vae.engine.models.seedvr2 import Config
+from zerowaste_vae.engine.planning.planner import TILINGS
 from zerowaste_vae.engine.precision import modes
-from zerowaste_vae.engine.runtime.plan import TILINGS
 from zerowaste_vae.nodes import planning
 from zerowaste_vae.nodes.planning import KNOWN, LIMITS, Known, Machine, Question, answer
 

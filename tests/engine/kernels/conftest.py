@@ -15,7 +15,8 @@ def interpreter(monkeypatch):
         pytest.skip("a GPU is here: test_gpu.py checks the kernels on it")
     from zerowaste_vae.engine.kernels.conv3d import schedules
 
-    tiles = {key: schedules.Schedule(32, 32, 32, 4, 2) for key in schedules.SCHEDULES[90]}
+    small = schedules.Schedule(positions=32, columns=32, depth=32, warps=4, stages=2)
+    tiles = dict.fromkeys(schedules.SCHEDULES[90], small)
     monkeypatch.setitem(schedules.SCHEDULES, 90, tiles)
 
 
