@@ -7,6 +7,7 @@ from ..engine.files.media import read_video
 from .host import io
 from .reports import ui
 from .widgets import report_output, schema
+from .wording import counted
 
 
 class DemoClip(io.ComfyNode):
@@ -41,5 +42,5 @@ class DemoClip(io.ComfyNode):
             raise CheckpointError(f"{path}: the demo clip is missing; install the pack again")
         images, fps = read_video(path, frames)
         count, height, width, _ = images.shape
-        report = f"{count} frames of {width}x{height} at {float(fps):g} frames per second, from {path.name}"
+        report = counted(f"{count} frames of {width}x{height} at {float(fps):g} frames per second, from {path.name}")
         return io.NodeOutput(images, float(fps), report, ui=ui(report))

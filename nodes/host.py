@@ -29,7 +29,7 @@ from ..engine.options import Options
 from ..engine.planning.budget import DEFAULT_SHARE, card_room, host_budget
 from ..engine.run.caches import empty_host_cache
 from ..engine.run.kept import KEPT
-from ..engine.run.pinned import POOL
+from ..engine.run.pinned import POOL, forbid
 from ..engine.run.pixels import OUTPUTS
 from ..engine.run.plan import Plan
 from .frames import as_clip, as_latent
@@ -332,6 +332,8 @@ _machine: Machine | None = None
 
 def _sample_machine() -> Machine:
     global _machine
+    if getattr(args, "disable_pinned_memory", False):
+        forbid("--disable-pinned-memory")
     device = mm.vae_device()
     ram = available_ram()
     card = None if device.type == "cpu" else mm.get_total_memory(device)

@@ -249,8 +249,8 @@ def plan_facts(
     width, height = s * cols.length, s * rows.length
     facts: dict[str, object] = {
         "fits": True,
-        "text": plan.describe(),
-        "note": plan.note,
+        "text": labelled(plan.describe()),
+        "note": labelled(plan.note),
         "mode": "blended" if plan.tiled else "untiled",
         "fused": plan.fused,
         "spatial": s,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from .wording import counted
+
 if TYPE_CHECKING:
     from ..engine.report import Report
 
@@ -25,12 +27,12 @@ class Outcome:
         lines = [self.report.text()]
         if self.load_seconds is not None:
             lines.append(f"{'load':<8}{self.load_seconds:.2f} s for ComfyUI to free memory and load the weights")
-        return "\n".join([*lines, *(f"{'note':<8}{note}" for note in self.notes)])
+        return counted("\n".join([*lines, *(f"{'note':<8}{note}" for note in self.notes)]))
 
     def ui(self) -> dict[str, tuple]:
         """The ui output of a node: `text`, and under KEY the engine's report, the plan and the notes."""
         facts = self.report.as_dict() | {"load_seconds": self.load_seconds, "plan_facts": self.plan}
-        return ui(self.text(), facts | {"notes": self.notes})
+        return ui(self.text(), facts | {"notes": [counted(note) for note in self.notes]})
 
 
 def ui(text: str, facts: dict[str, object] | None = None) -> dict[str, tuple]:

@@ -15,7 +15,14 @@ _OPTION = re.compile(rf"\b({'|'.join(_LABELS)})\b(?!=)")
 
 def labelled(text: str) -> str:
     """`text` with the labels of the widgets in place of the engine's option names ("tile=0" stays: it is a value)."""
-    return _OPTION.sub(lambda found: f"{_LABELS[found.group()]} ({found.group()})", text)
+    return counted(_OPTION.sub(lambda found: f"{_LABELS[found.group()]} ({found.group()})", text))
+
+
+def counted(text: str) -> str:
+    """ "2 latent(s)" and "1 frames" as one writes them."""
+    text = re.sub(r"\b1 ([a-z]+)\(s\)", r"1 \1", text)
+    text = re.sub(r"\b(\d+) ([a-z]+)\(s\)", r"\1 \2s", text)
+    return re.sub(r"(?<![\d.x])\b1 (frame|latent|chunk|clip)s\b", r"1 \1", text)
 
 
 @contextmanager

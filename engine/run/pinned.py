@@ -69,7 +69,7 @@ class PinnedPool:
             self._idle.clear()
 
     def _page_lock(self, block: Tensor) -> None:
-        if not torch.cuda.is_available():
+        if _forbidden or not torch.cuda.is_available():
             return
         error = torch.cuda.cudart().cudaHostRegister(block.data_ptr(), block.numel(), 0)
         if int(error) == 0:
@@ -82,8 +82,18 @@ class PinnedPool:
 POOL = PinnedPool()
 
 
+_forbidden = ""
+
+
+def forbid(reason: str) -> None:
+    """Lock no host memory in this process, because a user wants it so: the same as where the system refuses it."""
+    global _forbidden
+    _forbidden = reason
+    log.once(f"host memory is not page-locked ({reason}): copies wait for the GPU: slower, the same frames", log.info)
+
+
 def staging(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor | None:
-    """Page-locked memory of torch's own; None, and a line in the log, where the system refuses it."""
+    """Page-locked memory of torch's own; None where it is forbidden or, with a line in the log, the system refuses."""
     return _granted(lambda: torch.empty(shape, dtype=dtype, pin_memory=True))
 
 
@@ -93,6 +103,8 @@ def staged(part: Tensor) -> Tensor | None:
 
 
 def _granted(lock: Callable[[], Tensor]) -> Tensor | None:
+    if _forbidden:
+        return None
     try:
         return lock()
     except RuntimeError as error:

@@ -5,35 +5,13 @@ from __future__ import annotations
 import json
 import time
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
-from graphs import NOTES, to_prompt
-from pages import opened
+from pages import SAVED, node, opened, workflow
 
 pytestmark = pytest.mark.host
 
-ROOT = Path(__file__).resolve().parents[2]
-WORKFLOWS = {p.stem: p for p in sorted((ROOT / "workflows").glob("*.json"))}
-#: As the first version saved them.
-SAVED = {p.stem: p for p in sorted((ROOT / "tests" / "fixtures" / "workflows").glob("*.json"))}
-NAMING_FILES = {"VAELoader", "UNETLoader", "CLIPLoader", "LoadVideo", "LoadImage", "ZeroWasteVAELoader"}
 LOOKS = [("canvas", "dark"), ("canvas", "light"), ("vue", "dark"), ("vue", "light")]
-
-
-def workflow(name: str, frames: int = 1) -> dict:
-    graph = json.loads(WORKFLOWS[name].read_text())
-    for node in graph["nodes"]:
-        if node["type"] == "ZeroWasteVAEDemoClip":
-            node["widgets_values"] = [frames]
-        if node["type"] == "RepeatImageBatch":
-            node["widgets_values"] = [1]
-    return graph
-
-
-def node(nodes: list[dict], kind: str) -> dict:
-    (found,) = (n for n in nodes if n["type"] == kind)
-    return found
 
 
 def luminance(colour: str) -> float:
@@ -54,58 +32,6 @@ def check_sheet(sheet: dict) -> None:
     for above, below in pairwise(rows):
         assert below[1] >= above[3] - 1.5, "two lines overlap"
     assert abs(luminance(sheet["colour"]) - luminance(sheet["ground"])) > 0.4
-
-
-@pytest.mark.parametrize("renderer", ["canvas", "vue"])
-@pytest.mark.parametrize("name", sorted(WORKFLOWS))
-def test_every_workflow_opens_with_all_its_nodes(browser, comfy, shots, name, renderer):
-    opened(browser, comfy, renderer)
-    nodes = browser("load", workflow=workflow(name))
-    saved = workflow(name)["nodes"]
-    assert {n["id"]: n["type"] for n in nodes} == {str(n["id"]): n["type"] for n in saved}
-    assert [n["type"] for n in nodes if not n["known"] and n["type"] not in NOTES] == []
-    # The models that some workflows need are not here: those nodes alone are marked.
-    assert {n["type"] for n in nodes if n["errors"]} <= NAMING_FILES
-    # What the frontend would queue is what the host tests run.
-    expected = to_prompt(workflow(name), comfy.get("/object_info"))
-    prompt = browser("prompt")
-    ours = {key: n["inputs"] for key, n in prompt.items() if n["class_type"].startswith("ZeroWaste")}
-    assert ours == {key: n["inputs"] for key, n in expected.items() if n["class_type"].startswith("ZeroWaste")}
-    # Nothing covers anything else.
-    boxes = [(n["id"], *n["pos"], *n["size"]) for n in nodes]
-    for index, (a, x, y, w, h) in enumerate(boxes):
-        for b, x2, y2, w2, h2 in boxes[index + 1 :]:
-            apart = x + w <= x2 or x2 + w2 <= x or y + h <= y2 - 30 or y2 + h2 <= y - 30
-            assert apart, f"node {a} and node {b} overlap"
-    browser("view", file=str(shots / f"template-{name.replace(' ', '_')}-{renderer}.png"))
-    assert browser("problems") == []
-
-
-@pytest.mark.parametrize("name", sorted(SAVED))
-def test_workflows_of_the_first_version_load_with_their_values(browser, comfy, name):
-    opened(browser, comfy)
-    saved = json.loads(SAVED[name].read_text())
-    browser("load", workflow=saved)
-    prompt = browser("prompt")
-    # In the order of the widgets as they were then; values that it did not save are the defaults of then.
-    widgets = {
-        "ZeroWasteVAELoader": {"vae_name": None, "precision": "auto", "vram_gb": 0, "norm_groups": 0, "optimise": True},
-        "ZeroWasteVAEOptimize": {"precision": "auto", "vram_gb": 0, "chunk": 0, "tiling": "auto"},
-        "ZeroWasteVAEEncode": {"vram_gb": 0, "tiling": "auto", "chunk": 0, "ram_gb": 0},
-        "ZeroWasteVAEDecode": {"vram_gb": 0, "chunk": 0, "tiling": "auto", "output": "auto", "ram_gb": 0},
-        "ZeroWasteVAEDemoClip": {"frames": 9},
-    }
-    seen = 0
-    for entry in saved["nodes"]:
-        if entry["type"] not in widgets:
-            continue
-        values = dict(widgets[entry["type"]])
-        values |= dict(zip(values, entry["widgets_values"], strict=False))
-        inputs = prompt[str(entry["id"])]["inputs"]
-        assert {key: inputs[key] for key in values} == values
-        seen += 1
-    assert seen
-    assert browser("problems") == []
 
 
 @pytest.mark.parametrize(("renderer", "palette"), LOOKS)
@@ -150,6 +76,7 @@ def test_the_line_before_and_after_a_run(browser, comfy, shots, renderer, palett
     assert "Last run" in sheet["text"] and "Compare with ComfyUI's own" in sheet["text"]
     # What this machine cannot do is no news.
     assert "no CUDA device" not in sheet["text"].partition("Last run")[2]
+    assert "not in use" not in sheet["text"]
     check_sheet(sheet)
     browser("view", file=str(shots / f"result-{renderer}-{palette}.png"))
     browser("key", keys="Escape")
@@ -378,3 +305,40 @@ def test_search_finds_decode_and_optimize(browser, comfy, words):
     assert "Zero-Waste VAE Decode" in found
     assert "Zero-Waste VAE Optimize" in found
     assert "Zero-Waste VAE Decode" not in browser("search", words=f"{words} zzz")
+
+
+def test_a_decode_in_a_subgraph_plans_and_reports(browser, comfy):
+    opened(browser, comfy)
+    nodes = browser("load", workflow=workflow("Try it - demo clip"))
+    decode = node(nodes, "ZeroWasteVAEDecode")["id"]
+    find = f"app.graph.nodes.find((n) => String(n.id) === '{decode}')"
+    browser("js", source=f"void app.graph.convertToSubgraph(new Set([{find}]))")
+    comfy.post("/free", {"unload_models": True, "free_memory": True})
+    time.sleep(2)
+    assert browser("run") == ["execution_success", None]
+    into = "app.canvas.setGraph([...app.rootGraph.subgraphs.values()].at(-1))"
+    browser("js", source=f"({into}, new Promise((done) => setTimeout(done, 1500)))")
+    assert "ms per frame · about" in browser("line", until="whole frames · exact")["text"]
+    sheet = browser("details", until="whole frames · exact")
+    assert "288 × 176 px, 1 frame (as in the last run)" in sheet["text"]
+    browser("key", keys="Escape")
+    browser("js", source="void app.canvas.setGraph(app.rootGraph)")
+    assert browser("problems") == []
+
+
+def test_what_a_user_switched_off_is_listed(browser, comfy):
+    opened(browser, comfy)
+    graph = json.loads(SAVED["demo_encode_decode"].read_text())
+    for entry in graph["nodes"]:
+        if entry["type"] == "ZeroWasteVAELoader":
+            entry["widgets_values"][4] = False  # the fast exact path
+        if entry["type"] == "ZeroWasteVAEDemoClip":
+            entry["widgets_values"] = [1]
+    browser("load", workflow=graph)
+    comfy.post("/free", {"unload_models": True, "free_memory": True})
+    time.sleep(2)
+    assert browser("run") == ["execution_success", None]
+    text = browser("details", until="whole frames · exact")["text"]
+    assert "optimisations not in use that you can change" in text
+    assert "flash_attention: switched off" in text and "fp8" not in text
+    browser("key", keys="Escape")

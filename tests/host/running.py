@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -121,7 +121,7 @@ class Run:
 class Comfy:
     """A running ComfyUI; its folders lie in `base`."""
 
-    def __init__(self, checkout: Path, venv: Path, base: Path) -> None:
+    def __init__(self, checkout: Path, venv: Path, base: Path, packs: Sequence[str] = (PACK,)) -> None:
         self.base = base
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -130,7 +130,7 @@ class Comfy:
         self._log_path = base / "server.log"
         arguments = ["--cpu", "--listen", "127.0.0.1", "--port", str(self.port), "--base-directory", str(base)]
         arguments += ["--disable-api-nodes", "--database-url", "sqlite:///:memory:"]
-        arguments += ["--disable-all-custom-nodes", "--whitelist-custom-nodes", PACK]
+        arguments += ["--disable-all-custom-nodes", "--whitelist-custom-nodes", *packs]
         # The networks here are tiny: on a busy machine a second thread costs more in waiting than it computes.
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with self._log_path.open("wb") as log:
@@ -255,8 +255,11 @@ def random_weights(config: Config) -> dict[str, torch.Tensor]:
 
 
 @contextmanager
-def serving(base: Path, places: tuple[Path, Path], pack: Path = REPOSITORY) -> Iterator[Comfy]:
-    """A host with its folders in `base`: tiny VAEs, a clip of nine frames, and this pack (or what lies at `pack`)."""
+def serving(
+    base: Path, places: tuple[Path, Path], pack: Path = REPOSITORY, others: Sequence[Path] = ()
+) -> Iterator[Comfy]:
+    """A host with its folders in `base`: tiny VAEs, a clip of nine frames, and this pack (or what lies at `pack`), with
+    `others` beside it."""
     for folder in ("models/vae", "input", "custom_nodes"):
         (base / folder).mkdir(parents=True)
     (base / "custom_nodes" / PACK).symlink_to(pack, target_is_directory=True)
@@ -275,7 +278,9 @@ def serving(base: Path, places: tuple[Path, Path], pack: Path = REPOSITORY) -> I
     y, x, t = torch.meshgrid(torch.linspace(0, 3, 48), torch.linspace(0, 4, 64), torch.arange(9.0), indexing="ij")
     clip = torch.stack([torch.sin(x + t / 3), torch.cos(y - t / 4), torch.sin(x * y)], -1).permute(2, 0, 1, 3) / 2 + 0.5
     write_mp4(base / "input" / "clip.mp4", clip, 8)
-    server = Comfy(*places, base)
+    for other in others:
+        (base / "custom_nodes" / other.name).symlink_to(other, target_is_directory=True)
+    server = Comfy(*places, base, (PACK, *(other.name for other in others)))
     try:
         yield server
     finally:

@@ -188,6 +188,17 @@ except InputError as error:
 print("converted once")
 """
 
+PINNED = """
+import sys
+sys.argv = ["main.py", "--cpu", "--disable-pinned-memory"]
+import comfy.options
+comfy.options.enable_args_parsing()
+from zerowaste_vae.engine.run import pinned
+from zerowaste_vae.nodes import host
+assert not pinned._forbidden
+host.machine()
+print("forbidden:", pinned._forbidden)
+"""
 
 
 def inside(host_places, pack_folder, script: str) -> str:
@@ -230,3 +241,7 @@ def test_settings_of_an_unknown_vae_hold_during_its_calls_only(host_places, pack
 def test_a_conversion_lives_as_long_as_the_vae_it_was_made_from(host_places, pack_folder):
     """And the VAE that goes in is not changed by being used."""
     assert "converted once" in inside(host_places, pack_folder, CONVERTED)
+
+
+def test_the_hosts_option_against_page_locking_holds_for_us(host_places, pack_folder):
+    assert "forbidden: --disable-pinned-memory" in inside(host_places, pack_folder, PINNED)

@@ -50,7 +50,8 @@ def test_all_nodes_are_offered_with_the_files_of_models_vae(comfy):
     assert {f"ZeroWasteVAE{name}" for name in OURS} <= nodes.keys()
     ours = nodes["ZeroWasteVAELoader"]["input"]["required"]["vae_name"]
     options = ours[1]["options"] if ours[0] == "COMBO" else ours[0]
-    assert options == ["tiny.gguf", "tiny.safetensors", "demo (small)", "not_a_vae.safetensors"]
+    ours = ["tiny.gguf", "tiny.safetensors", "demo (small)", "not_a_vae.safetensors"]
+    assert [name for name in options if name in ours] == ours
     assert "tiny.gguf" not in json.dumps(nodes["VAELoader"])
 
 
@@ -307,6 +308,6 @@ def test_a_vae_the_engine_does_not_know_runs_by_the_hosts_own_code(comfy):
     text, facts = run.outputs["decode"]["text"][0], run.outputs["decode"]["zerowaste"][0]
     assert "decode 9 frames of 64x48" in text
     assert "ComfyUI's own code" in text
-    assert "without effect on it: tiling auto, 1 latent(s) per chunk, at most 2 GB" in text
+    assert "without effect on it: tiling auto, 1 latent per chunk, at most 2 GB" in text
     assert facts["complete"] and facts["load_seconds"] is None and facts["predicted_gb"] is None
     assert "ComfyUI's own code" in run.outputs["encode"]["text"][0]

@@ -9,13 +9,18 @@ from zerowaste_vae.engine import InputError, PlanError
 from zerowaste_vae.nodes.packages import needing_gguf
 from zerowaste_vae.nodes.saving import MOST_CHARACTERS, check_prefix, without_suffix
 from zerowaste_vae.nodes.settings import from_widgets
-from zerowaste_vae.nodes.wording import fitting, labelled
+from zerowaste_vae.nodes.wording import counted, fitting, labelled
 
 
 def test_options_are_named_by_their_labels():
     said = labelled("needs 3 GB and the target is 1 GB: use a smaller tile, tile=0 for automatic, or raise vram_gb")
     assert said.endswith("use a smaller Tile size (tile), tile=0 for automatic, or raise VRAM limit (vram_gb)")
     assert labelled("ram_gb, vram_gb_like and titles") == "RAM limit (ram_gb), vram_gb_like and titles"
+
+
+def test_counts():
+    text = "1 latent(s) per chunk, 2 latent(s), 1 frames of 64x1 frames, 21 frames, 1.1 frames, 0 clip(s)"
+    assert counted(text) == "1 latent per chunk, 2 latents, 1 frame of 64x1 frames, 21 frames, 1.1 frames, 0 clips"
 
 
 def test_what_does_not_fit_says_so_first():

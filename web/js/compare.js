@@ -3,6 +3,7 @@ import { app } from "../../../scripts/app.js";
 import { api } from "../../../scripts/api.js";
 import { el } from "./dom.js";
 import { allNodes, nodeOfRun } from "./graph.js";
+import { promptOf } from "./runs.js";
 import { gb, t } from "./strings.js";
 
 const NAME = "zerowaste-compare";
@@ -46,8 +47,17 @@ function partOf(prompt, name, found = {}) {
   return found;
 }
 
-async function run(node) {
+// The prompt of the run that is on show, so that nothing before the decode has to run again; a seed that changes after
+// each run would be another one by now. Else what the graph says.
+async function promptFor(node) {
   const { output, workflow } = await app.graphToPrompt();
+  const id = promptOf(node);
+  const ran = id && (await (await api.fetchApi(`/history/${id}`)).json())[id]?.prompt?.[2];
+  return { output: ran || output, workflow };
+}
+
+async function run(node) {
+  const { output, workflow } = await promptFor(node);
   const name = runName(output, node);
   if (!name || !allNodes().includes(node)) throw new Error(t("compare_gone"));
   const { [name]: decode, ...before } = partOf(output, name);

@@ -3,8 +3,10 @@ import { el } from "./dom.js";
 import { drawMemory, drawPlan, drawSeconds, memoryLabel } from "./draw.js";
 import { gb, perFrame, reason, seconds, t } from "./strings.js";
 
-// What a user can change about an optimisation that was not in use: a switch, a start option, an installation.
-const CHANGEABLE = /switched o|install|older than \d|cudaMallocAsync|--/;
+// What a user can change about an optimisation that was not in use: a switch, a start option, an installation. Those that
+// are approximate or of no use by default are off because nobody asked for them.
+const CHANGEABLE = /switched off|install|older than \d|cudaMallocAsync|--/;
+const OFF_BY_DEFAULT = ["fp8", "tf32", "cudnn_benchmark"];
 
 function line(text, kind = "line") {
   return el("div", { class: `zerowaste-line zerowaste-${kind}` }, text);
@@ -59,7 +61,7 @@ export function result(report) {
     if (n) parts.push(line(t(n === 1 ? `event_${name}_one` : `event_${name}`, { n }), "problem"));
   }
   for (const note of report.notes) parts.push(line(note, "note"));
-  const off = report.off.filter((entry) => CHANGEABLE.test(entry.reason));
+  const off = report.off.filter(({ name, reason: why }) => CHANGEABLE.test(why) && !OFF_BY_DEFAULT.includes(name));
   if (off.length) parts.push(offList(off));
   return parts;
 }

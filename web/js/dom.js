@@ -42,6 +42,8 @@ export function addLine(node, name) {
   return line;
 }
 
+const LEAVING = ["pointerdown", "wheel", "keydown"];
+
 /** A sheet over the page, below `anchor`: closed by a click elsewhere, Escape, or when the anchor moves away. */
 export class Sheet {
   constructor(anchor, fillIn) {
@@ -65,11 +67,18 @@ export class Sheet {
     document.body.append(this.element);
     this.place();
     this.away = (event) => {
-      if (event.type === "keydown" ? event.key === "Escape" : !this.element.contains(event.target) && !this.anchor.contains(event.target)) this.close();
+      if (event.type !== "keydown") {
+        if (this.element.contains(event.target) || this.anchor.contains(event.target)) return;
+      } else if (event.key !== "Escape") {
+        return;
+      } else {
+        // In a subgraph the frontend would leave it.
+        event.stopImmediatePropagation();
+        event.preventDefault();
+      }
+      this.close();
     };
-    document.addEventListener("pointerdown", this.away, true);
-    document.addEventListener("wheel", this.away, { capture: true, passive: true });
-    document.addEventListener("keydown", this.away, true);
+    for (const kind of LEAVING) window.addEventListener(kind, this.away, { capture: true, passive: kind === "wheel" });
   }
 
   place() {
@@ -92,7 +101,7 @@ export class Sheet {
 
   close() {
     if (!this.open) return;
-    for (const kind of ["pointerdown", "wheel", "keydown"]) document.removeEventListener(kind, this.away, true);
+    for (const kind of LEAVING) window.removeEventListener(kind, this.away, { capture: true });
     this.element.remove();
     this.element = null;
   }

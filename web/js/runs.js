@@ -4,7 +4,13 @@ import { nodeOfRun } from "./graph.js";
 import { t } from "./strings.js";
 
 const listeners = new Map();
+const prompts = new WeakMap();
 let running = null;
+
+/** The id of the prompt that last gave this node its result; undefined for results from before this page. */
+export function promptOf(node) {
+  return prompts.get(node);
+}
 
 /** Calls back with { state: "running" | "cancelled" | "failed", text, full } or null, each time that changes. */
 export function onRuns(node, changed) {
@@ -37,6 +43,10 @@ export function followRuns() {
   api.addEventListener("executing", ({ detail }) => moveTo(typeof detail === "object" ? detail?.node ?? null : detail));
   api.addEventListener("zerowaste_vae.progress", ({ detail }) => {
     tell(detail.node, { state: "running", text: detail.text });
+  });
+  api.addEventListener("executed", ({ detail }) => {
+    const node = nodeOfRun(detail?.node ?? "");
+    if (node) prompts.set(node, detail.prompt_id);
   });
   api.addEventListener("execution_interrupted", ({ detail }) => {
     const name = detail?.node_id ?? running;

@@ -11,7 +11,7 @@ export async function loadStrings() {
     english = all.en?.zerowaste ?? {};
     own = all[app.extensionManager?.setting?.get("Comfy.Locale")]?.zerowaste ?? {};
   } catch (error) {
-    console.warn("[ZeroWasteVAE] no texts:", error);
+    console.warn("[Zero-Waste VAE] no texts:", error);
   }
 }
 
