@@ -190,7 +190,7 @@ def availability(
 
     architecture, config: as a VideoVAE's `arch` and `model.config` (None: the published widths). Imports no Triton.
     """
-    from .fused_path import why_off
+    from .planning.fusable import why_off
 
     device = torch.device(device)
     return unavailable(device, dtype, why_off(architecture, config, dtype, device))

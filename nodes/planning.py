@@ -14,16 +14,15 @@ import torch
 
 from ..engine import InputError, PlanError
 from ..engine.archs import Architecture
-from ..engine.fused_path import FusedPath, why_off
 from ..engine.kernels.exact import as_products
 from ..engine.loader import NAMES, PRECISIONS, auto_precision
 from ..engine.memory import GIB
 from ..engine.options import DEFAULTS, Options
 from ..engine.planning.budget import DEFAULT_SHARE, card_room
+from ..engine.planning.fusable import why_off
+from ..engine.planning.make import make_planner, mode_of, switched_off
 from ..engine.planning.planner import TILINGS, Planner
-from ..engine.precision.mixed import Mixed
-from ..engine.precision.modes import MIXED, resolve
-from ..engine.precision.store import Store
+from ..engine.precision.modes import MIXED
 from ..engine.run.pixels import OUTPUTS
 from ..engine.run.plan import Plan
 from . import published
@@ -164,31 +163,20 @@ class Machine:
 
 @functools.lru_cache(maxsize=16)
 def _planner(
-    architecture: Architecture, config: object, precision: str, device: torch.device, options: Options
+    architecture: Architecture, config: object, asked: str, plain: str, device: torch.device, options: Options
 ) -> tuple[Planner, str]:
-    """A planner without weights, and why its fused kernels are off ("" where they are on)."""
-    dtype = PRECISIONS[architecture.native if precision in MIXED else precision]
-
-    def build() -> torch.nn.Module:
-        return architecture.build(config)
-
-    with torch.device("meta"):
-        model = build()
-    weights = sum(p.numel() for p in model.parameters()) * dtype.itemsize
-    reason = why_off(architecture.name, config, dtype, device)
-    if options.channels_last_3d is False or not options.triton_fusion:
-        reason = "switched off"
-    fused = FusedPath(model, architecture, dtype, options) if reason is None else None
-    if fused is not None and precision in MIXED:
-        mode = resolve(precision, device, options.min_db, None, architecture.native)
-        mixed = Mixed(mode, model, dtype, options, Store(None))
-        for half in ("encoder", "decoder"):
-            fused.use(half, mixed.policy(half))
-    planner = Planner(
-        build, dtype, weights, lambda: fused, architecture.spatial, architecture.temporal, options.flash_attention,
+    """A planner without weights, and why its fused kernels are off ("" where they are on). asked: the precision as the
+    user named it; plain: that of the activations."""
+    dtype = PRECISIONS[plain]
+    here = architecture.name, config, dtype, device
+    switched = switched_off(options)
+    mode = mode_of(asked, plain, dtype, device, options, switched or why_off(*here, True))
+    off = switched or why_off(*here, mode.kind is not None)
+    planner = make_planner(
+        architecture, config, dtype, options, mode, lambda: off is None,
         lambda: as_products(device, dtype, options.tf32),
-    )  # fmt: skip
-    return planner, reason or ""
+    )
+    return planner, off or ""
 
 
 # -- answers ----------------------------------------------------------------------------------------------------------
@@ -204,9 +192,10 @@ def answer(question: Question, machine: Machine) -> dict[str, object]:
     if found is None and (named is None or KNOWN.is_foreign(question.model)):
         return {"unknown": True, "host": KNOWN.is_foreign(question.model), "model": question.model}
     architecture, config = found or named[1:]
-    auto = question.precision == "auto"
-    precision = auto_precision(machine.device, architecture) if auto else question.precision
-    planner, off = _planner(architecture, config, precision, machine.device, question.options)
+    asked = question.precision
+    precision = auto_precision(machine.device, architecture) if asked == "auto" else asked
+    plain = architecture.native if precision in MIXED else precision
+    planner, off = _planner(architecture, config, asked, plain, machine.device, question.options)
     target, source = machine.target(question)
     latents = -(-(question.frames - 1) // architecture.temporal) + 1
     height, width = (-(-n // architecture.spatial) for n in (question.height, question.width))

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..fused_path import why_off
 from ..network.fused import fuse
+from ..planning.fusable import why_off
 from ..run.pixels import to_unit
 from ..vae import VideoVAE
 from .bench import Bench

@@ -296,4 +296,4 @@ def test_fused_shrinks_its_steps_before_it_refuses(fused_vae):
     assert tight.steps.frames < roomy.steps.frames
     assert tight.peak_bytes < roomy.peak_bytes
     with pytest.raises(PlanError, match="256x256 untiled needs"):
-        fused_vae.plan_decode(1, 8, 32, 32, vram_gb=0.05)
+        fused_vae.plan_decode(1, 8, 32, 32, vram_gb=0.05, tiling="untiled")

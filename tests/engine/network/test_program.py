@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from zerowaste_vae import load
 from zerowaste_vae.engine.archs import Architecture, KeySet, registry
-from zerowaste_vae.engine.fused_path import why_off
 from zerowaste_vae.engine.network.fused import fuse
 from zerowaste_vae.engine.network.ops.conv import Conv
 from zerowaste_vae.engine.network.ops.ends import Moments, Pixels
@@ -20,6 +19,7 @@ from zerowaste_vae.engine.network.plain import Network
 from zerowaste_vae.engine.network.program import STEP, TILES, Program
 from zerowaste_vae.engine.network.state import State
 from zerowaste_vae.engine.network.stream import decode_features, decode_frames
+from zerowaste_vae.engine.planning.fusable import why_off
 from zerowaste_vae.engine.precision import measure
 from zerowaste_vae.engine.precision.operands import Operands
 from zerowaste_vae.engine.precision.policy import Policy, eligible
