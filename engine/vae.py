@@ -27,12 +27,14 @@ from .precision.measure import latent_samples, video_samples
 from .precision.mixed import Mixed
 from .precision.modes import MIXED, PRECISIONS
 from .precision.store import Store
-from .request import check_latent, check_video
+from .request import Request, check_latent, check_out, check_video
+from .run import clip
 from .run.caches import empty_host_cache
+from .run.clip import Half
 from .run.guard import Guard
 from .run.kept import KEPT
 from .run.pinned import POOL
-from .run.pixels import OUTPUTS, PixelSink, to_unit
+from .run.pixels import PixelSink, to_unit
 from .run.plan import Plan, Steps
 from .run.progress import Cancel, Progress, Ticker
 from .source import Source
@@ -210,13 +212,26 @@ class VideoVAE(Attempts, DocumentedMethods):
         here = (p for p in self.model.parameters() if p.device.type == self.device.type)
         return sum(p.nbytes for p in here) + self._fused.packed_bytes(half) + KEPT.nbytes(self.device)
 
-    def _limits(self, half: str, vram_gb: float | None, ram_gb: float | None, below: int) -> dict[str, int | None]:
-        """Memory that a plan may take, as `Planner.plan` has it."""
-        host, held = host_budget(self.device, ram_gb), self._held(half)
+    def _plan(
+        self, half: str, size: tuple[int, int, int, int], request: Request, below: int = 0,
+        check: Callable[[], None] = _never, rest: tuple[int, int] = (0, 0),
+    ) -> Plan:
+        """size: batch, latents, height and width in latent pixels; below, check, rest: as for the plans of users."""
+        r, limits = request, {"host": host_budget(self.device, request.ram_gb)}
+        held = self._held(half)
         if below:
-            return {"target": below - 1, "host": host}
-        target = memory_target(self.device, vram_gb, ram_gb, held)
-        return {"target": target, "room": memory_room(self.device, vram_gb, held), "host": host}
+            limits["target"] = below - 1
+        else:
+            limits["target"] = memory_target(self.device, r.vram_gb, r.ram_gb, held)
+            limits["room"] = memory_room(self.device, r.vram_gb, held)
+        return self.planner.plan(
+            half, *size, tiling=r.tiling, tile=r.tile, overlap=r.overlap, chunk=r.chunk, output=r.dtype, rest=rest,
+            check=check, **limits,
+        )  # fmt: skip
+
+    def _half(self, name: str, plan: Plan) -> Half:
+        path = self._fused if plan.fused else self._plain
+        return path.half(name, self.scale, self.device)
 
     # -- decode ---------------------------------------------------------------------------------------------------
 
@@ -242,11 +257,8 @@ class VideoVAE(Attempts, DocumentedMethods):
         below: the first one whose peak is less than so many bytes, whatever is free (0: the one for what is free).
         check: called while it is looked for; may raise.
         """
-        return self.planner.plan(
-            "decoder", batch, latents, height, width,
-            tiling=tiling, tile=tile, overlap=overlap, chunk=chunk, output=OUTPUTS[output], check=check,
-            **self._limits("decoder", vram_gb, ram_gb, below),
-        )  # fmt: skip
+        request = Request(tiling, tile, overlap, chunk, vram_gb, ram_gb, output)
+        return self._plan("decoder", (batch, latents, height, width), request, below, check)
 
     def decode(
         self,
@@ -272,33 +284,23 @@ class VideoVAE(Attempts, DocumentedMethods):
         out: a host tensor of the result's shape and type to write into, for looking at frames while the run goes on.
         Raises InputError on a wrong latent or option, PlanError when nothing fits the target.
         """
-        if output not in OUTPUTS:
-            raise InputError(f"output={output!r} is not one of {', '.join(OUTPUTS)}")
+        request = Request(tiling, tile, overlap, chunk, vram_gb, ram_gb, output)
         z = check_latent(latent, self.latent_channels)
         batch, _, count, h, w = z.shape
         shape = (batch, self.frames(count), self.spatial * h, self.spatial * w, 3)
-        if out is not None and (tuple(out.shape), out.dtype, out.device.type) != (shape, OUTPUTS[output], "cpu"):
-            given = f"{out.dtype} {list(out.shape)} on {out.device}"
-            raise InputError(f"out is {given}: the frames need {output} {list(shape)} on cpu")
+        if out is not None:
+            check_out(out, shape, request.dtype)
         report = self._begin("decode", shape[:4])
-        sink = PixelSink(shape, OUTPUTS[output], out)
+        sink = PixelSink(shape, request.dtype, out)
         guard = Guard(Ticker(progress, cancel), self.device, report.events, self.on_pressure)
 
         def plan(vae: VideoVAE, below: int) -> Plan:
             if not below:
                 vae._settle("decoder", lambda: [p.to(vae.device).float() / vae.scale for p in latent_samples(z[0])])
-            return vae.plan_decode(
-                batch, count, h, w,
-                tiling=tiling, tile=tile, overlap=overlap, chunk=chunk, vram_gb=vram_gb, ram_gb=ram_gb, output=output,
-                below=below, check=guard.tick.check,
-            )  # fmt: skip
+            return vae._plan("decoder", (batch, count, h, w), request, below, guard.tick.check)
 
         def attempt(vae: VideoVAE, plan: Plan) -> None:
-            if guard.begin(plan.grid, count, plan.steps.latents, _passes(plan, batch)):
-                sink.begin(plan.tiled)
-            path = vae._fused if plan.fused else vae._plain
-            decode = path.decode_tiles if plan.tiled else path.decode
-            decode(z, vae.scale, plan, sink, guard, vae.device)
+            clip.decode(vae._half("decoder", plan), z, plan, sink, guard)
 
         self._survive(report, guard, plan, attempt)
         with report.stage("output"):
@@ -314,7 +316,7 @@ class VideoVAE(Attempts, DocumentedMethods):
         z = check_latent(z, self.latent_channels)
         self._plain.set_layout(self._options)
         with self._scope():
-            chunks = self._plain.frames(z, 1.0, Steps(chunk, frames), self.device, _never)
+            chunks = self._plain.frames(z, Steps(chunk, frames), self.device, _never)
             return torch.cat([y for part in chunks for y in part], 2)
 
     # -- encode ---------------------------------------------------------------------------------------------------
@@ -339,11 +341,8 @@ class VideoVAE(Attempts, DocumentedMethods):
         """The plan `encode` follows for frames that become [batch, C, latents, height, width] latents; `below` and
         `check` as in `plan_decode`. rest: their rows and columns of pixels that fill no latent pixel."""
         self._need_encoder()
-        return self.planner.plan(
-            "encoder", batch, latents, height, width,
-            tiling=tiling, tile=tile, overlap=overlap, chunk=chunk, rest=rest, check=check,
-            **self._limits("encoder", vram_gb, ram_gb, below),
-        )  # fmt: skip
+        request = Request(tiling, tile, overlap, chunk, vram_gb, ram_gb)
+        return self._plan("encoder", (batch, latents, height, width), request, below, check, rest)
 
     def encode(
         self,
@@ -365,26 +364,22 @@ class VideoVAE(Attempts, DocumentedMethods):
         Options and errors as in `decode`.
         """
         self._need_encoder()
+        request = Request(tiling, tile, overlap, chunk, vram_gb, ram_gb)
         x = check_video(video, self.spatial)
         report = self._begin("encode", x.shape[:4])
         batch, count, height, width, _ = x.shape
         latents, h, w = (count - 1) // self.temporal + 1, height // self.spatial, width // self.spatial
         moments = torch.empty(batch, 2 * self.latent_channels, latents, h, w)
+        rest = height % self.spatial, width % self.spatial
         guard = Guard(Ticker(progress, cancel), self.device, report.events, self.on_pressure)
 
         def plan(vae: VideoVAE, below: int) -> Plan:
             if not below:
                 vae._settle("encoder", lambda: [to_unit(p.to(vae.device)) for p in video_samples(x[0])])
-            return vae.plan_encode(
-                batch, latents, h, w,
-                tiling=tiling, tile=tile, overlap=overlap, chunk=chunk, vram_gb=vram_gb, ram_gb=ram_gb, below=below,
-                check=guard.tick.check, rest=(height % self.spatial, width % self.spatial),
-            )  # fmt: skip
+            return vae._plan("encoder", (batch, latents, h, w), request, below, guard.tick.check, rest)
 
         def attempt(vae: VideoVAE, plan: Plan) -> None:
-            guard.begin(plan.grid, latents, plan.steps.latents, _passes(plan, batch))
-            path = vae._fused if plan.fused else vae._plain
-            path.encode(x, plan, moments, guard, vae.device)
+            clip.encode(vae._half("encoder", plan), x, plan, moments, guard)
 
         self._survive(report, guard, plan, attempt)
         with report.stage("output"):
@@ -409,8 +404,3 @@ class VideoVAE(Attempts, DocumentedMethods):
     def _need_encoder(self) -> None:
         if not self.can_encode:
             raise InputError(f"{self.path or 'this VAE'} holds a decoder only: encoding needs a file with the encoder")
-
-
-def _passes(plan: Plan, batch: int) -> int:
-    """Through how many passes over its latents a result is made: plain torch takes all clips at once."""
-    return (len(plan.grid) + 1 if plan.tiled else 1) * (batch if plan.fused else 1)

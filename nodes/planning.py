@@ -18,11 +18,12 @@ from ..engine.kernels.exact import as_products
 from ..engine.loader import NAMES, PRECISIONS, auto_precision
 from ..engine.memory import GIB
 from ..engine.options import DEFAULTS, Options
-from ..engine.planning.budget import DEFAULT_SHARE, card_room
+from ..engine.planning.budget import Machine
 from ..engine.planning.fusable import why_off
 from ..engine.planning.make import make_planner, mode_of, switched_off
-from ..engine.planning.planner import TILINGS, Planner
+from ..engine.planning.planner import Planner
 from ..engine.precision.modes import MIXED
+from ..engine.request import TILINGS
 from ..engine.run.pixels import OUTPUTS
 from ..engine.run.plan import Plan
 from . import published
@@ -132,35 +133,6 @@ class Known:
 KNOWN = Known()
 
 
-@dataclass(frozen=True)
-class Machine:
-    """Where decodes run: the device, the bytes of its card (None: a CPU), and half of the free host memory."""
-
-    device: torch.device
-    card: int | None
-    half_ram: int | None
-
-    def target(self, question: Question) -> tuple[int | None, str]:
-        """Bytes a run may reach, and the name of where that figure is from. What others hold is not known here."""
-        if question.vram_gb:
-            return int(question.vram_gb * GIB), "vram_gb"
-        if self.card is not None:
-            return int(DEFAULT_SHARE * self.card), "card"
-        if question.ram_gb:
-            return int(question.ram_gb * GIB), "ram_gb"
-        return self.half_ram, "half_ram"
-
-    def room(self, question: Question) -> int | None:
-        """Bytes up to which the default target may be raised."""
-        return None if question.vram_gb or self.card is None else card_room(self.card)
-
-    def host(self, question: Question) -> int | None:
-        """Bytes of host memory a run may park histories in."""
-        if self.device.type != "cuda":
-            return 0
-        return int(question.ram_gb * GIB) if question.ram_gb else self.half_ram
-
-
 @functools.lru_cache(maxsize=16)
 def _planner(
     architecture: Architecture, config: object, asked: str, plain: str, device: torch.device, options: Options
@@ -196,7 +168,7 @@ def answer(question: Question, machine: Machine) -> dict[str, object]:
     precision = auto_precision(machine.device, architecture) if asked == "auto" else asked
     plain = architecture.native if precision in MIXED else precision
     planner, off = _planner(architecture, config, asked, plain, machine.device, question.options)
-    target, source = machine.target(question)
+    target, source = machine.target(question.vram_gb, question.ram_gb)
     latents = -(-(question.frames - 1) // architecture.temporal) + 1
     height, width = (-(-n // architecture.spatial) for n in (question.height, question.width))
     output = OUTPUTS["float32" if question.output == "auto" else question.output]
@@ -214,7 +186,7 @@ def answer(question: Question, machine: Machine) -> dict[str, object]:
         plan = planner.plan(
             "decoder", question.batch, latents, height, width, tiling=question.tiling, tile=question.tile,
             overlap=question.overlap, chunk=question.chunk, target=target,
-            room=machine.room(question), host=machine.host(question), output=output,
+            room=machine.room(question.vram_gb), host=machine.host(question.ram_gb), output=output,
         )  # fmt: skip
     except PlanError as error:
         clip = {"frames": question.frames, "batch": question.batch}
