@@ -273,6 +273,7 @@ class VideoVAE(Attempts, DocumentedMethods):
         output: str = "float32",
         progress: Progress | None = None,
         cancel: Cancel | None = None,
+        on_plan: Callable[[Plan], None] | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
         """Host-scaled latent [B, C, T, h, w] (or [C, T, h, w]) -> frames [B, 4(T-1)+1, s*h, s*w, 3] in 0..1.
@@ -281,6 +282,7 @@ class VideoVAE(Attempts, DocumentedMethods):
         where that is given), "blended" uses tiles of `tile` pixels (0: chosen for the target) sharing `overlap` pixels;
         "auto" runs whole frames, or what else fits, and says so. chunk: latents per step. output: "float32", "float16"
         or "uint8" (0..255). progress(done, total) after each chunk; cancel() true raises Cancelled.
+        on_plan(plan) tells of the plan that is about to run, once more where another one takes over.
         out: a host tensor of the result's shape and type to write into, for looking at frames while the run goes on.
         Raises InputError on a wrong latent or option, PlanError when nothing fits the target.
         """
@@ -302,7 +304,7 @@ class VideoVAE(Attempts, DocumentedMethods):
         def attempt(vae: VideoVAE, plan: Plan) -> None:
             clip.decode(vae._half("decoder", plan), z, plan, sink, guard)
 
-        self._survive(report, guard, plan, attempt)
+        self._survive(report, guard, plan, attempt, on_plan)
         with report.stage("output"):
             frames = sink.finish()
         report.complete = True
@@ -357,6 +359,7 @@ class VideoVAE(Attempts, DocumentedMethods):
         seed: int | None = None,
         progress: Progress | None = None,
         cancel: Cancel | None = None,
+        on_plan: Callable[[Plan], None] | None = None,
     ) -> Tensor:
         """Frames [B, F, H, W, 3] or [F, H, W, 3] in 0..1 (or uint8) -> host-scaled latent [B, C, T, H//s, W//s].
 
@@ -381,7 +384,7 @@ class VideoVAE(Attempts, DocumentedMethods):
         def attempt(vae: VideoVAE, plan: Plan) -> None:
             clip.encode(vae._half("encoder", plan), x, plan, moments, guard)
 
-        self._survive(report, guard, plan, attempt)
+        self._survive(report, guard, plan, attempt, on_plan)
         with report.stage("output"):
             latent = self.model.sample(moments, seed) * self.scale
         report.complete = True
