@@ -118,10 +118,10 @@ class Attempts:
 
     def _survive(
         self, report: Report, guard: Guard, plan: Callable[[VideoVAE, int], Plan],
-        attempt: Callable[[VideoVAE, Plan], None],
+        attempt: Callable[[VideoVAE, Plan], None], on_plan: Callable[[Plan], None] | None,
     ) -> None:
         """attempt(vae, plan) until it comes through: under leaner plans where memory runs out, and in a safer precision
-        where values overflow. plan(vae, below) as in `plan_decode`."""
+        where values overflow. plan(vae, below) as in `plan_decode`; on_plan(plan) before each attempt."""
         with self._claimed() as vae, report.measured(self.device):
             while True:
                 try:
@@ -134,7 +134,7 @@ class Attempts:
                     log.debug(f"{report.operation} {width}x{height}, {frames} frames: {first.describe()}")
                     leaner = functools.partial(_leaner, vae, plan)
                     with vae._scope():
-                        last = guard.survive(functools.partial(vae._attempt, report, attempt), first, leaner)
+                        last = guard.survive(functools.partial(vae._attempt, report, attempt, on_plan), first, leaner)
                 except NonFinite as error:
                     where = error.where
                 except Exception as error:
@@ -151,7 +151,12 @@ class Attempts:
                 report.precision += f", then {vae.precision}"
                 guard.events["nan_reruns"] += 1
 
-    def _attempt(self, report: Report, attempt: Callable[[VideoVAE, Plan], None], plan: Plan) -> None:
+    def _attempt(
+        self, report: Report, attempt: Callable[[VideoVAE, Plan], None], on_plan: Callable[[Plan], None] | None,
+        plan: Plan,
+    ) -> None:  # fmt: skip
+        if on_plan is not None:
+            on_plan(plan)
         if plan.fused:
             self._pack(report, f"{report.operation}r")
         if plan.tiled or not plan.fused:

@@ -14,16 +14,17 @@ from .archs import Architecture
 from .call import Attempts
 from .compat.methods import DocumentedMethods
 from .errors import InputError
-from .fused_path import FusedPath, why_off
+from .fused_path import FusedPath
 from .kernels.exact import as_products
 from .network.stream import frame_spans
-from .options import DEFAULTS, OFF, Options, unavailable, unused
+from .options import DEFAULTS, Options, unavailable, unused
 from .plain_path import PlainPath
 from .planning.budget import host_budget, memory_room, memory_target
-from .planning.planner import Planner
+from .planning.fusable import why_off
+from .planning.make import make_planner, mode_of, switched_off
 from .precision.digest import digest
 from .precision.mixed import Mixed
-from .precision.modes import MIXED, PRECISIONS, resolve
+from .precision.modes import MIXED, PRECISIONS
 from .precision.sampling import latent_samples, video_samples
 from .precision.store import Store
 from .request import Request, check_latent, check_out, check_video
@@ -86,28 +87,17 @@ class VideoVAE(Attempts, DocumentedMethods):
         """Set the options, with packed weights and plans made for them."""
         self._options = options
         model, dtype = self.model, self.dtype
-
-        def build() -> nn.Module:
-            return self.architecture.build(model.config)
-
         self._plain = PlainPath(model, self.architecture, dtype)
-        self._fused = FusedPath(model, self.architecture, dtype, options, self.store)
         self._mixed = self._mode_of(options)
-        for half in ("encoder", "decoder"):
-            if getattr(model, half) is not None:
-                self._fused.use(half, self._mixed.policy(half))
-        weights = sum(p.numel() * p.element_size() for p in model.parameters())
-        self.planner = Planner(
-            build, dtype, weights, self.fused, self.spatial, self.temporal, options.flash_attention,
+        self.planner = make_planner(
+            self.architecture, model.config, dtype, options, self._mixed.mode, lambda: self.fused() is not None,
             lambda: as_products(self.device, dtype, options.tf32),
-        )  # fmt: skip
+        )
+        self._fused = FusedPath(model, self.planner.walk, self.store)
 
     def _mode_of(self, options: Options) -> Mixed:
-        asked = self._asked
-        if options.fp8 and self.device.type == "cuda" and asked not in MIXED and self.dtype != torch.float32:
-            asked = "fp8"
         off = self._kernels_off(emulate=True)
-        mode = resolve(asked, self.device, options.min_db, off, self._float)
+        mode = mode_of(self._asked, self._float, self.dtype, self.device, options, off)
         if mode.refused:
             log.once(mode.refused)
         elif mode.kind and self.device.type == "cpu":
@@ -189,11 +179,8 @@ class VideoVAE(Attempts, DocumentedMethods):
         return off
 
     def _kernels_off(self, emulate: bool = False) -> str | None:
-        if not self._options.triton_fusion:
-            return OFF
-        if self._options.channels_last_3d is False:
-            return "channels_last_3d is switched off, and they know no other layout"
-        return why_off(self.arch, self.model.config, self.dtype, self.device, emulate, True)
+        here = self.arch, self.model.config, self.dtype, self.device
+        return switched_off(self._options) or why_off(*here, emulate, True)
 
     def _settle(self, half: str, samples: Callable[[], list[Tensor]]) -> None:
         """Choose the operands of a half for a clip, before it is planned."""
@@ -286,6 +273,7 @@ class VideoVAE(Attempts, DocumentedMethods):
         output: str = "float32",
         progress: Progress | None = None,
         cancel: Cancel | None = None,
+        on_plan: Callable[[Plan], None] | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
         """Host-scaled latent [B, C, T, h, w] (or [C, T, h, w]) -> frames [B, 4(T-1)+1, s*h, s*w, 3] in 0..1.
@@ -294,6 +282,7 @@ class VideoVAE(Attempts, DocumentedMethods):
         where that is given), "blended" uses tiles of `tile` pixels (0: chosen for the target) sharing `overlap` pixels;
         "auto" runs whole frames, or what else fits, and says so. chunk: latents per step. output: "float32", "float16"
         or "uint8" (0..255). progress(done, total) after each chunk; cancel() true raises Cancelled.
+        on_plan(plan) tells of the plan that is about to run, once more where another one takes over.
         out: a host tensor of the result's shape and type to write into, for looking at frames while the run goes on.
         Raises InputError on a wrong latent or option, PlanError when nothing fits the target.
         """
@@ -315,7 +304,7 @@ class VideoVAE(Attempts, DocumentedMethods):
         def attempt(vae: VideoVAE, plan: Plan) -> None:
             clip.decode(vae._half("decoder", plan), z, plan, sink, guard)
 
-        self._survive(report, guard, plan, attempt)
+        self._survive(report, guard, plan, attempt, on_plan)
         with report.stage("output"):
             frames = sink.finish()
         report.complete = True
@@ -370,6 +359,7 @@ class VideoVAE(Attempts, DocumentedMethods):
         seed: int | None = None,
         progress: Progress | None = None,
         cancel: Cancel | None = None,
+        on_plan: Callable[[Plan], None] | None = None,
     ) -> Tensor:
         """Frames [B, F, H, W, 3] or [F, H, W, 3] in 0..1 (or uint8) -> host-scaled latent [B, C, T, H//s, W//s].
 
@@ -394,7 +384,7 @@ class VideoVAE(Attempts, DocumentedMethods):
         def attempt(vae: VideoVAE, plan: Plan) -> None:
             clip.encode(vae._half("encoder", plan), x, plan, moments, guard)
 
-        self._survive(report, guard, plan, attempt)
+        self._survive(report, guard, plan, attempt, on_plan)
         with report.stage("output"):
             latent = self.model.sample(moments, seed) * self.scale
         report.complete = True

@@ -24,16 +24,16 @@ from ..engine import Cancelled, Checkpoint, InputError, VideoVAE, load, log
 from ..engine.archs import DEFAULT
 from ..engine.availability import availability
 from ..engine.loader import PRECISIONS, auto_precision
-from ..engine.memory import GIB, available_ram
+from ..engine.memory import GIB
 from ..engine.options import Options
-from ..engine.planning.budget import DEFAULT_SHARE, card_room, host_budget
+from ..engine.planning.budget import Machine
 from ..engine.run.caches import empty_host_cache
 from ..engine.run.kept import KEPT
 from ..engine.run.pinned import POOL, forbid
 from ..engine.run.pixels import OUTPUTS
 from ..engine.run.plan import Plan
 from .frames import as_clip, as_latent
-from .planning import KNOWN, Machine, plan_facts, raised_facts
+from .planning import KNOWN, plan_facts, raised_facts
 from .preview import SIZE as PREVIEW_SIZE
 from .preview import Preview
 from .progress import Stages
@@ -148,12 +148,14 @@ class EngineVAE(comfy.sd.VAE):
         say_here("decode: making room and loading the weights")
         with fitting("decode"), self._loaded("decoder", size, settings, chunk=settings.chunk, output=OUTPUTS[output]):
             loaded = time.perf_counter() - started
-            say_here("decode: planning")
-            plan = self.engine.plan_decode(*size, **options)
             s, frames = self.engine.spatial, self.engine.frames(size[1])
             images = torch.empty(size[0], frames, s * size[2], s * size[3], 3, dtype=OUTPUTS[output])
-            preview = Preview(images, plan, size[1], self.engine.temporal, self._on_gpu) if _shows_previews() else None
-            self._interruptible(self.engine.decode, plan, size[1], latent, preview=preview, out=images, **options)
+
+            def preview(plan: Plan) -> Preview | None:
+                on = _shows_previews()
+                return Preview(images, plan, size[1], self.engine.temporal, self._on_gpu) if on else None
+
+            _, plan = self._interruptible(self.engine.decode, size[1], latent, preview=preview, out=images, **options)
         outcome = Outcome(self.engine.last_report, loaded)
         if settings.tiling == "exact" and settings.tile and plan.parking is None:
             outcome.notes.append(f"bands of {settings.tile} pixels were not used: this plan gives the same frames")
@@ -171,24 +173,21 @@ class EngineVAE(comfy.sd.VAE):
         say_here("encode: making room and loading the weights")
         with fitting("encode"), self._loaded("encoder", size, settings, chunk=settings.chunk):
             loaded = time.perf_counter() - started
-            plan = self.engine.plan_encode(*size, **options)
-            latent = self._interruptible(self.engine.encode, plan, size[1], clip, **options)
+            latent, _ = self._interruptible(self.engine.encode, size[1], clip, **options)
         return latent.to(self.output_device, self._output_dtype()), Outcome(self.engine.last_report, loaded)
 
     # -- host services --------------------------------------------------------------------------------------------
 
     def _loaded(self, half: str, size: tuple[int, int, int, int], settings: Settings, **options: object) -> object:
         """Have the host make room for the plan and load the weights; a context in which to run."""
-        memory = 0
-        _sample_machine()
+        memory, here = 0, _sample_machine()
         for engine in self._engines:  # packed weights that this run's plan does not count
             engine.release_packed(keep=half if engine is self.engine else "")
         if self._on_gpu:
-            card = mm.get_total_memory(self.device)
             limits = {
-                "target": int(settings.vram_gb * GIB or DEFAULT_SHARE * card),
-                "room": None if settings.vram_gb else card_room(card),  # after the host has freed it
-                "host": host_budget(self.device, settings.ram_gb),
+                "target": here.target(settings.vram_gb, settings.ram_gb)[0],
+                "room": here.room(settings.vram_gb),
+                "host": here.host(settings.ram_gb),
             }
             memory = self._peak(half, size, **limits, **options, **settings.plan_options())
             memory -= self.engine.packed_bytes  # they are there already
@@ -200,19 +199,25 @@ class EngineVAE(comfy.sd.VAE):
     def _interruptible(
         self,
         work: Callable[..., Tensor],
-        plan: Plan,
         latents: int,
-        *args: object,
-        preview: Preview | None = None,
+        clips: Tensor,
+        preview: Callable[[Plan], Preview | None] = lambda plan: None,
         **options: object,
-    ) -> Tensor:
-        """Run `work` with the host's progress bar and stop button."""
+    ) -> tuple[Tensor, Plan]:
+        """Run `work` with the host's progress bar and stop button; its result, and the plan that it came by."""
         self.engine.on_pressure = self._free_others
-        stages = Stages(work.__name__, plan, latents)
-        shown = Progress(stages, preview)
-        shown.start(args[0].shape[0] * stages.ticks)
+        shown, plans = Progress(), []
+
+        def begin(plan: Plan) -> None:
+            if not plans or plan.grid != plans[-1].grid:  # else steps are counted on as they were
+                stages = Stages(work.__name__, plan, latents)
+                shown.start(clips.shape[0] * stages.ticks, stages, preview(plan))
+            plans.append(plan)
+
+        say_here(f"{work.__name__}: planning")
         try:
-            return work(*args, progress=shown, cancel=mm.processing_interrupted, **options)
+            result = work(clips, progress=shown, cancel=mm.processing_interrupted, on_plan=begin, **options)
+            return result, plans[-1]
         except Cancelled:
             mm.throw_exception_if_processing_interrupted()
             raise
@@ -256,12 +261,13 @@ class EngineVAE(comfy.sd.VAE):
 
     def _facts(self, settings: Settings) -> dict[str, object]:
         """What the panel shows besides the plan of a run."""
-        target = settings.vram_gb or (DEFAULT_SHARE * mm.get_total_memory(self.device) / GIB if self._on_gpu else 0)
+        target, source = machine().target(settings.vram_gb, settings.ram_gb)
         return {
             "model": self.name,
             "precision": self.engine.precision,
             "device": str(self.device),
-            "target_gb": target or None,
+            "target_gb": target and target / GIB,
+            "target_source": source,
         }
 
 
@@ -335,9 +341,7 @@ def _sample_machine() -> Machine:
     if getattr(args, "disable_pinned_memory", False):
         forbid("--disable-pinned-memory")
     device = mm.vae_device()
-    ram = available_ram()
-    card = None if device.type == "cpu" else mm.get_total_memory(device)
-    _machine = Machine(device, card, None if ram is None else ram // 2)
+    _machine = Machine.bare(device, None if device.type == "cpu" else mm.get_total_memory(device))
     return _machine
 
 
@@ -364,17 +368,17 @@ def say_here(text: str) -> None:
 
 
 class Progress:
-    """A progress(done, total) callback that moves the host's bar and ends the work when its stop button is pressed.
+    """A progress(done, total) callback that moves the host's bar and ends the work when its stop button is pressed."""
 
-    `stages` words what is being done and `preview` gives a picture of it; the host shows both on the node.
-    """
-
-    def __init__(self, stages: Callable[[int, int], str] | None = None, preview: Preview | None = None) -> None:
-        self._stages, self._preview = stages, preview
+    def __init__(self) -> None:
+        self._stages: Callable[[int, int], str] | None = None
+        self._preview: Preview | None = None
         self._bar: comfy.utils.ProgressBar | None = None
 
-    def start(self, total: int) -> None:
-        """The bar from the first second on, before a first step of `total` is done."""
+    def start(self, total: int, stages: Callable[[int, int], str], preview: Preview | None) -> None:
+        """The bar from the first second on, before a first step of `total` is done. `stages` words what is being done
+        and `preview` gives a picture of it; the host shows both on the node."""
+        self._stages, self._preview = stages, preview
         self._bar = comfy.utils.ProgressBar(total)
         self._bar.update_absolute(0, total)
 

@@ -5,13 +5,13 @@ import torch
 from safetensors.torch import save_file
 from zerowaste_vae import load
 from zerowaste_vae.engine.archs import wan
-from zerowaste_vae.engine.fused_path import why_off
 from zerowaste_vae.engine.kernels.targets import capabilities
 from zerowaste_vae.engine.network.fused import FusedDecoder, FusedEncoder
 from zerowaste_vae.engine.network.ops.around import duplicate_up, store_duplicates
 from zerowaste_vae.engine.network.ops.resnet import Res
 from zerowaste_vae.engine.network.stream import frame_spans
 from zerowaste_vae.engine.options import Options
+from zerowaste_vae.engine.planning.fusable import why_off
 from zerowaste_vae.engine.run.parking import Parking
 
 CPU = torch.device("cpu")
