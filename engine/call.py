@@ -18,7 +18,7 @@ from .precision.sampling import latent_samples, video_samples
 from .report import Report
 from .request import Request, check_out
 from .run import clip
-from .run.caches import synchronize
+from .run.devices import synchronize
 from .run.guard import Guard, NonFinite
 from .run.kept import KEPT
 from .run.pixels import PixelSink, to_unit

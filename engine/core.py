@@ -27,8 +27,8 @@ from .precision.modes import MIXED, PRECISIONS, resolve
 from .precision.store import Store
 from .report import Report
 from .request import Request
-from .run.caches import empty_host_cache
 from .run.clip import Half
+from .run.devices import empty_host_cache
 from .run.guard import SAFER
 from .run.kept import KEPT
 from .run.pinned import POOL

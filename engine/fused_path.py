@@ -27,8 +27,8 @@ from .planning.cost import Sizes
 from .planning.dryrun import peak_bytes
 from .precision.prepared import load, moved, recipe, save
 from .precision.store import Store
-from .run.caches import empty_device_cache
 from .run.clip import Clips
+from .run.devices import empty_device_cache
 from .run.graphs import GRAPH_BYTES, one_step, why_none
 from .run.parking import Parking
 from .run.pixels import StagedReader, to_unit
