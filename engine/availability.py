@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from .fused_path import why_off
 from .options import unavailable
+from .planning.fusable import why_off
 
 
 def availability(

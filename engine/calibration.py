@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from .errors import InputError
-from .fused_path import why_off
 from .network.fused import fuse
 from .operands.policy import KINDS, Policy, eligible, finite
+from .planning.fusable import why_off
 from .precision.sampling import SIDE, encode, latent_samples, video_samples
 from .precision.table import Table
 from .precision.trials import Trials

@@ -14,16 +14,17 @@ from torch import Tensor, nn
 from . import log
 from .archs import Architecture
 from .errors import CheckpointError, NonFiniteError
-from .fused_path import FusedPath, why_off
+from .fused_path import FusedPath
 from .kernels.exact import as_products
 from .kernels.probe import from_triton, give_up
-from .options import DEFAULTS, OFF, Options, unavailable, unused
+from .options import DEFAULTS, Options, unavailable, unused
 from .plain_path import PlainPath
 from .planning.budget import host_budget, memory_room, memory_target
-from .planning.planner import Planner
+from .planning.fusable import why_off
+from .planning.make import make_planner, mode_of, switched_off
 from .precision.digest import digest
 from .precision.mixed import Mixed
-from .precision.modes import MIXED, PRECISIONS, resolve
+from .precision.modes import MIXED, PRECISIONS
 from .precision.store import Store
 from .report import Report
 from .request import Request
@@ -81,28 +82,17 @@ class Core:
         """Set the options, with packed weights and plans made for them."""
         self._options = options
         model, dtype = self.model, self.dtype
-
-        def build() -> nn.Module:
-            return self.architecture.build(model.config)
-
         self._plain = PlainPath(model, self.architecture, dtype)
-        self._fused = FusedPath(model, self.architecture, dtype, options, self.store)
         self._mixed = self._mode_of(options)
-        for half in ("encoder", "decoder"):
-            if getattr(model, half) is not None:
-                self._fused.use(half, self._mixed.policy(half))
-        weights = sum(p.numel() * p.element_size() for p in model.parameters())
-        self.planner = Planner(
-            build, dtype, weights, self.fused, self.spatial, self.temporal, options.flash_attention,
+        self.planner = make_planner(
+            self.architecture, model.config, dtype, options, self._mixed.mode, lambda: self.fused() is not None,
             lambda: as_products(self.device, dtype, options.tf32),
-        )  # fmt: skip
+        )
+        self._fused = FusedPath(model, self.planner.walk, self.store)
 
     def _mode_of(self, options: Options) -> Mixed:
-        asked = self._asked
-        if options.fp8 and self.device.type == "cuda" and asked not in MIXED and self.dtype != torch.float32:
-            asked = "fp8"
         off = self._kernels_off(emulate=True)
-        mode = resolve(asked, self.device, options.min_db, off, self._float)
+        mode = mode_of(self._asked, self._float, self.dtype, self.device, options, off)
         if mode.refused:
             log.once(mode.refused)
         elif mode.kind and self.device.type == "cpu":
@@ -184,11 +174,8 @@ class Core:
         return off
 
     def _kernels_off(self, emulate: bool = False) -> str | None:
-        if not self._options.triton_fusion:
-            return OFF
-        if self._options.channels_last_3d is False:
-            return "channels_last_3d is switched off, and they know no other layout"
-        return why_off(self.arch, self.model.config, self.dtype, self.device, emulate, True)
+        here = self.arch, self.model.config, self.dtype, self.device
+        return switched_off(self._options) or why_off(*here, emulate, True)
 
     def _settle(self, half: str, samples: Callable[[], list[Tensor]]) -> None:
         """Choose the operands of a half for a clip, before it is planned."""

@@ -24,16 +24,16 @@ from ..engine import Cancelled, Checkpoint, InputError, VideoVAE, load, log
 from ..engine.archs import DEFAULT
 from ..engine.availability import availability
 from ..engine.loader import PRECISIONS, auto_precision
-from ..engine.memory import GIB, available_ram
+from ..engine.memory import GIB
 from ..engine.options import Options
-from ..engine.planning.budget import DEFAULT_SHARE, card_room, host_budget
+from ..engine.planning.budget import Machine
 from ..engine.run.devices import empty_host_cache
 from ..engine.run.kept import KEPT
 from ..engine.run.pinned import POOL
 from ..engine.run.pixels import OUTPUTS
 from ..engine.run.plan import Plan
 from .frames import as_clip, as_latent
-from .planning import KNOWN, Machine, plan_facts, raised_facts
+from .planning import KNOWN, plan_facts, raised_facts
 from .preview import SIZE as PREVIEW_SIZE
 from .preview import Preview
 from .progress import Stages
@@ -179,16 +179,14 @@ class EngineVAE(comfy.sd.VAE):
 
     def _loaded(self, half: str, size: tuple[int, int, int, int], settings: Settings, **options: object) -> object:
         """Have the host make room for the plan and load the weights; a context in which to run."""
-        memory = 0
-        _sample_machine()
+        memory, here = 0, _sample_machine()
         for engine in self._engines:  # packed weights that this run's plan does not count
             engine.release_packed(keep=half if engine is self.engine else "")
         if self._on_gpu:
-            card = mm.get_total_memory(self.device)
             limits = {
-                "target": int(settings.vram_gb * GIB or DEFAULT_SHARE * card),
-                "room": None if settings.vram_gb else card_room(card),  # after the host has freed it
-                "host": host_budget(self.device, settings.ram_gb),
+                "target": here.target(settings.vram_gb, settings.ram_gb)[0],
+                "room": here.room(settings.vram_gb),
+                "host": here.host(settings.ram_gb),
             }
             memory = self._peak(half, size, **limits, **options, **settings.plan_options())
             memory -= self.engine.packed_bytes  # they are there already
@@ -256,12 +254,12 @@ class EngineVAE(comfy.sd.VAE):
 
     def _facts(self, settings: Settings) -> dict[str, object]:
         """What the panel shows besides the plan of a run."""
-        target = settings.vram_gb or (DEFAULT_SHARE * mm.get_total_memory(self.device) / GIB if self._on_gpu else 0)
+        target = machine().target(settings.vram_gb, settings.ram_gb)[0] if self._on_gpu else None
         return {
             "model": self.name,
             "precision": self.engine.precision,
             "device": str(self.device),
-            "target_gb": target or None,
+            "target_gb": target and target / GIB,
         }
 
 
@@ -333,9 +331,7 @@ _machine: Machine | None = None
 def _sample_machine() -> Machine:
     global _machine
     device = mm.vae_device()
-    ram = available_ram()
-    card = None if device.type == "cpu" else mm.get_total_memory(device)
-    _machine = Machine(device, card, None if ram is None else ram // 2)
+    _machine = Machine.bare(device, None if device.type == "cpu" else mm.get_total_memory(device))
     return _machine
 
 

@@ -14,16 +14,15 @@ import torch
 
 from ..engine import InputError, PlanError
 from ..engine.archs import Architecture, by_file
-from ..engine.fused_path import FusedPath, why_off
 from ..engine.kernels.exact import as_products
 from ..engine.loader import NAMES, PRECISIONS, auto_precision
 from ..engine.memory import GIB
 from ..engine.options import DEFAULTS, Options
-from ..engine.planning.budget import DEFAULT_SHARE, card_room
+from ..engine.planning.budget import Machine
+from ..engine.planning.fusable import why_off
+from ..engine.planning.make import make_planner, mode_of, switched_off
 from ..engine.planning.planner import Planner
-from ..engine.precision.mixed import Mixed
-from ..engine.precision.modes import MIXED, resolve
-from ..engine.precision.store import Store
+from ..engine.precision.modes import MIXED
 from ..engine.request import TILINGS
 from ..engine.run.pixels import OUTPUTS
 from ..engine.run.plan import Plan
@@ -133,62 +132,22 @@ class Known:
 KNOWN = Known()
 
 
-@dataclass(frozen=True)
-class Machine:
-    """Where decodes run: the device, the bytes of its card (None: a CPU), and half of the free host memory."""
-
-    device: torch.device
-    card: int | None
-    half_ram: int | None
-
-    def target(self, question: Question) -> tuple[int | None, str]:
-        """Bytes a run may reach, and the name of where that figure is from. What others hold is not known here."""
-        if question.vram_gb:
-            return int(question.vram_gb * GIB), "vram_gb"
-        if self.card is not None:
-            return int(DEFAULT_SHARE * self.card), "card"
-        if question.ram_gb:
-            return int(question.ram_gb * GIB), "ram_gb"
-        return self.half_ram, "half_ram"
-
-    def room(self, question: Question) -> int | None:
-        """Bytes up to which the default target may be raised."""
-        return None if question.vram_gb or self.card is None else card_room(self.card)
-
-    def host(self, question: Question) -> int | None:
-        """Bytes of host memory a run may park histories in."""
-        if self.device.type != "cuda":
-            return 0
-        return int(question.ram_gb * GIB) if question.ram_gb else self.half_ram
-
-
 @functools.lru_cache(maxsize=16)
 def _planner(
-    architecture: Architecture, config: object, precision: str, device: torch.device, options: Options
+    architecture: Architecture, config: object, asked: str, plain: str, device: torch.device, options: Options
 ) -> tuple[Planner, str]:
-    """A planner without weights, and why its fused kernels are off ("" where they are on)."""
-    dtype = PRECISIONS[architecture.native if precision in MIXED else precision]
-
-    def build() -> torch.nn.Module:
-        return architecture.build(config)
-
-    with torch.device("meta"):
-        model = build()
-    weights = sum(p.numel() for p in model.parameters()) * dtype.itemsize
-    reason = why_off(architecture.name, config, dtype, device)
-    if options.channels_last_3d is False or not options.triton_fusion:
-        reason = "switched off"
-    fused = FusedPath(model, architecture, dtype, options) if reason is None else None
-    if fused is not None and precision in MIXED:
-        mode = resolve(precision, device, options.min_db, None, architecture.native)
-        mixed = Mixed(mode, model, dtype, options, Store(None))
-        for half in ("encoder", "decoder"):
-            fused.use(half, mixed.policy(half))
-    planner = Planner(
-        build, dtype, weights, lambda: fused, architecture.spatial, architecture.temporal, options.flash_attention,
+    """A planner without weights, and why its fused kernels are off ("" where they are on). asked: the precision as the
+    user named it; plain: that of the activations."""
+    dtype = PRECISIONS[plain]
+    here = architecture.name, config, dtype, device
+    switched = switched_off(options)
+    mode = mode_of(asked, plain, dtype, device, options, switched or why_off(*here, True))
+    off = switched or why_off(*here, mode.kind is not None)
+    planner = make_planner(
+        architecture, config, dtype, options, mode, lambda: off is None,
         lambda: as_products(device, dtype, options.tf32),
-    )  # fmt: skip
-    return planner, reason or ""
+    )
+    return planner, off or ""
 
 
 # -- answers ----------------------------------------------------------------------------------------------------------
@@ -204,10 +163,11 @@ def answer(question: Question, machine: Machine) -> dict[str, object]:
     if found is None and (named is None or KNOWN.is_foreign(question.model)):
         return {"unknown": True, "host": KNOWN.is_foreign(question.model), "model": question.model}
     architecture, config = found or (named, named.published.config)
-    auto = question.precision == "auto"
-    precision = auto_precision(machine.device, architecture) if auto else question.precision
-    planner, off = _planner(architecture, config, precision, machine.device, question.options)
-    target, source = machine.target(question)
+    asked = question.precision
+    precision = auto_precision(machine.device, architecture) if asked == "auto" else asked
+    plain = architecture.native if precision in MIXED else precision
+    planner, off = _planner(architecture, config, asked, plain, machine.device, question.options)
+    target, source = machine.target(question.vram_gb, question.ram_gb)
     latents = -(-(question.frames - 1) // architecture.temporal) + 1
     height, width = (-(-n // architecture.spatial) for n in (question.height, question.width))
     output = OUTPUTS["float32" if question.output == "auto" else question.output]
@@ -225,7 +185,7 @@ def answer(question: Question, machine: Machine) -> dict[str, object]:
         plan = planner.plan(
             "decoder", question.batch, latents, height, width, tiling=question.tiling, tile=question.tile,
             overlap=question.overlap, chunk=question.chunk, target=target,
-            room=machine.room(question), host=machine.host(question), output=output,
+            room=machine.room(question.vram_gb), host=machine.host(question.ram_gb), output=output,
         )  # fmt: skip
     except PlanError as error:
         clip = {"frames": question.frames, "batch": question.batch}

@@ -13,8 +13,6 @@ from .options import add_memory_options
 
 if TYPE_CHECKING:
     from ..archs import Architecture
-    from ..fused_path import FusedPath
-    from ..network.plain import Network
     from ..planning.planner import Planner
     from ..run.plan import Plan
 
@@ -105,11 +103,11 @@ def _planner(args: argparse.Namespace) -> tuple[Planner, Architecture, str]:
     import torch
 
     from ..archs import DEFAULT
-    from ..fused_path import FusedPath, not_fused
     from ..loader import NAMES, PRECISIONS, load
     from ..options import DEFAULTS
-    from ..planning.planner import Planner
-    from ..precision.modes import MIXED
+    from ..planning.fusable import not_fused
+    from ..planning.make import make_planner
+    from ..precision.modes import MIXED, Mode
     from ..run.pixels import OUTPUTS
 
     if args.precision not in NAMES:
@@ -122,36 +120,22 @@ def _planner(args: argparse.Namespace) -> tuple[Planner, Architecture, str]:
         vae = load(args.vae, precision="fp32", device="cpu", norm_groups=args.norm_groups)
         architecture, config = vae.architecture, vae.model.config
 
-    def build() -> torch.nn.Module:
-        return architecture.build(config)
-
     plain = PRECISIONS.get(args.precision)
     dtype = plain or PRECISIONS[architecture.native]
-    with torch.device("meta"):
-        model = build()
-    weights = dtype.itemsize * sum(p.numel() for p in model.parameters())
     reason = "--plain" if args.plain else not_fused(architecture.programs(config), dtype)
     note = f"fused kernels off: {reason}" if reason and not args.plain else ""
     if reason and args.precision in MIXED:
         note = f"{args.precision} is not to be had ({reason}): this is a plan for {architecture.native}"
-    path = None
-    if reason is None and dtype != torch.float32:
-        path = FusedPath(model, architecture, dtype, DEFAULTS)
-        if args.precision in MIXED:
-            _use(path, model, args.precision)
-    products = dtype == torch.float32  # plans are for a GPU, without TF32
-    planner = Planner(build, dtype, weights, lambda: path, architecture.spatial, architecture.temporal,
-                      products=lambda: products)  # fmt: skip
+    exact = dtype == torch.float32
+    mode = Mode()
+    if reason is None and args.precision in MIXED:  # on whatever GPU has it
+        fast = args.precision == "fp16_fast"
+        mode = Mode(half_accumulate=True) if fast else Mode(args.precision)
+    planner = make_planner(
+        architecture, config, dtype, DEFAULTS, mode, lambda: reason is None and not exact,
+        lambda: exact,  # plans are for a GPU, without TF32
+    )
     return planner, architecture, note
-
-
-def _use(path: FusedPath, model: Network, precision: str) -> None:
-    """Plan for every convolution that this precision can take."""
-    from ..operands.policy import KINDS, Policy, eligible
-
-    for half in ("encoder", "decoder"):
-        kinds = dict.fromkeys(eligible(getattr(model, half)), precision) if precision in KINDS else {}
-        path.use(half, Policy(kinds, half_accumulate=precision == "fp16_fast"))
 
 
 def _row(

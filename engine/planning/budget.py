@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 
 from ..memory import GIB, available_ram
-from ..request import check_sizes
 from ..run.pinned import POOL
 
 #: Of the whole card, when the user names no target: 13 of 16 GB.
@@ -19,50 +19,80 @@ MARGIN_SHARE = 0.05
 MARGIN_BYTES = 512 << 20
 
 
-def memory_target(device: torch.device, vram_gb: float | None, ram_gb: float | None, held: int) -> int | None:
-    """Bytes this process may reach on `device`, weights included; None where nothing can be found out.
+@dataclass(frozen=True)
+class Machine:
+    """Where runs are, in bytes; what is not given is not known, or not there.
 
-    CUDA: vram_gb or 81.25 % of the card, never more than other processes leave less a margin, less what else this
-    process holds (`held` are the bytes of the caller's own weights there). CPU: vram_gb, else ram_gb, else half of what
-    is free.
+    card: of the whole GPU; None: a CPU. half_ram: of the free host memory. others: what other processes hold on the
+    card. foreign: what this one holds there besides a run's own. held: a run's own weights, on a CPU.
     """
-    check_sizes(vram_gb, ram_gb)
-    if device.type == "cuda":
-        total = torch.cuda.mem_get_info(device)[1]
-        asked = vram_gb * GIB if vram_gb else DEFAULT_SHARE * total
-        return _reachable(device, held, asked)
-    if vram_gb or ram_gb:
-        return int((vram_gb or ram_gb) * GIB)
-    free_ram = available_ram()
-    return None if free_ram is None else held + free_ram // 2
+
+    device: torch.device
+    card: int | None
+    half_ram: int | None
+    others: int = 0
+    foreign: int = 0
+    held: int = 0
+
+    @classmethod
+    def bare(cls, device: torch.device, card: int | None) -> Machine:
+        """With the card as it is once all others have given theirs back; asks no GPU."""
+        return cls(device, card, _half_ram(device))
+
+    def target(self, vram_gb: float | None, ram_gb: float | None) -> tuple[int | None, str]:
+        """Bytes this process may reach on the device, weights included (None: nothing is known), and the name of where
+        that figure is from.
+
+        A card: vram_gb or 81.25 % of it, never more than other processes leave less a margin, less what else this
+        process holds. A CPU: vram_gb, else ram_gb, else half of what is free.
+        """
+        if self.card is not None:
+            most, source = (vram_gb * GIB, "vram_gb") if vram_gb else (DEFAULT_SHARE * self.card, "card")
+            return self._reachable(most), source
+        if vram_gb or ram_gb:
+            return int((vram_gb or ram_gb) * GIB), "vram_gb" if vram_gb else "ram_gb"
+        return None if self.half_ram is None else self.held + self.half_ram, "half_ram"
+
+    def room(self, vram_gb: float | None) -> int | None:
+        """Bytes up to which the default target may be raised on a card: all that other processes leave less a margin,
+        less what else this process holds. None where the user named a target, and on a CPU."""
+        return None if vram_gb or self.card is None else self._reachable(math.inf)
+
+    def host(self, ram_gb: float | None) -> int | None:
+        """Bytes of host memory in which a run may park histories, besides its result: ram_gb, else half of what is
+        free, or only kept for the next run; None where nothing can be found out."""
+        if self.device.type != "cuda":
+            return 0
+        return int(ram_gb * GIB) if ram_gb else self.half_ram
+
+    def _reachable(self, most: float) -> int:
+        free = self.card - min(MARGIN_SHARE * self.card, MARGIN_BYTES)
+        return max(0, int(min(most, int(free) - self.others)) - self.foreign)
+
+
+def memory_target(device: torch.device, vram_gb: float | None, ram_gb: float | None, held: int) -> int | None:
+    """The target of a run that starts now. held: bytes of its own weights on the device."""
+    return _now(device, held).target(vram_gb, ram_gb)[0]
 
 
 def memory_room(device: torch.device, vram_gb: float | None, held: int) -> int | None:
-    """Bytes up to which the default target may be raised on CUDA: all that other processes leave less a margin, less
-    what else this process holds. None where the user named a target, and on a CPU."""
-    if vram_gb or device.type != "cuda":
-        return None
-    return _reachable(device, held, math.inf)
-
-
-def card_room(total: int) -> int:
-    """The same of a card of `total` bytes on which nothing else is."""
-    return int(total - min(MARGIN_SHARE * total, MARGIN_BYTES))
-
-
-def _reachable(device: torch.device, held: int, most: float) -> int:
-    free, total = torch.cuda.mem_get_info(device)
-    others = max(0, total - free - torch.cuda.memory_reserved(device))
-    foreign = max(0, torch.cuda.memory_allocated(device) - held)
-    return max(0, int(min(most, card_room(total) - others)) - foreign)
+    """The room of a run that starts now."""
+    return _now(device, held).room(vram_gb)
 
 
 def host_budget(device: torch.device, ram_gb: float | None) -> int | None:
-    """Bytes of host memory in which a run on `device` may park histories, besides its result: ram_gb, else half of what
-    is free, or only kept for the next run; None where nothing can be found out."""
+    """The host memory of a run that starts now."""
+    return Machine.bare(device, None).host(ram_gb)
+
+
+def _now(device: torch.device, held: int) -> Machine:
     if device.type != "cuda":
-        return 0
-    if ram_gb:
-        return int(ram_gb * GIB)
+        return Machine(device, None, _half_ram(device), held=held)
+    free, total = torch.cuda.mem_get_info(device)
+    others = max(0, total - free - torch.cuda.memory_reserved(device))
+    return Machine(device, total, None, others, max(0, torch.cuda.memory_allocated(device) - held))
+
+
+def _half_ram(device: torch.device) -> int | None:
     free = available_ram()
-    return None if free is None else (free + POOL.idle_bytes) // 2
+    return None if free is None else (free + (POOL.idle_bytes if device.type == "cuda" else 0)) // 2

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..archs import Architecture
 from ..network.state import State
 from ..network.stream import decode_features, decode_frames, encode_features, encode_moments, frame_spans, split
 from ..run.pixels import to_network
 from ..run.plan import Steps
 from ..run.scope import attention_scope
 from .dryrun import peak_bytes
+from .meta import meta_model
 
 Size = tuple[int, int]
 
@@ -22,13 +26,10 @@ class PlainWalk:
     """For one model. Each walk takes two chunks (the second one meets a full history) of clips that are all through at
     once, and is remembered."""
 
-    def __init__(
-        self, build: Callable[[], nn.Module], dtype: torch.dtype, spatial: int, temporal: int, flash_attention: bool
-    ) -> None:
-        """As for a Planner."""
-        self._build = build
+    def __init__(self, architecture: Architecture, config: Any, dtype: torch.dtype, flash_attention: bool) -> None:
+        self._architecture, self._config = architecture, config
         self._dtype = dtype
-        self._spatial, self._temporal = spatial, temporal
+        self._spatial, self._temporal = architecture.spatial, architecture.temporal
         self._flash_attention = flash_attention
         self._whole = functools.lru_cache(maxsize=1024)(self._walk_whole)
         self._front = functools.lru_cache(maxsize=1024)(self._walk_front)
@@ -48,9 +49,9 @@ class PlainWalk:
 
     @functools.cached_property
     def _model(self) -> nn.Module:
-        # Its tensors outlive a caller's inference mode, and dry runs are made outside of it.
-        with torch.inference_mode(False), torch.device("meta"):
-            return self._build().to(self._dtype).requires_grad_(False)
+        model = meta_model(self._architecture, self._config)
+        with torch.inference_mode(False):
+            return copy.deepcopy(model).to(self._dtype)
 
     def _walk_whole(
         self, half: str, batch: int, latents: int, steps: Steps, frame: Size, rest: Size, products: bool

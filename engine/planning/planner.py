@@ -10,10 +10,8 @@ import functools
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 
 from .. import log
 from ..errors import PlanError
@@ -23,10 +21,9 @@ from ..run.parking import Parking
 from ..run.plan import Plan, Steps
 from ..run.tiles import Grid, grid, shrinking
 from .cost import Sizes, leanest, quickest
+from .fused_walk import FusedWalk
+from .meta import meta_model
 from .plain_walk import PlainWalk
-
-if TYPE_CHECKING:
-    from ..fused_path import FusedPath
 
 #: What cuBLAS and cuDNN hold besides (40 to 60 MiB measured on an H200).
 LIBRARY_BYTES = 96 << 20
@@ -40,21 +37,23 @@ class Planner:
     """Plans for one model. Dry walks are remembered, so the same question costs nothing the second time."""
 
     def __init__(
-        self, build: Callable[[], nn.Module], dtype: torch.dtype, weights: int, fused: Callable[[], FusedPath | None],
-        spatial: int = 8, temporal: int = 4, flash_attention: bool = True,
-        products: Callable[[], bool] = lambda: False,
-    ) -> None:  # fmt: skip
-        """`build` makes the module on the meta device, `weights` are its bytes, `fused` gives the fused path if any.
-
-        spatial, temporal: pixels per side and frames of a latent. flash_attention: as in `Options`; without it, plain
-        torch's attention takes memory of its own. products: whether plain torch convolves by matrix products.
-        """
-        self.spatial, self._temporal = spatial, temporal
-        self._dtype = dtype
-        self._weights = weights
+        self, walk: FusedWalk, fused: Callable[[], bool], products: Callable[[], bool] = lambda: False
+    ) -> None:
+        """walk: of the model; what it packs for is what plans are for. fused: whether the fused operators run it.
+        products: whether plain torch convolves by matrix products."""
+        architecture = walk.architecture
+        self.walk = walk
+        self.spatial, self._temporal = architecture.spatial, architecture.temporal
+        self._dtype = walk.dtype
         self._fused = fused
         self._products = products
-        self._plain = PlainWalk(build, dtype, spatial, temporal, flash_attention)
+        self._plain = PlainWalk(architecture, walk.config, walk.dtype, walk.options.flash_attention)
+
+    @functools.cached_property
+    def _weights(self) -> int:
+        """Bytes of the model's own."""
+        model = meta_model(self.walk.architecture, self.walk.config)
+        return self._dtype.itemsize * sum(p.numel() for p in model.parameters())
 
     def plan(
         self,
@@ -215,7 +214,7 @@ class Planner:
         return leanest(functools.partial(self._sizes, ask, tiles, self._step(ask, 1, 1)))
 
     def _runs_fused(self, ask: _Ask, tiles: Grid) -> bool:
-        return self._fused() is not None and (len(tiles) == 1 or ask.half == "decoder")
+        return self._fused() and (len(tiles) == 1 or ask.half == "decoder")
 
     def _plain_peak(self, ask: _Ask, tiles: Grid, steps: Steps) -> int:
         tile = tiles.rows.size, tiles.cols.size
@@ -243,7 +242,7 @@ class Planner:
 
     def _fused_steps(self, ask: _Ask, rows: int, cols: int) -> Iterator[Steps]:
         """From what fills the GPU down to one frame per step."""
-        frames = self._fused().frames_per_step(self.spatial * rows, self.spatial * cols)
+        frames = self.walk.frames_per_step(self.spatial * rows, self.spatial * cols)
         while frames:
             yield self._step(ask, -(-frames // self._temporal), frames)
             frames //= 2
@@ -259,7 +258,7 @@ class Planner:
     def _sizes(self, ask: _Ask, tiles: Grid, steps: Steps, parking: Parking | None) -> Sizes:
         frame = None if len(tiles) == 1 else (ask.height, ask.width)
         size = tiles.rows.size, tiles.cols.size
-        return self._fused().sizes(ask.half, steps.latents, steps.frames, *size, ask.output, frame, parking, ask.rest)
+        return self.walk.sizes(ask.half, steps.latents, steps.frames, *size, ask.output, frame, parking, ask.rest)
 
     def _parking_plans(self, ask: _Ask, tiles: Grid, target: int | None) -> Iterator[Plan]:
         """With histories in host memory: the quickest plan per frame below the target, then the leanest."""
@@ -293,7 +292,7 @@ class Planner:
     def _no_whole(self, ask: _Ask, target: int | None) -> str:
         """Why whole frames do not fit and what would make them; ends where another way out may follow."""
         needs = f"needs {in_gb(self._least(ask, self._whole(ask)))} and the target is {in_gb(target)}"
-        clips = "decode fewer clips at once, " if ask.batch > 1 and self._fused() is None else ""
+        clips = "decode fewer clips at once, " if ask.batch > 1 and not self._fused() else ""
         return f"{self._size(ask)} untiled {needs}: raise vram_gb, {clips}{self._parked(ask, target)}"
 
     def _long_chunk(self, ask: _Ask, grids: list[Grid], target: int | None) -> str:
@@ -306,7 +305,7 @@ class Planner:
 
     def _parked(self, ask: _Ask, target: int | None) -> str:
         """What parking would take, where that is more than the host may give; for refusals."""
-        if self._fused() is None:
+        if not self._fused():
             leaner = self._dtype == torch.float32 and ask.host != 0
             return "or use fp16 or bf16, which need less, " if leaner else ""
         if ask.host is None:
@@ -320,7 +319,7 @@ class Planner:
         return f"or ram_gb to {in_gb(least.host)} (it is {in_gb(ask.host)}; {in_gb(needed)} of GPU memory then do), "
 
     def _why_no_bands(self, ask: _Ask, tiles: Grid, target: int | None) -> str:
-        if ask.host == 0 or self._fused() is None:
+        if ask.host == 0 or not self._fused():
             return "bands need parked histories, which only the fused kernels on a GPU have"
         least = self._sizes(ask, tiles, self._step(ask, 1, 1), Parking(None, 0, rows=ask.band))
         needs = f"{in_gb(least.device + LIBRARY_BYTES + self._weights)}, and the target is {in_gb(target)}"

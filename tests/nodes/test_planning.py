@@ -12,10 +12,11 @@ from zerowaste_vae.engine import InputError
 from zerowaste_vae.engine.archs import ARCHITECTURES, wan
 from zerowaste_vae.engine.archs.seedvr2 import Config
 from zerowaste_vae.engine.kernels.targets import capabilities
+from zerowaste_vae.engine.planning.budget import Machine
 from zerowaste_vae.engine.precision import modes
 from zerowaste_vae.engine.request import TILINGS
 from zerowaste_vae.nodes import planning
-from zerowaste_vae.nodes.planning import KNOWN, LIMITS, Known, Machine, Question, answer
+from zerowaste_vae.nodes.planning import KNOWN, LIMITS, Known, Question, answer
 
 GIB = 1 << 30
 CPU = Machine(torch.device("cpu"), None, 4 * GIB)
@@ -168,16 +169,6 @@ def test_batches_take_more():
     one, three = (answer(Question(model="wan_2.1_vae", width=64, height=64, frames=5, batch=b), CPU) for b in (1, 3))
     assert (one["batch"], three["batch"]) == (1, 3)
     assert three["result_gb"] == pytest.approx(3 * one["result_gb"])
-
-
-def test_targets():
-    gpu = Machine(torch.device("cuda", 0), 16 * GIB, 10 * GIB)
-    assert gpu.target(Question()) == (13 * GIB, "card")
-    assert gpu.target(Question(vram_gb=8, ram_gb=2)) == (8 * GIB, "vram_gb")
-    assert (gpu.host(Question()), gpu.host(Question(ram_gb=3))) == (10 * GIB, 3 * GIB)
-    assert CPU.target(Question(ram_gb=2)) == (2 * GIB, "ram_gb")
-    assert CPU.target(Question()) == (4 * GIB, "half_ram")
-    assert CPU.host(Question(ram_gb=2)) == 0
 
 
 def test_a_full_card_parks_histories(monkeypatch):

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from zerowaste_vae import load
 from zerowaste_vae.engine.archs import Architecture, KeySet, registry
-from zerowaste_vae.engine.fused_path import why_off
 from zerowaste_vae.engine.network.fused import fuse
 from zerowaste_vae.engine.network.ops.conv import Conv
 from zerowaste_vae.engine.network.ops.ends import Moments, Pixels
@@ -22,6 +21,7 @@ from zerowaste_vae.engine.network.state import State
 from zerowaste_vae.engine.network.stream import decode_features, decode_frames
 from zerowaste_vae.engine.operands.forms import Operands
 from zerowaste_vae.engine.operands.policy import Policy, eligible
+from zerowaste_vae.engine.planning.fusable import why_off
 from zerowaste_vae.engine.precision import sampling
 from zerowaste_vae.engine.run.parking import Parking
 from zerowaste_vae.engine.run.plan import Steps

@@ -5,13 +5,13 @@ import torch
 from safetensors.torch import save_file
 from zerowaste_vae import load
 from zerowaste_vae.engine.archs import wan
-from zerowaste_vae.engine.fused_path import why_off
 from zerowaste_vae.engine.kernels.targets import capabilities
 from zerowaste_vae.engine.network.fused import FusedDecoder, FusedEncoder
 from zerowaste_vae.engine.network.ops.around import duplicate_up, store_duplicates
 from zerowaste_vae.engine.network.ops.resnet import Res
 from zerowaste_vae.engine.network.stream import frame_spans
 from zerowaste_vae.engine.options import Options
+from zerowaste_vae.engine.planning.fusable import why_off
 from zerowaste_vae.engine.run.parking import Parking
 
 CPU = torch.device("cpu")
@@ -198,7 +198,7 @@ def test_what_overflows_in_fp16_is_made_again(version, seed_model, noise, monkey
 
 
 def test_why_off_names_widths_and_needs_no_model(monkeypatch):
-    monkeypatch.setattr("zerowaste_vae.engine.fused_path.target", lambda _: capabilities("any", 90, (3, 6)))
+    monkeypatch.setattr("zerowaste_vae.engine.planning.fusable.target", lambda _: capabilities("any", 90, (3, 6)))
     device = torch.device("cuda")
     assert why_off("wan2.1", None, torch.bfloat16, device) is None
     assert why_off("wan2.1", wan.Config(None, (96, 192, 384, 384)), torch.bfloat16, device) is None

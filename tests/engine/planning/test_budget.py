@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from zerowaste_vae.engine.errors import InputError
 from zerowaste_vae.engine.memory import GIB
 from zerowaste_vae.engine.planning import budget
 
@@ -43,9 +42,15 @@ def test_cuda_target(monkeypatch, free, reserved, allocated, asked, expected):
         assert room == {16: 15.5, 10: 9.5, 12: 13.5}[free] * GIB
 
 
-@pytest.mark.parametrize("bad", [-1, float("nan"), float("inf")])
-def test_sizes_that_are_none(bad):
-    with pytest.raises(InputError, match="vram_gb="):
-        budget.memory_target(CPU, bad, None, 0)
-    with pytest.raises(InputError, match="ram_gb="):
-        budget.memory_target(CPU, None, bad, 0)
+def test_what_is_planned_before_a_run_follows_the_same_rule():
+    """The panel's figures, for which no GPU is asked."""
+    card = budget.Machine(GPU, 16 * GIB, 10 * GIB)
+    assert card.target(None, None) == (13 * GIB, "card")
+    assert card.target(8, 2) == (8 * GIB, "vram_gb")
+    assert card.target(40, None) == (15.5 * GIB, "vram_gb")  # no more than the card has
+    assert (card.room(None), card.room(8)) == (15.5 * GIB, None)
+    assert (card.host(None), card.host(3)) == (10 * GIB, 3 * GIB)
+    ram = budget.Machine(CPU, None, 4 * GIB)
+    assert ram.target(0, 2) == (2 * GIB, "ram_gb")
+    assert ram.target(0, 0) == (4 * GIB, "half_ram")
+    assert (ram.room(None), ram.host(2)) == (None, 0)

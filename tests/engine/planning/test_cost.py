@@ -9,9 +9,9 @@ import torch
 from zerowaste_vae.engine import log
 from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
 from zerowaste_vae.engine.errors import PlanError
-from zerowaste_vae.engine.fused_path import FusedPath
 from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.planning.cost import leanest, quickest
+from zerowaste_vae.engine.planning.fused_walk import FusedWalk
 from zerowaste_vae.engine.planning.planner import Planner
 from zerowaste_vae.engine.run.graphs import GRAPH_BYTES
 from zerowaste_vae.engine.run.parking import Parking
@@ -22,16 +22,12 @@ CONFIG = Config((128, 256, 512, 512), (128, 256, 512, 512))
 
 @pytest.fixture(scope="module")
 def path():
-    with torch.device("meta"):
-        return FusedPath(ARCHITECTURE.build(CONFIG), ARCHITECTURE, torch.float16, DEFAULTS)
+    return FusedWalk(ARCHITECTURE, CONFIG, torch.float16, DEFAULTS)
 
 
 @pytest.fixture(scope="module")
 def planner(path):
-    build = functools.partial(ARCHITECTURE.build, CONFIG)
-    with torch.device("meta"):
-        weights = sum(2 * p.numel() for p in build().parameters())
-    return Planner(build, torch.float16, weights, lambda: path)
+    return Planner(path, lambda: True)
 
 
 def plan(planner, height, width, gb, host_gb=62.0, half="decoder", **options):

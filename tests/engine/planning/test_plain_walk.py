@@ -74,7 +74,7 @@ def program(model, half, steps, latents):
 def test_fp32_by_products_takes_what_is_stated(family, half, steps):
     architecture, config = family
     model = architecture.build(config).requires_grad_(False)
-    walk = PlainWalk(lambda: architecture.build(config), torch.float32, 8, 4, True)
+    walk = PlainWalk(architecture, config, torch.float32, True)
     latents = 2 * steps.latents
     stated = walk.peak(half, 1, latents, steps, (ROWS, COLS), (ROWS, COLS), (0, 0), True)
     real = taken(program(model, half, steps, latents))

@@ -36,7 +36,7 @@ def test_kernels_compute_what_a_cpu_emulates(wide_file, noise, monkeypatch, kind
             monkeypatch.setattr(each._mixed, "settle", lambda *_, policy=policy: policy)
         frames, ours = emulated.decode(z), vae.decode(z)
         for each in (emulated, vae):
-            assert each._fused._policies["decoder"].kinds == {key: kind}
+            assert each.planner.walk.operands("decoder").policy.kinds == {key: kind}
         cost, apart = decibel(frames, exact), decibel(ours, frames)
         print(f"{kind} {key}: {cost:.1f} dB against fp32, GPU against CPU {apart:.1f} dB")
         assert apart > cost + 6

@@ -9,9 +9,11 @@ from zerowaste_vae import load
 from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
 from zerowaste_vae.engine.fused_path import FusedPath
 from zerowaste_vae.engine.options import DEFAULTS
+from zerowaste_vae.engine.planning.budget import Machine
+from zerowaste_vae.engine.planning.fused_walk import FusedWalk
 from zerowaste_vae.engine.run.kept import KEPT, Kept
 from zerowaste_vae.engine.run.scope import scoped_math
-from zerowaste_vae.nodes.planning import Machine, Question, answer
+from zerowaste_vae.nodes.planning import Question, answer
 
 from .faults import forget_others, leftovers
 from .test_scope import CUDA, cudnn, product, settings
@@ -76,12 +78,12 @@ def test_a_question_of_the_panel_changes_no_setting(monkeypatch):
     product.allow_fp16_accumulation = False
     assert written.pop() == ("allow_fp16_accumulation", False)  # they are seen
     for off in ("flash_attention", "triton_fusion,flash_attention"):
-        question = Question.parse({"width": "128", "height": "128", "frames": "5", "off": off})
+        size = {"width": "128", "height": "128", "frames": "5"}
+        question = Question.parse({"model": "seedvr2_ema_vae", **size, "off": off})
         assert answer(question, Machine(torch.device("cpu"), None, 8 << 30))["fits"]
     plain = DEFAULTS.switched(off=["flash_attention"])
-    with torch.device("meta"):
-        model = ARCHITECTURE.build(Config((8, 16, 16, 16), (8, 16, 16, 16), 16, 4))
-    FusedPath(model, ARCHITECTURE, torch.float16, plain).sizes("decoder", 1, 4, 16, 16, torch.float32)
+    config = Config((8, 16, 16, 16), (8, 16, 16, 16), 16, 4)
+    FusedWalk(ARCHITECTURE, config, torch.float16, plain).sizes("decoder", 1, 4, 16, 16, torch.float32)
     assert written == []
 
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from zerowaste_vae.engine.archs import wan
 from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
-from zerowaste_vae.engine.fused_path import TEMPORARY_BYTES, FusedPath
 from zerowaste_vae.engine.kernels.conv3d import sums_bytes
 from zerowaste_vae.engine.kernels.conv3d.schedules import ROW_BLOCK, pick
 from zerowaste_vae.engine.kernels.conv3d.types import stat_span
 from zerowaste_vae.engine.kernels.targets import capabilities
 from zerowaste_vae.engine.options import DEFAULTS
+from zerowaste_vae.engine.planning.fused_walk import TEMPORARY_BYTES, FusedWalk
 from zerowaste_vae.engine.run.parking import Parking
 from zerowaste_vae.engine.run.run import Run
 from zerowaste_vae.engine.run.walk import Walk
@@ -23,8 +23,7 @@ META = torch.device("meta")
 
 
 def path_of(architecture, config, dtype):
-    with META:
-        return FusedPath(architecture.build(config), architecture, dtype, DEFAULTS)
+    return FusedWalk(architecture, config, dtype, DEFAULTS)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +67,7 @@ def test_sums_live_as_long_as_they_are_referred_to():
 @pytest.mark.parametrize("half", ["decoder", "encoder"])
 def test_sums_of_large_frames_are_in_the_plan(path, half):
     """At 7680x4320 those of one norm take 66 MB a frame, and three of them may be there."""
-    network = path._meta[half]
+    network = path.network(half)
     size = (1, 540, 960, 1, torch.float32) if half == "decoder" else (1, 4320, 7680, 1)
     run = network.plan(*size, META)
     one = sums_bytes((1, 4320, 7680, 128), 32)
@@ -81,7 +80,7 @@ def test_sums_of_large_frames_are_in_the_plan(path, half):
 def test_frames_that_fill_no_latent_are_in_the_plan(path):
     """113 MiB at 1287x727."""
     even, odd = (path.sizes("encoder", 1, 1, 90, 160, torch.float32, rest=rest).device for rest in ((0, 0), (7, 7)))
-    real = path._meta["encoder"].plan(1, 727, 1287, 1, META).nbytes - path._meta["encoder"].plan(1, 720, 1280, 1,
+    real = path.network("encoder").plan(1, 727, 1287, 1, META).nbytes - path.network("encoder").plan(1, 720, 1280, 1,
                                                                                                META).nbytes
     assert odd - even >= real > 50 << 20
 

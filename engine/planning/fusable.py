@@ -1,0 +1,42 @@
+"""Whether the fused operators can run a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..archs import by_name
+from ..kernels.conv3d import padded_channels
+from ..kernels.probe import proven
+from ..kernels.targets import target
+from ..network.program import Program
+
+
+def why_off(
+    architecture: str, config: Any, dtype: torch.dtype, device: torch.device, emulate: bool = False,
+    probe: bool = False,
+) -> str | None:
+    """The reason the fused operators cannot run this model on this device, or None. config None: published widths.
+
+    emulate: on a CPU their references will do, for numbers that plain torch cannot give. probe: a GPU must have run a
+    first kernel; without it nothing is run, and a GPU that has not been tried is trusted.
+    """
+    known = by_name(architecture)
+    if known is None:
+        return f"no fused network for {architecture}"
+    here = proven(device) if probe else target(device)
+    if not (emulate and device.type == "cpu"):
+        if not here.kernels:
+            return here.notes[0] if here.notes else f"no kernels for {device}"
+        if not here.supports(dtype):
+            return f"no fused kernels for {dtype}: plain torch keeps its precision"
+    return None if config is None else not_fused(known.programs(config), dtype)
+
+
+def not_fused(programs: Sequence[Program], dtype: torch.dtype) -> str | None:
+    """The reason the fused operators cannot run these networks on any device, or None."""
+    reason = next((why for p in programs if (why := p.why_not_fused())), None)
+    odd = sorted({w for p in programs for w in p.widths() if padded_channels(w, dtype) != w})
+    return reason or (f"widths {odd} are no multiples of {padded_channels(1, dtype)}" if odd else None)

@@ -1,0 +1,121 @@
+"""What the fused operators take: dry runs of the fused network, packed on the meta device."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..archs import Architecture
+from ..kernels.attention import reference
+from ..network.fused import FusedDecoder, FusedEncoder, fuse
+from ..operands.forms import Operands
+from ..operands.policy import EXACT, Policy
+from ..options import Options
+from ..run.graphs import GRAPH_BYTES, one_step
+from ..run.parking import Parking
+from ..run.run import RESERVE_BYTES
+from .cost import Sizes
+from .dryrun import peak_bytes
+from .meta import meta_model
+
+#: What operators allocate themselves besides the sums that a walk counts (coefficients of norms, scales, a library's
+#: small buffers), and what a run keeps in reserve for them.
+TEMPORARY_BYTES = RESERVE_BYTES + (16 << 20)
+#: Full-size pixels per step that fill a GPU. At 1280x720, one frame per step is as fast as eight (H200).
+STEP_PIXELS = 1 << 20
+
+
+class FusedWalk:
+    """For one model. Each walk takes one chunk of one clip, and is remembered."""
+
+    def __init__(self, architecture: Architecture, config: Any, dtype: torch.dtype, options: Options) -> None:
+        self.architecture, self.config, self.dtype, self.options = architecture, config, dtype, options
+        self._policies: dict[str, Policy] = {}
+        self._sizes = functools.lru_cache(maxsize=1024)(self._dry_run)
+
+    def use(self, half: str, policy: Policy) -> bool:
+        """Plan "encoder" or "decoder" for these operands from now on. Returns whether they are others."""
+        if policy == self._policies.get(half, EXACT):
+            return False
+        self._policies[half] = policy
+        self.__dict__.pop("_networks", None)
+        self._sizes.cache_clear()
+        return True
+
+    def operands(self, half: str) -> Operands:
+        return Operands(self.dtype, self._policies.get(half, EXACT))
+
+    def network(self, half: str) -> FusedDecoder | FusedEncoder:
+        """The half as a run has it, without values."""
+        return self._networks[half]
+
+    def frames_per_step(self, height: int, width: int) -> int:
+        """Frames at full size that make one well-filled step, for a frame of this many pixels."""
+        return max(1, STEP_PIXELS // (height * width))
+
+    def sizes(
+        self, half: str, latents: int, frames: int, height: int, width: int, output: torch.dtype,
+        frame: tuple[int, int] | None = None, parking: Parking | None = None, rest: tuple[int, int] = (0, 0),
+    ) -> Sizes:
+        """What a run takes besides the plain weights, for `latents` and `frames` per step.
+
+        height, width: of the frame or tile, in latent pixels; frame: the whole frame's, where that is a tile. rest: an
+        encoder's rows and columns of pixels that fill no latent pixel.
+        """
+        return self._sizes(half, latents, frames, height, width, output, frame, parking, rest)
+
+    @functools.cached_property
+    def _networks(self) -> dict[str, FusedDecoder | FusedEncoder]:
+        model = meta_model(self.architecture, self.config)
+        with torch.device("meta"), torch.no_grad():
+            halves = [h for h in ("encoder", "decoder") if getattr(model, h) is not None]
+            return {h: fuse(getattr(model, h), self.dtype, self.options, self.operands(h)) for h in halves}
+
+    def _dry_run(
+        self, half: str, latents: int, frames: int, height: int, width: int, output: torch.dtype,
+        frame: tuple[int, int] | None, parking: Parking | None, rest: tuple[int, int],
+    ) -> Sizes:
+        network, meta = self.network(half), torch.device("meta")
+        recorded = self.options.cuda_graphs and frame is None and parking is None and one_step(latents, frames)
+        besides = network.nbytes + TEMPORARY_BYTES + GRAPH_BYTES * recorded
+        if half == "encoder":
+            s, t = self.architecture.spatial, self.architecture.temporal
+            rows, cols = s * height + rest[0], s * width + rest[1]
+            run = network.plan(latents, rows, cols, frames, meta, parking)
+            # Three chunks' frames as they arrive ahead of their turn, and two copies on the way in, all in float32;
+            # graphs read another copy.
+            besides += (5 + recorded) * 4 * 3 * t * latents * rows * cols
+        elif frame is None:
+            run = network.plan(latents, height, width, frames, output, meta, parking)
+            besides += _latent_bytes(latents, height, width, network.latent_channels)
+        else:
+            # Front and tiles run one after the other.
+            front = network.plan_front(latents, *frame, meta)
+            run = max(front, network.plan_tile(latents, height, width, frames, meta), key=lambda r: r.nbytes)
+            besides += max(_latent_bytes(latents, *frame, network.latent_channels),
+                           self._tile_bytes(latents * network.features, frames, height, width))  # fmt: skip
+        if not self.options.flash_attention:
+            tokens = math.prod(frame or (height, width))
+            besides += _plain_attention_bytes(tokens, network.attends, self.dtype)
+        sizes = Sizes.of(run)
+        return replace(sizes, device=sizes.device + besides)
+
+    def _tile_bytes(self, channels: int, frames: int, height: int, width: int) -> int:
+        """A tile's features as they arrive and those of the chunk before, the weights of its pixels, and the weighted
+        pixels of a step in 16 bit. channels: of all latents in a chunk."""
+        pixels = self.architecture.spatial**2 * height * width
+        return 2 * self.dtype.itemsize * channels * height * width + (4 + 3 * 2 * frames) * pixels
+
+
+def _latent_bytes(latents: int, height: int, width: int, channels: int) -> int:
+    """A chunk's latents as they arrive, divided, and those of the chunk before."""
+    return 3 * 4 * latents * height * width * channels
+
+
+def _plain_attention_bytes(tokens: int, channels: int, dtype: torch.dtype) -> int:
+    q, k, v = torch.empty(3, 1, tokens, channels, dtype=dtype, device="meta")
+    return peak_bytes(lambda: reference.attention(q, k, v))

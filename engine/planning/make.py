@@ -1,0 +1,52 @@
+"""The planner of a model as it is going to run: for the VAE object, the panel and the command line alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..archs import Architecture
+from ..options import OFF, Options
+from ..precision.mixed import Mixed
+from ..precision.modes import MIXED, Mode, resolve
+from ..precision.store import Store
+from .fused_walk import FusedWalk
+from .meta import meta_model
+from .planner import Planner
+
+
+def make_planner(
+    architecture: Architecture, config: Any, dtype: torch.dtype, options: Options, mode: Mode,
+    fused: Callable[[], bool], products: Callable[[], bool],
+) -> Planner:
+    """mode: what convolutions compute in; what a clip settles comes later (`Planner.walk`). fused, products: as for a
+    Planner."""
+    walk = FusedWalk(architecture, config, dtype, options)
+    if not mode.plain:
+        model = meta_model(architecture, config)
+        mixed = Mixed(mode, model, dtype, options, Store(None))
+        for half in ("encoder", "decoder"):
+            if getattr(model, half) is not None:
+                walk.use(half, mixed.policy(half))
+    return Planner(walk, fused, products)
+
+
+def mode_of(
+    asked: str, plain: str, dtype: torch.dtype, device: torch.device, options: Options, off: str | None
+) -> Mode:
+    """As `resolve`; `options` may ask for fp8 where the precision asks for no 8 bit. off: why the fused kernels cannot
+    run the model on the device, where a CPU may emulate them."""
+    if options.fp8 and device.type == "cuda" and asked not in MIXED and dtype != torch.float32:
+        asked = "fp8"
+    return resolve(asked, device, options.min_db, off, plain)
+
+
+def switched_off(options: Options) -> str | None:
+    """The reason that the options leave the fused kernels none to run, or None."""
+    if not options.triton_fusion:
+        return OFF
+    if options.channels_last_3d is False:
+        return "channels_last_3d is switched off, and they know no other layout"
+    return None

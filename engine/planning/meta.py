@@ -1,0 +1,19 @@
+"""Networks without values, for what follows from their shapes."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from ..archs import Architecture
+from ..network.plain import Network
+
+
+@functools.lru_cache(maxsize=8)
+def meta_model(architecture: Architecture, config: Any) -> Network:
+    """On the meta device, in fp32; nobody changes it."""
+    # Its tensors outlive a caller's inference mode, and dry runs are made outside of it.
+    with torch.inference_mode(False), torch.device("meta"):
+        return architecture.build(config).requires_grad_(False)
