@@ -143,7 +143,7 @@ def vaes(network, tmp_path_factory):
     path = tmp_path_factory.mktemp("wan") / f"{version}.safetensors"
     save_file(model.state_dict(), path)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("zerowaste_vae.engine.vae.why_off", lambda *_: None)
+        patch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
         yield load(path, device="cpu"), load(path, device="cpu")
 
 
@@ -187,7 +187,7 @@ def test_what_overflows_in_fp16_is_made_again(version, seed_model, noise, monkey
     model = wan.WAN21.build(configs[version]).requires_grad_(False)
     seed_model(model, 3)
     save_file(model.state_dict(), tmp_path / "w.safetensors")
-    monkeypatch.setattr("zerowaste_vae.engine.vae.why_off", lambda *_: None)
+    monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
     vae = load(tmp_path / "w.safetensors", precision="fp16", device="cpu")
     for block in last_blocks(vae.model.decoder):
         block.conv2.bias.fill_(6e4)
@@ -198,7 +198,7 @@ def test_what_overflows_in_fp16_is_made_again(version, seed_model, noise, monkey
 
 
 def test_why_off_names_widths_and_needs_no_model(monkeypatch):
-    monkeypatch.setattr("zerowaste_vae.engine.fused_path.target", lambda _: capabilities("any", 90, (3, 6)))
+    monkeypatch.setattr("zerowaste_vae.engine.planning.fusable.target", lambda _: capabilities("any", 90, (3, 6)))
     device = torch.device("cuda")
     assert why_off("wan2.1", None, torch.bfloat16, device) is None
     assert why_off("wan2.1", wan.Config(None, (96, 192, 384, 384)), torch.bfloat16, device) is None

@@ -180,7 +180,7 @@ def test_a_source_that_is_gone_is_said_and_made_do_without(file, noise, trouble,
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_wider_type_begins_without_the_histories_of_8_bit(file, noise, monkeypatch, precision):
     """Memory runs out between the second chunk and the third, and the fourth overflows."""
-    monkeypatch.setattr("zerowaste_vae.engine.vae.why_off", lambda *_: None)
+    monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
     z = noise(1, 16, 5, 2, 2)
     vae = load(file, precision=precision, device="cpu")
     good, safer = vae.decode(z, chunk=1), load(file, precision="fp16", device="cpu").decode(z, chunk=1)
