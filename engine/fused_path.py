@@ -30,10 +30,11 @@ from .run.graph_rule import chunks_left
 from .run.graphs import GRAPH_BYTES, one_step, why_none
 from .run.guard import Guard
 from .run.handover import take_over
+from .run.memory import RESERVE_BYTES
 from .run.parking import Parking
 from .run.pixels import PixelSink, StagedReader, StagedWriter, to_unit
 from .run.reuse import Runs, allocated
-from .run.run import RESERVE_BYTES, Run
+from .run.run import Run
 
 if TYPE_CHECKING:
     from .options import Options
