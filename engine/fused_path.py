@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,29 +17,24 @@ from .kernels.attention import reference
 from .kernels.conv3d import padded_channels
 from .kernels.probe import proven
 from .kernels.targets import target
-from .network.fused import FusedDecoder, FusedEncoder, fuse
+from .network.fused import Emit, FusedDecoder, FusedEncoder, FusedPass, fuse
 from .network.plain import Network
 from .network.program import Program
 from .operands.forms import Operands
 from .operands.policy import EXACT, Policy
+from .options import Options
 from .planning.cost import Sizes
 from .planning.dryrun import peak_bytes
 from .precision.prepared import load, moved, recipe, save
 from .precision.store import Store
-from .run.caches import empty_device_cache
-from .run.graph_rule import chunks_left
+from .run.clip import Clips
+from .run.devices import empty_device_cache
 from .run.graphs import GRAPH_BYTES, one_step, why_none
-from .run.guard import Guard
-from .run.handover import take_over
 from .run.memory import RESERVE_BYTES
 from .run.parking import Parking
-from .run.pixels import PixelSink, StagedReader, StagedWriter, to_unit
+from .run.pixels import StagedReader, to_unit
 from .run.reuse import Runs, allocated
 from .run.run import Run
-
-if TYPE_CHECKING:
-    from .options import Options
-    from .run.plan import Plan, Steps
 
 #: What operators allocate themselves besides the sums that a walk counts (coefficients of norms, scales, a library's
 #: small buffers), and what a run keeps in reserve for them.
@@ -136,135 +132,9 @@ class FusedPath:
         """
         return self._sizes(half, latents, frames, height, width, output, frame, parking, rest)
 
-    # -- runs, clip by clip through one set of buffers ---------------------------------------------------------------
-
-    def decode(
-        self, z: Tensor, scale: float, plan: Plan, sink: PixelSink, guard: Guard, device: torch.device
-    ) -> None:
-        """Latents [B, C, T, h, w], divided by `scale`, into the sink's frames."""
-        decoder, steps, out = self.decoder(), plan.steps, sink.out
-        parking, ahead = self._parking(plan), self._options.async_offload
-        size = steps.latents, z.shape[3], z.shape[4], steps.frames, out.dtype, device
-        reader = StagedReader(device, ahead)
-        with (
-            self.runs.run(lambda: decoder.plan(*size, parking), decoder, size, plan, guard) as (run, graphs),
-            StagedWriter(out, steps.frames, device, guard.finish, ahead) as writer,
-        ):
-            whole = functools.partial(decoder.whole_chunk, run, steps.frames, out.dtype)
-            for clip in _unfinished(guard, out):
-
-                def emit(pixels: Tensor, clip: int = clip) -> None:
-                    first, count = run.done["frames"] - pixels.shape[0], pixels.shape[0]
-                    done = guard.skip(clip, first, count)
-                    if done < count:
-                        writer.write(clip, first + done, pixels[done:], run.health)
-                    guard.tick.check()
-
-                _begin(run, clip, guard)
-                for part in _chunks(z[clip][:, run.done["latents"] :], steps, scale, reader, run):
-                    guard.tick.check()
-                    walk = functools.partial(decoder.chunk, run, part, steps.frames, out.dtype, emit)
-                    run.scout(walk)
-                    with run.chunk():
-                        if graphs is None:
-                            walk()
-                        else:
-                            left = chunks_left(z.shape[0] - clip - 1, z.shape[2], run.done["latents"], part.shape[0])
-                            emit(graphs.chunk(whole, part, left))
-                    guard.reach(clip * z.shape[2] + run.done["latents"])
-                    if run.pressed:
-                        guard.settle(run.recover)
-
-    def decode_tiles(
-        self, z: Tensor, scale: float, plan: Plan, sink: PixelSink, guard: Guard, device: torch.device
-    ) -> None:
-        """As `decode` in blended tiles: the front runs untiled, its features wait in host memory; then tile by tile."""
-        decoder, steps, latents, t = self.decoder(), plan.steps, z.shape[2], self._architecture.temporal
-        self.runs.no_graphs = why_none(self._options.cuda_graphs, plan)
-        front = decoder.plan_front(steps.latents, z.shape[3], z.shape[4], device)
-        tile = decoder.plan_tile(steps.latents, plan.grid.rows.size, plan.grid.cols.size, steps.frames, device)
-        reader = StagedReader(device, self._options.async_offload)
-        for clip in range(z.shape[0]):
-            before = clip * latents * (len(plan.grid) + 1)
-            features: list[Tensor] = []
-            with allocated(front, guard):
-                for part in _chunks(z[clip], steps, scale, reader, front):
-                    guard.tick.check()
-                    decoder.front_chunk(front, part, lambda x: features.append(x.to("cpu", copy=True)))  # noqa: B023
-                    through = sum(map(len, features))
-                    first, end = (max(0, t * (n - 1) + 1) for n in (through - part.shape[0], through))
-                    guard.inspect(clip, first, end - first, float(front.health))
-                    guard.reach(before + through)
-            with allocated(tile, guard):
-                for index, where in enumerate(plan.grid.indices(), 1):
-                    if guard.finished[(clip, *where)] < sink.out.shape[1]:
-                        self._decode_tile(tile, features, clip, where, plan, sink, guard, before + index * latents)
-
-    def _decode_tile(
-        self, run: Run, features: list[Tensor], clip: int, where: tuple[int, int], plan: Plan, sink: PixelSink,
-        guard: Guard, before: int,
-    ) -> None:
-        rows, cols, s = plan.grid.rows, plan.grid.cols, self._architecture.spatial
-        (y0, y1), (x0, x1) = rows.spans()[where[0]], cols.spans()[where[1]]
-        weight = (rows.weights(where[0], s)[:, None] * cols.weights(where[1], s)[None, :]).to(run.device)
-        name = (clip, *where)
-
-        def emit(pixels: Tensor) -> None:
-            first, count = run.done["frames"] - pixels.shape[0], pixels.shape[0]
-            done = guard.skip(name, first, count)
-            if done < count:
-                guard.inspect(name, first, count, float(run.health))
-                sink.add_pixels(clip, first + done, s * y0, s * x0, pixels[done:], weight)
-                guard.finish(name, first, count)
-            guard.tick.check()
-
-        run.restart()
-        for part in features:
-            guard.tick.check()
-            crop = part[:, y0:y1, x0:x1]
-            tile = torch.empty(crop.shape, dtype=crop.dtype, device=run.device).copy_(crop)
-            self.decoder().tile_chunk(run, tile, plan.steps.frames, emit)
-            guard.reach(before + run.done["latents"])
-
-    def encode(self, video: Tensor, plan: Plan, out: Tensor, guard: Guard, device: torch.device) -> None:
-        """Frames [B, F, H, W, 3] in 0..1 (or bytes) into moments out [B, 2C, T, h, w]."""
-        encoder, steps = self.encoder(), plan.steps
-        parking, ahead = self._parking(plan), self._options.async_offload
-        size = steps.latents, video.shape[2], video.shape[3], steps.frames, device
-        reader, out = StagedReader(device, ahead), out.permute(0, 2, 3, 4, 1)
-        count = 4 * (out.shape[1] - 1) + 1
-        with (
-            self.runs.run(lambda: encoder.plan(*size, parking), encoder, size, plan, guard) as (run, graphs),
-            StagedWriter(out, steps.latents, device, guard.finish, ahead) as writer,
-        ):
-            whole = functools.partial(encoder.chunk, run, frames=steps.frames)
-
-            def read(part: Tensor) -> Tensor:
-                return to_unit(reader.read(part))
-
-            for clip in _unfinished(guard, out):
-                _begin(run, clip, guard)
-                while run.done["frames"] < count:
-                    guard.tick.check()
-                    a, first = run.done["frames"], -(-run.done["frames"] // 4)
-                    b = min(4 * (first + steps.latents - 1) + 1, count)
-                    frames = run.attempt(read, video[clip, a:b])
-                    run.scout(functools.partial(whole, frames))
-                    with run.chunk():
-                        if graphs is None:
-                            moments = whole(frames)
-                        else:
-                            left = chunks_left(out.shape[0] - clip - 1, out.shape[1], first, -(-(b - a) // 4))
-                            moments = graphs.chunk(whole, frames, left)
-                    done = guard.skip(clip, first, moments.shape[0])
-                    if done < moments.shape[0]:
-                        writer.write(clip, first + done, moments[done:], run.health)
-                    guard.reach(clip * out.shape[1] + first + moments.shape[0])
-                    if run.pressed:
-                        guard.settle(run.recover)
-
-    def _parking(self, plan: Plan) -> Parking | None:
-        return plan.parking and replace(plan.parking, prefetch=self._options.async_offload)
+    def half(self, name: str, scale: float, device: torch.device) -> FusedHalf:
+        """"encoder" or "decoder" for clips, its weights packed. scale: what latents are divided by."""
+        return FusedHalf(self._get(name), self.runs, self._architecture, self._options, scale, device)
 
     def _get(self, half: str) -> FusedDecoder | FusedEncoder:
         if half not in self._packed:
@@ -346,31 +216,87 @@ def _latent_bytes(latents: int, height: int, width: int, channels: int) -> int:
     return 3 * 4 * latents * height * width * channels
 
 
-def _unfinished(guard: Guard, out: Tensor) -> Iterator[int]:
-    """Clips of [B, frames, ...] that are not finished."""
-    return (clip for clip in range(out.shape[0]) if guard.finished[clip] < out.shape[1])
-
-
-def _begin(run: Run, clip: int, guard: Guard) -> None:
-    """The clip's start, or where an attempt before left it."""
-    begun = guard.taken_over(clip)
-    if begun is None:
-        run.restart()
-    else:
-        take_over(run, begun)
-
-
 def _plain_attention_bytes(tokens: int, channels: int, dtype: torch.dtype) -> int:
     q, k, v = torch.empty(3, 1, tokens, channels, dtype=dtype, device="meta")
     return peak_bytes(lambda: reference.attention(q, k, v))
 
 
-def _chunks(z: Tensor, steps: Steps, scale: float, reader: StagedReader, run: Run) -> Iterator[Tensor]:
-    """[C, T, h, w] -> [D, h, w, C] float32 on the device, unscaled."""
+class FusedHalf:
+    """Packed weights as clips go through them (run/clip.py)."""
 
-    def read(part: Tensor) -> Tensor:
-        return reader.read(part).permute(1, 2, 3, 0).float() / scale
+    def __init__(
+        self, network: FusedDecoder | FusedEncoder, runs: Runs, architecture: Architecture, options: Options,
+        scale: float, device: torch.device,
+    ) -> None:  # fmt: skip
+        self.spatial, self.temporal = architecture.spatial, architecture.temporal
+        self.ahead = options.async_offload
+        self._network = network
+        self._runs = runs
+        self._graphs = options.cuda_graphs
+        self._scale = scale
+        self._device = device
+        self._reader = StagedReader(device, self.ahead)
 
-    for part in z.split(steps.latents, 1):
-        yield run.attempt(read, part)
+    def whole(self, clips: Clips) -> FusedPass:
+        network, plan, steps = self._network, clips.plan, clips.plan.steps
+        parking = plan.parking and replace(plan.parking, prefetch=self.ahead)
+        size = steps.latents, clips.height, clips.width, steps.frames
+        if isinstance(network, FusedDecoder):
+            size = *size, clips.dtype, self._device
 
+            def step(run: Run, z: Tensor, emit: Emit) -> None:
+                network.chunk(run, z, steps.frames, clips.dtype, emit)
+
+            def replay(run: Run, z: Tensor) -> Tensor:
+                return network.whole_chunk(run, steps.frames, clips.dtype, z)
+        else:
+            size = *size, self._device
+
+            def step(run: Run, video: Tensor, emit: Emit) -> None:
+                moments = network.chunk(run, video, steps.frames)
+                if not run.dry:
+                    emit(moments)
+
+            def replay(run: Run, video: Tensor) -> Tensor:
+                return network.chunk(run, video, steps.frames)
+
+        load = self._latents if isinstance(network, FusedDecoder) else self._video
+        return FusedPass(
+            clips, lambda: self._runs.run(lambda: network.plan(*size, parking), network, size, plan, clips.guard),
+            load, step, replay,
+        )  # fmt: skip
+
+    def low(self, clips: Clips) -> FusedPass:
+        self._runs.no_graphs = why_none(self._graphs, clips.plan)
+        run = self._network.plan_front(clips.plan.steps.latents, clips.height, clips.width, self._device)
+        return FusedPass(clips, self._alone(run, clips), self._latents, self._network.front_chunk)
+
+    def tile(self, clips: Clips) -> FusedPass:
+        grid, steps, network = clips.plan.grid, clips.plan.steps, self._network
+        run = network.plan_tile(steps.latents, grid.rows.size, grid.cols.size, steps.frames, self._device)
+
+        def step(run: Run, x: Tensor, emit: Emit) -> None:
+            network.tile_chunk(run, x, steps.frames, emit)
+
+        return FusedPass(clips, self._alone(run, clips), self._features, step)
+
+    def _alone(self, run: Run, clips: Clips) -> Callable[[], AbstractContextManager[tuple[Run, None]]]:
+        """The memory of a run without graphs."""
+
+        @contextmanager
+        def memory() -> Iterator[tuple[Run, None]]:
+            with allocated(run, clips.guard):
+                yield run, None
+
+        return memory
+
+    def _latents(self, part: Tensor) -> Tensor:
+        """[C, n, h, w] -> [n, h, w, C] float32 on the device, unscaled."""
+        return self._reader.read(part).permute(1, 2, 3, 0).float() / self._scale
+
+    def _video(self, part: Tensor) -> Tensor:
+        return to_unit(self._reader.read(part))
+
+    def _features(self, part: Tensor) -> Tensor:
+        """A copy of its own, which `tile_chunk` overwrites."""
+        return torch.empty(part.shape, dtype=part.dtype, device=self._device).copy_(part)

@@ -1,11 +1,67 @@
-"""Latents and videos as users hand them in: their shapes, and whether they hold numbers."""
+"""What users ask for and hand in: how a clip is to be run, and whether latents and videos are what they should be."""
 
 from __future__ import annotations
+
+import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from .errors import InputError
+from .run.pixels import OUTPUTS
+from .run.tiles import check_tile
+
+TILINGS = ("auto", "untiled", "exact", "blended")
+
+
+@dataclass(frozen=True)
+class Request:
+    """How a decode or encode is to be run, as its caller says; 0 and None leave the choice to the planner.
+
+    tiling: one of TILINGS. tile, overlap: pixels. chunk: latents per step. vram_gb, ram_gb: GB (2^30). output: one of
+    OUTPUTS, for frames. Raises InputError on a value that no VAE can serve.
+    """
+
+    tiling: str = "auto"
+    tile: int = 0
+    overlap: int = 64
+    chunk: int = 0
+    vram_gb: float | None = None
+    ram_gb: float | None = None
+    output: str = "float32"
+
+    def __post_init__(self) -> None:
+        for name, value, known in (("tiling", self.tiling, TILINGS), ("output", self.output, OUTPUTS)):
+            if value not in known:
+                raise InputError(f"{name}={value!r} is not one of {', '.join(known)}")
+        if self.chunk < 0:
+            raise InputError(f"chunk={self.chunk} is negative: give latents per chunk, or 0 for automatic")
+        check_sizes(self.vram_gb, self.ram_gb)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the frames."""
+        return OUTPUTS[self.output]
+
+    def check(self, spatial: int) -> None:
+        """Raises InputError where the tiles cannot be those of a VAE with `spatial` pixels per latent pixel."""
+        if self.tiling in ("exact", "blended"):
+            check_tile(self.tile, self.overlap if self.tiling == "blended" else 0, spatial)
+
+
+def check_sizes(vram_gb: float | None, ram_gb: float | None) -> None:
+    """Raises InputError where one of them is negative or no finite number."""
+    for name, value in (("vram_gb", vram_gb), ("ram_gb", ram_gb)):
+        if value is not None and not 0 <= value < math.inf:
+            raise InputError(f"{name}={value} is not a size: give GB (2^30 bytes), or 0 for automatic")
+
+
+def check_out(out: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Raises InputError where frames of this shape and type cannot be written into `out`."""
+    if (tuple(out.shape), out.dtype, out.device.type) != (shape, dtype, "cpu"):
+        given = f"{out.dtype} {list(out.shape)} on {out.device}"
+        raise InputError(f"out is {given}: the frames need {dtype} {list(shape)} on cpu")
 
 
 def check_latent(latent: Tensor, channels: int) -> Tensor:

@@ -27,7 +27,7 @@ from ..engine.loader import PRECISIONS, auto_precision
 from ..engine.memory import GIB, available_ram
 from ..engine.options import Options
 from ..engine.planning.budget import DEFAULT_SHARE, card_room, host_budget
-from ..engine.run.caches import empty_host_cache
+from ..engine.run.devices import empty_host_cache
 from ..engine.run.kept import KEPT
 from ..engine.run.pinned import POOL
 from ..engine.run.pixels import OUTPUTS

@@ -20,10 +20,11 @@ from ..engine.loader import NAMES, PRECISIONS, auto_precision
 from ..engine.memory import GIB
 from ..engine.options import DEFAULTS, Options
 from ..engine.planning.budget import DEFAULT_SHARE, card_room
-from ..engine.planning.planner import TILINGS, Planner
+from ..engine.planning.planner import Planner
 from ..engine.precision.mixed import Mixed
 from ..engine.precision.modes import MIXED, resolve
 from ..engine.precision.store import Store
+from ..engine.request import TILINGS
 from ..engine.run.pixels import OUTPUTS
 from ..engine.run.plan import Plan
 from .wording import labelled

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..engine import InputError
-from ..engine.planning.planner import TILINGS
+from ..engine.request import TILINGS
 
 DEFAULT_OVERLAP = 64
 

@@ -45,7 +45,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ..memory import GIB
-    from ..planning.budget import check_sizes, memory_room, memory_target
+    from ..planning.budget import memory_room, memory_target
+    from ..request import check_sizes
 
     width, height = _size(args.size)
     check_sizes(args.vram_gb, args.ram_gb)

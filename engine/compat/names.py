@@ -20,6 +20,7 @@ from .. import log
 from ..archs import detect
 from ..archs.seedvr2 import ARCHITECTURE as SEEDVR2
 from ..availability import availability
+from ..documented import summary
 from ..errors import InputError, PlanError
 from ..files.checkpoint import Checkpoint
 from ..hardware import survey
@@ -35,7 +36,6 @@ from .passes import (
     enable_tf32_for_blackwell,
     own_engine,
     restore_settings,
-    summary,
     torch_module,
 )
 from .training import checkpoint_blocks, data_loader, reparameterize, trainable

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -11,6 +13,11 @@ from torch import Tensor
 from ..kernels.to_pixels import BYTES, UNIT, Pixels
 from ..operands.forms import Operands
 from ..options import DEFAULTS, Options
+from ..run.clip import Clips, Part
+from ..run.clip import Emit as EmitResults
+from ..run.graph_rule import chunks_left
+from ..run.graphs import Graphs
+from ..run.handover import Handover, take_over
 from ..run.parking import Parking
 from ..run.run import Run
 from .chain import Link, Result, given, pack_chain, sizes, take, through
@@ -173,6 +180,7 @@ class FusedEncoder(Fused):
                 run.advance(*size)
             run.inspect(result)
         run.done["frames"] += video.shape[0]
+        run.done["latents"] += result.shape[0]
         return result
 
     def _by_steps(self, run: Run, video: Tensor, frames: int) -> Result:
@@ -189,6 +197,57 @@ class FusedEncoder(Fused):
         if run.walk.open:  # whatever steps they were made in
             return out, run.walk.sums(out, links[-1].groups)
         return out, run.joined(parts, 0)
+
+
+class FusedPass:
+    """Clips or tiles of one size in the memory of one Run: a Pass of run/clip.py."""
+
+    def __init__(
+        self, clips: Clips, memory: Callable[[], AbstractContextManager[tuple[Run, Graphs | None]]],
+        load: Callable[[Tensor], Tensor], step: Callable[[Run, Tensor, Emit], None],
+        replay: Callable[[Run, Tensor], Tensor] | None = None,
+    ) -> None:  # fmt: skip
+        """load: a part's data to what `step` takes, on the device. step(run, data, emit): a chunk. replay: the same
+        where its results are one tensor, for graphs; None: no attempt after this one can go on where it ends."""
+        self._clips = clips
+        self._memory = memory
+        self._load = load
+        self._step = step
+        self._replay = replay
+
+    @contextmanager
+    def memory(self) -> Iterator[None]:
+        with self._memory() as (self._run, self._graphs):
+            self._whole = None if self._graphs is None else functools.partial(self._replay, self._run)
+            yield
+
+    def begin(self, clip: int, left: Handover | None) -> int:
+        self._after = self._clips.batch - clip - 1
+        if left is None:
+            self._run.restart()
+        else:
+            take_over(self._run, left)
+        return self._run.done["latents"]
+
+    def chunks(self, parts: Iterable[Part], emit: EmitResults) -> Iterator[None]:
+        run, graphs, guard, resumes = self._run, self._graphs, self._clips.guard, self._replay is not None
+
+        def give(results: Tensor) -> None:
+            emit(results, run.health)
+
+        for part in parts:
+            data = run.attempt(self._load, part.data)
+            step = functools.partial(self._step, run, data, give)
+            run.scout(step)
+            with run.chunk() if resumes else nullcontext():
+                if graphs is None:
+                    step()
+                else:
+                    left = chunks_left(self._after, self._clips.latents, part.first, part.end - part.first)
+                    give(graphs.chunk(self._whole, data, left))
+            yield
+            if resumes and run.pressed:
+                guard.settle(run.recover)
 
 
 def _reads_result(link: Link) -> bool:

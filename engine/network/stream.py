@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
+from ..run.clip import Clips, Emit, Part
+from ..run.handover import Handover
+from ..run.pixels import to_network, to_pixels
 from ..run.plan import Steps
+from .plain import Half
 from .state import State
-
-if TYPE_CHECKING:
-    from .plain import Half
 
 
 def split(x: Tensor, size: int) -> Iterable[Tensor]:
@@ -107,3 +108,88 @@ def frame_spans(frames: int, latents: int, temporal: int) -> list[tuple[int, int
     edges = [*range(0, count, latents or count), count]
     first = [0 if e == 0 else (e - 1) * temporal + 1 for e in edges]
     return list(itertools.pairwise(first))
+
+
+class PlainPass:
+    """Clips or tiles of one size, one by one: a Pass of run/clip.py. It needs no memory of its own."""
+
+    def __init__(
+        self, load: Callable[[Tensor], Tensor], network: Callable[[Iterator[Tensor]], Iterator[Iterable[Tensor]]],
+        form: Callable[[Tensor], Tensor],
+    ) -> None:
+        """load: a part's data to [1, C, n, h, w]. network: these, chunk by chunk, to lists of results of that layout.
+        form: to those that are emitted; may overwrite what it takes."""
+        self._load, self._network, self._form = load, network, form
+
+    def memory(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def begin(self, clip: int, left: Handover | None) -> int:
+        """Always from the start: another way's histories are not for this one."""
+        return 0
+
+    def chunks(self, parts: Iterable[Part], emit: Emit) -> Iterator[None]:
+        for pieces in self._network(self._load(part.data) for part in parts):
+            for piece in pieces:
+                health = piece.sum(dtype=torch.float32)
+                emit(self._form(piece), health)
+            yield
+
+
+class PlainHalf:
+    """A half as clips go through it (run/clip.py)."""
+
+    ahead = False
+
+    def __init__(
+        self, half: Half, spatial: int, temporal: int, scale: float, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.spatial, self.temporal = spatial, temporal
+        self._half, self._scale, self._dtype, self._device = half, scale, dtype, device
+
+    def whole(self, clips: Clips) -> PlainPass:
+        half, steps, check = self._half, clips.plan.steps, clips.guard.tick.check
+        if half.program.half == "decoder":
+            return PlainPass(
+                self._latents, lambda parts: decode_frames(half, decode_features(half, parts, check), steps, check),
+                lambda piece: to_pixels(piece, clips.dtype)[0],
+            )  # fmt: skip
+        return PlainPass(
+            self._video, lambda parts: _each(encode_moments(half, encode_features(half, parts, steps, check), check)),
+            _last,
+        )  # fmt: skip
+
+    def low(self, clips: Clips) -> PlainPass:
+        half, check = self._half, clips.guard.tick.check
+        if half.program.half == "decoder":
+            return PlainPass(self._latents, lambda parts: _each(decode_features(half, parts, check)), _last)
+        return PlainPass(self._features, lambda parts: _each(encode_moments(half, parts, check)), _last)
+
+    def tile(self, clips: Clips) -> PlainPass:
+        half, steps, check = self._half, clips.plan.steps, clips.guard.tick.check
+        if half.program.half == "decoder":
+            return PlainPass(self._features, lambda parts: decode_frames(half, parts, steps, check), _unclamped)
+        return PlainPass(self._video, lambda parts: _each(encode_features(half, parts, steps, check)), _last)
+
+    def _latents(self, part: Tensor) -> Tensor:
+        return (part[None].to(self._device, torch.float32) / self._scale).to(self._dtype)
+
+    def _video(self, part: Tensor) -> Tensor:
+        return to_network(part[None], self._device, self._dtype)
+
+    def _features(self, part: Tensor) -> Tensor:
+        return part.permute(3, 0, 1, 2)[None].to(self._device, self._dtype)
+
+
+def _each(results: Iterator[Tensor]) -> Iterator[tuple[Tensor]]:
+    return ((result,) for result in results)
+
+
+def _last(x: Tensor) -> Tensor:
+    """[1, C, n, h, w] -> [n, h, w, C]."""
+    return x[0].permute(1, 2, 3, 0)
+
+
+def _unclamped(piece: Tensor) -> Tensor:
+    """Frames about -1..1 -> float32 about 0..1, [m, H, W, 3]."""
+    return _last(piece.float().mul_(0.5).add_(0.5))

@@ -6,8 +6,8 @@ import math
 
 import torch
 
-from ..errors import InputError
 from ..memory import GIB, available_ram
+from ..request import check_sizes
 from ..run.pinned import POOL
 
 #: Of the whole card, when the user names no target: 13 of 16 GB.
@@ -17,13 +17,6 @@ DEFAULT_SHARE = 0.8125
 #: slower.
 MARGIN_SHARE = 0.05
 MARGIN_BYTES = 512 << 20
-
-
-def check_sizes(vram_gb: float | None, ram_gb: float | None) -> None:
-    """Raises InputError where one of them is negative or no finite number."""
-    for name, value in (("vram_gb", vram_gb), ("ram_gb", ram_gb)):
-        if value is not None and not 0 <= value < math.inf:
-            raise InputError(f"{name}={value} is not a size: give GB (2^30 bytes), or 0 for automatic")
 
 
 def memory_target(device: torch.device, vram_gb: float | None, ram_gb: float | None, held: int) -> int | None:

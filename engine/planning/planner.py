@@ -16,18 +16,18 @@ import torch
 from torch import nn
 
 from .. import log
-from ..errors import InputError, PlanError
+from ..errors import PlanError
 from ..memory import in_gb
+from ..request import Request
 from ..run.parking import Parking
 from ..run.plan import Plan, Steps
-from ..run.tiles import Grid, check_tile, grid, shrinking
+from ..run.tiles import Grid, grid, shrinking
 from .cost import Sizes, leanest, quickest
 from .plain_walk import PlainWalk
 
 if TYPE_CHECKING:
     from ..fused_path import FusedPath
 
-TILINGS = ("auto", "untiled", "exact", "blended")
 #: What cuBLAS and cuDNN hold besides (40 to 60 MiB measured on an H200).
 LIBRARY_BYTES = 96 << 20
 #: Chunks longer than this gain nothing but need more memory.
@@ -83,12 +83,7 @@ class Planner:
         Raises InputError on impossible options and PlanError, naming the option that is the cause and what would fit,
         when nothing stays below the target; with "auto" only when no plan does, whatever it gives up (`Plan.note`).
         """
-        if tiling not in TILINGS:
-            raise InputError(f"tiling={tiling!r} is not one of {', '.join(TILINGS)}")
-        if chunk < 0:
-            raise InputError(f"chunk={chunk} is negative: give latents per chunk, or 0 for automatic")
-        if tiling in ("exact", "blended"):
-            check_tile(tile, overlap if tiling == "blended" else 0, self.spatial)
+        Request(tiling, tile, overlap, chunk).check(self.spatial)
         ask = _Ask(half, batch, latents, height, width, chunk, output, tile if tiling == "exact" else 0, host, rest,
                    check)  # fmt: skip
         if tiling == "blended":
@@ -225,7 +220,7 @@ class Planner:
     def _plain_peak(self, ask: _Ask, tiles: Grid, steps: Steps) -> int:
         tile = tiles.rows.size, tiles.cols.size
         frame = ask.height, ask.width
-        return self._plain.peak(ask.half, ask.batch, ask.latents, steps, frame, tile, ask.rest, self._products())
+        return self._plain.peak(ask.half, 1, ask.latents, steps, frame, tile, ask.rest, self._products())
 
     def _options(self, ask: _Ask, tiles: Grid, target: int | None) -> Iterator[Plan]:
         """Plans without the weights in their peak, from roomy to lean."""

@@ -12,7 +12,7 @@ from .. import log
 from ..operands.policy import EXACT, Policy, eligible, finite
 from ..options import Options
 from ..report import Report
-from ..run.caches import empty_device_cache
+from ..run.devices import empty_device_cache
 from .modes import Mode
 from .sampling import from_decibel
 from .store import Store

@@ -82,17 +82,9 @@ class PixelSink:
         if tiled:
             self._sum.zero_()
 
-    def write(self, clip: int, first: int, frames: Tensor) -> None:
-        """Whole frames [1, 3, f, H, W] about -1..1 at frame `first` of `clip`."""
-        self.out[clip, first : first + frames.shape[2]].copy_(to_pixels(frames, self.output)[0])
-
-    def add(self, clip: int, first: int, top: int, left: int, frames: Tensor, weight: Tensor) -> None:
-        """One tile's frames [1, 3, f, h, w] about -1..1 at pixel (top, left), times `weight` [h, w] on their device."""
-        x = frames[0].float().mul_(0.5).add_(0.5).permute(1, 2, 3, 0)
-        self.add_pixels(clip, first, top, left, x, weight)
-
     def add_pixels(self, clip: int, first: int, top: int, left: int, pixels: Tensor, weight: Tensor) -> None:
-        """As `add` for float32 pixels [f, h, w, 3] about 0..1; overwrites `pixels`."""
+        """A tile's float32 pixels [f, h, w, 3] about 0..1 at pixel (top, left), times `weight` [h, w] on their device;
+        overwrites `pixels`."""
         f, h, w, _ = pixels.shape
         x = pixels.mul_(weight[..., None]).to(self._sum.dtype)
         self._sum[clip, first : first + f, top : top + h, left : left + w] += x.cpu()

@@ -12,8 +12,8 @@ from zerowaste_vae.engine import InputError
 from zerowaste_vae.engine.archs import ARCHITECTURES, wan
 from zerowaste_vae.engine.archs.seedvr2 import Config
 from zerowaste_vae.engine.kernels.targets import capabilities
-from zerowaste_vae.engine.planning.planner import TILINGS
 from zerowaste_vae.engine.precision import modes
+from zerowaste_vae.engine.request import TILINGS
 from zerowaste_vae.nodes import planning
 from zerowaste_vae.nodes.planning import KNOWN, LIMITS, Known, Machine, Question, answer
 

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from zerowaste_vae import PlanError
 from zerowaste_vae.engine.run.guard import Guard
 from zerowaste_vae.engine.run.pinned import POOL
-from zerowaste_vae.engine.run.pixels import PixelSink, StagedWriter
+from zerowaste_vae.engine.run.pixels import StagedWriter
 from zerowaste_vae.engine.run.run import Run
 
 #: Batch, channels, latents, height and width of most tests' latent.
@@ -113,18 +113,12 @@ def record_plans(monkeypatch):
 
 def record_writes(monkeypatch):
     """(clip, frame) of everything that is written to the result."""
-    written = []
+    written, write = [], StagedWriter.write
 
-    def through(where):
-        original = where.write
+    def recorded(self, clip, first, pixels, health):
+        count = pixels.shape[0]
+        write(self, clip, first, pixels, health)
+        written.extend((clip, first + i) for i in range(count))
 
-        def write(self, clip, first, pixels, *args):
-            count = pixels.shape[0 if where is StagedWriter else 2]
-            original(self, clip, first, pixels, *args)
-            written.extend((clip, first + i) for i in range(count))
-
-        monkeypatch.setattr(where, "write", write)
-
-    through(StagedWriter)
-    through(PixelSink)
+    monkeypatch.setattr(StagedWriter, "write", recorded)
     return written

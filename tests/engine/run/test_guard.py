@@ -3,11 +3,11 @@
 import pytest
 import torch
 from zerowaste_vae import Cancelled, PlanError
-from zerowaste_vae.engine import fused_path as path
 from zerowaste_vae.engine.network.plain import Half
 from zerowaste_vae.engine.run import arena as memory
 from zerowaste_vae.engine.run import handover, parking
 from zerowaste_vae.engine.run import run as run_module
+from zerowaste_vae.engine.run.pixels import StagedReader
 from zerowaste_vae.engine.run.pressure import Pressure, out_of_memory
 from zerowaste_vae.engine.run.run import Run
 
@@ -102,7 +102,7 @@ def test_an_operator_that_finds_no_memory_is_tried_again(make_vae, noise, monkey
 
 def test_short_of_memory_between_two_chunks_the_clip_is_handed_over(make_vae, noise, monkeypatch):
     """The histories go on into a leaner plan, here one that parks them: no chunk is run twice."""
-    monkeypatch.setattr("zerowaste_vae.engine.vae.host_budget", lambda *_: 1 << 30)
+    monkeypatch.setattr("zerowaste_vae.engine.core.host_budget", lambda *_: 1 << 30)
     vae, z = make_vae(), noise(2, 16, 4, 2, 3)
     options = {"chunk": 1}
     expected = vae.decode(z, **options)
@@ -129,19 +129,10 @@ def test_an_upload_that_fails_hands_over_as_well(make_vae, noise, monkeypatch, r
     vae, z = make_vae(), noise(2, 16, 4, 2, 3)
     expected = vae.decode(z, chunk=1)
     written = record_writes(monkeypatch)
-    chunks = path._chunks
-
-    def failing(*args):
-        for i, part in enumerate(chunks(*args)):
-            if i == 2 and not failed:
-                failed.append(i)
-                raise torch.OutOfMemoryError("injected")
-            yield part
-
-    failed = []
-    monkeypatch.setattr(path, "_chunks", failing)
+    fail_calls(monkeypatch, StagedReader, "read", {3, 4})  # the third chunk's first and second attempt
     torch.testing.assert_close(vae.decode(z, chunk=1), expected, **CHUNKS)
-    assert events(vae) == ({"oom_step_downs": 1} if room else {"oom_step_downs": 1, "replayed_chunks": 2})
+    trouble = {"oom_retries": 1, "oom_step_downs": 1}
+    assert events(vae) == (trouble if room else trouble | {"replayed_chunks": 2})
     assert sorted(written) == [(clip, frame) for clip in range(2) for frame in range(13)]
 
 
@@ -155,7 +146,7 @@ def test_in_the_middle_of_a_chunk_the_clip_is_replayed(make_vae, noise, monkeypa
     expected = vae.decode(z, **options)
     written = record_writes(monkeypatch)
     where, name = (run_module, "to_pixels") if fused else (Half, "mid")
-    per_chunk = len(fail_calls_per_chunk(monkeypatch, vae, z, options, where, name)) // (6 if fused else 3)
+    per_chunk = len(fail_calls_per_chunk(monkeypatch, vae, z, options, where, name)) // 6
     written.clear()
     # Both attempts of the chunk's first operator fail.
     first = 1 + chunk * per_chunk
@@ -168,7 +159,7 @@ def test_in_the_middle_of_a_chunk_the_clip_is_replayed(make_vae, noise, monkeypa
 
 @pytest.mark.parametrize("where", [memory.Arena, memory.Ring, parking.Parked])
 def test_memory_that_is_planned_may_not_be_there(make_vae, noise, monkeypatch, where):
-    monkeypatch.setattr("zerowaste_vae.engine.vae.host_budget", lambda *_: 1 << 30)
+    monkeypatch.setattr("zerowaste_vae.engine.core.host_budget", lambda *_: 1 << 30)
     vae, z = make_vae(), noise(*SIZE)
     expected = vae.decode(z)
     gib = 0.0

@@ -91,7 +91,7 @@ def test_a_question_of_the_panel_changes_no_setting(monkeypatch):
 @pytest.fixture
 def fused(vae_file, monkeypatch):
     forget_others()
-    monkeypatch.setattr("zerowaste_vae.engine.vae.why_off", lambda *_: None)
+    monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
     yield load(vae_file, device="cpu")
     assert leftovers() == []
 
@@ -115,8 +115,8 @@ def test_threads_that_share_a_vae(fused, noise):
 
 def test_overlapping_calls_share_nothing_they_write(fused, noise, monkeypatch):
     """Neither packed weights nor runs with their notes; the next call alone is the VAE's own again."""
-    used, decode = [], FusedPath.decode
-    monkeypatch.setattr(FusedPath, "decode", lambda path, *a: used.append((path, path.runs)) or decode(path, *a))
+    used, half = [], FusedPath.half
+    monkeypatch.setattr(FusedPath, "half", lambda path, *a: used.append((path, path.runs)) or half(path, *a))
     z = noise(1, 16, 2, 1, 1)
     frames = fused.decode(z, chunk=1)
     again = []

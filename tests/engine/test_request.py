@@ -1,0 +1,42 @@
+"""What may be asked for: refused in one line that names the value."""
+
+import math
+
+import pytest
+import torch
+from zerowaste_vae import InputError
+from zerowaste_vae.engine.request import Request, check_out
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"tiling": "best"}, "tiling='best' is not one of auto, untiled, exact, blended"),
+        ({"output": "int8"}, "output='int8' is not one of float32, float16, uint8"),
+        ({"chunk": -2}, "chunk=-2 is negative"),
+        ({"vram_gb": -1.0}, "vram_gb=-1.0 is not a size"),
+        ({"ram_gb": math.inf}, "ram_gb=inf is not a size"),
+        ({"vram_gb": math.nan}, "vram_gb=nan is not a size"),
+    ],
+)
+def test_what_no_vae_can_serve(values, says):
+    with pytest.raises(InputError, match=says.replace(".", r"\.")):
+        Request(**values)
+
+
+def test_tiles_are_judged_by_the_size_of_a_latent_pixel():
+    asked = Request("blended", 16, 8)
+    asked.check(8)
+    with pytest.raises(InputError, match="tile=16 is too small: use at least 32 pixels"):
+        asked.check(16)
+    with pytest.raises(InputError, match="overlap=16 must be smaller than tile=16"):
+        Request("blended", 16, 16).check(8)
+    Request("exact", 16, 16).check(8)  # bands share nothing
+    Request("untiled", 3, 9).check(8)  # nobody asked for tiles
+
+
+def test_frames_go_into_a_tensor_of_their_shape_and_type():
+    check_out(torch.empty(1, 5, 8, 8, 3), (1, 5, 8, 8, 3), Request().dtype)
+    for out in (torch.empty(1, 5, 8, 9, 3), torch.empty(1, 5, 8, 8, 3, dtype=torch.float16)):
+        with pytest.raises(InputError, match=r"the frames need torch\.float32 \[1, 5, 8, 8, 3\] on cpu"):
+            check_out(out, (1, 5, 8, 8, 3), torch.float32)
