@@ -15,7 +15,7 @@ from ..errors import CheckpointError, InputError, PlanError, ZeroWasteError
 from ..files.checkpoint import Checkpoint
 from ..loader import load
 from ..vae import VideoVAE
-from . import floor, metrics, peers
+from . import metrics, peers, speed_limit
 from .calls import settle, time_calls
 from .environment import clocks
 from .schema import OURS
@@ -59,7 +59,7 @@ class Bench:
         self.norm_groups = norm_groups
         #: Decoder widths from full to lowest resolution, known after the first load.
         self.widths: list[int] = []
-        self._rates: dict[str, floor.Rates] = {}
+        self._rates: dict[str, speed_limit.Rates] = {}
         self._reference: tuple[Any, Tensor | str] | None = None
 
     def check(self, case: Case) -> None:
@@ -74,11 +74,11 @@ class Bench:
         self.widths = list(vae.model.config.decoder_widths)
         return vae
 
-    def rates(self, precision: str) -> floor.Rates:
+    def rates(self, precision: str) -> speed_limit.Rates:
         """The ceilings, measured once in this run."""
         if precision not in self._rates:
             settle(self.device)
-            self._rates[precision] = floor.rates(self.device, precision)
+            self._rates[precision] = speed_limit.rates(self.device, precision)
             settle(self.device)
         return self._rates[precision]
 
@@ -176,17 +176,17 @@ class Bench:
         return (frames - 1) // self.architecture.temporal + 1
 
     def _base(self, case: Case, vae: VideoVAE) -> dict[str, Any]:
-        work = floor.work(vae.architecture, vae.model.config, case.half, *self._size(case))
+        work = speed_limit.work(vae.architecture, vae.model.config, case.half, *self._size(case))
         rates = self.rates(case.precision)
         return {
             "half": case.half, "precision": vae.precision, "width": case.width, "height": case.height,
             "frames": case.frames, "target_gb": case.target or None, "skipped": None, "ceilings": vars(rates),
-            "floor_s": work.seconds(rates.matrix, rates.copy, floor.value_bytes(case.precision)),
+            "floor_s": work.seconds(rates.matrix, rates.copy, speed_limit.value_bytes(case.precision)),
             "tflop": work.flop * 1e-12, "composed_tflop": work.composed_flop * 1e-12, "values": work.values,
         }  # fmt: skip
 
     def _finish(self, row: dict[str, Any], result: Tensor | None, reference: Tensor | str) -> dict[str, Any]:
-        """Add what follows from the figures: ms per frame, share of the floor, dB."""
+        """Add what follows from the figures: ms per frame, share of the speed limit, dB."""
         if row["skipped"] is not None:
             return row
         row |= {

@@ -8,7 +8,7 @@ from typing import Any
 
 from . import projection
 from .canvas import COLOURS, Figure
-from .table import environment_line, floor_line, setting
+from .table import environment_line, limit_line, setting
 
 _STYLE = """
 :root { color-scheme: light dark; LIGHT }
@@ -42,8 +42,9 @@ def page(reports: Sequence[Mapping[str, Any]], figures: Mapping[str, Figure]) ->
     body = [
         "<h1>ZeroWaste VAE: measured</h1>",
         '<p class="dim">Times are medians of whole calls, host memory to host memory, after a first call that is '
-        "stated apart; in brackets the fastest and the slowest. GB are 2<sup>30</sup> bytes. The floor is the FLOP at "
-        "the rate of the vendor's matrix products plus the bytes at that of copies, both measured in the same run.</p>",
+        "stated apart; in brackets the fastest and the slowest. GB are 2<sup>30</sup> bytes. The speed limit is the "
+        "FLOP at the rate of the vendor's matrix products plus the bytes at that of copies, both measured in the same "
+        "run.</p>",
     ]
     for report in reports:
         body += _report(report)
@@ -75,9 +76,9 @@ def _report(report: Mapping[str, Any]) -> Iterator[str]:
 def _table(name: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     first = rows[0]
     memory = "process, GB" if any(row.get("process_gb") is not None for row in rows) else "reserved, GB"
-    heads = ("", "ms per frame", "first call, s", "allocated, GB", memory, "stated, GB", "of floor", "dB")
+    heads = ("", "ms per frame", "first call, s", "allocated, GB", memory, "stated, GB", "of speed limit", "dB")
     cells = "".join(f"<th>{escape(text)}</th>" for text in heads)
-    caption = f"<caption><b>{escape(name)}</b><br>{escape(floor_line(first))}</caption>"
+    caption = f"<caption><b>{escape(name)}</b><br>{escape(limit_line(first))}</caption>"
     yield f'<div class="wide"><table>{caption}<tr>{cells}</tr>'
     for row in rows:
         yield _row(row)
@@ -103,10 +104,10 @@ def _projected(report: Mapping[str, Any]) -> Iterator[str]:
     if not rows:
         return
     yield '<div class="projected"><h2><span class="tag">Projected</span>, not measured</h2>'
-    yield ("<p>What the measured share of the floor would give on cards that nobody measured here, if their products "
-           "and copies reach the published peaks and the kernels come as close to them as on "
+    yield ("<p>What the measured share of the speed limit would give on cards that nobody measured here, if their "
+           "products and copies reach the published peaks and the kernels come as close to them as on "
            f"{escape(str(report['environment'].get('gpu')))}.</p>")
-    heads = ("card", "clip", "projected, s", "projected, ms per frame", "floor at its peaks, s", "share used")
+    heads = ("card", "clip", "projected, s", "projected, ms per frame", "speed limit at its peaks, s", "share used")
     yield '<div class="wide"><table><tr>' + "".join(f"<th>{h}</th>" for h in heads) + "</tr>"
     for row in rows:
         what = "decode" if row["half"] == "decoder" else "encode"

@@ -1,4 +1,5 @@
-"""The plots of a report: time against the floor, or by stage; memory over time against the target; dB against speed."""
+"""The plots of a report: time against the speed limit, or by stage; memory over time against the target; dB against
+speed."""
 
 from __future__ import annotations
 
@@ -43,11 +44,11 @@ def plots(reports: Sequence[Mapping[str, Any]], profile: Mapping[str, Any] | Non
 
 
 def time_plot(name: str, rows: Sequence[Row]) -> Figure:
-    """Bars of ms per frame with their spread, and the floor as a line."""
+    """Bars of ms per frame with their spread, and the speed limit as a line."""
     pitch = 34
     figure = Figure(_WIDTH, _TOP + pitch * len(rows) + _BOTTOM, f"Milliseconds per frame: {name}")
-    _title(figure, "Time per frame against the floor", name)
-    floor = 1e3 * rows[0]["floor_s"] / rows[0]["frames"]
+    _title(figure, "Time per frame against the speed limit", name)
+    limit = 1e3 * rows[0]["floor_s"] / rows[0]["frames"]
     top = max(1e3 * row["high_s"] / row["frames"] for row in rows)
     ticks = _ticks(0, top)
     bottom = _TOP + pitch * len(rows)
@@ -63,8 +64,8 @@ def time_plot(name: str, rows: Sequence[Row]) -> Figure:
         figure.line([(low, middle), (high, middle)], "ink", 1.5)
         share = f"{row['ms_per_frame']:.1f} ms, {100 * row['floor_share']:.0f} %"
         figure.text(max(high, scale(row["ms_per_frame"])) + 8, y + 15, share, "dim", 12)
-    figure.line([(scale(floor), _TOP - 4), (scale(floor), bottom)], "limit", 1.5, dashed=True)
-    figure.text(scale(floor) + 4, _TOP - 8, f"floor {floor:.1f} ms (100 %)", "limit", 12)
+    figure.line([(scale(limit), _TOP - 4), (scale(limit), bottom)], "limit", 1.5, dashed=True)
+    figure.text(scale(limit) + 4, _TOP - 8, f"speed limit {limit:.1f} ms (100 %)", "limit", 12)
     return figure
 
 
@@ -120,11 +121,11 @@ def quality_plot(name: str, rows: Sequence[Row]) -> Figure:
 
 
 def stage_plot(profile: Mapping[str, Any]) -> Figure:
-    """Bars of milliseconds by stage with the floor of each, from the JSON of `profile`."""
+    """Bars of milliseconds by stage with the speed limit of each, from the JSON of `profile`."""
     stages = profile["stages"]
     pitch = 30
-    figure = Figure(_WIDTH, _TOP + pitch * len(stages) + _BOTTOM, "Time by stage against the floor")
-    _title(figure, "Time by stage against the floor", profile.get("title", "red: the floor of each stage"))
+    figure = Figure(_WIDTH, _TOP + pitch * len(stages) + _BOTTOM, "Time by stage against the speed limit")
+    _title(figure, "Time by stage against the speed limit", profile.get("title", "red: the speed limit of each stage"))
     scale = _axis_x(figure, _ticks(0, max(s["ms"] for s in stages)), _TOP + pitch * len(stages), "ms per frame")
     for index, stage in enumerate(stages):
         y = _TOP + pitch * index + 6

@@ -1,8 +1,8 @@
-"""Where the time of a decode or encode goes: operators by stage and shape, beside their floors.
+"""Where the time of a decode or encode goes: operators by stage and shape, beside their speed limits.
 
 Times are of the operators alone (CUDA events around each call, a clock on a CPU); what lies between them (copies,
-attention's projections, a GPU that waits) is one line of its own. A floor is FLOP at the rate of matrix products plus
-bytes at that of copies, both measured right after the runs, when the GPU is as warm as they left it.
+attention's projections, a GPU that waits) is one line of its own. A speed limit is FLOP at the rate of matrix products
+plus bytes at that of copies, both measured right after the runs, when the GPU is as warm as they left it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .kernels import word
 from .timing import copy_rate, matrix_rate
 
 BETWEEN = "between operators"
-_COLUMNS = ("operator", "stage", "what", "calls", "ms/frame", "share", "TFLOP/s", "TB/s", "floor", "of floor")
+_COLUMNS = ("operator", "stage", "what", "calls", "ms/frame", "share", "TFLOP/s", "TB/s", "limit", "of limit")
 _LAYOUT = "{:17} {:>5} {:34} {:>6} {:>9} {:>7} {:>8} {:>6} {:>8} {:>8}"
 
 
@@ -70,7 +70,7 @@ class Profile:
     rows: list[Row]
 
     def stages(self) -> list[dict[str, Any]]:
-        """Milliseconds per frame and floor by stage, from the latent's resolution up."""
+        """Milliseconds per frame and speed limit by stage, from the latent's resolution up."""
         found: dict[str, dict[str, Any]] = {}
         for row in sorted(self.rows, key=lambda r: (r.operator == BETWEEN, int(r.stage[:-1] or 0))):
             name = row.stage or BETWEEN
@@ -92,8 +92,9 @@ class Profile:
                 f"{k} {v:.2f} TB/s" if k == "copy" else f"{k} {v:.0f} TFLOP/s" for k, v in self.rates.items()))
         found.append(_LAYOUT.format(*_COLUMNS).rstrip())
         found += [self._line(r) for r in self.rows]
-        floor = sum(r.floor_ms or 0.0 for r in self.rows)
-        of = f", floor {floor / self.frames:.2f} ({100 * floor / self.total_ms:.0f} % of it)" if self.rates else ""
+        limit = sum(r.floor_ms or 0.0 for r in self.rows)
+        share = f"{100 * limit / self.total_ms:.0f} % of it"
+        of = f", speed limit {limit / self.frames:.2f} ({share})" if self.rates else ""
         found.append(f"first operator to last: {self.total_ms / self.frames:.2f} ms/frame{of}; "
                      f"whole call: {self.call_ms / self.frames:.2f} ms/frame")
         return found
@@ -101,10 +102,10 @@ class Profile:
     def _line(self, r: Row) -> str:
         rate = f"{r.flop * 1e-9 / r.ms:.3g}" if r.flop else ""
         width = f"{r.moved * 1e-9 / r.ms:.3g}" if r.moved else ""
-        floor = "" if r.floor_ms is None else f"{r.floor_ms / self.frames:.3f}"
+        limit = "" if r.floor_ms is None else f"{r.floor_ms / self.frames:.3f}"
         share = f"{100 * r.floor_ms / r.ms:.0f} %" if r.floor_ms else ""
         return _LAYOUT.format(r.operator, r.stage, r.what, r.calls, f"{r.ms / self.frames:.3f}",
-                              f"{100 * r.ms / self.total_ms:.1f} %", rate, width, floor, share).rstrip()
+                              f"{100 * r.ms / self.total_ms:.1f} %", rate, width, limit, share).rstrip()
 
 
 def profile(vae: VideoVAE, half: str, data: Tensor, runs: int = 3) -> Profile:

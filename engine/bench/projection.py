@@ -1,4 +1,4 @@
-"""Projected times on cards nobody measured: their published peaks at the share of the floor measured elsewhere.
+"""Projected times on cards nobody measured: their published peaks at the share of the speed limit measured elsewhere.
 
 Never a measurement, and always called projected: it assumes that the other card's products and copies reach its
 published peaks, and that the kernels come as close to that as on the measured card.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..archs import DEFAULT
-from . import floor
+from . import speed_limit
 from .schema import OURS
 from .subject import PUBLISHED
 
@@ -57,14 +57,14 @@ def project(report: Mapping[str, Any], size: tuple[int, int, int] = (1280, 720, 
     width, height, frames = size
     latents = (frames - 1) // DEFAULT.temporal + 1
     for (half, precision), row in best.items():
-        work = floor.work(DEFAULT, PUBLISHED, half, latents, height // DEFAULT.spatial, width // DEFAULT.spatial)
+        work = speed_limit.work(DEFAULT, PUBLISHED, half, latents, height // DEFAULT.spatial, width // DEFAULT.spatial)
         for card in CARDS:
             common = {"projected": True, "card": card.name, "half": half, "precision": precision, "width": width,
                       "height": height, "frames": frames, "source": card.source, "share": row["floor_share"]}
             if precision not in card.peaks:
                 yield common | {"skipped": f"no published {precision} rate"}
                 continue
-            least = work.seconds(card.peaks[precision], card.bandwidth, floor.value_bytes(precision))
+            least = work.seconds(card.peaks[precision], card.bandwidth, speed_limit.value_bytes(precision))
             yield common | {"skipped": None, "floor_s": least, "projected_s": least / row["floor_share"]}
 
 
@@ -75,7 +75,7 @@ def line(row: Mapping[str, Any]) -> str:
     if row["skipped"]:
         return f"{name} none: {row['skipped']}"
     return (f"{name} {row['projected_s']:7.1f} s, {1e3 * row['projected_s'] / row['frames']:7.1f} ms/frame "
-            f"(floor {row['floor_s']:.1f} s, share {100 * row['share']:.0f} % as measured)")
+            f"(speed limit {row['floor_s']:.1f} s, share {100 * row['share']:.0f} % as measured)")
 
 
 def _pixels(row: Mapping[str, Any]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-_COLUMNS = ("by", "ms/frame", "(min to max)", "first", "alloc", "reserved", "stated", "of floor", "dB")
+_COLUMNS = ("by", "ms/frame", "(min to max)", "first", "alloc", "reserved", "stated", "of limit", "dB")
 _WIDTHS = (34, 9, 20, 8, 7, 8, 7, 8, 7)
 #: Closes a table that holds such figures.
 NOTE = "* resident memory of the whole process: a CPU has no allocator that could be asked"
@@ -28,12 +28,12 @@ def setting(row: Mapping[str, Any]) -> str:
     return f"{what} {row['width']}x{row['height']} x {row['frames']} frames, {row['precision']}{target}"
 
 
-def floor_line(row: Mapping[str, Any]) -> str:
-    """The floor of a row and where it comes from."""
+def limit_line(row: Mapping[str, Any]) -> str:
+    """The speed limit of a row and where it comes from."""
     tops = row["ceilings"]
     work = f"{row['composed_tflop']:.4g} TFLOP (as published {row['tflop']:.4g})"
     rates = f"{tops['matrix']:.4g} TFLOP/s ({tops['product']} products), copies at {tops['copy']:.3g} TB/s"
-    return f"floor {1e3 * row['floor_s'] / row['frames']:.2f} ms per frame: {work} at {rates}"
+    return f"speed limit {1e3 * row['floor_s'] / row['frames']:.2f} ms per frame: {work} at {rates}"
 
 
 def line(row: Mapping[str, Any]) -> str:
@@ -50,7 +50,7 @@ def line(row: Mapping[str, Any]) -> str:
 
 
 def lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """All rows of decode and encode, grouped by setting, with the floor of each group."""
+    """All rows of decode and encode, grouped by setting, with the speed limit of each group."""
     for before, row in zip((None, *rows), rows, strict=False):
         yield from after(before, row)
 
@@ -68,7 +68,7 @@ def group(row: Mapping[str, Any]) -> Iterator[str]:
     """Heading of a group."""
     yield ""
     yield setting(row)
-    yield floor_line(row)
+    yield limit_line(row)
     yield _line(_COLUMNS)
 
 

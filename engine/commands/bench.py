@@ -54,7 +54,7 @@ def _add_half(what: argparse._SubParsersAction, half: str, reads: str) -> None:
     parser = what.add_parser(
         half,
         description=f"Time whole {half}s, host memory to host memory, of seeded {reads}: first call, median and "
-        "spread of the next ones, memory beside what was stated, share of the floor measured in the same run, dB "
+        "spread of the next ones, memory beside what was stated, share of the speed limit measured in the same run, dB "
         "against fp32; the same for plain torch and for ComfyUI's own VAE on the same weights.",
         epilog="On a CPU the default is a small size with the demo VAE and no peers: this pack runs plain torch there.",
     )
@@ -211,7 +211,7 @@ def run_report(args: argparse.Namespace) -> int:
             print(line)
         projected = list(projection.project(report))
         if projected:
-            print("\nprojected, not measured (published peaks at the measured share of the floor):")
+            print("\nprojected, not measured (published peaks at the measured share of the speed limit):")
         for row in projected:
             print(projection.line(row))
     profile = schema.read_profile(args.profile) if args.profile else None

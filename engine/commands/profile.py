@@ -13,8 +13,8 @@ from ..errors import InputError
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "profile",
-        description="Time every operator of a decode or encode of noise: ms per frame, rate, and share of its floor "
-        "(FLOP at the rate of matrix products plus bytes at that of copies, both measured in the same run).",
+        description="Time every operator of a decode or encode of noise: ms per frame, rate, and share of its speed "
+        "limit (FLOP at the rate of matrix products plus bytes at that of copies, both measured in the same run).",
     )
     parser.add_argument("half", choices=("decode", "encode"), help="what to profile")
     parser.add_argument("--weights", metavar="W", help="a VAE file, demo, or random: published widths, seeded weights "

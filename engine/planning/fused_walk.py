@@ -16,8 +16,8 @@ from ..operands.forms import Operands
 from ..operands.policy import EXACT, Policy
 from ..options import Options
 from ..run.graphs import GRAPH_BYTES, one_step
+from ..run.memory import RESERVE_BYTES
 from ..run.parking import Parking
-from ..run.run import RESERVE_BYTES
 from .cost import Sizes
 from .dryrun import peak_bytes
 from .meta import meta_model

@@ -1,13 +1,11 @@
-"""One clip on its way through a fused network: operators, memory and its place in time."""
+"""One clip on its way through a fused network: the operators that compute."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,18 +14,13 @@ from ..kernels.attention import attention, scratch_bytes
 from ..kernels.conv3d import Epilogue, Geometry, Partials, Weight, conv3d, frames_of, padded_channels
 from ..kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
 from ..kernels.to_pixels import Pixels, scratch_floats, to_pixels
-from .arena import Arena
-from .parking import Buffer, Parked, Parking
-from .pressure import out_of_memory
-from .rings import Plane, Ring
-from .walk import Walk
+from .memory import Memory, Visit
+from .parking import Buffer, Parked
+from .rings import Ring
 from .weights import Attention, Conv, Output
 
 COPY = Norm("none")
 _PLAIN = Geometry()
-_RESIDENT = Parking(frozenset(), 0)
-#: Given up first when an operator's own temporaries find no memory; part of what plans allow for those.
-RESERVE_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -45,166 +38,12 @@ class Input:
         return x[:, factor * self.first : factor * self.last]
 
 
-@dataclass
-class Visit:
-    """Frames of history that a convolution keeps, and its operations in a chunk."""
-
-    history: int
-    work: int = 0
-
-
-class Run:
+class Run(Memory):
     """Executes a network's steps at one frame size, or, before `allocate`, only learns what memory they take.
 
     `dtype` is the type of activations; operands are in that of their convolution. Batch is one clip per Run. `head`
     is what convolutions see before a clip: its first frame ("replicate") or zeros ("zero").
     """
-
-    def __init__(
-        self, dtype: torch.dtype, device: torch.device, parking: Parking | None = None, head: str = "replicate"
-    ) -> None:
-        self.dtype = dtype
-        self.device = device
-        self.head = head
-        self.arena = Arena()
-        self.rings: dict[tuple[Plane, torch.dtype], Ring] = {}
-        self.parked = Parked(parking or _RESIDENT, device)
-        self.walk = Walk()
-        #: Frames that each stage and each convolution has taken in so far.
-        self.done: Counter[str] = Counter()
-        #: Learnt while dry: what each convolution asks for in a chunk, by key, in order.
-        self.visits: dict[str, Visit] = {}
-        self.dry = True
-        #: Called with each convolution and its new input [D, H, W, C] as stored; for measuring, where none is parked.
-        self.watch: Callable[[Conv, Tensor], None] | None = None
-        #: Called when an operator finds no memory, before it is tried once more.
-        self.relieve: Callable[[], None] = _nothing
-        #: Memory ran short and the reserve is gone.
-        self.pressed = False
-        #: NaN from the first value of the clip on that is not finite, wherever it arises: norms and what resampling
-        #: reads say so, before 8 bit makes numbers of it. 0 until then; float32 [] on the device, from `allocate` on.
-        self.health: Tensor | None = None
-        #: Operators are being recorded, not run: what fails is not tried again.
-        self.recording = False
-        self._reserve: Tensor | None = None
-        #: The clip has begun and no `chunk` of it is under way.
-        self.between = False
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes on the device."""
-        return self.arena.peak + self.walk.peak + sum(r.nbytes for r in self.rings.values()) + self.parked.nbytes
-
-    @property
-    def host_bytes(self) -> int:
-        return self.parked.host_bytes
-
-    @property
-    def allocated(self) -> bool:
-        return self.health is not None
-
-    def allocate(self) -> None:
-        """Get the memory the dry walk asked for; from now on steps compute."""
-        # It may serve later calls too: made in a caller's inference mode, only calls in that mode could write to it.
-        with torch.inference_mode(False):
-            self.arena.allocate(self.device)
-            for ring in self.rings.values():
-                ring.allocate(self.device)
-            self.parked.allocate()
-            self.health = torch.zeros((), device=self.device)
-        self.dry = self.walk.open = False
-        self.restart()
-        self.recover()
-
-    def free(self) -> None:
-        """Give the memory back; `allocate` may follow again."""
-        self.parked.free()
-        self.arena.free()
-        for ring in self.rings.values():
-            ring.data = None
-        self._reserve = self.health = None
-
-    def restart(self) -> None:
-        """A new clip of the same size in the same memory."""
-        self.done.clear()
-        self.between = False
-        if self.health is not None:
-            self.health.zero_()
-        for ring in self.rings.values():
-            ring.restart()
-        self.parked.restart()
-
-    def scout(self, walk: Callable[[], None]) -> None:
-        """Walk dry ahead of the same steps for real, so that parked histories can be fetched before their turn."""
-        if not self.parked.nbytes:
-            return
-        done = self.done.copy()
-        self.parked.coming.clear()
-        self.dry = True
-        try:
-            walk()
-        finally:
-            self.dry = False
-            self.done = done
-
-    # -- short of memory ------------------------------------------------------------------------------------------
-
-    def attempt(self, work: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """work(...), once more if memory runs out, after the reserve and whatever `relieve` finds are given back.
-
-        The arena and the rings are there already, so only an operator's own temporaries can be missing, and those it
-        gets before it writes anything: nothing is lost. A second failure is raised.
-        """
-        try:
-            return work(*args, **options)
-        except Exception as error:
-            if self.recording or not out_of_memory(error):
-                raise
-        self._reserve = None
-        self.pressed = True
-        self.relieve()
-        return work(*args, **options)
-
-    def recover(self) -> bool:
-        """Whether the reserve is there (again)."""
-        size = RESERVE_BYTES if self.device.type == "cuda" else 0
-        try:
-            self._reserve = torch.empty(size, dtype=torch.uint8, device=self.device)
-        except Exception as error:
-            if not out_of_memory(error):
-                raise
-        self.pressed = self._reserve is None
-        return not self.pressed
-
-    def rest(self) -> None:
-        """Keep the memory, but what only a run under way needs: `recover` and a new `relieve` make it ready again."""
-        self._reserve = None
-        self.relieve = _nothing
-
-    def rewind(self) -> None:
-        """Between chunks: histories back to the slots where the clip's first chunk looked for them. Same values."""
-        for ring in self.rings.values():
-            ring.rewind()
-
-    @contextmanager
-    def chunk(self) -> Iterator[None]:
-        """One chunk's steps: if they fail, the histories are neither the old ones nor the new ones."""
-        self.between = False
-        yield
-        self.between = True
-
-    def holders(self) -> Iterator[tuple[Ring | Parked, str]]:
-        """Where each convolution's history is, with its key."""
-        for ring in self.rings.values():
-            for key in ring.histories:
-                yield ring, key
-        for key in self.parked.holding:
-            yield self.parked, key
-
-    # -- steps ----------------------------------------------------------------------------------------------------
-
-    def take(self, *shape: int) -> Tensor:
-        return self.arena.take(shape, self.dtype)
 
     def conv(
         self, conv: Conv, x: Tensor, out: Tensor, norm: Norm = COPY, sums: Partials | None = None, groups: int = 0,
@@ -319,12 +158,6 @@ class Run:
         if not self.dry:
             self.health.add_(self.attempt(torch.sum, x, dtype=torch.float32), alpha=0.0)
 
-    def advance(self, h: int, w: int) -> None:
-        """Every convolution at this resolution has had the pass's frames."""
-        for (plane, _), ring in self.rings.items():
-            if plane[:2] == (h + 2, w + 2):
-                ring.advance(moved=not self.dry)
-
     # -- where convolutions find their input ------------------------------------------------------------------------
 
     def joined(self, parts: list[Partials | None], axis: int = 1) -> Partials | None:
@@ -389,7 +222,3 @@ def _used(parked: Parked, waiting: deque[tuple[Input, Buffer]]) -> Iterator[Inpu
     given, buffer = waiting.popleft()
     yield given
     parked.leave(buffer)
-
-
-def _nothing() -> None:
-    """Nothing else can be given back."""

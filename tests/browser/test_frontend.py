@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 from pages import SAVED, node, opened, workflow
+from zerowaste_vae.engine.options import TOGGLES
 
 pytestmark = pytest.mark.host
 
@@ -208,7 +209,7 @@ def test_optimize_shows_two_widgets_and_the_rest_behind_one_switch(browser, comf
     nodes = browser("load", workflow=json.loads(SAVED["seedvr2_upscale_decode"].read_text()))
     optimize = node(nodes, "ZeroWasteVAEOptimize")
     toggles = {name: value for name, kind, value in optimize["widgets"] if kind == "toggle"}
-    assert len(toggles) == 9
+    assert list(toggles) == list(TOGGLES)
     assert toggles["triton_fusion"] and not toggles["fp8"]
     find = f"app.graph.nodes.find((n) => String(n.id) === '{optimize['id']}')"
     if renderer == "canvas":

@@ -66,7 +66,7 @@ class Blocks:
 
 
 def pick(sm: int) -> tuple[Schedule, Schedule]:
-    return SCHEDULES[generation(sm)]
+    return SCHEDULES[generation(sm, SCHEDULES)]
 
 
 def block_rows(tokens: int, row_bytes: int, tile: int) -> int:

@@ -3,6 +3,7 @@ every chunk, tail and band of a decode computes the same bits."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -150,9 +151,9 @@ def sums_bytes(out: tuple[int, ...], groups: int, phases: tuple[int, int] = (1, 
     return 4 * 2 * d * tiles * py * px * (k // span)
 
 
-def generation(sm: int) -> int:
-    """The schedule table's key for a compute capability."""
-    return 80 if sm < 90 else 90 if sm < 100 else 100 if sm < 120 else 120
+def generation(sm: int, tables: Iterable[int] = SCHEDULES) -> int:
+    """The key of `tables` for a compute capability: its own, or that of the newest generation before it."""
+    return max((key for key in tables if key <= sm), default=min(tables))
 
 
 def _power_of_two(n: int) -> int:

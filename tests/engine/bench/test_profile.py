@@ -1,4 +1,4 @@
-"""Profiles on the CPU: operator calls are found, counted and timed; floors only where ceilings were measured."""
+"""Profiles on the CPU: operator calls are found, counted and timed; speed limits only where ceilings were measured."""
 
 import json
 
@@ -77,7 +77,7 @@ def test_wrong_options(capsys, args, word):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-def test_floors_on_a_gpu(tmp_path, capsys):
+def test_speed_limits_on_a_gpu(tmp_path, capsys):
     assert main(["profile", "encode", "--size", "256x128", "--frames", "5", "--json", str(tmp_path / "p.json")]) == 0
     record = json.loads((tmp_path / "p.json").read_text())
     assert record["rates"]["fp16"] > 0 and record["rates"]["copy"] > 0

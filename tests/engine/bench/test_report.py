@@ -64,7 +64,7 @@ def test_profiles_are_checked(tmp_path):
 
 def test_the_table_groups_and_says_why(gpu_report):
     text = "\n".join(table.lines(gpu_report["rows"]))
-    assert text.count("\nfloor ") == 3  # two settings, and the peers of the first come again after the second
+    assert text.count("\nspeed limit ") == 3  # two settings, and the peers of the first come again after the second
     assert "did not run: it & its reason" in text and "target 13 GB" in text and "80 %" in text
 
 

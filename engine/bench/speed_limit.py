@@ -37,7 +37,7 @@ class Work:
     values: float
 
     def seconds(self, flop_rate: float, byte_rate: float, value_bytes: int) -> float:
-        """The floor, with rates in TFLOP/s and TB/s."""
+        """The speed limit, with rates in TFLOP/s and TB/s."""
         return self.composed_flop * 1e-12 / flop_rate + self.values * value_bytes * 1e-12 / byte_rate
 
 
