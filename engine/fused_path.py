@@ -12,13 +12,15 @@ from torch import Tensor
 from .archs import Architecture
 from .network.fused import Emit, FusedDecoder, FusedEncoder, FusedPass, fuse
 from .network.plain import Network
+from .operands.policy import Policy
+from .operands.policy import Policy
 from .options import Options
 from .planning.fused_walk import FusedWalk
-from .precision.policy import Policy
 from .precision.prepared import load, moved, recipe, save
 from .precision.store import Store
-from .run.caches import empty_device_cache
 from .run.clip import Clips
+from .run.devices import empty_device_cache
+from .run.devices import empty_device_cache
 from .run.graphs import why_none
 from .run.pixels import StagedReader, to_unit
 from .run.reuse import Runs, allocated

@@ -97,7 +97,7 @@ def fast_paths(hardware: Hardware) -> tuple[FastPath, ...]:
     if usable is None:
         kernels = FastPath("Triton kernels", False, "they need a GPU; torch's own operators are used")
     elif hardware.kernels:
-        what = "SeedVR2 and Wan in fp16 and bf16; torch's own operators for fp32 and for encoding in blended tiles"
+        what = "known networks in fp16 and bf16; torch's own operators for fp32 and for encoding in blended tiles"
         kernels = FastPath("Triton kernels", True, "; ".join((what, *limits)))
     else:
         kernels = FastPath("Triton kernels", False, "; ".join(limits) or "not available on this GPU")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .memory import GIB
-from .run.caches import synchronize
+from .run.devices import synchronize
 
 #: Counted events -> how a report words them.
 EVENTS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..engine.archs import WORDS
 from . import frames
 from .conversion import CONVERTED, engine_vae, host_decode
 from .host import io
@@ -20,7 +21,7 @@ from .widgets import (
 
 #: Words people search for when a decode is slow or does not fit.
 SEARCH = [
-    "vae decode", "decode video", "tiled decode", "latent to video", "long video", "seedvr2", "wan", "qwen", "flux",
+    "vae decode", "decode video", "tiled decode", "latent to video", "long video", *WORDS, "flux",
     "oom", "out of memory", "vram", "memory", "tiled", "slow", "fast",
 ]  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ..engine.archs import WORDS
 from . import frames
 from .conversion import CONVERTED, engine_vae, host_encode
 from .host import io
@@ -17,7 +18,7 @@ class Encode(io.ComfyNode):
         return schema(
             "ZeroWasteVAEEncode",
             "Zero-Waste VAE Encode",
-            ["vae encode", "encode video", "tiled encode", "video to latent", "seedvr2", "wan", "qwen", "oom", "vram"],
+            ["vae encode", "encode video", "tiled encode", "video to latent", *WORDS, "oom", "vram"],
             description="Turns frames into a latent, in place of ComfyUI's VAE Encode. SeedVR2, Wan and Qwen-Image "
             "VAEs run on this pack's engine, all others by ComfyUI's own code. On the engine, frames are padded to "
             "multiples of 16 pixels and to 4n+1 in number; Zero-Waste VAE Decode crops that off again.",

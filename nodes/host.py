@@ -21,12 +21,13 @@ from comfy_execution.utils import get_executing_context
 from torch import Tensor
 
 from ..engine import Cancelled, Checkpoint, InputError, VideoVAE, load, log
-from ..engine.archs import seedvr2
+from ..engine.archs import DEFAULT
+from ..engine.availability import availability
 from ..engine.loader import PRECISIONS, auto_precision
 from ..engine.memory import GIB
-from ..engine.options import Options, availability
+from ..engine.options import Options
 from ..engine.planning.budget import Machine
-from ..engine.run.caches import empty_host_cache
+from ..engine.run.devices import empty_host_cache
 from ..engine.run.kept import KEPT
 from ..engine.run.pinned import POOL
 from ..engine.run.pixels import OUTPUTS
@@ -88,8 +89,7 @@ class EngineVAE(comfy.sd.VAE):
         self.upscale_ratio = (lambda a: max(0, a * t - (t - 1)), s, s)
         self.downscale_ratio = (lambda a: max(0, (a + t - 1) // t), s, s)
         self.upscale_index_formula = self.downscale_index_formula = (t, s, s)
-        # As the host's own VAE of each: others than SeedVR2's encode whole latents from the middle of the frame.
-        self.crop_input = engine.arch != "seedvr2"
+        self.crop_input = engine.architecture.crops  # as the host's own VAE of each does
         # Otherwise a host short of memory loads only part of the weights, which plain modules cannot run with.
         self.disable_offload = True
         log.info(f"{engine.arch} VAE ready: {engine.precision}, runs on {self.device}")
@@ -345,9 +345,9 @@ def _sample_machine() -> Machine:
 
 @functools.cache
 def unavailable() -> dict[str, str | None]:
-    """Optimisation -> why it can do nothing on this machine for a SeedVR2 VAE in its default precision, or None."""
+    """Optimisation -> why it can do nothing here for the first family's VAE in its default precision, or None."""
     device = mm.vae_device()
-    return availability(device, "seedvr2", None, PRECISIONS[auto_precision(device, seedvr2.ARCHITECTURE)])
+    return availability(device, DEFAULT.name, None, PRECISIONS[auto_precision(device, DEFAULT)])
 
 
 # -- progress ---------------------------------------------------------------------------------------------------------

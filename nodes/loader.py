@@ -6,12 +6,11 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 from ..engine import demo_vae_path, log, read_checkpoint
-from ..engine.archs import detect
+from ..engine.archs import WORDS, by_file, detect
 from ..engine.loader import NAMES, stored_groups
 from . import folders, making
 from .host import io
 from .planning import KNOWN
-from .published import by_name
 from .reports import ui
 from .settings import Settings
 from .toggles import without_optimisations
@@ -43,7 +42,7 @@ def listed() -> list[str]:
 
 
 def _runs(name: str) -> bool:
-    return _kinds[name] if name in _kinds else by_name(name) is not None
+    return _kinds[name] if name in _kinds else by_file(name) is not None
 
 
 def _learn(names: list[str]) -> None:
@@ -76,7 +75,7 @@ class Loader(io.ComfyNode):
         return schema(
             "ZeroWasteVAELoader",
             "Zero-Waste VAE Loader",
-            ["load vae", "gguf vae", "video vae", "seedvr2", "wan", "vae loader", "checkpoint"],
+            ["load vae", "gguf vae", "video vae", *WORDS, "vae loader", "checkpoint"],
             description="Loads a SeedVR2, Wan or Qwen-Image VAE from a .safetensors or .gguf file of models/vae. Every "
             "node that takes a VAE works with it. For other VAEs use Load VAE, then Zero-Waste VAE Decode.",
             inputs=[

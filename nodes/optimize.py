@@ -29,6 +29,7 @@ _WISHES = ("vram_gb", "ram_gb", "chunk", "tiling", "tile", "overlap")
 class Optimize(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
+        toggles, later = toggle_inputs()
         return schema(
             "ZeroWasteVAEOptimize",
             "Zero-Waste VAE Optimize",
@@ -41,9 +42,10 @@ class Optimize(io.ComfyNode):
                 vram_input(),
                 advanced(chunk_input()),
                 *(advanced(widget) for widget in tiling_inputs()),
-                *toggle_inputs(),
+                *toggles,
                 ram_input("Host memory a decode may take for what it parks there, in GB (2^30 bytes). 0: half of what "
                           "is free."),
+                *later,
             ],
             outputs=[io.Vae.Output(display_name="VAE", tooltip="For any node that takes a VAE."), report_output()],
         )  # fmt: skip

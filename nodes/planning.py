@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..engine import InputError, PlanError
-from ..engine.archs import Architecture
+from ..engine.archs import Architecture, by_file
 from ..engine.kernels.exact import as_products
 from ..engine.loader import NAMES, PRECISIONS, auto_precision
 from ..engine.memory import GIB
@@ -26,7 +26,6 @@ from ..engine.precision.modes import MIXED
 from ..engine.request import TILINGS
 from ..engine.run.pixels import OUTPUTS
 from ..engine.run.plan import Plan
-from . import published
 from .wording import labelled
 
 if TYPE_CHECKING:
@@ -160,10 +159,10 @@ def answer(question: Question, machine: Machine) -> dict[str, object]:
     A file that no node has loaded yet is planned as the published VAE of its name, and the answer says so; of any other
     there is no plan: `unknown`, with `host` where it is known that ComfyUI's own code runs it.
     """
-    found, named = KNOWN.find(question.model), published.by_name(question.model)
+    found, named = KNOWN.find(question.model), by_file(question.model)
     if found is None and (named is None or KNOWN.is_foreign(question.model)):
         return {"unknown": True, "host": KNOWN.is_foreign(question.model), "model": question.model}
-    architecture, config = found or named[1:]
+    architecture, config = found or (named, named.published.config)
     asked = question.precision
     precision = auto_precision(machine.device, architecture) if asked == "auto" else asked
     plain = architecture.native if precision in MIXED else precision
@@ -175,7 +174,7 @@ def answer(question: Question, machine: Machine) -> dict[str, object]:
     facts = {
         "model": question.model,
         "assumed": found is None,
-        "assumed_as": "" if found else named[0],
+        "assumed_as": "" if found else named.published.title,
         "precision": precision,
         "device": str(machine.device),
         "target_gb": _gb(target),

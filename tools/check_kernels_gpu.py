@@ -264,12 +264,12 @@ def nearest() -> None:
 
 def up_case(temporal: bool, dtype: torch.dtype, c: int, d: int, h: int, w: int) -> None:
     """Against the reference; then frame by frame and band by band against the whole, bit for bit."""
-    z, halo = (2, 1) if temporal else (1, 2)
+    z, before = (2, 1) if temporal else (1, 2)
     args = (torch.randn(4 * z * c, c, 1, 1, 1, device=DEVICE) * c**-0.5, torch.randn(4 * z * c, device=DEVICE),
             torch.randn(c, c, 3, 3, 3, device=DEVICE) * (27 * c) ** -0.5, torch.randn(c, device=DEVICE))
     composed = pack(*args, dtype)
     scale = 0.025 if dtype == torch.int8 else 1.0
-    x = bordered(dtype, d + halo, h, w, c)
+    x = bordered(dtype, d + before, h, w, c)
     kind = torch.bfloat16 if dtype == torch.bfloat16 else torch.float16
     outs = [torch.full((d * z - (z - 1), 2 * h, 2 * w, c), float("nan"), device=DEVICE, dtype=kind) for _ in range(3)]
     upsample(x, composed, outs[0], first=0, scale=scale, backend="reference")
@@ -277,8 +277,8 @@ def up_case(temporal: bool, dtype: torch.dtype, c: int, d: int, h: int, w: int) 
     same, at = [], 0
     for f in range(d):
         n = z - (z - 1) * (f == 0)
-        p = upsample(x[f : f + halo + 1].contiguous(), composed, outs[2][at : at + n], first=f, groups=32, scale=scale,
-                     backend="triton")
+        p = upsample(x[f : f + before + 1].contiguous(), composed, outs[2][at : at + n], first=f, groups=32,
+                     scale=scale, backend="triton")
         same.append(torch.equal(p.data, sums.data[at : at + n]))
         at += n
     bands = []

@@ -25,8 +25,11 @@ from zerowaste_vae.engine.bench.subject import PUBLISHED, copy_of, noise_video, 
 from zerowaste_vae.engine.kernels import targets
 from zerowaste_vae.engine.kernels.conv3d import dispatch
 from zerowaste_vae.engine.network.fused import fuse
-from zerowaste_vae.engine.precision.bench import Bench
-from zerowaste_vae.engine.precision.measure import (
+from zerowaste_vae.engine.operands.forms import Operands
+from zerowaste_vae.engine.operands.policy import Policy, eligible
+from zerowaste_vae.engine.precision.mixed import Mixed
+from zerowaste_vae.engine.precision.modes import Mode
+from zerowaste_vae.engine.precision.sampling import (
     Saturation,
     decibel,
     decode,
@@ -35,10 +38,7 @@ from zerowaste_vae.engine.precision.measure import (
     mse,
     video_samples,
 )
-from zerowaste_vae.engine.precision.mixed import Mixed
-from zerowaste_vae.engine.precision.modes import Mode
-from zerowaste_vae.engine.precision.operands import Operands
-from zerowaste_vae.engine.precision.policy import Policy, eligible
+from zerowaste_vae.engine.precision.trials import Trials
 from zerowaste_vae.engine.run.scope import scoped_math
 
 MODES = "fp16,fp16_fast,fp8,int8,auto"
@@ -75,8 +75,8 @@ class Subject:
     def table(self, half: str) -> object:
         table, keys = self.vae.store.table(half), eligible(getattr(self.vae.model, half))
         if table is None and self._others is not None:
-            bench = Bench(self.vae.model, half, self.vae.dtype, self.vae.options, self._others[half])
-            table = bench.table("another clip")
+            trials = Trials(self.vae.model, half, self.vae.dtype, self.vae.options, self._others[half])
+            table = trials.table("another clip")
             self.vae.store.calibrate(half, table)
         if table is None or not table.fits(keys):
             raise SystemExit(f"{self.vae.path}: calibrate it first (zerowaste-vae calibrate)")

@@ -8,19 +8,33 @@ To add one, write one file here (seedvr2.py and wan.py are the examples) and nam
    lowest resolution (None: the file lacks that half), and `norm_groups` (None where the norms have none).
 3. `decoder(config)` and `encoder(config)`: Programs of steps from engine/network/ops under their names in the file. A
    kind of step that is not there yet is one file more in that folder.
-4. An `Architecture`: keys, factors, latent scale, and what "auto" precision means.
+4. An `Architecture`: keys, factors, latent scale, what "auto" precision means, and what was `Published` of it.
 
 Loading, planning, streaming, tiles, parking, 8 bit, speed limits, the command line and the nodes then work. Test
 against outputs recorded from the original, whole and chunked (tests/engine/archs/test_wan.py).
 """
 
-from .arch import Architecture, KeySet
-from .registry import ARCHITECTURES, by_name, detect, find_key_set, find_prefix, native_names
+from .arch import Architecture, KeySet, Published
+from .registry import (
+    ARCHITECTURES,
+    DEFAULT,
+    WORDS,
+    by_file,
+    by_name,
+    detect,
+    find_key_set,
+    find_prefix,
+    native_names,
+)
 
 __all__ = [
     "ARCHITECTURES",
+    "DEFAULT",
+    "WORDS",
     "Architecture",
     "KeySet",
+    "Published",
+    "by_file",
     "by_name",
     "detect",
     "find_key_set",

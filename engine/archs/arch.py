@@ -28,6 +28,20 @@ class KeySet:
 
 
 @dataclass(frozen=True)
+class Published:
+    """A family's published VAE: what people call it, its sizes, and what its files are called and found by.
+
+    config: as `Architecture.configure` gives it. files: a regular expression found in the names of its files, whatever
+    their case. words: what people type to find it.
+    """
+
+    title: str
+    config: Any
+    files: str
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Architecture:
     """One VAE family: its keys, compression factors, and what reads and describes its networks.
 
@@ -45,6 +59,10 @@ class Architecture:
     decoder: Callable[[Any], Program | None]
     #: What precision "auto" means on a GPU that computes in it.
     native: str = "fp16"
+    #: None: nobody plans for it before a file is there.
+    published: Published | None = None
+    #: Whether ComfyUI's own VAE of it encodes only whole latents, from the middle of the frame.
+    crops: bool = True
 
     @property
     def name(self) -> str:

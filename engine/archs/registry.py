@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from . import seedvr2, wan
 from .arch import Architecture, KeySet
 
 ARCHITECTURES: tuple[Architecture, ...] = (seedvr2.ARCHITECTURE, wan.WAN21, wan.WAN22)
+#: What plans, benchmarks and reasons are about where no file is named.
+DEFAULT = ARCHITECTURES[0]
+#: What people search for.
+WORDS = tuple(dict.fromkeys(word for a in ARCHITECTURES if a.published for word in a.published.words))
+#: In the names of reduced decoders, which are other networks than those they are named after.
+_REDUCED = re.compile(r"tae|lighttae|lightvae", re.IGNORECASE)
 # Containers: single-file checkpoints, stable-diffusion.cpp (--vae), trainers, DataParallel.
 PREFIXES = ("first_stage_model.", "vae.", "model.", "module.")
 # Families that are named in messages, and read from their files with shapes restored, but not run.
@@ -42,6 +49,13 @@ def detect(keys: Iterable[str]) -> Architecture | None:
 def by_name(name: str) -> Architecture | None:
     """The architecture of this name; None for families that are not run."""
     return next((a for a in ARCHITECTURES if a.name == name), None)
+
+
+def by_file(file: str) -> Architecture | None:
+    """The architecture of the published VAE that a file of this name holds, or None: for what is said before a file is
+    read. Later families come first: their files' names hold those of earlier ones ("wan" in Wan 2.2's)."""
+    known = (a for a in reversed(ARCHITECTURES) if a.published and re.search(a.published.files, file, re.IGNORECASE))
+    return None if _REDUCED.search(file) else next(known, None)
 
 
 def find_key_set(names: Iterable[str]) -> KeySet | None:

@@ -13,7 +13,7 @@ from ..network.ops.resnet import Res
 from ..network.ops.shuffle_up import ShuffleUp
 from ..network.ops.strided_down import StridedDown
 from ..network.program import STEP, TILES, Program, Step
-from .arch import Architecture, KeySet, Shapes, Widths, level_widths
+from .arch import Architecture, KeySet, Published, Shapes, Widths, level_widths
 
 #: The published network normalises 32 groups; files of other widths name theirs in this metadata key.
 DEFAULT_GROUPS = 32
@@ -120,4 +120,9 @@ KEYS = KeySet(
     ("decoder.up_blocks.2.upsamplers.0.upscale_conv.weight", "encoder.down_blocks.1.downsamplers.0.conv.weight"),
     _native,
 )
-ARCHITECTURE = Architecture(KEYS, 8, 4, 0.9152, Config.from_shapes, encoder, decoder)
+PUBLISHED = Published(
+    "SeedVR2", Config((128, 256, 512, 512), (128, 256, 512, 512)), r"seedvr|ema_vae", ("seedvr2",)
+)
+ARCHITECTURE = Architecture(
+    KEYS, 8, 4, 0.9152, Config.from_shapes, encoder, decoder, published=PUBLISHED, crops=False
+)

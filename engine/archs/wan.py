@@ -19,7 +19,7 @@ from ..network.ops.norm import Length
 from ..network.ops.resnet import Names, Res
 from ..network.program import STEP, TILES, Program, Step
 from . import wan_names
-from .arch import Architecture, KeySet, Shapes, Widths, level_widths
+from .arch import Architecture, KeySet, Published, Shapes, Widths, level_widths
 
 #: The published numbering also counts activations and a dropout.
 NAMES = Names("residual.0", "residual.2", "residual.3", "residual.6", "shortcut")
@@ -129,14 +129,18 @@ def _place(direction: str, level: int, index: int, resnets: int, nested: bool) -
     return f"{row}.{level}.{row}.{index}" if nested else f"{row}.{level * (resnets + 1) + index}"
 
 
-def _architecture(keys: KeySet, spatial: int, patch: int) -> Architecture:
-    configure = functools.partial(Config.from_shapes, patch=patch)
+def _architecture(keys: KeySet, spatial: int, published: Published) -> Architecture:
+    configure = functools.partial(Config.from_shapes, patch=published.config.patch)
     # Mean and deviation of the latents are the sampler's matter.
-    return Architecture(keys, spatial, 4, 1.0, configure, encoder, decoder, native="bf16")
+    return Architecture(keys, spatial, 4, 1.0, configure, encoder, decoder, native="bf16", published=published)
 
 
 WAN21 = _architecture(
-    KeySet("wan2.1", ("decoder.middle.0.residual.0.gamma", "encoder.middle.0.residual.0.gamma")), 8, 1
+    KeySet("wan2.1", ("decoder.middle.0.residual.0.gamma", "encoder.middle.0.residual.0.gamma")),
+    8,
+    Published(
+        "Wan 2.1", Config((96, 192, 384, 384), (96, 192, 384, 384)), r"wan|qwen[ _.-]*image", ("wan", "qwen")
+    ),
 )
 WAN22 = _architecture(
     KeySet(
@@ -147,7 +151,12 @@ WAN22 = _architecture(
         ),
     ),
     16,
-    2,
+    Published(
+        "Wan 2.2",
+        Config((160, 320, 640, 640), (256, 512, 1024, 1024), 48, 2),
+        r"wan[ _.-]*2[._]?2[ _.-]*(5b[ _.-]*)?vae",
+        ("wan",),
+    ),
 )
 #: Diffusers' names of either.
 DIFFUSERS = KeySet(

@@ -145,13 +145,13 @@ class Bench:
     def upsample(self, d: int, h: int, w: int, c: int, temporal: bool, dtype: torch.dtype) -> Iterator[Row]:
         self.ceiling = matrix_rate(self.device, dtype)
         z = 2 if temporal else 1
-        halo = 1 if temporal else 2
+        before = 1 if temporal else 2
         expand = torch.randn(4 * z * c, c, 1, 1, 1, device=self.device) * c**-0.5
         conv = torch.randn(c, c, 3, 3, 3, device=self.device) * (27 * c) ** -0.5
         expand_bias, conv_bias = torch.randn(4 * z * c, device=self.device), torch.randn(c, device=self.device)
         composed = pack(expand, expand_bias, conv, conv_bias, dtype)
-        x = torch.zeros(d + halo, h + 2, w + 2, c, dtype=dtype, device=self.device)
-        x[:, 1:-1, 1:-1] = self.random(d + halo, h, w, c, dtype=dtype)
+        x = torch.zeros(d + before, h + 2, w + 2, c, dtype=dtype, device=self.device)
+        x[:, 1:-1, 1:-1] = self.random(d + before, h, w, c, dtype=dtype)
         out = torch.empty(d * z, 2 * h, 2 * w, c, dtype=torch.float16, device=self.device)
         work = composed.weight.flops_per_position * d * h * w
         scale = 1.0 if dtype.itemsize == 2 else 0.02
@@ -165,7 +165,7 @@ class Bench:
         pair_work = 2.0 * 4 * z * c * c * d * h * w + 2.0 * 27 * c * c * 4 * z * d * h * w
 
         def pair() -> None:
-            conv3d(x[halo:, 1:-1, 1:-1].contiguous(), grow, inner[2:, 1:-1, 1:-1],
+            conv3d(x[before:, 1:-1, 1:-1].contiguous(), grow, inner[2:, 1:-1, 1:-1],
                    epilogue=Epilogue(bias=expand_bias, scale=scale, out_scale=scale))
             conv3d(inner, wide, out, epilogue=Epilogue(bias=conv_bias, scale=scale, groups=32))
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..archs.seedvr2 import ARCHITECTURE
+from ..archs import DEFAULT
 from . import floor
 from .schema import OURS
 from .subject import PUBLISHED
@@ -55,9 +55,9 @@ def project(report: Mapping[str, Any], size: tuple[int, int, int] = (1280, 720, 
         if key not in best or _pixels(row) > _pixels(best[key]):
             best[key] = row
     width, height, frames = size
-    latents = (frames - 1) // ARCHITECTURE.temporal + 1
+    latents = (frames - 1) // DEFAULT.temporal + 1
     for (half, precision), row in best.items():
-        work = floor.work(ARCHITECTURE, PUBLISHED, half, latents, height // 8, width // 8)
+        work = floor.work(DEFAULT, PUBLISHED, half, latents, height // DEFAULT.spatial, width // DEFAULT.spatial)
         for card in CARDS:
             common = {"projected": True, "card": card.name, "half": half, "precision": precision, "width": width,
                       "height": height, "frames": frames, "source": card.source, "share": row["floor_share"]}

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..archs.seedvr2 import ARCHITECTURE, Config
+from ..archs import DEFAULT
 from ..errors import InputError
 from ..files.checkpoint import Checkpoint, read_checkpoint
 from ..loader import demo_vae_path
 
-#: The widths of the published SeedVR2 VAE.
-PUBLISHED = Config((128, 256, 512, 512), (128, 256, 512, 512))
+#: The sizes of the published VAE of the first family.
+PUBLISHED = DEFAULT.published.config
 RANDOM, DEMO = "random", "demo"
 
 
@@ -29,10 +30,11 @@ def read_weights(weights: str) -> Checkpoint:
     return read_checkpoint(demo_vae_path() if weights == DEMO else Path(weights))
 
 
-def random_checkpoint(config: Config, seed: int = 0) -> Checkpoint:
-    """Seeded fp16 weights scaled so that activations stay of order one: time and memory are those of real weights."""
+def random_checkpoint(config: Any, seed: int = 0) -> Checkpoint:
+    """Seeded fp16 weights of the first family's network, scaled so that activations stay of order one: time and memory
+    are those of real weights."""
     with torch.device("meta"):
-        model = ARCHITECTURE.build(config)
+        model = DEFAULT.build(config)
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, p in sorted(model.named_parameters()):

@@ -38,12 +38,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from ..calibration import calibrate, passes
     from ..demo import demo_clip_path
     from ..files.latents import read_latent
     from ..files.media import read_video
     from ..files.writing import check_target, replacing
     from ..loader import demo_vae_path, load
-    from ..precision.calibrate import calibrate, passes
 
     if args.table is not None:
         if args.table.suffix.lower() != ".json":
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
 def describe(half: str, table: Table) -> Iterable[str]:
     """Lines on one half's table: where it comes from, and which convolutions cost most."""
-    from ..precision.measure import decibel
+    from ..precision.sampling import decibel
 
     yield f"{half}: ranges of {len(table.ranges)} convolutions from {table.source}"
     for kind, errors in table.errors.items():

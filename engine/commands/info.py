@@ -59,16 +59,17 @@ def describe_hardware(hardware: Hardware) -> Lines:
 
 
 def describe_options(gpu: bool) -> Lines:
-    """Every optimisation of `Options` on the default device, for the published SeedVR2 VAE in its default precision."""
+    """Every optimisation of `Options` on the default device, for the first family's VAE in its default precision."""
     import torch
 
-    from ..archs import seedvr2
+    from ..archs import DEFAULT
+    from ..availability import availability
     from ..loader import PRECISIONS, auto_precision
-    from ..options import DEFAULTS, OFF, TOGGLES, availability, unused
+    from ..options import DEFAULTS, OFF, TOGGLES, unused
 
     device = torch.device("cuda" if gpu else "cpu")
-    dtype = PRECISIONS[auto_precision(device, seedvr2.ARCHITECTURE)]
-    reasons = availability(device, "seedvr2", None, dtype)
+    dtype = PRECISIONS[auto_precision(device, DEFAULT)]
+    reasons = availability(device, DEFAULT.name, None, dtype)
     off = unused(DEFAULTS, reasons, dtype, fused=reasons["triton_fusion"] is None)
     for name in TOGGLES:
         why = f"not here: {reasons[name]}" if reasons[name] else f"off: {off[name]}" if name in off else "on"

@@ -102,7 +102,7 @@ def _planner(args: argparse.Namespace) -> tuple[Planner, Architecture, str]:
     """A planner of the asked model on the meta device, the model's architecture, and what else there is to say."""
     import torch
 
-    from ..archs import seedvr2
+    from ..archs import DEFAULT
     from ..loader import NAMES, PRECISIONS, load
     from ..options import DEFAULTS
     from ..planning.fusable import not_fused
@@ -115,9 +115,7 @@ def _planner(args: argparse.Namespace) -> tuple[Planner, Architecture, str]:
     if args.output not in OUTPUTS:
         raise InputError(f"--output {args.output} is not one of {', '.join(OUTPUTS)}")
     if args.vae is None:
-        architecture = seedvr2.ARCHITECTURE
-        widths = (128, 256, 512, 512)
-        config = seedvr2.Config(widths, widths)
+        architecture, config = DEFAULT, DEFAULT.published.config
     else:
         vae = load(args.vae, precision="fp32", device="cpu", norm_groups=args.norm_groups)
         architecture, config = vae.architecture, vae.model.config

@@ -19,12 +19,14 @@ from torch.utils.data import DataLoader, Dataset
 from .. import log
 from ..archs import detect
 from ..archs.seedvr2 import ARCHITECTURE as SEEDVR2
+from ..availability import availability
+from ..documented import summary
 from ..errors import InputError, PlanError
 from ..files.checkpoint import Checkpoint
 from ..hardware import survey
 from ..loader import PRECISIONS, auto_precision, load
 from ..memory import GIB
-from ..options import DEFAULTS, TOGGLES, availability
+from ..options import DEFAULTS, TOGGLES
 from ..vae import VideoVAE
 from .passes import (
     apply_channels_last_3d,
@@ -34,7 +36,6 @@ from .passes import (
     enable_tf32_for_blackwell,
     own_engine,
     restore_settings,
-    summary,
     torch_module,
 )
 from .training import checkpoint_blocks, data_loader, reparameterize, trainable

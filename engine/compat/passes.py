@@ -16,7 +16,6 @@ from .. import log
 from ..errors import InputError
 from ..kernels.precision import set_fp32_math
 from ..network.ops.attention import FrameAttention
-from ..options import TOGGLES
 from ..vae import VideoVAE
 
 _restore: dict[str, Callable[[], None]] = {}
@@ -97,14 +96,6 @@ def restore_settings() -> None:
 def configure_amp_context(enabled: bool = True, dtype: torch.dtype = torch.float16) -> AbstractContextManager:
     """torch.autocast for the GPU, or for the CPU where there is none."""
     return torch.autocast("cuda" if torch.cuda.is_available() else "cpu", dtype=dtype, enabled=enabled)
-
-
-def summary(vae: VideoVAE) -> None:
-    """Log what the VAE's runs use, and what they do not and why."""
-    off = vae.unused()
-    log.info(f"{vae.arch}, {vae.precision} on {vae.device}: {', '.join(n for n in TOGGLES if n not in off) or 'none'}")
-    for name, reason in off.items():
-        log.info(f"{name} off: {reason}")
 
 
 def own_engine(vae: object) -> VideoVAE | None:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels.conv3d import Partials
+from ..operands.forms import Operands
 from ..options import Options
-from ..precision.operands import Operands
 from ..run.run import Run
 from .program import Size, Step
 

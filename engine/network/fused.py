@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ..kernels.to_pixels import BYTES, UNIT, Pixels
+from ..operands.forms import Operands
 from ..options import DEFAULTS, Options
-from ..precision.operands import Operands
 from ..run.clip import Clips, Part
 from ..run.clip import Emit as EmitResults
 from ..run.graph_rule import chunks_left

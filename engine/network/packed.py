@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ..kernels.conv3d import pack_weight
 from ..kernels.norm_act import Norm
-from ..precision.operands import Balancer, Form, Operands
+from ..operands.forms import Balancer, Form, Operands
 from ..run.weights import Conv
 
 #: Convolutions of at most this many products per position and tap keep the weights of a clip's first two frames as

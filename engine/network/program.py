@@ -14,8 +14,8 @@ from .state import State
 
 if TYPE_CHECKING:
     from ..kernels.conv3d import Partials
+    from ..operands.forms import Operands
     from ..options import Options
-    from ..precision.operands import Operands
     from ..run.run import Run
 
 Head = Literal["replicate", "zero"]

@@ -12,9 +12,9 @@ import torch
 from ..archs import Architecture
 from ..kernels.attention import reference
 from ..network.fused import FusedDecoder, FusedEncoder, fuse
+from ..operands.forms import Operands
+from ..operands.policy import EXACT, Policy
 from ..options import Options
-from ..precision.operands import Operands
-from ..precision.policy import EXACT, Policy
 from ..run.graphs import GRAPH_BYTES, one_step
 from ..run.parking import Parking
 from ..run.run import RESERVE_BYTES

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from .. import log
+from ..operands.policy import EXACT, Policy, eligible, finite
 from ..options import Options
 from ..report import Report
-from ..run.caches import empty_device_cache
-from .bench import Bench
-from .measure import from_decibel
+from ..run.devices import empty_device_cache
 from .modes import Mode
-from .policy import EXACT, Policy, eligible, finite
+from .sampling import from_decibel
 from .store import Store
 from .table import Table
+from .trials import Trials
 
 #: A choice aims this much above the floor: errors of convolutions add up only nearly.
 MARGIN_DB = 0.5
@@ -87,11 +87,11 @@ class Mixed:
         return known if known is not None and known.fits(self._keys(half)) else None
 
     def _measured(self, half: str, samples: list[Tensor], known: Table | None, clip: str) -> Policy:
-        bench = Bench(self._model, half, self._dtype, self._options, samples)
+        trials = Trials(self._model, half, self._dtype, self._options, samples)
         if self.mode.kind is None:
-            return self._guarded(half, bench, Policy(half_accumulate=True), lambda _policy, _db: EXACT)
+            return self._guarded(half, trials, Policy(half_accumulate=True), lambda _policy, _db: EXACT)
         if known is None or (_open(known) and clip not in known.seen):
-            new = bench.table("")
+            new = trials.table("")
             if not finite(new.ranges):
                 self._quality.pop(half, None)
                 log.warn(f"{half}: values of this clip overflow in {self._dtype}; its ranges are not kept"
@@ -101,31 +101,31 @@ class Mixed:
             known = self._store.measured(half, known)
             log.info(f"{half}: not calibrated; ranges from {known.source}, and kept")
         known = known.on(clip)
-        return self._floored(half, bench, known) if self._options.min_db else self._whole(half, known)
+        return self._floored(half, trials, known) if self._options.min_db else self._whole(half, known)
 
     def _whole(self, half: str, known: Table) -> Policy:
         return Policy(dict.fromkeys(self._keys(half), self.mode.kind), known.ranges)
 
-    def _floored(self, half: str, bench: Bench, known: Table) -> Policy:
+    def _floored(self, half: str, trials: Trials, known: Table) -> Policy:
         kind, aim = self.mode.kind, from_decibel(self._options.min_db + MARGIN_DB)
         if kind not in known.errors:
             log.info(f"{half}: measuring what each convolution costs in {kind}")
-            errors = bench.errors(kind, known.ranges)
+            errors = trials.errors(kind, known.ranges)
             known = known.with_errors(kind, errors)
             self._store.measured(half, self._store.table(half).with_errors(kind, errors))
         chosen = self._chosen[half] if half in self._chosen else known.choose(kind, aim).kinds
         first = Policy(chosen, known.ranges)
-        kept = self._guarded(half, bench, first, lambda p, db: known.stricter(p, kind, aim / from_decibel(db)))
+        kept = self._guarded(half, trials, first, lambda p, db: known.stricter(p, kind, aim / from_decibel(db)))
         self._chosen[half] = kept.kinds
         return kept
 
     def _guarded(
-        self, half: str, bench: Bench, policy: Policy, stricter: Callable[[Policy, float], Policy]
+        self, half: str, trials: Trials, policy: Policy, stricter: Callable[[Policy, float], Policy]
     ) -> Policy:
         """The policy, or the first stricter one that keeps the floor on the samples."""
         floor = self._options.min_db
         while True:
-            db, saturation = bench.quality(policy)
+            db, saturation = trials.quality(policy)
             if db >= floor or policy == EXACT or not (policy.kinds or policy.half_accumulate):
                 self._quality[half] = Quality(db, saturation.count)
                 return policy

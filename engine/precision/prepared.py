@@ -15,8 +15,8 @@ from torch import Tensor
 
 from .. import log
 from ..files.writing import write_tensors
+from ..operands.forms import Operands
 from .digest import digest
-from .operands import Operands
 from .store import say_unkept
 
 #: Part of every recipe: raise it when packing changes.

@@ -9,10 +9,9 @@ and the clip's progress, as far as launches depend on it, are as they were, and 
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Hashable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from .. import log
 from ..kernels.observe import listening
-from .caches import RECORDING, synchronize
+from .devices import RECORDING, synchronize
 from .graph_rule import CALLS, KEPT_BYTES, SETTLED, Clock, Notes, pays
 from .plan import Plan
 from .run import Run
@@ -284,24 +283,3 @@ class Graphs:
     def _marks(self, marks: list[tuple[int, frozenset[str]]]) -> None:
         for ring, mark in zip(self.run.rings.values(), marks, strict=True):
             ring.mark = mark
-
-
-_streams = threading.local()
-
-
-@contextmanager
-def aside(device: torch.device) -> Iterator[None]:
-    """On a stream of this thread's own: the default one cannot be recorded. Its work begins after that of the current
-    stream, which goes on after it."""
-    if device.type != "cuda":
-        yield
-        return
-    streams, current = vars(_streams), torch.cuda.current_stream(device)
-    stream = streams.get(str(current.device)) or torch.cuda.Stream(current.device)
-    streams[str(current.device)] = stream
-    stream.wait_stream(current)
-    try:
-        with torch.cuda.stream(stream):
-            yield
-    finally:
-        current.wait_stream(stream)

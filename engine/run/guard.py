@@ -14,7 +14,7 @@ import torch
 from .. import log
 from ..errors import PlanError
 from ..memory import in_gb
-from .caches import empty_device_cache
+from .devices import empty_device_cache
 from .handover import Handover
 from .kept import KEPT
 from .pinned import POOL

@@ -19,7 +19,7 @@ SPARE_SHARE = 8
 @dataclass(frozen=True)
 class Handover:
     """A clip between two chunks: the frames each stage has taken in, and all histories in host memory by convolution
-    key, [halo, H + 2, W + 2, C] with the oldest frame first. `take_over` uses them up."""
+    key, [frames, H + 2, W + 2, C] with the oldest frame first. `take_over` uses them up."""
 
     done: Counter[str]
     histories: dict[str, Tensor]

@@ -11,7 +11,7 @@ from itertools import groupby, pairwise
 import torch
 from torch import Tensor
 
-from .arena import Piece, Plane
+from .rings import Piece, Plane
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def split_rows(rows: int, step: int, reach: int, band: int) -> Iterator[Band]:
 
 @dataclass
 class Segment:
-    """Bordered rows [first, last) of all frames of a history, [halo, rows, W + 2, C]: all that some bands read, and
+    """Bordered rows [first, last) of all frames of a history, [frames, rows, W + 2, C]: all that some bands read, and
     after the last band the rows that no band does."""
 
     first: int
@@ -52,14 +52,14 @@ class Segment:
 
 @dataclass
 class History:
-    """One convolution's last frames [halo, H + 2, W + 2, C], oldest at slot `oldest`: the rows of `near` of its bands,
-    evenly spread, each in a segment on the GPU, and those of the bands between them in segments in host memory.
+    """One convolution's last frames [frames, H + 2, W + 2, C], oldest at slot `oldest`: the rows of `near` of its
+    bands, evenly spread, each in a segment on the GPU, and those of the bands between them in segments in host memory.
 
     Every band finds all it reads in one segment: rows that two of them need are in both.
     """
 
     plane: Plane
-    halo: int
+    frames: int
     dtype: torch.dtype
     bands: list[Band]
     #: Uses in a chunk, and operations of its convolution in all of them.
@@ -75,7 +75,7 @@ class History:
     @property
     def row_bytes(self) -> int:
         """Bytes of one row of all frames."""
-        return self.halo * math.prod(self.plane[1:]) * self.dtype.itemsize
+        return self.frames * math.prod(self.plane[1:]) * self.dtype.itemsize
 
     @property
     def far_bytes(self) -> int:
@@ -110,7 +110,7 @@ class History:
                 last = self.bands[bands[-1]].bottom if bands[-1] < n - 1 else self.plane[0]
                 size = (last - first) * self.row_bytes
                 block = near if here else far
-                data = block[:size].view(self.dtype).view(self.halo, last - first, *self.plane[1:])
+                data = block[:size].view(self.dtype).view(self.frames, last - first, *self.plane[1:])
                 self.segments.append(Segment(first, last, here, data))
                 near, far = (near[size:], far) if here else (near, far[size:])
         return near, far
@@ -122,15 +122,15 @@ class History:
     def fresh(self, slots: int) -> tuple[int, int]:
         """(how many of the last of `slots` frames to store, slot of the first): a running history takes only what is
         new, in place of what is oldest."""
-        count = min(slots - self.halo, self.halo) if self.started else self.halo
-        return count, self.oldest if count < self.halo else 0
+        count = min(slots - self.frames, self.frames) if self.started else self.frames
+        return count, self.oldest if count < self.frames else 0
 
     def pieces(self) -> Iterator[Piece]:
         """Every row of every frame once, in order, where it is."""
         ends = [b.stored for b in self.bands[:-1]] + [self.plane[0]]
-        for i in range(self.halo):
+        for i in range(self.frames):
             for band, end in zip(self.bands, ends, strict=True):
-                rows = self.segment(band).part((self.oldest + i) % self.halo, band.top, end)
+                rows = self.segment(band).part((self.oldest + i) % self.frames, band.top, end)
                 yield Piece(i, band.top, rows)
 
 

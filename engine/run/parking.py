@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .arena import ALIGN, Piece, Plane, fill_head
+from .arena import ALIGN
 from .history import Band, History, keep_near, split_rows
 from .pinned import POOL
+from .rings import Piece, Plane, fill_head
 
 #: Host memory that is locked besides where some histories stay on the GPU, and at most this part of theirs: the next
 #: plan of the same clip may find less GPU memory free (packed weights, a library's workspace) and keep fewer there.
@@ -47,7 +48,7 @@ class Parking:
 
 @dataclass
 class Buffer:
-    """Memory on the GPU that one use after another works in; in use, `view` is [halo + frames, rows, W + 2, C]."""
+    """Memory on the GPU that one use after another works in; in use, `view` is [history + frames, rows, W + 2, C]."""
 
     data: Tensor
     holds: tuple[str, Band] | None = None
@@ -95,16 +96,16 @@ class Parked:
         return times * len(history.bands), times * history.near_bytes(history.near), times * history.far_bytes
 
     def bands(
-        self, key: str, plane: Plane, dtype: torch.dtype, halo: int, frames: int, rows: int, step: int, reach: int,
+        self, key: str, plane: Plane, dtype: torch.dtype, kept: int, frames: int, rows: int, step: int, reach: int,
         work: int, times: int = 1,
     ) -> Sequence[Band]:  # fmt: skip
         """The bands a convolution's output `rows` are computed in, with `work` operations, `times` times over.
         Asked first for the most frames it will get at once, which settles how tall they are."""
         if key not in self._histories:
-            line = (halo + frames) * plane[1] * plane[2] * dtype.itemsize
+            line = (kept + frames) * plane[1] * plane[2] * dtype.itemsize
             fit = (self.parking.band_bytes // line - reach) // step + 1
             band = max((self.parking.rows or fit) // BAND_ROWS, 1) * BAND_ROWS
-            self._histories[key] = History(plane, halo, dtype, list(split_rows(rows, step, reach, band)))
+            self._histories[key] = History(plane, kept, dtype, list(split_rows(rows, step, reach, band)))
         history = self._histories[key]
         if not self._buffers:
             history.times += times
@@ -174,7 +175,7 @@ class Parked:
         return list(self._histories)
 
     def history(self, key: str) -> list[Piece]:
-        """The `halo` last frames of `key`, in order. Empty before its clip's first pass."""
+        """The last frames that `key` keeps, in order. Empty before its clip's first pass."""
         history = self._histories[key]
         if not history.started:
             return []
@@ -182,7 +183,7 @@ class Parked:
         return list(history.pieces())
 
     def adopt(self, key: str, frames: Tensor) -> None:
-        """`key` goes on behind these frames [halo, H + 2, W + 2, C], oldest first."""
+        """`key` goes on behind these frames [frames, H + 2, W + 2, C], oldest first."""
         history = self._histories[key]
         self.wait()
         for segment in history.segments:
@@ -225,7 +226,7 @@ class Parked:
         (key, band), data = buffer.holds, buffer.view
         history = self._histories[key]
         if not history.started:
-            fill_head(data, list(range(history.halo + 1)), head)
+            fill_head(data, list(range(history.frames + 1)), head)
         elif buffer.arrived is not None:
             torch.cuda.current_stream(self.device).wait_event(buffer.arrived)
         count, first = history.fresh(data.shape[0])
@@ -236,7 +237,7 @@ class Parked:
             self._out.wait_event(torch.cuda.current_stream(self.device).record_event())
         with _on(self._out if aside else None):
             for i, frame in enumerate(data[data.shape[0] - count :]):
-                target = segment.part((first + i) % history.halo, band.top, last)
+                target = segment.part((first + i) % history.frames, band.top, last)
                 target.copy_(frame[: last - band.top], non_blocking=aside)
         if aside:
             buffer.stored = self._out.record_event()
@@ -250,7 +251,7 @@ class Parked:
             buffer.read = torch.cuda.current_stream(self.device).record_event()
         if band is history.bands[-1]:
             count, first = history.fresh(data.shape[0])
-            history.oldest = (first + count) % history.halo
+            history.oldest = (first + count) % history.frames
             history.started = True
             if self._aside:
                 history.stored = self._out.record_event()
@@ -269,7 +270,7 @@ class Parked:
                     self._in.wait_event(event)
         with _on(self._in if aside else None):
             for i, frame in enumerate(_view(buffer, history, band, 0)):
-                source = segment.part((history.oldest + i) % history.halo, band.top, band.bottom)
+                source = segment.part((history.oldest + i) % history.frames, band.top, band.bottom)
                 frame.copy_(source, non_blocking=aside)
         if aside:
             buffer.arrived = self._in.record_event()
@@ -277,13 +278,13 @@ class Parked:
 
 def _view(buffer: Buffer, history: History, band: Band, frames: int) -> Tensor:
     size = _bytes(history, band, frames)
-    shape = (history.halo + frames, band.bottom - band.top, *history.plane[1:])
+    shape = (history.frames + frames, band.bottom - band.top, *history.plane[1:])
     return buffer.data[:size].view(history.dtype).view(shape)
 
 
 def _bytes(history: History, band: Band, frames: int) -> int:
     rows = (band.bottom - band.top) * history.plane[1] * history.plane[2]
-    return (history.halo + frames) * rows * history.dtype.itemsize
+    return (history.frames + frames) * rows * history.dtype.itemsize
 
 
 def _on(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:

@@ -6,8 +6,9 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 
+from .devices import aside
 from .graph_rule import Notes
-from .graphs import Graphs, aside, why_none, why_not_on
+from .graphs import Graphs, why_none, why_not_on
 from .guard import Guard
 from .handover import hand_over
 from .kept import KEPT

@@ -16,9 +16,10 @@ from ..kernels.attention import attention, scratch_bytes
 from ..kernels.conv3d import Epilogue, Geometry, Partials, Weight, conv3d, frames_of, padded_channels
 from ..kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
 from ..kernels.to_pixels import Pixels, scratch_floats, to_pixels
-from .arena import Arena, Plane, Ring
+from .arena import Arena
 from .parking import Buffer, Parked, Parking
 from .pressure import out_of_memory
+from .rings import Plane, Ring
 from .walk import Walk
 from .weights import Attention, Conv, Output
 
@@ -48,7 +49,7 @@ class Input:
 class Visit:
     """Frames of history that a convolution keeps, and its operations in a chunk."""
 
-    halo: int
+    history: int
     work: int = 0
 
 
@@ -195,7 +196,7 @@ class Run:
     def holders(self) -> Iterator[tuple[Ring | Parked, str]]:
         """Where each convolution's history is, with its key."""
         for ring in self.rings.values():
-            for key in ring.halos:
+            for key in ring.histories:
                 yield ring, key
         for key in self.parked.holding:
             yield self.parked, key
@@ -351,11 +352,11 @@ class Run:
         store = Store(silu=norm is not COPY, scale=conv.scale, gain=conv.gain)
         work, times = d * h * w // math.prod(geometry.stride) * conv.weight.flops_per_position, self.walk.repeats
         if self.dry:
-            self.visits.setdefault(conv.key, Visit(conv.halo)).work += times * work
-        if not (conv.halo and self.parked.parking.holds(conv.key)):
+            self.visits.setdefault(conv.key, Visit(conv.history)).work += times * work
+        if not (conv.history and self.parked.parking.holds(conv.key)):
             ring = self.rings.setdefault((plane, conv.dtype), Ring(plane, conv.dtype))
             if self.dry:
-                ring.join(conv.key, conv.halo, d)
+                ring.join(conv.key, conv.history, d)
                 return
             start, slot = ring.place(conv.key, d)
             self.attempt(norm_act, x, norm, ring.data, slot=slot, store=store, coefs=coefs, health=self.health)
@@ -367,13 +368,13 @@ class Run:
         parked, kernel = self.parked, conv.weight.kernel[1]
         reach = geometry.origin[0] + kernel + int(conv.weight.shifted)
         waiting: deque[tuple[Input, Buffer]] = deque()
-        size = conv.halo, d, rows, geometry.stride[1], reach
+        size = conv.history, d, rows, geometry.stride[1], reach
         for band in parked.bands(conv.key, plane, conv.dtype, *size, work, times):
             if self.dry:
                 parked.note(conv.key, band, d)
                 continue
             buffer = parked.enter(conv.key, band, d)
-            self.attempt(norm_act, x, norm, buffer.view, slot=conv.halo, store=store, coefs=coefs, first=band.top,
+            self.attempt(norm_act, x, norm, buffer.view, slot=conv.history, store=store, coefs=coefs, first=band.top,
                          health=self.health)  # fmt: skip
             parked.arrive(buffer, self.head)
             here = replace(geometry, first_row=band.first, frame_rows=rows)

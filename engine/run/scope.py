@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from ..kernels.attention import reference
 from ..kernels.precision import fp32_math
 from ..kernels.settings import Setting
+from .devices import current
 
 _CUDA = torch.backends.cuda
 #: Other algorithms round differently.
@@ -44,11 +45,6 @@ def scoped_math(
             stack.enter_context(_EFFICIENT.hold(True))
         stack.enter_context(attention_scope(flash_attention))
         yield
-
-
-def current(device: torch.device) -> AbstractContextManager[object]:
-    """`device` is this thread's current one inside, if it is a GPU that has a number; the thread's own comes back."""
-    return torch.cuda.device(device) if device.type == "cuda" and device.index is not None else nullcontext()
 
 
 def attention_scope(flash_attention: bool) -> AbstractContextManager[object]:

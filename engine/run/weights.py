@@ -34,7 +34,7 @@ class Conv:
         return self.weight.data.dtype
 
     @property
-    def halo(self) -> int:
+    def history(self) -> int:
         """Frames of history it reads."""
         return self.weight.kernel[0] - 1
 

@@ -12,7 +12,7 @@ import pytest
 from zerowaste_vae.nodes.planning import Question
 
 SCRIPT = Path(__file__).resolve().parents[2] / "web" / "js" / "question.js"
-# A graph in few words: {name: {"class", "widgets", "inputs": {name: [type, source]}, "off", "mode"}} -> question of
+# A graph in few words: {name: {"class", "widgets", "inputs": {name: [type, source]}, "specs", "mode"}} -> question of
 # "decode". An input of the type "widget" is a widget that another node feeds.
 ASK = """
 const { question } = await import(process.argv[1]);
@@ -21,9 +21,10 @@ const root = { links: new Map(), nodes: [], getNodeById: (id) => root.nodes.find
 root.getLink = (id) => root.links.get(id);
 globalThis.window = { app: { rootGraph: root } };
 const entries = Object.entries(graph);
-for (const [name, { class: comfyClass, widgets = {}, inputs = {}, off = {}, mode = 0, outputs = [] }] of entries) {
+for (const [name, { class: comfyClass, widgets = {}, inputs = {}, specs = {}, mode = 0, outputs = [] }] of entries) {
   class Kind {}
-  Kind.nodeData = { input: { optional: Object.fromEntries(Object.entries(off).map(([k, v]) => [k, ["BOOLEAN", v]])) } };
+  const optional = Object.entries(specs).map(([key, spec]) => [key, ["BOOLEAN", spec]]);
+  Kind.nodeData = { input: { optional: Object.fromEntries(optional) } };
   const node = Object.assign(new Kind(), { id: name, comfyClass, mode, graph: root });
   node.outputs = outputs.map((type) => ({ type }));
   node.widgets = Object.entries(widgets).map(([key, value]) => ({ name: key, value }));
@@ -36,6 +37,13 @@ for (const [name, { class: comfyClass, widgets = {}, inputs = {}, off = {}, mode
 }
 console.log(JSON.stringify(question(root.getNodeById("decode"), lastRun)));
 """
+
+#: Of Optimize's toggles, as the server describes them: what plans depend on, and what is on by default.
+SPECS = {
+    "fp8": {"default": False, "zerowaste_planned": True},
+    "triton_fusion": {"default": True, "zerowaste_planned": True},
+    "async_offload": {"default": True},
+}
 
 pytestmark = pytest.mark.skipif(not shutil.which("node"), reason="needs node")
 
@@ -57,12 +65,12 @@ def asked(graph: dict, last_run: dict | None = None) -> dict:
 
 
 def chain(decode: dict | None = None, optimize: dict | None = None, **more: dict) -> dict:
-    """Loader, Optimize and Decode with these widgets; more: those of the loader, and what Optimize's toggles carry."""
+    """Loader, Optimize and Decode with these widgets; more: those of the loader, and what Optimize's toggles say."""
     return {
         "loader": {"class": "ZeroWasteVAELoader", "widgets": {"vae_name": "a.gguf", **more.get("loader", {})}},
         "optimize": {
             "class": "ZeroWasteVAEOptimize", "widgets": optimize or {}, "inputs": {"vae": ["VAE", "loader"]},
-            "off": more.get("off", {}),
+            "specs": more.get("specs", SPECS),
         },
         "latent": {"class": "EmptyHunyuanLatentVideo", "widgets": {"width": 640, "height": 360, "length": 33}},
         "decode": {
@@ -152,13 +160,16 @@ def test_nested_and_flat_tiles():
 
 
 def test_toggles():
-    assert asked(chain(optimize={"triton_fusion": False, "tf32": True}))["query"]["off"] == "triton_fusion"
+    switched = {"triton_fusion": False, "fp8": False, "tf32": True, "async_offload": False}
+    assert asked(chain(optimize=switched))["query"]["off"] == "triton_fusion"
+    graph = chain(optimize={"composed_upsample": False}, specs={"composed_upsample": SPECS["triton_fusion"]})
+    assert asked(graph)["query"]["off"] == "composed_upsample"
     assert asked(chain(optimize={"fp8": True, "min_db": 0}))["query"]["precision"] == "fp8"
     assert asked(chain(optimize={"fp8": True, "precision": "fp16"}))["query"]["precision"] == "fp8"
     assert asked(chain(optimize={"fp8": True, "precision": "int8"}))["query"]["precision"] == "int8"
     assert "precision" not in asked(chain(optimize={"fp8": True, "min_db": 45}))["query"]
     reason = {"fp8": {"zerowaste_off": "no CUDA device"}}
-    assert "precision" not in asked(chain(optimize={"fp8": True}, off=reason))["query"]
+    assert "precision" not in asked(chain(optimize={"fp8": True}, specs=reason))["query"]
 
 
 def test_the_last_run_counts_until_the_nodes_before_say_otherwise():

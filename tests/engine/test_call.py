@@ -5,8 +5,7 @@ import logging
 import pytest
 import torch
 from zerowaste_vae.engine import call as attempts
-from zerowaste_vae.engine import load, log
-from zerowaste_vae.engine import vae as vae_module
+from zerowaste_vae.engine import core, load, log
 from zerowaste_vae.engine.errors import PlanError
 from zerowaste_vae.engine.kernels.targets import capabilities
 from zerowaste_vae.engine.report import Report
@@ -42,7 +41,7 @@ def on_gpu(monkeypatch):
             there.setattr(attempts, "target", lambda _: capabilities("GPU", sm, (3, 6)))
             there.setattr(type(vae), "unused", lambda *_: {})
             there.setattr(vae, "device", torch.device("cuda", 0))
-            vae._describe(Report("decode", (1, 1, 16, 16), vae.arch, vae.precision, "GPU"), plan)
+            attempts.describe(vae, Report("decode", (1, 1, 16, 16), vae.arch, vae.precision, "GPU"), plan)
 
     return describe
 
@@ -122,8 +121,8 @@ def test_what_auto_gives_up_is_in_log_and_report(said, make_vae_file, noise):
 def test_a_default_target_is_raised_to_what_is_free(said, make_vae_file, noise, monkeypatch):
     vae = load(make_vae_file(), device="cpu")
     least = vae.planner.plan("decoder", 1, 1, 4, 4, chunk=1).peak_bytes
-    monkeypatch.setattr(vae_module, "memory_target", lambda *_: least - 1)
-    monkeypatch.setattr(vae_module, "memory_room", lambda _, vram_gb, __: None if vram_gb else 2 * least)
+    monkeypatch.setattr(core, "memory_target", lambda *_: least - 1)
+    monkeypatch.setattr(core, "memory_room", lambda _, vram_gb, __: None if vram_gb else 2 * least)
     vae.decode(noise(1, 16, 1, 4, 4))
     assert said("is raised to the")
     assert vae.last_report.plan.startswith("plain torch, untiled")

@@ -5,8 +5,9 @@ import itertools
 import pytest
 import torch
 from zerowaste_vae.engine import InputError, load
+from zerowaste_vae.engine.availability import availability
 from zerowaste_vae.engine.kernels.targets import capabilities
-from zerowaste_vae.engine.options import DEFAULTS, OFF, TOGGLES, Options, availability, unavailable, unused
+from zerowaste_vae.engine.options import DEFAULTS, OFF, TOGGLES, Options, unavailable, unused
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 FUSED_ONLY = {"composed_upsample", "cuda_graphs", "async_offload"}
@@ -83,7 +84,7 @@ def test_what_a_run_does_not_use(monkeypatch):
 
 @pytest.fixture
 def fused_vae(vae_file, monkeypatch):
-    monkeypatch.setattr("zerowaste_vae.engine.vae.why_off", lambda *_: None)
+    monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
     return load(vae_file, device="cpu")
 
 

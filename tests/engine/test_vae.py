@@ -227,7 +227,7 @@ def test_bad_output_name(vae, noise):
 
 @pytest.fixture
 def fused_vae(vae_file, monkeypatch):
-    monkeypatch.setattr("zerowaste_vae.engine.vae.why_off", lambda *_: None)
+    monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
     return load(vae_file, device="cpu")
 
 
@@ -259,7 +259,7 @@ def test_fused_encode_equals_plain(vae, fused_vae, atol):
 
 def test_exact_tiles_equal_whole_frames(fused_vae, noise, monkeypatch):
     """Bands of 64 rows, with every history in host memory; without room for those the planner's choice runs."""
-    monkeypatch.setattr("zerowaste_vae.engine.vae.host_budget", lambda _, gb: int((gb or 1) * 2**30))
+    monkeypatch.setattr("zerowaste_vae.engine.core.host_budget", lambda _, gb: int((gb or 1) * 2**30))
     z, tiles = noise(1, 16, 3, 17, 2), {"tiling": "exact", "tile": 64}
     plan = fused_vae.plan_decode(1, *z.shape[2:], **tiles)
     assert (plan.parking.keys, plan.parking.rows) == (None, 64)

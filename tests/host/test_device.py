@@ -16,11 +16,11 @@ gpu = torch.device("cuda", 0)
 mm.vae_device = lambda: gpu
 torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
 torch.cuda.get_device_capability = lambda *_: (9, 0)
-from zerowaste_vae.engine import vae as engine_vae
+from zerowaste_vae.engine import core
 from zerowaste_vae.nodes import making
 from zerowaste_vae.nodes.settings import Settings
 asked = []
-engine_vae.why_off = lambda name, config, dtype, device, *_: asked.append((dtype, device))
+core.why_off = lambda name, config, dtype, device, *_: asked.append((dtype, device))
 vae = making.from_file(__import__("pathlib").Path(sys.stdin.read()), "auto", None, Settings())
 assert (vae.engine.precision, vae.engine.device) == ("fp16", gpu), (vae.engine.precision, vae.engine.device)
 assert all(p.device.type == "cpu" for p in vae.engine.model.parameters())

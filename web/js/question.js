@@ -2,8 +2,6 @@
 import { sourceNode, sourceOf, UNKNOWN, value } from "./graph.js";
 
 const FRAME_WIDGETS = ["length", "frames", "num_frames", "video_length", "frame_count"];
-// Optimisations that change what a run takes.
-const PLANNED = ["channels_last_3d", "triton_fusion", "composed_upsample", "flash_attention", "async_offload"];
 const DEMO = { width: 288, height: 176 };
 // Nodes that change a size in a way their widgets do not tell.
 const CHANGES = /scale|resize|crop|pad|rotate|composite|trim|slice|concat|stitch|select|frombatch|range|interpolat/i;
@@ -27,6 +25,12 @@ function eightBit(node, precision) {
   const spec = node.constructor.nodeData?.input?.optional?.fp8?.[1];
   const free = !precision || ["fp16", "bf16"].includes(precision);
   return free && !spec?.zerowaste_off && value(node, "fp8") === true && !(Number(value(node, "min_db")) > 0);
+}
+
+// Optimisations of Optimize that are on by default and change what a run takes, as the server says.
+function planned(node) {
+  const inputs = Object.entries(node?.constructor.nodeData?.input?.optional ?? {});
+  return inputs.filter(([, [, spec]]) => spec?.zerowaste_planned && spec.default !== false).map(([name]) => name);
 }
 
 // As nodes/settings.py has it: the nearest node that has a wish; tile and overlap belong to the tiling they came with.
@@ -59,7 +63,7 @@ function wishes(chain, unknown) {
   if (output && output !== "auto") wish.output = output;
   const optimize = chain.find((node) => node.comfyClass === "ZeroWasteVAEOptimize");
   if (optimize && eightBit(optimize, wish.precision)) wish.precision = "fp8";
-  const off = PLANNED.filter((name) => optimize && value(optimize, name) === false);
+  const off = planned(optimize).filter((name) => value(optimize, name) === false);
   if (off.length) wish.off = off.join(",");
   const last = chain[chain.length - 1];
   const file = ask(last, "vae_name");

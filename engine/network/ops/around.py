@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...kernels.conv3d import Partials, Weight, pack_weight
+from ...operands.forms import Operands
 from ...options import Options
-from ...precision.operands import Operands
 from ...run.run import Run
 from ...run.weights import Conv
 from ..chain import Link, given, pack_chain, through

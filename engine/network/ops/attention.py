@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...kernels.conv3d import Partials
+from ...operands.forms import Operands
 from ...options import Options
-from ...precision.operands import Operands
 from ...run.run import Run
 from ...run.weights import Attention as Packed
 from ..packed import norm_of

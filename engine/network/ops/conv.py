@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from ...kernels import exact
 from ...kernels.conv3d import Partials
 from ...kernels.precision import tf32_asked
+from ...operands.forms import Operands
 from ...options import Options
-from ...precision.operands import Operands
 from ...run.run import Run
 from ...run.weights import Conv as Packed
 from ..packed import conv_of
@@ -66,11 +66,11 @@ class ClipConv(nn.Conv3d):
         kt, step = self.kernel_size[0], self.stride[0]
         if kt == 1 or (x.shape[2] == 0 and self.starts(state)):
             return x
-        halo = None if state is None else state.halos.get(self.key)
-        if halo is None and self.head != "none":
-            halo = x[:, :, :1] if self.head == "replicate" else torch.zeros_like(x[:, :, :1])
-            halo = halo.expand(-1, -1, kt - 1 - self.after, -1, -1)
-        x = x if halo is None else torch.cat((halo.to(x), x), 2)
+        history = None if state is None else state.histories.get(self.key)
+        if history is None and self.head != "none":
+            history = x[:, :, :1] if self.head == "replicate" else torch.zeros_like(x[:, :, :1])
+            history = history.expand(-1, -1, kt - 1 - self.after, -1, -1)
+        x = x if history is None else torch.cat((history.to(x), x), 2)
         if self.after and (state is None or state.ending):
             x = torch.cat((x, x[:, :, -1:].expand(-1, -1, self.after, -1, -1)), 2)
         if state is not None:
@@ -86,7 +86,7 @@ class ClipConv(nn.Conv3d):
 
     def starts(self, state: State | None) -> bool:
         """Whether the next call is the first of its clip."""
-        return state is None or self.key not in state.halos
+        return state is None or self.key not in state.histories
 
 
 class FrameConv(nn.Conv2d):

@@ -13,8 +13,8 @@ from ...kernels import norm_act
 from ...kernels.conv3d import Partials, pack_weight
 from ...kernels.to_pixels import Pixels as Form
 from ...kernels.to_pixels import columns_weight
+from ...operands.forms import Operands
 from ...options import Options
-from ...precision.operands import Operands
 from ...run.run import Run
 from ...run.weights import Conv, Output
 from ..packed import conv_of, norm_of

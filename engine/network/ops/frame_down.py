@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from ...kernels.conv3d import Geometry, Partials, pack_weight
 from ...kernels.precision import exact_math
+from ...operands.forms import Operands
 from ...options import Options
-from ...precision.operands import Operands
 from ...run.run import COPY, Run
 from ...run.weights import Conv
 from ..program import Resampling, Size, Style, Taps, Work

@@ -13,8 +13,8 @@ from ...kernels.conv3d import Geometry, Partials, pack_weight, padded_channels
 from ...kernels.conv3d.types import QUANT_MAX, quantiser
 from ...kernels.norm_act import Store, norm_act
 from ...kernels.upsample import pack_nearest
+from ...operands.forms import Form, Operands
 from ...options import Options
-from ...precision.operands import Form, Operands
 from ...run.run import COPY, Run
 from ...run.weights import Conv
 from ..packed import scaling

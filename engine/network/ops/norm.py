@@ -41,10 +41,10 @@ class GroupNormAct(nn.GroupNorm):
         return F.silu(y) if torch.is_grad_enabled() else F.silu(y, inplace=True)
 
     def _by_chunks(self, x: Tensor, state: State | None) -> Tensor:
-        starts = state is None or self.key not in state.halos
+        starts = state is None or self.key not in state.histories
         if not starts:
-            x = torch.cat((state.halos[self.key][:, :, 1:], x), 2)
-            starts = not state.halos[self.key][:, :, :1].any()
+            x = torch.cat((state.histories[self.key][:, :, 1:], x), 2)
+            starts = not state.histories[self.key][:, :, :1].any()
         ready, parts = 0, []
         while ready < x.shape[2]:
             size = self.chunk[0] if starts else self.chunk[1]

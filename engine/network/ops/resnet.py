@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from ...kernels import norm_act
 from ...kernels.conv3d import Partials
+from ...operands.forms import Operands
 from ...options import Options
-from ...precision.operands import Operands
 from ...run.run import Run
 from ...run.weights import Conv
 from ..packed import conv_of, norm_of

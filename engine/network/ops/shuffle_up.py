@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from ...kernels.conv3d import Partials, pack_weight
 from ...kernels.upsample import pack
+from ...operands.forms import Operands
 from ...options import Options
-from ...precision.operands import Operands
 from ...run.run import Run
 from ...run.weights import Conv
 from ..packed import conv_of, scaling

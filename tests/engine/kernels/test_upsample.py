@@ -22,8 +22,8 @@ def weights(c, k, z, dtype=torch.float32):
 def composed_in_float64(x, kernels, table, z):
     """The composed form spelled out for a whole clip from its start, per frame and phase, in the input's precision."""
     t, h, w, _ = x.shape
-    halo = 1 if z == 2 else 2
-    padded = F.pad(torch.cat((*[x[:1]] * halo, x)), (0, 0, 1, 1, 1, 1))
+    before = 1 if z == 2 else 2
+    padded = F.pad(torch.cat((*[x[:1]] * before, x)), (0, 0, 1, 1, 1, 1))
     out = torch.empty(t * z - (z - 1), 2 * h, 2 * w, kernels.shape[2], dtype=x.dtype)
     for f in range(t):
         fold = min(f, 2) if z == 2 else 0
@@ -31,7 +31,7 @@ def composed_in_float64(x, kernels, table, z):
             iy, ix, it = phase // (2 * z), phase // z % 2, phase % z
             if z == 2 and f == 0 and it == 0:
                 continue
-            window = padded[f : f + halo + 1, iy : iy + h + 1, ix : ix + w + 1].permute(3, 0, 1, 2)[None]
+            window = padded[f : f + before + 1, iy : iy + h + 1, ix : ix + w + 1].permute(3, 0, 1, 2)[None]
             y = F.conv3d(window, kernels[fold, phase].permute(0, 4, 1, 2, 3))[0, :, 0].permute(1, 2, 0)
             row, col = torch.zeros(h, 1, 1, dtype=x.dtype), torch.zeros(1, w, 1, dtype=x.dtype)
             row[-iy], col[:, -ix] = 1, 1
@@ -64,11 +64,11 @@ def test_chunks_of_a_clip(request, backend, z, dtype):
     """Any chunking equals the plain pair on the whole clip, and in the kernel bit for bit the whole call."""
     if backend == "triton":
         request.getfixturevalue("interpreter")
-    c, t, h, w, halo = 32, 4, 5, 6, 1 if z == 2 else 2
+    c, t, h, w, before = 32, 4, 5, 6, 1 if z == 2 else 2
     args = weights(c, c, z)
     x = torch.randn(t, h, w, c).to(dtype)
     composed = pack(*args, dtype)
-    buffer = F.pad(torch.cat((*[x[:1].float()] * halo, x.float())), (0, 0, 1, 1, 1, 1)).to(dtype)
+    buffer = F.pad(torch.cat((*[x[:1].float()] * before, x.float())), (0, 0, 1, 1, 1, 1)).to(dtype)
     whole = torch.empty(t * z - (z - 1), 2 * h, 2 * w, c, dtype=torch.float16)
     sums = upsample(buffer, composed, whole, first=0, groups=8, backend=backend)
     assert error(whole, plain_pair(x.double(), *[a.double() for a in args])) < (3e-2 if dtype == FP8 else 5e-4)
@@ -76,7 +76,7 @@ def test_chunks_of_a_clip(request, backend, z, dtype):
     at = 0
     for lo, hi in ((0, 1), (1, 2), (2, 4)):
         part = torch.empty((hi - lo) * z - (z - 1) * (lo == 0), 2 * h, 2 * w, c, dtype=torch.float16)
-        upsample(buffer[lo : hi + halo].contiguous(), composed, part, first=lo, backend=backend)
+        upsample(buffer[lo : hi + before].contiguous(), composed, part, first=lo, backend=backend)
         same = whole[at : at + len(part)]
         assert torch.equal(part, same) if backend == "triton" else error(part, same) < 1e-4  # of fp16
         at += len(part)

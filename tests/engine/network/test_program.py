@@ -19,10 +19,10 @@ from zerowaste_vae.engine.network.plain import Network
 from zerowaste_vae.engine.network.program import STEP, TILES, Program
 from zerowaste_vae.engine.network.state import State
 from zerowaste_vae.engine.network.stream import decode_features, decode_frames
+from zerowaste_vae.engine.operands.forms import Operands
+from zerowaste_vae.engine.operands.policy import Policy, eligible
 from zerowaste_vae.engine.planning.fusable import why_off
-from zerowaste_vae.engine.precision import measure
-from zerowaste_vae.engine.precision.operands import Operands
-from zerowaste_vae.engine.precision.policy import Policy, eligible
+from zerowaste_vae.engine.precision import sampling
 from zerowaste_vae.engine.run.parking import Parking
 from zerowaste_vae.engine.run.plan import Steps
 
@@ -96,14 +96,14 @@ def test_it_is_run_in_8_bit(toy, latent):
     keys = eligible(toy.decoder)
     names = ("deep.0.conv1 deep.0.conv2 grow.conv", "wide.0.conv1 wide.0.conv2 wide.1.conv1 wide.1.conv2")
     assert keys == [f"decoder.{name}" for line in names for name in line.split()]
-    model, reader, z = TOY.build(Config()).to(torch.bfloat16), measure.Reader(), latent.permute(1, 2, 3, 0)[:2]
+    model, reader, z = TOY.build(Config()).to(torch.bfloat16), sampling.Reader(), latent.permute(1, 2, 3, 0)[:2]
     model.load_state_dict(toy.state_dict())
-    exact = measure.decode(fuse(model.decoder, torch.bfloat16), z, reader)
+    exact = sampling.decode(fuse(model.decoder, torch.bfloat16), z, reader)
     assert {*keys, "decoder.enter", "decoder.wide.0.conv_shortcut"} <= set(reader.ranges())
     for kind in ("fp8", "int8"):
         policy = Policy(dict.fromkeys(keys, kind), reader.ranges())
         mixed = fuse(model.decoder, torch.bfloat16, operands=Operands(torch.bfloat16, policy))
-        assert 25 < measure.decibel(measure.mse([measure.decode(mixed, z)], [exact])) < 60
+        assert 25 < sampling.decibel(sampling.mse([sampling.decode(mixed, z)], [exact])) < 60
 
 
 def test_a_file_of_it_is_loaded_planned_tiled_and_streamed(toy, latent, tmp_path, monkeypatch, atol):
@@ -115,7 +115,7 @@ def test_a_file_of_it_is_loaded_planned_tiled_and_streamed(toy, latent, tmp_path
     assert not plain.plan_decode(1, 5, 9, 6).fused
     assert why_off("toy", Config(), torch.bfloat16, CPU, emulate=True) is None
     assert "widths [24]" in why_off("toy", Config((24, 48)), torch.bfloat16, CPU, emulate=True)
-    monkeypatch.setattr("zerowaste_vae.engine.vae.why_off", lambda *_: None)
+    monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
     fused, z = load(tmp_path / "toy.safetensors", device="cpu"), latent[None]
     assert fused.plan_decode(1, 5, 9, 6).fused
     torch.testing.assert_close(fused.decode(z), pictures(toy, latent)[None], rtol=0, atol=atol)

@@ -143,7 +143,7 @@ def vaes(network, tmp_path_factory):
     path = tmp_path_factory.mktemp("wan") / f"{version}.safetensors"
     save_file(model.state_dict(), path)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("zerowaste_vae.engine.vae.why_off", lambda *_: None)
+        patch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
         yield load(path, device="cpu"), load(path, device="cpu")
 
 
@@ -187,7 +187,7 @@ def test_what_overflows_in_fp16_is_made_again(version, seed_model, noise, monkey
     model = wan.WAN21.build(configs[version]).requires_grad_(False)
     seed_model(model, 3)
     save_file(model.state_dict(), tmp_path / "w.safetensors")
-    monkeypatch.setattr("zerowaste_vae.engine.vae.why_off", lambda *_: None)
+    monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
     vae = load(tmp_path / "w.safetensors", precision="fp16", device="cpu")
     for block in last_blocks(vae.model.decoder):
         block.conv2.bias.fill_(6e4)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from zerowaste_vae import load
 from zerowaste_vae.engine.kernels.norm_act import statistics
-from zerowaste_vae.engine.precision.policy import Policy, eligible
+from zerowaste_vae.engine.operands.policy import Policy, eligible
 from zerowaste_vae.engine.run.run import Run
 
 pytestmark = [

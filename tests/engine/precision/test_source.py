@@ -180,23 +180,23 @@ def test_a_source_that_is_gone_is_said_and_made_do_without(file, noise, trouble,
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_wider_type_begins_without_the_histories_of_8_bit(file, noise, monkeypatch, precision):
     """Memory runs out between the second chunk and the third, and the fourth overflows."""
-    monkeypatch.setattr("zerowaste_vae.engine.vae.why_off", lambda *_: None)
+    monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
     z = noise(1, 16, 5, 2, 2)
     vae = load(file, precision=precision, device="cpu")
     good, safer = vae.decode(z, chunk=1), load(file, precision="fp16", device="cpu").decode(z, chunk=1)
     monkeypatch.setattr("zerowaste_vae.engine.call._leaner", lambda vae, plan, failed: failed)
     calls, taken = fail_calls(monkeypatch, StagedReader, "read", {3, 4}), []
-    upsample, take, made = Run.upsample, fused.take_over, []
+    conv, take, made = Run.conv, fused.take_over, []
 
-    def overflowing(run, up, x, out, *rest):
-        sums = upsample(run, up, x, out, *rest)
+    def overflowing(run, up, x, out, *given, **rest):
+        sums = conv(run, up, x, out, *given, **rest)
         if not run.dry and up.key.endswith("up_blocks.2.upsamplers.0.conv"):
             made.append(up.key)
             if len(made) == 4:
                 out[-1, 1, 2, 3] = torch.nan
         return sums
 
-    monkeypatch.setattr(Run, "upsample", overflowing)
+    monkeypatch.setattr(Run, "conv", overflowing)
     monkeypatch.setattr(fused, "take_over", lambda run, clip: taken.append(clip) or take(run, clip))
     out = vae.decode(z, chunk=1)
     assert len(calls) > 4

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from zerowaste_vae.engine import InputError, load
-from zerowaste_vae.engine import vae as vae_module
+from zerowaste_vae.engine import InputError, core, load
+from zerowaste_vae.engine.operands import policy
+from zerowaste_vae.engine.operands.policy import eligible
 from zerowaste_vae.engine.options import DEFAULTS
-from zerowaste_vae.engine.precision import bench, measure, mixed, policy, store
-from zerowaste_vae.engine.precision.measure import Saturation
+from zerowaste_vae.engine.precision import mixed, sampling, store, trials
 from zerowaste_vae.engine.precision.modes import Mode
-from zerowaste_vae.engine.precision.policy import eligible
+from zerowaste_vae.engine.precision.sampling import Saturation
 
 
 def db(a, b):
@@ -30,7 +30,7 @@ def test_decode_and_encode_in_8_bit(wide_file, cache, noise, precision, monkeypa
     assert vae.last_report.operands.startswith("12 of 12 convolutions")
     assert vae.last_report.precision == precision
     # What was measured and packed is found again, and gives the same bits.
-    monkeypatch.setattr(bench.Bench, "__init__", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(trials.Trials, "__init__", lambda *_: pytest.fail("measured again"))
     again = load(wide_file, precision=precision, device="cpu")
     path, pack = again.fused(), again.fused()._pack
 
@@ -105,7 +105,7 @@ def test_ranges_of_an_uncalibrated_file_widen_with_its_first_clips(wide_file, no
     assert vae.store.table("decoder") == known
     for i in range(2, mixed.CLIPS):
         vae.decode(real * (1 + i))
-    monkeypatch.setattr(bench.Bench, "__init__", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(trials.Trials, "__init__", lambda *_: pytest.fail("measured again"))
     settled = vae.store.table("decoder")
     assert len(settled.seen) == mixed.CLIPS
     vae.decode(real * 9)
@@ -125,14 +125,14 @@ def test_a_clip_that_overflows_leaves_no_ranges(wide_file, cache, noise, half, m
         vae = load(wide_file, precision="int8", device="cpu")
         if not first:
             getattr(vae, work)(good)
-        read = measure.Reader.__call__
+        read = sampling.Reader.__call__
 
         def overflowing(reader, conv, frames, read=read):
             frames[0, 0, 0, 0] = math.inf
             read(reader, conv, frames)
 
         with monkeypatch.context() as patch:
-            patch.setattr(measure.Reader, "__call__", overflowing)
+            patch.setattr(sampling.Reader, "__call__", overflowing)
             assert getattr(vae, work)(good * 0.9).isfinite().all()
         known = vae.store.table(half)
         assert (known is None) == first
@@ -169,10 +169,10 @@ def test_a_floor_is_measured_on_the_clip_and_kept(wide_file, noise, monkeypatch,
     only the measurement on the clip can step up."""
     z = noise(1, 16, 2, 4, 4)
     exact = load(wide_file, device="cpu").decode(z)
-    monkeypatch.setattr(vae_module, "mode_of", lambda *_: Mode(kind))
-    monkeypatch.setattr(bench.Bench, "errors", lambda self, *_: {k: 1e-12 * (1 + i) for i, k in enumerate(keys)})
-    tried, quality = [], bench.Bench.quality
-    monkeypatch.setattr(bench.Bench, "quality", lambda self, p: tried.append((p, *quality(self, p))) or tried[-1][1:])
+    monkeypatch.setattr(core, "mode_of", lambda *_: Mode(kind))
+    monkeypatch.setattr(trials.Trials, "errors", lambda self, *_: {k: 1e-12 * (1 + i) for i, k in enumerate(keys)})
+    tried, quality = [], trials.Trials.quality
+    monkeypatch.setattr(trials.Trials, "quality", lambda self, p: tried.append((p, *quality(self, p))) or tried[-1][1:])
     vae = load(wide_file, precision=asked, device="cpu", min_db=45.0)
     keys = eligible(vae.model.decoder)
     out = vae.decode(z)
@@ -194,12 +194,12 @@ def test_a_floor_takes_fp16_sums_back(wide_file, noise, monkeypatch):
     samples = [noise(1, 4, 4, 16)]
     for db, kept in ((61.0, True), (59.0, False)):
         made_up = lambda _, policy, db=db: (db if policy.half_accumulate else math.inf, Saturation())  # noqa: E731
-        monkeypatch.setattr(bench.Bench, "quality", made_up)
+        monkeypatch.setattr(trials.Trials, "quality", made_up)
         assert fast.settle("decoder", lambda: samples).half_accumulate == kept
 
 
 def test_measuring_that_finds_no_memory_is_tried_again(wide_file, noise, monkeypatch):
-    table, calls, asked = bench.Bench.table, [], []
+    table, calls, asked = trials.Trials.table, [], []
 
     def scarce(self, *rest):
         calls.append(rest)
@@ -207,7 +207,7 @@ def test_measuring_that_finds_no_memory_is_tried_again(wide_file, noise, monkeyp
             raise torch.OutOfMemoryError("CUDA out of memory")
         return table(self, *rest)
 
-    monkeypatch.setattr(bench.Bench, "table", scarce)
+    monkeypatch.setattr(trials.Trials, "table", scarce)
     vae = load(wide_file, precision="fp8", device="cpu")
     vae.on_pressure = lambda: asked.append(1)
     vae.decode(noise(1, 16, 1, 2, 2))

@@ -9,14 +9,14 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from zerowaste_vae.engine import load
 from zerowaste_vae.engine.archs import wan
+from zerowaste_vae.engine.calibration import calibrate
 from zerowaste_vae.engine.cli import main
 from zerowaste_vae.engine.kernels.conv3d import reference
 from zerowaste_vae.engine.network.fused import fuse
+from zerowaste_vae.engine.operands.forms import Operands
+from zerowaste_vae.engine.operands.policy import Policy, eligible
 from zerowaste_vae.engine.options import Options
-from zerowaste_vae.engine.precision import bench, measure
-from zerowaste_vae.engine.precision.calibrate import calibrate
-from zerowaste_vae.engine.precision.operands import Operands
-from zerowaste_vae.engine.precision.policy import Policy, eligible
+from zerowaste_vae.engine.precision import sampling, trials
 from zerowaste_vae.engine.run import run as fused_run
 from zerowaste_vae.engine.run.parking import Parking
 
@@ -49,9 +49,9 @@ def samples(network):
 
 @pytest.fixture(scope="module")
 def ranges(network, samples):
-    model, reader = network[1], measure.Reader()
-    measure.decode(fuse(model.decoder, BF16), samples[0], reader)
-    measure.encode(fuse(model.encoder, BF16), samples[1], reader)
+    model, reader = network[1], sampling.Reader()
+    sampling.decode(fuse(model.decoder, BF16), samples[0], reader)
+    sampling.encode(fuse(model.encoder, BF16), samples[1], reader)
     return reader.ranges()
 
 
@@ -73,10 +73,10 @@ def test_eligible_are_resnets_and_upsamplers(network):
 
 
 def test_work_is_counted_and_what_stays_in_16_bit_is_little(network, samples):
-    model, reader = network[1], measure.Reader()
-    measure.decode(fuse(model.decoder, BF16), samples[0], reader)
-    plain = measure.Reader()
-    measure.decode(fuse(model.decoder, BF16, Options(composed_upsample=False)), samples[0], plain)
+    model, reader = network[1], sampling.Reader()
+    sampling.decode(fuse(model.decoder, BF16), samples[0], reader)
+    plain = sampling.Reader()
+    sampling.decode(fuse(model.decoder, BF16, Options(composed_upsample=False)), samples[0], plain)
     composed = [c.key for c in model.decoder.modules() if getattr(c, "key", "").endswith("resample.1")]
     for key in composed:  # 4 taps instead of 9 per output
         assert reader.flops[key] * 9 == plain.flops[key] * 4
@@ -87,13 +87,13 @@ def test_work_is_counted_and_what_stays_in_16_bit_is_little(network, samples):
 @pytest.mark.parametrize("kind", ["fp8", "int8"])
 def test_8_bit_changes_the_bits_by_as_much_as_8_bits_do(network, ranges, samples, kind):
     model, (z, video) = network[1], samples
-    saturation = measure.Saturation()
+    saturation = sampling.Saturation()
     decoders = fuse(model.decoder, BF16), mixed(model, "decoder", kind, ranges)
-    pixels = [measure.decode(n, z, saturation) for n in decoders]
-    assert 20 < measure.decibel(measure.mse(pixels[:1], pixels[1:])) < 60
+    pixels = [sampling.decode(n, z, saturation) for n in decoders]
+    assert 20 < sampling.decibel(sampling.mse(pixels[:1], pixels[1:])) < 60
     assert saturation.total > 0
     assert saturation.share < 1e-3
-    latents = [measure.encode(n, video) for n in (fuse(model.encoder, BF16), mixed(model, "encoder", kind, ranges))]
+    latents = [sampling.encode(n, video) for n in (fuse(model.encoder, BF16), mixed(model, "encoder", kind, ranges))]
     noise = (latents[1] - latents[0]).square().mean() / latents[0].square().mean()
     assert 1e-6 < noise < 3e-2
 
@@ -113,13 +113,13 @@ def test_what_eligible_convolutions_read_is_written_in_8_bit(network, ranges, sa
 
     reference_conv = fused_run.conv3d
     monkeypatch.setattr(fused_run, "conv3d", convolving)
-    measure.decode(mixed(model, "decoder", kind, ranges), samples[0])
+    sampling.decode(mixed(model, "decoder", kind, ranges), samples[0])
     assert {weight.kernel for weight in made} == {(3, 1, 1)}
     assert len({id(weight) for weight in made}) == 2
     assert all(dtype == weight.data.dtype for dtype, weight in read)
     eight = {id(weight) for dtype, weight in read if dtype.itemsize == 1}
     assert len(eight) == len(eligible(model.decoder))
-    measure.encode(mixed(model, "encoder", kind, ranges), samples[1])
+    sampling.encode(mixed(model, "encoder", kind, ranges), samples[1])
     eight = {id(weight) for dtype, weight in read if dtype.itemsize == 1} - eight
     assert len(eight) == len(eligible(model.encoder))
 
@@ -225,7 +225,7 @@ def test_decode_and_encode(file, noise, precision, monkeypatch):
     latent = vae.encode(video)
     assert vae.last_report.operands.startswith(f"20 of 20 convolutions in {precision}")
     # What was measured and packed is found again, and gives the same bits.
-    monkeypatch.setattr(bench.Bench, "__init__", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(trials.Trials, "__init__", lambda *_: pytest.fail("measured again"))
     again = load(path, precision=precision, device="cpu")
     pack = again.fused()._pack
 
@@ -261,7 +261,7 @@ def test_calibration_is_kept_and_used(file, noise, tmp_path, capsys, monkeypatch
     out = capsys.readouterr().out
     assert "decoder: ranges of" in out
     assert "all in int8" in out and "dB against bf16" in out
-    monkeypatch.setattr(bench.Bench, "__init__", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(trials.Trials, "__init__", lambda *_: pytest.fail("measured again"))
     vae = load(path, precision="int8", device="cpu")
     vae.decode(z)
     assert "ranges from z.safetensors" in vae.last_report.operands

@@ -16,7 +16,7 @@ def loaded(vae_file):
 @pytest.fixture
 def make_vae(loaded, monkeypatch):
     """make_vae(precision, fused): the tiny VAE; the fused path runs on its references."""
-    monkeypatch.setattr("zerowaste_vae.engine.vae.why_off", lambda *_: None)
+    monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
 
     def make(precision="fp32", fused=True):
         vae = loaded[precision, fused]

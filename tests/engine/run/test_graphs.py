@@ -28,13 +28,13 @@ CPU = torch.device("cpu")
 def fake(monkeypatch, vae):
     """Graphs on a CPU, recorded whenever a kind of chunk comes again; nothing is left behind."""
     forget_others()
-    monkeypatch.setattr("zerowaste_vae.engine.vae.why_off", lambda *_: None)
+    monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
     monkeypatch.setattr(graphs, "CudaGraph", FakeGraph)
     monkeypatch.setattr(graphs, "Clock", FakeClock)
     monkeypatch.setattr(graphs, "pays", lambda *_: True)
     monkeypatch.setattr(runs, "why_not_on", lambda _: None)
     monkeypatch.setattr(
-        "zerowaste_vae.engine.vae.unavailable", lambda *args: unavailable(*args) | {"cuda_graphs": None}
+        "zerowaste_vae.engine.core.unavailable", lambda *args: unavailable(*args) | {"cuda_graphs": None}
     )
     monkeypatch.setattr(FakeGraph, "made", [])
     monkeypatch.setattr(FakeGraph, "failing", set())
@@ -47,7 +47,7 @@ def fake(monkeypatch, vae):
 def build(model, architecture):
     """A VAE that takes a CPU's reference operators for kernels, and the same one without graphs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("zerowaste_vae.engine.vae.why_off", lambda *_: None)
+        patch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
         vae = VideoVAE(model.requires_grad_(False), architecture, "fp32", torch.float32, CPU)
         return vae, vae.with_options(OFF)
 

@@ -67,8 +67,8 @@ def test_decoder(model, noise, legs, atol):
     torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
     # Every convolution with a history is there, and nothing else.
     run = plan(1, 1, None)
-    assert set(clip.histories) == {key for key, visit in run.visits.items() if visit.halo}
-    assert all(h.device.type == "cpu" and h.shape[0] == run.visits[key].halo for key, h in clip.histories.items())
+    assert set(clip.histories) == {key for key, visit in run.visits.items() if visit.history}
+    assert all(h.device.type == "cpu" and h.shape[0] == run.visits[key].history for key, h in clip.histories.items())
 
 
 @pytest.mark.parametrize("legs", LEGS)

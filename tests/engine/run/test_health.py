@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 from zerowaste_vae import load
 from zerowaste_vae.engine.archs import wan
-from zerowaste_vae.engine.call import Attempts
+from zerowaste_vae.engine.core import Core
 from zerowaste_vae.engine.kernels.norm_act import statistics
 from zerowaste_vae.engine.run.run import Run
 
@@ -32,7 +32,7 @@ CASES = [
 @pytest.fixture(scope="module", autouse=True)
 def on_references(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("zerowaste_vae.engine.vae.why_off", lambda *_: None)
+        patch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
         patch.setenv("ZEROWASTE_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
 
@@ -53,7 +53,7 @@ class Poison:
         self.key, self.value, self.call = key, value, call
         self.calls = self.struck = 0
         self.armed = True
-        conv, product, safer = Run.conv, Run.product, Attempts._safer
+        conv, product, safer = Run.conv, Run.product, Core._safer
         signature = inspect.signature(conv)
 
         def disarm(vae, where):
@@ -73,7 +73,7 @@ class Poison:
             return sums if self.inside else self.strike(run, conv_, out, sums, 0)
 
         self.inside = False
-        monkeypatch.setattr(Attempts, "_safer", disarm)
+        monkeypatch.setattr(Core, "_safer", disarm)
         monkeypatch.setattr(Run, "conv", after_conv)
         monkeypatch.setattr(Run, "product", after_product)
 

@@ -93,7 +93,7 @@ def test_a_question_of_the_panel_changes_no_setting(monkeypatch):
 @pytest.fixture
 def fused(vae_file, monkeypatch):
     forget_others()
-    monkeypatch.setattr("zerowaste_vae.engine.vae.why_off", lambda *_: None)
+    monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
     yield load(vae_file, device="cpu")
     assert leftovers() == []
 

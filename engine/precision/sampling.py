@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ..kernels.conv3d.types import QUANT_MAX
 from ..network.fused import FusedDecoder, FusedEncoder
+from ..operands.policy import Range
 from ..run.weights import Conv
-from .policy import Range
 
 Watch = Callable[[Conv, Tensor], None]
 #: A sample is this many latents (5 frames), of at most SIDE x SIDE latent pixels: 256 x 256 pixels. Decoded a frame per

@@ -8,8 +8,8 @@ from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
 from zerowaste_vae.engine.kernels.conv3d.types import HALF_DEPTH, quantise_rows
 from zerowaste_vae.engine.kernels.targets import FP8
 from zerowaste_vae.engine.network.fused import FusedDecoder, FusedEncoder
-from zerowaste_vae.engine.precision.operands import EXPONENTS, MARGIN, Operands, balance
-from zerowaste_vae.engine.precision.policy import EXACT, Policy, Range, eligible
+from zerowaste_vae.engine.operands.forms import EXPONENTS, MARGIN, Operands, balance
+from zerowaste_vae.engine.operands.policy import EXACT, Policy, Range, eligible
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,11 @@ import torch
 from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
 from zerowaste_vae.engine.kernels.targets import FP8
 from zerowaste_vae.engine.network.fused import FusedDecoder, FusedEncoder
+from zerowaste_vae.engine.operands.forms import Operands
+from zerowaste_vae.engine.operands.policy import Policy, eligible
 from zerowaste_vae.engine.options import DEFAULTS
-from zerowaste_vae.engine.precision import measure
-from zerowaste_vae.engine.precision.bench import Bench
-from zerowaste_vae.engine.precision.operands import Operands
-from zerowaste_vae.engine.precision.policy import Policy, eligible
+from zerowaste_vae.engine.precision import sampling
+from zerowaste_vae.engine.precision.trials import Trials
 from zerowaste_vae.engine.run import run as fused_run
 from zerowaste_vae.engine.run.parking import Parking
 
@@ -25,9 +25,9 @@ def model(seed_model):
 
 @pytest.fixture(scope="module")
 def ranges(model, noise_samples):
-    reader = measure.Reader()
-    measure.decode(FusedDecoder(model.decoder, torch.float16), noise_samples[0], reader)
-    measure.encode(FusedEncoder(model.encoder, torch.float16), noise_samples[1], reader)
+    reader = sampling.Reader()
+    sampling.decode(FusedDecoder(model.decoder, torch.float16), noise_samples[0], reader)
+    sampling.encode(FusedEncoder(model.encoder, torch.float16), noise_samples[1], reader)
     return reader.ranges()
 
 
@@ -51,12 +51,12 @@ def networks(model, kind, ranges):
 def test_8_bit_changes_the_bits_by_as_much_as_8_bits_do(model, ranges, noise_samples, kind):
     z, video = noise_samples
     exact, mixed = networks(model, None, ranges), networks(model, kind, ranges)
-    saturation = measure.Saturation()
-    pixels = measure.decode(exact[0], z), measure.decode(mixed[0], z, saturation)
-    assert 20 < measure.decibel(measure.mse([pixels[0]], [pixels[1]])) < 60
+    saturation = sampling.Saturation()
+    pixels = sampling.decode(exact[0], z), sampling.decode(mixed[0], z, saturation)
+    assert 20 < sampling.decibel(sampling.mse([pixels[0]], [pixels[1]])) < 60
     assert saturation.total > 0
     assert saturation.share < 1e-3
-    latents = measure.encode(exact[1], video), measure.encode(mixed[1], video)
+    latents = sampling.encode(exact[1], video), sampling.encode(mixed[1], video)
     noise = (latents[1] - latents[0]).square().mean() / latents[0].square().mean()
     assert 1e-6 < noise < 3e-2
 
@@ -86,8 +86,8 @@ def test_nothing_normalised_is_written_in_16_bit_for_8_bit_convolutions(
     monkeypatch.setattr(fused_run, "conv3d", convolving)
     monkeypatch.setattr(fused_run.Run, "inputs", placing)
     decoder, encoder = networks(model, kind, ranges)
-    measure.decode(decoder, noise_samples[0])
-    measure.encode(encoder, noise_samples[1])
+    sampling.decode(decoder, noise_samples[0])
+    sampling.encode(encoder, noise_samples[1])
     assert {key for key, data in inputs.items() if data.dtype.itemsize == 1} == {
         *eligible(model.decoder), *eligible(model.encoder)
     }  # fmt: skip
@@ -116,7 +116,7 @@ def test_permission_to_sum_in_fp16_reaches_the_operators(model, ranges, noise_sa
     monkeypatch.setattr(fused_run, "conv3d", convolving)
     policy = Policy(dict.fromkeys(eligible(model.decoder), kind) if kind else {}, ranges, half)
     decoder = FusedDecoder(model.decoder, torch.float16, operands=Operands(torch.float16, policy))
-    measure.decode(decoder, noise_samples[0])
+    sampling.decode(decoder, noise_samples[0])
     assert allowed["up"] == {kind == "fp8"}
     assert allowed[torch.float16, (1, 1, 1)] == {False}
     # The weights that 3x3x3 convolutions keep for a clip's second frame.
@@ -142,35 +142,35 @@ def test_every_chunking_and_parking_gives_the_same_frames(model, ranges, kind, c
     # Sums are taken in another order on a CPU (its convolutions split the work by size): rounding, then 8-bit steps.
     for options in ((1, 1), (2, 3), (1, 2, Parking(None, 0))):
         out = decode(*options)[0]
-        assert measure.decibel(measure.mse([2 * out], [2 * expected])) > 45, options
-    halos = {dtype for (_, dtype) in whole.rings}
-    assert halos == {torch.float16, convolutions(decoder)["decoder.up_blocks.0.upsamplers.0.conv"].dtype}
+        assert sampling.decibel(sampling.mse([2 * out], [2 * expected])) > 45, options
+    types = {dtype for (_, dtype) in whole.rings}
+    assert types == {torch.float16, convolutions(decoder)["decoder.up_blocks.0.upsamplers.0.conv"].dtype}
 
 
 def test_samples_cover_a_clip_and_stay_small():
     z = torch.zeros(16, 9, 100, 30)
-    parts = measure.latent_samples(z)
+    parts = sampling.latent_samples(z)
     assert [tuple(p.shape) for p in parts] == [(2, 32, 30, 16)] * 6
-    assert [tuple(p.shape) for p in measure.latent_samples(z[:, :1, :4, :4])] == [(1, 4, 4, 16)]
+    assert [tuple(p.shape) for p in sampling.latent_samples(z[:, :1, :4, :4])] == [(1, 4, 4, 16)]
     video = torch.zeros(21, 500, 100, 3)
-    assert [tuple(p.shape) for p in measure.video_samples(video)] == [(5, 256, 100, 3)] * 6
-    assert [tuple(p.shape) for p in measure.video_samples(video[:3, :40])] == [(1, 40, 100, 3)] * 3
+    assert [tuple(p.shape) for p in sampling.video_samples(video)] == [(5, 256, 100, 3)] * 6
+    assert [tuple(p.shape) for p in sampling.video_samples(video[:3, :40])] == [(1, 40, 100, 3)] * 3
 
 
 def test_an_encoders_ranges_cover_white_noise_whatever_the_clip(model):
     black = torch.full((5, 32, 24, 3), -1.0)
-    noise = measure.white_noise(black)
-    assert torch.equal(noise, measure.white_noise(black))
+    noise = sampling.white_noise(black)
+    assert torch.equal(noise, sampling.white_noise(black))
     assert noise.shape == black.shape
     assert noise.min() < -0.99
     assert 0.99 < noise.max() <= 1
-    reader = measure.Reader()
-    measure.encode(FusedEncoder(model.encoder, torch.float16), noise, reader)
-    table = Bench(model, "encoder", torch.float16, DEFAULTS, [black]).table("black")
+    reader = sampling.Reader()
+    sampling.encode(FusedEncoder(model.encoder, torch.float16), noise, reader)
+    table = Trials(model, "encoder", torch.float16, DEFAULTS, [black]).table("black")
     for key, found in reader.ranges().items():
         assert all(a >= b for a, b in zip(table.ranges[key].largest, found.largest, strict=True))
 
 
 def test_decibel_and_back():
-    assert measure.decibel(measure.from_decibel(47.0)) == pytest.approx(47.0)
-    assert measure.decibel(0.0) == float("inf")
+    assert sampling.decibel(sampling.from_decibel(47.0)) == pytest.approx(47.0)
+    assert sampling.decibel(0.0) == float("inf")

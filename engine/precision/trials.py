@@ -9,18 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from ..network.fused import FusedDecoder, fuse
+from ..operands.forms import Operands
+from ..operands.policy import EXACT, Policy, Ranges, eligible
 from ..options import Options
-from .measure import Reader, Saturation, Watch, decibel, decode, encode, mse, white_noise
-from .operands import Operands
-from .policy import EXACT, Policy, Ranges, eligible
+from .sampling import Reader, Saturation, Watch, decibel, decode, encode, mse, white_noise
 from .table import Table
 
 
-class Bench:
-    """Runs `samples` (measure.latent_samples or video_samples, on the device) and compares pixels with those of the
+class Trials:
+    """Runs `samples` (sampling.latent_samples or video_samples, on the device) and compares pixels with those of the
     exact policy. Latents of an encoder are judged by what the exact decoder makes of them.
 
-    Packed weights of every policy tried are held until the Bench goes.
+    Packed weights of every policy tried are held until this goes.
     """
 
     def __init__(

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..errors import InputError
-from ..network.fused import fuse
-from ..planning.fusable import why_off
-from ..run.pixels import to_unit
-from ..vae import VideoVAE
-from .bench import Bench
-from .measure import SIDE, encode, latent_samples, video_samples
-from .policy import KINDS, Policy, eligible, finite
-from .table import Table
+from .errors import InputError
+from .network.fused import fuse
+from .operands.policy import KINDS, Policy, eligible, finite
+from .planning.fusable import why_off
+from .precision.sampling import SIDE, encode, latent_samples, video_samples
+from .precision.table import Table
+from .precision.trials import Trials
+from .run.pixels import to_unit
+from .vae import VideoVAE
 
 #: Latent pixels of a sample's side where errors are measured on a CPU: a pass per convolution, and two kinds.
 CPU_SIDE = 16
@@ -68,16 +68,16 @@ def _half(
     vae: VideoVAE, half: str, source: str, samples: list[Tensor], small: list[Tensor], errors: bool,
     tick: Callable[[], None],
 ) -> Outcome:
-    table = Bench(vae.model, half, vae.dtype, vae.options, samples).table(source)
+    table = Trials(vae.model, half, vae.dtype, vae.options, samples).table(source)
     if not finite(table.ranges):
         raise InputError(f"{source}: values of its {half} overflow in {vae.dtype}; calibrate on another clip")
     tick()
-    bench = Bench(vae.model, half, vae.dtype, vae.options, small)
+    trials = Trials(vae.model, half, vae.dtype, vae.options, small)
     keys, whole = eligible(getattr(vae.model, half)), {}
     for kind in KINDS:
         if errors:
-            table = table.with_errors(kind, bench.errors(kind, table.ranges, tick))
-        db, saturation = bench.quality(Policy(dict.fromkeys(keys, kind), table.ranges))
+            table = table.with_errors(kind, trials.errors(kind, table.ranges, tick))
+        db, saturation = trials.quality(Policy(dict.fromkeys(keys, kind), table.ranges))
         whole[kind] = db, saturation.count, saturation.total
         tick()
     vae.store.calibrate(half, table)

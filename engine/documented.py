@@ -2,8 +2,28 @@
 
 from __future__ import annotations
 
-from .. import log
-from ..options import Options
+from typing import Protocol
+
+from . import log
+from .options import TOGGLES, Options
+
+
+class Summed(Protocol):
+    """What `summary` asks a VAE."""
+
+    arch: str
+    precision: str
+    device: object
+
+    def unused(self) -> dict[str, str]: ...
+
+
+def summary(vae: Summed) -> None:
+    """Log what the VAE's runs use, and what they do not and why."""
+    off = vae.unused()
+    log.info(f"{vae.arch}, {vae.precision} on {vae.device}: {', '.join(n for n in TOGGLES if n not in off) or 'none'}")
+    for name, reason in off.items():
+        log.info(f"{name} off: {reason}")
 
 
 class DocumentedMethods:
@@ -25,8 +45,6 @@ class DocumentedMethods:
         off += [] if enable_channels_last_3d else ["channels_last_3d"]
         self.options = self.options.switched([name for name, on in flags.items() if on], off)
         if verbose:
-            from .passes import summary
-
             summary(self)
 
     def enable_windows_blackwell_optimizations(self, enable_channels_last: bool = True) -> None:

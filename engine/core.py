@@ -1,0 +1,312 @@
+"""A loaded VAE under its options: its precision, halves, plans and memory."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from . import log
+from .archs import Architecture
+from .errors import CheckpointError, NonFiniteError
+from .fused_path import FusedPath
+from .kernels.exact import as_products
+from .kernels.probe import from_triton, give_up
+from .options import DEFAULTS, Options, unavailable, unused
+from .plain_path import PlainPath
+from .planning.budget import host_budget, memory_room, memory_target
+from .planning.fusable import why_off
+from .planning.make import make_planner, mode_of, switched_off
+from .precision.digest import digest
+from .precision.mixed import Mixed
+from .precision.modes import MIXED, PRECISIONS
+from .precision.store import Store
+from .report import Report
+from .request import Request
+from .run.clip import Half
+from .run.devices import empty_host_cache
+from .run.guard import SAFER
+from .run.kept import KEPT
+from .run.pinned import POOL
+from .run.plan import Plan
+from .run.pressure import out_of_memory
+from .run.scope import scoped_math
+from .source import Source
+
+
+def no_check() -> None:
+    """Nothing cancels the raw pair, or a plan on its own."""
+
+
+class Core:
+    """Weights in one precision on one device, under one set of options: what calls (call.py) work with."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        architecture: Architecture,
+        precision: str,
+        dtype: torch.dtype,
+        device: torch.device,
+        path: Path | None = None,
+        asked: str | None = None,
+    ) -> None:
+        """precision: the name of `dtype`. asked: the precision as the user named it, such as "auto" or "fp8"."""
+        self._asked = asked or precision
+        native = PRECISIONS[architecture.native]
+        self.store = Store(None if path is None else lambda: digest(model.state_dict(), native))
+        self.model = self._loaded = model
+        #: Where `model` can be read again without the rounding to `dtype`; None: it was not rounded.
+        self.source: Source | None = None
+        self.architecture = architecture
+        self.arch = architecture.name
+        self._float = precision
+        self.dtype = dtype
+        self.device = device
+        self.path = path
+        self.latent_channels: int = model.config.latent_channels
+        self.spatial = architecture.spatial
+        self.temporal = architecture.temporal
+        self.scale = architecture.scale
+        self._separate()
+        #: Asked to free memory that is not the engine's when a run finds none; None: there is nobody to ask.
+        self.on_pressure: Callable[[], None] | None = None
+        self._use(DEFAULTS)
+
+    def _use(self, options: Options) -> None:
+        """Set the options, with packed weights and plans made for them."""
+        self._options = options
+        model, dtype = self.model, self.dtype
+        self._plain = PlainPath(model, self.architecture, dtype)
+        self._mixed = self._mode_of(options)
+        self.planner = make_planner(
+            self.architecture, model.config, dtype, options, self._mixed.mode, lambda: self.fused() is not None,
+            lambda: as_products(self.device, dtype, options.tf32),
+        )
+        self._fused = FusedPath(model, self.planner.walk, self.store)
+
+    def _mode_of(self, options: Options) -> Mixed:
+        off = self._kernels_off(emulate=True)
+        mode = mode_of(self._asked, self._float, self.dtype, self.device, options, off)
+        if mode.refused:
+            log.once(mode.refused)
+        elif mode.kind and self.device.type == "cpu":
+            log.once(f"{mode.kind} on a CPU: the same numbers as on a GPU, but slower than fp32")
+        return Mixed(mode, self.model, self.dtype, options, self.store)
+
+    @property
+    def precision(self) -> str:
+        """What it computes in: "fp32", "bf16", "fp16", or one of `MIXED` where this machine runs that."""
+        mode = self._mixed.mode
+        return mode.kind or ("fp16_fast" if mode.half_accumulate else self._float)
+
+    @property
+    def options(self) -> Options:
+        """The optimisations it may use. Assigning others drops packed weights and plans, which depend on them."""
+        return self._options
+
+    @options.setter
+    def options(self, options: Options) -> None:
+        if options != self._options:
+            self._use(options)
+
+    @property
+    def triton_fusion(self) -> bool:
+        """`options.triton_fusion`; off runs the plain torch modules instead of the fused kernels."""
+        return self._options.triton_fusion
+
+    @triton_fusion.setter
+    def triton_fusion(self, on: bool) -> None:
+        self.options = self._options.switched(**{"on" if on else "off": ["triton_fusion"]})
+
+    def with_options(self, options: Options) -> Core:
+        """A VAE with the same weights (shared, not copied) under other options; this one stays as it is."""
+        other = copy.copy(self)
+        other._separate()
+        other._use(options)
+        return other
+
+    @property
+    def can_decode(self) -> bool:
+        return self.model.decoder is not None
+
+    @property
+    def can_encode(self) -> bool:
+        return self.model.encoder is not None
+
+    def to(self, device: torch.device | str) -> Core:
+        """Move the weights to where the runs will be; returns self."""
+        if torch.device(device) != self.device:
+            self.release()
+            self.device = torch.device(device)
+            mixed = self._mode_of(self._options)
+            if mixed.mode != self._mixed.mode:
+                self._use(self._options)
+        self.model.to(self.device)
+        return self
+
+    def fused(self) -> FusedPath | None:
+        """The fused kernels, or None where they are switched off or cannot run; the reason is logged once."""
+        reason = self._kernels_off(emulate=self._mixed.mode.kind is not None)
+        if reason:
+            if self.device.type == "cuda":
+                log.once(f"fused kernels off: {reason}")
+            return None
+        return self._fused
+
+    def unused(self, fused: bool | None = None) -> dict[str, str]:
+        """Optimisation -> why runs do not use it. fused: those on the fused kernels, or those that are not (None:
+        untiled runs, whichever they are)."""
+        mode, fused = self._mixed.mode, self.fused() is not None if fused is None else fused
+        kernels_off = why_off(self.arch, self.model.config, self.dtype, self.device)
+        off = unused(self._options, unavailable(self.device, self.dtype, kernels_off), self.dtype, fused)
+        if mode.kind and fused:
+            off.pop("fp8", None)
+            if self.device.type == "cpu":
+                off.pop("composed_upsample", None)
+        if mode.refused:
+            off[self._asked if self._asked in MIXED else "fp8"] = mode.refused
+        return off
+
+    def _kernels_off(self, emulate: bool = False) -> str | None:
+        here = self.arch, self.model.config, self.dtype, self.device
+        return switched_off(self._options) or why_off(*here, emulate, True)
+
+    def _settle(self, half: str, samples: Callable[[], list[Tensor]]) -> None:
+        """Choose the operands of a half for a clip, before it is planned."""
+        with torch.no_grad(), self._scope():
+            self._fused.use(half, self._mixed.settle(half, samples))
+
+    def release(self) -> int:
+        """Give back the memory that only makes the next run start sooner: graphs, packed weights and page-locked host
+        memory, torch's own included. Returns the bytes of the packed weights."""
+        POOL.release()
+        empty_host_cache()
+        return self.release_packed()
+
+    def release_packed(self, keep: str = "") -> int:
+        """The part of `release` on the device: graphs and packed weights, those of the half `keep` excepted."""
+        return self._fused.release(keep)
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of the packed weights now on the device, beside the model's own."""
+        return sum(map(self._fused.packed_bytes, ("encoder", "decoder")))
+
+    def frames(self, latents: int) -> int:
+        """Frames that `latents` decode to."""
+        return self.temporal * (latents - 1) + 1
+
+    def _held(self, half: str) -> int:
+        """Bytes on its device that a plan for `half` counts, or that are freed before it runs: they are not foreign."""
+        here = (p for p in self.model.parameters() if p.device.type == self.device.type)
+        return sum(p.nbytes for p in here) + self._fused.packed_bytes(half) + KEPT.nbytes(self.device)
+
+    def _plan(
+        self, half: str, size: tuple[int, int, int, int], request: Request, below: int = 0,
+        check: Callable[[], None] = no_check, rest: tuple[int, int] = (0, 0),
+    ) -> Plan:
+        """size: batch, latents, height and width in latent pixels; below, check, rest: as for the plans of users."""
+        r, limits = request, {"host": host_budget(self.device, request.ram_gb)}
+        held = self._held(half)
+        if below:
+            limits["target"] = below - 1
+        else:
+            limits["target"] = memory_target(self.device, r.vram_gb, r.ram_gb, held)
+            limits["room"] = memory_room(self.device, r.vram_gb, held)
+        return self.planner.plan(
+            half, *size, tiling=r.tiling, tile=r.tile, overlap=r.overlap, chunk=r.chunk, output=r.dtype, rest=rest,
+            check=check, **limits,
+        )  # fmt: skip
+
+    def _half(self, name: str, plan: Plan) -> Half:
+        path = self._fused if plan.fused else self._plain
+        return path.half(name, self.scale, self.device)
+
+    # -- calls --------------------------------------------------------------------------------------------------------
+
+    def _separate(self) -> None:
+        """Make what calls write to this object's own."""
+        #: Held by the call that uses the packed weights, plans and graphs.
+        self._busy = threading.Lock()
+        self._own = threading.local()
+        self._latest: Report | None = None
+
+    @property
+    def last_report(self) -> Report | None:
+        """What this thread's latest decode or encode did, or where it has had none, any thread's. Filled from the start
+        of a run on; None before the first."""
+        return getattr(self._own, "report", self._latest)
+
+    @contextmanager
+    def _claimed(self) -> Iterator[Core]:
+        """This VAE for one call. Where another call has it, in whatever thread, one with the same weights that packs
+        and plans for itself: calls share nothing that they write to, and none waits for another."""
+        if self._busy.acquire(blocking=False):
+            try:
+                yield self
+            finally:
+                self._busy.release()
+        else:
+            other = copy.copy(self)
+            other._use(self._options)
+            yield other
+
+    def _scope(self) -> AbstractContextManager[None]:
+        """torch's settings as the options want them, for the time of a run."""
+        o = self._options
+        return scoped_math(
+            self.device, tf32=o.tf32, cudnn_benchmark=o.cudnn_benchmark, flash_attention=o.flash_attention
+        )
+
+    def _begin(self, operation: str, clip: tuple[int, int, int, int]) -> Report:
+        """The report of a run that starts; clip: batch, frames, height and width in pixels."""
+        name = f" ({torch.cuda.get_device_name(self.device)})" if self.device.type == "cuda" else ""
+        report = Report(operation, clip, self.arch, self.precision, f"{self.device}{name}")
+        self._own.report = self._latest = report
+        return report
+
+    def _without_kernels(self, error: Exception) -> bool:
+        """Whether `error` is one of Triton's that plain torch can do without. The kernels are then off on this device,
+        for this call and all later ones."""
+        if self.fused() is None or not from_triton(error) or out_of_memory(error):
+            return False
+        give_up(self.device, error)
+        if self.fused() is not None:
+            return False
+        self.release()
+        self._use(self._options)
+        return True
+
+    def _safer(self, where: str) -> Core:
+        """This VAE without approximations or, if it has none, in the type of the next wider range, for a run in which
+        `where` was not finite. Raises NonFiniteError where there is none."""
+        exact = self._mixed.mode.plain
+        if exact and self.dtype not in SAFER:
+            raise NonFiniteError(f"{where} came out as NaN or Inf in {self.precision}: weights or latent are damaged")
+        dtype, name = SAFER[self.dtype] if exact else (self.dtype, self._float)
+        log.warn(f"{where} came out as NaN or Inf in {self.precision}; going on from there in {name}")
+        self.release()
+        other = copy.copy(self)
+        other._asked, other._float, other.dtype = name, name, dtype
+        if exact:
+            other.model = self._in_type(dtype)
+        other._use(self._options.switched(off=["fp8"]))
+        return other
+
+    def _in_type(self, dtype: torch.dtype) -> nn.Module:
+        """The model in a wider type, with the weights as the file has them: not rounded to a narrower one, nor to one
+        that lay between."""
+        model = copy.deepcopy(self._loaded).to(dtype)
+        if self.source is not None:
+            try:
+                model.load_state_dict(self.source.weights(self._loaded, dtype))
+            except CheckpointError as error:
+                kept = next(self._loaded.parameters()).dtype
+                log.warn(f"{error}; the rerun has its weights as they were rounded to {kept}")
+        return model

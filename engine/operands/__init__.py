@@ -1,0 +1,1 @@
+"""Which convolutions read 8-bit operands, and how those are stored: what packing a network is told."""

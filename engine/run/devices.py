@@ -1,0 +1,62 @@
+"""What belongs to a device: which one is a thread's current, the streams beside its default one, its caches of memory,
+and waiting for it. Where work is spread over several devices, this is what there is one of for each.
+
+Caches and waits concern a whole device or process, and so must not meet another thread's recording.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+
+#: Held while launches are being recorded: in whichever thread, torch refuses to empty its cache then, and a wait for
+#: the whole device may break the recording off.
+RECORDING = threading.RLock()
+
+
+def empty_device_cache() -> None:
+    """Give back what torch has reserved on all GPUs and nobody uses."""
+    with RECORDING:
+        torch.cuda.empty_cache()
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for all work on a GPU."""
+    with RECORDING:
+        torch.cuda.synchronize(device)
+
+
+def empty_host_cache() -> None:
+    """Give back the page-locked host memory that torch keeps for copies to come. Old versions of torch cannot."""
+    empty = getattr(torch._C, "_host_emptyCache", None)
+    if empty is not None and torch.cuda.is_initialized():
+        empty()
+
+
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """`device` is this thread's current one inside, if it is a GPU that has a number; the thread's own comes back."""
+    return torch.cuda.device(device) if device.type == "cuda" and device.index is not None else nullcontext()
+
+
+_streams = threading.local()
+
+
+@contextmanager
+def aside(device: torch.device) -> Iterator[None]:
+    """On a stream of this thread's own: the default one cannot be recorded. Its work begins after that of the current
+    stream, which goes on after it."""
+    if device.type != "cuda":
+        yield
+        return
+    streams, current = vars(_streams), torch.cuda.current_stream(device)
+    stream = streams.get(str(current.device)) or torch.cuda.Stream(current.device)
+    streams[str(current.device)] = stream
+    stream.wait_stream(current)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        current.wait_stream(stream)

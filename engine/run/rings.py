@@ -1,0 +1,145 @@
+"""Causal history of a fused run that stays on the device: rings of frames, shared by convolutions of one shape."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+#: Bordered rows, bordered columns and channels of a convolution's input.
+Plane = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Bordered rows [first, first + len(rows)) of one frame of a history, where they are: [rows, W + 2, C]. Frame 0 is
+    the oldest one."""
+
+    frame: int
+    first: int
+    rows: Tensor
+
+
+class Ring:
+    """Bordered frames [slots, H + 2, W + 2, C] shared by all convolutions of one shape, in the order they run.
+
+    Each owns its history, the last frames it has read; `frames` more slots are free and lie after the history of the
+    convolution whose turn it is: it writes its new frames there, reads on from its history, and what it leaves behind
+    becomes free in front of it, where the next one's history ends. So n convolutions need n histories and `frames`
+    slots, nothing is ever copied, and after a pass the free slots are back where the first one needs them. Only the
+    last one may take the pass's frames in several calls.
+    """
+
+    def __init__(self, plane: Plane, dtype: torch.dtype) -> None:
+        self.plane = plane
+        self.dtype = dtype
+        self.frames = 0
+        self.histories: dict[str, int] = {}
+        self._ends: dict[str, int] = {}
+        self._fed: dict[str, int] = {}
+        self._started: set[str] = set()
+        self._position = 0
+        self.data: Tensor | None = None
+
+    @property
+    def slots(self) -> int:
+        return sum(self.histories.values()) + self.frames
+
+    @property
+    def nbytes(self) -> int:
+        return self.slots * math.prod(self.plane) * self.dtype.itemsize
+
+    def join(self, key: str, history: int, frames: int) -> None:
+        """Dry: reserve `history` slots for `key`, which comes after all that joined before, and `frames` new ones."""
+        if key not in self.histories:
+            self.histories[key] = history
+            self._ends[key] = sum(self.histories.values())
+        self._fed[key] = self._fed.get(key, 0) + frames
+        self.frames = max(self.frames, self._fed[key])
+
+    def allocate(self, device: torch.device) -> None:
+        """Get the memory; what was in it is unknown, so the clip starts anew."""
+        self.restart()
+        self.data = torch.empty((self.slots, *self.plane), dtype=self.dtype, device=device)
+
+    def place(self, key: str, frames: int) -> tuple[int, int]:
+        """(slot of the oldest frame of its history, slot for the first of its `frames` new ones)."""
+        fed = self._fed.get(key, 0)
+        self._fed[key] = fed + frames
+        start = (self._position + fed - self._ends[key]) % self.slots
+        return start, (start + self.histories[key]) % self.slots
+
+    def begin(self, key: str, head: str) -> None:
+        """At a clip's start, once, with the first new frames in place: the history becomes what lies before a clip."""
+        if key in self._started:
+            return
+        self._started.add(key)
+        start = (self._position - self._ends[key]) % self.slots
+        slots = [(start + i) % self.slots for i in range(self.histories[key] + 1)]
+        fill_head(self.data, slots, head)
+
+    def advance(self, moved: bool = True) -> None:
+        """The pass is over: all convolutions have read their new frames, the same number each (or, not `moved`, only
+        said how many there will be)."""
+        frames = max(self._fed.values(), default=0)
+        self._fed.clear()
+        if moved:
+            self._position = (self._position + frames) % self.slots
+
+    def history(self, key: str) -> list[Piece]:
+        """Between passes: the last frames that `key` keeps, in order. Empty before its clip's first pass."""
+        if key not in self._started:
+            return []
+        first = self._position - self._ends[key]
+        return [Piece(i, 0, self.data[(first + i) % self.slots]) for i in range(self.histories[key])]
+
+    def adopt(self, key: str, frames: Tensor) -> None:
+        """Between passes: `key` goes on behind these frames [frames, H + 2, W + 2, C], oldest first."""
+        self._started.add(key)
+        for slot, frame in zip(self.history(key), frames, strict=True):
+            slot.rows.copy_(frame)
+
+    def rewind(self) -> None:
+        """Between passes: move the histories to where a pass that begins at slot 0 looks for them, as a clip's first
+        one does. Launches that follow get the same slots every time."""
+        live = sum(self.histories.values())
+        while self._position:
+            # The free slots lie behind the newest frame, which is in front of the oldest one: that far it can go.
+            hop = min(self._position, self.frames)
+            oldest = self._position - live
+            for first in range(0, live, hop):
+                self._move(oldest + first, oldest + first - hop, min(hop, live - first))
+            self._position -= hop
+
+    def _move(self, source: int, target: int, count: int) -> None:
+        while count:
+            source, target = source % self.slots, target % self.slots
+            part = min(count, self.slots - source, self.slots - target)
+            self.data[target : target + part].copy_(self.data[source : source + part])
+            source, target, count = source + part, target + part, count - part
+
+    @property
+    def mark(self) -> tuple[int, frozenset[str]]:
+        """Between passes: where the next one begins, and which convolutions have a history."""
+        return self._position, frozenset(self._started)
+
+    @mark.setter
+    def mark(self, mark: tuple[int, frozenset[str]]) -> None:
+        self._position, self._started = mark[0], set(mark[1])
+        self._fed.clear()
+
+    def restart(self) -> None:
+        """Forget the clip."""
+        self.mark = 0, frozenset()
+
+
+def fill_head(data: Tensor, slots: list[int], head: str) -> None:
+    """What a causal convolution sees before a clip, in all `slots` but the last, which holds the clip's first frame:
+    copies of that ("replicate") or zeros ("zero")."""
+    for slot in slots[:-1]:
+        if head == "zero":
+            data[slot].zero_()
+        else:
+            data[slot].copy_(data[slots[-1]])

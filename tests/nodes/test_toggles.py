@@ -1,0 +1,83 @@
+"""The toggles of Optimize, without a host: where a new one goes, and what widgets say of them."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import dataclass, field
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from zerowaste_vae.engine import options
+from zerowaste_vae.engine.options import TOGGLES, Toggle
+
+#: Optimize's widgets by place, as saved workflows know them.
+SAVED = [
+    "vae", "precision", "vram_gb", "chunk", "tiling", "min_db", "fp8", "channels_last_3d", "triton_fusion",
+    "composed_upsample", "cuda_graphs", "flash_attention", "tf32", "cudnn_benchmark", "async_offload", "ram_gb",
+]  # fmt: skip
+
+
+@dataclass
+class Widget:
+    id: str
+    options: dict
+    advanced: bool = False
+    extra_dict: dict = field(default_factory=dict)
+
+
+@dataclass
+class Schema:
+    node_id: str
+    display_name: str
+    category: str
+    description: str
+    inputs: list
+    outputs: list
+
+
+def _kind(**parts: object) -> SimpleNamespace:
+    return SimpleNamespace(Input=lambda id="", **options: Widget(id, options), Output=SimpleNamespace, **parts)
+
+
+@pytest.fixture
+def optimize(monkeypatch):
+    """nodes/optimize.py beside a host that builds plain widgets, on a machine that lacks fp8."""
+    host = ModuleType("zerowaste_vae.nodes.host")
+    kinds = {name: _kind() for name in ("Float", "Boolean", "Int", "String", "Vae", "Combo")}
+    kinds["DynamicCombo"] = _kind(Option=SimpleNamespace)
+    kinds["DynamicCombo"].Option = lambda *args, **rest: None
+    host.io = SimpleNamespace(ComfyNode=object, Schema=Schema, NodeOutput=SimpleNamespace, **kinds)
+    host.unavailable = lambda: {name: "no GPU" if name == "fp8" else None for name in TOGGLES}
+    host.__getattr__ = lambda name: object
+    for name in [m for m in sys.modules if m.startswith("zerowaste_vae.nodes.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, host.__name__, host)
+    yield importlib.import_module("zerowaste_vae.nodes.optimize")
+    for name in [m for m in sys.modules if m.startswith("zerowaste_vae.nodes.")]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+def inputs(optimize) -> list[Widget]:
+    return optimize.Optimize.define_schema().inputs
+
+
+def test_saved_workflows_find_every_widget_where_it_was(optimize):
+    assert [widget.id for widget in inputs(optimize)][: len(SAVED)] == SAVED
+
+
+def test_a_toggle_that_comes_later_shifts_none(optimize, monkeypatch):
+    monkeypatch.setitem(options.TOGGLES, "tenth", Toggle("Tenth", "Does nothing.", False))
+    monkeypatch.setattr(options.Options, "tenth", False, raising=False)
+    assert [widget.id for widget in inputs(optimize)] == [*SAVED, "tenth"]
+
+
+def test_widgets_say_what_the_engine_says(optimize):
+    shown = {widget.id: widget for widget in inputs(optimize) if widget.id in TOGGLES}
+    assert list(shown) == list(TOGGLES)
+    for name, toggle in TOGGLES.items():
+        assert shown[name].options["display_name"] == toggle.label
+        assert shown[name].options["tooltip"].startswith(toggle.text)
+        assert shown[name].extra_dict.get("zerowaste_planned", False) is toggle.memory
+    assert shown["fp8"].options["tooltip"].endswith(" Not in use here: no GPU.")
+    assert [name for name, widget in shown.items() if "zerowaste_off" in widget.extra_dict] == ["fp8"]

@@ -1,0 +1,119 @@
+"""The rules of the house that a reader cannot check at a glance: who imports whom, where architectures are named."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FILES = sorted(p for folder in ("engine", "nodes") for p in (ROOT / folder).rglob("*.py"))
+
+
+def module_at(parts: tuple[str, ...]) -> Path | None:
+    place = ROOT.joinpath(*parts)
+    return next((p for p in (place.with_suffix(".py"), place / "__init__.py") if parts and p.is_file()), None)
+
+
+def imports(path: Path) -> set[Path]:
+    """Files of this package that a file imports, also inside functions and for types only."""
+    found = set()
+    package = path.parent.relative_to(ROOT).parts
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.ImportFrom) or not node.level:
+            continue
+        base = package[: len(package) - node.level + 1] + tuple(filter(None, (node.module or "").split(".")))
+        for alias in node.names:
+            found.add(module_at((*base, alias.name)) or module_at(base))
+    return found - {None, path}
+
+
+def circles(arrows: dict) -> list[list]:
+    """Groups of nodes that reach each other (Tarjan's strongly connected components, from each node)."""
+    reach = {}
+    for start in arrows:
+        seen, waiting = set(), [start]
+        while waiting:
+            for target in arrows.get(waiting.pop(), ()):
+                if target not in seen:
+                    seen.add(target)
+                    waiting.append(target)
+        reach[start] = seen
+    groups = {frozenset(b for b in reach[a] if a in reach.get(b, ())) for a in arrows if a in reach[a]}
+    return sorted(sorted(map(str, group)) for group in groups)
+
+
+def room(path: Path) -> str:
+    """The folder under engine/ or nodes/ that a file is in, or the file itself where it is in none."""
+    parts = path.relative_to(ROOT).parts
+    return "/".join(parts[:2])
+
+
+def test_no_files_import_each_other_in_a_circle():
+    arrows = {path: imports(path) for path in FILES}
+    assert sum(map(len, arrows.values())) > 100
+    assert circles({str(a.relative_to(ROOT)): {str(b.relative_to(ROOT)) for b in bs} for a, bs in arrows.items()}) == []
+
+
+def test_no_folders_import_each_other_in_a_circle():
+    arrows: dict[str, set[str]] = {}
+    for path in FILES:
+        arrows.setdefault(room(path), set()).update({room(p) for p in imports(path)} - {room(path)})
+    assert circles(arrows) == []
+
+
+@pytest.mark.parametrize("arrows", [{"a": {"b"}, "b": {"c"}, "c": {"a"}}, {"a": {"a"}}])
+def test_a_circle_is_found(arrows):
+    assert circles(arrows) == [sorted(arrows)]
+
+
+# -- where architectures are named ------------------------------------------------------------------------------------
+
+FAMILY = re.compile(r"(seedvr|wan|hunyuan|ltx|mochi|cosmos|taehv|qwen)(video)?\d*")
+#: A string of more words than this is a sentence for people.
+NAME_WORDS = 3
+
+
+def names_in(tree: ast.AST) -> Iterator[str]:
+    """Identifiers, imported modules, and strings that are no sentences: names of things rather than words on them."""
+    alone = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}  # docstrings
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant):
+            if isinstance(node.value, str) and id(node) not in alone and len(node.value.split()) <= NAME_WORDS:
+                yield node.value
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+            yield from (alias.name for alias in node.names)
+        else:
+            found = (getattr(node, a, None) for a in ("id", "attr", "arg", "name"))
+            yield from (name for name in found if isinstance(name, str))
+
+
+def families_in(source: str) -> set[str]:
+    words = (w for name in names_in(ast.parse(source)) for w in re.findall(r"[a-z]+\d*", name.lower()))
+    return {word for word in words if FAMILY.fullmatch(word)}
+
+
+def test_architectures_are_named_in_their_rooms_only():
+    """Everything else asks the registry, so that a new family costs one file."""
+    rooms = {"engine/archs", "engine/compat"}
+    found = {str(p.relative_to(ROOT)): families_in(p.read_text("utf-8")) for p in FILES if room(p) not in rooms}
+    assert {path: families for path, families in found.items() if families} == {}
+    assert families_in((ROOT / "engine/archs/registry.py").read_text("utf-8")) >= {"seedvr2", "wan21", "mochi"}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from ..archs import wan", "from ..archs.seedvr2 import Config", "import seedvr2", "WAN21 = 1",
+        "x.hunyuanvideo", "if vae.arch == 'wan2.1': pass", "def load_ltx(): pass", "f(qwen=1)", "title = 'Wan 2.1'",
+    ],
+)  # fmt: skip
+def test_a_name_of_an_architecture_is_found(source):
+    assert families_in(source)
+
+
+@pytest.mark.parametrize("source", ["'As SeedVR2.'", "wanted = 1", "help('Loads VAEs of Wan and SeedVR2')", "# wan"])
+def test_words_about_architectures_may_be_anywhere(source):
+    assert not families_in(source)
