@@ -1,4 +1,4 @@
-"""Whether the fused operators can run a model here, and if so, their weights, plans and runs."""
+"""A model on the fused operators: its packed weights, and runs of them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from .archs import Architecture
 from .network.fused import Emit, FusedDecoder, FusedEncoder, FusedPass, fuse
 from .network.plain import Network
 from .operands.policy import Policy
-from .operands.policy import Policy
 from .options import Options
 from .planning.fused_walk import FusedWalk
 from .precision.prepared import load, moved, recipe, save
 from .precision.store import Store
 from .run.clip import Clips
-from .run.devices import empty_device_cache
 from .run.devices import empty_device_cache
 from .run.graphs import why_none
 from .run.pixels import StagedReader, to_unit
