@@ -1,4 +1,4 @@
-"""Whether the fused operators can run a model here, and if so, their weights, plans and runs."""
+"""A model on the fused operators: its packed weights, and runs of them."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import torch
 from zerowaste_vae.engine import log
 from zerowaste_vae.engine.planning import budget as memory
 from zerowaste_vae.engine.planning.budget import host_budget
-from zerowaste_vae.engine.run import caches
+from zerowaste_vae.engine.run import devices
 from zerowaste_vae.engine.run.pinned import POOL, PinnedPool
 from zerowaste_vae.engine.run.pixels import StagedReader, StagedWriter
 
@@ -167,9 +167,9 @@ def test_memory_is_given_back_after_another_threads_recording(monkeypatch):
     recording, seen = threading.Event(), []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: seen.append(recording.is_set()))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: seen.append(recording.is_set()))
-    works = (caches.empty_device_cache, lambda: caches.synchronize(GPU))
+    works = (devices.empty_device_cache, lambda: devices.synchronize(GPU))
     threads = [threading.Thread(target=work) for work in works]
-    with caches.RECORDING:
+    with devices.RECORDING:
         recording.set()
         for thread in threads:
             thread.start()
