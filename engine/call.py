@@ -26,8 +26,13 @@ from .run.plan import Plan
 from .run.pressure import out_of_memory
 from .run.progress import Ticker
 
+#: Told of the plan that is about to run.
+OnPlan = Callable[[Plan], None] | None
 
-def decode(core: Core, z: Tensor, request: Request, tick: Ticker, out: Tensor | None = None) -> Tensor:
+
+def decode(
+    core: Core, z: Tensor, request: Request, tick: Ticker, out: Tensor | None = None, on_plan: OnPlan = None
+) -> Tensor:
     """Host-scaled latents [B, C, T, h, w], checked -> frames, in `out` if that is given."""
     batch, _, count, h, w = z.shape
     shape = (batch, core.frames(count), core.spatial * h, core.spatial * w, 3)
@@ -45,14 +50,16 @@ def decode(core: Core, z: Tensor, request: Request, tick: Ticker, out: Tensor | 
     def attempt(vae: Core, plan: Plan) -> None:
         clip.decode(vae._half("decoder", plan), z, plan, sink, guard)
 
-    _survive(core, report, guard, plan, attempt)
+    _survive(core, report, guard, plan, attempt, on_plan)
     with report.stage("output"):
         frames = sink.finish()
     report.complete = True
     return frames
 
 
-def encode(core: Core, x: Tensor, request: Request, tick: Ticker, seed: int | None = None) -> Tensor:
+def encode(
+    core: Core, x: Tensor, request: Request, tick: Ticker, seed: int | None = None, on_plan: OnPlan = None
+) -> Tensor:
     """Frames [B, F, H, W, 3], checked -> host-scaled latents: the mean, or with a seed a sample."""
     report = core._begin("encode", x.shape[:4])
     batch, count, height, width, _ = x.shape
@@ -69,7 +76,7 @@ def encode(core: Core, x: Tensor, request: Request, tick: Ticker, seed: int | No
     def attempt(vae: Core, plan: Plan) -> None:
         clip.encode(vae._half("encoder", plan), x, plan, moments, guard)
 
-    _survive(core, report, guard, plan, attempt)
+    _survive(core, report, guard, plan, attempt, on_plan)
     with report.stage("output"):
         latent = core.model.sample(moments, seed) * core.scale
     report.complete = True
@@ -77,10 +84,11 @@ def encode(core: Core, x: Tensor, request: Request, tick: Ticker, seed: int | No
 
 
 def _survive(
-    core: Core, report: Report, guard: Guard, plan: Callable[[Core, int], Plan], attempt: Callable[[Core, Plan], None]
-) -> None:
+    core: Core, report: Report, guard: Guard, plan: Callable[[Core, int], Plan], attempt: Callable[[Core, Plan], None],
+    on_plan: OnPlan,
+) -> None:  # fmt: skip
     """attempt(vae, plan) until it comes through: under leaner plans where memory runs out, and in a safer precision
-    where values overflow. plan(vae, below) as in `plan_decode`."""
+    where values overflow. plan(vae, below) as in `plan_decode`; on_plan(plan) before each attempt."""
     with core._claimed() as vae, report.measured(core.device):
         while True:
             try:
@@ -93,7 +101,7 @@ def _survive(
                 log.debug(f"{report.operation} {width}x{height}, {frames} frames: {first.describe()}")
                 leaner = functools.partial(_leaner, vae, plan)
                 with vae._scope():
-                    last = guard.survive(functools.partial(_attempt, vae, report, attempt), first, leaner)
+                    last = guard.survive(functools.partial(_attempt, vae, report, attempt, on_plan), first, leaner)
             except NonFinite as error:
                 where = error.where
             except Exception as error:
@@ -111,7 +119,11 @@ def _survive(
             guard.events["nan_reruns"] += 1
 
 
-def _attempt(vae: Core, report: Report, attempt: Callable[[Core, Plan], None], plan: Plan) -> None:
+def _attempt(
+    vae: Core, report: Report, attempt: Callable[[Core, Plan], None], on_plan: OnPlan, plan: Plan
+) -> None:
+    if on_plan is not None:
+        on_plan(plan)
     if plan.fused:
         _pack(vae, report, f"{report.operation}r")
     if plan.tiled or not plan.fused:

@@ -64,6 +64,7 @@ class VideoVAE(Core, DocumentedMethods):
         output: str = "float32",
         progress: Progress | None = None,
         cancel: Cancel | None = None,
+        on_plan: Callable[[Plan], None] | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
         """Host-scaled latent [B, C, T, h, w] (or [C, T, h, w]) -> frames [B, 4(T-1)+1, s*h, s*w, 3] in 0..1.
@@ -72,12 +73,13 @@ class VideoVAE(Core, DocumentedMethods):
         where that is given), "blended" uses tiles of `tile` pixels (0: chosen for the target) sharing `overlap` pixels;
         "auto" runs whole frames, or what else fits, and says so. chunk: latents per step. output: "float32", "float16"
         or "uint8" (0..255). progress(done, total) after each chunk; cancel() true raises Cancelled.
+        on_plan(plan) tells of the plan that is about to run, once more where another one takes over.
         out: a host tensor of the result's shape and type to write into, for looking at frames while the run goes on.
         Raises InputError on a wrong latent or option, PlanError when nothing fits the target.
         """
         request = Request(tiling, tile, overlap, chunk, vram_gb, ram_gb, output)
         z = check_latent(latent, self.latent_channels)
-        return call.decode(self, z, request, Ticker(progress, cancel), out)
+        return call.decode(self, z, request, Ticker(progress, cancel), out, on_plan)
 
     def decode_raw(self, z: Tensor, *, chunk: int = 0, frames: int = 0) -> Tensor:
         """The network as it is: unscaled latent [B, C, T, h, w] -> [B, 3, F, H, W], not clamped, on the VAE's device.
@@ -128,6 +130,7 @@ class VideoVAE(Core, DocumentedMethods):
         seed: int | None = None,
         progress: Progress | None = None,
         cancel: Cancel | None = None,
+        on_plan: Callable[[Plan], None] | None = None,
     ) -> Tensor:
         """Frames [B, F, H, W, 3] or [F, H, W, 3] in 0..1 (or uint8) -> host-scaled latent [B, C, T, H//s, W//s].
 
@@ -137,7 +140,7 @@ class VideoVAE(Core, DocumentedMethods):
         self._need_encoder()
         request = Request(tiling, tile, overlap, chunk, vram_gb, ram_gb)
         x = check_video(video, self.spatial)
-        return call.encode(self, x, request, Ticker(progress, cancel), seed)
+        return call.encode(self, x, request, Ticker(progress, cancel), seed, on_plan)
 
     def encode_raw(self, x: Tensor, *, chunk: int = 0, frames: int = 0) -> Tensor:
         """The network as it is: [B, 3, F, H, W] in -1..1 -> moments [B, 2C, T, h, w], on the VAE's device.

@@ -148,12 +148,14 @@ class EngineVAE(comfy.sd.VAE):
         say_here("decode: making room and loading the weights")
         with fitting("decode"), self._loaded("decoder", size, settings, chunk=settings.chunk, output=OUTPUTS[output]):
             loaded = time.perf_counter() - started
-            say_here("decode: planning")
-            plan = self.engine.plan_decode(*size, **options)
             s, frames = self.engine.spatial, self.engine.frames(size[1])
             images = torch.empty(size[0], frames, s * size[2], s * size[3], 3, dtype=OUTPUTS[output])
-            preview = Preview(images, plan, size[1], self.engine.temporal, self._on_gpu) if _shows_previews() else None
-            self._interruptible(self.engine.decode, plan, size[1], latent, preview=preview, out=images, **options)
+
+            def preview(plan: Plan) -> Preview | None:
+                on = _shows_previews()
+                return Preview(images, plan, size[1], self.engine.temporal, self._on_gpu) if on else None
+
+            _, plan = self._interruptible(self.engine.decode, size[1], latent, preview=preview, out=images, **options)
         outcome = Outcome(self.engine.last_report, loaded)
         if settings.tiling == "exact" and settings.tile and plan.parking is None:
             outcome.notes.append(f"bands of {settings.tile} pixels were not used: this plan gives the same frames")
@@ -171,8 +173,7 @@ class EngineVAE(comfy.sd.VAE):
         say_here("encode: making room and loading the weights")
         with fitting("encode"), self._loaded("encoder", size, settings, chunk=settings.chunk):
             loaded = time.perf_counter() - started
-            plan = self.engine.plan_encode(*size, **options)
-            latent = self._interruptible(self.engine.encode, plan, size[1], clip, **options)
+            latent, _ = self._interruptible(self.engine.encode, size[1], clip, **options)
         return latent.to(self.output_device, self._output_dtype()), Outcome(self.engine.last_report, loaded)
 
     # -- host services --------------------------------------------------------------------------------------------
@@ -198,19 +199,25 @@ class EngineVAE(comfy.sd.VAE):
     def _interruptible(
         self,
         work: Callable[..., Tensor],
-        plan: Plan,
         latents: int,
-        *args: object,
-        preview: Preview | None = None,
+        clips: Tensor,
+        preview: Callable[[Plan], Preview | None] = lambda plan: None,
         **options: object,
-    ) -> Tensor:
-        """Run `work` with the host's progress bar and stop button."""
+    ) -> tuple[Tensor, Plan]:
+        """Run `work` with the host's progress bar and stop button; its result, and the plan that it came by."""
         self.engine.on_pressure = self._free_others
-        stages = Stages(work.__name__, plan, latents)
-        shown = Progress(stages, preview)
-        shown.start(args[0].shape[0] * stages.ticks)
+        shown, plans = Progress(), []
+
+        def begin(plan: Plan) -> None:
+            if not plans or plan.grid != plans[-1].grid:  # else steps are counted on as they were
+                stages = Stages(work.__name__, plan, latents)
+                shown.start(clips.shape[0] * stages.ticks, stages, preview(plan))
+            plans.append(plan)
+
+        say_here(f"{work.__name__}: planning")
         try:
-            return work(*args, progress=shown, cancel=mm.processing_interrupted, **options)
+            result = work(clips, progress=shown, cancel=mm.processing_interrupted, on_plan=begin, **options)
+            return result, plans[-1]
         except Cancelled:
             mm.throw_exception_if_processing_interrupted()
             raise
@@ -254,12 +261,13 @@ class EngineVAE(comfy.sd.VAE):
 
     def _facts(self, settings: Settings) -> dict[str, object]:
         """What the panel shows besides the plan of a run."""
-        target = machine().target(settings.vram_gb, settings.ram_gb)[0] if self._on_gpu else None
+        target, source = machine().target(settings.vram_gb, settings.ram_gb)
         return {
             "model": self.name,
             "precision": self.engine.precision,
             "device": str(self.device),
             "target_gb": target and target / GIB,
+            "target_source": source,
         }
 
 
@@ -358,17 +366,17 @@ def say_here(text: str) -> None:
 
 
 class Progress:
-    """A progress(done, total) callback that moves the host's bar and ends the work when its stop button is pressed.
+    """A progress(done, total) callback that moves the host's bar and ends the work when its stop button is pressed."""
 
-    `stages` words what is being done and `preview` gives a picture of it; the host shows both on the node.
-    """
-
-    def __init__(self, stages: Callable[[int, int], str] | None = None, preview: Preview | None = None) -> None:
-        self._stages, self._preview = stages, preview
+    def __init__(self) -> None:
+        self._stages: Callable[[int, int], str] | None = None
+        self._preview: Preview | None = None
         self._bar: comfy.utils.ProgressBar | None = None
 
-    def start(self, total: int) -> None:
-        """The bar from the first second on, before a first step of `total` is done."""
+    def start(self, total: int, stages: Callable[[int, int], str], preview: Preview | None) -> None:
+        """The bar from the first second on, before a first step of `total` is done. `stages` words what is being done
+        and `preview` gives a picture of it; the host shows both on the node."""
+        self._stages, self._preview = stages, preview
         self._bar = comfy.utils.ProgressBar(total)
         self._bar.update_absolute(0, total)
 

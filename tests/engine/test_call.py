@@ -136,3 +136,18 @@ def test_a_leaner_plan_has_tiles_only_where_nothing_else_is_left(make_vae_file):
     found = {int(0.9 * whole.peak_bytes): tiled, whole.peak_bytes: whole}
     assert attempts._leaner(vae, lambda _, below: found[below], whole) is whole
     assert attempts._leaner(vae, lambda *_: tiled, whole) is tiled
+
+
+def test_the_plan_that_is_told_is_the_one_that_runs(vae_file, noise, monkeypatch):
+    """Made once, after what the clip settles, and told again only where another takes over."""
+    vae = load(vae_file, device="cpu")
+    made, told = [], []
+    plan = vae.planner.plan
+    monkeypatch.setattr(vae.planner, "plan", lambda *a, **o: made.append(plan(*a, **o)) or made[-1])
+    vae.decode(noise(1, 16, 2, 2, 2), on_plan=told.append)
+    assert len(made) == len(told) == 1
+    assert told[0] is made[0]
+    assert vae.last_report.plan == told[0].describe()
+    vae.encode(torch.rand(1, 5, 16, 16, 3), on_plan=told.append)
+    assert len(made) == len(told) == 2
+    assert vae.last_report.plan == told[1].describe()
