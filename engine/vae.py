@@ -74,7 +74,6 @@ class VideoVAE(Core, DocumentedMethods):
         "auto" runs whole frames, or what else fits, and says so. chunk: latents per step. output: "float32", "float16"
         or "uint8" (0..255). progress(done, total) after each chunk; cancel() true raises Cancelled.
         on_plan(plan) tells of the plan that is about to run, once more where another one takes over.
-        on_plan(plan) tells of the plan that is about to run, once more where another one takes over.
         out: a host tensor of the result's shape and type to write into, for looking at frames while the run goes on.
         Raises InputError on a wrong latent or option, PlanError when nothing fits the target.
         """

@@ -145,7 +145,11 @@ def test_auto_gives_a_long_chunk_up_and_others_name_it(vae):
     assert long.steps.latents == 8
     target = (roomy.peak_bytes + long.peak_bytes) / 2 / GIB
     assert plan(vae, chunk=8, gb=target, tiling="untiled").steps.latents == 8  # fewer frames per step come first
-    gb = (plan(vae, chunk=1).peak_bytes - 1) / GIB
+    gb = target
+    with pytest.raises(PlanError, match="chunk=8"):
+        while True:
+            gb *= 0.98
+            plan(vae, chunk=8, gb=gb, tiling="untiled")
     found = plan(vae, chunk=8, gb=gb)
     assert not found.tiled
     assert found.steps.latents < 8

@@ -4,11 +4,12 @@ import pytest
 import torch
 from zerowaste_vae import Cancelled, PlanError
 from zerowaste_vae.engine.network.plain import Half
-from zerowaste_vae.engine.run import arena as memory
 from zerowaste_vae.engine.run import handover, parking
 from zerowaste_vae.engine.run import run as run_module
+from zerowaste_vae.engine.run.arena import Arena
 from zerowaste_vae.engine.run.pixels import StagedReader
 from zerowaste_vae.engine.run.pressure import Pressure, out_of_memory
+from zerowaste_vae.engine.run.rings import Ring
 from zerowaste_vae.engine.run.run import Run
 
 from .faults import SIZE, events, fail_calls, inject, leanest, leftovers, record_plans, record_writes
@@ -157,7 +158,7 @@ def test_in_the_middle_of_a_chunk_the_clip_is_replayed(make_vae, noise, monkeypa
     assert sorted(written) == [(clip, frame) for clip in range(2) for frame in range(9)]
 
 
-@pytest.mark.parametrize("where", [memory.Arena, memory.Ring, parking.Parked])
+@pytest.mark.parametrize("where", [Arena, Ring, parking.Parked])
 def test_memory_that_is_planned_may_not_be_there(make_vae, noise, monkeypatch, where):
     monkeypatch.setattr("zerowaste_vae.engine.core.host_budget", lambda *_: 1 << 30)
     vae, z = make_vae(), noise(*SIZE)
@@ -170,7 +171,7 @@ def test_memory_that_is_planned_may_not_be_there(make_vae, noise, monkeypatch, w
         with monkeypatch.context() as patch:
             calls = fail_calls(patch, where, "allocate", {n})
             torch.testing.assert_close(vae.decode(z, vram_gb=gib or None), expected, **CHUNKS)
-        assert vae.last_report.events["oom_step_downs"] == int(n == 1 or where is memory.Ring), len(calls)
+        assert vae.last_report.events["oom_step_downs"] == int(n == 1 or where is Ring), len(calls)
         assert leftovers() == []
 
 
