@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from . import log
 from .archs import Architecture
 from .errors import CheckpointError, NonFiniteError
-from .fused_path import FusedPath
+from .halves import FusedHalves, PlainHalves
 from .kernels.exact import as_products
 from .kernels.probe import from_triton, give_up
 from .options import DEFAULTS, Options, unavailable, unused
-from .plain_path import PlainPath
 from .planning.budget import host_budget, memory_room, memory_target
 from .planning.fusable import why_off
 from .planning.make import make_planner, mode_of, switched_off
@@ -82,13 +81,13 @@ class Core:
         """Set the options, with packed weights and plans made for them."""
         self._options = options
         model, dtype = self.model, self.dtype
-        self._plain = PlainPath(model, self.architecture, dtype)
+        self._plain = PlainHalves(model, self.architecture, dtype)
         self._mixed = self._mode_of(options)
         self.planner = make_planner(
             self.architecture, model.config, dtype, options, self._mixed.mode, lambda: self.fused() is not None,
             lambda: as_products(self.device, dtype, options.tf32),
         )
-        self._fused = FusedPath(model, self.planner.walk, self.store)
+        self._fused = FusedHalves(model, self.planner.walk, self.store)
 
     def _mode_of(self, options: Options) -> Mixed:
         off = self._kernels_off(emulate=True)
@@ -150,7 +149,7 @@ class Core:
         self.model.to(self.device)
         return self
 
-    def fused(self) -> FusedPath | None:
+    def fused(self) -> FusedHalves | None:
         """The fused kernels, or None where they are switched off or cannot run; the reason is logged once."""
         reason = self._kernels_off(emulate=self._mixed.mode.kind is not None)
         if reason:

@@ -292,8 +292,7 @@ class Planner:
     def _no_whole(self, ask: _Ask, target: int | None) -> str:
         """Why whole frames do not fit and what would make them; ends where another way out may follow."""
         needs = f"needs {in_gb(self._least(ask, self._whole(ask)))} and the target is {in_gb(target)}"
-        clips = "decode fewer clips at once, " if ask.batch > 1 and not self._fused() else ""
-        return f"{self._size(ask)} untiled {needs}: raise vram_gb, {clips}{self._parked(ask, target)}"
+        return f"{self._size(ask)} untiled {needs}: raise vram_gb, {self._parked(ask, target)}"
 
     def _long_chunk(self, ask: _Ask, grids: list[Grid], target: int | None) -> str:
         """A refusal where the chunk that the user chose is the cause."""

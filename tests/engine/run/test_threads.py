@@ -7,7 +7,7 @@ import pytest
 import torch
 from zerowaste_vae import load
 from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
-from zerowaste_vae.engine.fused_path import FusedPath
+from zerowaste_vae.engine.halves import FusedHalves
 from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.planning.budget import Machine
 from zerowaste_vae.engine.planning.fused_walk import FusedWalk
@@ -117,8 +117,8 @@ def test_threads_that_share_a_vae(fused, noise):
 
 def test_overlapping_calls_share_nothing_they_write(fused, noise, monkeypatch):
     """Neither packed weights nor runs with their notes; the next call alone is the VAE's own again."""
-    used, half = [], FusedPath.half
-    monkeypatch.setattr(FusedPath, "half", lambda path, *a: used.append((path, path.runs)) or half(path, *a))
+    used, half = [], FusedHalves.half
+    monkeypatch.setattr(FusedHalves, "half", lambda path, *a: used.append((path, path.runs)) or half(path, *a))
     z = noise(1, 16, 2, 1, 1)
     frames = fused.decode(z, chunk=1)
     again = []

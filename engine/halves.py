@@ -1,4 +1,4 @@
-"""A model on the fused operators: its packed weights, and runs of them."""
+"""The halves of one model as clips go through them: packed for the fused operators, and as plain modules."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .archs import Architecture
 from .network.fused import Emit, FusedDecoder, FusedEncoder, FusedPass, fuse
 from .network.plain import Network
+from .network.stream import PlainHalf, decode_features, decode_frames, encode_features, encode_moments
 from .operands.policy import Policy
 from .options import Options
 from .planning.fused_walk import FusedWalk
@@ -21,11 +22,12 @@ from .run.clip import Clips
 from .run.devices import empty_device_cache
 from .run.graphs import why_none
 from .run.pixels import StagedReader, to_unit
+from .run.plan import Steps
 from .run.reuse import Runs, allocated
 from .run.run import Run
 
 
-class FusedPath:
+class FusedHalves:
     """The fused halves of one model: packed when first used, dropped by `release`."""
 
     def __init__(self, model: Network, walk: FusedWalk, store: Store | None = None) -> None:
@@ -176,3 +178,40 @@ class FusedHalf:
     def _features(self, part: Tensor) -> Tensor:
         """A copy of its own, which `tile_chunk` overwrites."""
         return torch.empty(part.shape, dtype=part.dtype, device=self._device).copy_(part)
+
+
+class PlainHalves:
+    """Runs are in `dtype`, wherever the model is."""
+
+    def __init__(self, model: nn.Module, architecture: Architecture, dtype: torch.dtype) -> None:
+        self._model = model
+        self._architecture = architecture
+        self._dtype = dtype
+
+    def half(self, name: str, scale: float, device: torch.device) -> PlainHalf:
+        """"encoder" or "decoder" for clips. scale: what latents are divided by."""
+        a = self._architecture
+        return PlainHalf(getattr(self._model, name), a.spatial, a.temporal, scale, self._dtype, device)
+
+    def frames(
+        self, z: Tensor, steps: Steps, device: torch.device, check: Callable[[], None]
+    ) -> Iterator[list[Tensor]]:
+        """The network's latents [B, C, T, h, w] -> per chunk, the list of its frames [B, 3, f, H, W]."""
+        parts = (part.to(device, self._dtype) for part in z.split(steps.latents or z.shape[2], 2))
+        return decode_frames(self._model.decoder, decode_features(self._model.decoder, parts, check), steps, check)
+
+    def moments(
+        self, video: Iterator[Tensor], steps: Steps, device: torch.device, check: Callable[[], None]
+    ) -> Iterator[Tensor]:
+        """Frame chunks [B, 3, f, H, W] in -1..1 -> moments [B, 2C, n, h, w], chunk by chunk."""
+        parts = (part.to(device, self._dtype) for part in video)
+        return encode_moments(self._model.encoder, encode_features(self._model.encoder, parts, steps, check), check)
+
+    def set_layout(self, options: Options) -> str:
+        """Give the convolutions' weights the layout that the options ask for; theirs decides their inputs'."""
+        last = options.channels_last_3d is True
+        layout = torch.channels_last_3d if last else torch.contiguous_format
+        for module in self._model.modules():
+            if isinstance(module, nn.Conv3d) and not module.weight.is_contiguous(memory_format=layout):
+                module.to(memory_format=layout)
+        return "NDHWC" if last else "NCDHW"
