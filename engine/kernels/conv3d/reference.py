@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -9,6 +11,7 @@ from torch import Tensor
 from ..precision import fp32_math
 from .schedules import ROW_BLOCK
 from .types import Epilogue, Geometry, Partials, Pixels, Weight, stat_span
+from .winograd.planes import combined
 
 
 def cast(values: Tensor, dtype: torch.dtype, fmt: Pixels | None) -> Tensor:
@@ -38,8 +41,15 @@ def partial_sums(stored: Tensor, groups: int) -> Partials:
 
 def product(x: Tensor, rows: Tensor, weight: Weight, geometry: Geometry, shift: tuple[int, int],
             size: tuple[int, int, int]) -> Tensor:
-    """Raw dot products [D, H, W, N] of buffer frames [T, Hp, Wp, C] with weight rows [N, taps * C]."""
+    """Raw dot products [D, H, W, N] of buffer frames [T, Hp, Wp, C], or of planes [T, 4, Hp, P, C], with weight rows
+    [N, taps * C], or [4 * N, kt * kh * C]."""
     (st, sh, sw), (kt, kh, kw), (d, h, w) = geometry.stride, weight.kernel, size
+    if weight.winograd:
+        plane = replace(weight, kernel=(kt, kh, 1), winograd=False)
+        sums = [
+            product(x[:, p], part, plane, geometry, shift, (d, h, x.shape[3])) for p, part in enumerate(rows.chunk(4))
+        ]
+        return combined(sums, weight.mix, w)
     oy, ox = geometry.origin[0] + shift[0], geometry.origin[1] + shift[1]
     # Sums of int8 products can pass 2^24, where float32 begins to round; float64 is exact but several times slower.
     exact = x.dtype != torch.int8 or int(rows.abs().sum(1, dtype=torch.int64).max()) * 128 < 1 << 24
@@ -86,7 +96,8 @@ def conv3d(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
                 continue
             base = (index * pt * py * px + phase) * k
             part = frames[lo * geometry.stride[0] : (hi - 1) * geometry.stride[0] + weight.kernel[0]]
-            y = product(part, weight.data[base : base + k], weight, geometry, shift, (hi - lo, h, w))
+            rows = weight.data if weight.winograd else weight.data[base : base + k]
+            y = product(part, rows, weight, geometry, shift, (hi - lo, h, w))
             y = y * epilogue.scale
             if weight.scale is not None:
                 y = y * weight.scale[base : base + k]

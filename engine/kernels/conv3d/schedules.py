@@ -32,7 +32,7 @@ class Schedule:
 # others chosen so that nothing spills and shared memory stays under the generation's limit (cross-compiled in the
 # tests), not timed.
 _HALF, _BYTE = "16 bit", "8 bit"
-_TYPES = {FP8: "fp8", torch.int8: "int8"}
+TYPES = {FP8: "fp8", torch.int8: "int8"}
 SCHEDULES: dict[int, dict[tuple[str, str], Schedule]] = {
     90: {
         (_HALF, "narrow"): Schedule(128, 128, 64, 4, 3),
@@ -160,7 +160,7 @@ def pick(target: Target, dtype: torch.dtype, channels: int, out_channels: int, f
     """The one schedule for a layer: `channels` as padded in the buffer, `frame` the full frame's (H, W), `phases` 8 or
     4 where the layer upsamples time and space, or space, `row` the taps in a row of its window, `sums`: whether it
     makes those of a norm."""
-    size = _HALF if dtype not in _TYPES else _BYTE
+    size = _HALF if dtype not in TYPES else _BYTE
     table = SCHEDULES[generation(target.sm)]
     kind = "narrow" if out_channels <= 128 else "small plane" if frame[0] * frame[1] < SMALL_PLANE else "wide"
     if kind == "small plane" and out_channels % table[size, kind].bn:
@@ -172,5 +172,5 @@ def pick(target: Target, dtype: torch.dtype, channels: int, out_channels: int, f
     else:
         own = str(out_channels)
     kinds = (own, kind) if sums else (own, f"{kind} without sums", kind)
-    found = [(t, k) for k in kinds for t in (_TYPES.get(dtype), size) if (t, k) in table]
+    found = [(t, k) for k in kinds for t in (TYPES.get(dtype), size) if (t, k) in table]
     return fit(table[found[0]], channels, out_channels, row)

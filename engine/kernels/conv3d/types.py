@@ -25,6 +25,8 @@ class Weight:
     folded: three sets of rows for stream frames 0, 1 and 2+ (composed temporal upsampling).
     early: for clips whose history is copies of their first frame, the same convolution of the clip's frames 0 and 1,
     with one tap in time and with two (taps on the same frame summed), or nothing; `pieces` says when.
+    winograd: rows of four planes, [4 * K, kt * kh * C], for a buffer of planes (winograd.pack_planes). mix: for int8,
+    [2, K] float32, how many units of `scale` the sums of planes 1 and 2 count in.
     """
 
     data: Tensor
@@ -36,6 +38,8 @@ class Weight:
     shifted: bool = False  # taps of phase (., py, px) start py rows and px columns later (composed upsampling)
     folded: bool = False
     early: tuple[Weight, ...] = ()
+    winograd: bool = False
+    mix: Tensor | None = None
 
     def pieces(self, first: int, frames: int) -> Iterator[tuple[Weight, int, int, int]]:
         """(weight, first frame, end, slots it starts later) of the calls that make `frames` outputs, whose first one is
@@ -49,7 +53,9 @@ class Weight:
 
     @property
     def flops_per_position(self) -> int:
-        return 2 * self.channels * self.data.shape[0] // (3 if self.folded else 1) * self.taps
+        """Of the convolution itself: the Winograd form gets by with two thirds of them."""
+        rows = self.data.shape[0] // (4 if self.winograd else 3 if self.folded else 1)
+        return 2 * self.channels * rows * self.taps
 
     @property
     def taps(self) -> int:

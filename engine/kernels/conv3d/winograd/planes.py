@@ -1,0 +1,86 @@
+"""The algebra: what inputs, weights and products become, and how weights are packed.
+
+Outputs 2j and 2j + 1 of a row read inputs d0..d3 at 2j - 1 .. 2j + 2. With taps g0..g2 along x,
+    inputs   v0 = d0 - d2    v1 = (d1 + d2) / 2    v2 = d2 - d1               v3 = d3 - d1
+    weights  u0 = g0         u1 = g0 + g1 + g2     u2 = (g0 - g1 + g2) / 2    u3 = g2
+    sums     m_p = sum of v_p * u_p over channels, rows and frames
+    outputs  2j: m0 + m1 + m2      2j + 1: m1 - m2 + m3
+Four products make two outputs, instead of six. v1 is a mean, so that it fits where its inputs did; the differences of
+what SiLU gives do, too.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..types import QUANT_MAX, Balance, Weight, padded_channels, quantise_rows
+
+PLANES = 4
+#: int8: the step of any plane of a row is at least this part of its coarsest one, which bounds the int32 sums.
+_FINEST = 0.25
+
+
+def buffer_shape(height: int, width: int, channels: int) -> tuple[int, int, int, int]:
+    """One frame of planes: [4, H + 2, ceil(W / 2), C]. The column borders are in the planes already."""
+    return PLANES, height + 2, -(-width // 2), channels
+
+
+def planes_of(frame: Tensor) -> Tensor:
+    """[..., 2 * P + 2, C] with border columns on both sides -> [4, ..., P, C], in its type."""
+    even, odd = frame[..., 0::2, :], frame[..., 1::2, :]
+    d0, d1, d2, d3 = even[..., :-1, :], odd[..., :-1, :], even[..., 1:, :], odd[..., 1:, :]
+    return torch.stack((d0 - d2, (d1 + d2) * 0.5, d2 - d1, d3 - d1))
+
+
+def combined(sums: list[Tensor], mix: Tensor | None, width: int) -> Tensor:
+    """The four planes' sums [D, H, P, K] -> outputs [D, H, W, K], in units of planes 0 and 3."""
+    m0, m1, m2, m3 = sums
+    if mix is not None:
+        m1, m2 = m1 * mix[0], m2 * mix[1]
+    return torch.stack((m0 + (m1 + m2), m3 + (m1 - m2)), 3).flatten(2, 3)[:, :, :width]
+
+
+def pack_planes(weight: Tensor, dtype: torch.dtype, early: bool = False, balance: Balance | None = None,
+                plane_scales: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0)) -> Weight:
+    """Conv weight [K, C, kt, kh, 3] -> Weight for buffers of planes. Computed in float32 and rounded once.
+
+    early, balance: as for `pack_weight`. plane_scales: as the Store of the inputs has them. fp8 rows have one scale
+    for all planes; int8 rows one for planes 0 and 3, and `mix` says what those of planes 1 and 2 are in it.
+    """
+    k, c, kt, kh, kw = weight.shape
+    if kw != 3:
+        raise ValueError(f"a kernel of {kw} columns has no Winograd form here: it takes 3")
+    wide = padded_channels(c, dtype)
+    taps = weight.float().permute(4, 0, 2, 3, 1)  # [kw, K, kt, kh, C]
+    if balance is not None:
+        taps = taps * balance(taps.permute(1, 2, 3, 0, 4).flatten(1, 3))
+    g0, g1, g2 = taps
+    rows = torch.stack((g0, g0 + g1 + g2, (g0 - g1 + g2) * 0.5, g2))
+    rows = rows * rows.new_tensor(plane_scales).view(-1, 1, 1, 1, 1)
+    rows = torch.nn.functional.pad(rows, (0, wide - c)).flatten(2)  # [4, K, kt * kh * C]
+    mix = None
+    if dtype == torch.int8:
+        data, scale, mix = _quantise_planes(rows)
+    else:
+        data, scale = quantise_rows(rows.transpose(0, 1).flatten(1), dtype, wide)
+        data = data.view(k, PLANES, -1).transpose(0, 1)
+    first: tuple[Weight, ...] = ()
+    if early:
+        # The channels' scales are part of the taps already.
+        scaled = taps.permute(1, 4, 2, 3, 0)
+        before, last = scaled[:, :, :2].sum(2, keepdim=True), scaled[:, :, 2:]
+        parts = before + last, torch.cat((before, last), 2)
+        first = tuple(pack_planes(part, dtype, plane_scales=plane_scales) for part in parts)
+    return Weight(data.reshape(PLANES * k, -1).contiguous(), wide, k, (kt, kh, kw), scale, early=first, winograd=True,
+                  mix=mix)
+
+
+def _quantise_planes(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """[4, K, n] float32 -> the same in int8, the scale of planes 0 and 3 [K], those of planes 1 and 2 in it [2, K]."""
+    scale = rows.abs().amax(2).clamp_min(1e-12) / QUANT_MAX[torch.int8]
+    outer = torch.maximum(scale[0], scale[3])
+    scale = torch.stack((outer, scale[1], scale[2], outer))
+    scale = torch.maximum(scale, scale.amax(0) * _FINEST)
+    data = (rows / scale[:, :, None]).round().to(torch.int8)
+    return data, scale[0].contiguous(), (scale[1:3] / scale[0]).contiguous()
