@@ -33,14 +33,15 @@ def finish(x: Tensor, weight: Weight, out: Tensor, epilogue: Epilogue, partials:
     if scale is None and epilogue.scale != 1.0:
         scale = x.new_ones(weight.data.shape[0], dtype=torch.float32)
     fmt = epilogue.format(out.dtype)
-    numbers = fmt or Pixels(1.0, 0.0, 0.0, 0.0)
+    form = fmt or Pixels(1.0, 0.0, 0.0, 0.0)
+    numbers = [epilogue.scale, form.gain, form.offset, form.low, form.high]
     tensors = [out if t is None else t for t in (residual, bias, scale, partials and partials.data)]
     constants = dict(
         BIAS="none" if bias is None else "border" if bias.dim() == 3 else "plain", SCALED=scale is not None,
         RESIDUAL=residual is not None, SPAN=0 if partials is None else partials.span, CLAMP=fmt is not None,
         ROUND=not out.dtype.is_floating_point, UNIT=unit,
     )  # fmt: skip
-    return Finish(tensors, [epilogue.scale, numbers.gain, numbers.offset, numbers.low, numbers.high], strides, constants)
+    return Finish(tensors, numbers, strides, constants)
 
 
 def accumulation(x: Tensor, epilogue: Epilogue, here: Target) -> dict[str, Any]:

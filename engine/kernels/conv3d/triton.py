@@ -27,7 +27,7 @@ def formatted(x, gain, offset, low, high, CLAMP: tl.constexpr, ROUND: tl.constex
 
 
 @triton.jit
-def base(frame, row, column, stride_t, stride_y, stride_x, UNIT: tl.constexpr):
+def _base(frame, row, column, stride_t, stride_y, stride_x, UNIT: tl.constexpr):
     """64-bit offset of one position. Strides come in units of 16 elements where they allow it, which tells the
     compiler that accesses are aligned."""
     offset = frame.to(tl.int64) * stride_t + row.to(tl.int64) * stride_y + column.to(tl.int64) * stride_x
@@ -233,11 +233,11 @@ def conv_kernel(
     # Offsets are 32-bit within the tile, on 64-bit bases: half the registers, and any tensor size.
     frame = d * PT + it - drop
     y0 = q0 // pitch
-    base = base(frame, y0 * PY + iy, ix, out_t, out_y, out_x, UNIT)
+    base = _base(frame, y0 * PY + iy, ix, out_t, out_y, out_x, UNIT)
     out_rows = out + base + ((y - y0) * (out_y * (PY * UNIT)) + x * (out_x * (PX * UNIT)))
     res_rows = out_rows
     if RESIDUAL:
-        base = base(frame, y0 * PY + iy, ix, res_t, res_y, res_x, UNIT)
+        base = _base(frame, y0 * PY + iy, ix, res_t, res_y, res_x, UNIT)
         res_rows = res + base + ((y - y0) * (res_y * (PY * UNIT)) + x * (res_x * (PX * UNIT)))
     at_row = (y + first_row == iy * last_row).to(tl.float32)
     at_col = (x == ix * (width - 1)).to(tl.float32)

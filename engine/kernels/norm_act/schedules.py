@@ -8,8 +8,11 @@ WARPS = 4
 # Image rows summed by one program of the statistics pass (its blocks are never a matter of the launch).
 STAT_ROWS = 1
 STAT_ELEMENTS = 4096
+# Planes: elements of one column of a program's pairs, and the neighbouring pairs that it walks along.
+PLANE_ELEMENTS = 1024
+WALK = 4
 
 
-def positions(channels: int) -> int:
+def positions(channels: int, elements: int = ELEMENTS) -> int:
     """Positions per program for `channels` (a power of two) channels."""
-    return max(ELEMENTS // channels, 1)
+    return max(elements // channels, 1)

@@ -15,11 +15,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 import cross_compile
 from zerowaste_vae.engine.kernels.attention import dispatch as attention
 from zerowaste_vae.engine.kernels.attention import triton as attention_kernels
-from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, Weight, padded_channels
+from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, Weight, buffer_shape, padded_channels
 from zerowaste_vae.engine.kernels.conv3d import dispatch as conv
 from zerowaste_vae.engine.kernels.conv3d import triton as conv_kernels
+from zerowaste_vae.engine.kernels.conv3d.schedules import Schedule
+from zerowaste_vae.engine.kernels.conv3d.winograd import launch as winograd
+from zerowaste_vae.engine.kernels.conv3d.winograd import triton as winograd_kernels
 from zerowaste_vae.engine.kernels.norm_act import Norm, Store
 from zerowaste_vae.engine.kernels.norm_act import dispatch as norm_act
+from zerowaste_vae.engine.kernels.norm_act import planes as plane_kernels
 from zerowaste_vae.engine.kernels.norm_act import triton as norm_kernels
 from zerowaste_vae.engine.kernels.targets import FP8, Target, capabilities, triton_version
 from zerowaste_vae.engine.kernels.to_pixels import UNIT
@@ -87,6 +91,36 @@ def wan_cases(here: Target):
         yield f"conv bfloat16 wan 160 stride {stride}", wan_calls(here, BF16, 160, 160, stride=stride)[0]
 
 
+def winograd_calls(here: Target, dtype: torch.dtype, stage: tuple[int, int, int], *, fast: bool = False, kt: int = 3,
+                   schedule: Schedule | None = None):
+    """With all that an epilogue can have; int8 with a scale for each plane."""
+    h, w, c = stage
+    scale, mix = (meta(c) if dtype.itemsize == 1 else None), (meta(2, c) if dtype == INT8 else None)
+    wide = padded_channels(c, dtype)
+    weight = Weight(meta(4 * c, kt * 3 * wide, dtype=dtype), wide, c, (kt, 3, 3), scale, winograd=True, mix=mix)
+    out = meta(4, h, w, c, dtype=BF16 if dtype == BF16 else HALF)
+    x = meta(6, *buffer_shape(h, w, wide), dtype=dtype)
+    with cross_compile.recorded(winograd_kernels, "winograd_kernel") as calls:
+        winograd.launch(x, weight, out, Geometry(), Epilogue(meta(c), out, 32, half_accumulate=fast), 0, 2, here,
+                        schedule)
+    return calls
+
+
+def winograd_cases(here: Target):
+    """Every tile of its table with the types that take it, and widths that are no power of two."""
+    types = [(HALF, False), (BF16, False), (INT8, False)]
+    if here.fp8:
+        types.append((FP8, here.sm == 89))
+    if here.half_accumulate:
+        types.append((HALF, True))
+    for dtype, fast in types:
+        word = str(dtype).split(".")[1].split("_")[0] + ("_fast" if fast else "")
+        for stage in ((NARROW, SMALL) if dtype == BF16 or fast else (NARROW, WIDE, SMALL)):
+            yield f"winograd {word} {stage}", winograd_calls(here, dtype, stage, fast=fast)[0]
+        for c in () if dtype == HALF else (96, 160, 192):
+            yield f"winograd {word} {c}", winograd_calls(here, dtype, (720, 1280, c), fast=fast)[0]
+
+
 def norm_calls(dtype: torch.dtype):
     x, coefs = meta(4, 720, 1280, 128, dtype=HALF), meta(4, 2, 128)
     norm = Norm(weight=meta(128), bias=meta(128))
@@ -101,9 +135,14 @@ def norm_calls(dtype: torch.dtype):
             wide = meta(6, 722, 1282, padded_channels(96, dtype), dtype=dtype)
             store = Store(scale=0.05, gain=meta(96) if dtype == INT8 else None)
             norm_act.norm_act(meta(4, 720, 1280, 96, dtype=BF16), Norm("l2", meta(96)), wide, store=store)
+        with cross_compile.recorded(plane_kernels, "planes_kernel") as planes:
+            for c, rounded in ((128, False), (512, True), (96, False)):
+                buffer = meta(6, *buffer_shape(720, 1280, padded_channels(c, dtype)), dtype=dtype)
+                norm_act.norm_act(meta(4, 720, 1280, c, dtype=HALF), Norm(), buffer, coefs=meta(4, 2, c),
+                                  store=Store(scale=0.05, rounded=rounded))
     finally:
         norm_act.use_triton = kept
-    return calls
+    return calls + planes
 
 
 def pixel_calls(here: Target, channels: int):
@@ -147,6 +186,7 @@ def cases(sm: int):
     yield "conv float16 96", conv_calls(here, HALF, (720, 1280, 96))[0]
     yield "conv float16 384", conv_calls(here, HALF, (180, 320, 384))[0]
     yield from wan_cases(here)
+    yield from winograd_cases(here)
     yield "conv bias only", conv_calls(here, HALF, WIDE, plain=True)[0]
     yield "conv stride 2", conv_calls(here, HALF, WIDE, stride=(2, 2, 2))[0]
     for i, call in enumerate(norm_calls(HALF) + norm_calls(stored)[2:]):

@@ -3,6 +3,8 @@ depends on the layer and the full frame only."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from ...targets import Target
@@ -43,4 +45,10 @@ def pick(target: Target, dtype: torch.dtype, channels: int, out_channels: int, f
     """The one schedule for a layer: `channels` as padded in the buffer, `frame` the full frame's (H, W)."""
     size = _BYTE if dtype in TYPES else _HALF
     kind = "small plane" if frame[0] * frame[1] < SMALL_PLANE else "plane"
-    return fit(SCHEDULES[generation(target.sm)][size, kind], channels, out_channels)
+    table = SCHEDULES[generation(target.sm)][size, kind]
+    chosen = fit(table, channels, out_channels)
+    if not chosen.tail:
+        return chosen
+    # Four accumulators: where they are wider than a tile of the table, half as many pairs.
+    rows = table.bm // 2 if chosen.bn + chosen.tail > 128 else table.bm
+    return replace(chosen, bm=max(rows, 32), stages=table.stages, slices=4)

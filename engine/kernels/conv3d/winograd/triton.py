@@ -1,4 +1,4 @@
-# ruff: noqa: ANN001, ANN201, ANN202
+# ruff: noqa: ANN001, ANN201, ANN202, SIM108
 """The Winograd form on tensor cores: the direct kernel's loop, twice, with two products a step.
 
 A tile is BM consecutive pairs of columns of one plane. Its taps (t, y) are constant row offsets, so both operands are
@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..triton import base, finish, finish_tile, multiply
+from ..triton import finish, finish_tile, multiply
 
 
 @triton.jit
@@ -166,11 +166,12 @@ def winograd_kernel(
     for side in tl.static_range(2):
         acc = even if side == 0 else odd
         wanted = keep & (x + side < width)
-        rows_out = out + base(d, y0, side, out_t, out_y, out_x, UNIT) + ((y - y0) * (out_y * UNIT) + x * (out_x * UNIT))
+        line = (d.to(tl.int64) * out_t + y0.to(tl.int64) * out_y) * UNIT
+        rows_out = out + line + ((y - y0) * (out_y * UNIT) + (x + side) * (out_x * UNIT))
         rows_res = rows_out
         if RESIDUAL:
-            rows_res = res + base(d, y0, side, res_t, res_y, res_x, UNIT)
-            rows_res += (y - y0) * (res_y * UNIT) + x * (res_x * UNIT)
+            line = (d.to(tl.int64) * res_t + y0.to(tl.int64) * res_y) * UNIT
+            rows_res = res + line + ((y - y0) * (res_y * UNIT) + (x + side) * (res_x * UNIT))
         sums = partials
         if SPAN > 0:
             sums += ((d * frame_tiles + tile) * 2 + side).to(tl.int64) * (K // SPAN * 2)
