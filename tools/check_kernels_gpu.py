@@ -12,6 +12,7 @@ import dataclasses
 import sys
 
 import torch
+import winograd_checks
 from zerowaste_vae.engine.kernels.attention import attention
 from zerowaste_vae.engine.kernels.attention.reference import attention as reference_attention
 from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, Partials, conv3d, pack_weight, padded_channels
@@ -349,9 +350,15 @@ def all_invariance() -> None:
         invariance(dtype)
 
 
+def winograd() -> None:
+    for case in winograd_checks.cases():
+        report(*case)
+
+
 PARTS = {"forms": forms, "clip_starts": clip_starts, "ends": ends, "norms": norms, "ups": ups, "nearest": nearest,
          "attentions": attentions, "other_generations": other_generations, "beyond_32_bits": beyond_32_bits,
-         "schedules": schedules, "invariance": all_invariance}  # fmt: skip
+         "schedules": schedules, "invariance": all_invariance,
+         "winograd": winograd}  # fmt: skip
 
 
 def main() -> int:

@@ -9,7 +9,7 @@ from ..conv3d.types import QUANT_MAX, Partials, stat_span
 from ..observe import observed
 from ..targets import interpreted, on_device, use_triton
 from . import reference
-from .schedules import PLANE_ELEMENTS, STAT_ELEMENTS, STAT_ROWS, WALK, WARPS, positions
+from .schedules import STAT_ELEMENTS, STAT_ROWS, WALK, WARPS, positions
 from .types import Norm, Store
 
 _DEFAULT = Store()
@@ -79,13 +79,15 @@ def coefficients(partials: Partials, norm: Norm, positions: int, backend: str = 
 
 @observed
 def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: int = 1, store: Store = _DEFAULT,
-             coefs: Tensor | None = None, first: int | None = None, backend: str = "auto") -> None:
+             coefs: Tensor | None = None, first: int | None = None, backend: str = "auto",
+             walk: tuple[int, int] = WALK) -> None:
     """Normalise (or just copy, kind none) and write bordered frames.
 
     x: [D, H, W, C], any strides. buffer: [slots, H + 2 * border, W + 2 * border, Cp] contiguous, Cp >= C (the rest is
     zeroed), or the planes of a convolution in Winograd form, [slots, 4, H + 2, ceil(W / 2), Cp]; frame d goes to slot
     (slot + d) mod slots. coefs: from `coefficients`; without them a group norm sums x itself first. first: the buffer
-    holds a band only, the bordered frame's rows from this one on. Raises ValueError where shapes do not fit.
+    holds a band only, the bordered frame's rows from this one on. walk: another schedule for planes (checks and tuning
+    only). Raises ValueError where shapes do not fit.
     """
     d, h, w, c = x.shape
     if norm.kind not in _KINDS or store.border not in ("zero", "replicate"):
@@ -131,11 +133,10 @@ def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: in
     limit = QUANT_MAX.get(buffer.dtype, 0.0)
     with on_device(x):
         if planes:
-            walks = rows * -(-columns // WALK)
-            block = positions(wide, PLANE_ELEMENTS)
+            walks, block = rows * -(-columns // walk[0]), positions(wide, walk[1])
             gains = [1.0 / scale for scale in store.plane_scales]
             planes_kernel[(-(-walks // block), d)](*arguments, *gains, limit, **constants, ROUNDED=store.rounded,
-                                                   WALK=WALK, BP=block)
+                                                   WALK=walk[0], BP=block)
             return
         block = positions(wide)
         norm_act_kernel[(-(-(rows * columns) // block), d)](*arguments, limit, **constants, BORDER=border, BP=block)

@@ -8,9 +8,8 @@ WARPS = 4
 # Image rows summed by one program of the statistics pass (its blocks are never a matter of the launch).
 STAT_ROWS = 1
 STAT_ELEMENTS = 4096
-# Planes: elements of one column of a program's pairs, and the neighbouring pairs that it walks along.
-PLANE_ELEMENTS = 1024
-WALK = 4
+# Planes: the neighbouring pairs that a program walks along, and the elements of one column of all its walks.
+WALK = (4, 1024)
 
 
 def positions(channels: int, elements: int = ELEMENTS) -> int:

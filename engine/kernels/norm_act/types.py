@@ -28,7 +28,8 @@ class Store:
     `gain` ([C] float32) value * gain per channel.
 
     For buffers of planes: `rounded` makes them of the values as a plain buffer of their type holds them, so that making
-    them of such a buffer later (kind none, no silu, scale 1) gives the same bits. `plane_scales`: 8-bit planes hold
+    them of such a buffer later (kind none, no silu, scale 1) gives the same bits (after a group norm or none; the sums
+    over channels of the others need not agree to the last bit). `plane_scales`: 8-bit planes hold
     their value / (scale * their own).
     """
 

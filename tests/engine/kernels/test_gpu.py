@@ -12,7 +12,7 @@ import torch
 
 TOOL = Path(__file__).parents[3] / "tools" / "check_kernels_gpu.py"
 PARTS = ("forms", "clip_starts", "ends", "norms", "ups", "nearest", "attentions", "other_generations", "beyond_32_bits",
-         "schedules", "invariance")  # fmt: skip
+         "schedules", "invariance", "winograd")  # fmt: skip
 
 
 def check(part):

@@ -86,11 +86,11 @@ def test_error_of_one_convolution(dtype):
     assert error(got, want) < 1.36 * error(direct, want)  # 2.7 dB
 
 
-FORMS = [(HALF, 32, 32, 3), (BF16, 48, 40, 3), (FP8, 32, 32, 3), (INT8, 96, 32, 3), (HALF, 32, 32, 1), (FP8, 64, 96, 2)]
+FORMS = [(HALF, 32, 32, 3), (BF16, 48, 40, 1), (FP8, 32, 32, 3), (INT8, 96, 32, 1), (FP8, 64, 96, 2)]
+FORMS = [(form, size) for form in FORMS for size in (SIZES if form == FORMS[0] else SIZES[1:3])]
 
 
-@pytest.mark.parametrize("form", FORMS, ids=str)
-@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize(("form", "size"), FORMS, ids=str)
 def test_kernel_equals_reference(tiles, form, size):
     dtype, c, k, kt = form
     d, h, w = size
@@ -110,7 +110,7 @@ def test_kernel_equals_reference(tiles, form, size):
 
 @pytest.mark.parametrize("dtype", [HALF, FP8, INT8], ids=str)
 def test_chunks_bands_and_rings_keep_every_bit(tiles, dtype):
-    d, h, w, c = 2, 70, 5, 32
+    d, h, w, c = 2, 70, 3, 32
     x, weight = frames(d + 2, h, w, c), torch.randn(c, c, 3, 3, 3) * 0.03
     buffer, packed = planes(x, dtype), pack_planes(weight, dtype)
     told = Epilogue(torch.randn(c), groups=8, scale=scale_of(dtype))

@@ -1,0 +1,118 @@
+"""A layer in both forms beside each other: norm_act and conv3d, direct and in Winograd form, with candidate tiles.
+
+Rates are of the direct form's products, so that they compare. The direct form is measured twice, before and behind the
+others: a GPU that slows down within a case shows there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..kernels.conv3d import Epilogue, buffer_shape, conv3d, pack_planes, pack_weight, padded_channels
+from ..kernels.conv3d.schedules import SMALL_PLANE, Schedule, fit
+from ..kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
+from ..kernels.norm_act.schedules import WALK
+from ..kernels.targets import FP8, target
+from .timing import matrix_rate
+
+if TYPE_CHECKING:
+    from .kernels import Bench, Row
+
+# D_out x H x W, C = K: SeedVR2's layers at 720p, its lowest stage, then the widths of Wan 2.1 and 2.2.
+SEEDVR2 = ((4, 720, 1280, 128), (2, 720, 1280, 256), (4, 360, 640, 256), (4, 360, 640, 512), (2, 180, 320, 512),
+           (1, 90, 160, 512))  # fmt: skip
+TUNED = SEEDVR2[0], SEEDVR2[3], SEEDVR2[5]
+WAN = ((4, 720, 1280, 96), (4, 360, 640, 192), (4, 180, 320, 384), (4, 360, 640, 256), (4, 180, 320, 1024))
+# Beside the table's own. Two programs of 64 x 128 fit one processor of an H200: the one's epilogue beside the other's
+# products. Depths are of 16-bit types, twice as many in 8 bit.
+PLANE = (Schedule(128, 128, 64, 8, 3), Schedule(128, 128, 64, 8, 3, group=16), Schedule(64, 128, 64, 4, 2, group=8),
+         Schedule(64, 128, 32, 4, 4, group=8), Schedule(128, 64, 64, 4, 2, group=8))  # fmt: skip
+SMALL = (Schedule(64, 64, 64, 4, 3), Schedule(64, 128, 64, 4, 2), Schedule(128, 128, 64, 8, 3))
+ODD = {96: (Schedule(128, 32, 64, 4, 4, group=3), Schedule(64, 64, 64, 4, 2, 4, tail=32)),
+       192: (Schedule(128, 64, 64, 4, 2, group=8), Schedule(64, 64, 64, 4, 3, group=8))}  # fmt: skip
+#: Neighbouring pairs a program of norm_act walks along, elements of one column of its pairs.
+WALKS = ((1, 1024), (2, 1024), (8, 1024), (4, 2048))
+
+
+def candidates(dtype: torch.dtype, channels: int, frame: tuple[int, int]) -> list[Schedule]:
+    """Tiles worth timing for a layer with as many outputs as inputs, the table's own not among them."""
+    kind = ODD.get(channels) or (SMALL if frame[0] * frame[1] < SMALL_PLANE else PLANE)
+    deeper = 2 if dtype.itemsize == 1 else 1
+    wide = padded_channels(channels, dtype)
+    return [fit(replace(s, bk=s.bk * deeper), wide, channels) for s in kind]
+
+
+def cases(bench: Bench) -> Iterator[Row]:
+    """Every candidate for a narrow, a wide and a small layer; the table's own tile for the other types and widths."""
+    able = target(bench.device).supports
+    for dtype in (torch.float16, FP8):
+        if able(dtype):
+            for shape in SEEDVR2:
+                yield from layer(bench, shape, dtype, tune=shape in TUNED)
+    for shape in WAN:
+        yield from layer(bench, shape, torch.bfloat16, tune=shape[3] in ODD)
+    if able(torch.int8):
+        for shape in SEEDVR2[::3]:
+            yield from layer(bench, shape, torch.int8)
+
+
+def layer(bench: Bench, shape: tuple[int, int, int, int], dtype: torch.dtype, tune: bool = False) -> Iterator[Row]:
+    """Passes of one layer, alone and together, in both forms; with `tune`, every candidate."""
+    d, h, w, c = shape
+    bench.ceiling = matrix_rate(bench.device, dtype)
+    name, work = f"{d}x{h}x{w} {c}", 2.0 * 27 * c * c * d * h * w
+    wide, kind = padded_channels(c, dtype), torch.bfloat16 if dtype == torch.bfloat16 else torch.float16
+    x, residual, out = (bench.random(d, h, w, c, dtype=kind) for _ in range(3))
+    weight = torch.randn(c, c, 3, 3, 3, device=bench.device) * (27 * c) ** -0.5
+    groups = 32 if c % 32 == 0 and dtype != torch.bfloat16 else 0  # Wan's norms need no sums
+    scale = 1.0 if dtype.itemsize == 2 else 0.05
+    epilogue = Epilogue(torch.randn(c, device=bench.device), residual, groups, scale)
+    norm, coefs = Norm("l2", torch.randn(c, device=bench.device)), None
+    if groups:
+        norm = Norm(weight=norm.weight, bias=torch.randn(c, device=bench.device))
+        coefs = coefficients(statistics(x, groups), norm, h * w)
+    forms = {
+        "direct": (torch.zeros(d + 2, h + 2, w + 2, wide, dtype=dtype, device=bench.device),
+                   pack_weight(weight, dtype)),
+        "Winograd": (torch.zeros(d + 2, *buffer_shape(h, w, wide), dtype=dtype, device=bench.device),
+                     pack_planes(weight, dtype)),
+    }
+
+    def normed(form: str, walk: tuple[int, int] = WALK) -> None:
+        norm_act(x, norm, forms[form][0], slot=2, store=Store(scale=scale), coefs=coefs, walk=walk)
+
+    def convolved(form: str, schedule: Schedule | None = None) -> None:
+        conv3d(*forms[form], out, epilogue=epilogue, schedule=schedule)
+
+    def both(form: str) -> None:
+        normed(form)
+        convolved(form)
+
+    def row(operator: str, who: str, call: Callable[[], object]) -> Row:
+        return bench.flops(operator, name, dtype, who, work, call)
+
+    for form in forms:  # what a clip's history would hold
+        normed(form)
+        forms[form][0][:2] = forms[form][0][2]
+    for form in (*forms, "direct"):
+        yield row("winograd conv3d", form, lambda form=form: convolved(form))
+    if tune:
+        for s in candidates(dtype, c, (h, w)):
+            tile = f"{s.bm}x{s.bn}{f'+{s.tail}' if s.tail else ''}x{s.bk} {s.warps}w{s.stages}s g{s.group}"
+            yield row("winograd conv3d", tile, lambda s=s: convolved("Winograd", s))
+    for form in (*forms, "direct"):
+        yield row("winograd layer", form, lambda form=form: both(form))
+    moved = x.nbytes + x.numel() * dtype.itemsize
+    bench.ceiling = None
+    yield bench.bytes("winograd norm_act", name, dtype, "direct", moved, lambda: normed("direct"))
+    moved += x.numel() * dtype.itemsize
+    for walk in (WALK, *(WALKS if tune and h > 180 else ())):
+        yield bench.bytes("winograd norm_act", name, dtype, f"Winograd walk {walk[0]} of {walk[1]}", moved,
+                          lambda walk=walk: normed("Winograd", walk))
+
+
+__all__ = ["candidates", "cases", "layer"]
