@@ -107,18 +107,17 @@ def winograd_calls(here: Target, dtype: torch.dtype, stage: tuple[int, int, int]
 
 
 def winograd_cases(here: Target):
-    """Every tile of its table with the types that take it, and widths that are no power of two."""
-    types = [(HALF, False), (BF16, False), (INT8, False)]
+    """Every tile of its table once, with a type that takes it, and int8, whose sums need the most registers."""
+    layers = [(HALF, False, (NARROW, SMALL)), (BF16, False, (96, 160, 192)), (INT8, False, (NARROW, SMALL, 96, 160))]
     if here.fp8:
-        types.append((FP8, here.sm == 89))
+        layers.append((FP8, here.sm == 89, (NARROW, SMALL, 192)))
     if here.half_accumulate:
-        types.append((HALF, True))
-    for dtype, fast in types:
+        layers.append((HALF, True, (NARROW,)))
+    for dtype, fast, stages in layers:
         word = str(dtype).split(".")[1].split("_")[0] + ("_fast" if fast else "")
-        for stage in ((NARROW, SMALL) if dtype == BF16 or fast else (NARROW, WIDE, SMALL)):
-            yield f"winograd {word} {stage}", winograd_calls(here, dtype, stage, fast=fast)[0]
-        for c in () if dtype == HALF else (96, 160, 192):
-            yield f"winograd {word} {c}", winograd_calls(here, dtype, (720, 1280, c), fast=fast)[0]
+        for stage in stages:
+            size = (720, 1280, stage) if isinstance(stage, int) else stage
+            yield f"winograd {word} {stage}", winograd_calls(here, dtype, size, fast=fast)[0]
 
 
 def norm_calls(dtype: torch.dtype):
