@@ -14,6 +14,7 @@ from .arguments import accumulation, finish
 from .schedules import ROW_BLOCK, Schedule, pick
 from .types import Epilogue, Geometry, Partials, Weight, stat_span
 from .winograd import launch as winograd
+from .winograd.planes import pairs_of
 
 _OPERANDS = (torch.float32, torch.float16, torch.bfloat16, FP8, torch.int8)
 _PLAIN, _NOTHING = Geometry(), Epilogue()
@@ -26,7 +27,7 @@ def conv3d(x: Tensor, weight: Weight, out: Tensor, *, geometry: Geometry = _PLAI
 
     x: [slots, Hp, Wp, C] contiguous, operand type of the weight, borders already in place; a ring: output frame d
     reads slots (start + d * stride + 0..kt-1) mod slots. weight.channels == C. For a weight of planes: [slots, 4, Hp,
-    ceil(W / 2), C], as `norm_act` writes them.
+    pairs, C], as `norm_act` writes them.
     out: [D * pt, H * py, W * px, K], any strides but 1 over channels: a plain tensor, the inside of the next conv's
     buffer, a slice. A folded weight at first == 0 (the clip starts here) yields one frame less.
     first: index of the first input frame within its clip, for folded weights. Returns the sums `epilogue.groups` asks
@@ -62,10 +63,10 @@ def _validate(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilog
     extra = (int(weight.shifted and py > 1), int(weight.shifted and px > 1))
     rows, columns = x.shape[-3:-1]
     if weight.winograd:  # the columns of a border are in the planes
-        columns = 2 * columns + 2
-        fits = x.shape[1] == 4 and columns // 2 == -(-reach[2] // 2)
+        fits = x.shape[1] == 4 and columns == pairs_of(size[2], weight.kernel[2])
         if not fits or geometry.stride != (1, 1, 1) or geometry.origin != (0, 0):
             raise ValueError(f"conv3d of planes {list(x.shape)} cannot make {list(out.shape)} ({geometry})")
+        columns = size[2] + 2
     if (reach[0] > x.shape[0] or not 0 <= start < x.shape[0] or reach[1] + geometry.origin[0] + extra[0] > rows
             or reach[2] + geometry.origin[1] + extra[1] > columns):
         raise ValueError(f"conv3d of {list(x.shape)} cannot fill {list(out.shape)} (start {start}, {geometry})")

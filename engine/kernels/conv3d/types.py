@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -25,8 +26,8 @@ class Weight:
     folded: three sets of rows for stream frames 0, 1 and 2+ (composed temporal upsampling).
     early: for clips whose history is copies of their first frame, the same convolution of the clip's frames 0 and 1,
     with one tap in time and with two (taps on the same frame summed), or nothing; `pieces` says when.
-    winograd: rows of four planes, [4 * K, kt * kh * C], for a buffer of planes (winograd.pack_planes). mix: for int8,
-    [2, K] float32, how many units of `scale` the sums of planes 1 and 2 count in.
+    winograd: rows of 4 planes (3 for two taps along x), [sets * phases * planes * K, kt * kh * C], for a buffer of
+    planes. mix: for int8, [sets * phases, planes - 2, K] float32, scales of the planes in between in units of `scale`.
     """
 
     data: Tensor
@@ -54,8 +55,7 @@ class Weight:
     @property
     def flops_per_position(self) -> int:
         """Of the convolution itself: the Winograd form gets by with two thirds of them."""
-        rows = self.data.shape[0] // (4 if self.winograd else 3 if self.folded else 1)
-        return 2 * self.channels * rows * self.taps
+        return 2 * self.channels * self.out_channels * math.prod(self.phases) * self.taps
 
     @property
     def taps(self) -> int:

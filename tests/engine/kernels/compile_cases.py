@@ -21,6 +21,7 @@ from zerowaste_vae.engine.kernels.conv3d import triton as conv_kernels
 from zerowaste_vae.engine.kernels.conv3d.schedules import Schedule
 from zerowaste_vae.engine.kernels.conv3d.winograd import launch as winograd
 from zerowaste_vae.engine.kernels.conv3d.winograd import triton as winograd_kernels
+from zerowaste_vae.engine.kernels.conv3d.winograd import upsample as upsample_kernels
 from zerowaste_vae.engine.kernels.norm_act import Norm, Store
 from zerowaste_vae.engine.kernels.norm_act import dispatch as norm_act
 from zerowaste_vae.engine.kernels.norm_act import planes as plane_kernels
@@ -106,6 +107,23 @@ def winograd_calls(here: Target, dtype: torch.dtype, stage: tuple[int, int, int]
     return calls
 
 
+def winograd_upsample_calls(here: Target, dtype: torch.dtype, phases: tuple[int, int, int], *, fast: bool = False,
+                            schedule: Schedule | None = None):
+    """At 360 x 640 with 256 channels, twice as many where time doubles."""
+    h, w, c = (180, 320, 512) if phases[0] == 2 else (360, 640, 256)
+    count, kt = phases[0] * 4, 2 if phases[0] == 2 else 3
+    sets = count * (3 if phases[0] == 2 else 1)
+    scale, mix = (meta(sets * c) if dtype.itemsize == 1 else None), (meta(sets, 1, c) if dtype == INT8 else None)
+    weight = Weight(meta(sets * 3 * c, kt * 2 * c, dtype=dtype), c, c, (kt, 2, 2), scale, phases, True, phases[0] == 2,
+                    winograd=True, mix=mix)
+    out = meta(4 * phases[0], 2 * h, 2 * w, c, dtype=BF16 if dtype == BF16 else HALF)
+    x = meta(6, *buffer_shape(h, w, c, 2), dtype=dtype)
+    with cross_compile.recorded(upsample_kernels, "upsample_kernel") as calls:
+        winograd.launch(x, weight, out, Geometry(), Epilogue(meta(sets, 4, c), groups=32, half_accumulate=fast), 0, 2,
+                        here, schedule)
+    return calls
+
+
 def winograd_cases(here: Target):
     """Every tile of its table once, with a type that takes it, and int8, whose sums need the most registers."""
     layers = [(HALF, False, (NARROW, SMALL)), (BF16, False, (96, 160, 192)), (INT8, False, (NARROW, SMALL, 96, 160))]
@@ -118,6 +136,9 @@ def winograd_cases(here: Target):
         for stage in stages:
             size = (720, 1280, stage) if isinstance(stage, int) else stage
             yield f"winograd {word} {stage}", winograd_calls(here, dtype, size, fast=fast)[0]
+        if dtype != BF16:
+            for phases in ((2, 2, 2), (1, 2, 2)):
+                yield f"winograd {word} phases {phases}", winograd_upsample_calls(here, dtype, phases, fast=fast)[0]
 
 
 def norm_calls(dtype: torch.dtype):
@@ -135,8 +156,8 @@ def norm_calls(dtype: torch.dtype):
             store = Store(scale=0.05, gain=meta(96) if dtype == INT8 else None)
             norm_act.norm_act(meta(4, 720, 1280, 96, dtype=BF16), Norm("l2", meta(96)), wide, store=store)
         with cross_compile.recorded(plane_kernels, "planes_kernel") as planes:
-            for c, rounded in ((128, False), (512, True), (96, False)):
-                buffer = meta(6, *buffer_shape(720, 1280, padded_channels(c, dtype)), dtype=dtype)
+            for c, rounded, taps in ((128, False, 3), (512, True, 3), (96, False, 2)):
+                buffer = meta(6, *buffer_shape(720, 1280, padded_channels(c, dtype), taps), dtype=dtype)
                 norm_act.norm_act(meta(4, 720, 1280, c, dtype=HALF), Norm(), buffer, coefs=meta(4, 2, c),
                                   store=Store(scale=0.05, rounded=rounded))
     finally:

@@ -17,13 +17,18 @@ from .schedules import pick
 
 def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue: Epilogue, start: int, first: int,
            here: Target, schedule: Schedule | None = None) -> Partials | None:
-    """As the direct form's, of a buffer of planes [slots, 4, H + 2, ceil(W / 2), C]."""
+    """As the direct form's, of a buffer of planes [slots, 4, H + 2, pairs, C]."""
     import triton
 
     from .triton import winograd_kernel
+    from .upsample import upsample_kernel
 
-    (d, h, w, k), c, pairs = out.shape, weight.channels, x.shape[3]
-    s = schedule or pick(here, x.dtype, c, k, (geometry.frame_rows or h, w))
+    pt, py, px = weight.phases
+    drop, phases = int(weight.folded and first == 0), pt * py * px
+    d, h, w = (out.shape[0] + drop) // pt, out.shape[1] // py, out.shape[2] // px
+    k, c, pairs = weight.out_channels, weight.channels, x.shape[3]
+    rows = geometry.frame_rows or h
+    s = schedule or pick(here, x.dtype, c, k, (rows, w), phases)
     if not x.is_meta and out.data_ptr() == x.data_ptr():
         raise ValueError("conv3d in Winograd form cannot overwrite its input")
     # Without sums nothing ties a tile to a band, and one block for the plane wastes least.
@@ -34,7 +39,7 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     partials = None
     if epilogue.groups:
         span = stat_span(k, epilogue.groups, min(s.bn // s.slices, s.tail or s.bn))
-        shape = (d, frame_tiles * 2, k // span, 2)
+        shape = (out.shape[0], frame_tiles * py * px * 2, k // span, 2)
         partials = Partials(torch.empty(shape, dtype=torch.float32, device=x.device), span)
     operands: list[Any] = [x, weight.data, weight.data] * 2
     if here.tma:
@@ -46,12 +51,23 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
             for t, size in zip([x.view(-1, c), weight.data, weight.data] * 2, blocks, strict=True)
         ]
     told = finish(x, weight, out, epilogue, partials)
-    winograd_kernel[(d * frame_tiles * triton.cdiv(k, s.bn + s.tail),)](
-        *operands, out if weight.mix is None else weight.mix, out, *told.tensors, *told.numbers,
-        x.shape[0], start, PLANES * x.shape[2] * pairs, x.shape[2] * pairs, h, w, pairs, block, block_tiles,
-        frame_tiles, d * frame_tiles, *told.strides,
+    mix = out if weight.mix is None else weight.mix
+    places = (x.shape[0], start, PLANES * x.shape[2] * pairs, x.shape[2] * pairs, h, w, pairs, block, block_tiles,
+              frame_tiles, d * frame_tiles)  # fmt: skip
+    constants = dict(
         C=c, K=k, KT=weight.kernel[0], KH=weight.kernel[1], MIX=weight.mix is not None, **told.constants,
-        **accumulation(x, epilogue, here), TMA=here.tma, SLICES=s.slices, GROUP=s.group, BM=s.bm, BN=s.bn, TAIL=s.tail,
-        BK=s.bk, REST=s.rest, num_warps=s.warps, num_stages=s.stages,
+        **accumulation(x, epilogue, here), TMA=here.tma, SLICES=s.slices, GROUP=s.group, BM=s.bm, BN=s.bn, BK=s.bk,
+        num_warps=s.warps, num_stages=s.stages,
     )  # fmt: skip
+    programs = d * frame_tiles * triton.cdiv(k, s.bn + s.tail) * phases
+    if weight.shifted:
+        upsample_kernel[(programs,)](
+            *operands[:2], mix, out, *told.tensors, *told.numbers, *places, first, drop, geometry.first_row, rows - 1,
+            *told.strides, **constants, PT=pt, FOLDED=weight.folded,
+        )  # fmt: skip
+    else:
+        winograd_kernel[(programs,)](
+            *operands, mix, out, *told.tensors, *told.numbers, *places, *told.strides, **constants, TAIL=s.tail,
+            REST=s.rest,
+        )  # fmt: skip
     return partials

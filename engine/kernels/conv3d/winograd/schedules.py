@@ -3,6 +3,8 @@ depends on the layer and the full frame only."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from ...targets import Target
@@ -64,10 +66,16 @@ for _sm in (80, 120):
     }
 
 
-def pick(target: Target, dtype: torch.dtype, channels: int, out_channels: int, frame: tuple[int, int]) -> Schedule:
-    """The one schedule for a layer: `channels` as padded in the buffer, `frame` the full frame's (H, W)."""
+def pick(target: Target, dtype: torch.dtype, channels: int, out_channels: int, frame: tuple[int, int],
+         phases: int = 1) -> Schedule:
+    """The one schedule for a layer: `channels` as padded in the buffer, `frame` the full frame's (H, W), `phases` of
+    an upsampler, whose kernel takes whole steps of a tap and one tile at a time."""
     table = SCHEDULES[generation(target.sm)]
-    kind = "small plane" if frame[0] * frame[1] < SMALL_PLANE else "plane"
+    kind = "small plane" if frame[0] * frame[1] < SMALL_PLANE and phases == 1 else "plane"
     size = _BYTE if dtype in TYPES else _HALF
-    keys = [(word, k) for k in (str(out_channels), kind) for word in (TYPES.get(dtype, size), size)]
+    words = (TYPES.get(dtype, size), size)
+    if phases > 1:
+        chosen = next(table[word, kind] for word in words if (word, kind) in table)
+        return replace(chosen, bk=min(chosen.bk, channels & -channels), group=64)
+    keys = [(word, k) for k in (str(out_channels), kind) for word in words]
     return fit(next(table[key] for key in keys if key in table), channels, out_channels)

@@ -16,14 +16,14 @@ from ..triton import finish, finish_tile, multiply
 
 
 @triton.jit
-def _columns(w, plane, n0, K: tl.constexpr, DEPTH: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    """Pointers to the first BK values of BN weight rows of a plane."""
+def columns(w, row, n0, K: tl.constexpr, DEPTH: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """Pointers to the first BK values of BN weight rows from `row` on."""
     n = n0 + tl.arange(0, BN)
-    return w + (plane * K + tl.where(n < K, n, 0)).to(tl.int64)[:, None] * DEPTH + tl.arange(0, BK)[None, :]
+    return w + (row + tl.where(n < K, n, 0)).to(tl.int64)[:, None] * DEPTH + tl.arange(0, BK)[None, :]
 
 
 @triton.jit
-def _inputs(a, rows, c0, C: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, UPCAST: tl.constexpr):
+def inputs(a, rows, c0, C: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, UPCAST: tl.constexpr):
     if TMA:
         tile = a.load([rows, c0])
     else:
@@ -32,7 +32,7 @@ def _inputs(a, rows, c0, C: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, U
 
 
 @triton.jit
-def _weights(w, pointers, row, column, TMA: tl.constexpr, UPCAST: tl.constexpr):
+def weights(w, pointers, row, column, TMA: tl.constexpr, UPCAST: tl.constexpr):
     if TMA:
         tile = w.load([row, column])
     else:
@@ -41,12 +41,13 @@ def _weights(w, pointers, row, column, TMA: tl.constexpr, UPCAST: tl.constexpr):
 
 
 @triton.jit
-def _sweep(acc_a, acc_b, tail_a, tail_b, a, w, w_tail, rows, n0, slot0, slots, in_slot, in_plane, in_pitch,
-           PLANE_A: tl.constexpr, PLANE_B: tl.constexpr, K: tl.constexpr, TAPS: tl.constexpr, KH: tl.constexpr,
-           C: tl.constexpr, FIRST: tl.constexpr, STEPS: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr,
-           TAIL: tl.constexpr, ACC: tl.constexpr, TMA: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
-    """Products of planes A and B over STEPS steps of depth BK, from channel FIRST of each tap on, added to their
-    accumulators. rows: of the tile's pairs in plane 0, or with TMA of its first one."""
+def sweep(acc_a, acc_b, tail_a, tail_b, a, w, w_tail, rows, n0, slot0, slots, in_slot, in_pitch, at_a, at_b, row_a,
+          row_b, K: tl.constexpr, TAPS: tl.constexpr, KH: tl.constexpr, C: tl.constexpr, FIRST: tl.constexpr,
+          STEPS: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, TAIL: tl.constexpr, ACC: tl.constexpr,
+          TMA: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+    """Products of two planes over STEPS steps of depth BK, from channel FIRST of each tap on, added to their
+    accumulators. rows: of the tile's pairs in plane 0, or with TMA of its first one; at_a, at_b: how much further the
+    planes lie. row_a, row_b: where the weights of the planes begin."""
     # e8m0 exponent 127 is 1.0: real scales are in the epilogue
     one_a = tl.full((acc_a.shape[0], BK // 32 if ACC == "mx" else 1), 127, tl.uint8)
     one_b = tl.full((BN, BK // 32 if ACC == "mx" else 1), 127, tl.uint8)
@@ -56,11 +57,11 @@ def _sweep(acc_a, acc_b, tail_a, tail_b, a, w, w_tail, rows, n0, slot0, slots, i
     wa_tail = w_tail
     wb_tail = w_tail
     if not TMA:
-        wa = _columns(w, PLANE_A, n0, K, TAPS * C, BN, BK)
-        wb = _columns(w, PLANE_B, n0, K, TAPS * C, BN, BK)
+        wa = columns(w, row_a, n0, K, TAPS * C, BN, BK)
+        wb = columns(w, row_b, n0, K, TAPS * C, BN, BK)
         if TAIL > 0:
-            wa_tail = _columns(w, PLANE_A, n0 + BN, K, TAPS * C, TAIL, BK)
-            wb_tail = _columns(w, PLANE_B, n0 + BN, K, TAPS * C, TAIL, BK)
+            wa_tail = columns(w, row_a, n0 + BN, K, TAPS * C, TAIL, BK)
+            wb_tail = columns(w, row_b, n0 + BN, K, TAPS * C, TAIL, BK)
     for step in range(TAPS * STEPS):
         tap = step // STEPS
         c0 = FIRST + (step % STEPS) * BK
@@ -68,15 +69,15 @@ def _sweep(acc_a, acc_b, tail_a, tail_b, a, w, w_tail, rows, n0, slot0, slots, i
         slot = slot0 + tap // KH
         slot = tl.where(slot >= slots, slot - slots, slot)
         at = rows + (slot * in_slot + tap % KH * in_pitch)
-        va = _inputs(a, at + PLANE_A * in_plane, c0, C, BK, TMA, UPCAST)
-        ua = _weights(w, wa, PLANE_A * K + n0, column, TMA, UPCAST)
-        vb = _inputs(a, at + PLANE_B * in_plane, c0, C, BK, TMA, UPCAST)
-        ub = _weights(w, wb, PLANE_B * K + n0, column, TMA, UPCAST)
+        va = inputs(a, at + at_a, c0, C, BK, TMA, UPCAST)
+        ua = weights(w, wa, row_a + n0, column, TMA, UPCAST)
+        vb = inputs(a, at + at_b, c0, C, BK, TMA, UPCAST)
+        ub = weights(w, wb, row_b + n0, column, TMA, UPCAST)
         acc_a = multiply(va, ua, one_a, one_b, acc_a, ACC)
         acc_b = multiply(vb, ub, one_a, one_b, acc_b, ACC)
         if TAIL > 0:
-            ua = _weights(w_tail, wa_tail, PLANE_A * K + n0 + BN, column, TMA, UPCAST)
-            ub = _weights(w_tail, wb_tail, PLANE_B * K + n0 + BN, column, TMA, UPCAST)
+            ua = weights(w_tail, wa_tail, row_a + n0 + BN, column, TMA, UPCAST)
+            ub = weights(w_tail, wb_tail, row_b + n0 + BN, column, TMA, UPCAST)
             tail_a = multiply(va, ua, one_a, one_tail, tail_a, ACC)
             tail_b = multiply(vb, ub, one_a, one_tail, tail_b, ACC)
     return acc_a, acc_b, tail_a, tail_b
@@ -143,23 +144,24 @@ def winograd_kernel(
     STEPS: tl.constexpr = C // BK
     LEFT: tl.constexpr = (C - STEPS * BK) // REST if REST > 0 else 0
     slot0 = start + d
-    even, odd, even_tail, odd_tail = _sweep(
-        even, odd, even_tail, odd_tail, a, w, w_tail, rows, n0, slot0, slots, in_slot, in_plane, pairs,
-        1, 2, K, TAPS, KH, C, 0, STEPS, BK, BN, TAIL, ACC, TMA, UPCAST)  # fmt: skip
+    even, odd, even_tail, odd_tail = sweep(
+        even, odd, even_tail, odd_tail, a, w, w_tail, rows, n0, slot0, slots, in_slot, pairs,
+        in_plane, 2 * in_plane, K, 2 * K, K, TAPS, KH, C, 0, STEPS, BK, BN, TAIL, ACC, TMA, UPCAST)  # fmt: skip
     if REST > 0:
-        even, odd, even_tail, odd_tail = _sweep(
-            even, odd, even_tail, odd_tail, a_rest, w_rest, w_tail_rest, rows, n0, slot0, slots, in_slot, in_plane,
-            pairs, 1, 2, K, TAPS, KH, C, STEPS * BK, LEFT, REST, BN, TAIL, ACC, TMA, UPCAST)  # fmt: skip
+        even, odd, even_tail, odd_tail = sweep(
+            even, odd, even_tail, odd_tail, a_rest, w_rest, w_tail_rest, rows, n0, slot0, slots, in_slot, pairs,
+            in_plane, 2 * in_plane, K, 2 * K, K, TAPS, KH, C, STEPS * BK, LEFT, REST, BN, TAIL, ACC, TMA,
+            UPCAST)  # fmt: skip
     even, odd = _combined(even, odd, mix, n0, K, MIX)
     if TAIL > 0:
         even_tail, odd_tail = _combined(even_tail, odd_tail, mix, n0 + BN, K, MIX)
-    even, odd, even_tail, odd_tail = _sweep(
-        even, odd, even_tail, odd_tail, a, w, w_tail, rows, n0, slot0, slots, in_slot, in_plane, pairs,
-        0, 3, K, TAPS, KH, C, 0, STEPS, BK, BN, TAIL, ACC, TMA, UPCAST)  # fmt: skip
+    even, odd, even_tail, odd_tail = sweep(
+        even, odd, even_tail, odd_tail, a, w, w_tail, rows, n0, slot0, slots, in_slot, pairs,
+        0, 3 * in_plane, 0, 3 * K, K, TAPS, KH, C, 0, STEPS, BK, BN, TAIL, ACC, TMA, UPCAST)  # fmt: skip
     if REST > 0:
-        even, odd, even_tail, odd_tail = _sweep(
-            even, odd, even_tail, odd_tail, a_rest, w_rest, w_tail_rest, rows, n0, slot0, slots, in_slot, in_plane,
-            pairs, 0, 3, K, TAPS, KH, C, STEPS * BK, LEFT, REST, BN, TAIL, ACC, TMA, UPCAST)  # fmt: skip
+        even, odd, even_tail, odd_tail = sweep(
+            even, odd, even_tail, odd_tail, a_rest, w_rest, w_tail_rest, rows, n0, slot0, slots, in_slot, pairs,
+            0, 3 * in_plane, 0, 3 * K, K, TAPS, KH, C, STEPS * BK, LEFT, REST, BN, TAIL, ACC, TMA, UPCAST)  # fmt: skip
 
     # Offsets are 32-bit within the tile, on 64-bit bases: half the registers, and any tensor size.
     y0 = q0 // pairs
