@@ -32,6 +32,7 @@ SCHEDULES: dict[int, dict[tuple[str, str], Schedule]] = {
     100: {
         (_HALF, "plane"): Schedule(128, 128, 64, 8, 3, 4),
         (_HALF, "small plane"): Schedule(128, 64, 64, 4, 4, 4),
+        (_HALF, "phases"): Schedule(128, 128, 64, 8, 3, group=64),
         (_BYTE, "plane"): Schedule(128, 128, 128, 8, 3, 4),
         (_BYTE, "small plane"): Schedule(128, 64, 128, 4, 4, 4),
         (_HALF, "96"): Schedule(128, 32, 64, 8, 3, 4),
@@ -75,7 +76,8 @@ def pick(target: Target, dtype: torch.dtype, channels: int, out_channels: int, f
     size = _BYTE if dtype in TYPES else _HALF
     words = (TYPES.get(dtype, size), size)
     if phases > 1:
-        chosen = next(table[word, kind] for word in words if (word, kind) in table)
+        keys = [(word, k) for k in ("phases", kind) for word in words]
+        chosen = next(table[key] for key in keys if key in table)
         return replace(chosen, bk=min(chosen.bk, channels & -channels), group=64)
     keys = [(word, k) for k in (str(out_channels), kind) for word in words]
     return fit(next(table[key] for key in keys if key in table), channels, out_channels)
