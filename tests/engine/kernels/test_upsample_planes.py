@@ -13,9 +13,7 @@ from zerowaste_vae.engine.kernels.conv3d import (
     conv3d,
     dispatch,
     padded_channels,
-    schedules,
 )
-from zerowaste_vae.engine.kernels.conv3d.winograd import schedules as own
 from zerowaste_vae.engine.kernels.norm_act import Norm, Store, norm_act
 from zerowaste_vae.engine.kernels.targets import FP8, capabilities
 from zerowaste_vae.engine.kernels.upsample import pack, pack_nearest, upsample
@@ -27,13 +25,6 @@ HALF, BF16, INT8 = torch.float16, torch.bfloat16, torch.int8
 TYPES = [HALF, BF16, FP8, INT8]
 #: Of one upsampling against exact, both forms.
 ROUNDING = {HALF: 1e-3, BF16: 8e-3, FP8: 8e-2, INT8: 5e-2}
-
-
-@pytest.fixture
-def tiles(interpreter, monkeypatch):
-    small = {key: schedules.Schedule(32, 32, 32, 4, 2) for key in own.SCHEDULES[90]}
-    for generation in own.SCHEDULES:
-        monkeypatch.setitem(own.SCHEDULES, generation, small)
 
 
 def scale_of(dtype):
@@ -71,7 +62,7 @@ def test_reference_is_the_direct_form(temporal, size):
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("size", [(3, 5), (1, 2)], ids=str)
 @pytest.mark.parametrize("temporal", [True, False])
-def test_kernel_equals_reference(tiles, dtype, size, temporal):
+def test_kernel_equals_reference(interpreter, dtype, size, temporal):
     c, halo = 32, 1 if temporal else 2
     h, w = size
     args, x = pair(c, temporal), torch.randn(1 + halo, h, w, c)
@@ -91,7 +82,7 @@ def test_kernel_equals_reference(tiles, dtype, size, temporal):
 
 
 @pytest.mark.parametrize("dtype", [HALF, INT8], ids=str)
-def test_chunks_and_bands_keep_every_bit(tiles, dtype):
+def test_chunks_and_bands_keep_every_bit(interpreter, dtype):
     """From the clip's first frame on, whose folds differ; the border's bias of a band is the frame's."""
     c, d, h, w = 32, 2, 66, 3
     composed, buffer = pack(*pair(c, True), dtype, winograd=True), stored(torch.randn(d + 1, h, w, c), dtype)
@@ -117,7 +108,7 @@ def test_chunks_and_bands_keep_every_bit(tiles, dtype):
 @pytest.mark.parametrize(("sm", "dtype", "fast", "limit"), [
     (80, HALF, False, 1e-5), (89, INT8, False, 1e-4), (89, HALF, True, 2e-3), (120, FP8, False, 1e-5),
 ])  # fmt: skip
-def test_forms_of_other_generations(tiles, monkeypatch, sm, dtype, fast, limit):
+def test_forms_of_other_generations(interpreter, monkeypatch, sm, dtype, fast, limit):
     monkeypatch.setattr(dispatch, "capabilities", lambda *_: capabilities("other", sm, (3, 6)))
     composed, buffer = pack(*pair(64, False), dtype, winograd=True), stored(torch.randn(3, 3, 5, 64), dtype)
     outs = [torch.full((1, 6, 10, 64), float("nan")) for _ in range(2)]
@@ -131,7 +122,7 @@ def test_forms_of_other_generations(tiles, monkeypatch, sm, dtype, fast, limit):
 def test_nearest_neighbours(request, backend, dtype):
     """Wan's: 96 channels are three steps of 32, outputs and residual in other strides, scales of channels."""
     if backend == "triton":
-        request.getfixturevalue("tiles")
+        request.getfixturevalue("interpreter")
     conv, bias, x = torch.randn(48, 96, 3, 3) * 0.03, torch.randn(48), torch.randn(1, 3, 5, 96)
     scales = torch.logspace(-0.3, 0.3, 96)
     weight, wide = pack_nearest(conv, bias, dtype, lambda rows: scales, winograd=True)
