@@ -5,17 +5,21 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from . import log
-from .errors import NonFiniteError, PlanError
+from .errors import CheckpointError, NonFiniteError, PlanError
 from .hardware import GIB
+from .kernels.probe import from_triton, give_up
 from .kernels.targets import target
 from .report import Report
+from .runtime.caches import synchronize
 from .runtime.guard import SAFER, Guard, NonFinite, out_of_memory
 from .runtime.kept import KEPT
 from .runtime.plan import Plan
@@ -28,6 +32,33 @@ if TYPE_CHECKING:
 class Attempts:
     """The part of a VideoVAE between a checked request and its result."""
 
+    def _separate(self) -> None:
+        """Make what calls write to this object's own."""
+        #: Held by the call that uses the packed weights, plans and graphs.
+        self._busy = threading.Lock()
+        self._own = threading.local()
+        self._latest: Report | None = None
+
+    @property
+    def last_report(self) -> Report | None:
+        """What this thread's latest decode or encode did, or where it has had none, any thread's. Filled from the start
+        of a run on; None before the first."""
+        return getattr(self._own, "report", self._latest)
+
+    @contextmanager
+    def _claimed(self) -> Iterator[VideoVAE]:
+        """This VAE for one call. Where another call has it, in whatever thread, one with the same weights that packs
+        and plans for itself: calls share nothing that they write to, and none waits for another."""
+        if self._busy.acquire(blocking=False):
+            try:
+                yield self
+            finally:
+                self._busy.release()
+        else:
+            other = copy.copy(self)
+            other._use(self._options)
+            yield other
+
     def _scope(self) -> AbstractContextManager[None]:
         """torch's settings as the options want them, for the time of a run."""
         o = self._options
@@ -38,8 +69,9 @@ class Attempts:
     def _begin(self, operation: str, clip: tuple[int, int, int, int]) -> Report:
         """The report of a run that starts; clip: batch, frames, height and width in pixels."""
         name = f" ({torch.cuda.get_device_name(self.device)})" if self.device.type == "cuda" else ""
-        self.last_report = Report(operation, clip, self.arch, self.precision, f"{self.device}{name}")
-        return self.last_report
+        report = Report(operation, clip, self.arch, self.precision, f"{self.device}{name}")
+        self._own.report = self._latest = report
+        return report
 
     def _describe(self, report: Report, plan: Plan) -> None:
         """What the report says of a run before it starts; sets the plain modules' layout."""
@@ -81,7 +113,7 @@ class Attempts:
             with report.stage("weights"):
                 getattr(self._fused, half)()
                 if self.device.type == "cuda":
-                    torch.cuda.synchronize(self.device)
+                    synchronize(self.device)
 
     def _survive(
         self, report: Report, guard: Guard, plan: Callable[[VideoVAE, int], Plan],
@@ -89,24 +121,31 @@ class Attempts:
     ) -> None:
         """attempt(vae, plan) until it comes through: under leaner plans where memory runs out, and in a safer precision
         where values overflow. plan(vae, below) as in `plan_decode`."""
-        vae: VideoVAE = self  # type: ignore[assignment]
-        with report.measured(self.device):
+        with self._claimed() as vae, report.measured(self.device):
             while True:
-                with report.stage("plan"):
-                    first = _planned(functools.partial(plan, vae, 0), guard)
-                vae._describe(report, first)
-                _, frames, height, width = report.clip
-                log.debug(f"{report.operation} {width}x{height}, {frames} frames: {first.describe()}")
-                leaner = functools.partial(_leaner, vae, plan)
                 try:
+                    with report.stage("plan"):
+                        first = _planned(functools.partial(plan, vae, 0), guard)
+                    vae._describe(report, first)
+                    if first.note:
+                        log.once(f"{report.operation}: {first.note}")
+                    _, frames, height, width = report.clip
+                    log.debug(f"{report.operation} {width}x{height}, {frames} frames: {first.describe()}")
+                    leaner = functools.partial(_leaner, vae, plan)
                     with vae._scope():
                         last = guard.survive(functools.partial(vae._attempt, report, attempt), first, leaner)
                 except NonFinite as error:
                     where = error.where
+                except Exception as error:
+                    if not vae._without_kernels(error):
+                        raise
+                    report.precision = vae.precision
+                    continue
                 else:
                     vae._describe(report, last)
                     vae._describe_graphs(report, last)
                     return
+                guard.handover = None  # a clip's histories in another type, or 8 bit and of other scales
                 vae = vae._safer(where)
                 report.precision += f", then {vae.precision}"
                 guard.events["nan_reruns"] += 1
@@ -118,6 +157,18 @@ class Attempts:
             KEPT.release()  # other runs take it up, or free it themselves
         with report.stage(report.operation):
             attempt(self, plan)
+
+    def _without_kernels(self, error: Exception) -> bool:
+        """Whether `error` is one of Triton's that plain torch can do without. The kernels are then off on this device,
+        for this call and all later ones."""
+        if self.fused() is None or not from_triton(error) or out_of_memory(error):
+            return False
+        give_up(self.device, error)
+        if self.fused() is not None:
+            return False
+        self.release()
+        self._use(self._options)
+        return True
 
     def _safer(self, where: str) -> VideoVAE:
         """This VAE without approximations or, if it has none, in the type of the next wider range, for a run in which
@@ -131,9 +182,22 @@ class Attempts:
         other = copy.copy(self)
         other._asked, other._float, other.dtype = name, name, dtype
         if exact:
-            other.model = copy.deepcopy(self.model).to(dtype)
+            other.model = self._in_type(dtype)
         other._use(self._options.switched(off=["fp8"]))
         return other
+
+
+    def _in_type(self, dtype: torch.dtype) -> nn.Module:
+        """The model in a wider type, with the weights as the file has them: not rounded to a narrower one, nor to one
+        that lay between."""
+        model = copy.deepcopy(self._loaded).to(dtype)
+        if self.source is not None:
+            try:
+                model.load_state_dict(self.source.weights(self._loaded, dtype))
+            except CheckpointError as error:
+                kept = next(self._loaded.parameters()).dtype
+                log.warn(f"{error}; the rerun has its weights as they were rounded to {kept}")
+        return model
 
 
 def _planned(plan: Callable[[], Plan], guard: Guard) -> Plan:
@@ -148,10 +212,15 @@ def _planned(plan: Callable[[], Plan], guard: Guard) -> Plan:
 
 
 def _leaner(vae: VideoVAE, plan: Callable[[VideoVAE, int], Plan], failed: Plan) -> Plan | None:
-    """A plan with less of a peak, by a tenth if there is one: parking goes in steps of megabytes."""
+    """A plan with less of a peak, by a tenth if there is one: parking goes in steps of megabytes. Blended tiles only
+    where nothing else is left."""
+    other = None
     for share in (0.9, 1.0):
         try:
-            return plan(vae, int(share * failed.peak_bytes))
+            found = plan(vae, int(share * failed.peak_bytes))
         except PlanError:
             continue
-    return None
+        if found.tiled == failed.tiled:
+            return found
+        other = other or found
+    return other

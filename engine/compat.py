@@ -84,13 +84,7 @@ class BlackwellIntegratedVAE:
         such a latent raises PlanError.
         """
         options = {"vram_gb": self.target_gb, **options}
-        try:
-            return self.vae.decode(latent, tiling="auto" if use_tiling else "untiled", **options)
-        except PlanError as refusal:
-            if not use_tiling:
-                raise
-            log.warn(f"decoding in blended tiles, which are approximate: {refusal}")
-            return self.vae.decode(latent, tiling="blended", **options)
+        return self.vae.decode(latent, tiling="auto" if use_tiling else "untiled", **options)
 
     def benchmark(self, num_runs: int = 10, warmup_runs: int = 3, latent: Tensor | None = None) -> dict[str, Any]:
         """Time `decode`, host memory to host memory; prints and returns seconds, ms per frame, frames/s and the report

@@ -8,18 +8,28 @@ from __future__ import annotations
 
 import itertools
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 
-def conv3d(x: Tensor, weight: Tensor, bias: Tensor, stride: tuple[int, ...], padding: tuple[int, ...]) -> Tensor:
-    """As torch.nn.functional.conv3d, one product per kernel tap. x [B, C, T, H, W] -> [B, K, T', H', W']."""
+def as_products(device: torch.device, dtype: torch.dtype, tf32: bool) -> bool:
+    """Whether convolutions of a run are made this way."""
+    return device.type == "cuda" and dtype == torch.float32 and not tf32
+
+
+def conv3d(x: Tensor, weight: Tensor, bias: Tensor, stride: tuple[int, ...], padding: tuple[int, ...],
+           taps: int | None = None) -> Tensor:
+    """As torch.nn.functional.conv3d, one product per kernel tap. x [B, C, T, H, W] -> [B, K, T', H', W'].
+
+    taps: only so many, for a dry walk: each takes the same memory.
+    """
     pt, ph, pw = padding
     x = F.pad(x, (pw, pw, ph, ph, pt, pt)).permute(0, 2, 3, 4, 1).contiguous()
     kernel = weight.shape[2:]
     size = [(n - k) // s + 1 for n, k, s in zip(x.shape[1:4], kernel, stride, strict=True)]
     total = bias.repeat(x.shape[0] * size[0] * size[1] * size[2], 1)
-    for tap in itertools.product(*map(range, kernel)):
+    for tap in itertools.islice(itertools.product(*map(range, kernel)), taps):
         window = [slice(o, o + (n - 1) * s + 1, s) for o, n, s in zip(tap, size, stride, strict=True)]
         total.addmm_(x[(slice(None), *window)].reshape(-1, x.shape[4]), weight[(slice(None), slice(None), *tap)].t())
     return total.view(x.shape[0], *size, -1).permute(0, 4, 1, 2, 3)

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,11 +24,13 @@ FRAME_NAME = "frame_{:06d}.png"
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
     """A temporary path beside `target`, which takes the target's place on success and is removed on any failure."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
+    # Threads, and containers that share a folder, may write the same file.
+    own = f".{target.name}.{secrets.token_hex(8)}"
+    temporary = target.with_name(f"{own}.part")
     try:
         yield temporary
         if target.is_dir() and temporary.is_dir():  # a folder cannot be replaced in one step
-            retired = target.with_name(f".{target.name}.{os.getpid()}.old")
+            retired = target.with_name(f"{own}.old")
             os.replace(target, retired)
             try:
                 os.replace(temporary, target)

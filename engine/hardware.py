@@ -190,9 +190,9 @@ def _gpus() -> tuple[Gpu, ...]:
 def _kernel_target() -> Target:
     import torch
 
-    from .kernels.targets import target
+    from .kernels.probe import proven
 
-    return target("cuda" if torch.cuda.is_available() else "cpu")
+    return proven(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def _gpu_problem() -> str | None:

@@ -58,7 +58,7 @@ class CausalConv3d(nn.Conv3d):
             if state is not None:
                 used = ((x.shape[2] - kt) // step + 1) * step
                 state.keep(self.key, x[:, :, used:])
-        if x.is_cuda and x.dtype == torch.float32 and not torch.is_grad_enabled() and not tf32_asked():
+        if not torch.is_grad_enabled() and exact.as_products(x.device, x.dtype, tf32_asked()):
             return exact.conv3d(x, self.weight, self.bias, self.stride, self.padding)
         if not self.weight.is_contiguous():  # in channels_last_3d; CPU kernels do not follow the weight by themselves
             x = x.contiguous(memory_format=torch.channels_last_3d)
@@ -76,7 +76,7 @@ class FrameConv(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         weight, stride, padding = self.weight.unsqueeze(2), (1, *self.stride), (0, *self.padding)
-        if x.is_cuda and x.dtype == torch.float32 and not torch.is_grad_enabled() and not tf32_asked():
+        if not torch.is_grad_enabled() and exact.as_products(x.device, x.dtype, tf32_asked()):
             return exact.conv3d(x, weight, self.bias, stride, padding)
         return F.conv3d(x, weight, self.bias, stride, padding)
 

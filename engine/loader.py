@@ -14,11 +14,10 @@ from .checkpoint import Checkpoint, read_checkpoint, restore_shapes
 from .errors import CheckpointError, InputError
 from .models import detect
 from .models.arch import Architecture
-from .precision.modes import MIXED
+from .precision.modes import MIXED, PRECISIONS
+from .source import Source
 from .vae import VideoVAE
 
-#: Float types a model can run in today; "auto" is the architecture's own on CUDA and fp32 elsewhere.
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 #: All that `load` takes.
 NAMES = ("auto", *PRECISIONS, *MIXED)
 
@@ -74,10 +73,13 @@ def load(
             setattr(model, part, None)
         expected = {key: tuple(t.shape) for key, t in model.state_dict().items()}
     checkpoint = restore_shapes(checkpoint, expected)
+    rounded = any(torch.promote_types(checkpoint.tensors[key].dtype, dtype) != dtype for key in expected)
     weights = {key: _cast(checkpoint, key, dtype) for key in expected}
     model.load_state_dict(weights, assign=True)
     model.requires_grad_(False).eval()
     vae = VideoVAE(model.to(weights_on or where), architecture, name, dtype, where, checkpoint.path, precision)
+    if rounded:
+        vae.source = Source(checkpoint.path and Path(os.path.abspath(checkpoint.path)))
     vae.options = replace(vae.options, min_db=min_db)
     return vae
 
@@ -92,6 +94,8 @@ def placement(precision: str, device: torch.device | str | None) -> torch.device
         raise InputError(f"device={device!r} is not a device torch knows: use cpu, cuda or cuda:N") from e
     if where.type == "cuda" and (not torch.cuda.is_available() or (where.index or 0) >= torch.cuda.device_count()):
         raise InputError(f"device={device!r}: torch sees {torch.cuda.device_count()} CUDA GPU(s); use device='cpu'")
+    if where.type == "cuda" and where.index is None:  # one and the same, whatever thread it will be used in
+        return torch.device("cuda", torch.cuda.current_device())
     return where
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from .hardware import GIB
+from .runtime.caches import synchronize
 
 #: Counted events -> how a report words them.
 EVENTS = {
@@ -73,13 +74,13 @@ class Report:
         if device.type != "cuda":
             yield
             return
-        torch.cuda.synchronize(device)
+        synchronize(device)
         self.before_gb = torch.cuda.memory_allocated(device) / GIB
         highest = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
         try:
             yield
         finally:
-            torch.cuda.synchronize(device)
+            synchronize(device)
             allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
             now = torch.cuda.memory_reserved(device)
             self.allocated_gb = allocated / GIB if allocated > highest[0] else None

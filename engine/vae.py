@@ -12,25 +12,32 @@ from torch import Tensor, nn
 from . import log
 from .attempts import Attempts
 from .errors import InputError
+from .exact import as_products
 from .fused.path import FusedPath, why_off
 from .inputs import check_latent, check_video
 from .methods import DocumentedMethods
 from .models.arch import Architecture
 from .optimize import DEFAULTS, OFF, Options, unavailable, unused
 from .plain import PlainPath
+from .precision.digest import digest
 from .precision.measure import latent_samples, video_samples
 from .precision.mixed import Mixed
-from .precision.modes import MIXED, resolve
+from .precision.modes import MIXED, PRECISIONS, resolve
 from .precision.store import Store
-from .report import Report
+from .runtime.caches import empty_host_cache
 from .runtime.guard import Guard
 from .runtime.kept import KEPT
-from .runtime.memory import host_budget, memory_target
+from .runtime.memory import host_budget, memory_room, memory_target
 from .runtime.pinned import POOL
 from .runtime.pixels import OUTPUTS, PixelSink, to_unit
 from .runtime.plan import Plan, Planner
 from .runtime.progress import Cancel, Progress, Ticker
 from .runtime.stream import Steps, frame_spans
+from .source import Source
+
+
+def _never() -> None:
+    """Nothing cancels the raw pair, or a plan on its own."""
 
 
 class VideoVAE(Attempts, DocumentedMethods):
@@ -52,8 +59,11 @@ class VideoVAE(Attempts, DocumentedMethods):
     ) -> None:
         """precision: the name of `dtype`. asked: the precision as the user named it, such as "auto" or "fp8"."""
         self._asked = asked or precision
-        self.store = Store(path)
-        self.model = model
+        native = PRECISIONS[architecture.native]
+        self.store = Store(None if path is None else lambda: digest(model.state_dict(), native))
+        self.model = self._loaded = model
+        #: Where `model` can be read again without the rounding to `dtype`; None: it was not rounded.
+        self.source: Source | None = None
         self.architecture = architecture
         self.arch = architecture.name
         self._float = precision
@@ -64,8 +74,7 @@ class VideoVAE(Attempts, DocumentedMethods):
         self.spatial = architecture.spatial
         self.temporal = architecture.temporal
         self.scale = architecture.scale
-        #: What the latest decode or encode did, filled from its start on; None before the first.
-        self.last_report: Report | None = None
+        self._separate()
         #: Asked to free memory that is not the engine's when a run finds none; None: there is nobody to ask.
         self.on_pressure: Callable[[], None] | None = None
         self._use(DEFAULTS)
@@ -86,8 +95,9 @@ class VideoVAE(Attempts, DocumentedMethods):
                 self._fused.use(half, self._mixed.policy(half))
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
         self.planner = Planner(
-            build, dtype, weights, self.fused, self.spatial, self.temporal, options.flash_attention
-        )
+            build, dtype, weights, self.fused, self.spatial, self.temporal, options.flash_attention,
+            lambda: as_products(self.device, dtype, options.tf32),
+        )  # fmt: skip
 
     def _mode_of(self, options: Options) -> Mixed:
         asked = self._asked
@@ -129,7 +139,7 @@ class VideoVAE(Attempts, DocumentedMethods):
     def with_options(self, options: Options) -> VideoVAE:
         """A VAE with the same weights (shared, not copied) under other options; this one stays as it is."""
         other = copy.copy(self)
-        other.last_report = None
+        other._separate()
         other._use(options)
         return other
 
@@ -180,17 +190,22 @@ class VideoVAE(Attempts, DocumentedMethods):
             return OFF
         if self._options.channels_last_3d is False:
             return "channels_last_3d is switched off, and they know no other layout"
-        return why_off(self.arch, self.model.config, self.dtype, self.device, emulate)
+        return why_off(self.arch, self.model.config, self.dtype, self.device, emulate, True)
 
     def _settle(self, half: str, samples: Callable[[], list[Tensor]]) -> None:
         """Choose the operands of a half for a clip, before it is planned."""
         with torch.no_grad(), self._scope():
             self._fused.use(half, self._mixed.settle(half, samples))
 
-    def release(self, keep: str = "") -> int:
-        """Give back the memory that only makes the next run start sooner: graphs, page-locked host memory and packed
-        weights, but those of the half `keep`. Returns the bytes of the latter."""
+    def release(self) -> int:
+        """Give back the memory that only makes the next run start sooner: graphs, packed weights and page-locked host
+        memory, torch's own included. Returns the bytes of the packed weights."""
         POOL.release()
+        empty_host_cache()
+        return self.release_packed()
+
+    def release_packed(self, keep: str = "") -> int:
+        """The part of `release` on the device: graphs and packed weights, those of the half `keep` excepted."""
         return self._fused.release(keep)
 
     @property
@@ -206,6 +221,14 @@ class VideoVAE(Attempts, DocumentedMethods):
         """Bytes on its device that a plan for `half` counts, or that are freed before it runs: they are not foreign."""
         here = (p for p in self.model.parameters() if p.device.type == self.device.type)
         return sum(p.nbytes for p in here) + self._fused.packed_bytes(half) + KEPT.nbytes(self.device)
+
+    def _limits(self, half: str, vram_gb: float | None, ram_gb: float | None, below: int) -> dict[str, int | None]:
+        """Memory that a plan may take, as `Planner.plan` has it."""
+        host, held = host_budget(self.device, ram_gb), self._held(half)
+        if below:
+            return {"target": below - 1, "host": host}
+        target = memory_target(self.device, vram_gb, ram_gb, held)
+        return {"target": target, "room": memory_room(self.device, vram_gb, held), "host": host}
 
     # -- decode ---------------------------------------------------------------------------------------------------
 
@@ -224,16 +247,17 @@ class VideoVAE(Attempts, DocumentedMethods):
         ram_gb: float | None = None,
         output: str = "float32",
         below: int = 0,
+        check: Callable[[], None] = _never,
     ) -> Plan:
         """The plan `decode` follows for [batch, C, latents, height, width] latents.
 
         below: the first one whose peak is less than so many bytes, whatever is free (0: the one for what is free).
+        check: called while it is looked for; may raise.
         """
-        target = below - 1 if below else memory_target(self.device, vram_gb, ram_gb, self._held("decoder"))
         return self.planner.plan(
             "decoder", batch, latents, height, width,
-            tiling=tiling, tile=tile, overlap=overlap, chunk=chunk, target=target,
-            host=host_budget(self.device, ram_gb), output=OUTPUTS[output],
+            tiling=tiling, tile=tile, overlap=overlap, chunk=chunk, output=OUTPUTS[output], check=check,
+            **self._limits("decoder", vram_gb, ram_gb, below),
         )  # fmt: skip
 
     def decode(
@@ -253,10 +277,10 @@ class VideoVAE(Attempts, DocumentedMethods):
     ) -> Tensor:
         """Host-scaled latent [B, C, T, h, w] (or [C, T, h, w]) -> frames [B, 4(T-1)+1, s*h, s*w, 3] in 0..1.
 
-        s: `spatial`. tiling: "auto" and "untiled" run whole frames, "exact" equals them (fused on a GPU in bands of
-        `tile` rows, where that is given), "blended" uses tiles of `tile` pixels (0: chosen for the target) sharing
-        `overlap` pixels. chunk: latents per step. output: "float32", "float16" or "uint8" (0..255). progress(done,
-        total) after each chunk; cancel() true raises Cancelled.
+        s: `spatial`. tiling: "untiled" runs whole frames, "exact" equals them (fused on a GPU in bands of `tile` rows,
+        where that is given), "blended" uses tiles of `tile` pixels (0: chosen for the target) sharing `overlap` pixels;
+        "auto" runs whole frames, or what else fits, and says so. chunk: latents per step. output: "float32", "float16"
+        or "uint8" (0..255). progress(done, total) after each chunk; cancel() true raises Cancelled.
         out: a host tensor of the result's shape and type to write into, for looking at frames while the run goes on.
         Raises InputError on a wrong latent or option, PlanError when nothing fits the target.
         """
@@ -278,7 +302,7 @@ class VideoVAE(Attempts, DocumentedMethods):
             return vae.plan_decode(
                 batch, count, h, w,
                 tiling=tiling, tile=tile, overlap=overlap, chunk=chunk, vram_gb=vram_gb, ram_gb=ram_gb, output=output,
-                below=below,
+                below=below, check=guard.tick.check,
             )  # fmt: skip
 
         def attempt(vae: VideoVAE, plan: Plan) -> None:
@@ -321,15 +345,16 @@ class VideoVAE(Attempts, DocumentedMethods):
         vram_gb: float | None = None,
         ram_gb: float | None = None,
         below: int = 0,
+        check: Callable[[], None] = _never,
+        rest: tuple[int, int] = (0, 0),
     ) -> Plan:
-        """The plan `encode` follows for frames that become [batch, C, latents, height, width] latents; `below` as in
-        `plan_decode`."""
+        """The plan `encode` follows for frames that become [batch, C, latents, height, width] latents; `below` and
+        `check` as in `plan_decode`. rest: their rows and columns of pixels that fill no latent pixel."""
         self._need_encoder()
-        target = below - 1 if below else memory_target(self.device, vram_gb, ram_gb, self._held("encoder"))
         return self.planner.plan(
             "encoder", batch, latents, height, width,
-            tiling=tiling, tile=tile, overlap=overlap, chunk=chunk, target=target,
-            host=host_budget(self.device, ram_gb),
+            tiling=tiling, tile=tile, overlap=overlap, chunk=chunk, rest=rest, check=check,
+            **self._limits("encoder", vram_gb, ram_gb, below),
         )  # fmt: skip
 
     def encode(
@@ -365,6 +390,7 @@ class VideoVAE(Attempts, DocumentedMethods):
             return vae.plan_encode(
                 batch, latents, h, w,
                 tiling=tiling, tile=tile, overlap=overlap, chunk=chunk, vram_gb=vram_gb, ram_gb=ram_gb, below=below,
+                check=guard.tick.check, rest=(height % self.spatial, width % self.spatial),
             )  # fmt: skip
 
         def attempt(vae: VideoVAE, plan: Plan) -> None:
@@ -400,7 +426,3 @@ class VideoVAE(Attempts, DocumentedMethods):
 def _passes(plan: Plan, batch: int) -> int:
     """Through how many passes over its latents a result is made: plain torch takes all clips at once."""
     return (len(plan.grid) + 1 if plan.tiled else 1) * (batch if plan.fused else 1)
-
-
-def _never() -> None:
-    """The raw pair is not cancelled."""

@@ -26,13 +26,15 @@ from ..engine.kernels.precision import fp32_math
 from ..engine.loader import PRECISIONS, auto_precision
 from ..engine.models import detect, seedvr2
 from ..engine.optimize import Options, availability
-from ..engine.runtime.memory import DEFAULT_SHARE, GIB, available_ram, host_budget
+from ..engine.runtime.caches import empty_host_cache
+from ..engine.runtime.kept import KEPT
+from ..engine.runtime.memory import DEFAULT_SHARE, GIB, available_ram, card_room, host_budget
 from ..engine.runtime.pinned import POOL
 from ..engine.runtime.pixels import OUTPUTS
 from ..engine.runtime.plan import Plan
-from ..engine.runtime.scope import attribute
+from ..engine.runtime.scope import CUDNN_BENCHMARK
 from .frames import as_clip, as_latent
-from .planning import KNOWN, Machine, plan_facts
+from .planning import KNOWN, Machine, plan_facts, raised_facts
 from .preview import SIZE as PREVIEW_SIZE
 from .preview import Preview
 from .progress import Stages
@@ -154,7 +156,8 @@ class EngineVAE(comfy.sd.VAE):
             preview = Preview(images, plan, size[1], self.engine.temporal, self._on_gpu) if _shows_previews() else None
             self._interruptible(self.engine.decode, plan, size[1], latent, preview=preview, out=images, **options)
         outcome = Outcome(self.engine.last_report, loaded)
-        outcome.plan = plan_facts(plan, *size[:2], self.engine, OUTPUTS[output]) | self._facts(settings)
+        facts = plan_facts(plan, *size[:2], self.engine, OUTPUTS[output])
+        outcome.plan = facts | self._facts(settings) | raised_facts(plan)
         return images.to(self.output_device), outcome
 
     def run_encode(self, clip: Tensor, settings: Settings) -> tuple[Tensor, Outcome]:
@@ -177,11 +180,15 @@ class EngineVAE(comfy.sd.VAE):
         memory = 0
         _sample_machine()
         for engine in self._engines:  # packed weights that this run's plan does not count
-            engine.release(keep=half if engine is self.engine else "")
+            engine.release_packed(keep=half if engine is self.engine else "")
         if self._on_gpu:
-            target = settings.vram_gb * GIB or DEFAULT_SHARE * mm.get_total_memory(self.device)
-            host = host_budget(self.device, settings.ram_gb)
-            memory = self._peak(half, size, target=int(target), host=host, **options, **settings.plan_options())
+            card = mm.get_total_memory(self.device)
+            limits = {
+                "target": int(settings.vram_gb * GIB or DEFAULT_SHARE * card),
+                "room": None if settings.vram_gb else card_room(card),  # after the host has freed it
+                "host": host_budget(self.device, settings.ram_gb),
+            }
+            memory = self._peak(half, size, **limits, **options, **settings.plan_options())
             memory -= self.engine.packed_bytes  # they are there already
         mm.load_models_gpu([self.patcher], memory_required=memory, force_full_load=True)
         self.engine.to(self.device)
@@ -201,8 +208,10 @@ class EngineVAE(comfy.sd.VAE):
             mm.throw_exception_if_processing_interrupted()
             raise
         finally:
-            # Packed weights stay while the host keeps the VAE loaded; memory parked in, up to tens of GB, does not.
+            # Packed weights stay while the host keeps the VAE loaded. Memory parked in, up to tens of GB, does not, nor
+            # a run's with its graphs, up to 1 GB, of which the host knows nothing.
             POOL.release()
+            KEPT.release()
             self.engine.on_pressure = None
 
     def _free_others(self) -> None:
@@ -264,9 +273,7 @@ def _give_back(engines: Iterable[VideoVAE]) -> None:
     for engine in engines:
         engine.release()
     POOL.release()
-    empty = getattr(torch._C, "_host_emptyCache", None)
-    if empty is not None and torch.cuda.is_initialized():
-        empty()
+    empty_host_cache()
 
 
 def _widths(engine: VideoVAE) -> str:
@@ -336,7 +343,7 @@ def _scoped(call: Callable[..., Tensor], names: list[str]) -> Callable[..., Tens
             if "tf32" in names:
                 stack.enter_context(fp32_math(tf32=True))
             if "cudnn_benchmark" in names:
-                stack.enter_context(attribute(torch.backends.cudnn, "benchmark", True))
+                stack.enter_context(CUDNN_BENCHMARK.hold(True))
             return call(*args, **kwargs)
 
     return scoped

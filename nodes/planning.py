@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..engine import InputError, PlanError
+from ..engine.exact import as_products
 from ..engine.fused.path import FusedPath, why_off
 from ..engine.loader import NAMES, PRECISIONS, auto_precision
 from ..engine.models import ARCHITECTURES, seedvr2
@@ -21,7 +22,7 @@ from ..engine.optimize import DEFAULTS, Options
 from ..engine.precision.mixed import Mixed
 from ..engine.precision.modes import MIXED, resolve
 from ..engine.precision.store import Store
-from ..engine.runtime.memory import DEFAULT_SHARE, GIB
+from ..engine.runtime.memory import DEFAULT_SHARE, GIB, card_room
 from ..engine.runtime.pixels import OUTPUTS
 from ..engine.runtime.plan import TILINGS, Plan, Planner
 
@@ -144,6 +145,10 @@ class Machine:
             return int(question.ram_gb * GIB), "ram_gb"
         return self.half_ram, "half_ram"
 
+    def room(self, question: Question) -> int | None:
+        """Bytes up to which the default target may be raised."""
+        return None if question.vram_gb or self.card is None else card_room(self.card)
+
     def host(self, question: Question) -> int | None:
         """Bytes of host memory a run may park histories in."""
         if self.device.type != "cuda":
@@ -174,8 +179,9 @@ def _planner(
         for half in ("encoder", "decoder"):
             fused.use(half, mixed.policy(half))
     planner = Planner(
-        build, dtype, weights, lambda: fused, architecture.spatial, architecture.temporal, options.flash_attention
-    )
+        build, dtype, weights, lambda: fused, architecture.spatial, architecture.temporal, options.flash_attention,
+        lambda: as_products(device, dtype, options.tf32),
+    )  # fmt: skip
     return planner, reason or ""
 
 
@@ -206,12 +212,17 @@ def answer(question: Question, machine: Machine) -> dict[str, object]:
         plan = planner.plan(
             "decoder", question.batch, latents, height, width, tiling=question.tiling, tile=question.tile,
             overlap=question.overlap, chunk=question.chunk, target=target,
-            host=machine.host(question), output=output,
+            room=machine.room(question), host=machine.host(question), output=output,
         )  # fmt: skip
     except PlanError as error:
         size = {"width": architecture.spatial * width, "height": architecture.spatial * height}
         return {"fits": False, "text": str(error), **size, "frames": question.frames, **facts}
-    return {**plan_facts(plan, question.batch, latents, architecture, output), **facts}
+    return {**plan_facts(plan, question.batch, latents, architecture, output), **facts, **raised_facts(plan)}
+
+
+def raised_facts(plan: Plan) -> dict[str, object]:
+    """The target and where it is from, if "auto" had to raise it."""
+    return {} if plan.raised is None else {"target_gb": _gb(plan.raised), "target_source": "free"}
 
 
 def plan_facts(
@@ -225,6 +236,7 @@ def plan_facts(
     facts: dict[str, object] = {
         "fits": True,
         "text": plan.describe(),
+        "note": plan.note,
         "mode": "blended" if plan.tiled else "untiled",
         "fused": plan.fused,
         "batch": batch,

@@ -13,8 +13,9 @@ _TILE = (
 )
 _OVERLAP = "Pixels that neighbouring tiles share and blend over. Must be smaller than the tile."
 _TILING = (
-    "auto and untiled: whole frames. On a GPU, history waits in host memory where the VRAM target asks for it; what "
-    "does not fit even so is an error that says what would. exact: the same frames, with rows of large convolutions in "
+    "auto and untiled: whole frames. On a GPU, history waits in host memory where the VRAM target asks for it. What "
+    "does not fit even so, auto does in blended tiles, and says so; with untiled and exact it is an error that says "
+    "what would fit. exact: the same frames, with rows of large convolutions in "
     "bands of tile pixels where the fused kernels run. blended: tiles with a soft overlap, approximate, for frames "
     "that do not fit."
 )
@@ -52,7 +53,7 @@ def vram_input() -> io.Float.Input:
         step=0.1,
         optional=True,
         tooltip="Most memory this may take, in GB (2^30 bytes). 0: the value of the node before, else 81.25 % of the "
-        "card (13 of 16 GB).",
+        "card (13 of 16 GB), more where whole frames need it and it is free.",
     )
 
 

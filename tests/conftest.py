@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import random
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,11 +19,121 @@ if not torch.cuda.is_available():
 from safetensors.torch import load_file, save_file
 from zerowaste_vae.engine import load
 from zerowaste_vae.engine.models.seedvr2 import Config, SeedVR2
+from zerowaste_vae.engine.runtime.kept import KEPT
+from zerowaste_vae.engine.runtime.pinned import POOL
 
 ROOT = Path(__file__).resolve().parent.parent
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
 #: fp32 noise of the original against its own fp64 run is up to 6.2e-6.
 ATOL = 1.5e-5
+# torch 2.9 replaced the booleans of TF32 and refuses a mixture of both.
+NEW = hasattr(torch.backends.cuda.matmul, "fp32_precision")
+TF32 = "fp32_precision" if NEW else "allow_tf32"
+#: Settings of the process that a run may change while it lasts.
+SETTINGS = {
+    "TF32 in products": (torch.backends.cuda.matmul, TF32),
+    "TF32 in convolutions": (torch.backends.cudnn.conv if NEW else torch.backends.cudnn, TF32),
+    "cuDNN's benchmark": (torch.backends.cudnn, "benchmark"),
+    "cuDNN": (torch.backends.cudnn, "enabled"),
+}
+
+
+def pytest_addoption(parser):
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="another order: modules, and the tests in each")
+    parser.addoption("--passed", type=Path, metavar="FILE", help="names what passes there; what it names is not run")
+
+
+class Passed:
+    """Tests that passed, now or in the runs before that wrote the same file."""
+
+    def __init__(self, path):
+        self.path = path
+        self.names = set(path.read_text(encoding="utf-8").splitlines() if path.exists() else ())
+
+    def pytest_runtest_logreport(self, report):
+        if report.when == "call" and report.passed:
+            self.names.add(report.nodeid)
+
+    def pytest_sessionfinish(self):
+        self.path.write_text("".join(f"{name}\n" for name in sorted(self.names)), encoding="utf-8")
+
+
+def pytest_configure(config):
+    path = config.getoption("--passed")
+    if path and not hasattr(config, "workerinput"):  # the workers of xdist report to this process
+        config.pluginmanager.register(Passed(path))
+
+
+@pytest.hookimpl(tryfirst=True)  # pytest then groups what shares a fixture's parameter
+def pytest_collection_modifyitems(config, items):
+    path, seed = config.getoption("--passed"), config.getoption("--shuffle")
+    if path:
+        known = Passed(path).names
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in known])
+        items[:] = [item for item in items if item.nodeid not in known]
+    if seed is not None:
+        shuffle(items, random.Random(seed))
+
+
+def shuffle(items, draw):
+    """No test may need another one before it. Modules stay together: their fixtures are made once."""
+    modules = {}
+    for item in items:
+        modules.setdefault(item.path, []).append(item)
+    order = list(modules.values())
+    draw.shuffle(order)
+    for tests in order:
+        draw.shuffle(tests)
+    items[:] = [item for tests in order for item in tests]
+
+
+def pytest_collection_finish():
+    """What is imported by now stays: later collections, two for each test on a GPU, need not look at it."""
+    if torch.cuda.is_available():
+        gc.collect()
+        gc.freeze()
+
+
+def settle_gpu():
+    """No memory of an earlier run on the GPU but what living fixtures hold, no limit of an earlier test, and counters
+    that start anew."""
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):  # a failed test's frames, with their tensors
+        with suppress(AttributeError):
+            delattr(sys, name)
+    KEPT.release()
+    gc.collect()  # a VAE and its plans refer to each other
+    torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    torch.cuda.reset_peak_memory_stats()
+    torch.cuda.reset_accumulated_memory_stats()
+
+
+def settings():
+    """Setting -> whether it is on."""
+    return {name: getattr(*setting) in (True, "tf32") for name, setting in SETTINGS.items()}
+
+
+@pytest.fixture(autouse=True)
+def gpu_as_found(request):
+    """Every test marked gpu finds the device as a new process would, and leaves it so."""
+    if request.node.get_closest_marker("gpu") is None or not torch.cuda.is_available():
+        yield
+        return
+    settle_gpu()
+    device, before = torch.cuda.current_device(), settings()
+    yield
+    torch.cuda.set_device(device)
+    settle_gpu()
+    assert settings() == before
+
+
+@pytest.fixture(scope="module", autouse=True)
+def page_locked_memory_given_back():
+    """Within a module it stays: locking takes 0.7 s a GB."""
+    yield
+    POOL.release()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -97,6 +211,18 @@ def seed_model():
 @pytest.fixture(scope="session")
 def units() -> dict[str, torch.Tensor]:
     return load_file(FIXTURES / "seedvr2" / "units.safetensors")
+
+
+@pytest.fixture(scope="session")
+def full_width(tmp_path_factory) -> Path:
+    """A file of SeedVR2's published widths with the weights of the recorded outputs, in fp32."""
+    path = tmp_path_factory.mktemp("full") / "full.safetensors"
+    with torch.device("meta"):
+        model = SeedVR2(Config((128, 256, 512, 512), (128, 256, 512, 512)))
+    model.to_empty(device="cpu")
+    seeded_weights(model, 1234)
+    save_file(model.state_dict(), path)
+    return path
 
 
 @pytest.fixture

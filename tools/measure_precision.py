@@ -76,7 +76,7 @@ class Subject:
         if table is None and self._others is not None:
             bench = Bench(self.vae.model, half, self.vae.dtype, self.vae.options, self._others[half])
             table = bench.table("another clip")
-            self.vae.store.keep(half, table)
+            self.vae.store.calibrate(half, table)
         if table is None or not table.fits(keys):
             raise SystemExit(f"{self.vae.path}: calibrate it first (zerowaste-vae calibrate)")
         return table

@@ -35,11 +35,15 @@ def add_vae_options(parser: argparse.ArgumentParser) -> None:
 
 def add_memory_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     group = parser.add_argument_group("memory (GB means 2^30 bytes)")
-    group.add_argument("--tiling", default="auto", metavar="T", help="auto, untiled, exact or blended (default: auto)")
+    group.add_argument("--tiling", default="auto", metavar="T",
+                       help="auto (default: whole frames, blended tiles only where they do not fit), untiled, exact or "
+                       "blended")  # fmt: skip
     group.add_argument("--tile", type=int, default=0, metavar="PX",
                        help="size of blended tiles, or rows of exact bands; 0: planned (default: 0)")  # fmt: skip
     group.add_argument("--overlap", type=int, default=64, metavar="PX", help="overlap of blended tiles (default: 64)")
-    group.add_argument("--vram-gb", type=float, metavar="GB", help="memory target (default: 81.25 %% of the card)")
+    group.add_argument("--vram-gb", type=float, metavar="GB",
+                       help="memory target (default: 81.25 %% of the card, which auto tiling may raise to what is "
+                       "free)")  # fmt: skip
     group.add_argument("--ram-gb", type=float, metavar="GB",
                        help="host memory for parked histories (default: half of what is free)")  # fmt: skip
     group.add_argument("--chunk", type=int, default=0, metavar="N", help="latents per step, 0: planned (default: 0)")

@@ -42,7 +42,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..runtime.memory import GIB, check_sizes, memory_target
+    from ..runtime.memory import GIB, check_sizes, memory_room, memory_target
 
     width, height = _size(args.size)
     check_sizes(args.vram_gb, args.ram_gb)
@@ -53,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
     precision = architecture.native if args.precision == "auto" else args.precision
     if min(width, height) < spatial:
         raise InputError(f"--size {args.size}: frames are at least {spatial}x{spatial} pixels")
+    room = None
     if args.table:
         targets = list(TABLE_GB)
     elif args.vram_gb:
@@ -62,10 +63,10 @@ def run(args: argparse.Namespace) -> int:
         target = None if here is None else memory_target(here, None, None, 0)
         if target is None:
             raise InputError("no CUDA GPU here to plan for: name its memory target with --vram-gb, or ask for --table")
-        targets = [target / GIB]
+        targets, room = [target / GIB], memory_room(here, None, 0)
     latents = (args.frames - 1) // temporal + 1
     size = latents, height // spatial, width // spatial
-    rows = [_row(args, planner, size, gb) for gb in targets]
+    rows = [_row(args, planner, size, gb, room) for gb in targets]
     frames = temporal * (latents - 1) + 1
     result = frames * height * width * 3 * {"float32": 4, "float16": 2, "uint8": 1}[args.output]
     if args.json:
@@ -136,7 +137,9 @@ def _planner(args: argparse.Namespace) -> tuple[Planner, Architecture, str]:
         path = FusedPath(model, architecture, dtype, DEFAULTS)
         if args.precision in MIXED:
             _use(path, model, args.precision)
-    planner = Planner(build, dtype, weights, lambda: path, architecture.spatial, architecture.temporal)
+    products = dtype == torch.float32  # plans are for a GPU, without TF32
+    planner = Planner(build, dtype, weights, lambda: path, architecture.spatial, architecture.temporal,
+                      products=lambda: products)  # fmt: skip
     return planner, architecture, note
 
 
@@ -149,19 +152,23 @@ def _use(path: FusedPath, model: Network, precision: str) -> None:
         path.use(half, Policy(kinds, half_accumulate=precision == "fp16_fast"))
 
 
-def _row(args: argparse.Namespace, planner: Planner, size: tuple[int, int, int], gb: float) -> dict[str, object]:
+def _row(
+    args: argparse.Namespace, planner: Planner, size: tuple[int, int, int], gb: float, room: int | None
+) -> dict[str, object]:
     import torch
 
     from ..runtime.memory import GIB, host_budget
     from ..runtime.pixels import OUTPUTS
 
-    options = {"tiling": args.tiling, "tile": args.tile, "overlap": args.overlap, "chunk": args.chunk}
+    s = planner.spatial
+    rest = tuple(n % s for n in reversed(_size(args.size))) if args.encode else (0, 0)
+    options = {"rest": rest, "tiling": args.tiling, "tile": args.tile, "overlap": args.overlap, "chunk": args.chunk}
     host = host_budget(torch.device("cuda"), args.ram_gb)
     half = "encoder" if args.encode else "decoder"
     try:
         plan: Plan = planner.plan(
-            half, 1, *size, target=int(gb * GIB), host=host, output=OUTPUTS[args.output], **options
-        )
+            half, 1, *size, target=int(gb * GIB), room=room, host=host, output=OUTPUTS[args.output], **options
+        )  # fmt: skip
     except PlanError as error:
         return {"target_gb": gb, "fits": False, "text": str(error)}
     return {
@@ -173,5 +180,6 @@ def _row(args: argparse.Namespace, planner: Planner, size: tuple[int, int, int],
         "frames_per_step": plan.steps.frames,
         "tiles": len(plan.grid),
         "parked": plan.parking is not None,
+        "note": plan.note,
         "text": plan.describe(),
     }

@@ -70,6 +70,7 @@ class FusedEncoder:
                 run.advance(*sizes[2])
             self._latent_size(run, x1, sums, moments)
             run.advance(*sizes[3])
+            run.inspect(moments)
         run.done["frames"] += count
         return moments
 
@@ -77,15 +78,16 @@ class FusedEncoder:
         """8x and its downsampler, some frames at a time."""
         count, height, width, _ = video.shape
         parts = []
-        for first in range(0, count, frames or count):
-            part = video[first : first + (frames or count)]
+        for first, end in run.walk.spans(count, frames):
+            part = video[first:end]
             with run.arena.scope():
                 x = run.take(*part.shape[:3], self.conv_in.weight.out_channels)
                 sums = run.conv(self.conv_in, part, x, groups=self.groups)
                 x, _ = resnets(run, self.resnets[0], x, sums, self.groups, measure=False)
-                target = out[first : first + part.shape[0]]
-                parts.append(run.downsample(self.downs[0], x, target, starts, self.groups))
+                parts.append(run.downsample(self.downs[0], x, out[first:end], starts, self.groups))
                 run.advance(height, width)
+        if run.walk.open:  # whatever steps they were made in
+            return run.walk.sums(out, self.groups)
         if run.dry:
             return None
         return Partials(run.attempt(torch.cat, [p.data for p in parts]), parts[0].span)

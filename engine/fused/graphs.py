@@ -21,6 +21,7 @@ from torch import Tensor
 
 from .. import log
 from ..kernels.observe import listening
+from ..runtime.caches import RECORDING, synchronize
 from .graph_rule import CALLS, KEPT_BYTES, SETTLED, Clock, Notes, pays
 from .run import Run
 
@@ -179,7 +180,7 @@ class Graphs:
     def clear(self) -> None:
         """Forget the graphs."""
         if self._recorded and self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+            synchronize(self.device)
         self._recorded.clear()
         self._pool = None
 
@@ -227,14 +228,17 @@ class Graphs:
         try:
             if self._pool is None and self.device.type == "cuda":
                 self._pool = torch.cuda.graph_pool_handle()
-            given, graph = torch.empty_like(part), CudaGraph(self.device, self._pool)
+            with torch.inference_mode(False):  # as Run.allocate
+                given = torch.empty_like(part)
+            graph = CudaGraph(self.device, self._pool)
 
             def work() -> Tensor:
                 result = walk(given)
                 run.rewind()
                 return result
 
-            result = graph.record(work)
+            with RECORDING:
+                result = graph.record(work)
             change = run.done.copy()
             change.subtract(done)
             self._recorded[kind] = _Recorded(graph, given, result, change, self._marks)

@@ -11,7 +11,7 @@ from itertools import groupby, pairwise
 import torch
 from torch import Tensor
 
-from .memory import Plane
+from .memory import Piece, Plane
 
 
 @dataclass(frozen=True)
@@ -125,13 +125,13 @@ class History:
         count = min(slots - self.halo, self.halo) if self.started else self.halo
         return count, self.oldest if count < self.halo else 0
 
-    def frames(self) -> list[Tensor]:
-        """In host memory, oldest first."""
-        return [self._frame((self.oldest + i) % self.halo) for i in range(self.halo)]
-
-    def _frame(self, slot: int) -> Tensor:
+    def pieces(self) -> Iterator[Piece]:
+        """Every row of every frame once, in order, where it is."""
         ends = [b.stored for b in self.bands[:-1]] + [self.plane[0]]
-        return torch.cat([self.segment(b).part(slot, b.top, e).cpu() for b, e in zip(self.bands, ends, strict=True)])
+        for i in range(self.halo):
+            for band, end in zip(self.bands, ends, strict=True):
+                rows = self.segment(band).part((self.oldest + i) % self.halo, band.top, end)
+                yield Piece(i, band.top, rows)
 
 
 def keep_near(histories: Iterable[History], room: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,6 +13,16 @@ from torch import Tensor
 ALIGN = 512  # what CUDA's allocators align to
 #: Bordered rows, bordered columns and channels of a convolution's input.
 Plane = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Bordered rows [first, first + len(rows)) of one frame of a history, where they are: [rows, W + 2, C]. Frame 0 is
+    the oldest one."""
+
+    frame: int
+    first: int
+    rows: Tensor
 
 
 class Arena:
@@ -114,18 +125,18 @@ class Ring:
         if moved:
             self._position = (self._position + frames) % self.slots
 
-    def history(self, key: str) -> list[Tensor]:
-        """Between passes: the `halo` last frames of `key`, oldest first. Empty before its clip's first pass."""
+    def history(self, key: str) -> list[Piece]:
+        """Between passes: the `halo` last frames of `key`, in order. Empty before its clip's first pass."""
         if key not in self._started:
             return []
         first = self._position - self._ends[key]
-        return [self.data[(first + i) % self.slots] for i in range(self.halos[key])]
+        return [Piece(i, 0, self.data[(first + i) % self.slots]) for i in range(self.halos[key])]
 
     def adopt(self, key: str, frames: Tensor) -> None:
         """Between passes: `key` goes on behind these frames [halo, H + 2, W + 2, C], oldest first."""
         self._started.add(key)
         for slot, frame in zip(self.history(key), frames, strict=True):
-            slot.copy_(frame)
+            slot.rows.copy_(frame)
 
     def rewind(self) -> None:
         """Between passes: move the histories to where a pass that begins at slot 0 looks for them, as a clip's first

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..runtime.pinned import POOL
 from .history import Band, History, keep_near, split_rows
-from .memory import ALIGN, Plane, fill_head
+from .memory import ALIGN, Piece, Plane, fill_head
 
 #: Host memory that is locked besides where some histories stay on the GPU, and at most this part of theirs: the next
 #: plan of the same clip may find less GPU memory free (packed weights, a library's workspace) and keep fewer there.
@@ -96,10 +96,10 @@ class Parked:
 
     def bands(
         self, key: str, plane: Plane, dtype: torch.dtype, halo: int, frames: int, rows: int, step: int, reach: int,
-        work: int,
+        work: int, times: int = 1,
     ) -> Sequence[Band]:  # fmt: skip
-        """The bands a convolution's output `rows` are computed in, with `work` operations. Asked first for the most
-        frames it will get at once, which settles how tall they are."""
+        """The bands a convolution's output `rows` are computed in, with `work` operations, `times` times over.
+        Asked first for the most frames it will get at once, which settles how tall they are."""
         if key not in self._histories:
             line = (halo + frames) * plane[1] * plane[2] * dtype.itemsize
             fit = (self.parking.band_bytes // line - reach) // step + 1
@@ -107,8 +107,8 @@ class Parked:
             self._histories[key] = History(plane, halo, dtype, list(split_rows(rows, step, reach, band)))
         history = self._histories[key]
         if not self._buffers:
-            history.times += 1
-            history.work += work
+            history.times += times
+            history.work += times * work
             self._placed = False
         return history.bands
 
@@ -173,13 +173,13 @@ class Parked:
         """Keys of all convolutions whose history waits here."""
         return list(self._histories)
 
-    def history(self, key: str) -> list[Tensor]:
-        """The `halo` last frames of `key` in host memory, oldest first. Empty before its clip's first pass."""
+    def history(self, key: str) -> list[Piece]:
+        """The `halo` last frames of `key`, in order. Empty before its clip's first pass."""
         history = self._histories[key]
         if not history.started:
             return []
         self.wait()
-        return history.frames()
+        return list(history.pieces())
 
     def adopt(self, key: str, frames: Tensor) -> None:
         """`key` goes on behind these frames [halo, H + 2, W + 2, C], oldest first."""

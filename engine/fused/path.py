@@ -13,11 +13,13 @@ from torch import Tensor
 
 from ..kernels.attention import reference
 from ..kernels.conv3d import padded_channels
+from ..kernels.probe import proven
 from ..kernels.targets import target
 from ..precision.operands import Operands
 from ..precision.policy import EXACT, Policy
-from ..precision.prepared import load, recipe, save
+from ..precision.prepared import load, moved, recipe, save
 from ..precision.store import Store
+from ..runtime.caches import empty_device_cache
 from ..runtime.dryrun import peak_bytes
 from ..runtime.guard import Guard
 from ..runtime.pixels import PixelSink, StagedReader, StagedWriter, to_unit
@@ -27,7 +29,7 @@ from .handover import take_over
 from .networks import ARCHITECTURES, fuse
 from .parking import Parking
 from .placement import Sizes
-from .run import Run
+from .run import RESERVE_BYTES, Run
 from .runs import Runs, allocated
 
 if TYPE_CHECKING:
@@ -38,22 +40,25 @@ if TYPE_CHECKING:
     from .networks import AnyEncoder
     from .staged import StagedDecoder
 
-#: Partial sums and coefficients, which operators allocate themselves (33 MiB at 3840x2160).
-TEMPORARY_BYTES = 64 << 20
+#: What operators allocate themselves besides the sums that a walk counts (coefficients of norms, scales, a library's
+#: small buffers), and what a run keeps in reserve for them.
+TEMPORARY_BYTES = RESERVE_BYTES + (16 << 20)
 #: Full-size pixels per step that fill a GPU. At 1280x720, one frame per step is as fast as eight (H200).
 STEP_PIXELS = 1 << 20
 
 
 def why_off(
-    architecture: str, config: Any, dtype: torch.dtype, device: torch.device, emulate: bool = False
+    architecture: str, config: Any, dtype: torch.dtype, device: torch.device, emulate: bool = False,
+    probe: bool = False,
 ) -> str | None:
     """The reason the fused operators cannot run this model on this device, or None. config None: published widths.
 
-    emulate: on a CPU their references will do, for numbers that plain torch cannot give.
+    emulate: on a CPU their references will do, for numbers that plain torch cannot give. probe: a GPU must have run a
+    first kernel; without it nothing is run, and a GPU that has not been tried is trusted.
     """
     if architecture not in ARCHITECTURES:
         return f"no fused network for {architecture}"
-    here = target(device)
+    here = proven(device) if probe else target(device)
     if not (emulate and device.type == "cpu"):
         if not here.kernels:
             return here.notes[0] if here.notes else f"no kernels for {device}"
@@ -120,13 +125,14 @@ class FusedPath:
 
     def sizes(
         self, half: str, latents: int, frames: int, height: int, width: int, output: torch.dtype,
-        frame: tuple[int, int] | None = None, parking: Parking | None = None,
+        frame: tuple[int, int] | None = None, parking: Parking | None = None, rest: tuple[int, int] = (0, 0),
     ) -> Sizes:
         """What a run takes besides the plain weights, for `latents` and `frames` per step.
 
-        height, width: of the frame or tile, in latent pixels; frame: the whole frame's, where that is a tile.
+        height, width: of the frame or tile, in latent pixels; frame: the whole frame's, where that is a tile. rest: an
+        encoder's rows and columns of pixels that fill no latent pixel.
         """
-        return self._sizes(half, latents, frames, height, width, output, frame, parking)
+        return self._sizes(half, latents, frames, height, width, output, frame, parking, rest)
 
     # -- runs, clip by clip through one set of buffers ---------------------------------------------------------------
 
@@ -171,7 +177,7 @@ class FusedPath:
         self, z: Tensor, scale: float, plan: Plan, sink: PixelSink, guard: Guard, device: torch.device
     ) -> None:
         """As `decode` in blended tiles: the front runs untiled, its features wait in host memory; then tile by tile."""
-        decoder, steps, latents = self.decoder(), plan.steps, z.shape[2]
+        decoder, steps, latents, t = self.decoder(), plan.steps, z.shape[2], self._architecture.temporal
         self.runs.no_graphs = why_none(self._options.cuda_graphs, plan)
         front = decoder.plan_front(steps.latents, z.shape[3], z.shape[4], device)
         tile = decoder.plan_tile(steps.latents, plan.grid.rows.size, plan.grid.cols.size, steps.frames, device)
@@ -183,7 +189,10 @@ class FusedPath:
                 for part in _chunks(z[clip], steps, scale, reader, front):
                     guard.tick.check()
                     decoder.front_chunk(front, part, lambda x: features.append(x.to("cpu", copy=True)))  # noqa: B023
-                    guard.reach(before + sum(map(len, features)))
+                    through = sum(map(len, features))
+                    first, end = (max(0, t * (n - 1) + 1) for n in (through - part.shape[0], through))
+                    guard.inspect(clip, first, end - first, float(front.health))
+                    guard.reach(before + through)
             with allocated(tile, guard):
                 for index, where in enumerate(plan.grid.indices(), 1):
                     if guard.finished[(clip, *where)] < sink.out.shape[1]:
@@ -247,7 +256,7 @@ class FusedPath:
                             moments = graphs.chunk(whole, frames, left)
                     done = guard.skip(clip, first, moments.shape[0])
                     if done < moments.shape[0]:
-                        writer.write(clip, first + done, moments[done:], run.attempt(moments.sum))
+                        writer.write(clip, first + done, moments[done:], run.health)
                     guard.reach(clip * out.shape[1] + first + moments.shape[0])
                     if run.pressed:
                         guard.settle(run.recover)
@@ -259,7 +268,7 @@ class FusedPath:
         if half not in self._packed:
             self._packed[half] = self._prepared(half)
             if self._packed[half].norm_out.weight.is_cuda:
-                torch.cuda.empty_cache()  # packing goes through fp32: 0.2 GB that would stay reserved
+                empty_device_cache()  # packing goes through fp32: 0.2 GB that would stay reserved
         return self._packed[half]
 
     @functools.cached_property
@@ -271,17 +280,28 @@ class FusedPath:
 
     def _prepared(self, half: str) -> StagedDecoder | AnyEncoder:
         """8-bit weights from the store, where they have been packed before; 16-bit ones cost less to pack than read."""
-        place = self._store.prepared(half) if self._policies.get(half, EXACT).kinds else None
-        if place is None:
+        if not self._policies.get(half, EXACT).kinds:
             return self._pack(half, self._model)
-        options = self._options
+        options, place = self._options, self._store.prepared(half)
         made_from = recipe(self._operands(half), options.composed_upsample, options.flash_attention)
         device = next(getattr(self._model, half).parameters()).device
-        network = load(self._meta[half], place, made_from, device)
+        network = None if place is None else load(self._meta[half], place, made_from, device)
         if network is None:
-            network = self._pack(half, self._model)
-            save(network, place, made_from)
+            # By way of the host: results lie among fp32 temporaries several times their size, which torch's allocator
+            # cannot give back as long as a part of them is in use.
+            network = moved(self._pack(half, self._model), "cpu")
+            if place is not None:
+                save(network, place, made_from)
+            if device.type == "cuda":
+                empty_device_cache()
+            network = moved(network, device)
         return network
+
+    def _tile_bytes(self, channels: int, frames: int, height: int, width: int) -> int:
+        """A tile's features as they arrive and those of the chunk before, the weights of its pixels, and the weighted
+        pixels of a step in 16 bit. channels: of all latents in a chunk."""
+        pixels = self._architecture.spatial**2 * height * width
+        return 2 * self._dtype.itemsize * channels * height * width + (4 + 3 * 2 * frames) * pixels
 
     def _pack(self, half: str, model: Network) -> StagedDecoder | AnyEncoder:
         return fuse(getattr(model, half), self._dtype, self._options, self._operands(half))
@@ -291,28 +311,37 @@ class FusedPath:
 
     def _dry_run(
         self, half: str, latents: int, frames: int, height: int, width: int, output: torch.dtype,
-        frame: tuple[int, int] | None, parking: Parking | None,
+        frame: tuple[int, int] | None, parking: Parking | None, rest: tuple[int, int],
     ) -> Sizes:
         network, meta = self._meta[half], torch.device("meta")
         recorded = self._options.cuda_graphs and frame is None and parking is None and one_step(latents, frames)
         besides = network.nbytes + TEMPORARY_BYTES + GRAPH_BYTES * recorded
         if half == "encoder":
             s, t = self._architecture.spatial, self._architecture.temporal
-            run = network.plan(latents, s * height, s * width, frames, meta, parking)
+            rows, cols = s * height + rest[0], s * width + rest[1]
+            run = network.plan(latents, rows, cols, frames, meta, parking)
             # Three chunks' frames as they arrive ahead of their turn, and two copies on the way in, all in float32;
             # graphs read another copy.
-            besides += (5 + recorded) * 4 * 3 * t * latents * s * s * height * width
+            besides += (5 + recorded) * 4 * 3 * t * latents * rows * cols
         elif frame is None:
             run = network.plan(latents, height, width, frames, output, meta, parking)
+            besides += _latent_bytes(latents, height, width, network.latent_channels)
         else:
             # Front and tiles run one after the other.
             front = network.plan_front(latents, *frame, meta)
             run = max(front, network.plan_tile(latents, height, width, frames, meta), key=lambda r: r.nbytes)
+            besides += max(_latent_bytes(latents, *frame, network.latent_channels),
+                           self._tile_bytes(latents * network.features, frames, height, width))  # fmt: skip
         if not self._options.flash_attention:
             tokens = math.prod(frame or (height, width))
             besides += _plain_attention_bytes(tokens, network.attention.norm.weight.numel(), self._dtype)
         sizes = Sizes.of(run)
         return replace(sizes, device=sizes.device + besides)
+
+
+def _latent_bytes(latents: int, height: int, width: int, channels: int) -> int:
+    """A chunk's latents as they arrive, divided, and those of the chunk before."""
+    return 3 * 4 * latents * height * width * channels
 
 
 def _unfinished(guard: Guard, out: Tensor) -> Iterator[int]:

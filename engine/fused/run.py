@@ -20,6 +20,7 @@ from ..kernels.upsample import upsample
 from ..runtime.guard import out_of_memory
 from .memory import Arena, Plane, Ring
 from .parking import Buffer, Parked, Parking
+from .walk import Walk
 from .weights import Attention, Conv, Downsampler, Expansion, Output, Upsampler
 
 COPY = Norm("none")
@@ -67,6 +68,7 @@ class Run:
         self.arena = Arena()
         self.rings: dict[tuple[Plane, torch.dtype], Ring] = {}
         self.parked = Parked(parking or _RESIDENT, device)
+        self.walk = Walk()
         #: Frames that each stage and each convolution has taken in so far.
         self.done: Counter[str] = Counter()
         #: Learnt while dry: what each convolution asks for in a chunk, by key, in order.
@@ -78,7 +80,8 @@ class Run:
         self.relieve: Callable[[], None] = _nothing
         #: Memory ran short and the reserve is gone.
         self.pressed = False
-        #: Finite if all values of the latest `pixels` are; float32 [] on the device, from `allocate` on.
+        #: NaN from the first value of the clip on that is not finite, wherever it arises: norms and what resampling
+        #: reads say so, before 8 bit makes numbers of it. 0 until then; float32 [] on the device, from `allocate` on.
         self.health: Tensor | None = None
         #: Operators are being recorded, not run: what fails is not tried again.
         self.recording = False
@@ -89,7 +92,7 @@ class Run:
     @property
     def nbytes(self) -> int:
         """Bytes on the device."""
-        return self.arena.peak + sum(r.nbytes for r in self.rings.values()) + self.parked.nbytes
+        return self.arena.peak + self.walk.peak + sum(r.nbytes for r in self.rings.values()) + self.parked.nbytes
 
     @property
     def host_bytes(self) -> int:
@@ -101,12 +104,14 @@ class Run:
 
     def allocate(self) -> None:
         """Get the memory the dry walk asked for; from now on steps compute."""
-        self.arena.allocate(self.device)
-        for ring in self.rings.values():
-            ring.allocate(self.device)
-        self.parked.allocate()
-        self.health = torch.zeros((), device=self.device)
-        self.dry = False
+        # It may serve later calls too: made in a caller's inference mode, only calls in that mode could write to it.
+        with torch.inference_mode(False):
+            self.arena.allocate(self.device)
+            for ring in self.rings.values():
+                ring.allocate(self.device)
+            self.parked.allocate()
+            self.health = torch.zeros((), device=self.device)
+        self.dry = self.walk.open = False
         self.restart()
         self.recover()
 
@@ -122,6 +127,8 @@ class Run:
         """A new clip of the same size in the same memory."""
         self.done.clear()
         self.between = False
+        if self.health is not None:
+            self.health.zero_()
         for ring in self.rings.values():
             ring.restart()
         self.parked.restart()
@@ -225,7 +232,7 @@ class Run:
                 frames.append(self.attempt(conv3d, i.data, weight, target[a:b], geometry=i.geometry, epilogue=epilogue,
                                            start=start))  # fmt: skip
             parts.append(self.joined(frames, 0))
-        return self.joined(parts)
+        return self.walk.sums(out, groups) if self.walk.open else self.joined(parts)
 
     def pointwise(self, conv: Conv, x: Tensor, out: Tensor, part: Input | None = None) -> None:
         """A 1x1x1 convolution straight from a residual stream, or of a part of its rows."""
@@ -241,11 +248,12 @@ class Run:
         """x [D, H, W, C] -> out at twice the size; `first` is x's first frame within the clip."""
         if isinstance(up, Expansion):
             return self._expand(up, x, out, groups)
-        return self.joined([
+        parts = [
             self.attempt(upsample, i.data, up.composed, i.rows(out, 2), first=first, groups=groups, scale=up.scale,
                          start=i.start, geometry=i.geometry, half_accumulate=up.half_accumulate)
             for i in self.inputs(up, x, COPY, None, x.shape[1], _PLAIN)
-        ])  # fmt: skip
+        ]  # fmt: skip
+        return self.walk.sums(out, groups, (2, 2)) if self.walk.open else self.joined(parts)
 
     def _expand(self, up: Expansion, x: Tensor, out: Tensor, groups: int) -> Partials | None:
         """As `upsample`, through the shuffled frames."""
@@ -291,10 +299,11 @@ class Run:
             for i in range(x.shape[0]):
                 frame = x[i : i + 1]
                 own = None if coefs is None else coefs[i : i + 1]
-                options = {"border": 0, "store": Store(silu=False), "coefs": own}
+                options = {"border": 0, "store": Store(silu=False), "coefs": own, "health": self.health}
                 self.attempt(norm_act, frame, block.norm, tokens, **options)
                 for linear, out in zip((block.q, block.k, block.v), (q, k, v), strict=True):
                     product(tokens.view(n, c), linear, out[0])
+                    self.inspect(out)  # a softmax gives -Inf no weight
                 backend = "auto" if block.flash else "reference"
                 mixed = self.attempt(attention, q, k, v, out=y, scratch=scratch, backend=backend)
                 product(mixed[0], block.out, q[0])
@@ -304,8 +313,6 @@ class Run:
     def pixels(self, conv: Output, x: Tensor, norm: Norm, sums: Partials | None, out: Tensor, format: Pixels) -> None:
         """Last norm and convolution, stored as finished pixels in `out` [D, H, W, 3]."""
         coefs = self._coefficients(x, norm, sums)
-        # One NaN or Inf in a frame is in its statistics, too, which are fewer.
-        self.inspect(x if coefs is None else coefs)
         with self.arena.scope():
             scratch = self.arena.take((scratch_floats(*out.shape),), torch.float32)
             for i in self.inputs(conv, x, norm, coefs, out.shape[1], _PLAIN):
@@ -313,9 +320,9 @@ class Run:
                              packed=conv.packed, scratch=scratch)  # fmt: skip
 
     def inspect(self, x: Tensor) -> None:
-        """`health` is from now on that of x: one NaN or Inf is in its sum, finite values do not add up to either."""
+        """Look for NaN and Inf in x, where no norm does: they are in its sum, finite values do not add up to either."""
         if not self.dry:
-            self.attempt(torch.sum, x, tuple(range(x.dim())), dtype=torch.float32, out=self.health)
+            self.health.add_(self.attempt(torch.sum, x, dtype=torch.float32), alpha=0.0)
 
     def advance(self, h: int, w: int) -> None:
         """Every convolution at this resolution has had the pass's frames."""
@@ -335,7 +342,7 @@ class Run:
         if norm.kind != "group" or self.dry:
             return None
         sums = self.attempt(statistics, x, norm.groups) if sums is None else sums
-        return self.attempt(coefficients, sums, norm, x.shape[1] * x.shape[2])
+        return self.attempt(coefficients, sums, norm, x.shape[1] * x.shape[2], health=self.health)
 
     def inputs(
         self, conv: Conv | Upsampler, x: Tensor, norm: Norm, coefs: Tensor | None, rows: int, geometry: Geometry,
@@ -348,16 +355,16 @@ class Run:
         d, h, w, c = x.shape
         plane = (h + 2, w + 2, padded_channels(c, conv.dtype))
         store = Store(silu=norm is not COPY, scale=conv.scale, gain=conv.gain)
-        work = d * h * w // math.prod(geometry.stride) * conv.weight.flops_per_position
+        work, times = d * h * w // math.prod(geometry.stride) * conv.weight.flops_per_position, self.walk.repeats
         if self.dry:
-            self.visits.setdefault(conv.key, Visit(conv.halo)).work += work
+            self.visits.setdefault(conv.key, Visit(conv.halo)).work += times * work
         if not (conv.halo and self.parked.parking.holds(conv.key)):
             ring = self.rings.setdefault((plane, conv.dtype), Ring(plane, conv.dtype))
             if self.dry:
                 ring.join(conv.key, conv.halo, d)
                 return
             start, slot = ring.place(conv.key, d)
-            self.attempt(norm_act, x, norm, ring.data, slot=slot, store=store, coefs=coefs)
+            self.attempt(norm_act, x, norm, ring.data, slot=slot, store=store, coefs=coefs, health=self.health)
             ring.begin(conv.key, self.head)
             if self.watch is not None:
                 self.watch(conv, frames_of(ring.data, slot, d)[:, 1:-1, 1:-1, :c])
@@ -366,12 +373,14 @@ class Run:
         parked, kernel = self.parked, conv.weight.kernel[1]
         reach = geometry.origin[0] + kernel + int(conv.weight.shifted)
         waiting: deque[tuple[Input, Buffer]] = deque()
-        for band in parked.bands(conv.key, plane, conv.dtype, conv.halo, d, rows, geometry.stride[1], reach, work):
+        size = conv.halo, d, rows, geometry.stride[1], reach
+        for band in parked.bands(conv.key, plane, conv.dtype, *size, work, times):
             if self.dry:
                 parked.note(conv.key, band, d)
                 continue
             buffer = parked.enter(conv.key, band, d)
-            self.attempt(norm_act, x, norm, buffer.view, slot=conv.halo, store=store, coefs=coefs, first=band.top)
+            self.attempt(norm_act, x, norm, buffer.view, slot=conv.halo, store=store, coefs=coefs, first=band.top,
+                         health=self.health)  # fmt: skip
             parked.arrive(buffer, self.head)
             here = replace(geometry, first_row=band.first, frame_rows=rows)
             waiting.append((Input(buffer.view, 0, here, band.first, band.last), buffer))

@@ -78,11 +78,11 @@ class Runs:
 
     def forget(self) -> None:
         """Give back what stayed: the weights that graphs read are about to go."""
-        for notes in self._notes.values():
+        for notes in list(self._notes.values()):
             notes.forget()
-        if KEPT.take(self._latest):
-            self._latest.free()
-        self._latest = None
+        latest, self._latest = self._latest, None
+        if KEPT.take(latest):
+            latest.free()
 
 
 @contextmanager

@@ -93,12 +93,11 @@ class StagedDecoder:
         """2x for the whole chunk; 4x for as many of its frames as make a step at 8x, two at least; 8x by steps."""
         with run.arena.scope():
             x = self._twice(run, size, front)
-            step = -(-frames // 2) or x.shape[0]
-            for first in range(0, x.shape[0], step):
+            for a, b in run.walk.spans(x.shape[0], -(-frames // 2)):
                 with run.arena.scope():
-                    y = self._four_times(run, x[first : first + step])
-                    for part in y.split(frames or y.shape[0]):
-                        self._full_size(run, part, output, form, emit)
+                    y = self._four_times(run, x[a:b])
+                    for c, d in run.walk.spans(y.shape[0], frames):
+                        self._full_size(run, y[c:d], output, form, emit)
                     run.advance(*y.shape[1:3])
             run.advance(*x.shape[1:3])
         run.done["latents"] += size[0]

@@ -102,7 +102,6 @@ class FusedWanDecoder(StagedDecoder):
             return pixels
         pixels = run.arena.take((m, 2 * h, 2 * w, 3), output)
         blocks = run.arena.take((m, h, w, 12), output)
-        run.inspect(y)
         run.conv(self.conv_out, y, blocks, self.norm_out, pixels=form)
         # Channel (c * 2 + column) * 2 + row.
         pixels.view(m, h, 2, w, 2, 3).copy_(blocks.view(m, h, w, 3, 2, 2).permute(0, 1, 5, 2, 4, 3))
@@ -127,7 +126,7 @@ def _upsample(run: Run, up: Up, x: Tensor, out: Tensor, starts: bool, add: bool)
         copied = x if up.time is None else x[:lead]
         if copied.shape[0] and not run.dry:
             store = Store(silu=False, scale=space.scale, gain=space.gain)
-            run.attempt(norm_act, copied, COPY, buffer[: copied.shape[0]], store=store)
+            run.attempt(norm_act, copied, COPY, buffer[: copied.shape[0]], store=store, health=run.health)
         if up.time is not None:
             _double_frames(run, up.time, x, inside, lead, space.scale)
     else:

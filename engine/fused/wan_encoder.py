@@ -70,13 +70,15 @@ class FusedWanEncoder:
                     _level(run, self.levels[1], x4, x2, starts)
                 _level(run, self.levels[2], x2, x, starts)
             self._latent_size(run, x, result)
+            run.inspect(result)
         run.done["frames"] += count
         return result
 
     def _full_size(self, run: Run, video: Tensor, out: Tensor, frames: int) -> None:
         """The first level, some frames at a time."""
         height, width = (2 * n for n in out.shape[1:3]) if self.patch == 2 else video.shape[1:3]
-        for part, target in zip(*(x.split(frames or x.shape[0]) for x in (video, out)), strict=True):
+        for a, b in run.walk.spans(video.shape[0], frames):
+            part, target = video[a:b], out[a:b]
             with run.arena.scope():
                 x = run.take(part.shape[0], height, width, self.conv_in.weight.out_channels)
                 with run.arena.scope():

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..kernels.conv3d import Weight, pack_weight
-from ..kernels.precision import exact_matmul
+from ..kernels.precision import exact_math
 from ..kernels.upsample import pack_nearest
 from ..layers import CausalConv3d, FrameConv
 from ..models import wan
@@ -84,7 +84,7 @@ class Down(Conv):
         if time is None:
             return cls(lead.key, lead.weight, lead.bias, 1, None)
         taps = time.weight.float().flatten(2)
-        with exact_matmul():
+        with exact_math(taps.device):
             kernel = torch.einsum("kmt,mcyx->kctyx", taps, conv.weight.float())
             bias = time.bias.float() + taps.sum(2) @ conv.bias.float()
         return cls(time.key, pack_weight(kernel, dtype), bias, 2, lead)

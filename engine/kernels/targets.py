@@ -6,7 +6,7 @@ import functools
 import importlib.util
 import os
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -94,8 +94,23 @@ def capabilities(name: str, sm: int, triton: tuple[int, int] | None) -> Target:
     return Target(name, sm, triton, shared, tma, fp8, mxfp8, sm in (86, 89) or sm >= 120, tuple(notes))
 
 
+#: GPU -> why its kernels are off although it should have some.
+_off: dict[torch.device, str] = {}
+
+
+def switch_off(device: torch.device, reason: str) -> None:
+    """No kernel runs on this GPU any more; `reason` becomes its note."""
+    _off[device] = reason
+    _cuda_target.cache_clear()
+
+
 @functools.cache
 def _cuda_target(index: int) -> Target:
+    found, reason = _capable(index), _off.get(torch.device("cuda", index))
+    return replace(found, triton=None, notes=(reason,)) if found.kernels and reason else found
+
+
+def _capable(index: int) -> Target:
     major, minor = torch.cuda.get_device_capability(index)
     if torch.version.hip is not None:
         return Target(torch.cuda.get_device_name(index), 0, None, notes=("AMD GPUs run the torch operators",))

@@ -15,7 +15,7 @@ from ..runtime.pixels import to_unit
 from ..vae import VideoVAE
 from .bench import Bench
 from .measure import SIDE, encode, latent_samples, video_samples
-from .policy import KINDS, Policy, eligible
+from .policy import KINDS, Policy, eligible, finite
 from .table import Table
 
 #: Latent pixels of a sample's side where errors are measured on a CPU: a pass per convolution, and two kinds.
@@ -37,7 +37,8 @@ def calibrate(
     """Measure a clip [F, H, W, 3] (encoder and decoder) or a host-scaled latent [B, C, T, h, w] (decoder alone).
 
     source: what to call it. errors: also measure every convolution by itself, which a floor needs. tick: called after
-    each pass. Tables are kept in the VAE's store. Raises InputError for a VAE that has no 8-bit path.
+    each pass. Tables are kept in the VAE's store. Raises InputError for a VAE that has no 8-bit path and for a clip
+    whose values overflow.
     """
     reason = why_off(vae.arch, vae.model.config, vae.dtype, vae.device, emulate=True)
     if reason:
@@ -68,6 +69,8 @@ def _half(
     tick: Callable[[], None],
 ) -> Outcome:
     table = Bench(vae.model, half, vae.dtype, vae.options, samples).table(source)
+    if not finite(table.ranges):
+        raise InputError(f"{source}: values of its {half} overflow in {vae.dtype}; calibrate on another clip")
     tick()
     bench = Bench(vae.model, half, vae.dtype, vae.options, small)
     keys, whole = eligible(getattr(vae.model, half)), {}
@@ -77,5 +80,5 @@ def _half(
         db, saturation = bench.quality(Policy(dict.fromkeys(keys, kind), table.ranges))
         whole[kind] = db, saturation.count, saturation.total
         tick()
-    vae.store.keep(half, table)
+    vae.store.calibrate(half, table)
     return Outcome(half, table, whole)

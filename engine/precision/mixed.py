@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from .. import log
 from ..optimize import Options
 from ..report import Report
+from ..runtime.caches import empty_device_cache
 from .bench import Bench
 from .measure import from_decibel
 from .modes import Mode
-from .policy import EXACT, Policy, eligible
+from .policy import EXACT, Policy, eligible, finite
 from .store import Store
 from .table import Table
 
@@ -37,7 +38,8 @@ class Mixed:
 
     Without a floor every eligible convolution is 8 bit wide. With a floor (`options.min_db`) as many as keep it on
     samples of each clip, by measured errors of single convolutions. Ranges and errors come from the store: those of a
-    calibration, else the ranges of the first CLIPS clips that the file is used on, each of which widens them. Demo VAE,
+    calibration, else the ranges of the first CLIPS clips that the file is used on, each of which widens them, within
+    limits (`policy.united`): a run on one of those clips has all of its own range, later ones what is common. Demo VAE,
     a clip held back, int8 / fp8: calibrated 50.8 / 49.6 dB; only on noise 37.9 / 46.1 dB, on a grey picture 24.4 /
     35.4; widened by the clip itself 49.8 / 49.6 and 51.0 / 49.5. A norm's weight and bias as a guess (4 deviations)
     gives 31.8 / 48.8, and says nothing of the residual streams that resampling reads, so it is not used.
@@ -51,6 +53,8 @@ class Mixed:
         self._store = store
         self._policies: dict[str, Policy] = {}
         self._quality: dict[str, Quality] = {}
+        #: With a floor: what is in 8 bit since the last clip.
+        self._chosen: dict[str, Mapping[str, str]] = {}
 
     def policy(self, half: str) -> Policy:
         """What to plan and pack for. Before `settle` it has no scales, and with a floor it needs most memory."""
@@ -69,28 +73,34 @@ class Mixed:
             return self.policy(half)
         known = self._known(half)
         given = samples() if floor or known is None or _open(known) else []
-        if floor or known is None or (_open(known) and _name(given) not in known.seen):
-            self._policies[half] = self._measured(half, given, known)
+        clip = _name(given) if given else ""
+        if floor or known is None or (_open(known) and clip not in known.seen):
+            self._policies[half] = self._measured(half, given, known, clip)
             if given[0].is_cuda:
-                torch.cuda.empty_cache()  # else the run's buffers come on top of what measuring took
-        elif half not in self._policies:
-            self._policies[half] = self._whole(half, known)
+                empty_device_cache()  # else the run's buffers come on top of what measuring took
+        else:
+            self._policies[half] = self._whole(half, known.on(clip))
         return self._policies[half]
 
     def _known(self, half: str) -> Table | None:
         known = None if self.mode.kind is None else self._store.table(half)
         return known if known is not None and known.fits(self._keys(half)) else None
 
-    def _measured(self, half: str, samples: list[Tensor], known: Table | None) -> Policy:
+    def _measured(self, half: str, samples: list[Tensor], known: Table | None, clip: str) -> Policy:
         bench = Bench(self._model, half, self._dtype, self._options, samples)
         if self.mode.kind is None:
             return self._guarded(half, bench, Policy(half_accumulate=True), lambda _policy, _db: EXACT)
-        name = _name(samples)
-        if known is None or (_open(known) and name not in known.seen):
-            new = bench.table("this file's first clip", (name,))
-            known = new if known is None else known.widened(new)
+        if known is None or (_open(known) and clip not in known.seen):
+            new = bench.table("")
+            if not finite(new.ranges):
+                self._quality.pop(half, None)
+                log.warn(f"{half}: values of this clip overflow in {self._dtype}; its ranges are not kept"
+                         + ("" if known else f", and it runs without {self.mode.kind}"))  # fmt: skip
+                return EXACT if known is None else self._whole(half, known)
+            known = Table.first(clip, new) if known is None else known.widened(clip, new.ranges)
+            known = self._store.measured(half, known)
             log.info(f"{half}: not calibrated; ranges from {known.source}, and kept")
-            self._store.keep(half, known)
+        known = known.on(clip)
         return self._floored(half, bench, known) if self._options.min_db else self._whole(half, known)
 
     def _whole(self, half: str, known: Table) -> Policy:
@@ -100,11 +110,14 @@ class Mixed:
         kind, aim = self.mode.kind, from_decibel(self._options.min_db + MARGIN_DB)
         if kind not in known.errors:
             log.info(f"{half}: measuring what each convolution costs in {kind}")
-            known = known.with_errors(kind, bench.errors(kind, known.ranges))
-            self._store.keep(half, known)
-        chosen = self._policies[half].kinds if half in self._policies else known.choose(kind, aim).kinds
+            errors = bench.errors(kind, known.ranges)
+            known = known.with_errors(kind, errors)
+            self._store.measured(half, self._store.table(half).with_errors(kind, errors))
+        chosen = self._chosen[half] if half in self._chosen else known.choose(kind, aim).kinds
         first = Policy(chosen, known.ranges)
-        return self._guarded(half, bench, first, lambda p, db: known.stricter(p, kind, aim / from_decibel(db)))
+        kept = self._guarded(half, bench, first, lambda p, db: known.stricter(p, kind, aim / from_decibel(db)))
+        self._chosen[half] = kept.kinds
+        return kept
 
     def _guarded(
         self, half: str, bench: Bench, policy: Policy, stricter: Callable[[Policy, float], Policy]
@@ -140,9 +153,9 @@ class Mixed:
         return eligible(getattr(self._model, half))
 
 
-def _open(table: Table | None) -> bool:
+def _open(table: Table) -> bool:
     """Whether more clips may widen its ranges."""
-    return table is not None and 0 < len(table.seen) < CLIPS
+    return 0 < len(table.seen) < CLIPS
 
 
 def _name(samples: list[Tensor]) -> str:

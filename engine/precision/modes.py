@@ -8,6 +8,8 @@ import torch
 
 from ..kernels.targets import target
 
+#: Plain float types, by their names as precisions.
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 #: Precisions besides the plain float types. Activations are of the 16-bit type that a model was made for: bf16 ones may
 #: leave fp16's range.
 MIXED = ("fp8", "int8", "fp16_fast")

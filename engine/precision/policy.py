@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +19,8 @@ from ..layers import CausalConv3d, FrameConv
 KINDS = {"fp8": FP8, "int8": torch.int8}
 #: A narrower convolution spends its time on memory, and 8-bit rows are padded to this many channels.
 MIN_CHANNELS = 32
+#: How far above the median level of an uncalibrated file's clips one of them may take a range.
+WIDEST = 2.0
 #: First and last convolutions by their names within a half.
 ENDS = ("conv_in", "conv_out", "conv1", "head.2")
 
@@ -31,6 +35,18 @@ class Range:
     @classmethod
     def of(cls, largest: Tensor, rms: Tensor) -> Range:
         return cls(tuple(map(_short, largest.tolist())), tuple(map(_short, rms.tolist())))
+
+    @property
+    def finite(self) -> bool:
+        return all(map(math.isfinite, (*self.largest, *self.rms)))
+
+    @property
+    def level(self) -> float:
+        """Root mean square of all channels."""
+        return math.sqrt(sum(r * r for r in self.rms) / len(self.rms))
+
+    def scaled(self, factor: float) -> Range:
+        return Range(*(tuple(_short(factor * x) for x in values) for values in (self.largest, self.rms)))
 
     def united(self, other: Range) -> Range:
         """The range of both inputs together."""
@@ -83,9 +99,31 @@ def ranges_as_dict(ranges: Ranges) -> dict[str, Any]:
 
 
 def ranges_from_dict(values: Mapping[str, Any]) -> dict[str, Range]:
-    return {
+    """Raises ValueError on NaN and infinity, among others."""
+    found = {
         key: Range(tuple(map(float, r["largest"])), tuple(map(float, r["rms"]))) for key, r in values.items()
     }
+    if not finite(found):
+        raise ValueError("its ranges are not finite")
+    return found
+
+
+def finite(ranges: Ranges) -> bool:
+    """Whether they come from values that were finite."""
+    return all(r.finite for r in ranges.values())
+
+
+def united(all_ranges: Sequence[Ranges]) -> dict[str, Range]:
+    """Ranges of several clips together. No single clip of three or more takes a convolution further than WIDEST times
+    their median level: one that is ten times too bright would leave int8 a tenth of its steps for all others. Of two,
+    nobody can tell which one is odd: there it is WIDEST times the lower."""
+    return {key: _bounded([ranges[key] for ranges in all_ranges]) for key in all_ranges[0]}
+
+
+def _bounded(found: Sequence[Range]) -> Range:
+    levels = sorted(r.level for r in found)
+    limit = WIDEST * levels[len(levels) // 2 if len(levels) > 2 else 0]
+    return functools.reduce(Range.united, (r if r.level <= limit else r.scaled(limit / r.level) for r in found))
 
 
 def eligible(half: torch.nn.Module) -> list[str]:

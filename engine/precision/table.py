@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .policy import Policy, Ranges, ranges_as_dict, ranges_from_dict
+from .policy import Policy, Ranges, ranges_as_dict, ranges_from_dict, united
 
 
 @dataclass(frozen=True)
@@ -14,21 +15,30 @@ class Table:
     """Measurements of an encoder or decoder, by convolution key.
 
     ranges: of the inputs; work: operations per clip, all convolutions; errors: per kind, the mean square error in
-    pixels (-1..1) that a convolution alone makes with 8-bit operands. source: what it was measured on. seen: names of
-    the clips that uncalibrated ranges come from; none if they are calibrated.
+    pixels (-1..1) that a convolution alone makes with 8-bit operands. source: what it was measured on. seen: ranges of
+    each clip that uncalibrated ones come from, by its name; none if they are calibrated.
     """
 
     source: str
     ranges: Ranges
     work: Mapping[str, int]
     errors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    seen: tuple[str, ...] = ()
+    seen: Mapping[str, Ranges] = field(default_factory=dict)
 
-    def widened(self, other: Table) -> Table:
-        """With the ranges of another clip's table as well; never narrower."""
-        ranges = {key: found.united(other.ranges[key]) for key, found in self.ranges.items()}
-        seen = (*self.seen, *other.seen)
-        return replace(self, ranges=ranges, seen=seen, source=f"this file's first {len(seen)} clips")
+    @classmethod
+    def first(cls, clip: str, measured: Table) -> Table:
+        """Of a file that is not calibrated, from the table of its first clip."""
+        return replace(measured, source="this file's first clip", seen={clip: measured.ranges})
+
+    def widened(self, clip: str, ranges: Ranges) -> Table:
+        """With the ranges of another clip as well."""
+        seen = {**self.seen, clip: ranges}
+        return replace(self, ranges=united([*seen.values()]), seen=seen, source=f"this file's first {len(seen)} clips")
+
+    def on(self, clip: str) -> Table:
+        """For a run on this clip: what was seen of it fits, however odd it is."""
+        own = self.seen.get(clip)
+        return self if own is None else replace(self, ranges={k: r.united(own[k]) for k, r in self.ranges.items()})
 
     def with_errors(self, kind: str, errors: Mapping[str, float]) -> Table:
         return replace(self, errors={**self.errors, kind: dict(errors)})
@@ -67,7 +77,7 @@ class Table:
             "work": dict(self.work),
             "ranges": ranges_as_dict(self.ranges),
             "errors": {kind: {k: float(f"{e:.3g}") for k, e in each.items()} for kind, each in self.errors.items()},
-            "seen": list(self.seen),
+            "seen": {clip: ranges_as_dict(ranges) for clip, ranges in self.seen.items()},
         }
 
     @classmethod
@@ -75,5 +85,7 @@ class Table:
         """Raises KeyError, TypeError, ValueError or AttributeError on anything that `as_dict` did not make."""
         errors = {kind: {k: float(e) for k, e in each.items()} for kind, each in values["errors"].items()}
         work = {key: int(n) for key, n in values["work"].items()}
-        seen = tuple(map(str, values.get("seen", ())))
+        if not all(math.isfinite(e) for each in errors.values() for e in each.values()):
+            raise ValueError("its errors are not finite")
+        seen = {clip: ranges_from_dict(ranges) for clip, ranges in values.get("seen", {}).items()}
         return cls(str(values["source"]), ranges_from_dict(values["ranges"]), work, errors, seen)

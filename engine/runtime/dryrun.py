@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .. import exact
+
 
 class _LeanAttention(TorchFunctionMode):
     """Attention as the fused kernels do it: one output, no score matrix (the meta device would build it)."""
@@ -19,6 +21,19 @@ class _LeanAttention(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.nn.functional.scaled_dot_product_attention:
             return torch.empty_like(args[0])
+        return func(*args, **(kwargs or {}))
+
+
+_aten = torch.ops.aten
+_IN_PLACE = {_aten.add_.Tensor, _aten.mul_.Tensor, _aten.silu_.default, _aten.copy_.default, _aten.addmm_.default}
+
+
+class _Products(TorchFunctionMode):
+    """Convolutions as fp32 has them on a GPU."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.nn.functional.conv3d:
+            return exact.conv3d(*args[:5], taps=1)
         return func(*args, **(kwargs or {}))
 
 
@@ -32,6 +47,8 @@ class _Follow(TorchDispatchMode):
         self._holders: dict[int, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _IN_PLACE:  # nothing new, nothing to compute
+            return args[0]
         out = func(*args, **(kwargs or {}))
         results = out if isinstance(out, (tuple, list)) else (out,)
         for result in results:
@@ -66,25 +83,28 @@ def _nbytes(tensor: Tensor) -> int:
 class PeakMemory:
     """`with PeakMemory() as m: program()`; then `m.peak` is in bytes. Only tensors made inside are counted."""
 
-    def __enter__(self) -> PeakMemory:
+    def __init__(self, products: bool = False) -> None:
+        """products: convolutions are matrix products (engine/exact.py)."""
         self._follow = _Follow()
-        self._attention = _LeanAttention()
-        self._attention.__enter__()
-        self._follow.__enter__()
+        self._modes = [_LeanAttention(), *([_Products()] if products else []), self._follow]
+
+    def __enter__(self) -> PeakMemory:
+        for mode in self._modes:
+            mode.__enter__()
         return self
 
     def __exit__(self, kind: type | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        self._follow.__exit__(kind, value, trace)
-        self._attention.__exit__(kind, value, trace)
+        for mode in reversed(self._modes):
+            mode.__exit__(kind, value, trace)
 
     @property
     def peak(self) -> int:
         return self._follow.peak
 
 
-def peak_bytes(program: Callable[[], Any]) -> int:
-    """Peak bytes of the tensors `program` makes on the meta device."""
+def peak_bytes(program: Callable[[], Any], products: bool = False) -> int:
+    """Peak bytes of the tensors `program` makes on the meta device; products as for PeakMemory."""
     # Under a caller's inference mode, as ComfyUI's, composite operators would arrive whole: their temporaries unseen.
-    with torch.inference_mode(False), torch.no_grad(), PeakMemory() as memory:
+    with torch.inference_mode(False), torch.no_grad(), PeakMemory(products) as memory:
         program()
     return memory.peak

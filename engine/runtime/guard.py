@@ -14,6 +14,7 @@ import torch
 
 from .. import log
 from ..errors import PlanError
+from .caches import empty_device_cache
 from .kept import KEPT
 from .memory import GIB
 from .pinned import POOL
@@ -113,11 +114,11 @@ class Guard:
             self.events["replayed_chunks"] += 1
 
     def taken_over(self, part: Hashable) -> Handover | None:
-        """Where an attempt before left `part`, which now begins; None at its start."""
-        if self.handover is not None and self.handover[0] != part:
-            self.handover = None
+        """Where an attempt before left `part`, which now begins; None at its start. Given away: the caller uses it
+        up."""
+        left, self.handover = self.handover, None
         self.part = part
-        return self.handover and self.handover[1]
+        return left[1] if left is not None and left[0] == part else None
 
     def keep(self, hand_over: Callable[[], Handover | None]) -> None:
         """Keep what `hand_over` gives of the current part, unless the host has no room for it: then it is replayed."""
@@ -172,7 +173,7 @@ class Guard:
         if self._on_pressure is not None:
             self._on_pressure()
         if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+            empty_device_cache()
 
     def relieve_operator(self) -> None:
         """As `relieve`, for an operator that is about to be tried again."""

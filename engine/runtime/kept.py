@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import Protocol
 
@@ -19,30 +20,35 @@ class Holder(Protocol):
 
 class Kept:
     """At most one holder's memory. Whoever needs memory may `release` it; the holder then has none when it is taken up
-    again. A holder that nobody else refers to any more is gone with its memory."""
+    again. A holder that nobody else refers to any more is gone with its memory. Of two threads that ask for the same
+    memory one gets it."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._holder: weakref.ref[Holder] | None = None
 
     def keep(self, holder: Holder) -> None:
         """Leave the memory of `holder` where it is, in place of another one's."""
-        self.take(None)
-        self._holder = weakref.ref(holder)
+        self._swap(weakref.ref(holder), None)
 
     def take(self, holder: Holder | None) -> bool:
         """Whether it is `holder` that was kept: it is in use from now on. Another one is freed."""
-        kept = self._holder and self._holder()
-        self._holder = None
-        if kept is not None and kept is not holder:
-            kept.free()
-        return kept is not None and kept is holder
+        return self._swap(None, holder)
 
     def release(self) -> None:
         self.take(None)
 
+    def _swap(self, new: weakref.ref[Holder] | None, wanted: Holder | None) -> bool:
+        with self._lock:
+            kept, self._holder = self._holder and self._holder(), new
+        if kept is not None and kept is not wanted:
+            kept.free()
+        return kept is not None and kept is wanted
+
     def nbytes(self, device: torch.device) -> int:
         """Bytes that are kept on `device`."""
-        kept = self._holder and self._holder()
+        holder = self._holder
+        kept = holder and holder()
         return kept.nbytes if kept is not None and kept.device == device else 0
 
 

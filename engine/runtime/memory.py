@@ -6,15 +6,16 @@ import ctypes
 import math
 import os
 import sys
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import torch
 
 from ..errors import InputError
+from .pinned import POOL
 
 GIB = 1 << 30
-#: Where Linux shows a container its own control group.
-CGROUP = Path("/sys/fs/cgroup")
+#: Where Linux shows control groups, and in which of them this process is.
+CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 #: Of the whole card, when the user names no target: 13 of 16 GB.
 DEFAULT_SHARE = 0.8125
 #: Of the card, at most MARGIN_BYTES, that stays free beside what is measured as used. A driver that may fill up system
@@ -40,27 +41,44 @@ def memory_target(device: torch.device, vram_gb: float | None, ram_gb: float | N
     """
     check_sizes(vram_gb, ram_gb)
     if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        others = max(0, total - free - torch.cuda.memory_reserved(device))
+        total = torch.cuda.mem_get_info(device)[1]
         asked = vram_gb * GIB if vram_gb else DEFAULT_SHARE * total
-        foreign = max(0, torch.cuda.memory_allocated(device) - held)
-        margin = min(MARGIN_SHARE * total, MARGIN_BYTES)
-        return max(0, int(min(asked, total - others - margin)) - foreign)
+        return _reachable(device, held, asked)
     if vram_gb or ram_gb:
         return int((vram_gb or ram_gb) * GIB)
     free_ram = available_ram()
     return None if free_ram is None else held + free_ram // 2
 
 
+def memory_room(device: torch.device, vram_gb: float | None, held: int) -> int | None:
+    """Bytes up to which the default target may be raised on CUDA: all that other processes leave less a margin, less
+    what else this process holds. None where the user named a target, and on a CPU."""
+    if vram_gb or device.type != "cuda":
+        return None
+    return _reachable(device, held, math.inf)
+
+
+def card_room(total: int) -> int:
+    """The same of a card of `total` bytes on which nothing else is."""
+    return int(total - min(MARGIN_SHARE * total, MARGIN_BYTES))
+
+
+def _reachable(device: torch.device, held: int, most: float) -> int:
+    free, total = torch.cuda.mem_get_info(device)
+    others = max(0, total - free - torch.cuda.memory_reserved(device))
+    foreign = max(0, torch.cuda.memory_allocated(device) - held)
+    return max(0, int(min(most, card_room(total) - others)) - foreign)
+
+
 def host_budget(device: torch.device, ram_gb: float | None) -> int | None:
     """Bytes of host memory in which a run on `device` may park histories, besides its result: ram_gb, else half of what
-    is free; None where nothing can be found out."""
+    is free, or only kept for the next run; None where nothing can be found out."""
     if device.type != "cuda":
         return 0
     if ram_gb:
         return int(ram_gb * GIB)
     free = available_ram()
-    return None if free is None else free // 2
+    return None if free is None else (free + POOL.idle_bytes) // 2
 
 
 def available_ram() -> int | None:
@@ -86,21 +104,39 @@ def _system_available() -> int | None:
         return None
 
 
-def _container_available(root: Path = CGROUP) -> int | None:
-    """What the memory limit of this process' control group leaves, the file cache that it can drop included.
+def _container_available(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> int | None:
+    """What the tightest memory limit of this process' control groups leaves, the file cache that it can drop included.
     /proc/meminfo shows a container the whole machine, and beyond the limit the system ends the process."""
-    for folder, limit, usage, cache in (
-        (root, "memory.max", "memory.current", "inactive_file"),
-        (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    try:
+        lines = [line.split(":", 2) for line in own.read_text().splitlines() if line.count(":") > 1]
+    except (OSError, ValueError):
+        lines = []
+    left = []
+    for mounted, controller, *names in (
+        (root, "", "memory.max", "memory.current", "inactive_file"),
+        (root / "memory", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
-        try:
-            most = int((folder / limit).read_text())  # the word "max" where there is none
-            used = int((folder / usage).read_text())
-            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-            return max(0, most - used + int(stat.get(cache, 0)))
-        except (OSError, ValueError):
-            continue
-    return None
+        # The group's path is the host's; where the container sees only its own groups, the mounted one is its top.
+        paths = {path for _, kinds, path in lines if controller in kinds.split(",")}
+        groups = {mounted, *(mounted / str(part).lstrip("/") for path in paths for part in _with_parents(path))}
+        left += [size for group in groups if (size := _left_in(group, *names)) is not None]
+    return min(left, default=None)
+
+
+def _with_parents(path: str) -> list[PurePosixPath]:
+    """A control group and those it is in; none of a group outside of what is mounted ("/../..")."""
+    own = PurePosixPath(path)
+    return [] if ".." in own.parts else [own, *own.parents]
+
+
+def _left_in(group: Path, limit: str, usage: str, cache: str) -> int | None:
+    try:
+        most = int((group / limit).read_text())  # the word "max" where there is none
+        used = int((group / usage).read_text())
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return max(0, most - used + int(stat.get(cache, 0)))
+    except (OSError, ValueError):
+        return None
 
 
 def _windows_available() -> int | None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
 import torch
 from torch import Tensor
 
@@ -15,10 +19,11 @@ class PinnedPool:
     """Blocks of host memory for copies that run beside the GPU's work.
 
     Without CUDA, or where the system refuses to lock pages, blocks are ordinary memory: copies are then slower, not
-    wrong.
+    wrong. Threads may share a pool.
     """
 
     def __init__(self) -> None:
+        self._lock = threading.RLock()
         self._idle: list[Tensor] = []
         self._locked: set[int] = set()
         #: Bytes of all blocks, idle or in use.
@@ -28,41 +33,86 @@ class PinnedPool:
         """A uint8 tensor of at least `size` bytes; hand it to `give` afterwards. The idle block that fits best serves;
         where none does, all of them are freed first, so that a pool never holds more than was in use at once, and the
         new one gets `spare` bytes besides, for a next time that needs a little more."""
-        fitting = [b for b in self._idle if b.numel() >= size]
-        if fitting:
-            block = min(fitting, key=Tensor.numel)
-            self._idle = [b for b in self._idle if b is not block]
+        with self._lock:
+            fitting = [b for b in self._idle if b.numel() >= size]
+            if fitting:
+                block = min(fitting, key=Tensor.numel)
+                self._idle = [b for b in self._idle if b is not block]
+                return block
+            self.release()
+            with torch.inference_mode(False):  # whatever the caller's mode: it will serve others
+                block = torch.empty(-(-max(size + spare, 1) // PAGE) * PAGE, dtype=torch.uint8)
+            self.nbytes += block.numel()
+            self._page_lock(block)
             return block
-        self.release()
-        block = torch.empty(-(-max(size + spare, 1) // PAGE) * PAGE, dtype=torch.uint8)
-        self.nbytes += block.numel()
-        self._lock(block)
-        return block
 
     def give(self, block: Tensor) -> None:
         """The block is idle again; nothing may still be copied into or out of it."""
-        self._idle.append(block)
+        with self._lock:
+            self._idle.append(block)
+
+    @property
+    def idle_bytes(self) -> int:
+        """Bytes of the blocks that `take` uses again or frees."""
+        with self._lock:
+            return sum(map(Tensor.numel, self._idle))
 
     def release(self) -> None:
         """Free every idle block."""
-        for block in self._idle:
-            if block.data_ptr() in self._locked:
-                self._locked.discard(block.data_ptr())
-                torch.cuda.cudart().cudaHostUnregister(block.data_ptr())
-            self.nbytes -= block.numel()
-        self._idle.clear()
+        with self._lock:
+            for block in self._idle:
+                if block.data_ptr() in self._locked:
+                    self._locked.discard(block.data_ptr())
+                    if int(torch.cuda.cudart().cudaHostUnregister(block.data_ptr())):
+                        _drain()
+                self.nbytes -= block.numel()
+            self._idle.clear()
 
-    def _lock(self, block: Tensor) -> None:
+    def _page_lock(self, block: Tensor) -> None:
         if not torch.cuda.is_available():
             return
-        runtime = torch.cuda.cudart()
-        error = runtime.cudaHostRegister(block.data_ptr(), block.numel(), 0)
+        error = torch.cuda.cudart().cudaHostRegister(block.data_ptr(), block.numel(), 0)
         if int(error) == 0:
             self._locked.add(block.data_ptr())
         else:
-            size = block.numel() / 2**30
-            log.once(f"the system does not page-lock {size:.2f} GB of memory ({error}): copies wait for the GPU")
+            _refused(f"{block.numel() / 2**30:.2f} GB ({error})")
 
 
 #: One for the process: page-locked memory is a resource of the machine.
 POOL = PinnedPool()
+
+
+def staging(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor | None:
+    """Page-locked memory of torch's own; None, and a line in the log, where the system refuses it."""
+    return _granted(lambda: torch.empty(shape, dtype=dtype, pin_memory=True))
+
+
+def staged(part: Tensor) -> Tensor | None:
+    """A page-locked copy of a host tensor, as `staging`."""
+    return _granted(part.pin_memory)
+
+
+def _granted(lock: Callable[[], Tensor]) -> Tensor | None:
+    try:
+        return lock()
+    except RuntimeError as error:
+        _refused(str(error).splitlines()[0])
+        return None
+
+
+def _refused(reason: str) -> None:
+    """After a refusal: say once what it means, and clear CUDA's error."""
+    log.debug(f"not page-locked: {reason}")
+    log.once(
+        "the system refuses to page-lock host memory: copies wait for the GPU, which is slower and changes nothing "
+        "else; a higher limit for locked memory (ulimit -l), or less of it in other programs' use, makes them fast"
+    )
+    _drain()
+
+
+def _drain() -> None:
+    """A call that CUDA has refused leaves its error behind, and the thread's next launch would raise it as its own: the
+    launch of one addition takes it along."""
+    if torch.cuda.is_initialized():
+        with suppress(RuntimeError):
+            torch.empty((), device="cuda").add_(1)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .guard import out_of_memory
+from .pinned import staged, staging
 
 OUTPUTS = {"float32": torch.float32, "float16": torch.float16, "uint8": torch.uint8}
 
@@ -33,9 +34,13 @@ class StagedReader:
         """A contiguous copy on the device. On CUDA, later work of the current stream waits for it, the caller not."""
         if self._stream is None or part.device.type != "cpu":  # what is on a GPU already cannot be pinned
             return part.to(self._device)
+        locked = staged(part)
+        if locked is None:
+            self._stream = None
+            return part.to(self._device)
         current = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(self._stream):
-            there = part.pin_memory().to(self._device, non_blocking=True)
+            there = locked.to(self._device, non_blocking=True)
         current.wait_stream(self._stream)
         there.record_stream(current)
         return there
@@ -127,16 +132,18 @@ class StagedWriter:
     def __init__(self, out: Tensor, frames: int, device: torch.device, finish: Finish, ahead: bool = True) -> None:
         """out: [B, F, H, W, C] on the host; at most `frames` frames per write, from `device`.
 
-        ahead False: every write waits for its copy, and nothing is pinned.
+        ahead False, or no memory to be locked: every write waits for its copy.
         """
         self._out = out
         self._finish = finish
         self._free: list[_Staged] = []
         self._waiting: list[tuple[int, int, int, _Staged]] = []
-        self._ahead = ahead and device.type == "cuda"
-        for _ in range(2 if self._ahead else 0):
-            pixels = torch.empty((frames, *out.shape[2:]), dtype=out.dtype, pin_memory=True)
-            self._free.append(_Staged(pixels, torch.empty((), pin_memory=True), torch.cuda.Event()))
+        self._device = device
+        for _ in range(2 if ahead and device.type == "cuda" else 0):
+            pixels, health = staging((frames, *out.shape[2:]), out.dtype), staging(())
+            if pixels is not None and health is not None:
+                self._free.append(_Staged(pixels, health, torch.cuda.Event()))
+        self._ahead = bool(self._free)
 
     def __enter__(self) -> StagedWriter:
         return self
@@ -158,19 +165,19 @@ class StagedWriter:
             return
         if not self._free:
             self._deliver(keep=True)
-        staged = self._free.pop()
-        staged.pixels[:count].copy_(pixels, non_blocking=True)
-        staged.health.copy_(health, non_blocking=True)
-        staged.done.record()
-        self._waiting.append((clip, first, count, staged))
+        buffer = self._free.pop()
+        buffer.pixels[:count].copy_(pixels, non_blocking=True)
+        buffer.health.copy_(health, non_blocking=True)
+        buffer.done.record(torch.cuda.current_stream(self._device))
+        self._waiting.append((clip, first, count, buffer))
 
     def _deliver(self, keep: bool) -> None:
-        clip, first, count, staged = self._waiting.pop(0)
+        clip, first, count, buffer = self._waiting.pop(0)
         target = self._out[clip, first : first + count]
-        if keep and not staged.done.query():
+        if keep and not buffer.done.query():
             target.zero_()  # the first touch of fresh pages takes longer than the copy: do it while waiting
-        staged.done.synchronize()
-        self._free.append(staged)
+        buffer.done.synchronize()
+        self._free.append(buffer)
         if keep:
-            target.copy_(staged.pixels[:count])
-            self._finish(clip, first, count, float(staged.health))
+            target.copy_(buffer.pixels[:count])
+            self._finish(clip, first, count, float(buffer.health))

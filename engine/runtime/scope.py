@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -11,29 +11,44 @@ from torch.overrides import TorchFunctionMode
 
 from ..kernels.attention import reference
 from ..kernels.precision import fp32_math
+from ..kernels.settings import Setting
+
+_CUDA = torch.backends.cuda
+#: Other algorithms round differently.
+CUDNN_BENCHMARK = Setting.attribute(torch.backends.cudnn, "benchmark", exact=False)
+_HALF_SUMS = Setting.attribute(_CUDA.matmul, "allow_fp16_accumulation", exact=False)  # since torch 2.7
+_FLASH = Setting(_CUDA.flash_sdp_enabled, _CUDA.enable_flash_sdp, exact=True)
+_EFFICIENT = Setting(_CUDA.mem_efficient_sdp_enabled, _CUDA.enable_mem_efficient_sdp, exact=True)
 
 
 @contextmanager
 def scoped_math(
     device: torch.device, *, tf32: bool = False, cudnn_benchmark: bool = False, flash_attention: bool = True
 ) -> Iterator[None]:
-    """How torch computes inside; no gradients. Process-wide settings are restored also after an error.
+    """How torch computes inside, and where; no gradients. Process-wide settings are put back when the last of the runs
+    that overlap is over, also after an error.
 
-    CUDA: fp32 in fp32, or in TF32; cuDNN tries its algorithms out, or takes the first; fp16 products never sum in
-    fp16; torch's attention kernels that need no score matrix are on. Without `flash_attention`, attention is made of
-    plain products in fp32 on every device (a block of queries at a time, so that memory stays linear).
+    CUDA: `device` is the thread's current one, so that events, streams and libraries belong to it; fp32 in fp32, or in
+    TF32; cuDNN tries its algorithms out, or takes the first; fp16 products never sum in fp16; torch's attention kernels
+    that need no score matrix are on. Without `flash_attention`, attention is made of plain products in fp32 on every
+    device (a block of queries at a time, so that memory stays linear).
     """
     with torch.no_grad(), ExitStack() as stack:
         if device.type == "cuda":
+            stack.enter_context(current(device))
             stack.enter_context(fp32_math(tf32))
-            stack.enter_context(attribute(torch.backends.cudnn, "benchmark", cudnn_benchmark))
-            cuda = torch.backends.cuda
-            if getattr(cuda.matmul, "allow_fp16_accumulation", False):  # since torch 2.7
-                stack.enter_context(attribute(cuda.matmul, "allow_fp16_accumulation", False))
-            stack.enter_context(_switch(cuda.flash_sdp_enabled, cuda.enable_flash_sdp))
-            stack.enter_context(_switch(cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp))
+            stack.enter_context(CUDNN_BENCHMARK.hold(cudnn_benchmark))
+            if hasattr(_CUDA.matmul, "allow_fp16_accumulation"):
+                stack.enter_context(_HALF_SUMS.hold(False))
+            stack.enter_context(_FLASH.hold(True))
+            stack.enter_context(_EFFICIENT.hold(True))
         stack.enter_context(attention_scope(flash_attention))
         yield
+
+
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """`device` is this thread's current one inside, if it is a GPU that has a number; the thread's own comes back."""
+    return torch.cuda.device(device) if device.type == "cuda" and device.index is not None else nullcontext()
 
 
 def attention_scope(flash_attention: bool) -> AbstractContextManager[object]:
@@ -49,24 +64,3 @@ class _PlainAttention(TorchFunctionMode):
             q, k, v = (t.flatten(0, -3) for t in args)
             return reference.attention(q, k, v).reshape(args[0].shape)
         return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def attribute(holder: object, name: str, value: object) -> Iterator[None]:
-    """`holder.name` is `value` inside."""
-    kept = getattr(holder, name)
-    setattr(holder, name, value)
-    try:
-        yield
-    finally:
-        setattr(holder, name, kept)
-
-
-@contextmanager
-def _switch(enabled: Callable[[], bool], enable: Callable[[bool], None]) -> Iterator[None]:
-    kept = enabled()
-    enable(True)
-    try:
-        yield
-    finally:
-        enable(kept)

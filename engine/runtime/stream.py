@@ -27,8 +27,13 @@ class Steps:
     frames: int = 0
 
 
-def _split(x: Tensor, size: int) -> Iterable[Tensor]:
+def split(x: Tensor, size: int) -> Iterable[Tensor]:
+    """[B, C, T, H, W] in steps of `size` frames (0: all)."""
     return x.split(size or x.shape[2], 2)
+
+
+#: How steps are cut.
+Split = Callable[[Tensor, int], Iterable[Tensor]]
 
 
 def decode_features(decoder: Decoder, z: Iterable[Tensor], check: Callable[[], None]) -> Iterator[Tensor]:
@@ -40,27 +45,27 @@ def decode_features(decoder: Decoder, z: Iterable[Tensor], check: Callable[[], N
 
 
 def decode_frames(
-    decoder: Decoder, features: Iterable[Tensor], steps: Steps, check: Callable[[], None]
+    decoder: Decoder, features: Iterable[Tensor], steps: Steps, check: Callable[[], None], parts: Split = split
 ) -> Iterator[list[Tensor]]:
     """Features of the whole frame or of one tile -> per chunk, the list of its frames [B, 3, f, H, W]."""
     state = State()
     for chunk in features:
         x = decoder.mid(chunk, state)
         out = []
-        for frames in _split(x, steps.frames):
+        for frames in parts(x, steps.frames):
             check()
             out.append(decoder.high(frames, state))
         yield out
 
 
 def encode_features(
-    encoder: Encoder, video: Iterable[Tensor], steps: Steps, check: Callable[[], None]
+    encoder: Encoder, video: Iterable[Tensor], steps: Steps, check: Callable[[], None], parts: Split = split
 ) -> Iterator[Tensor]:
     """Frame chunks [B, 3, f, H, W] (1 + 4n first, then 4n) -> features at latent resolution, chunk by chunk."""
     state = State()
     for part in video:
         high = []
-        for frames in _split(part, steps.frames):
+        for frames in parts(part, steps.frames):
             check()
             high.append(encoder.high(frames, state))
         yield encoder.mid(torch.cat(high, 2) if len(high) > 1 else high.pop(), state)

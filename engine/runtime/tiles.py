@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -107,3 +108,13 @@ def grid(height: int, width: int, tile: int, overlap: int, scale: int) -> Grid:
     """
     size, shared = max(tile // scale, 1), -(-overlap // scale)
     return Grid(axis(height, size, shared, overlap > 0), axis(width, size, shared, overlap > 0))
+
+
+def shrinking(height: int, width: int, overlap: int, scale: int) -> Iterator[Grid]:
+    """Grids from the whole frame down to the smallest tiles that still leave something besides the overlap."""
+    yield grid(height, width, scale * max(height, width), overlap, scale)
+    tile = max(height, width)
+    smallest = max(2, 2 * (-(-overlap // scale)))
+    while tile > smallest:
+        tile = max(smallest, tile * 3 // 4)
+        yield grid(height, width, scale * tile, overlap, scale)

@@ -5,6 +5,8 @@ import logging
 import pytest
 import torch
 from zerowaste_vae.engine import attempts, load, log
+from zerowaste_vae.engine import vae as vae_module
+from zerowaste_vae.engine.errors import PlanError
 from zerowaste_vae.engine.kernels.targets import capabilities
 from zerowaste_vae.engine.report import Report
 
@@ -85,3 +87,52 @@ def test_plain_runs_announce_no_kernels_and_no_layout_they_lack(vae_file, noise,
     vae.decode(z)
     vae.decode(z)
     assert len(said(LAYOUT)) == 1
+
+
+def test_what_auto_gives_up_is_in_log_and_report(said, make_vae_file, noise):
+    vae = load(make_vae_file(), device="cpu")
+    z = noise(1, 16, 2, 24, 24)
+
+    def tight(half):
+        """A little less than whole frames need, in GB."""
+        least = vae.planner.plan(half, 1, 2, 24, 24, tiling="untiled").peak_bytes
+        while True:
+            try:
+                least = vae.planner.plan(half, 1, 2, 24, 24, tiling="untiled", target=least - 1).peak_bytes
+            except PlanError:
+                return 0.99 * least / 2**30
+
+    small = tight("decoder")
+    frames = vae.decode(z, vram_gb=small)
+    assert frames.isfinite().all()
+    assert said("decode: blended tiles are approximate; 192x192 untiled needs")
+    assert "blended tiles are approximate" in vae.last_report.plan
+    assert "blended tiles are approximate" in vae.last_report.text()
+    said.forget()
+    vae.decode(z)
+    assert not said("approximate")
+    video = frames[:, :5]
+    vae.encode(video, vram_gb=tight("encoder"))
+    assert said("encode: blended tiles are approximate")
+    with pytest.raises(PlanError, match="192x192 untiled needs"):
+        vae.decode(z, vram_gb=small, tiling="untiled")
+
+
+def test_a_default_target_is_raised_to_what_is_free(said, make_vae_file, noise, monkeypatch):
+    vae = load(make_vae_file(), device="cpu")
+    least = vae.planner.plan("decoder", 1, 1, 4, 4, chunk=1).peak_bytes
+    monkeypatch.setattr(vae_module, "memory_target", lambda *_: least - 1)
+    monkeypatch.setattr(vae_module, "memory_room", lambda _, vram_gb, __: None if vram_gb else 2 * least)
+    vae.decode(noise(1, 16, 1, 4, 4))
+    assert said("is raised to the")
+    assert vae.last_report.plan.startswith("plain torch, untiled")
+    assert "is raised to the" in vae.last_report.plan
+
+
+def test_a_leaner_plan_has_tiles_only_where_nothing_else_is_left(make_vae_file):
+    """In the middle of a clip, too: whole frames need not start over."""
+    vae = load(make_vae_file(), device="cpu")
+    whole, tiled = (vae.planner.plan("decoder", 1, 2, 8, 8, tiling=t, tile=32, overlap=8) for t in ("auto", "blended"))
+    found = {int(0.9 * whole.peak_bytes): tiled, whole.peak_bytes: whole}
+    assert attempts._leaner(vae, lambda _, below: found[below], whole) is whole
+    assert attempts._leaner(vae, lambda *_: tiled, whole) is tiled

@@ -325,6 +325,8 @@ def test_ctrl_c_leaves_nothing(tmp_path, vae_file):
     process = subprocess.Popen(
         [*command, "decode", "l.safetensors", "a.mp4", "--vae", str(vae_file), "--chunk", "1"],
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=terminal, text=True,
+        # A shell that starts the tests in the background lets them ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     os.close(terminal)
     watchdog = threading.Timer(120, process.kill)

@@ -17,4 +17,5 @@ from zerowaste_vae.engine import exact
 def test_equals_torch(noise, kernel, stride, padding):
     x, weight, bias = noise(2, 5, 5, 7, 8), noise(6, 5, *kernel, seed=1), noise(6, seed=2)
     expected = torch.nn.functional.conv3d(x, weight, bias, stride, padding)
-    torch.testing.assert_close(exact.conv3d(x, weight, bias, stride, padding), expected, rtol=0, atol=1e-5)
+    bound = 1e-5 * expected.std().item()  # sums of up to 135 products, in whatever order this CPU takes them
+    torch.testing.assert_close(exact.conv3d(x, weight, bias, stride, padding), expected, rtol=0, atol=bound)

@@ -205,7 +205,8 @@ def test_bad_videos(vae, video, says):
         ({"tiling": "best"}, InputError, "tiling='best'"),
         ({"chunk": -2}, InputError, "chunk=-2"),
         ({"vram_gb": -1.0}, InputError, "vram_gb=-1.0"),
-        ({"vram_gb": 0.001}, PlanError, "32x32 untiled needs"),
+        ({"vram_gb": 0.001}, PlanError, "32x32 needs .* even in the smallest tiles and the target is 0.00 GB"),
+        ({"vram_gb": 0.001, "tiling": "untiled"}, PlanError, "32x32 untiled needs"),
     ],
 )
 def test_bad_options(vae, noise, options, error, says):

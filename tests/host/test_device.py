@@ -89,6 +89,37 @@ assert other.engine.packed_bytes == 0
 print("kept")
 """
 
+GRAPHS = """
+import sys
+sys.argv = ["main.py", "--cpu"]
+import comfy.options
+comfy.options.enable_args_parsing()
+import torch
+from zerowaste_vae.engine.runtime.kept import KEPT
+from zerowaste_vae.nodes import host
+from zerowaste_vae.nodes.settings import Settings
+
+class Graphs:
+    nbytes, device, freed = 1 << 20, torch.device("cpu"), 0
+    def free(self):
+        self.freed += 1
+
+def leave(call):
+    def run(*args, **options):
+        result = call(*args, **options)
+        KEPT.keep(left[-1])  # as a call that was worth it does
+        return result
+    return run
+
+vae, left = host.from_file(__import__("pathlib").Path(sys.stdin.read()), "auto", None, Settings()), []
+for call, given in (("decode", torch.randn(1, 16, 2, 4, 4)), ("encode", torch.rand(5, 32, 32, 3))):
+    left.append(Graphs())
+    setattr(vae.engine, call, leave(getattr(vae.engine, call)))
+    getattr(vae, call)(given)
+    assert left[-1].freed == 1 and KEPT.nbytes(torch.device("cpu")) == 0, call
+print("nothing kept")
+"""
+
 SCOPED = """
 import sys
 sys.argv = ["main.py", "--cpu"]
@@ -185,6 +216,11 @@ def test_unloading_gives_back_what_the_host_does_not_see(host_places, pack_folde
 def test_packed_weights_stay_with_a_loaded_vae(host_places, pack_folder):
     """Those of the half, and of the options, that ran last: no others are in the plan of a run."""
     assert "kept" in inside(host_places, pack_folder, KEPT)
+
+
+def test_nodes_leave_no_graphs_behind(host_places, pack_folder):
+    """The memory they replay in, of which the host knows nothing."""
+    assert "nothing kept" in inside(host_places, pack_folder, GRAPHS)
 
 
 def test_settings_of_an_unknown_vae_hold_during_its_calls_only(host_places, pack_folder):

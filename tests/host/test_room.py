@@ -33,8 +33,9 @@ assert room() == untiled
 gb = 0.5 * untiled / 2**30
 assert 0 < room(vram_gb=gb) <= 0.5 * untiled
 assert room(tiling="exact", tile=256) > 0
+assert 0 < room(vram_gb=gb, ram_gb=0.01) <= 0.5 * untiled  # blended tiles
 try:
-    room(vram_gb=gb, ram_gb=0.01)
+    room(vram_gb=gb, ram_gb=0.01, tiling="untiled")
 except PlanError as error:
     assert "ram_gb" in str(error), error
 else:

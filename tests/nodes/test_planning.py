@@ -209,3 +209,25 @@ def test_only_so_many_models_are_remembered():
         known.learn(name, ARCHITECTURES[0], name)
     assert known.find("a") is None
     assert known.find("c") == (ARCHITECTURES[0], "c")
+
+
+def test_what_auto_gives_up_is_in_the_answer(tiny, monkeypatch):
+    """A default target is raised to what the card has; the user's own is not, then tiles are blended."""
+    monkeypatch.setattr(planning, "why_off", lambda *_: "no kernels here")
+    wish = {**tiny, "width": 640, "height": 640, "frames": 9, "precision": "fp32"}
+    big = Machine(torch.device("cuda", 0), 1024 * GIB, 0)
+    found = answer(Question(**wish), big)
+    while found["fits"]:
+        least = found["predicted_gb"]
+        found = answer(Question(**wish, tiling="untiled", vram_gb=least - 1e-6), big)
+    small = Machine(big.device, int(least / 0.9 * GIB), 0)
+    raised = answer(Question(**wish), small)
+    assert (raised["mode"], raised["target_source"]) == ("untiled", "free")
+    assert 13 / 16 / 0.9 * least < raised["predicted_gb"] <= raised["target_gb"]
+    assert "is raised to" in raised["note"]
+    own = answer(Question(**wish, vram_gb=0.99 * least), small)
+    assert (own["mode"], own["target_source"]) == ("blended", "vram_gb")
+    assert "approximate" in own["note"]
+    assert own["note"] in own["text"]
+    assert not answer(Question(**wish, tiling="untiled"), small)["fits"]
+    assert answer(Question(**wish), big)["note"] == ""

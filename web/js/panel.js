@@ -134,6 +134,7 @@ function chunking(plan) {
 function footnotes(plan) {
   const kernels = plan.kernels_off ? t("plain_torch", { reason: plan.kernels_off }) : t("fused");
   const notes = [`${plan.precision}, ${plan.device}: ${kernels}`];
+  if (plan.note) notes.push(plan.note);
   if (plan.assumed) notes.push(t("assumed"));
   return notes.map((note) => el("div", { class: "zerowaste-note" }, note));
 }

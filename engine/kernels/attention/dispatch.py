@@ -12,18 +12,15 @@ from torch import Tensor
 from ..observe import observed
 from ..targets import Target, capabilities, interpreted, on_device, target, triton_version, use_triton
 from . import reference
-from .schedules import MERGE_ROWS, MERGE_TILES, Schedule, block_rows, pick
+from .schedules import MERGE_ROWS, MERGE_TILES, SCHEDULES, Blocks, Schedule, pick
 
 FLASH_HEAD = 256  # torch's flash kernels stop here
 LARGEST_HEAD = 1024
-_NARROWEST, _WIDEST = 64, 256  # of all schedules' tiles
 
 
 def scratch_bytes(tokens: int, itemsize: int) -> int:
-    """Bytes of `scratch` that `attention` uses at most for one call over this many tokens."""
-    row = -(-tokens // _WIDEST) * _WIDEST * itemsize
-    rows = block_rows(tokens, row, _WIDEST)
-    return rows * row + 2 * 4 * rows * -(-tokens // _NARROWEST)
+    """Bytes of `scratch` that `attention` uses at most for one call over this many tokens, on any GPU."""
+    return max(Blocks.of(tokens, itemsize, scores).split(itemsize)[1] for scores, _ in SCHEDULES.values())
 
 
 @observed
@@ -62,10 +59,9 @@ def launch(q: Tensor, k: Tensor, v: Tensor, here: Target,
 
     frames, tokens, head = q.shape
     scores, values = schedules or pick(here.sm)
-    tiles = -(-tokens // scores.bn)
-    stride = tiles * scores.bn
-    rows = block_rows(tokens, stride * q.element_size(), scores.bm)
-    split, end = rows * stride * q.element_size(), rows * stride * q.element_size() + 8 * tiles * rows
+    blocks = Blocks.of(tokens, q.element_size(), scores)
+    rows, stride, tiles = blocks.rows, blocks.stride, blocks.tiles
+    split, end = blocks.split(q.element_size())
     if scratch is None or scratch.numel() < end:
         scratch = torch.empty(end, dtype=torch.uint8, device=q.device)
     weights = scratch[:split].view(q.dtype).view(rows, stride)
@@ -75,9 +71,9 @@ def launch(q: Tensor, k: Tensor, v: Tensor, here: Target,
     if here.tma:
         from triton.tools.tensor_descriptor import TensorDescriptor
 
-        blocks = ([scores.bm, scores.bk], [scores.bn, scores.bk], [values.bm, values.bk], [values.bk, values.bn])
+        boxes = ([scores.bm, scores.bk], [scores.bn, scores.bk], [values.bm, values.bk], [values.bk, values.bn])
         flat = [t.view(-1, t.shape[-1]) for t in operands]
-        operands = [TensorDescriptor(t, t.shape, t.stride(), b) for t, b in zip(flat, blocks, strict=True)]
+        operands = [TensorDescriptor(t, t.shape, t.stride(), b) for t, b in zip(flat, boxes, strict=True)]
     qs, ks, ws, vs = operands
     common = {"D": head, "TMA": here.tma, "UNIT": scores.bn,
               "UPCAST": interpreted() and not q.is_cuda and q.dtype == torch.bfloat16}

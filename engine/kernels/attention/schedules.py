@@ -33,6 +33,26 @@ SCRATCH_BYTES = 128 * 2**20
 MERGE_ROWS, MERGE_TILES = 32, 32
 
 
+@dataclass(frozen=True)
+class Blocks:
+    """How one call shares its scratch: queries per block, softmax weights in a row of one, and tiles of keys."""
+
+    rows: int
+    stride: int
+    tiles: int
+
+    @classmethod
+    def of(cls, tokens: int, itemsize: int, scores: Schedule) -> Blocks:
+        tiles = -(-tokens // scores.bn)
+        stride = tiles * scores.bn
+        return cls(block_rows(tokens, stride * itemsize, scores.bm), stride, tiles)
+
+    def split(self, itemsize: int) -> tuple[int, int]:
+        """Bytes of the weights, and of all: behind them lie a peak and a sum per query and tile, in fp32."""
+        weights = self.rows * self.stride * itemsize
+        return weights, weights + 8 * self.tiles * self.rows
+
+
 def pick(sm: int) -> tuple[Schedule, Schedule]:
     return SCHEDULES[generation(sm)]
 

@@ -2,6 +2,7 @@
 
 from .dispatch import conv3d
 from .reference import frames_of
+from .schedules import sums_bytes
 from .types import Balance, Epilogue, Geometry, Partials, Pixels, Weight, pack_weight, padded_channels
 from .winograd import buffer_shape, pack_planes
 
@@ -18,4 +19,5 @@ __all__ = [
     "pack_planes",
     "pack_weight",
     "padded_channels",
+    "sums_bytes",
 ]

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..precision import fp32_math
+from ..precision import exact_math
 from .schedules import ROW_BLOCK
 from .types import Epilogue, Geometry, Partials, Pixels, Weight, stat_span
 from .winograd.planes import combined, sources
@@ -57,7 +57,7 @@ def product(x: Tensor, rows: Tensor, weight: Weight, geometry: Geometry, shift: 
     wide = torch.float32 if exact else torch.float64
     window = x[: (d - 1) * st + kt, oy : oy + (h - 1) * sh + kh, ox : ox + (w - 1) * sw + kw, : weight.channels]
     kernel = rows.to(wide).view(-1, kt, kh, kw, weight.channels).permute(0, 4, 1, 2, 3)
-    with fp32_math(tf32=False):
+    with exact_math(x.device):
         out = F.conv3d(window.to(wide).permute(3, 0, 1, 2)[None], kernel, stride=geometry.stride)
     return out[0].permute(1, 2, 3, 0).float()
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..targets import FP8, Target
+from .types import stat_span
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,20 @@ SMALL_PLANE = 90 * 160
 # Image rows whose positions share tiles: tiles restart at each such block, so that a band which starts at a multiple of
 # it has the frame's own tiles and partial sums. Even pitches (frames of even width) then fill whole tiles of 128.
 ROW_BLOCK = 64
+
+
+def sums_bytes(out: tuple[int, ...], groups: int, phases: tuple[int, int] = (1, 1)) -> int:
+    """Bytes of the sums that a convolution's epilogue makes of `out` [D, H, W, K], at most, on any GPU. phases: rows
+    and columns that each position of the input makes."""
+    d, h, w, k = out
+    py, px = phases
+    rows, pitch = h // py, w // px + 2
+    tile = 64 if rows * (w // px) < SMALL_PLANE else 128  # the lowest of all schedules
+    full, rest = divmod(rows, ROW_BLOCK)
+    tiles = full * -(-ROW_BLOCK * pitch // tile) + -(-rest * pitch // tile)
+    # The narrowest slice of an epilogue is a quarter of the channels, and none is below 16 from 64 channels on.
+    span = stat_span(k, groups, min(16, max(k // 4, 1)))
+    return 4 * 2 * d * tiles * py * px * (k // span)
 
 
 def generation(sm: int) -> int:

@@ -54,13 +54,15 @@ def statistics(x: Tensor, groups: int, backend: str = "auto") -> Partials:
 
 
 @observed
-def coefficients(partials: Partials, norm: Norm, positions: int, backend: str = "auto") -> Tensor:
+def coefficients(partials: Partials, norm: Norm, positions: int, backend: str = "auto",
+                 health: Tensor | None = None) -> Tensor:
     """Partial sums -> [D, 2, C] float32, y = x * [:, 0] + [:, 1]; `positions` is H * W of the whole frame.
 
-    Every block is summed in its fixed order in fp64, so neither launch nor band moves a bit.
+    Every block is summed in its fixed order in fp64, so neither launch nor band moves a bit. health: float32 [], NaN
+    from now on if a value was not finite, or too large for its square to be.
     """
     if not use_triton(partials.data.device, backend):
-        return reference.coefficients(partials, norm, positions)
+        return reference.coefficients(partials, norm, positions, health)
     from .triton import coefficients_kernel
 
     d, blocks, columns, _ = partials.data.shape
@@ -70,8 +72,9 @@ def coefficients(partials: Partials, norm: Norm, positions: int, backend: str = 
     affine = norm.weight is not None and norm.bias is not None
     with on_device(partials.data):
         coefficients_kernel[(norm.groups, d)](
-            partials.data, norm.weight if affine else coefs, norm.bias if affine else coefs, coefs, blocks,
-            float(count), norm.eps, C=c, GROUPS=norm.groups, COLUMNS=columns, AFFINE=affine,
+            partials.data, norm.weight if affine else coefs, norm.bias if affine else coefs, coefs,
+            coefs if health is None else health, blocks,
+            float(count), norm.eps, C=c, GROUPS=norm.groups, COLUMNS=columns, AFFINE=affine, HEALTH=health is not None,
             FRAMES=d if norm.per_chunk else 1, BB=1024, BC=_power_of_two(columns // norm.groups),
             BG=_power_of_two(c // norm.groups), num_warps=4,
         )  # fmt: skip
@@ -81,14 +84,16 @@ def coefficients(partials: Partials, norm: Norm, positions: int, backend: str = 
 @observed
 def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: int = 1, store: Store = _DEFAULT,
              coefs: Tensor | None = None, first: int | None = None, backend: str = "auto",
-             walk: tuple[int, int] = WALK) -> None:
+             walk: tuple[int, int] = WALK, health: Tensor | None = None) -> None:
     """Normalise (or just copy, kind none) and write bordered frames.
 
     x: [D, H, W, C], any strides. buffer: [slots, H + 2 * border, W + 2 * border, Cp] contiguous, Cp >= C (the rest is
     zeroed), or the planes of a convolution in Winograd form, [slots, 4, H + 2, ceil(W / 2), Cp], one column more for a
     composed upsampler; frame d goes to slot (slot + d) mod slots. coefs: from `coefficients`; without them a group norm
     sums x itself first. first: the buffer holds a band only, the bordered frame's rows from this one on. walk: another
-    schedule for planes (checks and tuning only). Raises ValueError where shapes do not fit.
+    schedule for planes (checks and tuning only). health: float32 [], NaN from now on if a value of x was not finite,
+    which 8 bit would hide, or too large for its norm to be; a group norm with `coefs` leaves that to them. Raises
+    ValueError where shapes do not fit.
     """
     d, h, w, c = x.shape
     if norm.kind not in _KINDS or store.border not in ("zero", "replicate"):
@@ -109,9 +114,10 @@ def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: in
     if store.plane_scales != (1.0,) * 4 and buffer.dtype not in QUANT_MAX:
         raise ValueError(f"planes of {buffer.dtype} have no scales")
     if norm.kind == "group" and coefs is None:
-        coefs = coefficients(statistics(x, norm.groups, backend), norm, h * w, backend)
+        coefs = coefficients(statistics(x, norm.groups, backend), norm, h * w, backend, health)
     if not _on_triton(x, backend):
-        reference.norm_act(x, norm, coefs if norm.kind == "group" else None, store, buffer, slot, border, first)
+        coefs = coefs if norm.kind == "group" else None
+        reference.norm_act(x, norm, coefs, store, buffer, slot, border, first, health)
         return
     from .planes import planes_kernel
     from .triton import norm_act_kernel
@@ -123,12 +129,14 @@ def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: in
     absent = coefs if coefs is not None else buffer
     arguments = (
         x, absent, norm.weight if norm.weight is not None else absent, norm.bias if norm.bias is not None else absent,
-        store.gain if store.gain is not None else absent, buffer, buffer.shape[0], slot, h, w, first, rows, *strides,
-        x.stride(3), norm.eps, 1.0 / store.scale if buffer.dtype in QUANT_MAX else 1.0,
+        store.gain if store.gain is not None else absent, absent if health is None else health, buffer, buffer.shape[0],
+        slot, h, w, first, rows, *strides, x.stride(3), norm.eps,
+        1.0 / store.scale if buffer.dtype in QUANT_MAX else 1.0,
     )  # fmt: skip
     constants = dict(
         C=c, CO=co, CP=wide, KIND=norm.kind, WEIGHT=affine and norm.weight is not None,
-        BIAS=affine and norm.bias is not None, GAINS=store.gain is not None, SILU=store.silu,
+        BIAS=affine and norm.bias is not None, HEALTH=health is not None and norm.kind != "group",
+        GAINS=store.gain is not None, SILU=store.silu,
         REPLICATE=store.border == "replicate", CLAMP=buffer.dtype in QUANT_MAX, ROUND=buffer.dtype == torch.int8,
         UNIT=unit, DENSE=dense, FAST=not (interpreted() and not x.is_cuda), num_warps=WARPS,
     )  # fmt: skip

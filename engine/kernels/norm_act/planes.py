@@ -27,11 +27,13 @@ def _column(base, xx, y_inside, width, x_x, x_c, c, C: tl.constexpr, REPLICATE: 
 
 
 @triton.jit
-def _value(raw, inside, c, scale, shift, gain_row, eps, gain, limit, C: tl.constexpr, KIND: tl.constexpr,
-           WEIGHT: tl.constexpr, BIAS: tl.constexpr, GAINS: tl.constexpr, SILU: tl.constexpr, CLAMP: tl.constexpr,
-           ROUND: tl.constexpr, ROUNDED: tl.constexpr, HELD: tl.constexpr, FAST: tl.constexpr):  # fmt: skip
+def _value(raw, inside, c, scale, shift, gain_row, health, eps, gain, limit, C: tl.constexpr, KIND: tl.constexpr,
+           WEIGHT: tl.constexpr, BIAS: tl.constexpr, HEALTH: tl.constexpr, GAINS: tl.constexpr, SILU: tl.constexpr,
+           CLAMP: tl.constexpr, ROUND: tl.constexpr, ROUNDED: tl.constexpr, HELD: tl.constexpr,
+           FAST: tl.constexpr):  # fmt: skip
     """float32, in units of the scale; ROUNDED: as a plain buffer of type HELD holds it."""
-    v = activated(raw.to(tl.float32), scale, shift, gain_row, eps, C, KIND, WEIGHT, BIAS, GAINS, SILU, FAST)
+    v = activated(raw.to(tl.float32), scale, shift, gain_row, health, eps, C, KIND, WEIGHT, BIAS, HEALTH, GAINS,
+                  SILU, FAST)
     v = tl.where(inside[:, None] & (c < C)[None, :], v, 0.0)
     if FAST:  # rounded here, not fused with what follows: a value has the same bits as d0 of one pair and d2 of another
         v = tl.inline_asm_elementwise("mul.rn.f32 $0, $1, $2;", "=f,f,f", [v, gain], dtype=tl.float32, is_pure=True,
@@ -49,12 +51,12 @@ def _store(pointers, v, gain, limit, mask, CLAMP: tl.constexpr, ROUND: tl.conste
 
 
 @triton.jit(do_not_specialize=["slots", "slot", "height", "width", "first", "rows", "x_t", "x_y", "x_x", "x_c"])
-def planes_kernel(x, coefs, weight, bias, gains, out, slots, slot, height, width, first, rows, x_t, x_y, x_x, x_c,
-                  eps, gain, gain0, gain1, gain2, gain3, limit,
+def planes_kernel(x, coefs, weight, bias, gains, health, out, slots, slot, height, width, first, rows, x_t, x_y, x_x,
+                  x_c, eps, gain, gain0, gain1, gain2, gain3, limit,
                   C: tl.constexpr, CO: tl.constexpr, CP: tl.constexpr, KIND: tl.constexpr, WEIGHT: tl.constexpr,
-                  BIAS: tl.constexpr, GAINS: tl.constexpr, SILU: tl.constexpr, REPLICATE: tl.constexpr,
-                  CLAMP: tl.constexpr, ROUND: tl.constexpr, ROUNDED: tl.constexpr, UNIT: tl.constexpr,
-                  DENSE: tl.constexpr, FAST: tl.constexpr, TAPS: tl.constexpr, WALK: tl.constexpr,
+                  BIAS: tl.constexpr, HEALTH: tl.constexpr, GAINS: tl.constexpr, SILU: tl.constexpr,
+                  REPLICATE: tl.constexpr, CLAMP: tl.constexpr, ROUND: tl.constexpr, ROUNDED: tl.constexpr,
+                  UNIT: tl.constexpr, DENSE: tl.constexpr, FAST: tl.constexpr, TAPS: tl.constexpr, WALK: tl.constexpr,
                   BP: tl.constexpr):  # fmt: skip
     """One program writes BP walks of WALK neighbouring pairs each, in the bordered rows `first`.. of one frame. A walk
     reads and activates every column once, but for the two it shares with its neighbours."""
@@ -89,18 +91,18 @@ def planes_kernel(x, coefs, weight, bias, gains, out, slots, slot, height, width
     kept = (c < CO)[None, :] & real[:, None]
 
     raw, inside = _column(lines, 2 * j - 1, y_inside, width, x_x, x_c, c, C, REPLICATE, UNIT, DENSE)
-    d0 = _value(raw, inside, c, scale, shift, gain_row, eps, gain, limit, C, KIND, WEIGHT, BIAS, GAINS, SILU,
-                CLAMP, ROUND, ROUNDED, HELD, FAST)
+    d0 = _value(raw, inside, c, scale, shift, gain_row, health, eps, gain, limit, C, KIND, WEIGHT, BIAS, HEALTH, GAINS,
+                SILU, CLAMP, ROUND, ROUNDED, HELD, FAST)
     raw, inside = _column(lines, 2 * j, y_inside, width, x_x, x_c, c, C, REPLICATE, UNIT, DENSE)
-    d1 = _value(raw, inside, c, scale, shift, gain_row, eps, gain, limit, C, KIND, WEIGHT, BIAS, GAINS, SILU,
-                CLAMP, ROUND, ROUNDED, HELD, FAST)
+    d1 = _value(raw, inside, c, scale, shift, gain_row, health, eps, gain, limit, C, KIND, WEIGHT, BIAS, HEALTH, GAINS,
+                SILU, CLAMP, ROUND, ROUNDED, HELD, FAST)
     raw2, inside2 = _column(lines, 2 * j + 1, y_inside, width, x_x, x_c, c, C, REPLICATE, UNIT, DENSE)
     raw3, inside3 = _column(lines, 2 * j + 2, y_inside, width, x_x, x_c, c, C, REPLICATE, UNIT, DENSE)
     for i in tl.static_range(WALK):
-        d2 = _value(raw2, inside2, c, scale, shift, gain_row, eps, gain, limit, C, KIND, WEIGHT, BIAS, GAINS, SILU,
-                    CLAMP, ROUND, ROUNDED, HELD, FAST)
-        d3 = _value(raw3, inside3, c, scale, shift, gain_row, eps, gain, limit, C, KIND, WEIGHT, BIAS, GAINS, SILU,
-                    CLAMP, ROUND, ROUNDED, HELD, FAST)
+        d2 = _value(raw2, inside2, c, scale, shift, gain_row, health, eps, gain, limit, C, KIND, WEIGHT, BIAS, HEALTH,
+                    GAINS, SILU, CLAMP, ROUND, ROUNDED, HELD, FAST)
+        d3 = _value(raw3, inside3, c, scale, shift, gain_row, health, eps, gain, limit, C, KIND, WEIGHT, BIAS, HEALTH,
+                    GAINS, SILU, CLAMP, ROUND, ROUNDED, HELD, FAST)
         if i < WALK - 1:  # the next pair's loads go out before this one's stores, which nothing moves them across
             at = 2 * (j + i) + 3
             raw2, inside2 = _column(lines, at, y_inside, width, x_x, x_c, c, C, REPLICATE, UNIT, DENSE)

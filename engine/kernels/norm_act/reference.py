@@ -16,8 +16,15 @@ def statistics(x: Tensor, groups: int) -> Partials:
     return partial_sums(x, groups)
 
 
-def coefficients(partials: Partials, norm: Norm, positions: int) -> Tensor:
+def note(health: Tensor | None, values: Tensor) -> None:
+    """Makes `health` NaN if one of `values` is not finite, without waiting for a device."""
+    if health is not None:
+        health.add_(values.abs().sum(dtype=torch.float32) * 0)
+
+
+def coefficients(partials: Partials, norm: Norm, positions: int, health: Tensor | None = None) -> Tensor:
     """[D, 2, C] float32: y = x * c[:, 0] + c[:, 1]. `positions` is H * W of the whole frame."""
+    note(health, partials.data)
     d, _, columns, _ = partials.data.shape
     channels = columns * partials.span
     sums = partials.data.double().sum(1).reshape(d, norm.groups, -1, 2).sum(2)
@@ -64,7 +71,8 @@ def write_planes(y: Tensor, target: Tensor, store: Store, fmt: Pixels | None, ta
 
 
 def norm_act(
-    x: Tensor, norm: Norm, coefs: Tensor | None, store: Store, buffer: Tensor, slot: int, border: int, first: int
+    x: Tensor, norm: Norm, coefs: Tensor | None, store: Store, buffer: Tensor, slot: int, border: int, first: int,
+    health: Tensor | None = None,
 ) -> None:
     """See dispatch.norm_act; writes frame by frame so that the fp32 copies stay small."""
     c, w = x.shape[3], x.shape[2]
@@ -76,6 +84,8 @@ def norm_act(
     x = x[:, low + above : high - below]
     fmt = quantiser(buffer.dtype, store.scale) if buffer.dtype in QUANT_MAX else None
     for d in range(x.shape[0]):
+        if coefs is None:
+            note(health, x[d] if norm.kind == "none" else x[d].float().square())
         y = apply(x[d : d + 1], norm, None if coefs is None else coefs[d : d + 1])
         y = F.silu(y) if store.silu else y
         y = y if store.gain is None else y * store.gain

@@ -38,9 +38,10 @@ def statistics_kernel(x, partials, height, width, x_t, x_y, x_x,
 
 
 @triton.jit(do_not_specialize=["blocks"])
-def coefficients_kernel(partials, weight, bias, coefs, blocks, count, eps,
+def coefficients_kernel(partials, weight, bias, coefs, health, blocks, count, eps,
                         C: tl.constexpr, GROUPS: tl.constexpr, COLUMNS: tl.constexpr, AFFINE: tl.constexpr,
-                        FRAMES: tl.constexpr, BB: tl.constexpr, BC: tl.constexpr, BG: tl.constexpr):  # fmt: skip
+                        HEALTH: tl.constexpr, FRAMES: tl.constexpr, BB: tl.constexpr, BC: tl.constexpr,
+                        BG: tl.constexpr):  # fmt: skip
     """One program per (group, frame): sums all blocks in fixed order in fp64. FRAMES > 1 pools that many frames."""
     g, d = tl.program_id(0), tl.program_id(1)
     PER: tl.constexpr = COLUMNS // GROUPS
@@ -57,7 +58,10 @@ def coefficients_kernel(partials, weight, bias, coefs, blocks, count, eps,
         total += tl.sum(tl.load(at, mask=keep, other=0.0).to(tl.float64), 1)
         square += tl.sum(tl.load(at + 1, mask=keep, other=0.0).to(tl.float64), 1)
     mean = tl.sum(total, 0) / count
-    spread = tl.maximum(tl.sum(square, 0) / count - mean * mean, 0.0)
+    size = tl.sum(square, 0)
+    if HEALTH:  # whoever stores, stores the same; all others store nothing. A comparison with NaN is false
+        tl.store(health, float("nan"), mask=~(tl.abs(mean) + size < float("inf")))
+    spread = tl.maximum(size / count - mean * mean, 0.0)
     rstd = 1.0 / tl.sqrt(spread + eps)
     c = tl.arange(0, BG)
     keep = c < C // GROUPS
@@ -92,17 +96,23 @@ def vectors(coefs, weight, bias, gains, d, c, C: tl.constexpr, KIND: tl.constexp
 
 
 @triton.jit
-def activated(v, scale, shift, gain, eps, C: tl.constexpr, KIND: tl.constexpr, WEIGHT: tl.constexpr,
-              BIAS: tl.constexpr, GAINS: tl.constexpr, SILU: tl.constexpr, FAST: tl.constexpr):  # fmt: skip
+def activated(v, scale, shift, gain, health, eps, C: tl.constexpr, KIND: tl.constexpr, WEIGHT: tl.constexpr,
+              BIAS: tl.constexpr, HEALTH: tl.constexpr, GAINS: tl.constexpr, SILU: tl.constexpr,
+              FAST: tl.constexpr):  # fmt: skip
     """Positions [P, CP] of float32 values, normalised, activated and times the gains."""
     if KIND == "group":
         v = v * scale[None, :] + shift[None, :]
     else:
+        if KIND != "none":
+            size = tl.sum(v * v, 1)
+        elif HEALTH:
+            size = tl.sum(tl.abs(v), 1)
+        if HEALTH:  # the sum of a position shows it; only where it does is there anything to store
+            tl.store(health + tl.zeros((v.shape[0],), tl.int32), float("nan"), mask=~(size < float("inf")))
         if KIND == "l2":
-            size = tl.sqrt(tl.sum(v * v, 1))
-            v *= (tl.sqrt(C * 1.0) / tl.maximum(size, eps))[:, None]
+            v *= (tl.sqrt(C * 1.0) / tl.maximum(tl.sqrt(size), eps))[:, None]
         if KIND == "rms":
-            v *= (1.0 / tl.sqrt(tl.sum(v * v, 1) / C + eps))[:, None]
+            v *= (1.0 / tl.sqrt(size / C + eps))[:, None]
         if WEIGHT:
             v *= scale[None, :]
         if BIAS:
@@ -119,12 +129,12 @@ def activated(v, scale, shift, gain, eps, C: tl.constexpr, KIND: tl.constexpr, W
 
 
 @triton.jit(do_not_specialize=["slots", "slot", "height", "width", "first", "rows", "x_t", "x_y", "x_x", "x_c"])
-def norm_act_kernel(x, coefs, weight, bias, gains, out, slots, slot, height, width, first, rows, x_t, x_y, x_x, x_c,
-                    eps, gain, limit,
+def norm_act_kernel(x, coefs, weight, bias, gains, health, out, slots, slot, height, width, first, rows, x_t, x_y, x_x,
+                    x_c, eps, gain, limit,
                     C: tl.constexpr, CO: tl.constexpr, CP: tl.constexpr, KIND: tl.constexpr, WEIGHT: tl.constexpr,
-                    BIAS: tl.constexpr, GAINS: tl.constexpr, SILU: tl.constexpr, BORDER: tl.constexpr,
-                    REPLICATE: tl.constexpr, CLAMP: tl.constexpr, ROUND: tl.constexpr, UNIT: tl.constexpr,
-                    DENSE: tl.constexpr, FAST: tl.constexpr, BP: tl.constexpr):  # fmt: skip
+                    BIAS: tl.constexpr, HEALTH: tl.constexpr, GAINS: tl.constexpr, SILU: tl.constexpr,
+                    BORDER: tl.constexpr, REPLICATE: tl.constexpr, CLAMP: tl.constexpr, ROUND: tl.constexpr,
+                    UNIT: tl.constexpr, DENSE: tl.constexpr, FAST: tl.constexpr, BP: tl.constexpr):  # fmt: skip
     """One program writes BP positions of the bordered rows `first`.. of one frame: [BP, CO], C of them from x."""
     d = tl.program_id(1)
     pitch = width + 2 * BORDER
@@ -149,7 +159,7 @@ def norm_act_kernel(x, coefs, weight, bias, gains, out, slots, slot, height, wid
         ptrs = base + at.to(tl.int64)[:, None] + c.to(tl.int64)[None, :] * x_c
     v = tl.load(ptrs, mask=inside[:, None] & (c < C)[None, :], other=0.0).to(tl.float32)
     scale, shift, gain_row = vectors(coefs, weight, bias, gains, d, c, C, KIND, WEIGHT, BIAS, GAINS)
-    v = activated(v, scale, shift, gain_row, eps, C, KIND, WEIGHT, BIAS, GAINS, SILU, FAST)
+    v = activated(v, scale, shift, gain_row, health, eps, C, KIND, WEIGHT, BIAS, HEALTH, GAINS, SILU, FAST)
     v = tl.where(inside[:, None] & (c < C)[None, :], v, 0.0)
     v = formatted(v, gain, 0.0, -limit, limit, CLAMP, ROUND).to(out.dtype.element_ty)
     at_slot = slot + d

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..conv3d.types import Balance, Weight, padded_channels, quantise_rows
 from ..conv3d.winograd.planes import phase_planes, quantise_planes
-from ..precision import exact_matmul
+from ..precision import exact_math
 
 # Per fold and temporal phase: conv tap in time -> (input tap 0 = frame t-1 or 1 = frame t, sub-frame of the expansion).
 # Fold 0 has no second phase of its own: its one output is filed under phase 1, where the store expects it.
@@ -47,7 +47,7 @@ def compose(expand: Tensor, expand_bias: Tensor, conv: Tensor, conv_bias: Tensor
     shuffled_bias = expand_bias.view(2, 2, z, c)
     kernels = conv.new_zeros(len(plans), 4 * z, k, 2 if z == 2 else 3, 2, 2, c)
     table = conv.new_zeros(len(plans), 4 * z, 4, k)
-    with exact_matmul():  # rounded once, at the end
+    with exact_math(conv.device):  # rounded once, at the end
         for iy in range(2):
             for ix in range(2):
                 _compose_phase(iy, ix, plans, source, shuffled_bias, conv, conv_bias, kernels, table)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..conv3d.types import Balance, Weight, pack_weight, padded_channels
 from ..conv3d.winograd.planes import phase_planes, quantise_planes
-from ..precision import exact_matmul
+from ..precision import exact_math
 
 #: [phase, tap on the small frame, tap on the doubled one]
 _FOLD = (((1.0, 0.0, 0.0), (0.0, 1.0, 1.0)), ((1.0, 1.0, 0.0), (0.0, 0.0, 1.0)))
@@ -22,7 +22,7 @@ _FOLD = (((1.0, 0.0, 0.0), (0.0, 1.0, 1.0)), ((1.0, 1.0, 0.0), (0.0, 0.0, 1.0)))
 def compose_nearest(conv: Tensor) -> Tensor:
     """conv [K, C, 3, 3] -> [4 * K, C, 1, 2, 2] in its type, phases (row, column) outermost."""
     fold = conv.new_tensor(_FOLD)
-    with exact_matmul():
+    with exact_math(conv.device):
         return torch.einsum("pai,qbj,kcij->pqkcab", fold, fold, conv).flatten(0, 2).unsqueeze(2)
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from zerowaste_vae.engine.cli import main
 from zerowaste_vae.engine.latents import write_latent
+from zerowaste_vae.engine.loader import load
 from zerowaste_vae.engine.media import write_mp4
-from zerowaste_vae.engine.precision.store import Store
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def test_clip_calibrates_both_halves(wide, noise, capsys):
     assert "from clip.mp4" in out
     assert "all in int8" in out
     for half in ("encoder", "decoder"):
-        table = Store(wide).table(half)
+        table = load(wide, device="cpu").store.table(half)
         assert table.source == "clip.mp4"
         assert set(table.errors) == {"fp8", "int8"}
         assert all(0 < error < 1 for error in table.errors["fp8"].values())
@@ -36,9 +36,9 @@ def test_clip_calibrates_both_halves(wide, noise, capsys):
 def test_latent_calibrates_the_decoder(wide, noise, capsys):
     write_latent("l.safetensors", noise(1, 16, 2, 4, 4), {})
     assert main(["calibrate", str(wide), "--latent", "l.safetensors", "--ranges-only", "--device", "cpu"]) == 0
-    assert Store(wide).table("encoder") is None
-    assert not Store(wide).table("decoder").errors
-    found = Store(wide).table("decoder").ranges["decoder.mid_block.resnets.0.conv1"]
+    assert load(wide, device="cpu").store.table("encoder") is None
+    assert not load(wide, device="cpu").store.table("decoder").errors
+    found = load(wide, device="cpu").store.table("decoder").ranges["decoder.mid_block.resnets.0.conv1"]
     assert all(0 < rms < largest for rms, largest in zip(found.rms, found.largest, strict=True))
     assert main(["calibrate", str(wide), "--table", "t.txt"]) == 2
     assert "ends in .json" in capsys.readouterr().err

@@ -50,7 +50,8 @@ class FakeGraph:
             raise torch.OutOfMemoryError("injected: record")
         recorder = _Recorder()
         try:
-            with recorder:
+            # In inference mode some operators arrive whole, and would be taken for views.
+            with torch.inference_mode(False), recorder:
                 result = work()
         finally:
             for storage, content in recorder.before.values():

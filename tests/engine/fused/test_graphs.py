@@ -133,6 +133,18 @@ def test_batches_and_histories_from_other_slots(vae, plain, noise):
     assert replayed(vae) == (4, 4)
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_calls_in_and_out_of_inference_mode_share_what_is_kept(vae, plain, noise, first):
+    """A host runs nodes in inference mode, a script does not: the memory and the graphs of one serve the other."""
+    z, video = noise(1, 16, 1, 1, 1), noise(1, 8, 8, 3).sigmoid()
+    expected, latent = plain.decode(z), plain.encode(video)
+    for call, result in ((lambda: vae.decode(z), expected), (lambda: vae.encode(video), latent)):
+        for mode in (first, first, not first, first):
+            with torch.inference_mode(mode):
+                assert torch.equal(call(), result)
+        assert replayed(vae) == (1, 1) and reason(vae) is None
+
+
 @pytest.mark.parametrize("drop", ["release", "kept", "another size", "another VAE", "options"])
 def test_what_is_kept_is_dropped(both, noise, drop):
     """Memory stays between calls until someone needs it, and results are the same with and without it."""

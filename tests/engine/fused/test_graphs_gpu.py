@@ -11,40 +11,18 @@ import torch
 from zerowaste_vae import Cancelled
 from zerowaste_vae.engine.fused import graph_rule, graphs
 from zerowaste_vae.engine.fused import run as run_module
-from zerowaste_vae.engine.models import seedvr2, wan
 from zerowaste_vae.engine.optimize import DEFAULTS
 from zerowaste_vae.engine.runtime.kept import KEPT
-from zerowaste_vae.engine.vae import VideoVAE
+
+from ..gpu_models import make
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
 ]
 OFF = DEFAULTS.switched(off=["cuda_graphs"])
-MODELS = {
-    "seedvr2-tiny": (seedvr2.SeedVR2, seedvr2.Config((16, 32, 64, 64), (16, 32, 64, 64), 16, 8), seedvr2.ARCHITECTURE),
-    "seedvr2": (seedvr2.SeedVR2, seedvr2.Config((128, 256, 512, 512), (128, 256, 512, 512)), seedvr2.ARCHITECTURE),
-    # Wan 2.1 halves a level's width when it upsamples, and kernels take no width below 16.
-    "wan2.1-tiny": (wan.Wan, wan.Config((16, 32, 32, 32), (16, 32, 32, 32)), wan.WAN21),
-    "wan2.2-tiny": (wan.Wan, wan.Config((16, 32, 64, 64), (16, 32, 64, 64), 48, 2), wan.WAN22),
-}
-
-
-def make(name):
-    """Seeded weights under which activations stay of order one; fp16 for SeedVR2, bf16 for Wan."""
-    network, config, architecture = MODELS[name]
-    precision, dtype = ("fp16", torch.float16) if name.startswith("seedvr2") else ("bf16", torch.bfloat16)
-    generator = torch.Generator("cuda").manual_seed(0)
-    with torch.device("meta"):
-        model = network(config)
-    weights = {}
-    for key, p in sorted(model.named_parameters()):
-        noise = torch.randn(p.shape, generator=generator, device="cuda")
-        norm = key.endswith("gamma") or ("norm" in key and key.endswith("weight"))
-        weights[key] = (1 + 0.2 * noise if norm else noise * (p[0].numel() ** -0.5 if p.ndim > 1 else 0.1)).to(dtype)
-    model.load_state_dict(weights, assign=True)
-    model.requires_grad_(False)
-    return VideoVAE(model, architecture, precision, dtype, torch.device("cuda"))
+#: Name -> the precision its architecture is made for.
+MODELS = {"seedvr2-tiny": "fp16", "seedvr2": "fp16", "wan2.1-tiny": "bf16", "wan2.2-tiny": "bf16"}
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +37,7 @@ def vae_of(made, monkeypatch):
 
     def get(name):
         if name not in made:
-            made[name] = make(name)
+            made[name] = make(name, MODELS[name])
             assert made[name].fused() is not None, name
         return made[name]
 

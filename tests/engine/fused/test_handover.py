@@ -1,14 +1,21 @@
 """A clip that changes Runs between two chunks: other chunks, other parking, the same frames."""
 
+from collections import Counter
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from zerowaste_vae.engine.fused import handover
 from zerowaste_vae.engine.fused.decoder import FusedDecoder
 from zerowaste_vae.engine.fused.encoder import FusedEncoder
 from zerowaste_vae.engine.fused.handover import hand_over, take_over
-from zerowaste_vae.engine.fused.parking import Parking
+from zerowaste_vae.engine.fused.parking import Parked, Parking
 from zerowaste_vae.engine.fused.wan_decoder import FusedWanDecoder
 from zerowaste_vae.engine.models import wan
 from zerowaste_vae.engine.models.seedvr2 import Config, SeedVR2
+from zerowaste_vae.engine.runtime.guard import Guard
+from zerowaste_vae.engine.runtime.pinned import POOL
+from zerowaste_vae.engine.runtime.progress import Ticker
 
 CPU = torch.device("cpu")
 
@@ -127,3 +134,77 @@ def test_the_same_run_goes_on_with_the_same_bits(model, noise):
         take_over(run, clip)
 
     assert torch.equal(decode(move), decode(lambda: None))
+
+
+@pytest.fixture
+def parked(model, noise):
+    """A run between two chunks, with all its histories in host memory."""
+    fused = FusedDecoder(model.decoder, torch.float32)
+    run = fused.plan(1, 9, 3, 4, torch.float32, CPU, Parking(None, 0))
+    run.allocate()
+    for part in noise(2, 9, 3, 16).split(1):
+        with run.chunk(), torch.no_grad():
+            fused.chunk(run, part, 4, torch.float32, lambda pixels: None)
+    yield run
+    run.free()
+
+
+class Copies(TorchDispatchMode):
+    """Bytes of the host tensors made inside, all of them and at most at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and all(r.alias_info is None for r in func._schema.returns):
+            self.made += out.nbytes
+        return out
+
+
+def size(run):
+    return sum(p.rows.nbytes for holder, key in run.holders() for p in holder.history(key))
+
+
+def test_room_is_asked_for_before_anything_is_copied(parked, monkeypatch):
+    monkeypatch.setattr(handover, "available_ram", lambda: size(parked))  # as much, and nothing to spare
+    with Copies() as copies, pytest.raises(MemoryError, match="histories"):
+        hand_over(parked)
+    assert copies.made == 0
+
+
+def test_histories_are_copied_once_and_freed_as_they_arrive(parked):
+    whole = size(parked)
+    assert whole > 0
+    with Copies() as copies:
+        clip = hand_over(parked)
+    assert copies.made == whole == sum(h.nbytes for h in clip.histories.values())
+    there, adopt = [], Parked.adopt
+
+    def counted(self, key, frames):
+        there.append(sum(h.nbytes for h in clip.histories.values()))
+        assert key not in clip.histories
+        adopt(self, key, frames)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Parked, "adopt", counted)
+        take_over(parked, clip)
+    assert not clip.histories and there == sorted(there, reverse=True) and there[-1] == 0
+
+
+def test_idle_blocks_make_room(parked, monkeypatch):
+    """Memory that is only kept for a next run is given back before the host is asked."""
+    monkeypatch.setattr(handover, "available_ram", lambda: 0 if POOL.idle_bytes else 1 << 40)
+    POOL.give(POOL.take(1 << 16))
+    assert hand_over(parked) is not None
+
+
+def test_a_guard_gives_a_clip_away():
+    """Else its histories stay to the clip's end."""
+    guard = Guard(Ticker(None, None), CPU, Counter())
+    guard.part = 1
+    guard.keep(lambda: "the clip")
+    assert guard.taken_over(1) == "the clip" and guard.handover is None and guard.taken_over(1) is None
+    guard.keep(lambda: "the clip")
+    assert guard.taken_over(2) is None and guard.handover is None

@@ -149,17 +149,20 @@ def norm_calls(dtype: torch.dtype):
     norm_act.use_triton = lambda *_: True
     try:
         with cross_compile.recorded(norm_kernels, *names) as calls:
-            norm_act.norm_act(x, norm, meta(6, 722, 1282, 128, dtype=dtype), store=Store(scale=0.05))
-            norm_act.norm_act(x, Norm("l2", meta(128)), meta(6, 722, 1282, 128, dtype=dtype), coefs=coefs)
+            health = {"health": torch.empty((), device="meta")}
+            norm_act.norm_act(x, norm, meta(6, 722, 1282, 128, dtype=dtype), store=Store(scale=0.05), **health)
+            norm_act.norm_act(x, Norm("l2", meta(128)), meta(6, 722, 1282, 128, dtype=dtype), coefs=coefs, **health)
+            copy = Store(silu=False, scale=0.05)
+            norm_act.norm_act(x, Norm("none"), meta(6, 722, 1282, 128, dtype=dtype), store=copy, **health)
             # Wan's: bf16, an int8 buffer balanced by a gain, a width that is no power of two
             wide = meta(6, 722, 1282, padded_channels(96, dtype), dtype=dtype)
             store = Store(scale=0.05, gain=meta(96) if dtype == INT8 else None)
-            norm_act.norm_act(meta(4, 720, 1280, 96, dtype=BF16), Norm("l2", meta(96)), wide, store=store)
+            norm_act.norm_act(meta(4, 720, 1280, 96, dtype=BF16), Norm("l2", meta(96)), wide, store=store, **health)
         with cross_compile.recorded(plane_kernels, "planes_kernel") as planes:
             for c, rounded, taps in ((128, False, 3), (512, True, 3), (96, False, 2)):
                 buffer = meta(6, *buffer_shape(720, 1280, padded_channels(c, dtype), taps), dtype=dtype)
                 norm_act.norm_act(meta(4, 720, 1280, c, dtype=HALF), Norm(), buffer, coefs=meta(4, 2, c),
-                                  store=Store(scale=0.05, rounded=rounded))
+                                  store=Store(scale=0.05, rounded=rounded), **health)
     finally:
         norm_act.use_triton = kept
     return calls + planes

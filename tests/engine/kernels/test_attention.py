@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from zerowaste_vae.engine.kernels.attention import attention, schedules
+from zerowaste_vae.engine.kernels.attention import attention, dispatch, schedules, scratch_bytes
 
 sys.path.insert(0, str(Path(__file__).parent))
 from helpers import TOLERANCE, error
@@ -33,6 +33,31 @@ def test_blocks_of_queries_give_the_bits_of_one(interpreter, monkeypatch):
     monkeypatch.setattr(schedules, "SCRATCH_BYTES", 1)
     assert schedules.block_rows(300, 1, 128) == 128
     assert torch.equal(attention(q, k, v, backend="triton"), whole)
+
+
+@pytest.mark.parametrize("tokens", [130, 300, 650])
+def test_the_scratch_it_states_is_all_it_takes(interpreter, monkeypatch, tokens):
+    q, k, v = (torch.randn(1, tokens, 264).half() for _ in range(3))
+    want = attention(q, k, v, backend="triton")
+    monkeypatch.setattr(schedules, "SCRATCH_BYTES", 300_000)
+    scratch, out = torch.empty(scratch_bytes(tokens, 2), dtype=torch.uint8), torch.empty_like(q)
+    taken = []
+    monkeypatch.setattr(dispatch.torch, "empty", lambda *size, **_: taken.append(size))
+    got = attention(q, k, v, out=out, scratch=scratch, backend="triton")
+    assert not taken
+    monkeypatch.undo()
+    assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize(("height", "width"), [(720, 1280), (3072, 2048), (4096, 2304), (1088, 1920), (4320, 7680)])
+def test_scratch_is_stated_for_every_generation(height, width):
+    """At 3072x2048 a call took 124 MiB where 102 were stated."""
+    tokens = height * width // 64
+    stated = scratch_bytes(tokens, 2)
+    for scores, _ in schedules.SCHEDULES.values():
+        tiles = -(-tokens // scores.bn)
+        rows = schedules.block_rows(tokens, 2 * tiles * scores.bn, scores.bm)
+        assert rows * tiles * (2 * scores.bn + 8) <= stated
 
 
 def test_torch_path_and_blocks_of_queries():

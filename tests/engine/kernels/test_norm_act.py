@@ -99,7 +99,9 @@ def test_wrong_arguments_are_named(change, word):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("border", ["zero", "replicate"])
-def test_bands_hold_the_frames_own_rows(backend, border):
+def test_bands_hold_the_frames_own_rows(request, backend, border):
+    if backend == "triton":
+        request.getfixturevalue("interpreter")
     x = torch.randn(2, 13, 9, 20).half()
     whole = torch.full((3, 15, 11, 32), -1.0).half()
     norm_act(x, Norm("none"), whole, slot=1, store=Store(border=border), backend=backend)
@@ -127,3 +129,36 @@ def test_a_gain_per_channel_comes_before_rounding(request, backend, kind):
     assert ((got[1:-1, 1:-1, :48] - want[0].round().clamp(-127, 127)).abs() <= 1).all()
     assert error(got[1:-1, 1:-1, :48], want[0].clamp(-127, 127)) < 0.02
     assert not got[..., 48:].any() and not got[0].any() and not got[:, -1].any()
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("stored", [torch.float16, torch.float8_e4m3fn, torch.int8])
+@pytest.mark.parametrize("kind", ["group", "l2", "rms", "none"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_not_finite_shows_in_health(request, backend, kind, stored, value):
+    """8 bit makes numbers of it. Nothing else shows there, and once it does it stays."""
+    if backend == "triton":
+        request.getfixturevalue("interpreter")
+    torch.manual_seed(5)
+    x, norm = torch.randn(2, 5, 6, 32).half(), Norm(kind, groups=4) if kind == "group" else Norm(kind)
+    health = torch.zeros(())
+
+    def pass_(frames, health):
+        buffer = torch.empty(2, 7, 8, 32).to(stored)
+        coefs = None
+        if kind == "group":
+            coefs = coefficients(statistics(frames, 4, backend), norm, 30, backend, health)
+        norm_act(frames, norm, buffer, store=Store(scale=0.05), coefs=coefs, backend=backend, health=health)
+        return buffer
+
+    plain = pass_(x, None)
+    assert torch.equal(pass_(x, health).float(), plain.float())
+    assert health == 0
+    x[0, 0, 0, 0] = 60000.0
+    pass_(x, health)
+    assert health == 0
+    x[1, 4, 5, 31] = value
+    pass_(x, health)
+    assert health.isnan()
+    pass_(torch.zeros_like(x), health)
+    assert health.isnan()

@@ -78,7 +78,7 @@ def test_chunks_of_a_clip(request, backend, z, dtype):
         part = torch.empty((hi - lo) * z - (z - 1) * (lo == 0), 2 * h, 2 * w, c, dtype=torch.float16)
         upsample(buffer[lo : hi + halo].contiguous(), composed, part, first=lo, backend=backend)
         same = whole[at : at + len(part)]
-        assert torch.equal(part, same) if backend == "triton" else error(part, same) < 1e-6
+        assert torch.equal(part, same) if backend == "triton" else error(part, same) < 1e-4  # of fp16
         at += len(part)
     assert at == len(whole)
 

@@ -292,6 +292,22 @@ def test_bands_hold_the_frames_own_rows(request, backend, border):
         assert torch.equal(band, whole[:, :, first : first + rows])
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", ["l2", "none"])
+@pytest.mark.parametrize("taps", [3, 2])
+def test_what_is_not_finite_shows_in_health(request, backend, kind, taps):
+    """8 bit makes numbers of it. In any column of the last pair, too."""
+    if backend == "triton":
+        request.getfixturevalue("interpreter")
+    buffer = torch.empty(1, *buffer_shape(3, 11, 32, taps), dtype=INT8)
+    for column in (None, 0, 5, 10):
+        x, health = torch.randn(1, 3, 11, 32).half(), torch.zeros(())
+        if column is not None:
+            x[0, 1, column, 7] = float("inf")
+        norm_act(x, Norm(kind), buffer, store=Store(scale=0.05), backend=backend, health=health)
+        assert health.isnan() == (column is not None)
+
+
 def test_channels_first_input_is_read_in_place(interpreter):
     x = torch.randn(2, 20, 5, 6).permute(0, 2, 3, 1)
     both = [torch.empty(2, *buffer_shape(5, 6, 32), dtype=HALF) for _ in range(2)]

@@ -24,6 +24,11 @@ def close(actual, expected, atol):
     torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
 
 
+def close_to_scale(actual, expected, atol):
+    """The bound is that of outputs, which are of order one; stages between have deviations of up to 8."""
+    close(actual, expected, atol * max(1.0, expected.std().item()))
+
+
 def test_keys_and_shapes_are_the_published_ones(fixtures):
     expected = json.loads((fixtures / "seedvr2" / "keys.json").read_text())
     with torch.device("meta"):
@@ -39,7 +44,8 @@ def test_full_width_equals_original(fixtures, seed_model, atol):
     model = SeedVR2(FULL).requires_grad_(False)
     seed_model(model, 1234)
     probe = model.get_parameter("decoder.conv_norm_out.weight")[:4]
-    close(probe, torch.tensor([1.4071482419967651, 1.2282196283340454, 1.1367831230163574, 0.6498697996139526]), 0)
+    # The generator's logarithms and cosines may round the other way on another CPU.
+    close(probe, torch.tensor([1.4071482419967651, 1.2282196283340454, 1.1367831230163574, 0.6498697996139526]), 2e-7)
     for name in ("T1", "T3"):
         close(model.decoder(cases[name]["z"]), cases[name]["unsliced"], atol)
     for name in ("F1", "F5"):
@@ -98,7 +104,7 @@ def test_every_stage(reduced, atol):
         (d.up_blocks[2], "up1.upsampled", "up2.upsampled"),
         (d.high, "up1.upsampled", "out"),
     ]:
-        close(part(dec[f"dec.{source}"]), dec[f"dec.{result}"], atol)
+        close_to_scale(part(dec[f"dec.{source}"]), dec[f"dec.{result}"], atol)
     for part, source, result in [
         (e.conv_in, "x", "conv_in"),
         (e.high, "x", "down0.downsampled"),
@@ -108,7 +114,7 @@ def test_every_stage(reduced, atol):
         (e.mid_block, "down3.resnets", "mid"),
         (e.low, "down2.downsampled", "moments"),
     ]:
-        close(part(enc[f"enc.{source}"]), enc[f"enc.{result}"], atol)
+        close_to_scale(part(enc[f"enc.{source}"]), enc[f"enc.{result}"], atol)
 
 
 def test_config_reads_widths_and_groups():

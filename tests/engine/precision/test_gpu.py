@@ -1,13 +1,13 @@
 """8 bit on a real GPU: the emulated numbers, every chunking the same bits, memory as stated from the first call on."""
 
-import gc
+import inspect
 import math
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from zerowaste_vae import load
-from zerowaste_vae.engine.models.seedvr2 import Config, SeedVR2
+from zerowaste_vae.engine.fused.run import Run
+from zerowaste_vae.engine.kernels.norm_act import statistics
 from zerowaste_vae.engine.precision.policy import Policy, eligible
 
 pytestmark = [
@@ -16,16 +16,6 @@ pytestmark = [
 ]
 GIB = 1 << 30
 KINDS = ["fp8", "int8"]
-
-
-@pytest.fixture(scope="module")
-def full_width(tmp_path_factory, seed_model):
-    """A file of the published widths."""
-    path = tmp_path_factory.mktemp("full") / "full.safetensors"
-    model = SeedVR2(Config((128, 256, 512, 512), (128, 256, 512, 512)))
-    seed_model(model, 1234)
-    save_file({name: tensor.half() for name, tensor in model.state_dict().items()}, path)
-    return path
 
 
 def decibel(a, b):
@@ -67,11 +57,9 @@ def test_every_chunking_and_parking_keeps_every_bit(full_width, noise, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("half", "gb"), [("decode", None), ("decode", 4.0), ("encode", None)])
-def test_memory_is_as_stated_when_ranges_are_measured(full_width, noise, monkeypatch, tmp_path, kind, half, gb):
+def test_memory_is_as_stated_when_ranges_are_measured(full_width, noise, kind, half, gb):
     """A file that nobody has calibrated yet, at 1280x720; what was reserved includes the measuring and the packing."""
-    monkeypatch.setenv("ZEROWASTE_CACHE", str(tmp_path / "cache"))
     vae = load(full_width, precision=kind, device="cuda")
-    gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     options = {"vram_gb": gb, "ram_gb": 8} if half == "decode" else {"vram_gb": gb}
@@ -82,3 +70,43 @@ def test_memory_is_as_stated_when_ranges_are_measured(full_width, noise, monkeyp
     stated, reserved = vae.last_report.predicted_gb, torch.cuda.max_memory_reserved() / GIB
     print(f"{half} {kind} {gb} GB: stated {stated:.2f} GB, reserved {reserved:.2f} GB")
     assert 0.95 * stated < reserved < 1.05 * stated
+
+
+class Struck:
+    """Puts a value into one number of what the convolution of this key makes, the first time."""
+
+    def __init__(self, monkeypatch, key, value):
+        self.key, self.value, self.done = key, value, 0
+        for name in ("conv", "upsample"):
+            monkeypatch.setattr(Run, name, self.after(getattr(Run, name)))
+
+    def after(self, original):
+        signature = inspect.signature(original)
+
+        def call(run, conv, x, out, *args, **options):
+            sums = original(run, conv, x, out, *args, **options)
+            if run.dry or self.done or not getattr(conv, "key", "").endswith(self.key):
+                return sums
+            self.done += 1
+            out[-1, 1, 0, 3] = self.value
+            groups = signature.bind(run, conv, x, out, *args, **options).arguments.get("groups", 0)
+            return None if sums is None else statistics(out, groups)
+
+        return call
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+@pytest.mark.parametrize("precision", ["fp16", *KINDS])
+@pytest.mark.parametrize("key", [
+    "mid_block.resnets.0.conv1", "up_blocks.0.resnets.2.conv2", "up_blocks.3.resnets.1.conv1",
+])  # fmt: skip
+def test_what_is_not_finite_is_made_again(full_width, noise, monkeypatch, precision, key, value):
+    z = noise(1, 16, 2, 8, 8)
+    vae = load(full_width, precision=precision, device="cuda")
+    vae.options = vae.options.switched(off=["cuda_graphs"])  # a replay would pass by the fault
+    vae.decode(z)  # the ranges are known from here on
+    safer = vae._safer("").decode(z)
+    struck = Struck(monkeypatch, key, value)
+    out = vae.decode(z)
+    assert (struck.done, vae.last_report.events["nan_reruns"]) == (1, 1)
+    assert torch.equal(out, safer)

@@ -1,14 +1,20 @@
 """The cache folder: found again, keyed by content, indifferent to damage."""
 
+import errno
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from zerowaste_vae.engine import load, log
 from zerowaste_vae.engine.fused.decoder import FusedDecoder
+from zerowaste_vae.engine.loader import demo_vae_path
 from zerowaste_vae.engine.models.seedvr2 import Config, SeedVR2
 from zerowaste_vae.engine.precision import prepared, store
+from zerowaste_vae.engine.precision.digest import digest
 from zerowaste_vae.engine.precision.operands import Operands
-from zerowaste_vae.engine.precision.policy import Policy, Range, eligible
+from zerowaste_vae.engine.precision.policy import Policy, Range, eligible, united
 from zerowaste_vae.engine.precision.store import Store
 from zerowaste_vae.engine.precision.table import Table
 
@@ -19,60 +25,136 @@ def table():
     return Table("clip", ranges, {"a": 10, "b": 80, "c": 10}, {"fp8": {"a": 1e-6, "b": 2e-6, "c": 5e-6}})
 
 
-def test_tables_are_found_by_the_files_content(tmp_path, cache, table):
-    path = tmp_path / "v.safetensors"
-    path.write_bytes(b"weights")
-    assert Store(path).table("decoder") is None
-    Store(path).keep("decoder", table)
-    Store(path).keep("encoder", table)
-    assert Store(path).table("decoder") == table == Store(path).table("encoder")
-    copy = tmp_path / "other name.safetensors"
-    copy.write_bytes(b"weights")
-    assert Store(copy).table("decoder") == table
-    path.write_bytes(b"other weights")
-    assert Store(path).table("decoder") is None
+def filed(content="weights"):
+    """A store of weights with this digest."""
+    return Store(lambda: content.ljust(64, "0"))
+
+
+def test_tables_are_found_by_what_weights_hold(cache, table):
+    assert filed().table("decoder") is None
+    filed().measured("decoder", table)
+    filed().calibrate("encoder", table)
+    assert filed().table("decoder") == table == filed().table("encoder")
+    assert filed("other").table("decoder") is None
+    assert Store(None).measured("decoder", table) == table
     assert not list(cache.rglob("*.part"))
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[]", '{"format": 1}', '{"format":1,"file":"FILE","halves":{"a":3}}'])
-def test_damaged_tables_are_measured_anew(tmp_path, table, damage):
-    path = tmp_path / "v.safetensors"
-    path.write_bytes(b"weights")
-    kept = Store(path)
-    kept.keep("decoder", table)
-    (kept.folder / "tables.json").write_text(damage.replace("FILE", kept.digest))
-    again = Store(path)
+@pytest.mark.parametrize("damage", [
+    "", "{", "[]", '{"format": 2}', '{"format":2,"weights":"FILE","halves":{"decoder":3}}', "NaN", "Infinity",
+])  # fmt: skip
+@pytest.mark.parametrize("origin", ["calibrated", "measured"])
+def test_damaged_tables_are_measured_anew(table, damage, origin, caplog, monkeypatch):
+    monkeypatch.setattr(log, "_said", set())
+    kept = filed()
+    kept.calibrate("decoder", table)
+    place = (kept.folder / "decoder.calibrated.json").replace(kept.folder / f"decoder.{origin}.json")
+    number, text = damage in ("NaN", "Infinity"), place.read_text()
+    place.write_text(text.replace("2.0", damage) if number else damage.replace("FILE", kept.digest))
+    again = filed()
     assert again.table("decoder") is None
-    again.keep("decoder", table)
-    assert Store(path).table("decoder") == table
+    assert [r.message.count("measured anew") for r in caplog.records] == [1]
+    again.measured("decoder", table)
+    assert filed().table("decoder") == table
 
 
-def test_a_folder_that_cannot_be_written_costs_no_result(tmp_path, monkeypatch, table):
-    path = tmp_path / "v.safetensors"
-    path.write_bytes(b"weights")
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    monkeypatch.setenv("ZEROWASTE_CACHE", str(blocked / "folder"))
-    kept = Store(path)
-    kept.keep("decoder", table)
+def test_what_runs_measure_never_replaces_a_calibration(table):
+    """Not even where the run began before the calibration did, in another process."""
+    automatic, running = replace(table, source="first clip", ranges=wider(table)), filed()
+    running.measured("decoder", automatic)
+    filed().calibrate("decoder", table)
+    assert running.measured("decoder", replace(automatic, source="first 2 clips")) == table
+    assert running.table("decoder") == table == filed().table("decoder")
+    # What convolutions cost by themselves is added to it, and belongs to it alone.
+    costs = filed().measured("decoder", table.with_errors("int8", {"a": 1e-3}))
+    assert filed().table("decoder") == costs
+    newer = replace(table, source="a better clip", ranges=wider(table))
+    filed().calibrate("decoder", newer)
+    assert filed().table("decoder") == newer
+
+
+def wider(table):
+    return {key: found.scaled(2.0) for key, found in table.ranges.items()}
+
+
+@pytest.mark.parametrize("trouble", ["not a folder", "full", "no home"])
+def test_no_place_to_keep_anything_costs_no_result(tmp_path, monkeypatch, table, caplog, trouble):
+    monkeypatch.setattr(log, "_said", set())
+    if trouble == "not a folder":
+        (tmp_path / "file").write_text("")
+        monkeypatch.setenv("ZEROWASTE_CACHE", str(tmp_path / "file" / "folder"))
+    elif trouble == "full":
+        def full(*_, **__):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(Path, "write_text", full)
+    else:
+        monkeypatch.delenv("ZEROWASTE_CACHE")
+        for name in ("HOME", "XDG_CACHE_HOME", "LOCALAPPDATA", "USERPROFILE"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setattr(Path, "home", lambda: no_home())
+    kept = filed()
+    kept.measured("decoder", table)
+    kept.measured("decoder", table)
     assert kept.table("decoder") == table
-    assert Store(None).table("decoder") is None
+    assert kept.table("encoder") is None
+    assert (kept.prepared("decoder") is None) == (trouble == "no home")
+    assert len(caplog.records) == 1
 
 
-def test_shipped_tables_come_after_the_users_own(tmp_path, monkeypatch, table):
-    path = tmp_path / "v.safetensors"
-    path.write_bytes(b"weights")
-    made = Store(path)
-    made.keep("decoder", table)
+def no_home():
+    raise RuntimeError("Could not determine home directory.")
+
+
+def test_shipped_tables_come_after_the_users_own_calibration(tmp_path, monkeypatch, table):
+    made = filed()
+    made.calibrate("decoder", table)
     assets = tmp_path / "assets"
     assets.mkdir()
     (assets / "v.calibration.json").write_text(made.document())
     monkeypatch.setattr(store, "ASSETS", assets)
     monkeypatch.setenv("ZEROWASTE_CACHE", str(tmp_path / "empty"))
-    assert Store(path).table("decoder") == table
-    own = Table("mine", table.ranges, table.work)
-    Store(path).keep("decoder", own)
-    assert Store(path).table("decoder") == own
+    assert filed().table("decoder") == table
+    assert filed("other").table("decoder") is None
+    assert filed().measured("decoder", replace(table, ranges=wider(table))) == table
+    own = Table("mine", wider(table), table.work)
+    filed().calibrate("decoder", own)
+    assert filed().table("decoder") == own
+
+
+def test_the_shipped_table_is_the_demo_vaes():
+    for precision in ("fp32", "int8"):
+        vae = load(demo_vae_path(), precision=precision, device="cpu")
+        assert vae.store.table("decoder").source == vae.store.table("encoder").source == "demo_clip.mp4"
+
+
+def test_no_clip_takes_ranges_far_for_good(table):
+    """Ten times too bright: in a run on that clip its own ranges count, for all others it is bounded."""
+    plain = {"a": Range((1.0, 2.0), (0.5, 0.5))}
+    bright, dark = ({"a": plain["a"].scaled(factor)} for factor in (10.0, 0.1))
+    for others in (1, 3):
+        for at in range(others + 1):
+            clips = [plain] * others
+            clips.insert(at, bright)
+            ranges = united(clips)["a"]
+            assert ranges.largest == (2.0, 4.0)
+            known = Table("", {"a": ranges}, {"a": 1}, seen={str(i): clip for i, clip in enumerate(clips)})
+            assert known.on(str(at)).ranges == bright
+            assert known.on("another").ranges == {"a": ranges}
+    assert united([dark, plain, plain])["a"] == plain["a"]
+    assert united([plain, {"a": plain["a"].scaled(1.5)}])["a"] == plain["a"].scaled(1.5)
+
+
+def test_digest_is_of_values_names_and_shapes():
+    one = {"a": torch.arange(6.0), "b": torch.ones(2, 3)}
+    assert digest(one) == digest(dict(reversed([*one.items()])))
+    for other in (
+        {**one, "b": torch.ones(3, 2)}, {**one, "c": torch.ones(())}, {"x": one["a"], "b": one["b"]},
+        {**one, "a": torch.arange(6.0) + torch.tensor([0, 0, 0, 0, 0, 1e-6])}, {**one, "b": one["b"].half()},
+    ):  # fmt: skip
+        assert digest(other) != digest(one)
+    assert digest({**one, "b": one["b"].half()}, torch.float16) == digest(one, torch.float16)
+    assert digest({"a": torch.arange(6.0).view(2, 3).t()}) == digest({"a": torch.arange(6.0).view(2, 3).t().clone()})
 
 
 def test_choice_takes_the_most_work_for_the_least_error(table):
@@ -112,5 +194,13 @@ def test_prepared_weights_are_the_packed_ones(tmp_path, seed_model, kind):
         assert torch.equal(theirs[name].float(), tensor.float()), name
     assert again.nbytes == network.nbytes
     assert prepared.load(plan, path, prepared.recipe(operands, False), cpu) is None
-    path.write_bytes(path.read_bytes()[:-100])
+    whole = path.read_bytes()
+    for place in (-1, -len(whole) // 3):
+        bit = bytearray(whole)
+        bit[place] ^= 1
+        path.write_bytes(bit)
+        assert prepared.load(plan, path, made_from, cpu) is None
+    path.write_bytes(whole)
+    assert prepared.load(plan, path, made_from, cpu) is not None
+    path.write_bytes(whole[:-100])
     assert prepared.load(plan, path, made_from, cpu) is None

@@ -8,7 +8,7 @@ import torch
 from zerowaste_vae.engine import InputError, load
 from zerowaste_vae.engine import vae as vae_module
 from zerowaste_vae.engine.optimize import DEFAULTS
-from zerowaste_vae.engine.precision import bench, mixed, store
+from zerowaste_vae.engine.precision import bench, measure, mixed, policy, store
 from zerowaste_vae.engine.precision.measure import Saturation
 from zerowaste_vae.engine.precision.modes import Mode
 from zerowaste_vae.engine.precision.policy import eligible
@@ -110,8 +110,57 @@ def test_ranges_of_an_uncalibrated_file_widen_with_its_first_clips(wide_file, no
     assert len(settled.seen) == mixed.CLIPS
     vae.decode(real * 9)
     assert vae.store.table("decoder") == settled
-    vae.store.keep("decoder", replace(known, seen=()))
+    vae.store.calibrate("decoder", replace(known, seen={}))
     load(wide_file, precision="int8", device="cpu").decode(real * 10)
+
+
+@pytest.mark.parametrize("half", ["decoder", "encoder"])
+def test_a_clip_that_overflows_leaves_no_ranges(wide_file, cache, noise, half, monkeypatch, caplog):
+    """Alone, and between others: in memory and on the disk all ranges stay finite, and later clips run in 8 bit."""
+    good = noise(1, 16, 1, 2, 2) if half == "decoder" else noise(1, 16, 16, 3).clamp(-1, 1) * 0.5 + 0.5
+    work = half[:-1]
+    expected = getattr(load(wide_file, precision="int8", device="cpu"), work)(good)
+    for first in (True, False):
+        monkeypatch.setenv("ZEROWASTE_CACHE", str(cache / str(first)))
+        vae = load(wide_file, precision="int8", device="cpu")
+        if not first:
+            getattr(vae, work)(good)
+        read = measure.Reader.__call__
+
+        def overflowing(reader, conv, frames, read=read):
+            frames[0, 0, 0, 0] = math.inf
+            read(reader, conv, frames)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(measure.Reader, "__call__", overflowing)
+            assert getattr(vae, work)(good * 0.9).isfinite().all()
+        known = vae.store.table(half)
+        assert (known is None) == first
+        assert caplog.records[-1].message.count("overflow") == 1
+        assert not [p for p in cache.rglob("*.json") if "Infinity" in p.read_text() or "NaN" in p.read_text()]
+        for each in (vae, load(wide_file, precision="int8", device="cpu")):
+            assert torch.equal(getattr(each, work)(good), expected)
+            assert "convolutions in int8" in each.last_report.operands
+        assert policy.finite(vae.store.table(half).ranges)
+
+
+def test_a_bright_clip_costs_the_others_little(wide_file, cache, noise, monkeypatch):
+    """Ranges of a clip ten times too bright would leave int8 a tenth of its steps."""
+    real = [noise(1, 16, 1, 3, 3, seed=seed) for seed in range(4)]
+    exact = load(wide_file, device="cpu").decode(real[3])
+    monkeypatch.setattr(mixed, "CLIPS", 3)
+    found = {}
+    for name, factor, widest in (("none", 1, 2.0), ("bounded", 10, 2.0), ("unbounded", 10, 1e9)):
+        monkeypatch.setenv("ZEROWASTE_CACHE", str(cache / name))
+        monkeypatch.setattr(policy, "WIDEST", widest)
+        vae = load(wide_file, precision="int8", device="cpu")
+        for z in (real[0], factor * real[1], real[2]):
+            vae.decode(z)
+        assert len(vae.store.table("decoder").seen) == 3
+        found[name] = db(vae.decode(real[3]), exact)
+    print(found)
+    assert found["bounded"] > found["none"] - 3.5
+    assert found["bounded"] > found["unbounded"] + 2
 
 
 @pytest.mark.parametrize(("asked", "kind"), [("fp8", "fp8"), ("int8", "int8"), ("auto", "fp8")])

@@ -86,7 +86,8 @@ def events(vae):
 
 
 def leanest(vae, z, **options):
-    """The plan of the least peak."""
+    """The plan of the least peak with whole frames."""
+    options["tiling"] = "untiled"
     size = z.shape[0], *z.shape[2:]
     plan = vae.plan_decode(*size, **options)
     while True:

@@ -1,12 +1,8 @@
 """Out of memory on a real GPU: the frames keep every bit, whatever the decode had to give up on the way."""
 
-import gc
-
 import pytest
 import torch
-from safetensors.torch import save_file
 from zerowaste_vae import load
-from zerowaste_vae.engine.models.seedvr2 import Config, SeedVR2
 from zerowaste_vae.engine.runtime.pinned import POOL
 
 pytestmark = [
@@ -19,26 +15,20 @@ SIZE = (1, 16, 6, 48, 64)
 
 
 @pytest.fixture(scope="module")
-def vae(tmp_path_factory, seed_model):
-    path = tmp_path_factory.mktemp("full") / "full.safetensors"
-    model = SeedVR2(Config((128, 256, 512, 512), (128, 256, 512, 512)))
-    seed_model(model, 1234)
-    save_file(model.state_dict(), path)
-    return load(path, precision="fp16", device="cuda")
+def vae(full_width):
+    return load(full_width, precision="fp16", device="cuda")
 
 
 @pytest.fixture
-def capped():
-    """capped(bytes): what this process may reserve, until the test ends."""
+def capped(vae):
+    """capped(bytes): what this process may reserve, until the test ends (gpu_as_found in tests/conftest.py)."""
+    vae.release()
 
     def cap(size):
         torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction(size / torch.cuda.mem_get_info()[1])
 
-    yield cap
-    torch.cuda.set_per_process_memory_fraction(1.0)
-    gc.collect()
-    torch.cuda.empty_cache()
+    return cap
 
 
 def events(vae):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from zerowaste_vae.engine.kernels.precision import exact_matmul, fp32_math, tf32_asked
+from zerowaste_vae.engine.kernels.precision import exact_math, tf32_asked
 from zerowaste_vae.engine.runtime import scope
 from zerowaste_vae.engine.runtime.dryrun import peak_bytes
 from zerowaste_vae.engine.runtime.scope import attention_scope, scoped_math
@@ -51,7 +51,7 @@ def test_ours_inside_the_hosts_outside(strange_host, tf32):
         assert inside["products"] in (("tf32", True) if tf32 else ("ieee", False))
         assert inside["products"] == inside["convolutions"]
         assert tf32_asked() is tf32
-        with exact_matmul():  # what composing weights and plain attention do inside a run
+        with exact_math(CUDA):  # what composing weights and plain attention do inside a run
             assert settings()["products"] in ("ieee", False) and not tf32_asked()
         raise KeyError
     assert settings() == strange_host and not tf32_asked()
@@ -67,12 +67,6 @@ def test_benchmark_is_switched_on_and_back():
 def test_a_cpu_run_touches_nothing_but_gradients(strange_host):
     with scoped_math(torch.device("cpu"), tf32=True, cudnn_benchmark=True):
         assert settings() == {**strange_host, "grad": False}
-
-
-def test_fp32_math_of_products_only_leaves_convolutions():
-    before = settings()["convolutions"]
-    with fp32_math(tf32=False, convolutions=False):
-        assert settings()["convolutions"] == before
 
 
 def test_plain_attention_replaces_torchs_and_equals_it(noise, monkeypatch):

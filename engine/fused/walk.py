@@ -1,0 +1,53 @@
+"""What a dry walk learns beside arena, rings and parked histories."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ..kernels.conv3d import Partials, sums_bytes
+
+
+class Walk:
+    """Sums for norms, which operators allocate themselves, and how often steps come that are walked once."""
+
+    def __init__(self) -> None:
+        #: Steps are walked to learn what they take, not made or announced.
+        self.open = True
+        #: Most bytes of sums that lived at once.
+        self.peak = 0
+        #: How often the steps being walked come.
+        self.repeats = 1
+        self._live = 0
+
+    def spans(self, count: int, size: int) -> Iterator[tuple[int, int]]:
+        """(first, end) of parts of `size` (0: all) of `count` frames, in order. While `open`, equal parts come once and
+        count as often as there are: a walk takes no longer for a long chunk than for a short one."""
+        size = size or count
+        full = count // size
+        if not self.open or full < 2:
+            yield from ((first, min(first + size, count)) for first in range(0, count, size))
+            return
+        before = self.repeats
+        self.repeats = before * full
+        yield 0, size
+        self.repeats = before
+        if full * size < count:
+            yield full * size, count
+
+    def sums(self, out: Tensor, groups: int, phases: tuple[int, int] = (1, 1)) -> Partials | None:
+        """What stands for the sums of `out` [D, H, W, K], and counts for as long as it is referred to."""
+        if not groups:
+            return None
+        size = sums_bytes(tuple(out.shape), groups, phases)
+        self.peak = max(self.peak, self._live + 2 * size)  # twice: parts of them are joined
+        sums = torch.empty(size, dtype=torch.uint8, device="meta")
+        self._live += size
+        weakref.finalize(sums, self._let_go, size)
+        return Partials(sums, 1)
+
+    def _let_go(self, size: int) -> None:
+        self._live -= size

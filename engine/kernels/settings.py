@@ -1,0 +1,56 @@
+"""torch's process-wide settings while runs overlap: the first run in saves what it finds, the last one out puts it
+back."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_lock = threading.Lock()
+
+
+class Setting:
+    """One such setting. Runs that overlap may want different values: while any of them wants `exact`, that is in force,
+    since who asked for speed loses only speed. What somebody else sets meanwhile is his and stays."""
+
+    def __init__(self, get: Callable[[], Any], put: Callable[[Any], object], exact: Any) -> None:
+        self._get = get
+        self._put = put
+        self._exact = exact
+        self._wanted: Counter[Any] = Counter()
+        self._found: Any = None
+        self._ours: Any = None
+
+    @classmethod
+    def attribute(cls, holder: object, name: str, exact: Any) -> Setting:
+        """`holder.name`."""
+        return cls(lambda: getattr(holder, name), lambda value: setattr(holder, name, value), exact)
+
+    @contextmanager
+    def hold(self, value: Any) -> Iterator[None]:
+        """The setting is `value`, or `exact`, inside."""
+        with _lock:
+            if not self._wanted:
+                self._found = self._ours = self._get()
+            self._wanted[value] += 1
+            self._settle()
+        try:
+            yield
+        finally:
+            with _lock:
+                self._wanted -= Counter([value])
+                if self._wanted:
+                    self._settle()
+                elif self._get() == self._ours:
+                    self._set(self._found)
+
+    def _settle(self) -> None:
+        self._set(self._exact if self._exact in self._wanted else next(iter(self._wanted)))
+
+    def _set(self, value: Any) -> None:
+        if self._get() != value:
+            self._put(value)
+        self._ours = value

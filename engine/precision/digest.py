@@ -1,0 +1,34 @@
+"""What tensors hold, in one short name."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+#: More threads wait for memory.
+THREADS = 8
+
+
+def digest(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> str:
+    """SHA-256 over names, shapes, types and values, whatever device they are on. dtype: of floating-point values as
+    they count, whatever they are stored in (None: as stored).
+
+    The published VAE's 0.5 GB take 0.4 s on one core; cores share the work.
+    """
+
+    def one(item: tuple[str, Tensor]) -> bytes:
+        name, tensor = item
+        tensor = tensor.detach().to("cpu", dtype if dtype is not None and tensor.is_floating_point() else None)
+        tensor = tensor.contiguous()
+        found = hashlib.sha256(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        found.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+        return found.digest()
+
+    # Threads begin with torch's defaults; views of inference tensors are fine there, too.
+    with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
+        return hashlib.sha256(b"".join(pool.map(one, sorted(tensors.items())))).hexdigest()
