@@ -159,9 +159,10 @@ def norm_calls(dtype: torch.dtype):
             store = Store(scale=0.05, gain=meta(96) if dtype == INT8 else None)
             norm_act.norm_act(meta(4, 720, 1280, 96, dtype=BF16), Norm("l2", meta(96)), wide, store=store, **health)
         with cross_compile.recorded(plane_kernels, "planes_kernel") as planes:
-            for c, rounded, taps in ((128, False, 3), (512, True, 3), (96, False, 2)):
+            kinds = (128, False, 3, Norm()), (512, True, 3, Norm()), (96, False, 2, Norm("none"))
+            for c, rounded, taps, norm in kinds:
                 buffer = meta(6, *buffer_shape(720, 1280, padded_channels(c, dtype), taps), dtype=dtype)
-                norm_act.norm_act(meta(4, 720, 1280, c, dtype=HALF), Norm(), buffer, coefs=meta(4, 2, c),
+                norm_act.norm_act(meta(4, 720, 1280, c, dtype=HALF), norm, buffer, coefs=meta(4, 2, c),
                                   store=Store(scale=0.05, rounded=rounded), **health)
     finally:
         norm_act.use_triton = kept
