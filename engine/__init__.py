@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 from .errors import Cancelled, CheckpointError, InputError, PlanError, ZeroWasteError
 
 if TYPE_CHECKING:
-    from .checkpoint import Checkpoint, read_checkpoint
+    from .files.checkpoint import Checkpoint, read_checkpoint
     from .loader import demo_vae_path, load
     from .vae import VideoVAE
 
 _HOMES = {
-    "Checkpoint": ".checkpoint",
+    "Checkpoint": ".files.checkpoint",
     "VideoVAE": ".vae",
     "demo_vae_path": ".loader",
     "load": ".loader",
-    "read_checkpoint": ".checkpoint",
+    "read_checkpoint": ".files.checkpoint",
 }
 
 __all__ = [

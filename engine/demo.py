@@ -16,7 +16,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from .media import read_video
+from .files.media import read_video
 from .vae import VideoVAE
 
 #: bar(label) is a context manager that hands out a progress callback

@@ -144,7 +144,7 @@ def _cores() -> int:
 
 
 def _ram_free() -> int | None:
-    from .runtime.memory import available_ram
+    from .planning.budget import available_ram
 
     return available_ram()
 

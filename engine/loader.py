@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from . import log
-from .checkpoint import Checkpoint, read_checkpoint, restore_shapes
+from .archs import Architecture, detect
 from .errors import CheckpointError, InputError
-from .models import detect
-from .models.arch import Architecture
+from .files.checkpoint import Checkpoint, read_checkpoint, restore_shapes
 from .precision.modes import MIXED, PRECISIONS
 from .source import Source
 from .vae import VideoVAE
@@ -65,12 +64,10 @@ def load(
     except InputError as e:
         raise CheckpointError(f"{path}: {e}") from e
     expected = {key: tuple(t.shape) for key, t in model.state_dict().items()}
-    _check_complete(checkpoint, architecture, expected, shapes)
-    encoder = [key for key in expected if _belongs(key, architecture.encoder_parts)]
-    if not all(key in shapes for key in encoder):
+    _check_complete(checkpoint, model.names("decoder"), expected, shapes)
+    if not all(key in shapes for key in model.names("encoder")):
         log.once(f"{path}: encoder incomplete, loaded for decoding only")
-        for part in architecture.encoder_parts:
-            setattr(model, part, None)
+        model.drop("encoder")
         expected = {key: tuple(t.shape) for key, t in model.state_dict().items()}
     checkpoint = restore_shapes(checkpoint, expected)
     rounded = any(torch.promote_types(checkpoint.tensors[key].dtype, dtype) != dtype for key in expected)
@@ -118,15 +115,10 @@ def stored_groups(checkpoint: Checkpoint) -> int | None:
         raise InputError(f"metadata norm_num_groups={stored!r} is not a number; pass norm_groups=N") from None
 
 
-def _belongs(key: str, parts: tuple[str, ...]) -> bool:
-    return key.partition(".")[0] in parts
-
-
 def _check_complete(
-    checkpoint: Checkpoint, architecture: Architecture, expected: dict[str, tuple[int, ...]], shapes: dict
+    checkpoint: Checkpoint, decoder: list[str], expected: dict[str, tuple[int, ...]], shapes: dict
 ) -> None:
-    """Without the decoder there is nothing to load; a file may leave the encoder out."""
-    decoder = [key for key in expected if _belongs(key, architecture.decoder_parts)]
+    """Without the decoder (its keys) there is nothing to load; a file may leave the encoder out."""
     if not decoder:
         raise CheckpointError(f"{checkpoint.path}: the decoder is missing or its biases are (keys: {_some(shapes)})")
     missing = [key for key in decoder if key not in shapes]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .hardware import GIB
-from .runtime.caches import synchronize
+from .run.caches import synchronize
 
 #: Counted events -> how a report words them.
 EVENTS = {

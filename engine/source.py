@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from .checkpoint import read_checkpoint, restore_shapes
 from .errors import CheckpointError
+from .files.checkpoint import read_checkpoint, restore_shapes
 from .precision.digest import digest
 
 

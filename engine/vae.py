@@ -10,29 +10,29 @@ import torch
 from torch import Tensor, nn
 
 from . import log
-from .attempts import Attempts
+from .archs import Architecture
+from .call import Attempts
+from .compat.methods import DocumentedMethods
 from .errors import InputError
-from .exact import as_products
-from .fused.path import FusedPath, why_off
-from .inputs import check_latent, check_video
-from .methods import DocumentedMethods
-from .models.arch import Architecture
-from .optimize import DEFAULTS, OFF, Options, unavailable, unused
-from .plain import PlainPath
+from .fused_path import FusedPath, why_off
+from .kernels.exact import as_products
+from .network.stream import Steps, frame_spans
+from .options import DEFAULTS, OFF, Options, unavailable, unused
+from .plain_path import PlainPath
+from .planning.budget import host_budget, memory_room, memory_target
+from .planning.planner import Plan, Planner
 from .precision.digest import digest
 from .precision.measure import latent_samples, video_samples
 from .precision.mixed import Mixed
 from .precision.modes import MIXED, PRECISIONS, resolve
 from .precision.store import Store
-from .runtime.caches import empty_host_cache
-from .runtime.guard import Guard
-from .runtime.kept import KEPT
-from .runtime.memory import host_budget, memory_room, memory_target
-from .runtime.pinned import POOL
-from .runtime.pixels import OUTPUTS, PixelSink, to_unit
-from .runtime.plan import Plan, Planner
-from .runtime.progress import Cancel, Progress, Ticker
-from .runtime.stream import Steps, frame_spans
+from .request import check_latent, check_video
+from .run.caches import empty_host_cache
+from .run.guard import Guard
+from .run.kept import KEPT
+from .run.pinned import POOL
+from .run.pixels import OUTPUTS, PixelSink, to_unit
+from .run.progress import Cancel, Progress, Ticker
 from .source import Source
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor
 
 from ..engine import InputError
 from ..engine.report import Report
-from .host import EngineVAE, from_host_vae
+from .host import EngineVAE
+from .making import from_host_vae
 from .reports import Outcome
-from .settings import Settings
+from .settings import DEFAULT_OVERLAP, Settings
 
 CONVERTED = (
     "another node's VAE: the engine runs it on a copy of its weights, kept as long as that VAE is; "
@@ -24,7 +27,7 @@ _converted: WeakKeyDictionary[object, EngineVAE] = WeakKeyDictionary()
 def check_vae(vae: object) -> None:
     """Raises InputError where a loader gave no VAE, as checkpoints without one do."""
     if getattr(vae, "first_stage_model", None) is None:
-        raise InputError("there is no VAE at this input: what was loaded holds none, or an unknown one")
+        raise InputError("There is no VAE at this input: choose a file that holds one in the loader")
 
 
 def engine_vae(vae: object) -> EngineVAE | None:
@@ -48,12 +51,22 @@ def host_decode(vae: object, samples: Tensor, settings: Settings) -> tuple[Tenso
     if getattr(samples, "is_nested", False):
         samples = samples.unbind()[0]
     report = _report(vae, "decode")
-    with report.stage("decode"):
-        images = vae.decode(samples)
+    with report.measured(torch.device(vae.device)), report.stage("decode"):
+        images = _decode(vae, samples, settings)
     if images.ndim not in (4, 5):
         raise InputError(f"this VAE makes {list(images.shape)}, no images: decode it with the node made for it")
     report.clip = tuple(images.shape[:4]) if images.ndim == 5 else (1, *images.shape[:3])
     return images.reshape(-1, *images.shape[-3:]), _outcome(report, settings)
+
+
+def _decode(vae: object, samples: Tensor, settings: Settings) -> Tensor:
+    """Whole, or in the host's own tiles where tiles of a size were asked for."""
+    if settings.tiling not in ("blended", "exact") or not settings.tile:
+        return vae.decode(samples)
+    unit = max(1, vae.spacial_compression_decode())
+    overlap = DEFAULT_OVERLAP if settings.overlap is None else settings.overlap
+    tile = max(settings.tile // unit, 1)
+    return vae.decode_tiled(samples, tile_x=tile, tile_y=tile, overlap=min(overlap // unit, tile // 4))
 
 
 def host_encode(vae: object, images: Tensor, settings: Settings) -> tuple[Tensor, Outcome]:
@@ -75,5 +88,9 @@ def _report(vae: object, operation: str) -> Report:
 
 def _outcome(report: Report, settings: Settings) -> Outcome:
     report.complete = True
-    ignored = [] if settings == Settings() else [f"without effect on it: {settings.describe()}"]
+    rest = settings
+    if report.operation == "decode" and settings.tile:
+        rest = replace(settings, tiling="auto", tile=0, overlap=None)
+        report.mode += f", in its own tiles of {settings.tile} pixels"
+    ignored = [] if rest == Settings() else [f"without effect on it: {rest.describe()}"]
     return Outcome(report, None, notes=ignored)

@@ -6,7 +6,23 @@ from . import frames
 from .conversion import CONVERTED, engine_vae, host_decode
 from .host import io
 from .settings import from_widgets
-from .widgets import chunk_input, output_input, ram_input, report_output, schema, tiling_inputs, vram_input
+from .widgets import (
+    advanced,
+    chunk_input,
+    output_input,
+    ram_input,
+    report_output,
+    schema,
+    tiling_inputs,
+    vae_input,
+    vram_input,
+)
+
+#: Words people search for when a decode is slow or does not fit.
+SEARCH = [
+    "vae decode", "decode video", "tiled decode", "latent to video", "long video", "seedvr2", "wan", "qwen", "flux",
+    "oom", "out of memory", "vram", "memory", "tiled", "slow", "fast",
+]  # fmt: skip
 
 
 class Decode(io.ComfyNode):
@@ -15,20 +31,21 @@ class Decode(io.ComfyNode):
         return schema(
             "ZeroWasteVAEDecode",
             "Zero-Waste VAE Decode",
-            ["vae decode", "decode video", "tiled decode", "latent to video", "long video", "seedvr2", "wan"],
-            description="Decodes video latents within a VRAM target, with any VAE: SeedVR2 and Wan VAEs run on the "
-            "engine, others by ComfyUI's own code. What Zero-Waste VAE Encode padded is cropped off again.",
+            SEARCH,
+            description="Turns latents into frames, in place of ComfyUI's VAE Decode: faster, without tile seams, and "
+            "within the memory you allow. SeedVR2, Wan and Qwen-Image VAEs run on this pack's engine, all others by "
+            "ComfyUI's own code. What Zero-Waste VAE Encode padded is cropped off again.",
             inputs=[
-                io.Latent.Input("samples"),
-                io.Vae.Input("vae"),
+                io.Latent.Input("samples", display_name="Latent", tooltip="From a sampler or an encode."),
+                vae_input(),
                 vram_input(),
-                chunk_input(),
+                advanced(chunk_input()),
                 *tiling_inputs(),
                 output_input(),
                 ram_input("Host memory the decode may take for what it parks there, in GB (2^30 bytes). 0: the value "
                           "of the node before, else half of what is free. On a CPU: the memory the decode may take."),
             ],
-            outputs=[io.Image.Output(), report_output()],
+            outputs=[io.Image.Output(display_name="Images", tooltip="All frames."), report_output()],
         )  # fmt: skip
 
     @classmethod

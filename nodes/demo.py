@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..engine import CheckpointError, demo_vae_path
-from ..engine.media import read_video
+from ..engine.files.media import read_video
 from .host import io
 from .reports import ui
 from .widgets import report_output, schema
@@ -19,10 +19,19 @@ class DemoClip(io.ComfyNode):
             description="Frames of the short clip that comes with this pack, for trying things out on a fresh host.",
             inputs=[
                 io.Int.Input(
-                    "frames", default=9, min=1, max=1024, tooltip="How many from its start; 4n+1 fill latents."
+                    "frames",
+                    display_name="Frames",
+                    default=9,
+                    min=1,
+                    max=1024,
+                    tooltip="How many from its start; 4n+1 fill latents.",
                 )
             ],
-            outputs=[io.Image.Output(), io.Float.Output(display_name="fps"), report_output()],
+            outputs=[
+                io.Image.Output(display_name="Images", tooltip="The frames."),
+                io.Float.Output(display_name="fps", tooltip="Frames per second."),
+                report_output(),
+            ],
         )
 
     @classmethod

@@ -8,7 +8,7 @@ from . import frames
 from .conversion import CONVERTED, engine_vae, host_encode
 from .host import io
 from .settings import from_widgets
-from .widgets import advanced, chunk_input, ram_input, report_output, schema, tiling_inputs, vram_input
+from .widgets import advanced, chunk_input, ram_input, report_output, schema, tiling_inputs, vae_input, vram_input
 
 
 class Encode(io.ComfyNode):
@@ -17,13 +17,13 @@ class Encode(io.ComfyNode):
         return schema(
             "ZeroWasteVAEEncode",
             "Zero-Waste VAE Encode",
-            ["vae encode", "encode video", "tiled encode", "video to latent", "seedvr2", "wan"],
-            description="Encodes the frames of one clip, with any VAE: SeedVR2 and Wan VAEs run on the engine, others "
-            "by ComfyUI's own code. On the engine, frames are padded to multiples of 16 pixels and to 4n+1 in number; "
-            "Zero-Waste VAE Decode crops that off again.",
+            ["vae encode", "encode video", "tiled encode", "video to latent", "seedvr2", "wan", "qwen", "oom", "vram"],
+            description="Turns frames into a latent, in place of ComfyUI's VAE Encode. SeedVR2, Wan and Qwen-Image "
+            "VAEs run on this pack's engine, all others by ComfyUI's own code. On the engine, frames are padded to "
+            "multiples of 16 pixels and to 4n+1 in number; Zero-Waste VAE Decode crops that off again.",
             inputs=[
-                io.Image.Input("pixels"),
-                io.Vae.Input("vae"),
+                io.Image.Input("pixels", display_name="Images", tooltip="The frames of one clip, or one image."),
+                vae_input(),
                 vram_input(),
                 *tiling_inputs(),
                 # Saved workflows hold values in this order: what is new comes last.
@@ -31,7 +31,7 @@ class Encode(io.ComfyNode):
                 ram_input("Host memory the encode may take for what it parks there, in GB (2^30 bytes). 0: the value "
                           "of the node before, else half of what is free. On a CPU: the memory the encode may take."),
             ],
-            outputs=[io.Latent.Output(), report_output()],
+            outputs=[io.Latent.Output(display_name="Latent", tooltip="For a sampler or a decode."), report_output()],
         )  # fmt: skip
 
     @classmethod

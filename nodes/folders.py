@@ -8,7 +8,7 @@ from pathlib import Path
 import folder_paths
 
 from ..engine import InputError
-from .saving import check_prefix
+from .saving import check_prefix, without_suffix
 
 #: Formats the engine reads; the host's own list leaves .gguf out and has pickled files, which are never opened.
 SUFFIXES = (".safetensors", ".sft", ".gguf")
@@ -31,6 +31,7 @@ def vae_file(name: str) -> Path:
 def output_file(prefix: str, suffix: str) -> Path:
     """A new file of the output folder, named and counted as the host's own saving nodes do."""
     output = folder_paths.get_output_directory()
+    prefix = without_suffix(prefix)
     check_prefix(Path(output), prefix)
     try:
         folder, name, counter, _, _ = folder_paths.get_save_image_path(prefix, output)

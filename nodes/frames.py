@@ -17,10 +17,15 @@ CLIP_SIZE = "zerowaste_clip_size"
 def as_clip(images: Tensor) -> Tensor:
     """IMAGE [F, H, W, C] or [B, F, H, W, C] -> [B, F, H, W, 3]: one batch of frames is one clip, alpha is dropped."""
     if images.ndim not in (4, 5) or images.shape[-1] < 3:
-        raise InputError(f"frames are [F, H, W, 3] or [B, F, H, W, 3] images, not {list(images.shape)}")
+        raise InputError(
+            "These are no images with three colours: connect frames [F, H, W, 3] or [B, F, H, W, 3], "
+            f"not {list(images.shape)}"
+        )
     clip = images if images.ndim == 5 else images.unsqueeze(0)
     if min(clip.shape[:2]) < 1 or min(clip.shape[2:4]) < 8:
-        raise InputError(f"images {list(images.shape)}: a clip needs at least one frame of at least 8x8 pixels")
+        raise InputError(
+            f"These images are too small: a clip has at least one frame of 8x8 pixels, not {list(images.shape)}"
+        )
     return clip[..., :3]
 
 
@@ -54,13 +59,13 @@ def as_latent(samples: Tensor, channels: int) -> Tensor:
     if getattr(samples, "is_nested", False):
         samples = samples.unbind()[0]
     if 0 in samples.shape:
-        raise InputError(f"the latent {list(samples.shape)} is empty")
+        raise InputError(f"The latent is empty ({list(samples.shape)}): connect one with at least one frame")
     if samples.ndim == 5 and samples.shape[1] == channels:
         return samples
     if samples.ndim == 4 and samples.shape[1] % channels == 0:
         batch, _, height, width = samples.shape
         return samples.reshape(batch, channels, -1, height, width)
     raise InputError(
-        f"this VAE decodes latents [B, {channels}, T, h, w] (or [B, {channels}*T, h, w]), not {list(samples.shape)}: "
-        "the latent comes from another kind of model"
+        "The latent comes from another kind of model than this VAE: connect the VAE of that model. This one "
+        f"decodes latents [B, {channels}, T, h, w] (or [B, {channels}*T, h, w]), not {list(samples.shape)}"
     )

@@ -7,8 +7,7 @@ import functools
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, nullcontext
-from pathlib import Path
+from contextlib import nullcontext
 
 import comfy.model_management as mm
 import comfy.model_patcher
@@ -21,18 +20,16 @@ from comfy_api.latest import ComfyExtension, io
 from comfy_execution.utils import get_executing_context
 from torch import Tensor
 
-from ..engine import Cancelled, Checkpoint, CheckpointError, InputError, VideoVAE, load, log, read_checkpoint
-from ..engine.kernels.precision import fp32_math
+from ..engine import Cancelled, Checkpoint, InputError, VideoVAE, load, log
+from ..engine.archs import seedvr2
 from ..engine.loader import PRECISIONS, auto_precision
-from ..engine.models import detect, seedvr2
-from ..engine.optimize import Options, availability
-from ..engine.runtime.caches import empty_host_cache
-from ..engine.runtime.kept import KEPT
-from ..engine.runtime.memory import DEFAULT_SHARE, GIB, available_ram, card_room, host_budget
-from ..engine.runtime.pinned import POOL
-from ..engine.runtime.pixels import OUTPUTS
-from ..engine.runtime.plan import Plan
-from ..engine.runtime.scope import CUDNN_BENCHMARK
+from ..engine.options import Options, availability
+from ..engine.planning.budget import DEFAULT_SHARE, GIB, available_ram, card_room, host_budget
+from ..engine.planning.planner import Plan
+from ..engine.run.caches import empty_host_cache
+from ..engine.run.kept import KEPT
+from ..engine.run.pinned import POOL
+from ..engine.run.pixels import OUTPUTS
 from .frames import as_clip, as_latent
 from .planning import KNOWN, Machine, plan_facts, raised_facts
 from .preview import SIZE as PREVIEW_SIZE
@@ -41,20 +38,19 @@ from .progress import Stages
 from .reports import Outcome
 from .server import say
 from .settings import Settings
+from .wording import fitting
 
 __all__ = [
     "ComfyExtension",
     "EngineVAE",
-    "from_file",
-    "from_host_vae",
+    "Progress",
     "io",
-    "known",
     "machine",
-    "progress",
+    "offload_device",
+    "own_vae",
     "unavailable",
-    "with_precision",
-    "with_scoped_settings",
 ]
+
 
 class EngineVAE(comfy.sd.VAE):
     """A ComfyUI VAE whose work is done by the engine.
@@ -148,14 +144,18 @@ class EngineVAE(comfy.sd.VAE):
             output = "float16" if self._output_dtype() is torch.float16 else "float32"
         options = {**settings.plan_options(), **settings.memory_options(), "chunk": settings.chunk, "output": output}
         started = time.perf_counter()
-        with self._loaded("decoder", size, settings, chunk=settings.chunk, output=OUTPUTS[output]):
+        say_here("decode: making room and loading the weights")
+        with fitting("decode"), self._loaded("decoder", size, settings, chunk=settings.chunk, output=OUTPUTS[output]):
             loaded = time.perf_counter() - started
+            say_here("decode: planning")
             plan = self.engine.plan_decode(*size, **options)
             s, frames = self.engine.spatial, self.engine.frames(size[1])
             images = torch.empty(size[0], frames, s * size[2], s * size[3], 3, dtype=OUTPUTS[output])
             preview = Preview(images, plan, size[1], self.engine.temporal, self._on_gpu) if _shows_previews() else None
             self._interruptible(self.engine.decode, plan, size[1], latent, preview=preview, out=images, **options)
         outcome = Outcome(self.engine.last_report, loaded)
+        if settings.tiling == "exact" and settings.tile and plan.parking is None:
+            outcome.notes.append(f"bands of {settings.tile} pixels were not used: this plan gives the same frames")
         facts = plan_facts(plan, *size[:2], self.engine, OUTPUTS[output])
         outcome.plan = facts | self._facts(settings) | raised_facts(plan)
         return images.to(self.output_device), outcome
@@ -167,7 +167,8 @@ class EngineVAE(comfy.sd.VAE):
         size = self._clip_size(clip.shape[0], *clip.shape[1:4])
         options = {**settings.plan_options(), **settings.memory_options(), "chunk": settings.chunk}
         started = time.perf_counter()
-        with self._loaded("encoder", size, settings, chunk=settings.chunk):
+        say_here("encode: making room and loading the weights")
+        with fitting("encode"), self._loaded("encoder", size, settings, chunk=settings.chunk):
             loaded = time.perf_counter() - started
             plan = self.engine.plan_encode(*size, **options)
             latent = self._interruptible(self.engine.encode, plan, size[1], clip, **options)
@@ -196,12 +197,19 @@ class EngineVAE(comfy.sd.VAE):
         return context(self.device) if context else nullcontext()
 
     def _interruptible(
-        self, work: Callable[..., Tensor], plan: Plan, latents: int, *args: object, preview: Preview | None = None,
+        self,
+        work: Callable[..., Tensor],
+        plan: Plan,
+        latents: int,
+        *args: object,
+        preview: Preview | None = None,
         **options: object,
     ) -> Tensor:
         """Run `work` with the host's progress bar and stop button."""
         self.engine.on_pressure = self._free_others
-        shown = progress(Stages(work.__name__, plan, latents), preview)
+        stages = Stages(work.__name__, plan, latents)
+        shown = Progress(stages, preview)
+        shown.start(args[0].shape[0] * stages.ticks)
         try:
             return work(*args, progress=shown, cancel=mm.processing_interrupted, **options)
         except Cancelled:
@@ -284,82 +292,30 @@ def _widths(engine: VideoVAE) -> str:
 # -- making them ------------------------------------------------------------------------------------------------------
 
 
-def from_file(path: Path, precision: str, norm_groups: int | None, settings: Settings, name: str = "") -> EngineVAE:
-    """The VAE of a .safetensors or .gguf file, listed under `name`."""
-
-    stamp = _stamp(path)
-
-    def source() -> Checkpoint:
-        if _stamp(path) != stamp:
-            raise CheckpointError(f"{path}: was changed or removed after it was loaded; run the graph again")
-        checkpoint = read_checkpoint(path)
-        if norm_groups:
-            checkpoint.metadata["norm_num_groups"] = norm_groups
-        return checkpoint
-
-    return EngineVAE(source, precision, settings, name)
+def offload_device() -> torch.device:
+    """Where the weights of a VAE wait while it does not run."""
+    return mm.vae_offload_device()
 
 
-def from_host_vae(vae: comfy.sd.VAE, precision: str) -> EngineVAE | None:
-    """An engine VAE with the weights of a host VAE, which is left as it is; None if its network is not known."""
-    if not known(vae):
-        return None
+def own_vae(vae: comfy.sd.VAE) -> comfy.sd.VAE:
+    """The host's own VAE with the weights of `vae`: itself, or made anew of what an engine VAE was made from.
 
-    network = vae.first_stage_model  # and not the VAE, whose end `conversion` waits for
-
-    def source() -> Checkpoint:
-        return Checkpoint({key: t.detach().to(mm.vae_offload_device()) for key, t in network.state_dict().items()})
-
-    return EngineVAE(source, precision, Settings())
-
-
-def with_precision(vae: EngineVAE, precision: str) -> EngineVAE:
-    """`vae` itself if it runs in `precision`, else a new one with its weights and settings."""
-    if precision == "auto" or precision == vae.engine.precision:
-        return vae
-    return EngineVAE(vae.source, precision, vae.settings, vae.name)
-
-
-def with_scoped_settings(vae: comfy.sd.VAE, options: Options) -> tuple[comfy.sd.VAE, list[str]]:
-    """A VAE the engine does not know, with the settings of torch that `options` name in force during its own calls.
-
-    Also returns which apply here. Weights and network are shared, nothing of the VAE that goes in is changed; where no
-    setting applies it comes out itself.
+    Raises InputError where this host has no network for them.
     """
-    reasons = availability(vae.device, "", None, vae.vae_dtype)
-    names = [n for n in ("tf32", "cudnn_benchmark") if getattr(options, n) and reasons[n] is None]
-    if not names:
-        return vae, []
-    scoped = copy.copy(vae)
-    for method in ("decode", "decode_tiled", "encode", "encode_tiled"):
-        setattr(scoped, method, _scoped(getattr(vae, method), names))
-    return scoped, names
-
-
-def _scoped(call: Callable[..., Tensor], names: list[str]) -> Callable[..., Tensor]:
-    @functools.wraps(call)
-    def scoped(*args: object, **kwargs: object) -> Tensor:
-        with ExitStack() as stack:
-            if "tf32" in names:
-                stack.enter_context(fp32_math(tf32=True))
-            if "cudnn_benchmark" in names:
-                stack.enter_context(CUDNN_BENCHMARK.hold(True))
-            return call(*args, **kwargs)
-
-    return scoped
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
+    if not isinstance(vae, EngineVAE):
+        return vae
     try:
-        stat = path.stat()
-    except OSError:  # reading it says what is wrong
-        return None
-    return stat.st_mtime_ns, stat.st_size
+        own = comfy.sd.VAE(sd=dict(vae.source().tensors))
+        own.throw_exception_if_invalid()
+    except RuntimeError as error:
+        raise InputError(
+            f"{vae.name}: this ComfyUI has no network of its own for this VAE ({_first(error)})"
+        ) from error
+    return own
 
 
-def known(vae: comfy.sd.VAE) -> bool:
-    """Whether the engine has the network of a host VAE."""
-    return getattr(vae, "first_stage_model", None) is not None and detect(vae.get_sd()) is not None
+def _first(error: Exception) -> str:
+    return str(error).strip().split("\n", 1)[0][:120]
 
 
 # -- this machine ------------------------------------------------------------------------------------------------------
@@ -397,23 +353,33 @@ def _shows_previews() -> bool:
     return args.preview_method != LatentPreviewMethod.NoPreviews
 
 
-def progress(
-    stages: Callable[[int, int], str] | None = None, preview: Preview | None = None
-) -> Callable[[int, int], None]:
+def say_here(text: str) -> None:
+    """Show a line on the node that runs; nothing outside of a run."""
+    context = get_executing_context()
+    if context is not None:
+        say(text, context.node_id)
+
+
+class Progress:
     """A progress(done, total) callback that moves the host's bar and ends the work when its stop button is pressed.
 
     `stages` words what is being done and `preview` gives a picture of it; the host shows both on the node.
     """
-    bars: list[comfy.utils.ProgressBar] = []
 
-    def advance(done: int, total: int) -> None:
+    def __init__(self, stages: Callable[[int, int], str] | None = None, preview: Preview | None = None) -> None:
+        self._stages, self._preview = stages, preview
+        self._bar: comfy.utils.ProgressBar | None = None
+
+    def start(self, total: int) -> None:
+        """The bar from the first second on, before a first step of `total` is done."""
+        self._bar = comfy.utils.ProgressBar(total)
+        self._bar.update_absolute(0, total)
+
+    def __call__(self, done: int, total: int) -> None:
         mm.throw_exception_if_processing_interrupted()
-        if not bars:
-            bars.append(comfy.utils.ProgressBar(total))
-        picture = preview(done, total) if preview else None
-        bars[0].update_absolute(done, total, picture and ("JPEG", picture, PREVIEW_SIZE))
-        context = get_executing_context()
-        if stages and context is not None:
-            say(stages(done, total), context.node_id)
-
-    return advance
+        if self._bar is None:
+            self._bar = comfy.utils.ProgressBar(total)
+        picture = self._preview(done, total) if self._preview else None
+        self._bar.update_absolute(done, total, picture and ("JPEG", picture, PREVIEW_SIZE))
+        if self._stages:
+            say_here(self._stages(done, total))

@@ -2,33 +2,48 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 from ..engine import demo_vae_path, log, read_checkpoint
+from ..engine.archs import detect
 from ..engine.loader import NAMES, stored_groups
-from ..engine.models import detect
-from . import folders, host
+from . import folders, making
 from .host import io
 from .planning import KNOWN
+from .published import by_name
 from .reports import ui
 from .settings import Settings
 from .toggles import without_optimisations
 from .widgets import advanced, precision_input, report_output, schema, vram_input
 
 DEMO = "demo (small)"
+#: Longest the list of files waits for the headers of new ones.
+HEADERS_SECONDS = 0.5
 
 
 # Headers are read apart from the list that is asked for: a folder of many large files must not hold up the server.
 _reader = ThreadPoolExecutor(1, "zerowaste-headers")
 _read: set[tuple[str, int, int]] = set()
+#: File -> whether it holds a VAE of the engine's; of files that were not read yet, nothing.
+_kinds: dict[str, bool] = {}
 
 
 def listed() -> list[str]:
-    """Files the loader offers; the planner gets to know the VAEs among them from their headers."""
-    names = [*folders.vae_files(), DEMO]
-    _reader.submit(_learn, names)
-    return names
+    """Files the loader offers, those first that it can run; the planner gets to know them from their headers.
+
+    The demo VAE stands before files that cannot run: the first entry is what a new node starts with.
+    """
+    files = folders.vae_files()
+    read = _reader.submit(_learn, [*files, DEMO])
+    # Headers are read within milliseconds; a slow disk's come with the next list.
+    wait([read], HEADERS_SECONDS)
+    runs = [name for name in files if _runs(name)]
+    return [*runs, DEMO, *(name for name in files if name not in runs)]
+
+
+def _runs(name: str) -> bool:
+    return _kinds[name] if name in _kinds else by_name(name) is not None
 
 
 def _learn(names: list[str]) -> None:
@@ -41,7 +56,10 @@ def _learn(names: list[str]) -> None:
             _read.add(stamp)
             header = read_checkpoint(path, shapes_only=True)
             architecture = detect(header.tensors)
-            if architecture is not None:
+            _kinds[name] = architecture is not None
+            if architecture is None:
+                KNOWN.learn(name, None, None)
+            else:
                 shapes = {key: tuple(t.shape) for key, t in header.tensors.items()}
                 KNOWN.learn(name, architecture, architecture.configure(shapes, stored_groups(header)))
         except Exception as error:  # one strange file must not keep the others from being read
@@ -59,11 +77,12 @@ class Loader(io.ComfyNode):
             "ZeroWasteVAELoader",
             "Zero-Waste VAE Loader",
             ["load vae", "gguf vae", "video vae", "seedvr2", "wan", "vae loader", "checkpoint"],
-            description="Loads a video VAE from a .safetensors or .gguf file of models/vae. Every node that takes a "
-            "VAE works with it.",
+            description="Loads a SeedVR2, Wan or Qwen-Image VAE from a .safetensors or .gguf file of models/vae. Every "
+            "node that takes a VAE works with it. For other VAEs use Load VAE, then Zero-Waste VAE Decode.",
             inputs=[
                 io.Combo.Input(
                     "vae_name",
+                    display_name="VAE file",
                     options=listed(),
                     tooltip=f"A file of models/vae, or '{DEMO}': a reduced VAE that comes with this pack, for trying "
                     "things out.",
@@ -73,6 +92,7 @@ class Loader(io.ComfyNode):
                 advanced(
                     io.Int.Input(
                         "norm_groups",
+                        display_name="Normalisation groups, 0 = auto",
                         default=0,
                         min=0,
                         max=512,
@@ -83,13 +103,14 @@ class Loader(io.ComfyNode):
                 ),
                 io.Boolean.Input(
                     "optimise",
+                    display_name="Fast exact path",
                     default=True,
                     optional=True,
                     tooltip="The exact fast path: the fused kernels and what else costs no quality, for .gguf and "
                     ".safetensors alike. Never 8 bit by itself. Off: plain torch operators.",
                 ),
             ],
-            outputs=[io.Vae.Output(), report_output()],
+            outputs=[io.Vae.Output(display_name="VAE", tooltip="For any node that takes a VAE."), report_output()],
         )
 
     @classmethod
@@ -109,7 +130,7 @@ class Loader(io.ComfyNode):
         optimise: bool = True,
     ) -> io.NodeOutput:
         settings = Settings(vram_gb=vram_gb)
-        vae = host.from_file(_path(vae_name), precision, norm_groups or None, settings, vae_name)
+        vae = making.from_file(_path(vae_name), precision, norm_groups or None, settings, vae_name)
         if not optimise:
             vae = vae.with_wishes(settings, without_optimisations())
         return io.NodeOutput(vae, report := vae.describe(), ui=ui(report))

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from ..engine.loader import NAMES
-from . import host
+from . import making
 from .conversion import check_vae
+from .decode import SEARCH
 from .host import EngineVAE, io
 from .reports import ui
+from .scoped import with_scoped_settings
 from .settings import from_widgets
 from .toggles import options_from, toggle_inputs
-from .widgets import chunk_input, precision_input, ram_input, report_output, schema, tiling_inputs, vram_input
+from .widgets import (
+    advanced,
+    chunk_input,
+    precision_input,
+    ram_input,
+    report_output,
+    schema,
+    tiling_inputs,
+    vae_input,
+    vram_input,
+)
 
 _WISHES = ("vram_gb", "ram_gb", "chunk", "tiling", "tile", "overlap")
 
@@ -20,21 +32,20 @@ class Optimize(io.ComfyNode):
         return schema(
             "ZeroWasteVAEOptimize",
             "Zero-Waste VAE Optimize",
-            ["optimize vae", "vae speed", "low vram vae", "fp8 vae", "blackwell", "triton", "faster decode"],
-            description="Gives a VAE to the engine, with the precision, memory targets, tiling and optimisations it is "
-            "to run with. The VAE that goes in stays as it is; one whose network the engine does not know keeps its "
-            "own, and the report says so.",
+            [*SEARCH, "optimize vae", "vae speed", "low vram vae", "fp8 vae", "blackwell", "triton", "faster decode"],
+            description="Makes every node that uses this VAE run it on this pack's engine: put it after Load VAE. The "
+            "VAE that goes in stays as it is; one the engine does not know is passed on, and the report says so.",
             inputs=[
-                io.Vae.Input("vae"),
+                vae_input("From any loader. SeedVR2, Wan and Qwen-Image VAEs are given to the engine."),
                 precision_input(list(NAMES)),
                 vram_input(),
-                chunk_input(),
-                *tiling_inputs(),
+                advanced(chunk_input()),
+                *(advanced(widget) for widget in tiling_inputs()),
                 *toggle_inputs(),
                 ram_input("Host memory a decode may take for what it parks there, in GB (2^30 bytes). 0: half of what "
                           "is free."),
             ],
-            outputs=[io.Vae.Output(), report_output()],
+            outputs=[io.Vae.Output(display_name="VAE", tooltip="For any node that takes a VAE."), report_output()],
         )  # fmt: skip
 
     @classmethod
@@ -42,7 +53,7 @@ class Optimize(io.ComfyNode):
         check_vae(vae)
         wishes = from_widgets(**{name: widgets.pop(name) for name in _WISHES if name in widgets})
         options = options_from(min_db, **widgets)
-        convert = host.with_precision if isinstance(vae, EngineVAE) else host.from_host_vae
+        convert = making.with_precision if isinstance(vae, EngineVAE) else making.from_host_vae
         fast = convert(vae, precision)
         if fast is None:
             vae, report = _scoped(vae, options)
@@ -54,7 +65,7 @@ class Optimize(io.ComfyNode):
 
 def _scoped(vae: object, options: object) -> tuple[object, str]:
     network = type(vae.first_stage_model).__name__
-    scoped, names = host.with_scoped_settings(vae, options)
+    scoped, names = with_scoped_settings(vae, options)
     report = f"{network}: not a video VAE the engine knows; "
     if names:
         return scoped, f"{report}its own network runs, with {' and '.join(names)} switched on during its calls only"

@@ -13,24 +13,23 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..engine import InputError, PlanError
-from ..engine.exact import as_products
-from ..engine.fused.path import FusedPath, why_off
+from ..engine.archs import Architecture
+from ..engine.fused_path import FusedPath, why_off
+from ..engine.kernels.exact import as_products
 from ..engine.loader import NAMES, PRECISIONS, auto_precision
-from ..engine.models import ARCHITECTURES, seedvr2
-from ..engine.models.arch import Architecture
-from ..engine.optimize import DEFAULTS, Options
+from ..engine.options import DEFAULTS, Options
+from ..engine.planning.budget import DEFAULT_SHARE, GIB, card_room
+from ..engine.planning.planner import TILINGS, Plan, Planner
 from ..engine.precision.mixed import Mixed
 from ..engine.precision.modes import MIXED, resolve
 from ..engine.precision.store import Store
-from ..engine.runtime.memory import DEFAULT_SHARE, GIB, card_room
-from ..engine.runtime.pixels import OUTPUTS
-from ..engine.runtime.plan import TILINGS, Plan, Planner
+from ..engine.run.pixels import OUTPUTS
+from . import published
+from .wording import labelled
 
 if TYPE_CHECKING:
     from ..engine import VideoVAE
 
-#: Of a model no node has loaded yet, the published SeedVR2 VAE is assumed (and the answer says so).
-PUBLISHED = seedvr2.Config((128, 256, 512, 512), (128, 256, 512, 512))
 #: Largest values a question may hold; sizes in pixels, memory in GB.
 LIMITS = {"width": 16384, "height": 16384, "frames": 100_000, "batch": 64, "tile": 16384, "overlap": 16384,
           "chunk": 4096, "vram_gb": 1024.0, "ram_gb": 65536.0}  # fmt: skip
@@ -109,12 +108,13 @@ class Known:
 
     def __init__(self, most: int = 1024) -> None:
         self._most = most
-        self._facts: OrderedDict[str, tuple[Architecture, object]] = OrderedDict()
+        self._facts: OrderedDict[str, tuple[Architecture, object] | None] = OrderedDict()
         self._lock = threading.Lock()
 
-    def learn(self, name: str, architecture: Architecture, config: object) -> None:
+    def learn(self, name: str, architecture: Architecture | None, config: object) -> None:
+        """architecture None: a VAE whose network the engine does not have."""
         with self._lock:
-            self._facts[name] = (architecture, config)
+            self._facts[name] = None if architecture is None else (architecture, config)
             self._facts.move_to_end(name)
             while len(self._facts) > self._most:
                 self._facts.popitem(last=False)
@@ -122,6 +122,10 @@ class Known:
     def find(self, name: str) -> tuple[Architecture, object] | None:
         with self._lock:
             return self._facts.get(name)
+
+    def is_foreign(self, name: str) -> bool:
+        with self._lock:
+            return name in self._facts and self._facts[name] is None
 
 
 KNOWN = Known()
@@ -189,9 +193,15 @@ def _planner(
 
 
 def answer(question: Question, machine: Machine) -> dict[str, object]:
-    """The plan of a decode for the panel. Raises InputError where the options contradict each other."""
-    found = KNOWN.find(question.model)
-    architecture, config = found or (ARCHITECTURES[0], PUBLISHED)
+    """The plan of a decode for the panel. Raises InputError where the options contradict each other.
+
+    A file that no node has loaded yet is planned as the published VAE of its name, and the answer says so; of any other
+    there is no plan: `unknown`, with `host` where it is known that ComfyUI's own code runs it.
+    """
+    found, named = KNOWN.find(question.model), published.by_name(question.model)
+    if found is None and (named is None or KNOWN.is_foreign(question.model)):
+        return {"unknown": True, "host": KNOWN.is_foreign(question.model), "model": question.model}
+    architecture, config = found or named[1:]
     auto = question.precision == "auto"
     precision = auto_precision(machine.device, architecture) if auto else question.precision
     planner, off = _planner(architecture, config, precision, machine.device, question.options)
@@ -202,6 +212,7 @@ def answer(question: Question, machine: Machine) -> dict[str, object]:
     facts = {
         "model": question.model,
         "assumed": found is None,
+        "assumed_as": "" if found else named[0],
         "precision": precision,
         "device": str(machine.device),
         "target_gb": _gb(target),
@@ -215,8 +226,9 @@ def answer(question: Question, machine: Machine) -> dict[str, object]:
             room=machine.room(question), host=machine.host(question), output=output,
         )  # fmt: skip
     except PlanError as error:
-        size = {"width": architecture.spatial * width, "height": architecture.spatial * height}
-        return {"fits": False, "text": str(error), **size, "frames": question.frames, **facts}
+        clip = {"frames": question.frames, "batch": question.batch}
+        clip |= {"width": architecture.spatial * width, "height": architecture.spatial * height}
+        return {"fits": False, "text": labelled(str(error)), **clip, **facts}
     return {**plan_facts(plan, question.batch, latents, architecture, output), **facts, **raised_facts(plan)}
 
 
@@ -239,6 +251,7 @@ def plan_facts(
         "note": plan.note,
         "mode": "blended" if plan.tiled else "untiled",
         "fused": plan.fused,
+        "spatial": s,
         "batch": batch,
         "frames": frames,
         "width": width,

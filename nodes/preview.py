@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from ..engine.runtime.plan import Plan
+    from ..engine.planning.planner import Plan
 
 #: Longest side shown, in pixels, and seconds between two pictures.
 SIZE, INTERVAL = 512, 0.5

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..engine.runtime.plan import Plan
+    from ..engine.planning.planner import Plan
 
 #: Seconds between two lines; each is a message to the browser.
 INTERVAL = 0.25
@@ -23,6 +23,11 @@ class Stages:
         self._started = time.perf_counter()
         self._said = -INTERVAL
 
+    @property
+    def ticks(self) -> int:
+        """Calls that one clip takes: one for each chunk of each part."""
+        return self._chunks * (self._tiles + 1)
+
     def __call__(self, done: int, total: int) -> str:
         spent = time.perf_counter() - self._started
         if done < total and spent - self._said < INTERVAL:
@@ -30,7 +35,7 @@ class Stages:
         self._said = spent
         if done == total:
             return f"{self._operation}: done in {spent:.1f} s"
-        part, chunk = divmod((done - 1) % (self._chunks * (self._tiles + 1)), self._chunks)
+        part, chunk = divmod((done - 1) % self.ticks, self._chunks)
         left = f"about {spent / done * (total - done):.0f} s left"
         return f"{self._operation}{self._part(part)}: chunk {chunk + 1} of {self._chunks}, {left}"
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from aiohttp import web
 
-from ..engine import InputError
+from ..engine import InputError, log
 from . import host, server
 from .planning import Question, answer
 
@@ -44,7 +44,8 @@ async def plan(request: web.Request) -> web.Response:
 # As the host runs nodes: a dry run sees other operators otherwise, and another peak.
 @torch.inference_mode()
 def _answer(question: Question) -> dict[str, object]:
-    return answer(question, host.machine())
+    with log.silent():
+        return answer(question, host.machine())
 
 
 def register() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 
-from ..engine.checkpoint import save_checkpoint
+from ..engine.files.checkpoint import save_checkpoint
 from . import folders, host
 from .host import io
+from .packages import needing_gguf
 from .reports import ui
 from .saving import DEFAULT_TYPE, SAVE_TYPES, describe
 from .weights import checkpoint_of
-from .widgets import report_output, schema
+from .widgets import report_output, schema, vae_input
 
 _TYPE = (
     "File format and type of the weights; norms, biases, first and last convolutions keep their own. Size of a "
@@ -29,15 +30,22 @@ class Save(io.ComfyNode):
             description="Writes a video VAE to a .safetensors or .gguf file in the output folder and reads it back "
             "before it takes its name. The weights are those of the VAE's file, whatever precision it runs in.",
             inputs=[
-                io.Vae.Input("vae"),
+                vae_input("The VAE to write; one of a network this pack knows."),
                 io.String.Input(
                     "filename_prefix",
+                    display_name="File name",
                     default="vae/zerowaste_vae",
                     tooltip="Name, or folder/name, in the output folder; a counter and the suffix are added.",
                 ),
-                io.Combo.Input("type", options=list(SAVE_TYPES), default=DEFAULT_TYPE, tooltip=_TYPE),
+                io.Combo.Input(
+                    "type",
+                    display_name="Format and type",
+                    options=list(SAVE_TYPES),
+                    default=DEFAULT_TYPE,
+                    tooltip=_TYPE,
+                ),
             ],
-            outputs=[io.String.Output(display_name="path"), report_output()],
+            outputs=[io.String.Output(display_name="path", tooltip="The file that was written."), report_output()],
             is_output_node=True,
         )
 
@@ -47,6 +55,7 @@ class Save(io.ComfyNode):
         checkpoint = checkpoint_of(vae)
         path = folders.output_file(filename_prefix, suffix)
         started = time.perf_counter()
-        result = save_checkpoint(checkpoint, path, kind, progress=host.progress())
+        with needing_gguf(path.name):
+            result = save_checkpoint(checkpoint, path, kind, progress=host.Progress())
         report = describe(result, checkpoint, time.perf_counter() - started)
         return io.NodeOutput(str(path), report, ui=ui(report))

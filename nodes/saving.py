@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from ..engine import Checkpoint, InputError
-from ..engine.checkpoint.convert import Conversion
-from ..engine.checkpoint.quantize import PLAIN, TYPES
-from ..engine.checkpoint.reading import one_line
+from ..engine.files.checkpoint.convert import Conversion
+from ..engine.files.checkpoint.quantize import PLAIN, TYPES
+from ..engine.files.checkpoint.reading import one_line
 
+#: Characters of a file's name before the counter; file systems take 255 bytes, counter and suffix among them.
+MOST_CHARACTERS = 150
+_SUFFIXES = (".safetensors", ".sft", ".gguf")
 DEFAULT_TYPE = "safetensors f16"
 #: Widget value -> (file suffix, type of the weights). Only GGUF can hold block types.
 SAVE_TYPES = {
@@ -17,10 +21,24 @@ SAVE_TYPES = {
 }
 
 
+def without_suffix(prefix: str) -> str:
+    """A prefix that was written with the suffix of a file, which is added anyway: without it."""
+    for suffix in _SUFFIXES:
+        if prefix.lower().endswith(suffix):
+            return prefix[: -len(suffix)]
+    return prefix
+
+
 def check_prefix(output: Path, prefix: str) -> None:
     """Refuse a prefix that names no file, or one outside `output` (through links as well). Raises InputError."""
     if not prefix.isprintable():
         raise InputError(f"filename_prefix={prefix!r}: line breaks and control characters cannot be in a file's name")
+    longest = max(len(part.encode()) for part in re.split(r"[/\\]", prefix))
+    if longest > MOST_CHARACTERS:
+        raise InputError(
+            f"filename_prefix={prefix[:40]!r}... is too long: a name of {longest} bytes, and at most {MOST_CHARACTERS} "
+            "leave room for the counter and the suffix"
+        )
     try:
         folder, target = output.resolve(), (output / prefix).resolve()
     except (OSError, RuntimeError, ValueError) as error:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+#: Name of the message that carries a line.
+PROGRESS = "zerowaste_vae.progress"
+
 
 def add_route(path: str, handler: Callable[..., object]) -> None:
     """Serve GET `path`; nothing where no server runs (tests, scripts)."""
@@ -13,9 +16,9 @@ def add_route(path: str, handler: Callable[..., object]) -> None:
 
 
 def say(text: str, node: str) -> None:
-    """Show a line on a node; "" says nothing."""
+    """Show a line on a node (its status line, which web/js/runs.js fills); "" says nothing."""
     if text and (server := _server()) is not None:
-        server.send_progress_text(text, node, server.client_id)
+        server.send_sync(PROGRESS, {"node": node, "text": text}, server.client_id)
 
 
 def _server() -> object | None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..engine import InputError
+from ..engine.planning.planner import TILINGS
+
 DEFAULT_OVERLAP = 64
 
 
@@ -64,10 +67,16 @@ def from_widgets(
     vram_gb: float = 0.0,
     ram_gb: float = 0.0,
     output: str = "auto",
+    **_: object,
 ) -> Settings:
-    """Settings from widget values; `tiling` is a dict (mode and its own widgets) where the host nests widgets."""
+    """Settings from widget values; `tiling` is a dict (mode and its own widgets) where the host nests widgets.
+
+    Other inputs of a prompt are nobody's. Raises InputError on a tiling that is not known.
+    """
     if isinstance(tiling, dict):
         tile, overlap = tiling.get("tile", 0), tiling.get("overlap", DEFAULT_OVERLAP)
         tiling = tiling["tiling"]
+    if tiling not in TILINGS:
+        raise InputError(f"tiling={tiling!r} is not known: use one of {', '.join(TILINGS)}")
     overlap_wish = overlap if tiling == "blended" else None
     return Settings(tiling, tile, overlap_wish, chunk, vram_gb, ram_gb, output)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..engine.optimize import TOGGLES, Options
+from ..engine.options import TOGGLES, Options
 from .host import io, unavailable
 from .widgets import advanced
 
@@ -22,14 +22,24 @@ _TOOLTIPS = {
     "changed no decode time on an H200.",
     "async_offload": "Finished frames and parked history are copied while the GPU goes on. Off: it waits for each.",
 }
-#: What is worth knowing without looking further; the others stand under the advanced inputs.
-_PLAIN = ("fp8",)
+_LABELS = {
+    "fp8": "8-bit products (fp8)",
+    "channels_last_3d": "Channels-last layout",
+    "triton_fusion": "Fused kernels (Triton)",
+    "composed_upsample": "Joined upsampling",
+    "cuda_graphs": "CUDA graphs",
+    "flash_attention": "Attention without score matrix",
+    "tf32": "TF32 in fp32 runs",
+    "cudnn_benchmark": "cuDNN benchmark",
+    "async_offload": "Copies beside the work",
+}
 
 
 def toggle_inputs() -> list[io.Input]:
     """The dB floor and the toggles; those that can do nothing here carry the reason, for the tooltip and the panel."""
     floor = io.Float.Input(
         "min_db",
+        display_name="Least quality (dB), 0 = exact",
         default=0.0,
         min=0.0,
         max=200.0,
@@ -38,16 +48,16 @@ def toggle_inputs() -> list[io.Input]:
         tooltip="PSNR in dB (peak 2.0) that approximations must keep against the exact decode. 0: nothing approximate "
         "but what is switched on here.",
     )
-    return [floor, *(_toggle(name, reason) for name, reason in unavailable().items())]
+    return [advanced(floor), *(_toggle(name, reason) for name, reason in unavailable().items())]
 
 
 def _toggle(name: str, reason: str | None) -> io.Boolean.Input:
     default = getattr(Options(), name) is not False
     tooltip = _TOOLTIPS[name] + (f" Not in use here: {reason}." if reason else "")
-    widget = io.Boolean.Input(name, default=default, optional=True, tooltip=tooltip)
+    widget = io.Boolean.Input(name, display_name=_LABELS[name], default=default, optional=True, tooltip=tooltip)
     if reason:
         widget.extra_dict["zerowaste_off"] = reason
-    return widget if name in _PLAIN else advanced(widget)
+    return advanced(widget)
 
 
 def options_from(min_db: float = 0.0, **toggles: bool) -> Options:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from ..engine import Checkpoint, InputError
-from ..engine.checkpoint import restore_shapes
-from ..engine.models import detect
-from .host import EngineVAE, known
+from ..engine.archs import detect
+from ..engine.files.checkpoint import restore_shapes
+from .host import EngineVAE
+from .making import known
 
 
 def checkpoint_of(vae: object) -> Checkpoint:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from .host import io
 from .settings import DEFAULT_OVERLAP
 
-CATEGORY = "ZeroWaste VAE"
+#: The pack's name, wherever a user reads it.
+CATEGORY = "Zero-Waste VAE"
 
 _TILE = (
     "Tile size in pixels. 0 lets the planner choose one for the VRAM target; any other value is used as it is, "
@@ -25,16 +26,20 @@ def schema(node_id: str, display_name: str, aliases: list[str], **fields: object
     """A node of this pack; `aliases` are further words it is found by, on hosts that know them (0.10.0 on)."""
     if "search_aliases" in io.Schema.__dataclass_fields__:
         fields["search_aliases"] = [*aliases, "zerowaste", "zero waste"]
+    if "accept_all_inputs" in io.Schema.__dataclass_fields__ and any(i.id == "tiling" for i in fields["inputs"]):
+        # Else the host drops a tiling that it finds in no option of the list, and the node runs as if none were given.
+        fields["accept_all_inputs"] = True
     return io.Schema(node_id=node_id, display_name=display_name, category=CATEGORY, **fields)
 
 
 def report_output() -> io.String.Output:
-    return io.String.Output(display_name="report")
+    return io.String.Output(display_name="report", tooltip="What was done and what it took, as text.")
 
 
 def precision_input(options: list[str], default: str = "auto") -> io.Combo.Input:
     return io.Combo.Input(
         "precision",
+        display_name="Precision",
         options=options,
         default=default,
         optional=True,
@@ -46,6 +51,7 @@ def precision_input(options: list[str], default: str = "auto") -> io.Combo.Input
 def vram_input() -> io.Float.Input:
     return io.Float.Input(
         "vram_gb",
+        display_name="VRAM limit (GB), 0 = auto",
         default=0.0,
         min=0.0,
         max=1024.0,
@@ -59,8 +65,9 @@ def vram_input() -> io.Float.Input:
 
 def ram_input(tooltip: str) -> io.Float.Input:
     widget = io.Float.Input(
-        "ram_gb", default=0.0, min=0.0, max=65536.0, step=0.5, optional=True, tooltip=tooltip
-    )
+        "ram_gb", display_name="RAM limit (GB), 0 = auto", default=0.0, min=0.0, max=65536.0, step=0.5, optional=True,
+        tooltip=tooltip,
+    )  # fmt: skip
     return advanced(widget)
 
 
@@ -68,6 +75,7 @@ def output_input() -> io.Combo.Input:
     return advanced(
         io.Combo.Input(
             "output",
+            display_name="Number type of frames",
             options=["auto", "float32", "float16"],
             default="auto",
             optional=True,
@@ -80,6 +88,7 @@ def output_input() -> io.Combo.Input:
 def chunk_input() -> io.Int.Input:
     return io.Int.Input(
         "chunk",
+        display_name="Latents per step, 0 = auto",
         default=0,
         min=0,
         max=4096,
@@ -95,6 +104,7 @@ def tiling_inputs() -> list[io.Input]:
         return [
             io.Combo.Input(
                 "tiling",
+                display_name="Tiling",
                 options=["auto", "untiled", "exact", "blended"],
                 default="auto",
                 optional=True,
@@ -107,6 +117,7 @@ def tiling_inputs() -> list[io.Input]:
     return [
         io.DynamicCombo.Input(
             "tiling",
+            display_name="Tiling",
             options=[
                 option("auto", []),
                 option("untiled", []),
@@ -126,4 +137,11 @@ def advanced(widget: io.Input) -> io.Input:
 
 
 def _pixels(name: str, default: int, tooltip: str, optional: bool = False) -> io.Int.Input:
-    return io.Int.Input(name, default=default, min=0, max=16384, step=8, optional=optional, tooltip=tooltip)
+    label = {"tile": "Tile size (px), 0 = auto", "overlap": "Tile overlap (px)"}[name]
+    return io.Int.Input(
+        name, display_name=label, default=default, min=0, max=16384, step=8, optional=optional, tooltip=tooltip
+    )
+
+
+def vae_input(tooltip: str = "From any loader: SeedVR2, Wan and Qwen-Image VAEs run on the engine.") -> io.Input:
+    return io.Vae.Input("vae", display_name="VAE", tooltip=tooltip)

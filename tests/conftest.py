@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 import random
@@ -18,9 +19,11 @@ if not torch.cuda.is_available():
 
 from safetensors.torch import load_file, save_file
 from zerowaste_vae.engine import load
-from zerowaste_vae.engine.models.seedvr2 import Config, SeedVR2
-from zerowaste_vae.engine.runtime.kept import KEPT
-from zerowaste_vae.engine.runtime.pinned import POOL
+from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
+from zerowaste_vae.engine.network.fused import FusedDecoder, FusedEncoder
+from zerowaste_vae.engine.run.kept import KEPT
+from zerowaste_vae.engine.run.pinned import POOL
+from zerowaste_vae.engine.run.weights import Conv
 
 ROOT = Path(__file__).resolve().parent.parent
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
@@ -184,7 +187,7 @@ def make_vae_file(tmp_path_factory):
     def make(encoder=(8, 16, 16, 16), decoder=(8, 16, 16, 16), groups=4, seed=0) -> Path:
         path = folder / f"{encoder}-{decoder}-{groups}-{seed}.safetensors".replace(" ", "")
         if not path.exists():
-            model = SeedVR2(Config(encoder, decoder, 16, groups))
+            model = ARCHITECTURE.build(Config(encoder, decoder, 16, groups))
             seeded_weights(model, seed)
             save_file(model.state_dict(), path, {"norm_num_groups": str(groups)})
         return path
@@ -213,12 +216,27 @@ def units() -> dict[str, torch.Tensor]:
     return load_file(FIXTURES / "seedvr2" / "units.safetensors")
 
 
+def packed_convolutions(value) -> dict:
+    """{key: packed convolution} of all in a fused half, a list or a dataclass."""
+    if isinstance(value, (FusedDecoder, FusedEncoder)):
+        value = [link.packed for stage in value.stages for link in stage]
+    if isinstance(value, Conv):
+        return {value.key: value}
+    if dataclasses.is_dataclass(value):
+        value = [getattr(value, field.name) for field in dataclasses.fields(value)]
+    parts = map(packed_convolutions, value if isinstance(value, (list, tuple)) else ())
+    return {key: conv for part in parts for key, conv in part.items()}
+
+
+@pytest.fixture(scope="session")
+def convolutions():
+    return packed_convolutions
 @pytest.fixture(scope="session")
 def full_width(tmp_path_factory) -> Path:
     """A file of SeedVR2's published widths with the weights of the recorded outputs, in fp32."""
     path = tmp_path_factory.mktemp("full") / "full.safetensors"
     with torch.device("meta"):
-        model = SeedVR2(Config((128, 256, 512, 512), (128, 256, 512, 512)))
+        model = ARCHITECTURE.build(Config((128, 256, 512, 512), (128, 256, 512, 512)))
     model.to_empty(device="cpu")
     seeded_weights(model, 1234)
     save_file(model.state_dict(), path)

@@ -12,8 +12,8 @@ import pytest
 import torch
 import zerowaste_vae
 from zerowaste_vae.engine.cli import COMMANDS
-from zerowaste_vae.engine.latents import write_latent
-from zerowaste_vae.engine.media import write_mp4
+from zerowaste_vae.engine.files.latents import write_latent
+from zerowaste_vae.engine.files.media import write_mp4
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
+from functools import partial
 
 import torch
 import winograd_checks
@@ -86,28 +87,31 @@ def conv_case(dtype: torch.dtype, c: int, k: int, shape: Triple, schedule: Sched
                want is not None)
 
 
-def schedules() -> None:
-    sm = target(DEVICE).sm
-    types = {"16 bit": (torch.float16, torch.bfloat16), "8 bit": (FP8, torch.int8), "fp8": (FP8,),
-             "int8": (torch.int8,)}
-    for (size, kind), schedule in SCHEDULES[generation(sm)].items():
-        for dtype in types[size]:
-            if not target(DEVICE).supports(dtype):
-                continue
-            if "phases" in kind:  # checked by the upsamplers' own cases
-                continue
-            for c in ((int(kind),) if kind.isdigit() else (128,) if kind == "narrow" else (256, 512)):
-                for shape in SHAPES:
-                    # Wan's norms need no sums, and its tiles are for layers without.
-                    groups = 0 if kind.isdigit() or kind.endswith("without sums") else 32
-                    conv_case(dtype, c, c, shape, fit(schedule, c, c, 3), groups=groups)
+def schedules(dtype: torch.dtype) -> None:
+    sizes = {torch.float16: ("16 bit",), torch.bfloat16: ("16 bit",), FP8: ("8 bit", "fp8"),
+             torch.int8: ("8 bit", "int8")}  # fmt: skip
+    here = target(DEVICE)
+    for layer, schedule in SCHEDULES[generation(here.sm)].items():
+        # Upsamplers' phases are checked by their own cases.
+        if layer.operands not in sizes[dtype] or "phases" in layer.kind or not here.supports(dtype):
+            continue
+        for c in (layer.outputs,) if layer.outputs else (128,) if layer.kind == "narrow" else (256, 512):
+            for shape in SHAPES:
+                # Wan's norms need no sums, and its tiles are for layers without.
+                groups = 32 if layer.sums and not layer.outputs else 0
+                conv_case(dtype, c, c, shape, fit(schedule, c, c, 3), groups=groups)
 
 
-def forms() -> None:
-    half = torch.float16
-    for c, k in ((3, 128), (16, 512), (96, 96), (128, 3), (192, 96), (384, 384)):
-        conv_case(half, c, k, (2, 37, 53), groups=0 if k == 3 else 32, label=" odd widths")
-    for dtype in (torch.bfloat16, FP8, torch.int8):
+def forms(dtype: torch.dtype) -> None:
+    if not target(DEVICE).supports(dtype):
+        return
+    if dtype == torch.float16:
+        for c, k in ((3, 128), (16, 512), (96, 96), (128, 3), (192, 96), (384, 384)):
+            conv_case(dtype, c, k, (2, 37, 53), groups=0 if k == 3 else 32, label=" odd widths")
+        conv_case(dtype, 256, 128, (2, 37, 53), kernel=(1, 1, 1), origin=(1, 1))
+        conv_case(dtype, 128, 128, (2, 37, 53), kernel=(1, 3, 3))
+        conv_case(dtype, 128, 128, (4, 37, 53), kernel=(3, 1, 1), origin=(1, 1))
+    else:
         # Taps of a row that are one run: whole steps, a rest, and windows of one and three taps.
         for c, k in ((96, 96), (160, 160), (320, 320), (192, 384), (96, 192)):
             for shape in ((1, 1, 5), (2, 37, 53), (1, 9, 1920)):
@@ -115,16 +119,11 @@ def forms() -> None:
         conv_case(dtype, 96, 96, (2, 37, 53))
         conv_case(dtype, 96, 96, (2, 37, 53), stride=(1, 2, 2), origin=(1, 1), groups=0)
         conv_case(dtype, 96, 192, (2, 37, 53), kernel=(3, 1, 1), origin=(1, 1), groups=0)
-    conv_case(half, 256, 128, (2, 37, 53), kernel=(1, 1, 1), origin=(1, 1))
-    conv_case(half, 128, 128, (2, 37, 53), kernel=(1, 3, 3))
-    conv_case(half, 128, 128, (4, 37, 53), kernel=(3, 1, 1), origin=(1, 1))
-    for dtype in (half, torch.bfloat16, FP8, torch.int8):
-        conv_case(dtype, 128, 128, (2, 37, 53), kernel=(1, 3, 3), stride=(1, 2, 2), origin=(1, 1))
-        conv_case(dtype, 256, 256, (2, 37, 53), stride=(2, 2, 2), origin=(1, 1))
-    for stored in (torch.float32, FP8):
-        conv_case(half, 128, 128, (2, 37, 53), stored=stored, label=f" -> {stored}")
-        conv_case(FP8, 128, 128, (2, 37, 53), stored=stored, label=f" -> {stored}")
-    conv_case(torch.int8, 128, 128, (2, 37, 53), stored=torch.int8, label=" -> int8")
+    conv_case(dtype, 128, 128, (2, 37, 53), kernel=(1, 3, 3), stride=(1, 2, 2), origin=(1, 1))
+    conv_case(dtype, 256, 256, (2, 37, 53), stride=(2, 2, 2), origin=(1, 1))
+    outputs = {torch.float16: (torch.float32, FP8), FP8: (torch.float32, FP8), torch.int8: (torch.int8,)}
+    for stored in outputs.get(dtype, ()):
+        conv_case(dtype, 128, 128, (2, 37, 53), stored=stored, label=f" -> {stored}")
 
 
 def invariance(dtype: torch.dtype) -> None:
@@ -350,15 +349,21 @@ def all_invariance() -> None:
         invariance(dtype)
 
 
-def winograd() -> None:
-    for case in winograd_checks.cases():
+def winograd(dtype: torch.dtype | None = None) -> None:
+    for case in winograd_checks.cases(dtype):
         report(*case)
 
 
-PARTS = {"forms": forms, "clip_starts": clip_starts, "ends": ends, "norms": norms, "ups": ups, "nearest": nearest,
+# What compiles most is split by type: a part is what one core does.
+PARTS = {"forms_fp16": partial(forms, torch.float16), "forms_bf16": partial(forms, torch.bfloat16),
+         "forms_fp8": partial(forms, FP8), "forms_int8": partial(forms, torch.int8),
+         "schedules_fp16": partial(schedules, torch.float16), "schedules_bf16": partial(schedules, torch.bfloat16),
+         "schedules_fp8": partial(schedules, FP8), "schedules_int8": partial(schedules, torch.int8),
+         "clip_starts": clip_starts, "ends": ends, "norms": norms, "ups": ups, "nearest": nearest,
          "attentions": attentions, "other_generations": other_generations, "beyond_32_bits": beyond_32_bits,
-         "schedules": schedules, "invariance": all_invariance,
-         "winograd": winograd}  # fmt: skip
+         "invariance": all_invariance, "winograd_fp16": partial(winograd, torch.float16),
+         "winograd_bf16": partial(winograd, torch.bfloat16), "winograd_fp8": partial(winograd, FP8),
+         "winograd_int8": partial(winograd, torch.int8), "winograd_others": winograd}  # fmt: skip
 
 
 def main() -> int:

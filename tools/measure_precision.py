@@ -19,11 +19,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from zerowaste_vae.engine import VideoVAE, demo_vae_path, load, metrics, read_checkpoint
+from zerowaste_vae.engine import VideoVAE, demo_vae_path, load, read_checkpoint
+from zerowaste_vae.engine.bench import metrics
 from zerowaste_vae.engine.bench.subject import PUBLISHED, copy_of, noise_video, random_checkpoint
-from zerowaste_vae.engine.fused.networks import fuse
 from zerowaste_vae.engine.kernels import targets
 from zerowaste_vae.engine.kernels.conv3d import dispatch
+from zerowaste_vae.engine.network.fused import fuse
 from zerowaste_vae.engine.precision.bench import Bench
 from zerowaste_vae.engine.precision.measure import (
     Saturation,
@@ -38,7 +39,7 @@ from zerowaste_vae.engine.precision.mixed import Mixed
 from zerowaste_vae.engine.precision.modes import Mode
 from zerowaste_vae.engine.precision.operands import Operands
 from zerowaste_vae.engine.precision.policy import Policy, eligible
-from zerowaste_vae.engine.runtime.scope import scoped_math
+from zerowaste_vae.engine.run.scope import scoped_math
 
 MODES = "fp16,fp16_fast,fp8,int8,auto"
 

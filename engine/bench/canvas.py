@@ -64,7 +64,7 @@ class Figure:
         """Write the light version, twice as large. Raises OSError."""
         from PIL import Image, ImageDraw
 
-        from ..files import replacing
+        from ..files.writing import replacing
 
         big = Image.new("RGB", (self.width * _SCALE, self.height * _SCALE), COLOURS["paper"][0])
         draw = ImageDraw.Draw(big)

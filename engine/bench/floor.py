@@ -1,8 +1,8 @@
 """The least a decode or encode can take: its FLOP at the rate of matrix products plus its bytes at that of copies.
 
-Both rates are measured here, in the same run, with the vendor's own routines. FLOP are counted by sending meta tensors
-through the reference modules (2 per multiply-add, attention included); bytes count every convolution reading its input
-and writing its output once, everything else fused into them. The upsamplers are counted in their composed form where
+Both rates are measured here, in the same run, with the vendor's own routines. FLOP are those of the Program's steps (2
+per multiply-add, attention included); bytes count every convolution reading its input and writing its output once,
+everything else fused into them. The upsamplers are counted in their composed form where
 that is fewer FLOP (DESIGN: 21 % of the decoder), because that is the least known.
 """
 
@@ -14,11 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
-from ..layers import Upsample
-from ..models.arch import Architecture
+from ..archs import Architecture
 from .timing import copy_rate, matrix_rate
 
 #: What the products of a precision are compared with; others (fp32, bf16, ...) with their own type.
@@ -55,37 +52,13 @@ class Rates:
 
 def work(architecture: Architecture, config: object, half: str, latents: int, height: int, width: int) -> Work:
     """Work of `half` ("decoder" or "encoder") for a clip of `latents` x `height` x `width` latent pixels."""
-    with torch.device("meta"):
-        network = architecture.build(config).requires_grad_(False)
-        if half == "decoder":
-            x = torch.empty(1, config.latent_channels, latents, height, width)
-        else:
-            frames = architecture.temporal * (latents - 1) + 1
-            x = torch.empty(1, 3, frames, architecture.spatial * height, architecture.spatial * width)
-    saved, values = [], []
-    for module in network.modules():  # all of it: a half may use convolutions that belong to the network
-        if isinstance(module, Upsample):
-            module.register_forward_hook(lambda m, a, y: saved.append(_saved(m, a[0], y)))
-        elif isinstance(module, (nn.Conv2d, nn.Conv3d)):
-            module.register_forward_hook(lambda _, a, y: values.append(a[0].numel() + y.numel()))
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        getattr(network, half)(x)
-    flop = float(counter.get_total_flops())
-    return Work(flop, flop - sum(f for f, _ in saved), sum(values) - sum(v for _, v in saved))
-
-
-def _saved(module: Upsample, x: Tensor, y: Tensor) -> tuple[float, float]:
-    """(FLOP, values) that composing expansion, shuffle and convolution into one kernel per phase saves.
-
-    Each of the 4 z phases has 2x2x2 taps on the small input when time grows too (z = 2), 3x2x2 otherwise.
-    """
-    c, pixels = x.shape[1], x.numel() // x.shape[1]
-    expand = 2.0 * pixels * c * 4 * module.z * c
-    conv = 2.0 * 27 * c * y.numel()
-    # y has one frame less than z times those of x in a clip's first call; its phases cost what they produce.
-    composed = 2.0 * (8 if module.z == 2 else 12) * c * y.numel()
-    inner = pixels * 4 * module.z * c + y.numel()  # the expansion's output, and the convolution's reading of it
-    return expand + conv - composed, inner
+    program = getattr(architecture, half)(config)
+    if half == "decoder":
+        size = latents, height, width
+    else:
+        s, t = architecture.spatial, architecture.temporal
+        size = t * (latents - 1) + 1, s * height, s * width
+    return Work(*program.work(*size))
 
 
 def rates(device: torch.device, precision: str) -> Rates:

@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import metrics
-from ..checkpoint import Checkpoint
+from ..archs import detect
 from ..errors import CheckpointError, InputError, PlanError, ZeroWasteError
+from ..files.checkpoint import Checkpoint
 from ..loader import load
-from ..models import detect
 from ..vae import VideoVAE
-from . import floor, peers
+from . import floor, metrics, peers
 from .calls import settle, time_calls
 from .environment import clocks
 from .schema import OURS

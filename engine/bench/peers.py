@@ -1,6 +1,6 @@
 """What else the user could run on the same weights: torch alone, and ComfyUI's own VAE object.
 
-The torch peers are our reference modules (engine/models, engine/layers.py) without any kernel of ours, in the same
+The torch peers are our reference modules (engine/network/plain.py) without any kernel of ours, in the same
 time-streaming and under the same memory target. ComfyUI runs in a process of its own (tools/comfy_peer.py), because
 the engine never imports comfy and because its memory is its own then.
 """
@@ -30,7 +30,7 @@ COMFY = (("ComfyUI", ()), ("ComfyUI, fp16 accumulation", ("fp16_accumulation",))
 WAYS = {"plain": "", "tiled": ", tiled"}
 #: The stock tiled nodes' defaults, in pixels.
 COMFY_TILE, COMFY_OVERLAP = 512, 64
-#: Parts of each half that VideoVAE calls (models/arch.py): what torch.compile compiles.
+#: Parts of each half that VideoVAE calls (network/plain.py): what torch.compile compiles.
 _PARTS = ("low", "mid", "high")
 
 

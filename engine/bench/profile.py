@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..fused.networks import fuse
 from ..kernels.observe import watching
-from ..runtime.stream import frame_spans
+from ..network.fused import fuse
+from ..network.stream import frame_spans
 from ..vae import VideoVAE
 from .kernels import word
 from .timing import copy_rate, matrix_rate
@@ -245,11 +245,11 @@ def _norm_act(x: Tensor, norm: Any, buffer: Tensor, **_: Any) -> Work:
     return Work("norm_act", what, x.dtype, 0.0, x.nbytes + x.shape[0] * buffer[0].nbytes, x.shape[2])
 
 
-def _statistics(x: Tensor, groups: int, *_: Any) -> Work:
+def _statistics(x: Tensor, groups: int, *_: Any, **__: Any) -> Work:
     return Work("statistics", f"{x.shape[3]} in {groups} groups", x.dtype, 0.0, x.nbytes, x.shape[2])
 
 
-def _coefficients(partials: Any, norm: Any, positions: int, *_: Any) -> Work:
+def _coefficients(partials: Any, norm: Any, positions: int, *_: Any, **__: Any) -> Work:
     return Work("coefficients", f"{norm.groups} groups", partials.data.dtype, 0.0, partials.data.nbytes,
                 positions=positions)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..models.seedvr2 import ARCHITECTURE
+from ..archs.seedvr2 import ARCHITECTURE
 from . import floor
 from .schema import OURS
 from .subject import PUBLISHED

@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..checkpoint import Checkpoint, read_checkpoint
+from ..archs.seedvr2 import ARCHITECTURE, Config
 from ..errors import InputError
+from ..files.checkpoint import Checkpoint, read_checkpoint
 from ..loader import demo_vae_path
-from ..models.seedvr2 import Config, SeedVR2
 
 #: The widths of the published SeedVR2 VAE.
 PUBLISHED = Config((128, 256, 512, 512), (128, 256, 512, 512))
@@ -32,7 +32,7 @@ def read_weights(weights: str) -> Checkpoint:
 def random_checkpoint(config: Config, seed: int = 0) -> Checkpoint:
     """Seeded fp16 weights scaled so that activations stay of order one: time and memory are those of real weights."""
     with torch.device("meta"):
-        model = SeedVR2(config)
+        model = ARCHITECTURE.build(config)
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, p in sorted(model.named_parameters()):

@@ -32,11 +32,28 @@ WAN = ((4, 720, 1280, 96), (4, 360, 640, 192), (4, 180, 320, 384), (4, 360, 640,
 UPSAMPLES = ((2, 180, 320, 512, True), (4, 360, 640, 256, False))
 # Beside the table's own. Two programs of 64 x 128 fit one processor of an H200: the one's epilogue beside the other's
 # products. Depths are of 16-bit types, twice as many in 8 bit.
-PLANE = (Schedule(128, 128, 64, 8, 3), Schedule(128, 128, 64, 8, 3, group=16), Schedule(64, 128, 64, 4, 2, group=8),
-         Schedule(64, 128, 32, 4, 4, group=8), Schedule(128, 64, 64, 4, 2, group=8))  # fmt: skip
-SMALL = (Schedule(64, 64, 64, 4, 3), Schedule(64, 128, 64, 4, 2), Schedule(128, 128, 64, 8, 3))
-ODD = {96: (Schedule(128, 32, 64, 4, 4, group=3), Schedule(64, 64, 64, 4, 2, 4, tail=32)),
-       192: (Schedule(128, 64, 64, 4, 2, group=8), Schedule(64, 64, 64, 4, 3, group=8))}  # fmt: skip
+PLANE = (
+    Schedule(positions=128, columns=128, depth=64, warps=8, stages=3),
+    Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, group=16),
+    Schedule(positions=64, columns=128, depth=64, warps=4, stages=2, group=8),
+    Schedule(positions=64, columns=128, depth=32, warps=4, stages=4, group=8),
+    Schedule(positions=128, columns=64, depth=64, warps=4, stages=2, group=8),
+)
+SMALL = (
+    Schedule(positions=64, columns=64, depth=64, warps=4, stages=3),
+    Schedule(positions=64, columns=128, depth=64, warps=4, stages=2),
+    Schedule(positions=128, columns=128, depth=64, warps=8, stages=3),
+)
+ODD = {
+    96: (
+        Schedule(positions=128, columns=32, depth=64, warps=4, stages=4, group=3),
+        Schedule(positions=64, columns=64, depth=64, warps=4, stages=2, slices=4, tail=32),
+    ),
+    192: (
+        Schedule(positions=128, columns=64, depth=64, warps=4, stages=2, group=8),
+        Schedule(positions=64, columns=64, depth=64, warps=4, stages=3, group=8),
+    ),
+}
 #: Neighbouring pairs a program of norm_act walks along, elements of one column of its pairs.
 WALKS = ((1, 1024), (2, 1024), (8, 1024), (4, 2048))
 
@@ -46,7 +63,7 @@ def candidates(dtype: torch.dtype, channels: int, frame: tuple[int, int]) -> lis
     kind = ODD.get(channels) or (SMALL if frame[0] * frame[1] < SMALL_PLANE else PLANE)
     deeper = 2 if dtype.itemsize == 1 else 1
     wide = padded_channels(channels, dtype)
-    return [fit(replace(s, bk=s.bk * deeper), wide, channels) for s in kind]
+    return [fit(replace(s, depth=s.depth * deeper), wide, channels) for s in kind]
 
 
 def cases(bench: Bench) -> Iterator[Row]:
@@ -100,7 +117,7 @@ def upsampling(bench: Bench, shape: tuple[int, int, int, int, bool], dtype: torc
     for who in (*forms, "direct"):
         yield bench.flops("winograd upsample", name, dtype, who, work, lambda who=who: grown(who))
     for s in candidates(dtype, c, (h, w))[2:]:
-        tile = f"{s.bm}x{s.bn}x{s.bk} {s.warps}w{s.stages}s g64"
+        tile = f"{s.positions}x{s.columns}x{s.depth} {s.warps}w{s.stages}s g64"
         yield bench.flops("winograd upsample", name, dtype, tile, work,
                           lambda s=s: grown("Winograd", replace(s, group=64)))
     for who in (*forms, "direct"):
@@ -149,7 +166,8 @@ def layer(bench: Bench, shape: tuple[int, int, int, int], dtype: torch.dtype, tu
         yield row("winograd conv3d", form, lambda form=form: convolved(form))
     if tune:
         for s in candidates(dtype, c, (h, w)):
-            tile = f"{s.bm}x{s.bn}{f'+{s.tail}' if s.tail else ''}x{s.bk} {s.warps}w{s.stages}s g{s.group}"
+            columns = f"{s.columns}+{s.tail}" if s.tail else s.columns
+            tile = f"{s.positions}x{columns}x{s.depth} {s.warps}w{s.stages}s g{s.group}"
             yield row("winograd conv3d", tile, lambda s=s: convolved("Winograd", s))
     for form in (*forms, "direct"):
         yield row("winograd layer", form, lambda form=form: both(form))

@@ -104,7 +104,7 @@ def run_half(args: argparse.Namespace) -> int:
     from ..bench import schema, table
     from ..bench.environment import environment
     from ..bench.subject import default_weights, read_weights
-    from ..files import write_json
+    from ..files.writing import write_json
 
     _check(args)
     device = _device(args.device)
@@ -193,7 +193,7 @@ def run_load(args: argparse.Namespace) -> int:
         print(line(row), flush=True)
         rows.append(row)
     if args.json is not None:
-        from ..files import write_json
+        from ..files.writing import write_json
 
         write_json(args.json, schema.report("load", about, {"command": "bench load", "runs": args.runs}, rows))
     return 0
@@ -234,7 +234,7 @@ def _device(name: str | None) -> torch.device:
 
 
 def _write_page(args: argparse.Namespace, reports: list[dict[str, Any]], profile: Any) -> None:
-    from ..files import write_text
+    from ..files.writing import write_text
 
     if args.html is not None or args.png is not None:
         from ..bench.page import page
@@ -252,7 +252,7 @@ def _write_page(args: argparse.Namespace, reports: list[dict[str, Any]], profile
 def run_kernels(args: argparse.Namespace) -> int:
     import torch
 
-    from ..files import write_json
+    from ..files.writing import write_json
 
     if not torch.cuda.is_available() or torch.device(args.device).type != "cuda":
         raise InputError(f"--device {args.device}: bench kernels needs a CUDA GPU; on a CPU the operators run torch")

@@ -39,10 +39,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ..demo import demo_clip_path
-    from ..files import check_target, replacing
-    from ..latents import read_latent
+    from ..files.latents import read_latent
+    from ..files.media import read_video
+    from ..files.writing import check_target, replacing
     from ..loader import demo_vae_path, load
-    from ..media import read_video
     from ..precision.calibrate import calibrate, passes
 
     if args.table is not None:

@@ -12,7 +12,7 @@ from ..errors import InputError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..metrics import Comparison, Ratio
+    from ..bench.metrics import Comparison, Ratio
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -39,8 +39,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..files import check_target, write_json
-    from ..metrics import chunk_starts, compare, tile_edges
+    from ..bench.metrics import chunk_starts, compare, tile_edges
+    from ..files.writing import check_target, write_json
 
     if args.json is not None:
         check_target(args.json, args.force)
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
 def read(path: Path) -> Iterator[Tensor]:
     """Frames of a clip one at a time, [H, W, 3] float in 0..1."""
-    from .. import media
+    from ..files import media
 
     return _stored(path) if path.suffix.lower() == ".safetensors" else media.iter_frames(path)
 

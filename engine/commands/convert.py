@@ -13,7 +13,7 @@ from .options import progress
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..checkpoint.convert import Conversion
+    from ..files.checkpoint.convert import Conversion
     from ..vae import VideoVAE
 
 # What --verify decodes: two latents (5 frames) of 16x16, small enough for the full-width network on a CPU.
@@ -44,7 +44,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..checkpoint import convert_checkpoint
+    from ..files.checkpoint import convert_checkpoint
 
     # Loaded before anything is written: a file that cannot be decoded cannot be verified.
     source = _load(args.source, args.norm_groups) if args.verify else None
@@ -81,7 +81,7 @@ def _verify_latent(vae: VideoVAE) -> tuple[Tensor, str]:
     from ..loader import demo_vae_path
 
     if vae.can_encode:
-        from ..media import read_video
+        from ..files.media import read_video
 
         frames, _ = read_video(demo_vae_path().with_name(DEMO_CLIP), max_frames=VERIFY_FRAMES)
         top, left = ((n - min(n, VERIFY_PIXELS)) // 2 for n in frames.shape[1:3])

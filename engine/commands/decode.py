@@ -42,9 +42,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from .. import media
-    from ..files import check_target, write_tensors
-    from ..latents import latent_metadata, read_latent
+    from ..files import media
+    from ..files.latents import latent_metadata, read_latent
+    from ..files.writing import check_target, write_tensors
 
     kind = _kind(args.out)
     target = check_target(args.out, args.force, folder=kind == "folder")

@@ -27,7 +27,7 @@ def run(argv: Sequence[str], program: str) -> int:
         from .info import show
 
         return show(args.model, None)
-    from ..compat import BlackwellIntegratedVAE
+    from ..compat.names import BlackwellIntegratedVAE
 
     BlackwellIntegratedVAE(args.model, args.vram_gb).benchmark(args.num_runs, args.warmup_runs)
     return 0

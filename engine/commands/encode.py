@@ -41,9 +41,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..files import check_target
-    from ..latents import write_latent
-    from ..media import read_video
+    from ..files.latents import write_latent
+    from ..files.media import read_video
+    from ..files.writing import check_target
 
     if args.out.suffix.lower() not in (".safetensors", ".latent"):
         raise InputError(f"{args.out}: a latent file ends in .safetensors or .latent")

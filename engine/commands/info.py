@@ -61,9 +61,9 @@ def describe_options(gpu: bool) -> Lines:
     """Every optimisation of `Options` on the default device, for the published SeedVR2 VAE in its default precision."""
     import torch
 
+    from ..archs import seedvr2
     from ..loader import PRECISIONS, auto_precision
-    from ..models import seedvr2
-    from ..optimize import DEFAULTS, OFF, TOGGLES, availability, unused
+    from ..options import DEFAULTS, OFF, TOGGLES, availability, unused
 
     device = torch.device("cuda" if gpu else "cpu")
     dtype = PRECISIONS[auto_precision(device, seedvr2.ARCHITECTURE)]
@@ -76,7 +76,7 @@ def describe_options(gpu: bool) -> Lines:
 
 def describe_vae(path: Path, norm_groups: int | None) -> Lines:
     """What `load` makes of the file. Raises CheckpointError as `load` does."""
-    from ..checkpoint import read_checkpoint
+    from ..files.checkpoint import read_checkpoint
     from ..loader import load
 
     checkpoint = read_checkpoint(path)

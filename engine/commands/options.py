@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
-from ..files import check_target, replacing
+from ..files.writing import check_target, replacing
 
 if TYPE_CHECKING:
     from ..vae import VideoVAE
@@ -71,7 +71,7 @@ def rate(text: str) -> Fraction:
 
 def load_vae(args: argparse.Namespace) -> VideoVAE:
     from ..loader import demo_vae_path, load
-    from ..optimize import DEFAULTS
+    from ..options import DEFAULTS
 
     options = replace(DEFAULTS.switched(args.on, args.off), min_db=args.min_db)
     vae = load(args.vae or demo_vae_path(), precision=args.precision, device=args.device, norm_groups=args.norm_groups)

@@ -12,9 +12,10 @@ from ..errors import InputError, PlanError
 from .options import add_memory_options
 
 if TYPE_CHECKING:
-    from ..fused.path import FusedPath
-    from ..models.arch import Architecture, Network
-    from ..runtime.plan import Plan, Planner
+    from ..archs import Architecture
+    from ..fused_path import FusedPath
+    from ..network.plain import Network
+    from ..planning.planner import Plan, Planner
 
 #: Targets of --table: the default share of common cards, and less.
 TABLE_GB = (26.0, 19.5, 13.0, 9.75, 8.0, 6.5, 4.0, 3.0)
@@ -42,7 +43,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..runtime.memory import GIB, check_sizes, memory_room, memory_target
+    from ..planning.budget import GIB, check_sizes, memory_room, memory_target
 
     width, height = _size(args.size)
     check_sizes(args.vram_gb, args.ram_gb)
@@ -100,13 +101,13 @@ def _planner(args: argparse.Namespace) -> tuple[Planner, Architecture, str]:
     """A planner of the asked model on the meta device, the model's architecture, and what else there is to say."""
     import torch
 
-    from ..fused.path import FusedPath, odd_widths
+    from ..archs import seedvr2
+    from ..fused_path import FusedPath, not_fused
     from ..loader import NAMES, PRECISIONS, load
-    from ..models import seedvr2
-    from ..optimize import DEFAULTS
+    from ..options import DEFAULTS
+    from ..planning.planner import Planner
     from ..precision.modes import MIXED
-    from ..runtime.pixels import OUTPUTS
-    from ..runtime.plan import Planner
+    from ..run.pixels import OUTPUTS
 
     if args.precision not in NAMES:
         raise InputError(f"--precision {args.precision} is not one of {', '.join(NAMES)}")
@@ -128,7 +129,7 @@ def _planner(args: argparse.Namespace) -> tuple[Planner, Architecture, str]:
     with torch.device("meta"):
         model = build()
     weights = dtype.itemsize * sum(p.numel() for p in model.parameters())
-    reason = "--plain" if args.plain else odd_widths(config, dtype)
+    reason = "--plain" if args.plain else not_fused(architecture.programs(config), dtype)
     note = f"fused kernels off: {reason}" if reason and not args.plain else ""
     if reason and args.precision in MIXED:
         note = f"{args.precision} is not to be had ({reason}): this is a plan for {architecture.native}"
@@ -157,8 +158,8 @@ def _row(
 ) -> dict[str, object]:
     import torch
 
-    from ..runtime.memory import GIB, host_budget
-    from ..runtime.pixels import OUTPUTS
+    from ..planning.budget import GIB, host_budget
+    from ..run.pixels import OUTPUTS
 
     s = planner.spatial
     rest = tuple(n % s for n in reversed(_size(args.size))) if args.encode else (0, 0)

@@ -8,9 +8,8 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from ..fused.networks import fuse
-from ..fused.staged import StagedDecoder
-from ..optimize import Options
+from ..network.fused import FusedDecoder, fuse
+from ..options import Options
 from .measure import Reader, Saturation, Watch, decibel, decode, encode, mse, white_noise
 from .operands import Operands
 from .policy import EXACT, Policy, Ranges, eligible
@@ -70,7 +69,7 @@ class Bench:
         return self._run(EXACT)
 
     @cached_property
-    def _judge(self) -> StagedDecoder:
+    def _judge(self) -> FusedDecoder:
         return fuse(self._model.decoder, self._dtype, self._options)
 
     def _run(self, policy: Policy, watch: Watch | None = None) -> list[Tensor]:

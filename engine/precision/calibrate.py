@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..fused.networks import fuse
-from ..fused.path import why_off
-from ..runtime.pixels import to_unit
+from ..fused_path import why_off
+from ..network.fused import fuse
+from ..run.pixels import to_unit
 from ..vae import VideoVAE
 from .bench import Bench
 from .measure import SIDE, encode, latent_samples, video_samples

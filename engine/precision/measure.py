@@ -10,14 +10,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..fused.networks import AnyEncoder
-from ..fused.staged import StagedDecoder
-from ..fused.wan_weights import Down
-from ..fused.weights import Conv, Downsampler, Upsampler
 from ..kernels.conv3d.types import QUANT_MAX
+from ..network.fused import FusedDecoder, FusedEncoder
+from ..run.weights import Conv
 from .policy import Range
 
-Watch = Callable[[Conv | Upsampler, Tensor], None]
+Watch = Callable[[Conv, Tensor], None]
 #: A sample is this many latents (5 frames), of at most SIDE x SIDE latent pixels: 256 x 256 pixels. Decoded a frame per
 #: step it takes 0.6 GB beside 0.9 GB of weights at the published widths, less than any run that follows.
 LATENTS = 2
@@ -57,7 +55,7 @@ def _places(time: tuple[int, int], size: tuple[int, ...], side: int, count: int)
 
 
 @torch.no_grad()
-def decode(network: StagedDecoder, z: Tensor, watch: Watch | None = None) -> Tensor:
+def decode(network: FusedDecoder, z: Tensor, watch: Watch | None = None) -> Tensor:
     """Latents [D, h, w, C], unscaled -> [F, s * h, s * w, 3], about -1..1 and not clamped, on the latents' device."""
     d, h, w, _ = z.shape
     front, rest = network.plan_front(d, h, w, z.device), network.plan_tile(d, h, w, 1, z.device)
@@ -73,7 +71,7 @@ def decode(network: StagedDecoder, z: Tensor, watch: Watch | None = None) -> Ten
 
 
 @torch.no_grad()
-def encode(network: AnyEncoder, video: Tensor, watch: Watch | None = None) -> Tensor:
+def encode(network: FusedEncoder, video: Tensor, watch: Watch | None = None) -> Tensor:
     """Frames [F, H, W, 3] in -1..1 -> mean latents [T, h, w, C], on the video's device."""
     count, height, width, _ = video.shape
     run = network.plan((count - 1) // 4 + 1, height, width, 1, video.device)
@@ -92,7 +90,7 @@ class Reader:
         self._counts: dict[str, int] = defaultdict(int)
         self.flops: dict[str, int] = defaultdict(int)
 
-    def __call__(self, conv: Conv | Upsampler, frames: Tensor) -> None:
+    def __call__(self, conv: Conv, frames: Tensor) -> None:
         key, count = conv.key, frames[..., 0].numel()
         for frame in frames:  # one at a time, for memory's sake
             x = frame.flatten(0, 1).float()
@@ -100,8 +98,7 @@ class Reader:
             self._largest[key] = torch.maximum(largest, self._largest.get(key, largest))
             self._squares[key] = squares + self._squares.get(key, 0.0)
         self._counts[key] += count
-        positions = count // (4 * conv.factor if isinstance(conv, (Downsampler, Down)) else 1)
-        self.flops[key] += conv.weight.flops_per_position * positions
+        self.flops[key] += conv.weight.flops_per_position * (count // math.prod(conv.stride))
 
     def ranges(self) -> dict[str, Range]:
         return {
@@ -117,7 +114,7 @@ class Saturation:
         self.count = 0
         self.total = 0
 
-    def __call__(self, conv: Conv | Upsampler, frames: Tensor) -> None:
+    def __call__(self, conv: Conv, frames: Tensor) -> None:
         if conv.dtype in QUANT_MAX:
             self.count += int((frames.float().abs() >= QUANT_MAX[conv.dtype]).sum())
             self.total += frames.numel()

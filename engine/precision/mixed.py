@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from .. import log
-from ..optimize import Options
+from ..options import Options
 from ..report import Report
-from ..runtime.caches import empty_device_cache
+from ..run.caches import empty_device_cache
 from .bench import Bench
 from .measure import from_decibel
 from .modes import Mode

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from ..kernels.targets import FP8
-from ..layers import CausalConv3d, FrameConv
 
 #: Operand types of 8 bit by the name of their precision.
 KINDS = {"fp8": FP8, "int8": torch.int8}
@@ -21,8 +20,6 @@ KINDS = {"fp8": FP8, "int8": torch.int8}
 MIN_CHANNELS = 32
 #: How far above the median level of an uncalibrated file's clips one of them may take a range.
 WIDEST = 2.0
-#: First and last convolutions by their names within a half.
-ENDS = ("conv_in", "conv_out", "conv1", "head.2")
 
 
 @dataclass(frozen=True)
@@ -127,21 +124,13 @@ def _bounded(found: Sequence[Range]) -> Range:
 
 
 def eligible(half: torch.nn.Module) -> list[str]:
-    """Keys of the convolutions of an encoder or decoder that may take 8-bit operands: all with a 3x3 window but the
-    first and the last, from MIN_CHANNELS channels on. Shortcuts (1x1) read the 16-bit residual stream as it is.
+    """Keys of the convolutions of an encoder or decoder that may take 8-bit operands: from MIN_CHANNELS channels on all
+    with a 3x3 window but the first and the last. Shortcuts (1x1) read the 16-bit residual stream as it is.
 
     Convolutions of single frames (Wan) are among them where they upsample. Those that downsample, and what halves or
     doubles frames, are 1 to 3 % of the work and read residual streams: 8 bits would cost more there than they save.
     """
-    return [
-        module.key
-        for name, module in half.named_modules()
-        if isinstance(module, (CausalConv3d, FrameConv))
-        and module.kernel_size[-1] > 1
-        and not (isinstance(module, FrameConv) and module.stride[0] > 1)
-        and name not in ENDS
-        and min(module.in_channels, module.out_channels) >= MIN_CHANNELS
-    ]
+    return half.program.eligible(MIN_CHANNELS)  # type: ignore[operator,union-attr]
 
 
 def _short(value: float) -> float:

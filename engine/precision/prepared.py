@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import log
-from ..files import write_tensors
+from ..files.writing import write_tensors
 from .digest import digest
 from .operands import Operands
 from .store import say_unkept

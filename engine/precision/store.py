@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import log
-from ..files import replacing
+from ..files.writing import replacing
 from .table import Table
 
 #: Tables of other formats are measured anew.

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
-# `import running` and `import graphs` from the host tests.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "host"))
+# `import running` and `import graphs` from the host tests, `import pages` from here.
+for folder in (Path(__file__).resolve().parents[1] / "host", Path(__file__).parent):
+    sys.path.insert(0, str(folder))
 
-import running
+import running  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 
@@ -69,6 +70,12 @@ def browser(tmp_path_factory):
     page = Browser(packages, chromium, tmp_path_factory.mktemp("browser") / "errors.log")
     yield page
     page.close()
+
+
+@pytest.fixture(scope="session")
+def host_places() -> tuple[Path, Path]:
+    """(checkout, virtual environment) of the newest host."""
+    return running.newest()
 
 
 @pytest.fixture(scope="session")

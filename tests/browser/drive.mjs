@@ -164,6 +164,100 @@ const tasks = {
     await page.screenshot({ path: file, clip: nodes ? clip : undefined });
     return clip;
   },
+  // What an expression in the page gives; it may wait.
+  async js({ source }) {
+    return page.evaluate(source);
+  },
+  // A real right click on the title of a node, and a click on one entry of the menu that opens.
+  async menu({ node, entry = null }) {
+    const at = await page.evaluate(async (id) => {
+      const { canvas } = window.app;
+      const target = canvas.graph.nodes.find((n) => String(n.id) === String(id));
+      canvas.deselectAll?.();
+      canvas.ds.scale = 1;
+      canvas.ds.offset[0] = -target.pos[0] + 500;
+      canvas.ds.offset[1] = -target.pos[1] + 300;
+      canvas.setDirty(true, true);
+      await new Promise((done) => setTimeout(done, 700));
+      const rect = canvas.canvas.getBoundingClientRect();
+      return [rect.left + 500 + Math.min(120, target.size[0] / 2), rect.top + 300 - 12];
+    }, node);
+    await page.evaluate(() => window.LiteGraph.closeAllContextMenus?.(window));
+    await page.mouse.click(at[0], at[1], { button: "right" });
+    await page.waitForTimeout(700);
+    const items = page.locator('[role="menuitem"], .litemenu-entry, .p-contextmenu-item, .p-menuitem');
+    const texts = (await items.allInnerTexts()).map((text) => text.trim().split("\n")[0]);
+    if (!entry) {
+      await page.keyboard.press("Escape");
+      return texts;
+    }
+    await items.filter({ hasText: entry }).first().click();
+    await page.waitForTimeout(600);
+    return texts;
+  },
+  async key({ keys }) {
+    await page.keyboard.press(keys);
+    await page.waitForTimeout(800);
+  },
+  // The status line of a node (the first one's without), once it holds `until`.
+  async line({ node = null, until = "", timeout = PATIENCE }) {
+    const find = `[...document.querySelectorAll('[data-zerowaste="status"]')].find((e) => e.innerText.includes(${JSON.stringify(until)}) && (${JSON.stringify(node)} === null || true))`;
+    await page.waitForFunction(find, null, { timeout });
+    return page.evaluate((text) => {
+      const line = [...document.querySelectorAll('[data-zerowaste="status"]')].find((e) => e.innerText.includes(text));
+      const { left, top, right, bottom } = line.getBoundingClientRect();
+      const style = getComputedStyle(line);
+      return { text: line.innerText, mood: line.dataset.mood, box: [left, top, right, bottom], font: style.fontFamily,
+        page: getComputedStyle(document.body).fontFamily, colour: style.color, ground: style.backgroundColor };
+    }, until);
+  },
+  async lines() {
+    return page.evaluate(() => [...document.querySelectorAll('[data-zerowaste="status"]')].map((e) => [e.innerText, e.dataset.mood]));
+  },
+  // A real click on a status line opens its sheet.
+  async details({ until = "" }) {
+    const line = page.locator('[data-zerowaste="status"]', { hasText: until }).first();
+    if (!(await page.locator('[data-zerowaste="details"]').count())) await line.click();
+    await page.waitForTimeout(500);
+    return page.evaluate(() => {
+      const sheet = document.querySelector('[data-zerowaste="details"]');
+      const box = (e) => { const r = e.getBoundingClientRect(); return [r.left, r.top, r.right, r.bottom]; };
+      const parts = [...sheet.querySelectorAll(".zerowaste-line, .zerowaste-plan, .zerowaste-bar, li, button")];
+      return {
+        text: sheet.innerText, box: box(sheet), parts: parts.map(box),
+        lines: parts.filter((e) => e.matches(".zerowaste-line")).map(box),
+        clipped: parts.filter((e) => e.scrollWidth > e.clientWidth + 1 && e.clientWidth).map((e) => e.textContent),
+        tiles: sheet.querySelectorAll("svg g .zerowaste-tile").length,
+        colour: getComputedStyle(sheet).color, ground: getComputedStyle(sheet).backgroundColor,
+      };
+    });
+  },
+  // Everything the node search lists for these words.
+  async search({ words }) {
+    await page.evaluate(() => window.app.extensionManager.command.execute("Workspace.SearchBox.Toggle"));
+    const box = page.locator('input[placeholder*="Add a node" i], .comfy-vue-node-search-container input').first();
+    await box.fill(words);
+    await page.waitForTimeout(900);
+    const text = await page.evaluate(async () => {
+      const dialog = document.querySelector('[role="dialog"]') ?? document.body;
+      const list = [...dialog.querySelectorAll("*")].filter((e) => e.scrollHeight > e.clientHeight + 20 && e.clientHeight > 100);
+      let all = dialog.innerText;
+      for (const one of list) {
+        for (let top = 0; top < one.scrollHeight; top += one.clientHeight / 2) {
+          one.scrollTop = top;
+          await new Promise((done) => setTimeout(done, 60));
+          all += `\n${dialog.innerText}`;
+        }
+      }
+      return all;
+    });
+    await page.keyboard.press("Escape");
+    return text;
+  },
+  async view({ file }) {
+    fs.mkdirSync(path.dirname(file), { recursive: true });
+    await page.screenshot({ path: file });
+  },
   async problems() {
     return problems;
   },

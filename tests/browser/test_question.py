@@ -12,22 +12,29 @@ import pytest
 from zerowaste_vae.nodes.planning import Question
 
 SCRIPT = Path(__file__).resolve().parents[2] / "web" / "js" / "question.js"
-# A graph in few words: {name: {"class", "widgets", "inputs": {name: [type, source]}, "off"}} -> question of "decode".
+# A graph in few words: {name: {"class", "widgets", "inputs": {name: [type, source]}, "off", "mode"}} -> question of
+# "decode". An input of the type "widget" is a widget that another node feeds.
 ASK = """
 const { question } = await import(process.argv[1]);
 const [graph, lastRun] = JSON.parse(process.argv[2]);
-const nodes = {};
-for (const [name, { class: comfyClass, widgets = {}, inputs = {}, off = {} }] of Object.entries(graph)) {
+const root = { links: new Map(), nodes: [], getNodeById: (id) => root.nodes.find((node) => node.id === id) };
+root.getLink = (id) => root.links.get(id);
+globalThis.window = { app: { rootGraph: root } };
+const entries = Object.entries(graph);
+for (const [name, { class: comfyClass, widgets = {}, inputs = {}, off = {}, mode = 0, outputs = [] }] of entries) {
   class Kind {}
   Kind.nodeData = { input: { optional: Object.fromEntries(Object.entries(off).map(([k, v]) => [k, ["BOOLEAN", v]])) } };
-  const node = new Kind();
-  node.comfyClass = comfyClass;
+  const node = Object.assign(new Kind(), { id: name, comfyClass, mode, graph: root });
+  node.outputs = outputs.map((type) => ({ type }));
   node.widgets = Object.entries(widgets).map(([key, value]) => ({ name: key, value }));
-  node.inputs = Object.entries(inputs).map(([key, [type]]) => ({ name: key, type }));
-  node.getInputNode = (slot) => nodes[Object.values(inputs)[slot]?.[1]] ?? null;
-  nodes[name] = node;
+  node.inputs = Object.entries(inputs).map(([key, [type, source]]) => {
+    const id = root.links.size + 1;
+    if (source) root.links.set(id, { origin_id: source, origin_slot: 0, target_id: name });
+    return { name: key, type, link: source ? id : null, widget: type === "widget" ? { name: key } : undefined };
+  });
+  root.nodes.push(node);
 }
-console.log(JSON.stringify(question(nodes.decode, lastRun)));
+console.log(JSON.stringify(question(root.getNodeById("decode"), lastRun)));
 """
 
 pytestmark = pytest.mark.skipif(not shutil.which("node"), reason="needs node")
@@ -41,6 +48,8 @@ def asked(graph: dict, last_run: dict | None = None) -> dict:
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
+    if "query" not in found:
+        return found
     query = {name: str(value) for name, value in found["query"].items()}
     assert urlencode(query)
     Question.parse(query)
@@ -66,7 +75,65 @@ def chain(decode: dict | None = None, optimize: dict | None = None, **more: dict
 def test_size_and_file_come_from_the_nodes_before():
     found = asked(chain())
     assert found["source"] == "traced"
-    assert found["query"] == {"model": "a.gguf", "width": 640, "height": 360, "frames": 33}
+    assert found["query"] == {"model": "a.gguf", "width": 640, "height": 360, "frames": 33, "batch": 1}
+
+
+def test_batches_are_counted():
+    graph = chain()
+    graph["latent"]["widgets"]["batch_size"] = 3
+    query = asked(graph)["query"]
+    assert (query["frames"], query["batch"]) == (33, 3)
+    # Four images are four clips of one frame, not a clip of five.
+    graph["latent"] = {"class": "EmptySD3LatentImage", "widgets": {"width": 640, "height": 360, "batch_size": 4}}
+    query = asked(graph)["query"]
+    assert (query["frames"], query["batch"]) == (1, 4)
+    graph["latents"] = graph.pop("latent")
+    inputs = {"samples": ["LATENT", "latents"]}
+    graph["latent"] = {"class": "RepeatLatentBatch", "widgets": {"amount": 2}, "inputs": inputs}
+    assert asked(graph)["query"]["batch"] == 8
+
+
+def test_linked_values_are_followed_or_unknown():
+    graph = chain({"vram_gb": 1})
+    graph["decode"]["inputs"]["vram_gb"] = ["widget", "number"]
+    graph["number"] = {"class": "PrimitiveFloat", "widgets": {"value": 7}}
+    assert asked(graph)["query"]["vram_gb"] == 7
+    graph["number"] = {"class": "SomeMaths", "widgets": {"value": 7}}
+    assert asked(graph) == {"why": "computed", "names": ["vram_gb"]}
+    # A size that is computed is not known either: no other node's size is taken in its place.
+    graph = chain()
+    graph["latent"]["inputs"] = {"width": ["widget", "number"], "image": ["IMAGE", "picture"]}
+    graph["number"] = {"class": "SomeMaths"}
+    graph["picture"] = {"class": "EmptyImage", "widgets": {"width": 64, "height": 64, "batch_size": 1}}
+    assert asked(graph) == {"why": "no_size"}
+
+
+def test_bypassed_and_switched_nodes():
+    graph = chain({}, {"vram_gb": 6})
+    graph["optimize"] |= {"mode": 4, "outputs": ["VAE", "STRING"]}
+    query = asked(graph)["query"]
+    assert "vram_gb" not in query and query["model"] == "a.gguf"
+    graph = chain()
+    graph["small"] = {"class": "EmptyHunyuanLatentVideo", "widgets": {"width": 64, "height": 64, "length": 5}}
+    graph["switch"] = {
+        "class": "ComfySwitchNode", "widgets": {"switch": True},
+        "inputs": {"on_false": ["LATENT", "latent"], "on_true": ["LATENT", "small"]},
+    }  # fmt: skip
+    graph["decode"]["inputs"]["samples"] = ["LATENT", "switch"]
+    assert asked(graph)["query"]["width"] == 64
+    graph["switch"]["widgets"]["switch"] = False
+    assert asked(graph)["query"]["width"] == 640
+
+
+def test_what_changes_a_size_unseen_makes_it_unknown():
+    graph = chain()
+    graph["larger"] = {"class": "ImageScaleToTotalPixels", "inputs": {"image": ["IMAGE", "latent"]}}
+    graph["decode"]["inputs"]["samples"] = ["LATENT", "larger"]
+    assert asked(graph) == {"why": "no_size"}
+    inputs = {"samples": ["LATENT", "latent"]}
+    graph["larger"] = {"class": "LatentUpscaleBy", "widgets": {"scale_by": 1.5}, "inputs": inputs}
+    query = asked(graph)["query"]
+    assert (query["width"], query["height"], query["frames"]) == (960, 544, 33)
 
 
 def test_the_nearest_wish_counts():
@@ -95,8 +162,8 @@ def test_toggles():
 
 
 def test_the_last_run_counts_until_the_nodes_before_say_otherwise():
-    traced = {"width": 640, "height": 360, "frames": 33}
-    last = {"size": {"width": 640, "height": 368, "frames": 33}, "model": "b", "traced": traced}
+    traced = {"batch": 1, "width": 640, "height": 360, "frames": 33}
+    last = {"size": {"width": 640, "height": 368, "frames": 33, "batch": 1}, "model": "b", "traced": traced}
     assert asked(chain(), last)["source"] == "last_run"
     graph = chain()
     graph["latent"]["widgets"]["length"] = 49
@@ -104,17 +171,24 @@ def test_the_last_run_counts_until_the_nodes_before_say_otherwise():
     assert (found["source"], found["query"]["frames"]) == ("traced", 49)
 
 
-def test_without_any_size_an_example_is_asked_for():
+def test_nothing_is_asked_without_a_size_a_vae_or_links():
     graph = chain()
     del graph["latent"]["widgets"]
-    found = asked(graph)
-    assert found["source"] == "example"
-    assert (found["query"]["width"], found["query"]["height"], found["query"]["frames"]) == (1280, 720, 21)
+    assert asked(graph) == {"why": "no_size"}
+    graph = chain()
+    graph["loader"] = {"class": "SomeLoader", "widgets": {}}
+    assert asked(graph) == {"why": "no_vae"}
+    graph = chain()
+    del graph["decode"]["inputs"]["vae"]
+    assert asked(graph) == {"why": "unconnected"}
 
 
 def test_a_ring_of_nodes_ends():
     graph = chain()
-    graph["latent"] = {"class": "Reroute", "inputs": {"": ["*", "other"]}}
-    graph["other"] = {"class": "Reroute", "inputs": {"": ["*", "latent"]}}
-    graph["loader"] = {"class": "Reroute", "inputs": {"": ["*", "optimize"]}}
-    assert asked(graph)["source"] == "example"
+    graph["latent"] = {"class": "Reroute", "inputs": {"": ["*", "other"]}, "outputs": ["*"]}
+    graph["other"] = {"class": "Reroute", "inputs": {"": ["*", "latent"]}, "outputs": ["*"]}
+    assert "why" in asked(graph)
+    graph = chain()
+    graph["latent"] = {"class": "KSampler", "inputs": {"latent_image": ["LATENT", "other"]}}
+    graph["other"] = {"class": "KSampler", "inputs": {"latent_image": ["LATENT", "latent"]}}
+    assert asked(graph) == {"why": "no_size"}

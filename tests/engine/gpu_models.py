@@ -4,34 +4,36 @@ from __future__ import annotations
 
 import torch
 from zerowaste_vae import Checkpoint, VideoVAE, load
-from zerowaste_vae.engine.models import seedvr2, wan
+from zerowaste_vae.engine.archs import seedvr2, wan
 
-SEEDVR2, WAN = (seedvr2.SeedVR2, seedvr2.Config), (wan.Wan, wan.Config)
-#: Name -> (network and configuration, arguments of the latter).
+SEEDVR2, WAN21, WAN22 = (seedvr2.ARCHITECTURE, seedvr2.Config), (wan.WAN21, wan.Config), (wan.WAN22, wan.Config)
+#: Name -> (architecture and configuration, arguments of the latter).
 MODELS = {
     "seedvr2-tiny": (*SEEDVR2, (16, 32, 64, 64), (16, 32, 64, 64), 16, 8),
+    "seedvr2-small": (*SEEDVR2, (32, 64, 128, 128), (32, 64, 128, 128), 16, 8),
+    "seedvr2-8-bit": (*SEEDVR2, (16, 16, 32, 32), (16, 16, 32, 32), 16, 4),  # the narrowest that has 8-bit convolutions
     "seedvr2": (*SEEDVR2, (128, 256, 512, 512), (128, 256, 512, 512)),
     # Wan 2.1 halves a level's width when it upsamples, and kernels take no width below 16.
-    "wan2.1-tiny": (*WAN, (16, 32, 32, 32), (16, 32, 32, 32)),
-    "wan2.1": (*WAN, (96, 192, 384, 384), (96, 192, 384, 384)),
-    "wan2.2-tiny": (*WAN, (16, 32, 64, 64), (16, 32, 64, 64), 48, 2),
-    "wan2.2": (*WAN, (160, 320, 640, 640), (256, 512, 1024, 1024), 48, 2),
+    "wan2.1-tiny": (*WAN21, (16, 32, 32, 32), (16, 32, 32, 32)),
+    "wan2.1": (*WAN21, (96, 192, 384, 384), (96, 192, 384, 384)),
+    "wan2.2-tiny": (*WAN22, (16, 32, 64, 64), (16, 32, 64, 64), 48, 2),
+    "wan2.2": (*WAN22, (160, 320, 640, 640), (256, 512, 1024, 1024), 48, 2),
 }
 
 
 def make(name: str, precision: str) -> VideoVAE:
     """Seeded weights under which activations stay of order one: the same values, rounded to the model's own type of 16
     bit, in every precision. No file, so 8 bit leaves nothing in a cache."""
-    network, configuration, *arguments = MODELS[name]
+    architecture, configuration, *arguments = MODELS[name]
     config = configuration(*arguments)
     dtype = torch.float16 if name.startswith("seedvr2") else torch.bfloat16
     generator = torch.Generator("cuda").manual_seed(0)
     with torch.device("meta"):
-        model = network(config)
+        model = architecture.build(config)
     weights = {}
     for key, p in sorted(model.named_parameters()):
         noise = torch.randn(p.shape, generator=generator, device="cuda")
         norm = key.endswith("gamma") or ("norm" in key and key.endswith("weight"))
         weights[key] = (1 + 0.2 * noise if norm else noise * (p[0].numel() ** -0.5 if p.ndim > 1 else 0.1)).to(dtype)
-    groups = {} if network is wan.Wan else {"norm_num_groups": str(config.norm_groups)}
+    groups = {} if config.norm_groups is None else {"norm_num_groups": str(config.norm_groups)}
     return load(Checkpoint(weights, groups), precision, "cuda")

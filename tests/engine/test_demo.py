@@ -10,9 +10,9 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from zerowaste_vae.engine import demo, demo_vae_path, load
+from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
 from zerowaste_vae.engine.cli import main
-from zerowaste_vae.engine.media import read_video, write_mp4
-from zerowaste_vae.engine.models.seedvr2 import Config, SeedVR2
+from zerowaste_vae.engine.files.media import read_video, write_mp4
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_assets_are_small_and_named_as_published():
     assert all(torch.isfinite(t).all() for t in tensors.values())
     with torch.device("meta"):
         widths = (32, 48, 64, 64)
-        expected = SeedVR2(Config(widths, widths, norm_groups=8)).state_dict()
+        expected = ARCHITECTURE.build(Config(widths, widths, norm_groups=8)).state_dict()
     assert {n: t.shape for n, t in tensors.items()} == {n: t.shape for n, t in expected.items()}
 
 

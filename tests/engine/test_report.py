@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 from zerowaste_vae import Cancelled, PlanError
-from zerowaste_vae.engine.optimize import DEFAULTS
+from zerowaste_vae.engine.options import DEFAULTS
+from zerowaste_vae.engine.planning.budget import GIB
 from zerowaste_vae.engine.report import EVENTS, Report
-from zerowaste_vae.engine.runtime.memory import GIB
 
 
 @pytest.fixture

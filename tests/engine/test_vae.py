@@ -3,7 +3,7 @@
 import pytest
 import torch
 from zerowaste_vae import Cancelled, InputError, PlanError, load
-from zerowaste_vae.engine.metrics import compare, tile_edges
+from zerowaste_vae.engine.bench.metrics import compare, tile_edges
 
 
 def pixels(raw):

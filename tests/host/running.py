@@ -23,13 +23,36 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
-from zerowaste_vae.engine.media import write_mp4
-from zerowaste_vae.engine.models.seedvr2 import Config, SeedVR2
+from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
+from zerowaste_vae.engine.files.media import write_mp4
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CACHE = Path.home() / ".cache" / "zerowaste-vae"
 PACK = "ComfyUI-ZeroWasteVAE"
+PROGRESS = "zerowaste_vae.progress"
 FINAL = {"execution_success": "success", "execution_error": "error", "execution_interrupted": "interrupted"}
+
+# Weights under which every layer counts and frames use the whole range.
+TINY_WAN = """
+import sys
+target, sys.argv = sys.argv[1], ["main.py", "--cpu"]
+import comfy.options
+comfy.options.enable_args_parsing()
+import torch
+from comfy.ldm.wan.vae import WanVAE
+from safetensors.torch import save_file
+vae = WanVAE(
+    dim=16, z_dim=16, dim_mult=[1, 2, 4, 4], num_res_blocks=2, attn_scales=[],
+    temperal_downsample=[False, True, True], image_channels=3, conv_out_channels=3,
+)
+generator = torch.Generator().manual_seed(0)
+weights = {}
+for name, p in vae.state_dict().items():
+    noise = torch.randn(p.shape, generator=generator)
+    gain = p[0].numel() ** -0.5 if p.ndim > 1 else 0.1
+    weights[name] = (1 + 0.1 * noise if name.endswith("gamma") else noise * gain).half()
+save_file(weights, target)
+"""
 
 
 class Socket:
@@ -82,13 +105,8 @@ class Run:
         return [m[8:] for m in self.binary if struct.unpack(">I", m[:4]) == (1,)]
 
     def texts(self, node: str) -> list[str]:
-        """Lines shown on a node while it ran (binary events of type 3: length of the node's id, id, text)."""
-        lines = []
-        for message in self.binary:
-            kind, length = struct.unpack(">II", message[:8])
-            if kind == 3 and message[8 : 8 + length].decode() == node:
-                lines.append(message[8 + length :].decode())
-        return lines
+        """Lines shown on a node while it ran."""
+        return [data["text"] for kind, data in self.events if kind == PROGRESS and data["node"] == node]
 
     def cached(self) -> set[str]:
         return {node for kind, data in self.events if kind == "execution_cached" for node in data["nodes"]}
@@ -224,7 +242,7 @@ def found(directory: str, environment: str, checkout: str, venv: str) -> tuple[P
 def random_weights(config: Config) -> dict[str, torch.Tensor]:
     """Seeded fp16 weights under which every layer counts and frames use the whole range."""
     with torch.device("meta"):
-        shapes = {name: tensor.shape for name, tensor in SeedVR2(config).state_dict().items()}
+        shapes = {name: tensor.shape for name, tensor in ARCHITECTURE.build(config).state_dict().items()}
     generator = torch.Generator().manual_seed(0)
     weights = {}
     for name, shape in shapes.items():
@@ -237,11 +255,11 @@ def random_weights(config: Config) -> dict[str, torch.Tensor]:
 
 
 @contextmanager
-def serving(base: Path, places: tuple[Path, Path]) -> Iterator[Comfy]:
-    """A host with its folders in `base`: tiny VAEs, a clip of nine frames, and this pack."""
+def serving(base: Path, places: tuple[Path, Path], pack: Path = REPOSITORY) -> Iterator[Comfy]:
+    """A host with its folders in `base`: tiny VAEs, a clip of nine frames, and this pack (or what lies at `pack`)."""
     for folder in ("models/vae", "input", "custom_nodes"):
         (base / folder).mkdir(parents=True)
-    (base / "custom_nodes" / PACK).symlink_to(REPOSITORY, target_is_directory=True)
+    (base / "custom_nodes" / PACK).symlink_to(pack, target_is_directory=True)
     weights = random_weights(Config((16, 32, 64, 64), (16, 32, 64, 64), norm_groups=8))
     vaes = base / "models" / "vae"
     save_file(weights, vaes / "tiny.safetensors", {"norm_num_groups": "8"})
@@ -262,3 +280,14 @@ def serving(base: Path, places: tuple[Path, Path]) -> Iterator[Comfy]:
         yield server
     finally:
         server.stop()
+
+
+def write_tiny_wan(places: tuple[Path, Path], path: Path) -> None:
+    """A small Wan 2.1 VAE of the host's own class, which its stock loader loads."""
+    checkout, venv = places
+    python = venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    ran = subprocess.run(
+        [python, "-c", TINY_WAN, str(path)], capture_output=True, text=True, cwd=checkout, timeout=300,
+        env={**os.environ, "PYTHONPATH": str(checkout)},
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-2000:]

@@ -17,11 +17,11 @@ mm.vae_device = lambda: gpu
 torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
 torch.cuda.get_device_capability = lambda *_: (9, 0)
 from zerowaste_vae.engine import vae as engine_vae
-from zerowaste_vae.nodes import host
+from zerowaste_vae.nodes import making
 from zerowaste_vae.nodes.settings import Settings
 asked = []
 engine_vae.why_off = lambda name, config, dtype, device, *_: asked.append((dtype, device))
-vae = host.from_file(__import__("pathlib").Path(sys.stdin.read()), "auto", None, Settings())
+vae = making.from_file(__import__("pathlib").Path(sys.stdin.read()), "auto", None, Settings())
 assert (vae.engine.precision, vae.engine.device) == ("fp16", gpu), (vae.engine.precision, vae.engine.device)
 assert all(p.device.type == "cpu" for p in vae.engine.model.parameters())
 vae.memory_used_decode((1, 16, 2, 8, 8), torch.float16)
@@ -37,11 +37,11 @@ import comfy.options
 comfy.options.enable_args_parsing()
 import comfy.model_management as mm
 import torch
-from zerowaste_vae.engine.optimize import Options
-from zerowaste_vae.engine.runtime.pinned import POOL
-from zerowaste_vae.nodes import host
+from zerowaste_vae.engine.options import Options
+from zerowaste_vae.engine.run.pinned import POOL
+from zerowaste_vae.nodes import making
 from zerowaste_vae.nodes.settings import Settings
-vae = host.from_file(__import__("pathlib").Path(sys.stdin.read()), "auto", None, Settings())
+vae = making.from_file(__import__("pathlib").Path(sys.stdin.read()), "auto", None, Settings())
 other = vae.with_wishes(Settings(), Options(composed_upsample=False))
 assert other.engine is not vae.engine and other.patcher is vae.patcher
 mm.load_models_gpu([vae.patcher], force_full_load=True)
@@ -71,10 +71,10 @@ import comfy.options
 comfy.options.enable_args_parsing()
 import comfy.model_management as mm
 import torch
-from zerowaste_vae.engine.optimize import Options
-from zerowaste_vae.nodes import host
+from zerowaste_vae.engine.options import Options
+from zerowaste_vae.nodes import making
 from zerowaste_vae.nodes.settings import Settings
-vae = host.from_file(__import__("pathlib").Path(sys.stdin.read()), "int8", None, Settings())
+vae = making.from_file(__import__("pathlib").Path(sys.stdin.read()), "int8", None, Settings())
 z = torch.randn(1, 16, 2, 4, 4)
 frames = vae.decode(z)
 packed = vae.engine._fused._packed["decoder"]
@@ -95,8 +95,8 @@ sys.argv = ["main.py", "--cpu"]
 import comfy.options
 comfy.options.enable_args_parsing()
 import torch
-from zerowaste_vae.engine.runtime.kept import KEPT
-from zerowaste_vae.nodes import host
+from zerowaste_vae.engine.run.kept import KEPT
+from zerowaste_vae.nodes import making
 from zerowaste_vae.nodes.settings import Settings
 
 class Graphs:
@@ -111,7 +111,7 @@ def leave(call):
         return result
     return run
 
-vae, left = host.from_file(__import__("pathlib").Path(sys.stdin.read()), "auto", None, Settings()), []
+vae, left = making.from_file(__import__("pathlib").Path(sys.stdin.read()), "auto", None, Settings()), []
 for call, given in (("decode", torch.randn(1, 16, 2, 4, 4)), ("encode", torch.rand(5, 32, 32, 3))):
     left.append(Graphs())
     setattr(vae.engine, call, leave(getattr(vae.engine, call)))
@@ -127,8 +127,8 @@ import comfy.options
 comfy.options.enable_args_parsing()
 import torch
 from zerowaste_vae.engine.kernels.precision import tf32_asked
-from zerowaste_vae.engine.optimize import Options
-from zerowaste_vae.nodes import host
+from zerowaste_vae.engine.options import Options
+from zerowaste_vae.nodes import scoped as scoped_settings
 
 class Unknown:
     device, vae_dtype = torch.device("cuda", 0), torch.float32
@@ -136,23 +136,23 @@ class Unknown:
         return torch.backends.cudnn.benchmark, tf32_asked()
     decode_tiled = encode = encode_tiled = decode
 
-host.availability = lambda *_: {"tf32": None, "cudnn_benchmark": None}
+scoped_settings.availability = lambda *_: {"tf32": None, "cudnn_benchmark": None}
 vae = Unknown()
 before = vars(vae).copy()
 state = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-same, names = host.with_scoped_settings(vae, Options())
+same, names = scoped_settings.with_scoped_settings(vae, Options())
 assert same is vae and names == []
-scoped, names = host.with_scoped_settings(vae, Options(cudnn_benchmark=True))
+scoped, names = scoped_settings.with_scoped_settings(vae, Options(cudnn_benchmark=True))
 assert names == ["cudnn_benchmark"], names
 assert scoped is not vae and vars(vae) == before
 assert scoped.decode(0) == (True, False)
 assert vae.decode(0) == (False, False)
-scoped, names = host.with_scoped_settings(vae, Options(tf32=True))
+scoped, names = scoped_settings.with_scoped_settings(vae, Options(tf32=True))
 assert scoped.encode_tiled(0) == (False, True)
 assert (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) == state
 assert not torch.backends.cudnn.benchmark and not tf32_asked()
-host.availability = lambda *_: {"tf32": "no", "cudnn_benchmark": "no"}
-assert host.with_scoped_settings(vae, Options(tf32=True, cudnn_benchmark=True)) == (vae, [])
+scoped_settings.availability = lambda *_: {"tf32": "no", "cudnn_benchmark": "no"}
+assert scoped_settings.with_scoped_settings(vae, Options(tf32=True, cudnn_benchmark=True)) == (vae, [])
 print("scoped")
 """
 

@@ -50,7 +50,7 @@ def test_all_nodes_are_offered_with_the_files_of_models_vae(comfy):
     assert {f"ZeroWasteVAE{name}" for name in OURS} <= nodes.keys()
     ours = nodes["ZeroWasteVAELoader"]["input"]["required"]["vae_name"]
     options = ours[1]["options"] if ours[0] == "COMBO" else ours[0]
-    assert options == ["not_a_vae.safetensors", "tiny.gguf", "tiny.safetensors", "demo (small)"]
+    assert options == ["tiny.gguf", "tiny.safetensors", "demo (small)", "not_a_vae.safetensors"]
     assert "tiny.gguf" not in json.dumps(nodes["VAELoader"])
 
 
@@ -260,11 +260,12 @@ def test_interrupt_stops_within_a_chunk(comfy, kind):
     ("vae", "latent", "widgets", "message"),
     [
         ("not_a_vae.safetensors", (1, 16, 1, 4, 4), {}, "not_a_vae.safetensors: not a video VAE"),
-        ("tiny.safetensors", (1, 4, 8, 8), {}, "this VAE decodes latents [B, 16, T, h, w]"),
-        ("tiny.safetensors", (1, 12, 2, 8, 8), {}, "this VAE decodes latents [B, 16, T, h, w]"),
+        ("tiny.safetensors", (1, 4, 8, 8), {}, "decodes latents [B, 16, T, h, w]"),
+        ("tiny.safetensors", (1, 12, 2, 8, 8), {}, "decodes latents [B, 16, T, h, w]"),
         ("tiny.safetensors", (1, 16, 1, 8, 8), {"tile": 8, "overlap": 0}, "tile=8"),
         ("tiny.safetensors", (1, 16, 1, 8, 8), {"tile": 32, "overlap": 64}, "overlap=64"),
-        ("tiny.safetensors", (1, 16, 1, 64, 64), {"vram_gb": 0.001}, "vram_gb"),
+        ("tiny.safetensors", (1, 16, 1, 64, 64), {"vram_gb": 0.001}, "This decode does not fit into its memory limit."),
+        ("tiny.safetensors", (1, 16, 1, 8, 8), {"tiling": "every"}, "tiling='every' is not known: use one of auto"),
     ],
 )
 def test_errors_are_readable_and_the_server_goes_on(comfy, vae, latent, widgets, message):

@@ -33,7 +33,7 @@ def known(comfy, name: str) -> dict:
     for _ in range(100):
         status, plan = ask(comfy, query)
         assert status == 200
-        if not plan["assumed"]:
+        if not plan.get("assumed", True):
             break
         time.sleep(0.1)
     return plan
@@ -49,7 +49,8 @@ def test_listed_vaes_are_known_before_any_run(host, request):
         assert (plan["width"], plan["height"], plan["frames"]) == (64, 48, 9)
         assert 0 < plan["predicted_gb"] < plan["target_gb"]
     assert demo["predicted_gb"] > tiny["predicted_gb"] == known(comfy, "tiny.safetensors")["predicted_gb"]
-    assert ask(comfy, "model=not_a_vae.safetensors&width=64&height=64&frames=1")[1]["assumed"] is True
+    other = ask(comfy, "model=not_a_vae.safetensors&width=64&height=64&frames=1")[1]
+    assert (other["unknown"], other["host"]) == (True, True)
 
 
 def test_the_plan_shown_is_the_plan_that_runs(comfy):
@@ -103,9 +104,9 @@ def test_it_is_read_only(comfy, method):
 
 
 def test_a_name_is_never_a_path(comfy):
-    """A file that exists, given by its path: it is not opened, the published sizes are assumed."""
+    """A file that exists, given by its path: it is not opened, and nothing is known of it."""
     path = comfy.base / "models" / "vae" / "tiny.safetensors"
     for name in (str(path), "../vae/tiny.safetensors"):
         status, plan = ask(comfy, urllib.parse.urlencode({"model": name, "width": 64, "height": 64, "frames": 1}))
         assert status == 200
-        assert plan["assumed"] is True
+        assert plan == {"unknown": True, "host": False, "model": name}

@@ -98,7 +98,9 @@ def test_stage_text_is_sent_while_a_node_runs(comfy):
     assert run.status == "success", run.error
     for name in ("ours", "stock"):
         lines = run.texts(name)
-        assert lines[0].startswith("decode: chunk 1 of 6, about")
+        # From the first second on, before there is a first chunk.
+        assert lines[:2] == ["decode: making room and loading the weights", "decode: planning"]
+        assert lines[2].startswith("decode: chunk 1 of 6, about")
         assert lines[-1].startswith("decode: done in ")
 
 
@@ -135,8 +137,11 @@ def test_toggles_that_can_do_nothing_here_say_why(comfy):
 def test_nodes_are_found_by_other_words(comfy):
     nodes = comfy.get("/object_info")
     aliases = {name: n.get("search_aliases") for name, n in nodes.items() if name.startswith("ZeroWaste")}
-    assert len(aliases) == 6
+    assert len(aliases) == 7
     assert all(words and "zerowaste" in words for words in aliases.values())
+    sought = {"oom", "out of memory", "vram", "memory", "tiled", "slow", "seedvr2", "wan", "qwen", "flux", "long video"}
+    for name in ("ZeroWasteVAEDecode", "ZeroWasteVAEOptimize"):
+        assert sought <= set(aliases[name])
 
 
 def test_options_change_how_and_not_what(comfy):

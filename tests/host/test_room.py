@@ -15,12 +15,12 @@ mm.get_total_memory = lambda *_: 16 << 30
 torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
 torch.cuda.get_device_capability = lambda *_: (9, 0)
 from zerowaste_vae.engine import PlanError, vae as engine_vae
-from zerowaste_vae.nodes import host
+from zerowaste_vae.nodes import making
 from zerowaste_vae.nodes.settings import Settings
 engine_vae.why_off = lambda *_: None
 asked = []
 mm.load_models_gpu = lambda models, memory_required, **_: asked.append(memory_required)
-vae = host.from_file(__import__("pathlib").Path(sys.stdin.read()), "auto", None, Settings())
+vae = making.from_file(__import__("pathlib").Path(sys.stdin.read()), "auto", None, Settings())
 vae.engine.to = lambda device: None
 size = (1, 4, 135, 240)
 untiled = vae._peak("decoder", size)

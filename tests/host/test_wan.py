@@ -2,39 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
+import running
 import torch
 from safetensors.torch import load_file, save_file
 
 pytestmark = pytest.mark.host
 
 FILE = "tiny_wan21.safetensors"
-# Weights under which every layer counts and frames use the whole range.
-MAKE = """
-import sys
-target, sys.argv = sys.argv[1], ["main.py", "--cpu"]
-import comfy.options
-comfy.options.enable_args_parsing()
-import torch
-from comfy.ldm.wan.vae import WanVAE
-from safetensors.torch import save_file
-vae = WanVAE(
-    dim=16, z_dim=16, dim_mult=[1, 2, 4, 4], num_res_blocks=2, attn_scales=[],
-    temperal_downsample=[False, True, True], image_channels=3, conv_out_channels=3,
-)
-generator = torch.Generator().manual_seed(0)
-weights = {}
-for name, p in vae.state_dict().items():
-    noise = torch.randn(p.shape, generator=generator)
-    gain = p[0].numel() ** -0.5 if p.ndim > 1 else 0.1
-    weights[name] = (1 + 0.1 * noise if name.endswith("gamma") else noise * gain).half()
-save_file(weights, target)
-"""
 
 
 def node(kind: str, **inputs) -> dict:
@@ -44,14 +22,8 @@ def node(kind: str, **inputs) -> dict:
 @pytest.fixture(scope="module")
 def wan(comfy, host_places):
     """The running host, with the file in its models/vae while these tests run."""
-    checkout, venv = host_places
     path = comfy.base / "models" / "vae" / FILE
-    python = venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    environment = {**os.environ, "PYTHONPATH": str(checkout)}
-    ran = subprocess.run(
-        [python, "-c", MAKE, str(path)], capture_output=True, text=True, cwd=checkout, env=environment, timeout=300
-    )
-    assert ran.returncode == 0, ran.stderr[-2000:]
+    running.write_tiny_wan(host_places, path)
     yield comfy
     path.unlink()
 

@@ -18,7 +18,7 @@ print(sorted(new & {"triton", "comfy", "folder_paths", "av", "PIL", "matplotlib"
 # All that nodes/extension.py imports of the pack beside ComfyUI's own modules.
 ENGINE = """
 import sys, torch
-import zerowaste_vae.engine.vae, zerowaste_vae.engine.loader, zerowaste_vae.engine.checkpoint
+import zerowaste_vae.engine.vae, zerowaste_vae.engine.loader, zerowaste_vae.engine.files.checkpoint
 import zerowaste_vae.nodes.planning, zerowaste_vae.nodes.preview, zerowaste_vae.nodes.saving
 print(sorted({name.partition(".")[0] for name in sys.modules} & {"triton", "av", "matplotlib", "comfy_kitchen"}))
 print(torch.cuda.is_initialized())

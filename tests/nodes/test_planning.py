@@ -9,11 +9,11 @@ import random
 import pytest
 import torch
 from zerowaste_vae.engine import InputError
+from zerowaste_vae.engine.archs import ARCHITECTURES, wan
+from zerowaste_vae.engine.archs.seedvr2 import Config
 from zerowaste_vae.engine.kernels.targets import capabilities
-from zerowaste_vae.engine.models import ARCHITECTURES, wan
-from zerowaste_vae.engine.models.seedvr2 import Config
+from zerowaste_vae.engine.planning.planner import TILINGS
 from zerowaste_vae.engine.precision import modes
-from zerowaste_vae.engine.runtime.plan import TILINGS
 from zerowaste_vae.nodes import planning
 from zerowaste_vae.nodes.planning import KNOWN, LIMITS, Known, Machine, Question, answer
 
@@ -136,9 +136,38 @@ def test_what_does_not_fit_says_what_would(tiny):
     assert found["target_gb"] == pytest.approx(0.01)
 
 
-def test_an_unknown_model_is_assumed_and_the_answer_says_so():
-    found = answer(Question(model="never loaded", width=64, height=64, frames=1), CPU)
-    assert found["assumed"] is True
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("ema_vae_fp16.safetensors", "SeedVR2"), ("seedvr2_ema_vae_fp16.safetensors", "SeedVR2"),
+        ("wan_2.1_vae.safetensors", "Wan 2.1"), ("Wan2_1_VAE_bf16.safetensors", "Wan 2.1"),
+        ("qwen_image_vae.safetensors", "Wan 2.1"), ("wan2.2_vae.safetensors", "Wan 2.2"),
+        ("Wan2_2_VAE_bf16.safetensors", "Wan 2.2"),
+    ],
+)  # fmt: skip
+def test_a_file_nobody_read_yet_is_planned_as_the_published_one_of_its_name(name, title):
+    found = answer(Question(model=name, width=64, height=64, frames=1), CPU)
+    assert (found["assumed"], found["assumed_as"]) == (True, title)
+    assert found["fits"]
+
+
+@pytest.mark.parametrize("name", ["", "never loaded", "ae.safetensors", "taew2_1.safetensors", "lighttaew2_2.pth"])
+def test_there_is_no_plan_for_what_nobody_knows(name):
+    assert answer(Question(model=name, width=64, height=64, frames=1), CPU) == {
+        "unknown": True, "host": False, "model": name,
+    }  # fmt: skip
+
+
+def test_a_vae_of_others_has_no_plan_whatever_its_name():
+    KNOWN.learn("wan_like.safetensors", None, None)
+    found = answer(Question(model="wan_like.safetensors", width=64, height=64, frames=1), CPU)
+    assert found == {"unknown": True, "host": True, "model": "wan_like.safetensors"}
+
+
+def test_batches_take_more():
+    one, three = (answer(Question(model="wan_2.1_vae", width=64, height=64, frames=5, batch=b), CPU) for b in (1, 3))
+    assert (one["batch"], three["batch"]) == (1, 3)
+    assert three["result_gb"] == pytest.approx(3 * one["result_gb"])
 
 
 def test_targets():
@@ -156,12 +185,12 @@ def test_a_full_card_parks_histories(monkeypatch):
     monkeypatch.setattr(planning, "why_off", lambda *_: None)
     monkeypatch.setattr(planning, "auto_precision", lambda *_: "fp16")
     gpu = Machine(torch.device("cuda", 0), 16 * GIB, 64 * GIB)
-    found = answer(Question(model="published", width=1920, height=1080, frames=21), gpu)
+    found = answer(Question(model="seedvr2_ema_vae", width=1920, height=1080, frames=21), gpu)
     assert found["mode"] == "parked"
     assert found["fused"]
     assert found["predicted_gb"] <= found["target_gb"] == 13
     assert 0 < found["parked_gb"] < 64
-    plain = answer(Question.parse({"width": "64", "height": "64", "off": "triton_fusion"}), gpu)
+    plain = answer(Question.parse({"model": "seedvr2", "width": "64", "height": "64", "off": "triton_fusion"}), gpu)
     assert plain["kernels_off"] == "switched off"
     assert not plain["fused"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from zerowaste_vae.engine.runtime.plan import Plan
-from zerowaste_vae.engine.runtime.stream import Steps
-from zerowaste_vae.engine.runtime.tiles import grid
+from zerowaste_vae.engine.network.stream import Steps
+from zerowaste_vae.engine.planning.planner import Plan
+from zerowaste_vae.engine.run.tiles import grid
 from zerowaste_vae.nodes import preview
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from zerowaste_vae.engine import Checkpoint, InputError, load, read_checkpoint
-from zerowaste_vae.engine.checkpoint import save_checkpoint
+from zerowaste_vae.engine.files.checkpoint import save_checkpoint
 from zerowaste_vae.nodes.saving import DEFAULT_TYPE, SAVE_TYPES, check_prefix, describe
 
 

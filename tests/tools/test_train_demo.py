@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from zerowaste_vae.engine import demo_vae_path, load
-from zerowaste_vae.engine.models.seedvr2 import Config, SeedVR2
+from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
 from zerowaste_vae.tools.train_demo import canvases, export, fast, init, measure, motion, train
 
 CONFIG = Config((8, 8, 16, 16), (8, 16, 16, 8), norm_groups=4)
@@ -14,7 +14,7 @@ CONFIG = Config((8, 8, 16, 16), (8, 16, 16, 8), norm_groups=4)
 
 @pytest.fixture
 def model(seed_model):
-    made = SeedVR2(CONFIG)
+    made = ARCHITECTURE.build(CONFIG)
     seed_model(made, 3)
     return made
 
@@ -43,7 +43,7 @@ def test_single_frames_can_train_the_present_tap_alone(model, noise):
 
 
 def test_start_gives_unit_latents_and_inflating_keeps_single_frames(noise):
-    model = SeedVR2(CONFIG)
+    model = ARCHITECTURE.build(CONFIG)
     init.start(model, 0)
     x = noise(2, 1, 32, 32, 3)
     with torch.no_grad():
@@ -62,7 +62,7 @@ def test_start_gives_unit_latents_and_inflating_keeps_single_frames(noise):
 def test_balance_changes_the_scale_inside_and_not_the_output(model, noise):
     x = noise(1, 5, 16, 16, 3)
     seen = []
-    model.decoder.up_blocks[3].register_forward_hook(lambda *call: seen.append(call[2].std().item()))
+    model.decoder.up_blocks[3].resnets[2].register_forward_hook(lambda *call: seen.append(call[2].std().item()))
     with torch.no_grad():
         before = whole(model, x)
         export.balance(model)
@@ -120,7 +120,7 @@ def test_training_learns_and_continues(pictures, tmp_path):
     assert second == (12, run.progress) and again.step == 13
     pool = canvases.make_pool(pictures, 8, 0, "cpu", 64)
     x = motion.clips(torch.Generator().manual_seed(0), pool, 2, 1, 32, 32)
-    fresh = SeedVR2(CONFIG)
+    fresh = ARCHITECTURE.build(CONFIG)
     init.start(fresh, 0)
     silent = torch.zeros(2, 1, 4, 4, 16)
     with torch.no_grad():

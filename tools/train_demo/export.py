@@ -13,10 +13,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from ...engine.models.seedvr2 import Config, SeedVR2
+from ...engine.archs.seedvr2 import ARCHITECTURE, Config
+from ...engine.network.plain import Network
 
 
-def save(model: SeedVR2, path: Path) -> None:
+def save(model: Network, path: Path) -> None:
     """Weights rounded to fp16; metadata `norm_num_groups` tells loaders what shapes cannot."""
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {name: p.detach().to("cpu", torch.float16).contiguous() for name, p in model.state_dict().items()}
@@ -29,7 +30,7 @@ def _scale(layer: nn.Module, weight: float, bias: float) -> None:
 
 
 @torch.no_grad()
-def balance(model: SeedVR2) -> None:
+def balance(model: Network) -> None:
     """Shrink the two largest residual streams by powers of two; in exact arithmetic the output does not change.
 
     Training lets the streams before the encoder's last norm and the decoder's last norm grow to 14,000, near enough to
@@ -61,7 +62,7 @@ def main() -> None:
     tensors = load_file(args.trained)
     with safe_open(args.trained, "pt") as file:
         groups = int(file.metadata()["norm_num_groups"])
-    model = SeedVR2(Config.from_shapes({name: tuple(t.shape) for name, t in tensors.items()}, groups))
+    model = ARCHITECTURE.build(Config.from_shapes({name: tuple(t.shape) for name, t in tensors.items()}, groups))
     model.load_state_dict(tensors)
     balance(model)
     save(model, args.out)

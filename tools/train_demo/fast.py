@@ -10,8 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...engine.layers import CausalConv3d, Downsample, MidBlock, NormAct, ResnetBlock, SpatialAttention, Upsample
-from ...engine.models.seedvr2 import SeedVR2
+from ...engine.network.ops.attention import SplitAttention
+from ...engine.network.ops.conv import ClipConv
+from ...engine.network.ops.norm import GroupNormAct
+from ...engine.network.ops.resnet import Resnet
+from ...engine.network.ops.shuffle_up import Upsample
+from ...engine.network.ops.strided_down import Downsample
+from ...engine.network.plain import Network
+from ...engine.network.tree import Branch
 
 
 def _conv2d(x: Tensor, weight: Tensor, bias: Tensor, stride: int, pad: int) -> Tensor:
@@ -20,7 +26,7 @@ def _conv2d(x: Tensor, weight: Tensor, bias: Tensor, stride: int, pad: int) -> T
     return y.permute(0, 2, 3, 1).unflatten(0, x.shape[:2])
 
 
-def conv(m: CausalConv3d, x: Tensor, frozen_past: bool = False) -> Tensor:
+def conv(m: ClipConv, x: Tensor, frozen_past: bool = False) -> Tensor:
     """`frozen_past`: single frames train the present tap alone (the others stay what they are)."""
     weight, bias = m.weight.to(x.dtype), m.bias.to(x.dtype)
     kt, kh, _ = m.kernel_size
@@ -36,7 +42,7 @@ def conv(m: CausalConv3d, x: Tensor, frozen_past: bool = False) -> Tensor:
     return F.conv3d(x, weight, bias, (step, stride, stride), (0, pad, pad)).permute(0, 2, 3, 4, 1)
 
 
-def norm(m: NormAct, x: Tensor) -> Tensor:
+def norm(m: GroupNormAct, x: Tensor) -> Tensor:
     b, t, h, w, c = x.shape
     grouped = x.float().reshape(b, t, h * w, m.num_groups, c // m.num_groups)
     var, mean = torch.var_mean(grouped, (2, 4), correction=0, keepdim=True)
@@ -44,13 +50,13 @@ def norm(m: NormAct, x: Tensor) -> Tensor:
     return (F.silu(y) if m.act else y).to(x.dtype)
 
 
-def resnet(m: ResnetBlock, x: Tensor, frozen_past: bool) -> Tensor:
+def resnet(m: Resnet, x: Tensor, frozen_past: bool) -> Tensor:
     h = conv(m.conv1, norm(m.norm1, x), frozen_past)
     h = conv(m.conv2, norm(m.norm2, h), frozen_past)
     return h + (x if m.conv_shortcut is None else conv(m.conv_shortcut, x))
 
 
-def attention(m: SpatialAttention, x: Tensor) -> Tensor:
+def attention(m: SplitAttention, x: Tensor) -> Tensor:
     b, t, h, w, c = x.shape
     tokens = norm(m.group_norm, x).reshape(b * t, 1, h * w, c)
     q, k, v = (F.linear(tokens, p.weight.to(x.dtype), p.bias.to(x.dtype)) for p in (m.to_q, m.to_k, m.to_v))
@@ -59,7 +65,7 @@ def attention(m: SpatialAttention, x: Tensor) -> Tensor:
     return x + F.linear(y, out.weight.to(x.dtype), out.bias.to(x.dtype)).reshape(x.shape)
 
 
-def mid(m: MidBlock, x: Tensor, frozen_past: bool) -> Tensor:
+def mid(m: Branch, x: Tensor, frozen_past: bool) -> Tensor:
     return resnet(m.resnets[1], attention(m.attentions[0], resnet(m.resnets[0], x, frozen_past)), frozen_past)
 
 
@@ -80,26 +86,26 @@ def up(m: Upsample, x: Tensor, frozen_past: bool) -> Tensor:
     return conv(m.conv, x, frozen_past)
 
 
-def encode(model: SeedVR2, x: Tensor, dtype: torch.dtype = torch.bfloat16, frozen_past: bool = False) -> Tensor:
+def encode(model: Network, x: Tensor, dtype: torch.dtype = torch.bfloat16, frozen_past: bool = False) -> Tensor:
     """x [B, F, H, W, 3] in -1..1 -> float32 moments [B, T, H // 8, W // 8, 2 * latent]."""
     m = model.encoder
     x = conv(m.conv_in, x.to(dtype), frozen_past)
     for block in m.down_blocks:
         for layer in block.resnets:
             x = resnet(layer, x, frozen_past)
-        for layer in block.downsamplers:
+        for layer in getattr(block, "downsamplers", ()):
             x = down(layer, x, frozen_past)
     x = norm(m.conv_norm_out, mid(m.mid_block, x, frozen_past))
     return conv(m.conv_out, x, frozen_past).float()
 
 
-def decode(model: SeedVR2, z: Tensor, dtype: torch.dtype = torch.bfloat16, frozen_past: bool = False) -> Tensor:
+def decode(model: Network, z: Tensor, dtype: torch.dtype = torch.bfloat16, frozen_past: bool = False) -> Tensor:
     """z [B, T, h, w, latent] (unscaled) -> float32 [B, 4(T - 1) + 1, 8h, 8w, 3], about -1..1, not clamped."""
     m = model.decoder
     x = mid(m.mid_block, conv(m.conv_in, z.to(dtype), frozen_past), frozen_past)
     for block in m.up_blocks:
         for layer in block.resnets:
             x = resnet(layer, x, frozen_past)
-        for layer in block.upsamplers:
+        for layer in getattr(block, "upsamplers", ()):
             x = up(layer, x, frozen_past)
     return conv(m.conv_out, norm(m.conv_norm_out, x), frozen_past).float()

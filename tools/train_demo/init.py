@@ -5,10 +5,15 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ...engine.layers import CausalConv3d, Downsample, NormAct, ResnetBlock, SpatialAttention, Upsample
-from ...engine.models.seedvr2 import SeedVR2
+from ...engine.network.ops.attention import SplitAttention
+from ...engine.network.ops.conv import ClipConv
+from ...engine.network.ops.norm import GroupNormAct
+from ...engine.network.ops.resnet import Resnet
+from ...engine.network.ops.shuffle_up import Upsample
+from ...engine.network.ops.strided_down import Downsample
+from ...engine.network.plain import Network
 
-#: variance of SiLU of a unit normal about its second moment; convolutions behind NormAct see inputs of this power
+#: variance of SiLU of a unit normal about its second moment; convolutions behind GroupNormAct see inputs of this power
 SILU_POWER = 0.36
 
 
@@ -21,21 +26,21 @@ def _present_only(conv: nn.Conv3d, power: float = 1.0) -> None:
 
 
 @torch.no_grad()
-def start(model: SeedVR2, seed: int) -> None:
+def start(model: Network, seed: int) -> None:
     """Initialise in place: residual branches near zero, upsampling nearest-neighbour, latents of about unit std."""
     torch.manual_seed(seed)
     for m in model.modules():
-        if isinstance(m, NormAct):
+        if isinstance(m, GroupNormAct):
             nn.init.ones_(m.weight)
             nn.init.zeros_(m.bias)
-        elif isinstance(m, CausalConv3d):
+        elif isinstance(m, ClipConv):
             _present_only(m)
     for m in model.modules():
-        if isinstance(m, ResnetBlock):
+        if isinstance(m, Resnet):
             _present_only(m.conv1, SILU_POWER)
             _present_only(m.conv2, SILU_POWER)
             m.conv2.weight.mul_(0.2)
-        elif isinstance(m, SpatialAttention):
+        elif isinstance(m, SplitAttention):
             for linear in (m.to_q, m.to_k, m.to_v):
                 nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
                 nn.init.zeros_(linear.bias)
@@ -59,7 +64,7 @@ def start(model: SeedVR2, seed: int) -> None:
 
 
 @torch.no_grad()
-def inflate(model: SeedVR2) -> None:
+def inflate(model: Network) -> None:
     """After training on single frames: second sub-frames start as copies of the first, time strides average two."""
     for m in model.modules():
         if isinstance(m, Upsample) and m.z == 2:

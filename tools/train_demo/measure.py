@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ...engine.models.seedvr2 import SeedVR2
+from ...engine.network.plain import Network
 
 
 @torch.no_grad()
-def reconstruct(model: SeedVR2, frames: np.ndarray) -> np.ndarray:
+def reconstruct(model: Network, frames: np.ndarray) -> np.ndarray:
     """uint8 [F, H, W, 3] -> float32 in 0..1 of the same shape (F = 4n + 1, H and W multiples of 8).
 
     The engine's plain float32 forward with the weights rounded to fp16, as they ship.

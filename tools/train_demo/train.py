@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...engine.models.seedvr2 import Config, SeedVR2
+from ...engine.archs.seedvr2 import ARCHITECTURE, Config
+from ...engine.network.plain import Network
 from . import fast
 from .canvases import SIDE, make_pool
 from .export import save
@@ -52,7 +53,7 @@ PHASES = (Phase(0.3, 64, 1, 128, 128, 1024), Phase(0.75, 16, 9, 128, 128, 1024),
 TINY = (Phase(0.5, 2, 1, 32, 32, 8, 96), Phase(1.0, 1, 5, 32, 32, 8, 96))
 
 
-def loss_function(model: SeedVR2, frozen_past: bool) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
+def loss_function(model: Network, frozen_past: bool) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
     """(clips [B, F, H, W, 3], noise like the latent) -> (loss, mean MSE, latent std)."""
 
     def loss(x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -72,7 +73,7 @@ class Run:
 
     def __init__(self, folder: Path, device: torch.device, config: Config, seed: int) -> None:
         self.path, self.device, self.seed = folder / "state.pt", device, seed
-        self.model, self.ema = SeedVR2(config), SeedVR2(config)
+        self.model, self.ema = ARCHITECTURE.build(config), ARCHITECTURE.build(config)
         start(self.model, seed)
         self.model.to(device)
         self.ema.to(device).requires_grad_(False).load_state_dict(self.model.state_dict())

@@ -17,40 +17,83 @@ export function svg(tag, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
-// A DOM widget below a node's other widgets that is as high as its content, in both renderers. Returns the element to
-// fill; the node follows when the content changes.
-export function addPanel(node, name) {
-  const body = el("div", { class: "zerowaste-body" });
-  const element = el("div", { class: "zerowaste-panel", "data-zerowaste": name }, body);
-  let height = 0;
-  const margin = 6;
+const HEIGHT = 26;
+const MARGIN = 4;
+
+/** One line below a node's other widgets, always as high: the node never grows by what it says. */
+export function addLine(node, name) {
+  const line = el("button", { class: "zerowaste-status", "data-zerowaste": "status", type: "button" });
+  const element = el("div", { class: "zerowaste-holder" }, line);
+  const height = HEIGHT + 2 * MARGIN;
   const widget = node.addDOMWidget(name, name, element, {
     serialize: false,
     hideOnZoom: false,
-    margin,
+    // Not one of the node's values: the Parameters tab leaves it out.
+    hideInPanel: true,
+    margin: MARGIN,
     getMinHeight: () => height,
     getMaxHeight: () => height,
     getValue: () => "",
     setValue: () => {},
   });
   widget.serialize = false;
-  const grow = () => {
-    if (!body.offsetHeight) return; // hidden, or not on the page yet
-    const content = Math.ceil(body.offsetHeight) + 2 * margin;
-    if (Math.abs(content - height) < 2) return;
-    const free = node.size[1] - node.computeSize()[1];
-    height = content;
-    // Nodes made of elements grow by themselves; only drawn ones have to be told.
-    if (window.LiteGraph?.vueNodesMode) return;
-    node.setSize([node.size[0], node.computeSize()[1] + Math.max(0, free)]);
-    node.setDirtyCanvas?.(true, true);
-  };
-  const watcher = new ResizeObserver(grow);
-  watcher.observe(body);
-  const removed = node.onRemoved;
-  node.onRemoved = function (...rest) {
-    watcher.disconnect();
-    removed?.apply(this, rest);
-  };
-  return body;
+  // The frontend's side panel writes the width of its own column here, and the line would keep it.
+  Object.defineProperty(widget, "width", { get: () => undefined, set: () => {}, configurable: true });
+  return line;
+}
+
+/** A sheet over the page, below `anchor`: closed by a click elsewhere, Escape, or when the anchor moves away. */
+export class Sheet {
+  constructor(anchor, fillIn) {
+    this.anchor = anchor;
+    this.fillIn = fillIn;
+    this.element = null;
+  }
+
+  get open() {
+    return this.element !== null;
+  }
+
+  toggle() {
+    if (this.open) this.close();
+    else this.show();
+  }
+
+  show() {
+    this.element = el("div", { class: "zerowaste-sheet", "data-zerowaste": "details", role: "dialog" });
+    this.fillIn(this.element);
+    document.body.append(this.element);
+    this.place();
+    this.away = (event) => {
+      if (event.type === "keydown" ? event.key === "Escape" : !this.element.contains(event.target) && !this.anchor.contains(event.target)) this.close();
+    };
+    document.addEventListener("pointerdown", this.away, true);
+    document.addEventListener("wheel", this.away, { capture: true, passive: true });
+    document.addEventListener("keydown", this.away, true);
+  }
+
+  place() {
+    const at = this.anchor.getBoundingClientRect();
+    const { offsetWidth, offsetHeight } = this.element;
+    const below = at.bottom + 6;
+    const top = below + offsetHeight > window.innerHeight ? Math.max(8, at.top - 6 - offsetHeight) : below;
+    this.element.style.left = `${Math.max(8, Math.min(at.left, window.innerWidth - offsetWidth - 8))}px`;
+    this.element.style.top = `${top}px`;
+  }
+
+  refresh() {
+    if (!this.open) return;
+    const at = this.anchor.getBoundingClientRect();
+    if (!this.anchor.isConnected || !at.width) return void this.close();
+    this.element.replaceChildren();
+    this.fillIn(this.element);
+    this.place();
+  }
+
+  close() {
+    if (!this.open) return;
+    for (const kind of ["pointerdown", "wheel", "keydown"]) document.removeEventListener(kind, this.away, true);
+    this.element.remove();
+    this.element = null;
+  }
 }

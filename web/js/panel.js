@@ -1,170 +1,153 @@
-// The panel of a decode node: what its run will take, and afterwards what it took. An encode node has the second half.
-import { api } from "../../../scripts/api.js";
-import { addPanel, el } from "./dom.js";
-import { drawMemory, drawPlan, drawSeconds, memoryLabel } from "./draw.js";
-import { MAX_FRAMES, question, traceSize } from "./question.js";
-import { gb, seconds, t } from "./strings.js";
+// The line of a node that decodes or encodes: what its run will take, how it goes, what it took. A click shows the rest.
+import { app } from "../../../scripts/app.js";
+import { compareButton } from "./compare.js";
+import { addLine, el, Sheet } from "./dom.js";
+import { outlook, result } from "./details.js";
+import { onRuns } from "./runs.js";
+import { forgetAssumed, planFor } from "./plans.js";
+import { question, traceSize } from "./question.js";
+import { gb, perFrame, t } from "./strings.js";
 
-const ROUTE = "/zerowaste_vae/plan";
-// Milliseconds between two looks at the widgets, whichever way and renderer they were changed in.
+// Milliseconds between two looks at all the nodes, whichever way and renderer they were changed in.
 const INTERVAL = 400;
-const SIZES = [[832, 480], [1280, 720], [1920, 1080], [2560, 1440], [3840, 2160]];
+const APPROXIMATE = ["fp8", "int8", "fp16_fast"];
+
+const panels = new Set();
+let timer = null;
 
 export function attachPanel(node, { plan }) {
-  const body = addPanel(node, plan ? "zerowaste_plan" : "zerowaste_result");
-  const planned = el("div", { class: "zerowaste-section" });
-  const ran = el("div", { class: "zerowaste-section" });
-  const size = plan ? picker(node) : null;
-  if (plan) body.append(size.row, planned);
-  body.append(ran);
-  body.hidden = !plan;
-  let lastRun = null;
-  const again = plan ? watch(node, planned, () => lastRun, size.show) : () => {};
-  const executed = node.onExecuted;
-  node.onExecuted = function (output, ...rest) {
-    executed?.call(this, output, ...rest);
-    const report = output?.zerowaste?.[0];
-    if (!report?.seconds) return;
-    const facts = report.plan_facts;
-    if (facts) {
-      const { width, height, frames } = facts;
-      lastRun = { size: { width, height, frames }, model: facts.model, traced: traceSize(node) };
-    }
-    ran.replaceChildren(...result(report));
-    body.hidden = false;
-    again(); // the server may know more of the VAE now
-  };
-}
-
-// -- before the run ----------------------------------------------------------------------------------------------------
-
-function picker(node) {
-  const choice = el("select", { title: t("size_help") }, el("option", { value: "" }, t("size_auto")));
-  for (const [width, height] of SIZES) {
-    choice.append(el("option", { value: `${width}x${height}` }, `${width} × ${height} px`));
-  }
-  const frames = el("input", { type: "number", min: 1, max: MAX_FRAMES, step: 4, title: t("frames_help") });
-  const row = el("div", { class: "zerowaste-row" }, choice, frames, el("span", {}, t("frames")));
-  // What the plan is for; the number of frames can be changed where nothing else gives it.
-  const show = (count, open) => {
-    const size = node.properties?.zerowaste_size;
-    choice.value = size ? `${size.width}x${size.height}` : "";
-    frames.value = count;
-    frames.disabled = !open;
-  };
-  const pick = () => {
-    const [width, height] = choice.value.split("x").map(Number);
-    node.properties ??= {};
-    if (choice.value) node.properties.zerowaste_size = { width, height };
-    else delete node.properties.zerowaste_size;
-    node.properties.zerowaste_frames = Math.min(MAX_FRAMES, Math.max(1, Math.round(Number(frames.value)) || 1));
-  };
-  choice.addEventListener("change", pick);
-  frames.addEventListener("change", pick);
-  for (const kind of ["pointerdown", "wheel", "keydown"]) row.addEventListener(kind, (event) => event.stopPropagation());
-  return { row, show };
-}
-
-// Asks for a plan whenever the question changes; the function it returns asks again.
-function watch(node, planned, lastRun, showSize) {
-  let asked = "";
-  let request = null;
-  const look = async () => {
-    if (!node.graph || document.hidden) return;
-    const { query, source, open } = question(node, lastRun());
-    const text = new URLSearchParams(query).toString();
-    if (asked === `${source} ${text}`) return;
-    asked = `${source} ${text}`;
-    showSize(query.frames, open);
-    request?.abort();
-    request = new AbortController();
-    planned.classList.add("zerowaste-waiting");
-    if (!planned.childElementCount) planned.replaceChildren(el("div", { class: "zerowaste-line" }, t("planning")));
-    try {
-      const answer = await api.fetchApi(`${ROUTE}?${text}`, { signal: request.signal });
-      const plan = await answer.json();
-      if (answer.status === 429) asked = "";
-      planned.replaceChildren(...(answer.ok ? outlook(plan, source) : [problem(plan.error)]));
-    } catch (error) {
-      if (error.name === "AbortError") return;
-      planned.replaceChildren(problem(t("unreachable")));
-    }
-    planned.classList.remove("zerowaste-waiting");
-  };
-  const timer = setInterval(look, INTERVAL);
+  const panel = new Panel(node, plan);
+  panels.add(panel);
   const removed = node.onRemoved;
   node.onRemoved = function (...rest) {
-    clearInterval(timer);
-    request?.abort();
+    panels.delete(panel);
+    panel.sheet.close();
     removed?.apply(this, rest);
   };
-  return () => {
-    asked = "";
-  };
+  timer ??= setInterval(lookAtAll, INTERVAL);
+  queueMicrotask(() => panel.look());
 }
 
-function problem(text) {
-  return el("div", { class: "zerowaste-line zerowaste-problem" }, text);
+function lookAtAll() {
+  if (document.hidden) return;
+  for (const panel of panels) panel.look();
 }
 
-function outlook(plan, source) {
-  const clip = t(plan.frames === 1 ? "image" : "clip", { width: plan.width, height: plan.height, frames: plan.frames });
-  const parts = [el("div", { class: "zerowaste-line" }, `${clip} (${t(`source_${source}`)})`), drawPlan(plan)];
-  if (!plan.fits) return [...parts, problem(plan.text), ...footnotes(plan)];
-  parts.push(drawMemory(plan.predicted_gb, plan.target_gb, memoryLabel(plan)));
-  parts.push(el("div", { class: "zerowaste-line" }, `${layout(plan)}; ${chunking(plan)}`));
-  for (const name of ["parked", "result"]) {
-    const size = plan[`${name}_gb`];
-    if (size >= 0.01) parts.push(el("div", { class: "zerowaste-line" }, t(`memory_${name}`, { size: gb(size) })));
+class Panel {
+  constructor(node, plans) {
+    this.node = node;
+    this.plans = plans;
+    this.run = null; // { state: "running" | "cancelled" | "failed", text }
+    this.report = null;
+    this.asked = { why: "unconnected" };
+    this.answer = null;
+    this.shown = "";
+    this.line = addLine(node, "zerowaste_status");
+    this.sheet = new Sheet(this.line, (element) => element.append(...this.details()));
+    this.line.addEventListener("click", (event) => {
+      event.stopPropagation();
+      this.sheet.toggle();
+    });
+    this.line.addEventListener("pointerdown", (event) => event.button === 0 && event.stopPropagation());
+    onRuns(node, (run) => {
+      this.run = run;
+      this.look();
+    });
   }
-  return [...parts, ...footnotes(plan)];
+
+  // What the host keeps of the node's last run; it follows the tabs of workflows by itself.
+  newest() {
+    const { id, graph } = this.node;
+    const inner = graph && graph !== (graph.rootGraph ?? graph);
+    const outputs = app.nodeOutputs?.[inner ? `${graph.id}:${id}` : String(id)];
+    const report = outputs?.zerowaste?.[0];
+    return report?.seconds ? report : null;
+  }
+
+  look() {
+    if (!this.node.graph) return;
+    const report = this.newest();
+    if (report?.text !== this.report?.text) {
+      this.report = report;
+      this.lastRun = lastRun(report, this.node, this.plans);
+      if (this.run?.state !== "running") this.run = null;
+      forgetAssumed();
+    }
+    if (this.plans) {
+      this.asked = question(this.node, this.lastRun);
+      this.answer = this.asked.query ? planFor(this.asked.query) ?? null : null;
+    }
+    const { text, mood } = this.say();
+    const state = JSON.stringify([text, mood, this.asked, this.answer, this.report?.text]);
+    if (state === this.shown) return;
+    this.shown = state;
+    this.line.textContent = text;
+    this.line.title = text;
+    this.line.dataset.mood = mood;
+    this.sheet.refresh();
+  }
+
+  say() {
+    if (this.run) return { text: this.run.text, mood: { running: "busy", cancelled: "quiet", failed: "bad" }[this.run.state] };
+    const { plan, error } = this.answer ?? {};
+    if (this.report && (!this.plans || this.asked.source === "last_run" || !this.asked.query)) {
+      return { text: summary(this.report), mood: "good" };
+    }
+    if (!this.plans) return { text: t("no_run"), mood: "quiet" };
+    if (this.asked.why) return { text: t(`why_${this.asked.why}`, { names: this.asked.names?.join(", ") }), mood: "quiet" };
+    if (error !== undefined) return { text: error || t("unreachable"), mood: error ? "bad" : "quiet" };
+    if (!plan) return { text: t("planning"), mood: "quiet" };
+    if (plan.unknown) return { text: t(plan.host ? "host_network" : "why_no_vae"), mood: "quiet" };
+    if (!plan.fits) return { text: t("fits_not", { target: gb(plan.target_gb) }), mood: "bad" };
+    const numbers = { used: number(plan.predicted_gb), target: `${number(plan.target_gb)} GB`, how: layout(plan), exact: exactness(plan) };
+    return { text: t(plan.target_gb ? "fits" : "takes", { ...numbers, all: gb(plan.predicted_gb) }), mood: "good" };
+  }
+
+  details() {
+    const parts = [];
+    const { plan, error } = this.answer ?? {};
+    if (plan && !plan.unknown) parts.push(section(t("before"), outlook(plan, this.asked.source)));
+    else if (this.plans && !this.report) {
+      const said = error || (this.asked.why ? t(`help_${this.asked.why}`) : plan?.host ? t("help_host_network") : this.say().text);
+      parts.push(section(t("before"), [el("div", { class: "zerowaste-line" }, said)]));
+    }
+    if (this.run?.state === "failed") parts.push(section(t("stopped"), [el("div", { class: "zerowaste-line" }, this.run.full)]));
+    if (this.report) parts.push(section(t("after"), result(this.report)));
+    else if (!this.plans) parts.push(el("div", { class: "zerowaste-line" }, t("no_run")));
+    if (this.plans && this.report) parts.push(compareButton(this.node, () => this.sheet.open && this.sheet.place()));
+    return parts;
+  }
+}
+
+function section(title, parts) {
+  return el("div", { class: "zerowaste-section" }, el("div", { class: "zerowaste-head" }, title), ...parts);
+}
+
+function lastRun(report, node, plans) {
+  const facts = plans ? report?.plan_facts : null;
+  if (!facts) return null;
+  const { width, height, frames, batch } = facts;
+  return { size: { width, height, frames, batch: batch ?? 1 }, model: facts.model, traced: traceSize(node) };
+}
+
+function number(value) {
+  return Number(value).toFixed(value < 1 ? 2 : 1);
 }
 
 function layout(plan) {
-  if (plan.mode === "untiled") return t("untiled");
-  if (plan.mode === "parked") return t("parked");
-  return t("blended", { n: plan.tiles, width: plan.tile_width, height: plan.tile_height });
+  return plan.mode === "blended" ? t("blended_short", { n: plan.tiles }) : t("whole_frames");
 }
 
-function chunking(plan) {
-  if (plan.chunks === 1) return t("one_chunk");
-  return t(plan.chunk_latents === 1 ? "small_chunks" : "chunks", { n: plan.chunks, latents: plan.chunk_latents });
+function exactness(plan) {
+  return t(plan.mode === "blended" || APPROXIMATE.includes(plan.precision) ? "approximate" : "exact");
 }
 
-function footnotes(plan) {
-  const kernels = plan.kernels_off ? t("plain_torch", { reason: plan.kernels_off }) : t("fused");
-  const notes = [`${plan.precision}, ${plan.device}: ${kernels}`];
-  if (plan.note) notes.push(plan.note);
-  if (plan.assumed) notes.push(t("assumed"));
-  return notes.map((note) => el("div", { class: "zerowaste-note" }, note));
-}
-
-// -- after the run -----------------------------------------------------------------------------------------------------
-
-function result(report) {
-  const stages = [["load", report.load_seconds], ...Object.entries(report.seconds)].filter(([, time]) => time >= 0.005);
-  const total = report.total_seconds + report.load_seconds;
-  const { batch, frames } = report.clip;
-  const each = (1000 * report.total_seconds) / (batch * frames);
-  const parts = [
-    el("div", { class: "zerowaste-line zerowaste-head" },
-      t("ran", { time: seconds(total), each: each < 10 ? each.toFixed(1) : each.toFixed(0) })),
-    drawSeconds(stages),
-  ];
-  const used = report.reserved_gb;
-  if (used) parts.push(drawMemory(used, report.predicted_gb, t("used", { used: gb(used), planned: gb(report.predicted_gb) })));
-  else if (report.predicted_gb) parts.push(el("div", { class: "zerowaste-line" }, t("not_measured", { planned: gb(report.predicted_gb) })));
-  if (report.db !== null) parts.push(el("div", { class: "zerowaste-line" }, t("quality", { db: report.db.toFixed(1) })));
-  parts.push(el("div", { class: "zerowaste-line" }, `${report.mode}, ${report.precision}`));
-  for (const [name, count] of Object.entries(report.events)) {
-    if (count) parts.push(problem(t(`event_${name}`, { n: count })));
-  }
-  for (const note of report.notes) parts.push(el("div", { class: "zerowaste-note" }, note));
-  if (report.off.length) parts.push(offList(report.off));
-  return parts;
-}
-
-function offList(off) {
-  const entries = off.map(({ name, reason }) => el("li", {}, el("b", {}, name), `: ${reason}`));
-  return el("details", { class: "zerowaste-off" }, el("summary", {}, t("off", { n: off.length })), el("ul", {}, ...entries));
+function summary(report) {
+  const facts = report.plan_facts;
+  const parts = [t("each", { each: perFrame(report) })];
+  if (report.reserved_gb) parts.push(gb(report.reserved_gb));
+  else if (report.predicted_gb) parts.push(t("about", { size: gb(report.predicted_gb) }));
+  if (facts) parts.push(layout(facts), exactness({ ...facts, precision: report.precision }));
+  else parts.push(report.load_seconds === null ? t("host_short") : report.precision);
+  return parts.join(" · ");
 }

@@ -1,32 +1,22 @@
-// What is asked of the planner for a decode node: the wishes of the nodes before it, and the size of the clip.
+// What is asked of the planner for a decode node: the wishes of the nodes before it, and the size of what it gets.
+import { sourceNode, sourceOf, UNKNOWN, value } from "./graph.js";
 
-const VAE_NODES = { ZeroWasteVAELoader: "loader", ZeroWasteVAEOptimize: "optimize", VAELoader: "stock" };
-const FRAME_WIDGETS = ["length", "frames", "num_frames", "video_length", "frame_count", "batch_size"];
+const FRAME_WIDGETS = ["length", "frames", "num_frames", "video_length", "frame_count"];
 // Optimisations that change what a run takes.
 const PLANNED = ["channels_last_3d", "triton_fusion", "composed_upsample", "flash_attention", "async_offload"];
 const DEMO = { width: 288, height: 176 };
+// Nodes that change a size in a way their widgets do not tell.
+const CHANGES = /scale|resize|crop|pad|rotate|composite|trim|slice|concat|stitch|select|frombatch|range|interpolat/i;
 const MAX_NODES = 64;
 export const MAX_FRAMES = 100000;
 
-export const EXAMPLE = { width: 1280, height: 720, frames: 21 };
-
-export function value(node, name) {
-  const linked = node.inputs?.some((input) => input.widget?.name === name && input.link != null);
-  return linked ? undefined : node.widgets?.find((widget) => widget.name === name)?.value;
-}
-
-function inputNode(node, name) {
-  const slot = node.inputs?.findIndex((input) => input.name === name) ?? -1;
-  return slot < 0 ? null : node.getInputNode(slot);
-}
-
-// The decode node and what its VAE went through, nearest first; reroutes are passed through.
+// The decode node and what its VAE went through, nearest first.
 function vaeChain(node) {
   const chain = [node];
-  let current = inputNode(node, "vae");
+  let current = sourceNode(node, "vae");
   for (let steps = 0; current && steps < MAX_NODES; steps += 1) {
-    if (VAE_NODES[current.comfyClass]) chain.push(current);
-    current = inputNode(current, "vae") ?? (current.inputs?.length === 1 ? current.getInputNode(0) : null);
+    chain.push(current);
+    current = sourceNode(current, "vae");
   }
   return chain;
 }
@@ -40,70 +30,130 @@ function eightBit(node, precision) {
 }
 
 // As nodes/settings.py has it: the nearest node that has a wish; tile and overlap belong to the tiling they came with.
-function wishes(chain) {
+// `unknown` gathers the names of what other nodes compute in the run.
+function wishes(chain, unknown) {
+  const ask = (node, name) => {
+    const found = value(node, name);
+    if (found !== UNKNOWN) return found;
+    unknown.add(name);
+    return undefined;
+  };
+  const ours = chain.filter((node) => node.comfyClass?.startsWith("ZeroWaste"));
   const wish = {};
   for (const name of ["vram_gb", "ram_gb", "chunk"]) {
-    const given = chain.map((node) => value(node, name)).find((number) => Number(number) > 0);
+    const given = ours.map((node) => ask(node, name)).find((number) => Number(number) > 0);
     if (given !== undefined) wish[name] = Number(given);
   }
-  const tiling = (node) => value(node, "tiling") ?? "auto";
-  const asked = chain.find((node) => tiling(node) !== "auto");
+  const tiling = (node) => ask(node, "tiling") ?? "auto";
+  const asked = ours.find((node) => tiling(node) !== "auto");
   if (asked) {
     wish.tiling = tiling(asked);
     for (const name of ["tile", "overlap"]) {
-      const own = value(asked, `tiling.${name}`) ?? value(asked, name);
+      const own = ask(asked, `tiling.${name}`) ?? ask(asked, name);
       if (own !== undefined && wish.tiling !== "untiled") wish[name] = Number(own);
     }
   }
-  const precision = chain.slice(1).map((node) => value(node, "precision")).find((name) => name && name !== "auto");
+  const precision = ours.slice(1).map((node) => ask(node, "precision")).find((name) => name && name !== "auto");
   if (precision) wish.precision = precision;
-  const output = value(chain[0], "output");
+  const output = ask(chain[0], "output");
   if (output && output !== "auto") wish.output = output;
   const optimize = chain.find((node) => node.comfyClass === "ZeroWasteVAEOptimize");
   if (optimize && eightBit(optimize, wish.precision)) wish.precision = "fp8";
   const off = PLANNED.filter((name) => optimize && value(optimize, name) === false);
   if (off.length) wish.off = off.join(",");
-  const file = chain.map((node) => value(node, "vae_name")).find((name) => name);
-  if (file) wish.model = file;
+  const last = chain[chain.length - 1];
+  const file = ask(last, "vae_name");
+  if (typeof file === "string" && file) wish.model = file;
   return wish;
 }
 
-// Width, height and, where they are known, frames from the widgets of the nodes before; the nearest one counts.
-export function traceSize(node) {
-  const size = {};
-  const queue = [inputNode(node, "samples")];
-  const seen = new Set();
-  let repeats = 1;
-  while (queue.length && seen.size < MAX_NODES) {
-    const current = queue.shift();
-    if (!current || seen.has(current)) continue;
-    seen.add(current);
-    const [width, height] = ["width", "height"].map((name) => Number(value(current, name)));
-    if (!size.width && width >= 8 && height >= 8) Object.assign(size, { width, height });
-    if (!size.width && current.comfyClass === "ZeroWasteVAEDemoClip") Object.assign(size, DEMO);
-    if (current.comfyClass === "RepeatImageBatch") repeats *= Number(value(current, "amount")) || 1;
-    const frames = FRAME_WIDGETS.map((name) => Number(value(current, name))).find((number) => number >= 1);
-    if (!size.frames && frames) size.frames = Math.min(MAX_FRAMES, frames * repeats);
-    for (let slot = 0; slot < (current.inputs?.length ?? 0); slot += 1) {
-      if (["LATENT", "IMAGE", "VIDEO", "*"].includes(current.inputs[slot].type)) queue.push(current.getInputNode(slot));
-    }
+// What a node says of the clip that leaves it: { width, height, frames, batch }, null where it says nothing (look before
+// it), or UNKNOWN where it changes the clip in a way that only a run knows.
+function told(node) {
+  const number = (name) => value(node, name);
+  const [width, height] = [number("width"), number("height")];
+  const frames = FRAME_WIDGETS.map(number).find((count) => count === UNKNOWN || Number(count) >= 1);
+  const batch = number("batch_size");
+  if ([width, height, frames, batch].includes(UNKNOWN)) return UNKNOWN;
+  if (node.comfyClass === "ZeroWasteVAEDemoClip") return { ...DEMO, frames: Math.min(25, frames), batch: 1 };
+  if (Number(width) >= 8 && Number(height) >= 8) {
+    const said = { width: Number(width), height: Number(height) };
+    if (frames) said.frames = Number(frames);
+    if (batch !== undefined) said.batch = Number(batch);
+    // An empty latent of images has no length: one frame each.
+    if (batch !== undefined && !frames) said.frames = 1;
+    return said;
   }
-  return size.width ? size : null;
+  if (node.comfyClass === "LoadImage") {
+    const picture = node.imgs?.[0];
+    return picture?.naturalWidth ? { width: picture.naturalWidth, height: picture.naturalHeight, frames: 1, batch: 1 } : UNKNOWN;
+  }
+  return null;
 }
 
-// { query, source, open }: the size is picked in the panel, else traced if that changed since the last run, else of the
-// last run. `open`: the number of frames is left to the panel.
+const FACTORS = {
+  RepeatImageBatch: (clip, node) => ({ ...clip, frames: clip.frames * (Number(value(node, "amount")) || 1) }),
+  RepeatLatentBatch: (clip, node) => ({ ...clip, batch: clip.batch * (Number(value(node, "amount")) || 1) }),
+  LatentUpscaleBy: (clip, node) => scaled(clip, Number(value(node, "scale_by")), 8),
+  ImageScaleBy: (clip, node) => scaled(clip, Number(value(node, "scale_by")), 1),
+};
+
+function scaled(clip, by, unit) {
+  const side = (length) => unit * Math.max(1, Math.round((length / unit) * by));
+  return by > 0 ? { ...clip, width: side(clip.width), height: side(clip.height) } : null;
+}
+
+// { width, height, frames, batch } of the clip at the input `name` of `node`, from the nodes before it; null: not known.
+export function traceSize(node, name = "samples", depth = 0, seen = new Set()) {
+  const current = sourceNode(node, name);
+  if (!current || depth > MAX_NODES || seen.has(current)) return null;
+  seen.add(current);
+  const said = told(current);
+  if (said === UNKNOWN) return null;
+  const carried = (current.inputs ?? []).filter((input) => ["LATENT", "IMAGE", "VIDEO", "*"].includes(input.type));
+  const before = () => {
+    for (const input of carried) {
+      const found = traceSize(current, input.name, depth + 1, seen);
+      if (found) return found;
+    }
+    return null;
+  };
+  if (said?.frames) return bounded({ batch: 1, ...said });
+  if (said) {
+    // A size without a number of frames (Upscale Image): those come from before.
+    const rest = before();
+    return rest && bounded({ ...rest, ...said });
+  }
+  const rest = before();
+  if (!rest) return null;
+  const factor = FACTORS[current.comfyClass];
+  if (factor) return bounded(factor(rest, current));
+  return CHANGES.test(current.comfyClass ?? "") ? null : rest;
+}
+
+function bounded(clip) {
+  return clip && { ...clip, frames: Math.min(MAX_FRAMES, Math.round(clip.frames)), batch: Math.min(64, Math.round(clip.batch)) };
+}
+
+const connected = (node, name) => {
+  const slot = node.inputs?.findIndex((input) => input.name === name) ?? -1;
+  return slot >= 0 && node.inputs[slot].link !== null && node.inputs[slot].link !== undefined && Boolean(sourceOf(node, slot));
+};
+
+/**
+ * { query, source } of a plan to ask for, or { why } where there is nothing to ask: "unconnected", "no_size", "no_vae"
+ * or "computed" (with `names` of the widgets). The size is traced, else that of the last run.
+ */
 export function question(node, lastRun) {
+  if (!connected(node, "samples") || !connected(node, "vae")) return { why: "unconnected" };
   const traced = traceSize(node);
-  const picked = node.properties?.zerowaste_size;
   const moved = lastRun && traced && JSON.stringify(traced) !== JSON.stringify(lastRun.traced);
-  let [size, source] = [EXAMPLE, "example"];
-  if (picked) [size, source] = [picked, "picked"];
-  else if (lastRun && !moved) [size, source] = [lastRun.size, "last_run"];
-  else if (traced) [size, source] = [traced, "traced"];
-  const wish = wishes(vaeChain(node));
+  const size = lastRun && !moved ? lastRun.size : traced;
+  const unknown = new Set();
+  const wish = wishes(vaeChain(node), unknown);
   if (!wish.model && lastRun?.model) wish.model = lastRun.model;
-  const open = Boolean(picked) || !size.frames;
-  const frames = open ? (node.properties?.zerowaste_frames ?? EXAMPLE.frames) : size.frames;
-  return { query: { ...wish, ...size, frames }, source, open };
+  if (!size) return { why: "no_size" };
+  if (unknown.size) return { why: "computed", names: [...unknown] };
+  if (!wish.model) return { why: "no_vae" };
+  return { query: { ...wish, ...size }, source: lastRun && !moved ? "last_run" : "traced" };
 }

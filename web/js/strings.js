@@ -22,6 +22,11 @@ export function t(key, values = {}) {
   return text.replace(/\{(\w+)\}/g, (whole, name) => values[name] ?? whole);
 }
 
+/** A reason the server gives, in the user's language where it is one that is known there. */
+export function reason(text) {
+  return own.reasons?.[text] ?? text;
+}
+
 // Three significant digits are as many as a plan is good for.
 export function gb(value) {
   return `${Number(value).toFixed(value < 10 ? 2 : 1)} GB`;
@@ -29,4 +34,11 @@ export function gb(value) {
 
 export function seconds(value) {
   return `${Number(value).toFixed(value < 10 ? 2 : 1)} s`;
+}
+
+/** Milliseconds per frame of a run, without the time in which the host loads the weights. */
+export function perFrame(report) {
+  const { batch, frames } = report.clip;
+  const each = (1000 * report.total_seconds) / (batch * frames);
+  return each < 10 ? each.toFixed(1) : each.toFixed(0);
 }

@@ -1,8 +1,12 @@
-// The pack's part of the frontend: plan and result panels, reasons for toggles, refresh of the file list.
+// The pack's part of the frontend: status lines, the expert switch, "Use Zero-Waste VAE", refresh of the file list.
 import { app } from "../../../scripts/app.js";
+import { adoptAll, menuItems } from "./adopt.js";
+import { addExpertSwitch, markUseless } from "./expert.js";
 import { attachPanel } from "./panel.js";
-import { attachReasons } from "./reasons.js";
+import { followRuns } from "./runs.js";
 import { loadStrings, t } from "./strings.js";
+
+const EVERYWHERE = "ZeroWasteVAE.UseEverywhere";
 
 function addStyle() {
   const link = document.createElement("link");
@@ -19,14 +23,32 @@ function addRefresh(node) {
 
 app.registerExtension({
   name: "ZeroWasteVAE",
+  // Its words in other languages are in locales/*/commands.json.
+  commands: [{ id: EVERYWHERE, label: "Use Zero-Waste VAE in the whole workflow", icon: "pi pi-bolt", function: adoptAll }],
+  menuCommands: [{ path: ["Extensions", "Zero-Waste VAE"], commands: [EVERYWHERE] }],
   async init() {
     addStyle();
     await loadStrings();
+    followRuns();
+  },
+  getNodeMenuItems: menuItems,
+  getCanvasMenuItems: () => [null, { content: t("adopt_all"), callback: () => adoptAll() }],
+  beforeRegisterNodeDef(kind) {
+    if (app.collectNodeMenuItems) return;
+    // Frontends from before getNodeMenuItems ask the node.
+    const before = kind.prototype.getExtraMenuOptions;
+    kind.prototype.getExtraMenuOptions = function (canvas, options) {
+      const more = before?.call(this, canvas, options);
+      options.push(...menuItems(this));
+      return more;
+    };
   },
   nodeCreated(node) {
+    if (!node.comfyClass?.startsWith("ZeroWasteVAE")) return;
+    if (node.comfyClass === "ZeroWasteVAELoader") addRefresh(node);
+    if (node.comfyClass === "ZeroWasteVAEOptimize") markUseless(node);
+    addExpertSwitch(node);
     if (node.comfyClass === "ZeroWasteVAEDecode") attachPanel(node, { plan: true });
     if (node.comfyClass === "ZeroWasteVAEEncode") attachPanel(node, { plan: false });
-    if (node.comfyClass === "ZeroWasteVAEOptimize") attachReasons(node);
-    if (node.comfyClass === "ZeroWasteVAELoader") addRefresh(node);
   },
 });

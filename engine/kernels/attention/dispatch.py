@@ -71,25 +71,28 @@ def launch(q: Tensor, k: Tensor, v: Tensor, here: Target,
     if here.tma:
         from triton.tools.tensor_descriptor import TensorDescriptor
 
-        boxes = ([scores.bm, scores.bk], [scores.bn, scores.bk], [values.bm, values.bk], [values.bk, values.bn])
+        boxes = ([scores.positions, scores.depth], [scores.columns, scores.depth],
+                 [values.positions, values.depth], [values.depth, values.columns])  # fmt: skip
         flat = [t.view(-1, t.shape[-1]) for t in operands]
         operands = [TensorDescriptor(t, t.shape, t.stride(), b) for t, b in zip(flat, boxes, strict=True)]
     qs, ks, ws, vs = operands
-    common = {"D": head, "TMA": here.tma, "UNIT": scores.bn,
+    common = {"D": head, "TMA": here.tma, "UNIT": scores.columns,
               "UPCAST": interpreted() and not q.is_cuda and q.dtype == torch.bfloat16}
     for frame in range(frames):
         for top in range(0, tokens, rows):
             n = min(rows, tokens - top)
             place = (frame * tokens + top, frame * tokens, n, tokens, tiles)
-            row_tiles = -(-n // scores.bm)
+            row_tiles = -(-n // scores.positions)
             kernels.scores_kernel[(row_tiles, tiles)](
                 qs, ks, weights, peaks, totals, *place, math.log2(math.e) / math.sqrt(head), **common,
-                BM=scores.bm, BN=scores.bn, BK=scores.bk, num_warps=scores.warps, num_stages=scores.stages,
+                BM=scores.positions, BN=scores.columns, BK=scores.depth,
+                num_warps=scores.warps, num_stages=scores.stages,
             )  # fmt: skip
-            kernels.merge_kernel[(row_tiles * scores.bm // MERGE_ROWS,)](
-                peaks, totals, row_tiles * scores.bm, tiles, BT=MERGE_TILES, BR=MERGE_ROWS, num_warps=4)
-            kernels.values_kernel[(row_tiles, -(-head // values.bn))](
-                ws, vs, totals, out, *place, **common, KEYS=scores.bn,
-                BM=values.bm, BN=values.bn, BK=values.bk, num_warps=values.warps, num_stages=values.stages,
+            kernels.merge_kernel[(row_tiles * scores.positions // MERGE_ROWS,)](
+                peaks, totals, row_tiles * scores.positions, tiles, BT=MERGE_TILES, BR=MERGE_ROWS, num_warps=4)
+            kernels.values_kernel[(row_tiles, -(-head // values.columns))](
+                ws, vs, totals, out, *place, **common, KEYS=scores.columns,
+                BM=values.positions, BN=values.columns, BK=values.depth,
+                num_warps=values.warps, num_stages=values.stages,
             )  # fmt: skip
     return out

@@ -9,11 +9,11 @@ from ..conv3d.schedules import generation
 
 @dataclass(frozen=True)
 class Schedule:
-    """Output rows and columns, depth of one step; warps; stages."""
+    """Output positions and columns, depth of one step; warps; stages."""
 
-    bm: int
-    bn: int
-    bk: int
+    positions: int
+    columns: int
+    depth: int
     warps: int
     stages: int
 
@@ -22,10 +22,22 @@ class Schedule:
 # rows, and a step of the second lies within one key tile of the first. sm_90 is measured on an H200; the others fit
 # their shared memory and do not spill.
 SCHEDULES: dict[int, tuple[Schedule, Schedule]] = {
-    90: (Schedule(128, 128, 64, 4, 3), Schedule(128, 128, 128, 8, 3)),
-    100: (Schedule(128, 128, 64, 8, 3), Schedule(128, 128, 64, 8, 3)),
-    120: (Schedule(128, 128, 32, 8, 3), Schedule(128, 128, 32, 8, 3)),
-    80: (Schedule(128, 128, 32, 8, 3), Schedule(128, 128, 32, 8, 3)),
+    90: (
+        Schedule(positions=128, columns=128, depth=64, warps=4, stages=3),
+        Schedule(positions=128, columns=128, depth=128, warps=8, stages=3),
+    ),
+    100: (
+        Schedule(positions=128, columns=128, depth=64, warps=8, stages=3),
+        Schedule(positions=128, columns=128, depth=64, warps=8, stages=3),
+    ),
+    120: (
+        Schedule(positions=128, columns=128, depth=32, warps=8, stages=3),
+        Schedule(positions=128, columns=128, depth=32, warps=8, stages=3),
+    ),
+    80: (
+        Schedule(positions=128, columns=128, depth=32, warps=8, stages=3),
+        Schedule(positions=128, columns=128, depth=32, warps=8, stages=3),
+    ),
 }
 # Softmax weights kept at once; queries run in equal blocks of rows that fit (3,712 of 14,400 at 1280x720).
 SCRATCH_BYTES = 128 * 2**20
@@ -43,9 +55,9 @@ class Blocks:
 
     @classmethod
     def of(cls, tokens: int, itemsize: int, scores: Schedule) -> Blocks:
-        tiles = -(-tokens // scores.bn)
-        stride = tiles * scores.bn
-        return cls(block_rows(tokens, stride * itemsize, scores.bm), stride, tiles)
+        tiles = -(-tokens // scores.columns)
+        stride = tiles * scores.columns
+        return cls(block_rows(tokens, stride * itemsize, scores.positions), stride, tiles)
 
     def split(self, itemsize: int) -> tuple[int, int]:
         """Bytes of the weights, and of all: behind them lie a peak and a sum per query and tile, in fp32."""
@@ -57,8 +69,8 @@ def pick(sm: int) -> tuple[Schedule, Schedule]:
     return SCHEDULES[generation(sm)]
 
 
-def block_rows(tokens: int, row_bytes: int, bm: int) -> int:
+def block_rows(tokens: int, row_bytes: int, tile: int) -> int:
     """Queries per block: whole tiles, equal blocks, weights of `row_bytes` a row within the scratch."""
-    most = max(SCRATCH_BYTES // row_bytes // bm, 1) * bm
+    most = max(SCRATCH_BYTES // row_bytes // tile, 1) * tile
     blocks = -(-tokens // most)
-    return -(-tokens // blocks // bm) * bm
+    return -(-tokens // blocks // tile) * tile

@@ -93,7 +93,7 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     frame_rows = geometry.frame_rows or h
     s = schedule or pick(here, x.dtype, weight.channels, k, (frame_rows, w), phases, weight.kernel[2],
                          epilogue.groups > 0)
-    one_tile = k <= s.bn + s.tail and phases == 1 and weight.taps == 1
+    one_tile = k <= s.columns + s.tail and phases == 1 and weight.taps == 1
     if not x.is_meta and out.data_ptr() == x.data_ptr() and not one_tile:
         raise ValueError(f"conv3d cannot overwrite its input: {k} channels are more than one tile, or it has many taps")
     linear = here.tma and geometry.stride == (1, 1, 1)
@@ -101,15 +101,15 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     # Without sums nothing ties a tile to a band, and one block for the plane wastes least.
     block = ROW_BLOCK if epilogue.groups else h
     full, rest = divmod(h, block)
-    block_tiles = triton.cdiv(block * pitch, s.bm)
-    frame_tiles = full * block_tiles + triton.cdiv(rest * pitch, s.bm)
-    span = stat_span(k, epilogue.groups, min(s.bn // s.slices, s.tail or s.bn)) if epilogue.groups else 0
+    block_tiles = triton.cdiv(block * pitch, s.positions)
+    frame_tiles = full * block_tiles + triton.cdiv(rest * pitch, s.positions)
+    span = stat_span(k, epilogue.groups, min(s.columns // s.slices, s.tail or s.columns)) if epilogue.groups else 0
     partials = None
     if span:
         shape = (out.shape[0], frame_tiles * py * px, k // span, 2)
         partials = Partials(torch.empty(shape, dtype=torch.float32, device=x.device), span)
     # Taps that share a run are one tap as wide as all of them.
-    taps = 1 if weight.channels % s.bk else weight.kernel[2]
+    taps = 1 if weight.channels % s.depth else weight.kernel[2]
     run = weight.channels * weight.kernel[2] // taps
     operands: list[Any] = [x, weight.data, weight.data] * 2
     if linear:
@@ -118,13 +118,13 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
         # Rows of a run overlap; none reaches beyond the buffer's end.
         rows = x.view(-1).as_strided((x.numel() // weight.channels - run // weight.channels + 1, run),
                                      (weight.channels, 1))
-        blocks = [(n, depth) for depth in (s.bk, s.rest) for n in (s.bm, s.bn, s.tail)]
+        blocks = [(n, depth) for depth in (s.depth, s.rest) for n in (s.positions, s.columns, s.tail)]
         operands = [
             TensorDescriptor(t, t.shape, t.stride(), [*block]) if all(block) else t
             for t, block in zip([rows, weight.data, weight.data] * 2, blocks, strict=True)
         ]
     told = finish(x, weight, out, epilogue, partials)
-    conv_kernel[(d * frame_tiles * triton.cdiv(k, s.bn + s.tail) * phases,)](
+    conv_kernel[(d * frame_tiles * triton.cdiv(k, s.columns + s.tail) * phases,)](
         *operands, out, *told.tensors, *told.numbers,
         x.shape[0], start, x.shape[1] * x.shape[2], x.shape[2], geometry.origin[0] * x.shape[2] + geometry.origin[1],
         h, w, pitch, block, block_tiles, frame_tiles, d * frame_tiles,
@@ -132,7 +132,7 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
         C=weight.channels, RUN=run, K=k, KT=weight.kernel[0], KH=weight.kernel[1], KW=taps,
         ST=geometry.stride[0], SH=geometry.stride[1], SW=geometry.stride[2], PT=pt, PY=py, PX=px,
         SHIFTED=weight.shifted, FOLDED=weight.folded, **told.constants, **accumulation(x, epilogue, here), TMA=linear,
-        SLICES=s.slices, GROUP=s.group, BM=s.bm, BN=s.bn, TAIL=s.tail, BK=s.bk, REST=s.rest, num_warps=s.warps,
-        num_stages=s.stages,
+        SLICES=s.slices, GROUP=s.group, BM=s.positions, BN=s.columns, TAIL=s.tail, BK=s.depth, REST=s.rest,
+        num_warps=s.warps, num_stages=s.stages,
     )  # fmt: skip
     return partials

@@ -4,6 +4,7 @@ every chunk, tail and band of a decode computes the same bits."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -13,14 +14,16 @@ from .types import stat_span
 
 @dataclass(frozen=True)
 class Schedule:
-    """Output positions, output channels and depth of one step; warps; pipeline stages; epilogue slices (1, 2, 4);
-    tiles of positions that run through all output channels together; channels of a second, narrower tile of the same
-    positions (widths are powers of two: 96 is 64 + 32), 0: none; depth of the last steps, where whole ones leave a rest
-    of the channels of a row of taps (three taps of 96 are 2 * 128 + 32), 0: none."""
+    """A tile and how it is computed.
 
-    bm: int
-    bn: int
-    bk: int
+    positions, columns (output channels) and depth of one step; warps; pipeline stages; slices of the epilogue (1, 2,
+    4); group: tiles of positions that run through all output channels together; tail: columns of a second, narrower
+    tile of the same positions (widths are powers of two: 96 is 64 + 32), 0: none; rest: depth of the last steps, where
+    whole ones leave a rest of the channels of a row of taps (three taps of 96 are 2 * 128 + 32), 0: none."""
+
+    positions: int
+    columns: int
+    depth: int
     warps: int
     stages: int
     slices: int = 2
@@ -29,73 +32,101 @@ class Schedule:
     rest: int = 0
 
 
-# (operands, kind of layer or how many outputs it has) -> schedule, per generation. sm_90 measured on an H200; the
-# others chosen so that nothing spills and shared memory stays under the generation's limit (cross-compiled in the
-# tests), not timed.
+class Layer(NamedTuple):
+    """What a schedule was made for: the operands' type ("fp8", "int8") or width ("16 bit", "8 bit"); the kind of layer
+    ("": any without phases); how many outputs it has (0: any); whether it serves layers that make a norm's sums."""
+
+    operands: str
+    kind: str
+    outputs: int = 0
+    sums: bool = True
+
+
+# Per generation. sm_90 measured on an H200; the others chosen so that nothing spills and shared memory stays under the
+# generation's limit (cross-compiled in the tests), not timed.
 _HALF, _BYTE = "16 bit", "8 bit"
 TYPES = {FP8: "fp8", torch.int8: "int8"}
-SCHEDULES: dict[int, dict[tuple[str, str], Schedule]] = {
+SCHEDULES: dict[int, dict[Layer, Schedule]] = {
     90: {
-        (_HALF, "narrow"): Schedule(128, 128, 64, 4, 3),
-        (_HALF, "wide"): Schedule(128, 256, 64, 8, 3, group=16),
-        (_HALF, "small plane"): Schedule(64, 256, 64, 4, 4),
-        (_HALF, "time phases"): Schedule(128, 128, 64, 4, 3, group=64),
-        (_HALF, "space phases"): Schedule(128, 128, 64, 4, 3, group=64),
-        (_BYTE, "narrow"): Schedule(128, 128, 128, 4, 3),
-        (_BYTE, "wide"): Schedule(128, 128, 128, 4, 3),
-        (_BYTE, "small plane"): Schedule(64, 256, 128, 4, 4),
-        (_BYTE, "time phases"): Schedule(128, 128, 128, 4, 3, group=64),
-        (_BYTE, "space phases"): Schedule(128, 128, 128, 4, 3, group=64),
-        # Wan's widths at 1280x720. Behind some: ms, and those of the tile that the kinds above would give.
-        (_HALF, "160"): Schedule(128, 128, 64, 4, 3, 4, tail=32),  # strides leave no registers for larger slices
-        ("fp8", "96"): Schedule(128, 64, 128, 4, 4, tail=32),
-        ("int8", "96"): Schedule(128, 64, 128, 4, 3, 1, tail=32),  # 0.65, 0.68
-        (_BYTE, "160"): Schedule(128, 128, 128, 4, 3, tail=32),
-        (_BYTE, "192"): Schedule(128, 128, 64, 4, 4, 4, tail=64),
-        (_BYTE, "space phases 192"): Schedule(128, 128, 128, 8, 3, group=64, tail=64),
-        (_BYTE, "320"): Schedule(128, 256, 128, 8, 3, 4, tail=64),
-        (_BYTE, "384"): Schedule(128, 256, 128, 8, 3, 4, tail=128),  # all its layers in fp8 1.32, 1.39
-        (_BYTE, "640"): Schedule(128, 128, 128, 4, 3, group=8),
-        ("fp8", "1024"): Schedule(128, 256, 128, 8, 3, group=16),  # 1.20, 1.23
-        ("int8", "1024"): Schedule(128, 128, 128, 4, 3, group=16),  # 1.28, 1.32; on small planes 0.17, 0.24
-        ("fp8", "wide without sums"): Schedule(128, 256, 128, 8, 3, group=16),  # 512: 1.22, 1.36
+        Layer(_HALF, "narrow"): Schedule(positions=128, columns=128, depth=64, warps=4, stages=3),
+        Layer(_HALF, "wide"): Schedule(positions=128, columns=256, depth=64, warps=8, stages=3, group=16),
+        Layer(_HALF, "small plane"): Schedule(positions=64, columns=256, depth=64, warps=4, stages=4),
+        Layer(_HALF, "time phases"): Schedule(positions=128, columns=128, depth=64, warps=4, stages=3, group=64),
+        Layer(_HALF, "space phases"): Schedule(positions=128, columns=128, depth=64, warps=4, stages=3, group=64),
+        Layer(_BYTE, "narrow"): Schedule(positions=128, columns=128, depth=128, warps=4, stages=3),
+        Layer(_BYTE, "wide"): Schedule(positions=128, columns=128, depth=128, warps=4, stages=3),
+        Layer(_BYTE, "small plane"): Schedule(positions=64, columns=256, depth=128, warps=4, stages=4),
+        Layer(_BYTE, "time phases"): Schedule(positions=128, columns=128, depth=128, warps=4, stages=3, group=64),
+        Layer(_BYTE, "space phases"): Schedule(positions=128, columns=128, depth=128, warps=4, stages=3, group=64),
+        # Wan's widths at 1280x720. Above some: ms, and those of the tile that the kinds above would give.
+        # Strides leave no registers for larger slices.
+        Layer(_HALF, "", 160): Schedule(positions=128, columns=128, depth=64, warps=4, stages=3, slices=4, tail=32),
+        Layer("fp8", "", 96): Schedule(positions=128, columns=64, depth=128, warps=4, stages=4, tail=32),
+        # 0.65, 0.68
+        Layer("int8", "", 96): Schedule(positions=128, columns=64, depth=128, warps=4, stages=3, slices=1, tail=32),
+        Layer(_BYTE, "", 160): Schedule(positions=128, columns=128, depth=128, warps=4, stages=3, tail=32),
+        Layer(_BYTE, "", 192): Schedule(positions=128, columns=128, depth=64, warps=4, stages=4, slices=4, tail=64),
+        Layer(_BYTE, "space phases", 192): Schedule(
+            positions=128, columns=128, depth=128, warps=8, stages=3, group=64, tail=64
+        ),
+        Layer(_BYTE, "", 320): Schedule(positions=128, columns=256, depth=128, warps=8, stages=3, slices=4, tail=64),
+        # All its layers in fp8: 1.32, 1.39.
+        Layer(_BYTE, "", 384): Schedule(positions=128, columns=256, depth=128, warps=8, stages=3, slices=4, tail=128),
+        Layer(_BYTE, "", 640): Schedule(positions=128, columns=128, depth=128, warps=4, stages=3, group=8),
+        # 1.20, 1.23
+        Layer("fp8", "", 1024): Schedule(positions=128, columns=256, depth=128, warps=8, stages=3, group=16),
+        # 1.28, 1.32; on small planes 0.17, 0.24
+        Layer("int8", "", 1024): Schedule(positions=128, columns=128, depth=128, warps=4, stages=3, group=16),
+        # 512: 1.22, 1.36
+        Layer("fp8", "wide", sums=False): Schedule(positions=128, columns=256, depth=128, warps=8, stages=3, group=16),
     },
     100: {
-        (_HALF, "narrow"): Schedule(128, 128, 64, 4, 4, 4),
-        (_HALF, "wide"): Schedule(128, 256, 64, 8, 3, 4),
-        (_HALF, "small plane"): Schedule(128, 128, 64, 8, 4, 4),
-        (_BYTE, "narrow"): Schedule(128, 128, 128, 4, 4, 4),
-        (_BYTE, "wide"): Schedule(128, 256, 128, 8, 3, 4),
-        (_BYTE, "small plane"): Schedule(128, 128, 128, 8, 4, 4),
-        (_HALF, "time phases"): Schedule(128, 128, 64, 8, 4, 4, 16),
-        (_HALF, "space phases"): Schedule(128, 128, 64, 8, 4, 4, 16),
-        (_BYTE, "time phases"): Schedule(128, 128, 128, 8, 4, 4, 16),
-        (_BYTE, "space phases"): Schedule(128, 128, 128, 8, 4, 4, 16),
-        ("int8", "384"): Schedule(128, 128, 128, 8, 3, 4),  # a pair of tiles spills
+        Layer(_HALF, "narrow"): Schedule(positions=128, columns=128, depth=64, warps=4, stages=4, slices=4),
+        Layer(_HALF, "wide"): Schedule(positions=128, columns=256, depth=64, warps=8, stages=3, slices=4),
+        Layer(_HALF, "small plane"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=4, slices=4),
+        Layer(_BYTE, "narrow"): Schedule(positions=128, columns=128, depth=128, warps=4, stages=4, slices=4),
+        Layer(_BYTE, "wide"): Schedule(positions=128, columns=256, depth=128, warps=8, stages=3, slices=4),
+        Layer(_BYTE, "small plane"): Schedule(positions=128, columns=128, depth=128, warps=8, stages=4, slices=4),
+        Layer(_HALF, "time phases"): Schedule(
+            positions=128, columns=128, depth=64, warps=8, stages=4, slices=4, group=16
+        ),
+        Layer(_HALF, "space phases"): Schedule(
+            positions=128, columns=128, depth=64, warps=8, stages=4, slices=4, group=16
+        ),
+        Layer(_BYTE, "time phases"): Schedule(
+            positions=128, columns=128, depth=128, warps=8, stages=4, slices=4, group=16
+        ),
+        Layer(_BYTE, "space phases"): Schedule(
+            positions=128, columns=128, depth=128, warps=8, stages=4, slices=4, group=16
+        ),
+        # A pair of tiles spills.
+        Layer("int8", "", 384): Schedule(positions=128, columns=128, depth=128, warps=8, stages=3, slices=4),
     },
     120: {
-        (_HALF, "narrow"): Schedule(128, 128, 32, 8, 3),
-        (_HALF, "wide"): Schedule(128, 128, 32, 8, 3),
-        (_HALF, "small plane"): Schedule(64, 128, 32, 4, 3),
-        (_BYTE, "narrow"): Schedule(128, 128, 64, 8, 3),
-        (_BYTE, "wide"): Schedule(128, 128, 64, 8, 3),
-        (_BYTE, "small plane"): Schedule(64, 128, 64, 4, 3),
-        (_HALF, "time phases"): Schedule(128, 128, 32, 8, 3, 4, 16),
-        (_HALF, "space phases"): Schedule(128, 128, 32, 8, 3, group=16),
-        (_BYTE, "time phases"): Schedule(128, 128, 64, 8, 3, group=16),
-        (_BYTE, "space phases"): Schedule(128, 128, 64, 8, 3, group=16),
+        Layer(_HALF, "narrow"): Schedule(positions=128, columns=128, depth=32, warps=8, stages=3),
+        Layer(_HALF, "wide"): Schedule(positions=128, columns=128, depth=32, warps=8, stages=3),
+        Layer(_HALF, "small plane"): Schedule(positions=64, columns=128, depth=32, warps=4, stages=3),
+        Layer(_BYTE, "narrow"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3),
+        Layer(_BYTE, "wide"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3),
+        Layer(_BYTE, "small plane"): Schedule(positions=64, columns=128, depth=64, warps=4, stages=3),
+        Layer(_HALF, "time phases"): Schedule(
+            positions=128, columns=128, depth=32, warps=8, stages=3, slices=4, group=16
+        ),
+        Layer(_HALF, "space phases"): Schedule(positions=128, columns=128, depth=32, warps=8, stages=3, group=16),
+        Layer(_BYTE, "time phases"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, group=16),
+        Layer(_BYTE, "space phases"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, group=16),
     },
     80: {
-        (_HALF, "narrow"): Schedule(128, 128, 32, 8, 3),
-        (_HALF, "wide"): Schedule(128, 128, 32, 8, 3),
-        (_HALF, "small plane"): Schedule(64, 128, 32, 4, 3),
-        (_BYTE, "narrow"): Schedule(128, 128, 64, 8, 3),
-        (_BYTE, "wide"): Schedule(128, 128, 64, 8, 3),
-        (_BYTE, "small plane"): Schedule(64, 128, 64, 4, 3),
-        (_HALF, "time phases"): Schedule(128, 128, 32, 8, 3, group=16),
-        (_HALF, "space phases"): Schedule(128, 128, 32, 8, 3, group=16),
-        (_BYTE, "time phases"): Schedule(128, 128, 64, 8, 3, group=16),
-        (_BYTE, "space phases"): Schedule(128, 128, 64, 8, 3, group=16),
+        Layer(_HALF, "narrow"): Schedule(positions=128, columns=128, depth=32, warps=8, stages=3),
+        Layer(_HALF, "wide"): Schedule(positions=128, columns=128, depth=32, warps=8, stages=3),
+        Layer(_HALF, "small plane"): Schedule(positions=64, columns=128, depth=32, warps=4, stages=3),
+        Layer(_BYTE, "narrow"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3),
+        Layer(_BYTE, "wide"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3),
+        Layer(_BYTE, "small plane"): Schedule(positions=64, columns=128, depth=64, warps=4, stages=3),
+        Layer(_HALF, "time phases"): Schedule(positions=128, columns=128, depth=32, warps=8, stages=3, group=16),
+        Layer(_HALF, "space phases"): Schedule(positions=128, columns=128, depth=32, warps=8, stages=3, group=16),
+        Layer(_BYTE, "time phases"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, group=16),
+        Layer(_BYTE, "space phases"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, group=16),
     },
 }
 # Below this many positions tiles of 128 rows leave many processors idle (90 x 160 is the lowest stage of 720p).
@@ -131,7 +162,7 @@ def _power_of_two(n: int) -> int:
 def fit(schedule: Schedule, channels: int, out_channels: int, row: int = 1) -> Schedule:
     """Shrink a tile to a narrow layer: steps must divide the channels of a tap or make up those of a row of taps
     (`row`: how many it has), width need not exceed the outputs."""
-    depth, rest = schedule.bk, 0
+    depth, rest = schedule.depth, 0
     part = channels & -channels
     if part == channels:
         depth = min(depth, channels)
@@ -140,8 +171,8 @@ def fit(schedule: Schedule, channels: int, out_channels: int, row: int = 1) -> S
         depth = min(depth, 1 << run.bit_length() - 1)
         rest = run % depth & -(run % depth)
     if schedule.tail:  # made for these outputs
-        return replace(schedule, bk=depth, rest=rest)
-    width = min(schedule.bn, max(_power_of_two(out_channels), 16))
+        return replace(schedule, depth=depth, rest=rest)
+    width = min(schedule.columns, max(_power_of_two(out_channels), 16))
     tail = 0
     if out_channels % width:
         pair = _two_tiles(out_channels, width)
@@ -154,7 +185,7 @@ def fit(schedule: Schedule, channels: int, out_channels: int, row: int = 1) -> S
     slices = 4 if width + tail > 256 else schedule.slices
     # A pair of up to 192 leaves room for one more stage (616 against 594 TFLOP/s at 192 on an H200).
     stages = schedule.stages + (tail > 0 and width + tail <= 192)
-    return replace(schedule, bk=depth, bn=width, tail=tail, rest=rest, slices=slices, stages=stages)
+    return replace(schedule, depth=depth, columns=width, tail=tail, rest=rest, slices=slices, stages=stages)
 
 
 def _two_tiles(out_channels: int, most: int) -> tuple[int, int] | None:
@@ -178,14 +209,14 @@ def pick(target: Target, dtype: torch.dtype, channels: int, out_channels: int, f
     size = _HALF if dtype not in TYPES else _BYTE
     table = SCHEDULES[generation(target.sm)]
     kind = "narrow" if out_channels <= 128 else "small plane" if frame[0] * frame[1] < SMALL_PLANE else "wide"
-    if kind == "small plane" and out_channels % table[size, kind].bn:
+    if kind == "small plane" and out_channels % table[Layer(size, kind)].columns:
         kind = "wide"  # its low tiles have no room for a second one
     # Four phases of 512 and more in 16 bit are as wide as any layer (626 against 536 TFLOP/s on an H200).
     if phases > 1 and not (phases == 4 and out_channels >= 512 and size == _HALF):
         kind = "time phases" if phases == 8 else "space phases"
-        own = f"{kind} {out_channels}"
+        own = kind
     else:
-        own = str(out_channels)
-    kinds = (own, kind) if sums else (own, f"{kind} without sums", kind)
-    found = [(t, k) for k in kinds for t in (TYPES.get(dtype), size) if (t, k) in table]
-    return fit(table[found[0]], channels, out_channels, row)
+        own = ""
+    rows = [(own, out_channels, True), *([] if sums else [(kind, 0, False)]), (kind, 0, True)]
+    layers = [Layer(operands, *place) for place in rows for operands in (TYPES.get(dtype), size)]
+    return fit(next(table[layer] for layer in layers if layer in table), channels, out_channels, row)

@@ -83,8 +83,8 @@ def launch(x: Tensor, packed: Tensor, bias: Tensor, out: Tensor, kt: int, pixels
         from triton.tools.tensor_descriptor import TensorDescriptor
 
         rows = x.view(-1, c)
-        a = TensorDescriptor(rows, rows.shape, rows.stride(), [s.bm, s.bk])
-        b = TensorDescriptor(packed, packed.shape, packed.stride(), [s.bn, s.bk])
+        a = TensorDescriptor(rows, rows.shape, rows.stride(), [s.positions, s.depth])
+        b = TensorDescriptor(packed, packed.shape, packed.stride(), [s.columns, s.depth])
     band = _band(d, h, pitch, k)
     needed = d * 9 * k * (min(band, h) + 2) * pitch
     if scratch is None or scratch.numel() < needed:
@@ -92,10 +92,10 @@ def launch(x: Tensor, packed: Tensor, bias: Tensor, out: Tensor, kt: int, pixels
     for top in range(0, h, band):
         n = min(band, h - top)
         count = (n + 2) * pitch
-        kernels.columns_kernel[(-(-count // s.bm),)](
+        kernels.columns_kernel[(-(-count // s.positions),)](
             a, b, scratch, x.shape[0], start, plane, top * pitch, count, d, C=c, N=9 * k, KT=kt, TMA=here.tma,
             UPCAST=interpreted() and not x.is_cuda and x.dtype == torch.bfloat16,
-            BM=s.bm, BN=COLUMNS, BK=s.bk, num_warps=s.warps, num_stages=s.stages,
+            BM=s.positions, BN=COLUMNS, BK=s.depth, num_warps=s.warps, num_stages=s.stages,
         )  # fmt: skip
         part = out[:, top : top + n]
         kernels.gather_kernel[(-(-n * w // GATHER_POSITIONS), d)](

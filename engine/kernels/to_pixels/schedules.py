@@ -17,5 +17,8 @@ def pick(target: Target, channels: int, kt: int) -> Schedule:
     if target.shared_kib > 128:
         # One step per frame: the weights stay resident. Not on sm_100, whose registers would spill around them.
         whole = target.sm < 100 and channels & -channels == channels <= 128
-        return Schedule(128, width, channels if whole else min(channels & -channels, 64), 8, 3 if whole else 2, 1)
-    return Schedule(128, width, min(channels & -channels, 32), 8, 2, 1)
+        depth = channels if whole else min(channels & -channels, 64)
+        stages = 3 if whole else 2
+        return Schedule(positions=128, columns=width, depth=depth, warps=8, stages=stages, slices=1)
+    depth = min(channels & -channels, 32)
+    return Schedule(positions=128, columns=width, depth=depth, warps=8, stages=2, slices=1)

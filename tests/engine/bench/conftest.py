@@ -2,10 +2,10 @@ import copy
 
 import pytest
 import torch
+from zerowaste_vae.engine.archs.seedvr2 import Config
 from zerowaste_vae.engine.bench import schema
 from zerowaste_vae.engine.bench.measure import Bench, Case
 from zerowaste_vae.engine.bench.subject import random_checkpoint
-from zerowaste_vae.engine.models.seedvr2 import Config
 
 
 @pytest.fixture(scope="session")

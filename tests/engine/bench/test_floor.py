@@ -1,8 +1,8 @@
 import pytest
 import torch
+from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE
 from zerowaste_vae.engine.bench import floor
 from zerowaste_vae.engine.bench.subject import PUBLISHED
-from zerowaste_vae.engine.models.seedvr2 import ARCHITECTURE
 
 
 @pytest.mark.parametrize(("half", "tflop"), [("decoder", 1771.8), ("encoder", 677.9)])

@@ -5,8 +5,8 @@ import pytest
 import torch
 from zerowaste_vae.engine.bench import peers, schema
 from zerowaste_vae.engine.bench.measure import Bench, Case, quality
-from zerowaste_vae.engine.checkpoint import Checkpoint
 from zerowaste_vae.engine.errors import CheckpointError
+from zerowaste_vae.engine.files.checkpoint import Checkpoint
 
 CPU = torch.device("cpu")
 

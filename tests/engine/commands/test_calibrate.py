@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 from zerowaste_vae.engine.cli import main
-from zerowaste_vae.engine.latents import write_latent
+from zerowaste_vae.engine.files.latents import write_latent
+from zerowaste_vae.engine.files.media import write_mp4
 from zerowaste_vae.engine.loader import load
-from zerowaste_vae.engine.media import write_mp4
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ def interpreter(monkeypatch):
     from zerowaste_vae.engine.kernels.conv3d import schedules
     from zerowaste_vae.engine.kernels.conv3d.winograd import schedules as winograd
 
-    small = schedules.Schedule(32, 32, 32, 4, 2)
+    small = schedules.Schedule(positions=32, columns=32, depth=32, warps=4, stages=2)
     monkeypatch.setitem(schedules.SCHEDULES, 90, dict.fromkeys(schedules.SCHEDULES[90], small))
     for generation, table in winograd.SCHEDULES.items():
         monkeypatch.setitem(winograd.SCHEDULES, generation, dict.fromkeys(table, small))

@@ -55,9 +55,9 @@ def test_scratch_is_stated_for_every_generation(height, width):
     tokens = height * width // 64
     stated = scratch_bytes(tokens, 2)
     for scores, _ in schedules.SCHEDULES.values():
-        tiles = -(-tokens // scores.bn)
-        rows = schedules.block_rows(tokens, 2 * tiles * scores.bn, scores.bm)
-        assert rows * tiles * (2 * scores.bn + 8) <= stated
+        tiles = -(-tokens // scores.columns)
+        rows = schedules.block_rows(tokens, 2 * tiles * scores.columns, scores.positions)
+        assert rows * tiles * (2 * scores.columns + 8) <= stated
 
 
 def test_torch_path_and_blocks_of_queries():

@@ -14,7 +14,7 @@ from zerowaste_vae.engine.kernels.conv3d import (
     pack_weight,
     schedules,
 )
-from zerowaste_vae.engine.kernels.conv3d.schedules import fit, pick
+from zerowaste_vae.engine.kernels.conv3d.schedules import Layer, fit, pick
 from zerowaste_vae.engine.kernels.targets import FP8, capabilities
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -131,7 +131,8 @@ def test_store_straight_into_the_next_buffer_and_shuffled(interpreter):
 def test_forms_of_other_generations(interpreter, monkeypatch, dtype, sm, fast, limit):
     """Pointers instead of bulk copies, promoted fp16 sums, block scales (where the interpreter can)."""
     monkeypatch.setattr(dispatch, "capabilities", lambda *_: capabilities("other", sm, (3, 6)))
-    tiles = {key: schedules.Schedule(32, 32, 32, 4, 2) for key in schedules.SCHEDULES[90]}
+    small = schedules.Schedule(positions=32, columns=32, depth=32, warps=4, stages=2)
+    tiles = dict.fromkeys(schedules.SCHEDULES[90], small)
     monkeypatch.setitem(schedules.SCHEDULES, schedules.generation(sm), tiles)
     x, weight, epilogue = setup(dtype, 64, 32, (2, 5, 7), (3, 3, 3), (1, 1, 1), groups=8, half_accumulate=fast)
     got, want = (torch.full((2, 5, 7, 32), float("nan")) for _ in range(2))
@@ -152,8 +153,8 @@ def test_schedules_never_see_the_chunk():
 def test_odd_widths_are_filled_by_two_tiles(channels, tiles):
     for frame in ((360, 640), (45, 80)):
         chosen = pick(capabilities("any", 90, (3, 6)), HALF, channels, channels, frame)
-        assert (chosen.bn, chosen.tail) == tiles
-        assert channels % (chosen.bn + chosen.tail) == 0
+        assert (chosen.columns, chosen.tail) == tiles
+        assert channels % (chosen.columns + chosen.tail) == 0
 
 
 @pytest.mark.parametrize("dtype", [FP8, INT8])
@@ -161,9 +162,9 @@ def test_odd_widths_are_filled_by_two_tiles(channels, tiles):
 def test_widths_with_tiles_of_their_own_waste_nothing(dtype, channels):
     for frame in ((360, 640), (45, 80)):
         chosen = pick(capabilities("any", 90, (3, 6)), dtype, channels, channels, frame, 1, 3)
-        assert channels % (chosen.bn + chosen.tail) == 0
-        run = channels if channels % chosen.bk == 0 else 3 * channels
-        assert run % chosen.bk == 0 if chosen.rest == 0 else run % chosen.bk % chosen.rest == 0
+        assert channels % (chosen.columns + chosen.tail) == 0
+        run = channels if channels % chosen.depth == 0 else 3 * channels
+        assert run % chosen.depth == 0 if chosen.rest == 0 else run % chosen.depth % chosen.rest == 0
 
 
 def test_what_else_picks_a_tile():
@@ -171,18 +172,18 @@ def test_what_else_picks_a_tile():
     here, full = capabilities("any", 90, (3, 6)), (360, 640)
     table = schedules.SCHEDULES[90]
     for dtype, sums in ((FP8, True), (INT8, True), (INT8, False)):
-        assert pick(here, dtype, 512, 512, full, sums=sums) == table["8 bit", "wide"]
-    assert pick(here, FP8, 512, 512, full) == table["fp8", "wide without sums"]
-    assert pick(here, INT8, 1024, 1024, full, 4) == table["8 bit", "space phases"]
-    assert pick(here, HALF, 1024, 1024, full, 4) == table["16 bit", "wide"]
-    assert pick(here, FP8, 384, 192, full, 4) == table["8 bit", "space phases 192"]
+        assert pick(here, dtype, 512, 512, full, sums=sums) == table[Layer("8 bit", "wide")]
+    assert pick(here, FP8, 512, 512, full) == table[Layer("fp8", "wide", sums=False)]
+    assert pick(here, INT8, 1024, 1024, full, 4) == table[Layer("8 bit", "space phases")]
+    assert pick(here, HALF, 1024, 1024, full, 4) == table[Layer("16 bit", "wide")]
+    assert pick(here, FP8, 384, 192, full, 4) == table[Layer("8 bit", "space phases", 192)]
     first = pick(here, HALF, 16, 128, full, 1, 3)
-    assert (first.bk, first.rest) == (16, 0)
+    assert (first.depth, first.rest) == (16, 0)
 
 
 def test_no_pair_of_tiles():
-    chosen = fit(schedules.Schedule(128, 128, 64, 4, 3), 64, 176)
-    assert (chosen.bn, chosen.tail) == (64, 0)  # 192 columns, not 256
+    chosen = fit(schedules.Schedule(positions=128, columns=128, depth=64, warps=4, stages=3), 64, 176)
+    assert (chosen.columns, chosen.tail) == (64, 0)  # 192 columns, not 256
 
 
 @pytest.mark.parametrize("change, word", [
@@ -205,7 +206,7 @@ def test_wrong_arguments_are_named(change, word):
 def test_two_tiles_of_one_program_make_odd_widths(interpreter, dtype, phases, groups):
     x, weight, epilogue = setup(dtype, 32, 96 * phases[1] * phases[2], (2, 5, 7), (3, 3, 3), (1, 1, 1), groups=groups)
     packed = pack_weight(weight, dtype, phases)
-    schedule = schedules.Schedule(32, 32, 32, 4, 2, tail=16)
+    schedule = schedules.Schedule(positions=32, columns=32, depth=32, warps=4, stages=2, tail=16)
     outs = [torch.zeros(2, 5 * phases[1], 7 * phases[2], 96) for _ in range(2)]
     sums = [
         conv3d(x, packed, out, epilogue=epilogue, backend=backend, schedule=schedule)
@@ -228,8 +229,8 @@ def test_taps_of_a_row_are_one_run(interpreter, monkeypatch, sm, dtype, phases, 
     weight = torch.randn(32 * phases[1] * phases[2], 96, 2, width, width) * 0.03
     packed = pack_weight(weight, dtype, phases)
     packed = replace(packed, shifted=phases[1] == 2)
-    schedule = fit(schedules.Schedule(32, 32, 64, 4, 2), 96, 32, width)
-    assert (schedule.bk, schedule.rest) == (64, 0 if width == 2 else 32)
+    schedule = fit(schedules.Schedule(positions=32, columns=32, depth=64, warps=4, stages=2), 96, 32, width)
+    assert (schedule.depth, schedule.rest) == (64, 0 if width == 2 else 32)
     behind = torch.full((2000,), 127 if dtype == INT8 else float("nan")).to(dtype)
     x = bordered(dtype, 3, 4, 6, 96)
     x = torch.cat((x.float().flatten().to(dtype).view(torch.uint8), behind.view(torch.uint8))).view(dtype)

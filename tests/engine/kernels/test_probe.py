@@ -7,11 +7,11 @@ import pytest
 import torch
 from zerowaste_vae import load
 from zerowaste_vae.engine import log
-from zerowaste_vae.engine.fused import run as run_module
-from zerowaste_vae.engine.fused.path import why_off
+from zerowaste_vae.engine.fused_path import why_off
 from zerowaste_vae.engine.kernels import targets
 from zerowaste_vae.engine.kernels.probe import dispatch, from_triton, proven
 from zerowaste_vae.engine.kernels.targets import capabilities, target
+from zerowaste_vae.engine.run import run as run_module
 
 GPU = torch.device("cuda", 3)
 

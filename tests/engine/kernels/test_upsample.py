@@ -8,7 +8,7 @@ from zerowaste_vae.engine.kernels.conv3d import Geometry, Partials
 from zerowaste_vae.engine.kernels.targets import FP8
 from zerowaste_vae.engine.kernels.upsample import compose, compose_nearest, pack, upsample
 from zerowaste_vae.engine.kernels.upsample.reference import plain_pair
-from zerowaste_vae.engine.layers import Upsample
+from zerowaste_vae.engine.network.ops.shuffle_up import Upsample
 
 sys.path.insert(0, str(Path(__file__).parent))
 from helpers import error, group_sums, true_sums

@@ -2,24 +2,23 @@
 
 import pytest
 import torch
-from zerowaste_vae.engine.fused import run as fused_run
-from zerowaste_vae.engine.fused.decoder import FusedDecoder
-from zerowaste_vae.engine.fused.encoder import FusedEncoder
-from zerowaste_vae.engine.fused.parking import Parking
+from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
 from zerowaste_vae.engine.kernels.targets import FP8
-from zerowaste_vae.engine.models.seedvr2 import Config, SeedVR2
-from zerowaste_vae.engine.optimize import DEFAULTS
+from zerowaste_vae.engine.network.fused import FusedDecoder, FusedEncoder
+from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.precision import measure
 from zerowaste_vae.engine.precision.bench import Bench
 from zerowaste_vae.engine.precision.operands import Operands
 from zerowaste_vae.engine.precision.policy import Policy, eligible
+from zerowaste_vae.engine.run import run as fused_run
+from zerowaste_vae.engine.run.parking import Parking
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
 def model(seed_model):
-    model = SeedVR2(Config((32, 32, 48, 32), (32, 32, 48, 32), 16, 4)).requires_grad_(False)
+    model = ARCHITECTURE.build(Config((32, 32, 48, 32), (32, 32, 48, 32), 16, 4)).requires_grad_(False)
     seed_model(model, 5)
     return model.half()
 
@@ -107,18 +106,14 @@ def test_nothing_normalised_is_written_in_16_bit_for_8_bit_convolutions(
 @pytest.mark.parametrize(("kind", "half"), [("fp8", False), (None, True), (None, False)])
 def test_permission_to_sum_in_fp16_reaches_the_operators(model, ranges, noise_samples, monkeypatch, kind, half):
     """GeForce GPUs are twice as fast with it. fp8 always has it, fp16 only behind a norm and where it is asked for."""
-    convolve, resample, allowed = fused_run.conv3d, fused_run.upsample, {}
+    convolve, allowed = fused_run.conv3d, {}
 
     def convolving(x, weight, out, **options):
-        allowed.setdefault((weight.data.dtype, weight.kernel), set()).add(options["epilogue"].half_accumulate)
+        what = "up" if weight.shifted else (weight.data.dtype, weight.kernel)
+        allowed.setdefault(what, set()).add(options["epilogue"].half_accumulate)
         return convolve(x, weight, out, **options)
 
-    def upsampling(x, composed, out, **options):
-        allowed.setdefault("up", set()).add(options["half_accumulate"])
-        return resample(x, composed, out, **options)
-
     monkeypatch.setattr(fused_run, "conv3d", convolving)
-    monkeypatch.setattr(fused_run, "upsample", upsampling)
     policy = Policy(dict.fromkeys(eligible(model.decoder), kind) if kind else {}, ranges, half)
     decoder = FusedDecoder(model.decoder, torch.float16, operands=Operands(torch.float16, policy))
     measure.decode(decoder, noise_samples[0])
@@ -130,7 +125,7 @@ def test_permission_to_sum_in_fp16_reaches_the_operators(model, ranges, noise_sa
 
 @pytest.mark.parametrize("kind", ["fp8", "int8"])
 @torch.no_grad()
-def test_every_chunking_and_parking_gives_the_same_frames(model, ranges, kind):
+def test_every_chunking_and_parking_gives_the_same_frames(model, ranges, kind, convolutions):
     decoder = networks(model, kind, ranges)[0]
     z = torch.randn(4, 9, 3, 16, generator=torch.Generator().manual_seed(3))
 
@@ -149,7 +144,7 @@ def test_every_chunking_and_parking_gives_the_same_frames(model, ranges, kind):
         out = decode(*options)[0]
         assert measure.decibel(measure.mse([2 * out], [2 * expected])) > 45, options
     halos = {dtype for (_, dtype) in whole.rings}
-    assert halos == {torch.float16, next(c.dtype for c in (decoder.ups[0],))}
+    assert halos == {torch.float16, convolutions(decoder)["decoder.up_blocks.0.upsamplers.0.conv"].dtype}
 
 
 def test_samples_cover_a_clip_and_stay_small():

@@ -4,18 +4,17 @@ import json
 
 import pytest
 import torch
-from zerowaste_vae.engine.fused.decoder import FusedDecoder
-from zerowaste_vae.engine.fused.encoder import FusedEncoder
+from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
 from zerowaste_vae.engine.kernels.conv3d.types import HALF_DEPTH, quantise_rows
 from zerowaste_vae.engine.kernels.targets import FP8
-from zerowaste_vae.engine.models.seedvr2 import Config, SeedVR2
+from zerowaste_vae.engine.network.fused import FusedDecoder, FusedEncoder
 from zerowaste_vae.engine.precision.operands import EXPONENTS, MARGIN, Operands, balance
 from zerowaste_vae.engine.precision.policy import EXACT, Policy, Range, eligible
 
 
 @pytest.fixture(scope="module")
 def model(seed_model):
-    model = SeedVR2(Config((16, 32, 48, 32), (16, 32, 48, 32), 16, 4)).requires_grad_(False)
+    model = ARCHITECTURE.build(Config((16, 32, 48, 32), (16, 32, 48, 32), 16, 4)).requires_grad_(False)
     seed_model(model, 5)
     return model
 
@@ -45,19 +44,18 @@ def test_policy_survives_json_and_refuses_other_types():
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("fp8", FP8), ("int8", torch.int8)])
-def test_only_the_policys_convolutions_are_packed_in_8_bit(model, kind, dtype):
+def test_only_the_policys_convolutions_are_packed_in_8_bit(model, kind, dtype, convolutions):
     keys = eligible(model.decoder)
     chosen = dict.fromkeys(keys[::2], kind)
     widths = {c.key: c.in_channels for c in model.decoder.modules() if getattr(c, "key", "")}
     ranges = {k: Range((2.0,) * widths[k], (0.5,) * widths[k]) for k in keys}
     decoder = FusedDecoder(model.decoder, torch.float16, operands=Operands(torch.float16, Policy(chosen, ranges)))
-    convs = {c.key: c for block in (decoder.mid, *decoder.resnets) for r in block for c in (r.conv1, r.conv2)}
-    convs.update({u.key: u for u in decoder.ups})
+    convs = convolutions(decoder)
+    assert set(keys) < set(convs)
+    assert any("shortcut" in key for key in convs)
     for key, conv in convs.items():
         assert conv.dtype == (dtype if key in chosen else torch.float16), key
         assert (conv.gain is not None) == (key in chosen and kind == "int8")
-    shortcuts = [r.shortcut for block in decoder.resnets for r in block if r.shortcut]
-    assert {decoder.conv_in.dtype, decoder.conv_out.dtype, *(s.dtype for s in shortcuts)} == {torch.float16}
     assert decoder.nbytes < FusedDecoder(model.decoder, torch.float16).nbytes
 
 

@@ -7,14 +7,14 @@ import threading
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from zerowaste_vae.engine import fused_path as path
 from zerowaste_vae.engine import load, log, read_checkpoint
-from zerowaste_vae.engine.files import replacing, write_text
-from zerowaste_vae.engine.fused import path
-from zerowaste_vae.engine.fused.run import Run
+from zerowaste_vae.engine.files.writing import replacing, write_text
 from zerowaste_vae.engine.precision import store
-from zerowaste_vae.engine.runtime.pixels import StagedReader
+from zerowaste_vae.engine.run.pixels import StagedReader
+from zerowaste_vae.engine.run.run import Run
 
-from ..runtime.faults import fail_calls
+from ..run.faults import fail_calls
 
 PRECISIONS = ["fp8", "int8"]
 
@@ -184,7 +184,7 @@ def test_a_wider_type_begins_without_the_histories_of_8_bit(file, noise, monkeyp
     z = noise(1, 16, 5, 2, 2)
     vae = load(file, precision=precision, device="cpu")
     good, safer = vae.decode(z, chunk=1), load(file, precision="fp16", device="cpu").decode(z, chunk=1)
-    monkeypatch.setattr("zerowaste_vae.engine.attempts._leaner", lambda vae, plan, failed: failed)
+    monkeypatch.setattr("zerowaste_vae.engine.call._leaner", lambda vae, plan, failed: failed)
     calls, taken = fail_calls(monkeypatch, StagedReader, "read", {3, 4}), []
     upsample, take, made = Run.upsample, path.take_over, []
 

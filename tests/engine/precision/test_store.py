@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from zerowaste_vae.engine import load, log
-from zerowaste_vae.engine.fused.decoder import FusedDecoder
+from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
 from zerowaste_vae.engine.loader import demo_vae_path
-from zerowaste_vae.engine.models.seedvr2 import Config, SeedVR2
+from zerowaste_vae.engine.network.fused import FusedDecoder
 from zerowaste_vae.engine.precision import prepared, store
 from zerowaste_vae.engine.precision.digest import digest
 from zerowaste_vae.engine.precision.operands import Operands
@@ -172,7 +172,7 @@ def test_choice_takes_the_most_work_for_the_least_error(table):
 
 @pytest.mark.parametrize("kind", ["fp8", "int8"])
 def test_prepared_weights_are_the_packed_ones(tmp_path, seed_model, kind):
-    model = SeedVR2(Config(None, (8, 8, 32, 32), 16, 4)).requires_grad_(False)
+    model = ARCHITECTURE.build(Config(None, (8, 8, 32, 32), 16, 4)).requires_grad_(False)
     seed_model(model, 1)
     keys = eligible(model.decoder)
     widths = {c.key: c.in_channels for c in model.decoder.modules() if getattr(c, "key", "")}
@@ -180,7 +180,7 @@ def test_prepared_weights_are_the_packed_ones(tmp_path, seed_model, kind):
     operands = Operands(torch.float16, policy)
     network = FusedDecoder(model.decoder, torch.float16, operands=operands)
     with torch.device("meta"):
-        plan = SeedVR2(Config(None, (8, 8, 32, 32), 16, 4))
+        plan = ARCHITECTURE.build(Config(None, (8, 8, 32, 32), 16, 4))
         plan = FusedDecoder(plan.decoder, torch.float16, operands=Operands(torch.float16, policy))
     path, made_from = tmp_path / "p" / "decoder.safetensors", prepared.recipe(operands, True)
     cpu = torch.device("cpu")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from zerowaste_vae.engine import InputError, load
 from zerowaste_vae.engine import vae as vae_module
-from zerowaste_vae.engine.optimize import DEFAULTS
+from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.precision import bench, measure, mixed, policy, store
 from zerowaste_vae.engine.precision.measure import Saturation
 from zerowaste_vae.engine.precision.modes import Mode

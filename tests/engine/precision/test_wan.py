@@ -8,18 +8,17 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from zerowaste_vae.engine import load
+from zerowaste_vae.engine.archs import wan
 from zerowaste_vae.engine.cli import main
-from zerowaste_vae.engine.fused import run as fused_run
-from zerowaste_vae.engine.fused import wan_decoder
-from zerowaste_vae.engine.fused.networks import fuse
-from zerowaste_vae.engine.fused.parking import Parking
 from zerowaste_vae.engine.kernels.conv3d import reference
-from zerowaste_vae.engine.models import wan
-from zerowaste_vae.engine.optimize import Options
+from zerowaste_vae.engine.network.fused import fuse
+from zerowaste_vae.engine.options import Options
 from zerowaste_vae.engine.precision import bench, measure
 from zerowaste_vae.engine.precision.calibrate import calibrate
 from zerowaste_vae.engine.precision.operands import Operands
 from zerowaste_vae.engine.precision.policy import Policy, eligible
+from zerowaste_vae.engine.run import run as fused_run
+from zerowaste_vae.engine.run.parking import Parking
 
 CPU = torch.device("cpu")
 BF16 = torch.bfloat16
@@ -34,7 +33,7 @@ COUNTS = {"2.1": (31, 20), "2.2": (31, 20)}
 
 @pytest.fixture(scope="module", params=["2.1", "2.2"])
 def network(request, seed_model):
-    model = wan.Wan(CONFIGS[request.param]).requires_grad_(False)
+    model = wan.WAN21.build(CONFIGS[request.param]).requires_grad_(False)
     seed_model(model, 3)
     return request.param, model.to(BF16)
 
@@ -44,7 +43,7 @@ def samples(network):
     version, model = network
     c, h, w = SIZES[version]
     g = torch.Generator().manual_seed(2)
-    side = 16 * model.encoder.patch
+    side = 16 * model.config.patch
     return torch.randn(2, h, w, c, generator=g), torch.rand(5, side, 2 * side, 3, generator=g) * 2 - 1
 
 
@@ -114,7 +113,6 @@ def test_what_eligible_convolutions_read_is_written_in_8_bit(network, ranges, sa
 
     reference_conv = fused_run.conv3d
     monkeypatch.setattr(fused_run, "conv3d", convolving)
-    monkeypatch.setattr(wan_decoder, "conv3d", convolving)
     measure.decode(mixed(model, "decoder", kind, ranges), samples[0])
     assert {weight.kernel for weight in made} == {(3, 1, 1)}
     assert len({id(weight) for weight in made}) == 2
@@ -167,7 +165,7 @@ def test_every_chunking_of_an_encode_has_the_same_bits(network, ranges, kind, mo
     monkeypatch.setattr(reference, "product", exact_product)
     model = network[1]
     # An odd width, and more than one band at full size.
-    size = (72 * model.encoder.patch, 24 * model.encoder.patch + 3 - model.encoder.patch)
+    size = (72 * model.config.patch, 24 * model.config.patch + 3 - model.config.patch)
     video = torch.rand(13, *size, 3, generator=torch.Generator().manual_seed(4)).to(BF16) * 2 - 1
     encoder = mixed(model, "encoder", kind, ranges)
 

@@ -34,18 +34,18 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     # Without sums nothing ties a tile to a band, and one block for the plane wastes least.
     block = ROW_BLOCK if epilogue.groups else h
     full, rest = divmod(h, block)
-    block_tiles = triton.cdiv(block * pairs, s.bm)
-    frame_tiles = full * block_tiles + triton.cdiv(rest * pairs, s.bm)
+    block_tiles = triton.cdiv(block * pairs, s.positions)
+    frame_tiles = full * block_tiles + triton.cdiv(rest * pairs, s.positions)
     partials = None
     if epilogue.groups:
-        span = stat_span(k, epilogue.groups, min(s.bn // s.slices, s.tail or s.bn))
+        span = stat_span(k, epilogue.groups, min(s.columns // s.slices, s.tail or s.columns))
         shape = (out.shape[0], frame_tiles * py * px * 2, k // span, 2)
         partials = Partials(torch.empty(shape, dtype=torch.float32, device=x.device), span)
     operands: list[Any] = [x, weight.data, weight.data] * 2
     if here.tma:
         from triton.tools.tensor_descriptor import TensorDescriptor
 
-        blocks = [(n, depth) for depth in (s.bk, s.rest) for n in (s.bm, s.bn, s.tail)]
+        blocks = [(n, depth) for depth in (s.depth, s.rest) for n in (s.positions, s.columns, s.tail)]
         operands = [
             TensorDescriptor(t, t.shape, t.stride(), [*size]) if all(size) else t
             for t, size in zip([x.view(-1, c), weight.data, weight.data] * 2, blocks, strict=True)
@@ -56,10 +56,10 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
               frame_tiles, d * frame_tiles)  # fmt: skip
     constants = dict(
         C=c, K=k, KT=weight.kernel[0], KH=weight.kernel[1], MIX=weight.mix is not None, **told.constants,
-        **accumulation(x, epilogue, here), TMA=here.tma, SLICES=s.slices, GROUP=s.group, BM=s.bm, BN=s.bn, BK=s.bk,
-        num_warps=s.warps, num_stages=s.stages,
+        **accumulation(x, epilogue, here), TMA=here.tma, SLICES=s.slices, GROUP=s.group,
+        BM=s.positions, BN=s.columns, BK=s.depth, num_warps=s.warps, num_stages=s.stages,
     )  # fmt: skip
-    programs = d * frame_tiles * triton.cdiv(k, s.bn + s.tail) * phases
+    programs = d * frame_tiles * triton.cdiv(k, s.columns + s.tail) * phases
     if weight.shifted:
         upsample_kernel[(programs,)](
             *operands[:2], mix, out, *told.tensors, *told.numbers, *places, first, drop, geometry.first_row, rows - 1,

@@ -1,0 +1,67 @@
+"""What the engine needs to know of an architecture: the keys of its files, its sizes, its networks as Programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..network.plain import Network
+from ..network.program import Program
+
+Shapes = Mapping[str, tuple[int, ...]]
+#: Of a network's levels, from full to lowest resolution.
+Widths = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class KeySet:
+    """A VAE family, recognised by any one of `keys` (decoder keys, and encoder keys for encoder-only files).
+
+    native: from names in a file to the family's original ones, None where a name has none; absent where files have one
+    set of names only.
+    """
+
+    name: str
+    keys: tuple[str, ...]
+    native: Callable[[list[str]], dict[str, str | None]] | None = None
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One VAE family: its keys, compression factors, and what reads and describes its networks.
+
+    `configure(shapes, norm_groups)` reads the sizes from a file's tensor shapes; `encoder(config)` and
+    `decoder(config)` are Programs, None where the file lacks that half.
+    """
+
+    keys: KeySet
+    spatial: int
+    temporal: int
+    #: Latents outside the network are the network's times this.
+    scale: float
+    configure: Callable[[Shapes, int | None], Any]
+    encoder: Callable[[Any], Program | None]
+    decoder: Callable[[Any], Program | None]
+    #: What precision "auto" means on a GPU that computes in it.
+    native: str = "fp16"
+
+    @property
+    def name(self) -> str:
+        return self.keys.name
+
+    def build(self, config: Any) -> Network:
+        """The parameters and the plain walk."""
+        return Network(config, self.encoder(config), self.decoder(config))
+
+    def programs(self, config: Any) -> list[Program]:
+        """Of the halves that there are."""
+        return [p for p in (self.encoder(config), self.decoder(config)) if p is not None]
+
+
+def level_widths(shapes: Shapes, names: list[str]) -> Widths | None:
+    """The sizes of these biases (they survive every file dialect); None if one of them is missing."""
+    if not all(n in shapes for n in names):
+        return None
+    a, b, c, d = (shapes[n][0] for n in names)
+    return a, b, c, d

@@ -1,0 +1,71 @@
+"""All architectures and the keys that files are known by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from . import seedvr2, wan
+from .arch import Architecture, KeySet
+
+ARCHITECTURES: tuple[Architecture, ...] = (seedvr2.ARCHITECTURE, wan.WAN21, wan.WAN22)
+# Containers: single-file checkpoints, stable-diffusion.cpp (--vae), trainers, DataParallel.
+PREFIXES = ("first_stage_model.", "vae.", "model.", "module.")
+# Families that are named in messages, and read from their files with shapes restored, but not run.
+_MOCHI = KeySet(
+    "mochi",
+    (
+        "decoder.blocks.2.blocks.3.stack.5.weight",
+        "blocks.2.blocks.3.stack.5.weight",
+        "encoder.layers.4.layers.1.attn_block.attn.qkv.weight",
+        "layers.4.layers.1.attn_block.attn.qkv.weight",
+    ),
+)
+_LTX = KeySet(
+    "ltx",
+    ("decoder.up_blocks.0.res_blocks.0.conv1.conv.weight", "encoder.down_blocks.0.res_blocks.0.conv1.conv.weight"),
+)
+_HUNYUAN = KeySet("hunyuanvideo", ("decoder.conv_in.conv.weight", "encoder.conv_in.conv.weight"))
+_COSMOS = KeySet("cosmos", ("decoder.unpatcher3d.wavelets", "encoder.patcher3d.wavelets"))
+_TAEHV = KeySet("taehv", ("decoder.22.bias",))
+# The order decides: a later family's keys may also occur in an earlier one (HunyuanVideo's in LTX, Wan 2.1's in 2.2).
+KEY_SETS = (
+    seedvr2.KEYS, _MOCHI, _LTX, _HUNYUAN, _COSMOS, wan.WAN22.keys, wan.WAN21.keys, wan.DIFFUSERS, _TAEHV,
+)  # fmt: skip
+
+
+def detect(keys: Iterable[str]) -> Architecture | None:
+    """The architecture whose key set is among `keys`, or None."""
+    found = find_key_set(keys)
+    return None if found is None else by_name(found.name)
+
+
+def by_name(name: str) -> Architecture | None:
+    """The architecture of this name; None for families that are not run."""
+    return next((a for a in ARCHITECTURES if a.name == name), None)
+
+
+def find_key_set(names: Iterable[str]) -> KeySet | None:
+    """The first family one of whose keys is among `names`."""
+    present = set(names)
+    return next((k for k in KEY_SETS if present.intersection(k.keys)), None)
+
+
+def find_prefix(names: Iterable[str]) -> str:
+    """The container's prefix: "" unless a known key set is found only behind one of PREFIXES."""
+    names = list(names)
+    if find_key_set(names):
+        return ""
+    for prefix in PREFIXES:
+        if find_key_set(n[len(prefix) :] for n in names if n.startswith(prefix)):
+            return prefix
+    return ""
+
+
+def native_names(names: Iterable[str], key_set: KeySet) -> dict[str, str] | None:
+    """{file name: original name} when every name has a counterpart and no two coincide, else None."""
+    names = list(names)
+    if key_set.native is None:
+        return None
+    mapped = key_set.native(names)
+    values = set(mapped.values())
+    return mapped if None not in values and len(values) == len(names) else None  # type: ignore[return-value]

@@ -1,0 +1,123 @@
+"""SeedVR2's video VAE (`video_vae_v3`): 8x8 spatial and 4x causal temporal compression into 16 channels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import InputError
+from ..network.ops.attention import Attention
+from ..network.ops.conv import Conv
+from ..network.ops.ends import Moments, Pixels
+from ..network.ops.norm import Group
+from ..network.ops.resnet import Res
+from ..network.ops.shuffle_up import ShuffleUp
+from ..network.ops.strided_down import StridedDown
+from ..network.program import STEP, TILES, Program, Step
+from .arch import Architecture, KeySet, Shapes, Widths, level_widths
+
+#: The published network normalises 32 groups; files of other widths name theirs in this metadata key.
+DEFAULT_GROUPS = 32
+
+
+@dataclass(frozen=True)
+class Config:
+    """Widths from full to lowest resolution, e.g. (128, 256, 512, 512). None: that half is absent from the file."""
+
+    encoder_widths: Widths | None
+    decoder_widths: Widths | None
+    latent_channels: int = 16
+    norm_groups: int = DEFAULT_GROUPS
+
+    @classmethod
+    def from_shapes(cls, shapes: Shapes, norm_groups: int | None = None) -> Config:
+        """`norm_groups` None means 32 if it divides all widths."""
+        encoder = level_widths(shapes, [f"encoder.down_blocks.{i}.resnets.0.conv1.bias" for i in range(4)])
+        decoder = level_widths(shapes, [f"decoder.up_blocks.{3 - i}.resnets.0.conv1.bias" for i in range(4)])
+        normed = [*(encoder or ()), *(decoder or ())]
+        if norm_groups is None:
+            if any(w % DEFAULT_GROUPS for w in normed):
+                raise InputError(
+                    f"widths {normed} do not all divide into {DEFAULT_GROUPS} norm groups and the file names no "
+                    "norm_num_groups; pass norm_groups=N"
+                )
+            norm_groups = DEFAULT_GROUPS
+        if norm_groups < 1 or any(w % norm_groups for w in normed):
+            raise InputError(f"norm_groups={norm_groups} does not divide all widths {normed}")
+        latent = 16
+        if "decoder.conv_in.weight" in shapes and len(shapes["decoder.conv_in.weight"]) == 5:
+            latent = shapes["decoder.conv_in.weight"][1]
+        elif "encoder.conv_out.bias" in shapes:
+            latent = shapes["encoder.conv_out.bias"][0] // 2
+        return cls(encoder, decoder, latent, norm_groups)
+
+
+def decoder(config: Config) -> Program | None:
+    if config.decoder_widths is None:
+        return None
+    w, norm = config.decoder_widths[::-1], Group(config.norm_groups)
+
+    def level(i: int) -> list[Step]:
+        ins = (w[max(i - 1, 0)], w[i], w[i])
+        return [Res(f"up_blocks.{i}.resnets.{j}", c, w[i], norm) for j, c in enumerate(ins)]
+
+    def up(i: int) -> Step:
+        return ShuffleUp(f"up_blocks.{i}.upsamplers.0", w[i], temporal=i < 2)
+
+    return Program.of(
+        "decoder", config.latent_channels,
+        Conv("conv_in", config.latent_channels, w[0]), *_middle(w[0], norm), *level(0), TILES,
+        up(0), *level(1), STEP,
+        up(1), *level(2), STEP,
+        up(2), *level(3), Pixels("conv_norm_out", "conv_out", w[3], norm),
+    )  # fmt: skip
+
+
+def encoder(config: Config) -> Program | None:
+    if config.encoder_widths is None:
+        return None
+    w, norm = config.encoder_widths, Group(config.norm_groups)
+
+    def level(i: int) -> list[Step]:
+        return [Res(f"down_blocks.{i}.resnets.{j}", c, w[i], norm) for j, c in enumerate((w[max(i - 1, 0)], w[i]))]
+
+    def down(i: int) -> Step:
+        return StridedDown(f"down_blocks.{i}.downsamplers.0", w[i], temporal=i > 0)
+
+    return Program.of(
+        "encoder", 3,
+        Conv("conv_in", 3, w[0]), *level(0), down(0), STEP,
+        *level(1), down(1),
+        *level(2), down(2), TILES,
+        *level(3), *_middle(w[3], norm), Moments("conv_norm_out", "conv_out", w[3], 2 * config.latent_channels, norm),
+    )  # fmt: skip
+
+
+def _middle(width: int, norm: Group) -> list[Step]:
+    return [
+        Res("mid_block.resnets.0", width, width, norm),
+        Attention("mid_block.attentions.0", width, norm),
+        Res("mid_block.resnets.1", width, width, norm),
+    ]
+
+
+#: Parts of an attention in old diffusers files.
+_OLD = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
+
+
+def _native(names: list[str]) -> dict[str, str | None]:
+    """Old attention names; everything else is the same in both layouts."""
+    renamed: dict[str, str | None] = {}
+    for name in names:
+        new = name
+        for old, part in _OLD.items():
+            new = new.replace(f".attentions.0.{old}.", f".attentions.0.{part}.")
+        renamed[name] = new
+    return renamed
+
+
+KEYS = KeySet(
+    "seedvr2",
+    ("decoder.up_blocks.2.upsamplers.0.upscale_conv.weight", "encoder.down_blocks.1.downsamplers.0.conv.weight"),
+    _native,
+)
+ARCHITECTURE = Architecture(KEYS, 8, 4, 0.9152, Config.from_shapes, encoder, decoder)

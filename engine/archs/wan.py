@@ -1,0 +1,157 @@
+"""The VAEs of Wan 2.1 (which is Qwen-Image's too) and Wan 2.2: 4x causal temporal compression; 8x8 pixels into 16
+channels, or 16x16 into 48, the last 2x2 of them by moving pixels into channels."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from dataclasses import dataclass
+
+from ..errors import InputError
+from ..network.ops.around import Around
+from ..network.ops.attention import Attention
+from ..network.ops.conv import Conv
+from ..network.ops.ends import Linear, Moments, Patches, Pixels
+from ..network.ops.frame_down import FrameDown
+from ..network.ops.nearest_up import NearestUp
+from ..network.ops.norm import Length
+from ..network.ops.resnet import Names, Res
+from ..network.program import STEP, TILES, Program, Step
+from . import wan_names
+from .arch import Architecture, KeySet, Shapes, Widths, level_widths
+
+#: The published numbering also counts activations and a dropout.
+NAMES = Names("residual.0", "residual.2", "residual.3", "residual.6", "shortcut")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Widths from full to lowest resolution, e.g. (96, 192, 384, 384). None: that half is absent from the file.
+
+    patch: pixels per side that become channels. 2 is Wan 2.2, whose levels are also nested, have shortcuts around
+    them, and keep their width while they upsample; Wan 2.1 halves it.
+    """
+
+    encoder_widths: Widths | None
+    decoder_widths: Widths | None
+    latent_channels: int = 16
+    patch: int = 1
+    #: Lengths are taken over all channels.
+    norm_groups: None = None
+
+    @classmethod
+    def from_shapes(cls, shapes: Shapes, norm_groups: int | None = None, patch: int = 1) -> Config:
+        """`norm_groups` has no meaning here."""
+
+        def widths(half: str, row: str, resnets: int) -> Widths | None:
+            """Of each level's first resnet, in the file's order."""
+            first = [f"{i}.{row}.0" if patch == 2 else str(i * (resnets + 1)) for i in range(4)]
+            return level_widths(shapes, [f"{half}.{row}.{i}.residual.2.bias" for i in first])
+
+        encoder, decoder = widths("encoder", "downsamples", 2), widths("decoder", "upsamples", 3)
+        if decoder is not None:
+            decoder = (decoder[3], decoder[2], decoder[1], decoder[0])
+            if patch == 2 and any(low % high for high, low in itertools.pairwise(decoder)):
+                raise InputError(f"decoder widths {decoder} do not divide each other, as its shortcuts need")
+        colours = {"decoder.head.2.bias": shapes.get("decoder.head.2.bias", (3 * patch**2,))[0] // patch**2}
+        if encoder and "encoder.conv1.weight" in shapes:
+            count = math.prod(shapes["encoder.conv1.weight"])
+            colours["encoder.conv1.weight"] = count // (27 * encoder[0] * patch**2)
+        for name, number in colours.items():
+            if number != 3:
+                raise InputError(f"{name} is for {number} colour channels; only RGB networks are run")
+        latent = 48 if patch == 2 else 16
+        if "conv2.bias" in shapes:
+            latent = shapes["conv2.bias"][0]
+        elif "conv1.bias" in shapes:
+            latent = shapes["conv1.bias"][0] // 2
+        return cls(encoder, decoder, latent, patch)
+
+
+def decoder(config: Config) -> Program | None:
+    if config.decoder_widths is None:
+        return None
+    w, nested, latent = config.decoder_widths[::-1], config.patch == 2, config.latent_channels
+    after = [n if nested else n // 2 for n in w]  # channels behind a level's upsampler
+
+    def level(i: int) -> list[Step]:
+        ins = (w[0] if i == 0 else after[i - 1], w[i], w[i])
+        steps: list[Step] = [Res(_place("up", i, j, 3, nested), c, w[i], Length(), NAMES) for j, c in enumerate(ins)]
+        if i < 3:
+            steps.append(NearestUp(_place("up", i, 3, 3, nested), w[i], after[i], temporal=i < 2))
+        return [Around(f"upsamples.{i}", tuple(steps))] if nested and i < 3 else steps
+
+    return Program.of(
+        "decoder", latent,
+        Linear("/conv2", latent), Conv("conv1", latent, w[0]), *_middle(w[0]), TILES,
+        *level(0), STEP,
+        *level(1), STEP,
+        *level(2), *level(3), Pixels("head.0", "head.2", w[3], Length(), config.patch),
+        head="zero",
+    )  # fmt: skip
+
+
+def encoder(config: Config) -> Program | None:
+    if config.encoder_widths is None:
+        return None
+    w, nested, latent = config.encoder_widths, config.patch == 2, config.latent_channels
+
+    def level(i: int) -> list[Step]:
+        ins = (w[max(i - 1, 0)], w[i])
+        steps: list[Step] = [Res(_place("down", i, j, 2, nested), c, w[i], Length(), NAMES) for j, c in enumerate(ins)]
+        if i < 3:
+            steps.append(FrameDown(_place("down", i, 2, 2, nested), w[i], temporal=i > 0))
+        return [Around(f"downsamples.{i}", tuple(steps))] if nested else steps
+
+    patches = [Patches("patches", 16)] if nested else []
+    return Program.of(
+        "encoder", 3,
+        *patches, Conv("conv1", 3 * config.patch**2, w[0]), *level(0), STEP,
+        *level(1), *level(2), TILES,
+        *level(3), *_middle(w[3]),
+        Moments("head.0", "head.2", w[3], 2 * latent, Length()), Linear("/conv1", 2 * latent),
+        head="zero",
+    )  # fmt: skip
+
+
+def _middle(width: int) -> list[Step]:
+    return [
+        Res("middle.0", width, width, Length(), NAMES),
+        Attention("middle.1", width, Length(), joint=True),
+        Res("middle.2", width, width, Length(), NAMES),
+    ]
+
+
+def _place(direction: str, level: int, index: int, resnets: int, nested: bool) -> str:
+    """The published name of a level's layer: 2.1 numbers all layers of a half in one row, 2.2 nests them."""
+    row = f"{direction}samples"
+    return f"{row}.{level}.{row}.{index}" if nested else f"{row}.{level * (resnets + 1) + index}"
+
+
+def _architecture(keys: KeySet, spatial: int, patch: int) -> Architecture:
+    configure = functools.partial(Config.from_shapes, patch=patch)
+    # Mean and deviation of the latents are the sampler's matter.
+    return Architecture(keys, spatial, 4, 1.0, configure, encoder, decoder, native="bf16")
+
+
+WAN21 = _architecture(
+    KeySet("wan2.1", ("decoder.middle.0.residual.0.gamma", "encoder.middle.0.residual.0.gamma")), 8, 1
+)
+WAN22 = _architecture(
+    KeySet(
+        "wan2.2",
+        (
+            "decoder.upsamples.0.upsamples.0.residual.2.weight",
+            "encoder.downsamples.0.downsamples.0.residual.2.weight",
+        ),
+    ),
+    16,
+    2,
+)
+#: Diffusers' names of either.
+DIFFUSERS = KeySet(
+    "wan-diffusers",
+    ("decoder.mid_block.resnets.0.norm1.gamma", "encoder.mid_block.resnets.0.norm1.gamma"),
+    wan_names.native,
+)

@@ -1,0 +1,72 @@
+"""Diffusers' names of Wan's networks back to the original ones."""
+
+from __future__ import annotations
+
+import re
+
+# A resnet's and an attention's parts.
+_LEAVES = {
+    "norm1": "residual.0",
+    "conv1": "residual.2",
+    "norm2": "residual.3",
+    "conv2": "residual.6",
+    "conv_shortcut": "shortcut",
+}
+_TOP = {
+    "quant_conv": "conv1",
+    "post_quant_conv": "conv2",
+    "encoder.conv_in": "encoder.conv1",
+    "encoder.norm_out": "encoder.head.0",
+    "encoder.conv_out": "encoder.head.2",
+    "decoder.conv_in": "decoder.conv1",
+    "decoder.norm_out": "decoder.head.0",
+    "decoder.conv_out": "decoder.head.2",
+}
+_ATTENTION = ("norm", "to_qkv", "proj")
+_RESAMPLE = r"(resample\.1|time_conv)"
+
+
+def native(names: list[str]) -> dict[str, str | None]:
+    """{diffusers' name: original name, None where there is none}."""
+    # Wan 2.1 numbers all layers of a half in one row (four per decoder level), Wan 2.2 nests them per level.
+    nested = any(".upsampler." in n or ".downsampler." in n for n in names)
+    return {n: _name(n, nested) for n in names}
+
+
+def _name(name: str, nested: bool) -> str | None:
+    module, _, leaf = name.rpartition(".")
+    if module in _TOP:
+        return f"{_TOP[module]}.{leaf}"
+    half, _, inner = module.partition(".")
+    found = _inner(inner, nested) if half in ("encoder", "decoder") else None
+    return None if found is None else f"{half}.{found}.{leaf}"
+
+
+def _inner(name: str, nested: bool) -> str | None:
+    """The part between `encoder.`/`decoder.` and the parameter's own name."""
+    if m := re.fullmatch(r"mid_block\.resnets\.([01])\.(\w+)", name):
+        return _resnet(f"middle.{2 * int(m[1])}", m[2])
+    if m := re.fullmatch(r"mid_block\.attentions\.0\.(\w+)", name):
+        return f"middle.1.{m[1]}" if m[1] in _ATTENTION else None
+    if m := re.fullmatch(rf"up_blocks\.(\d+)\.upsamplers?(?:\.0)?\.{_RESAMPLE}", name):
+        return f"{_level('up', m[1], 3, nested)}.{m[2]}"
+    if m := re.fullmatch(r"up_blocks\.(\d+)\.resnets\.(\d+)\.(\w+)", name):
+        return _resnet(_level("up", m[1], int(m[2]), nested), m[3])
+    if m := re.fullmatch(rf"down_blocks\.(\d+)\.downsampler\.{_RESAMPLE}", name):
+        return f"{_level('down', m[1], 2, nested)}.{m[2]}"
+    if m := re.fullmatch(r"down_blocks\.(\d+)\.resnets\.(\d+)\.(\w+)", name):
+        return _resnet(_level("down", m[1], int(m[2]), nested), m[3])
+    if m := re.fullmatch(rf"down_blocks\.(\d+)\.{_RESAMPLE}", name):
+        return f"downsamples.{m[1]}.{m[2]}"
+    if m := re.fullmatch(r"down_blocks\.(\d+)\.(\w+)", name):
+        return _resnet(f"downsamples.{m[1]}", m[2])
+    return None
+
+
+def _level(direction: str, level: str, index: int, nested: bool) -> str:
+    row = f"{direction}samples"
+    return f"{row}.{level}.{row}.{index}" if nested else f"{row}.{4 * int(level) + index}"
+
+
+def _resnet(prefix: str, part: str) -> str | None:
+    return f"{prefix}.{_LEAVES[part]}" if part in _LEAVES else None

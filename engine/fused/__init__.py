@@ -1,1 +1,0 @@
-"""The networks on the fused operators of engine/kernels: no concatenation, no padding pass, no layout change."""

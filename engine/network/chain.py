@@ -1,0 +1,89 @@
+"""Packed steps one after the other on a Run, each result where it costs least memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..kernels.conv3d import Partials
+from ..options import Options
+from ..precision.operands import Operands
+from ..run.run import Run
+from .program import Size, Step
+
+Result = tuple[Tensor, Partials | None]
+
+
+@dataclass(frozen=True)
+class Link:
+    """A step with its packed weights. groups: of the norm behind it, which its sums are for (0: none)."""
+
+    step: Step
+    packed: Any
+    groups: int
+
+    def __call__(self, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None) -> Result:
+        first = run.done[self.step.name]
+        run.done[self.step.name] += x.shape[0]
+        return self.step.run(self.packed, run, x, sums, out, self.groups, first)
+
+
+def pack_chain(
+    steps: Sequence[Step], part: Callable[[str], nn.Module], operands: Operands, options: Options
+) -> tuple[Link, ...]:
+    """Of steps that follow each other, so that sums travel with what they are of."""
+    behind = [*(s.groups for s in steps[1:]), 0]
+    return tuple(Link(s, s.pack(part, operands, options), g) for s, g in zip(steps, behind, strict=True))
+
+
+def sizes(run: Run, links: Sequence[Link], size: Size) -> list[Size]:
+    """Of the first one's input and of every result."""
+    out = [size]
+    for link in links:
+        out.append(link.step.size(out[-1], run.done[link.step.name] == 0))
+    return out
+
+
+def through(
+    run: Run, links: Sequence[Link], size: Size, source: Callable[[], Result], out: Tensor | None = None,
+    keep: bool = False,
+) -> Result:
+    """`source`, whose result is of `size`, through all links. out: where the result goes; keep: it is taken before all
+    else, so that all else can be given back. What has all links in place stays where it is, whatever `out`.
+
+    A result that is larger or smaller than its input is taken first: the input is made above it and given back at once.
+    """
+    return _through(run, links, sizes(run, links, size), source, out, keep)
+
+
+def _through(
+    run: Run, links: Sequence[Link], shapes: list[Size], source: Callable[[], Result], out: Tensor | None, keep: bool
+) -> Result:
+    at = max((i for i, link in enumerate(links) if not link.step.in_place), default=-1)
+    if at < 0:
+        x, sums = source()
+    elif keep or out is not None or links[at].step.below:
+        x = take(run, links[at].step, shapes[at + 1]) if out is None else out
+        with run.arena.scope():
+            y, sums = _through(run, links[:at], shapes, source, None, False)
+            _, sums = links[at](run, y, sums, x)
+    else:
+        x, sums = _through(run, links[:at], shapes, source, None, False)
+        x, sums = links[at](run, x, sums, None)
+    for link in links[at + 1 :]:
+        x, sums = link(run, x, sums, None)
+    return x, sums
+
+
+def take(run: Run, step: Step, size: Size) -> Tensor:
+    """Memory for the step's result."""
+    return run.arena.take(tuple(size), torch.float32 if step.wide else run.dtype)
+
+
+def given(x: Tensor) -> Callable[[], Result]:
+    """A source that is there already."""
+    return lambda: (x, None)

@@ -1,0 +1,210 @@
+"""A Program on the fused operators: what packs it, and a chunk's walk with a Run, dry for a plan or for real."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ..kernels.to_pixels import BYTES, UNIT, Pixels
+from ..options import DEFAULTS, Options
+from ..precision.operands import Operands
+from ..run.parking import Parking
+from ..run.run import Run
+from .chain import Link, Result, given, pack_chain, sizes, take, through
+from .ops import attention
+from .packed import tensor_bytes
+from .plain import Half
+from .program import Size
+
+#: Tiles are clamped after they are blended.
+UNCLAMPED = Pixels(UNIT.gain, UNIT.offset, float("-inf"), float("inf"))
+Emit = Callable[[Tensor], None]
+
+
+class Fused:
+    """Packed weights of a half and the order of steps; one of them serves any number of Runs.
+
+    Residual streams are [frames, H, W, C].
+    """
+
+    def __init__(
+        self, half: Half, dtype: torch.dtype, options: Options = DEFAULTS, operands: Operands | None = None
+    ) -> None:
+        """dtype: of activations. operands: of the convolutions, if they differ from that."""
+        program = half.program
+        self.dtype, self.head, self.takes = dtype, program.style.head, program.takes
+        links = iter(pack_chain(program.steps, half.part, operands or Operands(dtype), options))
+        self.stages = [tuple(next(links) for _ in steps) for steps in program.stages()]
+        #: Channels that attention sees; 0: there is none.
+        self.attends = max((s.width for s in program.every() if isinstance(s, attention.Attention)), default=0)
+        self.nbytes = tensor_bytes(self)
+
+    def begin(self, device: torch.device, parking: Parking | None) -> Run:
+        """A dry Run that stands behind the clip's start: from there on a latent is as many frames as it can be."""
+        run = Run(self.dtype, device, parking, self.head)
+        names = (link.step.name for stage in self.stages for link in stage)
+        run.done.update({**dict.fromkeys(names, 1), "latents": 1, "frames": 1})
+        return run
+
+    def _empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, device="meta", dtype=self.dtype)
+
+
+class FusedDecoder(Fused):
+    """Latents to pixels: what sees whole frames and what follows for the whole chunk, then by finer and finer steps."""
+
+    @property
+    def latent_channels(self) -> int:
+        return self.takes
+
+    @property
+    def features(self) -> int:
+        """Channels of what the front makes of a latent."""
+        size = Size(1, 1, 1, self.takes)
+        for link in self.stages[0]:
+            size = size._replace(channels=link.step.channels(size.channels))
+        return size.channels
+
+    def plan(
+        self, latents: int, height: int, width: int, frames: int, output: torch.dtype, device: torch.device,
+        parking: Parking | None = None,
+    ) -> Run:
+        """A dry Run that knows its memory: chunks of `latents`, `frames` per step at full size."""
+        run = self.begin(device, parking)
+        self.chunk(run, self._empty(latents, height, width, self.takes), frames, output, lambda pixels: None)
+        return run
+
+    def plan_front(self, latents: int, height: int, width: int, device: torch.device) -> Run:
+        """A dry Run for `front_chunk`."""
+        run = self.begin(device, None)
+        self.front_chunk(run, self._empty(latents, height, width, self.takes), lambda features: None)
+        return run
+
+    def plan_tile(self, latents: int, height: int, width: int, frames: int, device: torch.device) -> Run:
+        """A dry Run for `tile_chunk`; sizes of the tile."""
+        run = self.begin(device, None)
+        self.tile_chunk(run, self._empty(latents, height, width, self.features), frames, lambda pixels: None)
+        return run
+
+    def chunk(self, run: Run, z: Tensor, frames: int, output: torch.dtype, emit: Emit) -> None:
+        """Decode latents [D, h, w, C] (any strides); `emit` gets pixels [m, H, W, 3], valid until it returns.
+
+        frames: most frames per step at full size (0: all of the chunk). Pixels are 0..1, or bytes 0..255.
+        """
+        form = BYTES if output == torch.uint8 else UNIT
+        front, first, *later = self.stages
+        self._stage(run, [(*front, *first), *later], z, frames, output, form, emit)
+
+    def whole_chunk(self, run: Run, frames: int, output: torch.dtype, z: Tensor) -> Tensor:
+        """As `chunk`, where all its frames make one step: their pixels, valid until the next call."""
+        pixels: list[Tensor] = []
+        self.chunk(run, z, frames, output, pixels.append)
+        return pixels[0]
+
+    def front_chunk(self, run: Run, z: Tensor, emit: Emit) -> None:
+        """Only the part that must see the whole frame: `emit` gets features [D, h, w, C], valid until it returns."""
+        with run.arena.scope():
+            x, _ = through(run, self.stages[0], Size(*z.shape), given(z))
+            run.advance(*z.shape[1:3])
+            if not run.dry:
+                emit(x)
+
+    def tile_chunk(self, run: Run, x: Tensor, frames: int, emit: Emit) -> None:
+        """Features [D, h, w, C] of a tile, contiguous, overwritten -> float32 pixels as `chunk`, 0..1, not clamped."""
+        self._stage(run, self.stages[1:], x, frames, torch.float32, UNCLAMPED, emit)
+
+    def _stage(
+        self, run: Run, stages: Sequence[tuple[Link, ...]], x: Tensor, frames: int, output: torch.dtype, form: Pixels,
+        emit: Emit, outer: frozenset[tuple[int, int]] = frozenset(),
+    ) -> None:
+        """One stage and all behind it, which take its result by steps. outer: resolutions that stages around it use."""
+        links, later = stages[0], stages[1:]
+        shapes = sizes(run, links, Size(*x.shape))
+        # The result's, too, where that is not for others to read.
+        used = frozenset(s[1:3] for s in (shapes if not later or _reads_result(links[-1]) else shapes[:-1]))
+        latents = x.shape[0]
+        with run.arena.scope():
+            if later:
+                y, _ = through(run, links, Size(*x.shape), given(x), keep=True)
+                for a, b in run.walk.spans(y.shape[0], _step(later, frames)):
+                    self._stage(run, later, y[a:b], frames, output, form, emit, outer | used)
+                pixels = None
+            else:
+                y, sums = through(run, links[:-1], Size(*x.shape), given(x))
+                end = links[-1]
+                pixels = end.step.store(end.packed, run, y, sums, output, form)
+            for size in used - outer:
+                run.advance(*size)
+            if pixels is not None:
+                run.done["frames"] += pixels.shape[0]
+                if not run.dry:
+                    emit(pixels)
+        if not outer:
+            run.done["latents"] += latents
+
+
+class FusedEncoder(Fused):
+    """Pictures to moments: what comes before the first mark by steps, all else for the whole chunk."""
+
+    def plan(
+        self, latents: int, height: int, width: int, frames: int, device: torch.device, parking: Parking | None = None
+    ) -> Run:
+        """A dry Run that knows its memory: chunks of `latents`, `frames` per step at full size; sizes in pixels."""
+        run = self.begin(device, parking)
+        every = math.prod(of for stage in self.stages for of in (link.step.time[1] for link in stage))
+        self.chunk(run, self._empty(every * latents, height, width, self.takes), frames)
+        return run
+
+    def chunk(self, run: Run, video: Tensor, frames: int) -> Tensor:
+        """Frames [F, H, W, 3] in -1..1 -> moments [T, h, w, 2C] in float32, valid until the next call.
+
+        F is 1 + 4n at the clip's start and 4n later. frames: most frames per step at full size (0: all).
+        """
+        fine, rest = self.stages
+        before = sizes(run, fine, Size(*video.shape))
+        shapes = sizes(run, rest, before[-1])
+        with run.arena.scope():
+            result = take(run, rest[-1].step, shapes[-1])
+            through(run, rest, before[-1], lambda: self._by_steps(run, video, frames), result)
+            for size in {s[1:3] for s in shapes}:
+                run.advance(*size)
+            run.inspect(result)
+        run.done["frames"] += video.shape[0]
+        return result
+
+    def _by_steps(self, run: Run, video: Tensor, frames: int) -> Result:
+        links = self.stages[0]
+        shapes = sizes(run, links, Size(*video.shape))
+        out = take(run, links[-1].step, shapes[-1])
+        parts = []
+        for a, b in run.walk.spans(video.shape[0], frames):
+            part = video[a:b]
+            with run.arena.scope():
+                parts.append(through(run, links, Size(*part.shape), given(part), out[a:b])[1])
+                for size in {s[1:3] for s in shapes[:-1]}:
+                    run.advance(*size)
+        if run.walk.open:  # whatever steps they were made in
+            return out, run.walk.sums(out, links[-1].groups)
+        return out, run.joined(parts, 0)
+
+
+def _reads_result(link: Link) -> bool:
+    """Whether the link's own convolutions work at the size of its result, though that is larger than its input."""
+    return link.step.space[0] > link.step.space[1] and getattr(link.packed, "expand", None) is not None
+
+
+def _step(stages: Sequence[tuple[Link, ...]], frames: int) -> int:
+    """Frames that go into the first of these stages at once so that `frames` come out of the last; 0: all."""
+    made = math.prod(link.step.time[0] for stage in stages for link in stage)
+    return -(-frames // made)
+
+
+def fuse(
+    half: Half, dtype: torch.dtype, options: Options = DEFAULTS, operands: Operands | None = None
+) -> FusedDecoder | FusedEncoder:
+    """Pack an encoder or decoder. dtype: of activations; operands: of its convolutions, if they differ from that."""
+    made = FusedDecoder if half.program.half == "decoder" else FusedEncoder
+    return made(half, dtype, options, operands)

@@ -1,0 +1,181 @@
+"""Steps with a shortcut around all of them that has no parameters: repeated samples up, their means down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...kernels.conv3d import Partials, Weight, pack_weight
+from ...options import Options
+from ...precision.operands import Operands
+from ...run.run import Run
+from ...run.weights import Conv
+from ..chain import Link, given, pack_chain, through
+from ..program import Size, Step, Style, Taps, Work
+from ..state import State
+
+
+def duplicate_up(x: Tensor, channels: int, temporal: bool, starts: bool) -> Tensor:
+    """[B, C, T, H, W]: every value repeated into `channels` and its 2x2 (x2) samples."""
+    b, c, t, h, w = x.shape
+    z = 2 if temporal else 1
+    x = x.repeat_interleave(channels * 4 * z // c, 1).view(b, channels, z, 2, 2, t, h, w)
+    x = x.permute(0, 1, 5, 2, 6, 3, 7, 4).reshape(b, channels, t * z, 2 * h, 2 * w)
+    return x[:, :, 1:] if starts and temporal else x
+
+
+def average_down(x: Tensor, channels: int, temporal: bool, down: bool) -> Tensor:
+    """[B, C, T, H, W]: means over the samples and neighbouring channels that become one.
+
+    A clip's first frame has a zero frame for its partner.
+    """
+    z, s = (2 if temporal else 1), (2 if down else 1)
+    x = F.pad(x, (0, 0, 0, 0, x.shape[2] % z, 0))
+    b, c, t, h, w = x.shape
+    x = x.view(b, c, t // z, z, h // s, s, w // s, s).permute(0, 1, 3, 5, 7, 2, 4, 6)
+    return x.reshape(b, channels, c * z * s * s // channels, t // z, h // s, w // s).mean(2)
+
+
+def store_duplicates(x: Tensor, out: Tensor, temporal: bool, starts: bool) -> None:
+    """`duplicate_up` of x [D, H, W, C] into out [F, 2H, 2W, K], K dividing C.
+
+    Of its 4 or 8 samples, number p = (frame * 2 + row) * 2 + column of channel k is channel (k + p / samples) * C / K.
+    """
+    z, step = (2 if temporal else 1), x.shape[3] // out.shape[3]
+    lead = int(starts and temporal)
+    for p in range(4 * z):
+        frame, row, column = p // 4, p // 2 % 2, p % 2
+        # A clip's first frame has only its last copy.
+        source = x[lead:] if frame == 0 else x
+        first = (frame + lead) % z
+        out[first::z, row::2, column::2].copy_(source[..., p * step // (4 * z) :: step])
+
+
+@dataclass(frozen=True)
+class Average:
+    """`average_down` as strided convolutions. lead: without the earlier frame, which is zero for a clip's first one."""
+
+    means: Conv
+    lead: Weight
+
+
+@dataclass(frozen=True)
+class Packed:
+    links: tuple[Link, ...]
+    average: Average | None
+
+
+@dataclass(frozen=True)
+class Around(Step):
+    """y = steps(x) + shortcut(x): repetition where the last step upsamples, means elsewhere."""
+
+    name: str
+    steps: tuple[Step, ...]
+
+    @property
+    def time(self) -> tuple[int, int]:  # type: ignore[override]
+        return self.steps[-1].time
+
+    @property
+    def space(self) -> tuple[int, int]:  # type: ignore[override]
+        return self.steps[-1].space
+
+    @property
+    def resamples(self) -> bool:
+        return self.space != (1, 1)
+
+    @property
+    def up(self) -> bool:
+        return self.space[0] > self.space[1]
+
+    @property
+    def in_place(self) -> bool:  # type: ignore[override]
+        return all(s.in_place for s in self.steps)
+
+    @property
+    def below(self) -> bool:  # type: ignore[override]
+        return self.resamples
+
+    def inner(self) -> tuple[Step, ...]:
+        return self.steps
+
+    def modules(self, style: Style) -> dict[str, nn.Module]:
+        return {name: module for step in self.steps for name, module in step.modules(style).items()}
+
+    def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
+        temporal, last = self.time != (1, 1), self.steps[-1].name
+        starts = temporal and part(last).time_conv.starts(state)
+        y = x
+        for step in self.steps:
+            y = step.plain(part, y, state)
+        if self.up:
+            return y + duplicate_up(x, y.shape[1], temporal, starts)
+        return y + average_down(x, y.shape[1], temporal, self.resamples)
+
+    def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Packed:
+        links = pack_chain(self.steps, part, operands, options)
+        return Packed(links, None if self.up else self._average(part, operands.dtype))
+
+    def _average(self, part: Callable[[str], nn.Module], dtype: torch.dtype) -> Average:
+        (_, z), (_, s) = self.time, self.space
+        c_in, width = self.steps[0].c_in, self.channels(0)
+        device = next(part(self.steps[0].name).parameters()).device
+        samples = torch.arange(c_in * z * s * s, device=device) // (c_in * z * s * s // width)
+        kernel = F.one_hot(samples, width).t().reshape(width, c_in, z, s, s) / (c_in * z * s * s // width)
+        means = Conv(f"{self.name} average", pack_weight(kernel, dtype), None, stride=(z, s, s))
+        return Average(means, pack_weight(kernel[:, :, z - 1 :], dtype))
+
+    def run(self, packed: Packed, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
+            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+        starts, size = first == 0, Size(*x.shape)
+        if self.resamples:
+            self._shortcut(packed, run, x, out, starts)
+            *before, last = packed.links
+            y, _ = through(run, before, size, given(x))
+            last.step.onto(last.packed, run, y, out, first, add=True)
+            return out, None
+        if not self.in_place and out is None:
+            out = run.take(*x.shape[:3], self.channels(0))
+        with run.arena.scope():
+            around = run.take(*x.shape[:3], self.channels(0))
+            self._shortcut(packed, run, x, around, starts)
+            y, _ = through(run, packed.links, size, given(x), out)
+            y.add_(around)
+        return y, None
+
+    def _shortcut(self, packed: Packed, run: Run, x: Tensor, out: Tensor, starts: bool) -> None:
+        """x to what lies in `out` before the steps' own result is added."""
+        if run.dry:
+            return
+        if packed.average is None:
+            store_duplicates(x, out, self.time != (1, 1), starts)
+            return
+        means, lead = packed.average.means, int(starts and self.time != (1, 1))
+        if lead:
+            run.pointwise(means, x[:1], out[:1], weight=packed.average.lead)
+        if out.shape[0] > lead:
+            run.pointwise(means, x[lead:], out[lead:])
+
+    def why_not_fused(self, style: Style) -> str | None:
+        norms = any(s.groups for s in self.steps)
+        return "sums of groups do not pass a shortcut around several steps" if norms else None
+
+    def channels(self, channels: int) -> int:
+        for step in self.steps:
+            channels = step.channels(channels)
+        return channels
+
+    def taps(self, style: Style) -> Taps:
+        return Taps(*map(sum, zip(*(s.taps(style) for s in self.steps), strict=True)))
+
+    def work(self, size: Size) -> Work:
+        total = Work()
+        for step in self.steps:
+            total += step.work(size)
+            size = step.size(size, True)
+        return total
+

@@ -1,0 +1,108 @@
+"""Attention among the positions of each frame."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...kernels.conv3d import Partials
+from ...options import Options
+from ...precision.operands import Operands
+from ...run.run import Run
+from ...run.weights import Attention as Packed
+from ..packed import norm_of
+from ..program import Size, Step, Style, Work
+from ..state import State
+from .norm import Norm
+
+
+class FrameAttention(nn.Module):
+    """Single-head attention among the H*W positions of each frame, with a residual around it.
+
+    Subclasses own the parts: a `norm` without activation, and the four projections as (weight [C, C], bias [C]).
+    """
+
+    norm: nn.Module
+
+    def projections(self) -> list[tuple[Tensor, Tensor]]:
+        """Of queries, keys, values and the result."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, state: State | None = None) -> Tensor:
+        b, c, t, h, w = x.shape
+        tokens = self.norm(x).permute(0, 2, 3, 4, 1).reshape(b * t, 1, h * w, c)
+        *inputs, output = self.projections()
+        y = F.scaled_dot_product_attention(*(F.linear(tokens, *p) for p in inputs))
+        y = F.linear(y, *output).reshape(b, t, h, w, c).permute(0, 4, 1, 2, 3)
+        return x + y
+
+
+class SplitAttention(FrameAttention):
+    """Queries, keys and values from a matrix each, as diffusers names them."""
+
+    def __init__(self, channels: int, norm: Norm) -> None:
+        super().__init__()
+        self.group_norm = norm.module(channels, act=False)
+        self.to_q = nn.Linear(channels, channels)
+        self.to_k = nn.Linear(channels, channels)
+        self.to_v = nn.Linear(channels, channels)
+        self.to_out = nn.ModuleList([nn.Linear(channels, channels)])
+
+    @property
+    def norm(self) -> nn.Module:
+        return self.group_norm
+
+    def projections(self) -> list[tuple[Tensor, Tensor]]:
+        return [(p.weight, p.bias) for p in (self.to_q, self.to_k, self.to_v, self.to_out[0])]
+
+
+class JointAttention(FrameAttention):
+    """Queries, keys and values from one 1x1 convolution."""
+
+    def __init__(self, channels: int, norm: Norm) -> None:
+        super().__init__()
+        self.norm = norm.module(channels, act=False, axes=2)
+        self.to_qkv = nn.Conv2d(channels, 3 * channels, 1)
+        self.proj = nn.Conv2d(channels, channels, 1)
+
+    def projections(self) -> list[tuple[Tensor, Tensor]]:
+        weights, biases = self.to_qkv.weight.flatten(1).chunk(3), self.to_qkv.bias.chunk(3)
+        return [*zip(weights, biases, strict=True), (self.proj.weight.flatten(1), self.proj.bias)]
+
+
+@dataclass(frozen=True)
+class Attention(Step):
+    """joint: the file has one matrix for queries, keys and values."""
+
+    name: str
+    width: int
+    norm: Norm
+    joint: bool = False
+    in_place = True
+
+    @property
+    def groups(self) -> int:  # type: ignore[override]
+        return self.norm.groups
+
+    def modules(self, style: Style) -> dict[str, nn.Module]:
+        return {self.name: (JointAttention if self.joint else SplitAttention)(self.width, self.norm)}
+
+    def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Packed:
+        block, dtype = part(self.name), operands.dtype
+        q, k, v, out = ((weight.to(dtype).t(), bias.to(dtype)) for weight, bias in block.projections())
+        return Packed(norm_of(block.norm), q, k, v, out, options.flash_attention)
+
+    def run(self, packed: Packed, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
+            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+        return x, run.attend(packed, x, sums)
+
+    def why_not_fused(self, style: Style) -> str | None:
+        return self.norm.why_not_fused()
+
+    def work(self, size: Size) -> Work:
+        tokens, c = size.height * size.width, self.width
+        flop = size.frames * (4 * 2.0 * tokens * c * c + 4.0 * tokens * tokens * c)
+        return Work(flop, flop)

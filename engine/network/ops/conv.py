@@ -1,0 +1,151 @@
+"""Convolutions of a clip and of single frames, and the step that is one of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...kernels import exact
+from ...kernels.conv3d import Partials
+from ...kernels.precision import tf32_asked
+from ...options import Options
+from ...precision.operands import Operands
+from ...run.run import Run
+from ...run.weights import Conv as Packed
+from ..packed import conv_of
+from ..program import Border, Size, Step, Style, Taps, Work
+from ..state import State
+
+
+def _as_products(x: Tensor) -> bool:
+    """Whether x is convolved by exact.conv3d. TF32 is asked about last: torch.compile breaks its graph there."""
+    return not torch.is_grad_enabled() and exact.as_products(x.device, x.dtype, tf32=False) and not tf32_asked()
+
+
+class ClipConv(nn.Conv3d):
+    """Convolution of a clip: `after` of its taps in time look ahead, the others back.
+
+    A clip starts with copies of its first frame, as many zero frames, or nothing (`head`), and ends with copies of its
+    last one where it looks ahead. Later calls continue from the frames left in the State: everything after the last
+    full step, so strides and late frames work with any chunking. A call may have no result yet.
+    """
+
+    def __init__(
+        self,
+        c_in: int,
+        c_out: int,
+        kernel: tuple[int, int, int] = (3, 3, 3),
+        stride: tuple[int, int, int] = (1, 1, 1),
+        padding: int | None = None,
+        head: Literal["replicate", "zero", "none"] = "replicate",
+        border: Border = "zero",
+        after: int = 0,
+    ) -> None:
+        pad = kernel[1] // 2 if padding is None else padding
+        super().__init__(c_in, c_out, kernel, stride, (0, pad, pad) if border == "zero" else (0, 0, 0))
+        self.head, self.border, self.after = head, border, after
+        self.edges = 0 if border == "zero" else pad
+        self.key = ""
+
+    def forward(self, x: Tensor, state: State | None = None) -> Tensor:
+        x = self._extended(x, state)
+        if x.shape[2] < self.kernel_size[0]:
+            return self._nothing(x)
+        if self.edges:
+            e = self.edges
+            x = F.pad(x, (e, e, e, e, 0, 0), mode=self.border)
+        if _as_products(x):
+            return exact.conv3d(x, self.weight, self.bias, self.stride, self.padding)
+        if not self.weight.is_contiguous():  # in channels_last_3d; CPU kernels do not follow the weight by themselves
+            x = x.contiguous(memory_format=torch.channels_last_3d)
+        return super().forward(x)
+
+    def _extended(self, x: Tensor, state: State | None) -> Tensor:
+        """x behind its history and, at the clip's end, before what follows it."""
+        kt, step = self.kernel_size[0], self.stride[0]
+        if kt == 1 or (x.shape[2] == 0 and self.starts(state)):
+            return x
+        halo = None if state is None else state.halos.get(self.key)
+        if halo is None and self.head != "none":
+            halo = x[:, :, :1] if self.head == "replicate" else torch.zeros_like(x[:, :, :1])
+            halo = halo.expand(-1, -1, kt - 1 - self.after, -1, -1)
+        x = x if halo is None else torch.cat((halo.to(x), x), 2)
+        if self.after and (state is None or state.ending):
+            x = torch.cat((x, x[:, :, -1:].expand(-1, -1, self.after, -1, -1)), 2)
+        if state is not None:
+            used = max((x.shape[2] - kt) // step + 1, 0) * step
+            state.keep(self.key, x[:, :, used:])
+        return x
+
+    def _nothing(self, x: Tensor) -> Tensor:
+        """No frames of the size that they would have."""
+        sizes = zip(x.shape[3:], self.kernel_size[1:], self.stride[1:], self.padding[1:], strict=True)
+        height, width = ((n + 2 * (p or self.edges) - k) // s + 1 for n, k, s, p in sizes)
+        return x.new_empty(x.shape[0], self.out_channels, 0, height, width)
+
+    def starts(self, state: State | None) -> bool:
+        """Whether the next call is the first of its clip."""
+        return state is None or self.key not in state.halos
+
+
+class FrameConv(nn.Conv2d):
+    """A 2-D convolution of every frame; it has no history."""
+
+    key = ""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, stride, padding = self.weight.unsqueeze(2), (1, *self.stride), (0, *self.padding)
+        if _as_products(x):
+            return exact.conv3d(x, weight, self.bias, stride, padding)
+        return F.conv3d(x, weight, self.bias, stride, padding)
+
+
+def styled(c_in: int, c_out: int, style: Style) -> ClipConv:
+    """A 3x3x3 convolution as all of a Program are."""
+    return ClipConv(c_in, c_out, head=style.head, border=style.border, after=style.after)
+
+
+def taps_of(style: Style, convs: int = 1) -> Taps:
+    """Of 3x3x3 convolutions, one after the other."""
+    return Taps(convs * (2 - style.after), convs * style.after)
+
+
+def conv_work(size: Size, c_out: int, taps: int = 27, out: Size | None = None) -> Work:
+    """Of one convolution from `size` to `out` (the same positions where that is not given)."""
+    source, target = math.prod(size[:3]), math.prod((out or size)[:3])
+    flop = 2.0 * target * size.channels * c_out * taps
+    return Work(flop, flop, source * size.channels + target * c_out)
+
+
+@dataclass(frozen=True)
+class Conv(Step):
+    """A 3x3x3 convolution by itself: what enters a network."""
+
+    name: str
+    c_in: int
+    c_out: int
+
+    def modules(self, style: Style) -> dict[str, nn.Module]:
+        return {self.name: styled(self.c_in, self.c_out, style)}
+
+    def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Packed:
+        return conv_of(part(self.name), operands)
+
+    def run(self, packed: Packed, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
+            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+        return out, run.conv(packed, x, out, groups=groups)
+
+    def channels(self, channels: int) -> int:
+        return self.c_out
+
+    def taps(self, style: Style) -> Taps:
+        return taps_of(style)
+
+    def work(self, size: Size) -> Work:
+        return conv_work(size, self.c_out)

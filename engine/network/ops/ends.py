@@ -1,0 +1,226 @@
+"""What a network begins and ends with besides convolutions: patches, the latent's linear step, moments, pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ...kernels import norm_act
+from ...kernels.conv3d import Partials, pack_weight
+from ...kernels.to_pixels import Pixels as Form
+from ...kernels.to_pixels import columns_weight
+from ...options import Options
+from ...precision.operands import Operands
+from ...run.run import Run
+from ...run.weights import Conv, Output
+from ..packed import conv_of, norm_of
+from ..program import Size, Step, Style, Taps, Work
+from ..state import State
+from .conv import ClipConv, conv_work, styled, taps_of
+from .norm import Norm
+
+
+def patches(x: Tensor) -> Tensor:
+    """[B, C, T, H, W] -> [B, 4C, T, H / 2, W / 2], channel (c * 2 + column) * 2 + row."""
+    b, c, t, h, w = x.shape
+    return x.reshape(b, c, t, h // 2, 2, w // 2, 2).permute(0, 1, 6, 4, 2, 3, 5).flatten(1, 3)
+
+
+def pixels(x: Tensor) -> Tensor:
+    """What `patches` undoes."""
+    b, c, t, h, w = x.shape
+    return x.view(b, c // 4, 2, 2, t, h, w).permute(0, 1, 4, 5, 3, 6, 2).reshape(b, c // 4, t, 2 * h, 2 * w)
+
+
+@dataclass(frozen=True)
+class Patches(Step):
+    """2x2 pixels become channels; rows and columns that fill no block of `block` pixels are cut off."""
+
+    name: str
+    block: int
+    space = (1, 2)
+    wide = True
+    stream: ClassVar[bool] = False
+
+    def modules(self, style: Style) -> dict[str, nn.Module]:
+        return {}
+
+    def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
+        h, w = (n // self.block * self.block for n in x.shape[3:])
+        return patches(x[..., :h, :w])
+
+    def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> None:
+        return None
+
+    def run(self, packed: None, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
+            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+        f, h, w, _ = out.shape
+        blocks = x[:, : 2 * h, : 2 * w].unflatten(2, (w, 2)).unflatten(1, (h, 2)).permute(0, 1, 3, 5, 4, 2)
+        out.view(f, h, w, 3, 2, 2).copy_(blocks)
+        return out, None
+
+    def size(self, size: Size, starts: bool) -> Size:
+        h, w = (n // self.block * self.block // 2 for n in size[1:3])
+        return Size(size.frames, h, w, 4 * size.channels)
+
+    def channels(self, channels: int) -> int:
+        return 4 * channels
+
+
+@dataclass(frozen=True)
+class PackedLinear:
+    weight: Tensor  # [C, K]
+    bias: Tensor
+
+
+@dataclass(frozen=True)
+class Linear(Step):
+    """A 1x1x1 convolution in fp32: the few channels at the latent, where rounding would be compounded."""
+
+    name: str
+    width: int
+    wide = True
+    stream: ClassVar[bool] = False
+
+    def modules(self, style: Style) -> dict[str, nn.Module]:
+        return {self.name: ClipConv(self.width, self.width, (1, 1, 1), head=style.head)}
+
+    def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> PackedLinear:
+        conv = part(self.name)
+        return PackedLinear(conv.weight.float().flatten(1).t().contiguous(), conv.bias.float())
+
+    def run(self, packed: PackedLinear, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
+            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+        if not run.dry:  # frame by frame: the same product whatever the chunk
+            for source, target in zip(x.float(), out, strict=True):
+                flat = source.reshape(-1, self.width)
+                torch.addmm(packed.bias, flat, packed.weight, out=target.view(-1, self.width))
+        return out, None
+
+    def work(self, size: Size) -> Work:
+        return conv_work(size, self.width, 1)
+
+
+class _End(Step):
+    """A norm and a last convolution."""
+
+    norm_name: str
+    name: str
+    c_in: int
+    norm: Norm
+    below = False
+    stream: ClassVar[bool] = False
+
+    @property
+    def c_out(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def groups(self) -> int:  # type: ignore[override]
+        return self.norm.groups
+
+    def modules(self, style: Style) -> dict[str, nn.Module]:
+        return {self.norm_name: self.norm.module(self.c_in), self.name: styled(self.c_in, self.c_out, style)}
+
+    def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
+        return part(self.name)(part(self.norm_name)(x, state), state)
+
+    @property
+    def late(self) -> bool:  # type: ignore[override]
+        return self.norm.late
+
+    def why_not_fused(self, style: Style) -> str | None:
+        return self.norm.why_not_fused()
+
+    def taps(self, style: Style) -> Taps:
+        return taps_of(style)
+
+    def work(self, size: Size) -> Work:
+        return conv_work(size, self.c_out)
+
+
+@dataclass(frozen=True)
+class PackedEnd:
+    norm: norm_act.Norm
+    conv: Conv
+
+
+@dataclass(frozen=True)
+class Moments(_End):
+    """Mean and log variance of the latent, in fp32."""
+
+    norm_name: str
+    name: str
+    c_in: int
+    width: int
+    norm: Norm
+    wide = True
+
+    @property
+    def c_out(self) -> int:
+        return self.width
+
+    def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> PackedEnd:
+        return PackedEnd(norm_of(part(self.norm_name)), conv_of(part(self.name), operands))
+
+    def run(self, packed: PackedEnd, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
+            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+        if out is None:
+            out = run.arena.take((*x.shape[:3], self.width), torch.float32)
+        run.conv(packed.conv, x, out, packed.norm, sums)
+        return out, None
+
+    def channels(self, channels: int) -> int:
+        return self.width
+
+
+@dataclass(frozen=True)
+class Pixels(_End):
+    """The picture. patch: pixels per side that its channels hold."""
+
+    norm_name: str
+    name: str
+    c_in: int
+    norm: Norm
+    patch: int = 1
+
+    @property
+    def c_out(self) -> int:
+        return 3 * self.patch**2
+
+    @property
+    def space(self) -> tuple[int, int]:  # type: ignore[override]
+        return self.patch, 1
+
+    def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
+        x = super().plain(part, x, state)
+        return pixels(x) if self.patch == 2 else x
+
+    def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> PackedEnd:
+        norm, conv = norm_of(part(self.norm_name)), part(self.name)
+        if self.patch > 1:
+            return PackedEnd(norm, conv_of(conv, operands))
+        weight = pack_weight(conv.weight, operands.dtype)
+        return PackedEnd(norm, Output(conv.key, weight, conv.bias.float(), columns_weight(weight)))
+
+    def store(self, packed: PackedEnd, run: Run, x: Tensor, sums: Partials | None, output: torch.dtype,
+              form: Form) -> Tensor:  # fmt: skip
+        """x [D, H, W, C] -> finished pixels [D, H * patch, W * patch, 3] in the type `output`."""
+        m, h, w, _ = x.shape
+        if self.patch == 1:
+            out = run.arena.take((m, h, w, 3), output)
+            run.pixels(packed.conv, x, packed.norm, sums, out, form)
+            return out
+        out = run.arena.take((m, 2 * h, 2 * w, 3), output)
+        blocks = run.arena.take((m, h, w, 12), output)
+        run.conv(packed.conv, x, blocks, packed.norm, sums, pixels=form)
+        # Channel (c * 2 + column) * 2 + row.
+        out.view(m, h, 2, w, 2, 3).copy_(blocks.view(m, h, w, 3, 2, 2).permute(0, 1, 5, 2, 4, 3))
+        return out
+
+    def channels(self, channels: int) -> int:
+        return 3

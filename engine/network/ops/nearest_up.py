@@ -1,0 +1,169 @@
+"""Upsampling by repetition and a 3x3 convolution of every frame, behind a convolution that doubles the frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...kernels.conv3d import Geometry, Partials, pack_weight, padded_channels
+from ...kernels.conv3d.types import QUANT_MAX, quantiser
+from ...kernels.norm_act import Store, norm_act
+from ...kernels.upsample import pack_nearest
+from ...options import Options
+from ...precision.operands import Form, Operands
+from ...run.run import COPY, Run
+from ...run.weights import Conv
+from ..packed import scaling
+from ..program import Resampling, Size, Style, Taps, Work
+from ..state import State
+from ..tree import find, graft
+from .conv import ClipConv, FrameConv, conv_work
+
+
+class Upsample(nn.Module):
+    """Frames doubled by `time_conv` where temporal, then pixels doubled and a 3x3 convolution of every frame.
+
+    A clip's first frame passes by the time_conv, which sees zeros in its place: T frames become 2T - 1 in the first
+    call, 2T in later ones. Its first C output channels are the earlier frame of each pair.
+    """
+
+    def __init__(self, c_in: int, c_out: int, temporal: bool) -> None:
+        super().__init__()
+        graft(self, "resample.1", FrameConv(c_in, c_out, 3, padding=1))
+        self.time_conv = ClipConv(c_in, 2 * c_in, (3, 1, 1), head="zero") if temporal else None
+
+    @property
+    def conv(self) -> FrameConv:
+        return find(self, "resample.1")  # type: ignore[return-value]
+
+    def forward(self, x: Tensor, state: State | None = None) -> Tensor:
+        if self.time_conv is not None:
+            x = self._double_frames(x, state)
+        return self.conv(F.interpolate(x, scale_factor=(1, 2, 2)))
+
+    def _double_frames(self, x: Tensor, state: State | None) -> Tensor:
+        lead = x[:, :, : int(self.time_conv.starts(state))]
+        x = x[:, :, lead.shape[2] :]
+        if x.shape[2] == 0:
+            if state is not None:
+                state.keep(self.time_conv.key, torch.zeros_like(lead).repeat(1, 1, 2, 1, 1))
+            return lead
+        pairs = self.time_conv(x, state).unflatten(1, (2, -1)).permute(0, 2, 3, 1, 4, 5).flatten(2, 3)
+        return torch.cat((lead, pairs), 2) if lead.shape[2] else pairs
+
+
+@dataclass(frozen=True)
+class Packed:
+    """time: doubles the frames, its first channels being the earlier ones. space: doubles rows and columns, composed
+    into phases, or a plain convolution of the doubled frame, which stays in 16 bit under any policy.
+
+    Where space reads int8, time's weights carry the gain of each channel it makes: both ends agree on the operands.
+    """
+
+    time: Conv | None
+    space: Conv
+    composed: bool
+
+
+@dataclass(frozen=True)
+class NearestUp(Resampling):
+    name: str
+    c_in: int
+    c_out: int
+    temporal: bool
+    space = (2, 1)
+
+    def modules(self, style: Style) -> dict[str, nn.Module]:
+        return {self.name: Upsample(self.c_in, self.c_out, self.temporal)}
+
+    def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Packed:
+        block, composed = part(self.name), options.composed_upsample
+        conv, time = block.conv, block.time_conv
+        form = operands.form(conv.key, normed=False) if composed else Form(operands.dtype)
+
+        def make() -> Packed:
+            balancer = form.balancer()
+            if composed:
+                space = Conv(conv.key, *pack_nearest(conv.weight, conv.bias, form.dtype, balancer),
+                             **scaling(form, balancer))  # fmt: skip
+            else:
+                space = Conv(conv.key, pack_weight(conv.weight.unsqueeze(2), form.dtype), conv.bias.float())
+            return Packed(None if time is None else _time_conv(time, operands.dtype, space.gain), space, composed)
+
+        return operands.once(f"{conv.key} composed" if composed else conv.key, form, make)
+
+    def run(self, packed: Packed, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
+            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+        self.onto(packed, run, x, out, first, add=False)
+        return out, None
+
+    def onto(self, packed: Packed, run: Run, x: Tensor, out: Tensor, first: int, add: bool) -> None:
+        """x [D, H, W, C], overwritten, to out [F, 2H, 2W, K], or onto what is there (`add`)."""
+        h, w, c = x.shape[1:]
+        time, space, f = packed.time, packed.space, out.shape[0]
+        lead = int(first == 0 and self.temporal)
+        if packed.composed:
+            buffer, inside = _bordered(run, f, h, w, c, space.dtype)
+            copied = x if time is None else x[:lead]
+            if copied.shape[0] and not run.dry:
+                store = Store(silu=False, scale=space.scale, gain=space.gain)
+                run.attempt(norm_act, copied, COPY, buffer[: copied.shape[0]], store=store, health=run.health)
+            if time is not None:
+                _double_frames(run, time, x, inside, lead, space.scale)
+        else:
+            frames = x
+            if time is not None:
+                frames = run.take(f, h, w, c)
+                frames[:lead].copy_(x[:lead])
+                _double_frames(run, time, x, frames, lead)
+            buffer, inside = _bordered(run, f, 2 * h, 2 * w, c, space.dtype)
+            inside.unflatten(1, (h, 2)).unflatten(3, (w, 2)).copy_(frames[:, :, None, :, None])
+        run.buffered(space, buffer, inside, out, out if add else None)
+
+    def why_not_fused(self, style: Style) -> str | None:
+        return None if style.head == "zero" else "its frames are doubled behind zeros, other convolutions are not"
+
+    def channels(self, channels: int) -> int:
+        return self.c_out
+
+    def taps(self, style: Style) -> Taps:
+        return Taps(2, 0) if self.temporal else Taps()
+
+    def work(self, size: Size) -> Work:
+        out = self.size(size, True)
+        total = conv_work(out._replace(channels=self.c_in), self.c_out, 9)
+        if self.temporal:
+            later = size._replace(frames=size.frames - 1)
+            total += conv_work(later, 2 * self.c_in, 3)
+        return total
+
+    def eligible(self) -> tuple[tuple[str, int], ...]:
+        return ((f"{self.name}.resample.1", min(self.c_in, self.c_out)),)
+
+
+def _time_conv(conv: ClipConv, dtype: torch.dtype, gain: Tensor | None) -> Conv:
+    """gain: [C], what each channel of a frame is multiplied by."""
+    weight, bias = conv.weight.float(), conv.bias.float()
+    if gain is not None:
+        weight, bias = weight * gain.repeat(2)[:, None, None, None, None], bias * gain.repeat(2)
+    return Conv(conv.key, pack_weight(weight, dtype, (2, 1, 1)), bias)
+
+
+def _double_frames(run: Run, time: Conv, x: Tensor, out: Tensor, lead: int, scale: float = 1.0) -> None:
+    """x [D, H, W, C], overwritten, to out [2D, H, W, C] behind its first `lead` frames. lead 1: the clip's start, whose
+    first frame passes by, and the convolution finds zeros in its place. scale: of an `out` in 8 bit."""
+    x[:lead].zero_()
+    pixels = quantiser(out.dtype, scale) if out.dtype in QUANT_MAX else None
+    run.conv(time, x, out[lead:], geometry=Geometry(origin=(1, 1)), skip=lead, pixels=pixels)
+
+
+def _bordered(run: Run, f: int, h: int, w: int, c: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """An operand buffer [f, h + 2, w + 2, C padded], zero outside its inside [f, h, w, c]."""
+    buffer = run.arena.take((f, h + 2, w + 2, padded_channels(c, dtype)), dtype)
+    for edge in (buffer[:, 0], buffer[:, -1], buffer[:, :, 0], buffer[:, :, -1], buffer[..., c:]):
+        edge.zero_()
+    return buffer, buffer[:, 1:-1, 1:-1, :c]

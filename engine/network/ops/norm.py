@@ -1,0 +1,114 @@
+"""Norms, with SiLU behind them: over a frame, over a chunk of frames, over the channels of a position."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..state import State
+
+
+class GroupNormAct(nn.GroupNorm):
+    """GroupNorm over (channels of the group, H, W) of each frame, then SiLU unless `act` is off.
+
+    chunk: (frames of a clip's first chunk, of all later ones) that statistics are taken over together; a chunk is given
+    on when it is whole, or when the clip ends.
+    """
+
+    def __init__(
+        self, channels: int, groups: int, act: bool = True, eps: float = 1e-6, chunk: tuple[int, int] | None = None
+    ) -> None:
+        super().__init__(groups, channels, eps=eps)
+        self.act, self.chunk = act, chunk
+        if chunk is not None:
+            self.key = ""  # what waits is filed under it
+
+    def forward(self, x: Tensor, state: State | None = None) -> Tensor:
+        if self.chunk is not None:
+            return self._by_chunks(x, state)
+        b, _, t, _, _ = x.shape
+        if t == 0:
+            return x
+        y = super().forward(x.transpose(1, 2).flatten(0, 1)).unflatten(0, (b, t)).transpose(1, 2)
+        return self._activated(y)
+
+    def _activated(self, y: Tensor) -> Tensor:
+        if not self.act:
+            return y
+        return F.silu(y) if torch.is_grad_enabled() else F.silu(y, inplace=True)
+
+    def _by_chunks(self, x: Tensor, state: State | None) -> Tensor:
+        starts = state is None or self.key not in state.halos
+        if not starts:
+            x = torch.cat((state.halos[self.key][:, :, 1:], x), 2)
+            starts = not state.halos[self.key][:, :, :1].any()
+        ready, parts = 0, []
+        while ready < x.shape[2]:
+            size = self.chunk[0] if starts else self.chunk[1]
+            if ready + size > x.shape[2] and not (state is None or state.ending):
+                break
+            parts.append(self._activated(super().forward(x[:, :, ready : ready + size])))
+            ready, starts = ready + size, False
+        if state is not None:  # the first frame kept says whether the clip's first chunk is through
+            mark = x.new_full((*x.shape[:2], 1, *x.shape[3:]), not starts)
+            state.keep(self.key, torch.cat((mark, x[:, :, ready:]), 2))
+        return torch.cat(parts, 2) if parts else x[:, :, :0]
+
+
+class LengthNormAct(nn.Module):
+    """x / |x| * sqrt(C) * gamma over the C channels of each position (|x| at least 1e-12), then SiLU unless off.
+
+    `axes`: trailing axes of size 1 of gamma, as the files have them.
+    """
+
+    eps = 1e-12
+
+    def __init__(self, channels: int, act: bool = True, axes: int = 3) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.ones(channels, *(1,) * axes))
+        self.act = act
+
+    def forward(self, x: Tensor, state: State | None = None) -> Tensor:
+        # fp32 up to the one rounding at the end: in fp16 a dark position's 1 / |x| would be infinite.
+        length = torch.linalg.vector_norm(x, dim=1, keepdim=True, dtype=torch.float32).clamp_min(self.eps)
+        y = (x / length).mul_(self.gamma.float().view(-1, 1, 1, 1) * self.gamma.shape[0] ** 0.5)
+        return (F.silu(y, inplace=True) if self.act else y).to(x.dtype)
+
+
+@dataclass(frozen=True)
+class Group:
+    """What a Program's norms are: sums over groups of channels, of each frame or of a chunk of frames."""
+
+    groups: int
+    chunk: tuple[int, int] | None = None
+
+    def module(self, channels: int, act: bool = True, axes: int = 3) -> GroupNormAct:
+        return GroupNormAct(channels, self.groups, act, chunk=self.chunk)
+
+    @property
+    def late(self) -> bool:
+        """It waits for whole chunks."""
+        return self.chunk is not None
+
+    def why_not_fused(self) -> str | None:
+        return None if self.chunk is None else "it sums over chunks of frames, which only the plain walk does"
+
+
+@dataclass(frozen=True)
+class Length:
+    """The root mean square of all channels of a position."""
+
+    groups = 0
+    late = False
+
+    def module(self, channels: int, act: bool = True, axes: int = 3) -> LengthNormAct:
+        return LengthNormAct(channels, act, axes)
+
+    def why_not_fused(self) -> str | None:
+        return None
+
+
+Norm = Group | Length

@@ -1,0 +1,167 @@
+"""Residual blocks: two normed 3x3x3 convolutions around which the input passes by."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...kernels import norm_act
+from ...kernels.conv3d import Partials
+from ...options import Options
+from ...precision.operands import Operands
+from ...run.run import Run
+from ...run.weights import Conv
+from ..packed import conv_of, norm_of
+from ..program import CAUSAL, Size, Step, Style, Taps, Work
+from ..state import State
+from ..tree import find, graft
+from .conv import ClipConv, conv_work, styled, taps_of
+from .norm import Norm
+
+#: A 1x1x1 convolution to this many channels (or a smaller power of two) is one tile wide on every GPU: no program reads
+#: what another one has written, so the result may take the place of the input.
+ONE_TILE = 128
+
+
+@dataclass(frozen=True)
+class Names:
+    """What a family's files call the parts of a block."""
+
+    norm1: str = "norm1"
+    conv1: str = "conv1"
+    norm2: str = "norm2"
+    conv2: str = "conv2"
+    conv_shortcut: str = "conv_shortcut"
+
+
+NAMES = Names()
+
+
+class Resnet(nn.Module):
+    """y = shortcut(x) + conv2(norm2(conv1(norm1(x)))), norms with SiLU; the shortcut is a 1x1x1 convolution where the
+    widths differ."""
+
+    def __init__(self, c_in: int, c_out: int, norm: Norm, names: Names = NAMES, style: Style = CAUSAL) -> None:
+        super().__init__()
+        self.names = names
+        graft(self, names.norm1, norm.module(c_in))
+        graft(self, names.conv1, styled(c_in, c_out, style))
+        graft(self, names.norm2, norm.module(c_out))
+        graft(self, names.conv2, styled(c_out, c_out, style))
+        if c_in != c_out:
+            graft(self, names.conv_shortcut, ClipConv(c_in, c_out, (1, 1, 1)))
+        else:
+            self._modules["conv_shortcut"] = None
+
+    def __getattr__(self, role: str) -> Any:
+        """norm1, conv1, norm2, conv2 and conv_shortcut, whatever the files call them."""
+        name = getattr(self.__dict__.get("names"), role, role)
+        own = name == role or role in self.__dict__.get("_modules", ())
+        return super().__getattr__(role) if own else find(self, name)
+
+    def forward(self, x: Tensor, state: State | None = None) -> Tensor:
+        h = self.conv1(self.norm1(x, state), state)
+        h = self.conv2(self.norm2(h, state), state)
+        if state is not None:
+            x = state.aligned(f"{self.conv2.key} residual", x, h)
+        if self.conv_shortcut is not None:
+            x = self.conv_shortcut(x)
+        return x + h if torch.is_grad_enabled() else h.add_(x)
+
+
+@dataclass(frozen=True)
+class Packed:
+    norm1: norm_act.Norm
+    conv1: Conv
+    norm2: norm_act.Norm
+    conv2: Conv
+    shortcut: Conv | None
+
+
+@dataclass(frozen=True)
+class Res(Step):
+    name: str
+    c_in: int
+    c_out: int
+    norm: Norm
+    names: Names = NAMES
+    below = False
+
+    @property
+    def in_place(self) -> bool:  # type: ignore[override]
+        return self.c_in == self.c_out
+
+    @property
+    def groups(self) -> int:  # type: ignore[override]
+        return self.norm.groups
+
+    def modules(self, style: Style) -> dict[str, nn.Module]:
+        return {self.name: Resnet(self.c_in, self.c_out, self.norm, self.names, style)}
+
+    def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Packed:
+        block = part(self.name)
+        shortcut = block.conv_shortcut
+        return Packed(
+            norm_of(block.norm1),
+            conv_of(block.conv1, operands),
+            norm_of(block.norm2),
+            conv_of(block.conv2, operands),
+            None if shortcut is None else conv_of(shortcut, operands, normed=False),
+        )
+
+    def run(self, packed: Packed, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
+            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+        """x is overwritten by the result where the widths agree. Else that is `out`, or lies in the first channels of
+        x's memory with what lies between the convolutions in the next ones, if they are so many, or is new."""
+        d, h, w, c = x.shape
+        k, wide = self.c_out, _room(x) if out is None else x
+        inside = out is None and k <= min(c, ONE_TILE) and not k & (k - 1)
+        beside = inside and 2 * k <= wide.shape[3]
+        if packed.shortcut is None:
+            out = x
+        elif inside:
+            out = wide[..., :k]
+        elif out is None:
+            out = run.take(d, h, w, k)
+        with run.arena.scope():
+            inner = wide[..., k : 2 * k] if beside else run.take(d, h, w, k)
+            # Beside the result, the first convolution overwrites what it and the shortcut read.
+            shorten = None if packed.shortcut is None else functools.partial(run.pointwise, packed.shortcut, x, out)
+            free = shorten if beside else None
+            sums = run.conv(packed.conv1, x, inner, packed.norm1, sums, self.groups, free=free)
+            if shorten is not None and not beside:
+                shorten()
+            sums = run.conv(packed.conv2, inner, out, packed.norm2, sums, groups, residual=out)
+        return out, sums
+
+    @property
+    def late(self) -> bool:  # type: ignore[override]
+        return self.norm.late
+
+    def why_not_fused(self, style: Style) -> str | None:
+        return self.norm.why_not_fused()
+
+    def channels(self, channels: int) -> int:
+        return self.c_out
+
+    def taps(self, style: Style) -> Taps:
+        return taps_of(style, 2)
+
+    def work(self, size: Size) -> Work:
+        inner = size._replace(channels=self.c_out)
+        total = conv_work(size, self.c_out) + conv_work(inner, self.c_out)
+        return total if self.in_place else total + conv_work(size, self.c_out, taps=1)
+
+    def eligible(self) -> tuple[tuple[str, int], ...]:
+        least = min(self.c_in, self.c_out)
+        return (f"{self.name}.{self.names.conv1}", least), (f"{self.name}.{self.names.conv2}", self.c_out)
+
+
+def _room(x: Tensor) -> Tensor:
+    """x with the channels behind it that are of no other use: those of a wider tensor whose place it has taken."""
+    return x if x.is_contiguous() else x.as_strided((*x.shape[:3], x.stride(2)), x.stride())

@@ -1,0 +1,62 @@
+"""From plain modules to the weights that the fused operators read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..kernels.conv3d import pack_weight
+from ..kernels.norm_act import Norm
+from ..precision.operands import Balancer, Form, Operands
+from ..run.weights import Conv
+
+#: Convolutions of at most this many products per position and tap keep the weights of a clip's first two frames as
+#: well: those at 4x and 8x of the published SeedVR2 decoder are two thirds of its work and, in fp16, 30 of 246 MB.
+EARLY = 512 * 256
+
+
+def conv_of(conv: Any, operands: Operands, normed: bool = True) -> Conv:
+    """Of a convolution in space and time. normed: a norm bounds what it reads."""
+    form = operands.form(conv.key, normed)
+    n, c, taps = conv.weight.shape[:3]
+    strided = conv.stride != (1, 1, 1)
+    early = taps == 3 and n * c <= EARLY and conv.head == "replicate" and not strided
+
+    def make() -> Conv:
+        balancer = form.balancer()
+        weight = pack_weight(conv.weight, form.dtype, early=early, balance=balancer)
+        return Conv(conv.key, weight, conv.bias.float(), stride=tuple(conv.stride), **scaling(form, balancer))
+
+    return operands.once(conv.key, form, make)
+
+
+def scaling(form: Form, balancer: Balancer | None) -> dict[str, Any]:
+    """The fields of a Conv that tell how its input is stored."""
+    gain = None if balancer is None else balancer.gain
+    return {"scale": form.scale, "gain": gain, "half_accumulate": form.half_accumulate}
+
+
+def norm_of(norm: nn.Module) -> Norm:
+    """Of a norm over groups of channels (it has them) or over all of a position."""
+    if isinstance(norm, nn.GroupNorm):
+        return Norm("group", norm.weight.float(), norm.bias.float(), norm.num_groups, norm.eps)
+    return Norm("l2", norm.gamma.flatten().float(), eps=norm.eps)
+
+
+def tensor_bytes(value: object) -> int:
+    """Bytes of all distinct tensors in nested objects, lists and tuples."""
+    seen: dict[int, int] = {}
+
+    def visit(v: object) -> None:
+        if isinstance(v, Tensor):
+            seen[id(v)] = v.numel() * v.element_size()
+        elif isinstance(v, (list, tuple)):
+            for item in v:
+                visit(item)
+        elif hasattr(v, "__dict__"):
+            for item in vars(v).values():
+                visit(item)
+
+    visit(value)
+    return sum(seen.values())

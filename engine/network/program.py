@@ -1,0 +1,272 @@
+"""A network described as data: steps in their order, and where finer steps in time and tiles begin."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+
+from torch import Tensor, nn
+
+from .state import State
+
+if TYPE_CHECKING:
+    from ..kernels.conv3d import Partials
+    from ..options import Options
+    from ..precision.operands import Operands
+    from ..run.run import Run
+
+Head = Literal["replicate", "zero"]
+Border = Literal["zero", "replicate", "reflect"]
+
+
+class Mark(Enum):
+    """Between steps. TILES: blended tiles begin here (decoder) or end here (encoder); what lies on the latent's side
+    sees whole frames. STEP: from here on (decoder) or up to here (encoder) fewer frames than a chunk's go through at
+    once; it lies where the resolution changes."""
+
+    TILES = "tiles"
+    STEP = "step"
+
+
+TILES, STEP = Mark.TILES, Mark.STEP
+
+
+class Size(NamedTuple):
+    """Frames, rows, columns and channels of what goes into a step or comes out of it."""
+
+    frames: int
+    height: int
+    width: int
+    channels: int
+
+
+class Work(NamedTuple):
+    """Of a step: FLOP as it is written, FLOP in its composed form, values that its convolutions then read and write."""
+
+    flop: float = 0.0
+    composed_flop: float = 0.0
+    values: float = 0.0
+
+    def __add__(self, other: tuple) -> Work:  # type: ignore[override]
+        return Work(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+class Taps(NamedTuple):
+    """Frames besides its own that a step reads, at its input's rate."""
+
+    before: int = 0
+    after: int = 0
+
+
+@dataclass(frozen=True)
+class Style:
+    """What all convolutions of a Program do. head: what lies before a clip, its first frame or zeros. border: what lies
+    around a frame. after: frames that a 3-tap convolution looks ahead; copies of its last one follow the clip."""
+
+    head: Head = "replicate"
+    border: Border = "zero"
+    after: int = 0
+
+
+CAUSAL = Style()
+
+
+class Step:
+    """One kind of step; subclasses are frozen dataclasses with a `name`, that of their parameters within the half. One
+    that begins with "/" is from the file's root."""
+
+    name: str
+    #: Of the frame rate and of rows and columns: (out, in).
+    time: tuple[int, int] = (1, 1)
+    space: tuple[int, int] = (1, 1)
+    #: The result takes the place of the input. Else, if `below`, its memory is taken before the input is made, which is
+    #: given back as soon as the result is there.
+    in_place: bool = False
+    below: bool = True
+    #: Groups of the norm that looks at the input first; 0: sums of the input are of no use.
+    groups: int = 0
+    #: The result is part of a residual stream, which the fused operators want in whole rows of memory.
+    stream: ClassVar[bool] = True
+    #: Frames wait in it besides those that convolutions look at.
+    late: bool = False
+    #: The fused walk's result is fp32 whatever the activations are.
+    wide: ClassVar[bool] = False
+
+    def modules(self, style: Style) -> dict[str, nn.Module]:
+        """Parameters: name within the half -> module."""
+        raise NotImplementedError
+
+    def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
+        """[B, C, T, H, W] through the modules; `part` finds them by name."""
+        return part(self.name)(x, state)
+
+    def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Any:
+        """The weights as `run` reads them."""
+        raise NotImplementedError
+
+    def run(self, packed: Any, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
+            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+        """x [D, H, W, C] -> the result, in `out` where that is given, and its sums for a norm of `groups`.
+
+        first: frame of its clip that x begins with. What is not `in_place` may overwrite x all the same.
+        """
+        raise NotImplementedError
+
+    def why_not_fused(self, style: Style) -> str | None:
+        """The reason the fused walk cannot run it, or None."""
+        return None
+
+    def size(self, size: Size, starts: bool) -> Size:
+        """Of the result. starts: the clip begins with the input, whose first frame is not doubled or paired."""
+        frames, (out, of), (big, small) = size.frames, self.time, self.space
+        if out > of:
+            frames = frames * out - (out - 1) * starts
+        elif of > out:
+            frames = (frames + (of - 1) * starts) // of
+        return Size(frames, size.height * big // small, size.width * big // small, self.channels(size.channels))
+
+    def channels(self, channels: int) -> int:
+        """Of the result."""
+        return channels
+
+    def taps(self, style: Style) -> Taps:
+        """Of all its convolutions together."""
+        return Taps()
+
+    def work(self, size: Size) -> Work:
+        """For a whole clip of that size."""
+        return Work()
+
+    def eligible(self) -> tuple[tuple[str, int], ...]:
+        """Convolutions that may take 8-bit operands: (name within the half, least of its channels)."""
+        return ()
+
+    def inner(self) -> tuple[Step, ...]:
+        """Steps it is made of, if it is."""
+        return ()
+
+
+class Resampling(Step):
+    """A step to another resolution, and where `temporal` to another frame rate by the same factor."""
+
+    temporal: bool
+
+    @property
+    def time(self) -> tuple[int, int]:  # type: ignore[override]
+        return self.space if self.temporal else (1, 1)
+
+
+@dataclass(frozen=True)
+class Program:
+    """An encoder or decoder. `half` is its name in the file, before those of its steps."""
+
+    half: Literal["encoder", "decoder"]
+    items: tuple[Step | Mark, ...]
+    #: Channels of a latent, or of a picture.
+    takes: int
+    style: Style = CAUSAL
+
+    @classmethod
+    def of(cls, half: Literal["encoder", "decoder"], takes: int, *items: Step | Mark, **style: Any) -> Program:
+        """style: fields of Style that differ from the default."""
+        return cls(half, items, takes, Style(**style))
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        return tuple(i for i in self.items if isinstance(i, Step))
+
+    def every(self) -> Iterator[Step]:
+        """All steps and those they are made of."""
+        waiting = list(self.steps)
+        while waiting:
+            step = waiting.pop(0)
+            yield step
+            waiting[:0] = step.inner()
+
+    def parts(self) -> tuple[tuple[Step, ...], ...]:
+        """(what sees whole frames, what changes the frame rate, what takes single frames), in the order of the walk."""
+        steps, tiles = self.steps, self._before(TILES)
+        if self.half == "decoder":
+            last = max((i for i, s in enumerate(steps, 1) if s.time != (1, 1)), default=tiles)
+            return steps[:tiles], steps[tiles : max(last, tiles)], steps[max(last, tiles) :]
+        first = self._before(STEP)
+        return steps[:first], steps[first:tiles], steps[tiles:]
+
+    def stages(self) -> list[tuple[Step, ...]]:
+        """Steps between marks. A decoder's first stage is in front of TILES."""
+        out: list[list[Step]] = [[]]
+        for item in self.items:
+            if isinstance(item, Step):
+                out[-1].append(item)
+            elif item is STEP or self.half == "decoder":
+                out.append([])
+        return [tuple(s) for s in out]
+
+    def _before(self, mark: Mark) -> int:
+        """Steps in front of the first such mark."""
+        at = self.items.index(mark)
+        return sum(isinstance(i, Step) for i in self.items[:at])
+
+    def frames(self, count: int) -> int:
+        """Frames or latents that a whole clip of `count` becomes."""
+        size = Size(count, 1 << 16, 1 << 16, self.takes)
+        for step in self.steps:
+            size = step.size(size, True)
+        return size.frames
+
+    @property
+    def late(self) -> bool:
+        """Frames come out after others have gone in, the last ones when the clip ends."""
+        return bool(self.style.after) or any(s.late for s in self.every())
+
+    def whole_frames(self, count: int) -> int:
+        """Of `count` frames those that fill whole latents: trailing ones are not read."""
+        every = math.prod(s.time[1] for s in self.steps)
+        return (count - 1) // every * every + 1
+
+    def reach(self) -> tuple[float, float]:
+        """Receptive field in time: frames before and after its own that a result may depend on, at the input's rate."""
+        before = after = 0.0
+        rate = 1.0
+        for step in self.steps:
+            taps = step.taps(self.style)
+            before, after = before + taps.before / rate, after + taps.after / rate
+            rate *= step.time[0] / step.time[1]
+        return before, after
+
+    def widths(self) -> set[int]:
+        """Channels of every residual stream."""
+        size, found = Size(1, 1 << 16, 1 << 16, self.takes), set()
+        for step in self.every():
+            if step.inner():
+                continue
+            size = size._replace(channels=step.channels(size.channels))
+            if step.stream:
+                found.add(size.channels)
+        return found
+
+    def work(self, frames: int, height: int, width: int) -> Work:
+        """Of a whole clip."""
+        size, total = Size(frames, height, width, self.takes), Work()
+        for step in self.steps:
+            total += step.work(size)
+            size = step.size(size, True)
+        return total
+
+    def eligible(self, least: int) -> list[str]:
+        """Keys of the convolutions that may take 8-bit operands, with at least so many channels."""
+        pairs = (pair for step in self.every() for pair in step.eligible())
+        return [f"{self.half}.{name}" for name, channels in pairs if channels >= least]
+
+    def why_not_fused(self) -> str | None:
+        """The reason the fused walk cannot run it, or None."""
+        reasons = (s.why_not_fused(self.style) for s in self.every())
+        style = self.style
+        if style.after:
+            return f"its convolutions look {style.after} frame(s) ahead, which only the plain walk does"
+        if style.border != "zero":
+            return f"its borders are {style.border}, which only the plain walk does"
+        return next((r for r in reasons if r), None)

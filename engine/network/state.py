@@ -1,0 +1,45 @@
+"""Causal history of one clip, kept outside the modules."""
+
+from __future__ import annotations
+
+import torch
+
+
+class State:
+    """The last frames every causal convolution still needs, by the convolution's key.
+
+    One State belongs to one clip (or one tile of it). Modules never hold history, so decodes are re-entrant, can be
+    dropped half-way and can go on under another chunking: the same State serves the whole clip, a few latents or one
+    frame per call, with equal results.
+    """
+
+    def __init__(self) -> None:
+        self.halos: dict[str, torch.Tensor] = {}
+        #: The next call is the clip's last: what looks ahead sees its last frame repeated.
+        self.ending = False
+
+    def aligned(self, key: str, x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """As many frames of x [B, C, T, H, W] as `like` has, which came of x and may be late; the rest waits."""
+        waiting = self.halos.get(key)
+        if waiting is None and x.shape[2] == like.shape[2]:
+            return x
+        x = x if waiting is None else torch.cat((waiting, x), 2)
+        self.keep(key, x[:, :, like.shape[2] :])
+        return x[:, :, : like.shape[2]]
+
+    def keep(self, key: str, frames: torch.Tensor) -> None:
+        """File a copy of `frames` under `key`; a view would keep the whole input alive (2.8x the bytes, decoder)."""
+        old = self.halos.get(key)
+        if old is not None and old.shape == frames.shape and old.dtype == frames.dtype and not torch.is_grad_enabled():
+            old.copy_(frames)
+        else:
+            self.halos[key] = frames.clone()
+
+    def nbytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in self.halos.values())
+
+    def to(self, device: torch.device | str) -> State:
+        """A copy of this history on `device`."""
+        moved = State()
+        moved.halos = {key: halo.to(device, copy=True) for key, halo in self.halos.items()}
+        return moved

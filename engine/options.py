@@ -1,0 +1,215 @@
+"""Optimisations by name: what a VAE may use, and which of them this machine and model cannot serve, and why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import torch
+
+from .errors import InputError
+from .kernels.targets import Target, target
+
+OFF = "switched off"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Which optimisations a VAE may use; `TOGGLES` says what each one is. The defaults are the exact fast path; each
+    can be switched off alone. channels_last_3d None: on the fused kernels; True: plain torch as well.
+
+    min_db: PSNR (dB, peak 2.0) that approximations must keep against the exact path; 0 allows only what is switched
+    on by name.
+    Raises InputError on values of the wrong kind.
+    """
+
+    fp8: bool = False
+    channels_last_3d: bool | None = None
+    triton_fusion: bool = True
+    composed_upsample: bool = True
+    cuda_graphs: bool = True
+    flash_attention: bool = True
+    tf32: bool = False
+    cudnn_benchmark: bool = False
+    async_offload: bool = True
+    min_db: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in TOGGLES:
+            value = getattr(self, name)
+            if not isinstance(value, bool) and not (name == "channels_last_3d" and value is None):
+                raise InputError(f"{name}={value!r} is no switch: give True or False")
+        number = isinstance(self.min_db, (int, float)) and not isinstance(self.min_db, bool)
+        if not number or not 0 <= self.min_db < math.inf:
+            raise InputError(f"min_db={self.min_db!r} is no PSNR: give dB, or 0 for none")
+
+    def switched(self, on: Iterable[str] = (), off: Iterable[str] = ()) -> Options:
+        """A copy with these toggles switched. Raises InputError on a name that is none, or is in both."""
+        on, off = set(on), set(off)
+        for name in sorted(on | off):
+            if name not in TOGGLES:
+                raise InputError(f"{name!r} is no optimisation; there are {', '.join(TOGGLES)}")
+            if name in on and name in off:
+                raise InputError(f"{name} is switched both on and off")
+        return replace(self, **dict.fromkeys(on, True), **dict.fromkeys(off, False))
+
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a model runs, and why the fused kernels cannot run it there (None: they can)."""
+
+    device: torch.device
+    dtype: torch.dtype
+    kernels_off: str | None
+
+    @property
+    def cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    @property
+    def gpu(self) -> Target:
+        return target(self.device)
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A run that could use an optimisation: on the fused kernels, or not."""
+
+    options: Options
+    dtype: torch.dtype
+    fused: bool
+
+
+Reason = str | None
+
+
+@dataclass(frozen=True)
+class Toggle:
+    """One optimisation.
+
+    text: what it does, for people. memory: whether plans depend on it. here(place): why this machine or model cannot
+    use it. walk(walk): why a run does not use it although it could.
+    """
+
+    text: str
+    memory: bool
+    here: Callable[[Place], Reason] = lambda place: None
+    walk: Callable[[Walk], Reason] = lambda walk: None
+
+
+def _kernels(place: Place) -> Reason:
+    return place.kernels_off
+
+
+def _fused_only(walk: Walk) -> Reason:
+    return None if walk.fused else "only the fused kernels have it, and this run is plain torch"
+
+
+def _fp8(place: Place) -> Reason:
+    no_fp8 = f"{place.gpu.name} (sm_{place.gpu.sm}) has no fp8 matrix instruction"
+    return place.kernels_off or (None if place.gpu.fp8 else no_fp8)
+
+
+def _fusion(walk: Walk) -> Reason:
+    if walk.fused:
+        return None
+    if walk.options.channels_last_3d is False:
+        return "channels_last_3d is switched off, and the kernels know no other layout"
+    return "blended tiles are encoded by plain torch"
+
+
+def _layout(walk: Walk) -> Reason:
+    plain = not walk.fused and walk.options.channels_last_3d is None
+    return "plain torch keeps NCDHW unless this is switched on" if plain else None
+
+
+def _graphs(place: Place) -> Reason:
+    return place.kernels_off or (None if place.cuda else "only CUDA GPUs replay graphs")
+
+
+def _tf32(place: Place) -> Reason:
+    if not place.cuda:
+        return "TF32 is a mode of NVIDIA GPUs"
+    if place.gpu.sm < 80:
+        return f"{place.gpu.name} has no TF32"
+    return None if place.dtype == torch.float32 else "it is a mode of fp32 runs, and this one has 16 bit"
+
+
+def _cudnn(walk: Walk) -> Reason:
+    if walk.fused:
+        return "the fused kernels use no cuDNN"
+    products = walk.dtype == torch.float32 and not walk.options.tf32
+    return "fp32 convolutions run as matrix products, without cuDNN" if products else None
+
+
+#: In the order of the node's widgets, which saved workflows know by their place: a new one comes last.
+TOGGLES: dict[str, Toggle] = {
+    "fp8": Toggle("8-bit operands where `min_db` allows. Approximate, so off.", True, _fp8),
+    "channels_last_3d": Toggle(
+        "Activations as NDHWC, the only layout the fused kernels know. Plain torch keeps NCDHW unless asked (its own "
+        "group norm makes a channels-last SeedVR2 decode 1.8 times slower on an H200). Off: NCDHW everywhere, and with "
+        "it plain torch.",
+        True, walk=_layout,
+    ),
+    "triton_fusion": Toggle("The fused kernels. Off: the plain torch modules.", True, _kernels, _fusion),
+    "composed_upsample": Toggle(
+        "Upsampling and the convolution after it as one convolution. Off: one after the other.",
+        True, _kernels, _fused_only,
+    ),
+    "cuda_graphs": Toggle(
+        "Chunks that come again are replayed from a captured graph where that saves time: small frames, whose launches "
+        "take the host longer than the GPU's work for them, in long clips or in calls that repeat. After such a call "
+        "its memory on the device stays for the next one, if it is below 1 GB; the VAE's `release`, a call of another "
+        "size, changed options and a lack of memory free it.",
+        True, _graphs, _fused_only,
+    ),
+    "flash_attention": Toggle(
+        "Attention kernels, ours or torch's. Off: plain products in fp32, a block of queries at a time.", True
+    ),
+    "tf32": Toggle("fp32 runs multiply in TF32. Ten bits of mantissa are left, so off.", False, _tf32),
+    "cudnn_benchmark": Toggle(
+        "cuDNN tries its algorithms out. Other algorithms round differently and take workspaces that no plan can know, "
+        "so off; on an H200 it changed nothing in a Wan decode.",
+        False, lambda place: None if place.cuda else "there is no cuDNN on a CPU", _cudnn,
+    ),
+    "async_offload": Toggle(
+        "Input, finished frames and parked history are copied while the GPU goes on. Off: each copy is waited for, and "
+        "nothing is read or fetched ahead.",
+        False, lambda place: None if place.cuda else "on a CPU nothing has to be copied", _fused_only,
+    ),
+}  # fmt: skip
+DEFAULTS = Options()
+
+
+def availability(
+    device: torch.device | str, architecture: str, config: object, dtype: torch.dtype
+) -> dict[str, str | None]:
+    """For each toggle None where it can do something for this model on this device, else the reason why not.
+
+    architecture, config: as a VideoVAE's `arch` and `model.config` (None: the published widths). Imports no Triton.
+    """
+    from .fused_path import why_off
+
+    device = torch.device(device)
+    return unavailable(device, dtype, why_off(architecture, config, dtype, device))
+
+
+def unavailable(device: torch.device, dtype: torch.dtype, kernels_off: str | None) -> dict[str, str | None]:
+    """As `availability`, where it is known already why the fused kernels cannot run (None: they can)."""
+    place = Place(device, dtype, kernels_off)
+    return {name: toggle.here(place) for name, toggle in TOGGLES.items()}
+
+
+def unused(options: Options, reasons: dict[str, str | None], dtype: torch.dtype, fused: bool) -> dict[str, str]:
+    """Toggle -> why a run does not use it, for all that it does not use. `reasons`: from `unavailable`.
+
+    fused: whether the run goes through the fused kernels.
+    """
+    walk = Walk(options, dtype, fused)
+    off = {
+        name: OFF if getattr(options, name) is False else reasons[name] or toggle.walk(walk)
+        for name, toggle in TOGGLES.items()
+    }
+    return {name: reason for name, reason in off.items() if reason}

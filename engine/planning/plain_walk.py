@@ -1,0 +1,161 @@
+"""What plain torch takes: dry runs of the network's own modules on the meta device."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from ..network.state import State
+from ..network.stream import Steps, decode_features, decode_frames, encode_features, encode_moments, frame_spans, split
+from ..run.pixels import to_network
+from ..run.scope import attention_scope
+from .dryrun import peak_bytes
+
+Size = tuple[int, int]
+
+
+class PlainWalk:
+    """For one model. Each walk takes two chunks (the second one meets a full history) of clips that are all through at
+    once, and is remembered."""
+
+    def __init__(
+        self, build: Callable[[], nn.Module], dtype: torch.dtype, spatial: int, temporal: int, flash_attention: bool
+    ) -> None:
+        """As for a Planner."""
+        self._build = build
+        self._dtype = dtype
+        self._spatial, self._temporal = spatial, temporal
+        self._flash_attention = flash_attention
+        self._whole = functools.lru_cache(maxsize=1024)(self._walk_whole)
+        self._front = functools.lru_cache(maxsize=1024)(self._walk_front)
+        self._tile = functools.lru_cache(maxsize=1024)(self._walk_tile)
+
+    def peak(
+        self, half: str, batch: int, latents: int, steps: Steps, frame: Size, tile: Size, rest: Size, products: bool
+    ) -> int:
+        """Bytes besides the weights, for `latents` of frames or tiles of these latent pixels; rest: pixels that fill
+        none. products: convolutions are matrix products (engine/kernels/exact.py)."""
+        latents = min(latents, 2 * steps.latents)
+        if tile == frame:
+            return self._whole(half, batch, latents, steps, frame, rest, products)
+        # What sees whole frames and what sees tiles run one after the other.
+        front, channels = self._front(half, batch, latents, steps.latents, frame, products)
+        return max(front, self._tile(half, batch, latents, steps, tile, rest, channels, products))
+
+    @functools.cached_property
+    def _model(self) -> nn.Module:
+        # Its tensors outlive a caller's inference mode, and dry runs are made outside of it.
+        with torch.inference_mode(False), torch.device("meta"):
+            return self._build().to(self._dtype).requires_grad_(False)
+
+    def _walk_whole(
+        self, half: str, batch: int, latents: int, steps: Steps, frame: Size, rest: Size, products: bool
+    ) -> int:
+        part = _Sampled(getattr(self._model, half))
+
+        def program() -> None:
+            if half == "decoder":
+                features = decode_features(part, self._latents(batch, latents, steps.latents, frame), _nothing)
+                _run(decode_frames(part, features, steps, _nothing, part.split))
+            else:
+                features = encode_features(part, self._video(batch, latents, steps, frame, rest), steps, _nothing,
+                                           part.split)  # fmt: skip
+                _run(encode_moments(part, features, _nothing))
+
+        return self._peak(program, products)
+
+    def _walk_front(
+        self, half: str, batch: int, latents: int, chunk: int, frame: Size, products: bool
+    ) -> tuple[int, int]:
+        """The part that sees whole frames at latent resolution, and the channels of the features beside it."""
+        part, channels = getattr(self._model, half), 0
+        if half == "encoder":
+            # What a tile of one latent pixel is made into has as many channels as any.
+            video = torch.empty(1, 3, 1, 2 * self._spatial, 2 * self._spatial, device="meta", dtype=self._dtype)
+            with torch.inference_mode(False), torch.no_grad():
+                channels = part.mid(part.high(video, State()), State()).shape[1]
+
+        def program() -> None:
+            nonlocal channels
+            if half == "decoder":
+                z = self._latents(batch, latents, chunk, frame)
+                for features in decode_features(part, z, _nothing):
+                    channels = features.shape[1]
+            else:
+                _run(encode_moments(part, self._features(batch, latents, chunk, frame, channels), _nothing))
+
+        return self._peak(program, products), channels
+
+    def _walk_tile(
+        self, half: str, batch: int, latents: int, steps: Steps, tile: Size, rest: Size, channels: int, products: bool
+    ) -> int:
+        part = _Sampled(getattr(self._model, half))
+
+        def program() -> None:
+            if half == "decoder":
+                features = self._features(batch, latents, steps.latents, tile, channels)
+                _run(decode_frames(part, features, steps, _nothing, part.split))
+            else:
+                video = self._video(batch, latents, steps, tile, rest)
+                _run(encode_features(part, video, steps, _nothing, part.split))
+
+        return self._peak(program, products)
+
+    def _peak(self, program: Callable[[], None], products: bool) -> int:
+        with attention_scope(self._flash_attention):
+            return peak_bytes(program, products)
+
+    def _latents(self, batch: int, latents: int, chunk: int, size: Size) -> Iterable[Tensor]:
+        return self._features(batch, latents, chunk, size, self._model.config.latent_channels)
+
+    def _features(self, batch: int, latents: int, chunk: int, size: Size, channels: int) -> Iterable[Tensor]:
+        for first in range(0, latents, chunk):
+            count = min(chunk, latents - first)
+            yield torch.empty(batch, channels, count, *size, device="meta", dtype=self._dtype)
+
+    def _video(self, batch: int, latents: int, steps: Steps, size: Size, rest: Size) -> Iterable[Tensor]:
+        rows, cols = (self._spatial * n + r for n, r in zip(size, rest, strict=True))
+        meta = torch.device("meta")
+        for a, b in frame_spans(self._temporal * (latents - 1) + 1, steps.latents, self._temporal):
+            yield to_network(torch.empty(batch, b - a, rows, cols, 3, device=meta), meta, self._dtype)
+
+
+class _Sampled:
+    """A half of the network whose `high` walks the first and the last steps of a chunk. The last one also meets a full
+    history and all frames before it: of those between, only what they leave is counted."""
+
+    def __init__(self, part: nn.Module) -> None:
+        self._part = part
+        self.low, self.mid, self.program = part.low, part.mid, part.program
+        self._left: torch.Size | None = None
+        self._between = False
+
+    def high(self, x: Tensor, state: State | None = None) -> Tensor:
+        if self._between:
+            return x.new_empty(*self._left[:2], x.shape[2], *self._left[3:])
+        y = self._part.high(x, state)
+        self._left = y.shape
+        return y
+
+    def split(self, x: Tensor, size: int) -> Iterator[Tensor]:
+        """As `stream.split`, but full steps between the first and the last one come as one."""
+        full = x.shape[2] // size if size else 1
+        if full < 3 or self.program.late:
+            yield from split(x, size)
+            return
+        sizes = [size, (full - 2) * size, size, x.shape[2] - full * size]
+        for i, part in enumerate(x.split(sizes if sizes[-1] else sizes[:-1], 2)):
+            self._between = i == 1
+            yield part
+
+
+def _run(parts: Iterable[object]) -> None:
+    for _ in parts:
+        pass
+
+
+def _nothing() -> None:
+    """Walks are short: nobody cancels one."""

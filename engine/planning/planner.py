@@ -1,0 +1,399 @@
+"""Chooses chunking and tiles so that a decode or encode stays below a memory target.
+
+Each candidate's peak comes from a dry walk: of the fused program (fused/path.py) or of the network itself on the meta
+device (runtime/plain_walk.py).
+"""
+
+from __future__ import annotations
+
+import functools
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from .. import log
+from ..errors import InputError, PlanError
+from ..network.stream import Steps
+from ..run.parking import Parking
+from ..run.tiles import Grid, check_tile, grid, shrinking
+from .budget import GIB
+from .cost import Sizes, leanest, quickest
+from .plain_walk import PlainWalk
+
+if TYPE_CHECKING:
+    from ..fused_path import FusedPath
+
+TILINGS = ("auto", "untiled", "exact", "blended")
+#: What cuBLAS and cuDNN hold besides (40 to 60 MiB measured on an H200).
+LIBRARY_BYTES = 96 << 20
+#: Chunks longer than this gain nothing but need more memory.
+MAX_LATENTS = 4
+#: Pixels that blended tiles share where nobody asked for tiles.
+OVERLAP = 64
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a clip goes through the network.
+
+    `peak_bytes` counts weights, history, activations and library workspaces on the device: torch's allocated bytes.
+    Its caching allocator may reserve more while the card has room, and gives that back before it runs out.
+    """
+
+    steps: Steps
+    grid: Grid
+    peak_bytes: int
+    fused: bool = False
+    #: Histories that wait in host memory, if any, and the bytes they take there.
+    parking: Parking | None = None
+    host_bytes: int = 0
+
+    #: A target that was the default one and had to be raised to this, if so.
+    raised: int | None = field(default=None, compare=False)
+    #: What "auto" had to give up for a plan, and what would spare it.
+    note: str = field(default="", compare=False)
+
+    @property
+    def tiled(self) -> bool:
+        return len(self.grid) > 1
+
+    def describe(self) -> str:
+        tiles = f"{len(self.grid)} blended tiles" if self.tiled else "untiled"
+        frames = f", {self.steps.frames} frame(s) per step at full size" if self.steps.frames else ""
+        kernels = "fused kernels" if self.fused else "plain torch"
+        parked = f", {_gb(self.host_bytes)} of histories parked in host memory" if self.host_bytes else ""
+        size = f"about {self.peak_bytes / GIB:.2f} GB"
+        note = f" ({self.note})" if self.note else ""
+        return f"{kernels}, {tiles}, {self.steps.latents} latent(s) per chunk{frames}{parked}, {size}{note}"
+
+
+class Planner:
+    """Plans for one model. Dry walks are remembered, so the same question costs nothing the second time."""
+
+    def __init__(
+        self, build: Callable[[], nn.Module], dtype: torch.dtype, weights: int, fused: Callable[[], FusedPath | None],
+        spatial: int = 8, temporal: int = 4, flash_attention: bool = True,
+        products: Callable[[], bool] = lambda: False,
+    ) -> None:  # fmt: skip
+        """`build` makes the module on the meta device, `weights` are its bytes, `fused` gives the fused path if any.
+
+        spatial, temporal: pixels per side and frames of a latent. flash_attention: as in `Options`; without it, plain
+        torch's attention takes memory of its own. products: whether plain torch convolves by matrix products.
+        """
+        self.spatial, self._temporal = spatial, temporal
+        self._dtype = dtype
+        self._weights = weights
+        self._fused = fused
+        self._products = products
+        self._plain = PlainWalk(build, dtype, spatial, temporal, flash_attention)
+
+    def plan(
+        self,
+        half: str,
+        batch: int,
+        latents: int,
+        height: int,
+        width: int,
+        *,
+        tiling: str = "auto",
+        tile: int = 0,
+        overlap: int = OVERLAP,
+        chunk: int = 0,
+        target: int | None = None,
+        room: int | None = None,
+        host: int | None = 0,
+        output: torch.dtype = torch.float32,
+        rest: tuple[int, int] = (0, 0),
+        check: Callable[[], None] = lambda: None,
+    ) -> Plan:
+        """Plan `half` ("decoder" or "encoder") for T `latents` of `height` x `width` latent pixels.
+
+        tile and overlap in pixels; target: bytes on the device, host: bytes of histories that may wait in host memory
+        (None: no limit; 0: none may, as on a CPU). room: bytes up to which "auto" may raise the target. rest: an
+        encoder's rows and columns of pixels that fill no latent pixel. check: called between dry walks, may raise.
+        Raises InputError on impossible options and PlanError, naming the option that is the cause and what would fit,
+        when nothing stays below the target; with "auto" only when no plan does, whatever it gives up (`Plan.note`).
+        """
+        if tiling not in TILINGS:
+            raise InputError(f"tiling={tiling!r} is not one of {', '.join(TILINGS)}")
+        if chunk < 0:
+            raise InputError(f"chunk={chunk} is negative: give latents per chunk, or 0 for automatic")
+        if tiling in ("exact", "blended"):
+            check_tile(tile, overlap if tiling == "blended" else 0, self.spatial)
+        ask = _Ask(half, batch, latents, height, width, chunk, output, tile if tiling == "exact" else 0, host, rest,
+                   check)  # fmt: skip
+        if tiling == "blended":
+            return self._blended(ask, tile, overlap, target)
+        if tiling == "auto":
+            return self._auto(ask, target, room)
+        return self._untiled(ask, target)
+
+    # -- one way of tiling each --------------------------------------------------------------------------------------
+
+    def _untiled(self, ask: _Ask, target: int | None) -> Plan:
+        """Whole frames, in bands where they are asked for and can be."""
+        if ask.band:
+            plan = self._first_fit(ask, self._whole(ask), target)
+            if plan is not None and plan.parking is not None:
+                return plan
+            why = self._why_no_bands(ask, self._whole(ask), target)
+            log.once(f"tile={ask.band} of exact tiles at {self._size(ask)} is not used: {why}; other plans give the "
+                     "same frames")  # fmt: skip
+            ask = replace(ask, band=0)
+        plan = self._first_fit(ask, self._whole(ask), target)
+        if plan is None:
+            cure = "or use tiling='auto' or 'blended' (approximate; tile=0 picks the size)"
+            raise PlanError(self._long_chunk(ask, [self._whole(ask)], target) or self._no_whole(ask, target) + cure)
+        return plan
+
+    def _blended(self, ask: _Ask, tile: int, overlap: int, target: int | None) -> Plan:
+        """Tiles of this size in pixels, or (0) the largest that fit."""
+        grids = self._grids(ask, tile, overlap)
+        plan = self._fit_tiles(ask, grids, target)
+        if plan is not None:
+            return plan
+        if refusal := self._long_chunk(ask, grids, target):
+            raise PlanError(refusal)
+        needs, target_is = f"needs {_gb(self._least(ask, grids[-1]))}", f"and the target is {_gb(target)}"
+        if tile:
+            smaller = self._fit_tiles(ask, self._grids(ask, 0, 0), target)
+            cure = "use a smaller tile (0: automatic) or overlap, or raise vram_gb" if smaller else "raise vram_gb"
+            refusal = f"tile={tile} at {self._size(ask)} {needs} {target_is}: {cure}"
+        else:
+            refusal = f"{self._size(ask)} {needs} even in the smallest tiles "
+            if self._fit_tiles(ask, self._grids(ask, 0, 0), target):
+                refusal += f"that share overlap={overlap} {target_is}: lower the overlap, or raise vram_gb"
+            else:
+                refusal += f"{target_is}: raise vram_gb, or use smaller frames"
+        raise PlanError(refusal)
+
+    def _auto(self, ask: _Ask, target: int | None, room: int | None) -> Plan:
+        """Whole frames below the target, or below what it may be raised to; else blended tiles."""
+        limits = [target] + ([room] if target is not None and room is not None and room > target else [])
+        # A shorter chunk gives the same frames.
+        asks = [ask] + ([replace(ask, chunk=0)] if ask.chunk > 1 else [])
+        grids = self._grids(ask, 0, OVERLAP)
+        grids += [g for g in self._grids(ask, 0, self.spatial) if g.rows.size < grids[-1].rows.size]
+        fits = (lambda a, limit: self._first_fit(a, self._whole(a), limit),
+                lambda a, limit: self._fit_tiles(a, grids, limit))  # fmt: skip
+        for fit, wishes in zip(fits, (asks, asks[-1:]), strict=True):  # tiles are large rather than chunks long
+            for limit in limits:
+                for a in wishes:
+                    plan = fit(a, limit)
+                    if plan is not None:
+                        return self._noted(plan, ask, a, target, limit)
+        needs = _gb(self._least(asks[-1], grids[-1]))
+        raise PlanError(f"{self._size(ask)} needs {needs} even in the smallest tiles and the target is "
+                        f"{_gb(limits[-1])}: raise vram_gb, or use smaller frames")  # fmt: skip
+
+    def _noted(self, plan: Plan, ask: _Ask, used: _Ask, target: int | None, limit: int | None) -> Plan:
+        """With what was given up: `ask` and `target` were asked for, `used` and `limit` are what the plan is for."""
+        notes = []
+        if plan.tiled:
+            without = self._no_whole(used, limit)
+            notes.append(f"blended tiles are approximate; {without}or use smaller frames to have them exact")
+        if limit != target:
+            why = "nothing smaller fits" if plan.tiled else "whole frames need it"
+            notes.append(f"the target of {_gb(target)} is raised to the {_gb(limit)} that are free: {why}")
+        if used.chunk != ask.chunk:
+            notes.append(f"chunk={ask.chunk} does not fit the target and is not used: same frames")
+        raised = limit if limit != target else None
+        return replace(plan, raised=raised, note="; ".join(notes))
+
+    # -- what fits ---------------------------------------------------------------------------------------------------
+
+    def _whole(self, ask: _Ask) -> Grid:
+        s = self.spatial
+        return grid(ask.height, ask.width, s * max(ask.height, ask.width), 0, s)
+
+    def _grids(self, ask: _Ask, tile: int, overlap: int) -> list[Grid]:
+        """From large to small tiles."""
+        size, s = (ask.height, ask.width), self.spatial
+        return [grid(*size, tile, overlap, s)] if tile else list(shrinking(*size, overlap, s))
+
+    def _fit_tiles(self, ask: _Ask, grids: list[Grid], target: int | None) -> Plan | None:
+        """The plan of the largest tiles below the target; None where none is."""
+        plan = self._first_fit(ask, grids[0], target)  # whole frames may be parked, which tiles are not
+        if plan is not None or len(grids) == 1:
+            return plan
+        at = bisect_left(grids, True, lo=1, key=lambda g: target is None or self._least(ask, g) <= target)
+        return self._first_fit(ask, grids[at], target) if at < len(grids) else None
+
+    def _first_fit(self, ask: _Ask, tiles: Grid, target: int | None) -> Plan | None:
+        """The roomiest plan below the target."""
+        if target is not None and not ask.band and self._least(ask, tiles) > target:
+            return None
+        for option in self._options(ask, tiles, target):
+            ask.check()
+            plan = replace(option, peak_bytes=self._total(option.peak_bytes))
+            if target is None or plan.peak_bytes <= target:
+                return plan
+        return None
+
+    def _total(self, peak: int) -> int:
+        return peak + LIBRARY_BYTES + self._weights
+
+    def _least(self, ask: _Ask, tiles: Grid) -> int:
+        """Peak of the leanest plan."""
+        ask.check()
+        if not self._runs_fused(ask, tiles):
+            *_, steps = _steps(ask.latents, ask.chunk)
+            return self._total(self._plain_peak(ask, tiles, steps))
+        *_, steps = self._fused_steps(ask, tiles.rows.size, tiles.cols.size)
+        least = self._sizes(ask, tiles, steps, None).device
+        if len(tiles) == 1 and ask.host != 0:
+            parked = self._leanest(ask, tiles)
+            if ask.host is None or parked.host <= ask.host:
+                least = min(least, parked.device)
+        return self._total(least)
+
+    def _leanest(self, ask: _Ask, tiles: Grid) -> Sizes:
+        return leanest(functools.partial(self._sizes, ask, tiles, self._step(ask, 1, 1)))
+
+    def _runs_fused(self, ask: _Ask, tiles: Grid) -> bool:
+        return self._fused() is not None and (len(tiles) == 1 or ask.half == "decoder")
+
+    def _plain_peak(self, ask: _Ask, tiles: Grid, steps: Steps) -> int:
+        tile = tiles.rows.size, tiles.cols.size
+        frame = ask.height, ask.width
+        return self._plain.peak(ask.half, ask.batch, ask.latents, steps, frame, tile, ask.rest, self._products())
+
+    def _options(self, ask: _Ask, tiles: Grid, target: int | None) -> Iterator[Plan]:
+        """Plans without the weights in their peak, from roomy to lean."""
+        rows, cols = tiles.rows.size, tiles.cols.size
+        if self._runs_fused(ask, tiles):
+            if not ask.band:
+                for steps in self._fused_steps(ask, rows, cols):
+                    yield self._fused_plan(ask, tiles, steps, None)
+            if len(tiles) == 1 and ask.host != 0:
+                yield from self._parking_plans(ask, tiles, target)
+            return
+        steps = list(_steps(ask.latents, ask.chunk))
+
+        def fits(some: Steps) -> bool:
+            ask.check()
+            return target is None or self._total(self._plain_peak(ask, tiles, some)) <= target
+
+        best = steps[bisect_left(steps, True, hi=len(steps) - 1, key=fits)]
+        yield Plan(best, tiles, self._plain_peak(ask, tiles, best))
+
+    def _fused_steps(self, ask: _Ask, rows: int, cols: int) -> Iterator[Steps]:
+        """From what fills the GPU down to one frame per step."""
+        frames = self._fused().frames_per_step(self.spatial * rows, self.spatial * cols)
+        while frames:
+            yield self._step(ask, -(-frames // self._temporal), frames)
+            frames //= 2
+
+    def _step(self, ask: _Ask, latents: int, frames: int) -> Steps:
+        latents = min(ask.chunk or min(latents, MAX_LATENTS), ask.latents)
+        return Steps(latents, min(frames, self._temporal * latents))
+
+    def _fused_plan(self, ask: _Ask, tiles: Grid, steps: Steps, parking: Parking | None) -> Plan:
+        sizes = self._sizes(ask, tiles, steps, parking)
+        return Plan(steps, tiles, sizes.device, True, parking, sizes.host)
+
+    def _sizes(self, ask: _Ask, tiles: Grid, steps: Steps, parking: Parking | None) -> Sizes:
+        frame = None if len(tiles) == 1 else (ask.height, ask.width)
+        size = tiles.rows.size, tiles.cols.size
+        return self._fused().sizes(ask.half, steps.latents, steps.frames, *size, ask.output, frame, parking, ask.rest)
+
+    def _parking_plans(self, ask: _Ask, tiles: Grid, target: int | None) -> Iterator[Plan]:
+        """With histories in host memory: the quickest plan per frame below the target, then the leanest."""
+        # Histories travel once per step: more frames per step are more work to hide that behind, in more memory.
+        sizes = ((4, 8), (2, 8), (2, 4), (1, 4), (2, 2), (1, 2), (1, 1))
+        options = list(dict.fromkeys(self._step(ask, *size) for size in sizes))
+        if ask.band:
+            for steps in options:
+                plan = self._fused_plan(ask, tiles, steps, Parking(None, 0, rows=ask.band))
+                if ask.host is None or plan.host_bytes <= ask.host:
+                    yield plan
+            return
+        room = None if target is None else target - LIBRARY_BYTES - self._weights
+        best: tuple[float, Steps, Parking] | None = None
+        fits = room is not None and self._leanest(ask, tiles).device <= room
+        for steps in options if fits else ():
+            ask.check()
+            found = quickest(functools.partial(self._sizes, ask, tiles, steps), room, ask.host)
+            if found is not None and (best is None or found[1].work / steps.latents < best[0]):
+                best = found[1].work / steps.latents, steps, found[0]
+        if best is not None:
+            yield self._fused_plan(ask, tiles, *best[1:])
+        elif ask.host is None or self._leanest(ask, tiles).host <= ask.host:
+            yield self._fused_plan(ask, tiles, options[-1], Parking(None, 0))
+
+    # -- refusals ----------------------------------------------------------------------------------------------------
+
+    def _size(self, ask: _Ask) -> str:
+        return f"{self.spatial * ask.width}x{self.spatial * ask.height}"
+
+    def _no_whole(self, ask: _Ask, target: int | None) -> str:
+        """Why whole frames do not fit and what would make them; ends where another way out may follow."""
+        needs = f"needs {_gb(self._least(ask, self._whole(ask)))} and the target is {_gb(target)}"
+        clips = "decode fewer clips at once, " if ask.batch > 1 and self._fused() is None else ""
+        return f"{self._size(ask)} untiled {needs}: raise vram_gb, {clips}{self._parked(ask, target)}"
+
+    def _long_chunk(self, ask: _Ask, grids: list[Grid], target: int | None) -> str:
+        """A refusal where the chunk that the user chose is the cause."""
+        plan = self._fit_tiles(replace(ask, chunk=0), grids, target) if ask.chunk > 1 else None
+        if plan is None:
+            return ""
+        needs = f"needs {_gb(self._least(ask, grids[-1]))} at {self._size(ask)} and the target is {_gb(target)}"
+        return f"chunk={ask.chunk} {needs}: lower chunk ({plan.steps.latents} fits; 0 lets the planner choose)"
+
+    def _parked(self, ask: _Ask, target: int | None) -> str:
+        """What parking would take, where that is more than the host may give; for refusals."""
+        if self._fused() is None:
+            leaner = self._dtype == torch.float32 and ask.host != 0
+            return "or use fp16 or bf16, which need less, " if leaner else ""
+        if ask.host is None:
+            return ""
+        least = self._leanest(ask, self._whole(ask))
+        if ask.host == 0 or least.host <= ask.host:
+            return ""
+        needed = self._total(least.device)
+        if target is not None and needed > target:
+            return f"or vram_gb to {_gb(needed)} and ram_gb to {_gb(least.host)} (it is {_gb(ask.host)}), "
+        return f"or ram_gb to {_gb(least.host)} (it is {_gb(ask.host)}; {_gb(needed)} of GPU memory then do), "
+
+    def _why_no_bands(self, ask: _Ask, tiles: Grid, target: int | None) -> str:
+        if ask.host == 0 or self._fused() is None:
+            return "bands need parked histories, which only the fused kernels on a GPU have"
+        least = self._sizes(ask, tiles, self._step(ask, 1, 1), Parking(None, 0, rows=ask.band))
+        needs = f"{_gb(least.device + LIBRARY_BYTES + self._weights)}, and the target is {_gb(target)}"
+        if ask.host is not None:
+            needs += f"; {_gb(least.host)} of host memory, and ram_gb allows {_gb(ask.host)}"
+        return f"its bands need {needs}"
+
+
+@dataclass(frozen=True)
+class _Ask:
+    """What is to be planned; sizes in latents and latent pixels."""
+
+    half: str
+    batch: int
+    latents: int
+    height: int
+    width: int
+    chunk: int
+    output: torch.dtype
+    band: int
+    host: int | None
+    rest: tuple[int, int]
+    check: Callable[[], None]
+
+
+def _steps(latents: int, chunk: int) -> Iterator[Steps]:
+    """Schedules from roomy to lean; a chunk the user chose is kept, only its frames per step shrink."""
+    sizes = [chunk] if chunk else [n for n in (MAX_LATENTS, 2, 1) if n == 1 or n <= latents]
+    for n in sizes:
+        yield Steps(min(n, latents), 0)
+    for frames in (2, 1):
+        yield Steps(min(sizes[-1], latents), frames)
+
+
+def _gb(size: int | None) -> str:
+    return f"{(size or 0) / GIB:.2f} GB"

@@ -1,0 +1,309 @@
+"""CUDA graphs of a run's chunks: one that comes again is replayed in one call instead of hundreds of launches.
+
+A graph repeats its launches with the arguments they were recorded with. Memory stays where it is as long as the Run
+has it; what is left to change from chunk to chunk is the input, which is copied to where the recorded one was; the
+clip's first frames, which have weights of their own; and the slots of the rings. So a chunk is replayed where its size
+and the clip's progress, as far as launches depend on it, are as they were, and each one begins at slot 0 of every ring
+(Ring.rewind): the histories are copied there, at the end of the graph itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+from torch import Tensor
+
+from .. import log
+from ..kernels.observe import listening
+from .caches import RECORDING, synchronize
+from .graph_rule import CALLS, KEPT_BYTES, SETTLED, Clock, Notes, pays
+from .run import Run
+
+if TYPE_CHECKING:
+    from ..planning.planner import Plan
+
+T = TypeVar("T")
+#: What recording takes: cuBLAS's workspace for a second stream (32 MiB on an H200), operators' temporaries in a pool
+#: of their own, and the graphs themselves; 46 MiB measured with two of them.
+GRAPH_BYTES = 64 << 20
+#: Chunks of more different kinds than this are launched as ever.
+MOST_GRAPHS = 8
+
+
+def one_step(latents: int, frames: int) -> bool:
+    """Whether a chunk's frames go through the highest resolutions at once; arguments as in Steps."""
+    return not frames or frames >= 4 * latents
+
+
+def why_none(wanted: bool, plan: Plan) -> str | None:
+    """The reason why the chunks of a plan are not recorded, or None."""
+    if not wanted:
+        return "switched off"
+    if plan.tiled:
+        return "blended tiles are not recorded"
+    if plan.parking is not None:
+        return "histories come from host memory and go back in every chunk"
+    if not one_step(plan.steps.latents, plan.steps.frames):
+        return "a chunk's frames go through in several steps"
+    return None
+
+
+def why_not_on(device: torch.device) -> str | None:
+    """The reason why a device has no graphs, or None."""
+    if device.type != "cuda":
+        return "only CUDA GPUs replay graphs"
+    allocator = torch.cuda.get_allocator_backend()
+    if allocator != "native":
+        # With torch 2.11 a recording under cudaMallocAsync ended the process.
+        return f"recording is safe with torch's own allocator only, and this is {allocator}"
+    return None
+
+
+#: Graphs that must not be destroyed.
+_BROKEN: list[torch.cuda.CUDAGraph] = []
+
+
+class CudaGraph:
+    """What one chunk launches."""
+
+    def __init__(self, device: torch.device, pool: object) -> None:
+        """pool: where temporaries are allocated. Graphs that share it must not run at the same time."""
+        self._graph = torch.cuda.CUDAGraph()
+        self._pool = pool
+        self._clock = Clock()
+
+    def record(self, work: Callable[[], T]) -> T:
+        """Call `work`, whose launches are recorded instead of run, on a stream other than the default one."""
+        try:
+            # Other threads may use the device meanwhile.
+            self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            result = work()
+            self._graph.capture_end()
+        except BaseException:
+            self._abandon()
+            raise
+        return result
+
+    def _abandon(self) -> None:
+        try:
+            self._graph.capture_end()
+        except RuntimeError:
+            # CUDA has broken the recording off, and torch's allocators do not know it: they would ask this graph which
+            # stream it records, and refuse to empty their cache.
+            _BROKEN.append(self._graph)
+            names = "_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool"
+            end = next((getattr(torch._C, n) for n in names if hasattr(torch._C, n)), None)
+            if end is not None:
+                with suppress(RuntimeError):  # they know it after all
+                    end(torch.cuda.current_device(), self._pool)
+
+    def replay(self) -> None:
+        self._clock.start()
+        self._graph.replay()
+        self._clock.stop()
+
+    def milliseconds(self) -> float | None:
+        """The GPU's time for the latest replay; None while it runs."""
+        return self._clock.milliseconds()
+
+
+@dataclass
+class _Recorded:
+    """A chunk's graph with its input and result, and what the chunk changes besides memory."""
+
+    graph: CudaGraph
+    part: Tensor
+    result: Tensor
+    done: Counter[str]
+    marks: list[tuple[int, frozenset[str]]]
+    replayed: bool = False
+
+
+class Graphs:
+    """A Run and the graphs of its chunks. A kind of chunk is recorded where that pays, by its times in earlier chunks:
+    by then its kernels are compiled and libraries have their workspaces. Results are those of the launches, bit by
+    bit."""
+
+    def __init__(self, run: Run, notes: Notes, key: Hashable) -> None:
+        """key: tells runs that may take each other's place from those that may not."""
+        self.run = run
+        self.key = key
+        self.notes = notes
+        self.device = run.device
+        #: Chunks since `begin`, and how many of them were replayed.
+        self.chunks = 0
+        self.replayed = 0
+        self._why = ""
+        self._recorded: dict[Hashable, _Recorded] = {}
+        self._pool: object = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device, operators' temporaries aside."""
+        return self.run.nbytes + sum(r.part.nbytes for r in self._recorded.values())
+
+    def begin(self) -> None:
+        """A new call."""
+        self.chunks = self.replayed = 0
+        self._why = "no chunk came a second time"
+        self.notes.calls += 1
+
+    def chunk(self, walk: Callable[[Tensor], Tensor], part: Tensor, left: int) -> Tensor:
+        """walk(part), launched or replayed; the result is valid until the next call. `walk` is the same function of the
+        run and its argument every time. left: as in `pays`, within this call."""
+        self._judge()
+        self.chunks += 1
+        notes, kind = self.notes, self._kind(part)
+        if notes.failed or listening():
+            return walk(part)
+        if kind not in self._recorded and self._pays(kind, left):
+            self._record(kind, walk, part)
+        if kind in self._recorded:
+            return self._replay(kind, walk, part)
+        return notes.launch(kind, lambda: walk(part), Clock)
+
+    def why_none(self) -> str | None:
+        """The reason why no chunk since `begin` was replayed, or None."""
+        return None if self.replayed else self.notes.failed or self._why
+
+    def worth_keeping(self) -> bool:
+        """At the end of a call: whether another one would gain from this run's memory and graphs."""
+        self._judge()
+        return self._small and any(pays(self.notes.times.get(kind), CALLS) for kind in self._recorded)
+
+    def clear(self) -> None:
+        """Forget the graphs."""
+        if self._recorded and self.device.type == "cuda":
+            synchronize(self.device)
+        self._recorded.clear()
+        self._pool = None
+
+    def free(self) -> None:
+        """Give everything back."""
+        self.clear()
+        self.run.free()
+
+    # -- one chunk -------------------------------------------------------------------------------------------------
+
+    def _kind(self, part: Tensor) -> Hashable:
+        """All that a chunk's launches depend on, besides memory and the slots of the rings."""
+        run = self.run
+        progress = tuple(sorted((name, min(count, SETTLED)) for name, count in run.done.items()))
+        begun = tuple(len(ring.mark[1]) for ring in run.rings.values())
+        return tuple(part.shape), part.stride(), part.dtype, progress, begun
+
+    @property
+    def _small(self) -> bool:
+        return self.nbytes <= KEPT_BYTES
+
+    def _pays(self, kind: Hashable, left: int) -> bool:
+        notes = self.notes
+        if kind not in notes.seen or len(self._recorded) >= MOST_GRAPHS:
+            return False
+        if notes.lasting and self._small:
+            left *= CALLS
+        times = notes.times.get(kind)
+        if pays(times, left):
+            return True
+        if times is None:
+            self._why = "chunks are timed first"
+        elif times.gain <= 0:
+            spent = times.span if times.busy is None else times.busy
+            self._why = f"what the host launches in {times.launching:.1f} ms keeps the GPU busy for {spent:.1f} ms"
+        else:
+            self._why = "chunks come too seldom to pay for a recording"
+        return False
+
+    def _record(self, kind: Hashable, walk: Callable[[Tensor], Tensor], part: Tensor) -> None:
+        run = self.run
+        run.rewind()
+        done, marks = run.done.copy(), self._marks
+        run.recording = True
+        try:
+            if self._pool is None and self.device.type == "cuda":
+                self._pool = torch.cuda.graph_pool_handle()
+            with torch.inference_mode(False):  # as Run.allocate
+                given = torch.empty_like(part)
+            graph = CudaGraph(self.device, self._pool)
+
+            def work() -> Tensor:
+                result = walk(given)
+                run.rewind()
+                return result
+
+            with RECORDING:
+                result = graph.record(work)
+            change = run.done.copy()
+            change.subtract(done)
+            self._recorded[kind] = _Recorded(graph, given, result, change, self._marks)
+        except Exception as error:
+            self._give_up(error)
+        finally:
+            run.recording = False
+            # Nothing has run yet.
+            run.done, self._marks = done, marks
+
+    def _replay(self, kind: Hashable, walk: Callable[[Tensor], Tensor], part: Tensor) -> Tensor:
+        recorded = self._recorded[kind]
+        self.run.rewind()
+        try:
+            recorded.part.copy_(part)
+            recorded.graph.replay()
+        except Exception as error:  # the launch finds no memory
+            self._give_up(error)
+            return walk(part)
+        self.run.done.update(recorded.done)
+        self._marks = recorded.marks
+        recorded.replayed = True
+        self.replayed += 1
+        return recorded.result
+
+    def _judge(self) -> None:
+        """Note what replays that are over took."""
+        self.notes.settle()
+        for kind, recorded in self._recorded.items():
+            busy = recorded.graph.milliseconds() if recorded.replayed else None
+            if busy is not None:
+                self.notes.worked(kind, busy)
+
+    def _give_up(self, error: Exception) -> None:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        self.notes.failed = f"recording failed: {reason}"
+        log.warn(f"CUDA graphs off: {reason}")
+        self.clear()
+
+    @property
+    def _marks(self) -> list[tuple[int, frozenset[str]]]:
+        return [ring.mark for ring in self.run.rings.values()]
+
+    @_marks.setter
+    def _marks(self, marks: list[tuple[int, frozenset[str]]]) -> None:
+        for ring, mark in zip(self.run.rings.values(), marks, strict=True):
+            ring.mark = mark
+
+
+_streams = threading.local()
+
+
+@contextmanager
+def aside(device: torch.device) -> Iterator[None]:
+    """On a stream of this thread's own: the default one cannot be recorded. Its work begins after that of the current
+    stream, which goes on after it."""
+    if device.type != "cuda":
+        yield
+        return
+    streams, current = vars(_streams), torch.cuda.current_stream(device)
+    stream = streams.get(str(current.device)) or torch.cuda.Stream(current.device)
+    streams[str(current.device)] = stream
+    stream.wait_stream(current)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        current.wait_stream(stream)

@@ -1,0 +1,57 @@
+"""A clip that one Run has begun goes on in another: other chunks, other memory, the same values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..planning.budget import GIB, available_ram
+from .pinned import POOL
+from .run import Run
+
+#: Of the free host memory, this part stays free of histories: the system would rather end the process than refuse.
+SPARE_SHARE = 8
+
+
+@dataclass(frozen=True)
+class Handover:
+    """A clip between two chunks: the frames each stage has taken in, and all histories in host memory by convolution
+    key, [halo, H + 2, W + 2, C] with the oldest frame first. `take_over` uses them up."""
+
+    done: Counter[str]
+    histories: dict[str, Tensor]
+
+
+def hand_over(run: Run) -> Handover | None:
+    """The clip as it stands in `run`. None before its first chunk, and where a chunk was left half-way: its histories
+    are then neither the old ones nor the new ones. Raises MemoryError where the host has no room for them; nothing has
+    been copied then."""
+    if run.dry or not run.between:
+        return None
+    there = {key: pieces for holder, key in run.holders() if (pieces := holder.history(key))}
+    POOL.release()
+    size, room = sum(p.rows.nbytes for pieces in there.values() for p in pieces), available_ram()
+    if room is not None and size > room - room // SPARE_SHARE:
+        raise MemoryError(f"{size / GIB:.2f} GB of histories, {room / GIB:.2f} GB of host memory free")
+    histories = {}
+    for key, pieces in there.items():
+        last = pieces[-1]
+        shape = last.frame + 1, last.first + len(last.rows), *last.rows.shape[1:]
+        histories[key] = torch.empty(shape, dtype=last.rows.dtype)
+        for piece in pieces:
+            histories[key][piece.frame, piece.first : piece.first + len(piece.rows)].copy_(piece.rows)
+    return Handover(run.done.copy(), histories)
+
+
+def take_over(run: Run, clip: Handover) -> None:
+    """Go on with `clip` in a Run of the same frame size and type, whatever its chunks and parking. Each history is
+    freed as soon as it is where the Run keeps it."""
+    run.restart()
+    run.done.update(clip.done)
+    run.between = True
+    for holder, key in run.holders():
+        if key in clip.histories:
+            holder.adopt(key, clip.histories.pop(key))

@@ -1,0 +1,154 @@
+"""Where the rows of a convolution's causal history wait between its uses: in host memory or on the GPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heapreplace
+from itertools import groupby, pairwise
+
+import torch
+from torch import Tensor
+
+from .arena import Piece, Plane
+
+
+@dataclass(frozen=True)
+class Band:
+    """Output rows [first, last) of a convolution, the bordered input rows [top, bottom) they read, and where the next
+    band's begin (or the last row ends): history up to there is this band's to store."""
+
+    first: int
+    last: int
+    top: int
+    bottom: int
+    stored: int
+
+
+def split_rows(rows: int, step: int, reach: int, band: int) -> Iterator[Band]:
+    """Bands of `band` of a convolution's output `rows`; `step` input rows lie between two of them and each reads
+    `reach` from its first one on."""
+    for first in range(0, rows, band):
+        last = min(first + band, rows)
+        top, bottom = first * step, (last - 1) * step + reach
+        yield Band(first, last, top, bottom, bottom if last == rows else last * step)
+
+
+@dataclass
+class Segment:
+    """Bordered rows [first, last) of all frames of a history, [halo, rows, W + 2, C]: all that some bands read, and
+    after the last band the rows that no band does."""
+
+    first: int
+    last: int
+    near: bool
+    data: Tensor
+
+    def part(self, slot: int, top: int, bottom: int) -> Tensor:
+        """Rows [top, bottom) of one frame."""
+        return self.data[slot, top - self.first : bottom - self.first]
+
+
+@dataclass
+class History:
+    """One convolution's last frames [halo, H + 2, W + 2, C], oldest at slot `oldest`: the rows of `near` of its bands,
+    evenly spread, each in a segment on the GPU, and those of the bands between them in segments in host memory.
+
+    Every band finds all it reads in one segment: rows that two of them need are in both.
+    """
+
+    plane: Plane
+    halo: int
+    dtype: torch.dtype
+    bands: list[Band]
+    #: Uses in a chunk, and operations of its convolution in all of them.
+    times: int = 0
+    work: int = 0
+    near: int = 0
+    segments: list[Segment] = field(default_factory=list)
+    oldest: int = 0
+    started: bool = False
+    #: The last pass has left what the next one fetches.
+    stored: torch.cuda.Event | None = None
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row of all frames."""
+        return self.halo * math.prod(self.plane[1:]) * self.dtype.itemsize
+
+    @property
+    def far_bytes(self) -> int:
+        """What waits in host memory."""
+        if self.near == len(self.bands):
+            return 0
+        # Between two bands on the GPU lie some in host memory, or between two of those some on the GPU.
+        groups = min(self.near, len(self.bands) - self.near) or 1
+        shared = sum(a.bottom - b.top for a, b in pairwise(self.bands[:2])) * (self.near + groups - 1)
+        return (self.plane[0] + shared) * self.row_bytes - self.near_bytes(self.near)
+
+    @property
+    def pressure(self) -> float:
+        """Bytes that come from the host for each operation."""
+        return self.times * self.far_bytes / max(self.work, 1)
+
+    def near_bytes(self, near: int) -> int:
+        """What stays on the GPU if `near` bands do. All are of one height but the last, which is always among them."""
+        if not near:
+            return 0
+        first = self.bands[0]
+        return (self.plane[0] - self.bands[-1].top + (first.bottom - first.top) * (near - 1)) * self.row_bytes
+
+    def allocate(self, near: Tensor, far: Tensor) -> tuple[Tensor, Tensor]:
+        """Take the segments from the two blocks' beginning; returns what is left of the blocks."""
+        self.segments = []
+        n = len(self.bands)
+        spread = [(i + 1) * self.near // n > i * self.near // n for i in range(n)]
+        for here, group in groupby(range(n), key=spread.__getitem__):
+            for bands in [[i] for i in group] if here else [list(group)]:
+                first = self.bands[bands[0]].top
+                last = self.bands[bands[-1]].bottom if bands[-1] < n - 1 else self.plane[0]
+                size = (last - first) * self.row_bytes
+                block = near if here else far
+                data = block[:size].view(self.dtype).view(self.halo, last - first, *self.plane[1:])
+                self.segments.append(Segment(first, last, here, data))
+                near, far = (near[size:], far) if here else (near, far[size:])
+        return near, far
+
+    def segment(self, band: Band) -> Segment:
+        """Where the rows of `band` wait."""
+        return next(s for s in self.segments if s.first <= band.top and band.bottom <= s.last)
+
+    def fresh(self, slots: int) -> tuple[int, int]:
+        """(how many of the last of `slots` frames to store, slot of the first): a running history takes only what is
+        new, in place of what is oldest."""
+        count = min(slots - self.halo, self.halo) if self.started else self.halo
+        return count, self.oldest if count < self.halo else 0
+
+    def pieces(self) -> Iterator[Piece]:
+        """Every row of every frame once, in order, where it is."""
+        ends = [b.stored for b in self.bands[:-1]] + [self.plane[0]]
+        for i in range(self.halo):
+            for band, end in zip(self.bands, ends, strict=True):
+                rows = self.segment(band).part((self.oldest + i) % self.halo, band.top, end)
+                yield Piece(i, band.top, rows)
+
+
+def keep_near(histories: Iterable[History], room: int) -> None:
+    """Let bands stay on the GPU, up to `room` bytes: one after the other of the history that would otherwise move the
+    most bytes for each operation of its convolution, so that copies end up as well hidden as they can be."""
+    waiting = []
+    for order, history in enumerate(histories):
+        history.near = 0
+        waiting.append((-history.pressure, order, history))
+    heapify(waiting)
+    while waiting:
+        _, order, history = waiting[0]
+        more = history.near_bytes(history.near + 1) - history.near_bytes(history.near)
+        if more <= room:
+            history.near += 1
+            room -= more
+        if more > room or history.near == len(history.bands):
+            heappop(waiting)
+        else:
+            heapreplace(waiting, (-history.pressure, order, history))

@@ -1,0 +1,109 @@
+"""The memory of fused runs: when a run gets it, gives it back, or leaves it to the next run with its graphs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from .graph_rule import Notes
+from .graphs import Graphs, aside, why_none, why_not_on
+from .guard import Guard, out_of_memory
+from .handover import hand_over
+from .kept import KEPT
+from .run import Run
+
+if TYPE_CHECKING:
+    from ..planning.planner import Plan
+
+
+class Runs:
+    """One after the other. The latest one's memory stays where another call would gain from its graphs, until `forget`
+    or until anyone asks for what is KEPT."""
+
+    def __init__(self, graphs: bool) -> None:
+        """graphs: whether chunks may be recorded. What runs before these have left goes."""
+        KEPT.release()
+        self._wanted = graphs
+        self._notes: defaultdict[Hashable, Notes] = defaultdict(Notes)
+        self._latest: Graphs | None = None
+        #: Chunks of the latest run that were replayed from graphs, and all of its chunks.
+        self.replayed = (0, 0)
+        #: Why none was replayed, if so.
+        self.no_graphs: str | None = None
+
+    @contextmanager
+    def run(
+        self, make: Callable[[], Run], network: object, size: tuple[Hashable, ...], plan: Plan, guard: Guard
+    ) -> Iterator[tuple[Run, Graphs | None]]:
+        """The Run that `make` plans, with its memory, and its graphs if its chunks may be recorded.
+
+        network, size: all that distinguishes one Run from another; the one before is used again where it is the same.
+        """
+        key = network, *size
+        self.replayed, self.no_graphs = (0, 0), why_none(self._wanted, plan) or why_not_on(guard.device)
+        graphs = self._kept(None if self.no_graphs else key)
+        if self.no_graphs:
+            run = make()
+            with allocated(run, guard):
+                yield run, None
+            return
+        if graphs is None:
+            graphs = Graphs(make(), self._notes[(type(network), *size)], key)
+        graphs.begin()
+        try:
+            with allocated(graphs.run, guard, graphs.worth_keeping), aside(guard.device):
+                yield graphs.run, graphs
+        except BaseException:
+            graphs.clear()
+            raise
+        self.replayed, self.no_graphs = (graphs.replayed, graphs.chunks), graphs.why_none()
+        if graphs.run.allocated:
+            self._latest = graphs
+            KEPT.keep(graphs)
+        else:
+            graphs.clear()
+
+    def _kept(self, key: Hashable) -> Graphs | None:
+        """What the latest call left, if it is still there and for the same Run; no memory of another one stays."""
+        latest, self._latest = self._latest, None
+        there = KEPT.take(latest)
+        if latest is None or (there and latest.key == key):
+            return latest
+        latest.notes.lose()
+        if there:
+            latest.free()
+        return None
+
+    def forget(self) -> None:
+        """Give back what stayed: the weights that graphs read are about to go."""
+        for notes in list(self._notes.values()):
+            notes.forget()
+        latest, self._latest = self._latest, None
+        if KEPT.take(latest):
+            latest.free()
+
+
+@contextmanager
+def allocated(run: Run, guard: Guard, keep: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """The run's memory, given back whatever happens, but for a good end after which `keep` wants it to stay. Where
+    memory runs out between two chunks, the guard keeps the clip as it stands."""
+    run.relieve = guard.relieve_operator
+    stays = False
+    try:
+        if run.allocated:
+            run.recover()
+        else:
+            run.allocate()
+        yield
+        stays = keep()
+    except Exception as error:
+        if out_of_memory(error):
+            guard.keep(lambda: hand_over(run))
+        raise
+    finally:
+        if stays:
+            run.rest()
+        else:
+            run.free()

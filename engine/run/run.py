@@ -1,0 +1,394 @@
+"""One clip on its way through a fused network: operators, memory and its place in time."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..kernels.attention import attention, scratch_bytes
+from ..kernels.conv3d import Epilogue, Geometry, Partials, Weight, conv3d, frames_of, padded_channels
+from ..kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
+from ..kernels.to_pixels import Pixels, scratch_floats, to_pixels
+from .arena import Arena, Plane, Ring
+from .guard import out_of_memory
+from .parking import Buffer, Parked, Parking
+from .walk import Walk
+from .weights import Attention, Conv, Output
+
+COPY = Norm("none")
+_PLAIN = Geometry()
+_RESIDENT = Parking(frozenset(), 0)
+#: Given up first when an operator's own temporaries find no memory; part of what plans allow for those.
+RESERVE_BYTES = 32 << 20
+
+
+@dataclass(frozen=True)
+class Input:
+    """What one call of a convolution reads (a buffer, from its slot `start` on) and the output rows it is for."""
+
+    data: Tensor
+    start: int
+    geometry: Geometry
+    first: int
+    last: int
+
+    def rows(self, x: Tensor, factor: int = 1) -> Tensor:
+        """factor: rows of x for each of the input's."""
+        return x[:, factor * self.first : factor * self.last]
+
+
+@dataclass
+class Visit:
+    """Frames of history that a convolution keeps, and its operations in a chunk."""
+
+    halo: int
+    work: int = 0
+
+
+class Run:
+    """Executes a network's steps at one frame size, or, before `allocate`, only learns what memory they take.
+
+    `dtype` is the type of activations; operands are in that of their convolution. Batch is one clip per Run. `head`
+    is what convolutions see before a clip: its first frame ("replicate") or zeros ("zero").
+    """
+
+    def __init__(
+        self, dtype: torch.dtype, device: torch.device, parking: Parking | None = None, head: str = "replicate"
+    ) -> None:
+        self.dtype = dtype
+        self.device = device
+        self.head = head
+        self.arena = Arena()
+        self.rings: dict[tuple[Plane, torch.dtype], Ring] = {}
+        self.parked = Parked(parking or _RESIDENT, device)
+        self.walk = Walk()
+        #: Frames that each stage and each convolution has taken in so far.
+        self.done: Counter[str] = Counter()
+        #: Learnt while dry: what each convolution asks for in a chunk, by key, in order.
+        self.visits: dict[str, Visit] = {}
+        self.dry = True
+        #: Called with each convolution and its new input [D, H, W, C] as stored; for measuring, where none is parked.
+        self.watch: Callable[[Conv, Tensor], None] | None = None
+        #: Called when an operator finds no memory, before it is tried once more.
+        self.relieve: Callable[[], None] = _nothing
+        #: Memory ran short and the reserve is gone.
+        self.pressed = False
+        #: NaN from the first value of the clip on that is not finite, wherever it arises: norms and what resampling
+        #: reads say so, before 8 bit makes numbers of it. 0 until then; float32 [] on the device, from `allocate` on.
+        self.health: Tensor | None = None
+        #: Operators are being recorded, not run: what fails is not tried again.
+        self.recording = False
+        self._reserve: Tensor | None = None
+        #: The clip has begun and no `chunk` of it is under way.
+        self.between = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device."""
+        return self.arena.peak + self.walk.peak + sum(r.nbytes for r in self.rings.values()) + self.parked.nbytes
+
+    @property
+    def host_bytes(self) -> int:
+        return self.parked.host_bytes
+
+    @property
+    def allocated(self) -> bool:
+        return self.health is not None
+
+    def allocate(self) -> None:
+        """Get the memory the dry walk asked for; from now on steps compute."""
+        # It may serve later calls too: made in a caller's inference mode, only calls in that mode could write to it.
+        with torch.inference_mode(False):
+            self.arena.allocate(self.device)
+            for ring in self.rings.values():
+                ring.allocate(self.device)
+            self.parked.allocate()
+            self.health = torch.zeros((), device=self.device)
+        self.dry = self.walk.open = False
+        self.restart()
+        self.recover()
+
+    def free(self) -> None:
+        """Give the memory back; `allocate` may follow again."""
+        self.parked.free()
+        self.arena.free()
+        for ring in self.rings.values():
+            ring.data = None
+        self._reserve = self.health = None
+
+    def restart(self) -> None:
+        """A new clip of the same size in the same memory."""
+        self.done.clear()
+        self.between = False
+        if self.health is not None:
+            self.health.zero_()
+        for ring in self.rings.values():
+            ring.restart()
+        self.parked.restart()
+
+    def scout(self, walk: Callable[[], None]) -> None:
+        """Walk dry ahead of the same steps for real, so that parked histories can be fetched before their turn."""
+        if not self.parked.nbytes:
+            return
+        done = self.done.copy()
+        self.parked.coming.clear()
+        self.dry = True
+        try:
+            walk()
+        finally:
+            self.dry = False
+            self.done = done
+
+    # -- short of memory ------------------------------------------------------------------------------------------
+
+    def attempt(self, work: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """work(...), once more if memory runs out, after the reserve and whatever `relieve` finds are given back.
+
+        The arena and the rings are there already, so only an operator's own temporaries can be missing, and those it
+        gets before it writes anything: nothing is lost. A second failure is raised.
+        """
+        try:
+            return work(*args, **options)
+        except Exception as error:
+            if self.recording or not out_of_memory(error):
+                raise
+        self._reserve = None
+        self.pressed = True
+        self.relieve()
+        return work(*args, **options)
+
+    def recover(self) -> bool:
+        """Whether the reserve is there (again)."""
+        size = RESERVE_BYTES if self.device.type == "cuda" else 0
+        try:
+            self._reserve = torch.empty(size, dtype=torch.uint8, device=self.device)
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+        self.pressed = self._reserve is None
+        return not self.pressed
+
+    def rest(self) -> None:
+        """Keep the memory, but what only a run under way needs: `recover` and a new `relieve` make it ready again."""
+        self._reserve = None
+        self.relieve = _nothing
+
+    def rewind(self) -> None:
+        """Between chunks: histories back to the slots where the clip's first chunk looked for them. Same values."""
+        for ring in self.rings.values():
+            ring.rewind()
+
+    @contextmanager
+    def chunk(self) -> Iterator[None]:
+        """One chunk's steps: if they fail, the histories are neither the old ones nor the new ones."""
+        self.between = False
+        yield
+        self.between = True
+
+    def holders(self) -> Iterator[tuple[Ring | Parked, str]]:
+        """Where each convolution's history is, with its key."""
+        for ring in self.rings.values():
+            for key in ring.halos:
+                yield ring, key
+        for key in self.parked.holding:
+            yield self.parked, key
+
+    # -- steps ----------------------------------------------------------------------------------------------------
+
+    def take(self, *shape: int) -> Tensor:
+        return self.arena.take(shape, self.dtype)
+
+    def conv(
+        self, conv: Conv, x: Tensor, out: Tensor, norm: Norm = COPY, sums: Partials | None = None, groups: int = 0,
+        residual: Tensor | None = None, geometry: Geometry = _PLAIN, skip: int = 0, pixels: Pixels | None = None,
+        free: Callable[[Input], None] | None = None, frame: int = 2,
+    ) -> Partials | None:
+        """[D, H, W, C] x (normalised and activated, or as it is) through a causal convolution into `out`.
+
+        sums: what the norm needs to know of x. groups > 0 asks for those of `out`. skip: frames of history that this
+        call does not read; `out` may then have no frames at all. pixels: an output format. free: x's rows may be
+        overwritten; called for each part of them before `out` gets those rows, when nothing else will read them.
+        frame: x's first one within the clip, where the weights of its first frames are in the weight itself.
+        """
+        parts, behind = [], int(free is not None)
+        # Before a clip that starts with zeros, the weights of its first frames would be others.
+        first = self.done[conv.key] if self.head == "replicate" else 2
+        self.done[conv.key] += x.shape[0]
+        factor = conv.weight.phases[1]
+        rows = out.shape[1] // factor
+        for i in self.inputs(conv, x, norm, self._coefficients(x, norm, sums), rows, geometry, behind):
+            if free is not None:
+                free(i)
+            target, added = i.rows(out, factor), None if residual is None else i.rows(residual)
+            frames = []
+            for weight, a, b, later in conv.weight.pieces(first, out.shape[0]):
+                frames.append(self.product(
+                    conv, i.data, target[a:b], weight=weight, geometry=i.geometry, groups=groups, pixels=pixels,
+                    residual=None if added is None else added[a:b], first=frame,
+                    start=(i.start + a + skip + later) % i.data.shape[0],
+                ))  # fmt: skip
+            parts.append(self.joined(frames, 0))
+        return self.walk.sums(out, groups, conv.weight.phases[1:]) if self.walk.open else self.joined(parts)
+
+    def pointwise(
+        self, conv: Conv, x: Tensor, out: Tensor, part: Input | None = None, weight: Weight | None = None
+    ) -> None:
+        """A convolution without history or border straight from a residual stream, or of a part of its rows."""
+        if self.dry:
+            return
+        geometry = Geometry(conv.stride)
+        if part is not None:
+            geometry = Geometry(origin=(part.first, 0), first_row=part.first, frame_rows=x.shape[1])
+            out = part.rows(out)
+        if self.watch is not None:
+            self.watch(conv, x)
+        self.product(conv, x, out, weight=weight, geometry=geometry)
+
+    def buffered(
+        self, conv: Conv, buffer: Tensor, inside: Tensor, out: Tensor, residual: Tensor | None = None
+    ) -> None:
+        """A convolution of single frames that lie in a bordered buffer [D, H + 2, W + 2, C] already, `inside` it."""
+        if self.dry:
+            return
+        if self.watch is not None:
+            self.watch(conv, inside)
+        self.product(conv, buffer, out, residual=residual)
+
+    def product(
+        self, conv: Conv, data: Tensor, out: Tensor, *, weight: Weight | None = None, geometry: Geometry = _PLAIN,
+        residual: Tensor | None = None, groups: int = 0, pixels: Pixels | None = None, start: int = 0, first: int = 2,
+    ) -> Partials | None:
+        """The one place where a convolution is computed, but for `pixels`. weight: another one than conv's own."""
+        epilogue = Epilogue(conv.bias, residual, groups, conv.scale, half_accumulate=conv.half_accumulate,
+                            pixels=pixels)  # fmt: skip
+        return self.attempt(conv3d, data, weight or conv.weight, out, geometry=geometry, epilogue=epilogue,
+                            start=start, first=first)  # fmt: skip
+
+    def attend(self, block: Attention, x: Tensor, sums: Partials | None) -> Partials | None:
+        """Attention within each frame, added to x in place; returns the sums of the result.
+
+        Frame by frame, so that the shapes of the products (and with them their rounding) never depend on the chunk.
+        """
+        _, h, w, c = x.shape
+        n = h * w
+        with self.arena.scope():
+            tokens = self.take(1, h, w, c)
+            q, k, v, y = (self.take(1, n, c) for _ in range(4))
+            size = scratch_bytes(n, self.dtype.itemsize) if block.flash else 0
+            scratch = self.arena.take((size,), torch.uint8)
+            if self.dry:
+                return None
+            coefs = self._coefficients(x, block.norm, sums)
+
+            def product(flat: Tensor, linear: tuple[Tensor, Tensor], out: Tensor) -> None:
+                self.attempt(torch.addmm, linear[1], flat, linear[0], out=out)
+
+            for i in range(x.shape[0]):
+                frame = x[i : i + 1]
+                own = None if coefs is None else coefs[i : i + 1]
+                options = {"border": 0, "store": Store(silu=False), "coefs": own, "health": self.health}
+                self.attempt(norm_act, frame, block.norm, tokens, **options)
+                for linear, out in zip((block.q, block.k, block.v), (q, k, v), strict=True):
+                    product(tokens.view(n, c), linear, out[0])
+                    self.inspect(out)  # a softmax gives -Inf no weight
+                backend = "auto" if block.flash else "reference"
+                mixed = self.attempt(attention, q, k, v, out=y, scratch=scratch, backend=backend)
+                product(mixed[0], block.out, q[0])
+                frame.view(n, c).add_(q[0])
+        return None if coefs is None else self.attempt(statistics, x, block.norm.groups)
+
+    def pixels(self, conv: Output, x: Tensor, norm: Norm, sums: Partials | None, out: Tensor, format: Pixels) -> None:
+        """Last norm and convolution, stored as finished pixels in `out` [D, H, W, 3]."""
+        coefs = self._coefficients(x, norm, sums)
+        with self.arena.scope():
+            scratch = self.arena.take((scratch_floats(*out.shape),), torch.float32)
+            for i in self.inputs(conv, x, norm, coefs, out.shape[1], _PLAIN):
+                self.attempt(to_pixels, i.data, conv.weight, conv.bias, i.rows(out), pixels=format, start=i.start,
+                             packed=conv.packed, scratch=scratch)  # fmt: skip
+
+    def inspect(self, x: Tensor) -> None:
+        """Look for NaN and Inf in x, where no norm does: they are in its sum, finite values do not add up to either."""
+        if not self.dry:
+            self.health.add_(self.attempt(torch.sum, x, dtype=torch.float32), alpha=0.0)
+
+    def advance(self, h: int, w: int) -> None:
+        """Every convolution at this resolution has had the pass's frames."""
+        for (plane, _), ring in self.rings.items():
+            if plane[:2] == (h + 2, w + 2):
+                ring.advance(moved=not self.dry)
+
+    # -- where convolutions find their input ------------------------------------------------------------------------
+
+    def joined(self, parts: list[Partials | None], axis: int = 1) -> Partials | None:
+        """The sums of parts that follow each other in space (axis 1) or time (0)."""
+        if not parts or parts[0] is None:
+            return None
+        return parts[0] if len(parts) == 1 else self.attempt(Partials.concat, parts, axis)
+
+    def _coefficients(self, x: Tensor, norm: Norm, sums: Partials | None) -> Tensor | None:
+        if norm.kind != "group" or self.dry:
+            return None
+        sums = self.attempt(statistics, x, norm.groups) if sums is None else sums
+        return self.attempt(coefficients, sums, norm, x.shape[1] * x.shape[2], health=self.health)
+
+    def inputs(
+        self, conv: Conv, x: Tensor, norm: Norm, coefs: Tensor | None, rows: int, geometry: Geometry,
+        behind: int = 0,
+    ) -> Iterator[Input]:  # fmt: skip
+        """Write x as the next input of `conv` behind its history, whole or band by band. Nothing while dry.
+
+        behind: bands that are written before the first is handed out. With 1, x's rows of a band are free by then.
+        """
+        d, h, w, c = x.shape
+        plane = (h + 2, w + 2, padded_channels(c, conv.dtype))
+        store = Store(silu=norm is not COPY, scale=conv.scale, gain=conv.gain)
+        work, times = d * h * w // math.prod(geometry.stride) * conv.weight.flops_per_position, self.walk.repeats
+        if self.dry:
+            self.visits.setdefault(conv.key, Visit(conv.halo)).work += times * work
+        if not (conv.halo and self.parked.parking.holds(conv.key)):
+            ring = self.rings.setdefault((plane, conv.dtype), Ring(plane, conv.dtype))
+            if self.dry:
+                ring.join(conv.key, conv.halo, d)
+                return
+            start, slot = ring.place(conv.key, d)
+            self.attempt(norm_act, x, norm, ring.data, slot=slot, store=store, coefs=coefs, health=self.health)
+            ring.begin(conv.key, self.head)
+            if self.watch is not None:
+                self.watch(conv, frames_of(ring.data, slot, d)[:, 1:-1, 1:-1, :c])
+            yield Input(ring.data, start, geometry, 0, rows)
+            return
+        parked, kernel = self.parked, conv.weight.kernel[1]
+        reach = geometry.origin[0] + kernel + int(conv.weight.shifted)
+        waiting: deque[tuple[Input, Buffer]] = deque()
+        size = conv.halo, d, rows, geometry.stride[1], reach
+        for band in parked.bands(conv.key, plane, conv.dtype, *size, work, times):
+            if self.dry:
+                parked.note(conv.key, band, d)
+                continue
+            buffer = parked.enter(conv.key, band, d)
+            self.attempt(norm_act, x, norm, buffer.view, slot=conv.halo, store=store, coefs=coefs, first=band.top,
+                         health=self.health)  # fmt: skip
+            parked.arrive(buffer, self.head)
+            here = replace(geometry, first_row=band.first, frame_rows=rows)
+            waiting.append((Input(buffer.view, 0, here, band.first, band.last), buffer))
+            if len(waiting) > behind:
+                yield from _used(parked, waiting)
+        while waiting:
+            yield from _used(parked, waiting)
+
+
+def _used(parked: Parked, waiting: deque[tuple[Input, Buffer]]) -> Iterator[Input]:
+    given, buffer = waiting.popleft()
+    yield given
+    parked.leave(buffer)
+
+
+def _nothing() -> None:
+    """Nothing else can be given back."""

@@ -1,0 +1,65 @@
+"""Packed weights as a Run reads them; engine/network/ops makes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..kernels.conv3d import Weight
+from ..kernels.norm_act import Norm
+
+
+@dataclass(frozen=True)
+class Conv:
+    """A convolution's packed weight and float32 bias; `key` names its history.
+
+    scale: of its input, where operands are 8 bit wide (operand = real value / scale); gain: [C], what each channel of
+    it is multiplied by instead. half_accumulate: products may be summed in fp16, a step at a time.
+    """
+
+    key: str
+    weight: Weight
+    bias: Tensor | None
+    scale: float = field(default=1.0, kw_only=True)
+    gain: Tensor | None = field(default=None, kw_only=True)
+    half_accumulate: bool = field(default=False, kw_only=True)
+    #: In frames, rows and columns of the input.
+    stride: tuple[int, int, int] = field(default=(1, 1, 1), kw_only=True)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What its input is stored in."""
+        return self.weight.data.dtype
+
+    @property
+    def halo(self) -> int:
+        """Frames of history it reads."""
+        return self.weight.kernel[0] - 1
+
+    @property
+    def out_channels(self) -> int:
+        return self.weight.out_channels
+
+
+@dataclass(frozen=True)
+class Output(Conv):
+    """The last convolution of a decoder."""
+
+    packed: Tensor
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Projections as (weight [C, C] to multiply from the right, bias), in the activations' type.
+
+    flash off: plain products instead of the kernel that needs no score matrix.
+    """
+
+    norm: Norm
+    q: tuple[Tensor, Tensor]
+    k: tuple[Tensor, Tensor]
+    v: tuple[Tensor, Tensor]
+    out: tuple[Tensor, Tensor]
+    flash: bool = True

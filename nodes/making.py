@@ -1,0 +1,61 @@
+"""Engine VAEs, out of files and out of VAEs that the host's own nodes loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..engine import Checkpoint, CheckpointError, read_checkpoint
+from ..engine.archs import detect
+from .host import EngineVAE, offload_device
+from .packages import needing_gguf
+from .settings import Settings
+
+
+def from_file(path: Path, precision: str, norm_groups: int | None, settings: Settings, name: str = "") -> EngineVAE:
+    """The VAE of a .safetensors or .gguf file, listed under `name`."""
+
+    stamp = _stamp(path)
+
+    def source() -> Checkpoint:
+        if _stamp(path) != stamp:
+            raise CheckpointError(f"{path}: was changed or removed after it was loaded; run the graph again")
+        with needing_gguf(path.name):
+            checkpoint = read_checkpoint(path)
+        if norm_groups:
+            checkpoint.metadata["norm_num_groups"] = norm_groups
+        return checkpoint
+
+    return EngineVAE(source, precision, settings, name)
+
+
+def from_host_vae(vae: object, precision: str) -> EngineVAE | None:
+    """An engine VAE with the weights of a host VAE, which is left as it is; None if its network is not known."""
+    if not known(vae):
+        return None
+
+    network = vae.first_stage_model  # and not the VAE, whose end `conversion` waits for
+
+    def source() -> Checkpoint:
+        return Checkpoint({key: t.detach().to(offload_device()) for key, t in network.state_dict().items()})
+
+    return EngineVAE(source, precision, Settings())
+
+
+def with_precision(vae: EngineVAE, precision: str) -> EngineVAE:
+    """`vae` itself if it runs in `precision`, else a new one with its weights and settings."""
+    if precision == "auto" or precision == vae.engine.precision:
+        return vae
+    return EngineVAE(vae.source, precision, vae.settings, vae.name)
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        stat = path.stat()
+    except OSError:  # reading it says what is wrong
+        return None
+    return stat.st_mtime_ns, stat.st_size
+
+
+def known(vae: object) -> bool:
+    """Whether the engine has the network of a host VAE."""
+    return getattr(vae, "first_stage_model", None) is not None and detect(vae.get_sd()) is not None

@@ -1,0 +1,105 @@
+"""Latent files: our own, ComfyUI's, collapsed ones, and those that must be refused."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from zerowaste_vae.engine import InputError
+from zerowaste_vae.engine.files.latents import latent_metadata, read_latent, write_latent
+
+
+def test_round_trip_with_notes(tmp_path):
+    latent = torch.randn(2, 16, 3, 4, 5)
+    write_latent(tmp_path / "a.safetensors", latent, {"fps": "25"})
+    assert torch.equal(read_latent(tmp_path / "a.safetensors"), latent)
+    assert latent_metadata(tmp_path / "a.safetensors") == {"fps": "25"}
+    assert set(load_file(tmp_path / "a.safetensors")) == {"latent"}
+
+
+def test_half_precision_becomes_float32(tmp_path):
+    latent = torch.randn(1, 16, 1, 2, 2).half()
+    write_latent(tmp_path / "a.safetensors", latent)
+    assert torch.equal(read_latent(tmp_path / "a.safetensors"), latent.float())
+
+
+def test_comfyui_files(tmp_path, caplog):
+    latent = torch.randn(1, 16, 3, 4, 5)
+    # What ComfyUI's Save Latent writes: the tensor, an empty marker and the workflow as metadata.
+    marked = {"latent_tensor": latent, "latent_format_version_0": torch.tensor([])}
+    save_file(marked, tmp_path / "new.latent", {"prompt": "{}"})
+    save_file({"latent_tensor": latent}, tmp_path / "old.latent")
+    assert torch.equal(read_latent(tmp_path / "new.latent"), latent)
+    assert torch.allclose(read_latent(tmp_path / "old.latent"), latent / 0.18215)
+    assert "0.18215" in caplog.text
+
+
+def test_writing_for_comfyui(tmp_path):
+    latent = torch.randn(1, 16, 3, 4, 5)
+    write_latent(tmp_path / "a.latent", latent)
+    stored = load_file(tmp_path / "a.latent")
+    assert torch.equal(stored["latent_tensor"], latent) and stored["latent_format_version_0"].numel() == 0
+    assert torch.equal(read_latent(tmp_path / "a.latent"), latent)
+
+
+@pytest.mark.parametrize(
+    ("stored", "read"),
+    [
+        ((2, 48, 4, 5), (2, 16, 3, 4, 5)),
+        ((1, 16, 4, 5), (1, 16, 1, 4, 5)),
+        ((16, 3, 4, 5), (1, 16, 3, 4, 5)),
+    ],
+    ids=["collapsed", "collapsed, one latent", "no batch axis"],
+)
+def test_four_axes(tmp_path, stored, read):
+    latent = torch.randn(stored)
+    save_file({"latent": latent}, tmp_path / "a.safetensors")
+    assert torch.equal(read_latent(tmp_path / "a.safetensors"), latent.reshape(read))
+
+
+def test_comfyui_latents_always_have_a_batch_axis(tmp_path):
+    latent = torch.randn(16, 32, 2, 2)
+    save_file({"latent_tensor": latent, "latent_format_version_0": torch.empty(0)}, tmp_path / "a.latent")
+    assert read_latent(tmp_path / "a.latent").shape == (16, 16, 2, 2, 2)
+
+
+REFUSED = {
+    "ambiguous": (torch.zeros(16, 32, 2, 2), "five axes"),
+    "rank": (torch.zeros(16, 4, 5), "is not"),
+    "channels": (torch.zeros(1, 4, 3, 4, 5), "4 channels, not 16"),
+    "four axes, channels": (torch.zeros(1, 20, 4, 5), "is not"),
+    "zero frames": (torch.zeros(1, 16, 0, 4, 5), "empty"),
+    "zero frames, collapsed": (torch.zeros(1, 0, 4, 5), "is not"),
+    "NaN": (torch.full((1, 16, 1, 2, 2), float("nan")), "NaN"),
+    "infinite": (torch.full((1, 16, 1, 2, 2), float("inf")), "NaN or infinite"),
+    "integers": (torch.zeros(1, 16, 1, 2, 2, dtype=torch.int32), "float type"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_latents(tmp_path, case):
+    tensor, reason = REFUSED[case]
+    save_file({"latent": tensor}, tmp_path / "a.safetensors")
+    with pytest.raises(InputError, match=reason) as caught:
+        read_latent(tmp_path / "a.safetensors")
+    assert "a.safetensors" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_files_that_are_no_latents(tmp_path):
+    save_file({"decoder.conv_in.bias": torch.zeros(4)}, tmp_path / "vae.safetensors")
+    header = json.dumps({"latent": {"dtype": "F32", "shape": [1, 16, 1, 8, 8], "data_offsets": [0, 4096]}}).encode()
+    (tmp_path / "short.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(100))
+    (tmp_path / "text.safetensors").write_text("hello")
+    (tmp_path / "empty.safetensors").write_bytes(b"")
+    (tmp_path / "folder").mkdir()
+    for name in ("vae.safetensors", "short.safetensors", "text.safetensors", "empty.safetensors", "folder", "missing"):
+        for read in (read_latent, latent_metadata):
+            with pytest.raises(InputError) as caught:
+                read(tmp_path / name)
+            assert name in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_only_five_axes_are_written(tmp_path):
+    with pytest.raises(InputError, match="is not"):
+        write_latent(tmp_path / "a.safetensors", torch.zeros(16, 1, 2, 2))
+    assert not list(tmp_path.iterdir())

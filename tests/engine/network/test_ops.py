@@ -1,0 +1,81 @@
+"""Single modules against the recorded outputs of the original, in one call and streamed."""
+
+import pytest
+import torch
+from zerowaste_vae.engine.network.ops.attention import SplitAttention
+from zerowaste_vae.engine.network.ops.conv import ClipConv
+from zerowaste_vae.engine.network.ops.norm import Group
+from zerowaste_vae.engine.network.ops.resnet import Resnet
+from zerowaste_vae.engine.network.ops.shuffle_up import Upsample
+from zerowaste_vae.engine.network.ops.strided_down import Downsample
+from zerowaste_vae.engine.network.state import State
+
+UNITS = {
+    "conv333": (lambda: ClipConv(4, 5), [2, 1, 3]),
+    "conv111": (lambda: ClipConv(4, 5, (1, 1, 1)), [2, 2]),
+    "upsample_st": (lambda: Upsample(4, temporal=True), [2, 1, 1]),
+    "upsample_s": (lambda: Upsample(4, temporal=False), [2, 1, 1]),
+    "downsample_st": (lambda: Downsample(4, temporal=True), [5, 4]),
+    "downsample_s": (lambda: Downsample(4, temporal=False), [3, 2]),
+    "resnet_same": (lambda: Resnet(8, 8, Group(4)), [2, 1, 2]),
+    "resnet_shortcut": (lambda: Resnet(8, 12, Group(4)), [2, 1, 2]),
+}
+
+
+def build(units, name):
+    module = UNITS[name][0]()
+    prefix = f"{name}.w."
+    module.load_state_dict({k.removeprefix(prefix): v for k, v in units.items() if k.startswith(prefix)})
+    for path, part in module.named_modules():
+        if hasattr(part, "key"):
+            part.key = path
+    return module.requires_grad_(False)
+
+
+@pytest.mark.parametrize("name", UNITS)
+@torch.no_grad()
+def test_unit_equals_original(units, name, atol):
+    module, x = build(units, name), units[f"{name}.x"]
+    torch.testing.assert_close(module(x), units[f"{name}.disabled"], rtol=0, atol=atol)
+    state = State()
+    parts = [module(part, state) for part in x.split(UNITS[name][1], 2)]
+    torch.testing.assert_close(torch.cat(parts, 2), units[f"{name}.sliced"], rtol=0, atol=atol)
+
+
+@torch.no_grad()
+def test_attention_equals_original(units, atol):
+    module = SplitAttention(8, Group(4))
+    module.load_state_dict({k.removeprefix("attn.w."): v for k, v in units.items() if k.startswith("attn.w.")})
+    x = units["attn.x_framebatch"].transpose(0, 1)[None]
+    torch.testing.assert_close(module(x)[0].transpose(0, 1), units["attn.out"], rtol=0, atol=atol)
+
+
+def test_gradients_flow_and_match_inference(units):
+    module = build(units, "resnet_shortcut").requires_grad_(True)
+    x = units["resnet_shortcut.x"].clone().requires_grad_(True)
+    y = module(x)
+    y.square().sum().backward()
+    assert x.grad.abs().sum() > 0
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in module.parameters())
+    with torch.no_grad():
+        torch.testing.assert_close(module(x), y, rtol=0, atol=1e-6)
+
+
+def test_state_is_the_callers(units):
+    """Two clips may run through one module in turns; the module itself keeps nothing."""
+    module, x = build(units, "conv333"), units["conv333.x"]
+    a, b = State(), State()
+    first = module(x[:, :, :2], a)
+    module(torch.randn_like(x), b)
+    rest = module(x[:, :, 2:], a)
+    assert torch.equal(torch.cat((first, rest), 2), module(x))
+    assert a.nbytes() == x[:, :, :2].numel() * 4
+    assert a.to("cpu").halos.keys() == a.halos.keys()
+
+
+def test_halo_does_not_pin_the_input(units):
+    """A view would keep the whole extended input alive."""
+    module, x, state = build(units, "conv333"), units["conv333.x"], State()
+    module(x, state)
+    halo = state.halos[module.key]
+    assert halo.untyped_storage().nbytes() == halo.numel() * halo.element_size()

@@ -1,0 +1,130 @@
+"""Plans of the published SeedVR2 widths on the fused operators: parked histories, targets and refusals."""
+
+import functools
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from zerowaste_vae.engine import log
+from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
+from zerowaste_vae.engine.errors import PlanError
+from zerowaste_vae.engine.fused_path import FusedPath
+from zerowaste_vae.engine.options import DEFAULTS
+from zerowaste_vae.engine.planning.cost import leanest, quickest
+from zerowaste_vae.engine.planning.planner import Planner
+from zerowaste_vae.engine.run.graphs import GRAPH_BYTES
+from zerowaste_vae.engine.run.parking import Parking
+
+GIB = 1 << 30
+CONFIG = Config((128, 256, 512, 512), (128, 256, 512, 512))
+
+
+@pytest.fixture(scope="module")
+def path():
+    with torch.device("meta"):
+        return FusedPath(ARCHITECTURE.build(CONFIG), ARCHITECTURE, torch.float16, DEFAULTS)
+
+
+@pytest.fixture(scope="module")
+def planner(path):
+    build = functools.partial(ARCHITECTURE.build, CONFIG)
+    with torch.device("meta"):
+        weights = sum(2 * p.numel() for p in build().parameters())
+    return Planner(build, torch.float16, weights, lambda: path)
+
+
+def plan(planner, height, width, gb, host_gb=62.0, half="decoder", **options):
+    size = height // 8, width // 8
+    return planner.plan(half, 1, 6, *size, target=int(gb * GIB), host=int(host_gb * GIB), **options)
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "gb", "half"),
+    [(720, 1280, 13, "decoder"), (720, 1280, 4, "decoder"), (720, 1280, 3, "decoder"), (1080, 1920, 13, "decoder"),
+     (2160, 3840, 13, "decoder"), (1080, 1920, 8, "encoder"), (720, 1280, 3, "encoder")],
+)  # fmt: skip
+def test_whole_frames_fit_small_cards(planner, height, width, gb, half):
+    found = plan(planner, height, width, gb, half=half)
+    assert found.fused
+    assert not found.tiled
+    assert found.peak_bytes <= gb * GIB
+    assert bool(found.parking) == (found.host_bytes > 0)
+    assert ("parked in host memory" in found.describe()) == bool(found.parking)
+
+
+def test_nothing_is_parked_without_need(planner, path):
+    assert plan(planner, 720, 1280, 13).parking is None
+    work = []
+    for gb in (13, 9, 7, 5, 3):
+        found = plan(planner, 720, 1280, gb)
+        steps = found.steps
+        sizes = path.sizes("decoder", steps.latents, steps.frames, 90, 160, torch.float32, None, found.parking)
+        assert sizes.host == found.host_bytes
+        work.append(sizes.work / steps.latents)
+    assert work == sorted(work)
+
+
+def test_1080p_hides_its_copies_below_13_gb(planner, path):
+    found = plan(planner, 1080, 1920, 13)
+    size = found.steps.latents, found.steps.frames, 135, 240, torch.float32, None
+    assert path.sizes("decoder", *size, found.parking).work < 1.1 * path.sizes("decoder", *size).work
+
+
+def test_more_host_memory_than_allowed_is_refused_with_the_way_out(planner):
+    with pytest.raises(PlanError, match=r"3840x2160 .* ram_gb to 56\.6\d GB \(it is 30\.00 GB; .* of GPU memory"):
+        plan(planner, 2160, 3840, 13, host_gb=30, tiling="untiled")
+    with pytest.raises(PlanError, match=r"or vram_gb to 1[01]\.\d\d GB and ram_gb to 56\.6\d GB \(it is 30\.00 GB"):
+        plan(planner, 2160, 3840, 8, host_gb=30, tiling="untiled")
+    with pytest.raises(PlanError) as e:
+        plan(planner, 2160, 3840, 2, tiling="untiled")
+    assert " ram_gb" not in str(e.value)  # more of it would not help
+
+
+def test_exact_with_a_tile_works_in_bands_of_that_many_rows(planner):
+    found = plan(planner, 720, 1280, 13, tiling="exact", tile=128)
+    assert (found.parking.keys, found.parking.rows) == (None, 128)
+    assert plan(planner, 720, 1280, 13, tiling="exact").parking is None
+
+
+@pytest.mark.parametrize(("gb", "host_gb", "tile"), [(13, 2, 128), (3, 62, 512)])
+def test_bands_that_do_not_fit_give_way_to_what_does(planner, caplog, monkeypatch, gb, host_gb, tile):
+    """Without enough host memory, or higher than the target allows; the frames are the same, and the log says why."""
+    monkeypatch.setattr(log, "_said", set())
+    assert plan(planner, 720, 1280, gb, host_gb, tiling="exact", tile=tile) == plan(planner, 720, 1280, gb, host_gb)
+    words = rf"tile={tile} .* at 1280x720 is not used: .* is {gb}\.00 GB; 6\.3\d GB .* allows {host_gb}\.00 GB; other"
+    assert re.search(words, caplog.text)
+    with pytest.raises(PlanError, match="1280x720 untiled needs"):
+        plan(planner, 720, 1280, 2, tiling="exact", tile=tile)
+
+
+def test_where_nothing_is_parked_there_are_no_bands(planner, caplog, monkeypatch):
+    """On a CPU, where whole frames run, and the log says so."""
+    monkeypatch.setattr(log, "_said", set())
+    found = plan(planner, 720, 1280, 13, 0, tiling="exact", tile=128)
+    assert found == plan(planner, 720, 1280, 13, 0)
+    assert "only the fused kernels on a GPU have" in caplog.text
+    with pytest.raises(PlanError) as e:
+        plan(planner, 720, 1280, 3, 0, tiling="untiled")
+    assert " ram_gb" not in str(e.value)
+
+
+def test_users_chunk_is_kept_when_parking(planner):
+    assert plan(planner, 720, 1280, 4, chunk=3).steps.latents == 3
+
+
+def test_quickest_takes_the_room_and_no_longer_than_with_less(path):
+    measure = functools.partial(path.sizes, "decoder", 1, 4, 90, 160, torch.float16, None)
+    free, least = measure(None), leanest(measure)
+    assert quickest(measure, least.device - 1, None) is None
+    last = 2 * least.work
+    for room in range(least.device, free.device, (free.device - least.device) // 5):
+        parking, sizes = quickest(measure, room, None)
+        assert sizes.device <= room
+        assert sizes.host <= least.host
+        # What stays on the GPU is copied, too: a little, once nothing else is left to gain.
+        assert free.work <= sizes.work <= max(last, 1.12 * free.work)
+        assert sizes == measure(parking)
+        last = sizes.work
+    # With nothing parked chunks may be recorded, which takes memory of its own.
+    assert measure(Parking(frozenset(), 0)) == replace(free, device=free.device - GRAPH_BYTES)

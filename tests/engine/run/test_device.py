@@ -1,0 +1,93 @@
+"""A run's events, streams and launches belong to its device, whatever the caller's current one is."""
+
+import threading
+
+import pytest
+import torch
+from zerowaste_vae import load
+from zerowaste_vae.engine.loader import placement
+from zerowaste_vae.engine.run import pixels
+from zerowaste_vae.engine.run.pixels import StagedWriter
+from zerowaste_vae.engine.run.scope import scoped_math
+
+SECOND = torch.device("cuda", 1)
+
+
+@pytest.fixture
+def current(monkeypatch):
+    """Two GPUs that only know which of them is a thread's current one; that is 0 at first."""
+    here = threading.local()
+
+    class Device:
+        def __init__(self, device):
+            self.index = torch.device(device).index
+
+        def __enter__(self):
+            self.before, here.index = now(), self.index
+
+        def __exit__(self, *_):
+            here.index = self.before
+
+    def now():
+        return getattr(here, "index", 0)
+
+    monkeypatch.setattr(torch.cuda, "device", Device)
+    monkeypatch.setattr(torch.cuda, "current_device", now)
+    return now
+
+
+def test_its_device_is_current_inside_and_the_callers_after(current):
+    with pytest.raises(KeyError), scoped_math(SECOND):
+        assert current() == 1
+        raise KeyError
+    assert current() == 0
+
+
+def test_the_raw_pair_and_measuring_too(current, vae_file, noise, monkeypatch):
+    """All that computes is inside the scope. A VAE on a CPU is told that it is on the second GPU."""
+    vae, seen = load(vae_file, device="cpu"), []
+    vae._plain.frames = lambda *_: [seen.append(current()) or [noise(1, 3, 1, 8, 8)]]
+    vae._plain.moments = lambda *_: [seen.append(current()) or noise(1, 32, 1, 1, 1)]
+    monkeypatch.setattr(vae._mixed, "settle", lambda *_: seen.append(current()) or vae._mixed.policy("decoder"))
+    vae.device = SECOND
+    vae.decode_raw(noise(1, 16, 1, 1, 1))
+    vae.encode_raw(noise(1, 3, 1, 8, 8))
+    vae._settle("decoder", list)
+    worker = threading.Thread(target=vae.decode_raw, args=(noise(1, 16, 1, 1, 1),))
+    worker.start()
+    worker.join()
+    assert seen == [1, 1, 1, 1] and current() == 0
+
+
+def test_frames_are_waited_for_on_their_own_device(current, noise, monkeypatch):
+    """Also where somebody has changed the current device meanwhile: the event follows the copy's stream."""
+    recorded = []
+
+    class Event:
+        def record(self, stream=None):
+            recorded.append(stream or f"stream of {current()}")
+
+        def query(self):
+            return True
+
+        def synchronize(self):
+            pass
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: f"stream of {device.index}")
+    empty = torch.empty
+    monkeypatch.setattr(pixels.torch, "empty", lambda *a, pin_memory=False, **k: empty(*a, **k))
+    out = torch.zeros(1, 2, 2, 3, 3)
+    with StagedWriter(out, 1, SECOND, lambda *_: None) as writer:
+        for frame in range(2):
+            writer.write(0, frame, noise(1, 2, 3, 3), torch.zeros(()))
+    assert recorded == ["stream of 1", "stream of 1"]
+
+
+def test_a_gpu_without_a_number_is_the_one_current_at_loading(current, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with torch.cuda.device(SECOND):
+        assert placement("auto", "cuda") == placement("auto", None) == SECOND
+    assert placement("auto", "cuda:1") == SECOND
+    assert placement("auto", "cpu") == torch.device("cpu")

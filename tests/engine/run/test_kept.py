@@ -1,0 +1,41 @@
+"""Memory between two runs: one holder's at most, and nobody's for longer than the holder lives."""
+
+import torch
+from zerowaste_vae.engine.run.kept import Kept
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+
+
+class Holder:
+    def __init__(self, nbytes):
+        self.nbytes, self.device, self.freed = nbytes, CPU, 0
+
+    def free(self):
+        self.freed += 1
+
+
+def test_the_holder_takes_it_up_again():
+    kept, holder = Kept(), Holder(3)
+    kept.keep(holder)
+    assert kept.nbytes(CPU) == 3 and kept.nbytes(META) == 0
+    assert kept.take(holder) and not kept.take(holder)
+    assert kept.nbytes(CPU) == 0 and not holder.freed
+
+
+def test_another_one_and_release_free_it():
+    kept, first, second = Kept(), Holder(1), Holder(2)
+    kept.keep(first)
+    kept.keep(second)
+    assert (first.freed, second.freed, kept.nbytes(CPU)) == (1, 0, 2)
+    assert not kept.take(first)
+    assert second.freed == 1
+    kept.keep(first)
+    kept.release()
+    kept.release()
+    assert first.freed == 2 and kept.nbytes(CPU) == 0
+
+
+def test_a_holder_that_is_gone_holds_nothing():
+    kept = Kept()
+    kept.keep(Holder(1))
+    assert kept.nbytes(CPU) == 0 and not kept.take(None)

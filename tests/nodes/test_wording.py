@@ -1,0 +1,49 @@
+"""Messages in the words of the nodes, and what is said where a package is missing."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from zerowaste_vae.engine import InputError, PlanError
+from zerowaste_vae.nodes.packages import needing_gguf
+from zerowaste_vae.nodes.saving import MOST_CHARACTERS, check_prefix, without_suffix
+from zerowaste_vae.nodes.settings import from_widgets
+from zerowaste_vae.nodes.wording import fitting, labelled
+
+
+def test_options_are_named_by_their_labels():
+    said = labelled("needs 3 GB and the target is 1 GB: use a smaller tile, tile=0 for automatic, or raise vram_gb")
+    assert said.endswith("use a smaller Tile size (tile), tile=0 for automatic, or raise VRAM limit (vram_gb)")
+    assert labelled("ram_gb, vram_gb_like and titles") == "RAM limit (ram_gb), vram_gb_like and titles"
+
+
+def test_what_does_not_fit_says_so_first():
+    first = r"^This encode does not fit into its memory limit\. raise VRAM limit"
+    with pytest.raises(PlanError, match=first), fitting("encode"):
+        raise PlanError("raise vram_gb")
+
+
+def test_a_missing_gguf_package_is_one_line_with_the_command():
+    with pytest.raises(InputError) as said, needing_gguf("x.gguf"):
+        raise ModuleNotFoundError("No module named 'gguf'", name="gguf")
+    assert str(said.value) == (
+        f'x.gguf: the Python package gguf is missing. Install it with: "{sys.executable}" -m pip install "gguf>=0.13.0"'
+    )
+    # Another missing module is a bug of its own.
+    with pytest.raises(ModuleNotFoundError), needing_gguf("x.gguf"):
+        raise ModuleNotFoundError("No module named 'numpy'", name="numpy")
+
+
+@pytest.mark.parametrize("tiling", ["everything", "", {"tiling": "Auto"}])
+def test_a_tiling_nobody_knows_is_an_error(tiling):
+    with pytest.raises(InputError, match="is not known: use one of auto, untiled, exact, blended"):
+        from_widgets(tiling=tiling)
+
+
+def test_names_of_files(tmp_path):
+    assert without_suffix("a/b.Safetensors") == "a/b" and without_suffix("a.b/c") == "a.b/c"
+    check_prefix(tmp_path, "x" * MOST_CHARACTERS)
+    for name in ("x" * (MOST_CHARACTERS + 1), "folder/" + "名" * 51, "x" * 300 + "/y"):
+        with pytest.raises(InputError, match="is too long"):
+            check_prefix(tmp_path, name)

@@ -1,0 +1,77 @@
+"""What the archive for the registry holds, and what stops it from being built."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def tool():
+    if subprocess.run(["git", "rev-parse"], cwd=ROOT, capture_output=True).returncode:
+        pytest.skip("needs the git checkout: what is tracked is what is shipped")
+    spec = importlib.util.spec_from_file_location("build_archive", ROOT / "tools" / "build_archive.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def staged(tool, tmp_path):
+    tool.stage(tmp_path / "pack", "somebody")
+    assert tool.problems(tmp_path / "pack") == []
+    return tmp_path / "pack"
+
+
+def test_it_ships_the_pack_and_nothing_else(staged):
+    assert {path.name for path in staged.iterdir()} == {
+        "CHANGELOG.md", "LICENSE", "README.md", "__init__.py", "__main__.py", "assets", "engine", "example_workflows",
+        "locales", "nodes", "pyproject.toml", "requirements.txt", "tools", "web",
+    }  # fmt: skip
+    assert [path.name for path in (staged / "tools").iterdir()] == ["comfy_peer.py"]
+
+
+def test_addresses_follow_from_one(staged):
+    text = (staged / "pyproject.toml").read_text()
+    assert 'Repository = "https://github.com/somebody/' in text
+    for name in ("Documentation", "Bug Tracker", "Icon", "Banner"):
+        assert name in text
+    assert "/OWNER/" not in text
+    assert "OWNER" in (ROOT / "pyproject.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("nodes/extra.py", "import subprocess\n", "flags"),
+        ("nodes/extra.py", "eval('1')\n", "flags"),
+        ("engine/extra.py", "import os\nos.system('ls')\n", "flags"),
+        ("tests/test_x.py", "", "must not be shipped"),
+        ("example_workflows/new.json", "{}", "has no picture"),
+    ],
+)
+def test_it_refuses(tool, staged, name, content, said):
+    path = staged / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(content)
+    (problem,) = tool.problems(staged)
+    assert said in problem and name in problem
+
+
+def test_it_refuses_what_is_incomplete_or_too_large(tool, staged, monkeypatch):
+    (staged / "LICENSE").unlink()
+    assert tool.problems(staged) == ["LICENSE is missing"]
+    monkeypatch.setattr(tool, "MOST_BYTES", 1 << 20)
+    assert "more than 1" in tool.problems(staged)[-1]
+
+
+def test_pictures_have_the_registrys_shapes():
+    icon, banner = (Image.open(ROOT / "registry" / f"{name}.png") for name in ("icon", "banner"))
+    assert icon.size == (400, 400)
+    assert banner.width * 9 == banner.height * 21

@@ -1,0 +1,135 @@
+"""Builds the archive for the Comfy registry and checks it.
+
+    python tools/build_archive.py [--owner GITHUB_NAME] [--out dist]
+
+Leaves dist/zerowaste-vae (what `comfy node publish` uploads when run inside it) and dist/zerowaste-vae.zip. Shipped are
+the tracked files that .comfyignore does not name, with workflows/ as example_workflows/. The addresses of the icon, the
+banner, the documentation and the issue tracker follow from `Repository` in pyproject.toml, the one place to fill.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+NAME = "zerowaste-vae"
+#: Largest archive; the demo VAE of 9 MB is most of it.
+MOST_BYTES = 40 << 20
+#: What must be in it, and folders of which nothing may be.
+NEEDED = (
+    "__init__.py", "pyproject.toml", "requirements.txt", "LICENSE", "README.md", "CHANGELOG.md", "engine/__init__.py",
+    "nodes/__init__.py", "web/js/zerowaste.js", "locales/en/main.json", "assets/demo_vae.safetensors",
+)  # fmt: skip
+REFUSED = ("tests", "workflows", "registry", "tools/train_demo", ".github", ".ci")
+#: What the registry's scan flags. `subprocess` is allowed in the bench alone, which starts ComfyUI and nvidia-smi.
+FLAGGED = re.compile(
+    r"(?<![\w.])(?:eval|exec)\(|\bos\.system\(|^\s*(?:import|from) (?:subprocess|pickle)", re.MULTILINE
+)
+
+
+def ignored(path: str, rules: list[str]) -> bool:
+    """As git would read .comfyignore; patterns here are anchored, with `*` for one name and `!` for exceptions."""
+    verdict = False
+    for rule in rules:
+        plain = rule.lstrip("!").lstrip("/")
+        pattern = re.escape(plain.rstrip("/")).replace(r"\*", "[^/]*") + ("/" if plain.endswith("/") else "(/|$)")
+        if re.match(pattern, path):
+            verdict = not rule.startswith("!")
+    return verdict
+
+
+def shipped() -> list[str]:
+    """Tracked files that go into the archive, relative to the repository."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode()
+    lines = (ROOT / ".comfyignore").read_text(encoding="utf-8").splitlines()
+    rules = [line for line in lines if line and not line.startswith("#")]
+    return [path for path in listed.split("\0") if path and (ROOT / path).is_file() and not ignored(path, rules)]
+
+
+def stage(target: Path, owner: str | None) -> None:
+    """Lay the files out under `target`, which is emptied first."""
+    shutil.rmtree(target, ignore_errors=True)
+    for path in shipped():
+        copy(ROOT / path, target / path)
+    for path in sorted((ROOT / "workflows").iterdir()):
+        copy(path, target / "example_workflows" / path.name)
+    project = target / "pyproject.toml"
+    project.write_text(addressed(project.read_text(encoding="utf-8"), owner), encoding="utf-8")
+
+
+def addressed(text: str, owner: str | None) -> str:
+    """pyproject.toml with every address that follows from `Repository`."""
+    (repository,) = re.findall(r'^Repository = "(.+)"$', text, re.M)
+    if owner:
+        repository = repository.replace("OWNER", owner)
+    raw = repository.replace("https://github.com/", "https://raw.githubusercontent.com/") + "/main/registry"
+    urls = f'Repository = "{repository}"\nDocumentation = "{repository}#readme"\n"Bug Tracker" = "{repository}/issues"'
+    text = re.sub(r'^Repository = ".+"$', lambda _: urls, text, flags=re.M)
+    pictures = f'Icon = "{raw}/icon.png"\nBanner = "{raw}/banner.png"\n'
+    return re.sub(r'^DisplayName = ".+"\n', lambda found: found.group() + pictures, text, flags=re.M)
+
+
+def copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, target)
+
+
+def problems(target: Path) -> list[str]:
+    """What is wrong with a staged archive, one line each."""
+    files = {path.relative_to(target).as_posix(): path for path in target.rglob("*") if path.is_file()}
+    found = [f"{name} is missing" for name in NEEDED if name not in files]
+    found += [f"{name} must not be shipped" for name in files if name.startswith(tuple(f"{r}/" for r in REFUSED))]
+    templates = [name for name in files if name.startswith("example_workflows/") and name.endswith(".json")]
+    if not templates:
+        found.append("example_workflows has no workflow")
+    found += [f"{name} has no picture beside it" for name in templates if f"{name[:-5]}.jpg" not in files]
+    for name in templates:
+        json.loads(files[name].read_text(encoding="utf-8"))
+    for name, path in files.items():
+        if name.endswith(".py"):
+            flagged = {match.group().strip() for match in FLAGGED.finditer(path.read_text(encoding="utf-8"))}
+            bad = [call for call in sorted(flagged) if not ("/bench/" in name and "subprocess" in call)]
+            found += [f"{name}: the registry's scan flags {call!r}" for call in bad]
+    size = sum(path.stat().st_size for path in files.values())
+    if size > MOST_BYTES:
+        found.append(f"{size >> 20} MiB of files, more than {MOST_BYTES >> 20}")
+    return found
+
+
+def pack(target: Path) -> Path:
+    archive = target.with_suffix(".zip")
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as out:
+        for path in sorted(target.rglob("*")):
+            if path.is_file():
+                out.write(path, path.relative_to(target).as_posix())
+    return archive
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--owner", help="GitHub name that takes the place of OWNER in pyproject.toml")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder (default: dist)")
+    args = parser.parse_args()
+    target = args.out / NAME
+    stage(target, args.owner)
+    found = problems(target)
+    for line in found:
+        print(line, file=sys.stderr)
+    if found:
+        return 1
+    archive = pack(target)
+    print(f"{archive}: {archive.stat().st_size / 2**20:.1f} MiB")
+    if "/OWNER/" in (target / "pyproject.toml").read_text(encoding="utf-8"):
+        print("not to be published yet: fill Repository in pyproject.toml, or give --owner")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

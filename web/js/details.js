@@ -1,0 +1,70 @@
+// What a click on the line shows: the plan to scale, and the figures of the last run.
+import { el } from "./dom.js";
+import { drawMemory, drawPlan, drawSeconds, memoryLabel } from "./draw.js";
+import { gb, perFrame, reason, seconds, t } from "./strings.js";
+
+// What a user can change about an optimisation that was not in use: a switch, a start option, an installation.
+const CHANGEABLE = /switched o|install|older than \d|cudaMallocAsync|--/;
+
+function line(text, kind = "line") {
+  return el("div", { class: `zerowaste-line zerowaste-${kind}` }, text);
+}
+
+export function outlook(plan, source) {
+  const parts = [line(`${clip(plan)} (${t(`source_${source}`)})`), drawPlan(plan)];
+  if (!plan.fits) return [...parts, line(plan.text, "problem"), ...footnotes(plan)];
+  parts.push(drawMemory(plan.predicted_gb, plan.target_gb, memoryLabel(plan)));
+  parts.push(line(`${layout(plan)}; ${chunking(plan)}`));
+  for (const name of ["parked", "result"]) {
+    const size = plan[`${name}_gb`];
+    if (size >= 0.01) parts.push(line(t(`memory_${name}`, { size: gb(size) })));
+  }
+  return [...parts, ...footnotes(plan)];
+}
+
+function clip({ width, height, frames, batch }) {
+  if (frames === 1) return t(batch > 1 ? "images" : "image", { width, height, batch });
+  return t(batch > 1 ? "clips" : "clip", { width, height, frames, batch });
+}
+
+function layout(plan) {
+  if (plan.mode === "untiled") return t("untiled");
+  if (plan.mode === "parked") return t("parked");
+  return t("blended", { n: plan.tiles, width: plan.tile_width, height: plan.tile_height });
+}
+
+function chunking(plan) {
+  if (plan.chunks === 1) return t("one_chunk");
+  return t(plan.chunk_latents === 1 ? "small_chunks" : "chunks", { n: plan.chunks, latents: plan.chunk_latents });
+}
+
+function footnotes(plan) {
+  const kernels = plan.kernels_off ? t("plain_torch", { reason: reason(plan.kernels_off) }) : t("fused");
+  const notes = [`${plan.precision}, ${plan.device}: ${kernels}`];
+  if (plan.note) notes.push(plan.note);
+  if (plan.assumed) notes.push(t("assumed", { name: plan.assumed_as ?? "" }));
+  return notes.map((note) => line(note, "note"));
+}
+
+export function result(report) {
+  const stages = [["load", report.load_seconds], ...Object.entries(report.seconds)].filter(([, time]) => time >= 0.005);
+  const total = report.total_seconds + report.load_seconds;
+  const parts = [line(t("ran", { time: seconds(total), each: perFrame(report) })), drawSeconds(stages)];
+  const used = report.reserved_gb;
+  if (used) parts.push(drawMemory(used, report.predicted_gb, t("used", { used: gb(used), planned: gb(report.predicted_gb) })));
+  else if (report.predicted_gb) parts.push(line(t("not_measured", { planned: gb(report.predicted_gb) })));
+  if (report.db !== null) parts.push(line(t("quality", { db: report.db.toFixed(1) })));
+  parts.push(line(`${report.mode}, ${report.precision}`, "note"));
+  for (const [name, n] of Object.entries(report.events)) {
+    if (n) parts.push(line(t(n === 1 ? `event_${name}_one` : `event_${name}`, { n }), "problem"));
+  }
+  for (const note of report.notes) parts.push(line(note, "note"));
+  const off = report.off.filter((entry) => CHANGEABLE.test(entry.reason));
+  if (off.length) parts.push(offList(off));
+  return parts;
+}
+
+function offList(off) {
+  const entries = off.map(({ name, reason: why }) => el("li", {}, el("b", {}, name), `: ${reason(why)}`));
+  return el("div", { class: "zerowaste-off" }, line(t(off.length === 1 ? "off_one" : "off", { n: off.length })), el("ul", {}, ...entries));
+}

@@ -1,0 +1,47 @@
+// One switch for everything but the first settings, in both renderers; saved values do not depend on it.
+import { reason, t } from "./strings.js";
+
+
+/** Hides the advanced widgets of a drawn node until its switch is pressed; nodes of elements have their own. */
+export function addExpertSwitch(node) {
+  const advanced = (node.widgets ?? []).filter((widget) => widget.options?.advanced);
+  if (!advanced.length) return;
+  for (const widget of advanced) {
+    // Not `advanced`: a drawn node keeps the room of such widgets.
+    const hidden = () => !window.LiteGraph.vueNodesMode && !node.showAdvanced;
+    Object.defineProperty(widget, "hidden", { get: hidden, set: () => {}, configurable: true });
+  }
+  const fit = () => {
+    const wide = node.size[0];
+    node.setSize([wide, node.computeSize()[1]]);
+    node.setDirtyCanvas?.(true, true);
+  };
+  const button = node.addWidget("button", "expert", null, () => {
+    node.showAdvanced = !node.showAdvanced;
+    word();
+    fit();
+  }, { serialize: false, canvasOnly: true });
+  button.serialize = false;
+  const word = () => {
+    button.label = t(node.showAdvanced ? "expert_less" : "expert_more");
+  };
+  word();
+  const configured = node.onConfigure;
+  node.onConfigure = function (...rest) {
+    configured?.apply(this, rest);
+    word();
+  };
+  node.setSize([node.size[0], node.computeSize()[1]]);
+}
+
+/** Switches that can do nothing on this machine say so in their labels; the tooltip has the reason. */
+export function markUseless(node) {
+  const inputs = { ...node.constructor.nodeData?.input?.required, ...node.constructor.nodeData?.input?.optional };
+  for (const [name, spec] of Object.entries(inputs)) {
+    const widget = spec[1]?.zerowaste_off && node.widgets?.find((entry) => entry.name === name);
+    if (!widget) continue;
+    widget.label = t("no_effect", { label: widget.label ?? name });
+    widget.tooltip = t("no_effect_why", { reason: reason(spec[1].zerowaste_off) });
+  }
+}
+
