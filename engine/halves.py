@@ -99,6 +99,7 @@ class FusedHalves:
     def _pack(self, half: str, model: Network) -> FusedDecoder | FusedEncoder:
         return fuse(getattr(model, half), self._dtype, self._options, self._walk.operands(half))
 
+
 class FusedHalf:
     """Packed weights as clips go through them (run/clip.py)."""
 

@@ -83,7 +83,7 @@ class Planner:
         when nothing stays below the target; with "auto" only when no plan does, whatever it gives up (`Plan.note`).
         """
         Request(tiling, tile, overlap, chunk).check(self.spatial)
-        ask = _Ask(half, batch, latents, height, width, chunk, output, tile if tiling == "exact" else 0, host, rest,
+        ask = _Ask(half, latents, height, width, chunk, output, tile if tiling == "exact" else 0, host, rest,
                    check)  # fmt: skip
         if tiling == "blended":
             return self._blended(ask, tile, overlap, target)
@@ -332,7 +332,6 @@ class _Ask:
     """What is to be planned; sizes in latents and latent pixels."""
 
     half: str
-    batch: int
     latents: int
     height: int
     width: int
