@@ -40,15 +40,35 @@ class Half(nn.Module):
         """Modules whose parameters lie beside this half in the file, by name."""
         return {name[1:]: module for name, (module,) in self._beside.items()}
 
+    def share(self, name: str, module: nn.Module) -> None:
+        """Take `module` for the one of this name beside this half."""
+        self._beside[f"/{name}"] = (module,)
+
     def part(self, name: str) -> nn.Module:
         """Of a step, by the name that it gave."""
         return self._beside[name][0] if name in self._beside else find(self, name)
 
     def run(self, steps: Sequence[Step], x: Tensor, state: State | None = None) -> Tensor:
         """Some of the Program's steps."""
+        if self.program.style.single:
+            if state is None:
+                state = State()
+                state.ending = True
+            for step in steps:
+                x = self._by_frame(step, x, state)
+            return x
         for step in steps:
             x = step.plain(self.part, x, state)
         return x
+
+    def _by_frame(self, step: Step, x: Tensor, state: State) -> Tensor:
+        """One frame after the other, of which the last one may be the clip's."""
+        frames, ending, out = x.split(1, 2), state.ending, []
+        for i, frame in enumerate(frames, 1):
+            state.ending = ending and i == len(frames)
+            out.append(step.plain(self.part, frame, state))
+        made = [y for y in out if y.shape[2]]
+        return torch.cat(made, 2) if len(made) > 1 else made[0] if made else out[-1]
 
     def low(self, x: Tensor, state: State | None = None) -> Tensor:
         return self.run(self._low, x, state)
@@ -78,7 +98,10 @@ class Network(nn.Module):
         self.decoder = None if decoder is None else Half(decoder)
         for half in (self.encoder, self.decoder):
             for name, module in half.beside().items() if half is not None else ():
-                self.add_module(name, module)
+                if name in self._modules:  # both halves have it
+                    half.share(name, self._modules[name])
+                else:
+                    self.add_module(name, module)
         for name, module in self.named_modules():
             if hasattr(module, "key"):
                 module.key = name  # its history's, and its calibration's
@@ -91,8 +114,11 @@ class Network(nn.Module):
 
     def drop(self, half: str) -> None:
         """Go on without "encoder" or "decoder"."""
+        other = getattr(self, "encoder" if half == "decoder" else "decoder")
+        kept = () if other is None else other.beside()
         for name in (half, *getattr(self, half).beside()):
-            setattr(self, name, None)
+            if name not in kept:
+                setattr(self, name, None)
 
     @staticmethod
     def sample(moments: Tensor, seed: int | None = None) -> Tensor:

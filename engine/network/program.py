@@ -64,11 +64,13 @@ class Taps(NamedTuple):
 @dataclass(frozen=True)
 class Style:
     """What all convolutions of a Program do. head: what lies before a clip, its first frame or zeros. border: what lies
-    around a frame. after: frames that a 3-tap convolution looks ahead; copies of its last one follow the clip."""
+    around a frame. after: frames that a 3-tap convolution looks ahead; copies of its last one follow the clip. single:
+    the plain walk takes one frame after the other, so that not even the last bit depends on how many come at once."""
 
     head: Head = "replicate"
     border: Border = "zero"
     after: int = 0
+    single: bool = False
 
 
 CAUSAL = Style()

@@ -13,8 +13,12 @@ class State:
     frame per call, with equal results.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int | None = None) -> None:
+        #: Of noise that is added within the network; None: there is none.
+        self.seed = seed
         self.histories: dict[str, torch.Tensor] = {}
+        #: What steps compute once for a clip, by their names.
+        self.constants: dict[str, torch.Tensor] = {}
         #: The next call is the clip's last: what looks ahead sees its last frame repeated.
         self.ending = False
 

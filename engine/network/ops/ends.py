@@ -24,51 +24,57 @@ from .conv import ClipConv, conv_work, styled, taps_of
 from .norm import Norm
 
 
-def patches(x: Tensor) -> Tensor:
-    """[B, C, T, H, W] -> [B, 4C, T, H / 2, W / 2], channel (c * 2 + column) * 2 + row."""
+def patches(x: Tensor, n: int = 2) -> Tensor:
+    """[B, C, T, H, W] -> [B, n * n * C, T, H / n, W / n], channel (c * n + column) * n + row."""
     b, c, t, h, w = x.shape
-    return x.reshape(b, c, t, h // 2, 2, w // 2, 2).permute(0, 1, 6, 4, 2, 3, 5).flatten(1, 3)
+    return x.reshape(b, c, t, h // n, n, w // n, n).permute(0, 1, 6, 4, 2, 3, 5).flatten(1, 3)
 
 
-def pixels(x: Tensor) -> Tensor:
+def pixels(x: Tensor, n: int = 2) -> Tensor:
     """What `patches` undoes."""
     b, c, t, h, w = x.shape
-    return x.view(b, c // 4, 2, 2, t, h, w).permute(0, 1, 4, 5, 3, 6, 2).reshape(b, c // 4, t, 2 * h, 2 * w)
+    c //= n * n
+    return x.view(b, c, n, n, t, h, w).permute(0, 1, 4, 5, 3, 6, 2).reshape(b, c, t, n * h, n * w)
 
 
 @dataclass(frozen=True)
 class Patches(Step):
-    """2x2 pixels become channels; rows and columns that fill no block of `block` pixels are cut off."""
+    """Squares of `patch` x `patch` pixels become channels; rows and columns that fill no block of `block` pixels are cut
+    off."""
 
     name: str
     block: int
-    space = (1, 2)
+    patch: int = 2
     wide = True
     stream: ClassVar[bool] = False
+
+    @property
+    def space(self) -> tuple[int, int]:  # type: ignore[override]
+        return 1, self.patch
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
         return {}
 
     def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
         h, w = (n // self.block * self.block for n in x.shape[3:])
-        return patches(x[..., :h, :w])
+        return patches(x[..., :h, :w], self.patch)
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> None:
         return None
 
     def run(self, packed: None, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
-        f, h, w, _ = out.shape
-        blocks = x[:, : 2 * h, : 2 * w].unflatten(2, (w, 2)).unflatten(1, (h, 2)).permute(0, 1, 3, 5, 4, 2)
-        out.view(f, h, w, 3, 2, 2).copy_(blocks)
+        (f, h, w, _), n = out.shape, self.patch
+        blocks = x[:, : n * h, : n * w].unflatten(2, (w, n)).unflatten(1, (h, n)).permute(0, 1, 3, 5, 4, 2)
+        out.view(f, h, w, 3, n, n).copy_(blocks)
         return out, None
 
     def size(self, size: Size, starts: bool) -> Size:
-        h, w = (n // self.block * self.block // 2 for n in size[1:3])
-        return Size(size.frames, h, w, 4 * size.channels)
+        h, w = (n // self.block * self.block // self.patch for n in size[1:3])
+        return Size(size.frames, h, w, self.channels(size.channels))
 
     def channels(self, channels: int) -> int:
-        return 4 * channels
+        return self.patch**2 * channels
 
 
 @dataclass(frozen=True)
@@ -127,7 +133,11 @@ class _End(Step):
         return {self.norm_name: self.norm.module(self.c_in), self.name: styled(self.c_in, self.c_out, style)}
 
     def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
-        return part(self.name)(part(self.norm_name)(x, state), state)
+        return part(self.name)(self.normed(part, x, state), state)
+
+    def normed(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
+        """x through the norm."""
+        return part(self.norm_name)(x, state)
 
     @property
     def late(self) -> bool:  # type: ignore[override]
@@ -198,7 +208,7 @@ class Pixels(_End):
 
     def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
         x = super().plain(part, x, state)
-        return pixels(x) if self.patch == 2 else x
+        return pixels(x, self.patch) if self.patch > 1 else x
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> PackedEnd:
         norm, conv = norm_of(part(self.norm_name)), part(self.name)
@@ -215,11 +225,12 @@ class Pixels(_End):
             out = run.arena.take((m, h, w, 3), output)
             run.pixels(packed.conv, x, packed.norm, sums, out, form)
             return out
-        out = run.arena.take((m, 2 * h, 2 * w, 3), output)
-        blocks = run.arena.take((m, h, w, 12), output)
+        n = self.patch
+        out = run.arena.take((m, n * h, n * w, 3), output)
+        blocks = run.arena.take((m, h, w, 3 * n * n), output)
         run.conv(packed.conv, x, blocks, packed.norm, sums, pixels=form)
-        # Channel (c * 2 + column) * 2 + row.
-        out.view(m, h, 2, w, 2, 3).copy_(blocks.view(m, h, w, 3, 2, 2).permute(0, 1, 5, 2, 4, 3))
+        # Channel (c * n + column) * n + row.
+        out.view(m, h, n, w, n, 3).copy_(blocks.view(m, h, w, 3, n, n).permute(0, 1, 5, 2, 4, 3))
         return out
 
     def channels(self, channels: int) -> int:

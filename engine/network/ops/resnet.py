@@ -61,7 +61,8 @@ class Resnet(nn.Module):
     def __getattr__(self, role: str) -> Any:
         """norm1, conv1, norm2, conv2 and conv_shortcut, whatever the files call them."""
         name = getattr(self.__dict__.get("names"), role, role)
-        own = name == role or role in self.__dict__.get("_modules", ())
+        modules = self.__dict__.get("_modules", {})
+        own = name == role or (role in modules and modules[role] is None)
         return super().__getattr__(role) if own else find(self, name)
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:

@@ -1,0 +1,171 @@
+"""Resampling by a 3x3x3 convolution whose channels become samples, or samples channels, with or without a shortcut of the
+same samples around it; and by a strided convolution."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..program import Size, Step, Style, Taps, Work
+from ..state import State
+from ..tree import find, graft
+from .conv import ClipConv, conv_work, styled, taps_of
+
+#: Samples of a position in frames, rows and columns.
+Stride = tuple[int, int, int]
+
+
+def to_samples(x: Tensor, stride: Stride) -> Tensor:
+    """[B, C * samples, T, H, W] -> [B, C, T', H', W']; channel ((c * frames + frame) * rows + row) * columns + column."""
+    b, c, t, h, w = x.shape
+    pt, py, px = stride
+    c //= math.prod(stride)
+    x = x.view(b, c, pt, py, px, t, h, w).permute(0, 1, 5, 2, 6, 3, 7, 4)
+    return x.reshape(b, c, t * pt, h * py, w * px)
+
+
+def to_channels(x: Tensor, stride: Stride) -> Tensor:
+    """What `to_samples` undoes."""
+    b, c, t, h, w = x.shape
+    pt, py, px = stride
+    x = x.view(b, c, t // pt, pt, h // py, py, w // px, px).permute(0, 1, 3, 5, 7, 2, 4, 6)
+    return x.reshape(b, c * math.prod(stride), t // pt, h // py, w // px)
+
+
+class Up(nn.Module):
+    """A clip's first position has only the last of its frames."""
+
+    def __init__(self, c_in: int, c_out: int, stride: Stride, shortcut: bool, style: Style) -> None:
+        super().__init__()
+        self.stride, self.shortcut = stride, shortcut
+        graft(self, "conv.conv", styled(c_in, c_out * math.prod(stride), style))
+
+    @property
+    def conv(self) -> ClipConv:
+        return find(self, "conv.conv")  # type: ignore[return-value]
+
+    def forward(self, x: Tensor, state: State | None = None) -> Tensor:
+        conv = self.conv
+        y = conv(x, state)
+        if self.shortcut and state is not None:
+            x = state.aligned(f"{conv.key} residual", x, y)
+        lead = f"{conv.key} lead"
+        starts = y.shape[2] > 0 and (state is None or lead not in state.histories)
+        if starts and state is not None:
+            state.keep(lead, y.new_empty(0))
+        y = to_samples(y, self.stride)
+        if self.shortcut:
+            x = to_samples(x, self.stride)
+            y = y.add_(x.repeat(1, y.shape[1] // x.shape[1], 1, 1, 1)) if x.shape[2] else y
+        return y[:, :, self.stride[0] - 1 :] if starts else y
+
+
+class Down(nn.Module):
+    """A clip's first frame comes as often as frames become one."""
+
+    def __init__(self, c_in: int, c_out: int, stride: Stride, style: Style) -> None:
+        super().__init__()
+        self.stride, self.c_out = stride, c_out
+        graft(self, "conv.conv", styled(c_in, c_out // math.prod(stride), style))
+
+    @property
+    def conv(self) -> ClipConv:
+        return find(self, "conv.conv")  # type: ignore[return-value]
+
+    def forward(self, x: Tensor, state: State | None = None) -> Tensor:
+        conv, frames = self.conv, self.stride[0]
+        waiting = f"{conv.key} samples"
+        y = conv(x, state)
+        # In front of a clip both the samples and their convolution are those of its first frame.
+        both = torch.cat((x, y), 1)
+        if state is None or waiting not in state.histories:
+            both = torch.cat((both[:, :, :1].expand(-1, -1, frames - 1, -1, -1), both), 2)
+        else:
+            both = torch.cat((state.histories[waiting].to(both), both), 2)
+        ready = both.shape[2] // frames * frames
+        if state is not None:
+            state.keep(waiting, both[:, :, ready:])
+        rows, columns = (n // s for n, s in zip(both.shape[3:], self.stride[1:], strict=True))
+        both = both[:, :, :ready, : rows * self.stride[1], : columns * self.stride[2]]
+        x, y = (to_channels(part.contiguous(), self.stride) for part in both.split((x.shape[1], y.shape[1]), 1))
+        return y + x.unflatten(1, (self.c_out, x.shape[1] // self.c_out)).mean(2)
+
+
+@dataclass(frozen=True)
+class _Depth(Step):
+    name: str
+    c_in: int
+    c_out: int
+    stride: Stride
+
+    def channels(self, channels: int) -> int:
+        return self.c_out
+
+    def taps(self, style: Style) -> Taps:
+        return taps_of(style)
+
+
+@dataclass(frozen=True)
+class DepthUp(_Depth):
+    """shortcut: the input's own samples, repeated, around the convolution."""
+
+    shortcut: bool = False
+
+    @property
+    def time(self) -> tuple[int, int]:  # type: ignore[override]
+        return self.stride[0], 1
+
+    @property
+    def space(self) -> tuple[int, int]:  # type: ignore[override]
+        return self.stride[1], 1
+
+    def modules(self, style: Style) -> dict[str, nn.Module]:
+        return {self.name: Up(self.c_in, self.c_out, self.stride, self.shortcut, style)}
+
+    def why_not_fused(self, style: Style) -> str | None:
+        return "its channels become samples, which only the plain walk does"
+
+    def work(self, size: Size) -> Work:
+        return conv_work(size, self.c_out * math.prod(self.stride))
+
+
+@dataclass(frozen=True)
+class DepthDown(_Depth):
+    """The means of the input's samples are around it."""
+
+    @property
+    def time(self) -> tuple[int, int]:  # type: ignore[override]
+        return 1, self.stride[0]
+
+    @property
+    def space(self) -> tuple[int, int]:  # type: ignore[override]
+        return 1, self.stride[1]
+
+    def modules(self, style: Style) -> dict[str, nn.Module]:
+        return {self.name: Down(self.c_in, self.c_out, self.stride, style)}
+
+    def why_not_fused(self, style: Style) -> str | None:
+        return "its samples become channels, which only the plain walk does"
+
+    def work(self, size: Size) -> Work:
+        return conv_work(size, self.c_out // math.prod(self.stride))
+
+
+@dataclass(frozen=True)
+class StrideDown(DepthDown):
+    """One strided 3x3x3 convolution, with a border all around."""
+
+    def modules(self, style: Style) -> dict[str, nn.Module]:
+        conv = ClipConv(self.c_in, self.c_out, stride=self.stride, head=style.head, border=style.border)
+        return {self.name: conv}
+
+    def work(self, size: Size) -> Work:
+        return conv_work(size, self.c_out, out=self.size(size, True))
+
+    def why_not_fused(self, style: Style) -> str | None:
+        return "its strided convolutions have a border all around, which only the plain walk does"
+
