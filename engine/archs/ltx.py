@@ -1,5 +1,5 @@
-"""LTX-Video's VAEs, from 0.9.0 to LTX-2.5's convolutional one: 32x32 pixels and 8 frames into 128 channels, the last 4x4
-pixels by moving them into channels. Their decoders look ahead, their encoders are causal."""
+"""LTX-Video's VAEs, from 0.9.0 to LTX-2.5's convolutional one: 32x32 pixels and 8 frames into 128 channels, the last
+4x4 pixels by moving them into channels. Their decoders look ahead, their encoders are causal."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ TIMESTEP, NOISE = 0.05, 0.025
 
 @dataclass(frozen=True)
 class Block:
-    """layers > 0: so many residual blocks of one width. stride: another resolution, with or without a shortcut around it
-    that has no parameters. Else one residual block to another width. noisy: its residual blocks add noise."""
+    """layers > 0: so many residual blocks of one width. stride: another resolution, with or without a shortcut around
+    it that has no parameters. Else one residual block to another width. noisy: its residual blocks add noise."""
 
     width: int
     layers: int = 0

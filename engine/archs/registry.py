@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from . import ltx, seedvr2, wan
+from . import cosmos, ltx, mochi, seedvr2, wan
 from .arch import Architecture, KeySet
 
-ARCHITECTURES: tuple[Architecture, ...] = (seedvr2.ARCHITECTURE, wan.WAN21, wan.WAN22, ltx.ARCHITECTURE)
+ARCHITECTURES: tuple[Architecture, ...] = (
+    seedvr2.ARCHITECTURE, wan.WAN21, wan.WAN22, ltx.ARCHITECTURE, mochi.ARCHITECTURE, cosmos.ARCHITECTURE,
+)  # fmt: skip
 #: What plans, benchmarks and reasons are about where no file is named.
 DEFAULT = ARCHITECTURES[0]
 #: What people search for.
@@ -18,21 +20,12 @@ _REDUCED = re.compile(r"tae|lighttae|lightvae", re.IGNORECASE)
 # Containers: single-file checkpoints, stable-diffusion.cpp (--vae), trainers, DataParallel.
 PREFIXES = ("first_stage_model.", "vae.", "model.", "module.")
 # Families that are named in messages, and read from their files with shapes restored, but not run.
-_MOCHI = KeySet(
-    "mochi",
-    (
-        "decoder.blocks.2.blocks.3.stack.5.weight",
-        "blocks.2.blocks.3.stack.5.weight",
-        "encoder.layers.4.layers.1.attn_block.attn.qkv.weight",
-        "layers.4.layers.1.attn_block.attn.qkv.weight",
-    ),
-)
 _HUNYUAN = KeySet("hunyuanvideo", ("decoder.conv_in.conv.weight", "encoder.conv_in.conv.weight"))
-_COSMOS = KeySet("cosmos", ("decoder.unpatcher3d.wavelets", "encoder.patcher3d.wavelets"))
 _TAEHV = KeySet("taehv", ("decoder.22.bias",))
 # The order decides: a later family's keys may also occur in an earlier one (HunyuanVideo's in LTX, Wan 2.1's in 2.2).
 KEY_SETS = (
-    seedvr2.KEYS, _MOCHI, ltx.ARCHITECTURE.keys, _HUNYUAN, _COSMOS, wan.WAN22.keys, wan.WAN21.keys, wan.DIFFUSERS, _TAEHV,
+    seedvr2.KEYS, mochi.ARCHITECTURE.keys, ltx.ARCHITECTURE.keys, _HUNYUAN, cosmos.ARCHITECTURE.keys, wan.WAN22.keys,
+    wan.WAN21.keys, wan.DIFFUSERS, _TAEHV,
 )  # fmt: skip
 
 

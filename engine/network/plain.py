@@ -27,6 +27,7 @@ class Half(nn.Module):
         first, self._mid, last = program.parts()
         self._low, self._high = (first, last) if program.half == "decoder" else (last, first)
         self._beside: dict[str, tuple[nn.Module]] = {}  # tuples are not registered: these belong to the network
+        self._network: tuple[nn.Module] | None = None
         for step in program.every():
             if step.inner():
                 continue
@@ -40,13 +41,15 @@ class Half(nn.Module):
         """Modules whose parameters lie beside this half in the file, by name."""
         return {name[1:]: module for name, (module,) in self._beside.items()}
 
-    def share(self, name: str, module: nn.Module) -> None:
-        """Take `module` for the one of this name beside this half."""
-        self._beside[f"/{name}"] = (module,)
+    def belongs_to(self, network: nn.Module) -> None:
+        """What is beside this half is found in `network` from now on, which may share it with the other half."""
+        self._network = (network,)
 
     def part(self, name: str) -> nn.Module:
         """Of a step, by the name that it gave."""
-        return self._beside[name][0] if name in self._beside else find(self, name)
+        if not name.startswith("/"):
+            return find(self, name)
+        return find(self._network[0], name[1:]) if self._network else self._beside[name][0]
 
     def run(self, steps: Sequence[Step], x: Tensor, state: State | None = None) -> Tensor:
         """Some of the Program's steps."""
@@ -97,11 +100,12 @@ class Network(nn.Module):
         self.encoder = None if encoder is None else Half(encoder)
         self.decoder = None if decoder is None else Half(decoder)
         for half in (self.encoder, self.decoder):
-            for name, module in half.beside().items() if half is not None else ():
-                if name in self._modules:  # both halves have it
-                    half.share(name, self._modules[name])
-                else:
-                    self.add_module(name, module)
+            if half is None:
+                continue
+            half.belongs_to(self)
+            for name, module in half.beside().items():
+                if name not in self._modules and name not in self._parameters:  # both halves may have it
+                    graft(self, name, module)
         for name, module in self.named_modules():
             if hasattr(module, "key"):
                 module.key = name  # its history's, and its calibration's

@@ -94,6 +94,8 @@ class Step:
     stream: ClassVar[bool] = True
     #: Frames wait in it besides those that convolutions look at.
     late: bool = False
+    #: All of a clip's frames wait in it for the last one.
+    waits: bool = False
     #: The fused walk's result is fp32 whatever the activations are.
     wide: ClassVar[bool] = False
 
@@ -223,6 +225,11 @@ class Program:
     def late(self) -> bool:
         """Frames come out after others have gone in, the last ones when the clip ends."""
         return bool(self.style.after) or any(s.late for s in self.every())
+
+    @property
+    def waits(self) -> bool:
+        """Nothing comes out before a clip ends, however it is cut."""
+        return any(s.waits for s in self.every())
 
     def whole_frames(self, count: int) -> int:
         """Of `count` frames those that fill whole latents: trailing ones are not read."""

@@ -63,8 +63,8 @@ def pairs(values: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 class Resnet(resnet.Resnet):
-    """timestep: of its table, if it has one. noisy: two planes of noise, each the same in all frames, that channels take
-    shares of. A shortcut to another width has a norm with means of its own."""
+    """timestep: of its table, if it has one. noisy: two planes of noise, each the same in all frames, that channels
+    take shares of. A shortcut to another width has a norm with means of its own."""
 
     def __init__(
         self, c_in: int, c_out: int, norm: Norm, names: resnet.Names, style: Style, timestep: float | None,

@@ -106,6 +106,15 @@ class FrameConv(nn.Conv2d):
         return F.conv3d(x, weight, self.bias, stride, padding)
 
 
+class Matrix(nn.Linear):
+    """A linear layer of every position's channels, of [B, C, T, H, W]."""
+
+    key = ""
+
+    def forward(self, x: Tensor, state: State | None = None) -> Tensor:
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+
+
 def styled(c_in: int, c_out: int, style: Style) -> ClipConv:
     """A 3x3x3 convolution as all of a Program are."""
     return ClipConv(c_in, c_out, head=style.head, border=style.border, after=style.after)

@@ -1,10 +1,9 @@
-"""Resampling by a 3x3x3 convolution whose channels become samples, or samples channels, with or without a shortcut of the
-same samples around it; and by a strided convolution."""
+"""Resampling by a 3x3x3 convolution whose channels become samples, or samples channels, with or without a shortcut of
+the same samples around it; and by a strided convolution."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +19,7 @@ Stride = tuple[int, int, int]
 
 
 def to_samples(x: Tensor, stride: Stride) -> Tensor:
-    """[B, C * samples, T, H, W] -> [B, C, T', H', W']; channel ((c * frames + frame) * rows + row) * columns + column."""
+    """[B, C * samples, T, H, W] -> [B, C, T', H', W'], ((c * frames + frame) * rows + row) * columns + column."""
     b, c, t, h, w = x.shape
     pt, py, px = stride
     c //= math.prod(stride)
@@ -53,10 +52,7 @@ class Up(nn.Module):
         y = conv(x, state)
         if self.shortcut and state is not None:
             x = state.aligned(f"{conv.key} residual", x, y)
-        lead = f"{conv.key} lead"
-        starts = y.shape[2] > 0 and (state is None or lead not in state.histories)
-        if starts and state is not None:
-            state.keep(lead, y.new_empty(0))
+        starts = state is None or state.count(f"{conv.key} samples", y) == 0
         y = to_samples(y, self.stride)
         if self.shortcut:
             x = to_samples(x, self.stride)
@@ -157,15 +153,19 @@ class DepthDown(_Depth):
 
 @dataclass(frozen=True)
 class StrideDown(DepthDown):
-    """One strided 3x3x3 convolution, with a border all around."""
+    """One strided convolution: 3x3x3 with a border all around, or (`blocks`) of blocks that do not overlap."""
+
+    blocks: bool = False
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
-        conv = ClipConv(self.c_in, self.c_out, stride=self.stride, head=style.head, border=style.border)
+        kernel, padding = (self.stride, 0) if self.blocks else ((3, 3, 3), 1)
+        conv = ClipConv(self.c_in, self.c_out, kernel, self.stride, padding, style.head, style.border)
         return {self.name: conv}
 
     def work(self, size: Size) -> Work:
-        return conv_work(size, self.c_out, out=self.size(size, True))
+        taps = math.prod(self.stride) if self.blocks else 27
+        return conv_work(size, self.c_out, taps, self.size(size, True))
 
     def why_not_fused(self, style: Style) -> str | None:
-        return "its strided convolutions have a border all around, which only the plain walk does"
+        return "its strided convolutions have a border all around or none, which only the plain walk does"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -20,7 +21,7 @@ from ...run.weights import Conv, Output
 from ..packed import conv_of, norm_of
 from ..program import Size, Step, Style, Taps, Work
 from ..state import State
-from .conv import ClipConv, conv_work, styled, taps_of
+from .conv import ClipConv, Matrix, conv_work, styled, taps_of
 from .norm import Norm
 
 
@@ -39,8 +40,8 @@ def pixels(x: Tensor, n: int = 2) -> Tensor:
 
 @dataclass(frozen=True)
 class Patches(Step):
-    """Squares of `patch` x `patch` pixels become channels; rows and columns that fill no block of `block` pixels are cut
-    off."""
+    """Squares of `patch` x `patch` pixels become channels; rows and columns that fill no block of `block` pixels are
+    cut off."""
 
     name: str
     block: int
@@ -75,6 +76,31 @@ class Patches(Step):
 
     def channels(self, channels: int) -> int:
         return self.patch**2 * channels
+
+
+@dataclass(frozen=True)
+class Fourier(Step):
+    """Sines and cosines of every channel, at 2^`first` and more waves up to 2^`last` in a unit, behind the channels."""
+
+    name: str
+    first: int = 6
+    last: int = 7
+    stream: ClassVar[bool] = False
+
+    def modules(self, style: Style) -> dict[str, nn.Module]:
+        return {}
+
+    def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
+        waves = torch.arange(self.first, self.last + 1, device=x.device)
+        turns = x.float()[:, :, None] * (2.0**waves * (2 * math.pi))[:, None, None, None]
+        turns = turns.flatten(1, 2)
+        return torch.cat((x, turns.sin().to(x.dtype), turns.cos().to(x.dtype)), 1)
+
+    def channels(self, channels: int) -> int:
+        return channels * (1 + 2 * (self.last - self.first + 1))
+
+    def why_not_fused(self, style: Style) -> str | None:
+        return "it begins with waves of its pixels, which only the plain walk does"
 
 
 @dataclass(frozen=True)
@@ -235,3 +261,42 @@ class Pixels(_End):
 
     def channels(self, channels: int) -> int:
         return 3
+
+
+@dataclass(frozen=True)
+class LinearMoments(Moments):
+    """By a linear layer without bias."""
+
+    def modules(self, style: Style) -> dict[str, nn.Module]:
+        return {self.norm_name: self.norm.module(self.c_in), self.name: Matrix(self.c_in, self.c_out, bias=False)}
+
+    def why_not_fused(self, style: Style) -> str | None:
+        return "its moments come of a linear layer, which only the plain walk does"
+
+    def taps(self, style: Style) -> Taps:
+        return Taps()
+
+    def work(self, size: Size) -> Work:
+        return conv_work(size, self.c_out, 1)
+
+
+@dataclass(frozen=True)
+class LinearPixels(Pixels):
+    """By a linear layer."""
+
+    def modules(self, style: Style) -> dict[str, nn.Module]:
+        return {self.norm_name: self.norm.module(self.c_in), self.name: Matrix(self.c_in, self.c_out)}
+
+    def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> PackedEnd:
+        layer = part(self.name)
+        # The kernel that stores pixels takes 3x3 convolutions.
+        kernel = torch.nn.functional.pad(layer.weight[:, :, None, None, None], (1, 1, 1, 1))
+        weight = pack_weight(kernel, operands.dtype)
+        norm = norm_of(part(self.norm_name))
+        return PackedEnd(norm, Output(layer.key, weight, layer.bias.float(), columns_weight(weight)))
+
+    def taps(self, style: Style) -> Taps:
+        return Taps()
+
+    def work(self, size: Size) -> Work:
+        return conv_work(size, self.c_out, 1)

@@ -46,13 +46,16 @@ class Resnet(nn.Module):
     """y = shortcut(x) + conv2(norm2(conv1(norm1(x)))), norms with SiLU; the shortcut is a 1x1x1 convolution where the
     widths differ."""
 
-    def __init__(self, c_in: int, c_out: int, norm: Norm, names: Names = NAMES, style: Style = CAUSAL) -> None:
+    def __init__(
+        self, c_in: int, c_out: int, norm: Norm, names: Names = NAMES, style: Style = CAUSAL,
+        conv: Callable[[int, int, Style], nn.Module] = styled,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.names = names
         graft(self, names.norm1, norm.module(c_in))
-        graft(self, names.conv1, styled(c_in, c_out, style))
+        graft(self, names.conv1, conv(c_in, c_out, style))
         graft(self, names.norm2, norm.module(c_out))
-        graft(self, names.conv2, styled(c_out, c_out, style))
+        graft(self, names.conv2, conv(c_out, c_out, style))
         if c_in != c_out:
             graft(self, names.conv_shortcut, ClipConv(c_in, c_out, (1, 1, 1)))
         else:

@@ -16,6 +16,8 @@ from ...run.run import Run
 from ..program import Step, Style
 from ..state import State
 
+#: The logarithm of a variance of which fp32 sees nothing.
+NO_VARIANCE = -30.0
 MEAN, DEVIATION = "mean-of-means", "std-of-means"
 
 
@@ -56,6 +58,44 @@ class Denormalise(Step):
         if not run.dry:
             torch.addcmul(packed[0], x.float(), packed[1], out=out)
         return out, None
+
+
+@dataclass(frozen=True)
+class ByFrame(Step):
+    """Means and deviations of `period` frames' channels, after which they come again: to the units of a decoder, or
+    from those of an encoder, whose moments have no variance to speak of. scale: of the latents outside."""
+
+    mean: str
+    deviation: str
+    width: int
+    period: int
+    scale: float
+    leaves: bool = False
+    stream: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.mean
+
+    def modules(self, style: Style) -> dict[str, nn.Module]:
+        count = self.width * self.period
+        return {self.mean: nn.Parameter(torch.zeros(count)), self.deviation: nn.Parameter(torch.ones(count))}
+
+    def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
+        first = 0 if state is None else state.count(self.mean, x)
+        at = torch.arange(first, first + x.shape[2], device=x.device) % self.period
+        tables = (part(name).float().view(self.width, -1)[:, at, None, None] for name in (self.mean, self.deviation))
+        mean, deviation = tables
+        if not self.leaves:
+            return torch.addcmul(mean, x.float() / self.scale, deviation).to(x.dtype)
+        means = ((x.float() - mean) / deviation * self.scale).to(x.dtype)
+        return torch.cat((means, torch.full_like(means, NO_VARIANCE)), 1)
+
+    def channels(self, channels: int) -> int:
+        return (1 + self.leaves) * self.width
+
+    def why_not_fused(self, style: Style) -> str | None:
+        return "its latents have statistics of their own for every frame, which only the plain walk knows"
 
 
 @dataclass(frozen=True)
