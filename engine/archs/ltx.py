@@ -245,10 +245,11 @@ def decoder(config: Config) -> Program | None:
     for i, block in enumerate(config.decoder_blocks):
         place = f"up_blocks.{i}"
         if block.stride is not None:
-            if block.stride[1] > 1:
-                items.append(STEP if tiles else TILES)
-                tiles = True
+            # Behind it there are more frames of a larger size; all its convolutions work at the smaller one.
+            items += [] if tiles else [TILES]
+            tiles = True
             items.append(DepthUp(place, width, block.width, block.stride, block.shortcut))
+            items += [STEP] if block.stride[1] > 1 else []
         elif block.layers:
             for j in range(block.layers):
                 name = f"{place}.res_blocks.{j}"

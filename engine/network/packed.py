@@ -21,7 +21,7 @@ def conv_of(conv: Any, operands: Operands, normed: bool = True) -> Conv:
     form = operands.form(conv.key, normed)
     n, c, taps = conv.weight.shape[:3]
     strided = conv.stride != (1, 1, 1)
-    early = taps == 3 and n * c <= EARLY and conv.head == "replicate" and not strided
+    early = taps == 3 and n * c <= EARLY and conv.head == "replicate" and not strided and not conv.after
 
     def make() -> Conv:
         balancer = form.balancer()

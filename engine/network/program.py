@@ -96,6 +96,8 @@ class Step:
     late: bool = False
     #: All of a clip's frames wait in it for the last one.
     waits: bool = False
+    #: Its fused form follows a Program whose convolutions look ahead.
+    looks_ahead: ClassVar[bool] = False
     #: The fused walk's result is fp32 whatever the activations are.
     wide: ClassVar[bool] = False
 
@@ -122,6 +124,10 @@ class Step:
     def why_not_fused(self, style: Style) -> str | None:
         """The reason the fused walk cannot run it, or None."""
         return None
+
+    def ahead(self, packed: Any) -> tuple[str, ...]:
+        """Keys of its convolutions in time, one after the other, at the input's rate."""
+        return ()
 
     def size(self, size: Size, starts: bool) -> Size:
         """Of the result. starts: the clip begins with the input, whose first frame is not doubled or paired."""
@@ -274,6 +280,6 @@ class Program:
         """The reason the fused walk cannot run it, or None."""
         reasons = (s.why_not_fused(self.style) for s in self.every())
         style = self.style
-        if style.after:
+        if style.after and any(s.taps(style) != Taps() and not s.looks_ahead for s in self.every()):
             return f"its convolutions look {style.after} frame(s) ahead, which only the plain walk does"
         return next((r for r in reasons if r), None)

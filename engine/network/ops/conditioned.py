@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...kernels import norm_act
+from ...operands.forms import Operands
+from ...options import Options
 from ...run.noise import drawn
 from ..program import Style
 from ..state import State
@@ -60,6 +63,11 @@ def pairs(values: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """(scale, shift) of each norm."""
     for shift, scale in values.unflatten(0, (-1, 2)):
         yield 1.0 + scale, shift
+
+
+def scaled(norm: norm_act.Norm, scale: Tensor, shift: Tensor) -> norm_act.Norm:
+    """A norm without parameters, with these."""
+    return replace(norm, weight=scale.contiguous(), bias=shift.contiguous())
 
 
 class Resnet(resnet.Resnet):
@@ -113,6 +121,21 @@ class Res(resnet.Res):
         block = Resnet(self.c_in, self.c_out, self.norm, self.names, style, timestep, self.noisy)
         return {self.name: block} | ({self.embedding: TimeEmbedding(4 * self.c_in)} if self.owns else {})
 
+    def pack(self, part: Part, operands: Operands, options: Options) -> resnet.Packed:
+        packed = super().pack(part, operands, options)
+        if not self.embedding:
+            return packed
+        norms = (packed.norm1, packed.norm2)
+        norm1, norm2 = (scaled(norm, *pair) for norm, pair in zip(norms, pairs(self.values(part)), strict=True))
+        return replace(packed, norm1=norm1, norm2=norm2)
+
+    def why_not_fused(self, style: Style) -> str | None:
+        if self.noisy:
+            return "it adds noise between its convolutions, which only the plain walk does"
+        if self.c_in != self.c_out:
+            return "its shortcuts have norms of their own, which only the plain walk does"
+        return super().why_not_fused(style)
+
     def plain(self, part: Part, x: Tensor, state: State | None) -> Tensor:
         return part(self.name)(x, state, _once(self.name, state, lambda: self.values(part)) if self.embedding else None)
 
@@ -139,6 +162,11 @@ class Pixels(ends.Pixels):
             self.table: nn.Parameter(torch.zeros(2, self.c_in)),
             MULTIPLIER: nn.Parameter(torch.tensor(1000.0)),
         }
+
+    def pack(self, part: Part, operands: Operands, options: Options) -> ends.PackedEnd:
+        packed = super().pack(part, operands, options)
+        (pair,) = pairs(self.values(part))
+        return replace(packed, norm=scaled(packed.norm, *pair))
 
     def normed(self, part: Part, x: Tensor, state: State | None) -> Tensor:
         ((scale, shift),) = pairs(_once(self.name, state, lambda: self.values(part)))

@@ -139,6 +139,7 @@ class Conv(Step):
     name: str
     c_in: int
     c_out: int
+    looks_ahead = True
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
         return {self.name: styled(self.c_in, self.c_out, style)}
@@ -149,6 +150,9 @@ class Conv(Step):
     def run(self, packed: Packed, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
         return out, run.conv(packed, x, out, groups=groups)
+
+    def ahead(self, packed: Packed) -> tuple[str, ...]:
+        return (packed.key,)
 
     def channels(self, channels: int) -> int:
         return self.c_out

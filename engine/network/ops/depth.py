@@ -4,16 +4,23 @@ the same samples around it; and by a strided convolution."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from ...kernels.conv3d import Geometry, Partials, pack_weight
+from ...operands.forms import Operands
+from ...options import Options
+from ...run.run import COPY, Run
+from ...run.weights import Conv
 from ..program import Size, Step, Style, Taps, Work
 from ..state import State
 from ..tree import find, graft
 from .conv import ClipConv, conv_work, styled, taps_of
 
+_PLAIN = Geometry()
 #: Samples of a position in frames, rows and columns.
 Stride = tuple[int, int, int]
 
@@ -106,10 +113,19 @@ class _Depth(Step):
 
 
 @dataclass(frozen=True)
+class Packed:
+    """all: of all frames of a position. last: of the last one only, for a clip's first position."""
+
+    all: Conv
+    last: Conv
+
+
+@dataclass(frozen=True)
 class DepthUp(_Depth):
     """shortcut: the input's own samples, repeated, around the convolution."""
 
     shortcut: bool = False
+    looks_ahead = True
 
     @property
     def time(self) -> tuple[int, int]:  # type: ignore[override]
@@ -122,8 +138,69 @@ class DepthUp(_Depth):
     def modules(self, style: Style) -> dict[str, nn.Module]:
         return {self.name: Up(self.c_in, self.c_out, self.stride, self.shortcut, style)}
 
-    def why_not_fused(self, style: Style) -> str | None:
-        return "its channels become samples, which only the plain walk does"
+    def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Packed:
+        """Channels in the order in which the convolution's store makes samples of them."""
+        conv, dtype, (frames, rows, columns) = part(self.name).conv, operands.dtype, self.stride
+        weight = conv.weight.float().unflatten(0, (self.c_out, frames, rows, columns))
+        bias = conv.bias.float().unflatten(0, (self.c_out, frames, rows, columns))
+
+        def of(first: int) -> Conv:
+            order = weight[:, first:].permute(2, 3, 1, 0, 4, 5, 6, 7).flatten(0, 3)
+            packed = pack_weight(order, dtype, (frames - first, rows, columns))
+            return Conv(conv.key, packed, bias[:, first:].permute(2, 3, 1, 0).reshape(-1).contiguous())
+
+        return Packed(of(0), of(frames - 1))
+
+    def run(self, packed: Packed, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
+            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+        frames, rows, _ = self.stride
+        made, _ = run.foresee(self.ahead(packed), x.shape[0], run.drains)
+        lead = int(first == 0 and made > 0 and frames > 1)
+        if self.shortcut:
+            self._around(packed, run, x, out, made, lead)
+        for i in run.inputs(packed.all, x, COPY, None, x.shape[1], _PLAIN):
+            target = i.rows(out, rows)
+            for conv, part, later in ((packed.last, target[:lead], 0), (packed.all, target[lead:], lead)):
+                if part.shape[0]:
+                    around = part if self.shortcut else None
+                    start = (i.start + later) % i.data.shape[0]
+                    run.product(conv, i.data, part, geometry=i.geometry, residual=around, start=start)
+        return out, None
+
+    def _around(self, packed: Packed, run: Run, x: Tensor, out: Tensor, made: int, lead: int) -> None:
+        """The samples of the stream's next frames to where the convolution's own are added."""
+        parts = [(0, x)]
+        if run.after:
+            delay = run.delay(packed.all.key, 1, x)
+            with run.arena.scope():
+                scratch = run.arena.take(delay.whole, x.dtype)
+                if run.dry:
+                    delay.waiting += 0 if run.walk.open else x.shape[0] - made
+                    return
+                parts = delay.parts(x, made)
+                for at, part in parts:
+                    self._store(part, out, at, lead)
+                delay.skip(x, made, scratch)
+        elif not run.dry:
+            self._store(x, out, 0, lead)
+
+    def _store(self, x: Tensor, out: Tensor, at: int, lead: int) -> None:
+        """Of x [D, H, W, C], whose first frame is number `at` of those that become `out`."""
+        (frames, rows, columns), samples = self.stride, math.prod(self.stride)
+        drop = (frames - 1) * lead
+        for p in range(samples):
+            frame, row, column = p // (rows * columns), p // columns % rows, p % columns
+            first = at * frames + frame - drop
+            skip = int(first < 0)
+            first += skip * frames
+            count = x.shape[0] - skip
+            if count > 0:
+                target = out[first :: frames, row::rows, column::columns][:count]
+                source = x[skip:, ..., p::samples]
+                target.unflatten(3, (-1, source.shape[3])).copy_(source[..., None, :])
+
+    def ahead(self, packed: Packed) -> tuple[str, ...]:
+        return (packed.all.key,)
 
     def work(self, size: Size) -> Work:
         return conv_work(size, self.c_out * math.prod(self.stride))

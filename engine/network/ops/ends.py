@@ -145,6 +145,7 @@ class _End(Step):
     c_in: int
     norm: Norm
     below = False
+    looks_ahead = True
     stream: ClassVar[bool] = False
 
     @property
@@ -171,6 +172,9 @@ class _End(Step):
 
     def why_not_fused(self, style: Style) -> str | None:
         return self.norm.why_not_fused()
+
+    def ahead(self, packed: PackedEnd) -> tuple[str, ...]:
+        return (packed.conv.key,)
 
     def taps(self, style: Style) -> Taps:
         return taps_of(style)
@@ -246,7 +250,8 @@ class Pixels(_End):
     def store(self, packed: PackedEnd, run: Run, x: Tensor, sums: Partials | None, output: torch.dtype,
               form: Form) -> Tensor:  # fmt: skip
         """x [D, H, W, C] -> finished pixels [D, H * patch, W * patch, 3] in the type `output`."""
-        m, h, w, _ = x.shape
+        _, h, w, _ = x.shape
+        m, _ = run.foresee(self.ahead(packed), x.shape[0], run.drains)
         if self.patch == 1:
             out = run.arena.take((m, h, w, 3), output)
             run.pixels(packed.conv, x, packed.norm, sums, out, form)

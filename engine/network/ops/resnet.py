@@ -95,6 +95,7 @@ class Res(Step):
     norm: Norm
     names: Names = NAMES
     below = False
+    looks_ahead = True
 
     @property
     def in_place(self) -> bool:  # type: ignore[override]
@@ -132,22 +133,37 @@ class Res(Step):
             out = wide[..., :k]
         elif out is None:
             out = run.take(d, h, w, k)
+        middle, drains = run.foresee((packed.conv1.key,), d, run.drains)
+        made, _ = run.foresee((packed.conv2.key,), middle, drains)
+        result = run.take(made, h, w, k) if made > d else out[:made]
         with run.arena.scope():
-            inner = wide[..., k : 2 * k] if beside else run.take(d, h, w, k)
+            inner = wide[..., k : 2 * k] if beside else run.take(middle, h, w, k)
             # Beside the result, the first convolution overwrites what it and the shortcut read.
             shorten = None if packed.shortcut is None else functools.partial(run.pointwise, packed.shortcut, x, out)
             free = shorten if beside else None
             sums = run.conv(packed.conv1, x, inner, packed.norm1, sums, self.groups, free=free)
             if shorten is not None and not beside:
                 shorten()
-            sums = run.conv(packed.conv2, inner, out, packed.norm2, sums, groups, residual=out)
-        return out, sums
+            if run.after:
+                delay = run.delay(packed.conv2.key, 2, x)
+                scratch = run.arena.take(delay.whole, x.dtype)
+                if not run.dry:
+                    delay.take(x, made, result, scratch)
+                elif not run.walk.open:
+                    delay.waiting += d - made
+            sums = run.conv(packed.conv2, inner, result, packed.norm2, sums, groups, residual=result)
+        return result, sums
+
+    def ahead(self, packed: Packed) -> tuple[str, ...]:
+        return packed.conv1.key, packed.conv2.key
 
     @property
     def late(self) -> bool:  # type: ignore[override]
         return self.norm.late
 
     def why_not_fused(self, style: Style) -> str | None:
+        if style.after and self.c_in != self.c_out:
+            return "its shortcuts to other widths wait for frames ahead in the plain walk only"
         return self.norm.why_not_fused()
 
     def channels(self, channels: int) -> int:
