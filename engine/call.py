@@ -31,9 +31,11 @@ OnPlan = Callable[[Plan], None]
 
 
 def decode(
-    core: Core, z: Tensor, request: Request, tick: Ticker, out: Tensor | None = None, on_plan: OnPlan | None = None
+    core: Core, z: Tensor, request: Request, tick: Ticker, out: Tensor | None = None, on_plan: OnPlan | None = None,
+    seed: int | None = None,
 ) -> Tensor:
-    """Host-scaled latents [B, C, T, h, w], checked -> frames, in `out` if that is given."""
+    """Host-scaled latents [B, C, T, h, w], checked -> frames, in `out` if that is given. seed: of noise that the
+    decoder adds itself."""
     batch, _, count, h, w = z.shape
     shape = (batch, core.frames(count), core.spatial * h, core.spatial * w, 3)
     if out is not None:
@@ -48,7 +50,7 @@ def decode(
         return vae._plan("decoder", (batch, count, h, w), request, below, guard.tick.check)
 
     def attempt(vae: Core, plan: Plan) -> None:
-        clip.decode(vae._half("decoder", plan), z, plan, sink, guard)
+        clip.decode(vae._half("decoder", plan, seed), z, plan, sink, guard)
 
     _survive(core, report, guard, plan, attempt, on_plan)
     with report.stage("output"):
@@ -169,6 +171,9 @@ def describe(vae: Core, report: Report, plan: Plan) -> None:
     if plan.fused and vae.device.type == "cuda":
         log.once("Triton kernel fusion enabled for GroupNorm + SiLU.", log.info)
     report.mode = f"fused kernels ({layout})" if plan.fused else f"plain torch ({layout})"
+    half = "decoder" if report.operation == "decode" else "encoder"
+    if not plan.fused and vae.fused() is not None and (why := vae.planner.walk.why_not(half)):
+        log.once(f"{vae.arch} {half}: plain torch instead of the fused kernels: {why}")
     report.plan = plan.describe()
     report.predicted_gb, report.parked_gb = plan.peak_bytes / GIB, plan.host_bytes / GIB
     report.off = list(vae.unused(plan.fused).items())

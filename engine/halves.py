@@ -193,10 +193,10 @@ class PlainHalves:
         self._architecture = architecture
         self._dtype = dtype
 
-    def half(self, name: str, scale: float, device: torch.device) -> PlainHalf:
-        """"encoder" or "decoder" for clips. scale: what latents are divided by."""
+    def half(self, name: str, scale: float, device: torch.device, seed: int | None = None) -> PlainHalf:
+        """"encoder" or "decoder" for clips. scale: what latents are divided by. seed: of noise within the network."""
         a = self._architecture
-        return PlainHalf(getattr(self._model, name), a.spatial, a.temporal, scale, self._dtype, device)
+        return PlainHalf(getattr(self._model, name), a.spatial, a.temporal, scale, self._dtype, device, seed)
 
     def frames(
         self, z: Tensor, steps: Steps, device: torch.device, check: Callable[[], None]

@@ -341,5 +341,7 @@ ARCHITECTURE = Architecture(
         ("decoder.up_blocks.0.res_blocks.0.conv1.conv.weight", "encoder.down_blocks.0.res_blocks.0.conv1.conv.weight"),
     ),
     32, 8, 1.0, Config.from_shapes, encoder, decoder, native="bf16",
-    published=Published("LTX-2.3", _published(), r"ltx|ltxv", ("ltx", "ltxv", "ltx-video")), described=Config.described,
+    published=Published("LTX-2.3", _published(), r"ltx|ltxv", ("ltx", "ltxv", "ltx-video")),
+    # The largest convolutions are at a quarter of the size.
+    step_pixels=16 << 20, described=Config.described,
 )  # fmt: skip

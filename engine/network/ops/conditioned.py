@@ -103,7 +103,8 @@ class Resnet(resnet.Resnet):
     def _noised(self, h: Tensor, index: int, state: State | None) -> Tensor:
         if not self.noisy or state is None or state.seed is None:
             return h
-        plane = drawn(state.seed, f"{self.conv1.key} {index}", *h.shape[3:]).to(h)
+        place = f"{self.conv1.key} noise {index}"
+        plane = _once(place, state, lambda: drawn(state.seed, place, *h.shape[3:]).to(h))
         return h + plane * getattr(self, f"per_channel_scale{index}").to(h)[:, None]
 
 
