@@ -28,6 +28,8 @@ STATISTICS = "/per_channel_statistics"
 #: What each kind of block does to frames, rows and columns.
 STRIDES: dict[str, Stride] = {"all": (2, 2, 2), "time": (2, 1, 1), "space": (1, 2, 2)}
 BORDERS: dict[str, Border] = {"zeros": "zero", "reflect": "reflect", "replicate": "replicate"}
+#: Of a latent.
+FRAMES, PIXELS = 8, 32
 #: What decodes use where a file names nothing else.
 TIMESTEP, NOISE = 0.05, 0.025
 
@@ -94,6 +96,14 @@ class Config:
             latent = shapes["per_channel_statistics.mean-of-means"][0]
         if "decoder.conv_out.conv.bias" in shapes:
             patch = math.isqrt(shapes["decoder.conv_out.conv.bias"][0] // 3)
+        for half, blocks in (("decoder", decoder), ("encoder", encoder)):
+            strides = [b.stride for b in blocks or () if b.stride is not None]
+            frames, rows, columns = (math.prod(s[axis] for s in strides) for axis in range(3))
+            if blocks is not None and (frames, patch * rows, patch * columns) != (FRAMES, PIXELS, PIXELS):
+                raise InputError(
+                    f"its {half} has {frames} frames of {patch * rows}x{patch * columns} pixels for a latent; only "
+                    f"networks with {FRAMES} of {PIXELS}x{PIXELS} are run"
+                )
         mode = given.get("spatial_padding_mode")
         if mode is not None and mode not in BORDERS:
             raise InputError(f"spatial_padding_mode={mode!r} is not one of {', '.join(BORDERS)}")
@@ -340,7 +350,7 @@ ARCHITECTURE = Architecture(
         "ltx",
         ("decoder.up_blocks.0.res_blocks.0.conv1.conv.weight", "encoder.down_blocks.0.res_blocks.0.conv1.conv.weight"),
     ),
-    32, 8, 1.0, Config.from_shapes, encoder, decoder, native="bf16",
+    PIXELS, FRAMES, 1.0, Config.from_shapes, encoder, decoder, native="bf16",
     published=Published("LTX-2.3", _published(), r"ltx|ltxv", ("ltx", "ltxv", "ltx-video")),
     # The largest convolutions are at a quarter of the size.
     step_pixels=16 << 20, described=Config.described,

@@ -57,7 +57,8 @@ def blocks(width, kinds="all time space", shortcut=True, **given):
 
 
 def tiny(border="zero", timestep=None, latent=16, width=64, **given):
-    return Config(None, blocks(width, **given), 0, width, latent, decoder_border=border, timestep=timestep)
+    half = blocks(width, **given)
+    return Config(None, half, 0, width, latent, encoder_border=border, decoder_border=border, timestep=timestep)
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +134,7 @@ def fused_file(build, tmp_path, monkeypatch):
         description = {k: v for k, v in description.items() if v is not None} | {"spatial_padding_mode": mode}
         save_file(build(config).state_dict(), path, {"config": json.dumps({"vae": description})})
         plain = load(path, device="cpu")
+        plain.triton_fusion = False
         monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
         return load(path, device="cpu"), plain
 
@@ -140,29 +142,32 @@ def fused_file(build, tmp_path, monkeypatch):
 
 
 def test_a_clip_is_decoded_by_plans(fused_file, noise, atol):
-    quick, plain = fused_file(tiny("reflect"))
-    assert quick.model.config == plain.model.config == tiny("reflect")
-    z = noise(2, 16, 5, 3, 4)
-    plan = quick.plan_decode(2, 5, 3, 4)
-    assert plan.fused and not plain.plan_decode(2, 5, 3, 4).fused
+    config = tiny("reflect", kinds="all all all")
+    quick, plain = fused_file(config)
+    assert quick.model.config == plain.model.config == config
+    z = noise(2, 16, 3, 2, 3)
+    plan = quick.plan_decode(2, 3, 2, 3, chunk=2)
+    assert plan.fused and not plain.plan_decode(2, 3, 2, 3).fused
     whole = quick.decode(z)
     torch.testing.assert_close(whole, plain.decode(z), rtol=0, atol=atol)
-    for chunk in (1, 2):
-        assert torch.equal(quick.decode(z, chunk=chunk), whole)
-    lean = quick.plan_decode(2, 5, 3, 4, below=plan.peak_bytes)
+    for chunk in (1, 2):  # references of the operators: their convolutions are torch's, whose bits are not for ever
+        torch.testing.assert_close(quick.decode(z, chunk=chunk), whole, rtol=0, atol=atol)
+    lean = quick.plan_decode(2, 3, 2, 3, below=plan.peak_bytes)
     assert lean.peak_bytes < plan.peak_bytes
-    assert torch.equal(quick.decode(z, vram_gb=lean.peak_bytes / 2**30), whole)
+    few = quick.decode(z, vram_gb=lean.peak_bytes / 2**30)
+    torch.testing.assert_close(few, whole, rtol=0, atol=atol)
     tiles = {"tiling": "blended", "tile": 64, "overlap": 32}
-    assert not quick.plan_decode(2, 5, 3, 4, **tiles).fused
-    assert quick.decode(z, **tiles).shape == whole.shape
+    assert not quick.plan_decode(2, 3, 4, 4, **tiles).fused
+    assert quick.decode(noise(1, 16, 2, 4, 4), **tiles).shape == (1, 9, 128, 128, 3)
 
 
 def test_noise_is_of_the_seed_and_timesteps_are_asked_for(fused_file, noise):
-    quick, plain = fused_file(Config(None, blocks(32, "all"), 0, 32, 16, timestep=0.05, noise=0.025))
+    quick, plain = fused_file(Config(None, blocks(64, "all all all"), 0, 64, 16, timestep=0.05, noise=0.025))
     z = noise(1, 16, 4, 2, 3)
-    first = quick.decode(z)
-    assert torch.equal(first, quick.decode(z, seed=0, noise=0.025, timestep=0.05, chunk=1))
-    assert not torch.equal(first, quick.decode(z, seed=1))
+    first = plain.decode(z)
+    assert torch.equal(first, plain.decode(z, seed=0, noise=0.025, timestep=0.05, chunk=1))
+    assert (first - plain.decode(z, seed=1)).abs().max() > 1e-3
+    assert (first - quick.decode(z)).abs().max() < 1e-4
     still = plain.decode(z, noise=0.0)
     raw = plain.decode_raw(z).clamp(-1, 1).mul(0.5).add(0.5).permute(0, 2, 3, 4, 1)
     assert torch.equal(still, raw)
@@ -174,7 +179,7 @@ def test_noise_is_of_the_seed_and_timesteps_are_asked_for(fused_file, noise):
 
 
 def test_noise_between_convolutions_is_the_same_in_all_chunks(fused_file, noise):
-    _, plain = fused_file(Config(None, blocks(16, "all", noisy=True), 0, 16, 16, timestep=0.05, noise=0.025))
+    _, plain = fused_file(Config(None, blocks(64, "all all all", noisy=True), 0, 64, 16, timestep=0.05, noise=0.025))
     assert plain.model.config.decoder_blocks[0].noisy
     z = noise(1, 16, 4, 2, 3)
     whole = plain.decode(z, seed=3)
@@ -196,7 +201,7 @@ def test_encoders_are_of_their_description(seed_model, tmp_path, noise):
         Block(64, stride=STRIDES["all"], shortcut=True), Block(64, 1),
         Block(64, stride=STRIDES["all"]), Block(64, 1),
     )  # fmt: skip
-    config = Config(down, blocks(64, "all all space"), 8, 64, 16, encoder_border="zero")
+    config = Config(down, blocks(64, "all all all"), 8, 64, 16, encoder_border="zero")
     model = ARCHITECTURE.build(config).requires_grad_(False)
     seed_model(model, 3)
     save_file(model.state_dict(), tmp_path / "w.safetensors")
@@ -230,10 +235,12 @@ def test_the_published_one():
         ('{"vae": {"norm_layer": "group_norm"}}', "pixel_norm"),
         ('{"vae": {"spatial_padding_mode": "circular"}}', "circular"),
         ('{"vae": {"decoder_blocks": [["res_x", 1]]}}', "not in the file's description"),
-        ('{"vae": {"decoder_blocks": [["res_x", 1], ["odd", {}], ["res_x", 1]]}}', "odd"),
+        (json.dumps({"vae": {"decoder_blocks": [["res_x", 1], ["odd", {}]] * 3 + [["res_x", 1]]}}), "odd"),
+        (json.dumps({"vae": {"decoder_blocks": [["res_x", 1], ["compress_time", {}]] * 3 + [["res_x", 1]]}}), "only"),
     ],
 )
 def test_strange_descriptions_are_refused(build, tmp_path, description, says):
-    save_file(build(tiny(width=16, kinds="all")).state_dict(), tmp_path / "w.safetensors", {"config": description})
+    path = tmp_path / "w.safetensors"
+    save_file(build(tiny(kinds="all all all")).state_dict(), path, {"config": description})
     with pytest.raises(CheckpointError, match=says):
-        load(tmp_path / "w.safetensors", device="cpu")
+        load(path, device="cpu")
