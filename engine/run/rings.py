@@ -64,15 +64,15 @@ class Ring:
         self.restart()
         self.data = torch.empty((self.slots, *self.plane), dtype=self.dtype, device=device)
 
-    def place(self, key: str, frames: int) -> tuple[int, int]:
+    def place(self, key: str, frames: int, late: bool = False) -> tuple[int, int]:
         """(slot of the oldest frame of its history, slot for the first of its `frames` new ones).
 
-        The first ones of a clip may be fewer than others got before it in this pass: they are then the last of as many.
+        late: a clip's first ones may be fewer than others got before it in this pass; they are the last of as many.
         """
         fed = self._fed.get(key, 0)
         self._fed[key] = fed + frames
-        late = 0 if key in self._started else max(self._fed.values()) - fed - frames
-        start = (self._position + fed + late - self._ends[key]) % self.slots
+        ahead = max(self._fed.values()) - fed - frames if late and key not in self._started else 0
+        start = (self._position + fed + ahead - self._ends[key]) % self.slots
         return start, (start + self.histories[key]) % self.slots
 
     def begin(self, key: str, head: str, start: int | None = None) -> None:

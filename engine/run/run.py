@@ -204,7 +204,7 @@ class Run(Memory):
             if self.dry:
                 ring.join(conv.key, conv.history, d)
                 return
-            start, slot = ring.place(conv.key, d)
+            start, slot = ring.place(conv.key, d, bool(self.after))
             if x.shape[0]:
                 self.attempt(norm_act, x, norm, ring.data, slot=slot, store=store, coefs=coefs, health=self.health)
             ring.begin(conv.key, self.head, start)
