@@ -27,6 +27,8 @@ from ..hardware import survey
 from ..loader import PRECISIONS, auto_precision, load
 from ..memory import GIB
 from ..options import DEFAULTS, TOGGLES
+from ..planning.budget import Limits
+from ..request import Request
 from ..vae import VideoVAE
 from .passes import (
     apply_channels_last_3d,
@@ -342,7 +344,7 @@ def largest_tile(vae: VideoVAE, gb: float) -> int:
     def plan(steps: int) -> None:
         side = steps * TILE_STEP // vae.spatial
         # 8 latents: a longer clip takes no more. Nothing parked: that would fit frames of any size.
-        vae.planner.plan("decoder", 1, 8, side, side, tiling="untiled", target=int(gb * GIB), host=0)
+        vae.planner.plan("decoder", (8, side, side), Request("untiled"), Limits(int(gb * GIB)))
 
     fits, most = 1, LARGEST_TILE // TILE_STEP
     plan(fits)

@@ -23,8 +23,8 @@ Size = tuple[int, int]
 
 
 class PlainWalk:
-    """For one model. Each walk takes two chunks (the second one meets a full history) of clips that are all through at
-    once, and is remembered."""
+    """For one model. Each walk takes two chunks (the second one meets a full history) of one clip, and is
+    remembered."""
 
     def __init__(self, architecture: Architecture, config: Any, dtype: torch.dtype, flash_attention: bool) -> None:
         self._architecture, self._config = architecture, config
@@ -36,16 +36,16 @@ class PlainWalk:
         self._tile = functools.lru_cache(maxsize=1024)(self._walk_tile)
 
     def peak(
-        self, half: str, batch: int, latents: int, steps: Steps, frame: Size, tile: Size, rest: Size, products: bool
+        self, half: str, latents: int, steps: Steps, frame: Size, tile: Size, rest: Size, products: bool
     ) -> int:
         """Bytes besides the weights, for `latents` of frames or tiles of these latent pixels; rest: pixels that fill
         none. products: convolutions are matrix products (engine/kernels/exact.py)."""
         latents = min(latents, 2 * steps.latents)
         if tile == frame:
-            return self._whole(half, batch, latents, steps, frame, rest, products)
+            return self._whole(half, latents, steps, frame, rest, products)
         # What sees whole frames and what sees tiles run one after the other.
-        front, channels = self._front(half, batch, latents, steps.latents, frame, products)
-        return max(front, self._tile(half, batch, latents, steps, tile, rest, channels, products))
+        front, channels = self._front(half, latents, steps.latents, frame, products)
+        return max(front, self._tile(half, latents, steps, tile, rest, channels, products))
 
     @functools.cached_property
     def _model(self) -> nn.Module:
@@ -54,23 +54,23 @@ class PlainWalk:
             return copy.deepcopy(model).to(self._dtype)
 
     def _walk_whole(
-        self, half: str, batch: int, latents: int, steps: Steps, frame: Size, rest: Size, products: bool
+        self, half: str, latents: int, steps: Steps, frame: Size, rest: Size, products: bool
     ) -> int:
         part = _Sampled(getattr(self._model, half))
 
         def program() -> None:
             if half == "decoder":
-                features = decode_features(part, self._latents(batch, latents, steps.latents, frame), _nothing)
+                features = decode_features(part, self._latents(latents, steps.latents, frame), _nothing)
                 _run(decode_frames(part, features, steps, _nothing, part.split))
             else:
-                features = encode_features(part, self._video(batch, latents, steps, frame, rest), steps, _nothing,
+                features = encode_features(part, self._video(latents, steps, frame, rest), steps, _nothing,
                                            part.split)  # fmt: skip
                 _run(encode_moments(part, features, _nothing))
 
         return self._peak(program, products)
 
     def _walk_front(
-        self, half: str, batch: int, latents: int, chunk: int, frame: Size, products: bool
+        self, half: str, latents: int, chunk: int, frame: Size, products: bool
     ) -> tuple[int, int]:
         """The part that sees whole frames at latent resolution, and the channels of the features beside it."""
         part, channels = getattr(self._model, half), 0
@@ -83,25 +83,25 @@ class PlainWalk:
         def program() -> None:
             nonlocal channels
             if half == "decoder":
-                z = self._latents(batch, latents, chunk, frame)
+                z = self._latents(latents, chunk, frame)
                 for features in decode_features(part, z, _nothing):
                     channels = features.shape[1]
             else:
-                _run(encode_moments(part, self._features(batch, latents, chunk, frame, channels), _nothing))
+                _run(encode_moments(part, self._features(latents, chunk, frame, channels), _nothing))
 
         return self._peak(program, products), channels
 
     def _walk_tile(
-        self, half: str, batch: int, latents: int, steps: Steps, tile: Size, rest: Size, channels: int, products: bool
+        self, half: str, latents: int, steps: Steps, tile: Size, rest: Size, channels: int, products: bool
     ) -> int:
         part = _Sampled(getattr(self._model, half))
 
         def program() -> None:
             if half == "decoder":
-                features = self._features(batch, latents, steps.latents, tile, channels)
+                features = self._features(latents, steps.latents, tile, channels)
                 _run(decode_frames(part, features, steps, _nothing, part.split))
             else:
-                video = self._video(batch, latents, steps, tile, rest)
+                video = self._video(latents, steps, tile, rest)
                 _run(encode_features(part, video, steps, _nothing, part.split))
 
         return self._peak(program, products)
@@ -110,19 +110,19 @@ class PlainWalk:
         with attention_scope(self._flash_attention):
             return peak_bytes(program, products)
 
-    def _latents(self, batch: int, latents: int, chunk: int, size: Size) -> Iterable[Tensor]:
-        return self._features(batch, latents, chunk, size, self._model.config.latent_channels)
+    def _latents(self, latents: int, chunk: int, size: Size) -> Iterable[Tensor]:
+        return self._features(latents, chunk, size, self._model.config.latent_channels)
 
-    def _features(self, batch: int, latents: int, chunk: int, size: Size, channels: int) -> Iterable[Tensor]:
+    def _features(self, latents: int, chunk: int, size: Size, channels: int) -> Iterable[Tensor]:
         for first in range(0, latents, chunk):
             count = min(chunk, latents - first)
-            yield torch.empty(batch, channels, count, *size, device="meta", dtype=self._dtype)
+            yield torch.empty(1, channels, count, *size, device="meta", dtype=self._dtype)
 
-    def _video(self, batch: int, latents: int, steps: Steps, size: Size, rest: Size) -> Iterable[Tensor]:
+    def _video(self, latents: int, steps: Steps, size: Size, rest: Size) -> Iterable[Tensor]:
         rows, cols = (self._spatial * n + r for n, r in zip(size, rest, strict=True))
         meta = torch.device("meta")
         for a, b in frame_spans(self._temporal * (latents - 1) + 1, steps.latents, self._temporal):
-            yield to_network(torch.empty(batch, b - a, rows, cols, 3, device=meta), meta, self._dtype)
+            yield to_network(torch.empty(1, b - a, rows, cols, 3, device=meta), meta, self._dtype)
 
 
 class _Sampled:

@@ -10,9 +10,11 @@ from zerowaste_vae.engine import log
 from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
 from zerowaste_vae.engine.errors import PlanError
 from zerowaste_vae.engine.options import DEFAULTS
+from zerowaste_vae.engine.planning.budget import Limits
 from zerowaste_vae.engine.planning.cost import leanest, quickest
 from zerowaste_vae.engine.planning.fused_walk import FusedWalk
 from zerowaste_vae.engine.planning.planner import Planner
+from zerowaste_vae.engine.request import Request
 from zerowaste_vae.engine.run.graphs import GRAPH_BYTES
 from zerowaste_vae.engine.run.parking import Parking
 
@@ -31,8 +33,8 @@ def planner(path):
 
 
 def plan(planner, height, width, gb, host_gb=62.0, half="decoder", **options):
-    size = height // 8, width // 8
-    return planner.plan(half, 1, 6, *size, target=int(gb * GIB), host=int(host_gb * GIB), **options)
+    limits = Limits(int(gb * GIB), host=int(host_gb * GIB))
+    return planner.plan(half, (6, height // 8, width // 8), Request(**options), limits)
 
 
 @pytest.mark.parametrize(
