@@ -16,7 +16,7 @@ from ..network.stream import decode_features, decode_frames, encode_features, en
 from ..run.pixels import to_network
 from ..run.plan import Steps
 from ..run.scope import attention_scope
-from .dryrun import peak_bytes
+from .dryrun import PeakMemory, peak_bytes
 from .meta import meta_model
 
 Size = tuple[int, int]
@@ -56,7 +56,7 @@ class PlainWalk:
     def _walk_whole(
         self, half: str, latents: int, steps: Steps, frame: Size, rest: Size, products: bool
     ) -> int:
-        part = _Sampled(getattr(self._model, half))
+        part, memory = self._sampled(half, products)
 
         def program() -> None:
             if half == "decoder":
@@ -67,7 +67,7 @@ class PlainWalk:
                                            part.split)  # fmt: skip
                 _run(encode_moments(part, features, _nothing))
 
-        return self._peak(program, products)
+        return self._peak(program, memory)
 
     def _walk_front(
         self, half: str, latents: int, chunk: int, frame: Size, products: bool
@@ -89,12 +89,12 @@ class PlainWalk:
             else:
                 _run(encode_moments(part, self._features(latents, chunk, frame, channels), _nothing))
 
-        return self._peak(program, products), channels
+        return self._peak(program, PeakMemory(products)), channels
 
     def _walk_tile(
         self, half: str, latents: int, steps: Steps, tile: Size, rest: Size, channels: int, products: bool
     ) -> int:
-        part = _Sampled(getattr(self._model, half))
+        part, memory = self._sampled(half, products)
 
         def program() -> None:
             if half == "decoder":
@@ -104,11 +104,15 @@ class PlainWalk:
                 video = self._video(latents, steps, tile, rest)
                 _run(encode_features(part, video, steps, _nothing, part.split))
 
-        return self._peak(program, products)
+        return self._peak(program, memory)
 
-    def _peak(self, program: Callable[[], None], products: bool) -> int:
+    def _sampled(self, half: str, products: bool) -> tuple[_Sampled, PeakMemory]:
+        memory = PeakMemory(products)
+        return _Sampled(getattr(self._model, half), memory), memory
+
+    def _peak(self, program: Callable[[], None], memory: PeakMemory) -> int:
         with attention_scope(self._flash_attention):
-            return peak_bytes(program, products)
+            return peak_bytes(program, memory)
 
     def _latents(self, latents: int, chunk: int, size: Size) -> Iterable[Tensor]:
         return self._features(latents, chunk, size, self._model.config.latent_channels)
@@ -127,19 +131,26 @@ class PlainWalk:
 
 class _Sampled:
     """A half of the network whose `high` walks the first and the last steps of a chunk. The last one also meets a full
-    history and all frames before it: of those between, only what they leave is counted."""
+    history and all frames before it: of those between, only what they leave is counted. A step that finds and leaves
+    everything as the one before it needs what that has needed."""
 
-    def __init__(self, part: nn.Module) -> None:
-        self._part = part
+    def __init__(self, part: nn.Module, memory: PeakMemory) -> None:
+        self._part, self._memory = part, memory
         self.low, self.mid, self.program = part.low, part.mid, part.program
         self._left: torch.Size | None = None
+        self._more = 0
+        self._found: list[torch.Size] = []
         self._between = False
 
-    def high(self, x: Tensor, state: State | None = None) -> Tensor:
+    def high(self, x: Tensor, state: State) -> Tensor:
         if self._between:
             return x.new_empty(*self._left[:2], x.shape[2], *self._left[3:])
-        y = self._part.high(x, state)
-        self._left = y.shape
+        found = [x.shape, *_sizes(state)]
+        if found == self._found and not state.ending:
+            self._memory.need(self._more)
+            return x.new_empty(self._left)
+        y, self._more = self._memory.above(lambda: self._part.high(x, state))
+        self._left, self._found = y.shape, found if found[1:] == _sizes(state) else []
         return y
 
     def split(self, x: Tensor, size: int) -> Iterator[Tensor]:
@@ -152,6 +163,10 @@ class _Sampled:
         for i, part in enumerate(x.split(sizes if sizes[-1] else sizes[:-1], 2)):
             self._between = i == 1
             yield part
+
+
+def _sizes(state: State) -> list[torch.Size]:
+    return [history.shape for history in state.histories.values()]
 
 
 def _run(parts: Iterable[object]) -> None:
