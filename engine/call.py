@@ -144,7 +144,7 @@ def _attempt(
     if plan.fused:
         _pack(vae, report, f"{report.operation}r")
     if plan.tiled or not plan.fused:
-        KEPT.release()  # other runs take it up, or free it themselves
+        KEPT.release(vae.device)  # other runs take it up, or free it themselves
     with report.stage(report.operation):
         attempt(vae, plan)
 

@@ -28,7 +28,7 @@ from .precision.store import Store
 from .report import Report
 from .request import Request
 from .run.clip import Half
-from .run.devices import empty_host_cache
+from .run.devices import empty_host_cache, numbered
 from .run.guard import SAFER
 from .run.kept import KEPT
 from .run.pinned import POOL
@@ -140,9 +140,10 @@ class Core:
 
     def to(self, device: torch.device | str) -> Core:
         """Move the weights to where the runs will be; returns self."""
-        if torch.device(device) != self.device:
+        there = numbered(torch.device(device))
+        if there != self.device:
             self.release()
-            self.device = torch.device(device)
+            self.device = there
             mixed = self._mode_of(self._options)
             if mixed.mode != self._mixed.mode:
                 self._use(self._options)

@@ -177,8 +177,8 @@ def test_kept_memory_goes_to_one_of_two_threads():
     kept, holder = Kept(), Holder()
     kept.keep(holder)
     kept._lock = Overtaken(kept._lock, kept.release)
-    assert not kept.take(holder) and holder.freed == 1
+    assert not kept.take(holder.device, holder) and holder.freed == 1
     kept.keep(holder)
-    assert kept.take(holder) and not kept.take(holder) and holder.freed == 1
+    assert kept.take(holder.device, holder) and not kept.take(holder.device, holder) and holder.freed == 1
 
 
