@@ -221,8 +221,8 @@ class Core:
         return self.planner.plan(half, size, request, limits, rest, check)
 
     def _half(self, name: str, plan: Plan) -> Half:
-        path = self._fused if plan.fused else self._plain
-        return path.half(name, self.scale, self.device)
+        halves = self._fused if plan.fused else self._plain
+        return halves.half(name, self.scale, self.device)
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
