@@ -35,15 +35,17 @@ class Memory:
     """Everything a clip's walk writes to. Before `allocate` it only learns how much that is.
 
     `dtype` is the type of activations. `head` is what convolutions see before a clip: its first frame ("replicate") or
-    zeros ("zero").
+    zeros ("zero"). `border` is what they see around a frame: its edge ("replicate"), what lies behind that ("reflect"),
+    or zeros.
     """
 
     def __init__(
-        self, dtype: torch.dtype, device: torch.device, parking: Parking | None = None, head: str = "replicate"
-    ) -> None:
+        self, dtype: torch.dtype, device: torch.device, parking: Parking | None = None, head: str = "replicate",
+        border: str = "zero",
+    ) -> None:  # fmt: skip
         self.dtype = dtype
         self.device = device
-        self.head = head
+        self.head, self.border = head, border
         self.arena = Arena()
         self.rings: dict[tuple[Plane, torch.dtype], Ring] = {}
         self.parked = Parked(parking or _RESIDENT, device)
