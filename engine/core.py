@@ -68,8 +68,9 @@ class Core:
         self.dtype = dtype
         self.device = device
         self.path = path
-        self.latent_channels: int = model.config.latent_channels
-        self.spatial = architecture.spatial
+        #: Of latents outside; the network's own are those of `architecture` and `model.config`.
+        self.latent_channels: int = model.config.latent_channels * architecture.side**2
+        self.spatial = architecture.spatial * architecture.side
         self.temporal = architecture.temporal
         self.scale = architecture.scale
         self._separate()
@@ -226,6 +227,12 @@ class Core:
     def _half(self, name: str, plan: Plan) -> Half:
         path = self._fused if plan.fused else self._plain
         return path.half(name, self.scale, self.device)
+
+    def size_inside(self, batch: int, latents: int, height: int, width: int) -> tuple[int, int, int, int]:
+        """What such latents are for plans and runs: the network's own size, and pictures as one clip."""
+        if self.architecture.still:
+            batch, latents = 1, batch * latents
+        return batch, latents, self.architecture.side * height, self.architecture.side * width
 
     # -- calls --------------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from .run.progress import Cancel, Progress, Ticker
 
 
 class VideoVAE(Core, DocumentedMethods):
-    """A loaded video VAE.
+    """A loaded VAE of videos or pictures.
 
     Latents of `decode` and `encode` are host-scaled (the network's times `scale`), those of the `_raw` pair are the
     network's own. Results lie in host memory. Memory options are in GB (2^30); 0 means automatic.
@@ -49,7 +49,7 @@ class VideoVAE(Core, DocumentedMethods):
         check: called while it is looked for; may raise.
         """
         request = Request(tiling, tile, overlap, chunk, vram_gb, ram_gb, output)
-        return self._plan("decoder", (batch, latents, height, width), request, below, check)
+        return self._plan("decoder", self.size_inside(batch, latents, height, width), request, below, check)
 
     def decode(
         self,
@@ -69,7 +69,8 @@ class VideoVAE(Core, DocumentedMethods):
     ) -> Tensor:
         """Host-scaled latent [B, C, T, h, w] (or [C, T, h, w]) -> frames [B, 4(T-1)+1, s*h, s*w, 3] in 0..1.
 
-        s: `spatial`. tiling: "untiled" runs whole frames, "exact" equals them (fused on a GPU in bands of `tile` rows,
+        s: `spatial`. A VAE of pictures (`temporal` 1) gives each latent a frame of its own and takes [B, C, h, w] too.
+        tiling: "untiled" runs whole frames, "exact" equals them (fused on a GPU in bands of `tile` rows,
         where that is given), "blended" uses tiles of `tile` pixels (0: chosen for the target) sharing `overlap` pixels;
         "auto" runs whole frames, or what else fits, and says so. chunk: latents per step. output: "float32", "float16"
         or "uint8" (0..255). progress(done, total) after each chunk; cancel() true raises Cancelled.
@@ -78,7 +79,7 @@ class VideoVAE(Core, DocumentedMethods):
         Raises InputError on a wrong latent or option, PlanError when nothing fits the target.
         """
         request = Request(tiling, tile, overlap, chunk, vram_gb, ram_gb, output)
-        z = check_latent(latent, self.latent_channels)
+        z = check_latent(latent, self.latent_channels, self.architecture.still)
         return call.decode(self, z, request, Ticker(progress, cancel), out, on_plan)
 
     def decode_raw(self, z: Tensor, *, chunk: int = 0, frames: int = 0) -> Tensor:
@@ -86,7 +87,9 @@ class VideoVAE(Core, DocumentedMethods):
 
         chunk: latents per step, frames: frames per step after the temporal upsamplers (0: all at once).
         """
-        z = check_latent(z, self.latent_channels)
+        z = check_latent(z, self.latent_channels, self.architecture.still)
+        if self.model.packing is not None:
+            z = self.model.packing.unpack(z)
         self._plain.set_layout(self._options)
         with self._scope():
             chunks = self._plain.frames(z, Steps(chunk, frames), self.device, no_check)
@@ -115,7 +118,7 @@ class VideoVAE(Core, DocumentedMethods):
         `check` as in `plan_decode`. rest: their rows and columns of pixels that fill no latent pixel."""
         self._need_encoder()
         request = Request(tiling, tile, overlap, chunk, vram_gb, ram_gb)
-        return self._plan("encoder", (batch, latents, height, width), request, below, check, rest)
+        return self._plan("encoder", self.size_inside(batch, latents, height, width), request, below, check, rest)
 
     def encode(
         self,
@@ -134,12 +137,13 @@ class VideoVAE(Core, DocumentedMethods):
     ) -> Tensor:
         """Frames [B, F, H, W, 3] or [F, H, W, 3] in 0..1 (or uint8) -> host-scaled latent [B, C, T, H//s, W//s].
 
-        T = (F - 1) // 4 + 1; frames beyond 4(T - 1) + 1 are not read. seed None gives the mean, a seed a sample.
+        T = (F - 1) // 4 + 1; frames beyond 4(T - 1) + 1 are not read. A VAE of pictures takes [B, H, W, 3] for B clips
+        of one frame. seed None gives the mean, a seed a sample.
         Options and errors as in `decode`.
         """
         self._need_encoder()
         request = Request(tiling, tile, overlap, chunk, vram_gb, ram_gb)
-        x = check_video(video, self.spatial)
+        x = check_video(video, self.spatial, self.architecture.still)
         return call.encode(self, x, request, Ticker(progress, cancel), seed, on_plan)
 
     def encode_raw(self, x: Tensor, *, chunk: int = 0, frames: int = 0) -> Tensor:
