@@ -38,13 +38,9 @@ def decode(
     if out is not None:
         check_out(out, shape, request.dtype)
     report = core._begin("decode", shape[:4])
-    if core.model.packing is not None:
-        z = core.model.packing.unpack(z)
+    z = core.inside(z)
     result = torch.empty(shape, dtype=request.dtype) if out is None else out
-    if core.architecture.still:  # none knows of another: as frames of one clip they share steps
-        z, out = z.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None], result.view(1, -1, *shape[2:])
-    else:
-        out = result
+    out = result.view(1, -1, *shape[2:]) if core.architecture.still else result
     batch, _, count, h, w = z.shape
     sink = PixelSink(tuple(out.shape), request.dtype, out)
     guard = Guard(tick, core.device, report.events, core.on_pressure)

@@ -228,6 +228,13 @@ class Core:
         path = self._fused if plan.fused else self._plain
         return path.half(name, self.scale, self.device)
 
+    def inside(self, z: Tensor) -> Tensor:
+        """Latents [B, C, T, h, w] from outside as the network and its plans know them. Pictures become one clip: none
+        knows of another, and as frames of a clip they share steps."""
+        if self.model.packing is not None:
+            z = self.model.packing.unpack(z)
+        return z.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None] if self.architecture.still else z
+
     def size_inside(self, batch: int, latents: int, height: int, width: int) -> tuple[int, int, int, int]:
         """What such latents are for plans and runs: the network's own size, and pictures as one clip."""
         if self.architecture.still:

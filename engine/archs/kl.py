@@ -178,11 +178,7 @@ def _beside(names: list[str]) -> dict[str, str | None]:
     return {n: f"{_MOVED.get(n.rpartition('.')[0], n.rpartition('.')[0])}.{n.rpartition('.')[2]}" for n in names}
 
 
-DIFFUSERS = KeySet(
-    "kl-diffusers",
-    ("decoder.up_blocks.0.upsamplers.0.conv.weight", "encoder.down_blocks.0.downsamplers.0.conv.weight"),
-    _original,
-)
+DIFFUSERS = KeySet("kl-diffusers", ("decoder.up_blocks.0.upsamplers.0.conv.weight",), _original)
 _WIDTHS = (128, 256, 512, 512)
 #: ComfyUI runs them all in bf16; those of Stable Diffusion leave fp16's range.
 _architecture = functools.partial(

@@ -79,7 +79,8 @@ _OTHERS = (
 # The order decides: a later family's keys may also occur in an earlier one (HunyuanVideo's in LTX, Wan 2.1's in 2.2).
 KEY_SETS = (
     seedvr2.KEYS, *_OTHERS, _MOCHI, _LTX, _COGVIDEOX, _HUNYUAN, _COSMOS, wan.WAN22.keys, wan.WAN21.keys, wan.DIFFUSERS,
-    _TAEHV, _TEMPORAL_SD, _HUNYUAN_IMAGE, kl.DIFFUSERS, kl.FLUX2.keys, kl.SD.keys, kl.FLUX.keys,
+    _TAEHV, _TEMPORAL_SD, _HUNYUAN_IMAGE, kl.DIFFUSERS, seedvr2.ENCODER_KEYS,
+    kl.FLUX2.keys, kl.SD.keys, kl.FLUX.keys,
 )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..network.ops.attention import Attention
 from ..network.ops.conv import Conv
@@ -103,11 +103,9 @@ def _native(names: list[str]) -> dict[str, str | None]:
     return renamed
 
 
-KEYS = KeySet(
-    "seedvr2",
-    ("decoder.up_blocks.2.upsamplers.0.upscale_conv.weight", "encoder.down_blocks.1.downsamplers.0.conv.weight"),
-    _native,
-)
+KEYS = KeySet("seedvr2", ("decoder.up_blocks.2.upsamplers.0.upscale_conv.weight",), _native)
+#: Of files without the decoder. Others that diffusers writes have it, too.
+ENCODER_KEYS = replace(KEYS, keys=("encoder.down_blocks.1.downsamplers.0.conv.weight",))
 PUBLISHED = Published(
     "SeedVR2", Config((128, 256, 512, 512), (128, 256, 512, 512)), r"seedvr|ema_vae", ("seedvr2",)
 )
