@@ -8,7 +8,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -27,9 +26,6 @@ from ..engine.request import TILINGS
 from ..engine.run.pixels import OUTPUTS
 from ..engine.run.plan import Plan
 from .wording import labelled
-
-if TYPE_CHECKING:
-    from ..engine import VideoVAE
 
 #: Largest values a question may hold; sizes in pixels, memory in GB.
 LIMITS = {"width": 16384, "height": 16384, "frames": 100_000, "batch": 64, "tile": 16384, "overlap": 16384,
@@ -168,7 +164,9 @@ def answer(question: Question, machine: Machine) -> dict[str, object]:
     plain = architecture.native if precision in MIXED else precision
     planner, off = _planner(architecture, config, asked, plain, machine.device, question.options)
     target, source = machine.target(question.vram_gb, question.ram_gb)
-    latents = -(-(question.frames - 1) // architecture.temporal) + 1
+    latents, batch = -(-(question.frames - 1) // architecture.temporal) + 1, question.batch
+    if architecture.still:
+        latents, batch = latents * batch, 1
     height, width = (-(-n // architecture.spatial) for n in (question.height, question.width))
     output = OUTPUTS["float32" if question.output == "auto" else question.output]
     facts = {
@@ -183,7 +181,7 @@ def answer(question: Question, machine: Machine) -> dict[str, object]:
     }
     try:
         plan = planner.plan(
-            "decoder", question.batch, latents, height, width, tiling=question.tiling, tile=question.tile,
+            "decoder", batch, latents, height, width, tiling=question.tiling, tile=question.tile,
             overlap=question.overlap, chunk=question.chunk, target=target,
             room=machine.room(question.vram_gb), host=machine.host(question.ram_gb), output=output,
         )  # fmt: skip
@@ -191,7 +189,7 @@ def answer(question: Question, machine: Machine) -> dict[str, object]:
         clip = {"frames": question.frames, "batch": question.batch}
         clip |= {"width": architecture.spatial * width, "height": architecture.spatial * height}
         return {"fits": False, "text": labelled(str(error)), **clip, **facts}
-    return {**plan_facts(plan, question.batch, latents, architecture, output), **facts, **raised_facts(plan)}
+    return {**plan_facts(plan, batch, latents, architecture, output), **facts, **raised_facts(plan)}
 
 
 def raised_facts(plan: Plan) -> dict[str, object]:
@@ -200,7 +198,7 @@ def raised_facts(plan: Plan) -> dict[str, object]:
 
 
 def plan_facts(
-    plan: Plan, batch: int, latents: int, architecture: Architecture | VideoVAE, output: torch.dtype
+    plan: Plan, batch: int, latents: int, architecture: Architecture, output: torch.dtype
 ) -> dict[str, object]:
     """What the panel draws of a plan: sizes in pixels, memory in GB."""
     s, t = architecture.spatial, architecture.temporal
