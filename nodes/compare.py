@@ -65,7 +65,7 @@ class Compare(io.ComfyNode):
         their_outcome.report.mode = "VAE Decode"
         wishes = wishes.over(fast.settings)
         clip, our_outcome = fast.run_decode(latent, wishes)
-        crop = samples.get(frames.CLIP_SIZE), fast.engine.temporal, fast.multiple
+        crop = samples.get(frames.CLIP_SIZE), fast.engine.temporal, fast.layout.multiple
         cropped = frames.crop_clip(clip, *crop)
         theirs = theirs.unflatten(0, clip.shape[:2]) if theirs.shape[1:] == clip.shape[2:] else theirs[None]
         theirs = frames.crop_clip(theirs, *crop)
@@ -82,8 +82,8 @@ class Compare(io.ComfyNode):
 
 def _as_host(latent: Tensor, vae: host.EngineVAE) -> Tensor:
     """With an axis for time where there is one, as the host's own decode takes it."""
-    latent = frames.as_latent(latent, vae.latent_channels, vae.still)
-    return latent[:, :, 0] if vae.still else latent
+    latent = vae.layout.latent(latent)
+    return latent[:, :, 0] if vae.layout.still else latent
 
 
 def _edges(outcome: Outcome, wishes: Settings, images: Tensor) -> tuple[list[int], list[int]]:

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..engine import InputError
+from ..engine.archs import Architecture
 
 #: The host's SeedVR2 sampler works on 2x2 patches of 8x8-pixel latents.
 SIZE_MULTIPLE = 16
@@ -74,3 +75,44 @@ def as_latent(samples: Tensor, channels: int, still: bool = False) -> Tensor:
         "The latent comes from another kind of model than this VAE: connect the VAE of that model. This one "
         f"decodes latents {shapes}, not {list(samples.shape)}"
     )
+
+
+class Layout:
+    """How the host carries what a VAE takes and gives; sizes for plans, where pictures are one clip and packed latents
+    what they are for the network."""
+
+    def __init__(self, architecture: Architecture, latent_channels: int) -> None:
+        self._architecture, self._channels = architecture, latent_channels
+        #: Latents and images have no axis for time.
+        self.still = architecture.still
+        #: Pixels whose multiples the sides of what is encoded are padded to.
+        self.multiple = architecture.spatial * architecture.side if self.still else SIZE_MULTIPLE
+
+    def latent(self, samples: Tensor) -> Tensor:
+        """LATENT samples as [B, C, T, h, w]."""
+        return as_latent(samples, self._channels, self.still)
+
+    def clip(self, images: Tensor) -> Tensor:
+        """IMAGE as [B, F, H, W, 3]."""
+        return as_clip(images, self.still)
+
+    def shown(self, images: Tensor) -> Tensor:
+        """[B, F, H, W, 3] as the host's own VAE of the kind gives them."""
+        return images[:, 0] if self.still else images
+
+    def latent_size(self, shape: torch.Size) -> tuple[int, int, int, int]:
+        """(batch, latents, height, width) of samples [B, C, T, h, w], [B, C, h, w] or [B, C*T, h, w]."""
+        latents, side = shape[2] if len(shape) == 5 else shape[1] // self._channels, self._architecture.side
+        return self._size(shape[0], latents, side * shape[-2], side * shape[-1])
+
+    def clip_size(self, batch: int, frames: int, height: int, width: int) -> tuple[int, int, int, int]:
+        """As `latent_size`, of the latents that a clip becomes."""
+        s, t = self._architecture.spatial, self._architecture.temporal
+        return self._size(batch, max(0, (frames + t - 1) // t), height // s, width // s)
+
+    def pixel_size(self, shape: torch.Size) -> tuple[int, int, int, int]:
+        """As `clip_size`, of what the host's own encode would be given: [B, 3, F, H, W], or pictures [B, 3, H, W]."""
+        return self.clip_size(shape[0], 1 if self.still else shape[2], shape[-2], shape[-1])
+
+    def _size(self, batch: int, latents: int, *sides: int) -> tuple[int, int, int, int]:
+        return (1, batch * latents, *sides) if self.still else (batch, latents, *sides)

@@ -6,8 +6,9 @@ import copy
 import functools
 import time
 import weakref
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import comfy.model_management as mm
 import comfy.model_patcher
@@ -27,12 +28,13 @@ from ..engine.loader import PRECISIONS, auto_precision
 from ..engine.memory import GIB
 from ..engine.options import Options
 from ..engine.planning.budget import Machine
+from ..engine.request import Request
 from ..engine.run.devices import empty_host_cache
 from ..engine.run.kept import KEPT
 from ..engine.run.pinned import POOL, forbid
 from ..engine.run.pixels import OUTPUTS
 from ..engine.run.plan import Plan
-from .frames import SIZE_MULTIPLE, as_clip, as_latent
+from .frames import Layout
 from .planning import KNOWN, plan_facts, raised_facts
 from .preview import SIZE as PREVIEW_SIZE
 from .preview import Preview
@@ -85,7 +87,8 @@ class EngineVAE(comfy.sd.VAE):
         self.latent_channels = engine.latent_channels
         self.output_channels = 3
         t, s = engine.temporal, engine.spatial
-        if self.still:
+        self.layout = Layout(engine.architecture, engine.latent_channels)
+        if self.layout.still:
             self.upscale_ratio = self.downscale_ratio = s
         else:
             self.latent_dim = 3
@@ -100,18 +103,8 @@ class EngineVAE(comfy.sd.VAE):
     def _use(self, engine: VideoVAE) -> None:
         self.engine = engine
         self._engines.add(engine)
-        self.memory_used_decode = lambda shape, dtype: self._peak("decoder", self._latent_size(shape))
-        self.memory_used_encode = lambda shape, dtype: self._peak("encoder", self._pixel_size(shape))
-
-    @property
-    def still(self) -> bool:
-        """Whether it is about pictures: latents and images have no axis for time."""
-        return self.engine.architecture.still
-
-    @property
-    def multiple(self) -> int:
-        """Pixels whose multiples our encode pads the sides of images to."""
-        return self.engine.spatial if self.still else SIZE_MULTIPLE
+        self.memory_used_decode = lambda shape, dtype: self._peak("decoder", self.layout.latent_size(shape))
+        self.memory_used_encode = lambda shape, dtype: self._peak("encoder", self.layout.pixel_size(shape))
 
     def with_wishes(self, settings: Settings, options: Options | None = None) -> EngineVAE:
         """The same VAE (weights shared) under other settings, and with other optimisations if any are given."""
@@ -133,12 +126,12 @@ class EngineVAE(comfy.sd.VAE):
     def decode(self, samples_in: Tensor, vae_options: dict | None = None) -> Tensor:
         """LATENT samples -> frames [B, F, H, W, 3], or pictures [B, H, W, 3], in 0..1, in the host's intermediate
         type."""
-        return self._shown(self.run_decode(samples_in, self.settings)[0])
+        return self.layout.shown(self.run_decode(samples_in, self.settings)[0])
 
     def decode_tiled(self, samples: Tensor, tile_x: int | None = None, **_: object) -> Tensor:
         """As `decode`, in exact tiles of `tile_x` latent pixels: tiles along time would cut the causal history."""
         tile = (tile_x or 0) * self.engine.spatial
-        return self._shown(self.run_decode(samples, Settings("exact", tile).over(self.settings))[0])
+        return self.layout.shown(self.run_decode(samples, Settings("exact", tile).over(self.settings))[0])
 
     def encode(self, pixel_samples: Tensor) -> Tensor:
         """IMAGE [F, H, W, C] or [B, F, H, W, C] -> samples [B, C, T, h, w] (of pictures [B, C, h, w]), host-scaled."""
@@ -152,15 +145,15 @@ class EngineVAE(comfy.sd.VAE):
 
     def run_decode(self, samples: Tensor, settings: Settings) -> tuple[Tensor, Outcome]:
         """Decode under `settings`; also returns what the run did."""
-        latent = as_latent(samples, self.latent_channels, self.still)
-        size = self._latent_size(latent.shape)
+        latent = self.layout.latent(samples)
+        size = self.layout.latent_size(latent.shape)
         output = settings.output
         if output == "auto":
             output = "float16" if self._output_dtype() is torch.float16 else "float32"
-        options = {**settings.plan_options(), **settings.memory_options(), "chunk": settings.chunk, "output": output}
+        options = {**settings.options(), "output": output}
         started = time.perf_counter()
         say_here("decode: making room and loading the weights")
-        with fitting("decode"), self._loaded("decoder", size, settings, chunk=settings.chunk, output=OUTPUTS[output]):
+        with fitting("decode"), self._loaded("decoder", size, options) as made:
             loaded = time.perf_counter() - started
             s, frames = self.engine.spatial, self.engine.frames(latent.shape[2])
             sides = (s * n for n in latent.shape[3:])
@@ -171,7 +164,9 @@ class EngineVAE(comfy.sd.VAE):
                 clips = images.view(size[0], -1, *images.shape[2:])
                 return Preview(clips, plan, size[1], self.engine.temporal, self._on_gpu) if on else None
 
-            _, plan = self._interruptible(self.engine.decode, size, latent, preview=preview, out=images, **options)
+            _, plan = self._interruptible(
+                self.engine.decode, size, latent, preview=preview, out=images, plan=made, **options
+            )
         outcome = Outcome(self.engine.last_report, loaded)
         if settings.tiling == "exact" and settings.tile and plan.parking is None:
             outcome.notes.append(f"bands of {settings.tile} pixels were not used: this plan gives the same frames")
@@ -183,35 +178,36 @@ class EngineVAE(comfy.sd.VAE):
         """Encode [B, F, H, W, 3] under `settings`; also returns what the run did."""
         if not self.engine.can_encode:
             raise InputError(f"{self.engine.path or 'this VAE'} holds a decoder only: encode with the whole VAE's file")
-        size = self._clip_size(clip.shape[0], *clip.shape[1:4])
-        options = {**settings.plan_options(), **settings.memory_options(), "chunk": settings.chunk}
+        size = self.layout.clip_size(*clip.shape[:4])
+        options = settings.options()
         started = time.perf_counter()
         say_here("encode: making room and loading the weights")
-        with fitting("encode"), self._loaded("encoder", size, settings, chunk=settings.chunk):
+        rest = tuple(n % self.engine.architecture.spatial for n in clip.shape[2:4])
+        with fitting("encode"), self._loaded("encoder", size, options, rest) as made:
             loaded = time.perf_counter() - started
-            latent, _ = self._interruptible(self.engine.encode, size, clip, **options)
-        latent = latent[:, :, 0] if self.still else latent
+            latent, _ = self._interruptible(self.engine.encode, size, clip, plan=made, **options)
+        latent = latent[:, :, 0] if self.layout.still else latent
         return latent.to(self.output_device, self._output_dtype()), Outcome(self.engine.last_report, loaded)
 
     # -- host services --------------------------------------------------------------------------------------------
 
-    def _loaded(self, half: str, size: tuple[int, int, int, int], settings: Settings, **options: object) -> object:
-        """Have the host make room for the plan and load the weights; a context in which to run."""
-        memory, here = 0, _sample_machine()
+    @contextmanager
+    def _loaded(
+        self, half: str, size: tuple[int, int, int, int], options: dict[str, Any], rest: tuple[int, int] = (0, 0)
+    ) -> Iterator[Plan | None]:
+        """Have the host make room for the plan and load the weights; a context in which to run that plan."""
+        memory, plan, here = 0, None, _sample_machine()
         for engine in self._engines:  # packed weights that this run's plan does not count
             engine.release_packed(keep=half if engine is self.engine else "")
         if self._on_gpu:
-            limits = {
-                "target": here.target(settings.vram_gb, settings.ram_gb)[0],
-                "room": here.room(settings.vram_gb),
-                "host": here.host(settings.ram_gb),
-            }
-            memory = self._peak(half, size, **limits, **options, **settings.plan_options())
-            memory -= self.engine.packed_bytes  # they are there already
+            request = Request(**options)
+            plan = self.engine.planner.plan(half, size[1:], request, here.limits(request), rest)
+            memory = plan.peak_bytes - self.engine.packed_bytes  # they are there already
         mm.load_models_gpu([self.patcher], memory_required=memory, force_full_load=True)
         self.engine.to(self.device)
         context = getattr(mm, "cuda_device_context", None)
-        return context(self.device) if context else nullcontext()
+        with context(self.device) if context else nullcontext():
+            yield plan
 
     def _interruptible(
         self,
@@ -254,31 +250,13 @@ class EngineVAE(comfy.sd.VAE):
     def _on_gpu(self) -> bool:
         return self.device.type != "cpu"
 
-    def _peak(self, half: str, size: tuple[int, int, int, int], **options: object) -> int:
-        return self.engine.planner.plan(half, *size, **options).peak_bytes
+    def _peak(self, half: str, size: tuple[int, int, int, int]) -> int:
+        return self.engine.planner.plan(half, size[1:]).peak_bytes
 
     def _clip(self, images: Tensor) -> Tensor:
         """Any IMAGE as [B, F, H, W, 3], cropped as the host crops what it encodes."""
-        clip = as_clip(images, self.still)
+        clip = self.layout.clip(images)
         return self.vae_encode_crop_pixels(clip.flatten(0, 1)).unflatten(0, clip.shape[:2])
-
-    def _latent_size(self, shape: torch.Size) -> tuple[int, int, int, int]:
-        """(batch, latents, height, width) for plans, of samples [B, C, T, h, w] or [B, C*T, h, w]."""
-        latents = shape[2] if len(shape) == 5 else shape[1] // self.latent_channels
-        return self.engine.size_inside(shape[0], latents, shape[-2], shape[-1])
-
-    def _pixel_size(self, shape: torch.Size) -> tuple[int, int, int, int]:
-        """As `_latent_size`, of what the host would encode: [B, 3, F, H, W], or pictures [B, 3, H, W]."""
-        return self._clip_size(shape[0], 1 if self.still else shape[2], *shape[-2:])
-
-    def _clip_size(self, batch: int, frames: int, height: int, width: int) -> tuple[int, int, int, int]:
-        """As `_latent_size`, of the latents that a clip becomes."""
-        s, t = self.engine.spatial, self.engine.temporal
-        return self.engine.size_inside(batch, max(0, (frames + t - 1) // t), height // s, width // s)
-
-    def _shown(self, images: Tensor) -> Tensor:
-        """As the host's own VAE of the kind gives them."""
-        return images[:, 0] if self.still else images
 
     def _output_dtype(self) -> torch.dtype:
         choose = getattr(mm, "intermediate_dtype", None)

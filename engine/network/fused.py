@@ -51,7 +51,7 @@ class Fused:
 
     def begin(self, device: torch.device, parking: Parking | None) -> Run:
         """A dry Run that stands behind the clip's start: from there on a latent is as many frames as it can be."""
-        run = Run(self.dtype, device, parking, self.style.head, self.style.still)
+        run = Run(self.dtype, device, parking, self.style.head, self.style.border, self.style.still)
         names = (link.step.name for stage in self.stages for link in stage)
         run.done.update({**dict.fromkeys(names, 1), "latents": 1, "frames": 1})
         return run

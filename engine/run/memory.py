@@ -35,17 +35,17 @@ class Memory:
     """Everything a clip's walk writes to. Before `allocate` it only learns how much that is.
 
     `dtype` is the type of activations. `head` is what convolutions see before a clip: its first frame ("replicate") or
-    zeros ("zero"). still: there is no history, every frame is a picture of its own.
+    zeros ("zero"). `border` is what they see around a frame: its edge ("replicate"), what lies behind that ("reflect"),
+    or zeros. still: there is no history, every frame is a picture of its own.
     """
 
     def __init__(
         self, dtype: torch.dtype, device: torch.device, parking: Parking | None = None, head: str = "replicate",
-        still: bool = False,
+        border: str = "zero", still: bool = False,
     ) -> None:  # fmt: skip
         self.dtype = dtype
         self.device = device
-        self.head = head
-        self.still = still
+        self.head, self.border, self.still = head, border, still
         self.arena = Arena()
         self.rings: dict[tuple[Plane, torch.dtype], Ring] = {}
         self.parked = Parked(parking or _RESIDENT, device)

@@ -140,9 +140,10 @@ class NearestUp(Resampling):
         run.buffered(space, buffer, inside, out, out if add else None)
 
     def why_not_fused(self, style: Style) -> str | None:
-        if style.still or style.head == "zero":
+        fits = style.still or style.head == "zero"
+        if fits and style.border == "zero":
             return None
-        return "its frames are doubled behind zeros, other convolutions are not"
+        return "its frames are doubled behind and beside zeros, other convolutions are not"
 
     def channels(self, channels: int) -> int:
         return self.c_out

@@ -123,7 +123,7 @@ def test_batches_are_written_where_they_are_wanted(tiny, noise, tmp_path):
         vae.decode(z, out=torch.empty(1))
     tiled = vae.decode(noise(1, vae.latent_channels, 1, 9, 8), tiling="blended", tile=4 * vae.spatial, overlap=8)
     assert tiled.shape[2:4] == (9 * vae.spatial, 8 * vae.spatial)
-    plan = vae.plan_decode(3, 2, 2, 3)
+    plan = vae.plan_decode(6, 2, 3)
     assert (plan.steps.latents, plan.fused) == (4, False)
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from zerowaste_vae.engine.request import Request
 from zerowaste_vae.engine.run.parking import Parking
 from zerowaste_vae.engine.run.plan import Steps
 
@@ -67,11 +68,11 @@ def test_a_lean_plan_takes_what_it_states(noise):
     vae = make("flux", "bf16")
     z = noise(1, vae.latent_channels, 1, 256, 256)
     vae.decode(z[..., :8, :8])
-    roomy = vae.plan_decode(1, 1, 256, 256).peak_bytes
+    roomy = vae.plan_decode(1, 256, 256).peak_bytes
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     whole = vae.decode(z)
     assert 0.95 * roomy < torch.cuda.max_memory_reserved() < 1.05 * roomy
-    lean = vae.plan_decode(1, 1, 256, 256, below=roomy)
+    lean = vae._plan("decoder", (1, 256, 256), Request(), below=roomy)
     assert lean.parking is not None
     assert torch.equal(vae.decode(z, vram_gb=lean.peak_bytes / 2**30 + 0.01), whole)
