@@ -68,8 +68,9 @@ class Core:
         self.dtype = dtype
         self.device = device
         self.path = path
-        self.latent_channels: int = model.config.latent_channels
-        self.spatial = architecture.spatial
+        #: Of latents outside; the network's own are those of `architecture` and `model.config`.
+        self.latent_channels: int = model.config.latent_channels * architecture.side**2
+        self.spatial = architecture.spatial * architecture.side
         self.temporal = architecture.temporal
         self.scale = architecture.scale
         self._separate()
@@ -223,6 +224,13 @@ class Core:
     def _half(self, name: str, plan: Plan) -> Half:
         halves = self._fused if plan.fused else self._plain
         return halves.half(name, self.scale, self.device)
+
+    def inside(self, z: Tensor) -> Tensor:
+        """Latents [B, C, T, h, w] from outside as the network and its plans know them. Pictures become one clip: none
+        knows of another, and as frames of a clip they share steps."""
+        if self.model.packing is not None:
+            z = self.model.packing.unpack(z)
+        return z.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None] if self.architecture.still else z
 
     # -- calls --------------------------------------------------------------------------------------------------------
 

@@ -248,6 +248,8 @@ class Planner:
 
     def _step(self, ask: _Ask, latents: int, frames: int) -> Steps:
         latents = min(ask.chunk or min(latents, MAX_LATENTS), ask.latents)
+        if self._temporal == 1:  # pictures of a chunk stay together to the end
+            return Steps(latents, 0)
         return Steps(latents, min(frames, self._temporal * latents))
 
     def _fused_plan(self, ask: _Ask, tiles: Grid, steps: Steps, parking: Parking | None) -> Plan:

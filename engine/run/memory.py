@@ -36,16 +36,16 @@ class Memory:
 
     `dtype` is the type of activations. `head` is what convolutions see before a clip: its first frame ("replicate") or
     zeros ("zero"). `border` is what they see around a frame: its edge ("replicate"), what lies behind that ("reflect"),
-    or zeros.
+    or zeros. still: there is no history, every frame is a picture of its own.
     """
 
     def __init__(
         self, dtype: torch.dtype, device: torch.device, parking: Parking | None = None, head: str = "replicate",
-        border: str = "zero",
+        border: str = "zero", still: bool = False,
     ) -> None:  # fmt: skip
         self.dtype = dtype
         self.device = device
-        self.head, self.border = head, border
+        self.head, self.border, self.still = head, border, still
         self.arena = Arena()
         self.rings: dict[tuple[Plane, torch.dtype], Ring] = {}
         self.parked = Parked(parking or _RESIDENT, device)
