@@ -41,8 +41,22 @@ def _not_fused(architecture: Architecture, config: Any, dtype: torch.dtype) -> s
     return not_fused(architecture.programs(config), dtype)
 
 
+def half_not_fused(program: Program, dtype: torch.dtype) -> str | None:
+    """The reason the fused operators cannot run this half on any device, or None."""
+    return not_fused([program], dtype)
+
+
+def no_8_bit(programs: Sequence[Program], dtype: torch.dtype) -> str | None:
+    """The reason 8-bit operands are not to be had where the fused operators are, or None."""
+    if any(p.style.after for p in programs):
+        return "its convolutions look ahead, and 8 bit is measured on causal ones"
+    return next((why for p in programs if (why := half_not_fused(p, dtype))), None)
+
+
 def not_fused(programs: Sequence[Program], dtype: torch.dtype) -> str | None:
-    """The reason the fused operators cannot run these networks on any device, or None."""
+    """The reason the fused operators can run none of these networks on any device, or None."""
+    if len(programs) > 1 and not all(half_not_fused(p, dtype) for p in programs):
+        return None
     reason = next((why for p in programs if (why := p.why_not_fused())), None)
     odd = sorted({w for p in programs for w in p.widths() if padded_channels(w, dtype) != w})
     return reason or (f"widths {odd} are no multiples of {padded_channels(1, dtype)}" if odd else None)
