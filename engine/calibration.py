@@ -53,8 +53,9 @@ def calibrate(
             latents = [encode(network, x) for x in frames], [encode(network, x) for x in small]
             yield _half(vae, "encoder", source, frames, small, errors, tick)
         else:
+            clip = vae.inside(latent)[0]
             latents = tuple(
-                [p.to(vae.device).float() / vae.scale for p in latent_samples(latent[0], side=s)] for s in (SIDE, side)
+                [p.to(vae.device).float() / vae.scale for p in latent_samples(clip, side=s)] for s in (SIDE, side)
             )
         yield _half(vae, "decoder", source, *latents, errors, tick)
 

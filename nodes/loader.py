@@ -61,7 +61,7 @@ def _learn(names: list[str]) -> None:
             else:
                 shapes = {key: tuple(t.shape) for key, t in header.tensors.items()}
                 config = architecture.config_of(shapes, header.metadata, stored_groups(header))
-                KNOWN.learn(name, architecture, config)
+                KNOWN.learn(name, architecture.of(config), config)
         except Exception as error:  # one strange file must not keep the others from being read
             log.debug(f"{name}: no plans before it is loaded ({error})")
 

@@ -53,7 +53,8 @@ class Fused:
 
     def begin(self, device: torch.device, parking: Parking | None) -> Run:
         """A dry Run that stands behind the clip's start: from there on a latent is as many frames as it can be."""
-        run = Run(self.dtype, device, parking, self.style.head, self.style.border, self.style.after)
+        style = self.style
+        run = Run(self.dtype, device, parking, style.head, style.border, style.still, style.after)
         names = (link.step.name for stage in self.stages for link in stage)
         run.done.update({**dict.fromkeys(names, 1), "latents": 1, "frames": 1})
         return run
@@ -187,9 +188,13 @@ class FusedEncoder(Fused):
     ) -> Run:
         """A dry Run that knows its memory: chunks of `latents`, `frames` per step at full size; sizes in pixels."""
         run = self.begin(device, parking)
-        every = math.prod(of for stage in self.stages for of in (link.step.time[1] for link in stage))
-        self.chunk(run, self._empty(every * latents, height, width, self.takes), frames)
+        self.chunk(run, self._empty(self.every * latents, height, width, self.takes), frames)
         return run
+
+    @property
+    def every(self) -> int:
+        """Frames of a latent, but for a clip's first one."""
+        return math.prod(link.step.time[1] for stage in self.stages for link in stage)
 
     def chunk(self, run: Run, video: Tensor, frames: int) -> Tensor:
         """Frames [F, H, W, 3] in -1..1 -> moments [T, h, w, 2C] in float32, valid until the next call.

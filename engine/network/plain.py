@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .packing import PackedLatents
 from .program import Program, Step
 from .state import State
 from .tree import find, graft
@@ -89,14 +90,20 @@ class Half(nn.Module):
 
 
 class Network(nn.Module):
-    """Both halves of a VAE with the parameter names of its files. An absent half is None."""
+    """Both halves of a VAE with the parameter names of its files. An absent half is None. `packing`: what lies between
+    the network's latents and those outside, if anything does."""
 
     encoder: Half | None
     decoder: Half | None
 
-    def __init__(self, config: Any, encoder: Program | None, decoder: Program | None) -> None:
+    def __init__(
+        self, config: Any, encoder: Program | None, decoder: Program | None,
+        packing: tuple[str, PackedLatents] | None = None,
+    ) -> None:  # fmt: skip
+        """packing: its name in the file, and it."""
         super().__init__()
         self.config = config
+        self._packing = None if packing is None else packing[0]
         self.encoder = None if encoder is None else Half(encoder)
         self.decoder = None if decoder is None else Half(decoder)
         for half in (self.encoder, self.decoder):
@@ -106,14 +113,24 @@ class Network(nn.Module):
             for name, module in half.beside().items():
                 if name not in self._modules and name not in self._parameters:  # both halves may have it
                     graft(self, name, module)
+        if packing is not None:
+            self.add_module(*packing)
         for name, module in self.named_modules():
             if hasattr(module, "key"):
                 module.key = name  # its history's, and its calibration's
 
+    @property
+    def packing(self) -> PackedLatents | None:
+        return None if self._packing is None else self._modules[self._packing]  # type: ignore[return-value]
+
+    def outside(self) -> list[str]:
+        """Keys of the packing."""
+        return [] if self._packing is None else [k for k in self.state_dict() if k.partition(".")[0] == self._packing]
+
     def names(self, half: str) -> list[str]:
-        """Keys of "encoder" or "decoder" in the file; none if it is absent."""
+        """Keys of "encoder" or "decoder" in the file, with the packing's among the latter; none if it is absent."""
         part = getattr(self, half)
-        first = () if part is None else (half, *part.beside())
+        first = () if part is None else (half, *part.beside(), *([self._packing] if half == "decoder" else ()))
         return [key for key in self.state_dict() if key.partition(".")[0] in first]
 
     def drop(self, half: str) -> None:

@@ -64,13 +64,20 @@ class Taps(NamedTuple):
 @dataclass(frozen=True)
 class Style:
     """What all convolutions of a Program do. head: what lies before a clip, its first frame or zeros. border: what lies
-    around a frame. after: frames that a 3-tap convolution looks ahead; copies of its last one follow the clip. single:
-    the plain walk takes one frame after the other, so that not even the last bit depends on how many come at once."""
+    around a frame. after: frames that a 3-tap convolution looks ahead; copies of its last one follow the clip. taps: in
+    time, of 3x3 convolutions; 1: a frame knows nothing of others, and any number of pictures make a clip. single: the
+    plain walk takes one frame after the other, so that not even the last bit depends on how many come at once."""
 
     head: Head = "replicate"
     border: Border = "zero"
     after: int = 0
+    taps: Literal[1, 3] = 3
     single: bool = False
+
+    @property
+    def still(self) -> bool:
+        """Whether every frame is a picture of its own."""
+        return self.taps == 1
 
 
 CAUSAL = Style()
@@ -88,6 +95,8 @@ class Step:
     #: given back as soon as the result is there.
     in_place: bool = False
     below: bool = True
+    #: It may instead take the first channels of the input's memory, where no `out` is given.
+    inside: bool = False
     #: Groups of the norm that looks at the input first; 0: sums of the input are of no use.
     groups: int = 0
     #: The result is part of a residual stream, which the fused operators want in whole rows of memory.
@@ -146,7 +155,7 @@ class Step:
         """Of all its convolutions together."""
         return Taps()
 
-    def work(self, size: Size) -> Work:
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
         """For a whole clip of that size."""
         return Work()
 
@@ -267,7 +276,7 @@ class Program:
         """Of a whole clip."""
         size, total = Size(frames, height, width, self.takes), Work()
         for step in self.steps:
-            total += step.work(size)
+            total += step.work(size, self.style)
             size = step.size(size, True)
         return total
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from ..archs import by_name
+from ..archs import Architecture, by_name
 from ..kernels.conv3d import padded_channels
 from ..kernels.probe import proven
 from ..kernels.targets import target
@@ -32,7 +33,12 @@ def why_off(
             return here.notes[0] if here.notes else f"no kernels for {device}"
         if not here.supports(dtype):
             return f"no fused kernels for {dtype}: plain torch keeps its precision"
-    return None if config is None else not_fused(known.programs(config), dtype)
+    return None if config is None else _not_fused(known, config, dtype)
+
+
+@functools.cache  # asked several times for every run
+def _not_fused(architecture: Architecture, config: Any, dtype: torch.dtype) -> str | None:
+    return not_fused(architecture.programs(config), dtype)
 
 
 def half_not_fused(program: Program, dtype: torch.dtype) -> str | None:

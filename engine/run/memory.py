@@ -37,16 +37,17 @@ class Memory:
 
     `dtype` is the type of activations. `head` is what convolutions see before a clip: its first frame ("replicate") or
     zeros ("zero"). `border` is what they see around a frame: its edge ("replicate"), what lies behind that ("reflect"),
-    or zeros. `after`: whether convolutions in time look a frame ahead.
+    or zeros. still: there is no history, every frame is a picture of its own. after: whether convolutions in time look
+    a frame ahead.
     """
 
     def __init__(
         self, dtype: torch.dtype, device: torch.device, parking: Parking | None = None, head: str = "replicate",
-        border: str = "zero", after: int = 0,
+        border: str = "zero", still: bool = False, after: int = 0,
     ) -> None:  # fmt: skip
         self.dtype = dtype
         self.device = device
-        self.head, self.border, self.after = head, border, after
+        self.head, self.border, self.still, self.after = head, border, still, after
         #: Residual streams that wait for convolutions which look ahead, by the key of the last one.
         self.delays: dict[str, Delay] = {}
         #: The clip is over: convolutions that look ahead get what follows it, one after the other, as long as none has

@@ -14,13 +14,17 @@ from ..kernels.attention import attention, scratch_bytes
 from ..kernels.conv3d import Epilogue, Geometry, Partials, Weight, conv3d, frames_of, padded_channels
 from ..kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
 from ..kernels.to_pixels import Pixels, scratch_floats, to_pixels
+from .history import split_rows
 from .memory import Memory, Visit
-from .parking import Buffer, Parked
-from .rings import Ring
+from .parking import BAND_ROWS, Buffer, Parked
+from .rings import Plane, Ring
 from .weights import Attention, Conv, Output
 
 COPY = Norm("none")
 _PLAIN = Geometry()
+#: Of a picture's rows as a convolution reads them, where the plan says nothing else. All of 1024x1024 with 256 channels
+#: in 16 bit are 515 MiB.
+BAND_BYTES = 640 << 20
 
 
 @dataclass(frozen=True)
@@ -199,6 +203,9 @@ class Run(Memory):
             self.most[conv.key] = max(self.most.get(conv.key, 0), d)
         if self.dry:
             self.visits.setdefault(conv.key, Visit(conv.history)).work += times * work
+        if self.still:
+            yield from self._bands(conv, x, norm, coefs, store, plane, rows, geometry, behind)
+            return
         if not (conv.history and self.parked.parking.holds(conv.key)):
             ring = self.rings.setdefault((plane, conv.dtype), Ring(plane, conv.dtype))
             if self.dry:
@@ -236,6 +243,35 @@ class Run(Memory):
         while waiting:
             yield from _used(parked, waiting)
 
+    def _bands(
+        self, conv: Conv, x: Tensor, norm: Norm, coefs: Tensor | None, store: Store, plane: Plane, rows: int,
+        geometry: Geometry, behind: int,
+    ) -> Iterator[Input]:  # fmt: skip
+        """`inputs` without history: memory for as many rows as BAND_BYTES or the plan's bands hold, taken only now."""
+        d, c = x.shape[0], x.shape[3]
+        reach = geometry.origin[0] + conv.weight.kernel[1] + int(conv.weight.shifted)
+        asked = self.parked.parking
+        height = asked.rows
+        if not height:
+            line = d * math.prod(plane[1:]) * conv.dtype.itemsize
+            room = asked.band_bytes if asked.keys is None else BAND_BYTES
+            height = (room // line - reach) // geometry.stride[1] + 1
+        bands = list(split_rows(rows, geometry.stride[1], reach, max(height // BAND_ROWS, 1) * BAND_ROWS))
+        with self.arena.scope():
+            size = d * max(b.bottom - b.top for b in bands) * math.prod(plane[1:])
+            memory = [self.arena.take((size,), conv.dtype) for _ in bands[: behind + 1]]
+            waiting: deque[Input] = deque()
+            for i, band in enumerate(bands if not self.dry else ()):
+                shape = (d, band.bottom - band.top, *plane[1:])
+                data = memory[i % len(memory)][: math.prod(shape)].view(shape)
+                self.attempt(norm_act, x, norm, data, store=store, coefs=coefs, first=band.top, health=self.health)
+                if self.watch is not None:
+                    self.watch(conv, data[:, 1:-1, 1:-1, :c])
+                here = replace(geometry, first_row=band.first, frame_rows=rows)
+                waiting.append(Input(data, 0, here, band.first, band.last))
+                if len(waiting) > behind:
+                    yield waiting.popleft()
+            yield from waiting
 
     def _follow(self, data: Tensor, slot: int) -> None:
         """What follows a clip into `slot`, behind its last frame: that once more, or zeros."""

@@ -18,10 +18,10 @@ from ...operands.forms import Operands
 from ...options import Options
 from ...run.run import Run
 from ...run.weights import Conv, Output
-from ..packed import conv_of, norm_of
-from ..program import Size, Step, Style, Taps, Work
+from ..packed import clip_kernel, conv_of, norm_of
+from ..program import CAUSAL, Size, Step, Style, Taps, Work
 from ..state import State
-from .conv import ClipConv, Matrix, conv_work, styled, taps_of
+from .conv import Matrix, conv_work, pointwise, styled, taps_of
 from .norm import Norm
 
 
@@ -111,15 +111,17 @@ class PackedLinear:
 
 @dataclass(frozen=True)
 class Linear(Step):
-    """A 1x1x1 convolution in fp32: the few channels at the latent, where rounding would be compounded."""
+    """A 1x1x1 convolution in fp32: the few channels at the latent, where rounding would be compounded. c_out: where it
+    is not the width of what goes in."""
 
     name: str
     width: int
+    c_out: int = 0
     wide = True
     stream: ClassVar[bool] = False
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
-        return {self.name: ClipConv(self.width, self.width, (1, 1, 1), head=style.head)}
+        return {self.name: pointwise(self.width, self.channels(self.width), style)}
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> PackedLinear:
         conv = part(self.name)
@@ -130,11 +132,14 @@ class Linear(Step):
         if not run.dry:  # frame by frame: the same product whatever the chunk
             for source, target in zip(x.float(), out, strict=True):
                 flat = source.reshape(-1, self.width)
-                torch.addmm(packed.bias, flat, packed.weight, out=target.view(-1, self.width))
+                torch.addmm(packed.bias, flat, packed.weight, out=target.view(-1, target.shape[-1]))
         return out, None
 
-    def work(self, size: Size) -> Work:
-        return conv_work(size, self.width, 1)
+    def channels(self, channels: int) -> int:
+        return self.c_out or self.width
+
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
+        return conv_work(size, self.channels(self.width), 1)
 
 
 class _End(Step):
@@ -179,8 +184,8 @@ class _End(Step):
     def taps(self, style: Style) -> Taps:
         return taps_of(style)
 
-    def work(self, size: Size) -> Work:
-        return conv_work(size, self.c_out)
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
+        return conv_work(size, self.c_out, 9 * style.taps)
 
 
 @dataclass(frozen=True)
@@ -244,7 +249,7 @@ class Pixels(_End):
         norm, conv = norm_of(part(self.norm_name)), part(self.name)
         if self.patch > 1:
             return PackedEnd(norm, conv_of(conv, operands))
-        weight = pack_weight(conv.weight, operands.dtype)
+        weight = pack_weight(clip_kernel(conv.weight), operands.dtype)
         return PackedEnd(norm, Output(conv.key, weight, conv.bias.float(), columns_weight(weight)))
 
     def store(self, packed: PackedEnd, run: Run, x: Tensor, sums: Partials | None, output: torch.dtype,

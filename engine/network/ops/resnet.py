@@ -1,4 +1,4 @@
-"""Residual blocks: two normed 3x3x3 convolutions around which the input passes by."""
+"""Residual blocks: two normed 3x3x3 (or 1x3x3) convolutions around which the input passes by."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..packed import conv_of, norm_of
 from ..program import CAUSAL, Size, Step, Style, Taps, Work
 from ..state import State
 from ..tree import find, graft
-from .conv import ClipConv, conv_work, styled, taps_of
+from .conv import conv_work, pointwise, styled, taps_of
 from .norm import Norm
 
 #: A 1x1x1 convolution to this many channels (or a smaller power of two) is one tile wide on every GPU: no program reads
@@ -57,7 +57,7 @@ class Resnet(nn.Module):
         graft(self, names.norm2, norm.module(c_out))
         graft(self, names.conv2, conv(c_out, c_out, style))
         if c_in != c_out:
-            graft(self, names.conv_shortcut, ClipConv(c_in, c_out, (1, 1, 1)))
+            graft(self, names.conv_shortcut, pointwise(c_in, c_out, style))
         else:
             self._modules["conv_shortcut"] = None
 
@@ -102,6 +102,10 @@ class Res(Step):
         return self.c_in == self.c_out
 
     @property
+    def inside(self) -> bool:  # type: ignore[override]
+        return self.c_out <= min(self.c_in, ONE_TILE) and not self.c_out & (self.c_out - 1)
+
+    @property
     def groups(self) -> int:  # type: ignore[override]
         return self.norm.groups
 
@@ -123,9 +127,9 @@ class Res(Step):
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
         """x is overwritten by the result where the widths agree. Else that is `out`, or lies in the first channels of
         x's memory with what lies between the convolutions in the next ones, if they are so many, or is new."""
-        d, h, w, c = x.shape
+        d, h, w, _ = x.shape
         k, wide = self.c_out, _room(x) if out is None else x
-        inside = out is None and k <= min(c, ONE_TILE) and not k & (k - 1)
+        inside = out is None and self.inside
         beside = inside and 2 * k <= wide.shape[3]
         if packed.shortcut is None:
             out = x
@@ -172,9 +176,9 @@ class Res(Step):
     def taps(self, style: Style) -> Taps:
         return taps_of(style, 2)
 
-    def work(self, size: Size) -> Work:
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
         inner = size._replace(channels=self.c_out)
-        total = conv_work(size, self.c_out) + conv_work(inner, self.c_out)
+        total = conv_work(size, self.c_out, 9 * style.taps) + conv_work(inner, self.c_out, 9 * style.taps)
         return total if self.in_place else total + conv_work(size, self.c_out, taps=1)
 
     def eligible(self) -> tuple[tuple[str, int], ...]:

@@ -65,7 +65,7 @@ def test_quality_is_that_of_values_fp32_leaves_unclamped():
 
 
 def test_weights_of_no_vae_are_refused():
-    with pytest.raises(CheckpointError, match="not a video VAE"):
+    with pytest.raises(CheckpointError, match="not a VAE"):
         Bench(Checkpoint({"a": torch.zeros(1)}), CPU, 1, 0)
 
 
