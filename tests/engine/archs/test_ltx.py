@@ -152,7 +152,7 @@ def test_a_clip_is_decoded_by_plans(fused_file, noise, atol):
     torch.testing.assert_close(whole, plain.decode(z), rtol=0, atol=atol)
     for chunk in (1, 2):  # references of the operators: their convolutions are torch's, whose bits are not for ever
         torch.testing.assert_close(quick.decode(z, chunk=chunk), whole, rtol=0, atol=atol)
-    lean = quick.plan_decode(3, 2, 3, below=plan.peak_bytes)
+    lean = quick.plan_decode(3, 2, 3, vram_gb=(plan.peak_bytes - 1) / 2**30)
     assert lean.peak_bytes < plan.peak_bytes
     few = quick.decode(z, vram_gb=lean.peak_bytes / 2**30)
     torch.testing.assert_close(few, whole, rtol=0, atol=atol)
