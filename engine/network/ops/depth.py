@@ -15,7 +15,7 @@ from ...operands.forms import Operands
 from ...options import Options
 from ...run.run import COPY, Run
 from ...run.weights import Conv
-from ..program import Size, Step, Style, Taps, Work
+from ..program import CAUSAL, Size, Step, Style, Taps, Work
 from ..state import State
 from ..tree import find, graft
 from .conv import ClipConv, conv_work, styled, taps_of
@@ -202,7 +202,7 @@ class DepthUp(_Depth):
     def ahead(self, packed: Packed) -> tuple[str, ...]:
         return (packed.all.key,)
 
-    def work(self, size: Size) -> Work:
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
         return conv_work(size, self.c_out * math.prod(self.stride))
 
 
@@ -224,7 +224,7 @@ class DepthDown(_Depth):
     def why_not_fused(self, style: Style) -> str | None:
         return "its samples become channels, which only the plain walk does"
 
-    def work(self, size: Size) -> Work:
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
         return conv_work(size, self.c_out // math.prod(self.stride))
 
 
@@ -239,7 +239,7 @@ class StrideDown(DepthDown):
         conv = ClipConv(self.c_in, self.c_out, kernel, self.stride, padding, style.head, style.border)
         return {self.name: conv}
 
-    def work(self, size: Size) -> Work:
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
         taps = math.prod(self.stride) if self.blocks else 27
         return conv_work(size, self.c_out, taps, self.size(size, True))
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..program import Size, Step, Style, Work
+from ..program import CAUSAL, Size, Step, Style, Work
 from ..state import State
 from ..tree import find, graft
 from .attention import Attention, FrameAttention
@@ -126,7 +126,7 @@ class TimeAttention(Step):
     def why_not_fused(self, style: Style) -> str | None:
         return "it has attention among the frames of a clip, which only the plain walk does"
 
-    def work(self, size: Size) -> Work:
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
         positions, c = size.height * size.width, self.width
         flop = positions * (size.frames * 4 * 2.0 * c * c + 4.0 * size.frames**2 * c)
         return Work(flop, flop)
