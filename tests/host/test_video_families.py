@@ -6,8 +6,10 @@ import json
 import os
 import subprocess
 
+import numpy as np
 import pytest
-from safetensors.torch import load_file
+import torch
+from safetensors.torch import load_file, save_file
 from zerowaste_vae import load
 
 pytestmark = pytest.mark.host
@@ -113,3 +115,43 @@ def test_what_the_host_says_of_its_networks_is_read(written):
     assert (other.decoder_border, other.timestep, other.noise) == ("zero", None, 0.0)
     assert [b.stride for b in other.decoder_blocks if b.stride] == [(2, 2, 2), (2, 2, 2), (2, 1, 1), (1, 2, 2)]
     assert json.dumps(timed.decoder_widths) == "[64, 32, 16, 8]"
+
+
+def node(kind: str, **inputs) -> dict:
+    return {"class_type": kind, "inputs": inputs}
+
+
+def test_stock_and_own_nodes_agree(written, comfy):
+    """From the file, and of the stock VAE object, whose description no weight holds."""
+    file = "tiny_ltx.safetensors"
+    path = comfy.base / "models" / "vae" / file
+    path.write_bytes((written / f"{NAMES[4]}.safetensors").read_bytes())
+    content = {"latent_tensor": load_file(written / f"{NAMES[4]}.io.safetensors")["latent"]}
+    save_file(content | {"latent_format_version_0": torch.tensor([])}, comfy.base / "input" / "ltx.latent")
+    z = ["z", 0]
+    prompt = {
+        "z": node("LoadLatent", latent="ltx.latent"),
+        "theirs": node("VAELoader", vae_name=file),
+        "ours": node("ZeroWasteVAELoader", vae_name=file),
+        "optimised": node("ZeroWasteVAEOptimize", vae=["theirs", 0]),
+        "stock": node("VAEDecode", samples=z, vae=["theirs", 0]),
+        "plain": node("VAEDecode", samples=z, vae=["ours", 0]),
+        "fast": node("VAEDecode", samples=z, vae=["optimised", 0]),
+        "decode": node("ZeroWasteVAEDecode", samples=z, vae=["theirs", 0], chunk=1),
+        "again": node("ZeroWasteVAEEncode", pixels=["stock", 0], vae=["ours", 0]),
+        "back": node("VAEDecode", samples=["again", 0], vae=["ours", 0]),
+        "how": node("PreviewAny", source=["decode", 1]),
+    }
+    names = ("stock", "plain", "fast", "decode", "back")
+    prompt |= {f"save {n}": node("SaveImage", images=[n, 0], filename_prefix="ltx") for n in names}
+    try:
+        run = comfy.run(prompt)
+    finally:
+        path.unlink()
+    assert run.status == "success", run.error
+    frames = {n: comfy.images(run, f"save {n}").astype(int) for n in names}
+    assert frames["stock"].shape == frames["back"].shape == (17, 64, 96, 3)
+    assert frames["stock"].std() > 20
+    for name in names[1:4]:
+        assert np.abs(frames[name] - frames["stock"]).max() <= 1, name
+    assert "decode 17 frames of 96x64" in run.outputs["how"]["text"][0]

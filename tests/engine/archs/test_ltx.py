@@ -71,6 +71,16 @@ def build(seed_model):
     return make
 
 
+def test_parameters_are_where_their_names_say(build):
+    """ComfyUI walks down the parts of a name."""
+    model = build(tiny(timestep=0.05))
+    for name, parameter in model.named_parameters():
+        at = model
+        for part in name.split("."):
+            at = getattr(at, part)
+        assert at is parameter
+
+
 @torch.no_grad()
 def test_every_chunking_is_the_whole_clip(build, noise):
     """Bit by bit: every step takes a frame at a time."""
