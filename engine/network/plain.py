@@ -113,10 +113,11 @@ class Network(nn.Module):
 
     @staticmethod
     def sample(moments: Tensor, seed: int | None = None) -> Tensor:
-        """Moments -> latent: the mean, or with a seed mean + std * noise (same noise on every device)."""
+        """Moments -> latent: the mean, or with a seed mean + std * noise (same noise on every device; a clip's own does
+        not depend on those behind it)."""
         mean, logvar = moments.chunk(2, 1)
         if seed is None:
             return mean
         generator = torch.Generator().manual_seed(seed)
-        noise = torch.randn(mean.shape, generator=generator).to(mean)
+        noise = torch.stack([torch.randn(clip.shape, generator=generator) for clip in mean]).to(mean)
         return torch.addcmul(mean, torch.exp(0.5 * logvar.clamp(-30.0, 20.0)), noise)
