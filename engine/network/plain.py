@@ -17,9 +17,9 @@ from .tree import find, graft
 class Half(nn.Module):
     """An encoder or decoder: [B, C, T, H, W] -> the same, in three parts with their own granularity.
 
-    Decoder: `low` takes latents and sees whole frames, `mid` takes what low makes of them, `high` any number of frames;
-    blended tiles start at mid's input. Encoder: `high` takes any number of frames, `mid` what came of 1 + 4n of them
-    first and of 4n later, `low` latents; tiles end at low's input.
+    Decoder: `low` takes latents and sees whole frames, `between` takes what low makes of them, `high` any number of
+    frames; blended tiles start at between's input. Encoder: `high` takes any number of frames, `between` what came of
+    1 + 4n of them first and of 4n later, `low` latents; tiles end at low's input. (Files have a `mid` of their own.)
     """
 
     def __init__(self, program: Program) -> None:
@@ -54,7 +54,7 @@ class Half(nn.Module):
     def low(self, x: Tensor, state: State | None = None) -> Tensor:
         return self.run(self._low, x, state)
 
-    def mid(self, x: Tensor, state: State | None = None) -> Tensor:
+    def between(self, x: Tensor, state: State | None = None) -> Tensor:
         return self.run(self._mid, x, state)
 
     def high(self, x: Tensor, state: State | None = None) -> Tensor:
