@@ -21,7 +21,7 @@ from .widgets import (
 
 #: Words people search for when a decode is slow or does not fit.
 SEARCH = [
-    "vae decode", "decode video", "tiled decode", "latent to video", "long video", *WORDS, "flux",
+    "vae decode", "decode video", "tiled decode", "latent to video", "long video", *WORDS,
     "oom", "out of memory", "vram", "memory", "tiled", "slow", "fast",
 ]  # fmt: skip
 

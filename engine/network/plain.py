@@ -17,9 +17,9 @@ from .tree import find, graft
 class Half(nn.Module):
     """An encoder or decoder: [B, C, T, H, W] -> the same, in three parts with their own granularity.
 
-    Decoder: `low` takes latents and sees whole frames, `mid` takes what low makes of them, `high` any number of frames;
-    blended tiles start at mid's input. Encoder: `high` takes any number of frames, `mid` what came of 1 + 4n of them
-    first and of 4n later, `low` latents; tiles end at low's input.
+    Decoder: `low` takes latents and sees whole frames, `between` takes what low makes of them, `high` any number of
+    frames; blended tiles start at between's input. Encoder: `high` takes any number of frames, `between` what came of
+    1 + 4n of them first and of 4n later, `low` latents; tiles end at low's input. (Files have a `mid` of their own.)
     """
 
     def __init__(self, program: Program) -> None:
@@ -77,7 +77,7 @@ class Half(nn.Module):
     def low(self, x: Tensor, state: State | None = None) -> Tensor:
         return self.run(self._low, x, state)
 
-    def mid(self, x: Tensor, state: State | None = None) -> Tensor:
+    def between(self, x: Tensor, state: State | None = None) -> Tensor:
         return self.run(self._mid, x, state)
 
     def high(self, x: Tensor, state: State | None = None) -> Tensor:
@@ -143,10 +143,11 @@ class Network(nn.Module):
 
     @staticmethod
     def sample(moments: Tensor, seed: int | None = None) -> Tensor:
-        """Moments -> latent: the mean, or with a seed mean + std * noise (same noise on every device)."""
+        """Moments -> latent: the mean, or with a seed mean + std * noise (same noise on every device; a clip's own does
+        not depend on those behind it)."""
         mean, logvar = moments.chunk(2, 1)
         if seed is None:
             return mean
         generator = torch.Generator().manual_seed(seed)
-        noise = torch.randn(mean.shape, generator=generator).to(mean)
+        noise = torch.stack([torch.randn(clip.shape, generator=generator) for clip in mean]).to(mean)
         return torch.addcmul(mean, torch.exp(0.5 * logvar.clamp(-30.0, 20.0)), noise)

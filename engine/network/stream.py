@@ -74,7 +74,7 @@ def decode_frames(
     """Features of the whole frame or of one tile -> per chunk, the list of its frames [B, 3, f, H, W]."""
     state = State(seed)
     for chunk in _until_the_end(decoder, features, state):
-        x = decoder.mid(chunk, state)
+        x = decoder.between(chunk, state)
         out = []
         for frames in _until_its_end(parts(x, steps.frames), state):
             check()
@@ -92,7 +92,7 @@ def encode_features(
         for frames in _until_its_end(parts(part, steps.frames), state):
             check()
             high.append(encoder.high(frames, state))
-        yield encoder.mid(torch.cat(high, 2) if len(high) > 1 else high.pop(), state)
+        yield encoder.between(torch.cat(high, 2) if len(high) > 1 else high.pop(), state)
 
 
 def encode_moments(encoder: Half, features: Iterable[Tensor], check: Callable[[], None]) -> Iterator[Tensor]:

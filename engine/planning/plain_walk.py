@@ -79,7 +79,7 @@ class PlainWalk:
             # What a tile of one latent pixel is made into has as many channels as any.
             video = torch.empty(1, 3, 1, 2 * self._spatial, 2 * self._spatial, device="meta", dtype=self._dtype)
             with torch.inference_mode(False), torch.no_grad():
-                channels = part.mid(part.high(video, State()), State()).shape[1]
+                channels = part.between(part.high(video, State()), State()).shape[1]
 
         def program() -> None:
             nonlocal channels
@@ -137,7 +137,7 @@ class _Sampled:
 
     def __init__(self, part: nn.Module, memory: PeakMemory) -> None:
         self._part, self._memory = part, memory
-        self.low, self.mid, self.program = part.low, part.mid, part.program
+        self.low, self.between, self.program = part.low, part.between, part.program
         self._left: torch.Size | None = None
         self._more = 0
         self._found: list[torch.Size] = []
