@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 from zerowaste_vae import CheckpointError, InputError, load
 from zerowaste_vae.engine.archs import detect
 from zerowaste_vae.engine.archs.ltx import ARCHITECTURE, STRIDES, Block, Config
+from zerowaste_vae.engine.cli import main
 from zerowaste_vae.engine.network.fused import fuse
 from zerowaste_vae.engine.run.parking import Parking
 
@@ -258,3 +259,23 @@ def test_strange_descriptions_are_refused(build, tmp_path, description, says):
     save_file(build(tiny(kinds="all all all")).state_dict(), path, {"config": description})
     with pytest.raises(CheckpointError, match=says):
         load(path, device="cpu")
+
+
+@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+def test_the_commands_take_its_files(build, tmp_path, noise, kind, monkeypatch, capsys):
+    """The description goes with the weights, into GGUF too."""
+    monkeypatch.chdir(tmp_path)
+    config = tiny("replicate", 0.1, kinds="all all all")
+    said = json.dumps({"vae": {"spatial_padding_mode": "replicate", "decode_timestep": 0.1, "decode_noise_scale": 0.0}})
+    save_file(build(config).state_dict(), "w.safetensors", {"config": said})
+    assert main(["convert", "w.safetensors", "w.gguf", "--type", kind, "--quiet"]) == 0
+    assert main(["info", "w.gguf"]) == 0
+    shown = capsys.readouterr().out
+    assert "ltx, 32x32 pixels and 8 frames per latent" in shown and "widths 64, 32, 16, 8" in shown
+    vae = load("w.gguf", device="cpu")
+    assert vae.model.config == config
+    save_file({"latent": noise(1, 16, 2, 2, 3)}, "z.safetensors")
+    assert main(["decode", "z.safetensors", "r.safetensors", "--vae", "w.gguf", "--quiet"]) == 0
+    assert load_file("r.safetensors")["frames"].shape == (1, 9, 64, 96, 3)
+    assert main(["plan", "--vae", "w.gguf", "--size", "1280x704", "--frames", "121", "--vram-gb", "6"]) == 0
+    assert "fused kernels" in capsys.readouterr().out
