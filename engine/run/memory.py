@@ -54,7 +54,7 @@ class Memory:
         #: more frames than it was planned for. Those in `ended` have had it.
         self.drains = False
         self.ended: set[str] = set()
-        #: Learnt while dry: the most frames that each convolution gets at once.
+        #: Learnt while dry: the most frames that each convolution gets at once, and that each step makes.
         self.most: dict[str, int] = {}
         self.arena = Arena()
         self.rings: dict[tuple[Plane, torch.dtype], Ring] = {}
@@ -208,6 +208,18 @@ class Memory:
         for key in keys:
             _, frames, drains = self.coming(key, frames, drains)
         return frames, drains
+
+    def planned(self, name: str, frames: int) -> int:
+        """Frames that the step of this name makes at most, where they may become more in place; else `frames`."""
+        if not self.after:
+            return frames
+        if self.walk.open:
+            self.most[name] = max(self.most.get(name, 0), frames)
+        return max(frames, self.most[name])
+
+    def grown(self, x: Tensor, frames: int) -> Tensor:
+        """x with so many frames in the memory that `planned` made room for."""
+        return x.as_strided((frames, *x.shape[1:]), x.stride()) if not x.is_meta else x.new_empty(frames, *x.shape[1:])
 
     def delay(self, key: str, frames: int, x: Tensor) -> Delay:
         """Where frames of a stream as x wait for the convolution `key`."""

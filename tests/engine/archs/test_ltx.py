@@ -134,6 +134,18 @@ def test_the_fused_walk_looks_ahead(build, noise, config, atol):
                     assert torch.equal(fused(network, z, chunk, frames, parking), whole)
 
 
+@torch.no_grad()
+def test_the_end_of_a_clip_fits_into_the_memory_of_its_middle(build, noise, atol):
+    """Many convolutions behind each other, which all get one frame more at the end."""
+    all_, space = (Block(width, stride=STRIDES[kind]) for width, kind in ((16, "all"), (8, "space")))
+    decoder = build(Config(None, (Block(16, 1), all_, Block(16, 5), space, Block(8, 7)), 0, 16, 16)).decoder
+    network = fuse(decoder, torch.float32)
+    z = noise(16, 6, 2, 3)
+    expected = decoder(z[None])[0].clamp(-1, 1).mul(0.5).add(0.5).permute(1, 2, 3, 0)
+    for chunk, frames in ((6, 0), (3, 0), (4, 2), (1, 1)):
+        torch.testing.assert_close(fused(network, z, chunk, frames), expected, rtol=0, atol=atol)
+
+
 @pytest.fixture
 def fused_file(build, tmp_path, monkeypatch):
     """fused_file(config) -> (VAE on the fused operators' references, plain VAE)"""
