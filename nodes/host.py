@@ -315,7 +315,10 @@ def own_vae(vae: comfy.sd.VAE) -> comfy.sd.VAE:
     if not isinstance(vae, EngineVAE):
         return vae
     try:
-        own = comfy.sd.VAE(sd=dict(vae.source().tensors))
+        checkpoint = vae.source()
+        # Hosts whose VAE takes no description have no network that needs one.
+        told = {"metadata": checkpoint.metadata} if "config" in checkpoint.metadata else {}
+        own = comfy.sd.VAE(sd=dict(checkpoint.tensors), **told)
         own.throw_exception_if_invalid()
     except RuntimeError as error:
         raise InputError(
