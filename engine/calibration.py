@@ -11,7 +11,7 @@ from torch import Tensor
 from .errors import InputError
 from .network.fused import fuse
 from .operands.policy import KINDS, Policy, eligible, finite
-from .planning.fusable import why_off
+from .planning.fusable import no_8_bit, why_off
 from .precision.sampling import SIDE, encode, latent_samples, video_samples
 from .precision.table import Table
 from .precision.trials import Trials
@@ -41,6 +41,7 @@ def calibrate(
     whose values overflow.
     """
     reason = why_off(vae.arch, vae.model.config, vae.dtype, vae.device, emulate=True)
+    reason = reason or no_8_bit(vae.architecture.programs(vae.model.config), vae.dtype)
     if reason:
         raise InputError(f"{vae.path}: cannot be calibrated here, its 8-bit path is off ({reason})")
     side = CPU_SIDE if errors and vae.device.type == "cpu" else SIDE

@@ -32,9 +32,10 @@ OnPlan = Callable[[Plan], None]
 
 def decode(
     core: Core, z: Tensor, request: Request, tick: Ticker, out: Tensor | None = None, on_plan: OnPlan | None = None,
-    made: Plan | None = None,
+    made: Plan | None = None, seed: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """Host-scaled latents [B, C, T, h, w], checked -> frames, in `out` if that is given. made: a plan for this call."""
+    """Host-scaled latents [B, C, T, h, w], checked -> frames, in `out` if that is given. made: a plan for this call.
+    seed: of noise that the decoder adds itself."""
     shape = (z.shape[0], core.frames(z.shape[2]), *(core.spatial * n for n in z.shape[3:]), core.colours[1])
     if out is not None:
         check_out(out, shape, request.dtype)
@@ -50,7 +51,7 @@ def decode(
         return [p.to(vae.device).float() / vae.scale for p in latent_samples(z[0])]
 
     def attempt(vae: Core, plan: Plan) -> None:
-        clip.decode(vae._half("decoder", plan), z, plan, sink, guard)
+        clip.decode(vae._half("decoder", plan, seed), z, plan, sink, guard)
 
     plan = _planning(core, "decoder", (count, h, w), request, (0, 0), samples, guard.tick.check, made)
     _survive(core, report, guard, plan, attempt, on_plan)
@@ -197,6 +198,9 @@ def describe(vae: Core, report: Report, plan: Plan) -> None:
     if plan.fused and vae.device.type == "cuda":
         log.once("Triton kernel fusion enabled for GroupNorm + SiLU.", log.info)
     report.mode = f"fused kernels ({layout})" if plan.fused else f"plain torch ({layout})"
+    half = "decoder" if report.operation == "decode" else "encoder"
+    if not plan.fused and vae.fused() is not None and (why := vae.planner.walk.why_not(half)):
+        log.once(f"{vae.arch} {half}: plain torch instead of the fused kernels: {why}")
     report.plan = plan.describe()
     report.predicted_gb, report.parked_gb = plan.peak_bytes / GIB, plan.host_bytes / GIB
     report.off = list(vae.unused(plan.fused).items())

@@ -59,7 +59,7 @@ def load(
     dtype = PRECISIONS[name]
     shapes = {key: tuple(t.shape) for key, t in checkpoint.tensors.items()}
     try:
-        config = architecture.configure(shapes, norm_groups or stored_groups(checkpoint))
+        config = architecture.config_of(shapes, checkpoint.metadata, norm_groups or stored_groups(checkpoint))
         with torch.device("meta"):
             model = architecture.build(config)
             architecture = architecture.of(config)

@@ -42,6 +42,9 @@ class VideoVAE(Core, DocumentedMethods):
         on_plan: Callable[[Plan], None] | None = None,
         plan: Plan | None = None,
         out: Tensor | None = None,
+        seed: int | None = None,
+        noise: float | None = None,
+        timestep: float | None = None,
         **options: Any,
     ) -> Tensor:
         """Host-scaled latent [B, C, T, h, w] (or [C, T, h, w]) -> frames [B, 4(T-1)+1, s*h, s*w, 3] in 0..1.
@@ -51,11 +54,18 @@ class VideoVAE(Core, DocumentedMethods):
         progress(done, total) after each chunk; cancel() true raises Cancelled. on_plan(plan) tells of the plan that is
         about to run, once more where another one takes over. plan: one made for this call, which runs if it still fits.
         out: a host tensor of the result's shape and type to write into, for looking at frames while the run goes on.
+        seed, noise, timestep: of decoders that take them; noise is a share of the latents' values, and None is what the
+        file says, else what ComfyUI takes, or for the seed 0. The same noise whatever the chunks.
         Raises InputError on a wrong latent or option, PlanError when nothing fits the target.
         """
         request = Request(**options)
         z = check_latent(latent, self.latent_channels, self.architecture.still)
-        return call.decode(self, z, request, Ticker(progress, cancel), out, on_plan, plan)
+        vae = self.at(timestep)
+        z, inside = self.noised(z, seed, noise)
+        frames = call.decode(vae, z, request, Ticker(progress, cancel), out, on_plan, plan, inside)
+        if vae is not self:
+            self._own.report = vae.last_report
+        return frames
 
     def decode_raw(self, z: Tensor, *, chunk: int = 0, frames: int = 0) -> Tensor:
         """The network as it is: unscaled latent [B, C, T, h, w] -> [B, 3, F, H, W], not clamped, on the VAE's device.

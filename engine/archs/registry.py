@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from . import kl, seedvr2, wan
+from . import cosmos, kl, ltx, mochi, seedvr2, wan
 from .arch import Architecture, KeySet
 
 ARCHITECTURES: tuple[Architecture, ...] = (
     seedvr2.ARCHITECTURE, wan.WAN21, wan.WAN22, kl.SD, kl.FLUX, kl.FLUX2,
+    ltx.ARCHITECTURE, mochi.ARCHITECTURE, cosmos.ARCHITECTURE,
 )  # fmt: skip
 #: What plans, benchmarks and reasons are about where no file is named.
 DEFAULT = ARCHITECTURES[0]
@@ -20,21 +21,7 @@ _REDUCED = re.compile(r"tae|lighttae|lightvae", re.IGNORECASE)
 # Containers: single-file checkpoints, stable-diffusion.cpp (--vae), trainers, DataParallel.
 PREFIXES = ("first_stage_model.", "vae.", "model.", "module.")
 # Families that are named in messages, and read from their files with shapes restored, but not run.
-_MOCHI = KeySet(
-    "mochi",
-    (
-        "decoder.blocks.2.blocks.3.stack.5.weight",
-        "blocks.2.blocks.3.stack.5.weight",
-        "encoder.layers.4.layers.1.attn_block.attn.qkv.weight",
-        "layers.4.layers.1.attn_block.attn.qkv.weight",
-    ),
-)
-_LTX = KeySet(
-    "ltx",
-    ("decoder.up_blocks.0.res_blocks.0.conv1.conv.weight", "encoder.down_blocks.0.res_blocks.0.conv1.conv.weight"),
-)
 _HUNYUAN = KeySet("hunyuanvideo", ("decoder.conv_in.conv.weight", "encoder.conv_in.conv.weight"))
-_COSMOS = KeySet("cosmos", ("decoder.unpatcher3d.wavelets", "encoder.patcher3d.wavelets"))
 _TAEHV = KeySet("taehv", ("decoder.22.bias",), title="a reduced video VAE (TAEHV)")
 _COGVIDEOX = KeySet(
     "cogvideox",
@@ -78,7 +65,8 @@ _OTHERS = (
 )
 # The order decides: a later family's keys may also occur in an earlier one (HunyuanVideo's in LTX, Wan 2.1's in 2.2).
 KEY_SETS = (
-    seedvr2.KEYS, *_OTHERS, _MOCHI, _LTX, _COGVIDEOX, _HUNYUAN, _COSMOS, wan.WAN22.keys, wan.WAN21.keys, wan.DIFFUSERS,
+    seedvr2.KEYS, *_OTHERS, mochi.ARCHITECTURE.keys, ltx.ARCHITECTURE.keys, _COGVIDEOX, _HUNYUAN,
+    cosmos.ARCHITECTURE.keys, wan.WAN22.keys, wan.WAN21.keys, wan.DIFFUSERS,
     _TAEHV, _TEMPORAL_SD, _HUNYUAN_IMAGE, kl.DIFFUSERS, seedvr2.ENCODER_KEYS,
     kl.FLUX2.keys, kl.SD.keys, kl.FLUX.keys,
 )  # fmt: skip

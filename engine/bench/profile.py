@@ -207,8 +207,9 @@ def _reference(vae: VideoVAE, half: str, data: Tensor) -> Callable[[], None]:
         network = fuse(vae.model.decoder, vae.dtype, vae.options)
         run = network.plan(1, *z.shape[1:3], 1, torch.float32, vae.device)
         run.allocate()
-        for part in z.split(1):
-            network.chunk(run, part, 1, torch.float32, lambda pixels: None)
+        parts = z.split(1)
+        for i, part in enumerate(parts, 1):
+            network.chunk(run, part, 1, torch.float32, lambda pixels: None, i == len(parts))
 
     def encode() -> None:
         x = (data * 2 - 1).to(vae.device, vae.dtype)

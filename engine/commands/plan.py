@@ -111,7 +111,7 @@ def _planner(args: argparse.Namespace) -> tuple[Planner, Architecture, str]:
     from ..archs import DEFAULT
     from ..loader import NAMES, PRECISIONS, load
     from ..options import DEFAULTS
-    from ..planning.fusable import not_fused
+    from ..planning.fusable import no_8_bit, not_fused
     from ..planning.make import make_planner
     from ..precision.modes import MIXED, Mode
 
@@ -127,11 +127,12 @@ def _planner(args: argparse.Namespace) -> tuple[Planner, Architecture, str]:
     dtype = plain or PRECISIONS[architecture.native]
     reason = "--plain" if args.plain else not_fused(architecture.programs(config), dtype)
     note = f"fused kernels off: {reason}" if reason and not args.plain else ""
-    if reason and args.precision in MIXED:
-        note = f"{args.precision} is not to be had ({reason}): this is a plan for {architecture.native}"
+    exact_only = reason or no_8_bit(architecture.programs(config), dtype)
+    if exact_only and args.precision in MIXED:
+        note = f"{args.precision} is not to be had ({exact_only}): this is a plan for {architecture.native}"
     exact = dtype == torch.float32
     mode = Mode()
-    if reason is None and args.precision in MIXED:  # on whatever GPU has it
+    if exact_only is None and args.precision in MIXED:  # on whatever GPU has it
         fast = args.precision == "fp16_fast"
         mode = Mode(half_accumulate=True) if fast else Mode(args.precision)
     planner = make_planner(

@@ -28,7 +28,7 @@ class Link:
 
     def __call__(self, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None) -> Result:
         first = run.done[self.step.name]
-        run.done[self.step.name] += x.shape[0]
+        run.done[self.step.name] += run.foresee(self.step.ahead(self.packed), x.shape[0], run.drains)[0]
         return self.step.run(self.packed, run, x, sums, out, self.groups, first)
 
 
@@ -42,9 +42,11 @@ def pack_chain(
 
 def sizes(run: Run, links: Sequence[Link], size: Size) -> list[Size]:
     """Of the first one's input and of every result."""
-    out = [size]
+    out, drains = [size], run.drains
     for link in links:
-        out.append(link.step.size(out[-1], run.done[link.step.name] == 0))
+        frames, drains = run.foresee(link.step.ahead(link.packed), out[-1].frames, drains)
+        made = link.step.size(out[-1]._replace(frames=frames), run.done[link.step.name] == 0)
+        out.append(made if frames else made._replace(frames=0))
     return out
 
 

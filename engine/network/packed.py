@@ -22,7 +22,7 @@ def conv_of(conv: Any, operands: Operands, normed: bool = True) -> Conv:
     kernel, stride = clip_kernel(conv.weight), (1, 1, *conv.stride)[-3:]
     n, c, taps = kernel.shape[:3]
     strided = stride != (1, 1, 1)
-    early = taps == 3 and n * c <= EARLY and conv.head == "replicate" and not strided
+    early = taps == 3 and n * c <= EARLY and conv.head == "replicate" and not strided and not conv.after
 
     def make() -> Conv:
         balancer = form.balancer()
@@ -44,9 +44,11 @@ def scaling(form: Form, balancer: Balancer | None) -> dict[str, Any]:
 
 
 def norm_of(norm: nn.Module) -> Norm:
-    """Of a norm over groups of channels (it has them) or over all of a position."""
+    """Of a norm over groups of channels (it has them), over all of a position, or of none but its activation."""
     if isinstance(norm, nn.GroupNorm):
         return Norm("group", norm.weight.float(), norm.bias.float(), norm.num_groups, norm.eps)
+    if not hasattr(norm, "gamma"):
+        return Norm("rms", eps=norm.eps) if hasattr(norm, "eps") else Norm("none")
     return Norm("l2", norm.gamma.flatten().float(), eps=norm.eps)
 
 

@@ -28,6 +28,7 @@ class Half(nn.Module):
         first, self._mid, last = program.parts()
         self._low, self._high = (first, last) if program.half == "decoder" else (last, first)
         self._beside: dict[str, tuple[nn.Module]] = {}  # tuples are not registered: these belong to the network
+        self._network: tuple[nn.Module] | None = None
         for step in program.every():
             if step.inner():
                 continue
@@ -41,15 +42,37 @@ class Half(nn.Module):
         """Modules whose parameters lie beside this half in the file, by name."""
         return {name[1:]: module for name, (module,) in self._beside.items()}
 
+    def belongs_to(self, network: nn.Module) -> None:
+        """What is beside this half is found in `network` from now on, which may share it with the other half."""
+        self._network = (network,)
+
     def part(self, name: str) -> nn.Module:
         """Of a step, by the name that it gave."""
-        return self._beside[name][0] if name in self._beside else find(self, name)
+        if not name.startswith("/"):
+            return find(self, name)
+        return find(self._network[0], name[1:]) if self._network else self._beside[name][0]
 
     def run(self, steps: Sequence[Step], x: Tensor, state: State | None = None) -> Tensor:
         """Some of the Program's steps."""
+        if self.program.style.single:
+            if state is None:
+                state = State()
+                state.ending = True
+            for step in steps:
+                x = self._by_frame(step, x, state)
+            return x
         for step in steps:
             x = step.plain(self.part, x, state)
         return x
+
+    def _by_frame(self, step: Step, x: Tensor, state: State) -> Tensor:
+        """One frame after the other, of which the last one may be the clip's."""
+        frames, ending, out = x.split(1, 2), state.ending, []
+        for i, frame in enumerate(frames, 1):
+            state.ending = ending and i == len(frames)
+            out.append(step.plain(self.part, frame, state))
+        made = [y for y in out if y.shape[2]]
+        return torch.cat(made, 2) if len(made) > 1 else made[0] if made else out[-1]
 
     def low(self, x: Tensor, state: State | None = None) -> Tensor:
         return self.run(self._low, x, state)
@@ -84,8 +107,12 @@ class Network(nn.Module):
         self.encoder = None if encoder is None else Half(encoder)
         self.decoder = None if decoder is None else Half(decoder)
         for half in (self.encoder, self.decoder):
-            for name, module in half.beside().items() if half is not None else ():
-                self.add_module(name, module)
+            if half is None:
+                continue
+            half.belongs_to(self)
+            for name, module in half.beside().items():
+                if name not in self._modules and name not in self._parameters:  # both halves may have it
+                    graft(self, name, module)
         if packing is not None:
             self.add_module(*packing)
         for name, module in self.named_modules():
@@ -108,8 +135,11 @@ class Network(nn.Module):
 
     def drop(self, half: str) -> None:
         """Go on without "encoder" or "decoder"."""
+        other = getattr(self, "encoder" if half == "decoder" else "decoder")
+        kept = () if other is None else other.beside()
         for name in (half, *getattr(self, half).beside()):
-            setattr(self, name, None)
+            if name not in kept:
+                setattr(self, name, None)
 
     @staticmethod
     def sample(moments: Tensor, seed: int | None = None) -> Tensor:

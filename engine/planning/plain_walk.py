@@ -40,7 +40,8 @@ class PlainWalk:
     ) -> int:
         """Bytes besides the weights, for `latents` of frames or tiles of these latent pixels; rest: pixels that fill
         none. products: convolutions are matrix products (engine/kernels/exact.py)."""
-        latents = min(latents, 2 * steps.latents)
+        if not getattr(self._model, half).program.waits:
+            latents = min(latents, 2 * steps.latents)
         if tile == frame:
             return self._whole(half, latents, steps, frame, rest, products)
         # What sees whole frames and what sees tiles run one after the other.

@@ -106,6 +106,15 @@ class FrameConv(nn.Conv2d):
         return F.conv3d(x, weight, self.bias, stride, padding)
 
 
+class Matrix(nn.Linear):
+    """A linear layer of every position's channels, of [B, C, T, H, W]."""
+
+    key = ""
+
+    def forward(self, x: Tensor, state: State | None = None) -> Tensor:
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+
+
 def styled(c_in: int, c_out: int, style: Style) -> ClipConv | FrameConv:
     """A 3x3x3 or 1x3x3 convolution as all of a Program are."""
     if style.still:
@@ -137,6 +146,7 @@ class Conv(Step):
     name: str
     c_in: int
     c_out: int
+    looks_ahead = True
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
         return {self.name: styled(self.c_in, self.c_out, style)}
@@ -147,6 +157,9 @@ class Conv(Step):
     def run(self, packed: Packed, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
         return out, run.conv(packed, x, out, groups=groups)
+
+    def ahead(self, packed: Packed) -> tuple[str, ...]:
+        return (packed.key,)
 
     def channels(self, channels: int) -> int:
         return self.c_out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -20,55 +21,86 @@ from ...run.weights import Conv, Output
 from ..packed import clip_kernel, conv_of, norm_of
 from ..program import CAUSAL, Size, Step, Style, Taps, Work
 from ..state import State
-from .conv import conv_work, pointwise, styled, taps_of
+from .conv import Matrix, conv_work, pointwise, styled, taps_of
 from .norm import Norm
 
 
-def patches(x: Tensor) -> Tensor:
-    """[B, C, T, H, W] -> [B, 4C, T, H / 2, W / 2], channel (c * 2 + column) * 2 + row."""
+def patches(x: Tensor, n: int = 2) -> Tensor:
+    """[B, C, T, H, W] -> [B, n * n * C, T, H / n, W / n], channel (c * n + column) * n + row."""
     b, c, t, h, w = x.shape
-    return x.reshape(b, c, t, h // 2, 2, w // 2, 2).permute(0, 1, 6, 4, 2, 3, 5).flatten(1, 3)
+    return x.reshape(b, c, t, h // n, n, w // n, n).permute(0, 1, 6, 4, 2, 3, 5).flatten(1, 3)
 
 
-def pixels(x: Tensor) -> Tensor:
+def pixels(x: Tensor, n: int = 2) -> Tensor:
     """What `patches` undoes."""
     b, c, t, h, w = x.shape
-    return x.view(b, c // 4, 2, 2, t, h, w).permute(0, 1, 4, 5, 3, 6, 2).reshape(b, c // 4, t, 2 * h, 2 * w)
+    c //= n * n
+    return x.view(b, c, n, n, t, h, w).permute(0, 1, 4, 5, 3, 6, 2).reshape(b, c, t, n * h, n * w)
 
 
 @dataclass(frozen=True)
 class Patches(Step):
-    """2x2 pixels become channels; rows and columns that fill no block of `block` pixels are cut off."""
+    """Squares of `patch` x `patch` pixels become channels; rows and columns that fill no block of `block` pixels are
+    cut off."""
 
     name: str
     block: int
-    space = (1, 2)
+    patch: int = 2
     wide = True
     stream: ClassVar[bool] = False
+
+    @property
+    def space(self) -> tuple[int, int]:  # type: ignore[override]
+        return 1, self.patch
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
         return {}
 
     def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
         h, w = (n // self.block * self.block for n in x.shape[3:])
-        return patches(x[..., :h, :w])
+        return patches(x[..., :h, :w], self.patch)
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> None:
         return None
 
     def run(self, packed: None, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
-        f, h, w, _ = out.shape
-        blocks = x[:, : 2 * h, : 2 * w].unflatten(2, (w, 2)).unflatten(1, (h, 2)).permute(0, 1, 3, 5, 4, 2)
-        out.view(f, h, w, 3, 2, 2).copy_(blocks)
+        (f, h, w, _), n = out.shape, self.patch
+        blocks = x[:, : n * h, : n * w].unflatten(2, (w, n)).unflatten(1, (h, n)).permute(0, 1, 3, 5, 4, 2)
+        out.view(f, h, w, 3, n, n).copy_(blocks)
         return out, None
 
     def size(self, size: Size, starts: bool) -> Size:
-        h, w = (n // self.block * self.block // 2 for n in size[1:3])
-        return Size(size.frames, h, w, 4 * size.channels)
+        h, w = (n // self.block * self.block // self.patch for n in size[1:3])
+        return Size(size.frames, h, w, self.channels(size.channels))
 
     def channels(self, channels: int) -> int:
-        return 4 * channels
+        return self.patch**2 * channels
+
+
+@dataclass(frozen=True)
+class Fourier(Step):
+    """Sines and cosines of every channel, at 2^`first` and more waves up to 2^`last` in a unit, behind the channels."""
+
+    name: str
+    first: int = 6
+    last: int = 7
+    stream: ClassVar[bool] = False
+
+    def modules(self, style: Style) -> dict[str, nn.Module]:
+        return {}
+
+    def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
+        waves = torch.arange(self.first, self.last + 1, device=x.device)
+        turns = x.float()[:, :, None] * (2.0**waves * (2 * math.pi))[:, None, None, None]
+        turns = turns.flatten(1, 2)
+        return torch.cat((x, turns.sin().to(x.dtype), turns.cos().to(x.dtype)), 1)
+
+    def channels(self, channels: int) -> int:
+        return channels * (1 + 2 * (self.last - self.first + 1))
+
+    def why_not_fused(self, style: Style) -> str | None:
+        return "it begins with waves of its pixels, which only the plain walk does"
 
 
 @dataclass(frozen=True)
@@ -118,6 +150,7 @@ class _End(Step):
     c_in: int
     norm: Norm
     below = False
+    looks_ahead = True
     stream: ClassVar[bool] = False
 
     @property
@@ -132,7 +165,11 @@ class _End(Step):
         return {self.norm_name: self.norm.module(self.c_in), self.name: styled(self.c_in, self.c_out, style)}
 
     def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
-        return part(self.name)(part(self.norm_name)(x, state), state)
+        return part(self.name)(self.normed(part, x, state), state)
+
+    def normed(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
+        """x through the norm."""
+        return part(self.norm_name)(x, state)
 
     @property
     def late(self) -> bool:  # type: ignore[override]
@@ -140,6 +177,9 @@ class _End(Step):
 
     def why_not_fused(self, style: Style) -> str | None:
         return self.norm.why_not_fused()
+
+    def ahead(self, packed: PackedEnd) -> tuple[str, ...]:
+        return (packed.conv.key,)
 
     def taps(self, style: Style) -> Taps:
         return taps_of(style)
@@ -205,7 +245,7 @@ class Pixels(_End):
 
     def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
         x = super().plain(part, x, state)
-        return pixels(x) if self.patch == 2 else x
+        return pixels(x, self.patch) if self.patch > 1 else x
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> PackedEnd:
         norm, conv = norm_of(part(self.norm_name)), part(self.name)
@@ -218,18 +258,58 @@ class Pixels(_End):
     def store(self, packed: PackedEnd, run: Run, x: Tensor, sums: Partials | None, output: torch.dtype,
               form: Form) -> Tensor:  # fmt: skip
         """x [D, H, W, C] -> finished pixels [D, H * patch, W * patch, colours] in the type `output`."""
-        m, h, w, _ = x.shape
+        _, h, w, _ = x.shape
+        m, _ = run.foresee(self.ahead(packed), x.shape[0], run.drains)
         if self.patch == 1:
             out = run.arena.take((m, h, w, self.colours), output)
             run.pixels(packed.conv, x, packed.norm, sums, out, form)
             return out
-        out = run.arena.take((m, 2 * h, 2 * w, self.colours), output)
+        n, c = self.patch, self.colours
+        out = run.arena.take((m, n * h, n * w, c), output)
         blocks = run.arena.take((m, h, w, self.c_out), output)
         run.conv(packed.conv, x, blocks, packed.norm, sums, pixels=form)
-        # Channel (c * 2 + column) * 2 + row.
-        blocks = blocks.view(m, h, w, self.colours, 2, 2).permute(0, 1, 5, 2, 4, 3)
-        out.view(m, h, 2, w, 2, self.colours).copy_(blocks)
+        # Channel (c * n + column) * n + row.
+        out.view(m, h, n, w, n, c).copy_(blocks.view(m, h, w, c, n, n).permute(0, 1, 5, 2, 4, 3))
         return out
 
     def channels(self, channels: int) -> int:
         return self.colours
+
+
+@dataclass(frozen=True)
+class LinearMoments(Moments):
+    """By a linear layer without bias."""
+
+    def modules(self, style: Style) -> dict[str, nn.Module]:
+        return {self.norm_name: self.norm.module(self.c_in), self.name: Matrix(self.c_in, self.c_out, bias=False)}
+
+    def why_not_fused(self, style: Style) -> str | None:
+        return "its moments come of a linear layer, which only the plain walk does"
+
+    def taps(self, style: Style) -> Taps:
+        return Taps()
+
+    def work(self, size: Size) -> Work:
+        return conv_work(size, self.c_out, 1)
+
+
+@dataclass(frozen=True)
+class LinearPixels(Pixels):
+    """By a linear layer."""
+
+    def modules(self, style: Style) -> dict[str, nn.Module]:
+        return {self.norm_name: self.norm.module(self.c_in), self.name: Matrix(self.c_in, self.c_out)}
+
+    def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> PackedEnd:
+        layer = part(self.name)
+        # The kernel that stores pixels takes 3x3 convolutions.
+        kernel = torch.nn.functional.pad(layer.weight[:, :, None, None, None], (1, 1, 1, 1))
+        weight = pack_weight(kernel, operands.dtype)
+        norm = norm_of(part(self.norm_name))
+        return PackedEnd(norm, Output(layer.key, weight, layer.bias.float(), columns_weight(weight)))
+
+    def taps(self, style: Style) -> Taps:
+        return Taps()
+
+    def work(self, size: Size) -> Work:
+        return conv_work(size, self.c_out, 1)

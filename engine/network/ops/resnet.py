@@ -46,13 +46,16 @@ class Resnet(nn.Module):
     """y = shortcut(x) + conv2(norm2(conv1(norm1(x)))), norms with SiLU; the shortcut is a 1x1x1 convolution where the
     widths differ."""
 
-    def __init__(self, c_in: int, c_out: int, norm: Norm, names: Names = NAMES, style: Style = CAUSAL) -> None:
+    def __init__(
+        self, c_in: int, c_out: int, norm: Norm, names: Names = NAMES, style: Style = CAUSAL,
+        conv: Callable[[int, int, Style], nn.Module] = styled,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.names = names
         graft(self, names.norm1, norm.module(c_in))
-        graft(self, names.conv1, styled(c_in, c_out, style))
+        graft(self, names.conv1, conv(c_in, c_out, style))
         graft(self, names.norm2, norm.module(c_out))
-        graft(self, names.conv2, styled(c_out, c_out, style))
+        graft(self, names.conv2, conv(c_out, c_out, style))
         if c_in != c_out:
             graft(self, names.conv_shortcut, pointwise(c_in, c_out, style))
         else:
@@ -61,7 +64,8 @@ class Resnet(nn.Module):
     def __getattr__(self, role: str) -> Any:
         """norm1, conv1, norm2, conv2 and conv_shortcut, whatever the files call them."""
         name = getattr(self.__dict__.get("names"), role, role)
-        own = name == role or role in self.__dict__.get("_modules", ())
+        modules = self.__dict__.get("_modules", {})
+        own = name == role or (role in modules and modules[role] is None)
         return super().__getattr__(role) if own else find(self, name)
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
@@ -91,6 +95,7 @@ class Res(Step):
     norm: Norm
     names: Names = NAMES
     below = False
+    looks_ahead = True
 
     @property
     def in_place(self) -> bool:  # type: ignore[override]
@@ -132,22 +137,37 @@ class Res(Step):
             out = wide[..., :k]
         elif out is None:
             out = run.take(d, h, w, k)
+        middle, drains = run.foresee((packed.conv1.key,), d, run.drains)
+        made, _ = run.foresee((packed.conv2.key,), middle, drains)
+        result = run.take(made, h, w, k) if made > d else out[:made]
         with run.arena.scope():
-            inner = wide[..., k : 2 * k] if beside else run.take(d, h, w, k)
+            inner = wide[..., k : 2 * k] if beside else run.take(middle, h, w, k)
             # Beside the result, the first convolution overwrites what it and the shortcut read.
             shorten = None if packed.shortcut is None else functools.partial(run.pointwise, packed.shortcut, x, out)
             free = shorten if beside else None
             sums = run.conv(packed.conv1, x, inner, packed.norm1, sums, self.groups, free=free)
             if shorten is not None and not beside:
                 shorten()
-            sums = run.conv(packed.conv2, inner, out, packed.norm2, sums, groups, residual=out)
-        return out, sums
+            if run.after:
+                delay = run.delay(packed.conv2.key, 2, x)
+                scratch = run.arena.take(delay.whole, x.dtype)
+                if not run.dry:
+                    delay.take(x, made, result, scratch)
+                elif not run.walk.open:
+                    delay.waiting += d - made
+            sums = run.conv(packed.conv2, inner, result, packed.norm2, sums, groups, residual=result)
+        return result, sums
+
+    def ahead(self, packed: Packed) -> tuple[str, ...]:
+        return packed.conv1.key, packed.conv2.key
 
     @property
     def late(self) -> bool:  # type: ignore[override]
         return self.norm.late
 
     def why_not_fused(self, style: Style) -> str | None:
+        if style.after and self.c_in != self.c_out:
+            return "its shortcuts to other widths wait for frames ahead in the plain walk only"
         return self.norm.why_not_fused()
 
     def channels(self, channels: int) -> int:
