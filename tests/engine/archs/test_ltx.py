@@ -134,6 +134,17 @@ def test_the_fused_walk_looks_ahead(build, noise, config, atol):
                     assert torch.equal(fused(network, z, chunk, frames, parking), whole)
 
 
+def test_what_the_fused_walk_refuses(build):
+    level, time = Block(16, 1), Block(16, stride=STRIDES["time"])
+    for blocks_, says in (
+        ((level, time, level), "frames double"),
+        ((level, Block(8), Block(8, stride=STRIDES["all"])), "shortcuts"),
+        (blocks(16, "all", noisy=True), "noise"),
+    ):
+        program = ARCHITECTURE.decoder(Config(None, blocks_, 0, 16, 16, timestep=None))
+        assert says in program.why_not_fused()
+
+
 @torch.no_grad()
 def test_the_end_of_a_clip_fits_into_the_memory_of_its_middle(build, noise, atol):
     """Many convolutions behind each other, which all get one frame more at the end."""
