@@ -206,14 +206,17 @@ class FusedPass:
         self, clips: Clips, memory: Callable[[], AbstractContextManager[tuple[Run, Graphs | None]]],
         load: Callable[[Tensor], Tensor], step: Callable[[Run, Tensor, Emit], None],
         replay: Callable[[Run, Tensor], Tensor] | None = None,
+        aside: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:  # fmt: skip
         """load: a part's data to what `step` takes, on the device. step(run, data, emit): a chunk. replay: the same
-        where its results are one tensor, for graphs; None: no attempt after this one can go on where it ends."""
+        where its results are one tensor, for graphs; None: no attempt after this one can go on where it ends. aside:
+        as in Pass."""
         self._clips = clips
         self._memory = memory
         self._load = load
         self._step = step
         self._replay = replay
+        self.aside = aside
 
     @contextmanager
     def memory(self) -> Iterator[None]:

@@ -121,8 +121,10 @@ class PlainPass:
         form: to those that are emitted; may overwrite what it takes."""
         self._load, self._network, self._form = load, network, form
 
-    def memory(self) -> AbstractContextManager[None]:
+    def aside(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    memory = aside
 
     def begin(self, clip: int, left: Handover | None) -> int:
         """Always from the start: another way's histories are not for this one."""
@@ -144,7 +146,7 @@ class PlainHalf:
     def __init__(
         self, half: Half, spatial: int, temporal: int, scale: float, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.spatial, self.temporal = spatial, temporal
+        self.program, self.spatial, self.temporal = half.program, spatial, temporal
         self._half, self._scale, self._dtype, self._device = half, scale, dtype, device
 
     def whole(self, clips: Clips) -> PlainPass:
