@@ -184,7 +184,7 @@ def decode(half: Half, z: Latents, plan: Plan, results: Results, guard: Guard, w
                   lambda: wanted.stop)  # fmt: skip
     clips.begin(results)
 
-    def cut(clip: int, first: int, end: int) -> Tensor:
+    def cut(clip: int, _: int, first: int, end: int) -> Tensor:
         return z[clip, :, first:end]
 
     if not plan.tiled:
@@ -196,7 +196,7 @@ def decode(half: Half, z: Latents, plan: Plan, results: Results, guard: Guard, w
         part, features = Span(*clips.window(first, end), index), []
         results.open(clip, first, end - first)
         with low.memory():
-            yield from _features(half, low, clips, clip, functools.partial(cut, clip), part, features)
+            yield from _features(half, low, clips, clip, functools.partial(cut, clip, part.first), part, features)
         with tile.memory():
             for number, where in enumerate(plan.grid.indices(), 1):
                 name, own = (clip, *where), part._replace(index=index + number)
@@ -218,8 +218,9 @@ def encode(half: Half, video: Video, plan: Plan, results: Results, guard: Guard,
                   lambda: min(wanted.stop, length()))  # fmt: skip
     clips.begin(results)
 
-    def cut(clip: int, first: int, end: int) -> Tensor:
-        return video.frames(clip, _frames(half.temporal, first), _frames(half.temporal, end))
+    def cut(clip: int, origin: int, first: int, end: int) -> Tensor:
+        start = half.temporal * first if first == origin else _frames(half.temporal, first)
+        return video.frames(clip, start, _frames(half.temporal, end))
 
     if not plan.tiled:
         whole = half.whole(clips)
@@ -232,7 +233,7 @@ def encode(half: Half, video: Video, plan: Plan, results: Results, guard: Guard,
         if first < end:  # a stream of frames may have ended there
             part, features = Span(*clips.window(first, end), index), []
             with tile.memory():
-                yield from _blended(half, tile, clips, functools.partial(cut, clip), part, features)
+                yield from _blended(half, tile, clips, functools.partial(cut, clip, part.first), part, features)
             part = part._replace(index=index + len(plan.grid))
             yield from _low(half, low, clips, features[0], clip, part, end, results)
 
@@ -241,9 +242,9 @@ def encode(half: Half, video: Video, plan: Plan, results: Results, guard: Guard,
 
 
 def _whole(
-    half: Half, whole: Pass, clips: Clips, cut: Callable[[int, int, int], Tensor], results: Results, most: int
+    half: Half, whole: Pass, clips: Clips, cut: Callable[[int, int, int, int], Tensor], results: Results, most: int
 ) -> Iterator[int]:
-    """At most `most` results at once."""
+    """At most `most` results at once. cut(clip, origin, first, end): as Cut, of a clip that begins at `origin`."""
     guard = clips.guard
     with whole.memory(), StagedWriter(results, most, guard.device, guard.finish, half.ahead) as writer:
         for clip in range(clips.batch):
@@ -255,7 +256,8 @@ def _whole(
                 done = guard.origin + whole.begin(clip, left)
                 place = _place(half, guard.origin, done)
                 emit = _unfinished(guard, clip, place, clips.end, functools.partial(writer.write, clip))
-                yield from _through(whole, clips, functools.partial(cut, clip), emit, Span(done, None, clip))
+                cut_clip = functools.partial(cut, clip, guard.origin)
+                yield from _through(whole, clips, cut_clip, emit, Span(done, None, clip))
 
 
 # -- blended tiles ----------------------------------------------------------------------------------------------------
