@@ -21,7 +21,9 @@ from zerowaste_vae.engine.cli import COMMANDS, main
 from zerowaste_vae.engine.commands.decode import crop, stored_rate
 from zerowaste_vae.engine.commands.encode import pad
 from zerowaste_vae.engine.files.latents import latent_metadata, read_latent, write_latent
-from zerowaste_vae.engine.files.media import read_video, write_mp4, write_png_folder
+from zerowaste_vae.engine.files.media import read_video
+from zerowaste_vae.engine.files.mp4 import write_mp4
+from zerowaste_vae.engine.files.pngs import write_png_folder
 
 
 @pytest.fixture
