@@ -104,8 +104,8 @@ class Appended:
                 if len(self._head) < need:
                     continue
                 self._kind = self._head[4:8]
-                length = struct.unpack(">Q", self._head[8:])[0] if need == 16 else struct.unpack(">I", self._head[:4])[0]
-                self._left = length - need
+                length = self._head[8:] if need == 16 else self._head[:4]
+                self._left = int.from_bytes(length, "big") - need
                 self._put(self._head)
                 self._head = b""
             part, data = data[: self._left], data[self._left :]

@@ -66,7 +66,8 @@ class Clip:
     def __iter__(self) -> Iterator[torch.Tensor]:
         """[H, W, 3] each: uint8, or float32 in 0..1 where the source has more than 8 bits per channel."""
         for pixels in self.integers():
-            yield torch.from_numpy(pixels) if pixels.dtype == np.uint8 else _floats(pixels)
+            own = pixels.dtype == np.uint8
+            yield torch.from_numpy(np.require(pixels, requirements="W")) if own else _floats(pixels)
 
     def integers(self) -> Iterator[np.ndarray]:
         """[H, W, 3] each, uint8 or uint16."""
@@ -108,8 +109,8 @@ class Clip:
         if (self.count or 0) > read:
             log.warn(f"{self.name}: announces {self.count} frames, {read} could be read")
         if pace.varies:
-            log.warn(f"{self.name}: its frame rate varies; every frame is taken as it comes, {float(self.fps):g} of them "
-                     "a second on average: sound may run ahead of the picture or behind it")  # fmt: skip
+            log.warn(f"{self.name}: its frame rate varies; every frame is taken as it comes, {float(self.fps):g} a "
+                     "second on average: sound may run ahead of the picture or behind it")  # fmt: skip
 
     @contextmanager
     def _open(self) -> Iterator[tuple[InputContainer, VideoStream]]:

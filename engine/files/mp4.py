@@ -171,6 +171,7 @@ class Mp4Writer:
             check_identity(self.part, _comment(self.part), identity)
             self.done = self._before.samples
         self._queue: queue.Queue[torch.Tensor | None] = queue.Queue(WAITING)
+        self._ended = False
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
 
@@ -201,6 +202,10 @@ class Mp4Writer:
             _copy(self.part, temporary, audio, start, seconds)
         self.part.unlink()
 
+    def discard(self) -> None:
+        """Nothing of it is kept."""
+        self.part.unlink(missing_ok=True)
+
     # -- in the thread ------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
@@ -212,10 +217,18 @@ class Mp4Writer:
                 file.close()
         except BaseException as error:
             self._error = _worded(error, self.part)
-            while self._queue.get() is not None:
+            for _ in self._given():
                 pass
         with suppress(OSError):
             self.done = scan(self.part).samples
+
+    def _given(self) -> Iterator[torch.Tensor]:
+        """What comes through the queue, up to its end."""
+        while not self._ended:
+            frames = self._queue.get()
+            self._ended = frames is None
+            if frames is not None:
+                yield frames
 
     def _encode(self, file: Appended) -> None:
         import av
@@ -234,7 +247,7 @@ class Mp4Writer:
                 container.mux(packet)
 
         try:
-            for frames in iter(self._queue.get, None):
+            for frames in self._given():
                 for frame in frames:
                     encoder = encoder or Encoder(container, self._form, *frame.shape[:2], self._name)
                     mux(encoder.packets(frame, index))
@@ -304,7 +317,7 @@ def write_mp4(path: str | Path, frames: Frames, fps: Fraction | float, crf: int 
                 raise InputError(f"{path}: no frames to write")
             writer.finish()
         finally:
-            writer.part.unlink(missing_ok=True)
+            writer.discard()
 
 
 # -- from the part file to the finished one ---------------------------------------------------------------------------
@@ -336,7 +349,8 @@ def _copy(part: Path, target: Path, audio: str | Path | None, start: Fraction, s
     """Everything in one piece, from 0 on, the index in front."""
     import av
 
-    with av.open(str(part)) as source, av.open(str(target), "w", format="mp4", options={"movflags": "+faststart"}) as out:
+    front = {"movflags": "+faststart"}
+    with av.open(str(part)) as source, av.open(str(target), "w", format="mp4", options=front) as out:
         sound = None if audio is None else av.open(str(audio))
         try:
             streams = [_video(source, out)]
@@ -376,7 +390,8 @@ def _audio(source: InputContainer, out: OutputContainer, start: Fraction, second
 
     given = source.streams.audio[0]
     copied = given.codec_context.name in SOUNDS
-    stream = out.add_stream_from_template(given) if copied else out.add_stream("aac", rate=given.codec_context.sample_rate)
+    rate = given.codec_context.sample_rate
+    stream = out.add_stream_from_template(given) if copied else out.add_stream("aac", rate=rate)
 
     def cut(pieces: Iterator[Any]) -> Iterator[Any]:
         for piece in pieces:
@@ -396,7 +411,8 @@ def _audio(source: InputContainer, out: OutputContainer, start: Fraction, second
                 packet.stream = stream
                 yield packet.pts * packet.time_base, 1, packet
             return
-        resampler = av.AudioResampler(stream.codec_context.format, stream.codec_context.layout, stream.codec_context.rate)
+        context = stream.codec_context
+        resampler = av.AudioResampler(context.format, context.layout, context.rate)
         for frame in [*_each(cut(source.decode(given)), resampler), None]:
             for packet in stream.encode(frame):
                 yield packet.dts * packet.time_base, 1, packet

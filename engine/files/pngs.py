@@ -6,6 +6,7 @@ import os
 import shutil
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import torch
@@ -46,7 +47,7 @@ class PngWriter:
 
     def __exit__(self, kind: type | None, error: BaseException | None, *_: object) -> None:
         self._pool.shutdown(wait=True)
-        if error is None:
+        with suppress(OSError) if error is not None else nullcontext():
             self._settle(0)
 
     def write(self, frames: torch.Tensor) -> None:
@@ -65,6 +66,10 @@ class PngWriter:
         (self.part / _IDENTITY).unlink()
         with replacing(self.path) as temporary:
             os.replace(self.part, temporary)
+
+    def discard(self) -> None:
+        """Nothing of it is kept."""
+        shutil.rmtree(self.part, ignore_errors=True)
 
     def _settle(self, most: int) -> None:
         while len(self._waiting) > most:

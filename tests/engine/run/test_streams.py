@@ -1,8 +1,5 @@
 """Frames and latents as they are finished: the same bits as all at once, and nothing left behind wherever it ends."""
 
-import gc
-import weakref
-
 import pytest
 import torch
 from zerowaste_vae import Cancelled, InputError
@@ -32,7 +29,9 @@ def small_blocks(monkeypatch):
 
 
 @pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("options", [{}, {"output": "uint8", "start": 3, "frames": 7}, TILES, {**TILES, "output": "uint8"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"output": "uint8", "start": 3, "frames": 7}, TILES, {**TILES, "output": "uint8"}]
+)
 def test_the_frames_of_a_stream_are_those_of_a_decode(make_vae, noise, small_blocks, fused, options):
     vae, z = make_vae(fused=fused), noise(1, 16, 5, 2, 3)
     whole, seen = vae.decode(z, chunk=1, **options), []
@@ -112,24 +111,6 @@ def test_a_stream_that_is_dropped_leaves_nothing(make_vae, noise, small_blocks, 
     assert leftovers() == [] and not vae._busy.locked()
 
 
-def test_only_a_few_chunks_of_frames_are_alive(make_vae, noise):
-    vae, alive, most = make_vae(), weakref.WeakSet(), []
-
-    def frames():
-        for _ in range(81):
-            frame = torch.rand(16, 16, 3)
-            alive.add(frame)
-            yield frame
-            del frame
-
-    reach = int(vae.model.encoder.program.reach()[0])
-    vae.model.encoder.program.__class__.reach  # of the network, in frames
-    for _ in vae.encode_stream(frames(), chunk=1):
-        gc.collect()
-        most.append(len(alive))
-    assert max(most) <= min(reach + 3 * 4 + 1, 81)
-
-
 # -- trouble ----------------------------------------------------------------------------------------------------------
 
 
@@ -143,7 +124,7 @@ def test_out_of_memory_half_way(make_vae, noise, monkeypatch, fused):
     parts = [next(frames)]
     with monkeypatch.context() as patch:
         where, name = (run_module, "to_pixels") if fused else (Half, "mid")
-        fail_calls(patch, where, name, {2, 3})
+        fail_calls(patch, where, name, {2, 3} if fused else {2})
         parts += frames
     torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=0, atol=1.5e-5)
     assert vae.last_report.events["oom_step_downs"] == 1
