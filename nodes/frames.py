@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Iterator
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..engine import InputError
+from ..engine import InputError, log
+from ..engine.memory import available_ram, in_gb
 
 #: The host's SeedVR2 sampler works on 2x2 patches of 8x8-pixel latents.
 SIZE_MULTIPLE = 16
@@ -40,6 +44,33 @@ def pad_clip(clip: Tensor, temporal: int) -> Tensor:
         clip = F.pad(clip, (0, 0, 0, -width % SIZE_MULTIPLE, 0, -height % SIZE_MULTIPLE))
     missing = -(frames - 1) % temporal
     return torch.cat([clip, clip[:, -1:].expand(-1, missing, -1, -1, -1)], 1) if missing else clip
+
+
+def too_many(shape: tuple[int, ...], dtype: torch.dtype) -> str:
+    """What to say before a decode whose frames [B, F, H, W, 3] are larger than the free host memory, else nothing. It
+    is in the log, too: the run may end the process."""
+    size, free = math.prod(shape) * dtype.itemsize, available_ram()
+    if free is None or size <= free:
+        return ""
+    text = (f"its {shape[0] * shape[1]} frames take {in_gb(size)} of host memory and {in_gb(free)} are free: Zero-Waste "
+            "Decode to Video writes them to a file as they are made")  # fmt: skip
+    log.warn(f"decode: {text}")
+    return text
+
+
+def padded(frames: Iterable[Tensor], temporal: int) -> Iterator[Tensor]:
+    """Frames [H, W, 3] one by one as `pad_clip` has them, bytes or floats."""
+    count, frame = 0, None
+    for frame in frames:
+        height, width, _ = frame.shape
+        if frame.dtype != torch.uint8:
+            frame = frame.clamp(0, 1)
+        if width % SIZE_MULTIPLE or height % SIZE_MULTIPLE:
+            frame = F.pad(frame, (0, 0, 0, -width % SIZE_MULTIPLE, 0, -height % SIZE_MULTIPLE))
+        count += 1
+        yield frame
+    for _ in range(-(count - 1) % temporal if count else 0):
+        yield frame
 
 
 def crop_clip(clip: Tensor, size: tuple[int, int, int] | None, temporal: int) -> Tensor:

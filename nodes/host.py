@@ -6,8 +6,10 @@ import copy
 import functools
 import time
 import weakref
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
 
 import comfy.model_management as mm
 import comfy.model_patcher
@@ -16,7 +18,7 @@ import comfy.sd
 import comfy.utils
 import torch
 from comfy.cli_args import LatentPreviewMethod, args
-from comfy_api.latest import ComfyExtension, io
+from comfy_api.latest import ComfyExtension, InputImpl, io
 from comfy_execution.utils import get_executing_context
 from torch import Tensor
 
@@ -32,7 +34,7 @@ from ..engine.run.kept import KEPT
 from ..engine.run.pinned import POOL, forbid
 from ..engine.run.pixels import OUTPUTS
 from ..engine.run.plan import Plan
-from .frames import as_clip, as_latent
+from .frames import as_clip, as_latent, too_many
 from .planning import KNOWN, plan_facts, raised_facts
 from .preview import SIZE as PREVIEW_SIZE
 from .preview import Preview
@@ -46,12 +48,24 @@ __all__ = [
     "ComfyExtension",
     "EngineVAE",
     "Progress",
+    "Running",
+    "frames_of",
     "io",
     "machine",
     "offload_device",
     "own_vae",
     "unavailable",
+    "video_of",
 ]
+
+
+@dataclass(frozen=True)
+class Running:
+    """For a run of the engine: its options, the plans it has followed so far, seconds that room and weights took."""
+
+    options: dict[str, Any]
+    plans: list[Plan]
+    loaded: float
 
 
 class EngineVAE(comfy.sd.VAE):
@@ -143,38 +157,78 @@ class EngineVAE(comfy.sd.VAE):
         output = settings.output
         if output == "auto":
             output = "float16" if self._output_dtype() is torch.float16 else "float32"
-        options = {**settings.plan_options(), **settings.memory_options(), "chunk": settings.chunk, "output": output}
-        started = time.perf_counter()
-        say_here("decode: making room and loading the weights")
-        with fitting("decode"), self._loaded("decoder", size, settings, chunk=settings.chunk, output=OUTPUTS[output]):
-            loaded = time.perf_counter() - started
-            s, frames = self.engine.spatial, self.engine.frames(size[1])
-            images = torch.empty(size[0], frames, s * size[2], s * size[3], 3, dtype=OUTPUTS[output])
+        s, frames = self.engine.spatial, self.engine.frames(size[1])
+        shape = size[0], frames, s * size[2], s * size[3], 3
+        crowded = too_many(shape, OUTPUTS[output])
+        images: list[Tensor] = []
 
-            def preview(plan: Plan) -> Preview | None:
-                on = _shows_previews()
-                return Preview(images, plan, size[1], self.engine.temporal, self._on_gpu) if on else None
+        def preview(plan: Plan) -> Preview | None:
+            on = _shows_previews()
+            return Preview(images[0], plan, size[1], self.engine.temporal, self._on_gpu) if on else None
 
-            _, plan = self._interruptible(self.engine.decode, size[1], latent, preview=preview, out=images, **options)
-        outcome = Outcome(self.engine.last_report, loaded)
-        if settings.tiling == "exact" and settings.tile and plan.parking is None:
+        with self.running("decode", size, settings, output, preview) as run:
+            images.append(torch.empty(shape, dtype=OUTPUTS[output]))
+            self.engine.decode(latent, out=images[0], **run.options)
+        outcome = self.outcome(run, size, settings, output)
+        outcome.notes += [crowded] if crowded else []
+        if settings.tiling == "exact" and settings.tile and run.plans[-1].parking is None:
             outcome.notes.append(f"bands of {settings.tile} pixels were not used: this plan gives the same frames")
-        facts = plan_facts(plan, *size[:2], self.engine, OUTPUTS[output])
-        outcome.plan = facts | self._facts(settings) | raised_facts(plan)
-        return images.to(self.output_device), outcome
+        return images[0].to(self.output_device), outcome
 
     def run_encode(self, clip: Tensor, settings: Settings) -> tuple[Tensor, Outcome]:
         """Encode [B, F, H, W, 3] under `settings`; also returns what the run did."""
-        if not self.engine.can_encode:
-            raise InputError(f"{self.engine.path or 'this VAE'} holds a decoder only: encode with the whole VAE's file")
         size = self._clip_size(clip.shape[0], *clip.shape[1:4])
-        options = {**settings.plan_options(), **settings.memory_options(), "chunk": settings.chunk}
-        started = time.perf_counter()
-        say_here("encode: making room and loading the weights")
-        with fitting("encode"), self._loaded("encoder", size, settings, chunk=settings.chunk):
+        with self.running("encode", size, settings) as run:
+            latent = self.engine.encode(clip, **run.options)
+        return self.given_back(latent), Outcome(self.engine.last_report, run.loaded)
+
+    def given_back(self, latent: Tensor) -> Tensor:
+        """A latent where and as the host wants it."""
+        return latent.to(self.output_device, self._output_dtype())
+
+    @contextmanager
+    def running(
+        self, operation: str, size: tuple[int, int, int, int], settings: Settings, output: str = "",
+        preview: Callable[[Plan], Preview | None] = lambda plan: None,
+    ) -> Iterator[Running]:
+        """Around a "decode" or "encode" under `settings`: room and weights, the host's bar and its stop button. size:
+        batch, latents, height and width in latent pixels."""
+        if operation == "encode" and not self.engine.can_encode:
+            raise InputError(f"{self.engine.path or 'this VAE'} holds a decoder only: encode with the whole VAE's file")
+        shown, plans, started = Progress(), [], time.perf_counter()
+
+        def begin(plan: Plan) -> None:
+            if not plans or plan.grid != plans[-1].grid:  # else steps are counted on as they were
+                stages = Stages(operation, plan, size[1])
+                shown.start(size[0] * stages.ticks, stages, preview(plan))
+            plans.append(plan)
+
+        chosen, kind = ({"output": output}, {"output": OUTPUTS[output]}) if output else ({}, {})
+        options = {**settings.plan_options(), **settings.memory_options(), "chunk": settings.chunk, **chosen,
+                   "progress": shown, "cancel": mm.processing_interrupted, "on_plan": begin}  # fmt: skip
+        say_here(f"{operation}: making room and loading the weights")
+        with fitting(operation), self._loaded(f"{operation}r", size, settings, chunk=settings.chunk, **kind):
             loaded = time.perf_counter() - started
-            latent, _ = self._interruptible(self.engine.encode, size[1], clip, **options)
-        return latent.to(self.output_device, self._output_dtype()), Outcome(self.engine.last_report, loaded)
+            self.engine.on_pressure = self._free_others
+            say_here(f"{operation}: planning")
+            try:
+                yield Running(options, plans, loaded)
+            except Cancelled:
+                mm.throw_exception_if_processing_interrupted()
+                raise
+            finally:
+                # Packed weights stay while the host keeps the VAE loaded. Memory parked in, up to tens of GB, does not,
+                # nor a run's with its graphs, up to 1 GB, of which the host knows nothing.
+                POOL.release()
+                KEPT.release()
+                self.engine.on_pressure = None
+
+    def outcome(self, run: Running, size: tuple[int, int, int, int], settings: Settings, output: str) -> Outcome:
+        """What a decode did."""
+        outcome, plan = Outcome(self.engine.last_report, run.loaded), run.plans[-1]
+        facts = plan_facts(plan, *size[:2], self.engine, OUTPUTS[output])
+        outcome.plan = facts | self._facts(settings) | raised_facts(plan)
+        return outcome
 
     # -- host services --------------------------------------------------------------------------------------------
 
@@ -195,38 +249,6 @@ class EngineVAE(comfy.sd.VAE):
         self.engine.to(self.device)
         context = getattr(mm, "cuda_device_context", None)
         return context(self.device) if context else nullcontext()
-
-    def _interruptible(
-        self,
-        work: Callable[..., Tensor],
-        latents: int,
-        clips: Tensor,
-        preview: Callable[[Plan], Preview | None] = lambda plan: None,
-        **options: object,
-    ) -> tuple[Tensor, Plan]:
-        """Run `work` with the host's progress bar and stop button; its result, and the plan that it came by."""
-        self.engine.on_pressure = self._free_others
-        shown, plans = Progress(), []
-
-        def begin(plan: Plan) -> None:
-            if not plans or plan.grid != plans[-1].grid:  # else steps are counted on as they were
-                stages = Stages(work.__name__, plan, latents)
-                shown.start(clips.shape[0] * stages.ticks, stages, preview(plan))
-            plans.append(plan)
-
-        say_here(f"{work.__name__}: planning")
-        try:
-            result = work(clips, progress=shown, cancel=mm.processing_interrupted, on_plan=begin, **options)
-            return result, plans[-1]
-        except Cancelled:
-            mm.throw_exception_if_processing_interrupted()
-            raise
-        finally:
-            # Packed weights stay while the host keeps the VAE loaded. Memory parked in, up to tens of GB, does not, nor
-            # a run's with its graphs, up to 1 GB, of which the host knows nothing.
-            POOL.release()
-            KEPT.release()
-            self.engine.on_pressure = None
 
     def _free_others(self) -> None:
         """Have the host unload every model but this one: a run finds no memory."""
@@ -325,6 +347,24 @@ def _first(error: Exception) -> str:
     return str(error).strip().split("\n", 1)[0][:120]
 
 
+# -- videos -----------------------------------------------------------------------------------------------------------
+
+
+def video_of(path: str) -> object:
+    """The host's VIDEO of a file."""
+    return InputImpl.VideoFromFile(path)
+
+
+def frames_of(video: object) -> tuple[Any, float, float]:
+    """What a VIDEO is read from, a path, an open file or frames in memory (images, frame rate), and from which second on
+    for how many (0: all)."""
+    if not isinstance(video, InputImpl.VideoFromFile):
+        parts = video.get_components()
+        return (parts.images, parts.frame_rate), 0.0, 0.0
+    window = getattr(video, "get_active_trim_window", lambda: (0.0, 0.0))
+    return video.get_stream_source(), *window()
+
+
 # -- this machine ------------------------------------------------------------------------------------------------------
 
 
@@ -374,16 +414,19 @@ class Progress:
         self._stages: Callable[[int, int], str] | None = None
         self._preview: Preview | None = None
         self._bar: comfy.utils.ProgressBar | None = None
+        self._expected = 0
 
     def start(self, total: int, stages: Callable[[int, int], str], preview: Preview | None) -> None:
         """The bar from the first second on, before a first step of `total` is done. `stages` words what is being done
         and `preview` gives a picture of it; the host shows both on the node."""
         self._stages, self._preview = stages, preview
+        self._expected = total
         self._bar = comfy.utils.ProgressBar(total)
         self._bar.update_absolute(0, total)
 
     def __call__(self, done: int, total: int) -> None:
         mm.throw_exception_if_processing_interrupted()
+        total = total or max(done + 1, self._expected)  # a stream of frames does not know its end
         if self._bar is None:
             self._bar = comfy.utils.ProgressBar(total)
         picture = self._preview(done, total) if self._preview else None

@@ -64,7 +64,7 @@ class LatentFile:
         if not min(whole):
             raise InputError(f"{path}: the latent is empty (shape {whole})")
         if item is not None and not 0 <= item < whole[0]:
-            raise InputError(f"{path}: holds {whole[0]} clip(s), numbered from 0; there is no {item}")
+            raise InputError(f"--item {item}: {path} holds {whole[0]} clip(s), numbered from 0")
         self._first = item or 0
         self.shape = torch.Size(whole if item is None else [1, *whole[1:]])
 
