@@ -19,9 +19,9 @@ from .options import (
     check_report,
     give_report,
     load_vae,
+    memory_options,
     progress,
     rate,
-    run_options,
 )
 
 if TYPE_CHECKING:
@@ -42,7 +42,11 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "same command with --resume goes on from there.",
     )
     parser.add_argument("latent", type=Path, metavar="LATENT", help="latent file")
-    parser.add_argument("out", metavar="OUT", help="name.mp4, name.safetensors (`frames` [B,F,H,W,3]), or a PNG folder")
+    parser.add_argument(
+        "out", metavar="OUT",
+        help="name.mp4, name.png (one frame), name.safetensors (`frames` [B,F,H,W,3]; of pictures [B,H,W,3]), or a PNG "
+        "folder",
+    )  # fmt: skip
     parser.add_argument("--fps", type=rate, help="frame rate of an MP4 (default: the latent file's, else 24)")
     parser.add_argument("--output", metavar="TYPE", help=".safetensors only: float32 (default), float16 or uint8")
     parser.add_argument("--item", type=int, metavar="N", help="which clip of a batch to decode (default: the only one)")
@@ -73,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     check_report(args)
     if args.output and kind != "safetensors":
         raise InputError(f"--output {args.output} is for .safetensors; {args.out} holds whole numbers in any case")
-    if kind == "safetensors" and args.resume:
+    if kind in ("safetensors", "png") and args.resume:
         raise InputError(f"--resume is for .mp4 and PNG folders; {args.out} is written at once")
     notes = latent_metadata(args.latent)
     fps = args.fps or stored_rate(notes) or DEFAULT_FPS
@@ -83,17 +87,22 @@ def run(args: argparse.Namespace) -> int:
             raise InputError(f"--audio is for .mp4; {args.out} has no place for sound")
         check_audio(args.audio)
     part = part_of(target)
-    if kind != "safetensors" and part.exists() and not (args.resume or args.force):
+    if kind in ("mp4", "folder") and part.exists() and not (args.resume or args.force):
         raise InputError(f"{part}: an interrupted run has left it; give --resume to go on with it, or --force to "
                          "begin anew")  # fmt: skip
     vae = load_vae(args)
-    latent = LatentFile(args.latent, vae.latent_channels, args.item)
-    if latent.shape[0] > 1 and kind != "safetensors":
+    still = vae.architecture.still
+    if still and kind == "mp4":
+        raise InputError(f"{args.out}: {vae.arch} makes pictures; end it in .png, .safetensors, or / for a folder")
+    latent = LatentFile(args.latent, vae.latent_channels, args.item, still)
+    if latent.shape[0] > 1 and kind != "safetensors" and not (still and kind == "folder"):
         count = latent.shape[0]
         raise InputError(f"{args.latent}: holds {count} clips; choose one with --item N, or write .safetensors")
+    if kind == "png" and _frames(args, vae, latent, notes) - args.start > 1:
+        raise InputError(f"{args.out}: {args.latent} is a clip of several frames; write .mp4, or / for a PNG folder")
     started = time.perf_counter()
-    if kind == "safetensors":
-        shape, resumed = _at_once(args, vae, latent, notes, fps, target), 0
+    if still or kind in ("safetensors", "png"):
+        shape, resumed = _at_once(args, vae, latent, notes, fps, target, kind), 0
     else:
         shape, resumed = _by_and_by(args, vae, latent, notes, form, target)
     seconds = time.perf_counter() - started
@@ -110,20 +119,26 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _at_once(
-    args: argparse.Namespace, vae: VideoVAE, latent: LatentFile, notes: dict[str, str], fps: Fraction, target: Path
-) -> tuple[int, ...]:
-    """To a .safetensors, which has all frames in memory; returns their shape."""
-    import torch
-
+    args: argparse.Namespace, vae: VideoVAE, latent: LatentFile, notes: dict[str, str], fps: Fraction, target: Path,
+    kind: str,
+) -> tuple[int, ...]:  # fmt: skip
+    """With all frames in memory: pictures, and what takes all frames at once; returns their shape."""
+    from ..files.pngs import write_png, write_png_folder
     from ..files.writing import write_tensors
 
-    z = torch.stack([latent[clip, :, :] for clip in range(latent.shape[0])])
-    last = _frames(args, vae, latent, notes)
+    last, output = _frames(args, vae, latent, notes), "float32" if kind == "safetensors" else "uint8"
     with progress("decode", args.quiet) as report:
-        frames = vae.decode(z, output=args.output or "float32", start=args.start, frames=last - args.start,
-                            progress=report, **run_options(args))  # fmt: skip
+        frames = vae.decode(latent.read(), output=args.output or output, start=args.start, frames=last - args.start,
+                            progress=report, **memory_options(args))  # fmt: skip
     frames = crop(frames, notes, vae.spatial)
-    write_tensors(target, {"frames": frames}, {"fps": str(fps)})
+    if kind == "png":
+        write_png(target, frames[0, 0])
+    elif kind == "folder":
+        write_png_folder(target, frames.flatten(0, 1))
+    elif vae.architecture.still:
+        write_tensors(target, {"frames": frames[:, 0]}, {})
+    else:
+        write_tensors(target, {"frames": frames}, {"fps": str(fps)})
     return tuple(frames.shape)
 
 
@@ -148,7 +163,7 @@ def _by_and_by(
             if resumed < count:
                 output = "float32" if form is not None and form.deep else "uint8"
                 for frames in vae.stream(latent, output=output, start=args.start + resumed, frames=count - resumed,
-                                         progress=report, **run_options(args)):  # fmt: skip
+                                         progress=report, **memory_options(args)):  # fmt: skip
                     writer.write(crop(frames, notes, vae.spatial)[0])
         if form is None:
             writer.finish()
@@ -193,8 +208,8 @@ def _kind(out: str) -> str:
     suffix = Path(out).suffix.lower()
     if out.endswith(("/", os.sep)) or Path(out).is_dir() or not suffix:
         return "folder"
-    if suffix not in (".mp4", ".safetensors"):
-        raise InputError(f"{out}: unknown kind of output; end it in .mp4 or .safetensors, or in / for a PNG folder")
+    if suffix not in (".mp4", ".png", ".safetensors"):
+        raise InputError(f"{out}: unknown kind of output; end it in .mp4, .png, .safetensors, or in / for a PNG folder")
     return suffix[1:]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,13 +17,16 @@ from .options import (
     check_report,
     give_report,
     load_vae,
+    memory_options,
     progress,
     rate,
-    run_options,
 )
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+
+    from ..vae import VideoVAE
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -31,7 +34,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "encode",
         description="Encode a video, a folder of images or one image to a latent file. Frames are read as they are "
         "needed, so that a clip of any length takes the same memory.",
-        epilog="Frames are repeated to 4n+1 and edges to a multiple of 8 pixels; decode cuts that off again.",
+        epilog="Frames are repeated to 4n+1 and edges to a multiple of 8 pixels; decode cuts that off again. A VAE of "
+        "pictures takes the images of a folder one by one.",
     )
     parser.add_argument("video", type=Path, metavar="VIDEO", help="video file, folder of images, or image")
     parser.add_argument("out", type=Path, metavar="OUT", help="name.safetensors, or name.latent for ComfyUI")
@@ -46,7 +50,6 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..files.latents import LatentWriter
     from ..files.media import Clip
     from ..files.writing import check_target
 
@@ -57,23 +60,55 @@ def run(args: argparse.Namespace) -> int:
     clip = Clip(args.video)
     vae = load_vae(args)
     frames = Padded(clip, args.start, args.frames, vae.temporal, vae.spatial)
-    count = None
-    if args.seed is not None:  # its noise is drawn for the whole clip at once
-        count = sum(1 for _ in Padded(clip, args.start, args.frames, vae.temporal, vae.spatial))
     started = time.perf_counter()
-    with progress("encode", args.quiet) as report, LatentWriter(args.out) as writer:
-        for latent in vae.encode_stream(frames, count=count, seed=args.seed, progress=report, **run_options(args)):
-            writer.write(latent)
-        seconds = time.perf_counter() - started
-        height, width = frames.size
-        notes = {"fps": args.fps or clip.fps, "frames": frames.read, "height": height, "width": width}
-        writer.finish({name: str(value) for name, value in notes.items()})
+    with progress("encode", args.quiet) as report:
+        if vae.architecture.still:
+            shape = _pictures(args, vae, frames, report)
+        else:
+            shape = _clip(args, vae, frames, str(args.fps or clip.fps), report)
+    seconds = time.perf_counter() - started
+    height, width = frames.size
     if not args.quiet:
-        shape = "x".join(map(str, writer.shape))
         how = f"{vae.precision} on {vae.device}, encoded in {seconds:.1f} s"
-        print(f"{args.out}: latent {shape} of {frames.read} frames {width}x{height}, {how}")
+        print(f"{args.out}: latent {'x'.join(map(str, shape))} of {frames.read} frames {width}x{height}, {how}")
     give_report(vae, args)
     return 0
+
+
+def _clip(
+    args: argparse.Namespace, vae: VideoVAE, frames: Padded, fps: str, report: Callable[[int, int], None]
+) -> torch.Size:
+    """Frames as they are read, latents as they are made; returns the latent's shape."""
+    from ..files.latents import LatentWriter
+
+    count = None
+    if args.seed is not None:  # its noise is drawn for the whole clip at once
+        count = sum(1 for _ in frames)
+    with LatentWriter(args.out) as writer:
+        for latent in vae.encode_stream(
+            frames, count=count, seed=args.seed, progress=report, **memory_options(args)
+        ):
+            writer.write(latent)
+        writer.finish({"fps": fps, "frames": str(frames.read), **_sides(frames)})
+    return writer.shape
+
+
+def _pictures(
+    args: argparse.Namespace, vae: VideoVAE, frames: Padded, report: Callable[[int, int], None]
+) -> torch.Size:
+    """All of them at once: they do not follow each other."""
+    import torch
+
+    from ..files.latents import write_latent
+
+    pictures = torch.stack(list(frames))
+    latent = vae.encode(pictures, seed=args.seed, progress=report, **memory_options(args))[:, :, 0]
+    write_latent(args.out, latent, _sides(frames))
+    return latent.shape
+
+
+def _sides(frames: Padded) -> dict[str, str]:
+    return dict(zip(("height", "width"), map(str, frames.size), strict=True))
 
 
 class Padded:

@@ -75,8 +75,9 @@ class Pass(Protocol):
     def memory(self) -> AbstractContextManager[object]:
         """Whatever it needs is there inside."""
 
-    def begin(self, clip: int, left: Handover | None) -> int:
-        """A clip's start, or where an attempt before left it: how many of its latents are through."""
+    def begin(self, clip: int, left: Handover | None) -> tuple[int, int]:
+        """A clip's start, or where an attempt before left it: how many of its latents are through, and how many of its
+        results are out."""
 
     def chunks(self, parts: Iterable[Part], emit: Emit) -> Iterator[None]:
         """Each part through the network; yields after each."""
@@ -189,7 +190,8 @@ def decode(half: Half, z: Latents, plan: Plan, results: Results, guard: Guard, w
 
     if not plan.tiled:
         whole = half.whole(clips)
-        yield from within(whole.aside, _whole(half, whole, clips, cut, results, plan.steps.frames))
+        most = plan.steps.frames or half.temporal * plan.steps.latents
+        yield from within(whole.aside, _whole(half, whole, clips, cut, results, most))
         return
     low, tile = half.low(clips), half.tile(clips)
     for clip, index, first, end in clips.unfinished(results):
@@ -253,8 +255,8 @@ def _whole(
                 left = guard.taken_over(clip)
                 if left is None:
                     guard.origin, _ = clips.window(finished, clips.end())
-                done = guard.origin + whole.begin(clip, left)
-                place = _place(half, guard.origin, done)
+                through, out = whole.begin(clip, left)
+                done, place = guard.origin + through, _place(half, guard.origin) + out
                 emit = _unfinished(guard, clip, place, clips.end, functools.partial(writer.write, clip))
                 cut_clip = functools.partial(cut, clip, guard.origin)
                 yield from _through(whole, clips, cut_clip, emit, Span(done, None, clip))
@@ -302,7 +304,7 @@ def _decode_tile(
         return features[(first - part.first) // size][:, y0:y1, x0:x1]
 
     tile.begin(clip, None)
-    emit = _unfinished(guard, name, _place(half, part.first, part.first), lambda: end, add)
+    emit = _unfinished(guard, name, _place(half, part.first), lambda: end, add)
     yield from _through(tile, clips, cut, emit, part)
 
 
@@ -394,12 +396,10 @@ def _unfinished(
     return emit
 
 
-def _place(half: Half, first: int, done: int) -> int:
-    """Of the next result within the clip, where a part of it began with the latent `first` and latents in front of
-    `done` are through. The first latent of a part stands for its last frame."""
-    if half.program.half == "encoder":
-        return done
-    return half.temporal * first if done == first else _frames(half.temporal, done)
+def _place(half: Half, first: int) -> int:
+    """Within the clip, of the first result of a part that begins with the latent `first`: in a part, too, the first
+    latent stands for one frame, its last."""
+    return first if half.program.half == "encoder" else half.temporal * first
 
 
 def _frames(temporal: int, latents: int) -> int:
