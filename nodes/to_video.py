@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import wave
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from fractions import Fraction
 from pathlib import Path
 
@@ -100,10 +100,9 @@ def _decode(vae: EngineVAE, samples: dict, settings: Settings, writer: Mp4Writer
     made = engine.frames(latent.shape[2]), s * latent.shape[3], s * latent.shape[4]
     count, height, width = frames.unpadded(made, samples.get(frames.CLIP_SIZE), engine.temporal, vae.layout.multiple)
     options = {**settings.options(), "output": "float32" if deep else "uint8"}
-    with vae.running("decode", size, options) as run:
-        with closing(engine.stream(latent, frames=count, **run.options)) as done:
-            for piece in done:
-                writer.write(piece[0, :, :height, :width])
+    with vae.running("decode", size, options) as run, ExitStack() as stack:
+        for piece in stack.enter_context(closing(engine.stream(latent, frames=count, **run.options))):
+            writer.write(piece[0, :, :height, :width])
     outcome = vae.outcome(run, size, settings)
     if (count, height, width) != made:
         outcome.notes.append(f"cropped to {count} frames of {width}x{height}")
