@@ -195,6 +195,20 @@ def test_a_clip_is_decoded_by_plans(fused_file, noise, atol):
     assert quick.decode(noise(1, 16, 2, 4, 4), **tiles).shape == (1, 9, 128, 128, 3)
 
 
+def test_a_part_of_a_clip_is_the_clips(fused_file, noise, atol):
+    """Frames that wait for those ahead, with a clip that ends there or goes on."""
+    config = Config(None, (Block(64, 1), *(Block(w, stride=STRIDES["all"]) for w in (32, 16, 8))), 0, 64, 16)
+    quick, plain = fused_file(config)
+    z = noise(1, 16, 8, 2, 3)
+    whole = plain.decode(z)
+    for start, count in ((0, 57), (9, 8), (30, 1), (50, 7)):
+        expected = whole[:, start : start + count]
+        assert torch.equal(plain.decode(z, start=start, frames=count, chunk=2), expected)
+        for chunk in (1, 3):
+            part = quick.decode(z, start=start, frames=count, chunk=chunk)
+            torch.testing.assert_close(part, expected, rtol=0, atol=atol)
+
+
 def test_noise_is_of_the_seed_and_timesteps_are_asked_for(fused_file, noise):
     quick, plain = fused_file(Config(None, blocks(64, "all all all"), 0, 64, 16, timestep=0.05, noise=0.025))
     z = noise(1, 16, 4, 2, 3)
