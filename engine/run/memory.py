@@ -121,8 +121,6 @@ class Memory:
         self.done.clear()
         self.ended.clear()
         self.between = self.drains = False
-        for delay in self.delays.values():
-            delay.waiting = 0
         if self.health is not None:
             self.health.zero_()
         for ring in self.rings.values():
@@ -134,7 +132,6 @@ class Memory:
         if not self.parked.nbytes:
             return
         done, ended = self.done.copy(), self.ended.copy()
-        waiting = {key: delay.waiting for key, delay in self.delays.items()}
         self.parked.coming.clear()
         self.dry = True
         try:
@@ -142,8 +139,6 @@ class Memory:
         finally:
             self.dry = False
             self.done, self.ended = done, ended
-            for key, delay in self.delays.items():
-                delay.waiting = waiting[key]
 
     # -- short of memory ------------------------------------------------------------------------------------------
 
@@ -224,7 +219,8 @@ class Memory:
     def delay(self, key: str, frames: int, x: Tensor) -> Delay:
         """Where frames of a stream as x wait for the convolution `key`."""
         if key not in self.delays:
-            self.delays[key] = Delay(frames, tuple(x.shape[1:]), x.dtype)
+            name = f"{key} residual"
+            self.delays[key] = Delay(name, frames, tuple(x.shape[1:]), x.dtype, lambda: self.done)
         return self.delays[key]
 
     def holders(self) -> Iterator[tuple[Ring | Parked | Delay, str]]:
@@ -234,8 +230,8 @@ class Memory:
                 yield ring, key
         for key in self.parked.holding:
             yield self.parked, key
-        for key, delay in self.delays.items():
-            yield delay, f"{key} residual"
+        for delay in self.delays.values():
+            yield delay, delay.name
 
     def take(self, *shape: int) -> Tensor:
         return self.arena.take(shape, self.dtype)

@@ -10,6 +10,7 @@ from zerowaste_vae.engine.archs import detect
 from zerowaste_vae.engine.archs.ltx import ARCHITECTURE, STRIDES, Block, Config
 from zerowaste_vae.engine.cli import main
 from zerowaste_vae.engine.network.fused import fuse
+from zerowaste_vae.engine.run.handover import hand_over, take_over
 from zerowaste_vae.engine.run.parking import Parking
 
 CPU = torch.device("cpu")
@@ -132,6 +133,29 @@ def test_the_fused_walk_looks_ahead(build, noise, config, atol):
             for parking in (None, Parking(None, 0), Parking(None, 0, buffers=3, prefetch=False)):
                 if chunk <= count:
                     assert torch.equal(fused(network, z, chunk, frames, parking), whole)
+
+
+@torch.no_grad()
+def test_a_clip_goes_on_in_other_memory(build, noise):
+    """Streams that wait are handed over with the histories, whatever follows."""
+    decoder = build(tiny()).decoder
+    network, z = fuse(decoder, torch.float32), noise(16, 5, 3, 4)
+    whole = fused(network, z, 5, 0)
+    latents = z.permute(1, 2, 3, 0)
+    for first, then, parking in ((2, 3, Parking(None, 0)), (3, 1, None)):
+        out = []
+        run, other = (network.plan(n, 3, 4, 0, torch.float32, CPU, p) for n, p in ((first, None), (then, parking)))
+        run.allocate()
+        with run.chunk():
+            network.chunk(run, latents[:first], 0, torch.float32, lambda pixels, out=out: out.append(pixels.clone()))
+        left = hand_over(run)
+        assert any(name.endswith("residual") for name in left.histories)
+        other.allocate()
+        take_over(other, left)
+        for at in range(first, 5, then):
+            part, ends = latents[at : at + then], at + then >= 5
+            network.chunk(other, part, 0, torch.float32, lambda pixels, out=out: out.append(pixels.clone()), ends)
+        assert torch.equal(torch.cat(out), whole)
 
 
 def test_what_the_fused_walk_refuses(build):
