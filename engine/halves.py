@@ -133,7 +133,7 @@ class FusedHalf:
 
             def step(run: Run, video: Tensor, emit: Emit) -> None:
                 moments = network.chunk(run, video, steps.frames)
-                if not run.dry:
+                if not run.dry and moments is not None:
                     emit(moments)
 
             def replay(run: Run, video: Tensor) -> Tensor:
@@ -141,14 +141,16 @@ class FusedHalf:
 
         load = self._latents if isinstance(network, FusedDecoder) else self._video
         return FusedPass(
-            clips, lambda: self._runs.run(lambda: network.plan(*size, parking), network, size, plan, clips.guard),
+            network, clips, lambda: self._runs.run(lambda: network.plan(*size, parking), network, size, plan, clips.guard),
             load, step, replay,
         )  # fmt: skip
 
     def low(self, clips: Clips) -> FusedPass:
         self._runs.no_graphs = why_none(self._graphs, clips.plan)
         run = self._network.plan_front(clips.plan.steps.latents, clips.height, clips.width, self._device)
-        return FusedPass(clips, self._alone(run, clips), self._latents, self._network.front_chunk)
+        network = self._network
+        front, alone = slice(network.front), self._alone(run, clips)
+        return FusedPass(network, clips, alone, self._latents, network.front_chunk, steps=front)
 
     def tile(self, clips: Clips) -> FusedPass:
         grid, steps, network = clips.plan.grid, clips.plan.steps, self._network
@@ -157,7 +159,8 @@ class FusedHalf:
         def step(run: Run, x: Tensor, emit: Emit) -> None:
             network.tile_chunk(run, x, steps.frames, emit)
 
-        return FusedPass(clips, self._alone(run, clips), self._features, step)
+        behind = slice(network.front, None)
+        return FusedPass(network, clips, self._alone(run, clips), self._features, step, steps=behind)
 
     def _alone(self, run: Run, clips: Clips) -> Callable[[], AbstractContextManager[tuple[Run, None]]]:
         """The memory of a run without graphs."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .program import Program, Step
+from .program import TILES, Program, Step
 from .state import State
 from .tree import find, graft
 
@@ -36,6 +36,11 @@ class Half(nn.Module):
                 else:
                     graft(self, name, module)
 
+    @property
+    def front(self) -> int:
+        """Steps in front of the mark TILES: a decoder's on whole frames, an encoder's on tiles."""
+        return self.program.before(TILES)
+
     def beside(self) -> dict[str, nn.Module]:
         """Modules whose parameters lie beside this half in the file, by name."""
         return {name[1:]: module for name, (module,) in self._beside.items()}
@@ -45,8 +50,10 @@ class Half(nn.Module):
         return self._beside[name][0] if name in self._beside else find(self, name)
 
     def run(self, steps: Sequence[Step], x: Tensor, state: State | None = None) -> Tensor:
-        """Some of the Program's steps."""
+        """Some of the Program's steps; no frames where one of them begins later."""
         for step in steps:
+            if state is not None and not state.takes_part(step.name):
+                return x[:, :, :0]
             x = step.plain(self.part, x, state)
         return x
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor, nn
 
+from ..run.sections import frames_of
 from .state import State
 
 if TYPE_CHECKING:
@@ -188,11 +189,11 @@ class Program:
 
     def parts(self) -> tuple[tuple[Step, ...], ...]:
         """(what sees whole frames, what changes the frame rate, what takes single frames), in the order of the walk."""
-        steps, tiles = self.steps, self._before(TILES)
+        steps, tiles = self.steps, self.before(TILES)
         if self.half == "decoder":
             last = max((i for i, s in enumerate(steps, 1) if s.time != (1, 1)), default=tiles)
             return steps[:tiles], steps[tiles : max(last, tiles)], steps[max(last, tiles) :]
-        first = self._before(STEP)
+        first = self.before(STEP)
         return steps[:first], steps[first:tiles], steps[tiles:]
 
     def stages(self) -> list[tuple[Step, ...]]:
@@ -205,7 +206,7 @@ class Program:
                 out.append([])
         return [tuple(s) for s in out]
 
-    def _before(self, mark: Mark) -> int:
+    def before(self, mark: Mark) -> int:
         """Steps in front of the first such mark."""
         at = self.items.index(mark)
         return sum(isinstance(i, Step) for i in self.items[:at])
@@ -226,6 +227,29 @@ class Program:
         """Of `count` frames those that fill whole latents: trailing ones are not read."""
         every = math.prod(s.time[1] for s in self.steps)
         return (count - 1) // every * every + 1
+
+    def rates(self) -> tuple[int, ...]:
+        """Frames for each latent that go into every step, and at the end those that come out."""
+        rate = math.prod(s.time[1] for s in self.steps)
+        out = [rate]
+        for step in self.steps:
+            rate = rate * step.time[0] // step.time[1]
+            out.append(rate)
+        return tuple(out)
+
+    def begins(self, first: int) -> tuple[int, ...]:
+        """For each step the latent from which on it has to see the clip so that what comes of latent `first` and later
+        ones is what the whole clip gives; not falling. All 0 where frames come late."""
+        *rates, last = self.rates()
+        if self.late:
+            return (0,) * len(rates)
+        need, out = frames_of(first, last), []
+        for step, rate in zip(reversed(self.steps), reversed(rates), strict=True):
+            made, of = step.time
+            own = -(-need // made) * of - (of - 1)  # the first frame that the one needed is made of
+            need = max(0, own - step.taps(self.style).before)
+            out.append(-(-need // rate))
+        return tuple(reversed(out))
 
     def reach(self) -> tuple[float, float]:
         """Receptive field in time: frames before and after its own that a result may depend on, at the input's rate."""

@@ -101,7 +101,7 @@ class FrameDown(Resampling):
         return None if style.head == "zero" else "its frames are halved behind zeros, other convolutions are not"
 
     def taps(self, style: Style) -> Taps:
-        return Taps(2, 0) if self.temporal else Taps()
+        return Taps(1, 0) if self.temporal else Taps()
 
     def work(self, size: Size) -> Work:
         # What it reads has another row and column.

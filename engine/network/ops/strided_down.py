@@ -54,7 +54,7 @@ class StridedDown(Resampling):
         return out, run.conv(packed, x, out, groups=groups, geometry=geometry, skip=skip)
 
     def taps(self, style: Style) -> Taps:
-        return Taps(2, 0) if self.temporal else Taps()
+        return Taps(1, 0) if self.temporal else Taps()
 
     def work(self, size: Size) -> Work:
         # What it reads has another row and column.
