@@ -53,7 +53,7 @@ def calibrate(
             yield _half(vae, "encoder", source, frames, small, errors, tick)
         else:
             latents = tuple(
-                [p.to(vae.device).float() / vae.scale for p in latent_samples(latent[0], side=s)] for s in (SIDE, side)
+                [p.to(vae.device).float() / vae.scale for p in latent_samples(latent, side=s)] for s in (SIDE, side)
             )
         yield _half(vae, "decoder", source, *latents, errors, tick)
 

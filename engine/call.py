@@ -4,10 +4,8 @@ when memory runs out or values overflow."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-
-import torch
-from torch import Tensor
+from collections.abc import Callable, Iterator
+from contextlib import closing
 
 from . import log
 from .core import Core
@@ -16,77 +14,87 @@ from .kernels.targets import target
 from .memory import GIB
 from .precision.sampling import latent_samples, video_samples
 from .report import Report
-from .request import Request, check_out
+from .request import Request
 from .run import clip
 from .run.devices import synchronize
 from .run.guard import Guard, NonFinite
 from .run.kept import KEPT
-from .run.pixels import PixelSink, to_unit
+from .run.pixels import to_unit
 from .run.plan import Plan
 from .run.pressure import out_of_memory
 from .run.progress import Ticker
+from .run.results import Finished, Results
+from .run.within import within
+from .video import StreamVideo, TensorVideo
 
 #: Called with the plan of each attempt before it begins.
 OnPlan = Callable[[Plan], None]
 
 
 def decode(
-    core: Core, z: Tensor, request: Request, tick: Ticker, out: Tensor | None = None, on_plan: OnPlan | None = None
-) -> Tensor:
-    """Host-scaled latents [B, C, T, h, w], checked -> frames, in `out` if that is given."""
+    core: Core, z: clip.Latents, request: Request, tick: Ticker, results: Results, wanted: range,
+    on_plan: OnPlan | None = None,
+) -> Iterator[Finished]:  # fmt: skip
+    """Host-scaled latents [B, C, T, h, w], checked -> the wanted frames of every clip, where `results` has them; yields
+    what it hands on."""
     batch, _, count, h, w = z.shape
-    shape = (batch, core.frames(count), core.spatial * h, core.spatial * w, 3)
-    if out is not None:
-        check_out(out, shape, request.dtype)
-    report = core._begin("decode", shape[:4])
-    sink = PixelSink(shape, request.dtype, out)
+    report = core._begin("decode", (batch, len(wanted), core.spatial * h, core.spatial * w))
     guard = Guard(tick, core.device, report.events, core.on_pressure)
+    first, last = core.model.decoder.program.window(wanted.start, wanted.stop, count)
 
     def plan(vae: Core, below: int) -> Plan:
         if not below:
-            vae._settle("decoder", lambda: [p.to(vae.device).float() / vae.scale for p in latent_samples(z[0])])
-        return vae._plan("decoder", (batch, count, h, w), request, below, guard.tick.check)
+            vae._settle("decoder", lambda: [p.to(vae.device).float() / vae.scale for p in latent_samples(z)])
+        return vae._plan("decoder", (batch, last - first, h, w), request, below, guard.tick.check)
 
-    def attempt(vae: Core, plan: Plan) -> None:
-        clip.decode(vae._half("decoder", plan), z, plan, sink, guard)
+    def attempt(vae: Core, plan: Plan) -> Iterator[int]:
+        return clip.decode(vae._half("decoder", plan), z, plan, results, guard, wanted)
 
-    _survive(core, report, guard, plan, attempt, on_plan)
-    with report.stage("output"):
-        frames = sink.finish()
+    with closing(_survive(core, report, guard, plan, attempt, on_plan)) as steps:
+        for _ in steps:
+            yield from results.ready()
+    yield from results.ready()
     report.complete = True
-    return frames
 
 
 def encode(
-    core: Core, x: Tensor, request: Request, tick: Ticker, seed: int | None = None, on_plan: OnPlan | None = None
-) -> Tensor:
-    """Frames [B, F, H, W, 3], checked -> host-scaled latents: the mean, or with a seed a sample."""
-    report = core._begin("encode", x.shape[:4])
-    batch, count, height, width, _ = x.shape
-    latents, h, w = (count - 1) // core.temporal + 1, height // core.spatial, width // core.spatial
-    moments = torch.empty(batch, 2 * core.latent_channels, latents, h, w)
-    rest = height % core.spatial, width % core.spatial
+    core: Core, video: TensorVideo | StreamVideo, request: Request, tick: Ticker, results: Results, wanted: range,
+    on_plan: OnPlan | None = None,
+) -> Iterator[Finished]:  # fmt: skip
+    """Frames -> the wanted moments [n, h, w, 2C] of every clip, where `results` has them; yields what it hands on."""
+    report = core._begin("encode", (video.batch, video.count or 0, video.height, video.width))
+    size = video.height // core.spatial, video.width // core.spatial
+    rest = video.height % core.spatial, video.width % core.spatial
     guard = Guard(tick, core.device, report.events, core.on_pressure)
+    program = core.model.encoder.program
+
+    def window(first: int) -> tuple[int, int]:
+        latents = clip.UNKNOWN if video.count is None else (video.count - 1) // core.temporal + 1
+        return program.window(first, min(wanted.stop, latents), latents)
 
     def plan(vae: Core, below: int) -> Plan:
         if not below:
-            vae._settle("encoder", lambda: [to_unit(p.to(vae.device)) for p in video_samples(x[0])])
-        return vae._plan("encoder", (batch, latents, h, w), request, below, guard.tick.check, rest)
+            vae._settle("encoder", lambda: [to_unit(p.to(vae.device)) for p in video_samples(video.sample())])
+        first, last = window(wanted.start)
+        return vae._plan("encoder", (video.batch, last - first, *size), request, below, guard.tick.check, rest)
 
-    def attempt(vae: Core, plan: Plan) -> None:
-        clip.encode(vae._half("encoder", plan), x, plan, moments, guard)
+    def attempt(vae: Core, plan: Plan) -> Iterator[int]:
+        return clip.encode(vae._half("encoder", plan), video, plan, results, guard, wanted)
 
-    _survive(core, report, guard, plan, attempt, on_plan)
-    with report.stage("output"):
-        latent = core.model.sample(moments, seed) * core.scale
+    with closing(_survive(core, report, guard, plan, attempt, on_plan)) as steps:
+        for latents in steps:
+            yield from results.ready()
+            video.drop(core.temporal * window(guard.finished[0])[0])
+            video.fill(core.temporal * (latents - 1) + 1)
+    yield from results.ready()
+    report.clip = video.batch, video.count, video.height, video.width
     report.complete = True
-    return latent
 
 
 def _survive(
-    core: Core, report: Report, guard: Guard, plan: Callable[[Core, int], Plan], attempt: Callable[[Core, Plan], None],
-    on_plan: OnPlan | None,
-) -> None:  # fmt: skip
+    core: Core, report: Report, guard: Guard, plan: Callable[[Core, int], Plan],
+    attempt: Callable[[Core, Plan], Iterator[int]], on_plan: OnPlan | None,
+) -> Iterator[int]:
     """attempt(vae, plan) until it comes through: under leaner plans where memory runs out, and in a safer precision
     where values overflow. plan(vae, below) as in `plan_decode`; on_plan(plan) before each attempt."""
     with core._claimed() as vae, report.measured(core.device):
@@ -100,8 +108,8 @@ def _survive(
                 _, frames, height, width = report.clip
                 log.debug(f"{report.operation} {width}x{height}, {frames} frames: {first.describe()}")
                 leaner = functools.partial(_leaner, vae, plan)
-                with vae._scope():
-                    last = guard.survive(functools.partial(_attempt, vae, report, attempt, on_plan), first, leaner)
+                tries = guard.survive(functools.partial(_attempt, vae, report, attempt, on_plan), first, leaner)
+                last = yield from within(vae._scope, tries)
             except NonFinite as error:
                 where = error.where
             except Exception as error:
@@ -120,16 +128,16 @@ def _survive(
 
 
 def _attempt(
-    vae: Core, report: Report, attempt: Callable[[Core, Plan], None], on_plan: OnPlan | None, plan: Plan
-) -> None:
+    vae: Core, report: Report, attempt: Callable[[Core, Plan], Iterator[int]], on_plan: OnPlan | None, plan: Plan
+) -> Iterator[int]:
     if on_plan is not None:
         on_plan(plan)
     if plan.fused:
         _pack(vae, report, f"{report.operation}r")
     if plan.tiled or not plan.fused:
         KEPT.release()  # other runs take it up, or free it themselves
-    with report.stage(report.operation):
-        attempt(vae, plan)
+    # Its time is that of the steps: between them someone else is at work.
+    yield from within(lambda: report.stage(report.operation), attempt(vae, plan))
 
 
 def _planned(plan: Callable[[], Plan], guard: Guard) -> Plan:

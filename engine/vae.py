@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 
 import torch
 from torch import Tensor
@@ -12,9 +14,15 @@ from .core import Core, no_check
 from .documented import DocumentedMethods
 from .errors import InputError
 from .network.stream import frame_spans
-from .request import Request, check_latent, check_video
+from .request import Request, check_latent, check_out, check_part, check_video
+from .run.clip import UNKNOWN, Latents
 from .run.plan import Plan, Steps
 from .run.progress import Cancel, Progress, Ticker
+from .run.results import Finished, HandedOn, Whole
+from .video import StreamVideo, TensorVideo
+
+#: Results that a stream in blended tiles makes at least at once.
+BLOCK = 16
 
 
 class VideoVAE(Core, DocumentedMethods):
@@ -62,6 +70,8 @@ class VideoVAE(Core, DocumentedMethods):
         vram_gb: float | None = None,
         ram_gb: float | None = None,
         output: str = "float32",
+        start: int = 0,
+        frames: int | None = None,
         progress: Progress | None = None,
         cancel: Cancel | None = None,
         on_plan: Callable[[Plan], None] | None = None,
@@ -72,14 +82,55 @@ class VideoVAE(Core, DocumentedMethods):
         s: `spatial`. tiling: "untiled" runs whole frames, "exact" equals them (fused on a GPU in bands of `tile` rows,
         where that is given), "blended" uses tiles of `tile` pixels (0: chosen for the target) sharing `overlap` pixels;
         "auto" runs whole frames, or what else fits, and says so. chunk: latents per step. output: "float32", "float16"
-        or "uint8" (0..255). progress(done, total) after each chunk; cancel() true raises Cancelled.
+        or "uint8" (0..255). start, frames: only frames [start, start + frames) of each clip (None: up to its end), with
+        the bits that they have in the whole. progress(done, total) after each chunk; cancel() true raises Cancelled.
         on_plan(plan) tells of the plan that is about to run, once more where another one takes over.
         out: a host tensor of the result's shape and type to write into, for looking at frames while the run goes on.
         Raises InputError on a wrong latent or option, PlanError when nothing fits the target.
         """
         request = Request(tiling, tile, overlap, chunk, vram_gb, ram_gb, output)
         z = check_latent(latent, self.latent_channels)
-        return call.decode(self, z, request, Ticker(progress, cancel), out, on_plan)
+        wanted = check_part(start, frames, self.frames(z.shape[2]))
+        shape = z.shape[0], len(wanted), self.spatial * z.shape[3], self.spatial * z.shape[4], 3
+        if out is None:
+            out = torch.empty(shape, dtype=request.dtype)
+        check_out(out, shape, request.dtype)
+        for _ in call.decode(self, z, request, Ticker(progress, cancel), Whole(out, start), wanted, on_plan):
+            pass
+        return out
+
+    def stream(
+        self,
+        latent: Tensor | Latents,
+        *,
+        tiling: str = "auto",
+        tile: int = 0,
+        overlap: int = 64,
+        chunk: int = 0,
+        vram_gb: float | None = None,
+        ram_gb: float | None = None,
+        output: str = "uint8",
+        start: int = 0,
+        frames: int | None = None,
+        progress: Progress | None = None,
+        cancel: Cancel | None = None,
+        on_plan: Callable[[Plan], None] | None = None,
+    ) -> Iterator[Tensor]:
+        """The frames of `decode`, for one clip, as they are finished: [1, f, s*h, s*w, 3], f >= 1, each to be kept or
+        forgotten by the caller.
+
+        Takes what `decode` takes, and latents that are read when they are needed (files/latents.LatentFile). Frames of
+        a few chunks are in memory at any time; blended tiles take so many that a frame depends on no others. Ending
+        the iterator early frees all that the run holds.
+        """
+        request = Request(tiling, tile, overlap, chunk, vram_gb, ram_gb, output)
+        z = check_latent(latent, self.latent_channels) if isinstance(latent, Tensor) else latent
+        if z.shape[0] != 1:
+            raise InputError(f"a stream is of one clip, and the latent holds {z.shape[0]}: give them one by one")
+        wanted = check_part(start, frames, self.frames(z.shape[2]))
+        shape = self.spatial * z.shape[3], self.spatial * z.shape[4], 3
+        results = HandedOn(shape, request.dtype, start, self._block("decoder"))
+        return _frames(call.decode(self, z, request, Ticker(progress, cancel), results, wanted, on_plan))
 
     def decode_raw(self, z: Tensor, *, chunk: int = 0, frames: int = 0) -> Tensor:
         """The network as it is: unscaled latent [B, C, T, h, w] -> [B, 3, F, H, W], not clamped, on the VAE's device.
@@ -140,7 +191,66 @@ class VideoVAE(Core, DocumentedMethods):
         self._need_encoder()
         request = Request(tiling, tile, overlap, chunk, vram_gb, ram_gb)
         x = check_video(video, self.spatial)
-        return call.encode(self, x, request, Ticker(progress, cancel), seed, on_plan)
+        batch, height, width = x.shape[0], x.shape[2] // self.spatial, x.shape[3] // self.spatial
+        latents = (x.shape[1] - 1) // self.temporal + 1
+        moments = torch.empty(batch, 2 * self.latent_channels, latents, height, width)
+        results = Whole(moments.permute(0, 2, 3, 4, 1))
+        ticker = Ticker(progress, cancel)
+        for _ in call.encode(self, TensorVideo(x), request, ticker, results, range(latents), on_plan):
+            pass
+        return self.model.sample(moments, seed) * self.scale
+
+    def encode_stream(
+        self,
+        frames: Iterable[Tensor],
+        *,
+        count: int | None = None,
+        tiling: str = "auto",
+        tile: int = 0,
+        overlap: int = 64,
+        chunk: int = 0,
+        vram_gb: float | None = None,
+        ram_gb: float | None = None,
+        seed: int | None = None,
+        progress: Progress | None = None,
+        cancel: Cancel | None = None,
+        on_plan: Callable[[Plan], None] | None = None,
+    ) -> Iterator[Tensor]:
+        """The latents of `encode`, for one clip whose frames come from an iterable: [1, C, t, h, w], t >= 1, as they
+        are finished.
+
+        frames: [H, W, 3] or [f, H, W, 3] in 0..1 (or uint8) each, taken when they are needed. count: of all of them,
+        where it is known: for the total that `progress` is told (else 0), and needed with a seed, whose noise is drawn
+        for the whole latent at once. Frames of a few chunks are in memory at any time, and so many as a latent depends
+        on. Ending the iterator early frees all that the run holds.
+        """
+        self._need_encoder()
+        if seed is not None and count is None:
+            raise InputError("a seed needs the count of all frames: its noise is drawn for the whole clip at once")
+        request = Request(tiling, tile, overlap, chunk, vram_gb, ram_gb)
+        return self._encoded(frames, count, request, Ticker(progress, cancel), seed, on_plan)
+
+    def _encoded(
+        self, frames: Iterable[Tensor], count: int | None, request: Request, ticker: Ticker, seed: int | None,
+        on_plan: Callable[[Plan], None] | None,
+    ) -> Iterator[Tensor]:  # fmt: skip
+        video, noise, part = StreamVideo(frames, self.spatial, count), None, None
+        size = video.height // self.spatial, video.width // self.spatial
+        if seed is not None:
+            noise = self.model.noise((1, self.latent_channels, (count - 1) // self.temporal + 1, *size), seed)
+        results = HandedOn((*size, 2 * self.latent_channels), torch.float32, 0, self._block("encoder"))
+        with closing(call.encode(self, video, request, ticker, results, range(UNKNOWN), on_plan)) as done:
+            for _, first, moments in done:
+                if noise is not None:
+                    part = noise[:, :, first : first + len(moments)]
+                yield self.model.sample(moments.permute(3, 0, 1, 2)[None].contiguous(), noise=part) * self.scale
+
+    def _block(self, half: str) -> int:
+        """Results that a stream in blended tiles makes at once: no fewer than each of them depends on, so that what is
+        made for that alone does not take longer than they do. 0: all, where each depends on all."""
+        program = getattr(self.model, half).program
+        reach = sum(program.reach())
+        return 0 if math.isinf(reach) else max(math.ceil(reach * program.rate), BLOCK)
 
     def encode_raw(self, x: Tensor, *, chunk: int = 0, frames: int = 0) -> Tensor:
         """The network as it is: [B, 3, F, H, W] in -1..1 -> moments [B, 2C, T, h, w], on the VAE's device.
@@ -159,3 +269,9 @@ class VideoVAE(Core, DocumentedMethods):
     def _need_encoder(self) -> None:
         if not self.can_encode:
             raise InputError(f"{self.path or 'this VAE'} holds a decoder only: encoding needs a file with the encoder")
+
+
+def _frames(done: Iterator[Finished]) -> Iterator[Tensor]:
+    with closing(done):
+        for finished in done:
+            yield finished.results[None]

@@ -22,7 +22,7 @@ from ..run.graphs import Graphs
 from ..run.handover import Handover, take_over
 from ..run.parking import Parking
 from ..run.run import Run
-from ..run.sections import Section, frames_of
+from ..run.sections import frames_of
 from .chain import Link, Result, given, pack_chain, sizes, take, through
 from .ops import attention
 from .packed import tensor_bytes
@@ -62,7 +62,7 @@ class Fused:
         return run
 
     def start(self, run: Run, first: int, steps: slice) -> None:
-        """A new clip, or the part of one from latent `first` on, through some of the steps: each waits for its turn."""
+        """A new clip, or its results from `first` on, through some of the steps: each waits for its turn."""
         run.restart()
         begins = self.begins(first)
         run.done["latents"] = begins[steps][0]
@@ -141,14 +141,15 @@ class FusedDecoder(Fused):
         return pixels[0]
 
     def front_chunk(self, run: Run, z: Tensor, emit: Emit) -> None:
-        """Only the part that must see the whole frame: `emit` gets features [D, h, w, C], valid until it returns."""
+        """Only the part that must see the whole frame: `emit` gets features [D, h, w, C], valid until it returns; none
+        while not all steps take part."""
         links = self.stages[0][: self._going(run)]
         with run.arena.scope():
             x, _ = through(run, links, Size(*z.shape), given(z))
             run.advance(*z.shape[1:3])
             run.done["latents"] += z.shape[0]
-            if len(links) == len(self.stages[0]) and not run.dry:
-                emit(x)
+            if not run.dry:
+                emit(x if len(links) == len(self.stages[0]) else x[:0])
 
     def tile_chunk(self, run: Run, x: Tensor, frames: int, emit: Emit) -> None:
         """Features [D, h, w, C] of a tile, contiguous, overwritten -> float32 pixels as `chunk`, 0..1, not clamped."""
@@ -252,17 +253,19 @@ class FusedPass:
     def __init__(
         self, network: Fused, clips: Clips, memory: Callable[[], AbstractContextManager[tuple[Run, Graphs | None]]],
         load: Callable[[Tensor], Tensor], step: Callable[[Run, Tensor, Emit], None],
-        replay: Callable[[Run, Tensor], Tensor] | None = None, steps: slice = slice(None),
+        replay: Callable[[Run, Tensor], Tensor] | None = None,
+        aside: Callable[[], AbstractContextManager[object]] = nullcontext, steps: slice = slice(None),
     ) -> None:  # fmt: skip
         """load: a part's data to what `step` takes, on the device. step(run, data, emit): a chunk. replay: the same
-        where its results are one tensor, for graphs; None: no attempt after this one can go on where it ends. steps:
-        those of the network that it takes."""
+        where its results are one tensor, for graphs; None: no attempt after this one can go on where it ends. aside:
+        as in Pass. steps: those of the network that it takes."""
         self._network, self._steps = network, steps
         self._clips = clips
         self._memory = memory
         self._load = load
         self._step = step
         self._replay = replay
+        self.aside = aside
 
     @contextmanager
     def memory(self) -> Iterator[None]:
@@ -273,10 +276,10 @@ class FusedPass:
     def begins(self, first: int) -> tuple[int, ...]:
         return self._network.begins(first)[self._steps]
 
-    def begin(self, section: Section, left: Handover | None) -> int:
-        self._section, self._after = section, self._clips.after(section)
+    def begin(self, clip: int, first: int, left: Handover | None) -> int:
+        self._after = self._clips.batch - clip - 1
         if left is None:
-            self._network.start(self._run, section.first, self._steps)
+            self._network.start(self._run, first, self._steps)
         else:
             take_over(self._run, left)
         return self._run.done["latents"]
@@ -295,7 +298,7 @@ class FusedPass:
                 if graphs is None or not self._network.whole(run):
                     step()
                 else:
-                    left = chunks_left(self._after, self._section.end, part.first, part.end - part.first)
+                    left = chunks_left(self._after, self._clips.latents, part.first, part.end - part.first)
                     give(graphs.chunk(self._whole, data, left))
             yield
             if resumes and run.pressed:

@@ -102,11 +102,17 @@ class Network(nn.Module):
             setattr(self, name, None)
 
     @staticmethod
-    def sample(moments: Tensor, seed: int | None = None) -> Tensor:
-        """Moments -> latent: the mean, or with a seed mean + std * noise (same noise on every device)."""
+    def noise(shape: Sequence[int], seed: int) -> Tensor:
+        """What `sample` adds to a latent of this shape, in units of its std; the same on every device."""
+        return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+    @classmethod
+    def sample(cls, moments: Tensor, seed: int | None = None, noise: Tensor | None = None) -> Tensor:
+        """Moments [B, 2C, T, h, w] -> latent: the mean, or mean + std * noise. noise: that of `seed` if not given, for
+        a part of a latent its part."""
         mean, logvar = moments.chunk(2, 1)
-        if seed is None:
+        if seed is not None:
+            noise = cls.noise(mean.shape, seed)
+        if noise is None:
             return mean
-        generator = torch.Generator().manual_seed(seed)
-        noise = torch.randn(mean.shape, generator=generator).to(mean)
-        return torch.addcmul(mean, torch.exp(0.5 * logvar.clamp(-30.0, 20.0)), noise)
+        return torch.addcmul(mean, torch.exp(0.5 * logvar.clamp(-30.0, 20.0)), noise.to(mean))

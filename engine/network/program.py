@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor, nn
 
-from ..run.sections import frames_of
 from .state import State
 
 if TYPE_CHECKING:
@@ -237,29 +237,50 @@ class Program:
             out.append(rate)
         return tuple(out)
 
+    @property
+    def rate(self) -> Fraction:
+        """Of results to what goes in, in time."""
+        return math.prod((Fraction(*s.time) for s in self.steps), start=Fraction(1))
+
+    def reach(self) -> tuple[Fraction | float, Fraction | float]:
+        """Receptive field in time: frames before and after its own that a result may depend on, at the input's rate.
+        Infinite where it may depend on all of them."""
+        if any(s.late for s in self.every()):  # chunks of frames are counted from the clip's start
+            return math.inf, math.inf
+        before, after, rate = Fraction(0), Fraction(0), Fraction(1)
+        for step in self.steps:
+            taps = step.taps(self.style)
+            before, after = before + taps.before / rate, after + taps.after / rate
+            rate *= Fraction(*step.time)
+        return before, after
+
     def begins(self, first: int) -> tuple[int, ...]:
-        """For each step the latent from which on it has to see the clip so that what comes of latent `first` and later
-        ones is what the whole clip gives; not falling. All 0 where frames come late."""
-        *rates, last = self.rates()
+        """For each step the latent from which on it has to see a clip so that its results from `first` on are those of
+        the whole clip, bit by bit; not falling.
+
+        Steps of a late Program all begin with one latent, as with a clip of their own: its first latent stands for the
+        one last frame of it.
+        """
+        *rates, rate = self.rates()
         if self.late:
-            return (0,) * len(rates)
-        need, out = frames_of(first, last), []
+            before, _ = self.reach()
+            at = (first - 1) / self.rate + 1 - before if self.rate >= 1 else first - 1 + (1 - before) * self.rate
+            return (0 if before == math.inf else max(0, math.floor(at)),) * len(rates)
+        need, out = first, []
         for step, rate in zip(reversed(self.steps), reversed(rates), strict=True):
             made, of = step.time
-            own = -(-need // made) * of - (of - 1)  # the first frame that the one needed is made of
+            own = -(-need // made) * of - (of - 1)  # the first frame that the needed one is made of
             need = max(0, own - step.taps(self.style).before)
             out.append(-(-need // rate))
         return tuple(reversed(out))
 
-    def reach(self) -> tuple[float, float]:
-        """Receptive field in time: frames before and after its own that a result may depend on, at the input's rate."""
-        before = after = 0.0
-        rate = 1.0
-        for step in self.steps:
-            taps = step.taps(self.style)
-            before, after = before + taps.before / rate, after + taps.after / rate
-            rate *= step.time[0] / step.time[1]
-        return before, after
+    def window(self, first: int, end: int, latents: int) -> tuple[int, int]:
+        """The latents [a, b) of a clip of `latents` that are enough for its results [first, end)."""
+        _, after = self.reach()
+        if after == math.inf:
+            return 0, latents
+        last = (end - 1) / self.rate + after if self.rate >= 1 else end - 1 + after * self.rate
+        return min(self.begins(first)[0], latents - 1), min(math.ceil(last) + 1, latents)
 
     def widths(self) -> set[int]:
         """Channels of every residual stream."""

@@ -16,7 +16,6 @@ from ..run.clip import Clips, Emit, Part
 from ..run.handover import Handover
 from ..run.pixels import to_network, to_pixels
 from ..run.plan import Steps
-from ..run.sections import Section
 from .plain import Half
 from .state import Place, State
 
@@ -122,24 +121,27 @@ class PlainPass:
 
     def __init__(
         self, half: Half, steps: slice, load: Callable[[Tensor], Tensor],
-        network: Callable[[Iterator[Tensor], Place], Iterator[Iterable[Tensor]]], form: Callable[[Tensor], Tensor],
+        network: Callable[[Iterator[Tensor], Place | None], Iterator[Iterable[Tensor]]], form: Callable[[Tensor], Tensor],
     ) -> None:  # fmt: skip
         """steps: those of the Program that it takes. load: a part's data to [1, C, n, h, w]. network: these, chunk by
         chunk, to lists of results of that layout. form: to those that are emitted; may overwrite what it takes."""
         self._program, self._steps = half.program, steps
         self._load, self._network, self._form = load, network, form
 
-    def memory(self) -> AbstractContextManager[None]:
+    def aside(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    memory = aside
 
     def begins(self, first: int) -> tuple[int, ...]:
         return self._program.begins(first)[self._steps]
 
-    def begin(self, section: Section, left: Handover | None) -> int:
+    def begin(self, clip: int, first: int, left: Handover | None) -> int:
         """Always from the start: another way's histories are not for this one."""
-        names = (step.name for step in self._program.steps)
-        self._place = Place(dict(zip(names, self._program.begins(section.first), strict=True)))
-        return self.begins(section.first)[0]
+        names, begins = (step.name for step in self._program.steps), self._program.begins(first)
+        # A late network's part is a clip of its own.
+        self._place = None if self._program.late else Place(dict(zip(names, begins, strict=True)))
+        return begins[self._steps][0]
 
     def chunks(self, parts: Iterable[Part], emit: Emit) -> Iterator[None]:
         for pieces in self._network(self._loaded(parts), self._place):
@@ -150,7 +152,8 @@ class PlainPass:
 
     def _loaded(self, parts: Iterable[Part]) -> Iterator[Tensor]:
         for part in parts:
-            self._place.at = part.first
+            if self._place is not None:
+                self._place.at = part.first
             yield self._load(part.data)
 
 
@@ -162,20 +165,20 @@ class PlainHalf:
     def __init__(
         self, half: Half, spatial: int, temporal: int, scale: float, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.spatial, self.temporal = spatial, temporal
+        self.program, self.spatial, self.temporal = half.program, spatial, temporal
         self._half, self._scale, self._dtype, self._device = half, scale, dtype, device
 
     def whole(self, clips: Clips) -> PlainPass:
         half, steps, check, every = self._half, clips.plan.steps, clips.guard.tick.check, slice(None)
         if half.program.half == "decoder":
 
-            def decode(parts: Iterator[Tensor], place: Place) -> Iterator[list[Tensor]]:
+            def decode(parts: Iterator[Tensor], place: Place | None) -> Iterator[list[Tensor]]:
                 features = decode_features(half, parts, check, place)
                 return decode_frames(half, features, steps, check, place=place)
 
             return PlainPass(half, every, self._latents, decode, lambda piece: to_pixels(piece, clips.dtype)[0])
 
-        def encode(parts: Iterator[Tensor], place: Place) -> Iterator[tuple[Tensor]]:
+        def encode(parts: Iterator[Tensor], place: Place | None) -> Iterator[tuple[Tensor]]:
             features = encode_features(half, parts, steps, check, place=place)
             return _each(encode_moments(half, features, check, place))
 

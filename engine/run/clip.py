@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -13,10 +15,14 @@ from torch import Tensor
 
 from .guard import Guard
 from .handover import Handover
-from .pixels import PixelSink, StagedWriter
+from .pixels import StagedWriter
 from .plan import Plan
-from .sections import Section, chunks, frames_of
+from .results import Results
+from .sections import chunk_end, frames_of
+from .within import within
 
+#: Of latents, while nobody knows their number.
+UNKNOWN = sys.maxsize
 #: emit(results [n, H, W, C], health): the next ones of a part, valid until it returns. health: float32 [], finite if
 #: all values behind them were.
 Emit = Callable[[Tensor, Tensor], None]
@@ -32,17 +38,53 @@ class Part(NamedTuple):
     end: int
 
 
+class Span(NamedTuple):
+    """Latents [first, last) of a clip that a pass takes through; last None: up to those that the wanted results take.
+    index: of the pass among all passes. edges: latents that steps begin with, and chunks too."""
+
+    clip: int
+    first: int
+    last: int | None
+    index: int
+    edges: tuple[int, ...]
+
+
+class Latents(Protocol):
+    """Latents [B, C, T, h, w], on the host or the device once they are asked for."""
+
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+    def __getitem__(self, place: tuple[int, slice, slice]) -> Tensor: ...
+
+
+class Video(Protocol):
+    """Frames of clips of one size. count: of each clip; None: not known yet."""
+
+    batch: int
+    height: int
+    width: int
+    count: int | None
+
+    def frames(self, clip: int, first: int, end: int) -> Tensor:
+        """[first, end), or as many of them as there are: [f, H, W, 3] in 0..1, or bytes."""
+
+
 class Pass(Protocol):
     """Takes clips or tiles of one size, one after the other, through a half of a network or a part of it."""
+
+    def aside(self) -> AbstractContextManager[object]:
+        """Where its work is queued; around everything else, between two chunks it may be left."""
 
     def memory(self) -> AbstractContextManager[object]:
         """Whatever it needs is there inside."""
 
     def begins(self, first: int) -> tuple[int, ...]:
-        """For each of its steps, the latent from which on it has to see a clip for results from latent `first` on."""
+        """For each of its steps the latent from which on it has to see a clip for results from `first` on."""
 
-    def begin(self, section: Section, left: Handover | None) -> int:
-        """A section's start, or where an attempt before left it: how many of the clip's latents are through."""
+    def begin(self, clip: int, first: int, left: Handover | None) -> int:
+        """What a clip's results from `first` on take, or where an attempt before left that: how many of its latents are
+        through, or need not go."""
 
     def chunks(self, parts: Iterable[Part], emit: Emit) -> Iterator[None]:
         """Each part through the network; yields after each."""
@@ -50,46 +92,74 @@ class Pass(Protocol):
 
 @dataclass(frozen=True)
 class Clips:
-    """What a half is asked to take through. height, width: of what goes in. dtype: of the frames that come out."""
+    """What a half is asked to take through. height, width: of what goes in. dtype: of the results that come out.
 
+    first: the first result that is wanted. length: latents of a clip; end: the result behind the last wanted one. Both
+    are UNKNOWN until a stream of frames has ended.
+    """
+
+    half: Half
     batch: int
-    latents: int
     height: int
     width: int
     dtype: torch.dtype
     plan: Plan
     guard: Guard
-    #: Each clip once at most; empty: all of all clips.
-    parts: tuple[Section, ...] = ()
+    first: int
+    length: Callable[[], int]
+    end: Callable[[], int]
 
     @property
-    def sections(self) -> tuple[Section, ...]:
-        return self.parts or tuple(Section(clip, 0, self.latents) for clip in range(self.batch))
+    def latents(self) -> int:
+        return self.length()
+
+    def window(self, first: int, end: int) -> tuple[int, int]:
+        """The latents that are enough for these results."""
+        return self.half.program.window(first, end, self.latents)
+
+    def begin(self, results: Results) -> None:
+        """An attempt's start."""
+        if self.guard.begin(self.plan.grid, results.given):
+            results.begin()
+        spans = [self.window(self.first, self.end())]
+        if self.plan.tiled and self.end() < UNKNOWN:
+            spans = [self.window(a, b) for a, b in self._blocks(results)]
+        latents = max((last - first for first, last in spans), default=1)
+        passes = self.batch * len(spans) * self._passes
+        self.guard.count(None if self.latents == UNKNOWN else latents, self.plan.steps.latents, passes)
+
+    def unfinished(self, results: Results) -> Iterator[tuple[int, int, int, int]]:
+        """Of clips in tiles the blocks of results [a, b) that come one after the other: (clip, passes before, a, b)."""
+        index = 0
+        for clip in range(self.batch):
+            for first, end in self._blocks(results):
+                if self.guard.finished[clip] < end:
+                    yield clip, index, first, end
+                index += self._passes
 
     @property
-    def passes(self) -> int:
+    def _passes(self) -> int:
         """How often latents go through something: each tile, and what sees whole frames beside them."""
         return len(self.plan.grid) + 1 if self.plan.tiled else 1
 
-    def before(self, section: Section) -> int:
-        """Latents of the sections in front of it, as often as they go through something."""
-        earlier = self.sections[: self.sections.index(section)]
-        return self.passes * sum(s.end - s.first for s in earlier)
+    def _blocks(self, results: Results) -> Iterator[tuple[int, int]]:
+        first, size = self.guard.first, results.block or UNKNOWN
+        while first < self.end():
+            yield first, min(first + size, self.end())
+            first += size
 
-    def after(self, section: Section) -> int:
-        """Sections behind it."""
-        return len(self.sections) - self.sections.index(section) - 1
 
-    def begin(self, at: Callable[[int], int]) -> bool:
-        """An attempt's start; whether it has to start from nothing. at(latents): how many results so many make."""
-        lengths, chunk, guard = [s.end - s.first for s in self.sections], self.plan.steps.latents, self.guard
-        count, latents = (len(lengths), lengths[0]) if len(set(lengths)) == 1 else (1, sum(lengths))
-        fresh = guard.begin(self.plan.grid, latents, chunk, count * self.passes)
-        if fresh:
-            for section in self.sections:
-                for part in (section.clip, *((section.clip, *where) for where in self.plan.grid.indices())):
-                    guard.finished[part] = at(section.first)
-        return fresh
+class Description(Protocol):
+    """What a Program says of a half."""
+
+    half: str
+
+    @property
+    def late(self) -> bool:
+        """Results come out after more has gone in than they are of, the last ones when the clip ends."""
+
+    def window(self, first: int, end: int, latents: int) -> tuple[int, int]:
+        """Of a clip of `latents` those that are enough for its results [first, end)."""
 
 
 class Half(Protocol):
@@ -99,6 +169,7 @@ class Half(Protocol):
     makes moments; features between what sees whole frames and what sees tiles are [n, h, w, C].
     """
 
+    program: Description
     spatial: int
     temporal: int
     #: Whether results may reach the host while the next ones are made.
@@ -114,193 +185,242 @@ class Half(Protocol):
         """The rest, on tiles. A decoder's pixels are float32 [m, H, W, 3], 0..1, not clamped."""
 
 
-def decode(
-    half: Half, z: Tensor, plan: Plan, sink: PixelSink, guard: Guard, sections: tuple[Section, ...] = ()
-) -> None:
-    """Latents [B, C, T, h, w] into the sink's frames: those of the sections, or all."""
-    at = functools.partial(frames_of, rate=half.temporal)
-    clips = Clips(z.shape[0], *z.shape[2:], sink.out.dtype, plan, guard, sections)
-    if clips.begin(at):
-        sink.begin(plan.tiled)
+def decode(half: Half, z: Latents, plan: Plan, results: Results, guard: Guard, wanted: range) -> Iterator[int]:
+    """Latents into the wanted frames of every clip. Yields before each chunk."""
+    batch, _, latents, height, width = z.shape
+    clips = Clips(half, batch, height, width, results.dtype, plan, guard, wanted.start, lambda: latents,
+                  lambda: wanted.stop)  # fmt: skip
+    clips.begin(results)
 
-    def cut(clip: int, first: int, end: int) -> Tensor:
+    def cut(clip: int, _: int, first: int, end: int) -> Tensor:
         return z[clip, :, first:end]
 
     if not plan.tiled:
-        _whole(half, clips, cut, sink.out, plan.steps.frames, at)
+        whole = half.whole(clips)
+        yield from within(whole.aside, _whole(half, whole, clips, cut, results, plan.steps.frames))
         return
     low, tile = half.low(clips), half.tile(clips)
-    for section in clips.sections:
+    for clip, index, first, end in clips.unfinished(results):
+        part = Span(clip, *clips.window(first, end), index, low.begins(first) + tile.begins(first))
+        features: dict[int, Tensor] = {}
+        results.open(clip, first, end - first)
         with low.memory():
-            features = _features(half, low, clips, section, functools.partial(cut, section.clip), tile)
+            yield from _features(half, low, clips, functools.partial(cut, clip, 0), first, part, features)
         with tile.memory():
-            for index, where in enumerate(plan.grid.indices(), 1):
-                if guard.finished[(section.clip, *where)] < at(section.end):
-                    _decode_tile(half, tile, clips, features, section, where, sink, index)
+            for number, where in enumerate(plan.grid.indices(), 1):
+                own = part._replace(index=index + number)
+                yield from _decode_tile(half, tile, clips, features, where, (first, end), own, results)
+        results.close(clip, first)
+        guard.finish(clip, first, end - first)
 
 
-def encode(
-    half: Half, video: Tensor, plan: Plan, out: Tensor, guard: Guard, sections: tuple[Section, ...] = ()
-) -> None:
-    """Frames [B, F, H, W, 3] in 0..1 (or bytes) into moments out [B, 2C, T, h, w], those of the sections or all; frames
-    that fill no latent are not read."""
-    clips = Clips(video.shape[0], out.shape[2], *video.shape[2:4], out.dtype, plan, guard, sections)
-    clips.begin(int)
-    out = out.permute(0, 2, 3, 4, 1)
+def encode(half: Half, video: Video, plan: Plan, results: Results, guard: Guard, wanted: range) -> Iterator[int]:
+    """Frames into the wanted moments [n, h, w, 2C] of every clip; frames that fill no latent are not read.
 
-    def cut(clip: int, first: int, end: int) -> Tensor:
-        return video[clip, frames_of(first, half.temporal) : frames_of(end, half.temporal)]
+    Yields before each chunk: of how many latents the frames have to be there by now, if there are so many.
+    """
+
+    def length() -> int:
+        return UNKNOWN if video.count is None else (video.count - 1) // half.temporal + 1
+
+    clips = Clips(half, video.batch, video.height, video.width, results.dtype, plan, guard, wanted.start, length,
+                  lambda: min(wanted.stop, length()))  # fmt: skip
+    clips.begin(results)
+
+    def cut(clip: int, origin: int, first: int, end: int) -> Tensor:
+        start = half.temporal * first if first == origin else frames_of(first, half.temporal)
+        return video.frames(clip, start, frames_of(end, half.temporal))
 
     if not plan.tiled:
-        _whole(half, clips, cut, out, plan.steps.latents, int)
+        whole = half.whole(clips)
+        yield from within(whole.aside, _whole(half, whole, clips, cut, results, plan.steps.latents))
         return
     low, tile = half.low(clips), half.tile(clips)
-    for section in clips.sections:
-        if guard.finished[section.clip] < section.end:
+    for clip, index, first, end in clips.unfinished(results):
+        yield clips.window(first, end)[1]
+        end = min(end, clips.end())
+        if first < end:  # a stream of frames may have ended there
+            part = Span(clip, *clips.window(first, end), index, tile.begins(first) + low.begins(first))
+            features = []
             with tile.memory():
-                features = _blended(half, tile, clips, section, functools.partial(cut, section.clip), low)
-            _low(half, low, clips, features, section, out)
+                cut_clip = functools.partial(cut, clip, _origin(half, part.edges))
+                yield from _blended(half, tile, clips, cut_clip, first, part, features)
+            part = part._replace(index=index + len(plan.grid))
+            yield from _low(half, low, clips, features[0], part, (first, end), results)
 
 
 # -- whole frames -----------------------------------------------------------------------------------------------------
 
 
 def _whole(
-    half: Half, clips: Clips, cut: Callable[[int, int, int], Tensor], out: Tensor, most: int, at: Callable[[int], int]
-) -> None:
-    """Into out [B, N, H, W, C], at most `most` of N at once; at(latents): how many of N so many latents make."""
-    guard, whole = clips.guard, half.whole(clips)
-    with whole.memory(), StagedWriter(out, most, guard.device, guard.finish, half.ahead) as writer:
-        for section in clips.sections:
-            clip = section.clip
-            if guard.finished[clip] < at(section.end):
-                done = whole.begin(section, guard.taken_over(clip))
-                edges = whole.begins(section.first)
-                emit = _unfinished(guard, clip, at(max(done, edges[-1])), functools.partial(writer.write, clip))
-                _through(whole, clips, section, functools.partial(cut, clip), emit, 0, edges, done)
+    half: Half, whole: Pass, clips: Clips, cut: Callable[[int, int, int, int], Tensor], results: Results, most: int
+) -> Iterator[int]:
+    """At most `most` results at once. cut(clip, origin, first, end): as Cut, of a clip that begins at `origin`."""
+    guard = clips.guard
+    with whole.memory(), StagedWriter(results, most, guard.device, guard.finish, half.ahead) as writer:
+        for clip in range(clips.batch):
+            finished = guard.finished[clip]
+            if finished < clips.end():
+                left = guard.taken_over(clip)
+                if left is None:
+                    guard.origin = finished
+                edges, done = whole.begins(guard.origin), whole.begin(clip, guard.origin, left)
+                origin = _origin(half, edges)
+                place = _place(half, origin, max(done, edges[-1]))
+                emit = _unfinished(guard, clip, place, clips.end, functools.partial(writer.write, clip))
+                part = Span(clip, done, None, clip, edges)
+                yield from _through(whole, clips, functools.partial(cut, clip, origin), emit, part)
 
 
 # -- blended tiles ----------------------------------------------------------------------------------------------------
 
 
-def _features(half: Half, low: Pass, clips: Clips, section: Section, cut: Cut, tile: Pass) -> dict[int, Tensor]:
-    """A decoder's features of whole frames, in host memory, chunk by chunk: by the first latent of each."""
-    features: dict[int, Tensor] = {}
-    edges = low.begins(section.first) + tile.begins(section.first)
-    at = low.begins(section.first)[-1]
+def _features(
+    half: Half, low: Pass, clips: Clips, cut: Cut, first: int, part: Span, features: dict[int, Tensor]
+) -> Iterator[int]:
+    """A decoder's features of whole frames, in host memory: chunk by chunk, by the first latent of each."""
+    at, waiting = low.begins(first)[-1], deque[int]()
 
-    def keep(part: Tensor, health: Tensor) -> None:
+    def noted(first: int, end: int) -> Tensor:
+        waiting.append(first)
+        return cut(first, end)
+
+    def keep(some: Tensor, health: Tensor) -> None:
         nonlocal at
-        if not len(part):
-            return
-        features[at] = part.to("cpu", copy=True)
-        first, end = (frames_of(n, half.temporal) for n in (at, at + len(part)))
-        clips.guard.inspect(section.clip, first, end - first, float(health))
-        at += len(part)
+        features[waiting.popleft()] = some.to("cpu", copy=True)
+        place, at = frames_of(at, half.temporal), at + len(some)
+        clips.guard.inspect(part.clip, place, frames_of(at, half.temporal) - place, float(health))
 
-    low.begin(section, None)
-    _through(low, clips, section, cut, keep, 0, edges)
-    return features
+    low.begin(part.clip, first, None)
+    yield from _through(low, clips, noted, keep, part)
 
 
 def _decode_tile(
-    half: Half, tile: Pass, clips: Clips, features: dict[int, Tensor], section: Section, where: tuple[int, int],
-    sink: PixelSink, index: int,
-) -> None:
-    """index: of the passes over the section's latents."""
-    guard, grid, s, clip = clips.guard, clips.plan.grid, half.spatial, section.clip
-    (y0, y1), (x0, x1) = grid.rows.spans()[where[0]], grid.cols.spans()[where[1]]
-    weight = (grid.rows.weights(where[0], s)[:, None] * grid.cols.weights(where[1], s)[None, :]).to(guard.device)
-    part = (clip, *where)
+    half: Half, tile: Pass, clips: Clips, features: dict[int, Tensor], where: tuple[int, int], block: tuple[int, int],
+    part: Span, results: Results,
+) -> Iterator[int]:
+    """where: row and column. Into a block of the clip's frames [a, b)."""
+    guard, grid, s, name = clips.guard, clips.plan.grid, half.spatial, (part.clip, *where)
+    (row, column), (start, end) = where, block
+    if guard.finished[name] >= end:
+        return
+    (y0, y1), (x0, x1) = grid.rows.spans()[row], grid.cols.spans()[column]
+    weight = (grid.rows.weights(row, s)[:, None] * grid.cols.weights(column, s)[None, :]).to(guard.device)
 
     def add(first: int, pixels: Tensor, health: Tensor) -> None:
-        guard.inspect(part, first, len(pixels), float(health))
-        sink.add_pixels(clip, first, s * y0, s * x0, pixels, weight)
-        guard.finish(part, first, len(pixels))
+        guard.inspect(name, first, len(pixels), float(health))
+        results.add(part.clip, start, first, s * y0, s * x0, pixels, weight)
+        guard.finish(name, first, len(pixels))
 
-    def cut(first: int, end: int) -> Tensor:
+    def cut(first: int, _: int) -> Tensor:
         return features[first][:, y0:y1, x0:x1]
 
-    tile.begin(section, None)
-    edges = tile.begins(section.first)
-    emit = _unfinished(guard, part, frames_of(edges[-1], half.temporal), add)
-    _through(tile, clips, section, cut, emit, index, edges)
+    edges = tile.begins(start)
+    part = part._replace(first=tile.begin(part.clip, start, None))
+    emit = _unfinished(guard, name, _place(half, _origin(half, edges), edges[-1]), lambda: end, add)
+    yield from _through(tile, clips, cut, emit, part)
 
 
-def _blended(half: Half, tile: Pass, clips: Clips, section: Section, cut: Cut, low: Pass) -> Tensor:
-    """An encoder's features [T, h, w, C] of one clip, blended in host memory. The last tiles also take the pixels that
-    fill no latent pixel, as whole frames do."""
+def _blended(
+    half: Half, tile: Pass, clips: Clips, cut: Cut, first: int, part: Span, features: list[Tensor]
+) -> Iterator[int]:
+    """An encoder's features [n, h, w, C] of a part of a clip, blended in host memory: the one entry that `features`
+    gets. The last tiles also take the pixels that fill no latent pixel, as whole frames do."""
     rows, cols, s = clips.plan.grid.rows, clips.plan.grid.cols, half.spatial
-    features: list[Tensor] = []
-    edges = tile.begins(section.first) + low.begins(section.first)
-    for index, (i, j) in enumerate(clips.plan.grid.indices()):
+    for number, (i, j) in enumerate(clips.plan.grid.indices()):
         (y0, y1), (x0, x1) = rows.spans()[i], cols.spans()[j]
         bottom = clips.height if y1 == rows.length else s * y1
         right = clips.width if x1 == cols.length else s * x1
         weight = (rows.weights(i)[:, None] * cols.weights(j)[None, :])[..., None].to(clips.guard.device)
-        at = tile.begins(section.first)[-1]
+        at = tile.begins(first)[-1] - part.first
 
-        def add(part: Tensor, health: Tensor) -> None:
+        def add(some: Tensor, health: Tensor) -> None:
             nonlocal at
-            if not features and len(part):
-                size = part.shape[-1], clips.latents, rows.length, cols.length
+            if not len(some):
+                return
+            if not features:
+                size = some.shape[-1], part.last - part.first, rows.length, cols.length
                 features.append(torch.zeros(size).permute(1, 2, 3, 0))
-            if len(part):
-                features[0][at : at + len(part), y0:y1, x0:x1] += (part.float() * weight).cpu()  # noqa: B023
-            at += len(part)
+            features[0][at : at + len(some), y0:y1, x0:x1] += (some.float() * weight).cpu()  # noqa: B023
+            at += len(some)
 
         def crop(first: int, end: int) -> Tensor:
             return cut(first, end)[:, s * y0 : bottom, s * x0 : right]  # noqa: B023
 
-        tile.begin(section, None)
-        _through(tile, clips, section, crop, add, index, edges)
-    return features[0]
+        tile.begin(part.clip, first, None)
+        yield from _through(tile, clips, crop, add, part._replace(index=part.index + number))
 
 
-def _low(half: Half, low: Pass, clips: Clips, features: Tensor, section: Section, out: Tensor) -> None:
-    """An encoder's last part on whole frames, into out [B, T, h, w, 2C]."""
-    guard, clip, edges = clips.guard, section.clip, low.begins(section.first)
-    with low.memory(), StagedWriter(out, clips.plan.steps.latents, guard.device, guard.finish, half.ahead) as writer:
-        low.begin(section, None)
-        emit = _unfinished(guard, clip, edges[-1], functools.partial(writer.write, clip))
-        _through(low, clips, section, lambda first, end: features[first:end], emit, len(clips.plan.grid), edges)
+def _low(
+    half: Half, low: Pass, clips: Clips, features: Tensor, part: Span, block: tuple[int, int], results: Results
+) -> Iterator[int]:
+    """An encoder's last part on whole frames, into a block of the results [a, b)."""
+    guard, size, origin, (first, end) = clips.guard, clips.plan.steps.latents, part.first, block
+
+    def cut(first: int, last: int) -> Tensor:
+        return features[first - origin : last - origin]
+
+    with low.memory(), StagedWriter(results, size, guard.device, guard.finish, half.ahead) as writer:
+        part = part._replace(first=low.begin(part.clip, first, None))
+        write = functools.partial(writer.write, part.clip)
+        emit = _unfinished(guard, part.clip, low.begins(first)[-1], lambda: end, write)
+        yield from _through(low, clips, cut, emit, part)
 
 
 # -- one part, chunk by chunk -----------------------------------------------------------------------------------------
 
 
-def _through(
-    run: Pass, clips: Clips, section: Section, cut: Cut, emit: Emit, index: int, edges: tuple[int, ...],
-    done: int = 0,
-) -> None:  # fmt: skip
-    """A section of a clip or tile from latent `done` on. index: of this pass over its latents, for the progress.
-    edges: where steps begin, at which chunks end."""
-    guard, size, (_, first, end) = clips.guard, clips.plan.steps.latents, section
-    before = clips.before(section) + index * (end - first)
-    spans = list(chunks(max(done, run.begins(first)[0]), end, size, (*edges, first)))
+def _through(run: Pass, clips: Clips, cut: Cut, emit: Emit, part: Span) -> Iterator[int]:
+    """A part of a clip or tile. Yields before each chunk: how many of the clip's latents it has to have by now."""
+    guard, size, done = clips.guard, clips.plan.steps.latents, part.first
+    ahead = size if clips.half.program.late else 0
+
+    def last() -> int:
+        return clips.window(clips.first, clips.end())[1] if part.last is None else part.last
 
     def parts() -> Iterator[Part]:
-        for a, b in spans:
+        first = part.first
+        while first < last():
             guard.tick.check()
-            yield Part(cut(a, b), a, b)
+            end = chunk_end(first, last(), size, part.edges)
+            yield Part(cut(first, end), first, end)
+            first = end
 
-    for (_, b), _ in zip(spans, run.chunks(parts(), emit), strict=True):
-        if b > first:
-            guard.reach(before + b - first)
+    steps = run.chunks(parts(), emit)
+    while done < last():
+        yield done + size + ahead
+        if next(steps, steps) is steps:  # a stream of frames has ended there
+            break
+        done = chunk_end(done, last(), size, part.edges)
+        guard.reach(part.index, done, last() - done)
+    next(steps, None)  # what follows the last chunk
 
 
 def _unfinished(
-    guard: Guard, part: object, first: int, deliver: Callable[[int, Tensor, Tensor], None]
+    guard: Guard, part: object, first: int, end: Callable[[], int], deliver: Callable[[int, Tensor, Tensor], None]
 ) -> Emit:
-    """Counts a part's results from `first` on and delivers those that no attempt before has finished."""
+    """Counts a part's results from `first` on and delivers those in front of `end` that no attempt before has
+    finished."""
 
     def emit(results: Tensor, health: Tensor) -> None:
         nonlocal first
         at, count = first, results.shape[0]
         first += count
-        done = guard.skip(part, at, count)
-        if done < count:
-            deliver(at + done, results[done:], health)
+        done, wanted = guard.skip(part, at, count), min(count, end() - at)
+        if done < wanted:
+            deliver(at + done, results[done:wanted], health)
         guard.tick.check()
 
     return emit
+
+
+def _origin(half: Half, begins: tuple[int, ...]) -> int:
+    """The latent that stands for one frame: the clip's first, or where steps begin as with a clip of their own."""
+    return begins[0] if half.program.late else 0
+
+
+def _place(half: Half, origin: int, done: int) -> int:
+    """Of the next result within the clip, where latents in front of `done` are through."""
+    if half.program.half == "encoder":
+        return done
+    return half.temporal * origin if done == origin else frames_of(done, half.temporal)
