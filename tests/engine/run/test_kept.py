@@ -7,8 +7,8 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 
 
 class Holder:
-    def __init__(self, nbytes):
-        self.nbytes, self.device, self.freed = nbytes, CPU, 0
+    def __init__(self, nbytes, device=CPU):
+        self.nbytes, self.device, self.freed = nbytes, device, 0
 
     def free(self):
         self.freed += 1
@@ -39,3 +39,14 @@ def test_a_holder_that_is_gone_holds_nothing():
     kept = Kept()
     kept.keep(Holder(1))
     assert kept.nbytes(CPU) == 0 and not kept.take(None)
+
+
+def test_each_device_has_one():
+    kept, here, there, other = Kept(), Holder(1), Holder(2, META), Holder(3, META)
+    kept.keep(here)
+    kept.keep(there)
+    assert (kept.nbytes(CPU), kept.nbytes(META)) == (1, 2)
+    kept.keep(other)
+    assert (here.freed, there.freed) == (0, 1) and kept.take(here) and not other.freed
+    kept.release()
+    assert other.freed == 1 and not here.freed
