@@ -7,11 +7,14 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import closing
 
+from torch import Tensor
+
 from . import log
 from .core import Core
 from .errors import PlanError
 from .kernels.targets import target
 from .memory import GIB
+from .operands.policy import Policy
 from .precision.sampling import latent_samples, video_samples
 from .report import Report
 from .request import Request
@@ -33,10 +36,10 @@ OnPlan = Callable[[Plan], None]
 
 def decode(
     core: Core, z: clip.Latents, request: Request, tick: Ticker, results: Results, wanted: range,
-    on_plan: OnPlan | None = None,
+    on_plan: OnPlan | None = None, policy: Policy | None = None,
 ) -> Iterator[Finished]:  # fmt: skip
     """Host-scaled latents [B, C, T, h, w], checked -> the wanted frames of every clip, where `results` has them; yields
-    what it hands on."""
+    what it hands on. policy: that of the whole clip, if it has been settled."""
     batch, _, count, h, w = z.shape
     report = core._begin("decode", (batch, len(wanted), core.spatial * h, core.spatial * w))
     guard = Guard(tick, core.device, report.events, core.on_pressure)
@@ -44,7 +47,7 @@ def decode(
 
     def plan(vae: Core, below: int) -> Plan:
         if not below:
-            vae._settle("decoder", lambda: [p.to(vae.device).float() / vae.scale for p in latent_samples(z)])
+            vae._settle("decoder", decoder_samples(vae, z), policy)
         return vae._plan("decoder", (batch, last - first, h, w), request, below, guard.tick.check)
 
     def attempt(vae: Core, plan: Plan) -> Iterator[int]:
@@ -59,9 +62,10 @@ def decode(
 
 def encode(
     core: Core, video: TensorVideo | StreamVideo, request: Request, tick: Ticker, results: Results, wanted: range,
-    on_plan: OnPlan | None = None,
+    on_plan: OnPlan | None = None, policy: Policy | None = None,
 ) -> Iterator[Finished]:  # fmt: skip
-    """Frames -> the wanted moments [n, h, w, 2C] of every clip, where `results` has them; yields what it hands on."""
+    """Frames -> the wanted moments [n, h, w, 2C] of every clip, where `results` has them; yields what it hands on.
+    policy: as for `decode`."""
     report = core._begin("encode", (video.batch, video.count or 0, video.height, video.width))
     size = video.height // core.spatial, video.width // core.spatial
     rest = video.height % core.spatial, video.width % core.spatial
@@ -74,7 +78,7 @@ def encode(
 
     def plan(vae: Core, below: int) -> Plan:
         if not below:
-            vae._settle("encoder", lambda: [to_unit(p.to(vae.device)) for p in video_samples(video.sample())])
+            vae._settle("encoder", encoder_samples(vae, video), policy)
         first, last = window(wanted.start)
         return vae._plan("encoder", (video.batch, last - first, *size), request, below, guard.tick.check, rest)
 
@@ -89,6 +93,16 @@ def encode(
     yield from results.ready()
     report.clip = video.batch, video.count, video.height, video.width
     report.complete = True
+
+
+def decoder_samples(vae: Core, z: clip.Latents) -> Callable[[], list[Tensor]]:
+    """What a policy is settled by."""
+    return lambda: [p.to(vae.device).float() / vae.scale for p in latent_samples(z)]
+
+
+def encoder_samples(vae: Core, video: TensorVideo | StreamVideo) -> Callable[[], list[Tensor]]:
+    """What a policy is settled by."""
+    return lambda: [to_unit(p.to(vae.device)) for p in video_samples(video.sample())]
 
 
 def _survive(

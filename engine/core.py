@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from .errors import CheckpointError, NonFiniteError
 from .halves import FusedHalves, PlainHalves
 from .kernels.exact import as_products
 from .kernels.probe import from_triton, give_up
+from .operands.policy import Policy
 from .options import DEFAULTS, Options, unavailable, unused
 from .planning.budget import host_budget, memory_room, memory_target
 from .planning.fusable import why_off
@@ -176,14 +177,50 @@ class Core:
         here = self.arch, self.model.config, self.dtype, self.device
         return switched_off(self._options) or why_off(*here, emulate, True)
 
-    def _settle(self, half: str, samples: Callable[[], list[Tensor]]) -> None:
-        """Choose the operands of a half for a clip, before it is planned."""
-        with torch.no_grad(), self._scope():
-            self._fused.use(half, self._mixed.settle(half, samples))
+    def _settle(self, half: str, samples: Callable[[], list[Tensor]], given: Policy | None = None) -> Policy:
+        """Choose the operands of a half for a clip, before it is planned, or take those `given`."""
+        if given is None or self._mixed.mode.plain:
+            with torch.no_grad(), self._scope():
+                given = self._mixed.settle(half, samples)
+        self._fused.use(half, given)
+        return given
+
+    def on(self, devices: Sequence[torch.device]) -> list[Core]:
+        """This VAE for each of the devices, its weights copied to others than its own; copies stay until `release`."""
+        out: list[Core] = []
+        for device in devices:
+            place = device, sum(o.device == device for o in out)
+            if place == (self.device, 0):
+                out.append(self)
+                continue
+            copied = self._copies.get(place)
+            if copied is None:
+                copied = self._copies[place] = self._copied(device)
+            copied.options = self._options
+            out.append(copied)
+        return out
+
+    def _copied(self, device: torch.device) -> Core:
+        there = next((c for (d, _), c in self._copies.items() if d == device), self if device == self.device else None)
+        other = copy.copy(self)
+        other._separate()
+        other.device, other.on_pressure = device, None
+        if there is None:
+            other.model = other._loaded = copy.deepcopy(self._loaded).to(device)
+        else:
+            other.model, other._loaded = there.model, there._loaded
+        other._use(self._options)
+        return other
 
     def release(self) -> int:
-        """Give back the memory that only makes the next run start sooner: graphs, packed weights and page-locked host
-        memory, torch's own included. Returns the bytes of the packed weights."""
+        """Give back the memory that only makes the next run start sooner: graphs, packed weights, copies on other
+        devices and page-locked host memory, torch's own included. Returns the bytes of the packed weights."""
+        for copied in self._copies.values():
+            copied.release_packed()
+        self._copies.clear()
+        return self._release_here()
+
+    def _release_here(self) -> int:
         POOL.release()
         empty_host_cache()
         return self.release_packed()
@@ -212,11 +249,15 @@ class Core:
     ) -> Plan:
         """size: batch, latents, height and width in latent pixels; below, check, rest: as for the plans of users."""
         r, limits = request, {"host": host_budget(self.device, request.ram_gb)}
+        if limits["host"]:
+            limits["host"] //= self.sharing
         held = self._held(half)
         if below:
             limits["target"] = below - 1
         else:
             limits["target"] = memory_target(self.device, r.vram_gb, r.ram_gb, held)
+            if limits["target"] and self.device.type == "cpu":
+                limits["target"] //= self.sharing
             limits["room"] = memory_room(self.device, r.vram_gb, held)
         return self.planner.plan(
             half, *size, tiling=r.tiling, tile=r.tile, overlap=r.overlap, chunk=r.chunk, output=r.dtype, rest=rest,
@@ -231,6 +272,10 @@ class Core:
 
     def _separate(self) -> None:
         """Make what calls write to this object's own."""
+        #: Of the same VAE on other devices, by device and number on it.
+        self._copies: dict[tuple[torch.device, int], Core] = {}
+        #: Runs that share this machine's memory, each on its device.
+        self.sharing = 1
         #: Held by the call that uses the packed weights, plans and graphs.
         self._busy = threading.Lock()
         self._own = threading.local()
@@ -278,7 +323,7 @@ class Core:
         give_up(self.device, error)
         if self.fused() is not None:
             return False
-        self.release()
+        self._release_here()
         self._use(self._options)
         return True
 
@@ -290,7 +335,7 @@ class Core:
             raise NonFiniteError(f"{where} came out as NaN or Inf in {self.precision}: weights or latent are damaged")
         dtype, name = SAFER[self.dtype] if exact else (self.dtype, self._float)
         log.warn(f"{where} came out as NaN or Inf in {self.precision}; going on from there in {name}")
-        self.release()
+        self._release_here()
         other = copy.copy(self)
         other._asked, other._float, other.dtype = name, name, dtype
         if exact:

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 
 import torch
 from torch import Tensor
 
 from . import call
+from .call import OnPlan
 from .core import Core, no_check
 from .documented import DocumentedMethods
 from .errors import InputError
 from .network.stream import frame_spans
+from .operands.policy import Policy
 from .request import Request, check_latent, check_out, check_part, check_video
 from .run.clip import UNKNOWN, Latents
 from .run.plan import Plan, Steps
 from .run.progress import Cancel, Progress, Ticker
 from .run.results import Finished, HandedOn, Whole
+from .spread import Spread, check_kinds, resolve
 from .video import StreamVideo, TensorVideo
 
+#: As `spread.resolve` takes them.
+Devices = str | Sequence[str | torch.device] | None
 #: Results that a stream in blended tiles makes at least at once.
 BLOCK = 16
 
@@ -72,6 +77,8 @@ class VideoVAE(Core, DocumentedMethods):
         output: str = "float32",
         start: int = 0,
         frames: int | None = None,
+        devices: Devices = None,
+        mixed_devices: bool = False,
         progress: Progress | None = None,
         cancel: Cancel | None = None,
         on_plan: Callable[[Plan], None] | None = None,
@@ -83,7 +90,9 @@ class VideoVAE(Core, DocumentedMethods):
         where that is given), "blended" uses tiles of `tile` pixels (0: chosen for the target) sharing `overlap` pixels;
         "auto" runs whole frames, or what else fits, and says so. chunk: latents per step. output: "float32", "float16"
         or "uint8" (0..255). start, frames: only frames [start, start + frames) of each clip (None: up to its end), with
-        the bits that they have in the whole. progress(done, total) after each chunk; cancel() true raises Cancelled.
+        the bits that they have in the whole. devices: GPUs that share the work, with the same bits: a list of names (or
+        one string with commas), "all", or None or "auto", the VAE's own alone; GPUs of different kinds are refused
+        unless mixed_devices is true. progress(done, total) after each chunk; cancel() true raises Cancelled.
         on_plan(plan) tells of the plan that is about to run, once more where another one takes over.
         out: a host tensor of the result's shape and type to write into, for looking at frames while the run goes on.
         Raises InputError on a wrong latent or option, PlanError when nothing fits the target.
@@ -95,8 +104,22 @@ class VideoVAE(Core, DocumentedMethods):
         if out is None:
             out = torch.empty(shape, dtype=request.dtype)
         check_out(out, shape, request.dtype)
-        for _ in call.decode(self, z, request, Ticker(progress, cancel), Whole(out, start), wanted, on_plan):
-            pass
+        several = self._devices(devices, mixed_devices)
+        if len(several) == 1:
+            for _ in call.decode(self, z, request, Ticker(progress, cancel), Whole(out, start), wanted, on_plan):
+                pass
+            return out
+
+        def decode(core: Core, clip: int, tick: Ticker, results: Whole, part: range, told: OnPlan, request: Request,
+                   policy: Policy) -> Iterable[object]:  # fmt: skip
+            return call.decode(core, z[clip : clip + 1], request, tick, results, part, told, policy)
+
+        with self._claimed() as vae:
+            policy = vae._settle("decoder", call.decoder_samples(vae, z))
+        Spread(
+            self.on(several), "decoder", out, wanted, tuple(z.shape[2:]), request, policy, decode, progress, cancel,
+            on_plan,
+        ).run(self._begin("decode", shape[:4]))  # fmt: skip
         return out
 
     def stream(
@@ -179,6 +202,8 @@ class VideoVAE(Core, DocumentedMethods):
         vram_gb: float | None = None,
         ram_gb: float | None = None,
         seed: int | None = None,
+        devices: Devices = None,
+        mixed_devices: bool = False,
         progress: Progress | None = None,
         cancel: Cancel | None = None,
         on_plan: Callable[[Plan], None] | None = None,
@@ -194,11 +219,32 @@ class VideoVAE(Core, DocumentedMethods):
         batch, height, width = x.shape[0], x.shape[2] // self.spatial, x.shape[3] // self.spatial
         latents = (x.shape[1] - 1) // self.temporal + 1
         moments = torch.empty(batch, 2 * self.latent_channels, latents, height, width)
-        results = Whole(moments.permute(0, 2, 3, 4, 1))
-        ticker = Ticker(progress, cancel)
-        for _ in call.encode(self, TensorVideo(x), request, ticker, results, range(latents), on_plan):
-            pass
+        out, several, wanted = moments.permute(0, 2, 3, 4, 1), self._devices(devices, mixed_devices), range(latents)
+        if len(several) == 1:
+            ticker = Ticker(progress, cancel)
+            for _ in call.encode(self, TensorVideo(x), request, ticker, Whole(out), wanted, on_plan):
+                pass
+            return self.model.sample(moments, seed) * self.scale
+
+        def encode(core: Core, clip: int, tick: Ticker, results: Whole, part: range, told: OnPlan, request: Request,
+                   policy: Policy) -> Iterable[object]:  # fmt: skip
+            return call.encode(core, TensorVideo(x[clip : clip + 1]), request, tick, results, part, told, policy)
+
+        with self._claimed() as vae:
+            policy = vae._settle("encoder", call.encoder_samples(vae, TensorVideo(x)))
+        Spread(
+            self.on(several), "encoder", out, wanted, (latents, height, width), request, policy, encode, progress,
+            cancel, on_plan,
+        ).run(self._begin("encode", x.shape[:4]))  # fmt: skip
         return self.model.sample(moments, seed) * self.scale
+
+    def _devices(self, devices: Devices, mixed: bool) -> list[torch.device]:
+        several = resolve(devices, self.device)
+        check_kinds(several, mixed)
+        if self.device not in several:
+            names = ", ".join(map(str, several))
+            raise InputError(f"devices names {names}, and this VAE is on {self.device}: name that too")
+        return several
 
     def encode_stream(
         self,

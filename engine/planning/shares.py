@@ -55,7 +55,8 @@ _MIDDLE = 8
 
 
 def split(
-    leads: Leads, latents: int, rates: Sequence[float], clips: int = 1, step: int = 1, bounds: tuple[int, int] | None = None
+    leads: Leads, latents: int, rates: Sequence[float], clips: int = 1, step: int = 1,
+    bounds: tuple[int, int] | None = None,
 ) -> list[Share]:  # fmt: skip
     """Shares of `clips` clips of `latents`, in order, one for a device at most: those that end soonest.
 
