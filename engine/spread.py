@@ -42,15 +42,16 @@ class Operation(Protocol):
 
 
 class _Landing(Whole):
-    """Knows up to where results are in their place."""
+    """A part of the results; knows up to where they are in their place."""
 
-    def __init__(self, out: Tensor, first: int, done: int) -> None:
+    def __init__(self, out: Tensor, first: int, part: int) -> None:
+        """part: the part's first result."""
         super().__init__(out, first)
-        self.done = done
+        self.given = self.done = part
 
     def land(self, clip: int, first: int, results: Tensor) -> None:
         super().land(clip, first, results)
-        self.done = max(self.done, first + len(results))
+        self.done = first + len(results)
 
 
 @dataclass(eq=False)

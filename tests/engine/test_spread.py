@@ -32,11 +32,13 @@ def early(monkeypatch):
 
 
 @pytest.mark.parametrize("count, fused", [(2, True), (3, False)])
-def test_frames_are_those_of_one(small, noise, early, count):
-    z, told = noise(1, 16, 9, 2, 3), []
-    whole = small.decode(z, chunk=1)
+def test_frames_are_those_of_one(small, noise, early, count, monkeypatch):
+    z, told, landed = noise(1, 16, 9, 2, 3), [], []
+    whole, land = small.decode(z, chunk=1), spread._Landing.land
+    monkeypatch.setattr(spread._Landing, "land", lambda self, *of: (landed.append(of), land(self, *of)))
     out = small.decode(z, chunk=1, devices=["cpu"] * count, progress=lambda done, total: told.append((done, total)))
     assert torch.equal(out, whole)
+    assert sum(len(frames) for _, _, frames in landed) == 33
     report = small.last_report
     assert report.complete and len(report.parts) == count
     assert [r.start for r, _ in report.parts] == [0, *(r.stop for r, _ in report.parts[:-1])]
@@ -134,9 +136,10 @@ def test_cancelling_stops_all(small, noise, early):
 
 @pytest.mark.parametrize("bad", [0, 1])
 def test_later_parts_follow_into_a_wider_type(make_vae_file, noise, early, monkeypatch, bad):
-    """Where the first part overflows, the second one is made again; where only the second does, the first one stays."""
+    """Where the first part overflows, the second one is made again; where only the second does, the first stays."""
     monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: "off")
-    vae, z = load(make_vae_file((8, 8, 8, 8), (8, 8, 8, 8), 2, 3), precision="fp16", device="cpu"), noise(1, 16, 7, 2, 2)
+    vae = load(make_vae_file((8, 8, 8, 8), (8, 8, 8, 8), 2, 3), precision="fp16", device="cpu")
+    z = noise(1, 16, 7, 2, 2)
     narrow, wide = vae.decode(z, chunk=1), vae._safer("").decode(z, chunk=1)
     original = call.clip.decode
 
