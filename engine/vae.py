@@ -132,7 +132,7 @@ class VideoVAE(Core, DocumentedMethods):
         chunk: int = 0,
         vram_gb: float | None = None,
         ram_gb: float | None = None,
-        output: str = "uint8",
+        output: str = "float32",
         start: int = 0,
         frames: int | None = None,
         progress: Progress | None = None,

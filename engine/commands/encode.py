@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,7 @@ from .options import (
     load_vae,
     progress,
     rate,
+    run_options,
 )
 
 if TYPE_CHECKING:
@@ -26,12 +29,14 @@ if TYPE_CHECKING:
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "encode",
-        description="Encode a video, a folder of images or one image to a latent file.",
+        description="Encode a video, a folder of images or one image to a latent file. Frames are read as they are "
+        "needed, so that a clip of any length takes the same memory.",
         epilog="Frames are repeated to 4n+1 and edges to a multiple of 8 pixels; decode cuts that off again.",
     )
     parser.add_argument("video", type=Path, metavar="VIDEO", help="video file, folder of images, or image")
     parser.add_argument("out", type=Path, metavar="OUT", help="name.safetensors, or name.latent for ComfyUI")
-    parser.add_argument("--frames", type=int, metavar="N", help="read the first N frames only")
+    parser.add_argument("--start", type=int, default=0, metavar="N", help="first frame to read (default: 0)")
+    parser.add_argument("--frames", type=int, metavar="N", help="how many frames to read (default: all that follow)")
     parser.add_argument("--fps", type=rate, help="frame rate to note in the file (default: the video's; images: 24)")
     parser.add_argument("--seed", type=int, help="draw a sample from the posterior (default: its mean)")
     add_vae_options(parser)
@@ -41,42 +46,63 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..files.latents import write_latent
-    from ..files.media import read_video
+    from ..files.latents import LatentWriter
+    from ..files.media import Clip
     from ..files.writing import check_target
 
     if args.out.suffix.lower() not in (".safetensors", ".latent"):
         raise InputError(f"{args.out}: a latent file ends in .safetensors or .latent")
     check_target(args.out, args.force)
     check_report(args)
-    if not args.video.exists():
-        raise InputError(f"{args.video}: no such file or folder")
+    clip = Clip(args.video)
     vae = load_vae(args)
-    frames, fps = read_video(args.video, args.frames)
-    count, height, width, _ = frames.shape
-    frames = pad(frames, vae.temporal, vae.spatial)
+    frames = Padded(clip, args.start, args.frames, vae.temporal, vae.spatial)
+    count = None
+    if args.seed is not None:  # its noise is drawn for the whole clip at once
+        count = sum(1 for _ in Padded(clip, args.start, args.frames, vae.temporal, vae.spatial))
     started = time.perf_counter()
-    with progress("encode", args.quiet) as report:
-        latent = vae.encode(
-            frames,
-            tiling=args.tiling,
-            tile=args.tile,
-            overlap=args.overlap,
-            chunk=args.chunk,
-            vram_gb=args.vram_gb,
-            ram_gb=args.ram_gb,
-            seed=args.seed,
-            progress=report,
-        )
-    seconds = time.perf_counter() - started
-    notes = {"fps": str(args.fps or fps), "frames": str(count), "height": str(height), "width": str(width)}
-    write_latent(args.out, latent, notes)
+    with progress("encode", args.quiet) as report, LatentWriter(args.out) as writer:
+        for latent in vae.encode_stream(frames, count=count, seed=args.seed, progress=report, **run_options(args)):
+            writer.write(latent)
+        seconds = time.perf_counter() - started
+        height, width = frames.size
+        notes = {"fps": args.fps or clip.fps, "frames": frames.read, "height": height, "width": width}
+        writer.finish({name: str(value) for name, value in notes.items()})
     if not args.quiet:
-        shape = "x".join(map(str, latent.shape))
+        shape = "x".join(map(str, writer.shape))
         how = f"{vae.precision} on {vae.device}, encoded in {seconds:.1f} s"
-        print(f"{args.out}: latent {shape} of {count} frames {width}x{height}, {how}")
+        print(f"{args.out}: latent {shape} of {frames.read} frames {width}x{height}, {how}")
     give_report(vae, args)
     return 0
+
+
+class Padded:
+    """Frames [start, start + count) of a clip (count None: all that follow), their last row and column repeated until
+    sizes divide by `spatial`, and the last frame until there are temporal * n + 1."""
+
+    def __init__(
+        self, clip: Iterable[Tensor], start: int, count: int | None, temporal: int, spatial: int
+    ) -> None:
+        if start < 0 or (count is not None and count < 1):
+            raise InputError(f"start={start}, frames={count}: they must be at least 0 and at least 1")
+        self._clip, self._span = clip, (start, None if count is None else start + count)
+        self._temporal, self._spatial = temporal, spatial
+        #: Of the clip: frames read so far, and rows and columns of each.
+        self.read = 0
+        self.size = (0, 0)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        frame = None
+        self.read = 0
+        for frame in itertools.islice(self._clip, *self._span):
+            self.size = tuple(frame.shape[:2])
+            frame = pad(frame[None], 1, self._spatial)[0]
+            self.read += 1
+            yield frame
+        if frame is None:
+            raise InputError(f"start={self._span[0]} is behind the clip's last frame")
+        for _ in range(-(self.read - 1) % self._temporal):
+            yield frame
 
 
 def pad(frames: Tensor, temporal: int, spatial: int) -> Tensor:

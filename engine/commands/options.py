@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from ..files.writing import check_target, replacing
@@ -56,6 +56,12 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--quiet", action="store_true", help="no progress bar and no closing line")
     group.add_argument("--verbose", action="store_true", help="what the run did: path, time, memory, what was off")
     group.add_argument("--report", type=Path, metavar="FILE", help="the same as JSON")
+
+
+def run_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What `add_memory_options` asked for, as decode, encode and their streams take it."""
+    names = "tiling", "tile", "overlap", "chunk", "vram_gb", "ram_gb"
+    return {name: getattr(args, name) for name in names}
 
 
 def rate(text: str) -> Fraction:
