@@ -33,11 +33,11 @@ PULSE = 0.1
 
 
 class Operation(Protocol):
-    """A decode or encode of one clip: `call.decode` or `call.encode` with what they read."""
+    """A decode or encode of some clips: `call.decode` or `call.encode` with what they read."""
 
     def __call__(
-        self, core: Core, clip: int, tick: Ticker, results: Whole, wanted: range,
-        on_plan: Callable[[Plan], None], request: Request, policy: Policy,
+        self, core: Core, clips: slice, request: Request, tick: Ticker, results: Whole, wanted: range,
+        on_plan: Callable[[Plan], None] | None, policy: Policy,
     ) -> Iterable[object]: ...  # fmt: skip
 
 
@@ -197,7 +197,7 @@ class Spread:
         def work(device: int) -> None:
             with torch.inference_mode(inference):
                 for part in tasks[device]:
-                    self._make(part, messages, stop)
+                    self._make(part, messages.put, stop.is_set)
                     if part.error is not None or stop.is_set():
                         break
             messages.put(("end", device, None))
@@ -245,18 +245,18 @@ class Spread:
                 made += sum(int(p.share * (p.end - p.first)) for p in parts)
                 self.progress(min(total, made), total)
 
-    def _make(self, part: _Part, messages: queue.Queue, stop: threading.Event) -> None:
+    def _make(self, part: _Part, tell: Callable[[tuple], None], stop: Cancel) -> None:
         core = self._core(part.device, part.level)
         results = _Landing(self.out[part.clip : part.clip + 1], self.wanted.start, part.first)
 
         def progress(done: int, total: int) -> None:
-            messages.put(("progress", part, done / max(total, 1)))
+            tell(("progress", part, done / max(total, 1)))
 
-        tick = Ticker(progress, stop.is_set)
+        tick = Ticker(progress, stop)
         try:
             for _ in self.operation(
-                core, part.clip, tick, results, range(part.first, part.end),
-                lambda plan: messages.put(("plan", part, plan)), self.request, self.policy,
+                core, slice(part.clip, part.clip + 1), self.request, tick, results, range(part.first, part.end),
+                lambda plan: tell(("plan", part, plan)), self.policy,
             ):  # fmt: skip
                 pass
         except Cancelled:
@@ -265,7 +265,7 @@ class Spread:
             part.error = error
             theirs = isinstance(error, (PlanError, RuntimeError, MemoryError))
             if not theirs or (isinstance(error, ZeroWasteError) and not isinstance(error, PlanError)):
-                messages.put(("fatal", part, error))
+                tell(("fatal", part, error))
         part.report = core.last_report
         if results.done > part.first:
             self.finished.append(replace(part, end=results.done, error=None))
@@ -338,26 +338,27 @@ def _device(name: str | torch.device) -> torch.device:
     return device
 
 
-def check_kinds(devices: Sequence[torch.device], mixed: bool) -> None:
-    """Refuse devices of different kinds, which round differently, unless they are asked for. Raises InputError."""
-    kinds = [_kind(d) for d in devices]
-    other = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), None)
+def same_kind(kinds: Sequence[tuple[object, str]], mixed: bool) -> None:
+    """Refuse devices (name, kind) of different kinds, which round differently, unless they are asked for. Raises
+    InputError."""
+    (first, kind), *others = kinds
+    other = next(((name, k) for name, k in others if k != kind), None)
     if other is None:
         return
-    names = f"{devices[0]} is {kinds[0]} and {devices[other]} is {kinds[other]}"
+    names = f"{first} is {kind} and {other[0]} is {other[1]}"
     if not mixed:
         raise InputError(f"devices of different kinds do not give the same bits ({names}): use one kind, or "
-                         "mixed_devices=True to have them all the same")  # fmt: skip
+                         "mixed_devices (--mixed-devices) to have them all the same")  # fmt: skip
     log.warn(f"{names}: a part's bits are those of the kind that makes it")
 
 
-def _kind(device: torch.device) -> str:
+def kind_of(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def measured(cores: Sequence[Core]) -> list[float]:
     """How fast the devices are, relative: by a matrix product where they are of different kinds."""
-    if len({_kind(core.device) for core in cores}) == 1:
+    if len({kind_of(core.device) for core in cores}) == 1:
         return [1.0] * len(cores)
     times = []
     for core in cores:

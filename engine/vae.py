@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 
 import torch
 from torch import Tensor
 
-from . import call
-from .call import OnPlan
+from . import call, several
 from .core import Core, no_check
 from .documented import DocumentedMethods
 from .errors import InputError
 from .network.stream import frame_spans
-from .operands.policy import Policy
 from .request import Request, check_latent, check_out, check_part, check_video
 from .run.clip import UNKNOWN, Latents
 from .run.plan import Plan, Steps
 from .run.progress import Cancel, Progress, Ticker
-from .run.results import Finished, HandedOn, Whole
-from .spread import Spread, check_kinds, resolve
-from .video import StreamVideo, TensorVideo
+from .run.results import Finished, HandedOn
+from .several import Devices
+from .video import StreamVideo
 
-#: As `spread.resolve` takes them.
-Devices = str | Sequence[str | torch.device] | None
 #: Results that a stream in blended tiles makes at least at once.
 BLOCK = 16
 
@@ -104,22 +100,7 @@ class VideoVAE(Core, DocumentedMethods):
         if out is None:
             out = torch.empty(shape, dtype=request.dtype)
         check_out(out, shape, request.dtype)
-        several = self._devices(devices, mixed_devices)
-        if len(several) == 1:
-            for _ in call.decode(self, z, request, Ticker(progress, cancel), Whole(out, start), wanted, on_plan):
-                pass
-            return out
-
-        def decode(core: Core, clip: int, tick: Ticker, results: Whole, part: range, told: OnPlan, request: Request,
-                   policy: Policy) -> Iterable[object]:  # fmt: skip
-            return call.decode(core, z[clip : clip + 1], request, tick, results, part, told, policy)
-
-        with self._claimed() as vae:
-            policy = vae._settle("decoder", call.decoder_samples(vae, z))
-        Spread(
-            self.on(several), "decoder", out, wanted, tuple(z.shape[2:]), request, policy, decode, progress, cancel,
-            on_plan,
-        ).run(self._begin("decode", shape[:4]))  # fmt: skip
+        several.decode(self, devices, mixed_devices, z, request, out, wanted, progress, cancel, on_plan)
         return out
 
     def stream(
@@ -219,32 +200,9 @@ class VideoVAE(Core, DocumentedMethods):
         batch, height, width = x.shape[0], x.shape[2] // self.spatial, x.shape[3] // self.spatial
         latents = (x.shape[1] - 1) // self.temporal + 1
         moments = torch.empty(batch, 2 * self.latent_channels, latents, height, width)
-        out, several, wanted = moments.permute(0, 2, 3, 4, 1), self._devices(devices, mixed_devices), range(latents)
-        if len(several) == 1:
-            ticker = Ticker(progress, cancel)
-            for _ in call.encode(self, TensorVideo(x), request, ticker, Whole(out), wanted, on_plan):
-                pass
-            return self.model.sample(moments, seed) * self.scale
-
-        def encode(core: Core, clip: int, tick: Ticker, results: Whole, part: range, told: OnPlan, request: Request,
-                   policy: Policy) -> Iterable[object]:  # fmt: skip
-            return call.encode(core, TensorVideo(x[clip : clip + 1]), request, tick, results, part, told, policy)
-
-        with self._claimed() as vae:
-            policy = vae._settle("encoder", call.encoder_samples(vae, TensorVideo(x)))
-        Spread(
-            self.on(several), "encoder", out, wanted, (latents, height, width), request, policy, encode, progress,
-            cancel, on_plan,
-        ).run(self._begin("encode", x.shape[:4]))  # fmt: skip
+        out = moments.permute(0, 2, 3, 4, 1)
+        several.encode(self, devices, mixed_devices, x, request, out, progress, cancel, on_plan)
         return self.model.sample(moments, seed) * self.scale
-
-    def _devices(self, devices: Devices, mixed: bool) -> list[torch.device]:
-        several = resolve(devices, self.device)
-        check_kinds(several, mixed)
-        if self.device not in several:
-            names = ", ".join(map(str, several))
-            raise InputError(f"devices names {names}, and this VAE is on {self.device}: name that too")
-        return several
 
     def encode_stream(
         self,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import InputError
 from .options import (
+    add_device_options,
     add_memory_options,
     add_output_options,
     add_vae_options,
@@ -20,10 +21,15 @@ from .options import (
     progress,
     rate,
     run_options,
+    with_ranks,
 )
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from ..ranks import Ranks
+    from ..run.progress import Progress
+    from ..vae import VideoVAE
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -41,11 +47,37 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--seed", type=int, help="draw a sample from the posterior (default: its mean)")
     add_vae_options(parser)
     add_memory_options(parser)
+    add_device_options(parser)
     add_output_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    return with_ranks(args, _run, _help)
+
+
+def _help(args: argparse.Namespace, ranks: Ranks) -> int:
+    """A rank that writes nothing: its share of what rank 0 makes."""
+    from ..files.media import Clip
+
+    vae = load_vae(args, ranks)
+    if ranks.broadcast():
+        frames = Padded(Clip(args.video), args.start, args.frames, vae.temporal, vae.spatial)
+        _at_once(args, ranks, vae, frames, None)
+    return 0
+
+
+def _at_once(
+    args: argparse.Namespace, ranks: Ranks | None, vae: VideoVAE, frames: Padded, report: Progress | None
+) -> Tensor:
+    """The latent, made by several devices of frames that are all in memory."""
+    import torch
+
+    return vae.encode(torch.stack(list(frames)), seed=args.seed, devices=ranks or args.devices, progress=report,
+                      mixed_devices=args.mixed_devices, **run_options(args))  # fmt: skip
+
+
+def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
     from ..files.latents import LatentWriter
     from ..files.media import Clip
     from ..files.writing import check_target
@@ -55,15 +87,21 @@ def run(args: argparse.Namespace) -> int:
     check_target(args.out, args.force)
     check_report(args)
     clip = Clip(args.video)
-    vae = load_vae(args)
+    vae = load_vae(args, ranks)
     frames = Padded(clip, args.start, args.frames, vae.temporal, vae.spatial)
     count = None
     if args.seed is not None:  # its noise is drawn for the whole clip at once
         count = sum(1 for _ in Padded(clip, args.start, args.frames, vae.temporal, vae.spatial))
     started = time.perf_counter()
     with progress("encode", args.quiet) as report, LatentWriter(args.out) as writer:
-        for latent in vae.encode_stream(frames, count=count, seed=args.seed, progress=report, **run_options(args)):
-            writer.write(latent)
+        if ranks is not None:
+            ranks.broadcast(True)
+        if ranks is not None or args.devices:
+            writer.write(_at_once(args, ranks, vae, frames, report))
+        else:
+            options = run_options(args)
+            for latent in vae.encode_stream(frames, count=count, seed=args.seed, progress=report, **options):
+                writer.write(latent)
         seconds = time.perf_counter() - started
         height, width = frames.size
         notes = {"fps": args.fps or clip.fps, "frames": frames.read, "height": height, "width": width}

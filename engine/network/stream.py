@@ -121,7 +121,8 @@ class PlainPass:
 
     def __init__(
         self, half: Half, steps: slice, load: Callable[[Tensor], Tensor],
-        network: Callable[[Iterator[Tensor], Place | None], Iterator[Iterable[Tensor]]], form: Callable[[Tensor], Tensor],
+        network: Callable[[Iterator[Tensor], Place | None], Iterator[Iterable[Tensor]]],
+        form: Callable[[Tensor], Tensor],
     ) -> None:  # fmt: skip
         """steps: those of the Program that it takes. load: a part's data to [1, C, n, h, w]. network: these, chunk by
         chunk, to lists of results of that layout. form: to those that are emitted; may overwrite what it takes."""

@@ -171,19 +171,20 @@ def test_which_devices(vae, monkeypatch):
         vae.decode(torch.zeros(1, 16, 2, 2, 2), devices="meta")
 
 
-def test_devices_of_different_kinds_are_asked_for(monkeypatch, caplog):
-    other = torch.device("meta")
-    with pytest.raises(InputError, match="different kinds"):
-        spread.check_kinds([CPU, other], False)
-    spread.check_kinds([CPU, other], True)
-    assert "cpu is cpu and meta is meta" in caplog.text
+def test_devices_of_different_kinds_are_asked_for(caplog):
+    kinds = [("cuda:0", "a"), ("cuda:1", "a"), ("cuda:2", "b")]
+    spread.same_kind(kinds[:2], False)
+    with pytest.raises(InputError, match="cuda:0 is a and cuda:2 is b"):
+        spread.same_kind(kinds, False)
+    spread.same_kind(kinds, True)
+    assert "cuda:0 is a and cuda:2 is b: a part" in caplog.text
 
 
 def test_rates_are_measured_where_kinds_differ(vae, monkeypatch):
     monkeypatch.setattr(spread, "_SIDE", 64)
     assert spread.measured([vae, vae]) == [1.0, 1.0]
     kinds = iter("aabbaabb")
-    monkeypatch.setattr(spread, "_kind", lambda _: next(kinds))
+    monkeypatch.setattr(spread, "kind_of", lambda _: next(kinds))
     assert max(spread.measured([vae, vae])) == 1.0
 
 
