@@ -311,7 +311,10 @@ class Core:
     def _begin(self, operation: str, clip: tuple[int, int, int, int]) -> Report:
         """The report of a run that starts; clip: batch, frames, height and width in pixels."""
         name = f" ({torch.cuda.get_device_name(self.device)})" if self.device.type == "cuda" else ""
-        report = Report(operation, clip, self.arch, self.precision, f"{self.device}{name}")
+        return self._tell(Report(operation, clip, self.arch, self.precision, f"{self.device}{name}"))
+
+    def _tell(self, report: Report) -> Report:
+        """From now on the last one."""
         self._own.report = self._latest = report
         return report
 

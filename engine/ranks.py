@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from . import log
 from .errors import ZeroWasteError
 from .report import Report
 from .spread import Spread, kind_of, same_kind
@@ -89,6 +90,7 @@ def joined() -> Iterator[Ranks]:
     before = signal.signal(signal.SIGTERM, functools.partial(_ended, rank))
     with told(rank):
         dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT))
+    log.info(f"rank {rank} of {count}: process {os.getpid()}")
     try:
         yield Ranks(rank, count, int(os.environ.get("LOCAL_RANK", rank)))
     finally:

@@ -67,11 +67,15 @@ def _run(
             policy = claimed._settle(half, samples(claimed))
     report = vae._begin(half[:-1], clip or tuple(out.shape[:4]))
     if ranks is None:
-        Spread(vae.on(named), half, out, wanted, size, request, policy, operation, *told).run(report)
-        return
-    ranks.agree(vae.device, mixed)
-    policy, cores = ranks.broadcast(policy), [vae] * ranks.count
-    RankSpread(cores, half, out, wanted, size, request, policy, operation, *told, ranks=ranks).run(report)
+        spread = Spread(vae.on(named), half, out, wanted, size, request, policy, operation, *told)
+    else:
+        ranks.agree(vae.device, mixed)
+        policy, cores = ranks.broadcast(policy), [vae] * ranks.count
+        spread = RankSpread(cores, half, out, wanted, size, request, policy, operation, *told, ranks=ranks)
+    try:
+        spread.run(report)
+    finally:
+        vae._tell(report)  # in place of its own part's
 
 
 def _named(vae: Core, devices: Devices, mixed: bool) -> list[torch.device]:

@@ -71,6 +71,7 @@ def with_ranks(
         return run(args, None)
     if args.devices:
         raise InputError(f"--devices {args.devices}: under torchrun each process has one device; leave it out")
+    check_report(args)
     with joined() as ranks:
         return run(args, ranks) if ranks.rank == 0 else help(args, ranks)
 
