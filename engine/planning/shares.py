@@ -52,6 +52,8 @@ class Leads:
 
 #: Latents that the work of a step is taken from.
 _MIDDLE = 8
+#: Of the time that the fastest device takes alone; what saves less is not worth others' memory.
+WORTH = 0.97
 
 
 def split(
@@ -77,12 +79,12 @@ def split(
         return shares if at >= last else []
 
     most = (last - first + leads(first % latents)) / max(rates)
-    if len(rates) == 1 or not within(most):  # the fastest alone
-        device = max(range(len(rates)), key=rates.__getitem__)
-        return [Share(device, first, last, leads(first % latents))]
+    device = max(range(len(rates)), key=rates.__getitem__)
+    alone = [Share(device, first, last, leads(first % latents))]
     ticks = 1 << 12
     tick = bisect.bisect_left(range(1, ticks + 1), True, key=lambda n: bool(within(most * n / ticks)))
-    return within(most * (tick + 1) / ticks)
+    shares = within(most * (tick + 1) / ticks) if tick < ticks else []
+    return shares if shares and duration(shares, rates) < WORTH * duration(alone, rates) else alone
 
 
 def duration(shares: Sequence[Share], rates: Sequence[float]) -> float:
