@@ -36,23 +36,23 @@ OnPlan = Callable[[Plan], None]
 
 def decode(
     core: Core, z: clip.Latents, request: Request, tick: Ticker, results: Results, wanted: range,
-    on_plan: OnPlan | None = None, policy: Policy | None = None,
+    size: tuple[int, int, int, int], on_plan: OnPlan | None = None, made: Plan | None = None, seed: int | None = None,
+    policy: Policy | None = None,
 ) -> Iterator[Finished]:  # fmt: skip
-    """Host-scaled latents [B, C, T, h, w], checked -> the wanted frames of every clip, where `results` has them; yields
-    what it hands on. policy: that of the whole clip, if it has been settled."""
-    batch, _, count, h, w = z.shape
-    report = core._begin("decode", (batch, len(wanted), core.spatial * h, core.spatial * w))
+    """Latents as `Core.inside` has them -> the wanted frames of every clip, where `results` has them; yields what it
+    hands on. size: clips, frames, height and width for the report. made: a plan for this call. seed: of noise that the
+    decoder adds itself. policy: that of the whole clips, where it has been settled."""
+    report = core._begin("decode", size)
+    count, h, w = z.shape[2:]
     guard = Guard(tick, core.device, report.events, core.on_pressure)
     first, last = core.model.decoder.program.window(wanted.start, wanted.stop, count)
 
-    def plan(vae: Core, below: int) -> Plan:
-        if not below:
-            vae._settle("decoder", decoder_samples(vae, z), policy)
-        return vae._plan("decoder", (batch, last - first, h, w), request, below, guard.tick.check)
-
     def attempt(vae: Core, plan: Plan) -> Iterator[int]:
-        return clip.decode(vae._half("decoder", plan), z, plan, results, guard, wanted)
+        return clip.decode(vae._half("decoder", plan, seed), z, plan, results, guard, wanted)
 
+    samples = functools.partial(decoder_samples, z)
+    plan = _planning(core, "decoder", lambda: (last - first, h, w), request, (0, 0), samples, guard.tick.check, made,
+                     policy)  # fmt: skip
     with closing(_survive(core, report, guard, plan, attempt, on_plan)) as steps:
         for _ in steps:
             yield from results.ready()
@@ -62,47 +62,62 @@ def decode(
 
 def encode(
     core: Core, video: TensorVideo | StreamVideo, request: Request, tick: Ticker, results: Results, wanted: range,
-    on_plan: OnPlan | None = None, policy: Policy | None = None,
+    on_plan: OnPlan | None = None, made: Plan | None = None, policy: Policy | None = None,
 ) -> Iterator[Finished]:  # fmt: skip
     """Frames -> the wanted moments [n, h, w, 2C] of every clip, where `results` has them; yields what it hands on.
-    policy: as for `decode`."""
-    report = core._begin("encode", (video.batch, video.count or 0, video.height, video.width))
-    size = video.height // core.spatial, video.width // core.spatial
-    rest = video.height % core.spatial, video.width % core.spatial
+    made, policy: as in `decode`."""
+    report = core._begin("encode", video.size)
+    s, t, program = core.architecture.spatial, core.temporal, core.model.encoder.program
     guard = Guard(tick, core.device, report.events, core.on_pressure)
-    program = core.model.encoder.program
 
     def window(first: int) -> tuple[int, int]:
-        latents = clip.UNKNOWN if video.count is None else (video.count - 1) // core.temporal + 1
+        latents = clip.UNKNOWN if video.count is None else (video.count - 1) // t + 1
         return program.window(first, min(wanted.stop, latents), latents)
 
-    def plan(vae: Core, below: int) -> Plan:
-        if not below:
-            vae._settle("encoder", encoder_samples(vae, video), policy)
+    def size() -> tuple[int, int, int]:
         first, last = window(wanted.start)
-        return vae._plan("encoder", (video.batch, last - first, *size), request, below, guard.tick.check, rest)
+        return last - first, video.height // s, video.width // s
 
     def attempt(vae: Core, plan: Plan) -> Iterator[int]:
         return clip.encode(vae._half("encoder", plan), video, plan, results, guard, wanted)
 
+    rest = video.height % s, video.width % s
+    samples = functools.partial(encoder_samples, video)
+    plan = _planning(core, "encoder", size, request, rest, samples, guard.tick.check, made, policy)
     with closing(_survive(core, report, guard, plan, attempt, on_plan)) as steps:
         for latents in steps:
             yield from results.ready()
-            video.drop(core.temporal * window(guard.finished[0])[0])
-            video.fill(core.temporal * (latents - 1) + 1)
+            video.drop(t * window(guard.finished[0])[0])
+            video.fill(t * (latents - 1) + 1)
     yield from results.ready()
-    report.clip = video.batch, video.count, video.height, video.width
+    report.clip = video.size
     report.complete = True
 
 
-def decoder_samples(vae: Core, z: clip.Latents) -> Callable[[], list[Tensor]]:
-    """What a policy is settled by."""
-    return lambda: [p.to(vae.device).float() / vae.scale for p in latent_samples(z)]
+def decoder_samples(z: clip.Latents, vae: Core) -> list[Tensor]:
+    """What the decoder's operands are settled by."""
+    return [p.to(vae.device).float() / vae.scale for p in latent_samples(z)]
 
 
-def encoder_samples(vae: Core, video: TensorVideo | StreamVideo) -> Callable[[], list[Tensor]]:
-    """What a policy is settled by."""
-    return lambda: [to_unit(p.to(vae.device)) for p in video_samples(video.sample())]
+def encoder_samples(video: TensorVideo | StreamVideo, vae: Core) -> list[Tensor]:
+    """What the encoder's operands are settled by."""
+    return [to_unit(p.to(vae.device)) for p in video_samples(video.sample())]
+
+
+def _planning(
+    core: Core, half: str, size: Callable[[], tuple[int, int, int]], request: Request, rest: tuple[int, int],
+    samples: Callable[[Core], list[Tensor]], check: Callable[[], None], made: Plan | None, policy: Policy | None,
+) -> Callable[[Core, int], Plan]:  # fmt: skip
+    """plan(vae, below) as `Core._plan`, which first settles the operands that `samples` of the clip ask for. `made` is
+    for the first attempt, if it is this VAE's under the operands it was planned with."""
+
+    def plan(vae: Core, below: int) -> Plan:
+        nonlocal made
+        kept, made = made, None
+        changed = not below and vae._settle(half, lambda: samples(vae), policy)
+        return vae._plan(half, size(), request, rest, below, check, None if changed or vae is not core else kept)
+
+    return plan
 
 
 def _survive(
@@ -110,7 +125,7 @@ def _survive(
     attempt: Callable[[Core, Plan], Iterator[int]], on_plan: OnPlan | None,
 ) -> Iterator[int]:
     """attempt(vae, plan) until it comes through: under leaner plans where memory runs out, and in a safer precision
-    where values overflow. plan(vae, below) as in `plan_decode`; on_plan(plan) before each attempt."""
+    where values overflow. plan(vae, below) as `_planning` makes it; on_plan(plan) before each attempt."""
     with core._claimed() as vae, report.measured(core.device):
         while True:
             try:
@@ -149,7 +164,7 @@ def _attempt(
     if plan.fused:
         _pack(vae, report, f"{report.operation}r")
     if plan.tiled or not plan.fused:
-        KEPT.release()  # other runs take it up, or free it themselves
+        KEPT.release(vae.device)  # other runs take it up, or free it themselves
     # Its time is that of the steps: between them someone else is at work.
     yield from within(lambda: report.stage(report.operation), attempt(vae, plan))
 
@@ -191,6 +206,9 @@ def describe(vae: Core, report: Report, plan: Plan) -> None:
     if plan.fused and vae.device.type == "cuda":
         log.once("Triton kernel fusion enabled for GroupNorm + SiLU.", log.info)
     report.mode = f"fused kernels ({layout})" if plan.fused else f"plain torch ({layout})"
+    half = "decoder" if report.operation == "decode" else "encoder"
+    if not plan.fused and vae.fused() is not None and (why := vae.planner.walk.why_not(half)):
+        log.once(f"{vae.arch} {half}: plain torch instead of the fused kernels: {why}")
     report.plan = plan.describe()
     report.predicted_gb, report.parked_gb = plan.peak_bytes / GIB, plan.host_bytes / GIB
     report.off = list(vae.unused(plan.fused).items())

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import call
+from . import call, log
 from .core import Core
 from .errors import InputError
 from .ranks import Ranks, RankSpread
+from .report import Report
 from .request import Request
-from .run.progress import Ticker
+from .run.plan import Plan
+from .run.progress import Cancel, Progress, Ticker
 from .run.results import Whole
 from .spread import Spread, kind_of, resolve, same_kind
 from .video import TensorVideo
@@ -22,56 +26,80 @@ from .video import TensorVideo
 Devices = Ranks | Sequence[str | torch.device] | str | None
 
 
+@dataclass(frozen=True)
+class Told:
+    """Whom a call tells of what it does, and asks whether to stop."""
+
+    progress: Progress | None = None
+    cancel: Cancel | None = None
+    on_plan: Callable[[Plan], None] | None = None
+
+
 def decode(
-    vae: Core, devices: Devices, mixed: bool, z: Tensor, request: Request, out: Tensor, wanted: range, *told: Any
-) -> None:
-    """Latents, checked, into frames out. told: progress, cancel and on_plan."""
+    vae: Core, devices: Devices, mixed: bool, z: Tensor, request: Request, out: Tensor, wanted: range,
+    size: tuple[int, int, int, int], told: Told, plan: Plan | None, seed: int | None,
+) -> None:  # fmt: skip
+    """Latents as `Core.inside` has them into frames out [B, N, H, W, 3], which begins with wanted.start. size: for the
+    report. seed: of noise that the decoder adds itself."""
+    if seed is not None and devices not in (None, "auto"):
+        log.once("this decoder adds noise by the frames that it has seen: one device decodes the clip")
+        devices = None
 
-    def operation(core: Core, clip: slice, *rest: Any) -> Iterable[object]:
-        return call.decode(core, z[clip], *rest)
+    def operation(
+        core: Core, clips: slice, tick: Ticker, results: Whole, wanted: range, on_plan: Any, policy: Any = None,
+        made: Plan | None = None,
+    ) -> Iterable[object]:  # fmt: skip
+        return call.decode(core, z[clips], request, tick, results, wanted, size, on_plan, made, seed, policy)
 
-    size = tuple(z.shape[2:])
-    _run(vae, devices, mixed, "decoder", operation, out, wanted, size, request,
-         lambda v: call.decoder_samples(v, z), told)  # fmt: skip
+    samples = functools.partial(call.decoder_samples, z)
+    _run(vae, devices, mixed, "decoder", operation, out, wanted, tuple(z.shape[2:]), request, samples, size, told, plan)
 
 
 def encode(
-    vae: Core, devices: Devices, mixed: bool, video: Tensor, request: Request, out: Tensor, *told: Any
-) -> None:
-    """Frames [B, F, H, W, 3], checked, into moments out [B, T, h, w, 2C]. told: as for `decode`."""
+    vae: Core, devices: Devices, mixed: bool, video: Tensor, request: Request, out: Tensor, told: Told,
+    plan: Plan | None,
+) -> None:  # fmt: skip
+    """Frames, checked, into moments out [B, T, h, w, 2C]."""
+    still = vae.architecture.still
 
-    def operation(core: Core, clip: slice, *rest: Any) -> Iterable[object]:
-        return call.encode(core, TensorVideo(video[clip]), *rest)
+    def operation(
+        core: Core, clips: slice, tick: Ticker, results: Whole, wanted: range, on_plan: Any, policy: Any = None,
+        made: Plan | None = None,
+    ) -> Iterable[object]:  # fmt: skip
+        given = TensorVideo(video if still else video[clips], still)  # pictures are frames of one clip
+        return call.encode(core, given, request, tick, results, wanted, on_plan, made, policy)
 
-    _run(vae, devices, mixed, "encoder", operation, out, range(out.shape[1]), tuple(out.shape[1:4]), request,
-         lambda v: call.encoder_samples(v, TensorVideo(video)), told, video.shape[:4])  # fmt: skip
+    given, size = TensorVideo(video, still), tuple(out.shape[1:4])
+    samples = functools.partial(call.encoder_samples, given)
+    _run(vae, devices, mixed, "encoder", operation, out, range(out.shape[1]), size, request, samples, given.size, told,
+         plan)  # fmt: skip
 
 
 def _run(
     vae: Core, devices: Devices, mixed: bool, half: str, operation: Callable[..., Iterable[object]], out: Tensor,
-    wanted: range, size: tuple[int, int, int], request: Request, samples: Callable[[Core], Any], told: tuple,
-    clip: tuple[int, ...] = (),
+    wanted: range, latent: tuple[int, int, int], request: Request, samples: Callable[[Core], list[Tensor]],
+    size: tuple[int, int, int, int], told: Told, plan: Plan | None,
 ) -> None:  # fmt: skip
-    """clip: what the report calls the clip's size; that of `out` if not given."""
     ranks = devices if isinstance(devices, Ranks) else None
     named = [vae.device] if ranks else _named(vae, devices, mixed)
     if not ranks and len(named) == 1:
-        progress, cancel, on_plan = told
-        ticker, results = Ticker(progress, cancel), Whole(out, wanted.start)
-        for _ in operation(vae, slice(None), request, ticker, results, wanted, on_plan):
+        tick, results = Ticker(told.progress, told.cancel), Whole(out, wanted.start)
+        for _ in operation(vae, slice(None), tick, results, wanted, told.on_plan, made=plan):
             pass
         return
-    policy = None
-    if ranks is None or ranks.rank == 0:
-        with vae._claimed() as claimed:
-            policy = claimed._settle(half, samples(claimed))
-    report = vae._begin(half[:-1], clip or tuple(out.shape[:4]))
+    policy = vae.settled(half, samples) if ranks is None or ranks.rank == 0 else None
+    report = vae._begin(half[:-1], size)
+    ask = half, out, wanted, latent, request
+    then = operation, told.progress, told.cancel, told.on_plan
     if ranks is None:
-        spread = Spread(vae.on(named), half, out, wanted, size, request, policy, operation, *told)
+        spread = Spread(vae.on(named), *ask, policy, *then)
     else:
         ranks.agree(vae.device, mixed)
-        policy, cores = ranks.broadcast(policy), [vae] * ranks.count
-        spread = RankSpread(cores, half, out, wanted, size, request, policy, operation, *told, ranks=ranks)
+        spread = RankSpread([vae] * ranks.count, *ask, ranks.broadcast(policy), *then, ranks=ranks)
+    _finish(vae, spread, report)
+
+
+def _finish(vae: Core, spread: Spread, report: Report) -> None:
     try:
         spread.run(report)
     finally:

@@ -36,7 +36,7 @@ class Operation(Protocol):
     """A decode or encode of some clips: `call.decode` or `call.encode` with what they read."""
 
     def __call__(
-        self, core: Core, clips: slice, request: Request, tick: Ticker, results: Whole, wanted: range,
+        self, core: Core, clips: slice, tick: Ticker, results: Whole, wanted: range,
         on_plan: Callable[[Plan], None] | None, policy: Policy,
     ) -> Iterable[object]: ...  # fmt: skip
 
@@ -140,13 +140,13 @@ class Spread:
     @property
     def _input(self) -> tuple[int, int]:
         """Rows and columns of what goes in."""
-        scale = self.cores[0].spatial if self.half == "encoder" else 1
+        scale = self.cores[0].architecture.spatial if self.half == "encoder" else 1
         return scale * self.size[1], scale * self.size[2]
 
     def _step(self) -> int:
         """Latents per chunk: parts begin where one device's chunks do."""
         try:
-            return self.cores[0]._plan(self.half, (1, *self.size), self.request).steps.latents or 1
+            return self.cores[0]._plan(self.half, self.size, self.request).steps.latents or 1
         except PlanError:
             return 1
 
@@ -255,7 +255,7 @@ class Spread:
         tick = Ticker(progress, stop)
         try:
             for _ in self.operation(
-                core, slice(part.clip, part.clip + 1), self.request, tick, results, range(part.first, part.end),
+                core, slice(part.clip, part.clip + 1), tick, results, range(part.first, part.end),
                 lambda plan: tell(("plan", part, plan)), self.policy,
             ):  # fmt: skip
                 pass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,15 +20,15 @@ from .run.clip import UNKNOWN, Latents
 from .run.plan import Plan, Steps
 from .run.progress import Cancel, Progress, Ticker
 from .run.results import Finished, HandedOn
-from .several import Devices
-from .video import StreamVideo
+from .several import Devices, Told
+from .video import StreamVideo, TensorVideo
 
 #: Results that a stream in blended tiles makes at least at once.
 BLOCK = 16
 
 
 class VideoVAE(Core, DocumentedMethods):
-    """A loaded video VAE.
+    """A loaded VAE of videos or pictures.
 
     Latents of `decode` and `encode` are host-scaled (the network's times `scale`), those of the `_raw` pair are the
     network's own. Results lie in host memory. Memory options are in GB (2^30); 0 means automatic.
@@ -35,113 +36,116 @@ class VideoVAE(Core, DocumentedMethods):
 
     # -- decode ---------------------------------------------------------------------------------------------------
 
-    def plan_decode(
-        self,
-        batch: int,
-        latents: int,
-        height: int,
-        width: int,
-        *,
-        tiling: str = "auto",
-        tile: int = 0,
-        overlap: int = 64,
-        chunk: int = 0,
-        vram_gb: float | None = None,
-        ram_gb: float | None = None,
-        output: str = "float32",
-        below: int = 0,
-        check: Callable[[], None] = no_check,
-    ) -> Plan:
-        """The plan `decode` follows for [batch, C, latents, height, width] latents.
-
-        below: the first one whose peak is less than so many bytes, whatever is free (0: the one for what is free).
-        check: called while it is looked for; may raise.
-        """
-        request = Request(tiling, tile, overlap, chunk, vram_gb, ram_gb, output)
-        return self._plan("decoder", (batch, latents, height, width), request, below, check)
+    def plan_decode(self, latents: int, height: int, width: int, **options: Any) -> Plan:
+        """The plan `decode` follows now for clips of [C, latents, height, width] latents, or so many pictures; options:
+        of `Request`."""
+        side = self.architecture.side
+        return self._plan("decoder", (latents, side * height, side * width), Request(**options))
 
     def decode(
         self,
         latent: Tensor,
         *,
-        tiling: str = "auto",
-        tile: int = 0,
-        overlap: int = 64,
-        chunk: int = 0,
-        vram_gb: float | None = None,
-        ram_gb: float | None = None,
-        output: str = "float32",
-        start: int = 0,
-        frames: int | None = None,
-        devices: Devices = None,
-        mixed_devices: bool = False,
         progress: Progress | None = None,
         cancel: Cancel | None = None,
         on_plan: Callable[[Plan], None] | None = None,
+        plan: Plan | None = None,
         out: Tensor | None = None,
+        start: int = 0,
+        frames: int | None = None,
+        seed: int | None = None,
+        noise: float | None = None,
+        timestep: float | None = None,
+        devices: Devices = None,
+        mixed_devices: bool = False,
+        **options: Any,
     ) -> Tensor:
         """Host-scaled latent [B, C, T, h, w] (or [C, T, h, w]) -> frames [B, 4(T-1)+1, s*h, s*w, 3] in 0..1.
 
-        s: `spatial`. tiling: "untiled" runs whole frames, "exact" equals them (fused on a GPU in bands of `tile` rows,
-        where that is given), "blended" uses tiles of `tile` pixels (0: chosen for the target) sharing `overlap` pixels;
-        "auto" runs whole frames, or what else fits, and says so. chunk: latents per step. output: "float32", "float16"
-        or "uint8" (0..255). start, frames: only frames [start, start + frames) of each clip (None: up to its end), with
-        the bits that they have in the whole. devices: GPUs that share the work, with the same bits: a list of names (or
-        one string with commas), "all", or None or "auto", the VAE's own alone; GPUs of different kinds are refused
-        unless mixed_devices is true. progress(done, total) after each chunk; cancel() true raises Cancelled.
-        on_plan(plan) tells of the plan that is about to run, once more where another one takes over.
+        s: `spatial`. A VAE of pictures (`temporal` 1) gives each latent a frame of its own and takes [B, C, h, w] too.
+        options: those of `Request`: tiling, tile, overlap, chunk, vram_gb, ram_gb and output.
+        progress(done, total) after each chunk; cancel() true raises Cancelled. on_plan(plan) tells of the plan that is
+        about to run, once more where another one takes over. plan: one made for this call, which runs if it still fits.
         out: a host tensor of the result's shape and type to write into, for looking at frames while the run goes on.
+        start, frames: only frames [start, start + frames) of each clip (None: up to its end), with the bits that they
+        have in the whole.
+        seed, noise, timestep: of decoders that take them; noise is a share of the latents' values, and None is what the
+        file says, else what ComfyUI takes, or for the seed 0. The same noise whatever the chunks.
+        devices: GPUs that share the work, with the same bits: a list of names (or one string with commas), "all", or
+        None or "auto", the VAE's own alone. GPUs of different kinds are refused unless mixed_devices is true.
         Raises InputError on a wrong latent or option, PlanError when nothing fits the target.
         """
-        request = Request(tiling, tile, overlap, chunk, vram_gb, ram_gb, output)
-        z = check_latent(latent, self.latent_channels)
+        request = Request(**options)
+        z = check_latent(latent, self.latent_channels, self.architecture.still)
         wanted = check_part(start, frames, self.frames(z.shape[2]))
         shape = z.shape[0], len(wanted), self.spatial * z.shape[3], self.spatial * z.shape[4], 3
         if out is None:
             out = torch.empty(shape, dtype=request.dtype)
         check_out(out, shape, request.dtype)
-        several.decode(self, devices, mixed_devices, z, request, out, wanted, progress, cancel, on_plan)
+        into = out
+        if self.architecture.still:  # pictures are frames of one clip
+            wanted, into = range(shape[0]), out.view(1, *shape[:1], *shape[2:])
+        vae = self.at(timestep)
+        z, inside = self.noised(z, seed, noise)
+        told = Told(progress, cancel, on_plan)
+        several.decode(
+            vae, devices, mixed_devices, vae.inside(z), request, into, wanted, shape[:4], told, plan, inside
+        )
+        if vae is not self:
+            self._own.report = vae.last_report
         return out
 
     def stream(
         self,
         latent: Tensor | Latents,
         *,
-        tiling: str = "auto",
-        tile: int = 0,
-        overlap: int = 64,
-        chunk: int = 0,
-        vram_gb: float | None = None,
-        ram_gb: float | None = None,
-        output: str = "float32",
-        start: int = 0,
-        frames: int | None = None,
         progress: Progress | None = None,
         cancel: Cancel | None = None,
         on_plan: Callable[[Plan], None] | None = None,
+        plan: Plan | None = None,
+        start: int = 0,
+        frames: int | None = None,
+        seed: int | None = None,
+        noise: float | None = None,
+        timestep: float | None = None,
+        **options: Any,
     ) -> Iterator[Tensor]:
         """The frames of `decode`, for one clip, as they are finished: [1, f, s*h, s*w, 3], f >= 1, each to be kept or
         forgotten by the caller.
 
         Takes what `decode` takes, and latents that are read when they are needed (files/latents.LatentFile). Frames of
-        a few chunks are in memory at any time; blended tiles take so many that a frame depends on no others. Ending
-        the iterator early frees all that the run holds.
+        a few chunks are in memory at any time; with blended tiles as many as one of them depends on. Ending the
+        iterator early frees all that the run holds.
         """
-        request = Request(tiling, tile, overlap, chunk, vram_gb, ram_gb, output)
+        request = Request(**options)
+        if self.architecture.still:
+            raise InputError(f"{self.arch} makes pictures, which do not follow each other: decode gives them")
         z = check_latent(latent, self.latent_channels) if isinstance(latent, Tensor) else latent
         if z.shape[0] != 1:
             raise InputError(f"a stream is of one clip, and the latent holds {z.shape[0]}: give them one by one")
         wanted = check_part(start, frames, self.frames(z.shape[2]))
         shape = self.spatial * z.shape[3], self.spatial * z.shape[4], 3
+        vae = self.at(timestep)
+        z, inside = self.noised(z, seed, noise)
         results = HandedOn(shape, request.dtype, start, self._block("decoder"))
-        return _frames(call.decode(self, z, request, Ticker(progress, cancel), results, wanted, on_plan))
+        size, ticker = (1, len(wanted), *shape[:2]), Ticker(progress, cancel)
+        return self._frames(vae, call.decode(vae, z, request, ticker, results, wanted, size, on_plan, plan, inside))
+
+    def _frames(self, vae: Core, done: Iterator[Finished]) -> Iterator[Tensor]:
+        with closing(done):
+            for finished in done:
+                if vae is not self:
+                    self._own.report = vae.last_report
+                yield finished.results[None]
 
     def decode_raw(self, z: Tensor, *, chunk: int = 0, frames: int = 0) -> Tensor:
         """The network as it is: unscaled latent [B, C, T, h, w] -> [B, 3, F, H, W], not clamped, on the VAE's device.
 
         chunk: latents per step, frames: frames per step after the temporal upsamplers (0: all at once).
         """
-        z = check_latent(z, self.latent_channels)
+        z = check_latent(z, self.latent_channels, self.architecture.still)
+        if self.model.packing is not None:
+            z = self.model.packing.unpack(z)
         self._plain.set_layout(self._options)
         with self._scope():
             chunks = self._plain.frames(z, Steps(chunk, frames), self.device, no_check)
@@ -150,75 +154,65 @@ class VideoVAE(Core, DocumentedMethods):
     # -- encode ---------------------------------------------------------------------------------------------------
 
     def plan_encode(
-        self,
-        batch: int,
-        latents: int,
-        height: int,
-        width: int,
-        *,
-        tiling: str = "auto",
-        tile: int = 0,
-        overlap: int = 64,
-        chunk: int = 0,
-        vram_gb: float | None = None,
-        ram_gb: float | None = None,
-        below: int = 0,
-        check: Callable[[], None] = no_check,
-        rest: tuple[int, int] = (0, 0),
+        self, latents: int, height: int, width: int, rest: tuple[int, int] = (0, 0), **options: Any
     ) -> Plan:
-        """The plan `encode` follows for frames that become [batch, C, latents, height, width] latents; `below` and
-        `check` as in `plan_decode`. rest: their rows and columns of pixels that fill no latent pixel."""
+        """The plan `encode` follows now for frames that become [C, latents, height, width] latents, and leave `rest`
+        rows and columns of pixels that fill none; options: of `Request`."""
         self._need_encoder()
-        request = Request(tiling, tile, overlap, chunk, vram_gb, ram_gb)
-        return self._plan("encoder", (batch, latents, height, width), request, below, check, rest)
+        side = self.architecture.side
+        return self._plan("encoder", (latents, side * height, side * width), Request(**options), rest)
 
     def encode(
         self,
         video: Tensor,
         *,
-        tiling: str = "auto",
-        tile: int = 0,
-        overlap: int = 64,
-        chunk: int = 0,
-        vram_gb: float | None = None,
-        ram_gb: float | None = None,
         seed: int | None = None,
-        devices: Devices = None,
-        mixed_devices: bool = False,
         progress: Progress | None = None,
         cancel: Cancel | None = None,
         on_plan: Callable[[Plan], None] | None = None,
+        plan: Plan | None = None,
+        devices: Devices = None,
+        mixed_devices: bool = False,
+        **options: Any,
     ) -> Tensor:
         """Frames [B, F, H, W, 3] or [F, H, W, 3] in 0..1 (or uint8) -> host-scaled latent [B, C, T, H//s, W//s].
 
-        T = (F - 1) // 4 + 1; frames beyond 4(T - 1) + 1 are not read. seed None gives the mean, a seed a sample.
-        Options and errors as in `decode`.
+        T = (F - 1) // 4 + 1; frames beyond 4(T - 1) + 1 are not read. A VAE of pictures takes [B, H, W, 3] for B clips
+        of one frame. seed None gives the mean, a seed a sample.
+        Options (but no output) and errors as in `decode`.
         """
         self._need_encoder()
-        request = Request(tiling, tile, overlap, chunk, vram_gb, ram_gb)
-        x = check_video(video, self.spatial)
-        batch, height, width = x.shape[0], x.shape[2] // self.spatial, x.shape[3] // self.spatial
-        latents = (x.shape[1] - 1) // self.temporal + 1
-        moments = torch.empty(batch, 2 * self.latent_channels, latents, height, width)
-        out = moments.permute(0, 2, 3, 4, 1)
-        several.encode(self, devices, mixed_devices, x, request, out, progress, cancel, on_plan)
-        return self.model.sample(moments, seed) * self.scale
+        request = Request(**options, output="float32")
+        still, s = self.architecture.still, self.architecture.spatial
+        x = check_video(video, self.spatial, still)
+        given = TensorVideo(x, still)
+        latents = (given.count - 1) // self.temporal + 1
+        size = given.batch, 2 * self.model.config.latent_channels, latents, given.height // s, given.width // s
+        moments = torch.empty(size)
+        out, told = moments.permute(0, 2, 3, 4, 1), Told(progress, cancel, on_plan)
+        several.encode(self, devices, mixed_devices, x, request, out, told, plan)
+        if still:
+            moments = moments[0].unflatten(1, x.shape[:2]).transpose(0, 1)
+        return self._sampled(moments, seed, None)
+
+    def _sampled(self, moments: Tensor, seed: int | None, noise: Tensor | None) -> Tensor:
+        """Moments [B, 2C, T, h, w] -> host-scaled latents; see Network.sample."""
+        latent = self.model.sample(moments, seed, noise)
+        if self.model.packing is not None:
+            latent = self.model.packing.pack(latent)
+        return latent * self.scale
 
     def encode_stream(
         self,
         frames: Iterable[Tensor],
         *,
         count: int | None = None,
-        tiling: str = "auto",
-        tile: int = 0,
-        overlap: int = 64,
-        chunk: int = 0,
-        vram_gb: float | None = None,
-        ram_gb: float | None = None,
         seed: int | None = None,
         progress: Progress | None = None,
         cancel: Cancel | None = None,
         on_plan: Callable[[Plan], None] | None = None,
+        plan: Plan | None = None,
+        **options: Any,
     ) -> Iterator[Tensor]:
         """The latents of `encode`, for one clip whose frames come from an iterable: [1, C, t, h, w], t >= 1, as they
         are finished.
@@ -229,25 +223,27 @@ class VideoVAE(Core, DocumentedMethods):
         on. Ending the iterator early frees all that the run holds.
         """
         self._need_encoder()
+        if self.architecture.still:
+            raise InputError(f"{self.arch} takes pictures, which do not follow each other: encode takes them")
         if seed is not None and count is None:
             raise InputError("a seed needs the count of all frames: its noise is drawn for the whole clip at once")
-        request = Request(tiling, tile, overlap, chunk, vram_gb, ram_gb)
-        return self._encoded(frames, count, request, Ticker(progress, cancel), seed, on_plan)
+        request = Request(**options, output="float32")
+        return self._encoded(frames, count, request, Ticker(progress, cancel), seed, on_plan, plan)
 
     def _encoded(
         self, frames: Iterable[Tensor], count: int | None, request: Request, ticker: Ticker, seed: int | None,
-        on_plan: Callable[[Plan], None] | None,
+        on_plan: Callable[[Plan], None] | None, plan: Plan | None,
     ) -> Iterator[Tensor]:  # fmt: skip
         video, noise, part = StreamVideo(frames, self.spatial, count), None, None
         size = video.height // self.spatial, video.width // self.spatial
         if seed is not None:
             noise = self.model.noise((1, self.latent_channels, (count - 1) // self.temporal + 1, *size), seed)
         results = HandedOn((*size, 2 * self.latent_channels), torch.float32, 0, self._block("encoder"))
-        with closing(call.encode(self, video, request, ticker, results, range(UNKNOWN), on_plan)) as done:
+        with closing(call.encode(self, video, request, ticker, results, range(UNKNOWN), on_plan, plan)) as done:
             for _, first, moments in done:
                 if noise is not None:
                     part = noise[:, :, first : first + len(moments)]
-                yield self.model.sample(moments.permute(3, 0, 1, 2)[None].contiguous(), noise=part) * self.scale
+                yield self._sampled(moments.permute(3, 0, 1, 2)[None].contiguous(), None, part)
 
     def _block(self, half: str) -> int:
         """Results that a stream in blended tiles makes at once: no fewer than each of them depends on, so that what is
@@ -273,9 +269,3 @@ class VideoVAE(Core, DocumentedMethods):
     def _need_encoder(self) -> None:
         if not self.can_encode:
             raise InputError(f"{self.path or 'this VAE'} holds a decoder only: encoding needs a file with the encoder")
-
-
-def _frames(done: Iterator[Finished]) -> Iterator[Tensor]:
-    with closing(done):
-        for finished in done:
-            yield finished.results[None]

@@ -15,9 +15,12 @@ from .request import check_video
 class TensorVideo:
     """All of a tensor [B, F, H, W, 3], checked."""
 
-    def __init__(self, video: Tensor) -> None:
-        self.batch, self.count, self.height, self.width, _ = video.shape
-        self._video = video
+    def __init__(self, video: Tensor, still: bool = False) -> None:
+        """still: pictures, which are frames of one clip."""
+        #: Clips, frames, height and width, as they were given.
+        self.size = tuple(video.shape[:4])
+        self._video = video.flatten(0, 1)[None] if still else video
+        self.batch, self.count, self.height, self.width, _ = self._video.shape
 
     def frames(self, clip: int, first: int, end: int) -> Tensor:
         return self._video[clip, first:end]
@@ -53,6 +56,10 @@ class StreamVideo:
         if not self._end:
             raise InputError("the stream of frames is empty")
         self.height, self.width = self._pieces[0].shape[1:3]
+
+    @property
+    def size(self) -> tuple[int, int, int, int]:
+        return 1, self.count or 0, self.height, self.width
 
     def fill(self, end: int) -> None:
         """Have the frames in front of number `end`, or all there are."""

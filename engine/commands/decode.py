@@ -20,9 +20,9 @@ from .options import (
     check_report,
     give_report,
     load_vae,
+    memory_options,
     progress,
     rate,
-    run_options,
     with_ranks,
 )
 
@@ -48,7 +48,11 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "same command with --resume goes on from there.",
     )
     parser.add_argument("latent", type=Path, metavar="LATENT", help="latent file")
-    parser.add_argument("out", metavar="OUT", help="name.mp4, name.safetensors (`frames` [B,F,H,W,3]), or a PNG folder")
+    parser.add_argument(
+        "out", metavar="OUT",
+        help="name.mp4, name.png (one frame), name.safetensors (`frames` [B,F,H,W,3]; of pictures [B,H,W,3]), or a PNG "
+        "folder",
+    )  # fmt: skip
     parser.add_argument("--fps", type=rate, help="frame rate of an MP4 (default: the latent file's, else 24)")
     parser.add_argument("--output", metavar="TYPE", help=".safetensors only: float32 (default), float16 or uint8")
     parser.add_argument("--item", type=int, metavar="N", help="which clip of a batch to decode (default: the only one)")
@@ -78,10 +82,10 @@ def _help(args: argparse.Namespace, ranks: Ranks) -> int:
     from ..files.latents import LatentFile
 
     vae = load_vae(args, ranks)
-    latent = LatentFile(args.latent, vae.latent_channels, args.item)
+    latent = LatentFile(args.latent, vae.latent_channels, args.item, vae.architecture.still)
     part = ranks.broadcast()
     if part is not None:
-        vae.decode(_all(latent), devices=ranks, mixed_devices=args.mixed_devices, **part, **run_options(args))
+        vae.decode(latent.read(), devices=ranks, mixed_devices=args.mixed_devices, **part, **memory_options(args))
     return 0
 
 
@@ -96,7 +100,7 @@ def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
     check_report(args)
     if args.output and kind != "safetensors":
         raise InputError(f"--output {args.output} is for .safetensors; {args.out} holds whole numbers in any case")
-    if kind == "safetensors" and args.resume:
+    if kind in ("safetensors", "png") and args.resume:
         raise InputError(f"--resume is for .mp4 and PNG folders; {args.out} is written at once")
     notes = latent_metadata(args.latent)
     fps = args.fps or stored_rate(notes) or DEFAULT_FPS
@@ -106,17 +110,22 @@ def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
             raise InputError(f"--audio is for .mp4; {args.out} has no place for sound")
         check_audio(args.audio)
     part = part_of(target)
-    if kind != "safetensors" and part.exists() and not (args.resume or args.force):
+    if kind in ("mp4", "folder") and part.exists() and not (args.resume or args.force):
         raise InputError(f"{part}: an interrupted run has left it; give --resume to go on with it, or --force to "
                          "begin anew")  # fmt: skip
     vae = load_vae(args, ranks)
-    latent = LatentFile(args.latent, vae.latent_channels, args.item)
-    if latent.shape[0] > 1 and kind != "safetensors":
+    still = vae.architecture.still
+    if still and kind == "mp4":
+        raise InputError(f"{args.out}: {vae.arch} makes pictures; end it in .png, .safetensors, or / for a folder")
+    latent = LatentFile(args.latent, vae.latent_channels, args.item, still)
+    if latent.shape[0] > 1 and kind != "safetensors" and not (still and kind == "folder"):
         count = latent.shape[0]
         raise InputError(f"{args.latent}: holds {count} clips; choose one with --item N, or write .safetensors")
+    if kind == "png" and _frames(args, vae, latent, notes) - args.start > 1:
+        raise InputError(f"{args.out}: {args.latent} is a clip of several frames; write .mp4, or / for a PNG folder")
     started = time.perf_counter()
-    if kind == "safetensors":
-        shape, resumed = _at_once(args, ranks, vae, latent, notes, fps, target), 0
+    if still or kind in ("safetensors", "png"):
+        shape, resumed = _at_once(args, ranks, vae, latent, notes, fps, target, kind), 0
     else:
         shape, resumed = _by_and_by(args, ranks, vae, latent, notes, form, target)
     seconds = time.perf_counter() - started
@@ -132,40 +141,41 @@ def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
     return 0
 
 
-def _all(latent: LatentFile) -> Tensor:
-    """All clips' latents, in memory."""
-    import torch
-
-    return torch.stack([latent[clip, :, :] for clip in range(latent.shape[0])])
-
-
 def _decoded(
     args: argparse.Namespace, ranks: Ranks | None, vae: VideoVAE, latent: LatentFile, report: Progress, at_once: bool,
     **part: object,
 ) -> Iterator[Tensor]:  # fmt: skip
     """The wanted frames as they are finished, or at once, as several devices have them."""
-    options = {"progress": report, **part, **run_options(args)}
+    options = {"progress": report, **part, **memory_options(args)}
     if ranks is not None:
         ranks.broadcast(part)
     if ranks is None and not args.devices and not at_once:
         yield from vae.stream(latent, **options)
     else:
-        yield vae.decode(_all(latent), devices=ranks or args.devices, mixed_devices=args.mixed_devices, **options)
+        yield vae.decode(latent.read(), devices=ranks or args.devices, mixed_devices=args.mixed_devices, **options)
 
 
 def _at_once(
     args: argparse.Namespace, ranks: Ranks | None, vae: VideoVAE, latent: LatentFile, notes: dict[str, str],
-    fps: Fraction, target: Path,
+    fps: Fraction, target: Path, kind: str,
 ) -> tuple[int, ...]:  # fmt: skip
-    """To a .safetensors, which has all frames in memory; returns their shape."""
+    """With all frames in memory: pictures, and what takes all frames at once; returns their shape."""
+    from ..files.pngs import write_png, write_png_folder
     from ..files.writing import write_tensors
 
-    part = {"output": args.output or "float32", "start": args.start}
-    last = _frames(args, vae, latent, notes)
+    last, output = _frames(args, vae, latent, notes), "float32" if kind == "safetensors" else "uint8"
     with progress("decode", args.quiet) as report:
-        (frames,) = _decoded(args, ranks, vae, latent, report, True, frames=last - args.start, **part)
+        part = {"output": args.output or output, "start": args.start, "frames": last - args.start}
+        (frames,) = _decoded(args, ranks, vae, latent, report, True, **part)
     frames = crop(frames, notes, vae.spatial)
-    write_tensors(target, {"frames": frames}, {"fps": str(fps)})
+    if kind == "png":
+        write_png(target, frames[0, 0])
+    elif kind == "folder":
+        write_png_folder(target, frames.flatten(0, 1))
+    elif vae.architecture.still:
+        write_tensors(target, {"frames": frames[:, 0]}, {})
+    else:
+        write_tensors(target, {"frames": frames}, {"fps": str(fps)})
     return tuple(frames.shape)
 
 
@@ -238,8 +248,8 @@ def _kind(out: str) -> str:
     suffix = Path(out).suffix.lower()
     if out.endswith(("/", os.sep)) or Path(out).is_dir() or not suffix:
         return "folder"
-    if suffix not in (".mp4", ".safetensors"):
-        raise InputError(f"{out}: unknown kind of output; end it in .mp4 or .safetensors, or in / for a PNG folder")
+    if suffix not in (".mp4", ".png", ".safetensors"):
+        raise InputError(f"{out}: unknown kind of output; end it in .mp4, .png, .safetensors, or in / for a PNG folder")
     return suffix[1:]
 
 

@@ -18,13 +18,14 @@ from .options import (
     check_report,
     give_report,
     load_vae,
+    memory_options,
     progress,
     rate,
-    run_options,
     with_ranks,
 )
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from ..ranks import Ranks
@@ -37,7 +38,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "encode",
         description="Encode a video, a folder of images or one image to a latent file. Frames are read as they are "
         "needed, so that a clip of any length takes the same memory.",
-        epilog="Frames are repeated to 4n+1 and edges to a multiple of 8 pixels; decode cuts that off again.",
+        epilog="Frames are repeated to 4n+1 and edges to a multiple of 8 pixels; decode cuts that off again. A VAE of "
+        "pictures takes the images of a folder one by one.",
     )
     parser.add_argument("video", type=Path, metavar="VIDEO", help="video file, folder of images, or image")
     parser.add_argument("out", type=Path, metavar="OUT", help="name.safetensors, or name.latent for ComfyUI")
@@ -61,24 +63,13 @@ def _help(args: argparse.Namespace, ranks: Ranks) -> int:
     from ..files.media import Clip
 
     vae = load_vae(args, ranks)
+    frames = Padded(Clip(args.video), args.start, args.frames, vae.temporal, vae.spatial)
     if ranks.broadcast():
-        frames = Padded(Clip(args.video), args.start, args.frames, vae.temporal, vae.spatial)
-        _at_once(args, ranks, vae, frames, None)
+        _encoded(args, ranks, vae, frames, None)
     return 0
 
 
-def _at_once(
-    args: argparse.Namespace, ranks: Ranks | None, vae: VideoVAE, frames: Padded, report: Progress | None
-) -> Tensor:
-    """The latent, made by several devices of frames that are all in memory."""
-    import torch
-
-    return vae.encode(torch.stack(list(frames)), seed=args.seed, devices=ranks or args.devices, progress=report,
-                      mixed_devices=args.mixed_devices, **run_options(args))  # fmt: skip
-
-
 def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
-    from ..files.latents import LatentWriter
     from ..files.media import Clip
     from ..files.writing import check_target
 
@@ -89,29 +80,66 @@ def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
     clip = Clip(args.video)
     vae = load_vae(args, ranks)
     frames = Padded(clip, args.start, args.frames, vae.temporal, vae.spatial)
-    count = None
-    if args.seed is not None:  # its noise is drawn for the whole clip at once
-        count = sum(1 for _ in Padded(clip, args.start, args.frames, vae.temporal, vae.spatial))
     started = time.perf_counter()
-    with progress("encode", args.quiet) as report, LatentWriter(args.out) as writer:
-        if ranks is not None:
-            ranks.broadcast(True)
-        if ranks is not None or args.devices:
-            writer.write(_at_once(args, ranks, vae, frames, report))
+    with progress("encode", args.quiet) as report:
+        if vae.architecture.still:
+            shape = _pictures(args, ranks, vae, frames, report)
         else:
-            options = run_options(args)
-            for latent in vae.encode_stream(frames, count=count, seed=args.seed, progress=report, **options):
-                writer.write(latent)
-        seconds = time.perf_counter() - started
-        height, width = frames.size
-        notes = {"fps": args.fps or clip.fps, "frames": frames.read, "height": height, "width": width}
-        writer.finish({name: str(value) for name, value in notes.items()})
+            shape = _clip(args, ranks, vae, frames, str(args.fps or clip.fps), report)
+    seconds = time.perf_counter() - started
+    height, width = frames.size
     if not args.quiet:
-        shape = "x".join(map(str, writer.shape))
         how = f"{vae.precision} on {vae.device}, encoded in {seconds:.1f} s"
-        print(f"{args.out}: latent {shape} of {frames.read} frames {width}x{height}, {how}")
+        print(f"{args.out}: latent {'x'.join(map(str, shape))} of {frames.read} frames {width}x{height}, {how}")
     give_report(vae, args)
     return 0
+
+
+def _encoded(
+    args: argparse.Namespace, ranks: Ranks | None, vae: VideoVAE, frames: Padded, report: Progress | None
+) -> Tensor:
+    """The latent of frames that are all in memory, as several devices take them."""
+    import torch
+
+    if ranks is not None and ranks.rank == 0:
+        ranks.broadcast(True)
+    return vae.encode(torch.stack(list(frames)), seed=args.seed, devices=ranks or args.devices, progress=report,
+                      mixed_devices=args.mixed_devices, **memory_options(args))  # fmt: skip
+
+
+def _clip(
+    args: argparse.Namespace, ranks: Ranks | None, vae: VideoVAE, frames: Padded, fps: str, report: Progress
+) -> torch.Size:
+    """Frames as they are read, latents as they are made; returns the latent's shape."""
+    from ..files.latents import LatentWriter
+
+    several, count = ranks is not None or bool(args.devices), None
+    if args.seed is not None and not several:  # its noise is drawn for the whole clip at once
+        count = sum(1 for _ in frames)
+    with LatentWriter(args.out) as writer:
+        if several:
+            writer.write(_encoded(args, ranks, vae, frames, report))
+        else:
+            options = memory_options(args)
+            for latent in vae.encode_stream(frames, count=count, seed=args.seed, progress=report, **options):
+                writer.write(latent)
+        writer.finish({"fps": fps, "frames": str(frames.read), **_sides(frames)})
+    return writer.shape
+
+
+def _pictures(
+    args: argparse.Namespace, ranks: Ranks | None, vae: VideoVAE, frames: Padded, report: Progress
+) -> torch.Size:
+    """All of them at once: they do not follow each other."""
+    from ..files.latents import write_latent
+
+    latent = _encoded(args, ranks, vae, frames, report)[:, :, 0]
+    write_latent(args.out, latent, _sides(frames))
+    return latent.shape
+
+
+def _sides(frames: Padded) -> dict[str, str]:
+    return dict(zip(("height", "width"), map(str, frames.size), strict=True))
 
 
 class Padded:

@@ -51,6 +51,11 @@ def add_memory_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGro
     return group
 
 
+def memory_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What `add_memory_options` asked for, as options of a `Request`."""
+    return {name: getattr(args, name) for name in ("tiling", "tile", "overlap", "chunk", "vram_gb", "ram_gb")}
+
+
 def add_device_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("several GPUs (also: torchrun --nproc-per-node N -m zerowaste_vae ...)")
     group.add_argument("--devices", metavar="LIST",
@@ -82,12 +87,6 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--quiet", action="store_true", help="no progress bar and no closing line")
     group.add_argument("--verbose", action="store_true", help="what the run did: path, time, memory, what was off")
     group.add_argument("--report", type=Path, metavar="FILE", help="the same as JSON")
-
-
-def run_options(args: argparse.Namespace) -> dict[str, Any]:
-    """What `add_memory_options` asked for, as decode, encode and their streams take it."""
-    names = "tiling", "tile", "overlap", "chunk", "vram_gb", "ram_gb"
-    return {name: getattr(args, name) for name in names}
 
 
 def rate(text: str) -> Fraction:

@@ -20,12 +20,12 @@ _LEGACY_SCALE = 1 / 0.18215  # ComfyUI's Load Latent applies it to files without
 
 
 def write_latent(path: str | Path, latent: torch.Tensor, metadata: Mapping[str, str] | None = None) -> None:
-    """Write a host-scaled latent [B, C, T, h, w] with optional text metadata (`fps`, ...).
+    """Write a host-scaled latent [B, C, T, h, w], or pictures' [B, C, h, w], with optional text metadata (`fps`, ...).
 
     The tensor is called `latent`; in a file ending in .latent it is `latent_tensor` beside the version marker, which is
     what ComfyUI's Load Latent reads.
     """
-    if latent.ndim != 5:
+    if latent.ndim not in (4, 5):
         raise InputError(f"{path}: latent shape {list(latent.shape)} is not [batch, channels, time, height, width]")
     if Path(path).suffix.lower() == ".latent":
         tensors = {"latent_tensor": latent, "latent_format_version_0": torch.empty(0)}
@@ -43,8 +43,10 @@ class LatentFile:
     NaN or infinite values where they are read.
     """
 
-    def __init__(self, path: str | Path, channels: int = 16, item: int | None = None) -> None:
-        """item: the one clip of the file that is meant."""
+    def __init__(
+        self, path: str | Path, channels: int = 16, item: int | None = None, still: bool = False
+    ) -> None:
+        """item: the one clip of the file that is meant. still: four axes are pictures, [B, C, h, w]."""
         self.path = Path(path)
         with _opened(self.path) as file:
             names = set(file.keys())
@@ -58,13 +60,16 @@ class LatentFile:
         if comfy and "latent_format_version_0" not in names:
             log.once(f"{path}: no latent_format_version_0 marker, so it is multiplied by 1/0.18215 as ComfyUI does")
             self._scale = _LEGACY_SCALE
-        whole, self._form = _five_axes(path, shape, channels, batched=comfy)
+        if still and len(shape) == 4:
+            whole, self._form = [*shape[:2], 1, *shape[2:]], "still"
+        else:
+            whole, self._form = _five_axes(path, shape, channels, batched=comfy)
         if whole[1] != channels:
             raise InputError(f"{path}: has {whole[1]} channels, not {channels} (shape {whole})")
         if not min(whole):
             raise InputError(f"{path}: the latent is empty (shape {whole})")
         if item is not None and not 0 <= item < whole[0]:
-            raise InputError(f"{path}: holds {whole[0]} clip(s), numbered from 0; there is no {item}")
+            raise InputError(f"--item {item}: {path} holds {whole[0]} clip(s), numbered from 0")
         self._first = item or 0
         self.shape = torch.Size(whole if item is None else [1, *whole[1:]])
 
@@ -76,6 +81,8 @@ class LatentFile:
             there = file.get_slice(self._name)
             if self._form == "whole":
                 part = there[clip : clip + 1, :, first:end][0]
+            elif self._form == "still":
+                part = there[clip : clip + 1][0][:, None][:, first:end]
             elif self._form == "unbatched":
                 part = there[:, first:end]
             else:
@@ -88,11 +95,14 @@ class LatentFile:
             raise InputError(f"{self.path}: the latent holds NaN or infinite values; it was broken before it was saved")
         return part
 
+    def read(self) -> torch.Tensor:
+        """All of it, float32 [B, C, T, h, w]."""
+        return torch.stack([self[clip, :, :] for clip in range(self.shape[0])])
 
-def read_latent(path: str | Path, channels: int = 16) -> torch.Tensor:
-    """All of a LatentFile, float32 [B, C, T, h, w]."""
-    file = LatentFile(path, channels)
-    return torch.stack([file[clip, :, :] for clip in range(file.shape[0])])
+
+def read_latent(path: str | Path, channels: int = 16, still: bool = False) -> torch.Tensor:
+    """All of a LatentFile."""
+    return LatentFile(path, channels, still=still).read()
 
 
 def latent_metadata(path: str | Path) -> dict[str, str]:

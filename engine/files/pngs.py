@@ -33,7 +33,7 @@ class PngWriter:
         if self.path.is_dir():
             refuse_foreign_files(self.path)
         if resume and self.part.is_dir():
-            check_identity(self.part, _read(self.part / _IDENTITY), identity)
+            check_identity(self.part, _read(self.part / _IDENTITY) == identity)
             while (self.part / FRAME_NAME.format(first + self.done)).exists():
                 self.done += 1
         elif self.part.is_dir():
@@ -90,6 +90,14 @@ class PngWriter:
 
 def _read(path: Path) -> str:
     return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def write_png(path: str | Path, frame: torch.Tensor) -> None:
+    """Write one frame [H, W, 3] (float 0..1 or uint8) as an 8-bit PNG, replacing `path`."""
+    from PIL import Image
+
+    with replacing(Path(path)) as temporary:
+        Image.fromarray(to_integers(frame, 0)).save(temporary, format="png")
 
 
 def write_png_folder(path: str | Path, frames: Frames) -> None:

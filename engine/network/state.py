@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
@@ -23,8 +24,13 @@ class State:
     frame per call, with equal results.
     """
 
-    def __init__(self, place: Place | None = None) -> None:
+    def __init__(self, seed: int | None = None, place: Place | None = None) -> None:
+        #: Of noise that is added within the network; None: there is none.
+        self.seed = seed
         self.histories: dict[str, torch.Tensor] = {}
+        self.counts: Counter[str] = Counter()
+        #: What steps compute once for a clip, by their names.
+        self.constants: dict[str, torch.Tensor] = {}
         #: The next call is the clip's last: what looks ahead sees its last frame repeated.
         self.ending = False
         #: Where each step begins, for a later part of a clip; None: at the clip's start.
@@ -39,6 +45,12 @@ class State:
         begins = self.place.begins[name]
         self.inside = begins > 0
         return begins <= self.place.at
+
+    def count(self, key: str, x: torch.Tensor) -> int:
+        """How many frames of the clip have come under `key` before those of x [B, C, T, H, W]."""
+        before = self.counts[key]
+        self.counts[key] += x.shape[2]
+        return before
 
     def aligned(self, key: str, x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         """As many frames of x [B, C, T, H, W] as `like` has, which came of x and may be late; the rest waits."""

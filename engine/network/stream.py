@@ -5,6 +5,7 @@ Every schedule gives the same result as one call with the whole clip; how much g
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -57,10 +58,10 @@ def _until_its_end(parts: Iterable[Tensor], state: State) -> Iterator[Tensor]:
 
 
 def decode_features(
-    decoder: Half, z: Iterable[Tensor], check: Callable[[], None], place: Place | None = None
+    decoder: Half, z: Iterable[Tensor], check: Callable[[], None], seed: int | None = None, place: Place | None = None
 ) -> Iterator[Tensor]:
-    """Latent chunks [B, C, n, h, w] -> features at latent resolution, chunk by chunk."""
-    state = State(place)
+    """Latent chunks [B, C, n, h, w] -> features at latent resolution, chunk by chunk. seed: of noise in the network."""
+    state = State(seed, place)
     for part in _until_the_end(decoder, z, state):
         check()
         yield decoder.low(part, state)
@@ -68,12 +69,12 @@ def decode_features(
 
 def decode_frames(
     decoder: Half, features: Iterable[Tensor], steps: Steps, check: Callable[[], None], parts: Split = split,
-    place: Place | None = None,
+    seed: int | None = None, place: Place | None = None,
 ) -> Iterator[list[Tensor]]:
     """Features of the whole frame or of one tile -> per chunk, the list of its frames [B, 3, f, H, W]."""
-    state = State(place)
+    state = State(seed, place)
     for chunk in _until_the_end(decoder, features, state):
-        x = decoder.mid(chunk, state)
+        x = decoder.between(chunk, state)
         out = []
         for frames in _until_its_end(parts(x, steps.frames), state):
             check()
@@ -86,20 +87,20 @@ def encode_features(
     place: Place | None = None,
 ) -> Iterator[Tensor]:
     """Frame chunks [B, 3, f, H, W] (1 + 4n first, then 4n) -> features at latent resolution, chunk by chunk."""
-    state = State(place)
+    state = State(place=place)
     for part in _until_the_end(encoder, video, state):
         high = []
         for frames in _until_its_end(parts(part, steps.frames), state):
             check()
             high.append(encoder.high(frames, state))
-        yield encoder.mid(torch.cat(high, 2) if len(high) > 1 else high.pop(), state)
+        yield encoder.between(torch.cat(high, 2) if len(high) > 1 else high.pop(), state)
 
 
 def encode_moments(
     encoder: Half, features: Iterable[Tensor], check: Callable[[], None], place: Place | None = None
 ) -> Iterator[Tensor]:
     """Features at latent resolution -> moments [B, 2 * latent, n, h, w], chunk by chunk."""
-    state = State(place)
+    state = State(place=place)
     for part in _until_the_end(encoder, features, state):
         check()
         yield encoder.low(part, state)
@@ -137,12 +138,14 @@ class PlainPass:
     def begins(self, first: int) -> tuple[int, ...]:
         return self._program.begins(first)[self._steps]
 
-    def begin(self, clip: int, first: int, left: Handover | None) -> int:
+    def begin(self, clip: int, first: int, left: Handover | None) -> tuple[int, int]:
         """Always from the start: another way's histories are not for this one."""
+        if not self._program.staged:
+            self._place = None
+            return 0, 0
         names, begins = (step.name for step in self._program.steps), self._program.begins(first)
-        # A late network's part is a clip of its own.
-        self._place = None if self._program.late else Place(dict(zip(names, begins, strict=True)))
-        return begins[self._steps][0]
+        self._place = Place(dict(zip(names, begins, strict=True)))
+        return begins[self._steps][0], 0
 
     def chunks(self, parts: Iterable[Part], emit: Emit) -> Iterator[None]:
         for pieces in self._network(self._loaded(parts), self._place):
@@ -164,18 +167,21 @@ class PlainHalf:
     ahead = False
 
     def __init__(
-        self, half: Half, spatial: int, temporal: int, scale: float, dtype: torch.dtype, device: torch.device
-    ) -> None:
+        self, half: Half, spatial: int, temporal: int, scale: float, dtype: torch.dtype, device: torch.device,
+        seed: int | None = None,
+    ) -> None:  # fmt: skip
         self.program, self.spatial, self.temporal = half.program, spatial, temporal
+        self._decode_features = functools.partial(decode_features, seed=seed)
+        self._decode_frames = functools.partial(decode_frames, seed=seed)
         self._half, self._scale, self._dtype, self._device = half, scale, dtype, device
 
     def whole(self, clips: Clips) -> PlainPass:
         half, steps, check, every = self._half, clips.plan.steps, clips.guard.tick.check, slice(None)
+        features, frames = self._decode_features, self._decode_frames
         if half.program.half == "decoder":
 
             def decode(parts: Iterator[Tensor], place: Place | None) -> Iterator[list[Tensor]]:
-                features = decode_features(half, parts, check, place)
-                return decode_frames(half, features, steps, check, place=place)
+                return frames(half, features(half, parts, check, place=place), steps, check, place=place)
 
             return PlainPass(half, every, self._latents, decode, lambda piece: to_pixels(piece, clips.dtype)[0])
 
@@ -190,7 +196,7 @@ class PlainHalf:
         if half.program.half == "decoder":
             return PlainPass(
                 half, slice(half.front), self._latents,
-                lambda parts, place: _each(decode_features(half, parts, check, place)), _last,
+                lambda parts, place: _each(self._decode_features(half, parts, check, place=place)), _last,
             )  # fmt: skip
         return PlainPass(
             half, slice(half.front, None), self._features,
@@ -202,7 +208,7 @@ class PlainHalf:
         if half.program.half == "decoder":
             return PlainPass(
                 half, slice(half.front, None), self._features,
-                lambda parts, place: decode_frames(half, parts, steps, check, place=place), _unclamped,
+                lambda parts, place: self._decode_frames(half, parts, steps, check, place=place), _unclamped,
             )  # fmt: skip
         return PlainPass(
             half, slice(half.front), self._video,

@@ -37,7 +37,7 @@ class Leads:
         self._begins, self._result = program.begins, program.rates()[-1]
         size, self._costs = Size(program.rates()[0] * _MIDDLE, height, width, program.takes), []
         for step in program.steps:
-            self._costs.append(step.work(size).composed_flop)
+            self._costs.append(step.work(size, program.style).composed_flop)
             size = step.size(size, False)
         self._known: dict[int, float] = {}
 

@@ -82,9 +82,10 @@ class Pass(Protocol):
     def begins(self, first: int) -> tuple[int, ...]:
         """For each of its steps the latent from which on it has to see a clip for results from `first` on."""
 
-    def begin(self, clip: int, first: int, left: Handover | None) -> int:
+    def begin(self, clip: int, first: int, left: Handover | None) -> tuple[int, int]:
         """What a clip's results from `first` on take, or where an attempt before left that: how many of its latents are
-        through, or need not go."""
+        through, or need not go, and how many of its results are out. Where steps all begin with one latent, as with a
+        clip of their own, both count from there."""
 
     def chunks(self, parts: Iterable[Part], emit: Emit) -> Iterator[None]:
         """Each part through the network; yields after each."""
@@ -155,6 +156,10 @@ class Description(Protocol):
     half: str
 
     @property
+    def staged(self) -> bool:
+        """A part of a clip needs of each step only what later ones do, and keeps its place in the clip."""
+
+    @property
     def late(self) -> bool:
         """Results come out after more has gone in than they are of, the last ones when the clip ends."""
 
@@ -197,7 +202,8 @@ def decode(half: Half, z: Latents, plan: Plan, results: Results, guard: Guard, w
 
     if not plan.tiled:
         whole = half.whole(clips)
-        yield from within(whole.aside, _whole(half, whole, clips, cut, results, plan.steps.frames))
+        most = plan.steps.frames or half.temporal * plan.steps.latents
+        yield from within(whole.aside, _whole(half, whole, clips, cut, results, most))
         return
     low, tile = half.low(clips), half.tile(clips)
     for clip, index, first, end in clips.unfinished(results):
@@ -243,7 +249,7 @@ def encode(half: Half, video: Video, plan: Plan, results: Results, guard: Guard,
             part = Span(clip, *clips.window(first, end), index, tile.begins(first) + low.begins(first))
             features = []
             with tile.memory():
-                cut_clip = functools.partial(cut, clip, _origin(half, part.edges))
+                cut_clip = functools.partial(cut, clip, 0 if half.program.staged else part.edges[0])
                 yield from _blended(half, tile, clips, cut_clip, first, part, features)
             part = part._replace(index=index + len(plan.grid))
             yield from _low(half, low, clips, features[0], part, (first, end), results)
@@ -264,9 +270,9 @@ def _whole(
                 left = guard.taken_over(clip)
                 if left is None:
                     guard.origin = finished
-                edges, done = whole.begins(guard.origin), whole.begin(clip, guard.origin, left)
-                origin = _origin(half, edges)
-                place = _place(half, origin, max(done, edges[-1]))
+                edges, (done, out) = whole.begins(guard.origin), whole.begin(clip, guard.origin, left)
+                origin, place = _from(half, edges, done, out)
+                done += origin
                 emit = _unfinished(guard, clip, place, clips.end, functools.partial(writer.write, clip))
                 part = Span(clip, done, None, clip, edges)
                 yield from _through(whole, clips, functools.partial(cut, clip, origin), emit, part)
@@ -316,8 +322,10 @@ def _decode_tile(
         return features[first][:, y0:y1, x0:x1]
 
     edges = tile.begins(start)
-    part = part._replace(first=tile.begin(part.clip, start, None))
-    emit = _unfinished(guard, name, _place(half, _origin(half, edges), edges[-1]), lambda: end, add)
+    done, out = tile.begin(part.clip, start, None)
+    origin, place = _from(half, edges, done, out)
+    part = part._replace(first=done + origin)
+    emit = _unfinished(guard, name, place, lambda: end, add)
     yield from _through(tile, clips, cut, emit, part)
 
 
@@ -361,7 +369,8 @@ def _low(
         return features[first - origin : last - origin]
 
     with low.memory(), StagedWriter(results, size, guard.device, guard.finish, half.ahead) as writer:
-        part = part._replace(first=low.begin(part.clip, first, None))
+        done, _ = low.begin(part.clip, first, None)
+        part = part._replace(first=done if half.program.staged else part.first)
         write = functools.partial(writer.write, part.clip)
         emit = _unfinished(guard, part.clip, low.begins(first)[-1], lambda: end, write)
         yield from _through(low, clips, cut, emit, part)
@@ -414,13 +423,12 @@ def _unfinished(
     return emit
 
 
-def _origin(half: Half, begins: tuple[int, ...]) -> int:
-    """The latent that stands for one frame: the clip's first, or where steps begin as with a clip of their own."""
-    return begins[0] if half.program.late else 0
-
-
-def _place(half: Half, origin: int, done: int) -> int:
-    """Of the next result within the clip, where latents in front of `done` are through."""
-    if half.program.half == "encoder":
-        return done
-    return half.temporal * origin if done == origin else frames_of(done, half.temporal)
+def _from(half: Half, begins: tuple[int, ...], done: int, out: int) -> tuple[int, int]:
+    """(the latent that stands for one frame, place of the next result within the clip) where `done` latents are through
+    and `out` results are out, as `Pass.begin` says: the clip's first latent, or where steps begin as with a clip of
+    their own."""
+    decodes = half.program.half == "decoder"
+    if not half.program.staged:
+        return begins[0], (half.temporal * begins[0] if decodes else begins[0]) + out
+    at = max(done, begins[-1])
+    return 0, frames_of(at, half.temporal) if decodes else at

@@ -28,36 +28,33 @@ class Kept:
         self._holders: dict[torch.device, weakref.ref[Holder]] = {}
 
     def keep(self, holder: Holder) -> None:
-        """Leave the memory of `holder` where it is, in place of another one's."""
+        """Leave the memory of `holder` where it is, in place of another one's on its device."""
+        self._swap(holder.device, weakref.ref(holder), None)
+
+    def take(self, device: torch.device, holder: Holder | None) -> bool:
+        """Whether it is `holder` that was kept on this device: it is in use from now on. Another one is freed."""
+        return self._swap(device, None, holder)
+
+    def release(self, device: torch.device | None = None) -> None:
+        """Free what is kept on a device; None: on all of them."""
+        for each in list(self._holders) if device is None else [device]:
+            self._swap(each, None, None)
+
+    def _swap(self, device: torch.device, new: weakref.ref[Holder] | None, wanted: Holder | None) -> bool:
         with self._lock:
-            before = self._pop(holder.device)
-            self._holders[holder.device] = weakref.ref(holder)
-        if before is not None and before is not holder:
-            before.free()
-
-    def take(self, holder: Holder | None) -> bool:
-        """Whether it is `holder` that was kept: it is in use from now on. Another one on its device, or without a
-        holder all of them, are freed."""
-        with self._lock:
-            devices = list(self._holders) if holder is None else [holder.device]
-            kept = [k for k in map(self._pop, devices) if k is not None]
-        for other in kept:
-            if other is not holder:
-                other.free()
-        return holder is not None and any(k is holder for k in kept)
-
-    def release(self) -> None:
-        self.take(None)
-
-    def _pop(self, device: torch.device) -> Holder | None:
-        held = self._holders.pop(device, None)
-        return held and held()
+            ref = self._holders.pop(device, None)
+            if new is not None:
+                self._holders[device] = new
+        kept = ref and ref()
+        if kept is not None and kept is not wanted:
+            kept.free()
+        return kept is not None and kept is wanted
 
     def nbytes(self, device: torch.device) -> int:
         """Bytes that are kept on `device`."""
-        held = self._holders.get(device)
-        kept = held and held()
-        return kept.nbytes if kept is not None else 0
+        ref = self._holders.get(device)
+        kept = ref and ref()
+        return 0 if kept is None else kept.nbytes
 
 
 #: One for the process: several VAEs share a device.

@@ -51,7 +51,7 @@ class Runs:
         """
         key = network, *size
         self.replayed, self.no_graphs = (0, 0), self._why_none(plan, guard.device)
-        graphs = self._kept(None if self.no_graphs else key)
+        graphs = self._kept(guard.device, None if self.no_graphs else key)
         if self.no_graphs:
             run = make()
             with allocated(run, guard):
@@ -73,10 +73,10 @@ class Runs:
         else:
             graphs.clear()
 
-    def _kept(self, key: Hashable) -> Graphs | None:
+    def _kept(self, device: torch.device, key: Hashable) -> Graphs | None:
         """What the latest call left, if it is still there and for the same Run; no memory of another one stays."""
         latest, self._latest = self._latest, None
-        there = KEPT.take(latest)
+        there = KEPT.take(device, latest)
         if latest is None or (there and latest.key == key):
             return latest
         latest.notes.lose()
@@ -89,7 +89,7 @@ class Runs:
         for notes in list(self._notes.values()):
             notes.forget()
         latest, self._latest = self._latest, None
-        if KEPT.take(latest):
+        if latest is not None and KEPT.take(latest.device, latest):
             latest.free()
 
 

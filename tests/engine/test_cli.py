@@ -180,7 +180,7 @@ def test_bad_latents_and_options_are_one_line_and_leave_nothing(run, tmp_path, l
     for words, options in {
         ("missing.safetensors",): ("--vae", "missing.safetensors"),
         ("cut_vae.safetensors",): ("--vae", "cut_vae.safetensors"),
-        ("l.safetensors", "not a video VAE"): ("--vae", "l.safetensors"),
+        ("l.safetensors", "not a VAE"): ("--vae", "l.safetensors"),
         ("precision", "int3"): ("--vae", "{vae}", "--precision", "int3"),
         ("device", "toaster"): ("--vae", "{vae}", "--device", "toaster"),
         ("tiling", "odd"): ("--vae", "{vae}", "--tiling", "odd"),
@@ -219,10 +219,17 @@ def test_a_failing_disk_is_one_line(run, latent, monkeypatch):
     def full(source, target):
         raise OSError(28, "No space left on device", str(target))
 
-    monkeypatch.setattr(os, "replace", full)
-    for name in ("a.mp4", "frames", "a.safetensors"):
-        one_error(run("decode", latent, name, "--vae", "{vae}"), name, "No space left on device")
-    assert [f.name for f in latent.parent.iterdir()] == [latent.name]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        for name in ("frames", "a.safetensors"):
+            one_error(run("decode", latent, name, "--vae", "{vae}"), name, "No space left on device")
+        assert [f.name for f in latent.parent.iterdir()] == [latent.name]
+        code, out, err = run("decode", latent, "a.mp4", "--vae", "{vae}")
+        kept, line = err.splitlines()
+        assert (code, out) == (2, "") and "a.mp4: cannot be written (No space left on device)" in line
+        assert kept == "a.part.mp4: 5 of 5 frames; the same command with --resume goes on from there"
+    assert run("decode", latent, "a.mp4", "--vae", "{vae}", "--resume")[0] == 0
+    assert sorted(f.name for f in latent.parent.iterdir()) == sorted(["a.mp4", latent.name])
 
 
 @pytest.mark.parametrize("error", [InputError("two\nlines"), CheckpointError("a: bad"), PlanError("no"), OSError("?")])

@@ -24,8 +24,8 @@ class Norm:
 
 @dataclass(frozen=True)
 class Store:
-    """How results are written: silu first; border zero or replicate; an 8-bit type holds value / scale, or with
-    `gain` ([C] float32) value * gain per channel."""
+    """How results are written: silu first; border zero, replicate or reflect; an 8-bit type holds value / scale, or
+    with `gain` ([C] float32) value * gain per channel."""
 
     silu: bool = True
     border: str = "zero"

@@ -66,7 +66,7 @@ class ShuffleUp(Resampling):
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Conv | Expansion:
         block, dtype = part(self.name), operands.dtype
         expand, conv = block.upscale_conv, block.conv
-        if not (options.composed_upsample and conv.head == "replicate"):
+        if not (options.composed_upsample and conv.head == "replicate" and conv.border == "zero"):
             weight = pack_weight(expand.weight, dtype, (block.z, 2, 2))
             wide = Conv(expand.key, weight, expand.bias.float())
             return Expansion(wide, conv_of(conv, Operands(dtype), normed=False))
@@ -97,7 +97,7 @@ class ShuffleUp(Resampling):
         # At the rate of its input, where its three frames are two at most.
         return Taps(1, style.after) if self.temporal else taps_of(style)
 
-    def work(self, size: Size) -> Work:
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
         out, c = self.size(size, True), self.width
         z, pixels = self.time[0], math.prod(size[:3])
         expand, conv = 2.0 * pixels * c * 4 * z * c, conv_work(out, c)

@@ -95,7 +95,7 @@ def test_a_part_goes_on_in_smaller_steps(parts, monkeypatch):
 
 
 def test_a_step_knows_whether_it_takes_part():
-    state = State(Place({"a": 0, "b": 3}, 2))
+    state = State(place=Place({"a": 0, "b": 3}, 2))
     assert (state.takes_part("a"), state.inside) == (True, False)
     assert (state.takes_part("b"), state.inside) == (False, True)
     assert State().takes_part("whatever")

@@ -123,7 +123,7 @@ def test_out_of_memory_half_way(make_vae, noise, monkeypatch, fused):
     frames = vae.stream(z, chunk=1)
     parts = [next(frames)]
     with monkeypatch.context() as patch:
-        where, name = (run_module, "to_pixels") if fused else (Half, "mid")
+        where, name = (run_module, "to_pixels") if fused else (Half, "between")
         fail_calls(patch, where, name, {2, 3} if fused else {2})
         parts += frames
     torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=0, atol=1.5e-5)
