@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -28,11 +28,11 @@ from .precision.modes import MIXED, PRECISIONS
 from .precision.store import Store
 from .report import Report
 from .request import Request
-from .run.clip import Half, Latents
 from .run.devices import empty_host_cache, numbered
 from .run.guard import SAFER
 from .run.kept import KEPT
 from .run.noise import Noisy, with_noise
+from .run.passes import Half, Latents
 from .run.pinned import POOL
 from .run.plan import Plan
 from .run.pressure import out_of_memory
@@ -196,40 +196,17 @@ class Core:
             vae._settle(half, lambda: samples(vae))
             return vae._mixed.policy(half)
 
-    def on(self, devices: Sequence[torch.device]) -> list[Core]:
-        """This VAE for each of the devices, its weights copied to others than its own; copies stay until `release`."""
-        out: list[Core] = []
-        for device in devices:
-            place = device, sum(o.device == device for o in out)
-            if place == (self.device, 0):
-                out.append(self)
-                continue
-            copied = self._copies.get(place)
-            if copied is None:
-                copied = self._copies[place] = self._copied(device)
-            copied.options = self._options
-            out.append(copied)
-        return out
-
-    def _copied(self, device: torch.device) -> Core:
-        there = next((c for (d, _), c in self._copies.items() if d == device), self if device == self.device else None)
-        other = copy.copy(self)
-        other._separate()
-        other.device, other.on_pressure = device, None
-        if there is None:
-            other.model = other._loaded = copy.deepcopy(self._loaded).to(device)
-        else:
-            other.model, other._loaded = there.model, there._loaded
-        other._use(self._options)
-        return other
-
     def release(self) -> int:
         """Give back the memory that only makes the next run start sooner: graphs, packed weights, copies on other
         devices and page-locked host memory, torch's own included. Returns the bytes of the packed weights."""
+        self.release_copies()
+        return self._release_here()
+
+    def release_copies(self) -> None:
+        """The part of `release` on other devices."""
         for copied in self._copies.values():
             copied.release_packed()
         self._copies.clear()
-        return self._release_here()
 
     def _release_here(self) -> int:
         POOL.release()

@@ -19,9 +19,9 @@ from .options import Options
 from .planning.fused_walk import FusedWalk
 from .precision.prepared import load, moved, recipe, save
 from .precision.store import Store
-from .run.clip import Clips
 from .run.devices import empty_device_cache
 from .run.graphs import why_none
+from .run.passes import Clips
 from .run.pixels import StagedReader, to_unit
 from .run.plan import Steps
 from .run.reuse import Runs, allocated

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from . import call, log
+from .copies import on
 from .core import Core
 from .errors import InputError
 from .ranks import Ranks, RankSpread
@@ -92,7 +93,7 @@ def _run(
     ask = half, out, wanted, latent, request
     then = operation, told.progress, told.cancel, told.on_plan
     if ranks is None:
-        spread = Spread(vae.on(named), *ask, policy, *then)
+        spread = Spread(on(vae, named), *ask, policy, *then)
     else:
         ranks.agree(vae.device, mixed)
         spread = RankSpread([vae] * ranks.count, *ask, ranks.broadcast(policy), *then, ranks=ranks)

@@ -16,7 +16,7 @@ from .documented import DocumentedMethods
 from .errors import InputError
 from .network.stream import frame_spans
 from .request import Request, check_latent, check_out, check_part, check_video
-from .run.clip import UNKNOWN, Latents
+from .run.passes import UNKNOWN, Latents
 from .run.plan import Plan, Steps
 from .run.progress import Cancel, Progress, Ticker
 from .run.results import Finished, HandedOn

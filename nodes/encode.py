@@ -9,7 +9,17 @@ from . import frames
 from .conversion import CONVERTED, engine_vae, host_encode
 from .host import io
 from .settings import from_widgets
-from .widgets import advanced, chunk_input, ram_input, report_output, schema, tiling_inputs, vae_input, vram_input
+from .widgets import (
+    advanced,
+    chunk_input,
+    gpus_input,
+    ram_input,
+    report_output,
+    schema,
+    tiling_inputs,
+    vae_input,
+    vram_input,
+)
 
 
 class Encode(io.ComfyNode):
@@ -31,6 +41,7 @@ class Encode(io.ComfyNode):
                 advanced(chunk_input()),
                 ram_input("Host memory the encode may take for what it parks there, in GB (2^30 bytes). 0: the value "
                           "of the node before, else half of what is free. On a CPU: the memory the encode may take."),
+                gpus_input(),
             ],
             outputs=[io.Latent.Output(display_name="Latent", tooltip="For a sampler or a decode."), report_output()],
         )  # fmt: skip

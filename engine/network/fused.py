@@ -15,12 +15,12 @@ from ..kernels.conv3d import Partials
 from ..kernels.to_pixels import BYTES, UNIT, Pixels
 from ..operands.forms import Operands
 from ..options import DEFAULTS, Options
-from ..run.clip import Clips, Part
-from ..run.clip import Emit as EmitResults
 from ..run.graph_rule import chunks_left
 from ..run.graphs import Graphs
 from ..run.handover import Handover, take_over
 from ..run.parking import Parking
+from ..run.passes import Clips, Part
+from ..run.passes import Emit as EmitResults
 from ..run.run import Run
 from ..run.sections import frames_of
 from .chain import Link, Result, given, pack_chain, sizes, take, through

@@ -13,8 +13,8 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from ..run.clip import Clips, Emit, Part
 from ..run.handover import Handover
+from ..run.passes import Clips, Emit, Part
 from ..run.pixels import to_network, to_pixels
 from ..run.plan import Steps
 from .plain import Half

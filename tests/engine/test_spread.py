@@ -6,6 +6,7 @@ import pytest
 import torch
 from zerowaste_vae import Cancelled, InputError, load
 from zerowaste_vae.engine import call, spread
+from zerowaste_vae.engine.copies import on
 from zerowaste_vae.engine.errors import PlanError
 from zerowaste_vae.engine.planning import shares
 from zerowaste_vae.engine.spread import resolve
@@ -80,14 +81,14 @@ class Failing:
     def __init__(self, vae, error, after=1):
         self.own, self.error, self.after, self.calls = vae, error, after, []
 
-    def __call__(self, core, z, request, tick, results, wanted, on_plan=None, policy=None):
+    def __call__(self, core, z, request, tick, results, wanted, *rest):
         self.calls.append((core is self.own, wanted))
         if core is self.own:
-            yield from call_decode(core, z, request, tick, results, wanted, on_plan, policy)
+            yield from call_decode(core, z, request, tick, results, wanted, *rest)
             return
         made = range(wanted.start, wanted.start + self.after)
         if self.after:
-            yield from call_decode(core, z, request, tick, results, made, on_plan, policy)
+            yield from call_decode(core, z, request, tick, results, made, *rest)
         raise self.error
 
 
@@ -189,8 +190,8 @@ def test_rates_are_measured_where_kinds_differ(vae, monkeypatch):
 
 
 def test_weights_are_copied_once(vae, noise):
-    one, two, three = vae.on([CPU, CPU, CPU])
+    one, two, three = on(vae, [CPU, CPU, CPU])
     assert one is vae and two is not three and two.model is vae.model
-    assert vae.on([CPU, CPU])[1] is two
+    assert on(vae, [CPU, CPU])[1] is two
     vae.release()
-    assert vae.on([CPU, CPU])[1] is not two
+    assert on(vae, [CPU, CPU])[1] is not two
