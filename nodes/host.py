@@ -95,9 +95,9 @@ class EngineVAE(comfy.sd.VAE):
         self.vae_dtype = engine.dtype
         self.working_dtypes = [engine.dtype]
         self.latent_channels = engine.latent_channels
-        self.output_channels = 3
+        self.output_channels, self.pad_channel_value = engine.colours[0], 1.0
         t, s = engine.temporal, engine.spatial
-        self.layout = Layout(engine.architecture, engine.latent_channels)
+        self.layout = Layout(engine.architecture, engine.latent_channels, engine.colours[0])
         if self.layout.still:
             self.upscale_ratio = self.downscale_ratio = s
         else:
@@ -157,8 +157,8 @@ class EngineVAE(comfy.sd.VAE):
         """Decode under `settings`; also returns what the run did."""
         latent = self.layout.latent(samples)
         size, output = self.layout.latent_size(latent.shape), self.output_of(settings)
-        s, images = self.engine.spatial, []
-        shape = latent.shape[0], self.engine.frames(latent.shape[2]), *(s * n for n in latent.shape[3:]), 3
+        s, colours, images = self.engine.spatial, self.engine.colours[1], []
+        shape = latent.shape[0], self.engine.frames(latent.shape[2]), *(s * n for n in latent.shape[3:]), colours
         crowded = too_many(shape, OUTPUTS[output])
 
         def preview(plan: Plan) -> Preview | None:
@@ -329,7 +329,10 @@ def own_vae(vae: comfy.sd.VAE) -> comfy.sd.VAE:
     if not isinstance(vae, EngineVAE):
         return vae
     try:
-        own = comfy.sd.VAE(sd=dict(vae.source().tensors))
+        checkpoint = vae.source()
+        # Hosts whose VAE takes no description have no network that needs one.
+        told = {"metadata": checkpoint.metadata} if "config" in checkpoint.metadata else {}
+        own = comfy.sd.VAE(sd=dict(checkpoint.tensors), **told)
         own.throw_exception_if_invalid()
     except RuntimeError as error:
         raise InputError(
