@@ -289,7 +289,7 @@ class LinearMoments(Moments):
     def taps(self, style: Style) -> Taps:
         return Taps()
 
-    def work(self, size: Size) -> Work:
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
         return conv_work(size, self.c_out, 1)
 
 
@@ -311,5 +311,5 @@ class LinearPixels(Pixels):
     def taps(self, style: Style) -> Taps:
         return Taps()
 
-    def work(self, size: Size) -> Work:
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
         return conv_work(size, self.c_out, 1)
