@@ -56,16 +56,19 @@ def conv_calls(here: Target, dtype: torch.dtype, stage: tuple[int, int, int], *,
     return calls
 
 
-def wan_calls(here: Target, dtype: torch.dtype, c: int, k: int, *, up: bool = False, stride: int = 1):
-    """Without sums of a norm, into bf16; `up`: a composed nearest upsampling."""
+def wan_calls(
+    here: Target, dtype: torch.dtype, c: int, k: int, *, up: bool = False, stride: int = 1, still: bool = False
+):
+    """Into bf16; `up`: a composed nearest upsampling. still: of pictures, with sums of a norm."""
     h, w = 180, 320
-    phases, kernel = ((1, 2, 2), (1, 2, 2)) if up else ((1, 1, 1), (3, 3, 3))
+    phases, kernel = ((1, 2, 2), (1, 2, 2)) if up else ((1, 1, 1), (1 if still else 3, 3, 3))
     rows = 4 * k if up else k
     scale = meta(rows) if dtype.itemsize == 1 else None
     weight = Weight(meta(rows, kernel[0] * kernel[1] * kernel[2] * c, dtype=dtype), c, k, kernel, scale, phases, up)
     out = meta(2, h * phases[1] // stride, w * phases[2] // stride, k, dtype=BF16)
     geometry = Geometry((1, stride, stride), (stride - 1, stride - 1))
-    epilogue = Epilogue(meta(rows), out, half_accumulate=dtype == FP8)
+    residual = None if still and (up or stride > 1) else out
+    epilogue = Epilogue(meta(rows), residual, 32 if still else 0, half_accumulate=dtype == FP8)
     with cross_compile.recorded(conv_kernels, "conv_kernel") as calls:
         conv.launch(meta(4, h + 2, w + 2, c, dtype=dtype), weight, out, geometry, epilogue, 0, 2, here)
     return calls
@@ -85,6 +88,16 @@ def wan_cases(here: Target):
             yield f"upsample wan {word} 1024", wan_calls(here, dtype, 1024, 1024, up=True)[0]
     for stride in (1, 2):
         yield f"conv bfloat16 wan 160 stride {stride}", wan_calls(here, BF16, 160, 160, stride=stride)[0]
+
+
+def picture_cases(here: Target):
+    eight = FP8 if here.fp8 else INT8
+    word = str(eight).split(".")[1].split("_")[0] + ("_fast" if here.sm == 89 and eight == FP8 else "")
+    yield "conv bfloat16 picture 128", wan_calls(here, BF16, 128, 128, still=True)[0]
+    yield "conv bfloat16 picture 512 stride 2", wan_calls(here, BF16, 512, 512, still=True, stride=2)[0]
+    yield "upsample picture bfloat16 512", wan_calls(here, BF16, 512, 512, still=True, up=True)[0]
+    yield "upsample picture bfloat16 256", wan_calls(here, BF16, 256, 256, still=True, up=True)[0]
+    yield f"upsample picture {word} 512", wan_calls(here, eight, 512, 512, still=True, up=True)[0]
 
 
 def norm_calls(dtype: torch.dtype):
@@ -109,11 +122,11 @@ def norm_calls(dtype: torch.dtype):
     return calls
 
 
-def pixel_calls(here: Target, channels: int):
-    packed = meta(4 * to_pixels.COLUMNS, channels, dtype=HALF)
+def pixel_calls(here: Target, channels: int, kt: int = 3):
+    packed = meta((4 if kt == 3 else 1) * to_pixels.COLUMNS, channels, dtype=HALF)
     with cross_compile.recorded(pixel_kernels, "columns_kernel", "gather_kernel") as calls:
         to_pixels.launch(meta(6, 722, 1282, channels, dtype=HALF), packed, meta(3),
-                         meta(4, 720, 1280, 3, dtype=torch.uint8), 3, UNIT, 0, here)
+                         meta(4, 720, 1280, 3, dtype=torch.uint8), kt, UNIT, 0, here)
     return calls[:2]
 
 
@@ -150,6 +163,7 @@ def cases(sm: int):
     yield "conv float16 96", conv_calls(here, HALF, (720, 1280, 96))[0]
     yield "conv float16 384", conv_calls(here, HALF, (180, 320, 384))[0]
     yield from wan_cases(here)
+    yield from picture_cases(here)
     yield "conv bias only", conv_calls(here, HALF, WIDE, plain=True)[0]
     yield "conv stride 2", conv_calls(here, HALF, WIDE, stride=(2, 2, 2))[0]
     for i, call in enumerate(norm_calls(HALF) + norm_calls(stored)[2:]):
@@ -157,6 +171,7 @@ def cases(sm: int):
     for channels in (128, 256):
         for call, name in zip(pixel_calls(here, channels), ("columns", "gather"), strict=True):
             yield f"to_pixels {name} {channels}", call
+    yield "to_pixels columns picture 128", pixel_calls(here, 128, 1)[0]
     for head in (512, 1024):
         for name, call in attention_calls(here, head):
             yield f"attention {name} {head}", call
