@@ -40,7 +40,7 @@ class FusedHalves:
         self._options = walk.options
         self._store = store or Store(None)
         self._packed: dict[str, FusedDecoder | FusedEncoder] = {}
-        self.runs = Runs(walk.options.cuda_graphs)
+        self.runs = Runs(walk.options.cuda_graphs, walk.rate)
 
     def decoder(self) -> FusedDecoder:
         return self._get("decoder")  # type: ignore[return-value]
@@ -54,7 +54,7 @@ class FusedHalves:
         if changed:
             self._packed.pop(half, None)
             self.runs.forget()
-            self.runs = Runs(self._options.cuda_graphs)  # other kernels, other times
+            self.runs = Runs(self._options.cuda_graphs, self._walk.rate)  # other kernels, other times
         return changed
 
     def release(self, keep: str = "") -> int:
@@ -151,7 +151,7 @@ class FusedHalf:
         )  # fmt: skip
 
     def low(self, clips: Clips) -> FusedPass:
-        self._runs.no_graphs = why_none(self._graphs, clips.plan)
+        self._runs.no_graphs = why_none(self._graphs, clips.plan, self._runs.rate)
         run = self._network.plan_front(clips.plan.steps.latents, clips.height, clips.width, self._device)
 
         def step(run: Run, z: Tensor, emit: Emit, ends: bool) -> None:

@@ -124,8 +124,10 @@ class FusedDecoder(Fused):
             keys = {key for link in stage for key in link.step.ahead(link.packed)}
             while keys - run.ended:
                 run.drains = True
-                nothing = self._empty(0, *size[1:]) if run.dry else run.take(0, *size[1:])
-                self._stage(run, stages[i:], nothing, frames, output, form, emit, _INNER if i else frozenset())
+                with run.arena.scope():
+                    room = run.planned(stages[i - 1][-1].step.name, 0) if i else 0
+                    nothing = run.take(room, *size[1:])[:0]
+                    self._stage(run, stages[i:], nothing, frames, output, form, emit, _INNER if i else frozenset())
                 run.drains = False
             for link in stage:
                 size = link.step.size(size, False)

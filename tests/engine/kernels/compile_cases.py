@@ -100,6 +100,18 @@ def picture_cases(here: Target):
     yield f"upsample picture {word} 512", wan_calls(here, eight, 512, 512, still=True, up=True)[0]
 
 
+def depth_calls(here: Target, c: int, k: int, phases: tuple[int, int, int], kernel: tuple[int, int, int]):
+    """A whole convolution whose channels become samples, in bf16; 3x3x3 ones onto the input's own samples."""
+    h, w, edge = 90, 160, kernel[1] - 1
+    rows = k * phases[0] * phases[1] * phases[2]
+    weight = Weight(meta(rows, kernel[0] * kernel[1] * kernel[2] * c, dtype=BF16), c, k, kernel, None, phases)
+    out = meta(2 * phases[0], h * phases[1], w * phases[2], k, dtype=BF16)
+    epilogue = Epilogue(meta(rows), out if edge else None)
+    with cross_compile.recorded(conv_kernels, "conv_kernel") as calls:
+        conv.launch(meta(4, h + edge, w + edge, c, dtype=BF16), weight, out, Geometry(), epilogue, 0, 2, here)
+    return calls
+
+
 def norm_calls(dtype: torch.dtype):
     x, coefs = meta(4, 720, 1280, 128, dtype=HALF), meta(4, 2, 128)
     norm = Norm(weight=meta(128), bias=meta(128))
@@ -117,6 +129,9 @@ def norm_calls(dtype: torch.dtype):
             wide = meta(6, 722, 1282, padded_channels(96, dtype), dtype=dtype)
             store = Store(scale=0.05, gain=meta(96) if dtype == INT8 else None)
             norm_act.norm_act(meta(4, 720, 1280, 96, dtype=BF16), Norm("l2", meta(96)), wide, store=store, **health)
+            timed = Norm("rms", meta(128), meta(128))
+            store = Store(border="reflect", scale=0.05)
+            norm_act.norm_act(x, timed, meta(6, 722, 1282, 128, dtype=dtype), store=store, **health)
     finally:
         norm_act.use_triton = kept
     return calls
@@ -164,6 +179,9 @@ def cases(sm: int):
     yield "conv float16 384", conv_calls(here, HALF, (180, 320, 384))[0]
     yield from wan_cases(here)
     yield from picture_cases(here)
+    yield "conv to samples", depth_calls(here, 1024, 512, (2, 2, 2), (3, 3, 3))[0]
+    yield "conv to frames", depth_calls(here, 512, 256, (2, 1, 1), (3, 3, 3))[0]
+    yield "linear to samples", depth_calls(here, 768, 768, (3, 2, 2), (1, 1, 1))[0]
     yield "conv bias only", conv_calls(here, HALF, WIDE, plain=True)[0]
     yield "conv stride 2", conv_calls(here, HALF, WIDE, stride=(2, 2, 2))[0]
     for i, call in enumerate(norm_calls(HALF) + norm_calls(stored)[2:]):
