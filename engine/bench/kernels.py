@@ -22,6 +22,7 @@ from ..kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
 from ..kernels.targets import FP8, target
 from ..kernels.to_pixels import UNIT, columns_weight, to_pixels
 from ..kernels.upsample import pack, upsample
+from . import winograd
 from .timing import Time, copy_rate, matrix_rate, measure
 
 # D_out x H x W, C -> K: the decoder's resolutions at 720p.
@@ -212,6 +213,7 @@ class Bench:
             "upsample": [self.upsample(*shape, t) for t in (half, *first) for shape in UPSAMPLES],
             "to_pixels": [self.pixels(4, 720, 1280, 128, t) for t in (half, torch.uint8)],
             "attention": [self.attention(1, *shape) for shape in ATTENTIONS],
+            "winograd": [winograd.cases(self)],
         }
         for name in operators:
             for case in cases[name]:

@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..conv3d.reference import cast, partial_sums
-from ..conv3d.types import QUANT_MAX, Partials, quantiser
+from ..conv3d.types import QUANT_MAX, Partials, Pixels, quantiser
+from ..conv3d.winograd.planes import pairs_of, planes_of
 from .types import Norm, Store
 
 
@@ -58,13 +59,25 @@ def apply(x: Tensor, norm: Norm, coefs: Tensor | None) -> Tensor:
     return y if norm.bias is None else y + norm.bias
 
 
+def write_planes(y: Tensor, target: Tensor, store: Store, fmt: Pixels | None, taps: int) -> None:
+    """One bordered frame, as `planes_of` takes it, in float32 -> its planes [4, Hp, pairs, C]."""
+    dtype, gain = target.dtype, 1.0 if fmt is None else fmt.gain
+    own = [None if fmt is None else quantiser(dtype, scale) for scale in (1.0, *store.plane_scales)]
+    y = y * gain
+    if store.rounded:
+        y = cast(y, dtype, own[0]).float()
+    for plane, values, each in zip(target, planes_of(y, taps), own[1:], strict=True):
+        plane.copy_(cast(values, dtype, each))
+
+
 def norm_act(
     x: Tensor, norm: Norm, coefs: Tensor | None, store: Store, buffer: Tensor, slot: int, border: int, first: int,
     health: Tensor | None = None,
 ) -> None:
     """See dispatch.norm_act; writes frame by frame so that the fp32 copies stay small."""
-    c = x.shape[3]
-    rows = buffer.shape[1]
+    c, w = x.shape[3], x.shape[2]
+    rows, planes = buffer.shape[-3], buffer.dim() == 5
+    taps = 3 if buffer.shape[-2] == pairs_of(w, 3) else 2
     # Image rows this band touches, and how much of its border lies outside the image.
     low, high = first - border, first + rows - border
     above, below = max(-low, 0), max(high - x.shape[1], 0)
@@ -78,10 +91,13 @@ def norm_act(
         y = y if store.gain is None else y * store.gain
         if border:
             y = y.permute(0, 3, 1, 2)
-            pad = (border, border, above, below)
+            pad = (border, border + (w % 2 + (taps == 2)) * planes, above, below)
             y = F.pad(y, pad) if store.border == "zero" else F.pad(y, pad, mode="replicate")
             y = y.permute(0, 2, 3, 1)
         target = buffer[(slot + d) % buffer.shape[0]]
-        target[..., :c] = cast(y[0], buffer.dtype, fmt)
+        if planes:
+            write_planes(y[0], target[..., :c], store, fmt, taps)
+        else:
+            target[..., :c] = cast(y[0], buffer.dtype, fmt)
         if target.shape[-1] > c:
             target[..., c:] = 0
