@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,16 +18,14 @@ from ..kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
 from ..kernels.norm_act.schedules import WALK
 from ..kernels.targets import FP8, target
 from ..kernels.upsample import pack
+from .rows import Meter, Row
 from .timing import matrix_rate
 
-if TYPE_CHECKING:
-    from .kernels import Bench, Row
-
-# D_out x H x W, C = K: SeedVR2's layers at 720p, its lowest stage, then the widths of Wan 2.1 and 2.2.
-SEEDVR2 = ((4, 720, 1280, 128), (2, 720, 1280, 256), (4, 360, 640, 256), (4, 360, 640, 512), (2, 180, 320, 512),
+# D_out x H x W, C = K at 720p: widths that are powers of two down to the lowest stage, then others and in-between.
+EVEN = ((4, 720, 1280, 128), (2, 720, 1280, 256), (4, 360, 640, 256), (4, 360, 640, 512), (2, 180, 320, 512),
            (1, 90, 160, 512))  # fmt: skip
-TUNED = SEEDVR2[0], SEEDVR2[3], SEEDVR2[5]
-WAN = ((4, 720, 1280, 96), (4, 360, 640, 192), (4, 180, 320, 384), (4, 360, 640, 256), (4, 180, 320, 1024))
+TUNED = EVEN[0], EVEN[3], EVEN[5]
+OTHERS = ((4, 720, 1280, 96), (4, 360, 640, 192), (4, 180, 320, 384), (4, 360, 640, 256), (4, 180, 320, 1024))
 UPSAMPLES = ((2, 180, 320, 512, True), (4, 360, 640, 256, False))
 # Beside the table's own. Two programs of 64 x 128 fit one processor of an H200: the one's epilogue beside the other's
 # products. Depths are of 16-bit types, twice as many in 8 bit.
@@ -66,23 +63,23 @@ def candidates(dtype: torch.dtype, channels: int, frame: tuple[int, int]) -> lis
     return [fit(replace(s, depth=s.depth * deeper), wide, channels) for s in kind]
 
 
-def cases(bench: Bench) -> Iterator[Row]:
+def cases(bench: Meter) -> Iterator[Row]:
     """Every candidate for a narrow, a wide and a small layer; the table's own tile for the other types and widths."""
     able = target(bench.device).supports
     for dtype in (torch.float16, FP8):
         if able(dtype):
-            for shape in SEEDVR2:
+            for shape in EVEN:
                 yield from layer(bench, shape, dtype, tune=shape in TUNED)
             for shape in UPSAMPLES:
                 yield from upsampling(bench, shape, dtype)
-    for shape in WAN:
+    for shape in OTHERS:
         yield from layer(bench, shape, torch.bfloat16, tune=shape[3] in ODD)
     if able(torch.int8):
-        for shape in SEEDVR2[::3]:
+        for shape in EVEN[::3]:
             yield from layer(bench, shape, torch.int8)
 
 
-def upsampling(bench: Bench, shape: tuple[int, int, int, int, bool], dtype: torch.dtype) -> Iterator[Row]:
+def upsampling(bench: Meter, shape: tuple[int, int, int, int, bool], dtype: torch.dtype) -> Iterator[Row]:
     """A composed upsampler in both forms: its copy into the buffer, its products, both, and candidate tiles."""
     d, h, w, c, temporal = shape
     bench.ceiling = matrix_rate(bench.device, dtype)
@@ -124,7 +121,7 @@ def upsampling(bench: Bench, shape: tuple[int, int, int, int, bool], dtype: torc
         yield bench.flops("winograd upsample+copy", name, dtype, who, work, lambda who=who: both(who))
 
 
-def layer(bench: Bench, shape: tuple[int, int, int, int], dtype: torch.dtype, tune: bool = False) -> Iterator[Row]:
+def layer(bench: Meter, shape: tuple[int, int, int, int], dtype: torch.dtype, tune: bool = False) -> Iterator[Row]:
     """Passes of one layer, alone and together, in both forms; with `tune`, every candidate."""
     d, h, w, c = shape
     bench.ceiling = matrix_rate(bench.device, dtype)

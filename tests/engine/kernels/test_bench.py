@@ -2,8 +2,8 @@ import argparse
 
 import pytest
 import torch
-from zerowaste_vae.engine.bench import kernels, winograd
-from zerowaste_vae.engine.bench.kernels import HEADER, Row
+from zerowaste_vae.engine.bench import kernels, rows, winograd
+from zerowaste_vae.engine.bench.rows import HEADER, Row
 from zerowaste_vae.engine.bench.timing import Ceilings, Time
 from zerowaste_vae.engine.commands import bench
 from zerowaste_vae.engine.errors import InputError
@@ -31,7 +31,7 @@ def test_ceilings_and_lines():
 
 def test_both_forms_of_a_layer_run_beside_each_other(monkeypatch):
     """On a CPU through the references: which calls a case makes, with which arguments."""
-    monkeypatch.setattr(kernels, "measure", lambda call: (call(), Time(1.0, 1.0, 1.0, 1))[1])
+    monkeypatch.setattr(rows, "measure", lambda call: (call(), Time(1.0, 1.0, 1.0, 1))[1])
     monkeypatch.setattr(winograd, "matrix_rate", lambda *_: None)
     cases = winograd.layer(kernels.Bench(torch.device("cpu")), (1, 5, 7, 64), torch.float16, tune=True)
     by = [(row.operator, row.who) for row in cases]
@@ -46,7 +46,7 @@ def test_both_forms_of_a_layer_run_beside_each_other(monkeypatch):
 
 def test_candidates_fill_their_layers():
     for dtype in (torch.float16, torch.int8):
-        for _, h, w, c in (*winograd.SEEDVR2, *winograd.WAN):
+        for _, h, w, c in (*winograd.EVEN, *winograd.OTHERS):
             for s in winograd.candidates(dtype, c, (h, w)):
                 assert c % (s.columns + s.tail) == 0 and (c % s.depth == 0 or c % s.depth % s.rest == 0)
 
