@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..kernels.conv3d import pack_weight
+from ..kernels.conv3d import pack_planes, pack_weight
+from ..kernels.conv3d.winograd import takes
 from ..kernels.norm_act import Norm
 from ..operands.forms import Balancer, Form, Operands
 from ..run.weights import Conv
@@ -20,12 +21,14 @@ def conv_of(conv: Any, operands: Operands, normed: bool = True) -> Conv:
     """Of a convolution in space and time. normed: a norm bounds what it reads."""
     form = operands.form(conv.key, normed)
     n, c, taps = conv.weight.shape[:3]
+    planes = operands.winograd and normed and tuple(conv.weight.shape[3:]) == (3, 3) and takes(form.dtype, c, n)
     strided = conv.stride != (1, 1, 1)
     early = taps == 3 and n * c <= EARLY and conv.head == "replicate" and not strided
 
     def make() -> Conv:
         balancer = form.balancer()
-        weight = pack_weight(conv.weight, form.dtype, early=early, balance=balancer)
+        pack = pack_planes if planes and not strided else pack_weight
+        weight = pack(conv.weight, form.dtype, early=early, balance=balancer)
         return Conv(conv.key, weight, conv.bias.float(), stride=tuple(conv.stride), **scaling(form, balancer))
 
     return operands.once(conv.key, form, make)

@@ -11,15 +11,17 @@ import torch
 from torch import Tensor
 
 from ..kernels.attention import attention, scratch_bytes
-from ..kernels.conv3d import Epilogue, Geometry, Partials, Weight, conv3d, frames_of, padded_channels
+from ..kernels.conv3d import Epilogue, Geometry, Partials, Weight, buffer_shape, conv3d, frames_of, padded_channels
 from ..kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
 from ..kernels.to_pixels import Pixels, scratch_floats, to_pixels
 from .memory import Memory, Visit
 from .parking import Buffer, Parked
-from .rings import Ring
+from .rings import Frame, Ring
 from .weights import Attention, Conv, Output
 
 COPY = Norm("none")
+#: Planes hold the values that a plain buffer of their type would: a history may be the one or the other.
+_ROUNDED = Store(silu=False, rounded=True)
 _PLAIN = Geometry()
 
 
@@ -68,14 +70,18 @@ class Run(Memory):
                 free(i)
             target, added = i.rows(out, factor), None if residual is None else i.rows(residual)
             frames = []
-            for weight, a, b, later in conv.weight.pieces(first, out.shape[0]):
-                frames.append(self.product(
-                    conv, i.data, target[a:b], weight=weight, geometry=i.geometry, groups=groups, pixels=pixels,
-                    residual=None if added is None else added[a:b], first=frame,
-                    start=(i.start + a + skip + later) % i.data.shape[0],
-                ))  # fmt: skip
+            with self.arena.scope():
+                data = self._as_read(conv, i.data)
+                for weight, a, b, later in conv.weight.pieces(first, out.shape[0]):
+                    frames.append(self.product(
+                        conv, data, target[a:b], weight=weight, geometry=i.geometry, groups=groups, pixels=pixels,
+                        residual=None if added is None else added[a:b], first=frame,
+                        start=(i.start + a + skip + later) % data.shape[0],
+                    ))  # fmt: skip
             parts.append(self.joined(frames, 0))
-        return self.walk.sums(out, groups, conv.weight.phases[1:]) if self.walk.open else self.joined(parts)
+        if self.walk.open:
+            return self.walk.sums(out, groups, conv.weight.phases[1:], conv.weight.winograd)
+        return self.joined(parts)
 
     def pointwise(
         self, conv: Conv, x: Tensor, out: Tensor, part: Input | None = None, weight: Weight | None = None
@@ -182,20 +188,33 @@ class Run(Memory):
         """
         d, h, w, c = x.shape
         plane = (h + 2, w + 2, padded_channels(c, conv.dtype))
-        store = Store(silu=norm is not COPY, scale=conv.scale, gain=conv.gain)
+        planes = conv.weight.winograd
+        store = Store(silu=norm is not COPY, scale=conv.scale, gain=conv.gain, rounded=planes)
         work, times = d * h * w // math.prod(geometry.stride) * conv.weight.flops_per_position, self.walk.repeats
         if self.dry:
             self.visits.setdefault(conv.key, Visit(conv.history)).work += times * work
         if not (conv.history and self.parked.parking.holds(conv.key)):
-            ring = self.rings.setdefault((plane, conv.dtype), Ring(plane, conv.dtype))
-            if self.dry:
-                ring.join(conv.key, conv.history, d)
-                return
-            start, slot = ring.place(conv.key, d)
-            self.attempt(norm_act, x, norm, ring.data, slot=slot, store=store, coefs=coefs, health=self.health)
+            frame = self._frame(conv, plane)
+            ring = self.rings.setdefault((plane, frame, conv.dtype), Ring(frame, conv.dtype))
+            with self.arena.scope():
+                # Sums over channels need not agree to the last bit between planes and a plain buffer.
+                between = planes and norm.kind not in ("group", "none")
+                plain = self.arena.take((d, *plane), conv.dtype) if between else None
+                if self.dry:
+                    ring.join(conv.key, conv.history, d)
+                    return
+                start, slot = ring.place(conv.key, d)
+                if planes and self.watch is not None:
+                    plain = torch.empty((d, *plane), dtype=conv.dtype, device=x.device)
+                told = {"store": store, "coefs": coefs, "health": self.health}
+                self.attempt(norm_act, x, norm, ring.data if plain is None else plain,
+                             slot=slot if plain is None else 0, **told)  # fmt: skip
+                if plain is not None:
+                    self._planes(plain, ring.data, slot)
+                if self.watch is not None:
+                    stored = frames_of(ring.data, slot, d) if plain is None else plain
+                    self.watch(conv, stored[:, 1:-1, 1:-1, :c])
             ring.begin(conv.key, self.head)
-            if self.watch is not None:
-                self.watch(conv, frames_of(ring.data, slot, d)[:, 1:-1, 1:-1, :c])
             yield Input(ring.data, start, geometry, 0, rows)
             return
         parked, kernel = self.parked, conv.weight.kernel[1]
@@ -205,6 +224,9 @@ class Run(Memory):
         for band in parked.bands(conv.key, plane, conv.dtype, *size, work, times):
             if self.dry:
                 parked.note(conv.key, band, d)
+                with self.arena.scope():
+                    shape = conv.history + d, band.bottom - band.top, *plane[1:]
+                    self._as_read(conv, torch.empty(shape, dtype=conv.dtype, device="meta"))
                 continue
             buffer = parked.enter(conv.key, band, d)
             self.attempt(norm_act, x, norm, buffer.view, slot=conv.history, store=store, coefs=coefs, first=band.top,
@@ -216,6 +238,24 @@ class Run(Memory):
                 yield from _used(parked, waiting)
         while waiting:
             yield from _used(parked, waiting)
+
+    def _frame(self, conv: Conv, plane: Frame) -> Frame:
+        """How a plain frame (or band of it) [H + 2, W + 2, C] is stored where `conv` reads it."""
+        h, w, c = plane[0] - 2, plane[1] - 2, plane[2]
+        return buffer_shape(h, w, c, conv.weight.kernel[2]) if conv.weight.winograd else plane
+
+    def _as_read(self, conv: Conv, data: Tensor) -> Tensor:
+        """A parked history's visit [frames, rows, W + 2, C] as `conv` reads it; what rings hold is that already."""
+        if not conv.weight.winograd or data.dim() == 5:
+            return data
+        planes = self.arena.take((data.shape[0], *self._frame(conv, data.shape[1:])), data.dtype)
+        if not self.dry:
+            self._planes(data, planes)
+        return planes
+
+    def _planes(self, plain: Tensor, out: Tensor, slot: int = 0) -> None:
+        """Plain frames or bands [D, rows, W + 2, C], as stored, to planes of the same rows behind `slot`."""
+        self.attempt(norm_act, plain[:, :, 1:-1], COPY, out, slot=slot, store=_ROUNDED, first=1)
 
 
 def _used(parked: Parked, waiting: deque[tuple[Input, Buffer]]) -> Iterator[Input]:

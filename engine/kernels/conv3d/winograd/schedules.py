@@ -67,6 +67,18 @@ for _sm in (80, 120):
     }
 
 
+#: Fewest input and output channels of a layer that takes this form, by its taps along x: a narrower one spends its time
+#: on memory, of which planes take twice as much.
+LEAST = {3: 96, 2: 96}
+
+
+def takes(dtype: torch.dtype, channels: int, out_channels: int, taps: int = 3) -> bool:
+    """Whether a layer is in Winograd form where that is switched on. It depends on its widths and the type of its
+    operands only: the same on any device, for any frame and chunk. taps: along x; 2 for a composed upsampler."""
+    kinds = (torch.float16, torch.bfloat16, *TYPES)
+    return dtype in kinds and min(channels, out_channels) >= LEAST[taps]
+
+
 def pick(target: Target, dtype: torch.dtype, channels: int, out_channels: int, frame: tuple[int, int],
          phases: int = 1) -> Schedule:
     """The one schedule for a layer: `channels` as padded in the buffer, `frame` the full frame's (H, W), `phases` of
