@@ -4,20 +4,24 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE
+from zerowaste_vae.engine.archs.seedvr2 import Config as Published
 from zerowaste_vae.engine.kernels.conv3d.winograd import schedules
-from zerowaste_vae.engine.network.fused import fuse
+from zerowaste_vae.engine.kernels.targets import FP8
+from zerowaste_vae.engine.network.fused import FusedPass, fuse
 from zerowaste_vae.engine.network.ops.conv import Conv
-from zerowaste_vae.engine.network.ops.ends import Moments, Pixels
+from zerowaste_vae.engine.network.ops.ends import Pixels
 from zerowaste_vae.engine.network.ops.norm import Group, Length
 from zerowaste_vae.engine.network.ops.resnet import Res
 from zerowaste_vae.engine.network.ops.shuffle_up import ShuffleUp
-from zerowaste_vae.engine.network.ops.strided_down import StridedDown
 from zerowaste_vae.engine.network.plain import Network
 from zerowaste_vae.engine.network.program import STEP, TILES, Program
 from zerowaste_vae.engine.operands.forms import Operands
 from zerowaste_vae.engine.operands.policy import Policy, eligible
 from zerowaste_vae.engine.options import DEFAULTS
+from zerowaste_vae.engine.planning.fused_walk import FusedWalk
 from zerowaste_vae.engine.precision import prepared, sampling
+from zerowaste_vae.engine.run.clip import Clips
 from zerowaste_vae.engine.run.handover import hand_over, take_over
 from zerowaste_vae.engine.run.parking import Parking
 
@@ -29,7 +33,7 @@ KEYS = frozenset({"decoder.wide.0.conv2", "decoder.grow.conv"})
 @dataclass(frozen=True)
 class Config:
     decoder_widths: tuple[int, int] = (32, 32)
-    encoder_widths: tuple[int, int] = (32, 32)
+    encoder_widths: None = None
     latent_channels: int = 8
     norm_groups: None = None
 
@@ -40,14 +44,6 @@ def decoder(norm, temporal=True):
         Conv("enter", 8, 32), Res("deep.0", 32, 32, norm), TILES,
         ShuffleUp("grow", 32, temporal), STEP,
         Res("wide.0", 32, 32, norm), Pixels("leave.norm", "leave.conv", 32, norm),
-    )  # fmt: skip
-
-
-def encoder(norm):
-    return Program.of(
-        "encoder", 3,
-        Conv("enter", 3, 32), Res("wide.0", 32, 32, norm), STEP,
-        StridedDown("shrink", 32, True), TILES, Res("deep.0", 32, 32, norm), Moments("leave.norm", "leave.conv", 32, 8, norm),
     )  # fmt: skip
 
 
@@ -102,3 +98,92 @@ def test_every_plan_has_the_same_bits(build, norm, kind):
     assert all(torch.equal(whole, other) for other in others)
     db = sampling.decibel(sampling.mse([sampling.decode(network, z)], [exact]))
     assert {"float16": 50, "bfloat16": 35, "fp8": 20, "int8": 20}[kind] < db < 100
+
+
+def test_layers_take_it_by_width_and_type(monkeypatch):
+    monkeypatch.setattr(schedules, "LEAST", 96)
+    for taps, eight in ((3, True), (2, False)):
+        for dtype in (torch.float16, torch.bfloat16):
+            assert schedules.takes(dtype, 96, 128, taps) and not schedules.takes(dtype, 512, 64, taps)
+        assert schedules.takes(FP8, 512, 512, taps) == schedules.takes(torch.int8, 512, 512, taps) == eight
+        assert not schedules.takes(torch.float32, 512, 512, taps)
+
+
+def test_a_published_network_takes_it_where_it_is_switched_on(monkeypatch, convolutions):
+    monkeypatch.setattr(schedules, "LEAST", 96)
+    config = Published((128, 256, 512, 512), (128, 256, 512, 512))
+    off, on = (FusedWalk(ARCHITECTURE, config, torch.float16, o) for o in (DEFAULTS, WINOGRAD))
+    direct = ("conv_in", "downsamplers", "shortcut", "conv_out")
+    for half in ("decoder", "encoder"):
+        assert not any(c.weight.winograd for c in convolutions(off.network(half)).values())
+        for key, conv in convolutions(on.network(half)).items():
+            assert conv.weight.winograd != any(name in key for name in direct)
+    # Planes are twice a history's bytes, and not the whole of a plan.
+    for half in ("decoder", "encoder"):
+        direct, planes = (w.sizes(half, 1, 1, 90, 160, torch.float32).device for w in (off, on))
+        assert direct < planes < 2 * direct
+        parked = [w.sizes(half, 1, 1, 90, 160, torch.float32, parking=Parking(None, 384 << 20)).host for w in (off, on)]
+        assert parked[0] == parked[1]
+
+
+@torch.no_grad()
+def test_a_clip_goes_on_where_its_histories_are_stored_alike(build):
+    """Of a ring's planes no plain history can be made: under a plan that parks, the clip begins anew."""
+    network, z = fuse(build(decoder(Group(4)), torch.float16), torch.float16, WINOGRAD), torch.randn(3, 5, 6, 8)
+
+    def run(parking=None):
+        made = network.plan(1, 5, 6, 2, torch.float32, CPU, parking)
+        made.allocate()
+        return made
+
+    def step(made, part, out):
+        with made.chunk():
+            network.chunk(made, part, 2, torch.float32, lambda pixels: out.append(pixels.clone()))
+
+    whole = decode(network, z, 3, 0)
+    for parking in (None, Parking(None, 0)):
+        first, second, other, out = run(parking), run(parking), run(None if parking else Parking(None, 0)), []
+        step(first, z[:1], out)
+        assert not take_over(other, hand_over(first))
+        assert take_over(second, hand_over(first))
+        step(second, z[1:2], out)
+        step(second, z[2:], out)
+        assert torch.equal(torch.cat(out), whole)
+        # What runs then: the clip from its start, whose first frames are known already.
+        passing = FusedPass(Clips(1, 3, 5, 6, torch.float32, None, None), None, None, None)
+        passing._run = other
+        assert passing.begin(0, hand_over(first)) == 0
+        again = []
+        for part in z.split(1):
+            step(other, part, again)
+        assert torch.equal(torch.cat(again), whole)
+
+
+@torch.no_grad()
+def test_calibration_sees_plain_values(build):
+    half, z = build(decoder(Group(4)), torch.float16), torch.randn(2, 6, 5, 8)
+    readers = sampling.Reader(), sampling.Reader()
+    for options, reader in zip((DEFAULTS, WINOGRAD), readers, strict=True):
+        sampling.decode(fuse(half, torch.float16, options), z, reader)
+    direct, planes = (reader.ranges() for reader in readers)
+    assert direct.keys() == planes.keys() and readers[0].flops == readers[1].flops
+    for key, found in direct.items():
+        # Three digits are kept, and roundings before it differ.
+        assert found.level == pytest.approx(planes[key].level, rel=0.01)
+        assert max(found.largest) == pytest.approx(max(planes[key].largest), rel=0.02)
+
+
+@torch.no_grad()
+def test_packed_planes_are_kept_and_found_again(build, tmp_path):
+    half = build(decoder(Group(4)), torch.float16)
+    keys, reader = eligible(half), sampling.Reader()
+    sampling.decode(fuse(half, torch.float16), torch.randn(2, 4, 4, 8), reader)
+    operands = Operands(torch.float16, Policy(dict.fromkeys(keys, "int8"), reader.ranges()), winograd=True)
+    made = fuse(half, torch.float16, WINOGRAD, operands)
+    prepared.save(made, tmp_path / "it.safetensors", "this")
+    with torch.device("meta"):
+        again = Operands(torch.float16, operands.policy, winograd=True)
+        plan = fuse(build(decoder(Group(4)), torch.float16).to("meta"), torch.float16, WINOGRAD, again)
+    found = prepared.load(plan, tmp_path / "it.safetensors", "this", CPU)
+    z = torch.randn(2, 5, 4, 8)
+    assert torch.equal(sampling.decode(found, z), sampling.decode(made, z))
