@@ -21,13 +21,15 @@ def conv_of(conv: Any, operands: Operands, normed: bool = True) -> Conv:
     """Of a convolution in space and time. normed: a norm bounds what it reads."""
     form = operands.form(conv.key, normed)
     n, c, taps = conv.weight.shape[:3]
-    planes = operands.winograd and normed and tuple(conv.weight.shape[3:]) == (3, 3) and takes(form.dtype, c, n)
     strided = conv.stride != (1, 1, 1)
+    # What no norm bounds may be so large that differences overflow.
+    suits = normed and not strided and conv.border == "zero" and tuple(conv.weight.shape[3:]) == (3, 3)
+    planes = operands.winograd and suits and takes(form.dtype, c, n)
     early = taps == 3 and n * c <= EARLY and conv.head == "replicate" and not strided
 
     def make() -> Conv:
         balancer = form.balancer()
-        pack = pack_planes if planes and not strided else pack_weight
+        pack = pack_planes if planes else pack_weight
         weight = pack(conv.weight, form.dtype, early=early, balance=balancer)
         return Conv(conv.key, weight, conv.bias.float(), stride=tuple(conv.stride), **scaling(form, balancer))
 
