@@ -18,7 +18,7 @@ from .halves import FusedHalves, PlainHalves
 from .kernels.exact import as_products
 from .kernels.probe import from_triton, give_up
 from .options import DEFAULTS, Options, unavailable, unused
-from .planning.budget import host_budget, memory_room, memory_target
+from .planning.budget import Limits, Machine
 from .planning.fusable import why_off
 from .planning.make import make_planner, mode_of, switched_off
 from .precision.digest import digest
@@ -28,7 +28,7 @@ from .precision.store import Store
 from .report import Report
 from .request import Request
 from .run.clip import Half
-from .run.devices import empty_host_cache
+from .run.devices import empty_host_cache, numbered
 from .run.guard import SAFER
 from .run.kept import KEPT
 from .run.pinned import POOL
@@ -140,9 +140,10 @@ class Core:
 
     def to(self, device: torch.device | str) -> Core:
         """Move the weights to where the runs will be; returns self."""
-        if torch.device(device) != self.device:
+        there = numbered(torch.device(device))
+        if there != self.device:
             self.release()
-            self.device = torch.device(device)
+            self.device = there
             mixed = self._mode_of(self._options)
             if mixed.mode != self._mixed.mode:
                 self._use(self._options)
@@ -176,10 +177,10 @@ class Core:
         here = self.arch, self.model.config, self.dtype, self.device
         return switched_off(self._options) or why_off(*here, emulate, True)
 
-    def _settle(self, half: str, samples: Callable[[], list[Tensor]]) -> None:
-        """Choose the operands of a half for a clip, before it is planned."""
+    def _settle(self, half: str, samples: Callable[[], list[Tensor]]) -> bool:
+        """Choose the operands of a half for a clip, before it is planned. Returns whether they are others now."""
         with torch.no_grad(), self._scope():
-            self._fused.use(half, self._mixed.settle(half, samples))
+            return self._fused.use(half, self._mixed.settle(half, samples))
 
     def release(self) -> int:
         """Give back the memory that only makes the next run start sooner: graphs, packed weights and page-locked host
@@ -207,25 +208,21 @@ class Core:
         return sum(p.nbytes for p in here) + self._fused.packed_bytes(half) + KEPT.nbytes(self.device)
 
     def _plan(
-        self, half: str, size: tuple[int, int, int, int], request: Request, below: int = 0,
-        check: Callable[[], None] = no_check, rest: tuple[int, int] = (0, 0),
+        self, half: str, size: tuple[int, int, int], request: Request, rest: tuple[int, int] = (0, 0), below: int = 0,
+        check: Callable[[], None] = no_check, made: Plan | None = None,
     ) -> Plan:
-        """size: batch, latents, height and width in latent pixels; below, check, rest: as for the plans of users."""
-        r, limits = request, {"host": host_budget(self.device, request.ram_gb)}
-        held = self._held(half)
+        """size, rest, check: as for `Planner.plan`. below: the first plan whose peak is less than so many bytes,
+        whatever is free; 0: the one for what is free. made: one for the same clip, to be kept where it still fits."""
+        limits = Machine.now(self.device, self._held(half)).limits(request)
         if below:
-            limits["target"] = below - 1
-        else:
-            limits["target"] = memory_target(self.device, r.vram_gb, r.ram_gb, held)
-            limits["room"] = memory_room(self.device, r.vram_gb, held)
-        return self.planner.plan(
-            half, *size, tiling=r.tiling, tile=r.tile, overlap=r.overlap, chunk=r.chunk, output=r.dtype, rest=rest,
-            check=check, **limits,
-        )  # fmt: skip
+            limits = Limits(below - 1, host=limits.host)
+        elif made is not None and limits.hold(made):
+            return made
+        return self.planner.plan(half, size, request, limits, rest, check)
 
     def _half(self, name: str, plan: Plan) -> Half:
-        path = self._fused if plan.fused else self._plain
-        return path.half(name, self.scale, self.device)
+        halves = self._fused if plan.fused else self._plain
+        return halves.half(name, self.scale, self.device)
 
     # -- calls --------------------------------------------------------------------------------------------------------
 

@@ -47,12 +47,14 @@ class FusedHalves:
     def encoder(self) -> FusedEncoder:
         return self._get("encoder")  # type: ignore[return-value]
 
-    def use(self, half: str, policy: Policy) -> None:
-        """Pack and plan "encoder" or "decoder" for these operands from now on."""
-        if self._walk.use(half, policy):
+    def use(self, half: str, policy: Policy) -> bool:
+        """Pack and plan "encoder" or "decoder" for these operands from now on. Returns whether they are others."""
+        changed = self._walk.use(half, policy)
+        if changed:
             self._packed.pop(half, None)
             self.runs.forget()
             self.runs = Runs(self._options.cuda_graphs)  # other kernels, other times
+        return changed
 
     def release(self, keep: str = "") -> int:
         """Give kept runs and the packed weights back, but those of the half `keep`; the next use packs anew (0.15 s for

@@ -14,6 +14,7 @@ from .archs import Architecture, detect
 from .errors import CheckpointError, InputError
 from .files.checkpoint import Checkpoint, read_checkpoint, restore_shapes
 from .precision.modes import MIXED, PRECISIONS
+from .run.devices import numbered
 from .source import Source
 from .vae import VideoVAE
 
@@ -91,9 +92,7 @@ def placement(precision: str, device: torch.device | str | None) -> torch.device
         raise InputError(f"device={device!r} is not a device torch knows: use cpu, cuda or cuda:N") from e
     if where.type == "cuda" and (not torch.cuda.is_available() or (where.index or 0) >= torch.cuda.device_count()):
         raise InputError(f"device={device!r}: torch sees {torch.cuda.device_count()} CUDA GPU(s); use device='cpu'")
-    if where.type == "cuda" and where.index is None:  # one and the same, whatever thread it will be used in
-        return torch.device("cuda", torch.cuda.current_device())
-    return where
+    return numbered(where)
 
 
 def auto_precision(device: torch.device, architecture: Architecture) -> str:

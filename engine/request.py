@@ -19,8 +19,11 @@ TILINGS = ("auto", "untiled", "exact", "blended")
 class Request:
     """How a decode or encode is to be run, as its caller says; 0 and None leave the choice to the planner.
 
-    tiling: one of TILINGS. tile, overlap: pixels. chunk: latents per step. vram_gb, ram_gb: GB (2^30). output: one of
-    OUTPUTS, for frames. Raises InputError on a value that no VAE can serve.
+    tiling: "untiled" runs whole frames, "exact" equals them (fused on a GPU in bands of `tile` rows, where that is
+    given), "blended" uses tiles of `tile` pixels (0: chosen for the target) sharing `overlap` pixels; "auto" runs whole
+    frames, or what else fits, and says so. chunk: latents per step. vram_gb, ram_gb: memory targets in GB (2^30) for
+    the device and for parked histories. output: type of a decode's frames: "float32", "float16" or "uint8" (0..255).
+    Raises InputError on a value that no VAE can serve.
     """
 
     tiling: str = "auto"

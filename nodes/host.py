@@ -6,8 +6,9 @@ import copy
 import functools
 import time
 import weakref
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import comfy.model_management as mm
 import comfy.model_patcher
@@ -27,6 +28,7 @@ from ..engine.loader import PRECISIONS, auto_precision
 from ..engine.memory import GIB
 from ..engine.options import Options
 from ..engine.planning.budget import Machine
+from ..engine.request import Request
 from ..engine.run.devices import empty_host_cache
 from ..engine.run.kept import KEPT
 from ..engine.run.pinned import POOL, forbid
@@ -143,10 +145,10 @@ class EngineVAE(comfy.sd.VAE):
         output = settings.output
         if output == "auto":
             output = "float16" if self._output_dtype() is torch.float16 else "float32"
-        options = {**settings.plan_options(), **settings.memory_options(), "chunk": settings.chunk, "output": output}
+        options = {**settings.options(), "output": output}
         started = time.perf_counter()
         say_here("decode: making room and loading the weights")
-        with fitting("decode"), self._loaded("decoder", size, settings, chunk=settings.chunk, output=OUTPUTS[output]):
+        with fitting("decode"), self._loaded("decoder", size, options) as made:
             loaded = time.perf_counter() - started
             s, frames = self.engine.spatial, self.engine.frames(size[1])
             images = torch.empty(size[0], frames, s * size[2], s * size[3], 3, dtype=OUTPUTS[output])
@@ -155,7 +157,9 @@ class EngineVAE(comfy.sd.VAE):
                 on = _shows_previews()
                 return Preview(images, plan, size[1], self.engine.temporal, self._on_gpu) if on else None
 
-            _, plan = self._interruptible(self.engine.decode, size[1], latent, preview=preview, out=images, **options)
+            _, plan = self._interruptible(
+                self.engine.decode, size[1], latent, preview=preview, out=images, plan=made, **options
+            )
         outcome = Outcome(self.engine.last_report, loaded)
         if settings.tiling == "exact" and settings.tile and plan.parking is None:
             outcome.notes.append(f"bands of {settings.tile} pixels were not used: this plan gives the same frames")
@@ -168,33 +172,34 @@ class EngineVAE(comfy.sd.VAE):
         if not self.engine.can_encode:
             raise InputError(f"{self.engine.path or 'this VAE'} holds a decoder only: encode with the whole VAE's file")
         size = self._clip_size(clip.shape[0], *clip.shape[1:4])
-        options = {**settings.plan_options(), **settings.memory_options(), "chunk": settings.chunk}
+        options = settings.options()
         started = time.perf_counter()
         say_here("encode: making room and loading the weights")
-        with fitting("encode"), self._loaded("encoder", size, settings, chunk=settings.chunk):
+        rest = clip.shape[2] % self.engine.spatial, clip.shape[3] % self.engine.spatial
+        with fitting("encode"), self._loaded("encoder", size, options, rest) as made:
             loaded = time.perf_counter() - started
-            latent, _ = self._interruptible(self.engine.encode, size[1], clip, **options)
+            latent, _ = self._interruptible(self.engine.encode, size[1], clip, plan=made, **options)
         return latent.to(self.output_device, self._output_dtype()), Outcome(self.engine.last_report, loaded)
 
     # -- host services --------------------------------------------------------------------------------------------
 
-    def _loaded(self, half: str, size: tuple[int, int, int, int], settings: Settings, **options: object) -> object:
-        """Have the host make room for the plan and load the weights; a context in which to run."""
-        memory, here = 0, _sample_machine()
+    @contextmanager
+    def _loaded(
+        self, half: str, size: tuple[int, int, int, int], options: dict[str, Any], rest: tuple[int, int] = (0, 0)
+    ) -> Iterator[Plan | None]:
+        """Have the host make room for the plan and load the weights; a context in which to run that plan."""
+        memory, plan, here = 0, None, _sample_machine()
         for engine in self._engines:  # packed weights that this run's plan does not count
             engine.release_packed(keep=half if engine is self.engine else "")
         if self._on_gpu:
-            limits = {
-                "target": here.target(settings.vram_gb, settings.ram_gb)[0],
-                "room": here.room(settings.vram_gb),
-                "host": here.host(settings.ram_gb),
-            }
-            memory = self._peak(half, size, **limits, **options, **settings.plan_options())
-            memory -= self.engine.packed_bytes  # they are there already
+            request = Request(**options)
+            plan = self.engine.planner.plan(half, size[1:], request, here.limits(request), rest)
+            memory = plan.peak_bytes - self.engine.packed_bytes  # they are there already
         mm.load_models_gpu([self.patcher], memory_required=memory, force_full_load=True)
         self.engine.to(self.device)
         context = getattr(mm, "cuda_device_context", None)
-        return context(self.device) if context else nullcontext()
+        with context(self.device) if context else nullcontext():
+            yield plan
 
     def _interruptible(
         self,
@@ -237,8 +242,8 @@ class EngineVAE(comfy.sd.VAE):
     def _on_gpu(self) -> bool:
         return self.device.type != "cpu"
 
-    def _peak(self, half: str, size: tuple[int, int, int, int], **options: object) -> int:
-        return self.engine.planner.plan(half, *size, **options).peak_bytes
+    def _peak(self, half: str, size: tuple[int, int, int, int]) -> int:
+        return self.engine.planner.plan(half, size[1:]).peak_bytes
 
     def _clip(self, images: Tensor) -> Tensor:
         """Any IMAGE as [B, F, H, W, 3], cropped as the host crops what it encodes."""

@@ -23,7 +23,7 @@ from ..engine.planning.fusable import why_off
 from ..engine.planning.make import make_planner, mode_of, switched_off
 from ..engine.planning.planner import Planner
 from ..engine.precision.modes import MIXED
-from ..engine.request import TILINGS
+from ..engine.request import TILINGS, Request
 from ..engine.run.pixels import OUTPUTS
 from ..engine.run.plan import Plan
 from .wording import labelled
@@ -167,10 +167,11 @@ def answer(question: Question, machine: Machine) -> dict[str, object]:
     precision = auto_precision(machine.device, architecture) if asked == "auto" else asked
     plain = architecture.native if precision in MIXED else precision
     planner, off = _planner(architecture, config, asked, plain, machine.device, question.options)
-    target, source = machine.target(question.vram_gb, question.ram_gb)
+    q, (target, source) = question, machine.target(question.vram_gb, question.ram_gb)
+    output = "float32" if q.output == "auto" else q.output
+    request = Request(q.tiling, q.tile, q.overlap, q.chunk, q.vram_gb, q.ram_gb, output)
     latents = -(-(question.frames - 1) // architecture.temporal) + 1
     height, width = (-(-n // architecture.spatial) for n in (question.height, question.width))
-    output = OUTPUTS["float32" if question.output == "auto" else question.output]
     facts = {
         "model": question.model,
         "assumed": found is None,
@@ -182,16 +183,12 @@ def answer(question: Question, machine: Machine) -> dict[str, object]:
         "kernels_off": off,
     }
     try:
-        plan = planner.plan(
-            "decoder", question.batch, latents, height, width, tiling=question.tiling, tile=question.tile,
-            overlap=question.overlap, chunk=question.chunk, target=target,
-            room=machine.room(question.vram_gb), host=machine.host(question.ram_gb), output=output,
-        )  # fmt: skip
+        plan = planner.plan("decoder", (latents, height, width), request, machine.limits(request))
     except PlanError as error:
         clip = {"frames": question.frames, "batch": question.batch}
         clip |= {"width": architecture.spatial * width, "height": architecture.spatial * height}
         return {"fits": False, "text": labelled(str(error)), **clip, **facts}
-    return {**plan_facts(plan, question.batch, latents, architecture, output), **facts, **raised_facts(plan)}
+    return {**plan_facts(plan, question.batch, latents, architecture, request.dtype), **facts, **raised_facts(plan)}
 
 
 def raised_facts(plan: Plan) -> dict[str, object]:

@@ -17,6 +17,7 @@ from .options import (
     check_report,
     give_report,
     load_vae,
+    memory_options,
     progress,
     rate,
 )
@@ -56,17 +57,8 @@ def run(args: argparse.Namespace) -> int:
     latent = _pick(read_latent(args.latent, vae.latent_channels), args, kind)
     started = time.perf_counter()
     with progress("decode", args.quiet) as report:
-        frames = vae.decode(
-            latent,
-            tiling=args.tiling,
-            tile=args.tile,
-            overlap=args.overlap,
-            chunk=args.chunk,
-            vram_gb=args.vram_gb,
-            ram_gb=args.ram_gb,
-            output=args.output or ("float32" if kind == "safetensors" else "uint8"),
-            progress=report,
-        )
+        output = args.output or ("float32" if kind == "safetensors" else "uint8")
+        frames = vae.decode(latent, output=output, progress=report, **memory_options(args))
     seconds = time.perf_counter() - started
     frames = crop(frames, notes, vae.temporal, vae.spatial)
     fps = args.fps or stored_rate(notes) or media.DEFAULT_FPS

@@ -15,6 +15,7 @@ from .options import (
     check_report,
     give_report,
     load_vae,
+    memory_options,
     progress,
     rate,
 )
@@ -57,17 +58,7 @@ def run(args: argparse.Namespace) -> int:
     frames = pad(frames, vae.temporal, vae.spatial)
     started = time.perf_counter()
     with progress("encode", args.quiet) as report:
-        latent = vae.encode(
-            frames,
-            tiling=args.tiling,
-            tile=args.tile,
-            overlap=args.overlap,
-            chunk=args.chunk,
-            vram_gb=args.vram_gb,
-            ram_gb=args.ram_gb,
-            seed=args.seed,
-            progress=report,
-        )
+        latent = vae.encode(frames, seed=args.seed, progress=report, **memory_options(args))
     seconds = time.perf_counter() - started
     notes = {"fps": str(args.fps or fps), "frames": str(count), "height": str(height), "width": str(width)}
     write_latent(args.out, latent, notes)

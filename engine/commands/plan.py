@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InputError, PlanError
-from .options import add_memory_options
+from .options import add_memory_options, memory_options
 
 if TYPE_CHECKING:
     from ..archs import Architecture
+    from ..planning.budget import Limits
     from ..planning.planner import Planner
+    from ..request import Request
     from ..run.plan import Plan
 
 #: Targets of --table: the default share of common cards, and less.
@@ -43,11 +47,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ..memory import GIB
-    from ..planning.budget import memory_room, memory_target
-    from ..request import check_sizes
+    from ..request import Request
 
     width, height = _size(args.size)
-    check_sizes(args.vram_gb, args.ram_gb)
+    request = Request(**memory_options(args), output=args.output)
     if args.frames < 1:
         raise InputError(f"--frames {args.frames}: a clip has at least one frame")
     planner, architecture, note = _planner(args)
@@ -55,22 +58,14 @@ def run(args: argparse.Namespace) -> int:
     precision = architecture.native if args.precision == "auto" else args.precision
     if min(width, height) < spatial:
         raise InputError(f"--size {args.size}: frames are at least {spatial}x{spatial} pixels")
-    room = None
-    if args.table:
-        targets = list(TABLE_GB)
-    elif args.vram_gb:
-        targets = [args.vram_gb]
-    else:
-        here = _gpu()
-        target = None if here is None else memory_target(here, None, None, 0)
-        if target is None:
-            raise InputError("no CUDA GPU here to plan for: name its memory target with --vram-gb, or ask for --table")
-        targets, room = [target / GIB], memory_room(here, None, 0)
     latents = (args.frames - 1) // temporal + 1
     size = latents, height // spatial, width // spatial
-    rows = [_row(args, planner, size, gb, room) for gb in targets]
+    rest = (height % spatial, width % spatial) if args.encode else (0, 0)
+    half = "encoder" if args.encode else "decoder"
+    plan = functools.partial(planner.plan, half, size, request, rest=rest)
+    rows = [_row(plan, limits) for limits in _limits(args, request)]
     frames = temporal * (latents - 1) + 1
-    result = frames * height * width * 3 * {"float32": 4, "float16": 2, "uint8": 1}[args.output]
+    result = frames * height * width * 3 * request.dtype.itemsize
     if args.json:
         answer = {"size": [width, height], "frames": frames, "precision": precision, "result_gb": result / GIB,
                   "note": note, "plans": rows}  # fmt: skip
@@ -92,10 +87,20 @@ def _size(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _gpu():  # noqa: ANN202 - torch.device, imported late
+def _limits(args: argparse.Namespace, request: Request) -> list[Limits]:
+    """Of each plan that is asked for."""
     import torch
 
-    return torch.device("cuda") if torch.cuda.is_available() else None
+    from ..memory import GIB
+    from ..planning.budget import Limits, Machine
+
+    cuda = torch.device("cuda")
+    if args.table or args.vram_gb:
+        host = Machine.bare(cuda, None).host(args.ram_gb)
+        return [Limits(int(gb * GIB), host=host) for gb in (TABLE_GB if args.table else [args.vram_gb])]
+    if not torch.cuda.is_available():
+        raise InputError("no CUDA GPU here to plan for: name its memory target with --vram-gb, or ask for --table")
+    return [Machine.now(cuda).limits(request)]
 
 
 def _planner(args: argparse.Namespace) -> tuple[Planner, Architecture, str]:
@@ -108,12 +113,9 @@ def _planner(args: argparse.Namespace) -> tuple[Planner, Architecture, str]:
     from ..planning.fusable import not_fused
     from ..planning.make import make_planner
     from ..precision.modes import MIXED, Mode
-    from ..run.pixels import OUTPUTS
 
     if args.precision not in NAMES:
         raise InputError(f"--precision {args.precision} is not one of {', '.join(NAMES)}")
-    if args.output not in OUTPUTS:
-        raise InputError(f"--output {args.output} is not one of {', '.join(OUTPUTS)}")
     if args.vae is None:
         architecture, config = DEFAULT, DEFAULT.published.config
     else:
@@ -138,24 +140,12 @@ def _planner(args: argparse.Namespace) -> tuple[Planner, Architecture, str]:
     return planner, architecture, note
 
 
-def _row(
-    args: argparse.Namespace, planner: Planner, size: tuple[int, int, int], gb: float, room: int | None
-) -> dict[str, object]:
-    import torch
-
+def _row(planned: Callable[..., Plan], limits: Limits) -> dict[str, object]:
     from ..memory import GIB
-    from ..planning.budget import host_budget
-    from ..run.pixels import OUTPUTS
 
-    s = planner.spatial
-    rest = tuple(n % s for n in reversed(_size(args.size))) if args.encode else (0, 0)
-    options = {"rest": rest, "tiling": args.tiling, "tile": args.tile, "overlap": args.overlap, "chunk": args.chunk}
-    host = host_budget(torch.device("cuda"), args.ram_gb)
-    half = "encoder" if args.encode else "decoder"
+    gb = limits.target / GIB
     try:
-        plan: Plan = planner.plan(
-            half, 1, *size, target=int(gb * GIB), room=room, host=host, output=OUTPUTS[args.output], **options
-        )  # fmt: skip
+        plan = planned(limits=limits)
     except PlanError as error:
         return {"target_gb": gb, "fits": False, "text": str(error)}
     return {

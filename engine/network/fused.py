@@ -42,7 +42,7 @@ class Fused:
     ) -> None:
         """dtype: of activations. operands: of the convolutions, if they differ from that."""
         program = half.program
-        self.dtype, self.head, self.takes = dtype, program.style.head, program.takes
+        self.dtype, self.style, self.takes = dtype, program.style, program.takes
         operands = operands or Operands(dtype, winograd=options.winograd)
         links = iter(pack_chain(program.steps, half.part, operands, options))
         self.stages = [tuple(next(links) for _ in steps) for steps in program.stages()]
@@ -52,7 +52,7 @@ class Fused:
 
     def begin(self, device: torch.device, parking: Parking | None) -> Run:
         """A dry Run that stands behind the clip's start: from there on a latent is as many frames as it can be."""
-        run = Run(self.dtype, device, parking, self.head)
+        run = Run(self.dtype, device, parking, self.style.head, self.style.border)
         names = (link.step.name for stage in self.stages for link in stage)
         run.done.update({**dict.fromkeys(names, 1), "latents": 1, "frames": 1})
         return run

@@ -267,6 +267,4 @@ class Program:
         style = self.style
         if style.after:
             return f"its convolutions look {style.after} frame(s) ahead, which only the plain walk does"
-        if style.border != "zero":
-            return f"its borders are {style.border}, which only the plain walk does"
         return next((r for r in reasons if r), None)

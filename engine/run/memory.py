@@ -35,15 +35,17 @@ class Memory:
     """Everything a clip's walk writes to. Before `allocate` it only learns how much that is.
 
     `dtype` is the type of activations. `head` is what convolutions see before a clip: its first frame ("replicate") or
-    zeros ("zero").
+    zeros ("zero"). `border` is what they see around a frame: its edge ("replicate"), what lies behind that ("reflect"),
+    or zeros.
     """
 
     def __init__(
-        self, dtype: torch.dtype, device: torch.device, parking: Parking | None = None, head: str = "replicate"
-    ) -> None:
+        self, dtype: torch.dtype, device: torch.device, parking: Parking | None = None, head: str = "replicate",
+        border: str = "zero",
+    ) -> None:  # fmt: skip
         self.dtype = dtype
         self.device = device
-        self.head = head
+        self.head, self.border = head, border
         self.arena = Arena()
         #: By what a plain frame would be, how it is stored, and its type. What a convolution in Winograd form reads is
         #: stored as planes, twice the bytes: to make them of a plain history at each step would take longer than their

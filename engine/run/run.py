@@ -44,7 +44,7 @@ class Run(Memory):
     """Executes a network's steps at one frame size, or, before `allocate`, only learns what memory they take.
 
     `dtype` is the type of activations; operands are in that of their convolution. Batch is one clip per Run. `head`
-    is what convolutions see before a clip: its first frame ("replicate") or zeros ("zero").
+    and `border`, as in Memory, are what convolutions see before a clip and around a frame.
     """
 
     def conv(
@@ -189,7 +189,7 @@ class Run(Memory):
         d, h, w, c = x.shape
         plane = (h + 2, w + 2, padded_channels(c, conv.dtype))
         planes = conv.weight.winograd
-        store = Store(silu=norm is not COPY, scale=conv.scale, gain=conv.gain, rounded=planes)
+        store = Store(norm is not COPY, self.border, conv.scale, conv.gain, rounded=planes)
         work, times = d * h * w // math.prod(geometry.stride) * conv.weight.flops_per_position, self.walk.repeats
         if self.dry:
             self.visits.setdefault(conv.key, Visit(conv.history)).work += times * work

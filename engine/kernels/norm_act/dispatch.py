@@ -15,6 +15,7 @@ from .types import Norm, Store
 
 _DEFAULT = Store()
 _KINDS = ("group", "l2", "rms", "none")
+_BORDERS = ("zero", "replicate", "reflect")
 
 
 def _power_of_two(n: int) -> int:
@@ -75,7 +76,7 @@ def coefficients(partials: Partials, norm: Norm, positions: int, backend: str = 
             partials.data, norm.weight if affine else coefs, norm.bias if affine else coefs, coefs,
             coefs if health is None else health, blocks,
             float(count), norm.eps, C=c, GROUPS=norm.groups, COLUMNS=columns, AFFINE=affine, HEALTH=health is not None,
-            FRAMES=d if norm.per_chunk else 1, BB=1024, BC=_power_of_two(columns // norm.groups),
+            POOL=norm.per_chunk, BB=1024, BC=_power_of_two(columns // norm.groups),
             BG=_power_of_two(c // norm.groups), num_warps=4,
         )  # fmt: skip
     return coefs
@@ -96,9 +97,12 @@ def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: in
     ValueError where shapes do not fit.
     """
     d, h, w, c = x.shape
-    if norm.kind not in _KINDS or store.border not in ("zero", "replicate"):
+    if norm.kind not in _KINDS or store.border not in _BORDERS:
         raise ValueError(f"unknown norm {norm.kind!r} or border {store.border!r}")
     planes = buffer.dim() == 5
+    if store.border == "reflect" and (planes or min(h, w) <= border):
+        what = "planes have no border" if planes else f"a frame of {h}x{w} is too small"
+        raise ValueError(f"{what} to reflect {border} of its rows and columns")
     (rows, columns, co), whole = buffer.shape[-3:], h + 2 * border
     fits = rows == whole if first is None else 0 <= first <= whole - rows
     if planes and (border != 1 or buffer.shape[1] != 4):
@@ -137,7 +141,7 @@ def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: in
         C=c, CO=co, CP=wide, KIND=norm.kind, WEIGHT=affine and norm.weight is not None,
         BIAS=affine and norm.bias is not None, HEALTH=health is not None and norm.kind != "group",
         GAINS=store.gain is not None, SILU=store.silu,
-        REPLICATE=store.border == "replicate", CLAMP=buffer.dtype in QUANT_MAX, ROUND=buffer.dtype == torch.int8,
+        EDGE=store.border, CLAMP=buffer.dtype in QUANT_MAX, ROUND=buffer.dtype == torch.int8,
         UNIT=unit, DENSE=dense, FAST=not (interpreted() and not x.is_cuda), num_warps=WARPS,
     )  # fmt: skip
     limit = QUANT_MAX.get(buffer.dtype, 0.0)

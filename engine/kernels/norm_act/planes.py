@@ -55,11 +55,12 @@ def planes_kernel(x, coefs, weight, bias, gains, health, out, slots, slot, heigh
                   x_c, eps, gain, gain0, gain1, gain2, gain3, limit,
                   C: tl.constexpr, CO: tl.constexpr, CP: tl.constexpr, KIND: tl.constexpr, WEIGHT: tl.constexpr,
                   BIAS: tl.constexpr, HEALTH: tl.constexpr, GAINS: tl.constexpr, SILU: tl.constexpr,
-                  REPLICATE: tl.constexpr, CLAMP: tl.constexpr, ROUND: tl.constexpr, ROUNDED: tl.constexpr,
+                  EDGE: tl.constexpr, CLAMP: tl.constexpr, ROUND: tl.constexpr, ROUNDED: tl.constexpr,
                   UNIT: tl.constexpr, DENSE: tl.constexpr, FAST: tl.constexpr, TAPS: tl.constexpr, WALK: tl.constexpr,
                   BP: tl.constexpr):  # fmt: skip
     """One program writes BP walks of WALK neighbouring pairs each, in the bordered rows `first`.. of one frame. A walk
     reads and activates every column once, but for the two it shares with its neighbours."""
+    REPLICATE: tl.constexpr = EDGE == "replicate"
     d = tl.program_id(1)
     pairs = (width + 1) // 2 + (3 - TAPS)
     walks = (pairs + WALK - 1) // WALK

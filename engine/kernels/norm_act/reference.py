@@ -70,6 +70,12 @@ def write_planes(y: Tensor, target: Tensor, store: Store, fmt: Pixels | None, ta
         plane.copy_(cast(values, dtype, each))
 
 
+def _inside(first: int, end: int, size: int, border: str, device: torch.device) -> Tensor:
+    """Where the rows (or columns) [first, end) are copied from: those of the frame, 0..size - 1, from themselves."""
+    at = torch.arange(first, end, device=device)
+    return at.clamp(0, size - 1) if border == "replicate" else size - 1 - (size - 1 - at.abs()).abs()
+
+
 def norm_act(
     x: Tensor, norm: Norm, coefs: Tensor | None, store: Store, buffer: Tensor, slot: int, border: int, first: int,
     health: Tensor | None = None,
@@ -78,22 +84,26 @@ def norm_act(
     c, w = x.shape[3], x.shape[2]
     rows, planes = buffer.shape[-3], buffer.dim() == 5
     taps = 3 if buffer.shape[-2] == pairs_of(w, 3) else 2
+    beyond = (w % 2 + (taps == 2)) * planes  # columns that no output reads, or only a later phase of an upsampler
     # Image rows this band touches, and how much of its border lies outside the image.
     low, high = first - border, first + rows - border
     above, below = max(-low, 0), max(high - x.shape[1], 0)
-    x = x[:, low + above : high - below]
+    source = None
+    if border and store.border != "zero":
+        source = [_inside(a, b, n, store.border, x.device)
+                  for a, b, n in ((low, high, x.shape[1]), (-border, w + border + beyond, w))]  # fmt: skip
+    else:
+        x = x[:, low + above : high - below]
     fmt = quantiser(buffer.dtype, store.scale) if buffer.dtype in QUANT_MAX else None
     for d in range(x.shape[0]):
         if coefs is None:
             note(health, x[d] if norm.kind == "none" else x[d].float().square())
-        y = apply(x[d : d + 1], norm, None if coefs is None else coefs[d : d + 1])
+        frame = x[d : d + 1] if source is None else x[d : d + 1, source[0]][:, :, source[1]]
+        y = apply(frame, norm, None if coefs is None else coefs[d : d + 1])
         y = F.silu(y) if store.silu else y
         y = y if store.gain is None else y * store.gain
-        if border:
-            y = y.permute(0, 3, 1, 2)
-            pad = (border, border + (w % 2 + (taps == 2)) * planes, above, below)
-            y = F.pad(y, pad) if store.border == "zero" else F.pad(y, pad, mode="replicate")
-            y = y.permute(0, 2, 3, 1)
+        if source is None:
+            y = F.pad(y, (0, 0, border, border + beyond, above, below))
         target = buffer[(slot + d) % buffer.shape[0]]
         if planes:
             write_planes(y[0], target[..., :c], store, fmt, taps)

@@ -40,21 +40,22 @@ def statistics_kernel(x, partials, height, width, x_t, x_y, x_x,
 @triton.jit(do_not_specialize=["blocks"])
 def coefficients_kernel(partials, weight, bias, coefs, health, blocks, count, eps,
                         C: tl.constexpr, GROUPS: tl.constexpr, COLUMNS: tl.constexpr, AFFINE: tl.constexpr,
-                        HEALTH: tl.constexpr, FRAMES: tl.constexpr, BB: tl.constexpr, BC: tl.constexpr,
+                        HEALTH: tl.constexpr, POOL: tl.constexpr, BB: tl.constexpr, BC: tl.constexpr,
                         BG: tl.constexpr):  # fmt: skip
-    """One program per (group, frame): sums all blocks in fixed order in fp64. FRAMES > 1 pools that many frames."""
+    """One program per (group, frame): sums all blocks in fixed order in fp64. POOL: those of all frames together."""
     g, d = tl.program_id(0), tl.program_id(1)
     PER: tl.constexpr = COLUMNS // GROUPS
     j = tl.arange(0, BC)
     total = tl.zeros((BB,), tl.float64)
     square = tl.zeros((BB,), tl.float64)
     first = d * blocks
-    if FRAMES > 1:
+    if POOL:
         first = d * 0
-    for b0 in range(0, blocks * FRAMES, BB):
+        blocks *= tl.num_programs(1)
+    for b0 in range(0, blocks, BB):
         b = b0 + tl.arange(0, BB)
         at = partials + ((first + b).to(tl.int64)[:, None] * COLUMNS + g * PER + j[None, :]) * 2
-        keep = (b < blocks * FRAMES)[:, None] & (j < PER)[None, :]
+        keep = (b < blocks)[:, None] & (j < PER)[None, :]
         total += tl.sum(tl.load(at, mask=keep, other=0.0).to(tl.float64), 1)
         square += tl.sum(tl.load(at + 1, mask=keep, other=0.0).to(tl.float64), 1)
     mean = tl.sum(total, 0) / count
@@ -133,7 +134,7 @@ def norm_act_kernel(x, coefs, weight, bias, gains, health, out, slots, slot, hei
                     x_c, eps, gain, limit,
                     C: tl.constexpr, CO: tl.constexpr, CP: tl.constexpr, KIND: tl.constexpr, WEIGHT: tl.constexpr,
                     BIAS: tl.constexpr, HEALTH: tl.constexpr, GAINS: tl.constexpr, SILU: tl.constexpr,
-                    BORDER: tl.constexpr, REPLICATE: tl.constexpr, CLAMP: tl.constexpr, ROUND: tl.constexpr,
+                    BORDER: tl.constexpr, EDGE: tl.constexpr, CLAMP: tl.constexpr, ROUND: tl.constexpr,
                     UNIT: tl.constexpr, DENSE: tl.constexpr, FAST: tl.constexpr, BP: tl.constexpr):  # fmt: skip
     """One program writes BP positions of the bordered rows `first`.. of one frame: [BP, CO], C of them from x."""
     d = tl.program_id(1)
@@ -144,7 +145,11 @@ def norm_act_kernel(x, coefs, weight, bias, gains, health, out, slots, slot, hei
     xx = p - row * pitch - BORDER
     real = p < rows * pitch
     inside = real & (y >= 0) & (y < height) & (xx >= 0) & (xx < width)
-    if REPLICATE:
+    if EDGE == "reflect":
+        y = height - 1 - tl.abs(height - 1 - tl.abs(y))
+        xx = width - 1 - tl.abs(width - 1 - tl.abs(xx))
+        inside = real
+    if EDGE == "replicate":
         y = tl.minimum(tl.maximum(y, 0), height - 1)
         xx = tl.minimum(tl.maximum(xx, 0), width - 1)
         inside = real

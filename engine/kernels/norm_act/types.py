@@ -24,8 +24,8 @@ class Norm:
 
 @dataclass(frozen=True)
 class Store:
-    """How results are written: silu first; border zero or replicate; an 8-bit type holds value / scale, or with
-    `gain` ([C] float32) value * gain per channel.
+    """How results are written: silu first; border zero, replicate or (no planes) reflect; an 8-bit type holds
+    value / scale, or with `gain` ([C] float32) value * gain per channel.
 
     For buffers of planes: `rounded` makes them of the values as a plain buffer of their type holds them, so that making
     them of such a buffer later (kind none, no silu, scale 1) gives the same bits (after a group norm or none; the sums

@@ -98,7 +98,8 @@ class FrameDown(Resampling):
                     run.product(conv, i.data, part, geometry=i.geometry, residual=part if add else None, start=start)
 
     def why_not_fused(self, style: Style) -> str | None:
-        return None if style.head == "zero" else "its frames are halved behind zeros, other convolutions are not"
+        fits = style.head == "zero" and style.border == "zero"
+        return None if fits else "its frames are halved behind and beside zeros, other convolutions are not"
 
     def taps(self, style: Style) -> Taps:
         return Taps(2, 0) if self.temporal else Taps()

@@ -125,7 +125,8 @@ class NearestUp(Resampling):
         run.buffered(space, buffer, inside, out, out if add else None)
 
     def why_not_fused(self, style: Style) -> str | None:
-        return None if style.head == "zero" else "its frames are doubled behind zeros, other convolutions are not"
+        fits = style.head == "zero" and style.border == "zero"
+        return None if fits else "its frames are doubled behind and beside zeros, other convolutions are not"
 
     def channels(self, channels: int) -> int:
         return self.c_out

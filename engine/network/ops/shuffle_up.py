@@ -67,7 +67,7 @@ class ShuffleUp(Resampling):
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Conv | Expansion:
         block, dtype = part(self.name), operands.dtype
         expand, conv = block.upscale_conv, block.conv
-        if not (options.composed_upsample and conv.head == "replicate"):
+        if not (options.composed_upsample and conv.head == "replicate" and conv.border == "zero"):
             weight = pack_weight(expand.weight, dtype, (block.z, 2, 2))
             wide = Conv(expand.key, weight, expand.bias.float())
             return Expansion(wide, conv_of(conv, Operands(dtype), normed=False))

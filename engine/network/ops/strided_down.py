@@ -53,6 +53,9 @@ class StridedDown(Resampling):
         skip = int(self.temporal and first > 0)
         return out, run.conv(packed, x, out, groups=groups, geometry=geometry, skip=skip)
 
+    def why_not_fused(self, style: Style) -> str | None:
+        return None if style.border == "zero" else "it downsamples beside zeros, other convolutions do not"
+
     def taps(self, style: Style) -> Taps:
         return Taps(2, 0) if self.temporal else Taps()
 

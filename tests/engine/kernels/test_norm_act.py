@@ -23,7 +23,10 @@ CASES = [
     (96, 1, "l2", torch.float16, "zero", False),
     (48, 1, "rms", torch.bfloat16, "replicate", False),
     (20, 1, "none", torch.float16, "zero", False),
+    (20, 1, "none", torch.float16, "reflect", False),
+    (64, 8, "group", torch.int8, "reflect", True),
 ]
+PADDING = {"zero": "constant", "replicate": "replicate", "reflect": "reflect"}
 
 
 def plain(x, norm):
@@ -52,7 +55,7 @@ def test_norm_silu_quantise_border(request, backend, case):
     norm_act(x, norm, buffer, slot=4, store=Store(silu, border, scale), backend=backend)
     want = plain(x.float(), norm)
     want = (F.silu(want) if silu else want).permute(0, 3, 1, 2)
-    want = F.pad(want, (1,) * 4, mode="replicate" if border == "replicate" else "constant").permute(0, 2, 3, 1)
+    want = F.pad(want, (1,) * 4, mode=PADDING[border]).permute(0, 2, 3, 1)
     got = torch.stack((buffer[4], buffer[0])).float() * scale  # the ring wraps
     limit = {torch.int8: 4e-2, FP8: CAST_STEP[FP8]}.get(stored, TOLERANCE[stored])
     assert error(got[..., :c], want) < limit
@@ -89,6 +92,7 @@ def test_channels_first_input_is_read_in_place(interpreter):
     (dict(norm=Norm("batch")), "unknown norm"),
     (dict(buffer=torch.empty(2, 5, 5, 32)), "does not hold"),
     (dict(slot=7), "do not fit"),
+    (dict(store=Store(border="wrap")), "unknown norm"),
     (dict(norm=Norm("group", torch.ones(32), None, 8)), "both weight and bias"),
 ])  # fmt: skip
 def test_wrong_arguments_are_named(change, word):
@@ -98,19 +102,34 @@ def test_wrong_arguments_are_named(change, word):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("border", ["zero", "replicate"])
+@pytest.mark.parametrize("border", PADDING)
 def test_bands_hold_the_frames_own_rows(request, backend, border):
     if backend == "triton":
         request.getfixturevalue("interpreter")
     x = torch.randn(2, 13, 9, 20).half()
     whole = torch.full((3, 15, 11, 32), -1.0).half()
-    norm_act(x, Norm("none"), whole, slot=1, store=Store(border=border), backend=backend)
-    for first, rows in ((0, 6), (4, 7), (10, 5), (0, 15)):
+    norm_act(x, Norm("none"), whole, slot=1, store=Store(silu=False, border=border), backend=backend)
+    inside = F.pad(x.permute(0, 3, 1, 2), (1,) * 4, mode=PADDING[border]).permute(0, 2, 3, 1)
+    assert torch.equal(whole[1:, ..., :20], inside)
+    for first, rows in ((0, 6), (4, 7), (10, 5), (0, 15), (0, 3), (12, 3)):
         band = torch.full((3, rows, 11, 32), -1.0).half()
-        norm_act(x, Norm("none"), band, slot=1, store=Store(border=border), first=first, backend=backend)
+        norm_act(x, Norm("none"), band, slot=1, store=Store(silu=False, border=border), first=first, backend=backend)
         assert torch.equal(band, whole[:, first : first + rows])
     with pytest.raises(ValueError, match="does not hold"):
         norm_act(x, Norm("none"), torch.empty(3, 6, 11, 32).half(), first=10, backend=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("border", "size"), [("replicate", (1, 1)), ("reflect", (2, 3)), ("reflect", (3, 2))])
+def test_borders_of_the_smallest_frames(request, backend, border, size):
+    if backend == "triton":
+        request.getfixturevalue("interpreter")
+    h, w = size
+    x, buffer = torch.randn(1, h, w, 16).half(), torch.empty(1, h + 2, w + 2, 16).half()
+    norm_act(x, Norm("none"), buffer, store=Store(silu=False, border=border), backend=backend)
+    assert torch.equal(buffer.permute(0, 3, 1, 2), F.pad(x.permute(0, 3, 1, 2), (1,) * 4, mode=border))
+    with pytest.raises(ValueError, match="too small to reflect"):
+        norm_act(x[:, :1], Norm("none"), buffer[:, :3], store=Store(border="reflect"), backend=backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
