@@ -126,15 +126,15 @@ class FusedHalf:
         if isinstance(network, FusedDecoder):
             size = *size, clips.dtype, self._device
 
-            def step(run: Run, z: Tensor, emit: Emit) -> None:
-                network.chunk(run, z, steps.frames, clips.dtype, emit)
+            def step(run: Run, z: Tensor, emit: Emit, ends: bool) -> None:
+                network.chunk(run, z, steps.frames, clips.dtype, emit, ends)
 
             def replay(run: Run, z: Tensor) -> Tensor:
                 return network.whole_chunk(run, steps.frames, clips.dtype, z)
         else:
             size = *size, self._device
 
-            def step(run: Run, video: Tensor, emit: Emit) -> None:
+            def step(run: Run, video: Tensor, emit: Emit, ends: bool) -> None:
                 moments = network.chunk(run, video, steps.frames)
                 if not run.dry:
                     emit(moments)
@@ -151,13 +151,17 @@ class FusedHalf:
     def low(self, clips: Clips) -> FusedPass:
         self._runs.no_graphs = why_none(self._graphs, clips.plan)
         run = self._network.plan_front(clips.plan.steps.latents, clips.height, clips.width, self._device)
-        return FusedPass(clips, self._alone(run, clips), self._latents, self._network.front_chunk)
+
+        def step(run: Run, z: Tensor, emit: Emit, ends: bool) -> None:
+            self._network.front_chunk(run, z, emit)
+
+        return FusedPass(clips, self._alone(run, clips), self._latents, step)
 
     def tile(self, clips: Clips) -> FusedPass:
         grid, steps, network = clips.plan.grid, clips.plan.steps, self._network
         run = network.plan_tile(steps.latents, grid.rows.size, grid.cols.size, steps.frames, self._device)
 
-        def step(run: Run, x: Tensor, emit: Emit) -> None:
+        def step(run: Run, x: Tensor, emit: Emit, ends: bool) -> None:
             network.tile_chunk(run, x, steps.frames, emit)
 
         return FusedPass(clips, self._alone(run, clips), self._features, step)
@@ -192,10 +196,10 @@ class PlainHalves:
         self._architecture = architecture
         self._dtype = dtype
 
-    def half(self, name: str, scale: float, device: torch.device) -> PlainHalf:
-        """"encoder" or "decoder" for clips. scale: what latents are divided by."""
+    def half(self, name: str, scale: float, device: torch.device, seed: int | None = None) -> PlainHalf:
+        """"encoder" or "decoder" for clips. scale: what latents are divided by. seed: of noise within the network."""
         a = self._architecture
-        return PlainHalf(getattr(self._model, name), a.spatial, a.temporal, scale, self._dtype, device)
+        return PlainHalf(getattr(self._model, name), a.spatial, a.temporal, scale, self._dtype, device, seed)
 
     def frames(
         self, z: Tensor, steps: Steps, device: torch.device, check: Callable[[], None]

@@ -203,12 +203,13 @@ def _reference(vae: VideoVAE, half: str, data: Tensor) -> Callable[[], None]:
     """The fused network's steps, a latent and a frame at a time, on whatever operators the device has."""
 
     def decode() -> None:
-        z = (data[0] / vae.scale).to(vae.device, vae.dtype).permute(1, 2, 3, 0)
+        z = (vae.inside(data)[0] / vae.scale).to(vae.device, vae.dtype).permute(1, 2, 3, 0)
         network = fuse(vae.model.decoder, vae.dtype, vae.options)
         run = network.plan(1, *z.shape[1:3], 1, torch.float32, vae.device)
         run.allocate()
-        for part in z.split(1):
-            network.chunk(run, part, 1, torch.float32, lambda pixels: None)
+        parts = z.split(1)
+        for i, part in enumerate(parts, 1):
+            network.chunk(run, part, 1, torch.float32, lambda pixels: None, i == len(parts))
 
     def encode() -> None:
         x = (data * 2 - 1).to(vae.device, vae.dtype)

@@ -31,7 +31,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "published SeedVR2 VAE. Nothing is computed, so plans for a GPU can be made without one.",
     )
     parser.add_argument("--size", required=True, metavar="WxH", help="frame size in pixels, such as 1280x720")
-    parser.add_argument("--frames", type=int, default=81, metavar="N", help="frames of the clip (default: 81)")
+    parser.add_argument("--frames", type=int, metavar="N", help="frames of the clip (default: 81; pictures: 1)")
     parser.add_argument("--encode", action="store_true", help="plan an encode (default: a decode)")
     parser.add_argument("--vae", type=Path, metavar="FILE", help="VAE weights (default: published SeedVR2 widths)")
     parser.add_argument("--norm-groups", type=int, metavar="N", help="for files of unusual widths that do not name it")
@@ -51,14 +51,15 @@ def run(args: argparse.Namespace) -> int:
 
     width, height = _size(args.size)
     request = Request(**memory_options(args), output=args.output)
-    if args.frames < 1:
+    if args.frames is not None and args.frames < 1:
         raise InputError(f"--frames {args.frames}: a clip has at least one frame")
     planner, architecture, note = _planner(args)
+    count = args.frames or (1 if architecture.still else 81)
     spatial, temporal = architecture.spatial, architecture.temporal
     precision = architecture.native if args.precision == "auto" else args.precision
     if min(width, height) < spatial:
         raise InputError(f"--size {args.size}: frames are at least {spatial}x{spatial} pixels")
-    latents = (args.frames - 1) // temporal + 1
+    latents = (count - 1) // temporal + 1
     size = latents, height // spatial, width // spatial
     rest = (height % spatial, width % spatial) if args.encode else (0, 0)
     half = "encoder" if args.encode else "decoder"
@@ -110,7 +111,7 @@ def _planner(args: argparse.Namespace) -> tuple[Planner, Architecture, str]:
     from ..archs import DEFAULT
     from ..loader import NAMES, PRECISIONS, load
     from ..options import DEFAULTS
-    from ..planning.fusable import not_fused
+    from ..planning.fusable import no_8_bit, not_fused
     from ..planning.make import make_planner
     from ..precision.modes import MIXED, Mode
 
@@ -126,11 +127,12 @@ def _planner(args: argparse.Namespace) -> tuple[Planner, Architecture, str]:
     dtype = plain or PRECISIONS[architecture.native]
     reason = "--plain" if args.plain else not_fused(architecture.programs(config), dtype)
     note = f"fused kernels off: {reason}" if reason and not args.plain else ""
-    if reason and args.precision in MIXED:
-        note = f"{args.precision} is not to be had ({reason}): this is a plan for {architecture.native}"
+    exact_only = reason or no_8_bit(architecture.programs(config), dtype)
+    if exact_only and args.precision in MIXED:
+        note = f"{args.precision} is not to be had ({exact_only}): this is a plan for {architecture.native}"
     exact = dtype == torch.float32
     mode = Mode()
-    if reason is None and args.precision in MIXED:  # on whatever GPU has it
+    if exact_only is None and args.precision in MIXED:  # on whatever GPU has it
         fast = args.precision == "fp16_fast"
         mode = Mode(half_accumulate=True) if fast else Mode(args.precision)
     planner = make_planner(

@@ -36,15 +36,16 @@ def run(args: argparse.Namespace) -> int:
     device = placement("auto", args.device)
     small = device.type != "cuda"
     frames = args.frames if args.frames is not None else 5 if small else 21
-    if frames < 1 or frames % 4 != 1:
-        raise InputError(f"--frames {frames}: give 4n+1 of them, such as 5 or 21")
     if args.runs < 1:
         raise InputError(f"--runs {args.runs}: at least one is needed")
     weights = read_weights(args.weights or default_weights(device))
     vae = load(weights, precision=args.precision, device=device, norm_groups=args.norm_groups)
+    if frames < 1 or (frames - 1) % vae.temporal:
+        raise InputError(f"--frames {frames}: give {vae.temporal}n+1 of them, such as 5 or 21")
     width, height = check_size(args.size or ("64x48" if small else "1280x720"), vae.spatial)
     if args.half == "decode":
-        data = noise_latent(vae.latent_channels, (frames - 1) // 4 + 1, height // vae.spatial, width // vae.spatial)
+        latents, s = (frames - 1) // vae.temporal + 1, vae.spatial
+        data = noise_latent(vae.latent_channels, latents, height // s, width // s)
     elif not vae.can_encode:
         raise InputError(f"{args.weights}: holds a decoder only; profile decode")
     else:

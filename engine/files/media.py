@@ -280,6 +280,14 @@ def write_mp4(path: str | Path, frames: Frames, fps: Fraction | float, crf: int 
                 container.close()
 
 
+def write_png(path: str | Path, frame: torch.Tensor) -> None:
+    """Write one frame [H, W, 3] (float 0..1 or uint8) as an 8-bit PNG, replacing `path`."""
+    from PIL import Image
+
+    with replacing(Path(path)) as temporary:
+        Image.fromarray(_to_uint8(frame, 0)).save(temporary, format="png")
+
+
 def write_png_folder(path: str | Path, frames: Frames) -> None:
     """Write frames (as for `write_mp4`) as 8-bit frame_000000.png, ... in the folder `path`, replacing earlier ones.
 

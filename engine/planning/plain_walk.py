@@ -40,7 +40,8 @@ class PlainWalk:
     ) -> int:
         """Bytes besides the weights, for `latents` of frames or tiles of these latent pixels; rest: pixels that fill
         none. products: convolutions are matrix products (engine/kernels/exact.py)."""
-        latents = min(latents, 2 * steps.latents)
+        if not getattr(self._model, half).program.waits:
+            latents = min(latents, 2 * steps.latents)
         if tile == frame:
             return self._whole(half, latents, steps, frame, rest, products)
         # What sees whole frames and what sees tiles run one after the other.
@@ -78,7 +79,7 @@ class PlainWalk:
             # What a tile of one latent pixel is made into has as many channels as any.
             video = torch.empty(1, 3, 1, 2 * self._spatial, 2 * self._spatial, device="meta", dtype=self._dtype)
             with torch.inference_mode(False), torch.no_grad():
-                channels = part.mid(part.high(video, State()), State()).shape[1]
+                channels = part.between(part.high(video, State()), State()).shape[1]
 
         def program() -> None:
             nonlocal channels
@@ -136,7 +137,7 @@ class _Sampled:
 
     def __init__(self, part: nn.Module, memory: PeakMemory) -> None:
         self._part, self._memory = part, memory
-        self.low, self.mid, self.program = part.low, part.mid, part.program
+        self.low, self.between, self.program = part.low, part.between, part.program
         self._left: torch.Size | None = None
         self._more = 0
         self._found: list[torch.Size] = []

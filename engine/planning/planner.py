@@ -199,7 +199,7 @@ class Planner:
         """Peak of the leanest plan."""
         ask.check()
         if not self._runs_fused(ask, tiles):
-            *_, steps = _steps(ask.latents, ask.chunk)
+            *_, steps = self._plain_steps(ask)
             return self._total(self._plain_peak(ask, tiles, steps))
         *_, steps = self._fused_steps(ask, tiles.rows.size, tiles.cols.size)
         least = self._sizes(ask, tiles, steps, None).device
@@ -213,7 +213,11 @@ class Planner:
         return leanest(functools.partial(self._sizes, ask, tiles, self._step(ask, 1, 1)))
 
     def _runs_fused(self, ask: _Ask, tiles: Grid) -> bool:
-        return self._fused() and (len(tiles) == 1 or ask.half == "decoder")
+        whole = len(tiles) == 1 or (ask.half == "decoder" and not self.walk.late(ask.half))
+        return whole and self._can_fuse(ask)
+
+    def _can_fuse(self, ask: _Ask) -> bool:
+        return self._fused() and self.walk.why_not(ask.half) is None
 
     def _plain_peak(self, ask: _Ask, tiles: Grid, steps: Steps) -> int:
         tile = tiles.rows.size, tiles.cols.size
@@ -230,7 +234,7 @@ class Planner:
             if len(tiles) == 1 and ask.host != 0:
                 yield from self._parking_plans(ask, tiles, target)
             return
-        steps = list(_steps(ask.latents, ask.chunk))
+        steps = list(self._plain_steps(ask))
 
         def fits(some: Steps) -> bool:
             ask.check()
@@ -239,15 +243,20 @@ class Planner:
         best = steps[bisect_left(steps, True, hi=len(steps) - 1, key=fits)]
         yield Plan(best, tiles, self._plain_peak(ask, tiles, best))
 
+    def _plain_steps(self, ask: _Ask) -> Iterator[Steps]:
+        return _steps(ask.latents, ask.chunk or int(self.walk.single(ask.half)))
+
     def _fused_steps(self, ask: _Ask, rows: int, cols: int) -> Iterator[Steps]:
         """From what fills the GPU down to one frame per step."""
-        frames = self.walk.frames_per_step(self.spatial * rows, self.spatial * cols)
+        frames = self.walk.frames_per_step(ask.half, self.spatial * rows, self.spatial * cols)
         while frames:
             yield self._step(ask, -(-frames // self._temporal), frames)
             frames //= 2
 
     def _step(self, ask: _Ask, latents: int, frames: int) -> Steps:
         latents = min(ask.chunk or min(latents, MAX_LATENTS), ask.latents)
+        if self._temporal == 1:  # pictures of a chunk stay together to the end
+            return Steps(latents, 0)
         return Steps(latents, min(frames, self._temporal * latents))
 
     def _fused_plan(self, ask: _Ask, tiles: Grid, steps: Steps, parking: Parking | None) -> Plan:
@@ -303,7 +312,7 @@ class Planner:
 
     def _parked(self, ask: _Ask, target: int | None) -> str:
         """What parking would take, where that is more than the host may give; for refusals."""
-        if not self._fused():
+        if not self._can_fuse(ask):
             leaner = self._dtype == torch.float32 and ask.host != 0
             return "or use fp16 or bf16, which need less, " if leaner else ""
         if ask.host is None:
@@ -317,7 +326,7 @@ class Planner:
         return f"or ram_gb to {in_gb(least.host)} (it is {in_gb(ask.host)}; {in_gb(needed)} of GPU memory then do), "
 
     def _why_no_bands(self, ask: _Ask, tiles: Grid, target: int | None) -> str:
-        if ask.host == 0 or not self._fused():
+        if ask.host == 0 or not self._can_fuse(ask):
             return "bands need parked histories, which only the fused kernels on a GPU have"
         least = self._sizes(ask, tiles, self._step(ask, 1, 1), Parking(None, 0, rows=ask.band))
         needs = f"{in_gb(least.device + LIBRARY_BYTES + self._weights)}, and the target is {in_gb(target)}"

@@ -74,7 +74,7 @@ def decode(network: FusedDecoder, z: Tensor, watch: Watch | None = None) -> Tens
 def encode(network: FusedEncoder, video: Tensor, watch: Watch | None = None) -> Tensor:
     """Frames [F, H, W, 3] in -1..1 -> mean latents [T, h, w, C], on the video's device."""
     count, height, width, _ = video.shape
-    run = network.plan((count - 1) // 4 + 1, height, width, 1, video.device)
+    run = network.plan((count - 1) // network.every + 1, height, width, 1, video.device)
     run.watch = watch
     run.allocate()
     moments = network.chunk(run, video, 1)

@@ -68,7 +68,7 @@ def test_encoder_only_is_refused(vae_file, tmp_path):
 
 def test_not_a_vae(tmp_path):
     save_file({"model.layers.0.weight": torch.zeros(2, 2)}, tmp_path / "llm.safetensors")
-    with pytest.raises(CheckpointError, match=r"llm\.safetensors: not a video VAE.*model\.layers\.0\.weight"):
+    with pytest.raises(CheckpointError, match=r"llm\.safetensors: not a VAE.*model\.layers\.0\.weight"):
         load(tmp_path / "llm.safetensors")
 
 

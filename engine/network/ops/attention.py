@@ -14,8 +14,9 @@ from ...options import Options
 from ...run.run import Run
 from ...run.weights import Attention as Packed
 from ..packed import norm_of
-from ..program import Size, Step, Style, Work
+from ..program import CAUSAL, Size, Step, Style, Work
 from ..state import State
+from ..tree import find, graft
 from .norm import Norm
 
 
@@ -40,23 +41,39 @@ class FrameAttention(nn.Module):
         return x + y
 
 
-class SplitAttention(FrameAttention):
-    """Queries, keys and values from a matrix each, as diffusers names them."""
+@dataclass(frozen=True)
+class Parts:
+    """What a family's files call the parts of an attention with a matrix each for queries, keys, values and the result.
+    convs: these are 1x1 convolutions."""
 
-    def __init__(self, channels: int, norm: Norm) -> None:
+    norm: str = "group_norm"
+    q: str = "to_q"
+    k: str = "to_k"
+    v: str = "to_v"
+    out: str = "to_out.0"
+    convs: bool = False
+
+
+PARTS = Parts()
+
+
+class SplitAttention(FrameAttention):
+    """Queries, keys and values from a matrix each; as diffusers names them, where nothing else is said."""
+
+    def __init__(self, channels: int, norm: Norm, parts: Parts = PARTS) -> None:
         super().__init__()
-        self.group_norm = norm.module(channels, act=False)
-        self.to_q = nn.Linear(channels, channels)
-        self.to_k = nn.Linear(channels, channels)
-        self.to_v = nn.Linear(channels, channels)
-        self.to_out = nn.ModuleList([nn.Linear(channels, channels)])
+        self._parts = parts
+        graft(self, parts.norm, norm.module(channels, act=False))
+        for name in (parts.q, parts.k, parts.v, parts.out):
+            graft(self, name, nn.Conv2d(channels, channels, 1) if parts.convs else nn.Linear(channels, channels))
 
     @property
     def norm(self) -> nn.Module:
-        return self.group_norm
+        return find(self, self._parts.norm)
 
     def projections(self) -> list[tuple[Tensor, Tensor]]:
-        return [(p.weight, p.bias) for p in (self.to_q, self.to_k, self.to_v, self.to_out[0])]
+        names = (self._parts.q, self._parts.k, self._parts.v, self._parts.out)
+        return [(p.weight.flatten(1), p.bias) for p in (find(self, name) for name in names)]
 
 
 class JointAttention(FrameAttention):
@@ -75,12 +92,13 @@ class JointAttention(FrameAttention):
 
 @dataclass(frozen=True)
 class Attention(Step):
-    """joint: the file has one matrix for queries, keys and values."""
+    """joint: the file has one matrix for queries, keys and values. parts: what it calls them, where it has several."""
 
     name: str
     width: int
     norm: Norm
     joint: bool = False
+    parts: Parts = PARTS
     in_place = True
 
     @property
@@ -88,7 +106,9 @@ class Attention(Step):
         return self.norm.groups
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
-        return {self.name: (JointAttention if self.joint else SplitAttention)(self.width, self.norm)}
+        if self.joint:
+            return {self.name: JointAttention(self.width, self.norm)}
+        return {self.name: SplitAttention(self.width, self.norm, self.parts)}
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Packed:
         block, dtype = part(self.name), operands.dtype
@@ -102,7 +122,7 @@ class Attention(Step):
     def why_not_fused(self, style: Style) -> str | None:
         return self.norm.why_not_fused()
 
-    def work(self, size: Size) -> Work:
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
         tokens, c = size.height * size.width, self.width
         flop = size.frames * (4 * 2.0 * tokens * c * c + 4.0 * tokens * tokens * c)
         return Work(flop, flop)

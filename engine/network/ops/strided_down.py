@@ -16,7 +16,7 @@ from ...run.weights import Conv
 from ..packed import conv_of
 from ..program import CAUSAL, Resampling, Size, Style, Taps, Work
 from ..state import State
-from .conv import ClipConv, conv_work
+from .conv import ClipConv, FrameConv, conv_work
 
 
 class Downsample(nn.Module):
@@ -24,6 +24,9 @@ class Downsample(nn.Module):
 
     def __init__(self, channels: int, temporal: bool, style: Style = CAUSAL) -> None:
         super().__init__()
+        if style.still:
+            self.conv = FrameConv(channels, channels, 3, stride=2)
+            return
         kt = 3 if temporal else 1
         stride = (2 if temporal else 1, 2, 2)
         self.conv = ClipConv(channels, channels, (kt, 3, 3), stride, padding=0, head=style.head)
@@ -59,7 +62,7 @@ class StridedDown(Resampling):
     def taps(self, style: Style) -> Taps:
         return Taps(2, 0) if self.temporal else Taps()
 
-    def work(self, size: Size) -> Work:
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
         # What it reads has another row and column.
         source = size._replace(height=size.height + 1, width=size.width + 1)
         return conv_work(source, self.width, 27 if self.temporal else 9, self.size(size, True))
