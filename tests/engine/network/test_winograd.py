@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from zerowaste_vae.engine.archs import kl
 from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE
 from zerowaste_vae.engine.archs.seedvr2 import Config as Published
 from zerowaste_vae.engine.kernels.conv3d.winograd import schedules
@@ -38,11 +39,11 @@ class Config:
     norm_groups: None = None
 
 
-def decoder(norm, temporal=True):
+def decoder(norm):
     return Program.of(
         "decoder", 8,
         Conv("enter", 8, 32), Res("deep.0", 32, 32, norm), TILES,
-        ShuffleUp("grow", 32, temporal), STEP,
+        ShuffleUp("grow", 32, temporal=True), STEP,
         Res("wide.0", 32, 32, norm), Pixels("leave.norm", "leave.conv", 32, norm),
     )  # fmt: skip
 
@@ -68,8 +69,10 @@ def decode(network, z, chunk, frames, parking=None):
     planned, out = run.nbytes, []
     run.allocate()
     for part in z.split(chunk):
-        run.scout(lambda part=part: network.chunk(run, part, frames, torch.float32, out.append))
-        network.chunk(run, part, frames, torch.float32, lambda pixels: out.append(pixels.clone()))
+        told = run, part, frames, torch.float32
+        ends = run.done["latents"] + len(part) == len(z)
+        run.scout(lambda told=told, ends=ends: network.chunk(*told, out.append, ends))
+        network.chunk(*told, lambda pixels: out.append(pixels.clone()), ends)
     assert run.nbytes == planned
     return torch.cat(out)
 
@@ -98,6 +101,28 @@ def test_every_plan_has_the_same_bits(build, norm, kind):
     assert all(torch.equal(whole, other) for other in others)
     db = sampling.decibel(sampling.mse([sampling.decode(network, z)], [exact]))
     assert {"float16": 50, "bfloat16": 35, "fp8": 20, "int8": 20}[kind] < db < 100
+
+
+def test_borders_of_other_values_and_views_ahead_stay_direct(build, convolutions):
+    for style in ({"after": 1}, {"border": "replicate"}, {"border": "reflect"}, {}):
+        program = Program.of("decoder", 8, Conv("enter", 8, 32), TILES, Res("wide.0", 32, 32, Group(4)),
+                             Pixels("leave.norm", "leave.conv", 32, Group(4)), **style)  # fmt: skip
+        found = convolutions(fuse(build(program, torch.float16), torch.float16, WINOGRAD))
+        assert {c.weight.winograd for key, c in found.items() if "wide" in key} == {not style}
+
+
+@pytest.mark.parametrize("kind", ["fp16", "fp8"])
+@torch.no_grad()
+def test_pictures_have_the_same_bits_in_bands_and_whole(seed_model, kind):
+    model = kl.SD.build(kl.Config((32, 32), (32, 32), 4, 8, quantised=True, resnets=(1, 2), norm_groups=8))
+    seed_model(model, 3)
+    half, z, reader = model.half().requires_grad_(False).decoder, torch.randn(2, 70, 3, 4), sampling.Reader()
+    exact = sampling.decode(fuse(half, torch.float16, WINOGRAD), z, reader)
+    policy = Policy(dict.fromkeys(eligible(half), kind), reader.ranges()) if kind == "fp8" else Policy()
+    network = fuse(half, torch.float16, WINOGRAD, Operands(torch.float16, policy, winograd=True))
+    whole, *others = (decode(network, z, 2, 0, parking) for parking in (None, Parking(None, 0, rows=64)))
+    assert all(torch.equal(whole, other) for other in others)
+    assert kind == "fp16" or 20 < sampling.decibel(sampling.mse([sampling.decode(network, z)], [exact])) < 60
 
 
 def test_layers_take_it_by_width_and_type(monkeypatch):
