@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Iterator
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..engine import InputError
+from ..engine import InputError, log
 from ..engine.archs import Architecture
+from ..engine.memory import available_ram, in_gb
 
 #: The host's SeedVR2 sampler works on 2x2 patches of 8x8-pixel latents.
 SIZE_MULTIPLE = 16
@@ -15,9 +19,9 @@ SIZE_MULTIPLE = 16
 CLIP_SIZE = "zerowaste_clip_size"
 
 
-def as_clip(images: Tensor, still: bool = False) -> Tensor:
+def as_clip(images: Tensor, still: bool = False, colours: int = 3) -> Tensor:
     """IMAGE [F, H, W, C] or [B, F, H, W, C] -> [B, F, H, W, 3]: one batch of frames is one clip, or if `still` all are
-    clips of one frame; alpha is dropped."""
+    clips of one frame. Of more than so many colours the first are taken: alpha is dropped where none is encoded."""
     if images.ndim not in (4, 5) or images.shape[-1] < 3:
         raise InputError(
             "These are no images with three colours: connect frames [F, H, W, 3] or [B, F, H, W, 3], "
@@ -28,7 +32,8 @@ def as_clip(images: Tensor, still: bool = False) -> Tensor:
         raise InputError(
             f"These images are too small: a clip has at least one frame of 8x8 pixels, not {list(images.shape)}"
         )
-    return clip[..., :3].flatten(0, 1).unsqueeze(1) if still else clip[..., :3]
+    clip = clip[..., :colours]
+    return clip.flatten(0, 1).unsqueeze(1) if still else clip
 
 
 def pad_clip(clip: Tensor, temporal: int, multiple: int = SIZE_MULTIPLE) -> Tensor:
@@ -44,6 +49,33 @@ def pad_clip(clip: Tensor, temporal: int, multiple: int = SIZE_MULTIPLE) -> Tens
     return torch.cat([clip, clip[:, -1:].expand(-1, missing, -1, -1, -1)], 1) if missing else clip
 
 
+def too_many(shape: tuple[int, ...], dtype: torch.dtype) -> str:
+    """What to say of a decode whose frames [B, F, H, W, 3] are larger than the free host memory, else nothing. It is in
+    the log before, too: the system may end the process."""
+    size, free = math.prod(shape) * dtype.itemsize, available_ram()
+    if free is None or size <= free:
+        return ""
+    text = (f"its {shape[0] * shape[1]} frames take {in_gb(size)} of host memory and {in_gb(free)} are free: "
+            "Zero-Waste Decode to Video writes frames to a file as they are made")  # fmt: skip
+    log.warn(f"decode: {text}")
+    return text
+
+
+def padded(frames: Iterable[Tensor], temporal: int, multiple: int = SIZE_MULTIPLE) -> Iterator[Tensor]:
+    """Frames [H, W, 3] one by one, bytes or floats, as `pad_clip` has them."""
+    count, frame = 0, None
+    for frame in frames:
+        height, width, _ = frame.shape
+        if frame.dtype != torch.uint8:
+            frame = frame.clamp(0, 1)
+        if width % multiple or height % multiple:
+            frame = F.pad(frame, (0, 0, 0, -width % multiple, 0, -height % multiple))
+        count += 1
+        yield frame
+    for _ in range(-(count - 1) % temporal if count else 0):
+        yield frame
+
+
 def crop_clip(
     clip: Tensor, size: tuple[int, int, int] | None, temporal: int, multiple: int = SIZE_MULTIPLE
 ) -> Tensor:
@@ -51,11 +83,19 @@ def crop_clip(
 
     A size that does not pad to this clip belongs to another latent (one resized on its way) and is ignored.
     """
+    frames, height, width = unpadded(tuple(clip.shape[1:4]), size, temporal, multiple)
+    return clip[:, :frames, :height, :width]
+
+
+def unpadded(
+    made: tuple[int, int, int], size: tuple[int, int, int] | None, temporal: int, multiple: int = SIZE_MULTIPLE
+) -> tuple[int, int, int]:
+    """Frames, height and width of what `pad_clip` made into `made`: `size`, or if that is another clip's, all of it."""
     if size is None:
-        return clip
+        return made
     frames, height, width = size
     padded = (frames + -(frames - 1) % temporal, height + -height % multiple, width + -width % multiple)
-    return clip[:, :frames, :height, :width] if tuple(clip.shape[1:4]) == padded else clip
+    return tuple(size) if made == padded else made
 
 
 def as_latent(samples: Tensor, channels: int, still: bool = False) -> Tensor:
@@ -81,8 +121,9 @@ class Layout:
     """How the host carries what a VAE takes and gives; sizes for plans, where pictures are one clip and packed latents
     what they are for the network."""
 
-    def __init__(self, architecture: Architecture, latent_channels: int) -> None:
-        self._architecture, self._channels = architecture, latent_channels
+    def __init__(self, architecture: Architecture, latent_channels: int, colours: int) -> None:
+        """colours: of what is encoded."""
+        self._architecture, self._channels, self._colours = architecture, latent_channels, colours
         #: Latents and images have no axis for time.
         self.still = architecture.still
         #: Pixels whose multiples the sides of what is encoded are padded to.
@@ -93,8 +134,8 @@ class Layout:
         return as_latent(samples, self._channels, self.still)
 
     def clip(self, images: Tensor) -> Tensor:
-        """IMAGE as [B, F, H, W, 3]."""
-        return as_clip(images, self.still)
+        """IMAGE as [B, F, H, W, colours], or 3 where it has no more."""
+        return as_clip(images, self.still, self._colours)
 
     def shown(self, images: Tensor) -> Tensor:
         """[B, F, H, W, 3] as the host's own VAE of the kind gives them."""

@@ -238,15 +238,17 @@ class FusedPass:
         self, clips: Clips, memory: Callable[[], AbstractContextManager[tuple[Run, Graphs | None]]],
         load: Callable[[Tensor], Tensor], step: Callable[[Run, Tensor, Emit, bool], None],
         replay: Callable[[Run, Tensor], Tensor] | None = None,
+        aside: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:  # fmt: skip
         """load: a part's data to what `step` takes, on the device. step(run, data, emit, ends): a chunk; whether the
         clip ends with it. replay: the same where its results are one tensor, for graphs, and the clip goes on or
-        nothing looks ahead; None: no attempt after this one can go on where it ends."""
+        nothing looks ahead; None: no attempt after this one can go on where it ends. aside: as in Pass."""
         self._clips = clips
         self._memory = memory
         self._load = load
         self._step = step
         self._replay = replay
+        self.aside = aside
 
     @contextmanager
     def memory(self) -> Iterator[None]:
@@ -254,11 +256,12 @@ class FusedPass:
             self._whole = None if self._graphs is None else functools.partial(self._replay, self._run)
             yield
 
-    def begin(self, clip: int, left: Handover | None) -> int:
+    def begin(self, clip: int, left: Handover | None) -> tuple[int, int]:
         self._after = self._clips.batch - clip - 1
         if left is None or not take_over(self._run, left):
             self._run.restart()
-        return self._run.done["latents"]
+        done = self._run.done
+        return done["latents"], done["frames" if self._clips.half.program.half == "decoder" else "latents"]
 
     def chunks(self, parts: Iterable[Part], emit: EmitResults) -> Iterator[None]:
         run, graphs, guard, resumes = self._run, self._graphs, self._clips.guard, self._replay is not None

@@ -60,7 +60,7 @@ class StridedDown(Resampling):
         return None if style.border == "zero" else "it downsamples beside zeros, other convolutions do not"
 
     def taps(self, style: Style) -> Taps:
-        return Taps(2, 0) if self.temporal else Taps()
+        return Taps(1, 0) if self.temporal else Taps()
 
     def work(self, size: Size, style: Style = CAUSAL) -> Work:
         # What it reads has another row and column.

@@ -1,6 +1,7 @@
 """Winograd convolutions in a network: chosen by layer, and the same bits in every plan."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,7 +23,6 @@ from zerowaste_vae.engine.operands.policy import Policy, eligible
 from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.planning.fused_walk import FusedWalk
 from zerowaste_vae.engine.precision import prepared, sampling
-from zerowaste_vae.engine.run.clip import Clips
 from zerowaste_vae.engine.run.handover import hand_over, take_over
 from zerowaste_vae.engine.run.parking import Parking
 
@@ -154,7 +154,8 @@ def test_a_published_network_takes_it_where_it_is_switched_on(monkeypatch, convo
 @torch.no_grad()
 def test_a_clip_goes_on_where_its_histories_are_stored_alike(build):
     """Of a ring's planes no plain history can be made: under a plan that parks, the clip begins anew."""
-    network, z = fuse(build(decoder(Group(4)), torch.float16), torch.float16, WINOGRAD), torch.randn(3, 5, 6, 8)
+    half, z = build(decoder(Group(4)), torch.float16), torch.randn(3, 5, 6, 8)
+    network = fuse(half, torch.float16, WINOGRAD)
 
     def run(parking=None):
         made = network.plan(1, 5, 6, 2, torch.float32, CPU, parking)
@@ -175,9 +176,10 @@ def test_a_clip_goes_on_where_its_histories_are_stored_alike(build):
         step(second, z[2:], out)
         assert torch.equal(torch.cat(out), whole)
         # What runs then: the clip from its start, whose first frames are known already.
-        passing = FusedPass(Clips(1, 3, 5, 6, torch.float32, None, None), None, None, None)
+        clips = SimpleNamespace(batch=1, half=half)
+        passing = FusedPass(clips, None, None, None)
         passing._run = other
-        assert passing.begin(0, hand_over(first)) == 0
+        assert passing.begin(0, hand_over(first)) == (0, 0)
         again = []
         for part in z.split(1):
             step(other, part, again)
