@@ -86,7 +86,8 @@ class FusedHalves:
         if not self._walk.operands(half).policy.kinds:
             return self._pack(half, self._model)
         options, place = self._options, self._store.prepared(half)
-        made_from = recipe(self._walk.operands(half), options.composed_upsample, options.flash_attention)
+        made_from = recipe(self._walk.operands(half), options.composed_upsample, options.flash_attention,
+                           options.winograd)  # fmt: skip
         device = next(getattr(self._model, half).parameters()).device
         network = None if place is None else load(self._walk.network(half), place, made_from, device)
         if network is None:

@@ -45,7 +45,8 @@ class Fused:
         """dtype: of activations. operands: of the convolutions, if they differ from that."""
         program = half.program
         self.dtype, self.style, self.takes = dtype, program.style, program.takes
-        links = iter(pack_chain(program.steps, half.part, operands or Operands(dtype), options))
+        operands = operands or Operands(dtype, winograd=options.winograd)
+        links = iter(pack_chain(program.steps, half.part, operands, options))
         self.stages = [tuple(next(links) for _ in steps) for steps in program.stages()]
         #: Channels that attention sees; 0: there is none.
         self.attends = max((s.width for s in program.every() if isinstance(s, attention.Attention)), default=0)
@@ -259,10 +260,8 @@ class FusedPass:
 
     def begin(self, clip: int, left: Handover | None) -> tuple[int, int]:
         self._after = self._clips.batch - clip - 1
-        if left is None:
+        if left is None or not take_over(self._run, left):
             self._run.restart()
-        else:
-            take_over(self._run, left)
         done = self._run.done
         return done["latents"], done["frames" if self._clips.half.program.half == "decoder" else "latents"]
 
