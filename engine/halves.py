@@ -40,7 +40,7 @@ class FusedHalves:
         self._options = walk.options
         self._store = store or Store(None)
         self._packed: dict[str, FusedDecoder | FusedEncoder] = {}
-        self.runs = Runs(walk.options.cuda_graphs)
+        self.runs = Runs(walk.options.cuda_graphs, walk.rate)
 
     def decoder(self) -> FusedDecoder:
         return self._get("decoder")  # type: ignore[return-value]
@@ -54,7 +54,7 @@ class FusedHalves:
         if changed:
             self._packed.pop(half, None)
             self.runs.forget()
-            self.runs = Runs(self._options.cuda_graphs)  # other kernels, other times
+            self.runs = Runs(self._options.cuda_graphs, self._walk.rate)  # other kernels, other times
         return changed
 
     def release(self, keep: str = "") -> int:
@@ -86,7 +86,8 @@ class FusedHalves:
         if not self._walk.operands(half).policy.kinds:
             return self._pack(half, self._model)
         options, place = self._options, self._store.prepared(half)
-        made_from = recipe(self._walk.operands(half), options.composed_upsample, options.flash_attention)
+        made_from = recipe(self._walk.operands(half), options.composed_upsample, options.flash_attention,
+                           options.winograd)  # fmt: skip
         device = next(getattr(self._model, half).parameters()).device
         network = None if place is None else load(self._walk.network(half), place, made_from, device)
         if network is None:
@@ -152,7 +153,7 @@ class FusedHalf:
         )  # fmt: skip
 
     def low(self, clips: Clips) -> FusedPass:
-        self._runs.no_graphs = why_none(self._graphs, clips.plan)
+        self._runs.no_graphs = why_none(self._graphs, clips.plan, self._runs.rate)
         run = self._network.plan_front(clips.plan.steps.latents, clips.height, clips.width, self._device)
         network = self._network
         front, alone = slice(network.front), self._alone(run, clips)

@@ -78,7 +78,7 @@ class VideoVAE(Core, DocumentedMethods):
         request = Request(**options)
         z = check_latent(latent, self.latent_channels, self.architecture.still)
         wanted = check_part(start, frames, self.frames(z.shape[2]))
-        shape = z.shape[0], len(wanted), self.spatial * z.shape[3], self.spatial * z.shape[4], 3
+        shape = z.shape[0], len(wanted), self.spatial * z.shape[3], self.spatial * z.shape[4], self.colours[1]
         if out is None:
             out = torch.empty(shape, dtype=request.dtype)
         check_out(out, shape, request.dtype)
@@ -124,7 +124,7 @@ class VideoVAE(Core, DocumentedMethods):
         if z.shape[0] != 1:
             raise InputError(f"a stream is of one clip, and the latent holds {z.shape[0]}: give them one by one")
         wanted = check_part(start, frames, self.frames(z.shape[2]))
-        shape = self.spatial * z.shape[3], self.spatial * z.shape[4], 3
+        shape = self.spatial * z.shape[3], self.spatial * z.shape[4], self.colours[1]
         vae = self.at(timestep)
         z, inside = self.noised(z, seed, noise)
         results = HandedOn(shape, request.dtype, start, self._block("decoder"))
@@ -178,13 +178,14 @@ class VideoVAE(Core, DocumentedMethods):
         """Frames [B, F, H, W, 3] or [F, H, W, 3] in 0..1 (or uint8) -> host-scaled latent [B, C, T, H//s, W//s].
 
         T = (F - 1) // 4 + 1; frames beyond 4(T - 1) + 1 are not read. A VAE of pictures takes [B, H, W, 3] for B clips
-        of one frame. seed None gives the mean, a seed a sample.
+        of one frame; one with transparency takes [..., 4], and frames without are opaque. seed None gives the mean, a
+        seed a sample.
         Options (but no output) and errors as in `decode`.
         """
         self._need_encoder()
         request = Request(**options, output="float32")
         still, s = self.architecture.still, self.architecture.spatial
-        x = check_video(video, self.spatial, still)
+        x = check_video(video, self.spatial, still, self.colours[0])
         given = TensorVideo(x, still)
         latents = (given.count - 1) // self.temporal + 1
         size = given.batch, 2 * self.model.config.latent_channels, latents, given.height // s, given.width // s
@@ -234,7 +235,7 @@ class VideoVAE(Core, DocumentedMethods):
         self, frames: Iterable[Tensor], count: int | None, request: Request, ticker: Ticker, seed: int | None,
         on_plan: Callable[[Plan], None] | None, plan: Plan | None,
     ) -> Iterator[Tensor]:  # fmt: skip
-        video, noise, part = StreamVideo(frames, self.spatial, count), None, None
+        video, noise, part = StreamVideo(frames, self.spatial, count, self.colours[0]), None, None
         size = video.height // self.spatial, video.width // self.spatial
         if seed is not None:
             noise = self.model.noise((1, self.latent_channels, (count - 1) // self.temporal + 1, *size), seed)
@@ -258,9 +259,10 @@ class VideoVAE(Core, DocumentedMethods):
         chunk: latents per step, frames: frames per step before the first downsampler (0: all at once).
         """
         self._need_encoder()
-        if x.ndim != 5 or x.shape[1] != 3 or x.shape[2] < 1 or min(x.shape[3:]) < self.spatial:
+        c = self.colours[0]
+        if x.ndim != 5 or x.shape[1] != c or x.shape[2] < 1 or min(x.shape[3:]) < self.spatial:
             least = f"{self.spatial}x{self.spatial}"
-            raise InputError(f"encode_raw takes [B, 3, F, H, W] of at least {least} pixels, not {list(x.shape)}")
+            raise InputError(f"encode_raw takes [B, {c}, F, H, W] of at least {least} pixels, not {list(x.shape)}")
         parts = (x[:, :, a:b] for a, b in frame_spans(x.shape[2], chunk, self.temporal))
         self._plain.set_layout(self._options)
         with self._scope():

@@ -37,17 +37,17 @@ class TensorVideo:
 
 
 class StreamVideo:
-    """One clip's frames as an iterator gives them: [H, W, 3] or [f, H, W, 3] each, all of one size and type.
+    """One clip's frames as an iterator gives them: [H, W, C] or [f, H, W, C] each, all of one size and type.
 
     `fill` takes what is asked for from the iterator, `drop` lets go of it.
     """
 
     batch = 1
 
-    def __init__(self, frames: Iterable[Tensor], spatial: int, count: int | None = None) -> None:
-        """count: of all frames, where it is known. Raises InputError, now or later, as check_video."""
+    def __init__(self, frames: Iterable[Tensor], spatial: int, count: int | None = None, colours: int = 3) -> None:
+        """count: of all frames, where it is known. colours: C. Raises InputError, now or later, as check_video."""
         self._coming: Iterator[Tensor] | None = iter(frames)
-        self._spatial = spatial
+        self._spatial, self._colours = spatial, colours
         self._pieces: deque[Tensor] = deque()
         #: Frames in front of the first piece, and of all pieces together with those.
         self._first = self._end = 0
@@ -80,7 +80,7 @@ class StreamVideo:
 
     def _checked(self, piece: Tensor) -> Tensor:
         try:
-            piece = check_video(piece.unsqueeze(0) if piece.ndim == 3 else piece, self._spatial)
+            piece = check_video(piece[None] if piece.ndim == 3 else piece, self._spatial, colours=self._colours)
             if piece.shape[0] != 1:
                 raise InputError(f"a stream is of one clip, and this is of {piece.shape[0]}")
         except InputError as error:

@@ -96,9 +96,9 @@ class EngineVAE(comfy.sd.VAE):
         self.vae_dtype = engine.dtype
         self.working_dtypes = [engine.dtype]
         self.latent_channels = engine.latent_channels
-        self.output_channels = 3
+        self.output_channels, self.pad_channel_value = engine.colours[0], 1.0
         t, s = engine.temporal, engine.spatial
-        self.layout = Layout(engine.architecture, engine.latent_channels)
+        self.layout = Layout(engine.architecture, engine.latent_channels, engine.colours[0])
         if self.layout.still:
             self.upscale_ratio = self.downscale_ratio = s
         else:
@@ -158,8 +158,8 @@ class EngineVAE(comfy.sd.VAE):
         """Decode under `settings`; also returns what the run did."""
         latent = self.layout.latent(samples)
         size, output = self.layout.latent_size(latent.shape), self.output_of(settings)
-        s, images = self.engine.spatial, []
-        shape = latent.shape[0], self.engine.frames(latent.shape[2]), *(s * n for n in latent.shape[3:]), 3
+        s, colours, images = self.engine.spatial, self.engine.colours[1], []
+        shape = latent.shape[0], self.engine.frames(latent.shape[2]), *(s * n for n in latent.shape[3:]), colours
         crowded = too_many(shape, OUTPUTS[output])
 
         def preview(plan: Plan) -> Preview | None:
@@ -179,9 +179,11 @@ class EngineVAE(comfy.sd.VAE):
         """Encode [B, F, H, W, 3] under `settings`; also returns what the run did."""
         size = self.layout.clip_size(*clip.shape[:4])
         rest = tuple(n % self.engine.architecture.spatial for n in clip.shape[2:4])
-        with self.running("encode", size, settings.options(), rest, several=settings.gpus != "auto") as run:
-            with others(self.engine, settings.gpus, run.options["plan"], mm.free_memory) as gpus:
-                latent = self.engine.encode(clip, devices=gpus, **run.options)
+        with (
+            self.running("encode", size, settings.options(), rest, several=settings.gpus != "auto") as run,
+            others(self.engine, settings.gpus, run.options["plan"], mm.free_memory) as gpus,
+        ):
+            latent = self.engine.encode(clip, devices=gpus, **run.options)
         latent = latent[:, :, 0] if self.layout.still else latent
         return self.given_back(latent), Outcome(self.engine.last_report, run.loaded)
 
@@ -337,7 +339,10 @@ def own_vae(vae: comfy.sd.VAE) -> comfy.sd.VAE:
     if not isinstance(vae, EngineVAE):
         return vae
     try:
-        own = comfy.sd.VAE(sd=dict(vae.source().tensors))
+        checkpoint = vae.source()
+        # Hosts whose VAE takes no description have no network that needs one.
+        told = {"metadata": checkpoint.metadata} if "config" in checkpoint.metadata else {}
+        own = comfy.sd.VAE(sd=dict(checkpoint.tensors), **told)
         own.throw_exception_if_invalid()
     except RuntimeError as error:
         raise InputError(

@@ -6,7 +6,7 @@ from ..engine import Checkpoint, InputError
 from ..engine.archs import detect
 from ..engine.files.checkpoint import restore_shapes
 from .host import EngineVAE
-from .making import known
+from .making import known, of_network
 
 
 def checkpoint_of(vae: object) -> Checkpoint:
@@ -16,12 +16,12 @@ def checkpoint_of(vae: object) -> Checkpoint:
         shapes = {key: tuple(t.shape) for key, t in model.state_dict().items()}
         config = model.config
     elif known(vae):
-        checkpoint = Checkpoint(vae.get_sd())
+        checkpoint = of_network(vae.first_stage_model)
         shapes = {key: tuple(t.shape) for key, t in checkpoint.tensors.items()}
         config = detect(shapes).config_of(shapes, checkpoint.metadata)
     else:
         network = type(getattr(vae, "first_stage_model", vae)).__name__
-        raise InputError(f"{network}: not a video VAE the engine knows; save it with ComfyUI's own VAE Save")
+        raise InputError(f"{network}: not a VAE the engine knows; save it with ComfyUI's own VAE Save")
     tensors = restore_shapes(checkpoint, shapes).tensors
     groups = {} if config.norm_groups is None else {"norm_num_groups": config.norm_groups}
     return Checkpoint({key: tensors[key] for key in shapes}, {**checkpoint.metadata, **groups})

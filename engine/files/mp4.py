@@ -127,7 +127,7 @@ class Encoder:
         """Those that follow from frame `index`, [H, W, 3], floats in 0..1 or bytes."""
         import av
 
-        pixels = to_integers(frame, index, self._deep)
+        pixels = to_integers(frame, index, self._deep)[..., :3]
         if pixels.shape[:2] != self.size:
             now, first = (f"{w}x{h}" for h, w in (pixels.shape[:2], self.size))
             raise InputError(f"frame {index} is {now}, the first one {first}")
@@ -289,9 +289,9 @@ def check_identity(part: Path, same: bool) -> None:
 
 
 def to_integers(frame: torch.Tensor, index: int, deep: bool = False) -> np.ndarray:
-    """[H, W, 3] in 0..1 or bytes -> uint8, or uint16 where `deep`. Raises InputError."""
-    if frame.ndim != 3 or frame.shape[-1] != 3:
-        raise InputError(f"frame {index} has shape {tuple(frame.shape)}; [height, width, 3] is needed")
+    """[H, W, 3 or 4] in 0..1 or bytes -> uint8, or uint16 where `deep`. Raises InputError."""
+    if frame.ndim != 3 or frame.shape[-1] not in (3, 4):
+        raise InputError(f"frame {index} has shape {tuple(frame.shape)}; [height, width, 3 or 4] is needed")
     if frame.dtype == torch.uint8:
         pixels = np.ascontiguousarray(frame.cpu().numpy())
         return pixels.astype(np.uint16) * 257 if deep else pixels

@@ -49,7 +49,8 @@ class Fused:
         program = half.program
         self.begins, self.staged = program.begins, program.staged
         self.dtype, self.style, self.takes = dtype, program.style, program.takes
-        links = iter(pack_chain(program.steps, half.part, operands or Operands(dtype), options))
+        operands = operands or Operands(dtype, winograd=options.winograd)
+        links = iter(pack_chain(program.steps, half.part, operands, options))
         self.stages = [tuple(next(links) for _ in steps) for steps in program.stages()]
         self._rates = program.rates()
         #: Channels that attention sees; 0: there is none.
@@ -155,9 +156,11 @@ class FusedDecoder(Fused):
             keys = {key for link in stage for key in link.step.ahead(link.packed)}
             while keys - run.ended:
                 run.drains = True
-                nothing = self._empty(0, *size[1:]) if run.dry else run.take(0, *size[1:])
                 outer = _INNER if i else frozenset()
-                self._stage(run, stages[i:], going, nothing, frames, output, form, emit, outer)
+                with run.arena.scope():
+                    room = run.planned(stages[i - 1][-1].step.name, 0) if i else 0
+                    nothing = run.take(room, *size[1:])[:0]
+                    self._stage(run, stages[i:], going, nothing, frames, output, form, emit, outer)
                 run.drains = False
             for link in stage:
                 size = link.step.size(size, False)
@@ -314,10 +317,8 @@ class FusedPass:
 
     def begin(self, clip: int, first: int, left: Handover | None) -> tuple[int, int]:
         self._after = self._clips.batch - clip - 1
-        if left is None:
+        if left is None or not take_over(self._run, left):
             self._network.start(self._run, first, self._steps)
-        else:
-            take_over(self._run, left)
         done = self._run.done
         return done["latents"], done["frames" if self._clips.half.program.half == "decoder" else "latents"]
 

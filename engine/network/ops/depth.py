@@ -15,7 +15,7 @@ from ...operands.forms import Operands
 from ...options import Options
 from ...run.run import COPY, Run
 from ...run.weights import Conv
-from ..program import Size, Step, Style, Taps, Work
+from ..program import CAUSAL, Size, Step, Style, Taps, Work
 from ..state import State
 from ..tree import find, graft
 from .conv import ClipConv, conv_work, styled, taps_of
@@ -51,11 +51,11 @@ class Up(nn.Module):
         graft(self, "conv.conv", styled(c_in, c_out * math.prod(stride), style))
 
     @property
-    def conv(self) -> ClipConv:
+    def last(self) -> ClipConv:
         return find(self, "conv.conv")  # type: ignore[return-value]
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
-        conv = self.conv
+        conv = self.last
         y = conv(x, state)
         if self.shortcut and state is not None:
             x = state.aligned(f"{conv.key} residual", x, y)
@@ -76,11 +76,11 @@ class Down(nn.Module):
         graft(self, "conv.conv", styled(c_in, c_out // math.prod(stride), style))
 
     @property
-    def conv(self) -> ClipConv:
+    def last(self) -> ClipConv:
         return find(self, "conv.conv")  # type: ignore[return-value]
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
-        conv, frames = self.conv, self.stride[0]
+        conv, frames = self.last, self.stride[0]
         waiting = f"{conv.key} samples"
         y = conv(x, state)
         # In front of a clip both the samples and their convolution are those of its first frame.
@@ -127,6 +127,12 @@ class DepthUp(_Depth):
     shortcut: bool = False
     looks_ahead = True
 
+    def why_not_fused(self, style: Style) -> str | None:
+        if self.stride[1:] == (1, 1) and self.c_in == self.c_out:
+            # Convolutions of one shape share a ring, and get as many frames each.
+            return "its frames double where their size and channels stay, which only the plain walk does"
+        return None
+
     @property
     def time(self) -> tuple[int, int]:  # type: ignore[override]
         return self.stride[0], 1
@@ -140,7 +146,7 @@ class DepthUp(_Depth):
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Packed:
         """Channels in the order in which the convolution's store makes samples of them."""
-        conv, dtype, (frames, rows, columns) = part(self.name).conv, operands.dtype, self.stride
+        conv, dtype, (frames, rows, columns) = part(self.name).last, operands.dtype, self.stride
         weight = conv.weight.float().unflatten(0, (self.c_out, frames, rows, columns))
         bias = conv.bias.float().unflatten(0, (self.c_out, frames, rows, columns))
 
@@ -202,7 +208,7 @@ class DepthUp(_Depth):
     def ahead(self, packed: Packed) -> tuple[str, ...]:
         return (packed.all.key,)
 
-    def work(self, size: Size) -> Work:
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
         return conv_work(size, self.c_out * math.prod(self.stride))
 
 
@@ -224,7 +230,7 @@ class DepthDown(_Depth):
     def why_not_fused(self, style: Style) -> str | None:
         return "its samples become channels, which only the plain walk does"
 
-    def work(self, size: Size) -> Work:
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
         return conv_work(size, self.c_out // math.prod(self.stride))
 
 
@@ -239,7 +245,7 @@ class StrideDown(DepthDown):
         conv = ClipConv(self.c_in, self.c_out, kernel, self.stride, padding, style.head, style.border)
         return {self.name: conv}
 
-    def work(self, size: Size) -> Work:
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
         taps = math.prod(self.stride) if self.blocks else 27
         return conv_work(size, self.c_out, taps, self.size(size, True))
 

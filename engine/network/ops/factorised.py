@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..program import Resampling, Size, Step, Style, Taps, Work
+from ..program import CAUSAL, Resampling, Size, Step, Style, Taps, Work
 from ..state import State
 from ..tree import graft
 from . import ends, resnet
@@ -61,7 +61,7 @@ class Conv(Step):
     def taps(self, style: Style) -> Taps:
         return Taps(2)
 
-    def work(self, size: Size) -> Work:
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
         return pair_work(size, self.c_out)
 
 
@@ -76,7 +76,7 @@ class Res(resnet.Res):
     def eligible(self) -> tuple[tuple[str, int], ...]:
         return ()
 
-    def work(self, size: Size) -> Work:
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
         total = pair_work(size, self.c_out) + pair_work(size._replace(channels=self.c_out), self.c_out)
         return total if self.in_place else total + conv_work(size, self.c_out, taps=1)
 
@@ -148,7 +148,7 @@ class MeanUp(_Resample):
     def modules(self, style: Style) -> dict[str, nn.Module]:
         return {self.name: Upsampler(self.width, style)}
 
-    def work(self, size: Size) -> Work:
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
         out, c = self.size(size, True), self.width
         return conv_work(out._replace(height=size.height, width=size.width), c, 3) + conv_work(out, c, 10)
 
@@ -160,7 +160,7 @@ class MeanDown(_Resample):
     def modules(self, style: Style) -> dict[str, nn.Module]:
         return {self.name: Downsampler(self.width, style)}
 
-    def work(self, size: Size) -> Work:
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
         out, c = self.size(size, True), self.width
         small = size._replace(height=out.height, width=out.width)
         return conv_work(size, c, 9, small) + conv_work(small, c, 4, out)
@@ -174,7 +174,7 @@ class Moments(ends.Moments):
     def why_not_fused(self, style: Style) -> str | None:
         return _WHY
 
-    def work(self, size: Size) -> Work:
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
         return pair_work(size, self.c_out)
 
 
@@ -295,5 +295,5 @@ class WaveletPixels(ends._End):
     def channels(self, channels: int) -> int:
         return 3
 
-    def work(self, size: Size) -> Work:
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
         return pair_work(size, self.c_out)

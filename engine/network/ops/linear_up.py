@@ -13,7 +13,7 @@ from ...operands.forms import Operands
 from ...options import Options
 from ...run.run import Run
 from ...run.weights import Conv
-from ..program import Size, Step, Style, Work
+from ..program import CAUSAL, Size, Step, Style, Work
 from ..state import State
 from .conv import Matrix, conv_work
 from .depth import Stride, to_samples
@@ -71,5 +71,5 @@ class LinearUp(Step):
     def channels(self, channels: int) -> int:
         return self.c_out
 
-    def work(self, size: Size) -> Work:
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
         return conv_work(size, self.c_out * math.prod(self.stride), 1)

@@ -13,7 +13,7 @@ from ...kernels.conv3d import Partials
 from ...operands.forms import Operands
 from ...options import Options
 from ...run.run import Run
-from ..program import Size, Step, Style, Work
+from ..program import CAUSAL, Size, Step, Style, Work
 from ..state import State
 from ..tree import find, graft
 from .conv import ClipConv, Matrix, conv_work
@@ -65,5 +65,5 @@ class Pointwise(Step):
     def channels(self, channels: int) -> int:
         return self.c_out
 
-    def work(self, size: Size) -> Work:
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
         return conv_work(size, self.c_out, 1)

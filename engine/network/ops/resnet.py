@@ -62,19 +62,26 @@ class Resnet(nn.Module):
             self._modules["conv_shortcut"] = None
 
     def __getattr__(self, role: str) -> Any:
-        """norm1, conv1, norm2, conv2 and conv_shortcut, whatever the files call them."""
+        """norm1, conv1, norm2, conv2 and conv_shortcut, whatever the files call them; where they have such a name for
+        more than the part (`part` finds that), what the file has: others walk down the names of parameters."""
         name = getattr(self.__dict__.get("names"), role, role)
-        modules = self.__dict__.get("_modules", {})
-        own = name == role or (role in modules and modules[role] is None)
+        own = name == role or role in self.__dict__.get("_modules", ())
         return super().__getattr__(role) if own else find(self, name)
 
+    def part(self, role: str) -> Any:
+        """A field of Names; None for a shortcut that there is not."""
+        if self._modules.get(role, self) is None:
+            return None
+        return find(self, getattr(self.names, role))
+
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
-        h = self.conv1(self.norm1(x, state), state)
-        h = self.conv2(self.norm2(h, state), state)
+        conv2, shortcut = self.part("conv2"), self.part("conv_shortcut")
+        h = self.part("conv1")(self.part("norm1")(x, state), state)
+        h = conv2(self.part("norm2")(h, state), state)
         if state is not None:
-            x = state.aligned(f"{self.conv2.key} residual", x, h)
-        if self.conv_shortcut is not None:
-            x = self.conv_shortcut(x)
+            x = state.aligned(f"{conv2.key} residual", x, h)
+        if shortcut is not None:
+            x = shortcut(x)
         return x + h if torch.is_grad_enabled() else h.add_(x)
 
 
@@ -114,12 +121,12 @@ class Res(Step):
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Packed:
         block = part(self.name)
-        shortcut = block.conv_shortcut
+        shortcut = block.part("conv_shortcut")
         return Packed(
-            norm_of(block.norm1),
-            conv_of(block.conv1, operands),
-            norm_of(block.norm2),
-            conv_of(block.conv2, operands),
+            norm_of(block.part("norm1")),
+            conv_of(block.part("conv1"), operands),
+            norm_of(block.part("norm2")),
+            conv_of(block.part("conv2"), operands),
             None if shortcut is None else conv_of(shortcut, operands, normed=False),
         )
 
@@ -139,7 +146,7 @@ class Res(Step):
             out = run.take(d, h, w, k)
         middle, drains = run.foresee((packed.conv1.key,), d, run.drains)
         made, _ = run.foresee((packed.conv2.key,), middle, drains)
-        result = run.take(made, h, w, k) if made > d else out[:made]
+        result = run.grown(x, made) if made > d else out[:made]
         with run.arena.scope():
             inner = wide[..., k : 2 * k] if beside else run.take(middle, h, w, k)
             # Beside the result, the first convolution overwrites what it and the shortcut read.

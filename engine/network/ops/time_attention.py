@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..program import Size, Step, Style, Work
+from ..program import CAUSAL, Size, Step, Style, Work
 from ..state import State
 from ..tree import find, graft
 from .attention import Attention, FrameAttention
@@ -29,8 +29,7 @@ class ConvAttention(FrameAttention):
         for name in CONVS:
             graft(self, f"{name}.conv3d", ClipConv(channels, channels, (1, 1, 1)))
 
-    @property
-    def norm(self) -> nn.Module:
+    def normed(self) -> nn.Module:
         return find(self, "norm.norm")
 
     def projections(self) -> list[tuple[Tensor, Tensor]]:
@@ -44,7 +43,7 @@ class EarlierFrames(ConvAttention):
     key = ""
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
-        tokens = self.norm(x).permute(0, 3, 4, 2, 1).flatten(0, 2)  # [B * H * W, T, C]
+        tokens = self.normed()(x).permute(0, 3, 4, 2, 1).flatten(0, 2)  # [B * H * W, T, C]
         *inputs, output = self.projections()
         q, k, v = (F.linear(tokens, *p) for p in inputs)
         if state is not None and self.key in state.histories:
@@ -126,7 +125,7 @@ class TimeAttention(Step):
     def why_not_fused(self, style: Style) -> str | None:
         return "it has attention among the frames of a clip, which only the plain walk does"
 
-    def work(self, size: Size) -> Work:
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
         positions, c = size.height * size.width, self.width
         flop = positions * (size.frames * 4 * 2.0 * c * c + 4.0 * size.frames**2 * c)
         return Work(flop, flop)
