@@ -11,6 +11,7 @@ from .widgets import (
     MODELS,
     advanced,
     chunk_input,
+    gpus_input,
     output_input,
     ram_input,
     report_output,
@@ -47,6 +48,7 @@ class Decode(io.ComfyNode):
                 output_input(),
                 ram_input("Host memory the decode may take for what it parks there, in GB (2^30 bytes). 0: the value "
                           "of the node before, else half of what is free. On a CPU: the memory the decode may take."),
+                gpus_input(),
             ],
             outputs=[io.Image.Output(display_name="Images", tooltip="All frames, or all pictures."), report_output()],
         )  # fmt: skip

@@ -13,6 +13,7 @@ from .widgets import (
     MODELS,
     advanced,
     chunk_input,
+    gpus_input,
     ram_input,
     report_output,
     schema,
@@ -46,6 +47,7 @@ class Encode(io.ComfyNode):
                 advanced(chunk_input()),
                 ram_input("Host memory the encode may take for what it parks there, in GB (2^30 bytes). 0: the value "
                           "of the node before, else half of what is free. On a CPU: the memory the encode may take."),
+                gpus_input(),
             ],
             outputs=[io.Latent.Output(display_name="Latent", tooltip="For a sampler or a decode."), report_output()],
         )  # fmt: skip

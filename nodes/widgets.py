@@ -74,6 +74,15 @@ def ram_input(tooltip: str) -> io.Float.Input:
     return advanced(widget)
 
 
+def gpus_input() -> io.String.Input:
+    widget = io.String.Input(
+        "gpus", display_name="GPUs", default="auto", optional=True,
+        tooltip="GPUs that share the clip, with the bits of one. auto: only the one ComfyUI runs this VAE on. all: "
+        "every GPU of its kind. Or a list that names that one too, such as cuda:0,cuda:1.",
+    )  # fmt: skip
+    return advanced(widget)
+
+
 def output_input() -> io.Combo.Input:
     return advanced(
         io.Combo.Input(
