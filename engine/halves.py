@@ -19,9 +19,9 @@ from .options import Options
 from .planning.fused_walk import FusedWalk
 from .precision.prepared import load, moved, recipe, save
 from .precision.store import Store
-from .run.clip import Clips
 from .run.devices import empty_device_cache
 from .run.graphs import why_none
+from .run.passes import Clips
 from .run.pixels import StagedReader, to_unit
 from .run.plan import Steps
 from .run.reuse import Runs, allocated
@@ -86,7 +86,8 @@ class FusedHalves:
         if not self._walk.operands(half).policy.kinds:
             return self._pack(half, self._model)
         options, place = self._options, self._store.prepared(half)
-        made_from = recipe(self._walk.operands(half), options.composed_upsample, options.flash_attention)
+        made_from = recipe(self._walk.operands(half), options.composed_upsample, options.flash_attention,
+                           options.winograd)  # fmt: skip
         device = next(getattr(self._model, half).parameters()).device
         network = None if place is None else load(self._walk.network(half), place, made_from, device)
         if network is None:
@@ -138,7 +139,7 @@ class FusedHalf:
 
             def step(run: Run, video: Tensor, emit: Emit, ends: bool) -> None:
                 moments = network.chunk(run, video, steps.frames)
-                if not run.dry:
+                if not run.dry and moments is not None:
                     emit(moments)
 
             def replay(run: Run, video: Tensor) -> Tensor:
@@ -146,18 +147,21 @@ class FusedHalf:
 
         load = self._latents if isinstance(network, FusedDecoder) else self._video
         return FusedPass(
-            clips, lambda: self._runs.run(lambda: network.plan(*size, parking), network, size, plan, clips.guard),
+            network, clips,
+            lambda: self._runs.run(lambda: network.plan(*size, parking), network, size, plan, clips.guard),
             load, step, replay, lambda: self._runs.aside(plan, self._device),
         )  # fmt: skip
 
     def low(self, clips: Clips) -> FusedPass:
         self._runs.no_graphs = why_none(self._graphs, clips.plan, self._runs.rate)
         run = self._network.plan_front(clips.plan.steps.latents, clips.height, clips.width, self._device)
+        network = self._network
+        front, alone = slice(network.front), self._alone(run, clips)
 
         def step(run: Run, z: Tensor, emit: Emit, ends: bool) -> None:
-            self._network.front_chunk(run, z, emit)
+            network.front_chunk(run, z, emit)
 
-        return FusedPass(clips, self._alone(run, clips), self._latents, step)
+        return FusedPass(network, clips, alone, self._latents, step, steps=front)
 
     def tile(self, clips: Clips) -> FusedPass:
         grid, steps, network = clips.plan.grid, clips.plan.steps, self._network
@@ -166,7 +170,8 @@ class FusedHalf:
         def step(run: Run, x: Tensor, emit: Emit, ends: bool) -> None:
             network.tile_chunk(run, x, steps.frames, emit)
 
-        return FusedPass(clips, self._alone(run, clips), self._features, step)
+        behind = slice(network.front, None)
+        return FusedPass(network, clips, self._alone(run, clips), self._features, step, steps=behind)
 
     def _alone(self, run: Run, clips: Clips) -> Callable[[], AbstractContextManager[tuple[Run, None]]]:
         """The memory of a run without graphs."""

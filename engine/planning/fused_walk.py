@@ -46,7 +46,7 @@ class FusedWalk:
         return True
 
     def operands(self, half: str) -> Operands:
-        return Operands(self.dtype, self._policies.get(half, EXACT))
+        return Operands(self.dtype, self._policies.get(half, EXACT), winograd=self.options.winograd)
 
     def network(self, half: str) -> FusedDecoder | FusedEncoder:
         """The half as a run has it, without values."""

@@ -79,6 +79,10 @@ class Delay:
         self.waiting = rest.shape[0]
         self.data[: self.waiting].copy_(rest)
 
+    def frame(self, key: str) -> tuple[int, int, int]:
+        """The shape of a frame, as a Ring's."""
+        return self.shape
+
     def history(self, key: str) -> list[Piece]:
         """As a Ring's."""
         return [Piece(i, 0, self.data[i]) for i in range(self.waiting)]

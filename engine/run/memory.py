@@ -15,7 +15,7 @@ from .arena import Arena
 from .delay import Delay
 from .parking import Parked, Parking
 from .pressure import out_of_memory
-from .rings import Plane, Ring
+from .rings import Frame, Plane, Ring
 from .walk import Walk
 from .weights import Conv
 
@@ -57,7 +57,10 @@ class Memory:
         #: Learnt while dry: the most frames that each convolution gets at once, and that each step makes.
         self.most: dict[str, int] = {}
         self.arena = Arena()
-        self.rings: dict[tuple[Plane, torch.dtype], Ring] = {}
+        #: By what a plain frame would be, how it is stored, and its type. What a convolution in Winograd form reads is
+        #: stored as planes, twice the bytes: to make them of a plain history at each step would take longer than their
+        #: products save. Parked histories are plain, and planes are made of each band that visits.
+        self.rings: dict[tuple[Plane, Frame, torch.dtype], Ring] = {}
         self.parked = Parked(parking or _RESIDENT, device)
         self.walk = Walk()
         #: Frames that each stage and each convolution has taken in so far.
@@ -238,7 +241,7 @@ class Memory:
 
     def advance(self, h: int, w: int) -> None:
         """Every convolution at this resolution has had the pass's frames."""
-        for (plane, _), ring in self.rings.items():
+        for (plane, *_), ring in self.rings.items():
             if plane[:2] == (h + 2, w + 2):
                 ring.advance(moved=not self.dry)
 

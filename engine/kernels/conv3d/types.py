@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -25,6 +26,8 @@ class Weight:
     folded: three sets of rows for stream frames 0, 1 and 2+ (composed temporal upsampling).
     early: for clips whose history is copies of their first frame, the same convolution of the clip's frames 0 and 1,
     with one tap in time and with two (taps on the same frame summed), or nothing; `pieces` says when.
+    winograd: rows of 4 planes (3 for two taps along x), [sets * phases * planes * K, kt * kh * C], for a buffer of
+    planes. mix: for int8, [sets * phases, planes - 2, K] float32, scales of the planes in between in units of `scale`.
     """
 
     data: Tensor
@@ -36,6 +39,8 @@ class Weight:
     shifted: bool = False  # taps of phase (., py, px) start py rows and px columns later (composed upsampling)
     folded: bool = False
     early: tuple[Weight, ...] = ()
+    winograd: bool = False
+    mix: Tensor | None = None
 
     def pieces(self, first: int, frames: int) -> Iterator[tuple[Weight, int, int, int]]:
         """(weight, first frame, end, slots it starts later) of the calls that make `frames` outputs, whose first one is
@@ -49,7 +54,8 @@ class Weight:
 
     @property
     def flops_per_position(self) -> int:
-        return 2 * self.channels * self.data.shape[0] // (3 if self.folded else 1) * self.taps
+        """Of the convolution itself: the Winograd form gets by with two thirds of them."""
+        return 2 * self.channels * self.out_channels * math.prod(self.phases) * self.taps
 
     @property
     def taps(self) -> int:
