@@ -1,6 +1,7 @@
 """LTX-Video's VAEs against recorded outputs of the originals, in chunks, and on the fused operators."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -116,8 +117,11 @@ def fused(network, z, chunk, frames, parking=None):
 
 @pytest.mark.parametrize(
     "config",
-    [tiny(), tiny("reflect", 0.05), tiny("replicate", shortcut=False), tiny(kinds="space all time all")],
-    ids=["2.3", "timed", "no shortcut", "four levels"],
+    [
+        tiny(), tiny("reflect", 0.05), tiny("replicate", shortcut=False), tiny(kinds="space all time all"),
+        replace(tiny(), causal=True),
+    ],
+    ids=["2.3", "timed", "no shortcut", "four levels", "causal"],
 )
 @torch.no_grad()
 def test_the_fused_walk_looks_ahead(build, noise, config, atol):
