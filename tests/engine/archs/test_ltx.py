@@ -353,5 +353,8 @@ def test_the_commands_take_its_files(build, tmp_path, noise, kind, monkeypatch, 
     save_file({"latent": noise(1, 16, 2, 2, 3)}, "z.safetensors")
     assert main(["decode", "z.safetensors", "r.safetensors", "--vae", "w.gguf", "--quiet"]) == 0
     assert load_file("r.safetensors")["frames"].shape == (1, 9, 64, 96, 3)
+    assert main(["decode", "z.safetensors", "n/", "--vae", "w.gguf", "--quiet", "--timestep", "0.5"]) == 0
+    assert main(["decode", "z.safetensors", "m.safetensors", "--vae", "w.gguf", "--quiet", "--seed", "1"]) == 2
+    assert "takes no noise" in capsys.readouterr().err
     assert main(["plan", "--vae", "w.gguf", "--size", "1280x704", "--frames", "121", "--vram-gb", "6"]) == 0
     assert "fused kernels" in capsys.readouterr().out
