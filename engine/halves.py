@@ -19,9 +19,9 @@ from .options import Options
 from .planning.fused_walk import FusedWalk
 from .precision.prepared import load, moved, recipe, save
 from .precision.store import Store
-from .run.clip import Clips
 from .run.devices import empty_device_cache
 from .run.graphs import why_none
+from .run.passes import Clips
 from .run.pixels import StagedReader, to_unit
 from .run.plan import Steps
 from .run.reuse import Runs, allocated
@@ -40,7 +40,7 @@ class FusedHalves:
         self._options = walk.options
         self._store = store or Store(None)
         self._packed: dict[str, FusedDecoder | FusedEncoder] = {}
-        self.runs = Runs(walk.options.cuda_graphs)
+        self.runs = Runs(walk.options.cuda_graphs, walk.rate)
 
     def decoder(self) -> FusedDecoder:
         return self._get("decoder")  # type: ignore[return-value]
@@ -54,7 +54,7 @@ class FusedHalves:
         if changed:
             self._packed.pop(half, None)
             self.runs.forget()
-            self.runs = Runs(self._options.cuda_graphs)  # other kernels, other times
+            self.runs = Runs(self._options.cuda_graphs, self._walk.rate)  # other kernels, other times
         return changed
 
     def release(self, keep: str = "") -> int:
@@ -139,7 +139,7 @@ class FusedHalf:
 
             def step(run: Run, video: Tensor, emit: Emit, ends: bool) -> None:
                 moments = network.chunk(run, video, steps.frames)
-                if not run.dry:
+                if not run.dry and moments is not None:
                     emit(moments)
 
             def replay(run: Run, video: Tensor) -> Tensor:
@@ -147,18 +147,21 @@ class FusedHalf:
 
         load = self._latents if isinstance(network, FusedDecoder) else self._video
         return FusedPass(
-            clips, lambda: self._runs.run(lambda: network.plan(*size, parking), network, size, plan, clips.guard),
+            network, clips,
+            lambda: self._runs.run(lambda: network.plan(*size, parking), network, size, plan, clips.guard),
             load, step, replay, lambda: self._runs.aside(plan, self._device),
         )  # fmt: skip
 
     def low(self, clips: Clips) -> FusedPass:
-        self._runs.no_graphs = why_none(self._graphs, clips.plan)
+        self._runs.no_graphs = why_none(self._graphs, clips.plan, self._runs.rate)
         run = self._network.plan_front(clips.plan.steps.latents, clips.height, clips.width, self._device)
+        network = self._network
+        front, alone = slice(network.front), self._alone(run, clips)
 
         def step(run: Run, z: Tensor, emit: Emit, ends: bool) -> None:
-            self._network.front_chunk(run, z, emit)
+            network.front_chunk(run, z, emit)
 
-        return FusedPass(clips, self._alone(run, clips), self._latents, step)
+        return FusedPass(network, clips, alone, self._latents, step, steps=front)
 
     def tile(self, clips: Clips) -> FusedPass:
         grid, steps, network = clips.plan.grid, clips.plan.steps, self._network
@@ -167,7 +170,8 @@ class FusedHalf:
         def step(run: Run, x: Tensor, emit: Emit, ends: bool) -> None:
             network.tile_chunk(run, x, steps.frames, emit)
 
-        return FusedPass(clips, self._alone(run, clips), self._features, step)
+        behind = slice(network.front, None)
+        return FusedPass(network, clips, self._alone(run, clips), self._features, step, steps=behind)
 
     def _alone(self, run: Run, clips: Clips) -> Callable[[], AbstractContextManager[tuple[Run, None]]]:
         """The memory of a run without graphs."""

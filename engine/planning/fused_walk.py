@@ -56,6 +56,11 @@ class FusedWalk:
         """The reason this half is not run by the fused operators, where the other may be; None: it is."""
         return self._reasons.get(half)
 
+    @property
+    def rate(self) -> int:
+        """Frames of a latent as graphs count them: chunks of pictures are recorded as those of four frames are."""
+        return max(self.architecture.temporal, 4)
+
     def late(self, half: str) -> bool:
         """Whether its frames come out after others have gone in."""
         return half in self._programs and self._programs[half].late
@@ -102,7 +107,8 @@ class FusedWalk:
         frame: tuple[int, int] | None, parking: Parking | None, rest: tuple[int, int],
     ) -> Sizes:
         network, meta = self.network(half), torch.device("meta")
-        recorded = self.options.cuda_graphs and frame is None and parking is None and one_step(latents, frames)
+        recorded = self.options.cuda_graphs and frame is None and parking is None
+        recorded = recorded and one_step(latents, frames, self.rate)
         besides = network.nbytes + TEMPORARY_BYTES + GRAPH_BYTES * recorded
         if half == "encoder":
             s, t = self.architecture.spatial, self.architecture.temporal

@@ -54,7 +54,7 @@ class Memory:
         #: more frames than it was planned for. Those in `ended` have had it.
         self.drains = False
         self.ended: set[str] = set()
-        #: Learnt while dry: the most frames that each convolution gets at once.
+        #: Learnt while dry: the most frames that each convolution gets at once, and that each step makes.
         self.most: dict[str, int] = {}
         self.arena = Arena()
         #: By what a plain frame would be, how it is stored, and its type. What a convolution in Winograd form reads is
@@ -124,8 +124,6 @@ class Memory:
         self.done.clear()
         self.ended.clear()
         self.between = self.drains = False
-        for delay in self.delays.values():
-            delay.waiting = 0
         if self.health is not None:
             self.health.zero_()
         for ring in self.rings.values():
@@ -137,7 +135,6 @@ class Memory:
         if not self.parked.nbytes:
             return
         done, ended = self.done.copy(), self.ended.copy()
-        waiting = {key: delay.waiting for key, delay in self.delays.items()}
         self.parked.coming.clear()
         self.dry = True
         try:
@@ -145,8 +142,6 @@ class Memory:
         finally:
             self.dry = False
             self.done, self.ended = done, ended
-            for key, delay in self.delays.items():
-                delay.waiting = waiting[key]
 
     # -- short of memory ------------------------------------------------------------------------------------------
 
@@ -212,10 +207,23 @@ class Memory:
             _, frames, drains = self.coming(key, frames, drains)
         return frames, drains
 
+    def planned(self, name: str, frames: int) -> int:
+        """Frames that the step of this name makes at most, where they may become more in place; else `frames`."""
+        if not self.after:
+            return frames
+        if self.walk.open:
+            self.most[name] = max(self.most.get(name, 0), frames)
+        return max(frames, self.most[name])
+
+    def grown(self, x: Tensor, frames: int) -> Tensor:
+        """x with so many frames in the memory that `planned` made room for."""
+        return x.as_strided((frames, *x.shape[1:]), x.stride()) if not x.is_meta else x.new_empty(frames, *x.shape[1:])
+
     def delay(self, key: str, frames: int, x: Tensor) -> Delay:
         """Where frames of a stream as x wait for the convolution `key`."""
         if key not in self.delays:
-            self.delays[key] = Delay(frames, tuple(x.shape[1:]), x.dtype)
+            name = f"{key} residual"
+            self.delays[key] = Delay(name, frames, tuple(x.shape[1:]), x.dtype, lambda: self.done)
         return self.delays[key]
 
     def holders(self) -> Iterator[tuple[Ring | Parked | Delay, str]]:
@@ -225,8 +233,8 @@ class Memory:
                 yield ring, key
         for key in self.parked.holding:
             yield self.parked, key
-        for key, delay in self.delays.items():
-            yield delay, f"{key} residual"
+        for delay in self.delays.values():
+            yield delay, delay.name
 
     def take(self, *shape: int) -> Tensor:
         return self.arena.take(shape, self.dtype)

@@ -61,16 +61,19 @@ def conv_calls(here: Target, dtype: torch.dtype, stage: tuple[int, int, int], *,
     return calls
 
 
-def wan_calls(here: Target, dtype: torch.dtype, c: int, k: int, *, up: bool = False, stride: int = 1):
-    """Without sums of a norm, into bf16; `up`: a composed nearest upsampling."""
+def wan_calls(
+    here: Target, dtype: torch.dtype, c: int, k: int, *, up: bool = False, stride: int = 1, still: bool = False
+):
+    """Into bf16; `up`: a composed nearest upsampling. still: of pictures, with sums of a norm."""
     h, w = 180, 320
-    phases, kernel = ((1, 2, 2), (1, 2, 2)) if up else ((1, 1, 1), (3, 3, 3))
+    phases, kernel = ((1, 2, 2), (1, 2, 2)) if up else ((1, 1, 1), (1 if still else 3, 3, 3))
     rows = 4 * k if up else k
     scale = meta(rows) if dtype.itemsize == 1 else None
     weight = Weight(meta(rows, kernel[0] * kernel[1] * kernel[2] * c, dtype=dtype), c, k, kernel, scale, phases, up)
     out = meta(2, h * phases[1] // stride, w * phases[2] // stride, k, dtype=BF16)
     geometry = Geometry((1, stride, stride), (stride - 1, stride - 1))
-    epilogue = Epilogue(meta(rows), out, half_accumulate=dtype == FP8)
+    residual = None if still and (up or stride > 1) else out
+    epilogue = Epilogue(meta(rows), residual, 32 if still else 0, half_accumulate=dtype == FP8)
     with cross_compile.recorded(conv_kernels, "conv_kernel") as calls:
         conv.launch(meta(4, h + 2, w + 2, c, dtype=dtype), weight, out, geometry, epilogue, 0, 2, here)
     return calls
@@ -90,6 +93,28 @@ def wan_cases(here: Target):
             yield f"upsample wan {word} 1024", wan_calls(here, dtype, 1024, 1024, up=True)[0]
     for stride in (1, 2):
         yield f"conv bfloat16 wan 160 stride {stride}", wan_calls(here, BF16, 160, 160, stride=stride)[0]
+
+
+def picture_cases(here: Target):
+    eight = FP8 if here.fp8 else INT8
+    word = str(eight).split(".")[1].split("_")[0] + ("_fast" if here.sm == 89 and eight == FP8 else "")
+    yield "conv bfloat16 picture 128", wan_calls(here, BF16, 128, 128, still=True)[0]
+    yield "conv bfloat16 picture 512 stride 2", wan_calls(here, BF16, 512, 512, still=True, stride=2)[0]
+    yield "upsample picture bfloat16 512", wan_calls(here, BF16, 512, 512, still=True, up=True)[0]
+    yield "upsample picture bfloat16 256", wan_calls(here, BF16, 256, 256, still=True, up=True)[0]
+    yield f"upsample picture {word} 512", wan_calls(here, eight, 512, 512, still=True, up=True)[0]
+
+
+def depth_calls(here: Target, c: int, k: int, phases: tuple[int, int, int], kernel: tuple[int, int, int]):
+    """A whole convolution whose channels become samples, in bf16; 3x3x3 ones onto the input's own samples."""
+    h, w, edge = 90, 160, kernel[1] - 1
+    rows = k * phases[0] * phases[1] * phases[2]
+    weight = Weight(meta(rows, kernel[0] * kernel[1] * kernel[2] * c, dtype=BF16), c, k, kernel, None, phases)
+    out = meta(2 * phases[0], h * phases[1], w * phases[2], k, dtype=BF16)
+    epilogue = Epilogue(meta(rows), out if edge else None)
+    with cross_compile.recorded(conv_kernels, "conv_kernel") as calls:
+        conv.launch(meta(4, h + edge, w + edge, c, dtype=BF16), weight, out, Geometry(), epilogue, 0, 2, here)
+    return calls
 
 
 def winograd_calls(here: Target, dtype: torch.dtype, stage: tuple[int, int, int], *, fast: bool = False, kt: int = 3,
@@ -158,6 +183,9 @@ def norm_calls(dtype: torch.dtype):
             wide = meta(6, 722, 1282, padded_channels(96, dtype), dtype=dtype)
             store = Store(scale=0.05, gain=meta(96) if dtype == INT8 else None)
             norm_act.norm_act(meta(4, 720, 1280, 96, dtype=BF16), Norm("l2", meta(96)), wide, store=store, **health)
+            timed = Norm("rms", meta(128), meta(128))
+            reflected = Store(border="reflect", scale=0.05)
+            norm_act.norm_act(x, timed, meta(6, 722, 1282, 128, dtype=dtype), store=reflected, **health)
         with cross_compile.recorded(plane_kernels, "planes_kernel") as planes:
             kinds = (128, False, 3, Norm()), (512, True, 3, Norm()), (96, False, 2, Norm("none"))
             for c, rounded, taps, norm in kinds:
@@ -169,11 +197,11 @@ def norm_calls(dtype: torch.dtype):
     return calls + planes
 
 
-def pixel_calls(here: Target, channels: int):
-    packed = meta(4 * to_pixels.COLUMNS, channels, dtype=HALF)
+def pixel_calls(here: Target, channels: int, kt: int = 3):
+    packed = meta((4 if kt == 3 else 1) * to_pixels.COLUMNS, channels, dtype=HALF)
     with cross_compile.recorded(pixel_kernels, "columns_kernel", "gather_kernel") as calls:
         to_pixels.launch(meta(6, 722, 1282, channels, dtype=HALF), packed, meta(3),
-                         meta(4, 720, 1280, 3, dtype=torch.uint8), 3, UNIT, 0, here)
+                         meta(4, 720, 1280, 3, dtype=torch.uint8), kt, UNIT, 0, here)
     return calls[:2]
 
 
@@ -210,6 +238,10 @@ def cases(sm: int):
     yield "conv float16 96", conv_calls(here, HALF, (720, 1280, 96))[0]
     yield "conv float16 384", conv_calls(here, HALF, (180, 320, 384))[0]
     yield from wan_cases(here)
+    yield from picture_cases(here)
+    yield "conv to samples", depth_calls(here, 1024, 512, (2, 2, 2), (3, 3, 3))[0]
+    yield "conv to frames", depth_calls(here, 512, 256, (2, 1, 1), (3, 3, 3))[0]
+    yield "linear to samples", depth_calls(here, 768, 768, (3, 2, 2), (1, 1, 1))[0]
     yield from winograd_cases(here)
     yield "conv bias only", conv_calls(here, HALF, WIDE, plain=True)[0]
     yield "conv stride 2", conv_calls(here, HALF, WIDE, stride=(2, 2, 2))[0]
@@ -218,6 +250,7 @@ def cases(sm: int):
     for channels in (128, 256):
         for call, name in zip(pixel_calls(here, channels), ("columns", "gather"), strict=True):
             yield f"to_pixels {name} {channels}", call
+    yield "to_pixels columns picture 128", pixel_calls(here, 128, 1)[0]
     for head in (512, 1024):
         for name, call in attention_calls(here, head):
             yield f"attention {name} {head}", call
