@@ -9,7 +9,7 @@ const MAX_LINES = 64;
 // Readable on light and dark alike.
 const COLOURS = ["#3b82f6", "#d97706", "#10a37f", "#a855f7", "#e11d48", "#64748b"];
 // A stage keeps its colour from run to run.
-const STAGES = ["load", "plan", "decode", "output", "weights"];
+const STAGES = ["load", "plan", "decode", "gather", "weights"];
 
 function colour(stage, index) {
   const known = STAGES.indexOf(stage === "encode" ? "decode" : stage);
