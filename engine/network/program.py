@@ -104,6 +104,8 @@ class Step:
     stream: ClassVar[bool] = True
     #: Frames wait in it besides those that convolutions look at.
     late: bool = False
+    #: Latents after which what it does with one comes again; 1: it treats all alike.
+    cycle: int = 1
     #: All of a clip's frames wait in it for the last one.
     waits: bool = False
     #: Its fused form follows a Program whose convolutions look ahead.
@@ -264,6 +266,8 @@ class Program:
             return math.inf, math.inf
         before, after, rate = Fraction(0), Fraction(0), Fraction(1)
         for step in self.steps:
+            if step.time != (1, 1) and not before:
+                before += step.time[1] / rate  # the first frame there is resampled as a clip's first one
             taps = step.taps(self.style)
             before, after = before + taps.before / rate, after + taps.after / rate
             rate *= Fraction(*step.time)
@@ -271,7 +275,7 @@ class Program:
 
     def window(self, first: int, end: int, latents: int) -> tuple[int, int]:
         """The latents [a, b) of a clip of `latents` that are enough for its results [first, end): taken as a clip of
-        their own, they give these bit by bit. a is the largest such number, b the smallest.
+        their own, they give these bit by bit. a is the largest such number (that the cycles allow), b the smallest.
 
         The first latent of a clip stands for its one last frame: results of the part keep their places, with the
         first one in the place of latent a's last.
@@ -283,7 +287,8 @@ class Program:
             a, b = (first - 1) / self.rate + 1 - before, (end - 1) / self.rate + after
         else:
             a, b = first - 1 + (1 - before) * self.rate, end - 1 + after * self.rate
-        return max(0, min(math.floor(a), latents - 1)), min(math.ceil(b) + 1, latents)
+        every = math.lcm(*(s.cycle for s in self.every()))
+        return max(0, min(math.floor(a), latents - 1)) // every * every, min(math.ceil(b) + 1, latents)
 
     def widths(self) -> set[int]:
         """Channels of every residual stream."""
