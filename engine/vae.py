@@ -79,8 +79,9 @@ class VideoVAE(Core, DocumentedMethods):
         check_out(out, shape, request.dtype)
         results = Whole(out, start)
         if self.architecture.still:  # pictures are frames of one clip
-            wanted = range(shape[0])
-            results = Whole(out.view(1, *shape[:1], *shape[2:]))
+            z = z[:, :, wanted.start : wanted.stop]
+            wanted = range(shape[0] * shape[1])
+            results = Whole(out.view(1, -1, *shape[2:]))
         vae = self.at(timestep)
         z, inside = self.noised(z, seed, noise)
         ticker = Ticker(progress, cancel)
