@@ -35,7 +35,7 @@ def test_padding_and_back(frames, height, width, padded):
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda a: a.name)
 def test_padded_clips_fill_latents(architecture):
     """Of each family: what the network would leave out could not be cropped back."""
-    multiple, pixels = Layout(architecture, 16).multiple, architecture.spatial * architecture.side
+    multiple, pixels = Layout(architecture, 16, 3).multiple, architecture.spatial * architecture.side
     made = pad_clip(torch.rand(1, 2, 45, 70, 3), architecture.temporal, multiple)
     assert [n % pixels for n in made.shape[2:4]] == [0, 0] and (made.shape[1] - 1) % architecture.temporal == 0
     back = crop_clip(made, (2, 45, 70), architecture.temporal, multiple)
