@@ -133,6 +133,7 @@ def test_encoder_equals_plain(network, noise, count, height, width, chunk, frame
     for a, b in frame_spans(count, chunk, 4):
         run.scout(lambda a=a, b=b: fused.chunk(run, video[a:b], frames))
         out.append(fused.chunk(run, video[a:b], frames).clone())
+    run.free()
     torch.testing.assert_close(torch.cat(out), model.encoder(x)[0].permute(1, 2, 3, 0), rtol=0, atol=atol)
 
 
