@@ -116,7 +116,9 @@ class Bench:
     def input(self, case: Case, vae: VideoVAE) -> Tensor:
         """What every path is given: a host-scaled latent, or frames."""
         if case.half == "decoder":
-            return noise_latent(vae.latent_channels, *self._size(case))
+            latents, height, width = self._size(case)
+            side = self.architecture.side
+            return noise_latent(vae.latent_channels, latents, height // side, width // side)
         return noise_video(case.frames, case.height, case.width)
 
     def reference(self, case: Case) -> Tensor | str:
