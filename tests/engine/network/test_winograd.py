@@ -178,9 +178,9 @@ def test_a_clip_goes_on_where_its_histories_are_stored_alike(build):
         assert torch.equal(torch.cat(out), whole)
         # What runs then: the clip from its start, whose first frames are known already.
         clips = SimpleNamespace(batch=1, half=half)
-        passing = FusedPass(clips, None, None, None)
+        passing = FusedPass(network, clips, None, None, None)
         passing._run = other
-        assert passing.begin(0, hand_over(first)) == (0, 0)
+        assert passing.begin(0, 0, hand_over(first)) == (0, 0)
         again = []
         for part in z.split(1):
             step(other, part, again)
