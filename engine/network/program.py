@@ -56,9 +56,9 @@ class Work(NamedTuple):
 
 
 class Taps(NamedTuple):
-    """Frames besides its own that a step reads, at its input's rate."""
+    """Frames besides its own that a step reads, at its input's rate; infinite: all there are."""
 
-    before: int = 0
+    before: float = 0
     after: int = 0
 
 

@@ -124,11 +124,7 @@ class TimeAttention(Step):
         return self.head > 0
 
     def taps(self, style: Style) -> Taps:
-<<<<<<< HEAD
         return Taps(math.inf, math.inf if self.head else 0)
-=======
-        return Taps(math.inf, 0)
->>>>>>> stream
 
     def why_not_fused(self, style: Style) -> str | None:
         return "it has attention among the frames of a clip, which only the plain walk does"
