@@ -6,12 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..errors import InputError
 from ..network.plain import Network
 from ..network.program import Program
 
+#: Published networks normalise 32 groups; files of other widths name theirs in the metadata key norm_num_groups.
+DEFAULT_GROUPS = 32
 Shapes = Mapping[str, tuple[int, ...]]
 #: Of a network's levels, from full to lowest resolution.
-Widths = tuple[int, int, int, int]
+Widths = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -81,5 +84,18 @@ def level_widths(shapes: Shapes, names: list[str]) -> Widths | None:
     """The sizes of these biases (they survive every file dialect); None if one of them is missing."""
     if not all(n in shapes for n in names):
         return None
-    a, b, c, d = (shapes[n][0] for n in names)
-    return a, b, c, d
+    return tuple(shapes[n][0] for n in names)
+
+
+def groups_of(widths: list[int], norm_groups: int | None) -> int:
+    """Groups of norms over these widths; None: DEFAULT_GROUPS, if they divide all of them. Raises InputError."""
+    if norm_groups is None:
+        if any(w % DEFAULT_GROUPS for w in widths):
+            raise InputError(
+                f"widths {widths} do not all divide into {DEFAULT_GROUPS} norm groups and the file names no "
+                "norm_num_groups; pass norm_groups=N"
+            )
+        norm_groups = DEFAULT_GROUPS
+    if norm_groups < 1 or any(w % norm_groups for w in widths):
+        raise InputError(f"norm_groups={norm_groups} does not divide all widths {widths}")
+    return norm_groups

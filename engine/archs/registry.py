@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from . import seedvr2, wan
+from . import hunyuan, hunyuan15, seedvr2, wan
 from .arch import Architecture, KeySet
 
-ARCHITECTURES: tuple[Architecture, ...] = (seedvr2.ARCHITECTURE, wan.WAN21, wan.WAN22)
+ARCHITECTURES: tuple[Architecture, ...] = (
+    seedvr2.ARCHITECTURE, wan.WAN21, wan.WAN22, hunyuan.ARCHITECTURE, hunyuan15.ARCHITECTURE,
+)  # fmt: skip
 #: What plans, benchmarks and reasons are about where no file is named.
 DEFAULT = ARCHITECTURES[0]
 #: What people search for.
@@ -31,12 +33,11 @@ _LTX = KeySet(
     "ltx",
     ("decoder.up_blocks.0.res_blocks.0.conv1.conv.weight", "encoder.down_blocks.0.res_blocks.0.conv1.conv.weight"),
 )
-_HUNYUAN = KeySet("hunyuanvideo", ("decoder.conv_in.conv.weight", "encoder.conv_in.conv.weight"))
 _COSMOS = KeySet("cosmos", ("decoder.unpatcher3d.wavelets", "encoder.patcher3d.wavelets"))
 _TAEHV = KeySet("taehv", ("decoder.22.bias",))
-# The order decides: a later family's keys may also occur in an earlier one (HunyuanVideo's in LTX, Wan 2.1's in 2.2).
+# The order decides: a later family's keys may also occur in an earlier one (HunyuanVideo's in 1.5, Wan 2.1's in 2.2).
 KEY_SETS = (
-    seedvr2.KEYS, _MOCHI, _LTX, _HUNYUAN, _COSMOS, wan.WAN22.keys, wan.WAN21.keys, wan.DIFFUSERS, _TAEHV,
+    seedvr2.KEYS, _MOCHI, _LTX, hunyuan15.ARCHITECTURE.keys, hunyuan.ARCHITECTURE.keys, _COSMOS, wan.WAN22.keys, wan.WAN21.keys, wan.DIFFUSERS, _TAEHV,
 )  # fmt: skip
 
 

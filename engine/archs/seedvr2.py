@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..errors import InputError
 from ..network.ops.attention import Attention
 from ..network.ops.conv import Conv
 from ..network.ops.ends import Moments, Pixels
@@ -13,10 +12,7 @@ from ..network.ops.resnet import Res
 from ..network.ops.shuffle_up import ShuffleUp
 from ..network.ops.strided_down import StridedDown
 from ..network.program import STEP, TILES, Program, Step
-from .arch import Architecture, KeySet, Published, Shapes, Widths, level_widths
-
-#: The published network normalises 32 groups; files of other widths name theirs in this metadata key.
-DEFAULT_GROUPS = 32
+from .arch import DEFAULT_GROUPS, Architecture, KeySet, Published, Shapes, Widths, groups_of, level_widths
 
 
 @dataclass(frozen=True)
@@ -34,21 +30,13 @@ class Config:
         encoder = level_widths(shapes, [f"encoder.down_blocks.{i}.resnets.0.conv1.bias" for i in range(4)])
         decoder = level_widths(shapes, [f"decoder.up_blocks.{3 - i}.resnets.0.conv1.bias" for i in range(4)])
         normed = [*(encoder or ()), *(decoder or ())]
-        if norm_groups is None:
-            if any(w % DEFAULT_GROUPS for w in normed):
-                raise InputError(
-                    f"widths {normed} do not all divide into {DEFAULT_GROUPS} norm groups and the file names no "
-                    "norm_num_groups; pass norm_groups=N"
-                )
-            norm_groups = DEFAULT_GROUPS
-        if norm_groups < 1 or any(w % norm_groups for w in normed):
-            raise InputError(f"norm_groups={norm_groups} does not divide all widths {normed}")
+        groups = groups_of(normed, norm_groups)
         latent = 16
         if "decoder.conv_in.weight" in shapes and len(shapes["decoder.conv_in.weight"]) == 5:
             latent = shapes["decoder.conv_in.weight"][1]
         elif "encoder.conv_out.bias" in shapes:
             latent = shapes["encoder.conv_out.bias"][0] // 2
-        return cls(encoder, decoder, latent, norm_groups)
+        return cls(encoder, decoder, latent, groups)
 
 
 def decoder(config: Config) -> Program | None:

@@ -64,7 +64,8 @@ class Taps(NamedTuple):
 @dataclass(frozen=True)
 class Style:
     """What all convolutions of a Program do. head: what lies before a clip, its first frame or zeros. border: what lies
-    around a frame. after: frames that a 3-tap convolution looks ahead; copies of its last one follow the clip."""
+    around a frame. after: frames that a 3-tap convolution looks ahead; copies of its last one follow the clip, or zeros
+    where they lie before it."""
 
     head: Head = "replicate"
     border: Border = "zero"
@@ -92,6 +93,8 @@ class Step:
     stream: ClassVar[bool] = True
     #: Frames wait in it besides those that convolutions look at.
     late: bool = False
+    #: It must see a whole clip at once.
+    whole: bool = False
     #: The fused walk's result is fp32 whatever the activations are.
     wide: ClassVar[bool] = False
 
@@ -221,6 +224,11 @@ class Program:
     def late(self) -> bool:
         """Frames come out after others have gone in, the last ones when the clip ends."""
         return bool(self.style.after) or any(s.late for s in self.every())
+
+    @property
+    def gathers(self) -> bool:
+        """What sees whole frames sees whole clips, too: their latents, or what becomes of them, are there at once."""
+        return any(s.whole for s in self.every())
 
     def whole_frames(self, count: int) -> int:
         """Of `count` frames those that fill whole latents: trailing ones are not read."""

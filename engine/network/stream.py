@@ -58,6 +58,11 @@ def _until_its_end(parts: Iterable[Tensor], state: State) -> Iterator[Tensor]:
 
 def decode_features(decoder: Half, z: Iterable[Tensor], check: Callable[[], None]) -> Iterator[Tensor]:
     """Latent chunks [B, C, n, h, w] -> features at latent resolution, chunk by chunk."""
+    if decoder.program.gathers:
+        parts = list(z)
+        check()
+        yield from decoder.low(torch.cat(parts, 2)).split([part.shape[2] for part in parts], 2)
+        return
     state = State()
     for part in _until_the_end(decoder, z, state):
         check()
@@ -93,6 +98,11 @@ def encode_features(
 
 def encode_moments(encoder: Half, features: Iterable[Tensor], check: Callable[[], None]) -> Iterator[Tensor]:
     """Features at latent resolution -> moments [B, 2 * latent, n, h, w], chunk by chunk."""
+    if encoder.program.gathers:
+        parts = list(features)
+        check()
+        yield from encoder.low(torch.cat(parts, 2)).split([part.shape[2] for part in parts], 2)
+        return
     state = State()
     for part in _until_the_end(encoder, features, state):
         check()

@@ -1,4 +1,4 @@
-"""Attention among the positions of each frame."""
+"""Attention among the positions of each frame, or of a whole clip."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ from ...run.weights import Attention as Packed
 from ..packed import norm_of
 from ..program import Size, Step, Style, Work
 from ..state import State
+from .conv import ClipConv
 from .norm import Norm
 
 
-class FrameAttention(nn.Module):
-    """Single-head attention among the H*W positions of each frame, with a residual around it.
+class SelfAttention(nn.Module):
+    """Single-head attention among the H*W positions of each frame, or (`whole`) the T*H*W of a clip, with a residual
+    around it.
 
     Subclasses own the parts: a `norm` without activation, and the four projections as (weight [C, C], bias [C]).
     """
 
     norm: nn.Module
+    whole = False
 
     def projections(self) -> list[tuple[Tensor, Tensor]]:
         """Of queries, keys, values and the result."""
@@ -34,13 +37,15 @@ class FrameAttention(nn.Module):
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
         b, c, t, h, w = x.shape
         tokens = self.norm(x).permute(0, 2, 3, 4, 1).reshape(b * t, 1, h * w, c)
+        if self.whole:
+            tokens = tokens.view(b, 1, t * h * w, c)
         *inputs, output = self.projections()
         y = F.scaled_dot_product_attention(*(F.linear(tokens, *p) for p in inputs))
         y = F.linear(y, *output).reshape(b, t, h, w, c).permute(0, 4, 1, 2, 3)
         return x + y
 
 
-class SplitAttention(FrameAttention):
+class SplitAttention(SelfAttention):
     """Queries, keys and values from a matrix each, as diffusers names them."""
 
     def __init__(self, channels: int, norm: Norm) -> None:
@@ -59,7 +64,7 @@ class SplitAttention(FrameAttention):
         return [(p.weight, p.bias) for p in (self.to_q, self.to_k, self.to_v, self.to_out[0])]
 
 
-class JointAttention(FrameAttention):
+class JointAttention(SelfAttention):
     """Queries, keys and values from one 1x1 convolution."""
 
     def __init__(self, channels: int, norm: Norm) -> None:
@@ -73,14 +78,28 @@ class JointAttention(FrameAttention):
         return [*zip(weights, biases, strict=True), (self.proj.weight.flatten(1), self.proj.bias)]
 
 
+class PointAttention(SelfAttention):
+    """Queries, keys, values and the result from a 1x1x1 convolution each."""
+
+    def __init__(self, channels: int, norm: Norm) -> None:
+        super().__init__()
+        self.norm = norm.module(channels, act=False)
+        for name in ("q", "k", "v", "proj_out"):
+            self.add_module(name, ClipConv(channels, channels, (1, 1, 1)))
+
+    def projections(self) -> list[tuple[Tensor, Tensor]]:
+        return [(p.weight.flatten(1), p.bias) for p in (self.q, self.k, self.v, self.proj_out)]
+
+
 @dataclass(frozen=True)
 class Attention(Step):
-    """joint: the file has one matrix for queries, keys and values."""
+    """kind: how the file holds its parts. whole: among the positions of a clip, not of each frame."""
 
     name: str
     width: int
     norm: Norm
-    joint: bool = False
+    kind: type[SelfAttention] = SplitAttention
+    whole: bool = False
     in_place = True
 
     @property
@@ -88,7 +107,9 @@ class Attention(Step):
         return self.norm.groups
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
-        return {self.name: (JointAttention if self.joint else SplitAttention)(self.width, self.norm)}
+        module = self.kind(self.width, self.norm)
+        module.whole = self.whole
+        return {self.name: module}
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Packed:
         block, dtype = part(self.name), operands.dtype

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -11,22 +12,28 @@ from torch import Tensor, nn
 from ..state import State
 
 
+#: Frames of a clip's first chunk and of all later ones that statistics are taken over together, or all frames of a clip.
+Chunk = tuple[int, int] | Literal["clip"]
+
+
 class GroupNormAct(nn.GroupNorm):
     """GroupNorm over (channels of the group, H, W) of each frame, then SiLU unless `act` is off.
 
-    chunk: (frames of a clip's first chunk, of all later ones) that statistics are taken over together; a chunk is given
-    on when it is whole, or when the clip ends.
+    chunk: over those of several frames instead. A chunk of so many frames is given on when it is whole, or when the
+    clip ends; "clip" is for steps that see all of it at once.
     """
 
     def __init__(
-        self, channels: int, groups: int, act: bool = True, eps: float = 1e-6, chunk: tuple[int, int] | None = None
+        self, channels: int, groups: int, act: bool = True, eps: float = 1e-6, chunk: Chunk | None = None
     ) -> None:
         super().__init__(groups, channels, eps=eps)
         self.act, self.chunk = act, chunk
-        if chunk is not None:
+        if isinstance(chunk, tuple):
             self.key = ""  # what waits is filed under it
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
+        if self.chunk == "clip":
+            return self._activated(super().forward(x))
         if self.chunk is not None:
             return self._by_chunks(x, state)
         b, _, t, _, _ = x.shape
@@ -83,7 +90,7 @@ class Group:
     """What a Program's norms are: sums over groups of channels, of each frame or of a chunk of frames."""
 
     groups: int
-    chunk: tuple[int, int] | None = None
+    chunk: Chunk | None = None
 
     def module(self, channels: int, act: bool = True, axes: int = 3) -> GroupNormAct:
         return GroupNormAct(channels, self.groups, act, chunk=self.chunk)
@@ -91,7 +98,12 @@ class Group:
     @property
     def late(self) -> bool:
         """It waits for whole chunks."""
-        return self.chunk is not None
+        return isinstance(self.chunk, tuple)
+
+    @property
+    def whole(self) -> bool:
+        """It must see the whole clip at once."""
+        return self.chunk == "clip"
 
     def why_not_fused(self) -> str | None:
         return None if self.chunk is None else "it sums over chunks of frames, which only the plain walk does"
@@ -102,7 +114,7 @@ class Length:
     """The root mean square of all channels of a position."""
 
     groups = 0
-    late = False
+    late = whole = False
 
     def module(self, channels: int, act: bool = True, axes: int = 3) -> LengthNormAct:
         return LengthNormAct(channels, act, axes)

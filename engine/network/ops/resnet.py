@@ -61,7 +61,8 @@ class Resnet(nn.Module):
     def __getattr__(self, role: str) -> Any:
         """norm1, conv1, norm2, conv2 and conv_shortcut, whatever the files call them."""
         name = getattr(self.__dict__.get("names"), role, role)
-        own = name == role or role in self.__dict__.get("_modules", ())
+        # A part that is absent is there under its role; another name may begin with that.
+        own = name == role or self.__dict__.get("_modules", {}).get(role, role) is None
         return super().__getattr__(role) if own else find(self, name)
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
@@ -142,6 +143,10 @@ class Res(Step):
     @property
     def late(self) -> bool:  # type: ignore[override]
         return self.norm.late
+
+    @property
+    def whole(self) -> bool:  # type: ignore[override]
+        return self.norm.whole
 
     def why_not_fused(self, style: Style) -> str | None:
         return self.norm.why_not_fused()

@@ -1,0 +1,66 @@
+"""Upsampling by repetition in space (and time) and a 3x3x3 convolution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from ..program import CAUSAL, Resampling, Size, Style, Taps, Work
+from ..state import State
+from ..tree import find, graft
+from .conv import ClipConv, conv_work, styled, taps_of
+
+
+class Upsample(nn.Module):
+    """Every value twice in height and width, and in time where `temporal`, then a 3x3x3 convolution.
+
+    A clip's first frame is not repeated in time: T frames become 2T - 1 in the first call and 2T in later ones.
+    """
+
+    def __init__(self, channels: int, temporal: bool, conv: str, style: Style = CAUSAL) -> None:
+        super().__init__()
+        self.z = 2 if temporal else 1
+        self._name = conv
+        graft(self, conv, styled(channels, channels, style))
+
+    @property
+    def last(self) -> ClipConv:
+        return find(self, self._name)  # type: ignore[return-value]
+
+    def forward(self, x: Tensor, state: State | None = None) -> Tensor:
+        lead, (b, c, t, h, w) = int(self.z == 2 and self.last.starts(state)), x.shape
+        x = x[:, :, :, None, :, None, :, None].expand(b, c, t, self.z, h, 2, w, 2)
+        return self.last(x.reshape(b, c, t * self.z, 2 * h, 2 * w)[:, :, lead:], state)
+
+
+@dataclass(frozen=True)
+class RepeatUp(Resampling):
+    """conv: the convolution's name within the step."""
+
+    name: str
+    width: int
+    temporal: bool
+    conv: str = "conv"
+    space = (2, 1)
+
+    def modules(self, style: Style) -> dict[str, nn.Module]:
+        return {self.name: Upsample(self.width, self.temporal, self.conv, style)}
+
+    def why_not_fused(self, style: Style) -> str | None:
+        return "frames are repeated by the plain walk only"
+
+    def taps(self, style: Style) -> Taps:
+        # At the rate of its input, where its three frames are two at most.
+        return Taps(1, style.after) if self.temporal else taps_of(style)
+
+    def work(self, size: Size) -> Work:
+        out = self.size(size, True)
+        plain = conv_work(out, self.width)
+        # Of three taps along a doubled axis two fall on the same value: 2x2x2 are left where time grows too, else 3x2x2.
+        composed = conv_work(out, self.width, 8 if self.temporal else 12)
+        return Work(plain.flop, composed.flop, plain.values)
+
+    def eligible(self) -> tuple[tuple[str, int], ...]:
+        return ((f"{self.name}.{self.conv}", self.width),)
