@@ -1,6 +1,6 @@
-"""HunyuanVideo's first video VAE, which Kandinsky 5 and SkyReels use too: 8x8 spatial and 4x causal temporal compression
-into 16 channels. Its middle sees whole clips; what lies around that goes by chunks of two latents, whose group norms
-are taken together: chunks of another size would give another result."""
+"""HunyuanVideo's first video VAE, which Kandinsky 5 and SkyReels use too: 8x8 spatial and 4x causal temporal
+compression into 16 channels. Its middle sees whole clips; what lies around that goes by chunks of two latents, whose
+group norms are taken together: chunks of another size would give another result."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""HunyuanVideo 1.5's video VAE: 16x16 spatial and 4x causal temporal compression into 32 channels. Its middle sees whole
-clips."""
+"""HunyuanVideo 1.5's video VAE: 16x16 spatial and 4x causal temporal compression into 32 channels. Its middle sees
+whole clips."""
 
 from __future__ import annotations
 

@@ -37,7 +37,8 @@ _COSMOS = KeySet("cosmos", ("decoder.unpatcher3d.wavelets", "encoder.patcher3d.w
 _TAEHV = KeySet("taehv", ("decoder.22.bias",))
 # The order decides: a later family's keys may also occur in an earlier one (HunyuanVideo's in 1.5, Wan 2.1's in 2.2).
 KEY_SETS = (
-    seedvr2.KEYS, _MOCHI, _LTX, hunyuan15.ARCHITECTURE.keys, hunyuan.ARCHITECTURE.keys, _COSMOS, wan.WAN22.keys, wan.WAN21.keys, wan.DIFFUSERS, _TAEHV,
+    seedvr2.KEYS, _MOCHI, _LTX, hunyuan15.ARCHITECTURE.keys, hunyuan.ARCHITECTURE.keys, _COSMOS,
+    wan.WAN22.keys, wan.WAN21.keys, wan.DIFFUSERS, _TAEHV,
 )  # fmt: skip
 
 

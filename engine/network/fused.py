@@ -13,7 +13,7 @@ from torch import Tensor
 from ..kernels.to_pixels import BYTES, UNIT, Pixels
 from ..operands.forms import Operands
 from ..options import DEFAULTS, Options
-from ..run.clip import Clips, Part
+from ..run.clip import Clips, Gathers, Part
 from ..run.clip import Emit as EmitResults
 from ..run.graph_rule import chunks_left
 from ..run.graphs import Graphs
@@ -43,6 +43,9 @@ class Fused:
         """dtype: of activations. operands: of the convolutions, if they differ from that."""
         program = half.program
         self.dtype, self.style, self.takes = dtype, program.style, program.takes
+        #: Whether what sees whole frames sees whole clips, and latents of a clip's first chunk and of later ones, if
+        #: they must be so many.
+        self.gathers, self.chunks = program.gathers, program.chunk
         links = iter(pack_chain(program.steps, half.part, operands or Operands(dtype), options))
         self.stages = [tuple(next(links) for _ in steps) for steps in program.stages()]
         #: Channels that attention sees; 0: there is none.
@@ -55,6 +58,15 @@ class Fused:
         names = (link.step.name for stage in self.stages for link in stage)
         run.done.update({**dict.fromkeys(names, 1), "latents": 1, "frames": 1})
         return run
+
+    @contextmanager
+    def _guest(self, run: Run, make: Callable[[], Run]) -> Iterator[Run]:
+        """A Run of its own in the arena of `run`, for what sees the whole clip."""
+        guest = make()
+        with run.arena.scope():
+            guest.allocate(run.arena.take((guest.inner_bytes,), torch.uint8))
+            guest.relieve, guest.health = run.relieve, run.health
+            yield guest
 
     def _empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, device="meta", dtype=self.dtype)
@@ -77,15 +89,20 @@ class FusedDecoder(Fused):
 
     def plan(
         self, latents: int, height: int, width: int, frames: int, output: torch.dtype, device: torch.device,
-        parking: Parking | None = None,
+        parking: Parking | None = None, clip: int = 0,
     ) -> Run:
-        """A dry Run that knows its memory: chunks of `latents`, `frames` per step at full size."""
+        """A dry Run that knows its memory: chunks of `latents`, `frames` per step at full size. clip: all latents."""
         run = self.begin(device, parking)
-        self.chunk(run, self._empty(latents, height, width, self.takes), frames, output, lambda pixels: None)
+        channels = self.takes
+        if self.gathers:
+            channels = self.features
+            run.gather(clip, height, width, channels)
+            run.host(self.plan_front(clip, height, width, device))
+        self.chunk(run, self._empty(latents, height, width, channels), frames, output, lambda pixels: None)
         return run
 
     def plan_front(self, latents: int, height: int, width: int, device: torch.device) -> Run:
-        """A dry Run for `front_chunk`."""
+        """A dry Run for `front_chunk`; latents: of a whole clip where it is gathered."""
         run = self.begin(device, None)
         self.front_chunk(run, self._empty(latents, height, width, self.takes), lambda features: None)
         return run
@@ -97,12 +114,16 @@ class FusedDecoder(Fused):
         return run
 
     def chunk(self, run: Run, z: Tensor, frames: int, output: torch.dtype, emit: Emit) -> None:
-        """Decode latents [D, h, w, C] (any strides); `emit` gets pixels [m, H, W, 3], valid until it returns.
+        """Decode latents [D, h, w, C] (any strides), or `gathered` features of them; `emit` gets pixels [m, H, W, 3],
+        valid until it returns.
 
         frames: most frames per step at full size (0: all of the chunk). Pixels are 0..1, or bytes 0..255.
         """
         form = BYTES if output == torch.uint8 else UNIT
         front, first, *later = self.stages
+        if self.gathers:
+            self._stage(run, [first, *later], z, frames, output, form, emit)
+            return
         self._stage(run, [(*front, *first), *later], z, frames, output, form, emit)
 
     def whole_chunk(self, run: Run, frames: int, output: torch.dtype, z: Tensor) -> Tensor:
@@ -118,6 +139,11 @@ class FusedDecoder(Fused):
             run.advance(*z.shape[1:3])
             if not run.dry:
                 emit(x)
+
+    def gather(self, run: Run, z: Tensor) -> None:
+        """A whole clip's latents [T, h, w, C] into `run.gathered`."""
+        with self._guest(run, lambda: self.plan_front(*z.shape[:3], run.device)) as front:
+            self.front_chunk(front, z, run.gathered.copy_)
 
     def tile_chunk(self, run: Run, x: Tensor, frames: int, emit: Emit) -> None:
         """Features [D, h, w, C] of a tile, contiguous, overwritten -> float32 pixels as `chunk`, 0..1, not clamped."""
@@ -157,20 +183,26 @@ class FusedEncoder(Fused):
     """Pictures to moments: what comes before the first mark by steps, all else for the whole chunk."""
 
     def plan(
-        self, latents: int, height: int, width: int, frames: int, device: torch.device, parking: Parking | None = None
-    ) -> Run:
-        """A dry Run that knows its memory: chunks of `latents`, `frames` per step at full size; sizes in pixels."""
+        self, latents: int, height: int, width: int, frames: int, device: torch.device, parking: Parking | None = None,
+        clip: int = 0,
+    ) -> Run:  # fmt: skip
+        """A dry Run that knows its memory: chunks of `latents`, `frames` per step at full size; sizes in pixels. clip:
+        all latents."""
         run = self.begin(device, parking)
         every = math.prod(of for stage in self.stages for of in (link.step.time[1] for link in stage))
-        self.chunk(run, self._empty(every * latents, height, width, self.takes), frames)
+        made = self.chunk(run, self._empty(every * latents, height, width, self.takes), frames)
+        if self.gathers:
+            run.gather(clip, *made.shape[1:])
+            run.host(self._plan_last(clip, *made.shape[1:], device=device))
         return run
 
     def chunk(self, run: Run, video: Tensor, frames: int) -> Tensor:
-        """Frames [F, H, W, 3] in -1..1 -> moments [T, h, w, 2C] in float32, valid until the next call.
+        """Frames [F, H, W, 3] in -1..1 -> moments [T, h, w, 2C] in float32, or features to be gathered, valid until
+        the next call.
 
         F is 1 + 4n at the clip's start and 4n later. frames: most frames per step at full size (0: all).
         """
-        fine, rest = self.stages
+        fine, rest = self.stages[:2]
         before = sizes(run, fine, Size(*video.shape))
         shapes = sizes(run, rest, before[-1])
         with run.arena.scope():
@@ -178,10 +210,31 @@ class FusedEncoder(Fused):
             through(run, rest, before[-1], lambda: self._by_steps(run, video, frames), result)
             for size in {s[1:3] for s in shapes}:
                 run.advance(*size)
-            run.inspect(result)
+            if not self.gathers:
+                run.inspect(result)
         run.done["frames"] += video.shape[0]
         run.done["latents"] += result.shape[0]
         return result
+
+    def gather(self, run: Run, emit: Emit) -> None:
+        """`run.gathered` features of a whole clip, which are overwritten: `emit` gets the moments [T, h, w, 2C] in
+        float32, valid until it returns."""
+        with self._guest(run, lambda: self._plan_last(*run.gathered.shape, device=run.device)) as last:
+            self._last(last, run.gathered, emit)
+
+    def _plan_last(self, *shape: int, device: torch.device) -> Run:
+        """A dry Run for what sees the whole clip, of features [T, h, w, C]."""
+        run = self.begin(device, None)
+        self._last(run, self._empty(*shape), lambda moments: None)
+        return run
+
+    def _last(self, run: Run, x: Tensor, emit: Emit) -> None:
+        with run.arena.scope():
+            moments, _ = through(run, self.stages[2], Size(*x.shape), given(x))
+            run.advance(*x.shape[1:3])
+            run.inspect(moments)
+            if not run.dry:
+                emit(moments)
 
     def _by_steps(self, run: Run, video: Tensor, frames: int) -> Result:
         links = self.stages[0]
@@ -205,10 +258,18 @@ class FusedPass:
     def __init__(
         self, clips: Clips, memory: Callable[[], AbstractContextManager[tuple[Run, Graphs | None]]],
         load: Callable[[Tensor], Tensor], step: Callable[[Run, Tensor, Emit], None],
-        replay: Callable[[Run, Tensor], Tensor] | None = None,
+        replay: Callable[[Run, Tensor], Tensor] | None = None, *,
+        before: Callable[[Run, Tensor, Part], Tensor] | None = None,
+        after: Callable[[Run, Tensor, Part, Emit], None] | None = None,
     ) -> None:  # fmt: skip
         """load: a part's data to what `step` takes, on the device. step(run, data, emit): a chunk. replay: the same
-        where its results are one tensor, for graphs; None: no attempt after this one can go on where it ends."""
+        where its results are one tensor, for graphs; None: no attempt after this one can go on where it ends.
+
+        before(run, data, part): where whole clips come with their first part, what `step` takes of them. after(run,
+        results, part, emit): what becomes of results, where they are not emitted at once.
+        """
+        self.gathers: Gathers = "" if before is after else "first" if after is None else "last"
+        self._before, self._after = before, after
         self._clips = clips
         self._memory = memory
         self._load = load
@@ -222,7 +283,7 @@ class FusedPass:
             yield
 
     def begin(self, clip: int, left: Handover | None) -> int:
-        self._after = self._clips.batch - clip - 1
+        self._later = self._clips.batch - clip - 1
         if left is None:
             self._run.restart()
         else:
@@ -232,18 +293,26 @@ class FusedPass:
     def chunks(self, parts: Iterable[Part], emit: EmitResults) -> Iterator[None]:
         run, graphs, guard, resumes = self._run, self._graphs, self._clips.guard, self._replay is not None
 
-        def give(results: Tensor) -> None:
+        def deliver(results: Tensor) -> None:
             emit(results, run.health)
+
+        def give(results: Tensor) -> None:
+            if self._after is None:
+                deliver(results)
+            else:
+                self._after(run, results, part, deliver)
 
         for part in parts:
             data = run.attempt(self._load, part.data)
+            if self._before is not None:
+                data = self._before(run, data, part)
             step = functools.partial(self._step, run, data, give)
             run.scout(step)
             with run.chunk() if resumes else nullcontext():
                 if graphs is None:
                     step()
                 else:
-                    left = chunks_left(self._after, self._clips.latents, part.first, part.end - part.first)
+                    left = chunks_left(self._later, self._clips.latents, part.first, part.end - part.first)
                     give(graphs.chunk(self._whole, data, left))
             yield
             if resumes and run.pressed:

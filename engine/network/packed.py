@@ -40,7 +40,8 @@ def scaling(form: Form, balancer: Balancer | None) -> dict[str, Any]:
 def norm_of(norm: nn.Module) -> Norm:
     """Of a norm over groups of channels (it has them) or over all of a position."""
     if isinstance(norm, nn.GroupNorm):
-        return Norm("group", norm.weight.float(), norm.bias.float(), norm.num_groups, norm.eps)
+        several = getattr(norm, "chunk", None) is not None
+        return Norm("group", norm.weight.float(), norm.bias.float(), norm.num_groups, norm.eps, several)
     return Norm("l2", norm.gamma.flatten().float(), eps=norm.eps)
 
 

@@ -199,12 +199,13 @@ class Program:
         return steps[:first], steps[first:tiles], steps[tiles:]
 
     def stages(self) -> list[tuple[Step, ...]]:
-        """Steps between marks. A decoder's first stage is in front of TILES."""
+        """Steps between marks. A decoder's first stage is in front of TILES, an encoder's last one behind it where it
+        gathers."""
         out: list[list[Step]] = [[]]
         for item in self.items:
             if isinstance(item, Step):
                 out[-1].append(item)
-            elif item is STEP or self.half == "decoder":
+            elif item is STEP or self.half == "decoder" or self.gathers:
                 out.append([])
         return [tuple(s) for s in out]
 
@@ -224,6 +225,17 @@ class Program:
     def late(self) -> bool:
         """Frames come out after others have gone in, the last ones when the clip ends."""
         return bool(self.style.after) or any(s.late for s in self.every())
+
+    @property
+    def chunk(self) -> tuple[int, int] | None:
+        """Latents of a clip's first chunk and of all later ones that its norms take together; None: any will do."""
+        rate = 1 if self.half == "decoder" else math.prod(s.time[1] for s in self.steps)
+        for step in self.steps:
+            together = getattr(getattr(step, "norm", None), "chunk", None)
+            if isinstance(together, tuple):
+                return (together[0] - 1) // rate + 1, together[1] // rate
+            rate = rate * step.time[0] // step.time[1]
+        return None
 
     @property
     def gathers(self) -> bool:

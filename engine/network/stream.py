@@ -123,6 +123,8 @@ def frame_spans(frames: int, latents: int, temporal: int) -> list[tuple[int, int
 class PlainPass:
     """Clips or tiles of one size, one by one: a Pass of run/clip.py. It needs no memory of its own."""
 
+    gathers = ""
+
     def __init__(
         self, load: Callable[[Tensor], Tensor], network: Callable[[Iterator[Tensor]], Iterator[Iterable[Tensor]]],
         form: Callable[[Tensor], Tensor],

@@ -16,6 +16,7 @@ import torch
 from .. import log
 from ..errors import PlanError
 from ..memory import in_gb
+from ..network.plain import Network
 from ..request import Request
 from ..run.parking import Parking
 from ..run.plan import Plan, Steps
@@ -52,8 +53,11 @@ class Planner:
     @functools.cached_property
     def _weights(self) -> int:
         """Bytes of the model's own."""
-        model = meta_model(self.walk.architecture, self.walk.config)
-        return self._dtype.itemsize * sum(p.numel() for p in model.parameters())
+        return self._dtype.itemsize * sum(p.numel() for p in self._model.parameters())
+
+    @functools.cached_property
+    def _model(self) -> Network:
+        return meta_model(self.walk.architecture, self.walk.config)
 
     def plan(
         self,
@@ -83,6 +87,9 @@ class Planner:
         when nothing stays below the target; with "auto" only when no plan does, whatever it gives up (`Plan.note`).
         """
         Request(tiling, tile, overlap, chunk).check(self.spatial)
+        chunks = self._chunks(half)
+        if chunk and chunks is not None and chunk != chunks[1] and self._fused():
+            log.once(f"chunk={chunk} is not used: this network's norms take {chunks[1]} latents at a time together")
         ask = _Ask(half, latents, height, width, chunk, output, tile if tiling == "exact" else 0, host, rest,
                    check)  # fmt: skip
         if tiling == "blended":
@@ -248,8 +255,17 @@ class Planner:
             frames //= 2
 
     def _step(self, ask: _Ask, latents: int, frames: int) -> Steps:
+        chunks = self._chunks(ask.half)
+        if chunks is not None:
+            lead, latents = chunks
+            latents = min(latents, ask.latents)
+            return Steps(latents, self._temporal * latents, lead if lead < latents else 0)
         latents = min(ask.chunk or min(latents, MAX_LATENTS), ask.latents)
         return Steps(latents, min(frames, self._temporal * latents))
+
+    def _chunks(self, half: str) -> tuple[int, int] | None:
+        """Latents of a clip's first chunk and of the others that the fused walk of a half must take at once."""
+        return getattr(self._model, half).program.chunk
 
     def _fused_plan(self, ask: _Ask, tiles: Grid, steps: Steps, parking: Parking | None) -> Plan:
         sizes = self._sizes(ask, tiles, steps, parking)
@@ -257,8 +273,9 @@ class Planner:
 
     def _sizes(self, ask: _Ask, tiles: Grid, steps: Steps, parking: Parking | None) -> Sizes:
         frame = None if len(tiles) == 1 else (ask.height, ask.width)
-        size = tiles.rows.size, tiles.cols.size
-        return self.walk.sizes(ask.half, steps.latents, steps.frames, *size, ask.output, frame, parking, ask.rest)
+        size, walk = (tiles.rows.size, tiles.cols.size), self.walk
+        clip = ask.latents if getattr(self._model, ask.half).program.gathers else 0
+        return walk.sizes(ask.half, steps.latents, steps.frames, *size, ask.output, frame, parking, ask.rest, clip)
 
     def _parking_plans(self, ask: _Ask, tiles: Grid, target: int | None) -> Iterator[Plan]:
         """With histories in host memory: the quickest plan per frame below the target, then the leanest."""

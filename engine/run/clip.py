@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -31,8 +31,14 @@ class Part(NamedTuple):
     end: int
 
 
+#: The first part of a clip holds all of it, or with its last part all results come.
+Gathers = Literal["", "first", "last"]
+
+
 class Pass(Protocol):
     """Takes clips or tiles of one size, one after the other, through a half of a network or a part of it."""
+
+    gathers: Gathers
 
     def memory(self) -> AbstractContextManager[object]:
         """Whatever it needs is there inside."""
@@ -145,7 +151,8 @@ def _whole(
         for clip in range(clips.batch):
             if guard.finished[clip] < out.shape[1]:
                 done = whole.begin(clip, guard.taken_over(clip))
-                emit = _unfinished(guard, clip, at(done), functools.partial(writer.write, clip))
+                first = 0 if whole.gathers == "last" else at(done)
+                emit = _unfinished(guard, clip, first, functools.partial(writer.write, clip))
                 _through(whole, clips, functools.partial(cut, clip), emit, clip * clips.latents, done)
 
 
@@ -230,13 +237,12 @@ def _low(half: Half, low: Pass, clips: Clips, features: Tensor, clip: int, out: 
 
 def _through(run: Pass, clips: Clips, cut: Cut, emit: Emit, before: int, done: int = 0) -> None:
     """A clip or tile from its latent `done` on. before: latents of earlier parts, for the progress."""
-    guard, size = clips.guard, clips.plan.steps.latents
-    spans = [(first, min(first + size, clips.latents)) for first in range(done, clips.latents, size)]
+    guard, spans = clips.guard, clips.plan.steps.spans(clips.latents, done)
 
     def parts() -> Iterator[Part]:
         for first, end in spans:
             guard.tick.check()
-            yield Part(cut(first, end), first, end)
+            yield Part(cut(first, clips.latents if run.gathers == "first" and first == 0 else end), first, end)
 
     for (_, end), _ in zip(spans, run.chunks(parts(), emit), strict=True):
         guard.reach(before + end)

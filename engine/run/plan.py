@@ -11,10 +11,21 @@ from .tiles import Grid
 
 @dataclass(frozen=True)
 class Steps:
-    """Latents per chunk, and frames per call at the highest resolutions. 0: all there are."""
+    """Latents per chunk, and frames per call at the highest resolutions. 0: all there are. lead: latents of a clip's
+    first chunk, 0: as many as of the others."""
 
     latents: int = 0
     frames: int = 0
+    lead: int = 0
+
+    def spans(self, latents: int, done: int = 0) -> list[tuple[int, int]]:
+        """(first, end) of the chunks of a clip, from its latent `done` on."""
+        spans = []
+        while done < latents:
+            size = (self.lead if done == 0 else 0) or self.latents or latents
+            spans.append((done, min(done + size, latents)))
+            done += size
+        return spans
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,8 @@ SCHEDULES: dict[int, tuple[Schedule, Schedule]] = {
 }
 # Softmax weights kept at once; queries run in equal blocks of rows that fit (3,712 of 14,400 at 1280x720).
 SCRATCH_BYTES = 128 * 2**20
+# Over a whole clip they may be so many rows and bytes: less would leave processors idle in the second product.
+CLIP_ROWS, CLIP_BYTES = 4224, 2**30
 # Rows and key tiles per step of the merge.
 MERGE_ROWS, MERGE_TILES = 32, 32
 
@@ -54,10 +56,11 @@ class Blocks:
     tiles: int
 
     @classmethod
-    def of(cls, tokens: int, itemsize: int, scores: Schedule) -> Blocks:
+    def of(cls, tokens: int, itemsize: int, scores: Schedule, clip: bool = False) -> Blocks:
         tiles = -(-tokens // scores.columns)
         stride = tiles * scores.columns
-        return cls(block_rows(tokens, stride * itemsize, scores.positions), stride, tiles)
+        room = max(SCRATCH_BYTES, min(CLIP_ROWS * stride * itemsize, CLIP_BYTES)) if clip else 0
+        return cls(block_rows(tokens, stride * itemsize, scores.positions, room), stride, tiles)
 
     def split(self, itemsize: int) -> tuple[int, int]:
         """Bytes of the weights, and of all: behind them lie a peak and a sum per query and tile, in fp32."""
@@ -69,8 +72,8 @@ def pick(sm: int) -> tuple[Schedule, Schedule]:
     return SCHEDULES[generation(sm, SCHEDULES)]
 
 
-def block_rows(tokens: int, row_bytes: int, tile: int) -> int:
-    """Queries per block: whole tiles, equal blocks, weights of `row_bytes` a row within the scratch."""
-    most = max(SCRATCH_BYTES // row_bytes // tile, 1) * tile
+def block_rows(tokens: int, row_bytes: int, tile: int, room: int = 0) -> int:
+    """Queries per block: whole tiles, equal blocks, weights of `row_bytes` a row within `room` (0: SCRATCH_BYTES)."""
+    most = max((room or SCRATCH_BYTES) // row_bytes // tile, 1) * tile
     blocks = -(-tokens // most)
     return -(-tokens // blocks // tile) * tile

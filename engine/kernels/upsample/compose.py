@@ -97,5 +97,6 @@ def pack(expand: Tensor, expand_bias: Tensor, conv: Tensor, conv_bias: Tensor, d
     wide = padded_channels(c, dtype)
     rows = torch.nn.functional.pad(kernels, (0, wide - c)).view(folds * phases * k, -1)
     data, scale = quantise_rows(rows, dtype, wide)
-    weight = Weight(data, wide, k, (kt, 2, 2), scale, (phases // 4, 2, 2), shifted=True, folded=folds > 1)
+    sets = folds if folds > 1 else 0
+    weight = Weight(data, wide, k, (kt, 2, 2), scale, (phases // 4, 2, 2), shifted=True, folded=sets)
     return Composed(weight, table.view(folds * phases, 4, k).contiguous())

@@ -114,16 +114,14 @@ class Attention(Step):
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Packed:
         block, dtype = part(self.name), operands.dtype
         q, k, v, out = ((weight.to(dtype).t(), bias.to(dtype)) for weight, bias in block.projections())
-        return Packed(norm_of(block.norm), q, k, v, out, options.flash_attention)
+        return Packed(norm_of(block.norm), q, k, v, out, options.flash_attention, self.whole)
 
     def run(self, packed: Packed, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
         return x, run.attend(packed, x, sums)
 
-    def why_not_fused(self, style: Style) -> str | None:
-        return self.norm.why_not_fused()
-
     def work(self, size: Size) -> Work:
         tokens, c = size.height * size.width, self.width
-        flop = size.frames * (4 * 2.0 * tokens * c * c + 4.0 * tokens * tokens * c)
+        seen = tokens * size.frames if self.whole else tokens
+        flop = size.frames * (4 * 2.0 * tokens * c * c + 4.0 * tokens * seen * c)
         return Work(flop, flop)

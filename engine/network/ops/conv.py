@@ -32,8 +32,9 @@ class ClipConv(nn.Conv3d):
     """Convolution of a clip: `after` of its taps in time look ahead, the others back.
 
     A clip starts with copies of its first frame, as many zero frames, or nothing (`head`), and where it looks ahead
-    ends with copies of its last one, or zero frames if it starts with those. Later calls continue from the frames left in the State: everything after the last
-    full step, so strides and late frames work with any chunking. A call may have no result yet.
+    ends with copies of its last one, or zero frames if it starts with those. Later calls continue from the frames left
+    in the State: everything after the last full step, so strides and late frames work with any chunking. A call may
+    have no result yet.
     """
 
     def __init__(

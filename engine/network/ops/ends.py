@@ -137,9 +137,6 @@ class _End(Step):
     def whole(self) -> bool:  # type: ignore[override]
         return self.norm.whole
 
-    def why_not_fused(self, style: Style) -> str | None:
-        return self.norm.why_not_fused()
-
     def taps(self, style: Style) -> Taps:
         return taps_of(style)
 

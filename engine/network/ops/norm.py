@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from ..state import State
 
-
-#: Frames of a clip's first chunk and of all later ones that statistics are taken over together, or all frames of a clip.
+#: Frames of a clip's first chunk and of all later ones that statistics are taken over together, or all of a clip's.
 Chunk = tuple[int, int] | Literal["clip"]
 
 
@@ -105,9 +104,6 @@ class Group:
         """It must see the whole clip at once."""
         return self.chunk == "clip"
 
-    def why_not_fused(self) -> str | None:
-        return None if self.chunk is None else "it sums over chunks of frames, which only the plain walk does"
-
 
 @dataclass(frozen=True)
 class Length:
@@ -118,9 +114,5 @@ class Length:
 
     def module(self, channels: int, act: bool = True, axes: int = 3) -> LengthNormAct:
         return LengthNormAct(channels, act, axes)
-
-    def why_not_fused(self) -> str | None:
-        return None
-
 
 Norm = Group | Length

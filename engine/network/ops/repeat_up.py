@@ -7,6 +7,13 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from ...kernels.conv3d import Partials
+from ...kernels.upsample import pack_nearest
+from ...operands.forms import Operands
+from ...options import Options
+from ...run.run import Run
+from ...run.weights import Conv
+from ..packed import conv_of, scaling
 from ..program import CAUSAL, Resampling, Size, Style, Taps, Work
 from ..state import State
 from ..tree import find, graft
@@ -36,6 +43,14 @@ class Upsample(nn.Module):
 
 
 @dataclass(frozen=True)
+class Packed:
+    """composed: of the input as it is, in phases. Else of repeated values, in 16 bit under any policy."""
+
+    conv: Conv
+    composed: bool
+
+
+@dataclass(frozen=True)
 class RepeatUp(Resampling):
     """conv: the convolution's name within the step."""
 
@@ -48,8 +63,32 @@ class RepeatUp(Resampling):
     def modules(self, style: Style) -> dict[str, nn.Module]:
         return {self.name: Upsample(self.width, self.temporal, self.conv, style)}
 
-    def why_not_fused(self, style: Style) -> str | None:
-        return "frames are repeated by the plain walk only"
+    def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Packed:
+        conv = part(self.name).last
+        if not options.composed_upsample:
+            return Packed(conv_of(conv, Operands(operands.dtype), normed=False), False)
+        form = operands.form(conv.key, normed=False)
+
+        def make() -> Packed:
+            balancer = form.balancer()
+            made = pack_nearest(conv.weight, conv.bias, form.dtype, balancer, self.temporal)
+            return Packed(Conv(conv.key, *made, **scaling(form, balancer)), True)
+
+        return operands.once(f"{conv.key} composed", form, make)
+
+    def run(self, packed: Packed, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
+            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+        if packed.composed:
+            return out, run.conv(packed.conv, x, out, groups=groups, frame=first)
+        with run.arena.scope():
+            repeated = run.take(*out.shape)
+            if not run.dry:
+                lead = int(out.shape[0] < self.time[0] * x.shape[0])  # the clip's first frame
+                inside = repeated.unflatten(2, (-1, 2)).unflatten(1, (-1, 2))
+                inside[:lead] = x[:lead, :, None, :, None]
+                for i in range(self.time[0]):
+                    inside[lead + i :: self.time[0]] = x[lead:, :, None, :, None]
+            return out, run.conv(packed.conv, repeated, out, groups=groups)
 
     def taps(self, style: Style) -> Taps:
         # At the rate of its input, where its three frames are two at most.
@@ -58,7 +97,7 @@ class RepeatUp(Resampling):
     def work(self, size: Size) -> Work:
         out = self.size(size, True)
         plain = conv_work(out, self.width)
-        # Of three taps along a doubled axis two fall on the same value: 2x2x2 are left where time grows too, else 3x2x2.
+        # Of three taps along a doubled axis two fall on the same value: 2x2x2 are left, or 3x2x2 where time stays.
         composed = conv_work(out, self.width, 8 if self.temporal else 12)
         return Work(plain.flop, composed.flop, plain.values)
 

@@ -148,9 +148,6 @@ class Res(Step):
     def whole(self) -> bool:  # type: ignore[override]
         return self.norm.whole
 
-    def why_not_fused(self, style: Style) -> str | None:
-        return self.norm.why_not_fused()
-
     def channels(self, channels: int) -> int:
         return self.c_out
 

@@ -8,6 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ...kernels.conv3d import Partials
+from ...operands.forms import Operands
+from ...options import Options
+from ...run.run import Run
+from ...run.weights import Conv
+from ..packed import conv_of
 from ..program import CAUSAL, Resampling, Size, Style, Taps, Work
 from ..state import State
 from ..tree import find, graft
@@ -54,6 +60,17 @@ class Downsample(nn.Module):
         return gathered(x, z).unflatten(1, (self.width, -1)).mean(2)
 
 
+def _blocks(x: Tensor, z: int) -> Tensor:
+    """[z * F, 2h, 2w, C] -> [F, h, w, z, 2, 2, C], a view."""
+    return x.unflatten(2, (-1, 2)).unflatten(1, (-1, 2)).unflatten(0, (-1, z)).permute(0, 2, 4, 1, 3, 5, 6)
+
+
+def _means(x: Tensor, z: int, out: Tensor) -> None:
+    """Of neighbouring channels of what the pixels of x become, into out [F, h, w, K]."""
+    each = 4 * z * x.shape[3] // out.shape[3]
+    torch.mean(_blocks(x, z).unflatten(6, (-1, each)), 7, out=out.unflatten(3, (z, 2, 2, -1)))
+
+
 @dataclass(frozen=True)
 class ShortcutDown(Resampling):
     """lead: of Downsample. conv: the convolution's name within the step."""
@@ -69,8 +86,25 @@ class ShortcutDown(Resampling):
     def modules(self, style: Style) -> dict[str, nn.Module]:
         return {self.name: Downsample(self.c_in, self.c_out, self.temporal, self.lead, self.conv, style)}
 
-    def why_not_fused(self, style: Style) -> str | None:
-        return "averaged channels are added by the plain walk only"
+    def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Conv:
+        return conv_of(part(self.name).first, operands, normed=False)
+
+    def run(self, packed: Conv, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
+            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+        lead = int(self.lead and self.temporal and first == 0)
+        with run.arena.scope():
+            y = run.take(*x.shape[:3], packed.out_channels)
+            run.conv(packed, x, y)
+            if not run.dry:
+                if lead:
+                    both = out[:1].unflatten(3, (2, -1))
+                    _means(x[:1], 1, out[:1])
+                    both.add_(_blocks(y[:1], 1).flatten(3).unsqueeze(3))
+                if out.shape[0] > lead:
+                    z = self.time[1]
+                    _means(x[lead:], z, out[lead:])
+                    out[lead:].unflatten(3, (z, 2, 2, -1)).add_(_blocks(y[lead:], z))
+        return out, None
 
     def size(self, size: Size, starts: bool) -> Size:
         return super().size(size, starts and self.lead)
@@ -83,6 +117,3 @@ class ShortcutDown(Resampling):
 
     def work(self, size: Size) -> Work:
         return conv_work(size, self.c_out // (4 * self.time[1]))
-
-    def eligible(self) -> tuple[tuple[str, int], ...]:
-        return ((f"{self.name}.{self.conv}", min(self.c_in, self.c_out // (4 * self.time[1]))),)

@@ -70,6 +70,11 @@ class StridedDown(Resampling):
 
     def run(self, packed: Conv, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+        if self.centred:
+            # The first frame counts twice, and is its own partner: what follows starts one frame later, not two.
+            lead = int(self.temporal and first == 0)
+            pieces = [(packed.weight, a, b, 0) for a, b in ((0, lead), (lead, out.shape[0])) if a < b]
+            return out, run.conv(packed, x, out, groups=groups, geometry=Geometry(packed.stride), pieces=pieces)
         # The zero row and column lie below and to the right: taps start inside the border.
         geometry = Geometry(packed.stride, origin=(1, 1))
         # A stride of 2 in time leaves one frame of history where the clip's start has two copies of its first one.
@@ -77,9 +82,8 @@ class StridedDown(Resampling):
         return out, run.conv(packed, x, out, groups=groups, geometry=geometry, skip=skip)
 
     def why_not_fused(self, style: Style) -> str | None:
-        if self.centred:
-            return "it downsamples around the middle, which only the plain walk does"
-        return None if style.border == "zero" else "it downsamples beside zeros, other convolutions do not"
+        fits = self.centred or style.border == "zero"
+        return None if fits else "it downsamples beside zeros, other convolutions do not"
 
     def taps(self, style: Style) -> Taps:
         if self.centred:

@@ -106,7 +106,7 @@ def test_nearest_doubling_is_composed_exactly():
     x, conv = torch.randn(1, 3, 5, 4, generator=g).double(), torch.randn(6, 3, 3, 3, generator=g).double()
     doubled = F.interpolate(x, scale_factor=2)
     expected = F.conv2d(doubled, conv, padding=1)
-    kernels = compose_nearest(conv).view(2, 2, 6, 3, 2, 2)
+    kernels = compose_nearest(conv.unsqueeze(2)).view(2, 2, 6, 3, 2, 2)
     for row in range(2):
         for column in range(2):
             window = F.pad(x, (1 - column, column, 1 - row, row))
