@@ -15,6 +15,8 @@ class State:
 
     def __init__(self) -> None:
         self.histories: dict[str, torch.Tensor] = {}
+        #: Norms over chunks whose first chunk is through.
+        self.through: set[str] = set()
         #: The next call is the clip's last: what looks ahead sees its last frame repeated.
         self.ending = False
 

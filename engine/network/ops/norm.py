@@ -47,10 +47,9 @@ class GroupNormAct(nn.GroupNorm):
         return F.silu(y) if torch.is_grad_enabled() else F.silu(y, inplace=True)
 
     def _by_chunks(self, x: Tensor, state: State | None) -> Tensor:
-        starts = state is None or self.key not in state.histories
-        if not starts:
-            x = torch.cat((state.histories[self.key][:, :, 1:], x), 2)
-            starts = not state.histories[self.key][:, :, :1].any()
+        starts = state is None or self.key not in state.through
+        if state is not None and self.key in state.histories:
+            x = torch.cat((state.histories[self.key], x), 2)
         ready, parts = 0, []
         while ready < x.shape[2]:
             size = self.chunk[0] if starts else self.chunk[1]
@@ -58,9 +57,9 @@ class GroupNormAct(nn.GroupNorm):
                 break
             parts.append(self._activated(super().forward(x[:, :, ready : ready + size])))
             ready, starts = ready + size, False
-        if state is not None:  # the first frame kept says whether the clip's first chunk is through
-            mark = x.new_full((*x.shape[:2], 1, *x.shape[3:]), not starts)
-            state.keep(self.key, torch.cat((mark, x[:, :, ready:]), 2))
+        if state is not None:
+            state.through |= set() if starts else {self.key}
+            state.keep(self.key, x[:, :, ready:])
         return torch.cat(parts, 2) if parts else x[:, :, :0]
 
 
