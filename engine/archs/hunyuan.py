@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..network.ops.attention import Attention, PointAttention
+from ..network.ops.attention import Attention
 from ..network.ops.conv import Conv
 from ..network.ops.ends import Linear, Moments, Pixels
 from ..network.ops.norm import Group
@@ -101,7 +101,7 @@ def _middle(width: int, config: Config) -> list[Step]:
     norm = Group(config.norm_groups, "clip")
     return [
         Res("mid.block_1", width, width, norm, NAMES),
-        Attention("mid.attn_1", width, norm, PointAttention, whole=True),
+        Attention("mid.attn_1", width, norm, "point", whole=True),
         Res("mid.block_2", width, width, norm, NAMES),
     ]
 

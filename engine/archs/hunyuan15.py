@@ -7,7 +7,7 @@ import itertools
 from dataclasses import dataclass
 
 from ..errors import InputError
-from ..network.ops.attention import Attention, PointAttention
+from ..network.ops.attention import Attention
 from ..network.ops.conv import Conv
 from ..network.ops.ends import Moments, Pixels
 from ..network.ops.norm import Length
@@ -107,7 +107,7 @@ def encoder(config: Config) -> Program | None:
 def _middle(width: int) -> list[Step]:
     return [
         Res("mid.block_1", width, width, Length(), NAMES),
-        Attention("mid.attn_1", width, Length(), PointAttention, whole=True),
+        Attention("mid.attn_1", width, Length(), "point", whole=True),
         Res("mid.block_2", width, width, Length(), NAMES),
     ]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..errors import InputError
 from ..network.ops.around import Around
-from ..network.ops.attention import Attention, JointAttention
+from ..network.ops.attention import Attention
 from ..network.ops.conv import Conv
 from ..network.ops.ends import Linear, Moments, Patches, Pixels
 from ..network.ops.frame_down import FrameDown
@@ -118,7 +118,7 @@ def encoder(config: Config) -> Program | None:
 def _middle(width: int) -> list[Step]:
     return [
         Res("middle.0", width, width, Length(), NAMES),
-        Attention("middle.1", width, Length(), JointAttention),
+        Attention("middle.1", width, Length(), "joint"),
         Res("middle.2", width, width, Length(), NAMES),
     ]
 

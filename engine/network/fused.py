@@ -65,7 +65,7 @@ class Fused:
         guest = make()
         with run.arena.scope():
             guest.allocate(run.arena.take((guest.inner_bytes,), torch.uint8))
-            guest.relieve, guest.health = run.relieve, run.health
+            guest.relieve, guest.health, guest.watch = run.relieve, run.health, run.watch
             yield guest
 
     def _empty(self, *shape: int) -> Tensor:

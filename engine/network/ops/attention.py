@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -91,6 +92,10 @@ class PointAttention(SelfAttention):
         return [(p.weight.flatten(1), p.bias) for p in (self.q, self.k, self.v, self.proj_out)]
 
 
+#: How files hold the parts.
+_KINDS = {"split": SplitAttention, "joint": JointAttention, "point": PointAttention}
+
+
 @dataclass(frozen=True)
 class Attention(Step):
     """kind: how the file holds its parts. whole: among the positions of a clip, not of each frame."""
@@ -98,7 +103,7 @@ class Attention(Step):
     name: str
     width: int
     norm: Norm
-    kind: type[SelfAttention] = SplitAttention
+    kind: Literal["split", "joint", "point"] = "split"
     whole: bool = False
     in_place = True
 
@@ -107,7 +112,7 @@ class Attention(Step):
         return self.norm.groups
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
-        module = self.kind(self.width, self.norm)
+        module = _KINDS[self.kind](self.width, self.norm)
         module.whole = self.whole
         return {self.name: module}
 

@@ -168,6 +168,27 @@ def test_the_commands_take_its_files(tiny, tmp_path, monkeypatch, capsys):
     assert load_file("r.safetensors")["frames"].shape == (1, 3, 35, 45, 3)
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_8_bit_stays_close(version, seed_model, noise):
+    """On a CPU: the same numbers as on a GPU. Ranges come from samples, which are whole clips of their own."""
+    config = {
+        "1.0": hunyuan.Config((32, 32, 32, 64), (32, 32, 32, 64), 16, norm_groups=8),
+        "1.5": hunyuan15.Config((32, 32, 32, 32, 64), (32, 32, 32, 32, 64), 16),
+    }[version]
+    model = VERSIONS[version].ARCHITECTURE.build(config).requires_grad_(False)
+    seed_model(model, 5)
+    weights = {k: v.clone() for k, v in model.state_dict().items()}
+    exact, vae = (load(Checkpoint(dict(weights), {"norm_num_groups": "8"}), p, "cpu") for p in ("fp32", "fp8"))
+    z = noise(1, 16, 3, 3, 4)
+    frames, expected = vae.decode(z), exact.decode(z)
+    assert "convolutions in fp8" in vae.last_report.operands
+    assert 25 < -10 * float((frames - expected).square().mean().log10()) < 60
+    video = expected[:, :5]
+    latent, expected = vae.encode(video), exact.encode(video)
+    assert "convolutions in fp8" in vae.last_report.operands
+    assert 15 < -10 * float(((latent - expected) / expected.std()).square().mean().log10()) < 60
+
+
 def test_unused_keys_of_a_file_are_no_trouble(tiny):
     """Some files of 1.5 hold projections of a timestep that nobody gives."""
     model = tiny[1]
