@@ -16,9 +16,10 @@ from .tree import find, graft
 class Half(nn.Module):
     """An encoder or decoder: [B, C, T, H, W] -> the same, in three parts with their own granularity.
 
-    Decoder: `low` takes latents and sees whole frames, `mid` takes what low makes of them, `high` any number of frames;
-    blended tiles start at mid's input. Encoder: `high` takes any number of frames, `mid` what came of 1 + 4n of them
-    first and of 4n later, `low` latents; tiles end at low's input.
+    Decoder: `run_low` takes latents and sees whole frames, `run_mid` takes what that makes of them, `run_high` any
+    number of frames; blended tiles start at mid's input. Encoder: `run_high` takes any number of frames, `run_mid` what
+    came of 1 + 4n of them first and of 4n later, `run_low` latents; tiles end at low's input. A file may call a part
+    "mid": nothing here may be in the way of those who look for it by that name.
     """
 
     def __init__(self, program: Program) -> None:
@@ -50,13 +51,13 @@ class Half(nn.Module):
             x = step.plain(self.part, x, state)
         return x
 
-    def low(self, x: Tensor, state: State | None = None) -> Tensor:
+    def run_low(self, x: Tensor, state: State | None = None) -> Tensor:
         return self.run(self._low, x, state)
 
-    def mid(self, x: Tensor, state: State | None = None) -> Tensor:
+    def run_mid(self, x: Tensor, state: State | None = None) -> Tensor:
         return self.run(self._mid, x, state)
 
-    def high(self, x: Tensor, state: State | None = None) -> Tensor:
+    def run_high(self, x: Tensor, state: State | None = None) -> Tensor:
         return self.run(self._high, x, state)
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:

@@ -61,12 +61,12 @@ def decode_features(decoder: Half, z: Iterable[Tensor], check: Callable[[], None
     if decoder.program.gathers:
         parts = list(z)
         check()
-        yield from decoder.low(torch.cat(parts, 2)).split([part.shape[2] for part in parts], 2)
+        yield from decoder.run_low(torch.cat(parts, 2)).split([part.shape[2] for part in parts], 2)
         return
     state = State()
     for part in _until_the_end(decoder, z, state):
         check()
-        yield decoder.low(part, state)
+        yield decoder.run_low(part, state)
 
 
 def decode_frames(
@@ -75,11 +75,11 @@ def decode_frames(
     """Features of the whole frame or of one tile -> per chunk, the list of its frames [B, 3, f, H, W]."""
     state = State()
     for chunk in _until_the_end(decoder, features, state):
-        x = decoder.mid(chunk, state)
+        x = decoder.run_mid(chunk, state)
         out = []
         for frames in _until_its_end(parts(x, steps.frames), state):
             check()
-            out.append(decoder.high(frames, state))
+            out.append(decoder.run_high(frames, state))
         yield out
 
 
@@ -92,8 +92,8 @@ def encode_features(
         high = []
         for frames in _until_its_end(parts(part, steps.frames), state):
             check()
-            high.append(encoder.high(frames, state))
-        yield encoder.mid(torch.cat(high, 2) if len(high) > 1 else high.pop(), state)
+            high.append(encoder.run_high(frames, state))
+        yield encoder.run_mid(torch.cat(high, 2) if len(high) > 1 else high.pop(), state)
 
 
 def encode_moments(encoder: Half, features: Iterable[Tensor], check: Callable[[], None]) -> Iterator[Tensor]:
@@ -101,12 +101,12 @@ def encode_moments(encoder: Half, features: Iterable[Tensor], check: Callable[[]
     if encoder.program.gathers:
         parts = list(features)
         check()
-        yield from encoder.low(torch.cat(parts, 2)).split([part.shape[2] for part in parts], 2)
+        yield from encoder.run_low(torch.cat(parts, 2)).split([part.shape[2] for part in parts], 2)
         return
     state = State()
     for part in _until_the_end(encoder, features, state):
         check()
-        yield encoder.low(part, state)
+        yield encoder.run_low(part, state)
 
 
 def frame_spans(frames: int, latents: int, temporal: int) -> list[tuple[int, int]]:

@@ -82,7 +82,7 @@ class PlainWalk:
             # What a tile of one latent pixel is made into has as many channels as any.
             video = torch.empty(1, 3, 1, 2 * self._spatial, 2 * self._spatial, device="meta", dtype=self._dtype)
             with torch.inference_mode(False), torch.no_grad():
-                channels = part.mid(part.high(video, State()), State()).shape[1]
+                channels = part.run_mid(part.run_high(video, State()), State()).shape[1]
 
         def program() -> None:
             nonlocal channels
@@ -130,19 +130,19 @@ class PlainWalk:
 
 
 class _Sampled:
-    """A half of the network whose `high` walks the first and the last steps of a chunk. The last one also meets a full
+    """A half of the network whose `run_high` walks the first and the last steps of a chunk. The last one also meets a full
     history and all frames before it: of those between, only what they leave is counted."""
 
     def __init__(self, part: nn.Module) -> None:
         self._part = part
-        self.low, self.mid, self.program = part.low, part.mid, part.program
+        self.run_low, self.run_mid, self.program = part.run_low, part.run_mid, part.program
         self._left: torch.Size | None = None
         self._between = False
 
-    def high(self, x: Tensor, state: State | None = None) -> Tensor:
+    def run_high(self, x: Tensor, state: State | None = None) -> Tensor:
         if self._between:
             return x.new_empty(*self._left[:2], x.shape[2], *self._left[3:])
-        y = self._part.high(x, state)
+        y = self._part.run_high(x, state)
         self._left = y.shape
         return y
 
