@@ -130,8 +130,8 @@ class PlainWalk:
 
 
 class _Sampled:
-    """A half of the network whose `run_high` walks the first and the last steps of a chunk. The last one also meets a full
-    history and all frames before it: of those between, only what they leave is counted."""
+    """A half of the network whose `run_high` walks the first and the last steps of a chunk. The last one also meets a
+    full history and all frames before it: of those between, only what they leave is counted."""
 
     def __init__(self, part: nn.Module) -> None:
         self._part = part

@@ -59,19 +59,24 @@ class Resnet(nn.Module):
             self._modules["conv_shortcut"] = None
 
     def __getattr__(self, role: str) -> Any:
-        """norm1, conv1, norm2, conv2 and conv_shortcut, whatever the files call them."""
+        """norm1, conv1, norm2, conv2 and conv_shortcut, whatever the files call them, unless they call something else
+        so: `part` is right in any case."""
         name = getattr(self.__dict__.get("names"), role, role)
-        # A part that is absent is there under its role; another name may begin with that.
-        own = name == role or self.__dict__.get("_modules", {}).get(role, role) is None
+        own = name == role or role in self.__dict__.get("_modules", ())
         return super().__getattr__(role) if own else find(self, name)
 
+    def part(self, role: str) -> Any:
+        """Of the five; None for a shortcut that there is none of."""
+        return self._modules[role] if self._modules.get(role, self) is None else find(self, getattr(self.names, role))
+
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
-        h = self.conv1(self.norm1(x, state), state)
-        h = self.conv2(self.norm2(h, state), state)
+        conv2, shortcut = self.part("conv2"), self.part("conv_shortcut")
+        h = self.part("conv1")(self.part("norm1")(x, state), state)
+        h = conv2(self.part("norm2")(h, state), state)
         if state is not None:
-            x = state.aligned(f"{self.conv2.key} residual", x, h)
-        if self.conv_shortcut is not None:
-            x = self.conv_shortcut(x)
+            x = state.aligned(f"{conv2.key} residual", x, h)
+        if shortcut is not None:
+            x = shortcut(x)
         return x + h if torch.is_grad_enabled() else h.add_(x)
 
 
@@ -105,13 +110,13 @@ class Res(Step):
         return {self.name: Resnet(self.c_in, self.c_out, self.norm, self.names, style)}
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Packed:
-        block = part(self.name)
-        shortcut = block.conv_shortcut
+        block = part(self.name).part
+        shortcut = block("conv_shortcut")
         return Packed(
-            norm_of(block.norm1),
-            conv_of(block.conv1, operands),
-            norm_of(block.norm2),
-            conv_of(block.conv2, operands),
+            norm_of(block("norm1")),
+            conv_of(block("conv1"), operands),
+            norm_of(block("norm2")),
+            conv_of(block("conv2"), operands),
             None if shortcut is None else conv_of(shortcut, operands, normed=False),
         )
 
