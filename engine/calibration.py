@@ -11,7 +11,7 @@ from torch import Tensor
 from .errors import InputError
 from .network.fused import fuse
 from .operands.policy import KINDS, Policy, eligible, finite
-from .planning.fusable import why_off
+from .planning.fusable import no_8_bit, why_off
 from .precision.sampling import SIDE, encode, latent_samples, video_samples
 from .precision.table import Table
 from .precision.trials import Trials
@@ -41,6 +41,7 @@ def calibrate(
     whose values overflow.
     """
     reason = why_off(vae.arch, vae.model.config, vae.dtype, vae.device, emulate=True)
+    reason = reason or no_8_bit(vae.architecture.programs(vae.model.config), vae.dtype)
     if reason:
         raise InputError(f"{vae.path}: cannot be calibrated here, its 8-bit path is off ({reason})")
     side = CPU_SIDE if errors and vae.device.type == "cpu" else SIDE
@@ -52,8 +53,9 @@ def calibrate(
             latents = [encode(network, x) for x in frames], [encode(network, x) for x in small]
             yield _half(vae, "encoder", source, frames, small, errors, tick)
         else:
+            clip = vae.inside(latent)[0]
             latents = tuple(
-                [p.to(vae.device).float() / vae.scale for p in latent_samples(latent[0], side=s)] for s in (SIDE, side)
+                [p.to(vae.device).float() / vae.scale for p in latent_samples(clip, side=s)] for s in (SIDE, side)
             )
         yield _half(vae, "decoder", source, *latents, errors, tick)
 

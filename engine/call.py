@@ -31,56 +31,85 @@ OnPlan = Callable[[Plan], None]
 
 
 def decode(
-    core: Core, z: Tensor, request: Request, tick: Ticker, out: Tensor | None = None, on_plan: OnPlan | None = None
-) -> Tensor:
-    """Host-scaled latents [B, C, T, h, w], checked -> frames, in `out` if that is given."""
-    batch, _, count, h, w = z.shape
-    shape = (batch, core.frames(count), core.spatial * h, core.spatial * w, 3)
+    core: Core, z: Tensor, request: Request, tick: Ticker, out: Tensor | None = None, on_plan: OnPlan | None = None,
+    made: Plan | None = None, seed: int | None = None,
+) -> Tensor:  # fmt: skip
+    """Host-scaled latents [B, C, T, h, w], checked -> frames, in `out` if that is given. made: a plan for this call.
+    seed: of noise that the decoder adds itself."""
+    shape = (z.shape[0], core.frames(z.shape[2]), *(core.spatial * n for n in z.shape[3:]), 3)
     if out is not None:
         check_out(out, shape, request.dtype)
     report = core._begin("decode", shape[:4])
-    sink = PixelSink(shape, request.dtype, out)
+    z = core.inside(z)
+    result = torch.empty(shape, dtype=request.dtype) if out is None else out
+    out = result.view(1, -1, *shape[2:]) if core.architecture.still else result
+    count, h, w = z.shape[2:]
+    sink = PixelSink(tuple(out.shape), request.dtype, out)
     guard = Guard(tick, core.device, report.events, core.on_pressure)
 
-    def plan(vae: Core, below: int) -> Plan:
-        if not below:
-            vae._settle("decoder", lambda: [p.to(vae.device).float() / vae.scale for p in latent_samples(z[0])])
-        return vae._plan("decoder", (batch, count, h, w), request, below, guard.tick.check)
+    def samples(vae: Core) -> list[Tensor]:
+        return [p.to(vae.device).float() / vae.scale for p in latent_samples(z[0])]
 
     def attempt(vae: Core, plan: Plan) -> None:
-        clip.decode(vae._half("decoder", plan), z, plan, sink, guard)
+        clip.decode(vae._half("decoder", plan, seed), z, plan, sink, guard)
 
+    plan = _planning(core, "decoder", (count, h, w), request, (0, 0), samples, guard.tick.check, made)
     _survive(core, report, guard, plan, attempt, on_plan)
     with report.stage("output"):
-        frames = sink.finish()
+        sink.finish()
     report.complete = True
-    return frames
+    return result
 
 
 def encode(
-    core: Core, x: Tensor, request: Request, tick: Ticker, seed: int | None = None, on_plan: OnPlan | None = None
-) -> Tensor:
-    """Frames [B, F, H, W, 3], checked -> host-scaled latents: the mean, or with a seed a sample."""
+    core: Core, x: Tensor, request: Request, tick: Ticker, seed: int | None = None, on_plan: OnPlan | None = None,
+    made: Plan | None = None,
+) -> Tensor:  # fmt: skip
+    """Frames [B, F, H, W, 3], checked -> host-scaled latents: the mean, or with a seed a sample. made: as in
+    `decode`."""
     report = core._begin("encode", x.shape[:4])
+    pictures, s = x.shape[:2] if core.architecture.still else None, core.architecture.spatial
+    if pictures:
+        x = x.flatten(0, 1)[None]
     batch, count, height, width, _ = x.shape
-    latents, h, w = (count - 1) // core.temporal + 1, height // core.spatial, width // core.spatial
-    moments = torch.empty(batch, 2 * core.latent_channels, latents, h, w)
-    rest = height % core.spatial, width % core.spatial
+    latents, h, w = (count - 1) // core.temporal + 1, height // s, width // s
+    moments = torch.empty(batch, 2 * core.model.config.latent_channels, latents, h, w)
+    rest = height % s, width % s
     guard = Guard(tick, core.device, report.events, core.on_pressure)
 
-    def plan(vae: Core, below: int) -> Plan:
-        if not below:
-            vae._settle("encoder", lambda: [to_unit(p.to(vae.device)) for p in video_samples(x[0])])
-        return vae._plan("encoder", (batch, latents, h, w), request, below, guard.tick.check, rest)
+    def samples(vae: Core) -> list[Tensor]:
+        return [to_unit(p.to(vae.device)) for p in video_samples(x[0])]
 
     def attempt(vae: Core, plan: Plan) -> None:
         clip.encode(vae._half("encoder", plan), x, plan, moments, guard)
 
+    plan = _planning(core, "encoder", (latents, h, w), request, rest, samples, guard.tick.check, made)
     _survive(core, report, guard, plan, attempt, on_plan)
     with report.stage("output"):
-        latent = core.model.sample(moments, seed) * core.scale
+        if pictures:
+            moments = moments[0].unflatten(1, pictures).transpose(0, 1)
+        latent = core.model.sample(moments, seed)
+        if core.model.packing is not None:
+            latent = core.model.packing.pack(latent)
+        latent = latent * core.scale
     report.complete = True
     return latent
+
+
+def _planning(
+    core: Core, half: str, size: tuple[int, int, int], request: Request, rest: tuple[int, int],
+    samples: Callable[[Core], list[Tensor]], check: Callable[[], None], made: Plan | None,
+) -> Callable[[Core, int], Plan]:  # fmt: skip
+    """plan(vae, below) as `Core._plan`, which first settles the operands that `samples` of the clip ask for. `made` is
+    for the first attempt, if it is this VAE's under the operands it was planned with."""
+
+    def plan(vae: Core, below: int) -> Plan:
+        nonlocal made
+        kept, made = made, None
+        changed = not below and vae._settle(half, lambda: samples(vae))
+        return vae._plan(half, size, request, rest, below, check, None if changed or vae is not core else kept)
+
+    return plan
 
 
 def _survive(
@@ -88,7 +117,7 @@ def _survive(
     on_plan: OnPlan | None,
 ) -> None:  # fmt: skip
     """attempt(vae, plan) until it comes through: under leaner plans where memory runs out, and in a safer precision
-    where values overflow. plan(vae, below) as in `plan_decode`; on_plan(plan) before each attempt."""
+    where values overflow. plan(vae, below) as `_planning` makes it; on_plan(plan) before each attempt."""
     with core._claimed() as vae, report.measured(core.device):
         while True:
             try:
@@ -127,7 +156,7 @@ def _attempt(
     if plan.fused:
         _pack(vae, report, f"{report.operation}r")
     if plan.tiled or not plan.fused:
-        KEPT.release()  # other runs take it up, or free it themselves
+        KEPT.release(vae.device)  # other runs take it up, or free it themselves
     with report.stage(report.operation):
         attempt(vae, plan)
 
@@ -169,6 +198,9 @@ def describe(vae: Core, report: Report, plan: Plan) -> None:
     if plan.fused and vae.device.type == "cuda":
         log.once("Triton kernel fusion enabled for GroupNorm + SiLU.", log.info)
     report.mode = f"fused kernels ({layout})" if plan.fused else f"plain torch ({layout})"
+    half = "decoder" if report.operation == "decode" else "encoder"
+    if not plan.fused and vae.fused() is not None and (why := vae.planner.walk.why_not(half)):
+        log.once(f"{vae.arch} {half}: plain torch instead of the fused kernels: {why}")
     report.plan = plan.describe()
     report.predicted_gb, report.parked_gb = plan.peak_bytes / GIB, plan.host_bytes / GIB
     report.off = list(vae.unused(plan.fused).items())

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from . import log
 from .archs import Architecture
-from .errors import CheckpointError, NonFiniteError
+from .errors import CheckpointError, InputError, NonFiniteError
 from .halves import FusedHalves, PlainHalves
 from .kernels.exact import as_products
 from .kernels.probe import from_triton, give_up
 from .options import DEFAULTS, Options, unavailable, unused
-from .planning.budget import host_budget, memory_room, memory_target
-from .planning.fusable import why_off
+from .planning.budget import Limits, Machine
+from .planning.fusable import no_8_bit, why_off
 from .planning.make import make_planner, mode_of, switched_off
 from .precision.digest import digest
 from .precision.mixed import Mixed
@@ -28,9 +28,10 @@ from .precision.store import Store
 from .report import Report
 from .request import Request
 from .run.clip import Half
-from .run.devices import empty_host_cache
+from .run.devices import empty_host_cache, numbered
 from .run.guard import SAFER
 from .run.kept import KEPT
+from .run.noise import with_noise
 from .run.pinned import POOL
 from .run.plan import Plan
 from .run.pressure import out_of_memory
@@ -68,8 +69,9 @@ class Core:
         self.dtype = dtype
         self.device = device
         self.path = path
-        self.latent_channels: int = model.config.latent_channels
-        self.spatial = architecture.spatial
+        #: Of latents outside; the network's own are those of `architecture` and `model.config`.
+        self.latent_channels: int = model.config.latent_channels * architecture.side**2
+        self.spatial = architecture.spatial * architecture.side
         self.temporal = architecture.temporal
         self.scale = architecture.scale
         self._separate()
@@ -79,6 +81,7 @@ class Core:
 
     def _use(self, options: Options) -> None:
         """Set the options, with packed weights and plans made for them."""
+        self._timed = None
         self._options = options
         model, dtype = self.model, self.dtype
         self._plain = PlainHalves(model, self.architecture, dtype)
@@ -91,6 +94,7 @@ class Core:
 
     def _mode_of(self, options: Options) -> Mixed:
         off = self._kernels_off(emulate=True)
+        off = off or no_8_bit(self.architecture.programs(self.model.config), self.dtype)
         mode = mode_of(self._asked, self._float, self.dtype, self.device, options, off)
         if mode.refused:
             log.once(mode.refused)
@@ -140,9 +144,10 @@ class Core:
 
     def to(self, device: torch.device | str) -> Core:
         """Move the weights to where the runs will be; returns self."""
-        if torch.device(device) != self.device:
+        there = numbered(torch.device(device))
+        if there != self.device:
             self.release()
-            self.device = torch.device(device)
+            self.device = there
             mixed = self._mode_of(self._options)
             if mixed.mode != self._mixed.mode:
                 self._use(self._options)
@@ -176,10 +181,10 @@ class Core:
         here = self.arch, self.model.config, self.dtype, self.device
         return switched_off(self._options) or why_off(*here, emulate, True)
 
-    def _settle(self, half: str, samples: Callable[[], list[Tensor]]) -> None:
-        """Choose the operands of a half for a clip, before it is planned."""
+    def _settle(self, half: str, samples: Callable[[], list[Tensor]]) -> bool:
+        """Choose the operands of a half for a clip, before it is planned. Returns whether they are others now."""
         with torch.no_grad(), self._scope():
-            self._fused.use(half, self._mixed.settle(half, samples))
+            return self._fused.use(half, self._mixed.settle(half, samples))
 
     def release(self) -> int:
         """Give back the memory that only makes the next run start sooner: graphs, packed weights and page-locked host
@@ -207,25 +212,63 @@ class Core:
         return sum(p.nbytes for p in here) + self._fused.packed_bytes(half) + KEPT.nbytes(self.device)
 
     def _plan(
-        self, half: str, size: tuple[int, int, int, int], request: Request, below: int = 0,
-        check: Callable[[], None] = no_check, rest: tuple[int, int] = (0, 0),
+        self, half: str, size: tuple[int, int, int], request: Request, rest: tuple[int, int] = (0, 0), below: int = 0,
+        check: Callable[[], None] = no_check, made: Plan | None = None,
     ) -> Plan:
-        """size: batch, latents, height and width in latent pixels; below, check, rest: as for the plans of users."""
-        r, limits = request, {"host": host_budget(self.device, request.ram_gb)}
-        held = self._held(half)
+        """size, rest, check: as for `Planner.plan`. below: the first plan whose peak is less than so many bytes,
+        whatever is free; 0: the one for what is free. made: one for the same clip, to be kept where it still fits."""
+        limits = Machine.now(self.device, self._held(half)).limits(request)
         if below:
-            limits["target"] = below - 1
-        else:
-            limits["target"] = memory_target(self.device, r.vram_gb, r.ram_gb, held)
-            limits["room"] = memory_room(self.device, r.vram_gb, held)
-        return self.planner.plan(
-            half, *size, tiling=r.tiling, tile=r.tile, overlap=r.overlap, chunk=r.chunk, output=r.dtype, rest=rest,
-            check=check, **limits,
-        )  # fmt: skip
+            limits = Limits(below - 1, host=limits.host)
+        elif made is not None and limits.hold(made):
+            return made
+        return self.planner.plan(half, size, request, limits, rest, check)
 
-    def _half(self, name: str, plan: Plan) -> Half:
-        path = self._fused if plan.fused else self._plain
-        return path.half(name, self.scale, self.device)
+    def _half(self, name: str, plan: Plan, seed: int | None = None) -> Half:
+        """seed: of noise that a decoder adds between its convolutions."""
+        if plan.fused:
+            return self._fused.half(name, self.scale, self.device)
+        return self._plain.half(name, self.scale, self.device, seed)
+
+    def inside(self, z: Tensor) -> Tensor:
+        """Latents [B, C, T, h, w] from outside as the network and its plans know them. Pictures become one clip: none
+        knows of another, and as frames of a clip they share steps."""
+        if self.model.packing is not None:
+            z = self.model.packing.unpack(z)
+        return z.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None] if self.architecture.still else z
+
+    def noised(self, z: Tensor, seed: int | None, noise: float | None) -> tuple[Tensor, int | None]:
+        """Latents as a decoder that takes noise wants them, and the seed of what it adds itself (None: nothing).
+
+        noise: of the latents' values that share is noise, None: what the file says. Both are drawn for each frame or
+        layer by its place. Raises InputError where there is no decoder that takes them.
+        """
+        usual = getattr(self.model.config, "noise", 0.0)
+        if not usual and (seed is not None or noise):
+            raise InputError(f"the decoder of {self.arch} takes no noise: leave seed and noise out")
+        share = usual if noise is None else noise
+        if not 0.0 <= share <= 1.0:
+            raise InputError(f"noise={noise} is not a share: give 0 to 1")
+        return (with_noise(z, share, seed or 0), seed or 0) if share else (z, None)
+
+    def at(self, timestep: float | None) -> Core:
+        """This VAE with its decoder at another timestep (None: what the file says); the weights are shared. Raises
+        InputError where its decoder takes none."""
+        usual = getattr(self.model.config, "timestep", None)
+        if timestep is None or timestep == usual:
+            return self
+        if usual is None:
+            raise InputError(f"the decoder of {self.arch} takes no timestep: leave it out")
+        if self._timed is None or self._timed[0] != timestep:
+            other = copy.copy(self)
+            other._separate()
+            other.model = other._loaded = copy.deepcopy(self.model, {id(p): p for p in self.model.parameters()})
+            for module in other.model.modules():
+                if getattr(module, "timestep", None) is not None:
+                    module.timestep = timestep
+            other._use(self._options)
+            self._timed = timestep, other
+        return self._timed[1]
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
@@ -234,6 +277,8 @@ class Core:
         #: Held by the call that uses the packed weights, plans and graphs.
         self._busy = threading.Lock()
         self._own = threading.local()
+        #: The latest one that `at` made, with its timestep.
+        self._timed: tuple[float, Core] | None = None
         self._latest: Report | None = None
 
     @property

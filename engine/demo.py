@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import sys
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from .bench import metrics
 from .files.media import read_video
 from .vae import VideoVAE
 
@@ -55,8 +55,7 @@ def demo_clip_path() -> Path:
 
 def psnr(source: Tensor, result: Tensor) -> float:
     """dB over frames in 0..1 with peak 1; infinite for equal frames."""
-    error = (source.double() - result.double().clamp(0, 1)).square().mean().item()
-    return math.inf if error == 0 else -10 * math.log10(error)
+    return metrics.psnr((source.double() - result.double().clamp(0, 1)).square().mean().item())
 
 
 def run_demo(vae: VideoVAE, clip: Path, bar: Bar) -> Demo:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 from . import log
@@ -40,10 +41,9 @@ class DocumentedMethods:
     ) -> None:
         """As compat.optimize_3d_vae_for_blackwell, where the VAE is; verbose logs what its runs use, and what not and
         why."""
-        flags = {"flash_attention": enable_flash_attention, "tf32": enable_tf32}
-        off = [name for name, on in flags.items() if not on]
-        off += [] if enable_channels_last_3d else ["channels_last_3d"]
-        self.options = self.options.switched([name for name, on in flags.items() if on], off)
+        off = [] if enable_channels_last_3d else ["channels_last_3d"]
+        flags = {"flash_attention": bool(enable_flash_attention), "tf32": bool(enable_tf32)}
+        self.options = replace(self.options.switched(off=off), **flags)
         if verbose:
             summary(self)
 

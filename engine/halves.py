@@ -48,12 +48,14 @@ class FusedHalves:
     def encoder(self) -> FusedEncoder:
         return self._get("encoder")  # type: ignore[return-value]
 
-    def use(self, half: str, policy: Policy) -> None:
-        """Pack and plan "encoder" or "decoder" for these operands from now on."""
-        if self._walk.use(half, policy):
+    def use(self, half: str, policy: Policy) -> bool:
+        """Pack and plan "encoder" or "decoder" for these operands from now on. Returns whether they are others."""
+        changed = self._walk.use(half, policy)
+        if changed:
             self._packed.pop(half, None)
             self.runs.forget()
             self.runs = Runs(self._options.cuda_graphs)  # other kernels, other times
+        return changed
 
     def release(self, keep: str = "") -> int:
         """Give kept runs and the packed weights back, but those of the half `keep`; the next use packs anew (0.15 s for
@@ -127,8 +129,8 @@ class FusedHalf:
             if network.gathers:
                 ends["before"] = functools.partial(_spread, network)
 
-            def step(run: Run, z: Tensor, emit: Emit) -> None:
-                network.chunk(run, z, steps.frames, clips.dtype, emit)
+            def step(run: Run, z: Tensor, emit: Emit, ends: bool) -> None:
+                network.chunk(run, z, steps.frames, clips.dtype, emit, ends)
 
             def replay(run: Run, z: Tensor) -> Tensor:
                 return network.whole_chunk(run, steps.frames, clips.dtype, z)
@@ -137,7 +139,7 @@ class FusedHalf:
             if network.gathers:
                 ends["after"] = functools.partial(_collect, network, clips)
 
-            def step(run: Run, video: Tensor, emit: Emit) -> None:
+            def step(run: Run, video: Tensor, emit: Emit, ends: bool) -> None:
                 moments = network.chunk(run, video, steps.frames)
                 if not run.dry:
                     emit(moments)
@@ -158,20 +160,21 @@ class FusedHalf:
         network, steps = self._network, clips.plan.steps
         whole = clips.latents if network.gathers else steps.latents
         run = network.plan_front(whole, clips.height, clips.width, self._device)
-        if not network.gathers:
-            return FusedPass(clips, self._alone(run, clips), self._latents, network.front_chunk)
 
-        def step(run: Run, z: Tensor, emit: Emit) -> None:
-            if z.shape[0] == clips.latents:  # the first part is the whole clip
+        def step(run: Run, z: Tensor, emit: Emit, ends: bool) -> None:
+            if not network.gathers:
+                network.front_chunk(run, z, emit)
+            elif z.shape[0] == clips.latents:  # the first part is the whole clip
                 network.front_chunk(run, z, functools.partial(_in_parts, steps, emit))
 
-        return FusedPass(clips, self._alone(run, clips), self._latents, step, before=lambda run, z, part: z)
+        before = (lambda run, z, part: z) if network.gathers else None
+        return FusedPass(clips, self._alone(run, clips), self._latents, step, before=before)
 
     def tile(self, clips: Clips) -> FusedPass:
         grid, steps, network = clips.plan.grid, clips.plan.steps, self._network
         run = network.plan_tile(steps.latents, grid.rows.size, grid.cols.size, steps.frames, self._device)
 
-        def step(run: Run, x: Tensor, emit: Emit) -> None:
+        def step(run: Run, x: Tensor, emit: Emit, ends: bool) -> None:
             network.tile_chunk(run, x, steps.frames, emit)
 
         return FusedPass(clips, self._alone(run, clips), self._features, step)
@@ -225,10 +228,10 @@ class PlainHalves:
         self._architecture = architecture
         self._dtype = dtype
 
-    def half(self, name: str, scale: float, device: torch.device) -> PlainHalf:
-        """"encoder" or "decoder" for clips. scale: what latents are divided by."""
+    def half(self, name: str, scale: float, device: torch.device, seed: int | None = None) -> PlainHalf:
+        """"encoder" or "decoder" for clips. scale: what latents are divided by. seed: of noise within the network."""
         a = self._architecture
-        return PlainHalf(getattr(self._model, name), a.spatial, a.temporal, scale, self._dtype, device)
+        return PlainHalf(getattr(self._model, name), a.spatial, a.temporal, scale, self._dtype, device, seed)
 
     def frames(
         self, z: Tensor, steps: Steps, device: torch.device, check: Callable[[], None]

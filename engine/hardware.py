@@ -63,7 +63,23 @@ class Hardware:
 
     @property
     def fast_paths(self) -> tuple[FastPath, ...]:
-        return fast_paths(self)
+        """What decode and encode use on the default device, and what they leave out and why."""
+        usable = next((gpu for gpu in self.gpus if gpu.runnable), None)
+        if usable is None:
+            gpu = FastPath("GPU", False, f"{self.gpu_problem}; the CPU is used")
+            half = FastPath("fp16", False, "fp32 is the default on a CPU")
+        else:
+            gpu = FastPath("GPU", True, f"{usable.name} (sm_{usable.sm})")
+            half = FastPath("fp16", True, "the default on a GPU")
+        limits = self.kernel_limits
+        if usable is None:
+            kernels = FastPath("Triton kernels", False, "they need a GPU; torch's own operators are used")
+        elif self.kernels:
+            what = "known networks in fp16 and bf16; torch's own operators for fp32 and for encoding in blended tiles"
+            kernels = FastPath("Triton kernels", True, "; ".join((what, *limits)))
+        else:
+            kernels = FastPath("Triton kernels", False, "; ".join(limits) or "not available on this GPU")
+        return gpu, half, kernels
 
 
 def survey() -> Hardware:
@@ -82,26 +98,6 @@ def survey() -> Hardware:
         kernels=_probe(lambda: _kernel_target().kernels, False),
         kernel_limits=_probe(lambda: _kernel_target().notes, ()),
     )
-
-
-def fast_paths(hardware: Hardware) -> tuple[FastPath, ...]:
-    """What decode and encode use on the default device, and what they leave out and why."""
-    usable = next((gpu for gpu in hardware.gpus if gpu.runnable), None)
-    if usable is None:
-        gpu = FastPath("GPU", False, f"{hardware.gpu_problem}; the CPU is used")
-        half = FastPath("fp16", False, "fp32 is the default on a CPU")
-    else:
-        gpu = FastPath("GPU", True, f"{usable.name} (sm_{usable.sm})")
-        half = FastPath("fp16", True, "the default on a GPU")
-    limits = hardware.kernel_limits
-    if usable is None:
-        kernels = FastPath("Triton kernels", False, "they need a GPU; torch's own operators are used")
-    elif hardware.kernels:
-        what = "known networks in fp16 and bf16; torch's own operators for fp32 and for encoding in blended tiles"
-        kernels = FastPath("Triton kernels", True, "; ".join((what, *limits)))
-    else:
-        kernels = FastPath("Triton kernels", False, "; ".join(limits) or "not available on this GPU")
-    return gpu, half, kernels
 
 
 def runs_on(sm: int, built_for: Sequence[str]) -> bool:

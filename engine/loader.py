@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from . import log
-from .archs import Architecture, detect
+from .archs import Architecture, detect, find_key_set
 from .errors import CheckpointError, InputError
 from .files.checkpoint import Checkpoint, read_checkpoint, restore_shapes
 from .precision.modes import MIXED, PRECISIONS
+from .run.devices import numbered
 from .source import Source
 from .vae import VideoVAE
 
@@ -35,7 +36,7 @@ def load(
     min_db: float = 0.0,
     weights_on: torch.device | None = None,
 ) -> VideoVAE:
-    """Load a video VAE from a .safetensors or .gguf file, or from a Checkpoint (whose tensors are then used up).
+    """Load a VAE from a .safetensors or .gguf file, or from a Checkpoint (whose tensors are then used up).
 
     precision: "auto" (on CUDA fp16, or bf16 where the model was made for it; fp32 on the CPU), "fp32", "bf16", "fp16",
     and approximate: "fp8", "int8", "fp16_fast". min_db: PSNR against the exact path that those keep, and that "auto"
@@ -49,7 +50,7 @@ def load(
     path = checkpoint.path or "these weights"
     architecture = detect(checkpoint.tensors)
     if architecture is None:
-        raise CheckpointError(f"{path}: not a video VAE this pack knows (keys: {_some(sorted(checkpoint.tensors))})")
+        raise CheckpointError(f"{path}: {_unknown(checkpoint)}")
     name = precision
     if precision == "auto":
         name = auto_precision(where, architecture)
@@ -58,9 +59,10 @@ def load(
     dtype = PRECISIONS[name]
     shapes = {key: tuple(t.shape) for key, t in checkpoint.tensors.items()}
     try:
-        config = architecture.configure(shapes, norm_groups or stored_groups(checkpoint))
+        config = architecture.config_of(shapes, checkpoint.metadata, norm_groups or stored_groups(checkpoint))
         with torch.device("meta"):
             model = architecture.build(config)
+            architecture = architecture.of(config)
     except InputError as e:
         raise CheckpointError(f"{path}: {e}") from e
     expected = {key: tuple(t.shape) for key, t in model.state_dict().items()}
@@ -71,7 +73,8 @@ def load(
         expected = {key: tuple(t.shape) for key, t in model.state_dict().items()}
     checkpoint = restore_shapes(checkpoint, expected)
     rounded = any(torch.promote_types(checkpoint.tensors[key].dtype, dtype) != dtype for key in expected)
-    weights = {key: _cast(checkpoint, key, dtype) for key in expected}
+    exact = model.outside()
+    weights = {key: _cast(checkpoint, key, torch.float32 if key in exact else dtype) for key in expected}
     model.load_state_dict(weights, assign=True)
     model.requires_grad_(False).eval()
     vae = VideoVAE(model.to(weights_on or where), architecture, name, dtype, where, checkpoint.path, precision)
@@ -79,6 +82,13 @@ def load(
         vae.source = Source(checkpoint.path and Path(os.path.abspath(checkpoint.path)))
     vae.options = replace(vae.options, min_db=min_db)
     return vae
+
+
+def _unknown(checkpoint: Checkpoint) -> str:
+    family = find_key_set(checkpoint.tensors)
+    if family is not None:
+        return f"{family.title or f'a VAE of the family {family.name}'}, which this pack does not run"
+    return f"not a VAE this pack knows (keys: {_some(sorted(checkpoint.tensors))})"
 
 
 def placement(precision: str, device: torch.device | str | None) -> torch.device:
@@ -91,9 +101,7 @@ def placement(precision: str, device: torch.device | str | None) -> torch.device
         raise InputError(f"device={device!r} is not a device torch knows: use cpu, cuda or cuda:N") from e
     if where.type == "cuda" and (not torch.cuda.is_available() or (where.index or 0) >= torch.cuda.device_count()):
         raise InputError(f"device={device!r}: torch sees {torch.cuda.device_count()} CUDA GPU(s); use device='cpu'")
-    if where.type == "cuda" and where.index is None:  # one and the same, whatever thread it will be used in
-        return torch.device("cuda", torch.cuda.current_device())
-    return where
+    return numbered(where)
 
 
 def auto_precision(device: torch.device, architecture: Architecture) -> str:

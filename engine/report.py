@@ -1,4 +1,4 @@
-"""What a decode or encode really did: path, time, memory, what was off and why."""
+"""What a decode or encode really did: what ran, time, memory, what was off and why."""
 
 from __future__ import annotations
 

@@ -19,8 +19,11 @@ TILINGS = ("auto", "untiled", "exact", "blended")
 class Request:
     """How a decode or encode is to be run, as its caller says; 0 and None leave the choice to the planner.
 
-    tiling: one of TILINGS. tile, overlap: pixels. chunk: latents per step. vram_gb, ram_gb: GB (2^30). output: one of
-    OUTPUTS, for frames. Raises InputError on a value that no VAE can serve.
+    tiling: "untiled" runs whole frames, "exact" equals them (fused on a GPU in bands of `tile` rows, where that is
+    given), "blended" uses tiles of `tile` pixels (0: chosen for the target) sharing `overlap` pixels; "auto" runs whole
+    frames, or what else fits, and says so. chunk: latents per step. vram_gb, ram_gb: memory targets in GB (2^30) for
+    the device and for parked histories. output: type of a decode's frames: "float32", "float16" or "uint8" (0..255).
+    Raises InputError on a value that no VAE can serve.
     """
 
     tiling: str = "auto"
@@ -64,12 +67,13 @@ def check_out(out: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         raise InputError(f"out is {given}: the frames need {dtype} {list(shape)} on cpu")
 
 
-def check_latent(latent: Tensor, channels: int) -> Tensor:
-    """[C, T, h, w] or [B, C, T, h, w] -> the latter. Raises InputError."""
-    z = latent.unsqueeze(0) if latent.ndim == 4 else latent
+def check_latent(latent: Tensor, channels: int, still: bool = False) -> Tensor:
+    """[C, T, h, w], or if `still` [B, C, h, w], or [B, C, T, h, w] -> the latter. Raises InputError."""
+    z = latent.unsqueeze(2 if still else 0) if latent.ndim == 4 else latent
     c = channels
     if z.ndim != 5 or z.shape[1] != c:
-        raise InputError(f"a latent of this VAE is [B, {c}, T, h, w] or [{c}, T, h, w], not {list(latent.shape)}")
+        short = f"[B, {c}, h, w]" if still else f"[{c}, T, h, w]"
+        raise InputError(f"a latent of this VAE is [B, {c}, T, h, w] or {short}, not {list(latent.shape)}")
     if min(z.shape) < 1:
         raise InputError(f"the latent {list(latent.shape)} is empty: it needs at least one frame and pixel")
     if not torch.isfinite(z).all():
@@ -77,9 +81,10 @@ def check_latent(latent: Tensor, channels: int) -> Tensor:
     return z
 
 
-def check_video(video: Tensor, spatial: int) -> Tensor:
-    """[F, H, W, 3] or [B, F, H, W, 3] -> the latter; `spatial` pixels per side are the least. Raises InputError."""
-    x = video.unsqueeze(0) if video.ndim == 4 else video
+def check_video(video: Tensor, spatial: int, still: bool = False) -> Tensor:
+    """[F, H, W, 3], or if `still` [B, H, W, 3], or [B, F, H, W, 3] -> the latter; `spatial` pixels per side are the
+    least. Raises InputError."""
+    x = video.unsqueeze(1 if still else 0) if video.ndim == 4 else video
     if x.ndim != 5 or x.shape[-1] != 3:
         raise InputError(f"video frames are [B, F, H, W, 3] or [F, H, W, 3], not {list(video.shape)}")
     if x.shape[0] < 1 or x.shape[1] < 1:

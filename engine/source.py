@@ -28,8 +28,7 @@ class Source:
             raise CheckpointError("these weights: given as tensors, which are used up")
         mine = loaded.state_dict()
         checkpoint = restore_shapes(read_checkpoint(self.path), {key: tuple(t.shape) for key, t in mine.items()})
-        kept = next(iter(mine.values())).dtype
         stored = {key: checkpoint.tensors[key] for key in mine if key in checkpoint.tensors}
-        if digest(stored, kept) != digest(mine):
+        if digest({key: t.to(mine[key].dtype) for key, t in stored.items()}) != digest(mine):
             raise CheckpointError(f"{self.path}: not what was loaded from it")
         return {key: tensor.to(dtype) for key, tensor in stored.items()}

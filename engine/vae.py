@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from .run.progress import Cancel, Progress, Ticker
 
 
 class VideoVAE(Core, DocumentedMethods):
-    """A loaded video VAE.
+    """A loaded VAE of videos or pictures.
 
     Latents of `decode` and `encode` are host-scaled (the network's times `scale`), those of the `_raw` pair are the
     network's own. Results lie in host memory. Memory options are in GB (2^30); 0 means automatic.
@@ -26,67 +27,54 @@ class VideoVAE(Core, DocumentedMethods):
 
     # -- decode ---------------------------------------------------------------------------------------------------
 
-    def plan_decode(
-        self,
-        batch: int,
-        latents: int,
-        height: int,
-        width: int,
-        *,
-        tiling: str = "auto",
-        tile: int = 0,
-        overlap: int = 64,
-        chunk: int = 0,
-        vram_gb: float | None = None,
-        ram_gb: float | None = None,
-        output: str = "float32",
-        below: int = 0,
-        check: Callable[[], None] = no_check,
-    ) -> Plan:
-        """The plan `decode` follows for [batch, C, latents, height, width] latents.
-
-        below: the first one whose peak is less than so many bytes, whatever is free (0: the one for what is free).
-        check: called while it is looked for; may raise.
-        """
-        request = Request(tiling, tile, overlap, chunk, vram_gb, ram_gb, output)
-        return self._plan("decoder", (batch, latents, height, width), request, below, check)
+    def plan_decode(self, latents: int, height: int, width: int, **options: Any) -> Plan:
+        """The plan `decode` follows now for clips of [C, latents, height, width] latents, or so many pictures; options:
+        of `Request`."""
+        side = self.architecture.side
+        return self._plan("decoder", (latents, side * height, side * width), Request(**options))
 
     def decode(
         self,
         latent: Tensor,
         *,
-        tiling: str = "auto",
-        tile: int = 0,
-        overlap: int = 64,
-        chunk: int = 0,
-        vram_gb: float | None = None,
-        ram_gb: float | None = None,
-        output: str = "float32",
         progress: Progress | None = None,
         cancel: Cancel | None = None,
         on_plan: Callable[[Plan], None] | None = None,
+        plan: Plan | None = None,
         out: Tensor | None = None,
+        seed: int | None = None,
+        noise: float | None = None,
+        timestep: float | None = None,
+        **options: Any,
     ) -> Tensor:
         """Host-scaled latent [B, C, T, h, w] (or [C, T, h, w]) -> frames [B, 4(T-1)+1, s*h, s*w, 3] in 0..1.
 
-        s: `spatial`. tiling: "untiled" runs whole frames, "exact" equals them (fused on a GPU in bands of `tile` rows,
-        where that is given), "blended" uses tiles of `tile` pixels (0: chosen for the target) sharing `overlap` pixels;
-        "auto" runs whole frames, or what else fits, and says so. chunk: latents per step. output: "float32", "float16"
-        or "uint8" (0..255). progress(done, total) after each chunk; cancel() true raises Cancelled.
-        on_plan(plan) tells of the plan that is about to run, once more where another one takes over.
+        s: `spatial`. A VAE of pictures (`temporal` 1) gives each latent a frame of its own and takes [B, C, h, w] too.
+        options: those of `Request`: tiling, tile, overlap, chunk, vram_gb, ram_gb and output.
+        progress(done, total) after each chunk; cancel() true raises Cancelled. on_plan(plan) tells of the plan that is
+        about to run, once more where another one takes over. plan: one made for this call, which runs if it still fits.
         out: a host tensor of the result's shape and type to write into, for looking at frames while the run goes on.
+        seed, noise, timestep: of decoders that take them; noise is a share of the latents' values, and None is what the
+        file says, else what ComfyUI takes, or for the seed 0. The same noise whatever the chunks.
         Raises InputError on a wrong latent or option, PlanError when nothing fits the target.
         """
-        request = Request(tiling, tile, overlap, chunk, vram_gb, ram_gb, output)
-        z = check_latent(latent, self.latent_channels)
-        return call.decode(self, z, request, Ticker(progress, cancel), out, on_plan)
+        request = Request(**options)
+        z = check_latent(latent, self.latent_channels, self.architecture.still)
+        vae = self.at(timestep)
+        z, inside = self.noised(z, seed, noise)
+        frames = call.decode(vae, z, request, Ticker(progress, cancel), out, on_plan, plan, inside)
+        if vae is not self:
+            self._own.report = vae.last_report
+        return frames
 
     def decode_raw(self, z: Tensor, *, chunk: int = 0, frames: int = 0) -> Tensor:
         """The network as it is: unscaled latent [B, C, T, h, w] -> [B, 3, F, H, W], not clamped, on the VAE's device.
 
         chunk: latents per step, frames: frames per step after the temporal upsamplers (0: all at once).
         """
-        z = check_latent(z, self.latent_channels)
+        z = check_latent(z, self.latent_channels, self.architecture.still)
+        if self.model.packing is not None:
+            z = self.model.packing.unpack(z)
         self._plain.set_layout(self._options)
         with self._scope():
             chunks = self._plain.frames(z, Steps(chunk, frames), self.device, no_check)
@@ -95,52 +83,35 @@ class VideoVAE(Core, DocumentedMethods):
     # -- encode ---------------------------------------------------------------------------------------------------
 
     def plan_encode(
-        self,
-        batch: int,
-        latents: int,
-        height: int,
-        width: int,
-        *,
-        tiling: str = "auto",
-        tile: int = 0,
-        overlap: int = 64,
-        chunk: int = 0,
-        vram_gb: float | None = None,
-        ram_gb: float | None = None,
-        below: int = 0,
-        check: Callable[[], None] = no_check,
-        rest: tuple[int, int] = (0, 0),
+        self, latents: int, height: int, width: int, rest: tuple[int, int] = (0, 0), **options: Any
     ) -> Plan:
-        """The plan `encode` follows for frames that become [batch, C, latents, height, width] latents; `below` and
-        `check` as in `plan_decode`. rest: their rows and columns of pixels that fill no latent pixel."""
+        """The plan `encode` follows now for frames that become [C, latents, height, width] latents, and leave `rest`
+        rows and columns of pixels that fill none; options: of `Request`."""
         self._need_encoder()
-        request = Request(tiling, tile, overlap, chunk, vram_gb, ram_gb)
-        return self._plan("encoder", (batch, latents, height, width), request, below, check, rest)
+        side = self.architecture.side
+        return self._plan("encoder", (latents, side * height, side * width), Request(**options), rest)
 
     def encode(
         self,
         video: Tensor,
         *,
-        tiling: str = "auto",
-        tile: int = 0,
-        overlap: int = 64,
-        chunk: int = 0,
-        vram_gb: float | None = None,
-        ram_gb: float | None = None,
         seed: int | None = None,
         progress: Progress | None = None,
         cancel: Cancel | None = None,
         on_plan: Callable[[Plan], None] | None = None,
+        plan: Plan | None = None,
+        **options: Any,
     ) -> Tensor:
         """Frames [B, F, H, W, 3] or [F, H, W, 3] in 0..1 (or uint8) -> host-scaled latent [B, C, T, H//s, W//s].
 
-        T = (F - 1) // 4 + 1; frames beyond 4(T - 1) + 1 are not read. seed None gives the mean, a seed a sample.
-        Options and errors as in `decode`.
+        T = (F - 1) // 4 + 1; frames beyond 4(T - 1) + 1 are not read. A VAE of pictures takes [B, H, W, 3] for B clips
+        of one frame. seed None gives the mean, a seed a sample.
+        Options (but no output) and errors as in `decode`.
         """
         self._need_encoder()
-        request = Request(tiling, tile, overlap, chunk, vram_gb, ram_gb)
-        x = check_video(video, self.spatial)
-        return call.encode(self, x, request, Ticker(progress, cancel), seed, on_plan)
+        request = Request(**options, output="float32")
+        x = check_video(video, self.spatial, self.architecture.still)
+        return call.encode(self, x, request, Ticker(progress, cancel), seed, on_plan, plan)
 
     def encode_raw(self, x: Tensor, *, chunk: int = 0, frames: int = 0) -> Tensor:
         """The network as it is: [B, 3, F, H, W] in -1..1 -> moments [B, 2C, T, h, w], on the VAE's device.

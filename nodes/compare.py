@@ -65,9 +65,10 @@ class Compare(io.ComfyNode):
         their_outcome.report.mode = "VAE Decode"
         wishes = wishes.over(fast.settings)
         clip, our_outcome = fast.run_decode(latent, wishes)
-        cropped = frames.crop_clip(clip, samples.get(frames.CLIP_SIZE), fast.engine.temporal)
+        crop = samples.get(frames.CLIP_SIZE), fast.engine.temporal, fast.layout.multiple
+        cropped = frames.crop_clip(clip, *crop)
         theirs = theirs.unflatten(0, clip.shape[:2]) if theirs.shape[1:] == clip.shape[2:] else theirs[None]
-        theirs = frames.crop_clip(theirs, samples.get(frames.CLIP_SIZE), fast.engine.temporal)
+        theirs = frames.crop_clip(theirs, *crop)
         pair = cropped.flatten(0, 1), theirs.flatten(0, 1)
         found = compare_clips(*(images[:MOST_FRAMES].float() for images in pair), *_edges(our_outcome, wishes, pair[0]))
         sides = {"ours": _side(our_outcome), "theirs": _side(their_outcome)}
@@ -80,8 +81,9 @@ class Compare(io.ComfyNode):
 
 
 def _as_host(latent: Tensor, vae: host.EngineVAE) -> Tensor:
-    """With an axis for time, as the host's own decode takes it."""
-    return frames.as_latent(latent, vae.latent_channels)
+    """With an axis for time where there is one, as the host's own decode takes it."""
+    latent = vae.layout.latent(latent)
+    return latent[:, :, 0] if vae.layout.still else latent
 
 
 def _edges(outcome: Outcome, wishes: Settings, images: Tensor) -> tuple[list[int], list[int]]:

@@ -21,7 +21,7 @@ from .widgets import (
 
 #: Words people search for when a decode is slow or does not fit.
 SEARCH = [
-    "vae decode", "decode video", "tiled decode", "latent to video", "long video", *WORDS, "flux",
+    "vae decode", "decode video", "tiled decode", "latent to video", "long video", *WORDS,
     "oom", "out of memory", "vram", "memory", "tiled", "slow", "fast",
 ]  # fmt: skip
 
@@ -58,7 +58,7 @@ class Decode(io.ComfyNode):
         clip, outcome = fast.run_decode(samples["samples"], wishes.over(fast.settings))
         if fast is not vae:
             outcome.notes.append(CONVERTED)
-        cropped = frames.crop_clip(clip, samples.get(frames.CLIP_SIZE), fast.engine.temporal)
+        cropped = frames.crop_clip(clip, samples.get(frames.CLIP_SIZE), fast.engine.temporal, fast.layout.multiple)
         if cropped.shape != clip.shape:
             _, count, height, width, _ = cropped.shape
             outcome.notes.append(f"cropped to {count} frames of {width}x{height}")

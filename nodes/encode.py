@@ -41,9 +41,9 @@ class Encode(io.ComfyNode):
         if fast is None:
             latent, outcome = host_encode(vae, pixels, wishes)
             return io.NodeOutput({"samples": latent}, outcome.text(), ui=outcome.ui())
-        clip = frames.as_clip(pixels)
+        clip = fast.layout.clip(pixels)
         size = tuple(clip.shape[1:4])
-        padded = frames.pad_clip(clip, fast.engine.temporal)
+        padded = frames.pad_clip(clip, fast.engine.temporal, fast.layout.multiple)
         latent, outcome = fast.run_encode(padded, wishes.over(fast.settings))
         if fast is not vae:
             outcome.notes.append(CONVERTED)

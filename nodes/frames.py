@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..engine import InputError
+from ..engine.archs import Architecture
 
 #: The host's SeedVR2 sampler works on 2x2 patches of 8x8-pixel latents.
 SIZE_MULTIPLE = 16
@@ -14,8 +15,9 @@ SIZE_MULTIPLE = 16
 CLIP_SIZE = "zerowaste_clip_size"
 
 
-def as_clip(images: Tensor) -> Tensor:
-    """IMAGE [F, H, W, C] or [B, F, H, W, C] -> [B, F, H, W, 3]: one batch of frames is one clip, alpha is dropped."""
+def as_clip(images: Tensor, still: bool = False) -> Tensor:
+    """IMAGE [F, H, W, C] or [B, F, H, W, C] -> [B, F, H, W, 3]: one batch of frames is one clip, or if `still` all are
+    clips of one frame; alpha is dropped."""
     if images.ndim not in (4, 5) or images.shape[-1] < 3:
         raise InputError(
             "These are no images with three colours: connect frames [F, H, W, 3] or [B, F, H, W, 3], "
@@ -26,23 +28,25 @@ def as_clip(images: Tensor) -> Tensor:
         raise InputError(
             f"These images are too small: a clip has at least one frame of 8x8 pixels, not {list(images.shape)}"
         )
-    return clip[..., :3]
+    return clip[..., :3].flatten(0, 1).unsqueeze(1) if still else clip[..., :3]
 
 
-def pad_clip(clip: Tensor, temporal: int) -> Tensor:
-    """Clip [B, F, H, W, 3] clamped to 0..1, black at the bottom and right up to multiples of 16, last frame repeated
-    up to temporal * n + 1 frames: what the host's SeedVR2Preprocess does."""
+def pad_clip(clip: Tensor, temporal: int, multiple: int = SIZE_MULTIPLE) -> Tensor:
+    """Clip [B, F, H, W, 3] clamped to 0..1, black at the bottom and right up to multiples of so many pixels, last frame
+    repeated up to temporal * n + 1 frames: what the host's SeedVR2Preprocess does."""
     _, frames, height, width, _ = clip.shape
     low, high = torch.aminmax(clip)
     if not (low >= 0 and high <= 1):  # looking costs less than the copy, which nearly no clip needs
         clip = clip.clamp(0, 1)
-    if width % SIZE_MULTIPLE or height % SIZE_MULTIPLE:
-        clip = F.pad(clip, (0, 0, 0, -width % SIZE_MULTIPLE, 0, -height % SIZE_MULTIPLE))
+    if width % multiple or height % multiple:
+        clip = F.pad(clip, (0, 0, 0, -width % multiple, 0, -height % multiple))
     missing = -(frames - 1) % temporal
     return torch.cat([clip, clip[:, -1:].expand(-1, missing, -1, -1, -1)], 1) if missing else clip
 
 
-def crop_clip(clip: Tensor, size: tuple[int, int, int] | None, temporal: int) -> Tensor:
+def crop_clip(
+    clip: Tensor, size: tuple[int, int, int] | None, temporal: int, multiple: int = SIZE_MULTIPLE
+) -> Tensor:
     """Undo `pad_clip`: clip [B, F, H, W, 3] -> the first of each of `size` = (frames, height, width).
 
     A size that does not pad to this clip belongs to another latent (one resized on its way) and is ignored.
@@ -50,22 +54,65 @@ def crop_clip(clip: Tensor, size: tuple[int, int, int] | None, temporal: int) ->
     if size is None:
         return clip
     frames, height, width = size
-    padded = (frames + -(frames - 1) % temporal, height + -height % SIZE_MULTIPLE, width + -width % SIZE_MULTIPLE)
+    padded = (frames + -(frames - 1) % temporal, height + -height % multiple, width + -width % multiple)
     return clip[:, :frames, :height, :width] if tuple(clip.shape[1:4]) == padded else clip
 
 
-def as_latent(samples: Tensor, channels: int) -> Tensor:
-    """LATENT samples [B, C, T, h, w], or with channels and time in one axis [B, C*T, h, w] -> [B, C, T, h, w]."""
+def as_latent(samples: Tensor, channels: int, still: bool = False) -> Tensor:
+    """LATENT samples [B, C, T, h, w], or with channels and time in one axis [B, C*T, h, w] -> [B, C, T, h, w]. still:
+    pictures, [B, C, h, w]; of others the first, as the host takes it."""
     if getattr(samples, "is_nested", False):
         samples = samples.unbind()[0]
     if 0 in samples.shape:
         raise InputError(f"The latent is empty ({list(samples.shape)}): connect one with at least one frame")
     if samples.ndim == 5 and samples.shape[1] == channels:
-        return samples
-    if samples.ndim == 4 and samples.shape[1] % channels == 0:
+        return samples[:, :, :1] if still else samples
+    if samples.ndim == 4 and (samples.shape[1] == channels or (not still and samples.shape[1] % channels == 0)):
         batch, _, height, width = samples.shape
         return samples.reshape(batch, channels, -1, height, width)
+    shapes = f"[B, {channels}, h, w]" if still else f"[B, {channels}, T, h, w] (or [B, {channels}*T, h, w])"
     raise InputError(
         "The latent comes from another kind of model than this VAE: connect the VAE of that model. This one "
-        f"decodes latents [B, {channels}, T, h, w] (or [B, {channels}*T, h, w]), not {list(samples.shape)}"
+        f"decodes latents {shapes}, not {list(samples.shape)}"
     )
+
+
+class Layout:
+    """How the host carries what a VAE takes and gives; sizes for plans, where pictures are one clip and packed latents
+    what they are for the network."""
+
+    def __init__(self, architecture: Architecture, latent_channels: int) -> None:
+        self._architecture, self._channels = architecture, latent_channels
+        #: Latents and images have no axis for time.
+        self.still = architecture.still
+        #: Pixels whose multiples the sides of what is encoded are padded to.
+        self.multiple = architecture.spatial * architecture.side if self.still else SIZE_MULTIPLE
+
+    def latent(self, samples: Tensor) -> Tensor:
+        """LATENT samples as [B, C, T, h, w]."""
+        return as_latent(samples, self._channels, self.still)
+
+    def clip(self, images: Tensor) -> Tensor:
+        """IMAGE as [B, F, H, W, 3]."""
+        return as_clip(images, self.still)
+
+    def shown(self, images: Tensor) -> Tensor:
+        """[B, F, H, W, 3] as the host's own VAE of the kind gives them."""
+        return images[:, 0] if self.still else images
+
+    def latent_size(self, shape: torch.Size) -> tuple[int, int, int, int]:
+        """(batch, latents, height, width) of samples [B, C, T, h, w], [B, C, h, w] or [B, C*T, h, w]."""
+        latents, side = shape[2] if len(shape) == 5 else shape[1] // self._channels, self._architecture.side
+        return self._size(shape[0], latents, side * shape[-2], side * shape[-1])
+
+    def clip_size(self, batch: int, frames: int, height: int, width: int) -> tuple[int, int, int, int]:
+        """As `latent_size`, of the latents that a clip becomes."""
+        s, t = self._architecture.spatial, self._architecture.temporal
+        return self._size(batch, max(0, (frames + t - 1) // t), height // s, width // s)
+
+    def pixel_size(self, shape: torch.Size) -> tuple[int, int, int, int]:
+        """As `clip_size`, of what the host's own encode would be given: [B, 3, F, H, W], or pictures [B, 3, H, W]."""
+        return self.clip_size(shape[0], 1 if self.still else shape[2], shape[-2], shape[-1])
+
+    def _size(self, batch: int, latents: int, *sides: int) -> tuple[int, int, int, int]:
+        return (1, batch * latents, *sides) if self.still else (batch, latents, *sides)

@@ -6,8 +6,9 @@ import copy
 import functools
 import time
 import weakref
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import comfy.model_management as mm
 import comfy.model_patcher
@@ -27,12 +28,13 @@ from ..engine.loader import PRECISIONS, auto_precision
 from ..engine.memory import GIB
 from ..engine.options import Options
 from ..engine.planning.budget import Machine
+from ..engine.request import Request
 from ..engine.run.devices import empty_host_cache
 from ..engine.run.kept import KEPT
 from ..engine.run.pinned import POOL, forbid
 from ..engine.run.pixels import OUTPUTS
 from ..engine.run.plan import Plan
-from .frames import as_clip, as_latent
+from .frames import Layout
 from .planning import KNOWN, plan_facts, raised_facts
 from .preview import SIZE as PREVIEW_SIZE
 from .preview import Preview
@@ -83,12 +85,16 @@ class EngineVAE(comfy.sd.VAE):
         self.vae_dtype = engine.dtype
         self.working_dtypes = [engine.dtype]
         self.latent_channels = engine.latent_channels
-        self.latent_dim = 3
         self.output_channels = 3
         t, s = engine.temporal, engine.spatial
-        self.upscale_ratio = (lambda a: max(0, a * t - (t - 1)), s, s)
-        self.downscale_ratio = (lambda a: max(0, (a + t - 1) // t), s, s)
-        self.upscale_index_formula = self.downscale_index_formula = (t, s, s)
+        self.layout = Layout(engine.architecture, engine.latent_channels)
+        if self.layout.still:
+            self.upscale_ratio = self.downscale_ratio = s
+        else:
+            self.latent_dim = 3
+            self.upscale_ratio = (lambda a: max(0, a * t - (t - 1)), s, s)
+            self.downscale_ratio = (lambda a: max(0, (a + t - 1) // t), s, s)
+            self.upscale_index_formula = self.downscale_index_formula = (t, s, s)
         self.crop_input = engine.architecture.crops  # as the host's own VAE of each does
         # Otherwise a host short of memory loads only part of the weights, which plain modules cannot run with.
         self.disable_offload = True
@@ -97,8 +103,8 @@ class EngineVAE(comfy.sd.VAE):
     def _use(self, engine: VideoVAE) -> None:
         self.engine = engine
         self._engines.add(engine)
-        self.memory_used_decode = lambda shape, dtype: self._peak("decoder", self._latent_size(shape))
-        self.memory_used_encode = lambda shape, dtype: self._peak("encoder", self._clip_size(shape[0], *shape[2:]))
+        self.memory_used_decode = lambda shape, dtype: self._peak("decoder", self.layout.latent_size(shape))
+        self.memory_used_encode = lambda shape, dtype: self._peak("encoder", self.layout.pixel_size(shape))
 
     def with_wishes(self, settings: Settings, options: Options | None = None) -> EngineVAE:
         """The same VAE (weights shared) under other settings, and with other optimisations if any are given."""
@@ -118,16 +124,17 @@ class EngineVAE(comfy.sd.VAE):
     # -- what the host's nodes call -------------------------------------------------------------------------------
 
     def decode(self, samples_in: Tensor, vae_options: dict | None = None) -> Tensor:
-        """LATENT samples -> frames [B, F, H, W, 3] in 0..1, in the host's intermediate type."""
-        return self.run_decode(samples_in, self.settings)[0]
+        """LATENT samples -> frames [B, F, H, W, 3], or pictures [B, H, W, 3], in 0..1, in the host's intermediate
+        type."""
+        return self.layout.shown(self.run_decode(samples_in, self.settings)[0])
 
     def decode_tiled(self, samples: Tensor, tile_x: int | None = None, **_: object) -> Tensor:
         """As `decode`, in exact tiles of `tile_x` latent pixels: tiles along time would cut the causal history."""
         tile = (tile_x or 0) * self.engine.spatial
-        return self.run_decode(samples, Settings("exact", tile).over(self.settings))[0]
+        return self.layout.shown(self.run_decode(samples, Settings("exact", tile).over(self.settings))[0])
 
     def encode(self, pixel_samples: Tensor) -> Tensor:
-        """IMAGE [F, H, W, C] or [B, F, H, W, C] -> samples [B, C, T, h, w], host-scaled."""
+        """IMAGE [F, H, W, C] or [B, F, H, W, C] -> samples [B, C, T, h, w] (of pictures [B, C, h, w]), host-scaled."""
         return self.run_encode(self._clip(pixel_samples), self.settings)[0]
 
     def encode_tiled(self, pixel_samples: Tensor, tile_x: int | None = None, **_: object) -> Tensor:
@@ -138,28 +145,32 @@ class EngineVAE(comfy.sd.VAE):
 
     def run_decode(self, samples: Tensor, settings: Settings) -> tuple[Tensor, Outcome]:
         """Decode under `settings`; also returns what the run did."""
-        latent = as_latent(samples, self.latent_channels)
-        size = self._latent_size(latent.shape)
+        latent = self.layout.latent(samples)
+        size = self.layout.latent_size(latent.shape)
         output = settings.output
         if output == "auto":
             output = "float16" if self._output_dtype() is torch.float16 else "float32"
-        options = {**settings.plan_options(), **settings.memory_options(), "chunk": settings.chunk, "output": output}
+        options = {**settings.options(), "output": output}
         started = time.perf_counter()
         say_here("decode: making room and loading the weights")
-        with fitting("decode"), self._loaded("decoder", size, settings, chunk=settings.chunk, output=OUTPUTS[output]):
+        with fitting("decode"), self._loaded("decoder", size, options) as made:
             loaded = time.perf_counter() - started
-            s, frames = self.engine.spatial, self.engine.frames(size[1])
-            images = torch.empty(size[0], frames, s * size[2], s * size[3], 3, dtype=OUTPUTS[output])
+            s, frames = self.engine.spatial, self.engine.frames(latent.shape[2])
+            sides = (s * n for n in latent.shape[3:])
+            images = torch.empty(latent.shape[0], frames, *sides, 3, dtype=OUTPUTS[output])
 
             def preview(plan: Plan) -> Preview | None:
                 on = _shows_previews()
-                return Preview(images, plan, size[1], self.engine.temporal, self._on_gpu) if on else None
+                clips = images.view(size[0], -1, *images.shape[2:])
+                return Preview(clips, plan, size[1], self.engine.temporal, self._on_gpu) if on else None
 
-            _, plan = self._interruptible(self.engine.decode, size[1], latent, preview=preview, out=images, **options)
+            _, plan = self._interruptible(
+                self.engine.decode, size, latent, preview=preview, out=images, plan=made, **options
+            )
         outcome = Outcome(self.engine.last_report, loaded)
         if settings.tiling == "exact" and settings.tile and plan.parking is None:
             outcome.notes.append(f"bands of {settings.tile} pixels were not used: this plan gives the same frames")
-        facts = plan_facts(plan, *size[:2], self.engine, OUTPUTS[output])
+        facts = plan_facts(plan, *size[:2], self.engine.architecture, OUTPUTS[output])
         outcome.plan = facts | self._facts(settings) | raised_facts(plan)
         return images.to(self.output_device), outcome
 
@@ -167,39 +178,41 @@ class EngineVAE(comfy.sd.VAE):
         """Encode [B, F, H, W, 3] under `settings`; also returns what the run did."""
         if not self.engine.can_encode:
             raise InputError(f"{self.engine.path or 'this VAE'} holds a decoder only: encode with the whole VAE's file")
-        size = self._clip_size(clip.shape[0], *clip.shape[1:4])
-        options = {**settings.plan_options(), **settings.memory_options(), "chunk": settings.chunk}
+        size = self.layout.clip_size(*clip.shape[:4])
+        options = settings.options()
         started = time.perf_counter()
         say_here("encode: making room and loading the weights")
-        with fitting("encode"), self._loaded("encoder", size, settings, chunk=settings.chunk):
+        rest = tuple(n % self.engine.architecture.spatial for n in clip.shape[2:4])
+        with fitting("encode"), self._loaded("encoder", size, options, rest) as made:
             loaded = time.perf_counter() - started
-            latent, _ = self._interruptible(self.engine.encode, size[1], clip, **options)
+            latent, _ = self._interruptible(self.engine.encode, size, clip, plan=made, **options)
+        latent = latent[:, :, 0] if self.layout.still else latent
         return latent.to(self.output_device, self._output_dtype()), Outcome(self.engine.last_report, loaded)
 
     # -- host services --------------------------------------------------------------------------------------------
 
-    def _loaded(self, half: str, size: tuple[int, int, int, int], settings: Settings, **options: object) -> object:
-        """Have the host make room for the plan and load the weights; a context in which to run."""
-        memory, here = 0, _sample_machine()
+    @contextmanager
+    def _loaded(
+        self, half: str, size: tuple[int, int, int, int], options: dict[str, Any], rest: tuple[int, int] = (0, 0)
+    ) -> Iterator[Plan | None]:
+        """Have the host make room for the plan and load the weights; a context in which to run that plan."""
+        memory, plan, here = 0, None, _sample_machine()
         for engine in self._engines:  # packed weights that this run's plan does not count
             engine.release_packed(keep=half if engine is self.engine else "")
         if self._on_gpu:
-            limits = {
-                "target": here.target(settings.vram_gb, settings.ram_gb)[0],
-                "room": here.room(settings.vram_gb),
-                "host": here.host(settings.ram_gb),
-            }
-            memory = self._peak(half, size, **limits, **options, **settings.plan_options())
-            memory -= self.engine.packed_bytes  # they are there already
+            request = Request(**options)
+            plan = self.engine.planner.plan(half, size[1:], request, here.limits(request), rest)
+            memory = plan.peak_bytes - self.engine.packed_bytes  # they are there already
         mm.load_models_gpu([self.patcher], memory_required=memory, force_full_load=True)
         self.engine.to(self.device)
         context = getattr(mm, "cuda_device_context", None)
-        return context(self.device) if context else nullcontext()
+        with context(self.device) if context else nullcontext():
+            yield plan
 
     def _interruptible(
         self,
         work: Callable[..., Tensor],
-        latents: int,
+        size: tuple[int, int, int, int],
         clips: Tensor,
         preview: Callable[[Plan], Preview | None] = lambda plan: None,
         **options: object,
@@ -210,8 +223,8 @@ class EngineVAE(comfy.sd.VAE):
 
         def begin(plan: Plan) -> None:
             if not plans or plan.grid != plans[-1].grid:  # else steps are counted on as they were
-                stages = Stages(work.__name__, plan, latents)
-                shown.start(clips.shape[0] * stages.ticks, stages, preview(plan))
+                stages = Stages(work.__name__, plan, size[1])
+                shown.start(size[0] * stages.ticks, stages, preview(plan))
             plans.append(plan)
 
         say_here(f"{work.__name__}: planning")
@@ -237,23 +250,13 @@ class EngineVAE(comfy.sd.VAE):
     def _on_gpu(self) -> bool:
         return self.device.type != "cpu"
 
-    def _peak(self, half: str, size: tuple[int, int, int, int], **options: object) -> int:
-        return self.engine.planner.plan(half, *size, **options).peak_bytes
+    def _peak(self, half: str, size: tuple[int, int, int, int]) -> int:
+        return self.engine.planner.plan(half, size[1:]).peak_bytes
 
     def _clip(self, images: Tensor) -> Tensor:
         """Any IMAGE as [B, F, H, W, 3], cropped as the host crops what it encodes."""
-        clip = as_clip(images)
+        clip = self.layout.clip(images)
         return self.vae_encode_crop_pixels(clip.flatten(0, 1)).unflatten(0, clip.shape[:2])
-
-    def _latent_size(self, shape: torch.Size) -> tuple[int, int, int, int]:
-        """(batch, latents, height, width) of samples [B, C, T, h, w] or [B, C*T, h, w]."""
-        latents = shape[2] if len(shape) == 5 else shape[1] // self.latent_channels
-        return shape[0], latents, shape[-2], shape[-1]
-
-    def _clip_size(self, batch: int, frames: int, height: int, width: int) -> tuple[int, int, int, int]:
-        """(batch, latents, height, width) of the latents that a clip becomes."""
-        s = self.engine.spatial
-        return batch, self.downscale_ratio[0](frames), height // s, width // s
 
     def _output_dtype(self) -> torch.dtype:
         choose = getattr(mm, "intermediate_dtype", None)

@@ -60,7 +60,8 @@ def _learn(names: list[str]) -> None:
                 KNOWN.learn(name, None, None)
             else:
                 shapes = {key: tuple(t.shape) for key, t in header.tensors.items()}
-                KNOWN.learn(name, architecture, architecture.configure(shapes, stored_groups(header)))
+                config = architecture.config_of(shapes, header.metadata, stored_groups(header))
+                KNOWN.learn(name, architecture.of(config), config)
         except Exception as error:  # one strange file must not keep the others from being read
             log.debug(f"{name}: no plans before it is loaded ({error})")
 

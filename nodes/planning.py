@@ -8,7 +8,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,17 +18,14 @@ from ..engine.loader import NAMES, PRECISIONS, auto_precision
 from ..engine.memory import GIB
 from ..engine.options import DEFAULTS, Options
 from ..engine.planning.budget import Machine
-from ..engine.planning.fusable import why_off
+from ..engine.planning.fusable import no_8_bit, why_off
 from ..engine.planning.make import make_planner, mode_of, switched_off
 from ..engine.planning.planner import Planner
 from ..engine.precision.modes import MIXED
-from ..engine.request import TILINGS
+from ..engine.request import TILINGS, Request
 from ..engine.run.pixels import OUTPUTS
 from ..engine.run.plan import Plan
 from .wording import labelled
-
-if TYPE_CHECKING:
-    from ..engine import VideoVAE
 
 #: Largest values a question may hold; sizes in pixels, memory in GB.
 LIMITS = {"width": 16384, "height": 16384, "frames": 100_000, "batch": 64, "tile": 16384, "overlap": 16384,
@@ -141,7 +137,8 @@ def _planner(
     dtype = PRECISIONS[plain]
     here = architecture.name, config, dtype, device
     switched = switched_off(options)
-    mode = mode_of(asked, plain, dtype, device, options, switched or why_off(*here, True))
+    exact = switched or why_off(*here, True) or no_8_bit(architecture.programs(config), dtype)
+    mode = mode_of(asked, plain, dtype, device, options, exact)
     off = switched or why_off(*here, mode.kind is not None)
     planner = make_planner(
         architecture, config, dtype, options, mode, lambda: off is None,
@@ -167,10 +164,13 @@ def answer(question: Question, machine: Machine) -> dict[str, object]:
     precision = auto_precision(machine.device, architecture) if asked == "auto" else asked
     plain = architecture.native if precision in MIXED else precision
     planner, off = _planner(architecture, config, asked, plain, machine.device, question.options)
-    target, source = machine.target(question.vram_gb, question.ram_gb)
-    latents = -(-(question.frames - 1) // architecture.temporal) + 1
+    q, (target, source) = question, machine.target(question.vram_gb, question.ram_gb)
+    output = "float32" if q.output == "auto" else q.output
+    request = Request(q.tiling, q.tile, q.overlap, q.chunk, q.vram_gb, q.ram_gb, output)
+    latents, batch = -(-(question.frames - 1) // architecture.temporal) + 1, question.batch
+    if architecture.still:
+        latents, batch = latents * batch, 1
     height, width = (-(-n // architecture.spatial) for n in (question.height, question.width))
-    output = OUTPUTS["float32" if question.output == "auto" else question.output]
     facts = {
         "model": question.model,
         "assumed": found is None,
@@ -182,16 +182,12 @@ def answer(question: Question, machine: Machine) -> dict[str, object]:
         "kernels_off": off,
     }
     try:
-        plan = planner.plan(
-            "decoder", question.batch, latents, height, width, tiling=question.tiling, tile=question.tile,
-            overlap=question.overlap, chunk=question.chunk, target=target,
-            room=machine.room(question.vram_gb), host=machine.host(question.ram_gb), output=output,
-        )  # fmt: skip
+        plan = planner.plan("decoder", (latents, height, width), request, machine.limits(request))
     except PlanError as error:
         clip = {"frames": question.frames, "batch": question.batch}
         clip |= {"width": architecture.spatial * width, "height": architecture.spatial * height}
         return {"fits": False, "text": labelled(str(error)), **clip, **facts}
-    return {**plan_facts(plan, question.batch, latents, architecture, output), **facts, **raised_facts(plan)}
+    return {**plan_facts(plan, batch, latents, architecture, request.dtype), **facts, **raised_facts(plan)}
 
 
 def raised_facts(plan: Plan) -> dict[str, object]:
@@ -200,7 +196,7 @@ def raised_facts(plan: Plan) -> dict[str, object]:
 
 
 def plan_facts(
-    plan: Plan, batch: int, latents: int, architecture: Architecture | VideoVAE, output: torch.dtype
+    plan: Plan, batch: int, latents: int, architecture: Architecture, output: torch.dtype
 ) -> dict[str, object]:
     """What the panel draws of a plan: sizes in pixels, memory in GB."""
     s, t = architecture.spatial, architecture.temporal

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from ..engine import InputError
 from ..engine.request import TILINGS
@@ -39,14 +40,11 @@ class Settings:
             output=self.output if self.output != "auto" else base.output,
         )
 
-    def plan_options(self) -> dict[str, object]:
-        """Keyword arguments that the engine's decode, encode and planner share."""
+    def options(self) -> dict[str, Any]:
+        """Options of the engine's decode and encode."""
         overlap = DEFAULT_OVERLAP if self.overlap is None else self.overlap
-        return {"tiling": self.tiling, "tile": self.tile, "overlap": overlap}
-
-    def memory_options(self) -> dict[str, float | None]:
-        """Keyword arguments of the engine's decode and encode; None: automatic."""
-        return {"vram_gb": self.vram_gb or None, "ram_gb": self.ram_gb or None}
+        return {"tiling": self.tiling, "tile": self.tile, "overlap": overlap, "chunk": self.chunk,
+                "vram_gb": self.vram_gb or None, "ram_gb": self.ram_gb or None}  # fmt: skip
 
     def describe(self) -> str:
         parts = [f"tiling {self.tiling}"]

@@ -18,7 +18,7 @@ def checkpoint_of(vae: object) -> Checkpoint:
     elif known(vae):
         checkpoint = Checkpoint(vae.get_sd())
         shapes = {key: tuple(t.shape) for key, t in checkpoint.tensors.items()}
-        config = detect(shapes).configure(shapes, None)
+        config = detect(shapes).config_of(shapes, checkpoint.metadata)
     else:
         network = type(getattr(vae, "first_stage_model", vae)).__name__
         raise InputError(f"{network}: not a video VAE the engine knows; save it with ComfyUI's own VAE Save")

@@ -207,7 +207,7 @@ def case(vae: Any, half: str, size: tuple[int, int, int], options: dict[str, Any
         return {"digest": "refused", "peak": 0, "ran": str(error)}
     ran = f"{vae.last_report.mode}; {vae.last_report.plan}"
     digest = hashlib.sha256(out.contiguous().view(-1).view(torch.uint8).numpy()).hexdigest()
-    return {"digest": digest, "peak": plan_of(vae, half)(1, *size, **options).peak_bytes, "ran": ran}
+    return {"digest": digest, "peak": plan_of(vae, half)(*size, **options).peak_bytes, "ran": ran}
 
 
 def plan_of(vae: Any, half: str) -> Callable[..., Any]:
@@ -219,11 +219,11 @@ def parked(vae: Any, half: str, size: tuple[int, int, int]) -> dict[str, Any]:
     import zerowaste_vae
 
     plan, room = plan_of(vae, half), {"ram_gb": 8.0}
-    peak = plan(1, *size).peak_bytes / GIB
+    peak = plan(*size).peak_bytes / GIB
     for share in range(19, 0, -1):
         options = {"vram_gb": share / 20 * peak, **room}
         try:
-            parks = plan(1, *size, tiling="untiled", **options).host_bytes
+            parks = plan(*size, tiling="untiled", **options).host_bytes
         except zerowaste_vae.PlanError:
             break
         if parks:

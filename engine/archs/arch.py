@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import InputError
+from ..network.packing import SIDE, PackedLatents
 from ..network.plain import Network
 from ..network.program import Program
 
-#: Published networks normalise 32 groups; files of other widths name theirs in the metadata key norm_num_groups.
-DEFAULT_GROUPS = 32
 Shapes = Mapping[str, tuple[int, ...]]
 #: Of a network's levels, from full to lowest resolution.
 Widths = tuple[int, ...]
@@ -22,12 +21,13 @@ class KeySet:
     """A VAE family, recognised by any one of `keys` (decoder keys, and encoder keys for encoder-only files).
 
     native: from names in a file to the family's original ones, None where a name has none; absent where files have one
-    set of names only.
+    set of names only. title: what messages call it, where the family is not run.
     """
 
     name: str
     keys: tuple[str, ...]
     native: Callable[[list[str]], dict[str, str | None]] | None = None
+    title: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,23 @@ class Architecture:
     native: str = "fp16"
     #: None: nobody plans for it before a file is there.
     published: Published | None = None
+    #: Pixels of the network per latent pixel where files differ in it, by their sizes.
+    sized: Callable[[Any], int] | None = None
+    #: What lies between the network's latents and those outside, and its name in the file.
+    packing: Callable[[Any], tuple[str, PackedLatents]] | None = None
     #: Whether ComfyUI's own VAE of it encodes only whole latents, from the middle of the frame.
     crops: bool = True
+    #: Full-size pixels per step that fill a GPU. At 1280x720, one frame per step of a network that works at full size
+    #: is as fast as eight (H200).
+    step_pixels: int = 1 << 20
+    #: As `configure`, by a file's shapes and metadata, where those say what shapes do not.
+    described: Callable[[Shapes, Mapping[str, object]], Any] | None = None
+
+    def config_of(self, shapes: Shapes, metadata: Mapping[str, object], norm_groups: int | None = None) -> Any:
+        """The sizes of a file's networks. Raises InputError."""
+        if self.described is not None:
+            return self.described(shapes, metadata)
+        return self.configure(shapes, norm_groups)
 
     @property
     def name(self) -> str:
@@ -73,7 +88,21 @@ class Architecture:
 
     def build(self, config: Any) -> Network:
         """The parameters and the plain walk."""
-        return Network(config, self.encoder(config), self.decoder(config))
+        return Network(config, self.encoder(config), self.decoder(config), self.packing and self.packing(config))
+
+    def of(self, config: Any) -> Architecture:
+        """Itself with the compression of a file of these sizes."""
+        return self if self.sized is None else replace(self, spatial=self.sized(config))
+
+    @property
+    def still(self) -> bool:
+        """Whether it is about pictures: each latent is one, whatever there is before and behind it."""
+        return self.temporal == 1
+
+    @property
+    def side(self) -> int:
+        """Rows, and columns, of the network's latents per pixel of those outside."""
+        return 1 if self.packing is None else SIDE
 
     def programs(self, config: Any) -> list[Program]:
         """Of the halves that there are."""
@@ -87,15 +116,19 @@ def level_widths(shapes: Shapes, names: list[str]) -> Widths | None:
     return tuple(shapes[n][0] for n in names)
 
 
-def groups_of(widths: list[int], norm_groups: int | None) -> int:
-    """Groups of norms over these widths; None: DEFAULT_GROUPS, if they divide all of them. Raises InputError."""
+#: Groups of most published networks' norms; files of other widths name theirs in this metadata key.
+DEFAULT_GROUPS = 32
+
+
+def groups_of(normed: list[int], norm_groups: int | None) -> int:
+    """Groups for norms of these widths; None: the default number, if it divides all. Raises InputError."""
     if norm_groups is None:
-        if any(w % DEFAULT_GROUPS for w in widths):
+        if any(w % DEFAULT_GROUPS for w in normed):
             raise InputError(
-                f"widths {widths} do not all divide into {DEFAULT_GROUPS} norm groups and the file names no "
+                f"widths {normed} do not all divide into {DEFAULT_GROUPS} norm groups and the file names no "
                 "norm_num_groups; pass norm_groups=N"
             )
-        norm_groups = DEFAULT_GROUPS
-    if norm_groups < 1 or any(w % norm_groups for w in widths):
-        raise InputError(f"norm_groups={norm_groups} does not divide all widths {widths}")
+        return DEFAULT_GROUPS
+    if norm_groups < 1 or any(w % norm_groups for w in normed):
+        raise InputError(f"norm_groups={norm_groups} does not divide all widths {normed}")
     return norm_groups

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..network.ops.attention import Attention
+from ..network.ops.attention import Attention, Parts
 from ..network.ops.conv import Conv
 from ..network.ops.ends import Linear, Moments, Pixels
 from ..network.ops.norm import Group
@@ -18,6 +18,7 @@ from .arch import DEFAULT_GROUPS, Architecture, KeySet, Published, Shapes, Width
 
 #: Every causal convolution lies within a module of its own.
 NAMES = Names(conv1="conv1.conv", conv2="conv2.conv", conv_shortcut="nin_shortcut.conv")
+PARTS = Parts("norm", "q", "k", "v", "proj_out", convs=True)
 #: Latents of a chunk. An encoder's first chunk is the first frame alone.
 CHUNK = 2
 
@@ -101,7 +102,7 @@ def _middle(width: int, config: Config) -> list[Step]:
     norm = Group(config.norm_groups, "clip")
     return [
         Res("mid.block_1", width, width, norm, NAMES),
-        Attention("mid.attn_1", width, norm, "point", whole=True),
+        Attention("mid.attn_1", width, norm, parts=PARTS, whole=True),
         Res("mid.block_2", width, width, norm, NAMES),
     ]
 

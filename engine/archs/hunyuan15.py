@@ -16,7 +16,7 @@ from ..network.ops.shortcut_down import ShortcutDown
 from ..network.ops.shortcut_up import ShortcutUp
 from ..network.program import STEP, TILES, Program, Step
 from .arch import Architecture, KeySet, Published, Shapes, Widths, level_widths
-from .hunyuan import NAMES
+from .hunyuan import NAMES, PARTS
 
 #: Resolutions, each but the last half of the one before.
 LEVELS = 5
@@ -107,7 +107,7 @@ def encoder(config: Config) -> Program | None:
 def _middle(width: int) -> list[Step]:
     return [
         Res("mid.block_1", width, width, Length(), NAMES),
-        Attention("mid.attn_1", width, Length(), "point", whole=True),
+        Attention("mid.attn_1", width, Length(), parts=PARTS, whole=True),
         Res("mid.block_2", width, width, Length(), NAMES),
     ]
 

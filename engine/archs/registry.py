@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from . import hunyuan, hunyuan15, seedvr2, wan
+from . import cosmos, hunyuan, hunyuan15, kl, ltx, mochi, seedvr2, wan
 from .arch import Architecture, KeySet
 
 ARCHITECTURES: tuple[Architecture, ...] = (
-    seedvr2.ARCHITECTURE, wan.WAN21, wan.WAN22, hunyuan.ARCHITECTURE, hunyuan15.ARCHITECTURE,
+    seedvr2.ARCHITECTURE, wan.WAN21, wan.WAN22, kl.SD, kl.FLUX, kl.FLUX2,
+    ltx.ARCHITECTURE, mochi.ARCHITECTURE, cosmos.ARCHITECTURE, hunyuan.ARCHITECTURE, hunyuan15.ARCHITECTURE,
 )  # fmt: skip
 #: What plans, benchmarks and reasons are about where no file is named.
 DEFAULT = ARCHITECTURES[0]
@@ -20,25 +21,54 @@ _REDUCED = re.compile(r"tae|lighttae|lightvae", re.IGNORECASE)
 # Containers: single-file checkpoints, stable-diffusion.cpp (--vae), trainers, DataParallel.
 PREFIXES = ("first_stage_model.", "vae.", "model.", "module.")
 # Families that are named in messages, and read from their files with shapes restored, but not run.
-_MOCHI = KeySet(
-    "mochi",
-    (
-        "decoder.blocks.2.blocks.3.stack.5.weight",
-        "blocks.2.blocks.3.stack.5.weight",
-        "encoder.layers.4.layers.1.attn_block.attn.qkv.weight",
-        "layers.4.layers.1.attn_block.attn.qkv.weight",
+_TAEHV = KeySet("taehv", ("decoder.22.bias",), title="a reduced video VAE (TAEHV)")
+_COGVIDEOX = KeySet(
+    "cogvideox",
+    ("decoder.mid_block.resnets.0.norm1.norm_layer.weight", "decoder.up_blocks.0.resnets.0.norm1.norm_layer.weight"),
+    title="CogVideoX's VAE",
+)
+_TEMPORAL_SD = KeySet(
+    "svd", ("decoder.mid.block_1.mix_factor", "decoder.time_conv_out.weight"), title="Stable Video Diffusion's VAE"
+)
+_HUNYUAN_IMAGE = KeySet(
+    "hunyuanimage", ("decoder.up.0.upsample.conv.weight", "encoder.down.5.block.0.conv1.weight"),
+    title="HunyuanImage 2.1's VAE",
+)  # fmt: skip
+_OTHERS = (
+    KeySet(
+        "audio",
+        (
+            "decoder.layers.1.layers.0.beta",
+            "vocoder.backbone.channel_layers.0.0.bias",
+            "vocoder.activation_post.downsample.lowpass.filter",
+            "vocoder.resblocks.0.convs1.0.weight",
+            "vocoder.vocoder.resblocks.0.convs1.0.weight",
+            "dec_in_proj.weight",
+        ),
+        title="an audio VAE",
     ),
+    KeySet(
+        "cascade",
+        (
+            "vquantizer.codebook.weight",
+            "backbone.1.0.block.0.1.num_batches_tracked",
+            "encoder.backbone.1.0.block.0.1.num_batches_tracked",
+            "blocks.11.num_batches_tracked",
+        ),
+        title="a stage of Stable Cascade",
+    ),
+    KeySet("taesd", ("taesd_decoder.1.weight",), title="a reduced image VAE (TAESD)"),
+    KeySet("mage", ("student.dconv_encoder.proj_out.weight",), title="Mage-VAE"),
+    KeySet("ltx-diffusion", ("decoder.conv_in_x_t.weight",), title="LTX's diffusion decoder"),
+    KeySet("shapes", ("geo_decoder.cross_attn_decoder.ln_1.bias",), title="a VAE of 3-D shapes"),
 )
-_LTX = KeySet(
-    "ltx",
-    ("decoder.up_blocks.0.res_blocks.0.conv1.conv.weight", "encoder.down_blocks.0.res_blocks.0.conv1.conv.weight"),
-)
-_COSMOS = KeySet("cosmos", ("decoder.unpatcher3d.wavelets", "encoder.patcher3d.wavelets"))
-_TAEHV = KeySet("taehv", ("decoder.22.bias",))
 # The order decides: a later family's keys may also occur in an earlier one (HunyuanVideo's in 1.5, Wan 2.1's in 2.2).
 KEY_SETS = (
-    seedvr2.KEYS, _MOCHI, _LTX, hunyuan15.ARCHITECTURE.keys, hunyuan.ARCHITECTURE.keys, _COSMOS,
-    wan.WAN22.keys, wan.WAN21.keys, wan.DIFFUSERS, _TAEHV,
+    seedvr2.KEYS, *_OTHERS, mochi.ARCHITECTURE.keys, ltx.ARCHITECTURE.keys, _COGVIDEOX,
+    hunyuan15.ARCHITECTURE.keys, hunyuan.ARCHITECTURE.keys,
+    cosmos.ARCHITECTURE.keys, wan.WAN22.keys, wan.WAN21.keys, wan.DIFFUSERS,
+    _TAEHV, _TEMPORAL_SD, _HUNYUAN_IMAGE, kl.DIFFUSERS, seedvr2.ENCODER_KEYS,
+    kl.FLUX2.keys, kl.SD.keys, kl.FLUX.keys,
 )  # fmt: skip
 
 

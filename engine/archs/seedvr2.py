@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..network.ops.attention import Attention
 from ..network.ops.conv import Conv
@@ -30,13 +30,13 @@ class Config:
         encoder = level_widths(shapes, [f"encoder.down_blocks.{i}.resnets.0.conv1.bias" for i in range(4)])
         decoder = level_widths(shapes, [f"decoder.up_blocks.{3 - i}.resnets.0.conv1.bias" for i in range(4)])
         normed = [*(encoder or ()), *(decoder or ())]
-        groups = groups_of(normed, norm_groups)
+        norm_groups = groups_of(normed, norm_groups)
         latent = 16
         if "decoder.conv_in.weight" in shapes and len(shapes["decoder.conv_in.weight"]) == 5:
             latent = shapes["decoder.conv_in.weight"][1]
         elif "encoder.conv_out.bias" in shapes:
             latent = shapes["encoder.conv_out.bias"][0] // 2
-        return cls(encoder, decoder, latent, groups)
+        return cls(encoder, decoder, latent, norm_groups)
 
 
 def decoder(config: Config) -> Program | None:
@@ -103,11 +103,9 @@ def _native(names: list[str]) -> dict[str, str | None]:
     return renamed
 
 
-KEYS = KeySet(
-    "seedvr2",
-    ("decoder.up_blocks.2.upsamplers.0.upscale_conv.weight", "encoder.down_blocks.1.downsamplers.0.conv.weight"),
-    _native,
-)
+KEYS = KeySet("seedvr2", ("decoder.up_blocks.2.upsamplers.0.upscale_conv.weight",), _native)
+#: Of files without the decoder. Others that diffusers writes have it, too.
+ENCODER_KEYS = replace(KEYS, keys=("encoder.down_blocks.1.downsamplers.0.conv.weight",))
 PUBLISHED = Published(
     "SeedVR2", Config((128, 256, 512, 512), (128, 256, 512, 512)), r"seedvr|ema_vae", ("seedvr2",)
 )

@@ -79,10 +79,10 @@ def _n(value: float) -> str:
 
 
 def _svg_line(points: list[tuple[float, float]], colour: str, width: float, dashed: bool) -> str:
-    path = " ".join(f"{_n(x)},{_n(y)}" for x, y in points)
+    corners = " ".join(f"{_n(x)},{_n(y)}" for x, y in points)
     dash = ' stroke-dasharray="6 4"' if dashed else ""
     style = f'fill="none" stroke="var(--{colour})" stroke-width="{width:g}" stroke-linejoin="round"{dash}'
-    return f'<polyline points="{path}" {style}/>'
+    return f'<polyline points="{corners}" {style}/>'
 
 
 def _svg_box(x: float, y: float, width: float, height: float, colour: str, hint: str) -> str:

@@ -61,7 +61,7 @@ HEADER = (f"{'operator':22} {'shape':28} {'type':9} {'by':26} {'median ms':>9} {
 
 
 def word(dtype: torch.dtype) -> str:
-    return {torch.float16: "fp16", torch.bfloat16: "bf16", FP8: "fp8", torch.int8: "int8"}.get(dtype, str(dtype))
+    return {torch.float16: "fp16", torch.bfloat16: "bf16", FP8: "fp8", torch.int8: "int8"}.get(dtype, str(dtype)[6:])
 
 
 class Bench:

@@ -50,7 +50,7 @@ class Bench:
         Raises CheckpointError where the weights are those of no known VAE."""
         architecture = detect(weights.tensors)
         if architecture is None:
-            raise CheckpointError(f"{weights.path or 'these weights'}: not a video VAE this pack knows")
+            raise CheckpointError(f"{weights.path or 'these weights'}: not a VAE this pack knows")
         self.architecture = architecture
         self.weights = weights
         self.device = device

@@ -8,7 +8,7 @@ from typing import Any
 
 from . import projection
 from .canvas import COLOURS, Figure
-from .table import environment_line, limit_line, setting
+from .table import cell, environment_line, limit_line, setting
 
 _STYLE = """
 :root { color-scheme: light dark; LIGHT }
@@ -93,8 +93,8 @@ def _row(row: Mapping[str, Any]) -> str:
     spread = f"{row['ms_per_frame']:.2f}<small>({row['low_s'] * each:.2f} to {row['high_s'] * each:.2f})</small>"
     memory = row["reserved_gb"] if row["process_gb"] is None else row["process_gb"]
     db = f"{row['db']:.1f}" if row["db"] is not None else escape(row["db_note"])
-    texts = (f"{who}<small>{escape(row['ran'])}</small>", spread, f"{row['first_s']:.2f}", _gb(row["allocated_gb"]),
-             _gb(memory), _gb(row.get("stated_gb")), f"{100 * row['floor_share']:.0f} %", db)
+    texts = (f"{who}<small>{escape(row['ran'])}</small>", spread, f"{row['first_s']:.2f}", cell(row["allocated_gb"]),
+             cell(memory), cell(row.get("stated_gb")), f"{100 * row['floor_share']:.0f} %", db)
     kind = ' class="ours"' if row["who"] == projection.OURS else ""
     return f"<tr{kind}>" + "".join(f"<td>{text}</td>" for text in texts) + "</tr>"
 
@@ -119,7 +119,3 @@ def _projected(report: Mapping[str, Any]) -> Iterator[str]:
         yield (f"<tr>{name}<td>{row['projected_s']:.1f}</td><td>{1e3 * row['projected_s'] / row['frames']:.1f}</td>"
                f"<td>{row['floor_s']:.1f}</td><td>{100 * row['share']:.0f} %</td></tr>")
     yield "</table></div></div>"
-
-
-def _gb(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"

@@ -31,7 +31,7 @@ WAYS = {"plain": "", "tiled": ", tiled"}
 #: The stock tiled nodes' defaults, in pixels.
 COMFY_TILE, COMFY_OVERLAP = 512, 64
 #: Parts of each half that VideoVAE calls (network/plain.py): what torch.compile compiles.
-_PARTS = ("run_low", "run_mid", "run_high")
+_PARTS = ("low", "between", "high")
 
 
 def eager(vae: VideoVAE, half: str) -> VideoVAE:

@@ -170,7 +170,7 @@ class _Watch:
 
     def _row(self, work: Work) -> Row:
         scale = work.width / self._width if work.width else math.sqrt(work.positions / self._positions)
-        key = (work.operator, f"{round(scale)}x", work.what, _word(work.dtype))
+        key = (work.operator, f"{round(scale)}x", work.what, word(work.dtype))
         row = self.rows.setdefault(key, Row(*key))
         row.calls += 1
         row.flop += work.flop
@@ -192,12 +192,8 @@ class _Watch:
         return {r.dtype for r in self.rows.values() if r.flop}
 
 
-def _word(dtype: torch.dtype) -> str:
-    return word(dtype).removeprefix("torch.")
-
-
 def _rates(device: torch.device, types: set[str]) -> dict[str, float]:
-    known = {_word(t): t for t in (torch.float16, torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.int8)}
+    known = {word(t): t for t in (torch.float16, torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.int8)}
     with torch.cuda.device(device):
         found = {name: matrix_rate(device, known[name]) for name in sorted(types)}
         return {**{k: v for k, v in found.items() if v is not None}, "copy": copy_rate(device)}
@@ -207,12 +203,13 @@ def _reference(vae: VideoVAE, half: str, data: Tensor) -> Callable[[], None]:
     """The fused network's steps, a latent and a frame at a time, on whatever operators the device has."""
 
     def decode() -> None:
-        z = (data[0] / vae.scale).to(vae.device, vae.dtype).permute(1, 2, 3, 0)
+        z = (vae.inside(data)[0] / vae.scale).to(vae.device, vae.dtype).permute(1, 2, 3, 0)
         network = fuse(vae.model.decoder, vae.dtype, vae.options)
         run = network.plan(1, *z.shape[1:3], 1, torch.float32, vae.device)
         run.allocate()
-        for part in z.split(1):
-            network.chunk(run, part, 1, torch.float32, lambda pixels: None)
+        parts = z.split(1)
+        for i, part in enumerate(parts, 1):
+            network.chunk(run, part, 1, torch.float32, lambda pixels: None, i == len(parts))
 
     def encode() -> None:
         x = (data * 2 - 1).to(vae.device, vae.dtype)
@@ -242,7 +239,7 @@ def _conv3d(x: Tensor, weight: Any, out: Tensor, *, geometry: Any = None, epilog
 
 
 def _norm_act(x: Tensor, norm: Any, buffer: Tensor, **_: Any) -> Work:
-    what = f"{x.shape[3]} {'copy' if norm.kind == 'none' else norm.kind} -> {_word(buffer.dtype)}"
+    what = f"{x.shape[3]} {'copy' if norm.kind == 'none' else norm.kind} -> {word(buffer.dtype)}"
     return Work("norm_act", what, x.dtype, 0.0, x.nbytes + x.shape[0] * buffer[0].nbytes, x.shape[2])
 
 
@@ -264,7 +261,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Work:
 def _to_pixels(x: Tensor, weight: Any, bias: Tensor, out: Tensor, **_: Any) -> Work:
     positions = out.numel() / weight.out_channels
     moved = (out.shape[0] + weight.kernel[0] - 1) * x[0].nbytes + out.nbytes
-    return Work("to_pixels", f"{weight.channels}->{weight.out_channels} {_word(out.dtype)}", x.dtype,
+    return Work("to_pixels", f"{weight.channels}->{weight.out_channels} {word(out.dtype)}", x.dtype,
                 weight.flops_per_position * positions, moved, out.shape[2])
 
 

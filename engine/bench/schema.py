@@ -36,7 +36,7 @@ ROW = {
 }
 #: Fields of a row that ran.
 RAN = {
-    "ran": (_TEXT, False, "the path that ran, in words"),
+    "ran": (_TEXT, False, "what ran, in words"),
     "first_s": (_NUMBER, False, "first call, seconds"),
     "median_s": (_NUMBER, False, "median of the steady calls, seconds, host memory to host memory"),
     "low_s": (_NUMBER, False, "fastest"),

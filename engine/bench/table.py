@@ -43,10 +43,10 @@ def line(row: Mapping[str, Any]) -> str:
     per_frame = 1e3 / row["frames"]
     spread = f"({row['low_s'] * per_frame:.2f} to {row['high_s'] * per_frame:.2f})"
     process = row["process_gb"]
-    reserved = _gb(row["reserved_gb"]) if process is None else f"{process:.2f}*"  # of the whole process, see NOTE
+    reserved = cell(row["reserved_gb"]) if process is None else f"{process:.2f}*"  # of the whole process, see NOTE
     db = f"{row['db']:.1f}" if row["db"] is not None else "equal" if row["db_note"].startswith("equal") else "-"
-    return _line((row["who"], f"{row['ms_per_frame']:.2f}", spread, f"{row['first_s']:.1f} s", _gb(row["allocated_gb"]),
-                  reserved, _gb(row.get("stated_gb")), f"{100 * row['floor_share']:.0f} %", db))
+    return _line((row["who"], cell(row["ms_per_frame"]), spread, f"{row['first_s']:.1f} s", cell(row["allocated_gb"]),
+                  reserved, cell(row.get("stated_gb")), f"{100 * row['floor_share']:.0f} %", db))
 
 
 def lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -77,5 +77,6 @@ def _line(cells: Sequence[str]) -> str:
     return f"{first:{_WIDTHS[0]}} " + " ".join(f"{c:>{w}}" for c, w in zip(rest, _WIDTHS[1:], strict=True))
 
 
-def _gb(value: float | None) -> str:
+def cell(value: float | None) -> str:
+    """A figure of a table; "-" where there is none."""
     return "-" if value is None else f"{value:.2f}"

@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     if args.latent is None and not vae.can_encode:
         raise InputError(f"{vae.path}: holds a decoder only; give a --latent to calibrate on")
     source = args.latent or args.clip or demo_clip_path()
-    latent = read_latent(source, vae.latent_channels) if args.latent else None
+    latent = read_latent(source, vae.latent_channels, vae.architecture.still) if args.latent else None
     video = None if args.latent else read_video(source)[0]
     errors = not args.ranges_only
     total = passes(vae, ("decoder",) if args.latent else ("encoder", "decoder"), errors)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,8 +60,9 @@ def run(args: argparse.Namespace) -> int:
 
 def decode_psnr(reference: VideoVAE, other: VideoVAE, latent: Tensor) -> float:
     """dB of the other VAE's unclamped decode of raw latent [1, C, T, h, w] against the reference's, peak 2.0."""
-    error = (reference.decode_raw(latent).double() - other.decode_raw(latent).double()).square().mean()
-    return 10 * math.log10(4.0 / float(error)) if error > 0 else math.inf
+    from ..precision.sampling import decibel, mse
+
+    return decibel(mse([reference.decode_raw(latent)], [other.decode_raw(latent)]))
 
 
 def _load(path: Path, norm_groups: int | None) -> VideoVAE:

@@ -15,6 +15,7 @@ from .options import (
     check_report,
     give_report,
     load_vae,
+    memory_options,
     progress,
     rate,
 )
@@ -27,7 +28,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "encode",
         description="Encode a video, a folder of images or one image to a latent file.",
-        epilog="Frames are repeated to 4n+1 and edges to a multiple of 8 pixels; decode cuts that off again.",
+        epilog="Frames are repeated to 4n+1 and edges to a multiple of 8 pixels; decode cuts that off again. A VAE of "
+        "pictures takes the images of a folder one by one.",
     )
     parser.add_argument("video", type=Path, metavar="VIDEO", help="video file, folder of images, or image")
     parser.add_argument("out", type=Path, metavar="OUT", help="name.safetensors, or name.latent for ComfyUI")
@@ -54,22 +56,17 @@ def run(args: argparse.Namespace) -> int:
     vae = load_vae(args)
     frames, fps = read_video(args.video, args.frames)
     count, height, width, _ = frames.shape
+    still = vae.architecture.still
     frames = pad(frames, vae.temporal, vae.spatial)
     started = time.perf_counter()
     with progress("encode", args.quiet) as report:
-        latent = vae.encode(
-            frames,
-            tiling=args.tiling,
-            tile=args.tile,
-            overlap=args.overlap,
-            chunk=args.chunk,
-            vram_gb=args.vram_gb,
-            ram_gb=args.ram_gb,
-            seed=args.seed,
-            progress=report,
-        )
+        latent = vae.encode(frames, seed=args.seed, progress=report, **memory_options(args))
     seconds = time.perf_counter() - started
-    notes = {"fps": str(args.fps or fps), "frames": str(count), "height": str(height), "width": str(width)}
+    notes = {"height": str(height), "width": str(width)}
+    if still:
+        latent = latent[:, :, 0]
+    else:
+        notes |= {"fps": str(args.fps or fps), "frames": str(count)}
     write_latent(args.out, latent, notes)
     if not args.quiet:
         shape = "x".join(map(str, latent.shape))

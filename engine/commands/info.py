@@ -89,7 +89,8 @@ def describe_vae(path: Path, norm_groups: int | None) -> Lines:
     vae = load(checkpoint, precision="fp32", device="cpu", norm_groups=norm_groups)
     config = vae.model.config
     yield "file", f"{path} ({path.stat().st_size / (1 << 20):.1f} MiB)"
-    yield "architecture", f"{vae.arch}, {vae.spatial}x{vae.spatial} pixels and {vae.temporal} frames per latent"
+    time = "of one picture" if vae.architecture.still else f"and {vae.temporal} frames"
+    yield "architecture", f"{vae.arch}, {vae.spatial}x{vae.spatial} pixels {time} per latent"
     scale = "the network's own" if vae.scale == 1.0 else f"the network's times {vae.scale}"
     yield "latents", f"{vae.latent_channels} channels, {scale}"
     yield "encoder", _half(vae.can_encode, config.encoder_widths)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from ..files.writing import check_target, replacing
@@ -48,6 +48,11 @@ def add_memory_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGro
                        help="host memory for parked histories (default: half of what is free)")  # fmt: skip
     group.add_argument("--chunk", type=int, default=0, metavar="N", help="latents per step, 0: planned (default: 0)")
     return group
+
+
+def memory_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What `add_memory_options` asked for, as options of a `Request`."""
+    return {name: getattr(args, name) for name in ("tiling", "tile", "overlap", "chunk", "vram_gb", "ram_gb")}
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:

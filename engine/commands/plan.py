@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InputError, PlanError
-from .options import add_memory_options
+from .options import add_memory_options, memory_options
 
 if TYPE_CHECKING:
     from ..archs import Architecture
+    from ..planning.budget import Limits
     from ..planning.planner import Planner
+    from ..request import Request
     from ..run.plan import Plan
 
 #: Targets of --table: the default share of common cards, and less.
@@ -27,7 +31,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "published SeedVR2 VAE. Nothing is computed, so plans for a GPU can be made without one.",
     )
     parser.add_argument("--size", required=True, metavar="WxH", help="frame size in pixels, such as 1280x720")
-    parser.add_argument("--frames", type=int, default=81, metavar="N", help="frames of the clip (default: 81)")
+    parser.add_argument("--frames", type=int, metavar="N", help="frames of the clip (default: 81; pictures: 1)")
     parser.add_argument("--encode", action="store_true", help="plan an encode (default: a decode)")
     parser.add_argument("--vae", type=Path, metavar="FILE", help="VAE weights (default: published SeedVR2 widths)")
     parser.add_argument("--norm-groups", type=int, metavar="N", help="for files of unusual widths that do not name it")
@@ -43,34 +47,26 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ..memory import GIB
-    from ..planning.budget import memory_room, memory_target
-    from ..request import check_sizes
+    from ..request import Request
 
     width, height = _size(args.size)
-    check_sizes(args.vram_gb, args.ram_gb)
-    if args.frames < 1:
+    request = Request(**memory_options(args), output=args.output)
+    if args.frames is not None and args.frames < 1:
         raise InputError(f"--frames {args.frames}: a clip has at least one frame")
     planner, architecture, note = _planner(args)
+    count = args.frames or (1 if architecture.still else 81)
     spatial, temporal = architecture.spatial, architecture.temporal
     precision = architecture.native if args.precision == "auto" else args.precision
     if min(width, height) < spatial:
         raise InputError(f"--size {args.size}: frames are at least {spatial}x{spatial} pixels")
-    room = None
-    if args.table:
-        targets = list(TABLE_GB)
-    elif args.vram_gb:
-        targets = [args.vram_gb]
-    else:
-        here = _gpu()
-        target = None if here is None else memory_target(here, None, None, 0)
-        if target is None:
-            raise InputError("no CUDA GPU here to plan for: name its memory target with --vram-gb, or ask for --table")
-        targets, room = [target / GIB], memory_room(here, None, 0)
-    latents = (args.frames - 1) // temporal + 1
+    latents = (count - 1) // temporal + 1
     size = latents, height // spatial, width // spatial
-    rows = [_row(args, planner, size, gb, room) for gb in targets]
+    rest = (height % spatial, width % spatial) if args.encode else (0, 0)
+    half = "encoder" if args.encode else "decoder"
+    plan = functools.partial(planner.plan, half, size, request, rest=rest)
+    rows = [_row(plan, limits) for limits in _limits(args, request)]
     frames = temporal * (latents - 1) + 1
-    result = frames * height * width * 3 * {"float32": 4, "float16": 2, "uint8": 1}[args.output]
+    result = frames * height * width * 3 * request.dtype.itemsize
     if args.json:
         answer = {"size": [width, height], "frames": frames, "precision": precision, "result_gb": result / GIB,
                   "note": note, "plans": rows}  # fmt: skip
@@ -92,10 +88,20 @@ def _size(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _gpu():  # noqa: ANN202 - torch.device, imported late
+def _limits(args: argparse.Namespace, request: Request) -> list[Limits]:
+    """Of each plan that is asked for."""
     import torch
 
-    return torch.device("cuda") if torch.cuda.is_available() else None
+    from ..memory import GIB
+    from ..planning.budget import Limits, Machine
+
+    cuda = torch.device("cuda")
+    if args.table or args.vram_gb:
+        host = Machine.bare(cuda, None).host(args.ram_gb)
+        return [Limits(int(gb * GIB), host=host) for gb in (TABLE_GB if args.table else [args.vram_gb])]
+    if not torch.cuda.is_available():
+        raise InputError("no CUDA GPU here to plan for: name its memory target with --vram-gb, or ask for --table")
+    return [Machine.now(cuda).limits(request)]
 
 
 def _planner(args: argparse.Namespace) -> tuple[Planner, Architecture, str]:
@@ -105,15 +111,12 @@ def _planner(args: argparse.Namespace) -> tuple[Planner, Architecture, str]:
     from ..archs import DEFAULT
     from ..loader import NAMES, PRECISIONS, load
     from ..options import DEFAULTS
-    from ..planning.fusable import not_fused
+    from ..planning.fusable import no_8_bit, not_fused
     from ..planning.make import make_planner
     from ..precision.modes import MIXED, Mode
-    from ..run.pixels import OUTPUTS
 
     if args.precision not in NAMES:
         raise InputError(f"--precision {args.precision} is not one of {', '.join(NAMES)}")
-    if args.output not in OUTPUTS:
-        raise InputError(f"--output {args.output} is not one of {', '.join(OUTPUTS)}")
     if args.vae is None:
         architecture, config = DEFAULT, DEFAULT.published.config
     else:
@@ -124,11 +127,12 @@ def _planner(args: argparse.Namespace) -> tuple[Planner, Architecture, str]:
     dtype = plain or PRECISIONS[architecture.native]
     reason = "--plain" if args.plain else not_fused(architecture.programs(config), dtype)
     note = f"fused kernels off: {reason}" if reason and not args.plain else ""
-    if reason and args.precision in MIXED:
-        note = f"{args.precision} is not to be had ({reason}): this is a plan for {architecture.native}"
+    exact_only = reason or no_8_bit(architecture.programs(config), dtype)
+    if exact_only and args.precision in MIXED:
+        note = f"{args.precision} is not to be had ({exact_only}): this is a plan for {architecture.native}"
     exact = dtype == torch.float32
     mode = Mode()
-    if reason is None and args.precision in MIXED:  # on whatever GPU has it
+    if exact_only is None and args.precision in MIXED:  # on whatever GPU has it
         fast = args.precision == "fp16_fast"
         mode = Mode(half_accumulate=True) if fast else Mode(args.precision)
     planner = make_planner(
@@ -138,24 +142,12 @@ def _planner(args: argparse.Namespace) -> tuple[Planner, Architecture, str]:
     return planner, architecture, note
 
 
-def _row(
-    args: argparse.Namespace, planner: Planner, size: tuple[int, int, int], gb: float, room: int | None
-) -> dict[str, object]:
-    import torch
-
+def _row(planned: Callable[..., Plan], limits: Limits) -> dict[str, object]:
     from ..memory import GIB
-    from ..planning.budget import host_budget
-    from ..run.pixels import OUTPUTS
 
-    s = planner.spatial
-    rest = tuple(n % s for n in reversed(_size(args.size))) if args.encode else (0, 0)
-    options = {"rest": rest, "tiling": args.tiling, "tile": args.tile, "overlap": args.overlap, "chunk": args.chunk}
-    host = host_budget(torch.device("cuda"), args.ram_gb)
-    half = "encoder" if args.encode else "decoder"
+    gb = limits.target / GIB
     try:
-        plan: Plan = planner.plan(
-            half, 1, *size, target=int(gb * GIB), room=room, host=host, output=OUTPUTS[args.output], **options
-        )  # fmt: skip
+        plan = planned(limits=limits)
     except PlanError as error:
         return {"target_gb": gb, "fits": False, "text": str(error)}
     return {

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
 from pathlib import Path
 
 from ..errors import InputError
@@ -30,24 +28,24 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    import torch
-
     from ..bench.profile import profile
     from ..bench.subject import check_size, default_weights, noise_latent, noise_video, read_weights
-    from ..loader import load
+    from ..files.writing import write_json
+    from ..loader import load, placement
 
-    device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = placement("auto", args.device)
     small = device.type != "cuda"
     frames = args.frames if args.frames is not None else 5 if small else 21
-    if frames < 1 or frames % 4 != 1:
-        raise InputError(f"--frames {frames}: give 4n+1 of them, such as 5 or 21")
     if args.runs < 1:
         raise InputError(f"--runs {args.runs}: at least one is needed")
     weights = read_weights(args.weights or default_weights(device))
-    vae = load(weights, precision=args.precision, device=args.device, norm_groups=args.norm_groups)
+    vae = load(weights, precision=args.precision, device=device, norm_groups=args.norm_groups)
+    if frames < 1 or (frames - 1) % vae.temporal:
+        raise InputError(f"--frames {frames}: give {vae.temporal}n+1 of them, such as 5 or 21")
     width, height = check_size(args.size or ("64x48" if small else "1280x720"), vae.spatial)
     if args.half == "decode":
-        data = noise_latent(vae.latent_channels, (frames - 1) // 4 + 1, height // vae.spatial, width // vae.spatial)
+        latents, s = (frames - 1) // vae.temporal + 1, vae.spatial
+        data = noise_latent(vae.latent_channels, latents, height // s, width // s)
     elif not vae.can_encode:
         raise InputError(f"{args.weights}: holds a decoder only; profile decode")
     else:
@@ -55,7 +53,5 @@ def run(args: argparse.Namespace) -> int:
     found = profile(vae, args.half, data, args.runs)
     print("\n".join(found.lines()))
     if args.json is not None:
-        partial = args.json.with_name(args.json.name + ".part")
-        partial.write_text(json.dumps(found.record(), indent=1), encoding="utf-8")
-        os.replace(partial, args.json)
+        write_json(args.json, found.record())
     return 0

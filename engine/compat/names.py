@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from .. import log
 from ..archs import detect
 from ..archs.seedvr2 import ARCHITECTURE as SEEDVR2
 from ..availability import availability
+from ..bench.subject import noise_latent
 from ..documented import summary
 from ..errors import InputError, PlanError
 from ..files.checkpoint import Checkpoint
@@ -27,6 +29,8 @@ from ..hardware import survey
 from ..loader import PRECISIONS, auto_precision, load
 from ..memory import GIB
 from ..options import DEFAULTS, TOGGLES
+from ..planning.budget import Limits
+from ..request import Request
 from ..vae import VideoVAE
 from .passes import (
     apply_channels_last_3d,
@@ -117,8 +121,7 @@ class BlackwellIntegratedVAE:
         vae = self.vae
         frames, height, width = BENCHMARK_GPU if vae.device.type == "cuda" else BENCHMARK_CPU
         latents = (frames - 1) // vae.temporal + 1
-        size = (1, vae.latent_channels, latents, height // vae.spatial, width // vae.spatial)
-        return torch.randn(size, generator=torch.Generator().manual_seed(0))
+        return noise_latent(vae.latent_channels, latents, height // vae.spatial, width // vae.spatial)
 
 
 class BlackwellSM120Optimizer:
@@ -132,7 +135,7 @@ class BlackwellSM120Optimizer:
         use_temporal_slicing: bool = True,
     ) -> None:
         flags = {"fp8": enable_fp8, "cuda_graphs": enable_cuda_graphs, "triton_fusion": enable_triton_fusion}
-        self.options = DEFAULTS.switched([k for k, v in flags.items() if v], [k for k, v in flags.items() if not v])
+        self.options = replace(DEFAULTS, **{name: bool(on) for name, on in flags.items()})
         self.use_temporal_slicing = use_temporal_slicing
 
     def optimize(self, vae: object) -> VideoVAE:
@@ -210,16 +213,8 @@ def optimize_vae_for_inference(
             vae, where, enable_channels_last_3d, enable_flash_attention, enable_tf32, enable_cudnn_benchmark
         )
     engine.to(where)
-    flags = {
-        "flash_attention": enable_flash_attention,
-        "tf32": enable_tf32,
-        "cudnn_benchmark": enable_cudnn_benchmark,
-    }
-    options = engine.options.switched([k for k, v in flags.items() if v], [k for k, v in flags.items() if not v])
-    if not enable_channels_last_3d:
-        options = options.switched(off=["channels_last_3d"])
-    engine.options = options
-    summary(engine)
+    engine.options = replace(engine.options, cudnn_benchmark=bool(enable_cudnn_benchmark))
+    engine.enable_3d_blackwell_optimizations(enable_channels_last_3d, enable_flash_attention, enable_tf32)
     return vae
 
 
@@ -342,7 +337,7 @@ def largest_tile(vae: VideoVAE, gb: float) -> int:
     def plan(steps: int) -> None:
         side = steps * TILE_STEP // vae.spatial
         # 8 latents: a longer clip takes no more. Nothing parked: that would fit frames of any size.
-        vae.planner.plan("decoder", 1, 8, side, side, tiling="untiled", target=int(gb * GIB), host=0)
+        vae.planner.plan("decoder", (8, side, side), Request("untiled"), Limits(int(gb * GIB)))
 
     fits, most = 1, LARGEST_TILE // TILE_STEP
     plan(fits)

@@ -15,12 +15,12 @@ _LEGACY_SCALE = 1 / 0.18215  # ComfyUI's Load Latent applies it to files without
 
 
 def write_latent(path: str | Path, latent: torch.Tensor, metadata: Mapping[str, str] | None = None) -> None:
-    """Write a host-scaled latent [B, C, T, h, w] with optional text metadata (`fps`, ...).
+    """Write a host-scaled latent [B, C, T, h, w], or pictures' [B, C, h, w], with optional text metadata (`fps`, ...).
 
     The tensor is called `latent`; in a file ending in .latent it is `latent_tensor` beside the version marker, which is
     what ComfyUI's Load Latent reads.
     """
-    if latent.ndim != 5:
+    if latent.ndim not in (4, 5):
         raise InputError(f"{path}: latent shape {list(latent.shape)} is not [batch, channels, time, height, width]")
     if Path(path).suffix.lower() == ".latent":
         tensors = {"latent_tensor": latent, "latent_format_version_0": torch.empty(0)}
@@ -29,8 +29,8 @@ def write_latent(path: str | Path, latent: torch.Tensor, metadata: Mapping[str, 
     write_tensors(path, tensors, metadata)
 
 
-def read_latent(path: str | Path, channels: int = 16) -> torch.Tensor:
-    """Read a latent file as float32 [B, C, T, h, w], host-scaled.
+def read_latent(path: str | Path, channels: int = 16, still: bool = False) -> torch.Tensor:
+    """Read a latent file as float32 [B, C, T, h, w], host-scaled. still: four axes are pictures, [B, C, h, w].
 
     Reads our own key `latent` and ComfyUI's `latent_tensor` (as in ComfyUI, a file without the marker
     `latent_format_version_0` is multiplied by 1/0.18215). SeedVR2's collapsed form [B, C*T, h, w] is unfolded,
@@ -46,7 +46,7 @@ def read_latent(path: str | Path, channels: int = 16) -> torch.Tensor:
     if comfy and "latent_format_version_0" not in tensors:
         log.once(f"{path}: no latent_format_version_0 marker, so it is multiplied by 1/0.18215 as ComfyUI does")
         latent = latent * _LEGACY_SCALE
-    latent = _five_axes(path, latent, channels, batched=comfy)
+    latent = latent.unsqueeze(2) if still and latent.ndim == 4 else _five_axes(path, latent, channels, batched=comfy)
     if latent.shape[1] != channels:
         raise InputError(f"{path}: has {latent.shape[1]} channels, not {channels} (shape {list(latent.shape)})")
     if not latent.numel():

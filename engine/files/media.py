@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
@@ -124,40 +125,45 @@ def _fill(target: torch.Tensor, pixels: np.ndarray) -> None:
 
 def _video_frames(path: Path) -> Iterator[np.ndarray]:
     """The frames of a video file as integers, none of them kept."""
-    import av
-
-    reformatter = av.video.reformatter.VideoReformatter()
-    try:
-        with av.open(str(path)) as container:
-            if not container.streams.video:
-                raise InputError(f"{path}: holds no video stream")
-            for frame in _frames(container, container.streams.video[0]):
-                yield _to_rgb(frame, reformatter)
-    except av.FFmpegError as error:
-        raise InputError(f"{path}: cannot be read as a video ({error.strerror})") from error
+    with _opened(path) as (_, frames):
+        yield from frames
 
 
-def _read_video_file(path: Path, max_frames: int | None) -> tuple[torch.Tensor, Fraction]:
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[VideoStream, Iterator[np.ndarray]]]:
+    """A video and its frames as integers, in time. What FFmpeg refuses is an InputError."""
     import av
 
     reformatter = av.video.reformatter.VideoReformatter()  # one for all frames: it keeps its tables
-    waiting: list[np.ndarray | None] = []
+    done = 0
+
+    def pixels(container: InputContainer, stream: VideoStream) -> Iterator[np.ndarray]:
+        nonlocal done
+        for frame in _frames(container, stream):
+            yield _to_rgb(frame, reformatter)
+            done += 1
+
     try:
         with av.open(str(path)) as container:
             if not container.streams.video:
                 raise InputError(f"{path}: holds no video stream")
             stream = container.streams.video[0]
             stream.thread_type = "AUTO"
-            rate = stream.average_rate or stream.guessed_rate or DEFAULT_FPS
-            announced = stream.frames
-            for frame in islice(_frames(container, stream), max_frames):
-                pixels = _to_rgb(frame, reformatter)
-                if waiting and pixels.shape != waiting[0].shape:
-                    raise InputError(f"{path}: the picture size changes at frame {len(waiting)}; split the file there")
-                waiting.append(pixels)
+            yield stream, pixels(container, stream)
     except av.FFmpegError as error:
-        where = f" after {len(waiting)} frames" if waiting else ""
+        where = f" after {done} frames" if done else ""
         raise InputError(f"{path}: cannot be read as a video{where} ({error.strerror})") from error
+
+
+def _read_video_file(path: Path, max_frames: int | None) -> tuple[torch.Tensor, Fraction]:
+    waiting: list[np.ndarray | None] = []
+    with _opened(path) as (stream, found):
+        rate = stream.average_rate or stream.guessed_rate or DEFAULT_FPS
+        announced = stream.frames
+        for pixels in islice(found, max_frames):
+            if waiting and pixels.shape != waiting[0].shape:
+                raise InputError(f"{path}: the picture size changes at frame {len(waiting)}; split the file there")
+            waiting.append(pixels)
     if not waiting:
         raise InputError(f"{path}: the video holds no frames")
     if max_frames is None and announced > len(waiting):
@@ -272,6 +278,14 @@ def write_mp4(path: str | Path, frames: Frames, fps: Fraction | float, crf: int 
         finally:
             if container is not None:
                 container.close()
+
+
+def write_png(path: str | Path, frame: torch.Tensor) -> None:
+    """Write one frame [H, W, 3] (float 0..1 or uint8) as an 8-bit PNG, replacing `path`."""
+    from PIL import Image
+
+    with replacing(Path(path)) as temporary:
+        Image.fromarray(_to_uint8(frame, 0)).save(temporary, format="png")
 
 
 def write_png_folder(path: str | Path, frames: Frames) -> None:

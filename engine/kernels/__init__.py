@@ -1,1 +1,1 @@
-"""Operators of the fused path: each runs Triton where the GPU has it and plain torch elsewhere, same result."""
+"""Operators of the fused walk: each runs Triton where the GPU has it and plain torch elsewhere, same result."""

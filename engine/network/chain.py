@@ -28,7 +28,7 @@ class Link:
 
     def __call__(self, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None) -> Result:
         first = run.done[self.step.name]
-        run.done[self.step.name] += x.shape[0]
+        run.done[self.step.name] += run.foresee(self.step.ahead(self.packed), x.shape[0], run.drains)[0]
         return self.step.run(self.packed, run, x, sums, out, self.groups, first)
 
 
@@ -42,9 +42,11 @@ def pack_chain(
 
 def sizes(run: Run, links: Sequence[Link], size: Size) -> list[Size]:
     """Of the first one's input and of every result."""
-    out = [size]
+    out, drains = [size], run.drains
     for link in links:
-        out.append(link.step.size(out[-1], run.done[link.step.name] == 0))
+        frames, drains = run.foresee(link.step.ahead(link.packed), out[-1].frames, drains)
+        made = link.step.size(out[-1]._replace(frames=frames), run.done[link.step.name] == 0)
+        out.append(made if frames else made._replace(frames=0))
     return out
 
 
@@ -57,7 +59,27 @@ def through(
 
     A result that is larger or smaller than its input is taken first: the input is made above it and given back at once.
     """
+    if run.still:
+        return _from_end_to_end(run, links, sizes(run, links, size), source, out)
     return _through(run, links, sizes(run, links, size), source, out, keep)
+
+
+def _from_end_to_end(
+    run: Run, links: Sequence[Link], shapes: list[Size], source: Callable[[], Result], out: Tensor | None
+) -> Result:
+    """As `through` for pictures, whose steps follow each other but once: what is not made in place lies at the other
+    end of the arena than its input, so that two results are the most there is at a time."""
+    tops = run.arena.tops
+    last = max((i for i, link in enumerate(links) if not link.step.in_place), default=-1)
+    x, sums = source()
+    for i, (link, shape) in enumerate(zip(links, shapes[1:], strict=True)):
+        target = out if i == last else None
+        if not link.step.in_place and not (link.step.inside and target is None):
+            run.arena.turn(tops)
+            if target is None and link.step.below:
+                target = take(run, link.step, shape)
+        x, sums = link(run, x, sums, target)
+    return x, sums
 
 
 def _through(

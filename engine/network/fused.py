@@ -29,6 +29,8 @@ from .program import Size
 #: Tiles are clamped after they are blended.
 UNCLAMPED = Pixels(UNIT.gain, UNIT.offset, float("-inf"), float("inf"))
 Emit = Callable[[Tensor], None]
+#: Stages around one, whatever their resolutions.
+_INNER = frozenset({(0, 0)})
 
 
 class Fused:
@@ -54,7 +56,8 @@ class Fused:
 
     def begin(self, device: torch.device, parking: Parking | None) -> Run:
         """A dry Run that stands behind the clip's start: from there on a latent is as many frames as it can be."""
-        run = Run(self.dtype, device, parking, self.style.head, self.style.border)
+        style = self.style
+        run = Run(self.dtype, device, parking, style.head, style.border, style.still, style.after)
         names = (link.step.name for stage in self.stages for link in stage)
         run.done.update({**dict.fromkeys(names, 1), "latents": 1, "frames": 1})
         return run
@@ -113,24 +116,44 @@ class FusedDecoder(Fused):
         self.tile_chunk(run, self._empty(latents, height, width, self.features), frames, lambda pixels: None)
         return run
 
-    def chunk(self, run: Run, z: Tensor, frames: int, output: torch.dtype, emit: Emit) -> None:
+    def chunk(
+        self, run: Run, z: Tensor, frames: int, output: torch.dtype, emit: Emit, ends: bool = False
+    ) -> None:
         """Decode latents [D, h, w, C] (any strides), or `gathered` features of them; `emit` gets pixels [m, H, W, 3],
         valid until it returns.
 
-        frames: most frames per step at full size (0: all of the chunk). Pixels are 0..1, or bytes 0..255.
+        frames: most frames per step at full size (0: all of the chunk). Pixels are 0..1, or bytes 0..255. ends: the
+        clip ends with these latents; networks that look ahead have frames left until they know.
         """
         form = BYTES if output == torch.uint8 else UNIT
         front, first, *later = self.stages
-        if self.gathers:
-            self._stage(run, [first, *later], z, frames, output, form, emit)
-            return
-        self._stage(run, [(*front, *first), *later], z, frames, output, form, emit)
+        stages = [first, *later] if self.gathers else [(*front, *first), *later]
+        self._stage(run, stages, z, frames, output, form, emit)
+        if ends and run.after:
+            self._drain(run, stages, Size(*z.shape), frames, output, form, emit)
+
+    def _drain(
+        self, run: Run, stages: Sequence[tuple[Link, ...]], size: Size, frames: int, output: torch.dtype, form: Pixels,
+        emit: Emit,
+    ) -> None:  # fmt: skip
+        """The frames that are still on their way, stage by stage: each gets what follows the clip once nothing else
+        comes, as many of its convolutions at once as their memory has room for."""
+        for i, stage in enumerate(stages):
+            keys = {key for link in stage for key in link.step.ahead(link.packed)}
+            while keys - run.ended:
+                run.drains = True
+                nothing = self._empty(0, *size[1:]) if run.dry else run.take(0, *size[1:])
+                self._stage(run, stages[i:], nothing, frames, output, form, emit, _INNER if i else frozenset())
+                run.drains = False
+            for link in stage:
+                size = link.step.size(size, False)
 
     def whole_chunk(self, run: Run, frames: int, output: torch.dtype, z: Tensor) -> Tensor:
         """As `chunk`, where all its frames make one step: their pixels, valid until the next call."""
         pixels: list[Tensor] = []
         self.chunk(run, z, frames, output, pixels.append)
-        return pixels[0]
+        # Networks that look ahead may have none yet.
+        return pixels[0] if pixels else torch.empty(0, 1, 1, 3, dtype=output, device=run.device)
 
     def front_chunk(self, run: Run, z: Tensor, emit: Emit) -> None:
         """Only the part that must see the whole frame: `emit` gets features [D, h, w, C], valid until it returns."""
@@ -162,7 +185,8 @@ class FusedDecoder(Fused):
         with run.arena.scope():
             if later:
                 y, _ = through(run, links, Size(*x.shape), given(x), keep=True)
-                for a, b in run.walk.spans(y.shape[0], _step(later, frames)):
+                run.drains = False
+                for a, b in run.walk.spans(y.shape[0], _step(later, frames)) if y.shape[0] else ():
                     self._stage(run, later, y[a:b], frames, output, form, emit, outer | used)
                 pixels = None
             else:
@@ -173,7 +197,7 @@ class FusedDecoder(Fused):
                 run.advance(*size)
             if pixels is not None:
                 run.done["frames"] += pixels.shape[0]
-                if not run.dry:
+                if not run.dry and pixels.shape[0]:
                     emit(pixels)
         if not outer:
             run.done["latents"] += latents
@@ -189,12 +213,16 @@ class FusedEncoder(Fused):
         """A dry Run that knows its memory: chunks of `latents`, `frames` per step at full size; sizes in pixels. clip:
         all latents."""
         run = self.begin(device, parking)
-        every = math.prod(of for stage in self.stages for of in (link.step.time[1] for link in stage))
-        made = self.chunk(run, self._empty(every * latents, height, width, self.takes), frames)
+        made = self.chunk(run, self._empty(self.every * latents, height, width, self.takes), frames)
         if self.gathers:
             run.gather(clip, *made.shape[1:])
             run.host(self._plan_last(clip, *made.shape[1:], device=device))
         return run
+
+    @property
+    def every(self) -> int:
+        """Frames of a latent, but for a clip's first one."""
+        return math.prod(link.step.time[1] for stage in self.stages for link in stage)
 
     def chunk(self, run: Run, video: Tensor, frames: int) -> Tensor:
         """Frames [F, H, W, 3] in -1..1 -> moments [T, h, w, 2C] in float32, or features to be gathered, valid until
@@ -257,13 +285,14 @@ class FusedPass:
 
     def __init__(
         self, clips: Clips, memory: Callable[[], AbstractContextManager[tuple[Run, Graphs | None]]],
-        load: Callable[[Tensor], Tensor], step: Callable[[Run, Tensor, Emit], None],
+        load: Callable[[Tensor], Tensor], step: Callable[[Run, Tensor, Emit, bool], None],
         replay: Callable[[Run, Tensor], Tensor] | None = None, *,
         before: Callable[[Run, Tensor, Part], Tensor] | None = None,
         after: Callable[[Run, Tensor, Part, Emit], None] | None = None,
     ) -> None:  # fmt: skip
-        """load: a part's data to what `step` takes, on the device. step(run, data, emit): a chunk. replay: the same
-        where its results are one tensor, for graphs; None: no attempt after this one can go on where it ends.
+        """load: a part's data to what `step` takes, on the device. step(run, data, emit, ends): a chunk; whether the
+        clip ends with it. replay: the same where its results are one tensor, for graphs, and the clip goes on or
+        nothing looks ahead; None: no attempt after this one can go on where it ends.
 
         before(run, data, part): where whole clips come with their first part, what `step` takes of them. after(run,
         results, part, emit): what becomes of results, where they are not emitted at once.
@@ -306,10 +335,11 @@ class FusedPass:
             data = run.attempt(self._load, part.data)
             if self._before is not None:
                 data = self._before(run, data, part)
-            step = functools.partial(self._step, run, data, give)
+            ends = part.end == self._clips.latents
+            step = functools.partial(self._step, run, data, give, ends)
             run.scout(step)
             with run.chunk() if resumes else nullcontext():
-                if graphs is None:
+                if graphs is None or (ends and run.after):
                     step()
                 else:
                     left = chunks_left(self._later, self._clips.latents, part.first, part.end - part.first)

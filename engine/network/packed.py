@@ -17,18 +17,24 @@ EARLY = 512 * 256
 
 
 def conv_of(conv: Any, operands: Operands, normed: bool = True) -> Conv:
-    """Of a convolution in space and time. normed: a norm bounds what it reads."""
+    """Of a convolution in space, or in space and time. normed: a norm bounds what it reads."""
     form = operands.form(conv.key, normed)
-    n, c, taps = conv.weight.shape[:3]
-    strided = conv.stride != (1, 1, 1)
-    early = taps == 3 and n * c <= EARLY and conv.head == "replicate" and not strided
+    kernel, stride = clip_kernel(conv.weight), (1, 1, *conv.stride)[-3:]
+    n, c, taps = kernel.shape[:3]
+    strided = stride != (1, 1, 1)
+    early = taps == 3 and n * c <= EARLY and conv.head == "replicate" and not strided and not conv.after
 
     def make() -> Conv:
         balancer = form.balancer()
-        weight = pack_weight(conv.weight, form.dtype, early=early, balance=balancer)
-        return Conv(conv.key, weight, conv.bias.float(), stride=tuple(conv.stride), **scaling(form, balancer))
+        weight = pack_weight(kernel, form.dtype, early=early, balance=balancer)
+        return Conv(conv.key, weight, conv.bias.float(), stride=stride, **scaling(form, balancer))
 
     return operands.once(conv.key, form, make)
+
+
+def clip_kernel(weight: Tensor) -> Tensor:
+    """[K, C, kt, kh, kw] of a convolution's weight; one of single frames has one tap in time."""
+    return weight.unsqueeze(2) if weight.dim() == 4 else weight
 
 
 def scaling(form: Form, balancer: Balancer | None) -> dict[str, Any]:
@@ -38,10 +44,12 @@ def scaling(form: Form, balancer: Balancer | None) -> dict[str, Any]:
 
 
 def norm_of(norm: nn.Module) -> Norm:
-    """Of a norm over groups of channels (it has them) or over all of a position."""
+    """Of a norm over groups of channels (it has them), over all of a position, or of none but its activation."""
     if isinstance(norm, nn.GroupNorm):
         several = getattr(norm, "chunk", None) is not None
         return Norm("group", norm.weight.float(), norm.bias.float(), norm.num_groups, norm.eps, several)
+    if not hasattr(norm, "gamma"):
+        return Norm("rms", eps=norm.eps) if hasattr(norm, "eps") else Norm("none")
     return Norm("l2", norm.gamma.flatten().float(), eps=norm.eps)
 
 

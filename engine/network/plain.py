@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .packing import PackedLatents
 from .program import Program, Step
 from .state import State
 from .tree import find, graft
@@ -16,10 +17,9 @@ from .tree import find, graft
 class Half(nn.Module):
     """An encoder or decoder: [B, C, T, H, W] -> the same, in three parts with their own granularity.
 
-    Decoder: `run_low` takes latents and sees whole frames, `run_mid` takes what that makes of them, `run_high` any
-    number of frames; blended tiles start at mid's input. Encoder: `run_high` takes any number of frames, `run_mid` what
-    came of 1 + 4n of them first and of 4n later, `run_low` latents; tiles end at low's input. A file may call a part
-    "mid": nothing here may be in the way of those who look for it by that name.
+    Decoder: `low` takes latents and sees whole frames, `between` takes what low makes of them, `high` any number of
+    frames; blended tiles start at between's input. Encoder: `high` takes any number of frames, `between` what came of
+    1 + 4n of them first and of 4n later, `low` latents; tiles end at low's input. (Files have a `mid` of their own.)
     """
 
     def __init__(self, program: Program) -> None:
@@ -28,6 +28,7 @@ class Half(nn.Module):
         first, self._mid, last = program.parts()
         self._low, self._high = (first, last) if program.half == "decoder" else (last, first)
         self._beside: dict[str, tuple[nn.Module]] = {}  # tuples are not registered: these belong to the network
+        self._network: tuple[nn.Module] | None = None
         for step in program.every():
             if step.inner():
                 continue
@@ -41,23 +42,45 @@ class Half(nn.Module):
         """Modules whose parameters lie beside this half in the file, by name."""
         return {name[1:]: module for name, (module,) in self._beside.items()}
 
+    def belongs_to(self, network: nn.Module) -> None:
+        """What is beside this half is found in `network` from now on, which may share it with the other half."""
+        self._network = (network,)
+
     def part(self, name: str) -> nn.Module:
         """Of a step, by the name that it gave."""
-        return self._beside[name][0] if name in self._beside else find(self, name)
+        if not name.startswith("/"):
+            return find(self, name)
+        return find(self._network[0], name[1:]) if self._network else self._beside[name][0]
 
     def run(self, steps: Sequence[Step], x: Tensor, state: State | None = None) -> Tensor:
         """Some of the Program's steps."""
+        if self.program.style.single:
+            if state is None:
+                state = State()
+                state.ending = True
+            for step in steps:
+                x = self._by_frame(step, x, state)
+            return x
         for step in steps:
             x = step.plain(self.part, x, state)
         return x
 
-    def run_low(self, x: Tensor, state: State | None = None) -> Tensor:
+    def _by_frame(self, step: Step, x: Tensor, state: State) -> Tensor:
+        """One frame after the other, of which the last one may be the clip's."""
+        frames, ending, out = x.split(1, 2), state.ending, []
+        for i, frame in enumerate(frames, 1):
+            state.ending = ending and i == len(frames)
+            out.append(step.plain(self.part, frame, state))
+        made = [y for y in out if y.shape[2]]
+        return torch.cat(made, 2) if len(made) > 1 else made[0] if made else out[-1]
+
+    def low(self, x: Tensor, state: State | None = None) -> Tensor:
         return self.run(self._low, x, state)
 
-    def run_mid(self, x: Tensor, state: State | None = None) -> Tensor:
+    def between(self, x: Tensor, state: State | None = None) -> Tensor:
         return self.run(self._mid, x, state)
 
-    def run_high(self, x: Tensor, state: State | None = None) -> Tensor:
+    def high(self, x: Tensor, state: State | None = None) -> Tensor:
         return self.run(self._high, x, state)
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
@@ -67,40 +90,64 @@ class Half(nn.Module):
 
 
 class Network(nn.Module):
-    """Both halves of a VAE with the parameter names of its files. An absent half is None."""
+    """Both halves of a VAE with the parameter names of its files. An absent half is None. `packing`: what lies between
+    the network's latents and those outside, if anything does."""
 
     encoder: Half | None
     decoder: Half | None
 
-    def __init__(self, config: Any, encoder: Program | None, decoder: Program | None) -> None:
+    def __init__(
+        self, config: Any, encoder: Program | None, decoder: Program | None,
+        packing: tuple[str, PackedLatents] | None = None,
+    ) -> None:  # fmt: skip
+        """packing: its name in the file, and it."""
         super().__init__()
         self.config = config
+        self._packing = None if packing is None else packing[0]
         self.encoder = None if encoder is None else Half(encoder)
         self.decoder = None if decoder is None else Half(decoder)
         for half in (self.encoder, self.decoder):
-            for name, module in half.beside().items() if half is not None else ():
-                self.add_module(name, module)
+            if half is None:
+                continue
+            half.belongs_to(self)
+            for name, module in half.beside().items():
+                if name not in self._modules and name not in self._parameters:  # both halves may have it
+                    graft(self, name, module)
+        if packing is not None:
+            self.add_module(*packing)
         for name, module in self.named_modules():
             if hasattr(module, "key"):
                 module.key = name  # its history's, and its calibration's
 
+    @property
+    def packing(self) -> PackedLatents | None:
+        return None if self._packing is None else self._modules[self._packing]  # type: ignore[return-value]
+
+    def outside(self) -> list[str]:
+        """Keys of the packing."""
+        return [] if self._packing is None else [k for k in self.state_dict() if k.partition(".")[0] == self._packing]
+
     def names(self, half: str) -> list[str]:
-        """Keys of "encoder" or "decoder" in the file; none if it is absent."""
+        """Keys of "encoder" or "decoder" in the file, with the packing's among the latter; none if it is absent."""
         part = getattr(self, half)
-        first = () if part is None else (half, *part.beside())
+        first = () if part is None else (half, *part.beside(), *([self._packing] if half == "decoder" else ()))
         return [key for key in self.state_dict() if key.partition(".")[0] in first]
 
     def drop(self, half: str) -> None:
         """Go on without "encoder" or "decoder"."""
+        other = getattr(self, "encoder" if half == "decoder" else "decoder")
+        kept = () if other is None else other.beside()
         for name in (half, *getattr(self, half).beside()):
-            setattr(self, name, None)
+            if name not in kept:
+                setattr(self, name, None)
 
     @staticmethod
     def sample(moments: Tensor, seed: int | None = None) -> Tensor:
-        """Moments -> latent: the mean, or with a seed mean + std * noise (same noise on every device)."""
+        """Moments -> latent: the mean, or with a seed mean + std * noise (same noise on every device; a clip's own does
+        not depend on those behind it)."""
         mean, logvar = moments.chunk(2, 1)
         if seed is None:
             return mean
         generator = torch.Generator().manual_seed(seed)
-        noise = torch.randn(mean.shape, generator=generator).to(mean)
+        noise = torch.stack([torch.randn(clip.shape, generator=generator) for clip in mean]).to(mean)
         return torch.addcmul(mean, torch.exp(0.5 * logvar.clamp(-30.0, 20.0)), noise)

@@ -65,11 +65,20 @@ class Taps(NamedTuple):
 class Style:
     """What all convolutions of a Program do. head: what lies before a clip, its first frame or zeros. border: what lies
     around a frame. after: frames that a 3-tap convolution looks ahead; copies of its last one follow the clip, or zeros
-    where they lie before it."""
+    where they lie before it. taps: in time, of 3x3 convolutions; 1: a frame knows nothing of others, and any number of
+    pictures make a clip. single: the plain walk takes one frame after the other, so that not even the last bit depends
+    on how many come at once."""
 
     head: Head = "replicate"
     border: Border = "zero"
     after: int = 0
+    taps: Literal[1, 3] = 3
+    single: bool = False
+
+    @property
+    def still(self) -> bool:
+        """Whether every frame is a picture of its own."""
+        return self.taps == 1
 
 
 CAUSAL = Style()
@@ -87,6 +96,8 @@ class Step:
     #: given back as soon as the result is there.
     in_place: bool = False
     below: bool = True
+    #: It may instead take the first channels of the input's memory, where no `out` is given.
+    inside: bool = False
     #: Groups of the norm that looks at the input first; 0: sums of the input are of no use.
     groups: int = 0
     #: The result is part of a residual stream, which the fused operators want in whole rows of memory.
@@ -95,6 +106,10 @@ class Step:
     late: bool = False
     #: It must see a whole clip at once.
     whole: bool = False
+    #: All of a clip's frames wait in it for the last one.
+    waits: bool = False
+    #: Its fused form follows a Program whose convolutions look ahead.
+    looks_ahead: ClassVar[bool] = False
     #: The fused walk's result is fp32 whatever the activations are.
     wide: ClassVar[bool] = False
 
@@ -122,6 +137,10 @@ class Step:
         """The reason the fused walk cannot run it, or None."""
         return None
 
+    def ahead(self, packed: Any) -> tuple[str, ...]:
+        """Keys of its convolutions in time, one after the other, at the input's rate."""
+        return ()
+
     def size(self, size: Size, starts: bool) -> Size:
         """Of the result. starts: the clip begins with the input, whose first frame is not doubled or paired."""
         frames, (out, of), (big, small) = size.frames, self.time, self.space
@@ -139,7 +158,7 @@ class Step:
         """Of all its convolutions together."""
         return Taps()
 
-    def work(self, size: Size) -> Work:
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
         """For a whole clip of that size."""
         return Work()
 
@@ -242,6 +261,11 @@ class Program:
         """What sees whole frames sees whole clips, too: their latents, or what becomes of them, are there at once."""
         return any(s.whole for s in self.every())
 
+    @property
+    def waits(self) -> bool:
+        """Nothing comes out before a clip ends, however it is cut."""
+        return any(s.waits for s in self.every())
+
     def whole_frames(self, count: int) -> int:
         """Of `count` frames those that fill whole latents: trailing ones are not read."""
         every = math.prod(s.time[1] for s in self.steps)
@@ -272,7 +296,7 @@ class Program:
         """Of a whole clip."""
         size, total = Size(frames, height, width, self.takes), Work()
         for step in self.steps:
-            total += step.work(size)
+            total += step.work(size, self.style)
             size = step.size(size, True)
         return total
 
@@ -285,6 +309,6 @@ class Program:
         """The reason the fused walk cannot run it, or None."""
         reasons = (s.why_not_fused(self.style) for s in self.every())
         style = self.style
-        if style.after:
+        if style.after and any(s.taps(style) != Taps() and not s.looks_ahead for s in self.every()):
             return f"its convolutions look {style.after} frame(s) ahead, which only the plain walk does"
         return next((r for r in reasons if r), None)

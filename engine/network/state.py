@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 
 
@@ -13,12 +15,23 @@ class State:
     frame per call, with equal results.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int | None = None) -> None:
+        #: Of noise that is added within the network; None: there is none.
+        self.seed = seed
         self.histories: dict[str, torch.Tensor] = {}
         #: Norms over chunks whose first chunk is through.
         self.through: set[str] = set()
+        self.counts: Counter[str] = Counter()
+        #: What steps compute once for a clip, by their names.
+        self.constants: dict[str, torch.Tensor] = {}
         #: The next call is the clip's last: what looks ahead sees its last frame repeated.
         self.ending = False
+
+    def count(self, key: str, x: torch.Tensor) -> int:
+        """How many frames of the clip have come under `key` before those of x [B, C, T, H, W]."""
+        before = self.counts[key]
+        self.counts[key] += x.shape[2]
+        return before
 
     def aligned(self, key: str, x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         """As many frames of x [B, C, T, H, W] as `like` has, which came of x and may be late; the rest waits."""

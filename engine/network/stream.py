@@ -5,6 +5,7 @@ Every schedule gives the same result as one call with the whole clip; how much g
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -56,30 +57,33 @@ def _until_its_end(parts: Iterable[Tensor], state: State) -> Iterator[Tensor]:
     yield last
 
 
-def decode_features(decoder: Half, z: Iterable[Tensor], check: Callable[[], None]) -> Iterator[Tensor]:
-    """Latent chunks [B, C, n, h, w] -> features at latent resolution, chunk by chunk."""
+def decode_features(
+    decoder: Half, z: Iterable[Tensor], check: Callable[[], None], seed: int | None = None
+) -> Iterator[Tensor]:
+    """Latent chunks [B, C, n, h, w] -> features at latent resolution, chunk by chunk. seed: of noise in the network."""
     if decoder.program.gathers:
         parts = list(z)
         check()
-        yield from decoder.run_low(torch.cat(parts, 2)).split([part.shape[2] for part in parts], 2)
+        yield from decoder.low(torch.cat(parts, 2)).split([part.shape[2] for part in parts], 2)
         return
-    state = State()
+    state = State(seed)
     for part in _until_the_end(decoder, z, state):
         check()
-        yield decoder.run_low(part, state)
+        yield decoder.low(part, state)
 
 
 def decode_frames(
-    decoder: Half, features: Iterable[Tensor], steps: Steps, check: Callable[[], None], parts: Split = split
+    decoder: Half, features: Iterable[Tensor], steps: Steps, check: Callable[[], None], parts: Split = split,
+    seed: int | None = None,
 ) -> Iterator[list[Tensor]]:
     """Features of the whole frame or of one tile -> per chunk, the list of its frames [B, 3, f, H, W]."""
-    state = State()
+    state = State(seed)
     for chunk in _until_the_end(decoder, features, state):
-        x = decoder.run_mid(chunk, state)
+        x = decoder.between(chunk, state)
         out = []
         for frames in _until_its_end(parts(x, steps.frames), state):
             check()
-            out.append(decoder.run_high(frames, state))
+            out.append(decoder.high(frames, state))
         yield out
 
 
@@ -92,8 +96,8 @@ def encode_features(
         high = []
         for frames in _until_its_end(parts(part, steps.frames), state):
             check()
-            high.append(encoder.run_high(frames, state))
-        yield encoder.run_mid(torch.cat(high, 2) if len(high) > 1 else high.pop(), state)
+            high.append(encoder.high(frames, state))
+        yield encoder.between(torch.cat(high, 2) if len(high) > 1 else high.pop(), state)
 
 
 def encode_moments(encoder: Half, features: Iterable[Tensor], check: Callable[[], None]) -> Iterator[Tensor]:
@@ -101,12 +105,12 @@ def encode_moments(encoder: Half, features: Iterable[Tensor], check: Callable[[]
     if encoder.program.gathers:
         parts = list(features)
         check()
-        yield from encoder.run_low(torch.cat(parts, 2)).split([part.shape[2] for part in parts], 2)
+        yield from encoder.low(torch.cat(parts, 2)).split([part.shape[2] for part in parts], 2)
         return
     state = State()
     for part in _until_the_end(encoder, features, state):
         check()
-        yield encoder.run_low(part, state)
+        yield encoder.low(part, state)
 
 
 def frame_spans(frames: int, latents: int, temporal: int) -> list[tuple[int, int]]:
@@ -154,16 +158,20 @@ class PlainHalf:
     ahead = False
 
     def __init__(
-        self, half: Half, spatial: int, temporal: int, scale: float, dtype: torch.dtype, device: torch.device
-    ) -> None:
+        self, half: Half, spatial: int, temporal: int, scale: float, dtype: torch.dtype, device: torch.device,
+        seed: int | None = None,
+    ) -> None:  # fmt: skip
         self.spatial, self.temporal = spatial, temporal
+        self._decode_features = functools.partial(decode_features, seed=seed)
+        self._decode_frames = functools.partial(decode_frames, seed=seed)
         self._half, self._scale, self._dtype, self._device = half, scale, dtype, device
 
     def whole(self, clips: Clips) -> PlainPass:
         half, steps, check = self._half, clips.plan.steps, clips.guard.tick.check
+        features, frames = self._decode_features, self._decode_frames
         if half.program.half == "decoder":
             return PlainPass(
-                self._latents, lambda parts: decode_frames(half, decode_features(half, parts, check), steps, check),
+                self._latents, lambda parts: frames(half, features(half, parts, check), steps, check),
                 lambda piece: to_pixels(piece, clips.dtype)[0],
             )  # fmt: skip
         return PlainPass(
@@ -174,13 +182,13 @@ class PlainHalf:
     def low(self, clips: Clips) -> PlainPass:
         half, check = self._half, clips.guard.tick.check
         if half.program.half == "decoder":
-            return PlainPass(self._latents, lambda parts: _each(decode_features(half, parts, check)), _last)
+            return PlainPass(self._latents, lambda parts: _each(self._decode_features(half, parts, check)), _last)
         return PlainPass(self._features, lambda parts: _each(encode_moments(half, parts, check)), _last)
 
     def tile(self, clips: Clips) -> PlainPass:
         half, steps, check = self._half, clips.plan.steps, clips.guard.tick.check
         if half.program.half == "decoder":
-            return PlainPass(self._features, lambda parts: decode_frames(half, parts, steps, check), _unclamped)
+            return PlainPass(self._features, lambda parts: self._decode_frames(half, parts, steps, check), _unclamped)
         return PlainPass(self._video, lambda parts: _each(encode_features(half, parts, steps, check)), _last)
 
     def _latents(self, part: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Modules under the dotted names that a file has for them."""
+"""Modules, and parameters that are in none, under the dotted names that a file has for them."""
 
 from __future__ import annotations
 
@@ -25,15 +25,18 @@ class Branch(nn.Module):
 def find(root: nn.Module, name: str) -> nn.Module:
     """What `graft` has put there."""
     for part in name.split("."):
-        root = root._modules[part]  # type: ignore[assignment]
+        root = root._modules[part] if part in root._modules else root._parameters[part]  # type: ignore[assignment]
     return root
 
 
-def graft(root: nn.Module, name: str, module: nn.Module) -> None:
+def graft(root: nn.Module, name: str, module: nn.Module | nn.Parameter) -> None:
     """Put `module` under its dotted name, with branches where there are none yet."""
     *parents, leaf = name.split(".")
     for parent in parents:
         if parent not in root._modules:
             root._modules[parent] = Branch()
         root = root._modules[parent]  # type: ignore[assignment]
+    if isinstance(module, nn.Parameter):
+        root.register_parameter(leaf, module)
+        return
     root._modules[leaf] = module  # add_module refuses names of methods, and a file may have a "mid" or a "half"

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from ..memory import GIB, available_ram
+from ..request import Request
 from ..run.pinned import POOL
+from ..run.plan import Plan
 
 #: Of the whole card, when the user names no target: 13 of 16 GB.
 DEFAULT_SHARE = 0.8125
@@ -17,6 +19,24 @@ DEFAULT_SHARE = 0.8125
 #: slower.
 MARGIN_SHARE = 0.05
 MARGIN_BYTES = 512 << 20
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bytes that a plan may take.
+
+    target: on the device, weights included; None: no limit. room: up to which "auto" may raise that; None: it may not.
+    host: of histories that wait in host memory; None: no limit, 0: none may, as on a CPU.
+    """
+
+    target: int | None = None
+    room: int | None = None
+    host: int | None = 0
+
+    def hold(self, plan: Plan) -> bool:
+        """Whether a plan that was made for others keeps within these."""
+        most = self.target if plan.raised is None else self.room
+        return (most is None or plan.peak_bytes <= most) and (self.host is None or plan.host_bytes <= self.host)
 
 
 @dataclass(frozen=True)
@@ -38,6 +58,21 @@ class Machine:
     def bare(cls, device: torch.device, card: int | None) -> Machine:
         """With the card as it is once all others have given theirs back; asks no GPU."""
         return cls(device, card, _half_ram(device))
+
+    @classmethod
+    def now(cls, device: torch.device, held: int = 0) -> Machine:
+        """For a run that starts now. held: bytes of its own weights on the device."""
+        if device.type != "cuda":
+            return cls(device, None, _half_ram(device), held=held)
+        free, total = torch.cuda.mem_get_info(device)
+        others = max(0, total - free - torch.cuda.memory_reserved(device))
+        foreign = max(0, torch.cuda.memory_allocated(device) - held)
+        return cls(device, total, _half_ram(device), others, foreign)
+
+    def limits(self, request: Request) -> Limits:
+        """Of a run that asks for this."""
+        r = request
+        return Limits(self.target(r.vram_gb, r.ram_gb)[0], self.room(r.vram_gb), self.host(r.ram_gb))
 
     def target(self, vram_gb: float | None, ram_gb: float | None) -> tuple[int | None, str]:
         """Bytes this process may reach on the device, weights included (None: nothing is known), and the name of where
@@ -68,29 +103,6 @@ class Machine:
     def _reachable(self, most: float) -> int:
         free = self.card - min(MARGIN_SHARE * self.card, MARGIN_BYTES)
         return max(0, int(min(most, int(free) - self.others)) - self.foreign)
-
-
-def memory_target(device: torch.device, vram_gb: float | None, ram_gb: float | None, held: int) -> int | None:
-    """The target of a run that starts now. held: bytes of its own weights on the device."""
-    return _now(device, held).target(vram_gb, ram_gb)[0]
-
-
-def memory_room(device: torch.device, vram_gb: float | None, held: int) -> int | None:
-    """The room of a run that starts now."""
-    return _now(device, held).room(vram_gb)
-
-
-def host_budget(device: torch.device, ram_gb: float | None) -> int | None:
-    """The host memory of a run that starts now."""
-    return Machine.bare(device, None).host(ram_gb)
-
-
-def _now(device: torch.device, held: int) -> Machine:
-    if device.type != "cuda":
-        return Machine(device, None, _half_ram(device), held=held)
-    free, total = torch.cuda.mem_get_info(device)
-    others = max(0, total - free - torch.cuda.memory_reserved(device))
-    return Machine(device, total, None, others, max(0, torch.cuda.memory_allocated(device) - held))
 
 
 def _half_ram(device: torch.device) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +13,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..kernels import exact
+
+T = TypeVar("T")
 
 
 class _LeanAttention(TorchFunctionMode):
@@ -45,13 +47,13 @@ class _Follow(TorchDispatchMode):
         self.live = 0
         self.peak = 0
         self._holders: dict[int, int] = {}
+        self._held: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _IN_PLACE:  # nothing new, nothing to compute
             return args[0]
-        out = func(*args, **(kwargs or {}))
-        results = out if isinstance(out, (tuple, list)) else (out,)
-        for result in results:
+        out = _result(func, args, kwargs or {})
+        for result in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(result, Tensor):
                 self._hold(result)
         extra = 0
@@ -67,13 +69,48 @@ class _Follow(TorchDispatchMode):
             self._holders[key] = 0
             self.live += size
         self._holders[key] += 1
-        weakref.finalize(tensor, self._release, key, size)
+        ref = weakref.ref(tensor, self._release)
+        self._held[id(ref)] = ref, key, size
 
-    def _release(self, key: int, size: int) -> None:
+    def _release(self, ref: weakref.ref[Tensor]) -> None:
+        _, key, size = self._held.pop(id(ref))
         self._holders[key] -= 1
         if self._holders[key] == 0:
             del self._holders[key]
             self.live -= size
+
+
+#: Operator -> whether what it returns is new, and what it is given stays as it is. One that does not say so is not.
+_MAKES: dict[Any, bool] = {_aten._unsafe_view.default: False}
+#: Operator and arguments without values -> sizes, strides and types of what it makes of them.
+_MADE: dict[Any, list[tuple[Any, ...]]] = {}
+_MOST_MADE = 1 << 14
+
+
+def _result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """func's, on the meta device. torch's rules for that are slow Python for many operators (1 ms for a group norm), so
+    each question is asked once."""
+    if func not in _MAKES:
+        _MAKES[func] = not any(a.alias_info for a in (*func._schema.arguments, *func._schema.returns))
+    if not _MAKES[func]:
+        return func(*args, **kwargs)
+    question = func, _outline(args), _outline(tuple(kwargs.items()))
+    if question in _MADE:
+        made = [torch.empty_strided(size, by, dtype=dtype, device="meta") for size, by, dtype in _MADE[question]]
+        return made if len(made) > 1 else made[0]
+    out = func(*args, **kwargs)
+    results = out if isinstance(out, (tuple, list)) else [out]
+    if results and all(isinstance(r, Tensor) for r in results):
+        if len(_MADE) >= _MOST_MADE:
+            _MADE.clear()
+        _MADE[question] = [_outline(r) for r in results]
+    return out
+
+
+def _outline(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return tuple(value.shape), value.stride(), value.dtype
+    return tuple(map(_outline, value)) if isinstance(value, (tuple, list)) else value
 
 
 def _nbytes(tensor: Tensor) -> int:
@@ -101,10 +138,23 @@ class PeakMemory:
     def peak(self) -> int:
         return self._follow.peak
 
+    def above(self, work: Callable[[], T]) -> tuple[T, int]:
+        """work(), and the bytes that it needs at most besides what is there before it."""
+        follow = self._follow
+        before, start = follow.peak, follow.live
+        follow.peak = start
+        result = work()
+        more, follow.peak = follow.peak - start, max(before, follow.peak)
+        return result, more
 
-def peak_bytes(program: Callable[[], Any], products: bool = False) -> int:
-    """Peak bytes of the tensors `program` makes on the meta device; products as for PeakMemory."""
+    def need(self, more: int) -> None:
+        """As if work that needs so many bytes besides what is there were done."""
+        self._follow.peak = max(self._follow.peak, self._follow.live + more)
+
+
+def peak_bytes(program: Callable[[], Any], memory: PeakMemory | None = None) -> int:
+    """Peak bytes of the tensors `program` makes on the meta device, as `memory` counts."""
     # Under a caller's inference mode, as ComfyUI's, composite operators would arrive whole: their temporaries unseen.
-    with torch.inference_mode(False), torch.no_grad(), PeakMemory(products) as memory:
+    with torch.inference_mode(False), torch.no_grad(), memory or PeakMemory() as memory:
         program()
     return memory.peak

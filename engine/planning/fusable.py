@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from ..archs import by_name
+from ..archs import Architecture, by_name
 from ..kernels.conv3d import padded_channels
 from ..kernels.probe import proven
 from ..kernels.targets import target
@@ -32,11 +33,30 @@ def why_off(
             return here.notes[0] if here.notes else f"no kernels for {device}"
         if not here.supports(dtype):
             return f"no fused kernels for {dtype}: plain torch keeps its precision"
-    return None if config is None else not_fused(known.programs(config), dtype)
+    return None if config is None else _not_fused(known, config, dtype)
+
+
+@functools.cache  # asked several times for every run
+def _not_fused(architecture: Architecture, config: Any, dtype: torch.dtype) -> str | None:
+    return not_fused(architecture.programs(config), dtype)
+
+
+def half_not_fused(program: Program, dtype: torch.dtype) -> str | None:
+    """The reason the fused operators cannot run this half on any device, or None."""
+    return not_fused([program], dtype)
+
+
+def no_8_bit(programs: Sequence[Program], dtype: torch.dtype) -> str | None:
+    """The reason 8-bit operands are not to be had where the fused operators are, or None."""
+    if any(p.style.after for p in programs):
+        return "its convolutions look ahead, and 8 bit is measured on causal ones"
+    return next((why for p in programs if (why := half_not_fused(p, dtype))), None)
 
 
 def not_fused(programs: Sequence[Program], dtype: torch.dtype) -> str | None:
-    """The reason the fused operators cannot run these networks on any device, or None."""
+    """The reason the fused operators can run none of these networks on any device, or None."""
+    if len(programs) > 1 and not all(half_not_fused(p, dtype) for p in programs):
+        return None
     reason = next((why for p in programs if (why := p.why_not_fused())), None)
     odd = sorted({w for p in programs for w in p.widths() if padded_channels(w, dtype) != w})
     return reason or (f"widths {odd} are no multiples of {padded_channels(1, dtype)}" if odd else None)

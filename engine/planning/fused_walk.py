@@ -12,6 +12,7 @@ import torch
 from ..archs import Architecture
 from ..kernels.attention import reference
 from ..network.fused import FusedDecoder, FusedEncoder, fuse
+from ..network.program import Program
 from ..operands.forms import Operands
 from ..operands.policy import EXACT, Policy
 from ..options import Options
@@ -20,14 +21,12 @@ from ..run.memory import RESERVE_BYTES
 from ..run.parking import Parking
 from .cost import Sizes
 from .dryrun import peak_bytes
+from .fusable import half_not_fused
 from .meta import meta_model
 
 #: What operators allocate themselves besides the sums that a walk counts (coefficients of norms, scales, a library's
 #: small buffers), and what a run keeps in reserve for them.
 TEMPORARY_BYTES = RESERVE_BYTES + (16 << 20)
-#: Full-size pixels per step that fill a GPU. At 1280x720, one frame per step is as fast as eight (H200).
-STEP_PIXELS = 1 << 20
-
 
 class FusedWalk:
     """For one model. Each walk takes one chunk of one clip, and is remembered."""
@@ -53,9 +52,32 @@ class FusedWalk:
         """The half as a run has it, without values."""
         return self._networks[half]
 
-    def frames_per_step(self, height: int, width: int) -> int:
-        """Frames at full size that make one well-filled step, for a frame of this many pixels."""
-        return max(1, STEP_PIXELS // (height * width))
+    def why_not(self, half: str) -> str | None:
+        """The reason this half is not run by the fused operators, where the other may be; None: it is."""
+        return self._reasons.get(half)
+
+    def late(self, half: str) -> bool:
+        """Whether its frames come out after others have gone in."""
+        return half in self._programs and self._programs[half].late
+
+    def single(self, half: str) -> bool:
+        """Whether its plain walk takes single frames, to which long chunks are of no use."""
+        return half in self._programs and self._programs[half].style.single
+
+    @functools.cached_property
+    def _programs(self) -> dict[str, Program]:
+        return {p.half: p for p in self.architecture.programs(self.config)}
+
+    @functools.cached_property
+    def _reasons(self) -> dict[str, str | None]:
+        return {half: half_not_fused(p, self.dtype) for half, p in self._programs.items()}
+
+    def frames_per_step(self, half: str, height: int, width: int) -> int:
+        """Frames at full size that make one well-filled step, for a frame of this many pixels. Of halves that look
+        ahead, those of whole latents if they are more than one's: all steps of a chunk are then of one size."""
+        count = max(1, self.architecture.step_pixels // (height * width))
+        of = self.architecture.temporal
+        return count // of * of if self.late(half) and count > of else count
 
     def sizes(
         self, half: str, latents: int, frames: int, height: int, width: int, output: torch.dtype,
@@ -73,7 +95,7 @@ class FusedWalk:
     def _networks(self) -> dict[str, FusedDecoder | FusedEncoder]:
         model = meta_model(self.architecture, self.config)
         with torch.device("meta"), torch.no_grad():
-            halves = [h for h in ("encoder", "decoder") if getattr(model, h) is not None]
+            halves = [h for h in ("encoder", "decoder") if getattr(model, h) is not None and not self.why_not(h)]
             return {h: fuse(getattr(model, h), self.dtype, self.options, self.operands(h)) for h in halves}
 
     def _dry_run(

@@ -17,15 +17,15 @@ from ..network.stream import decode_features, decode_frames, encode_features, en
 from ..run.pixels import to_network
 from ..run.plan import Steps
 from ..run.scope import attention_scope
-from .dryrun import peak_bytes
+from .dryrun import PeakMemory, peak_bytes
 from .meta import meta_model
 
 Size = tuple[int, int]
 
 
 class PlainWalk:
-    """For one model. Each walk takes two chunks (the second one meets a full history) of clips that are all through at
-    once, and is remembered."""
+    """For one model. Each walk takes two chunks (the second one meets a full history) of one clip, and is
+    remembered."""
 
     def __init__(self, architecture: Architecture, config: Any, dtype: torch.dtype, flash_attention: bool) -> None:
         self._architecture, self._config = architecture, config
@@ -37,19 +37,20 @@ class PlainWalk:
         self._tile = functools.lru_cache(maxsize=1024)(self._walk_tile)
 
     def peak(
-        self, half: str, batch: int, latents: int, steps: Steps, frame: Size, tile: Size, rest: Size, products: bool
+        self, half: str, latents: int, steps: Steps, frame: Size, tile: Size, rest: Size, products: bool
     ) -> int:
         """Bytes besides the weights, for `latents` of frames or tiles of these latent pixels; rest: pixels that fill
         none. products: convolutions are matrix products (engine/kernels/exact.py)."""
-        gathers, clip = getattr(self._model, half).program.gathers, latents
-        latents = min(latents, 2 * steps.latents)
+        program, clip = getattr(self._model, half).program, latents
+        gathers = program.gathers
+        if not program.waits:
+            latents = min(latents, 2 * steps.latents)
         if tile == frame and not gathers:
-            return self._whole(half, batch, latents, steps, frame, rest, products)
+            return self._whole(half, latents, steps, frame, rest, products)
         # What sees whole frames and what sees tiles run one after the other.
-        seen = clip if gathers else latents
-        front, channels = self._front(half, batch, seen, steps.latents, frame, products)
-        waiting = self._dtype.itemsize * batch * channels * math.prod(frame) * clip if gathers and tile == frame else 0
-        return max(front, waiting + self._tile(half, batch, latents, steps, tile, rest, channels, products))
+        front, channels = self._front(half, clip if gathers else latents, steps.latents, frame, products)
+        waiting = self._dtype.itemsize * channels * math.prod(frame) * clip if gathers and tile == frame else 0
+        return max(front, waiting + self._tile(half, latents, steps, tile, rest, channels, products))
 
     @functools.cached_property
     def _model(self) -> nn.Module:
@@ -58,23 +59,23 @@ class PlainWalk:
             return copy.deepcopy(model).to(self._dtype)
 
     def _walk_whole(
-        self, half: str, batch: int, latents: int, steps: Steps, frame: Size, rest: Size, products: bool
+        self, half: str, latents: int, steps: Steps, frame: Size, rest: Size, products: bool
     ) -> int:
-        part = _Sampled(getattr(self._model, half))
+        part, memory = self._sampled(half, products)
 
         def program() -> None:
             if half == "decoder":
-                features = decode_features(part, self._latents(batch, latents, steps.latents, frame), _nothing)
+                features = decode_features(part, self._latents(latents, steps.latents, frame), _nothing)
                 _run(decode_frames(part, features, steps, _nothing, part.split))
             else:
-                features = encode_features(part, self._video(batch, latents, steps, frame, rest), steps, _nothing,
+                features = encode_features(part, self._video(latents, steps, frame, rest), steps, _nothing,
                                            part.split)  # fmt: skip
                 _run(encode_moments(part, features, _nothing))
 
-        return self._peak(program, products)
+        return self._peak(program, memory)
 
     def _walk_front(
-        self, half: str, batch: int, latents: int, chunk: int, frame: Size, products: bool
+        self, half: str, latents: int, chunk: int, frame: Size, products: bool
     ) -> tuple[int, int]:
         """The part that sees whole frames at latent resolution, and the channels of the features beside it."""
         part, channels = getattr(self._model, half), 0
@@ -82,68 +83,79 @@ class PlainWalk:
             # What a tile of one latent pixel is made into has as many channels as any.
             video = torch.empty(1, 3, 1, 2 * self._spatial, 2 * self._spatial, device="meta", dtype=self._dtype)
             with torch.inference_mode(False), torch.no_grad():
-                channels = part.run_mid(part.run_high(video, State()), State()).shape[1]
+                channels = part.between(part.high(video, State()), State()).shape[1]
 
         def program() -> None:
             nonlocal channels
             if half == "decoder":
-                z = self._latents(batch, latents, chunk, frame)
+                z = self._latents(latents, chunk, frame)
                 for features in decode_features(part, z, _nothing):
                     channels = features.shape[1]
             else:
-                _run(encode_moments(part, self._features(batch, latents, chunk, frame, channels), _nothing))
+                _run(encode_moments(part, self._features(latents, chunk, frame, channels), _nothing))
 
-        return self._peak(program, products), channels
+        return self._peak(program, PeakMemory(products)), channels
 
     def _walk_tile(
-        self, half: str, batch: int, latents: int, steps: Steps, tile: Size, rest: Size, channels: int, products: bool
+        self, half: str, latents: int, steps: Steps, tile: Size, rest: Size, channels: int, products: bool
     ) -> int:
-        part = _Sampled(getattr(self._model, half))
+        part, memory = self._sampled(half, products)
 
         def program() -> None:
             if half == "decoder":
-                features = self._features(batch, latents, steps.latents, tile, channels)
+                features = self._features(latents, steps.latents, tile, channels)
                 _run(decode_frames(part, features, steps, _nothing, part.split))
             else:
-                video = self._video(batch, latents, steps, tile, rest)
+                video = self._video(latents, steps, tile, rest)
                 _run(encode_features(part, video, steps, _nothing, part.split))
 
-        return self._peak(program, products)
+        return self._peak(program, memory)
 
-    def _peak(self, program: Callable[[], None], products: bool) -> int:
+    def _sampled(self, half: str, products: bool) -> tuple[_Sampled, PeakMemory]:
+        memory = PeakMemory(products)
+        return _Sampled(getattr(self._model, half), memory), memory
+
+    def _peak(self, program: Callable[[], None], memory: PeakMemory) -> int:
         with attention_scope(self._flash_attention):
-            return peak_bytes(program, products)
+            return peak_bytes(program, memory)
 
-    def _latents(self, batch: int, latents: int, chunk: int, size: Size) -> Iterable[Tensor]:
-        return self._features(batch, latents, chunk, size, self._model.config.latent_channels)
+    def _latents(self, latents: int, chunk: int, size: Size) -> Iterable[Tensor]:
+        return self._features(latents, chunk, size, self._model.config.latent_channels)
 
-    def _features(self, batch: int, latents: int, chunk: int, size: Size, channels: int) -> Iterable[Tensor]:
+    def _features(self, latents: int, chunk: int, size: Size, channels: int) -> Iterable[Tensor]:
         for first in range(0, latents, chunk):
             count = min(chunk, latents - first)
-            yield torch.empty(batch, channels, count, *size, device="meta", dtype=self._dtype)
+            yield torch.empty(1, channels, count, *size, device="meta", dtype=self._dtype)
 
-    def _video(self, batch: int, latents: int, steps: Steps, size: Size, rest: Size) -> Iterable[Tensor]:
+    def _video(self, latents: int, steps: Steps, size: Size, rest: Size) -> Iterable[Tensor]:
         rows, cols = (self._spatial * n + r for n, r in zip(size, rest, strict=True))
         meta = torch.device("meta")
         for a, b in frame_spans(self._temporal * (latents - 1) + 1, steps.latents, self._temporal):
-            yield to_network(torch.empty(batch, b - a, rows, cols, 3, device=meta), meta, self._dtype)
+            yield to_network(torch.empty(1, b - a, rows, cols, 3, device=meta), meta, self._dtype)
 
 
 class _Sampled:
-    """A half of the network whose `run_high` walks the first and the last steps of a chunk. The last one also meets a
-    full history and all frames before it: of those between, only what they leave is counted."""
+    """A half of the network whose `high` walks the first and the last steps of a chunk. The last one also meets a full
+    history and all frames before it: of those between, only what they leave is counted. A step that finds and leaves
+    everything as the one before it needs what that has needed."""
 
-    def __init__(self, part: nn.Module) -> None:
-        self._part = part
-        self.run_low, self.run_mid, self.program = part.run_low, part.run_mid, part.program
+    def __init__(self, part: nn.Module, memory: PeakMemory) -> None:
+        self._part, self._memory = part, memory
+        self.low, self.between, self.program = part.low, part.between, part.program
         self._left: torch.Size | None = None
+        self._more = 0
+        self._found: list[torch.Size] = []
         self._between = False
 
-    def run_high(self, x: Tensor, state: State | None = None) -> Tensor:
+    def high(self, x: Tensor, state: State) -> Tensor:
         if self._between:
             return x.new_empty(*self._left[:2], x.shape[2], *self._left[3:])
-        y = self._part.run_high(x, state)
-        self._left = y.shape
+        found = [x.shape, *_sizes(state)]
+        if found == self._found and not state.ending:
+            self._memory.need(self._more)
+            return x.new_empty(self._left)
+        y, self._more = self._memory.above(lambda: self._part.high(x, state))
+        self._left, self._found = y.shape, found if found[1:] == _sizes(state) else []
         return y
 
     def split(self, x: Tensor, size: int) -> Iterator[Tensor]:
@@ -156,6 +168,10 @@ class _Sampled:
         for i, part in enumerate(x.split(sizes if sizes[-1] else sizes[:-1], 2)):
             self._between = i == 1
             yield part
+
+
+def _sizes(state: State) -> list[torch.Size]:
+    return [history.shape for history in state.histories.values()]
 
 
 def _run(parts: Iterable[object]) -> None:

@@ -21,6 +21,7 @@ from ..request import Request
 from ..run.parking import Parking
 from ..run.plan import Plan, Steps
 from ..run.tiles import Grid, grid, shrinking
+from .budget import Limits
 from .cost import Sizes, leanest, quickest
 from .fused_walk import FusedWalk
 from .meta import meta_model
@@ -30,8 +31,8 @@ from .plain_walk import PlainWalk
 LIBRARY_BYTES = 96 << 20
 #: Chunks longer than this gain nothing but need more memory.
 MAX_LATENTS = 4
-#: Pixels that blended tiles share where nobody asked for tiles.
-OVERLAP = 64
+#: Where nobody says more.
+DEFAULT, NONE = Request(), Limits()
 
 
 class Planner:
@@ -62,41 +63,30 @@ class Planner:
     def plan(
         self,
         half: str,
-        batch: int,
-        latents: int,
-        height: int,
-        width: int,
-        *,
-        tiling: str = "auto",
-        tile: int = 0,
-        overlap: int = OVERLAP,
-        chunk: int = 0,
-        target: int | None = None,
-        room: int | None = None,
-        host: int | None = 0,
-        output: torch.dtype = torch.float32,
+        size: tuple[int, int, int],
+        request: Request = DEFAULT,
+        limits: Limits = NONE,
         rest: tuple[int, int] = (0, 0),
         check: Callable[[], None] = lambda: None,
     ) -> Plan:
-        """Plan `half` ("decoder" or "encoder") for T `latents` of `height` x `width` latent pixels.
+        """Plan `half` ("decoder" or "encoder") for latents of this size: T, height, width.
 
-        tile and overlap in pixels; target: bytes on the device, host: bytes of histories that may wait in host memory
-        (None: no limit; 0: none may, as on a CPU). room: bytes up to which "auto" may raise the target. rest: an
-        encoder's rows and columns of pixels that fill no latent pixel. check: called between dry walks, may raise.
-        Raises InputError on impossible options and PlanError, naming the option that is the cause and what would fit,
-        when nothing stays below the target; with "auto" only when no plan does, whatever it gives up (`Plan.note`).
+        limits: what there is in bytes, whatever the request says in GB. rest: an encoder's rows and columns of pixels
+        that fill no latent pixel. check: called between dry walks, may raise. Raises InputError on impossible options
+        and PlanError, naming the option that is the cause and what would fit, when nothing stays below the target; with
+        "auto" only when no plan does, whatever it gives up (`Plan.note`).
         """
-        Request(tiling, tile, overlap, chunk).check(self.spatial)
-        chunks = self._chunks(half)
+        request.check(self.spatial)
+        chunk, chunks = request.chunk, self._chunks(half)
         if chunk and chunks is not None and chunk != chunks[1] and self._fused():
             log.once(f"chunk={chunk} is not used: this network's norms take {chunks[1]} latents at a time together")
-        ask = _Ask(half, latents, height, width, chunk, output, tile if tiling == "exact" else 0, host, rest,
-                   check)  # fmt: skip
-        if tiling == "blended":
-            return self._blended(ask, tile, overlap, target)
-        if tiling == "auto":
-            return self._auto(ask, target, room)
-        return self._untiled(ask, target)
+        band = request.tile if request.tiling == "exact" else 0
+        ask = _Ask(half, *size, request.chunk, request.dtype, band, limits.host, rest, check)
+        if request.tiling == "blended":
+            return self._blended(ask, request.tile, request.overlap, limits.target)
+        if request.tiling == "auto":
+            return self._auto(ask, limits.target, limits.room)
+        return self._untiled(ask, limits.target)
 
     # -- one way of tiling each --------------------------------------------------------------------------------------
 
@@ -142,7 +132,7 @@ class Planner:
         limits = [target] + ([room] if target is not None and room is not None and room > target else [])
         # A shorter chunk gives the same frames.
         asks = [ask] + ([replace(ask, chunk=0)] if ask.chunk > 1 else [])
-        grids = self._grids(ask, 0, OVERLAP)
+        grids = self._grids(ask, 0, DEFAULT.overlap)
         grids += [g for g in self._grids(ask, 0, self.spatial) if g.rows.size < grids[-1].rows.size]
         fits = (lambda a, limit: self._first_fit(a, self._whole(a), limit),
                 lambda a, limit: self._fit_tiles(a, grids, limit))  # fmt: skip
@@ -186,7 +176,16 @@ class Planner:
         plan = self._first_fit(ask, grids[0], target)  # whole frames may be parked, which tiles are not
         if plan is not None or len(grids) == 1:
             return plan
-        at = bisect_left(grids, True, lo=1, key=lambda g: target is None or self._least(ask, g) <= target)
+        fits = lambda g: self._least(ask, g) <= target  # noqa: E731
+        # What a plan takes besides the weights goes about with the tiles' area: a walk or two, where that is right.
+        whole, fixed = grids[0], self._total(0)
+        each = (self._least(ask, whole) - fixed) / (whole.rows.size * whole.cols.size)
+        areas = (g.rows.size * g.cols.size for g in grids[1:-1])
+        at = 1 + next((i for i, area in enumerate(areas) if fixed + each * area <= target), len(grids) - 2)
+        if not fits(grids[at]):
+            at = bisect_left(grids, True, lo=at + 1, key=fits)
+        elif at > 1 and fits(grids[at - 1]):
+            at = bisect_left(grids, True, lo=1, hi=at - 1, key=fits)
         return self._first_fit(ask, grids[at], target) if at < len(grids) else None
 
     def _first_fit(self, ask: _Ask, tiles: Grid, target: int | None) -> Plan | None:
@@ -207,7 +206,7 @@ class Planner:
         """Peak of the leanest plan."""
         ask.check()
         if not self._runs_fused(ask, tiles):
-            *_, steps = _steps(ask.latents, ask.chunk)
+            *_, steps = self._plain_steps(ask)
             return self._total(self._plain_peak(ask, tiles, steps))
         *_, steps = self._fused_steps(ask, tiles.rows.size, tiles.cols.size)
         least = self._sizes(ask, tiles, steps, None).device
@@ -221,12 +220,16 @@ class Planner:
         return leanest(functools.partial(self._sizes, ask, tiles, self._step(ask, 1, 1)))
 
     def _runs_fused(self, ask: _Ask, tiles: Grid) -> bool:
-        return self._fused() and (len(tiles) == 1 or ask.half == "decoder")
+        whole = len(tiles) == 1 or (ask.half == "decoder" and not self.walk.late(ask.half))
+        return whole and self._can_fuse(ask)
+
+    def _can_fuse(self, ask: _Ask) -> bool:
+        return self._fused() and self.walk.why_not(ask.half) is None
 
     def _plain_peak(self, ask: _Ask, tiles: Grid, steps: Steps) -> int:
         tile = tiles.rows.size, tiles.cols.size
         frame = ask.height, ask.width
-        return self._plain.peak(ask.half, 1, ask.latents, steps, frame, tile, ask.rest, self._products())
+        return self._plain.peak(ask.half, ask.latents, steps, frame, tile, ask.rest, self._products())
 
     def _options(self, ask: _Ask, tiles: Grid, target: int | None) -> Iterator[Plan]:
         """Plans without the weights in their peak, from roomy to lean."""
@@ -238,7 +241,7 @@ class Planner:
             if len(tiles) == 1 and ask.host != 0:
                 yield from self._parking_plans(ask, tiles, target)
             return
-        steps = list(_steps(ask.latents, ask.chunk))
+        steps = list(self._plain_steps(ask))
 
         def fits(some: Steps) -> bool:
             ask.check()
@@ -247,9 +250,12 @@ class Planner:
         best = steps[bisect_left(steps, True, hi=len(steps) - 1, key=fits)]
         yield Plan(best, tiles, self._plain_peak(ask, tiles, best))
 
+    def _plain_steps(self, ask: _Ask) -> Iterator[Steps]:
+        return _steps(ask.latents, ask.chunk or int(self.walk.single(ask.half)))
+
     def _fused_steps(self, ask: _Ask, rows: int, cols: int) -> Iterator[Steps]:
         """From what fills the GPU down to one frame per step."""
-        frames = self.walk.frames_per_step(self.spatial * rows, self.spatial * cols)
+        frames = self.walk.frames_per_step(ask.half, self.spatial * rows, self.spatial * cols)
         while frames:
             yield self._step(ask, -(-frames // self._temporal), frames)
             frames //= 2
@@ -261,6 +267,8 @@ class Planner:
             latents = min(latents, ask.latents)
             return Steps(latents, self._temporal * latents, lead if lead < latents else 0)
         latents = min(ask.chunk or min(latents, MAX_LATENTS), ask.latents)
+        if self._temporal == 1:  # pictures of a chunk stay together to the end
+            return Steps(latents, 0)
         return Steps(latents, min(frames, self._temporal * latents))
 
     def _chunks(self, half: str) -> tuple[int, int] | None:
@@ -321,7 +329,7 @@ class Planner:
 
     def _parked(self, ask: _Ask, target: int | None) -> str:
         """What parking would take, where that is more than the host may give; for refusals."""
-        if not self._fused():
+        if not self._can_fuse(ask):
             leaner = self._dtype == torch.float32 and ask.host != 0
             return "or use fp16 or bf16, which need less, " if leaner else ""
         if ask.host is None:
@@ -335,7 +343,7 @@ class Planner:
         return f"or ram_gb to {in_gb(least.host)} (it is {in_gb(ask.host)}; {in_gb(needed)} of GPU memory then do), "
 
     def _why_no_bands(self, ask: _Ask, tiles: Grid, target: int | None) -> str:
-        if ask.host == 0 or not self._fused():
+        if ask.host == 0 or not self._can_fuse(ask):
             return "bands need parked histories, which only the fused kernels on a GPU have"
         least = self._sizes(ask, tiles, self._step(ask, 1, 1), Parking(None, 0, rows=ask.band))
         needs = f"{in_gb(least.device + LIBRARY_BYTES + self._weights)}, and the target is {in_gb(target)}"

@@ -52,6 +52,8 @@ class Mixed:
         self._options = options
         self._store = store
         self._policies: dict[str, Policy] = {}
+        #: The table and the clip that a policy without a floor was made for.
+        self._fitted: dict[str, tuple[Table, str]] = {}
         self._quality: dict[str, Quality] = {}
         #: With a floor: what is in 8 bit since the last clip.
         self._chosen: dict[str, Mapping[str, str]] = {}
@@ -76,10 +78,12 @@ class Mixed:
         clip = _name(given) if given else ""
         if floor or known is None or (_open(known) and clip not in known.seen):
             self._policies[half] = self._measured(half, given, known, clip)
+            self._fitted.pop(half, None)
             if given[0].is_cuda:
                 empty_device_cache()  # else the run's buffers come on top of what measuring took
-        else:
+        elif self._fitted.get(half) != (known, clip):  # ranges of 60,000 channels are not united again for every call
             self._policies[half] = self._whole(half, known.on(clip))
+            self._fitted[half] = known, clip
         return self._policies[half]
 
     def _known(self, half: str) -> Table | None:

@@ -75,7 +75,7 @@ def decode(network: FusedDecoder, z: Tensor, watch: Watch | None = None) -> Tens
 def encode(network: FusedEncoder, video: Tensor, watch: Watch | None = None) -> Tensor:
     """Frames [F, H, W, 3] in -1..1 -> mean latents [T, h, w, C], on the video's device."""
     count, height, width, _ = video.shape
-    latents, out = (count - 1) // 4 + 1, []
+    latents, out = (count - 1) // network.every + 1, []
     lead, frames = (0, 1) if network.chunks is None else (network.chunks[0], 0)
     run = network.plan(latents, height, width, frames, video.device, clip=latents)
     run.watch = watch

@@ -1,4 +1,4 @@
-"""Memory of a fused run's activations: a stack in one block, sized by a dry walk."""
+"""Memory of a fused run's activations: a stack at each end of one block, sized by a dry walk."""
 
 from __future__ import annotations
 
@@ -13,31 +13,45 @@ ALIGN = 512  # what CUDA's allocators align to
 
 
 class Arena:
-    """A stack of tensors in one block. Before `allocate` it hands out meta tensors and learns how large it must be."""
+    """Two stacks of tensors in one block, which grow towards each other; all but `turn` is about the one in use. Before
+    `allocate` it hands out meta tensors and learns how large it must be."""
 
     def __init__(self) -> None:
         self.peak = 0
-        self._top = 0
+        self._tops = [0, 0]
+        self._end = 0
         self._block: Tensor | None = None
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """An uninitialised tensor that lives until its scope ends."""
+        """An uninitialised tensor that lives until its scope ends, or its stack is cleared by `turn`."""
         size = math.prod(shape) * dtype.itemsize
-        start = self._top
-        self._top += -(-size // ALIGN) * ALIGN
+        start = self._tops[self._end]
+        self._tops[self._end] = top = start + -(-size // ALIGN) * ALIGN
         if self._block is None:
-            self.peak = max(self.peak, self._top)
+            self.peak = max(self.peak, sum(self._tops))
             return torch.empty(shape, dtype=dtype, device="meta")
+        if self._end:
+            start = self._block.numel() - top
         return self._block[start : start + size].view(dtype).view(shape)
+
+    @property
+    def tops(self) -> tuple[int, int]:
+        """Where both stacks end."""
+        return tuple(self._tops)  # type: ignore[return-value]
+
+    def turn(self, tops: tuple[int, int]) -> None:
+        """Go on with the other stack, cleared down to its end in `tops`."""
+        self._end ^= 1
+        self._tops[self._end] = tops[self._end]
 
     @contextmanager
     def scope(self) -> Iterator[None]:
         """What is taken inside is free again afterwards."""
-        top = self._top
+        tops, end = self.tops, self._end
         try:
             yield
         finally:
-            self._top = top
+            self._tops, self._end = list(tops), end
 
     def allocate(self, device: torch.device, within: Tensor | None = None) -> Tensor | None:
         """within: bytes to take the block from; returns those behind it."""

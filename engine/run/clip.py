@@ -104,7 +104,8 @@ def decode(half: Half, z: Tensor, plan: Plan, sink: PixelSink, guard: Guard) -> 
         return z[clip, :, first:end]
 
     if not plan.tiled:
-        _whole(half, clips, cut, sink.out, plan.steps.frames, functools.partial(_frames, half.temporal))
+        most = plan.steps.frames or half.temporal * plan.steps.latents
+        _whole(half, clips, cut, sink.out, most, functools.partial(_frames, half.temporal))
         return
     low, tile = half.low(clips), half.tile(clips)
     for clip in range(clips.batch):

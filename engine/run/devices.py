@@ -41,6 +41,13 @@ def current(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device) if device.type == "cuda" and device.index is not None else nullcontext()
 
 
+def numbered(device: torch.device) -> torch.device:
+    """One and the same, whatever thread it will be used in: a GPU without a number is this thread's current one."""
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
 _streams = threading.local()
 
 

@@ -151,7 +151,7 @@ class Guard:
     def relieve(self) -> None:
         """Give back what only makes things faster, and ask others to."""
         POOL.release()
-        KEPT.release()
+        KEPT.release(self.device)
         if self._on_pressure is not None:
             self._on_pressure()
         if self.device.type == "cuda":

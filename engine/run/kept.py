@@ -1,4 +1,4 @@
-"""Memory on the device that a finished run leaves there so that the next one like it starts at once."""
+"""Memory on a device that a finished run leaves there so that the next one like it starts at once."""
 
 from __future__ import annotations
 
@@ -19,37 +19,42 @@ class Holder(Protocol):
 
 
 class Kept:
-    """At most one holder's memory. Whoever needs memory may `release` it; the holder then has none when it is taken up
-    again. A holder that nobody else refers to any more is gone with its memory. Of two threads that ask for the same
-    memory one gets it."""
+    """At most one holder's memory on each device. Whoever needs memory may `release` it; the holder then has none when
+    it is taken up again. A holder that nobody else refers to any more is gone with its memory. Of two threads that ask
+    for the same memory one gets it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._holder: weakref.ref[Holder] | None = None
+        self._holders: dict[torch.device, weakref.ref[Holder]] = {}
 
     def keep(self, holder: Holder) -> None:
-        """Leave the memory of `holder` where it is, in place of another one's."""
-        self._swap(weakref.ref(holder), None)
+        """Leave the memory of `holder` where it is, in place of another one's on its device."""
+        self._swap(holder.device, weakref.ref(holder), None)
 
-    def take(self, holder: Holder | None) -> bool:
-        """Whether it is `holder` that was kept: it is in use from now on. Another one is freed."""
-        return self._swap(None, holder)
+    def take(self, device: torch.device, holder: Holder | None) -> bool:
+        """Whether it is `holder` that was kept on this device: it is in use from now on. Another one is freed."""
+        return self._swap(device, None, holder)
 
-    def release(self) -> None:
-        self.take(None)
+    def release(self, device: torch.device | None = None) -> None:
+        """Free what is kept on a device; None: on all of them."""
+        for each in list(self._holders) if device is None else [device]:
+            self._swap(each, None, None)
 
-    def _swap(self, new: weakref.ref[Holder] | None, wanted: Holder | None) -> bool:
+    def _swap(self, device: torch.device, new: weakref.ref[Holder] | None, wanted: Holder | None) -> bool:
         with self._lock:
-            kept, self._holder = self._holder and self._holder(), new
+            ref = self._holders.pop(device, None)
+            if new is not None:
+                self._holders[device] = new
+        kept = ref and ref()
         if kept is not None and kept is not wanted:
             kept.free()
         return kept is not None and kept is wanted
 
     def nbytes(self, device: torch.device) -> int:
         """Bytes that are kept on `device`."""
-        holder = self._holder
-        kept = holder and holder()
-        return kept.nbytes if kept is not None and kept.device == device else 0
+        ref = self._holders.get(device)
+        kept = ref and ref()
+        return 0 if kept is None else kept.nbytes
 
 
 #: One for the process: several VAEs share a device.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .arena import ALIGN, Arena
+from .delay import Delay
 from .parking import Parked, Parking
 from .pressure import out_of_memory
 from .rings import Plane, Ring
@@ -37,16 +38,25 @@ class Memory:
 
     `dtype` is the type of activations. `head` is what convolutions see before a clip: its first frame ("replicate") or
     zeros ("zero"). `border` is what they see around a frame: its edge ("replicate"), what lies behind that ("reflect"),
-    or zeros.
+    or zeros. still: there is no history, every frame is a picture of its own. after: whether convolutions in time look
+    a frame ahead.
     """
 
     def __init__(
         self, dtype: torch.dtype, device: torch.device, parking: Parking | None = None, head: str = "replicate",
-        border: str = "zero",
+        border: str = "zero", still: bool = False, after: int = 0,
     ) -> None:  # fmt: skip
         self.dtype = dtype
         self.device = device
-        self.head, self.border = head, border
+        self.head, self.border, self.still, self.after = head, border, still, after
+        #: Residual streams that wait for convolutions which look ahead, by the key of the last one.
+        self.delays: dict[str, Delay] = {}
+        #: The clip is over: convolutions that look ahead get what follows it, one after the other, as long as none has
+        #: more frames than it was planned for. Those in `ended` have had it.
+        self.drains = False
+        self.ended: set[str] = set()
+        #: Learnt while dry: the most frames that each convolution gets at once.
+        self.most: dict[str, int] = {}
         self.arena = Arena()
         self.rings: dict[tuple[Plane, torch.dtype], Ring] = {}
         self.parked = Parked(parking or _RESIDENT, device)
@@ -77,8 +87,9 @@ class Memory:
     @property
     def nbytes(self) -> int:
         """Bytes on the device."""
-        rings = sum(r.nbytes for r in self.rings.values())
-        return self.arena.peak + self.walk.peak + rings + self.parked.nbytes + self.gathered_bytes
+        return self.arena.peak + self.walk.peak + self.parked.nbytes + self.gathered_bytes + sum(
+            holder.nbytes for holder in (*self.rings.values(), *self.delays.values())
+        )  # fmt: skip
 
     @property
     def gathered_bytes(self) -> int:
@@ -114,6 +125,8 @@ class Memory:
             left = self.arena.allocate(self.device, within)
             for ring in self.rings.values():
                 left = ring.allocate(self.device, left)
+            for delay in self.delays.values():
+                delay.allocate(self.device)
             self.parked.allocate()
             if self._gathers:
                 self.gathered = torch.empty(self._gathers, dtype=self.dtype, device=self.device)
@@ -127,14 +140,17 @@ class Memory:
         """Give the memory back; `allocate` may follow again."""
         self.parked.free()
         self.arena.free()
-        for ring in self.rings.values():
-            ring.data = None
+        for holder in (*self.rings.values(), *self.delays.values()):
+            holder.data = None
         self._reserve = self.health = self.gathered = None
 
     def restart(self) -> None:
         """A new clip of the same size in the same memory."""
         self.done.clear()
-        self.between = False
+        self.ended.clear()
+        self.between = self.drains = False
+        for delay in self.delays.values():
+            delay.waiting = 0
         if self.health is not None:
             self.health.zero_()
         for ring in self.rings.values():
@@ -145,14 +161,17 @@ class Memory:
         """Walk dry ahead of the same steps for real, so that parked histories can be fetched before their turn."""
         if not self.parked.nbytes:
             return
-        done = self.done.copy()
+        done, ended = self.done.copy(), self.ended.copy()
+        waiting = {key: delay.waiting for key, delay in self.delays.items()}
         self.parked.coming.clear()
         self.dry = True
         try:
             walk()
         finally:
             self.dry = False
-            self.done = done
+            self.done, self.ended = done, ended
+            for key, delay in self.delays.items():
+                delay.waiting = waiting[key]
 
     # -- short of memory ------------------------------------------------------------------------------------------
 
@@ -200,13 +219,39 @@ class Memory:
         yield
         self.between = True
 
-    def holders(self) -> Iterator[tuple[Ring | Parked, str]]:
+    def coming(self, key: str, frames: int, drains: bool) -> tuple[int, int, bool]:
+        """What a convolution in time gets and makes of `frames` new ones: (with those that follow the clip, results,
+        whether one behind it may get what follows the clip). drains: whether this one may."""
+        if not self.after or self.walk.open:
+            return frames, frames, drains
+        follows = 0
+        if drains and key not in self.ended:
+            drains = frames < self.most[key]
+            follows = int(drains)
+        got = frames + follows
+        return got, got if self.done[key] else max(got - 1, 0), drains
+
+    def foresee(self, keys: Iterable[str], frames: int, drains: bool) -> tuple[int, bool]:
+        """Frames that come out of convolutions in time one after the other, and `drains` for what is behind them."""
+        for key in keys:
+            _, frames, drains = self.coming(key, frames, drains)
+        return frames, drains
+
+    def delay(self, key: str, frames: int, x: Tensor) -> Delay:
+        """Where frames of a stream as x wait for the convolution `key`."""
+        if key not in self.delays:
+            self.delays[key] = Delay(frames, tuple(x.shape[1:]), x.dtype)
+        return self.delays[key]
+
+    def holders(self) -> Iterator[tuple[Ring | Parked | Delay, str]]:
         """Where each convolution's history is, with its key."""
         for ring in self.rings.values():
             for key in ring.histories:
                 yield ring, key
         for key in self.parked.holding:
             yield self.parked, key
+        for key, delay in self.delays.items():
+            yield delay, f"{key} residual"
 
     def take(self, *shape: int) -> Tensor:
         return self.arena.take(shape, self.dtype)

@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 
+import torch
+
 from .devices import aside
 from .graph_rule import Notes
 from .graphs import Graphs, why_none, why_not_on
@@ -42,7 +44,7 @@ class Runs:
         """
         key = network, *size
         self.replayed, self.no_graphs = (0, 0), why_none(self._wanted, plan) or why_not_on(guard.device)
-        graphs = self._kept(None if self.no_graphs else key)
+        graphs = self._kept(guard.device, None if self.no_graphs else key)
         if self.no_graphs:
             run = make()
             with allocated(run, guard):
@@ -64,10 +66,10 @@ class Runs:
         else:
             graphs.clear()
 
-    def _kept(self, key: Hashable) -> Graphs | None:
+    def _kept(self, device: torch.device, key: Hashable) -> Graphs | None:
         """What the latest call left, if it is still there and for the same Run; no memory of another one stays."""
         latest, self._latest = self._latest, None
-        there = KEPT.take(latest)
+        there = KEPT.take(device, latest)
         if latest is None or (there and latest.key == key):
             return latest
         latest.notes.lose()
@@ -80,7 +82,7 @@ class Runs:
         for notes in list(self._notes.values()):
             notes.forget()
         latest, self._latest = self._latest, None
-        if KEPT.take(latest):
+        if latest is not None and KEPT.take(latest.device, latest):
             latest.free()
 
 

@@ -71,19 +71,25 @@ class Ring:
         self.data = within[: self.nbytes].view(self.dtype).view(self.slots, *self.plane)
         return within[-(-self.nbytes // ALIGN) * ALIGN :]
 
-    def place(self, key: str, frames: int) -> tuple[int, int]:
-        """(slot of the oldest frame of its history, slot for the first of its `frames` new ones)."""
+    def place(self, key: str, frames: int, late: bool = False) -> tuple[int, int]:
+        """(slot of the oldest frame of its history, slot for the first of its `frames` new ones).
+
+        late: a clip's first ones may be fewer than others got before it in this pass; they are the last of as many.
+        """
         fed = self._fed.get(key, 0)
         self._fed[key] = fed + frames
-        start = (self._position + fed - self._ends[key]) % self.slots
+        ahead = max(self._fed.values()) - fed - frames if late and key not in self._started else 0
+        start = (self._position + fed + ahead - self._ends[key]) % self.slots
         return start, (start + self.histories[key]) % self.slots
 
-    def begin(self, key: str, head: str) -> None:
-        """At a clip's start, once, with the first new frames in place: the history becomes what lies before a clip."""
+    def begin(self, key: str, head: str, start: int | None = None) -> None:
+        """At a clip's start, once, with the first new frames in place: the history, which begins at slot `start`,
+        becomes what lies before a clip."""
         if key in self._started:
             return
         self._started.add(key)
-        start = (self._position - self._ends[key]) % self.slots
+        if start is None:
+            start = (self._position - self._ends[key]) % self.slots
         slots = [(start + i) % self.slots for i in range(self.histories[key] + 1)]
         fill_head(self.data, slots, head)
 

@@ -14,13 +14,17 @@ from ..kernels.attention import attention, scratch_bytes
 from ..kernels.conv3d import Epilogue, Geometry, Partials, Weight, conv3d, frames_of, padded_channels
 from ..kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
 from ..kernels.to_pixels import Pixels, scratch_floats, to_pixels
+from .history import split_rows
 from .memory import Memory, Visit
-from .parking import Buffer, Parked
-from .rings import Ring
+from .parking import BAND_ROWS, Buffer, Parked
+from .rings import Plane, Ring
 from .weights import Attention, Conv, Output
 
 COPY = Norm("none")
 _PLAIN = Geometry()
+#: Of a picture's rows as a convolution reads them, where the plan says nothing else. All of 1024x1024 with 256 channels
+#: in 16 bit are 515 MiB.
+BAND_BYTES = 640 << 20
 
 
 @dataclass(frozen=True)
@@ -59,10 +63,11 @@ class Run(Memory):
         frame: x's first one within the clip, where the weights of its first frames are in the weight itself.
         pieces: others than those of the weight.
         """
+        if groups and not out.shape[0]:
+            groups = 0
         parts, behind = [], int(free is not None)
         # Before a clip that starts with zeros, the weights of its first frames would be others.
-        first = self.done[conv.key] if self.head == "replicate" else 2
-        self.done[conv.key] += x.shape[0]
+        first = self.done[conv.key] if self.head == "replicate" and not self.after else 2
         factor = conv.weight.phases[1]
         rows = out.shape[1] // factor
         for i in self.inputs(conv, x, norm, self._coefficients(x, norm, sums), rows, geometry, behind):
@@ -171,7 +176,7 @@ class Run(Memory):
         return parts[0] if len(parts) == 1 else self.attempt(Partials.concat, parts, axis)
 
     def _coefficients(self, x: Tensor, norm: Norm, sums: Partials | None) -> Tensor | None:
-        if norm.kind != "group" or self.dry:
+        if norm.kind != "group" or self.dry or not x.shape[0]:
             return None
         sums = self.attempt(statistics, x, norm.groups) if sums is None else sums
         return self.attempt(coefficients, sums, norm, x.shape[1] * x.shape[2], health=self.health)
@@ -185,22 +190,40 @@ class Run(Memory):
         behind: bands that are written before the first is handed out. With 1, x's rows of a band are free by then.
         """
         d, h, w, c = x.shape
+        starts = self.done[conv.key] == 0
+        if conv.history:
+            d, _, self.drains = self.coming(conv.key, d, self.drains)
+        if d > x.shape[0]:
+            self.ended.add(conv.key)
+        self.done[conv.key] += d
+        if not d:
+            return
+        # What a convolution that looks ahead makes of the frame before the clip's first one is no result.
+        late = int(bool(self.after) and starts and conv.history > 0)
         plane = (h + 2, w + 2, padded_channels(c, conv.dtype))
         store = Store(norm is not COPY, self.border, conv.scale, conv.gain)
         work, times = d * h * w // math.prod(geometry.stride) * conv.weight.flops_per_position, self.walk.repeats
+        if self.walk.open:
+            self.most[conv.key] = max(self.most.get(conv.key, 0), d)
         if self.dry:
             self.visits.setdefault(conv.key, Visit(conv.history)).work += times * work
+        if self.still:
+            yield from self._bands(conv, x, norm, coefs, store, plane, rows, geometry, behind)
+            return
         if not (conv.history and self.parked.parking.holds(conv.key)):
             ring = self.rings.setdefault((plane, conv.dtype), Ring(plane, conv.dtype))
             if self.dry:
                 ring.join(conv.key, conv.history, d)
                 return
-            start, slot = ring.place(conv.key, d)
-            self.attempt(norm_act, x, norm, ring.data, slot=slot, store=store, coefs=coefs, health=self.health)
-            ring.begin(conv.key, self.head)
+            start, slot = ring.place(conv.key, d, bool(self.after))
+            if x.shape[0]:
+                self.attempt(norm_act, x, norm, ring.data, slot=slot, store=store, coefs=coefs, health=self.health)
+            ring.begin(conv.key, self.head, start)
+            if d > x.shape[0]:
+                self._follow(ring.data, slot + x.shape[0])
             if self.watch is not None:
                 self.watch(conv, frames_of(ring.data, slot, d)[:, 1:-1, 1:-1, :c])
-            yield Input(ring.data, start, geometry, 0, rows)
+            yield Input(ring.data, (start + late) % ring.slots, geometry, 0, rows)
             return
         parked, kernel = self.parked, conv.weight.kernel[1]
         reach = geometry.origin[0] + kernel + int(conv.weight.shifted)
@@ -211,15 +234,56 @@ class Run(Memory):
                 parked.note(conv.key, band, d)
                 continue
             buffer = parked.enter(conv.key, band, d)
-            self.attempt(norm_act, x, norm, buffer.view, slot=conv.history, store=store, coefs=coefs, first=band.top,
-                         health=self.health)  # fmt: skip
+            if x.shape[0]:
+                self.attempt(norm_act, x, norm, buffer.view, slot=conv.history, store=store, coefs=coefs,
+                             first=band.top, health=self.health)  # fmt: skip
             parked.arrive(buffer, self.head)
+            if d > x.shape[0]:
+                self._follow(buffer.view, conv.history + x.shape[0])
             here = replace(geometry, first_row=band.first, frame_rows=rows)
-            waiting.append((Input(buffer.view, 0, here, band.first, band.last), buffer))
+            waiting.append((Input(buffer.view, late, here, band.first, band.last), buffer))
             if len(waiting) > behind:
                 yield from _used(parked, waiting)
         while waiting:
             yield from _used(parked, waiting)
+
+    def _bands(
+        self, conv: Conv, x: Tensor, norm: Norm, coefs: Tensor | None, store: Store, plane: Plane, rows: int,
+        geometry: Geometry, behind: int,
+    ) -> Iterator[Input]:  # fmt: skip
+        """`inputs` without history: memory for as many rows as BAND_BYTES or the plan's bands hold, taken only now."""
+        d, c = x.shape[0], x.shape[3]
+        reach = geometry.origin[0] + conv.weight.kernel[1] + int(conv.weight.shifted)
+        asked = self.parked.parking
+        height = asked.rows
+        if not height:
+            line = d * math.prod(plane[1:]) * conv.dtype.itemsize
+            room = asked.band_bytes if asked.keys is None else BAND_BYTES
+            height = (room // line - reach) // geometry.stride[1] + 1
+        bands = list(split_rows(rows, geometry.stride[1], reach, max(height // BAND_ROWS, 1) * BAND_ROWS))
+        with self.arena.scope():
+            size = d * max(b.bottom - b.top for b in bands) * math.prod(plane[1:])
+            memory = [self.arena.take((size,), conv.dtype) for _ in bands[: behind + 1]]
+            waiting: deque[Input] = deque()
+            for i, band in enumerate(bands if not self.dry else ()):
+                shape = (d, band.bottom - band.top, *plane[1:])
+                data = memory[i % len(memory)][: math.prod(shape)].view(shape)
+                self.attempt(norm_act, x, norm, data, store=store, coefs=coefs, first=band.top, health=self.health)
+                if self.watch is not None:
+                    self.watch(conv, data[:, 1:-1, 1:-1, :c])
+                here = replace(geometry, first_row=band.first, frame_rows=rows)
+                waiting.append(Input(data, 0, here, band.first, band.last))
+                if len(waiting) > behind:
+                    yield waiting.popleft()
+            yield from waiting
+
+    def _follow(self, data: Tensor, slot: int) -> None:
+        """What follows a clip into `slot`, behind its last frame: that once more, or zeros."""
+        count = data.shape[0]
+        if self.head == "zero":
+            data[slot % count].zero_()
+        else:
+            data[slot % count].copy_(data[(slot - 1) % count])
 
 
 def _used(parked: Parked, waiting: deque[tuple[Input, Buffer]]) -> Iterator[Input]:

@@ -1,14 +1,18 @@
 """What a run says in the log: each documented line when, and only when, it is true."""
 
 import logging
+from functools import partial
 
 import pytest
 import torch
 from zerowaste_vae.engine import call as attempts
-from zerowaste_vae.engine import core, load, log
+from zerowaste_vae.engine import load, log
 from zerowaste_vae.engine.errors import PlanError
 from zerowaste_vae.engine.kernels.targets import capabilities
+from zerowaste_vae.engine.planning.budget import Limits, Machine
 from zerowaste_vae.engine.report import Report
+from zerowaste_vae.engine.request import Request
+from zerowaste_vae.engine.run.plan import Plan, Steps
 
 FP8, FUSION, LAYOUT = "FP8 Path Activated", "Triton kernel fusion enabled", "Channels_Last_3D Memory Format Applied."
 
@@ -35,7 +39,7 @@ def on_gpu(monkeypatch):
     """What a VAE would say on a GPU of this generation, with the operands it settled for on a CPU."""
 
     def describe(vae, sm):
-        plan = vae.plan_decode(1, 1, 2, 2)
+        plan = vae.plan_decode(1, 2, 2)
         assert plan.fused
         with monkeypatch.context() as there:
             there.setattr(attempts, "target", lambda _: capabilities("GPU", sm, (3, 6)))
@@ -95,10 +99,10 @@ def test_what_auto_gives_up_is_in_log_and_report(said, make_vae_file, noise):
 
     def tight(half):
         """A little less than whole frames need, in GB."""
-        least = vae.planner.plan(half, 1, 2, 24, 24, tiling="untiled").peak_bytes
+        least = vae.planner.plan(half, (2, 24, 24), Request("untiled")).peak_bytes
         while True:
             try:
-                least = vae.planner.plan(half, 1, 2, 24, 24, tiling="untiled", target=least - 1).peak_bytes
+                least = vae.planner.plan(half, (2, 24, 24), Request("untiled"), Limits(least - 1)).peak_bytes
             except PlanError:
                 return 0.99 * least / 2**30
 
@@ -120,9 +124,8 @@ def test_what_auto_gives_up_is_in_log_and_report(said, make_vae_file, noise):
 
 def test_a_default_target_is_raised_to_what_is_free(said, make_vae_file, noise, monkeypatch):
     vae = load(make_vae_file(), device="cpu")
-    least = vae.planner.plan("decoder", 1, 1, 4, 4, chunk=1).peak_bytes
-    monkeypatch.setattr(core, "memory_target", lambda *_: least - 1)
-    monkeypatch.setattr(core, "memory_room", lambda _, vram_gb, __: None if vram_gb else 2 * least)
+    least = vae.planner.plan("decoder", (1, 4, 4), Request(chunk=1)).peak_bytes
+    monkeypatch.setattr(Machine, "limits", lambda *_: Limits(least - 1, 2 * least))
     vae.decode(noise(1, 16, 1, 4, 4))
     assert said("is raised to the")
     assert vae.last_report.plan.startswith("plain torch, untiled")
@@ -132,7 +135,7 @@ def test_a_default_target_is_raised_to_what_is_free(said, make_vae_file, noise, 
 def test_a_leaner_plan_has_tiles_only_where_nothing_else_is_left(make_vae_file):
     """In the middle of a clip, too: whole frames need not start over."""
     vae = load(make_vae_file(), device="cpu")
-    whole, tiled = (vae.planner.plan("decoder", 1, 2, 8, 8, tiling=t, tile=32, overlap=8) for t in ("auto", "blended"))
+    whole, tiled = (vae.planner.plan("decoder", (2, 8, 8), Request(t, 32, 8)) for t in ("auto", "blended"))
     found = {int(0.9 * whole.peak_bytes): tiled, whole.peak_bytes: whole}
     assert attempts._leaner(vae, lambda _, below: found[below], whole) is whole
     assert attempts._leaner(vae, lambda *_: tiled, whole) is tiled
@@ -151,3 +154,36 @@ def test_the_plan_that_is_told_is_the_one_that_runs(vae_file, noise, monkeypatch
     vae.encode(torch.rand(1, 5, 16, 16, 3), on_plan=told.append)
     assert len(made) == len(told) == 2
     assert vae.last_report.plan == told[1].describe()
+
+
+def test_a_plan_made_for_a_call_runs_as_long_as_it_fits(make_vae_file, noise, monkeypatch):
+    """As a host has it that makes room for a plan: nothing is planned a second time."""
+    vae, z, video = load(make_vae_file(), device="cpu"), noise(1, 16, 2, 4, 4), noise(5, 36, 36, 3).sigmoid()
+    made, plan = [], vae.planner.plan
+    monkeypatch.setattr(vae.planner, "plan", lambda *a, **o: made.append(plan(*a, **o)) or made[-1])
+    calls = ("decoder", partial(vae.decode, z), (0, 0)), ("encoder", partial(vae.encode, video), (4, 4))
+    for half, call, rest in calls:
+        ready = vae.planner.plan(half, (2, 4, 4), Request(chunk=1), Limits(1 << 30), rest)
+        for limits, ran in ((Limits(ready.peak_bytes), 1), (Limits(ready.peak_bytes - 1), 2)):
+            monkeypatch.setattr(Machine, "limits", lambda *_, limits=limits: limits)
+            told, made[1:] = [], []
+            call(chunk=1, plan=ready, on_plan=told.append)
+            assert len(made) == ran and told == [made[-1]]
+            assert (told[0] is ready) == (ran == 1)
+        made.clear()
+
+
+def test_a_plan_made_for_other_operands_is_made_anew(make_vae_file, noise, monkeypatch):
+    vae, told = load(make_vae_file(), device="cpu"), []
+    ready = vae.plan_decode(2, 2, 2)
+    monkeypatch.setattr(vae, "_settle", lambda *_: True)
+    vae.decode(noise(1, 16, 2, 2, 2), plan=ready, on_plan=told.append)
+    assert told == [ready] and told[0] is not ready
+
+
+def test_a_raised_plan_keeps_to_what_is_free_and_a_parked_one_to_the_hosts_memory():
+    raised = Plan(Steps(1, 1), None, 10, raised=12)
+    assert Limits(5, 11).hold(raised) and not Limits(5, 9).hold(raised)
+    parked = Plan(Steps(1, 1), None, 10, host_bytes=7)
+    assert Limits(10, host=7).hold(parked) and not Limits(10, host=6).hold(parked)
+    assert Limits(None, host=None).hold(parked) and not Limits(9, host=None).hold(parked)

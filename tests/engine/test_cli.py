@@ -178,7 +178,7 @@ def test_bad_latents_and_options_are_one_line_and_leave_nothing(run, tmp_path, l
     for words, options in {
         ("missing.safetensors",): ("--vae", "missing.safetensors"),
         ("cut_vae.safetensors",): ("--vae", "cut_vae.safetensors"),
-        ("l.safetensors", "not a video VAE"): ("--vae", "l.safetensors"),
+        ("l.safetensors", "not a VAE"): ("--vae", "l.safetensors"),
         ("precision", "int3"): ("--vae", "{vae}", "--precision", "int3"),
         ("device", "toaster"): ("--vae", "{vae}", "--device", "toaster"),
         ("tiling", "odd"): ("--vae", "{vae}", "--tiling", "odd"),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from zerowaste_vae.engine import hardware
-from zerowaste_vae.engine.hardware import Gpu, fast_paths, runs_on, survey
+from zerowaste_vae.engine.hardware import Gpu, runs_on, survey
 from zerowaste_vae.engine.memory import GIB
 
 CARD = Gpu(0, "NVIDIA GeForce RTX 5070 Ti", 120, 16 * GIB, 15 * GIB, runnable=True)
@@ -34,23 +34,23 @@ def test_survey_of_a_gpu():
 def test_fast_paths_name_their_reason():
     here = survey()
     without = replace(here, gpus=(), gpu_problem="torch 9.9+cpu is a CPU build")
-    paths = {path.name: path for path in fast_paths(without)}
+    paths = {path.name: path for path in without.fast_paths}
     assert not paths["GPU"].on and "CPU build" in paths["GPU"].reason and not paths["fp16"].on
-    paths = {path.name: path for path in fast_paths(replace(here, gpus=(CARD,), gpu_problem=None))}
+    paths = {path.name: path for path in replace(here, gpus=(CARD,), gpu_problem=None).fast_paths}
     assert paths["GPU"].on and paths["fp16"].on and "sm_120" in paths["GPU"].reason
     too_new = replace(here, gpus=(replace(CARD, runnable=False),), gpu_problem="torch holds no code for it (sm_120)")
-    paths = {path.name: path for path in fast_paths(too_new)}
+    paths = {path.name: path for path in too_new.fast_paths}
     assert not paths["GPU"].on and "sm_120" in paths["GPU"].reason
-    assert all(path.reason for path in fast_paths(without))
+    assert all(path.reason for path in without.fast_paths)
 
 
 def test_triton_kernels_are_on_only_where_they_run():
     card = replace(survey(), gpus=(CARD,), gpu_problem=None)
-    on = fast_paths(replace(card, kernels=True, kernel_limits=()))[-1]
+    on = replace(card, kernels=True, kernel_limits=()).fast_paths[-1]
     assert on.on and "fp16" in on.reason
-    off = fast_paths(replace(card, kernels=False, kernel_limits=("Triton is not installed",)))[-1]
+    off = replace(card, kernels=False, kernel_limits=("Triton is not installed",)).fast_paths[-1]
     assert not off.on and "Triton is not installed" in off.reason
-    without = fast_paths(replace(card, gpus=(), gpu_problem="no driver", kernels=False))[-1]
+    without = replace(card, gpus=(), gpu_problem="no driver", kernels=False).fast_paths[-1]
     assert not without.on and "GPU" in without.reason
 
 
@@ -79,7 +79,7 @@ def test_a_broken_torch_does_not_raise(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, broken)
     monkeypatch.setattr(torch.backends.cudnn, "version", broken)
     seen = survey()
-    assert seen.gpus == () and seen.gpu_problem and not fast_paths(seen)[0].on
+    assert seen.gpus == () and seen.gpu_problem and not seen.fast_paths[0].on
 
 
 def test_a_missing_torch_does_not_raise(monkeypatch):

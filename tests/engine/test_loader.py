@@ -36,7 +36,7 @@ def test_decode_only_file(vae, vae_file, tmp_path, noise):
     with pytest.raises(InputError, match=r"d\.safetensors holds a decoder only"):
         only.encode(torch.rand(1, 16, 16, 3))
     with pytest.raises(InputError, match="decoder only"):
-        only.plan_encode(1, 1, 2, 2)
+        only.plan_encode(1, 2, 2)
 
 
 def test_incomplete_encoder_is_decode_only(vae_file, tmp_path):
@@ -68,7 +68,7 @@ def test_encoder_only_is_refused(vae_file, tmp_path):
 
 def test_not_a_vae(tmp_path):
     save_file({"model.layers.0.weight": torch.zeros(2, 2)}, tmp_path / "llm.safetensors")
-    with pytest.raises(CheckpointError, match=r"llm\.safetensors: not a video VAE.*model\.layers\.0\.weight"):
+    with pytest.raises(CheckpointError, match=r"llm\.safetensors: not a VAE.*model\.layers\.0\.weight"):
         load(tmp_path / "llm.safetensors")
 
 

@@ -22,7 +22,7 @@ def test_decode_and_encode_leave_a_report(fresh, noise):
     report = fresh.last_report
     assert (report.operation, report.clip, report.complete) == ("decode", (2, 9, 32, 40), True)
     assert report.mode == "plain torch (NCDHW)" and (report.precision, report.device) == ("fp32", "cpu")
-    plan = fresh.plan_decode(2, 3, 4, 5)
+    plan = fresh.plan_decode(3, 4, 5)
     assert report.plan == plan.describe() and report.predicted_gb == plan.peak_bytes / GIB
     assert list(report.seconds) == ["plan", "decode", "output"]
     assert report.total_seconds == sum(report.seconds.values()) > 0

@@ -4,6 +4,7 @@ import pytest
 import torch
 from zerowaste_vae import Cancelled, InputError, PlanError, load
 from zerowaste_vae.engine.bench.metrics import compare, tile_edges
+from zerowaste_vae.engine.planning.budget import Machine
 
 
 def pixels(raw):
@@ -234,7 +235,7 @@ def fused_vae(vae_file, monkeypatch):
 @pytest.mark.parametrize("options", [{}, {"chunk": 1}, {"chunk": 3}])
 def test_fused_decode_equals_plain(vae, fused_vae, noise, atol, options):
     z = noise(2, 16, 3, 3, 4)
-    assert fused_vae.plan_decode(2, 3, 3, 4, **options).fused
+    assert fused_vae.plan_decode(3, 3, 4, **options).fused
     torch.testing.assert_close(fused_vae.decode(z, **options), vae.decode(z), rtol=0, atol=atol)
     byte = fused_vae.decode(z, output="uint8", **options)
     assert (byte.float() - vae.decode(z) * 255).abs().max() <= 0.51
@@ -243,7 +244,7 @@ def test_fused_decode_equals_plain(vae, fused_vae, noise, atol, options):
 def test_fused_tiles_equal_plain_tiles(vae, fused_vae, noise, atol):
     z, seen = noise(2, 16, 3, 7, 9), []
     options = {"tiling": "blended", "tile": 32, "overlap": 16, "chunk": 2}
-    assert fused_vae.plan_decode(2, 3, 7, 9, **options).fused
+    assert fused_vae.plan_decode(3, 7, 9, **options).fused
     tiled = fused_vae.decode(z, progress=lambda done, total: seen.append((done, total)), **options)
     torch.testing.assert_close(tiled, vae.decode(z, **options), rtol=0, atol=atol)
     assert seen == [(i + 1, len(seen)) for i in range(len(seen))]
@@ -253,15 +254,15 @@ def test_fused_tiles_equal_plain_tiles(vae, fused_vae, noise, atol):
 
 def test_fused_encode_equals_plain(vae, fused_vae, atol):
     video = torch.rand(2, 6, 19, 26, 3, generator=torch.Generator().manual_seed(1))
-    assert fused_vae.plan_encode(2, 2, 2, 3).fused
+    assert fused_vae.plan_encode(2, 2, 3).fused
     torch.testing.assert_close(fused_vae.encode(video), vae.encode(video), rtol=0, atol=atol)
 
 
 def test_exact_tiles_equal_whole_frames(fused_vae, noise, monkeypatch):
     """Bands of 64 rows, with every history in host memory; without room for those the planner's choice runs."""
-    monkeypatch.setattr("zerowaste_vae.engine.core.host_budget", lambda _, gb: int((gb or 1) * 2**30))
+    monkeypatch.setattr(Machine, "host", lambda _, gb: int((gb or 1) * 2**30))
     z, tiles = noise(1, 16, 3, 17, 2), {"tiling": "exact", "tile": 64}
-    plan = fused_vae.plan_decode(1, *z.shape[2:], **tiles)
+    plan = fused_vae.plan_decode(*z.shape[2:], **tiles)
     assert (plan.parking.keys, plan.parking.rows) == (None, 64)
     assert plan.host_bytes > 0
     whole, bands = fused_vae.decode(z), fused_vae.decode(z, **tiles)
@@ -272,7 +273,7 @@ def test_exact_tiles_equal_whole_frames(fused_vae, noise, monkeypatch):
     torch.testing.assert_close(fused_vae.encode(video, **tiles), fused_vae.encode(video), rtol=0, atol=1.5e-5)
     assert torch.equal(fused_vae.decode(z, vram_gb=4, ram_gb=1e-6, **tiles), whole)
     assert fused_vae.last_report.parked_gb == 0
-    assert fused_vae.plan_encode(1, 3, 17, 2, vram_gb=4, ram_gb=1e-6, **tiles).parking is None
+    assert fused_vae.plan_encode(3, 17, 2, vram_gb=4, ram_gb=1e-6, **tiles).parking is None
 
 
 def test_fused_progress_cancel_and_switch(fused_vae, noise):
@@ -285,15 +286,15 @@ def test_fused_progress_cancel_and_switch(fused_vae, noise):
     fused_vae.release()
     assert torch.equal(fused_vae.decode(z, chunk=1), whole)
     fused_vae.triton_fusion = False
-    assert not fused_vae.plan_decode(1, 4, 3, 3).fused
+    assert not fused_vae.plan_decode(4, 3, 3).fused
     assert not torch.equal(fused_vae.decode(z), whole)
 
 
 def test_fused_shrinks_its_steps_before_it_refuses(fused_vae):
-    roomy = fused_vae.plan_decode(1, 8, 32, 32)
-    tight = fused_vae.plan_decode(1, 8, 32, 32, vram_gb=(roomy.peak_bytes - 1) / 2**30)
+    roomy = fused_vae.plan_decode(8, 32, 32)
+    tight = fused_vae.plan_decode(8, 32, 32, vram_gb=(roomy.peak_bytes - 1) / 2**30)
     assert tight.fused
     assert tight.steps.frames < roomy.steps.frames
     assert tight.peak_bytes < roomy.peak_bytes
     with pytest.raises(PlanError, match=r"256x256 needs .* even in the smallest tiles"):
-        fused_vae.plan_decode(1, 8, 32, 32, vram_gb=0.05)
+        fused_vae.plan_decode(8, 32, 32, vram_gb=0.05)

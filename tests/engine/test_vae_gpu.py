@@ -66,17 +66,17 @@ def test_fused_is_as_exact_as_plain(full_width, noise):
     del exact
     gc.collect()
     vae = load(full_width, precision="fp16", device="cuda")
-    assert vae.plan_decode(2, 4, 18, 23).fused
+    assert vae.plan_decode(4, 18, 23).fused
     fused, fused_latent = vae.decode(z), vae.encode(video)
     for chunk in (1, 2, 3):
         assert torch.equal(vae.decode(z, chunk=chunk), fused)
-    roomy = vae.plan_decode(2, 4, 18, 23)
+    roomy = vae.plan_decode(4, 18, 23)
     tight = {"vram_gb": (roomy.peak_bytes - 1) / GIB}
-    assert vae.plan_decode(2, 4, 18, 23, **tight).steps != roomy.steps
+    assert vae.plan_decode(4, 18, 23, **tight).steps != roomy.steps
     assert torch.equal(vae.decode(z, **tight), fused)
     assert torch.equal(vae.decode(z[1:]), fused[1:])
     tiles = {"tiling": "blended", "tile": 96, "overlap": 32}
-    assert vae.plan_decode(2, 4, 18, 23, **tiles).fused
+    assert vae.plan_decode(4, 18, 23, **tiles).fused
     tiled = vae.decode(z, **tiles)
     byte = vae.decode(z, output="uint8")
     assert (byte.float() - fused * 255).abs().max() <= 0.501
@@ -106,10 +106,10 @@ def test_measured_memory_stays_below_the_plan(fp16, noise, half, height, width, 
     h, w = height // 8, width // 8
     foreign = torch.cuda.memory_allocated() - vae.planner._weights
     if half == "decode":
-        plan = vae.plan_decode(1, latents, h, w, **options)
+        plan = vae.plan_decode(latents, h, w, **options)
         vae.decode(noise(1, 16, latents, h, w), output="uint8", **options)
     else:
-        plan = vae.plan_encode(1, latents, h, w, **options)
+        plan = vae.plan_encode(latents, h, w, **options)
         vae.encode(torch.randint(256, (4 * latents - 3, height, width, 3), dtype=torch.uint8), **options)
     allocated = torch.cuda.max_memory_allocated() - foreign
     reserved = torch.cuda.max_memory_reserved() - foreign
@@ -130,10 +130,10 @@ def test_fp32_takes_what_is_stated(full_width, noise, half, options):
     foreign = torch.cuda.memory_allocated() - vae.planner._weights
     options = {"vram_gb": 100.0, "tiling": "untiled", **options}
     if half == "decode":
-        plan = vae.plan_decode(1, 2, 90, 160, **options)
+        plan = vae.plan_decode(2, 90, 160, **options)
         vae.decode(noise(1, 16, 2, 90, 160), output="uint8", **options)
     else:
-        plan = vae.plan_encode(1, 2, 90, 160, **options)
+        plan = vae.plan_encode(2, 90, 160, **options)
         vae.encode((noise(5, 720, 1280, 3) * 50 + 128).clamp(0, 255).byte(), **options)
     allocated = torch.cuda.max_memory_allocated() - foreign
     print(f"{half} {options}: {plan.describe()}; measured {allocated / GIB:.2f} GB allocated")

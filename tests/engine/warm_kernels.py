@@ -39,7 +39,7 @@ def main(name: str, precision: str) -> None:
         for options in ({"chunk": 1}, {"tiling": "blended", "tile": 96, "overlap": 32}):
             for output in ("float32", "uint8"):
                 vae.decode(z, output=output, **options)
-        peak = vae.plan_decode(1, latents, h, w).peak_bytes / 2**30
+        peak = vae.plan_decode(latents, h, w).peak_bytes / 2**30
         for share in (0.8, 0.6):  # in bands, or with histories parked
             for work, source in ((vae.decode, z), (vae.encode, video)):
                 try:

@@ -121,14 +121,17 @@ class Run:
 class Comfy:
     """A running ComfyUI; its folders lie in `base`."""
 
-    def __init__(self, checkout: Path, venv: Path, base: Path, packs: Sequence[str] = (PACK,)) -> None:
+    def __init__(
+        self, checkout: Path, venv: Path, base: Path, packs: Sequence[str] = (PACK,), device: Sequence[str] = ("--cpu",)
+    ) -> None:
+        """device: arguments of the server that say where and how models run."""
         self.base = base
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         python = venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
         self._log_path = base / "server.log"
-        arguments = ["--cpu", "--listen", "127.0.0.1", "--port", str(self.port), "--base-directory", str(base)]
+        arguments = [*device, "--listen", "127.0.0.1", "--port", str(self.port), "--base-directory", str(base)]
         arguments += ["--disable-api-nodes", "--database-url", "sqlite:///:memory:"]
         arguments += ["--disable-all-custom-nodes", "--whitelist-custom-nodes", *packs]
         # The networks here are tiny: on a busy machine a second thread costs more in waiting than it computes.
@@ -256,8 +259,9 @@ def random_weights(config: Config) -> dict[str, torch.Tensor]:
 
 @contextmanager
 def serving(
-    base: Path, places: tuple[Path, Path], pack: Path = REPOSITORY, others: Sequence[Path] = ()
-) -> Iterator[Comfy]:
+    base: Path, places: tuple[Path, Path], pack: Path = REPOSITORY, others: Sequence[Path] = (),
+    device: Sequence[str] = ("--cpu",),
+) -> Iterator[Comfy]:  # fmt: skip
     """A host with its folders in `base`: tiny VAEs, a clip of nine frames, and this pack (or what lies at `pack`), with
     `others` beside it."""
     for folder in ("models/vae", "input", "custom_nodes"):
@@ -280,7 +284,7 @@ def serving(
     write_mp4(base / "input" / "clip.mp4", clip, 8)
     for other in others:
         (base / "custom_nodes" / other.name).symlink_to(other, target_is_directory=True)
-    server = Comfy(*places, base, (PACK, *(other.name for other in others)))
+    server = Comfy(*places, base, (PACK, *(other.name for other in others)), device)
     try:
         yield server
     finally:

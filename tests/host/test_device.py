@@ -30,6 +30,32 @@ print("planned for", gpu)
 """
 
 
+ONCE = """
+import sys
+sys.argv = ["main.py", "--cpu"]
+import comfy.options
+comfy.options.enable_args_parsing()
+import torch
+from zerowaste_vae.engine.planning.planner import Planner
+from zerowaste_vae.nodes import host, making
+from zerowaste_vae.nodes.settings import Settings
+host.EngineVAE._on_gpu = True  # room is made there
+made, plan = [], Planner.plan
+Planner.plan = lambda *args, **options: made.append(plan(*args, **options)) or made[-1]
+def plans(run, given):
+    made.clear()
+    result, outcome = run(given, Settings(chunk=1))
+    assert outcome.report.plan == made[-1].describe(), (outcome.report.plan, made)
+    return result, len(made)
+path, z = __import__("pathlib").Path(sys.stdin.read()), torch.randn(1, 16, 2, 4, 4)
+vae = making.from_file(path, "auto", None, Settings())
+frames, decode = plans(vae.run_decode, z)
+_, encode = plans(vae.run_encode, torch.nn.functional.pad(frames, (0, 0, 0, 3, 0, 5)))
+vae = making.from_file(path, "int8", None, Settings())
+print("plans:", decode, encode, *(plans(vae.run_decode, z)[1] for _ in range(2)))
+"""
+
+
 FREED = """
 import sys
 sys.argv = ["main.py", "--cpu"]
@@ -217,6 +243,12 @@ def inside(host_places, pack_folder, script: str) -> str:
 def test_plans_are_made_for_the_device_of_the_run(host_places, pack_folder):
     """The weights start offloaded; a plan for the device they lie on would be for other kernels and another size."""
     assert "planned for cuda:0" in inside(host_places, pack_folder, PLAN)
+
+
+def test_the_plan_that_room_is_made_for_is_the_one_that_runs(host_places, pack_folder):
+    """A second one is made where a first clip settles what is computed in 8 bit."""
+    said = inside(host_places, pack_folder, ONCE).splitlines()[-1]
+    assert said in ("plans: 1 1 2 1", "plans: 1 1 1 1")
 
 
 def test_unloading_gives_back_what_the_host_does_not_see(host_places, pack_folder):

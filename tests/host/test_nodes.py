@@ -260,7 +260,7 @@ def test_interrupt_stops_within_a_chunk(comfy, kind):
 @pytest.mark.parametrize(
     ("vae", "latent", "widgets", "message"),
     [
-        ("not_a_vae.safetensors", (1, 16, 1, 4, 4), {}, "not_a_vae.safetensors: not a video VAE"),
+        ("not_a_vae.safetensors", (1, 16, 1, 4, 4), {}, "not_a_vae.safetensors: not a VAE"),
         ("tiny.safetensors", (1, 4, 8, 8), {}, "decodes latents [B, 16, T, h, w]"),
         ("tiny.safetensors", (1, 12, 2, 8, 8), {}, "decodes latents [B, 16, T, h, w]"),
         ("tiny.safetensors", (1, 16, 1, 8, 8), {"tile": 8, "overlap": 0}, "tile=8"),

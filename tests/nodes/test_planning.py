@@ -152,7 +152,9 @@ def test_a_file_nobody_read_yet_is_planned_as_the_published_one_of_its_name(name
     assert found["fits"]
 
 
-@pytest.mark.parametrize("name", ["", "never loaded", "ae.safetensors", "taew2_1.safetensors", "lighttaew2_2.pth"])
+@pytest.mark.parametrize(
+    "name", ["", "never loaded", "mochi_vae.safetensors", "taew2_1.safetensors", "lighttaew2_2.pth"]
+)
 def test_there_is_no_plan_for_what_nobody_knows(name):
     assert answer(Question(model=name, width=64, height=64, frames=1), CPU) == {
         "unknown": True, "host": False, "model": name,

@@ -44,5 +44,6 @@ def test_widgets_nested_and_flat(widgets, settings):
 
 
 def test_the_engine_gets_the_default_overlap():
-    assert Settings("blended").plan_options() == {"tiling": "blended", "tile": 0, "overlap": 64}
-    assert Settings("blended", overlap=0).plan_options()["overlap"] == 0
+    asked = {"tiling": "blended", "tile": 0, "overlap": 64, "chunk": 0, "vram_gb": None, "ram_gb": None}
+    assert Settings("blended").options() == asked
+    assert Settings("blended", overlap=0).options()["overlap"] == 0

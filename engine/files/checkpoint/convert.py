@@ -126,7 +126,8 @@ def _with_known_shapes(checkpoint: Checkpoint) -> Checkpoint:
     shapes = {n: tuple(t.shape) for n, t in checkpoint.tensors.items()}
     try:
         with torch.device("meta"):
-            model = architecture.build(architecture.configure(shapes, 1))  # shapes do not depend on norm groups
+            # Shapes do not depend on norm groups.
+            model = architecture.build(architecture.config_of(shapes, checkpoint.metadata, 1))
     except InputError as error:
         raise failure(checkpoint.path or Path("checkpoint"), str(error)) from error
     return restore_shapes(checkpoint, {n: tuple(t.shape) for n, t in model.state_dict().items()})

@@ -15,7 +15,7 @@ from ...options import Options
 from ...run.run import Run
 from ...run.weights import Conv
 from ..chain import Link, given, pack_chain, through
-from ..program import Size, Step, Style, Taps, Work
+from ..program import CAUSAL, Size, Step, Style, Taps, Work
 from ..state import State
 
 
@@ -172,10 +172,10 @@ class Around(Step):
     def taps(self, style: Style) -> Taps:
         return Taps(*map(sum, zip(*(s.taps(style) for s in self.steps), strict=True)))
 
-    def work(self, size: Size) -> Work:
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
         total = Work()
         for step in self.steps:
-            total += step.work(size)
+            total += step.work(size, style)
             size = step.size(size, True)
         return total
 

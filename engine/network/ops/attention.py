@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -15,13 +14,13 @@ from ...options import Options
 from ...run.run import Run
 from ...run.weights import Attention as Packed
 from ..packed import norm_of
-from ..program import Size, Step, Style, Work
+from ..program import CAUSAL, Size, Step, Style, Work
 from ..state import State
-from .conv import ClipConv
+from ..tree import find, graft
 from .norm import Norm
 
 
-class SelfAttention(nn.Module):
+class FrameAttention(nn.Module):
     """Single-head attention among the H*W positions of each frame, or (`whole`) the T*H*W of a clip, with a residual
     around it.
 
@@ -46,26 +45,42 @@ class SelfAttention(nn.Module):
         return x + y
 
 
-class SplitAttention(SelfAttention):
-    """Queries, keys and values from a matrix each, as diffusers names them."""
+@dataclass(frozen=True)
+class Parts:
+    """What a family's files call the parts of an attention with a matrix each for queries, keys, values and the result.
+    convs: these are 1x1 convolutions."""
 
-    def __init__(self, channels: int, norm: Norm) -> None:
+    norm: str = "group_norm"
+    q: str = "to_q"
+    k: str = "to_k"
+    v: str = "to_v"
+    out: str = "to_out.0"
+    convs: bool = False
+
+
+PARTS = Parts()
+
+
+class SplitAttention(FrameAttention):
+    """Queries, keys and values from a matrix each; as diffusers names them, where nothing else is said."""
+
+    def __init__(self, channels: int, norm: Norm, parts: Parts = PARTS) -> None:
         super().__init__()
-        self.group_norm = norm.module(channels, act=False)
-        self.to_q = nn.Linear(channels, channels)
-        self.to_k = nn.Linear(channels, channels)
-        self.to_v = nn.Linear(channels, channels)
-        self.to_out = nn.ModuleList([nn.Linear(channels, channels)])
+        self._parts = parts
+        graft(self, parts.norm, norm.module(channels, act=False))
+        for name in (parts.q, parts.k, parts.v, parts.out):
+            graft(self, name, nn.Conv2d(channels, channels, 1) if parts.convs else nn.Linear(channels, channels))
 
     @property
     def norm(self) -> nn.Module:
-        return self.group_norm
+        return find(self, self._parts.norm)
 
     def projections(self) -> list[tuple[Tensor, Tensor]]:
-        return [(p.weight, p.bias) for p in (self.to_q, self.to_k, self.to_v, self.to_out[0])]
+        names = (self._parts.q, self._parts.k, self._parts.v, self._parts.out)
+        return [(p.weight.flatten(1), p.bias) for p in (find(self, name) for name in names)]
 
 
-class JointAttention(SelfAttention):
+class JointAttention(FrameAttention):
     """Queries, keys and values from one 1x1 convolution."""
 
     def __init__(self, channels: int, norm: Norm) -> None:
@@ -79,31 +94,16 @@ class JointAttention(SelfAttention):
         return [*zip(weights, biases, strict=True), (self.proj.weight.flatten(1), self.proj.bias)]
 
 
-class PointAttention(SelfAttention):
-    """Queries, keys, values and the result from a 1x1x1 convolution each."""
-
-    def __init__(self, channels: int, norm: Norm) -> None:
-        super().__init__()
-        self.norm = norm.module(channels, act=False)
-        for name in ("q", "k", "v", "proj_out"):
-            self.add_module(name, ClipConv(channels, channels, (1, 1, 1)))
-
-    def projections(self) -> list[tuple[Tensor, Tensor]]:
-        return [(p.weight.flatten(1), p.bias) for p in (self.q, self.k, self.v, self.proj_out)]
-
-
-#: How files hold the parts.
-_KINDS = {"split": SplitAttention, "joint": JointAttention, "point": PointAttention}
-
-
 @dataclass(frozen=True)
 class Attention(Step):
-    """kind: how the file holds its parts. whole: among the positions of a clip, not of each frame."""
+    """joint: the file has one matrix for queries, keys and values. parts: what it calls them, where it has several.
+    whole: among the positions of a clip, not of each frame."""
 
     name: str
     width: int
     norm: Norm
-    kind: Literal["split", "joint", "point"] = "split"
+    joint: bool = False
+    parts: Parts = PARTS
     whole: bool = False
     in_place = True
 
@@ -112,7 +112,8 @@ class Attention(Step):
         return self.norm.groups
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
-        module = _KINDS[self.kind](self.width, self.norm)
+        split = not self.joint
+        module = SplitAttention(self.width, self.norm, self.parts) if split else JointAttention(self.width, self.norm)
         module.whole = self.whole
         return {self.name: module}
 
@@ -125,7 +126,7 @@ class Attention(Step):
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
         return x, run.attend(packed, x, sums)
 
-    def work(self, size: Size) -> Work:
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
         tokens, c = size.height * size.width, self.width
         seen = tokens * size.frames if self.whole else tokens
         flop = size.frames * (4 * 2.0 * tokens * c * c + 4.0 * tokens * seen * c)

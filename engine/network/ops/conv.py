@@ -19,7 +19,7 @@ from ...options import Options
 from ...run.run import Run
 from ...run.weights import Conv as Packed
 from ..packed import conv_of
-from ..program import Border, Size, Step, Style, Taps, Work
+from ..program import CAUSAL, Border, Size, Step, Style, Taps, Work
 from ..state import State
 
 
@@ -99,23 +99,39 @@ class ClipConv(nn.Conv3d):
 class FrameConv(nn.Conv2d):
     """A 2-D convolution of every frame; it has no history."""
 
-    key = ""
+    key, head = "", "zero"
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, state: State | None = None) -> Tensor:
         weight, stride, padding = self.weight.unsqueeze(2), (1, *self.stride), (0, *self.padding)
         if _as_products(x):
             return exact.conv3d(x, weight, self.bias, stride, padding)
         return F.conv3d(x, weight, self.bias, stride, padding)
 
 
-def styled(c_in: int, c_out: int, style: Style) -> ClipConv:
-    """A 3x3x3 convolution as all of a Program are."""
+class Matrix(nn.Linear):
+    """A linear layer of every position's channels, of [B, C, T, H, W]."""
+
+    key = ""
+
+    def forward(self, x: Tensor, state: State | None = None) -> Tensor:
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+
+
+def styled(c_in: int, c_out: int, style: Style) -> ClipConv | FrameConv:
+    """A 3x3x3 or 1x3x3 convolution as all of a Program are."""
+    if style.still:
+        return FrameConv(c_in, c_out, 3, padding=1)
     return ClipConv(c_in, c_out, head=style.head, border=style.border, after=style.after)
 
 
+def pointwise(c_in: int, c_out: int, style: Style) -> ClipConv | FrameConv:
+    """A convolution of single positions."""
+    return FrameConv(c_in, c_out, 1) if style.still else ClipConv(c_in, c_out, (1, 1, 1), head=style.head)
+
+
 def taps_of(style: Style, convs: int = 1) -> Taps:
-    """Of 3x3x3 convolutions, one after the other."""
-    return Taps(convs * (2 - style.after), convs * style.after)
+    """Of 3x3x3 or 1x3x3 convolutions, one after the other."""
+    return Taps(convs * (style.taps - 1 - style.after), convs * style.after)
 
 
 def conv_work(size: Size, c_out: int, taps: int = 27, out: Size | None = None) -> Work:
@@ -127,7 +143,7 @@ def conv_work(size: Size, c_out: int, taps: int = 27, out: Size | None = None) -
 
 @dataclass(frozen=True)
 class Conv(Step):
-    """A 3x3x3 convolution by itself: what enters a network.
+    """A 3x3x3 or 1x3x3 convolution by itself: what enters a network.
 
     block: rows and columns that fill no block of so many are cut off. repeats: its input is added to it, every channel
     as often as it takes.
@@ -138,6 +154,7 @@ class Conv(Step):
     c_out: int
     block: int = 1
     repeats: bool = False
+    looks_ahead = True
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
         return {self.name: styled(self.c_in, self.c_out, style)}
@@ -165,14 +182,17 @@ class Conv(Step):
     def size(self, size: Size, starts: bool) -> Size:
         return Size(size.frames, *self._whole(*size[1:3]), self.c_out)
 
+    def ahead(self, packed: Packed) -> tuple[str, ...]:
+        return (packed.key,)
+
     def channels(self, channels: int) -> int:
         return self.c_out
 
     def taps(self, style: Style) -> Taps:
         return taps_of(style)
 
-    def work(self, size: Size) -> Work:
-        return conv_work(self.size(size, True)._replace(channels=self.c_in), self.c_out)
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
+        return conv_work(self.size(size, True)._replace(channels=self.c_in), self.c_out, 9 * style.taps)
 
     def _whole(self, height: int, width: int) -> tuple[int, int]:
         return height // self.block * self.block, width // self.block * self.block

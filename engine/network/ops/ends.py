@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,58 +18,89 @@ from ...operands.forms import Operands
 from ...options import Options
 from ...run.run import Run
 from ...run.weights import Conv, Output
-from ..packed import conv_of, norm_of
-from ..program import Size, Step, Style, Taps, Work
+from ..packed import clip_kernel, conv_of, norm_of
+from ..program import CAUSAL, Size, Step, Style, Taps, Work
 from ..state import State
-from .conv import ClipConv, conv_work, styled, taps_of
+from .conv import Matrix, conv_work, pointwise, styled, taps_of
 from .norm import Norm
 
 
-def patches(x: Tensor) -> Tensor:
-    """[B, C, T, H, W] -> [B, 4C, T, H / 2, W / 2], channel (c * 2 + column) * 2 + row."""
+def patches(x: Tensor, n: int = 2) -> Tensor:
+    """[B, C, T, H, W] -> [B, n * n * C, T, H / n, W / n], channel (c * n + column) * n + row."""
     b, c, t, h, w = x.shape
-    return x.reshape(b, c, t, h // 2, 2, w // 2, 2).permute(0, 1, 6, 4, 2, 3, 5).flatten(1, 3)
+    return x.reshape(b, c, t, h // n, n, w // n, n).permute(0, 1, 6, 4, 2, 3, 5).flatten(1, 3)
 
 
-def pixels(x: Tensor) -> Tensor:
+def pixels(x: Tensor, n: int = 2) -> Tensor:
     """What `patches` undoes."""
     b, c, t, h, w = x.shape
-    return x.view(b, c // 4, 2, 2, t, h, w).permute(0, 1, 4, 5, 3, 6, 2).reshape(b, c // 4, t, 2 * h, 2 * w)
+    c //= n * n
+    return x.view(b, c, n, n, t, h, w).permute(0, 1, 4, 5, 3, 6, 2).reshape(b, c, t, n * h, n * w)
 
 
 @dataclass(frozen=True)
 class Patches(Step):
-    """2x2 pixels become channels; rows and columns that fill no block of `block` pixels are cut off."""
+    """Squares of `patch` x `patch` pixels become channels; rows and columns that fill no block of `block` pixels are
+    cut off."""
 
     name: str
     block: int
-    space = (1, 2)
+    patch: int = 2
     wide = True
     stream: ClassVar[bool] = False
+
+    @property
+    def space(self) -> tuple[int, int]:  # type: ignore[override]
+        return 1, self.patch
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
         return {}
 
     def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
         h, w = (n // self.block * self.block for n in x.shape[3:])
-        return patches(x[..., :h, :w])
+        return patches(x[..., :h, :w], self.patch)
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> None:
         return None
 
     def run(self, packed: None, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
-        f, h, w, _ = out.shape
-        blocks = x[:, : 2 * h, : 2 * w].unflatten(2, (w, 2)).unflatten(1, (h, 2)).permute(0, 1, 3, 5, 4, 2)
-        out.view(f, h, w, 3, 2, 2).copy_(blocks)
+        (f, h, w, _), n = out.shape, self.patch
+        blocks = x[:, : n * h, : n * w].unflatten(2, (w, n)).unflatten(1, (h, n)).permute(0, 1, 3, 5, 4, 2)
+        out.view(f, h, w, 3, n, n).copy_(blocks)
         return out, None
 
     def size(self, size: Size, starts: bool) -> Size:
-        h, w = (n // self.block * self.block // 2 for n in size[1:3])
-        return Size(size.frames, h, w, 4 * size.channels)
+        h, w = (n // self.block * self.block // self.patch for n in size[1:3])
+        return Size(size.frames, h, w, self.channels(size.channels))
 
     def channels(self, channels: int) -> int:
-        return 4 * channels
+        return self.patch**2 * channels
+
+
+@dataclass(frozen=True)
+class Fourier(Step):
+    """Sines and cosines of every channel, at 2^`first` and more waves up to 2^`last` in a unit, behind the channels."""
+
+    name: str
+    first: int = 6
+    last: int = 7
+    stream: ClassVar[bool] = False
+
+    def modules(self, style: Style) -> dict[str, nn.Module]:
+        return {}
+
+    def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
+        waves = torch.arange(self.first, self.last + 1, device=x.device)
+        turns = x.float()[:, :, None] * (2.0**waves * (2 * math.pi))[:, None, None, None]
+        turns = turns.flatten(1, 2)
+        return torch.cat((x, turns.sin().to(x.dtype), turns.cos().to(x.dtype)), 1)
+
+    def channels(self, channels: int) -> int:
+        return channels * (1 + 2 * (self.last - self.first + 1))
+
+    def why_not_fused(self, style: Style) -> str | None:
+        return "it begins with waves of its pixels, which only the plain walk does"
 
 
 @dataclass(frozen=True)
@@ -79,15 +111,17 @@ class PackedLinear:
 
 @dataclass(frozen=True)
 class Linear(Step):
-    """A 1x1x1 convolution in fp32: the few channels at the latent, where rounding would be compounded."""
+    """A 1x1x1 convolution in fp32: the few channels at the latent, where rounding would be compounded. c_out: where it
+    is not the width of what goes in."""
 
     name: str
     width: int
+    c_out: int = 0
     wide = True
     stream: ClassVar[bool] = False
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
-        return {self.name: ClipConv(self.width, self.width, (1, 1, 1), head=style.head)}
+        return {self.name: pointwise(self.width, self.channels(self.width), style)}
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> PackedLinear:
         conv = part(self.name)
@@ -98,11 +132,14 @@ class Linear(Step):
         if not run.dry:  # frame by frame: the same product whatever the chunk
             for source, target in zip(x.float(), out, strict=True):
                 flat = source.reshape(-1, self.width)
-                torch.addmm(packed.bias, flat, packed.weight, out=target.view(-1, self.width))
+                torch.addmm(packed.bias, flat, packed.weight, out=target.view(-1, target.shape[-1]))
         return out, None
 
-    def work(self, size: Size) -> Work:
-        return conv_work(size, self.width, 1)
+    def channels(self, channels: int) -> int:
+        return self.c_out or self.width
+
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
+        return conv_work(size, self.channels(self.width), 1)
 
 
 class _End(Step):
@@ -113,6 +150,7 @@ class _End(Step):
     c_in: int
     norm: Norm
     below = False
+    looks_ahead = True
     stream: ClassVar[bool] = False
 
     @property
@@ -127,7 +165,11 @@ class _End(Step):
         return {self.norm_name: self.norm.module(self.c_in), self.name: styled(self.c_in, self.c_out, style)}
 
     def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
-        return part(self.name)(part(self.norm_name)(x, state), state)
+        return part(self.name)(self.normed(part, x, state), state)
+
+    def normed(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
+        """x through the norm."""
+        return part(self.norm_name)(x, state)
 
     @property
     def late(self) -> bool:  # type: ignore[override]
@@ -137,11 +179,14 @@ class _End(Step):
     def whole(self) -> bool:  # type: ignore[override]
         return self.norm.whole
 
+    def ahead(self, packed: PackedEnd) -> tuple[str, ...]:
+        return (packed.conv.key,)
+
     def taps(self, style: Style) -> Taps:
         return taps_of(style)
 
-    def work(self, size: Size) -> Work:
-        return conv_work(size, self.c_out)
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
+        return conv_work(size, self.c_out, 9 * style.taps)
 
 
 @dataclass(frozen=True)
@@ -210,29 +255,70 @@ class Pixels(_End):
 
     def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
         x = super().plain(part, x, state)
-        return pixels(x) if self.patch == 2 else x
+        return pixels(x, self.patch) if self.patch > 1 else x
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> PackedEnd:
         norm, conv = norm_of(part(self.norm_name)), part(self.name)
         if self.patch > 1:
             return PackedEnd(norm, conv_of(conv, operands))
-        weight = pack_weight(conv.weight, operands.dtype)
+        weight = pack_weight(clip_kernel(conv.weight), operands.dtype)
         return PackedEnd(norm, Output(conv.key, weight, conv.bias.float(), columns_weight(weight)))
 
     def store(self, packed: PackedEnd, run: Run, x: Tensor, sums: Partials | None, output: torch.dtype,
               form: Form) -> Tensor:  # fmt: skip
         """x [D, H, W, C] -> finished pixels [D, H * patch, W * patch, 3] in the type `output`."""
-        m, h, w, _ = x.shape
+        _, h, w, _ = x.shape
+        m, _ = run.foresee(self.ahead(packed), x.shape[0], run.drains)
         if self.patch == 1:
             out = run.arena.take((m, h, w, 3), output)
             run.pixels(packed.conv, x, packed.norm, sums, out, form)
             return out
-        out = run.arena.take((m, 2 * h, 2 * w, 3), output)
-        blocks = run.arena.take((m, h, w, 12), output)
+        n = self.patch
+        out = run.arena.take((m, n * h, n * w, 3), output)
+        blocks = run.arena.take((m, h, w, 3 * n * n), output)
         run.conv(packed.conv, x, blocks, packed.norm, sums, pixels=form)
-        # Channel (c * 2 + column) * 2 + row.
-        out.view(m, h, 2, w, 2, 3).copy_(blocks.view(m, h, w, 3, 2, 2).permute(0, 1, 5, 2, 4, 3))
+        # Channel (c * n + column) * n + row.
+        out.view(m, h, n, w, n, 3).copy_(blocks.view(m, h, w, 3, n, n).permute(0, 1, 5, 2, 4, 3))
         return out
 
     def channels(self, channels: int) -> int:
         return 3
+
+
+@dataclass(frozen=True)
+class LinearMoments(Moments):
+    """By a linear layer without bias."""
+
+    def modules(self, style: Style) -> dict[str, nn.Module]:
+        return {self.norm_name: self.norm.module(self.c_in), self.name: Matrix(self.c_in, self.c_out, bias=False)}
+
+    def why_not_fused(self, style: Style) -> str | None:
+        return "its moments come of a linear layer, which only the plain walk does"
+
+    def taps(self, style: Style) -> Taps:
+        return Taps()
+
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
+        return conv_work(size, self.c_out, 1)
+
+
+@dataclass(frozen=True)
+class LinearPixels(Pixels):
+    """By a linear layer."""
+
+    def modules(self, style: Style) -> dict[str, nn.Module]:
+        return {self.norm_name: self.norm.module(self.c_in), self.name: Matrix(self.c_in, self.c_out)}
+
+    def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> PackedEnd:
+        layer = part(self.name)
+        # The kernel that stores pixels takes 3x3 convolutions.
+        kernel = torch.nn.functional.pad(layer.weight[:, :, None, None, None], (1, 1, 1, 1))
+        weight = pack_weight(kernel, operands.dtype)
+        norm = norm_of(part(self.norm_name))
+        return PackedEnd(norm, Output(layer.key, weight, layer.bias.float(), columns_weight(weight)))
+
+    def taps(self, style: Style) -> Taps:
+        return Taps()
+
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
+        return conv_work(size, self.c_out, 1)

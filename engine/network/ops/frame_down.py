@@ -15,7 +15,7 @@ from ...operands.forms import Operands
 from ...options import Options
 from ...run.run import COPY, Run
 from ...run.weights import Conv
-from ..program import Resampling, Size, Style, Taps, Work
+from ..program import CAUSAL, Resampling, Size, Style, Taps, Work
 from ..state import State
 from ..tree import find, graft
 from .conv import ClipConv, FrameConv, conv_work
@@ -104,7 +104,7 @@ class FrameDown(Resampling):
     def taps(self, style: Style) -> Taps:
         return Taps(2, 0) if self.temporal else Taps()
 
-    def work(self, size: Size) -> Work:
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
         # What it reads has another row and column.
         source = size._replace(height=size.height + 1, width=size.width + 1)
         small = size._replace(height=size.height // 2, width=size.width // 2)

@@ -18,7 +18,7 @@ from ...options import Options
 from ...run.run import COPY, Run
 from ...run.weights import Conv
 from ..packed import scaling
-from ..program import Resampling, Size, Style, Taps, Work
+from ..program import CAUSAL, Resampling, Size, Style, Taps, Work
 from ..state import State
 from ..tree import find, graft
 from .conv import ClipConv, FrameConv, conv_work
@@ -31,19 +31,21 @@ class Upsample(nn.Module):
     call, 2T in later ones. Its first C output channels are the earlier frame of each pair.
     """
 
-    def __init__(self, c_in: int, c_out: int, temporal: bool) -> None:
+    def __init__(self, c_in: int, c_out: int, temporal: bool, name: str) -> None:
+        """name: the file's, of the 3x3 convolution."""
         super().__init__()
-        graft(self, "resample.1", FrameConv(c_in, c_out, 3, padding=1))
+        self._name = name
+        graft(self, name, FrameConv(c_in, c_out, 3, padding=1))
         self.time_conv = ClipConv(c_in, 2 * c_in, (3, 1, 1), head="zero") if temporal else None
 
     @property
-    def conv(self) -> FrameConv:
-        return find(self, "resample.1")  # type: ignore[return-value]
+    def frame_conv(self) -> FrameConv:
+        return find(self, self._name)  # type: ignore[return-value]
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
         if self.time_conv is not None:
             x = self._double_frames(x, state)
-        return self.conv(F.interpolate(x, scale_factor=(1, 2, 2)))
+        return self.frame_conv(F.interpolate(x, scale_factor=(1, 2, 2)))
 
     def _double_frames(self, x: Tensor, state: State | None) -> Tensor:
         lead = x[:, :, : int(self.time_conv.starts(state))]
@@ -75,14 +77,15 @@ class NearestUp(Resampling):
     c_in: int
     c_out: int
     temporal: bool
+    conv: str = "resample.1"
     space = (2, 1)
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
-        return {self.name: Upsample(self.c_in, self.c_out, self.temporal)}
+        return {self.name: Upsample(self.c_in, self.c_out, self.temporal, self.conv)}
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Packed:
         block, composed = part(self.name), options.composed_upsample
-        conv, time = block.conv, block.time_conv
+        conv, time = block.frame_conv, block.time_conv
         form = operands.form(conv.key, normed=False) if composed else Form(operands.dtype)
 
         def make() -> Packed:
@@ -98,8 +101,20 @@ class NearestUp(Resampling):
 
     def run(self, packed: Packed, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+        if run.still:
+            return out, self._still(packed, run, x, out, groups)
         self.onto(packed, run, x, out, first, add=False)
         return out, None
+
+    def _still(self, packed: Packed, run: Run, x: Tensor, out: Tensor, groups: int) -> Partials | None:
+        """Pictures, band by band like any other convolution of theirs."""
+        if packed.composed:
+            return run.conv(packed.space, x, out, groups=groups)
+        with run.arena.scope():
+            frames = run.take(*out.shape[:3], self.c_in)
+            if not run.dry:
+                frames.unflatten(2, (-1, 2)).unflatten(1, (-1, 2)).copy_(x[:, :, None, :, None])
+            return run.conv(packed.space, frames, out, groups=groups)
 
     def onto(self, packed: Packed, run: Run, x: Tensor, out: Tensor, first: int, add: bool) -> None:
         """x [D, H, W, C], overwritten, to out [F, 2H, 2W, K], or onto what is there (`add`)."""
@@ -125,8 +140,10 @@ class NearestUp(Resampling):
         run.buffered(space, buffer, inside, out, out if add else None)
 
     def why_not_fused(self, style: Style) -> str | None:
-        fits = style.head == "zero" and style.border == "zero"
-        return None if fits else "its frames are doubled behind and beside zeros, other convolutions are not"
+        fits = style.still or style.head == "zero"
+        if fits and style.border == "zero":
+            return None
+        return "its frames are doubled behind and beside zeros, other convolutions are not"
 
     def channels(self, channels: int) -> int:
         return self.c_out
@@ -134,7 +151,7 @@ class NearestUp(Resampling):
     def taps(self, style: Style) -> Taps:
         return Taps(2, 0) if self.temporal else Taps()
 
-    def work(self, size: Size) -> Work:
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
         out = self.size(size, True)
         total = conv_work(out._replace(channels=self.c_in), self.c_out, 9)
         if self.temporal:
@@ -143,7 +160,7 @@ class NearestUp(Resampling):
         return total
 
     def eligible(self) -> tuple[tuple[str, int], ...]:
-        return ((f"{self.name}.resample.1", min(self.c_in, self.c_out)),)
+        return ((f"{self.name}.{self.conv}", min(self.c_in, self.c_out)),)
 
 
 def _time_conv(conv: ClipConv, dtype: torch.dtype, gain: Tensor | None) -> Conv:

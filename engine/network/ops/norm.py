@@ -83,15 +83,42 @@ class LengthNormAct(nn.Module):
         return (F.silu(y, inplace=True) if self.act else y).to(x.dtype)
 
 
+class MeanSquareNormAct(nn.Module):
+    """x / sqrt(mean of x^2 + eps) over the channels of each position, without parameters; then `scale` and `shift`, if
+    given, and SiLU unless off."""
+
+    def __init__(self, eps: float, act: bool = True) -> None:
+        super().__init__()
+        self.eps, self.act = eps, act
+
+    def forward(
+        self, x: Tensor, state: State | None = None, scale: Tensor | None = None, shift: Tensor | None = None
+    ) -> Tensor:
+        """scale, shift: [C] float32."""
+        wide = x.float()
+        y = wide * (wide.square().mean(1, keepdim=True) + self.eps).rsqrt()
+        if scale is not None:
+            y = y.mul_(scale.view(-1, 1, 1, 1)).add_(shift.view(-1, 1, 1, 1))
+        return (F.silu(y) if self.act else y).to(x.dtype)
+
+
+class Activation(nn.Module):
+    """SiLU alone, where a network has no norm."""
+
+    def forward(self, x: Tensor, state: State | None = None) -> Tensor:
+        return F.silu(x)
+
+
 @dataclass(frozen=True)
 class Group:
     """What a Program's norms are: sums over groups of channels, of each frame or of a chunk of frames."""
 
     groups: int
     chunk: Chunk | None = None
+    eps: float = 1e-6
 
     def module(self, channels: int, act: bool = True, axes: int = 3) -> GroupNormAct:
-        return GroupNormAct(channels, self.groups, act, chunk=self.chunk)
+        return GroupNormAct(channels, self.groups, act, self.eps, self.chunk)
 
     @property
     def late(self) -> bool:
@@ -114,4 +141,28 @@ class Length:
     def module(self, channels: int, act: bool = True, axes: int = 3) -> LengthNormAct:
         return LengthNormAct(channels, act, axes)
 
-Norm = Group | Length
+
+@dataclass(frozen=True)
+class MeanSquare:
+    """As Length, without parameters."""
+
+    eps: float
+    groups = 0
+    late = whole = False
+
+    def module(self, channels: int, act: bool = True, axes: int = 3) -> MeanSquareNormAct:
+        return MeanSquareNormAct(self.eps, act)
+
+
+@dataclass(frozen=True)
+class NoNorm:
+    """SiLU alone."""
+
+    groups = 0
+    late = whole = False
+
+    def module(self, channels: int, act: bool = True, axes: int = 3) -> Activation:
+        return Activation()
+
+
+Norm = Group | Length | MeanSquare | NoNorm

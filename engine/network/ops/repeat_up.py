@@ -94,7 +94,7 @@ class RepeatUp(Resampling):
         # At the rate of its input, where its three frames are two at most.
         return Taps(1, style.after) if self.temporal else taps_of(style)
 
-    def work(self, size: Size) -> Work:
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
         out = self.size(size, True)
         plain = conv_work(out, self.width)
         # Of three taps along a doubled axis two fall on the same value: 2x2x2 are left, or 3x2x2 where time stays.

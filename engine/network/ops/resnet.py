@@ -1,4 +1,4 @@
-"""Residual blocks: two normed 3x3x3 convolutions around which the input passes by."""
+"""Residual blocks: two normed 3x3x3 (or 1x3x3) convolutions around which the input passes by."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..packed import conv_of, norm_of
 from ..program import CAUSAL, Size, Step, Style, Taps, Work
 from ..state import State
 from ..tree import find, graft
-from .conv import ClipConv, conv_work, styled, taps_of
+from .conv import conv_work, pointwise, styled, taps_of
 from .norm import Norm
 
 #: A 1x1x1 convolution to this many channels (or a smaller power of two) is one tile wide on every GPU: no program reads
@@ -46,15 +46,18 @@ class Resnet(nn.Module):
     """y = shortcut(x) + conv2(norm2(conv1(norm1(x)))), norms with SiLU; the shortcut is a 1x1x1 convolution where the
     widths differ."""
 
-    def __init__(self, c_in: int, c_out: int, norm: Norm, names: Names = NAMES, style: Style = CAUSAL) -> None:
+    def __init__(
+        self, c_in: int, c_out: int, norm: Norm, names: Names = NAMES, style: Style = CAUSAL,
+        conv: Callable[[int, int, Style], nn.Module] = styled,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.names = names
         graft(self, names.norm1, norm.module(c_in))
-        graft(self, names.conv1, styled(c_in, c_out, style))
+        graft(self, names.conv1, conv(c_in, c_out, style))
         graft(self, names.norm2, norm.module(c_out))
-        graft(self, names.conv2, styled(c_out, c_out, style))
+        graft(self, names.conv2, conv(c_out, c_out, style))
         if c_in != c_out:
-            graft(self, names.conv_shortcut, ClipConv(c_in, c_out, (1, 1, 1)))
+            graft(self, names.conv_shortcut, pointwise(c_in, c_out, style))
         else:
             self._modules["conv_shortcut"] = None
 
@@ -62,7 +65,8 @@ class Resnet(nn.Module):
         """norm1, conv1, norm2, conv2 and conv_shortcut, whatever the files call them, unless they call something else
         so: `part` is right in any case."""
         name = getattr(self.__dict__.get("names"), role, role)
-        own = name == role or role in self.__dict__.get("_modules", ())
+        modules = self.__dict__.get("_modules", {})
+        own = name == role or (role in modules and modules[role] is None)
         return super().__getattr__(role) if own else find(self, name)
 
     def part(self, role: str) -> Any:
@@ -97,10 +101,15 @@ class Res(Step):
     norm: Norm
     names: Names = NAMES
     below = False
+    looks_ahead = True
 
     @property
     def in_place(self) -> bool:  # type: ignore[override]
         return self.c_in == self.c_out
+
+    @property
+    def inside(self) -> bool:  # type: ignore[override]
+        return self.c_out <= min(self.c_in, ONE_TILE) and not self.c_out & (self.c_out - 1)
 
     @property
     def groups(self) -> int:  # type: ignore[override]
@@ -124,9 +133,9 @@ class Res(Step):
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
         """x is overwritten by the result where the widths agree. Else that is `out`, or lies in the first channels of
         x's memory with what lies between the convolutions in the next ones, if they are so many, or is new."""
-        d, h, w, c = x.shape
+        d, h, w, _ = x.shape
         k, wide = self.c_out, _room(x) if out is None else x
-        inside = out is None and k <= min(c, ONE_TILE) and not k & (k - 1)
+        inside = out is None and self.inside
         beside = inside and 2 * k <= wide.shape[3]
         if packed.shortcut is None:
             out = x
@@ -134,16 +143,29 @@ class Res(Step):
             out = wide[..., :k]
         elif out is None:
             out = run.take(d, h, w, k)
+        middle, drains = run.foresee((packed.conv1.key,), d, run.drains)
+        made, _ = run.foresee((packed.conv2.key,), middle, drains)
+        result = run.take(made, h, w, k) if made > d else out[:made]
         with run.arena.scope():
-            inner = wide[..., k : 2 * k] if beside else run.take(d, h, w, k)
+            inner = wide[..., k : 2 * k] if beside else run.take(middle, h, w, k)
             # Beside the result, the first convolution overwrites what it and the shortcut read.
             shorten = None if packed.shortcut is None else functools.partial(run.pointwise, packed.shortcut, x, out)
             free = shorten if beside else None
             sums = run.conv(packed.conv1, x, inner, packed.norm1, sums, self.groups, free=free)
             if shorten is not None and not beside:
                 shorten()
-            sums = run.conv(packed.conv2, inner, out, packed.norm2, sums, groups, residual=out)
-        return out, sums
+            if run.after:
+                delay = run.delay(packed.conv2.key, 2, x)
+                scratch = run.arena.take(delay.whole, x.dtype)
+                if not run.dry:
+                    delay.take(x, made, result, scratch)
+                elif not run.walk.open:
+                    delay.waiting += d - made
+            sums = run.conv(packed.conv2, inner, result, packed.norm2, sums, groups, residual=result)
+        return result, sums
+
+    def ahead(self, packed: Packed) -> tuple[str, ...]:
+        return packed.conv1.key, packed.conv2.key
 
     @property
     def late(self) -> bool:  # type: ignore[override]
@@ -153,15 +175,19 @@ class Res(Step):
     def whole(self) -> bool:  # type: ignore[override]
         return self.norm.whole
 
+    def why_not_fused(self, style: Style) -> str | None:
+        waits = style.after and self.c_in != self.c_out
+        return "its shortcuts to other widths wait for frames ahead in the plain walk only" if waits else None
+
     def channels(self, channels: int) -> int:
         return self.c_out
 
     def taps(self, style: Style) -> Taps:
         return taps_of(style, 2)
 
-    def work(self, size: Size) -> Work:
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
         inner = size._replace(channels=self.c_out)
-        total = conv_work(size, self.c_out) + conv_work(inner, self.c_out)
+        total = conv_work(size, self.c_out, 9 * style.taps) + conv_work(inner, self.c_out, 9 * style.taps)
         return total if self.in_place else total + conv_work(size, self.c_out, taps=1)
 
     def eligible(self) -> tuple[tuple[str, int], ...]:

@@ -115,5 +115,5 @@ class ShortcutDown(Resampling):
     def taps(self, style: Style) -> Taps:
         return taps_of(style)
 
-    def work(self, size: Size) -> Work:
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
         return conv_work(size, self.c_out // (4 * self.time[1]))

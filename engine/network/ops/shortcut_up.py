@@ -142,7 +142,7 @@ class ShortcutUp(Resampling):
     def taps(self, style: Style) -> Taps:
         return taps_of(style)
 
-    def work(self, size: Size) -> Work:
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
         return conv_work(size, 4 * self.time[0] * self.c_out)
 
     def eligible(self) -> tuple[tuple[str, int], ...]:

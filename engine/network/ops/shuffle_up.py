@@ -97,7 +97,7 @@ class ShuffleUp(Resampling):
         # At the rate of its input, where its three frames are two at most.
         return Taps(1, style.after) if self.temporal else taps_of(style)
 
-    def work(self, size: Size) -> Work:
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
         out, c = self.size(size, True), self.width
         z, pixels = self.time[0], math.prod(size[:3])
         expand, conv = 2.0 * pixels * c * 4 * z * c, conv_work(out, c)

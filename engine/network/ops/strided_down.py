@@ -18,7 +18,7 @@ from ..packed import conv_of
 from ..program import CAUSAL, Resampling, Size, Style, Taps, Work
 from ..state import State
 from ..tree import find, graft
-from .conv import ClipConv, conv_work
+from .conv import ClipConv, FrameConv, conv_work
 
 
 class Downsample(nn.Module):
@@ -33,6 +33,9 @@ class Downsample(nn.Module):
     ) -> None:
         super().__init__()
         self.temporal, self.centred, self._name = temporal, centred, conv
+        if style.still:
+            graft(self, conv, FrameConv(channels, channels, 3, stride=2))
+            return
         kt = 3 if temporal or centred else 1
         stride = (2 if temporal else 1, 2, 2)
         around = {"border": style.border} if centred else {"padding": 0}
@@ -90,7 +93,7 @@ class StridedDown(Resampling):
             return Taps(3, 0) if self.temporal else Taps(2, 0)
         return Taps(2, 0) if self.temporal else Taps()
 
-    def work(self, size: Size) -> Work:
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
         if self.centred:
             return conv_work(size, self.width, 27, self.size(size, True))
         # What it reads has another row and column.

@@ -95,7 +95,7 @@ def test_fused_decodes_are_the_originals(golden, lengths, fused, off):
         z, expected = golden[2][f"{name}.latent"], golden[2][f"{name}.decode"]
         pictures = expected.clamp(-1, 1).mul(0.5).add(0.5).permute(0, 2, 3, 4, 1)
         for chunk in (0, 1) if golden[0] == "1.5" else (0,):
-            assert fused.plan_decode(1, *z.shape[2:], chunk=chunk).fused
+            assert fused.plan_decode(*z.shape[2:], chunk=chunk).fused
             actual = fused.decode(z, chunk=chunk)
             torch.testing.assert_close(actual, pictures, rtol=0, atol=BOUND / 2 * float(expected.std()))
 
@@ -148,7 +148,7 @@ def test_blended_tiles_on_either_walk(tiny, noise, tmp_path, monkeypatch):
     s, z = vae.spatial, noise(1, vae.latent_channels, 3, 3, 5)
     options = {"tiling": "blended", "tile": 3 * s, "overlap": s}
     plain = vae.decode(z, **options)
-    assert vae.plan_decode(1, 3, 3, 5, **options).tiled
+    assert vae.plan_decode(3, 3, 5, **options).tiled
     monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
     torch.testing.assert_close(vae.decode(z, **options), plain, rtol=0, atol=1e-5)
     video = torch.rand(1, 9, 2 * s, 3 * s, 3, generator=torch.Generator().manual_seed(0))

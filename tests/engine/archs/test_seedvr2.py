@@ -116,7 +116,7 @@ def test_every_stage(reduced, atol):
         (e.conv_in, "x", "conv_in"),
         (e.run_high, "x", "down0.downsampled"),
         (named(e, "down_blocks.1."), "down0.downsampled", "down1.downsampled"),
-        (e.run_mid, "down0.downsampled", "down2.downsampled"),
+        (e.between, "down0.downsampled", "down2.downsampled"),
         (named(e, "down_blocks.3."), "down2.downsampled", "down3.resnets"),
         (named(e, "mid_block."), "down3.resnets", "mid"),
         (e.run_low, "down2.downsampled", "moments"),

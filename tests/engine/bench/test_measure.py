@@ -42,7 +42,7 @@ def test_a_refused_plan_is_a_row_with_its_reason_and_a_bug_is_not(tiny, monkeypa
 
 def test_compiled_torch_says_how_much_was_compiled(tiny, monkeypatch):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    monkeypatch.setattr(peers, "_PARTS", ("run_mid",))
+    monkeypatch.setattr(peers, "_PARTS", ("between",))
     row = Bench(tiny, CPU, 1, 0).torch_peer(Case("decoder", "fp32", 5, 8, 8), "torch.compile")
     assert row["skipped"] is None and "compiled graphs, 0 graph breaks" in row["ran"]
 
@@ -65,7 +65,7 @@ def test_quality_is_that_of_values_fp32_leaves_unclamped():
 
 
 def test_weights_of_no_vae_are_refused():
-    with pytest.raises(CheckpointError, match="not a video VAE"):
+    with pytest.raises(CheckpointError, match="not a VAE"):
         Bench(Checkpoint({"a": torch.zeros(1)}), CPU, 1, 0)
 
 

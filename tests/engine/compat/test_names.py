@@ -15,6 +15,8 @@ from zerowaste_vae.engine.compat import names as compat
 from zerowaste_vae.engine.compat import passes
 from zerowaste_vae.engine.memory import GIB
 from zerowaste_vae.engine.options import DEFAULTS, TOGGLES
+from zerowaste_vae.engine.planning.budget import Limits
+from zerowaste_vae.engine.request import Request
 from zerowaste_vae.engine.vae import VideoVAE
 
 DOCUMENTED = {
@@ -94,7 +96,7 @@ def test_integrated_vae_decodes_within_its_target(tiny, noise, lines):
 
 def test_integrated_vae_tiles_only_when_it_may(tiny, noise, lines):
     z = noise(1, 16, 1, 24, 24)  # one frame: no leaner steps than all at once
-    whole = tiny.planner.plan("decoder", 1, 1, 24, 24, tiling="untiled").peak_bytes
+    whole = tiny.planner.plan("decoder", (1, 24, 24), Request("untiled")).peak_bytes
     small = compat.BlackwellIntegratedVAE(tiny, vram_gb=(whole - 1) / GIB, target_vram_usage=1.0)
     with pytest.raises(PlanError):
         small.decode(z, use_tiling=False)
@@ -140,13 +142,13 @@ def test_benchmark_prints_what_it_returns(tiny, noise, capsys):
 
 
 def test_tile_size_is_the_largest_that_fits(tiny, lines):
-    gb = 1.2 * tiny.planner.plan("decoder", 1, 8, 24, 24, tiling="untiled").peak_bytes / GIB
+    gb = 1.2 * tiny.planner.plan("decoder", (8, 24, 24), Request("untiled")).peak_bytes / GIB
     same, tile = compat.optimize_vae_for_blackwell_sm120(tiny, vram_gb=gb, target_vram_usage=1.0)
     assert same is tiny and tile % 64 == 0
 
     def needs(side):
-        return tiny.planner.plan("decoder", 1, 8, side // 8, side // 8, tiling="untiled", chunk=1,
-                                 target=int(gb * GIB)).peak_bytes  # fmt: skip
+        size = 8, side // 8, side // 8
+        return tiny.planner.plan("decoder", size, Request("untiled", chunk=1), Limits(int(gb * GIB))).peak_bytes
 
     assert needs(tile) <= gb * GIB
     with pytest.raises(PlanError):

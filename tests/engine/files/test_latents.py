@@ -99,7 +99,18 @@ def test_files_that_are_no_latents(tmp_path):
             assert name in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_only_five_axes_are_written(tmp_path):
+def test_only_batches_are_written(tmp_path):
     with pytest.raises(InputError, match="is not"):
-        write_latent(tmp_path / "a.safetensors", torch.zeros(16, 1, 2, 2))
+        write_latent(tmp_path / "a.safetensors", torch.zeros(16, 2, 2))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["a.safetensors", "a.latent"])
+def test_pictures_have_four_axes(tmp_path, name):
+    """Of 16 pictures with 16 channels, too, and of one whose channels could be frames of fewer."""
+    for shape in ((16, 16, 3, 2), (1, 32, 2, 2)):
+        z = torch.rand(shape)
+        write_latent(tmp_path / name, z)
+        assert torch.equal(read_latent(tmp_path / name, shape[1], still=True), z[:, :, None])
+    with pytest.raises(InputError, match="has 32 channels, not 16"):
+        read_latent(tmp_path / name, 16, still=True)

@@ -125,12 +125,12 @@ def test_a_file_of_it_is_loaded_planned_tiled_and_streamed(toy, latent, tmp_path
     monkeypatch.setattr(registry, "KEY_SETS", (*registry.KEY_SETS, TOY.keys))
     plain = load(tmp_path / "toy.safetensors", device="cpu")
     assert plain.arch == "toy"
-    assert not plain.plan_decode(1, 5, 9, 6).fused
+    assert not plain.plan_decode(5, 9, 6).fused
     assert why_off("toy", Config(), torch.bfloat16, CPU, emulate=True) is None
     assert "widths [24]" in why_off("toy", Config((24, 48)), torch.bfloat16, CPU, emulate=True)
     monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
     fused, z = load(tmp_path / "toy.safetensors", device="cpu"), latent[None]
-    assert fused.plan_decode(1, 5, 9, 6).fused
+    assert fused.plan_decode(5, 9, 6).fused
     torch.testing.assert_close(fused.decode(z), pictures(toy, latent)[None], rtol=0, atol=atol)
     tiles = {"tiling": "blended", "tile": 8, "overlap": 4, "chunk": 2}
     torch.testing.assert_close(fused.decode(z, **tiles), plain.decode(z, **tiles), rtol=0, atol=atol)

@@ -1,21 +1,24 @@
 """Where the memory target comes from."""
 
+from dataclasses import astuple
+
 import pytest
 import torch
 from zerowaste_vae.engine.memory import GIB
 from zerowaste_vae.engine.planning import budget
+from zerowaste_vae.engine.request import Request
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 
 def test_cpu_target(monkeypatch):
     monkeypatch.setattr(budget, "available_ram", lambda: 8 * GIB)
-    assert budget.memory_target(CPU, None, None, GIB) == 5 * GIB
-    assert budget.memory_target(CPU, 0, 0, GIB) == 5 * GIB
-    assert budget.memory_target(CPU, None, 3, 0) == 3 * GIB
-    assert budget.memory_target(CPU, 2, 3, 0) == 2 * GIB
+    assert budget.Machine.now(CPU, GIB).target(None, None)[0] == 5 * GIB
+    assert budget.Machine.now(CPU, GIB).target(0, 0)[0] == 5 * GIB
+    assert budget.Machine.now(CPU, 0).target(None, 3)[0] == 3 * GIB
+    assert budget.Machine.now(CPU, 0).target(2, 3)[0] == 2 * GIB
     monkeypatch.setattr(budget, "available_ram", lambda: None)
-    assert budget.memory_target(CPU, None, None, 0) is None
+    assert budget.Machine.now(CPU, 0).target(None, None)[0] is None
 
 
 @pytest.mark.parametrize(
@@ -34,8 +37,8 @@ def test_cuda_target(monkeypatch, free, reserved, allocated, asked, expected):
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda d: reserved * GIB)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda d: allocated * GIB)
     held = min(allocated, 1) * GIB
-    assert budget.memory_target(GPU, asked, None, held) == expected * GIB
-    room = budget.memory_room(GPU, asked, held)
+    target, room, host = astuple(budget.Machine.now(GPU, held).limits(Request(vram_gb=asked, ram_gb=3)))
+    assert (target, host) == (expected * GIB, 3 * GIB)
     if asked:
         assert room is None  # the user's word is not raised
     else:

@@ -10,9 +10,11 @@ from zerowaste_vae.engine import log
 from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
 from zerowaste_vae.engine.errors import PlanError
 from zerowaste_vae.engine.options import DEFAULTS
+from zerowaste_vae.engine.planning.budget import Limits
 from zerowaste_vae.engine.planning.cost import leanest, quickest
 from zerowaste_vae.engine.planning.fused_walk import FusedWalk
 from zerowaste_vae.engine.planning.planner import Planner
+from zerowaste_vae.engine.request import Request
 from zerowaste_vae.engine.run.graphs import GRAPH_BYTES
 from zerowaste_vae.engine.run.parking import Parking
 
@@ -21,18 +23,18 @@ CONFIG = Config((128, 256, 512, 512), (128, 256, 512, 512))
 
 
 @pytest.fixture(scope="module")
-def path():
+def walk():
     return FusedWalk(ARCHITECTURE, CONFIG, torch.float16, DEFAULTS)
 
 
 @pytest.fixture(scope="module")
-def planner(path):
-    return Planner(path, lambda: True)
+def planner(walk):
+    return Planner(walk, lambda: True)
 
 
 def plan(planner, height, width, gb, host_gb=62.0, half="decoder", **options):
-    size = height // 8, width // 8
-    return planner.plan(half, 1, 6, *size, target=int(gb * GIB), host=int(host_gb * GIB), **options)
+    limits = Limits(int(gb * GIB), host=int(host_gb * GIB))
+    return planner.plan(half, (6, height // 8, width // 8), Request(**options), limits)
 
 
 @pytest.mark.parametrize(
@@ -49,22 +51,22 @@ def test_whole_frames_fit_small_cards(planner, height, width, gb, half):
     assert ("parked in host memory" in found.describe()) == bool(found.parking)
 
 
-def test_nothing_is_parked_without_need(planner, path):
+def test_nothing_is_parked_without_need(planner, walk):
     assert plan(planner, 720, 1280, 13).parking is None
     work = []
     for gb in (13, 9, 7, 5, 3):
         found = plan(planner, 720, 1280, gb)
         steps = found.steps
-        sizes = path.sizes("decoder", steps.latents, steps.frames, 90, 160, torch.float32, None, found.parking)
+        sizes = walk.sizes("decoder", steps.latents, steps.frames, 90, 160, torch.float32, None, found.parking)
         assert sizes.host == found.host_bytes
         work.append(sizes.work / steps.latents)
     assert work == sorted(work)
 
 
-def test_1080p_hides_its_copies_below_13_gb(planner, path):
+def test_1080p_hides_its_copies_below_13_gb(planner, walk):
     found = plan(planner, 1080, 1920, 13)
     size = found.steps.latents, found.steps.frames, 135, 240, torch.float32, None
-    assert path.sizes("decoder", *size, found.parking).work < 1.1 * path.sizes("decoder", *size).work
+    assert walk.sizes("decoder", *size, found.parking).work < 1.1 * walk.sizes("decoder", *size).work
 
 
 def test_more_host_memory_than_allowed_is_refused_with_the_way_out(planner):
@@ -109,8 +111,8 @@ def test_users_chunk_is_kept_when_parking(planner):
     assert plan(planner, 720, 1280, 4, chunk=3).steps.latents == 3
 
 
-def test_quickest_takes_the_room_and_no_longer_than_with_less(path):
-    measure = functools.partial(path.sizes, "decoder", 1, 4, 90, 160, torch.float16, None)
+def test_quickest_takes_the_room_and_no_longer_than_with_less(walk):
+    measure = functools.partial(walk.sizes, "decoder", 1, 4, 90, 160, torch.float16, None)
     free, least = measure(None), leanest(measure)
     assert quickest(measure, least.device - 1, None) is None
     last = 2 * least.work

@@ -7,13 +7,18 @@ from zerowaste_vae.engine import log
 from zerowaste_vae.engine.errors import Cancelled, InputError, PlanError
 from zerowaste_vae.engine.kernels.exact import as_products
 from zerowaste_vae.engine.planning import dryrun
+from zerowaste_vae.engine.planning.budget import Limits
+from zerowaste_vae.engine.request import Request
 
 GIB = 1 << 30
 
 
-def plan(vae, half="decoder", gb=None, **options):
-    target = None if gb is None else int(gb * GIB)
-    return vae.planner.plan(half, 1, 8, 40, 60, target=target, **options)
+SIZE = 8, 40, 60
+
+
+def plan(vae, half="decoder", gb=None, host=0, **options):
+    limits = Limits(None if gb is None else int(gb * GIB), host=host)
+    return vae.planner.plan(half, SIZE, Request(**options), limits)
 
 
 @pytest.mark.parametrize("half", ["decoder", "encoder"])
@@ -83,7 +88,7 @@ def test_describe_names_the_choice(vae):
 
 
 def test_longer_clips_need_no_more(vae):
-    short, long = (vae.planner.plan("decoder", 1, n, 40, 60) for n in (8, 400))
+    short, long = (vae.planner.plan("decoder", (n, 40, 60)) for n in (8, 400))
     assert short.peak_bytes == long.peak_bytes
 
 
@@ -110,20 +115,20 @@ def test_auto_raises_a_default_target_before_it_blends(vae, half):
         except PlanError:
             break
     target, room = int(0.9 * least), int(1.1 * least)
-    raised = vae.planner.plan(half, 1, 8, 40, 60, target=target, room=room)
+    raised = vae.planner.plan(half, SIZE, limits=Limits(target, room))
     assert (raised.tiled, raised.raised) == (False, room)
     assert target < raised.peak_bytes <= room
     assert "target of" in raised.describe() and "is raised to" in raised.describe()
-    blended = vae.planner.plan(half, 1, 8, 40, 60, target=target)  # the user's own target is not
+    blended = vae.planner.plan(half, SIZE, limits=Limits(target))  # the user's own target is not
     assert blended.tiled
     assert blended.peak_bytes <= target
     assert "blended tiles are approximate; 480x320 untiled needs" in blended.describe()
     assert " ram_gb" not in blended.note
-    within = vae.planner.plan(half, 1, 8, 40, 60, target=target, room=target + 1)  # not even what is free will do
+    within = vae.planner.plan(half, SIZE, limits=Limits(target, target + 1))  # not even what is free will do
     assert (within.tiled, within.raised) == (True, None)
     for tiling in ("untiled", "exact"):
         with pytest.raises(PlanError, match="480x320 untiled needs"):
-            vae.planner.plan(half, 1, 8, 40, 60, target=target, room=room, tiling=tiling)
+            vae.planner.plan(half, SIZE, Request(tiling), Limits(target, room))
 
 
 def test_blended_tiles_may_need_the_raised_target_too(vae):
@@ -133,7 +138,7 @@ def test_blended_tiles_may_need_the_raised_target_too(vae):
             plan(vae, gb=smallest * (1 - low / 100) / GIB)
             continue
         break
-    found = vae.planner.plan("decoder", 1, 8, 40, 60, target=int(smallest * (1 - low / 100)), room=smallest)
+    found = vae.planner.plan("decoder", SIZE, limits=Limits(int(smallest * (1 - low / 100)), smallest))
     assert found.tiled
     assert found.raised == smallest
     assert "nothing smaller fits" in found.note
@@ -199,7 +204,7 @@ def test_a_walk_takes_no_longer_for_a_long_chunk(vae_file, operations, half):
         vae = load(vae_file, device="cpu")
         operations[0] = 0
         with pytest.raises(PlanError):
-            vae.planner.plan(half, 1, 25_000, 40, 60, chunk=chunk, target=1 << 20)
+            vae.planner.plan(half, (25_000, 40, 60), Request(chunk=chunk), Limits(1 << 20))
         costs.append(operations[0])
     assert costs[1] < 1.1 * costs[0]
     assert costs[1] < 20_000  # of a handful of walks
@@ -207,12 +212,12 @@ def test_a_walk_takes_no_longer_for_a_long_chunk(vae_file, operations, half):
 
 def test_many_grids_take_few_walks(vae_file, operations):
     vae = load(vae_file, device="cpu")
-    vae.planner.plan("decoder", 1, 4, 64, 64)
+    vae.planner.plan("decoder", (4, 64, 64))
     one = operations[0]
-    found = vae.planner.plan("decoder", 1, 100, 2048, 2048, target=1 << 40)
+    found = vae.planner.plan("decoder", (100, 2048, 2048), limits=Limits(1 << 40))
     assert not found.tiled
     with pytest.raises(PlanError):
-        vae.planner.plan("decoder", 1, 100, 2048, 2048, target=1 << 30)
+        vae.planner.plan("decoder", (100, 2048, 2048), limits=Limits(1 << 30))
     assert operations[0] < 16 * one
 
 
@@ -226,7 +231,7 @@ def test_a_plan_stops_when_it_is_told_to(vae_file):
             raise Cancelled("cancelled")
 
     with pytest.raises(Cancelled):
-        load(vae_file, device="cpu").planner.plan("decoder", 1, 8, 40, 60, target=1 << 20, check=check)
+        load(vae_file, device="cpu").planner.plan("decoder", SIZE, limits=Limits(1 << 20), check=check)
     assert len(asked) == 2
 
 
@@ -248,7 +253,7 @@ def test_a_decode_can_be_stopped_while_it_is_planned(vae_file):
 
 
 def test_pixels_that_fill_no_latent_are_counted(vae):
-    plans = [vae.planner.plan("encoder", 1, 8, 40, 60, rest=rest) for rest in ((0, 0), (7, 0), (7, 7))]
+    plans = [vae.planner.plan("encoder", SIZE, rest=rest) for rest in ((0, 0), (7, 0), (7, 7))]
     peaks = [p.peak_bytes for p in plans]
     assert peaks == sorted(set(peaks))
 

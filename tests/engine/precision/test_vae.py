@@ -73,10 +73,10 @@ def test_what_is_asked_for_and_cannot_be(wide_file, noise):
     assert vae.precision == "fp16"
     vae.options = vae.options.switched(on=["triton_fusion"])
     assert vae.precision == "int8"
-    plan = vae.plan_decode(1, 2, 8, 8)
+    plan = vae.plan_decode(2, 8, 8)
     assert plan.fused
     fp16 = load(wide_file, precision="fp16", device="cpu")
-    assert not fp16.plan_decode(1, 2, 8, 8).fused
+    assert not fp16.plan_decode(2, 8, 8).fused
     # The toggle is there for speed, which a CPU has none of.
     fp16.options = fp16.options.switched(on=["fp8"])
     assert fp16.precision == "fp16"

@@ -7,6 +7,7 @@ import gc
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from zerowaste_vae import PlanError
+from zerowaste_vae.engine.request import Request
 from zerowaste_vae.engine.run.guard import Guard
 from zerowaste_vae.engine.run.pinned import POOL
 from zerowaste_vae.engine.run.pixels import StagedWriter
@@ -88,11 +89,10 @@ def events(vae):
 def leanest(vae, z, **options):
     """The plan of the least peak with whole frames."""
     options["tiling"] = "untiled"
-    size = z.shape[0], *z.shape[2:]
-    plan = vae.plan_decode(*size, **options)
+    plan, request = vae.plan_decode(*z.shape[2:], **options), Request(**options)
     while True:
         try:
-            plan = vae.plan_decode(*size, below=plan.peak_bytes, **options)
+            plan = vae._plan("decoder", z.shape[2:], request, below=plan.peak_bytes)
         except PlanError:
             return plan
 

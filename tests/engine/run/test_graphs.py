@@ -207,7 +207,7 @@ def test_why_there_are_none(vae, plain, noise):
     assert reason(plain) == "switched off"
     vae.decode(noise(1, 16, 1, 1, 1))
     assert reason(vae) == "no chunk came a second time"
-    plan = vae.plan_decode(1, 4, 1, 1)
+    plan = vae.plan_decode(4, 1, 1)
     parked = replace(plan, parking=Parking(None, 0))
     small = replace(plan, steps=Steps(2, 4))
     blended = replace(plan, grid=grid(16, 16, 96, 32, 8))

@@ -4,6 +4,7 @@ import pytest
 import torch
 from zerowaste_vae import Cancelled, PlanError
 from zerowaste_vae.engine.network.plain import Half
+from zerowaste_vae.engine.planning.budget import Machine
 from zerowaste_vae.engine.run import handover, parking
 from zerowaste_vae.engine.run import run as run_module
 from zerowaste_vae.engine.run.arena import Arena
@@ -103,7 +104,7 @@ def test_an_operator_that_finds_no_memory_is_tried_again(make_vae, noise, monkey
 
 def test_short_of_memory_between_two_chunks_the_clip_is_handed_over(make_vae, noise, monkeypatch):
     """The histories go on into a leaner plan, here one that parks them: no chunk is run twice."""
-    monkeypatch.setattr("zerowaste_vae.engine.core.host_budget", lambda *_: 1 << 30)
+    monkeypatch.setattr(Machine, "host", lambda *_: 1 << 30)
     vae, z = make_vae(), noise(2, 16, 4, 2, 3)
     options = {"chunk": 1}
     expected = vae.decode(z, **options)
@@ -160,7 +161,7 @@ def test_in_the_middle_of_a_chunk_the_clip_is_replayed(make_vae, noise, monkeypa
 
 @pytest.mark.parametrize("where", [Arena, Ring, parking.Parked])
 def test_memory_that_is_planned_may_not_be_there(make_vae, noise, monkeypatch, where):
-    monkeypatch.setattr("zerowaste_vae.engine.core.host_budget", lambda *_: 1 << 30)
+    monkeypatch.setattr(Machine, "host", lambda *_: 1 << 30)
     vae, z = make_vae(), noise(*SIZE)
     expected = vae.decode(z)
     gib = 0.0

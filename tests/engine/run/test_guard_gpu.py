@@ -57,7 +57,7 @@ def test_a_plan_that_does_not_fit_after_all(vae, noise, capped):
         expected = run()
         vae.release()
         allocated = torch.cuda.memory_allocated()
-        capped(int(0.8 * plan(1, *SIZE[2:]).peak_bytes))
+        capped(int(0.8 * plan(*SIZE[2:]).peak_bytes))
         assert torch.equal(run(), expected)
         print(events(vae), vae.last_report.plan)
         assert vae.last_report.events["oom_step_downs"] >= 1
@@ -72,7 +72,7 @@ def test_memory_that_others_take_during_a_run(vae, noise, capped, given_back):
     """Given back when asked, the decode goes on as it was; else it moves, between two chunks, into what is left."""
     z, hog = noise(*SIZE), []
     expected = vae.decode(z, output="float16", chunk=1)
-    capped(vae.plan_decode(1, *SIZE[2:], output="float16", chunk=1).peak_bytes + (512 << 20))
+    capped(vae.plan_decode(*SIZE[2:], output="float16", chunk=1).peak_bytes + (512 << 20))
 
     def others(done, total):
         if done == 3:
@@ -95,7 +95,7 @@ def test_parked_histories_are_handed_over(vae, noise, capped):
     z, hog = noise(*SIZE), []
     expected = vae.decode(z, output="float16")
     tight = {"output": "float16", "vram_gb": 1.8}
-    plan = vae.plan_decode(1, *SIZE[2:], **tight)
+    plan = vae.plan_decode(*SIZE[2:], **tight)
     assert plan.parking is not None
     capped(plan.peak_bytes + (512 << 20))
     out = vae.decode(z, **tight, progress=lambda *_: hog or hog.extend(take_everything()))

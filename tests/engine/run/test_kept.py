@@ -1,4 +1,4 @@
-"""Memory between two runs: one holder's at most, and nobody's for longer than the holder lives."""
+"""Memory between two runs: one holder's at most on each device, and nobody's for longer than the holder lives."""
 
 import torch
 from zerowaste_vae.engine.run.kept import Kept
@@ -7,8 +7,8 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 
 
 class Holder:
-    def __init__(self, nbytes):
-        self.nbytes, self.device, self.freed = nbytes, CPU, 0
+    def __init__(self, nbytes, device=CPU):
+        self.nbytes, self.device, self.freed = nbytes, device, 0
 
     def free(self):
         self.freed += 1
@@ -18,7 +18,7 @@ def test_the_holder_takes_it_up_again():
     kept, holder = Kept(), Holder(3)
     kept.keep(holder)
     assert kept.nbytes(CPU) == 3 and kept.nbytes(META) == 0
-    assert kept.take(holder) and not kept.take(holder)
+    assert kept.take(CPU, holder) and not kept.take(CPU, holder)
     assert kept.nbytes(CPU) == 0 and not holder.freed
 
 
@@ -27,7 +27,7 @@ def test_another_one_and_release_free_it():
     kept.keep(first)
     kept.keep(second)
     assert (first.freed, second.freed, kept.nbytes(CPU)) == (1, 0, 2)
-    assert not kept.take(first)
+    assert not kept.take(CPU, first)
     assert second.freed == 1
     kept.keep(first)
     kept.release()
@@ -38,4 +38,20 @@ def test_another_one_and_release_free_it():
 def test_a_holder_that_is_gone_holds_nothing():
     kept = Kept()
     kept.keep(Holder(1))
-    assert kept.nbytes(CPU) == 0 and not kept.take(None)
+    assert kept.nbytes(CPU) == 0 and not kept.take(CPU, None)
+
+
+def test_devices_do_not_take_each_others():
+    """Two GPUs of one process, in two threads: neither frees what the other's next call would go on with."""
+    kept, here, there = Kept(), Holder(1), Holder(2, META)
+    kept.keep(here)
+    kept.keep(there)
+    assert (kept.nbytes(CPU), kept.nbytes(META)) == (1, 2)
+    assert not kept.take(META, None) and (here.freed, there.freed) == (0, 1)
+    kept.keep(there)
+    kept.release(CPU)
+    assert (here.freed, there.freed) == (1, 1)
+    assert kept.take(META, there)
+    kept.keep(there)
+    kept.release()
+    assert there.freed == 2

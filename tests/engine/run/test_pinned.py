@@ -3,12 +3,13 @@
 import logging
 import threading
 import time
+from functools import partial
 
 import pytest
 import torch
 from zerowaste_vae.engine import log
 from zerowaste_vae.engine.planning import budget as memory
-from zerowaste_vae.engine.planning.budget import host_budget
+from zerowaste_vae.engine.planning.budget import Machine
 from zerowaste_vae.engine.run import devices
 from zerowaste_vae.engine.run.pinned import POOL, PinnedPool
 from zerowaste_vae.engine.run.pixels import StagedReader, StagedWriter
@@ -131,12 +132,13 @@ def test_what_the_pool_keeps_for_the_next_run_counts_as_free(monkeypatch):
     free = 10 << 20
     monkeypatch.setattr(memory, "available_ram", lambda: free - POOL.nbytes)
     POOL.release()
-    before = host_budget(GPU, None)
+    here = partial(Machine.bare, GPU, None)
+    before = here().half_ram
     assert before == free // 2
     block = POOL.take(4 << 20)
-    assert host_budget(GPU, None) == (free - (4 << 20)) // 2
+    assert here().half_ram == (free - (4 << 20)) // 2
     POOL.give(block)
-    assert host_budget(GPU, None) == before
+    assert here().half_ram == before
     POOL.release()
 
 

@@ -114,7 +114,7 @@ LARGEST, ROOM = (1440, 2560, 2, 10), 62
 def locked(vae):
     """Host memory for the one that parks most, locked once: whichever comes first, it is there for all."""
     height, width, latents, gb = LARGEST
-    plan = vae.plan_decode(1, latents, height // 8, width // 8, vram_gb=gb, ram_gb=ROOM, output="uint8")
+    plan = vae.plan_decode(latents, height // 8, width // 8, vram_gb=gb, ram_gb=ROOM, output="uint8")
     POOL.give(POOL.take(plan.host_bytes, SPARE_BYTES))
 
 
@@ -126,10 +126,10 @@ def locked(vae):
      ("encode", 720, 1280, 4, 13), ("encode", 720, 1280, 4, 3), ("encode", 1080, 1920, 3, 8)],
 )  # fmt: skip
 def test_reserved_memory_meets_the_stated_peak(settled, locked, noise, capped, half, height, width, latents, gb):
-    vae, size = settled, (1, latents, height // 8, width // 8)
+    vae, size = settled, (latents, height // 8, width // 8)
     if half == "decode":
         options = {"vram_gb": gb, "ram_gb": ROOM, "output": "uint8"}
-        plan, source = vae.plan_decode(*size, **options), noise(1, 16, *size[1:]).half()
+        plan, source = vae.plan_decode(*size, **options), noise(1, 16, *size).half()
     else:
         options = {"vram_gb": gb}
         plan = vae.plan_encode(*size, **options)
@@ -148,7 +148,7 @@ def test_reserved_memory_meets_the_stated_peak(settled, locked, noise, capped, h
 @pytest.mark.parametrize(("height", "width"), [(727, 1287), (1085, 1926)])
 def test_pixels_that_fill_no_latent_are_stated(settled, noise, height, width):
     foreign = torch.cuda.memory_allocated() - settled.planner._weights
-    size, rest = (1, 2, height // 8, width // 8), (height % 8, width % 8)
+    size, rest = (2, height // 8, width // 8), (height % 8, width % 8)
     plan = settled.plan_encode(*size, vram_gb=100, rest=rest)
     settled.encode((noise(5, height, width, 3) * 50 + 128).clamp(0, 255).byte(), vram_gb=100)
     allocated = torch.cuda.max_memory_allocated() - foreign
@@ -163,9 +163,9 @@ def test_attention_takes_no_more_than_is_stated(noise, height, width):
     vae = make("seedvr2-tiny", "fp16")
     foreign = torch.cuda.memory_allocated() - vae.planner._weights
     torch.cuda.reset_peak_memory_stats()
-    size = 1, 1, height // 8, width // 8
+    size = 1, height // 8, width // 8
     plan = vae.plan_decode(*size, vram_gb=20, tiling="untiled", output="uint8")
-    vae.decode(noise(1, 16, *size[1:]).half(), vram_gb=20, tiling="untiled", output="uint8")
+    vae.decode(noise(1, 16, *size).half(), vram_gb=20, tiling="untiled", output="uint8")
     assert vae.last_report.mode.startswith("fused")
     allocated = torch.cuda.max_memory_allocated() - foreign
     print(f"decode {width}x{height}: {plan.describe()}; allocated {allocated / GIB:.2f} GB")
@@ -177,7 +177,7 @@ def test_long_clips_need_no_more_host_memory_than_their_frames(settled, noise):
     unless it is there already. A second copy in float32 would be 3.5 GB."""
     for gb, latents in ((100, 80), (4, 20)):
         z = noise(1, 16, latents, 90, 160).half()
-        plan = settled.plan_decode(1, latents, 90, 160, vram_gb=gb, output="uint8")
+        plan = settled.plan_decode(latents, 90, 160, vram_gb=gb, output="uint8")
         settled.decode(z[:, :, :2], vram_gb=gb, output="uint8")
         idle = max((block.numel() for block in POOL._idle), default=0)
         parked = max(0, plan.host_bytes - idle)

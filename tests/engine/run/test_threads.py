@@ -118,7 +118,7 @@ def test_threads_that_share_a_vae(fused, noise):
 def test_overlapping_calls_share_nothing_they_write(fused, noise, monkeypatch):
     """Neither packed weights nor runs with their notes; the next call alone is the VAE's own again."""
     used, half = [], FusedHalves.half
-    monkeypatch.setattr(FusedHalves, "half", lambda path, *a: used.append((path, path.runs)) or half(path, *a))
+    monkeypatch.setattr(FusedHalves, "half", lambda halves, *a: used.append((halves, halves.runs)) or half(halves, *a))
     z = noise(1, 16, 2, 1, 1)
     frames = fused.decode(z, chunk=1)
     again = []
@@ -177,8 +177,8 @@ def test_kept_memory_goes_to_one_of_two_threads():
     kept, holder = Kept(), Holder()
     kept.keep(holder)
     kept._lock = Overtaken(kept._lock, kept.release)
-    assert not kept.take(holder) and holder.freed == 1
+    assert not kept.take(holder.device, holder) and holder.freed == 1
     kept.keep(holder)
-    assert kept.take(holder) and not kept.take(holder) and holder.freed == 1
+    assert kept.take(holder.device, holder) and not kept.take(holder.device, holder) and holder.freed == 1
 
 

@@ -15,6 +15,7 @@ from zerowaste_vae.engine import log
 from zerowaste_vae.engine.kernels import targets
 from zerowaste_vae.engine.kernels.probe import dispatch
 from zerowaste_vae.engine.planning import budget as memory
+from zerowaste_vae.engine.request import Request
 from zerowaste_vae.engine.run import graphs, pinned
 from zerowaste_vae.engine.run import run as run_module
 from zerowaste_vae.engine.run.kept import KEPT
@@ -50,10 +51,9 @@ def vae(file):
 
 def parked(vae, z, **options):
     """The target, in GB, of the first plan that parks histories in host memory."""
-    size = z.shape[0], *z.shape[2:]
-    plan = vae.plan_decode(*size, **options)
+    plan = vae.plan_decode(*z.shape[2:], **options)
     while not plan.host_bytes:
-        plan = vae.plan_decode(*size, below=plan.peak_bytes, **options)
+        plan = vae._plan("decoder", z.shape[2:], Request(**options), below=plan.peak_bytes)
     foreign = max(0, torch.cuda.memory_allocated(vae.device) - vae._held("decoder"))
     return (plan.peak_bytes + foreign + (1 << 20)) / GIB
 
@@ -180,7 +180,7 @@ def test_the_same_parked_call_is_planned_again(vae, noise, monkeypatch):
     z = noise(*SIZE)
     expected, gb = vae.decode(z), parked(vae, z)
     POOL.release()
-    need = vae.plan_decode(1, *SIZE[2:], vram_gb=gb, ram_gb=64).host_bytes
+    need = vae.plan_decode(*SIZE[2:], vram_gb=gb, ram_gb=64).host_bytes
     monkeypatch.setattr(memory, "available_ram", lambda: int(2.2 * need) + (64 << 20) - POOL.nbytes)
     plans = []
     for _ in range(3):

@@ -22,13 +22,13 @@ CONFIG = Config((128, 256, 512, 512), (128, 256, 512, 512))
 META = torch.device("meta")
 
 
-def path_of(architecture, config, dtype):
+def walk_of(architecture, config, dtype):
     return FusedWalk(architecture, config, dtype, DEFAULTS)
 
 
 @pytest.fixture(scope="module")
-def path():
-    return path_of(ARCHITECTURE, CONFIG, torch.float16)
+def walk():
+    return walk_of(ARCHITECTURE, CONFIG, torch.float16)
 
 
 @pytest.mark.parametrize("sm", [80, 90, 100, 120])
@@ -65,22 +65,22 @@ def test_sums_live_as_long_as_they_are_referred_to():
 
 
 @pytest.mark.parametrize("half", ["decoder", "encoder"])
-def test_sums_of_large_frames_are_in_the_plan(path, half):
+def test_sums_of_large_frames_are_in_the_plan(walk, half):
     """At 7680x4320 those of one norm take 66 MB a frame, and three of them may be there."""
-    network = path.network(half)
+    network = walk.network(half)
     size = (1, 540, 960, 1, torch.float32) if half == "decoder" else (1, 4320, 7680, 1)
     run = network.plan(*size, META)
     one = sums_bytes((1, 4320, 7680, 128), 32)
     assert one > 60e6
     assert 2 * one <= run.walk.peak <= 8 * one
     assert run.nbytes == run.arena.peak + run.walk.peak + sum(r.nbytes for r in run.rings.values())
-    assert path.sizes(half, 1, 1, 540, 960, torch.float32).device > run.nbytes + TEMPORARY_BYTES
+    assert walk.sizes(half, 1, 1, 540, 960, torch.float32).device > run.nbytes + TEMPORARY_BYTES
 
 
-def test_frames_that_fill_no_latent_are_in_the_plan(path):
+def test_frames_that_fill_no_latent_are_in_the_plan(walk):
     """113 MiB at 1287x727."""
-    even, odd = (path.sizes("encoder", 1, 1, 90, 160, torch.float32, rest=rest).device for rest in ((0, 0), (7, 7)))
-    real = path.network("encoder").plan(1, 727, 1287, 1, META).nbytes - path.network("encoder").plan(1, 720, 1280, 1,
+    even, odd = (walk.sizes("encoder", 1, 1, 90, 160, torch.float32, rest=rest).device for rest in ((0, 0), (7, 7)))
+    real = walk.network("encoder").plan(1, 727, 1287, 1, META).nbytes - walk.network("encoder").plan(1, 720, 1280, 1,
                                                                                                META).nbytes
     assert odd - even >= real > 50 << 20
 
@@ -90,11 +90,11 @@ def test_frames_that_fill_no_latent_are_in_the_plan(path):
 @pytest.mark.parametrize("family", ["seedvr2", "wan2.1", "wan2.2"])
 def test_equal_steps_are_walked_once_and_count_as_often(family, half, parking, monkeypatch):
     if family == "seedvr2":
-        path = path_of(ARCHITECTURE, Config((32, 64, 64, 64), (32, 64, 64, 64)), torch.float16)
+        walk = walk_of(ARCHITECTURE, Config((32, 64, 64, 64), (32, 64, 64, 64)), torch.float16)
     else:
         widths = (32, 64, 64, 64)
         architecture = wan.WAN21 if family == "wan2.1" else wan.WAN22
-        path = path_of(architecture, wan.Config(widths, widths, 16 if family == "wan2.1" else 48,
+        walk = walk_of(architecture, wan.Config(widths, widths, 16 if family == "wan2.1" else 48,
                                                 1 if family == "wan2.1" else 2), torch.bfloat16)  # fmt: skip
     calls = []
     inputs = Run.inputs
@@ -107,7 +107,7 @@ def test_equal_steps_are_walked_once_and_count_as_often(family, half, parking, m
 
     def sizes(latents, frames):
         calls.clear()
-        found = path._dry_run(half, latents, frames, 16, 24, torch.float32, None, parking, (0, 0))
+        found = walk._dry_run(half, latents, frames, 16, 24, torch.float32, None, parking, (0, 0))
         return found, len(calls)
 
     short, few = sizes(4, 1)

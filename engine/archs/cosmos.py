@@ -1,0 +1,104 @@
+"""Cosmos' tokenizer CV8x8x8: 8x8 pixels and 8 frames into 16 channels, causal, 4x4x4 of them by wavelets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..network.ops.factorised import Conv, MeanDown, MeanUp, Moments, Res, WaveletPatches, WaveletPixels
+from ..network.ops.norm import Group
+from ..network.ops.pointwise import Pointwise
+from ..network.ops.resnet import Names
+from ..network.ops.statistics import ByFrame
+from ..network.ops.time_attention import SpaceAttention, TimeAttention
+from ..network.program import STEP, TILES, Program, Step
+from .arch import Architecture, KeySet, Published, Shapes
+
+NAMES = Names("norm1.norm", "conv1", "norm2.norm", "conv2", "nin_shortcut.conv3d")
+NORM = Group(1)
+PATCH, PERIOD = 4, 16
+#: Of the latents that samplers have.
+SCALE = 0.5
+#: From full to lowest resolution.
+Three = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Widths from full to lowest resolution, e.g. (256, 512, 512). None: that half is absent from the file. enters:
+    channels behind the encoder's first convolution."""
+
+    encoder_widths: Three | None
+    decoder_widths: Three | None
+    enters: int = 128
+    latent_channels: int = 16
+    norm_groups: None = None
+
+    @classmethod
+    def from_shapes(cls, shapes: Shapes, norm_groups: int | None = None) -> Config:
+        """`norm_groups` has no meaning here."""
+
+        def widths(half: str, row: str) -> Three | None:
+            names = [f"{half}.{row}.{i}.block.0.conv1.0.conv3d.bias" for i in range(3)]
+            return tuple(shapes[n][0] for n in names) if all(n in shapes for n in names) else None
+
+        latent = shapes.get("post_quant_conv.conv3d.bias", shapes.get("quant_conv.conv3d.bias", (16,)))[0]
+        enters = shapes.get("encoder.conv_in.0.conv3d.bias", (128,))[0]
+        return cls(widths("encoder", "down"), widths("decoder", "up"), enters, latent)
+
+
+def decoder(config: Config) -> Program | None:
+    if config.decoder_widths is None:
+        return None
+    high, mid, low = config.decoder_widths
+    latent = config.latent_channels
+
+    def level(i: int, c_in: int, width: int) -> list[Step]:
+        return [Res(f"up.{i}.block.{j}", c_in if j == 0 else width, width, NORM, NAMES) for j in range(3)]
+
+    return Program.of(
+        "decoder", latent,
+        ByFrame("/latent_mean", "/latent_std", latent, PERIOD, SCALE),
+        Pointwise("/post_quant_conv", latent, latent, layer="conv3d"),
+        Conv("conv_in", latent, low), *_middle(low), *level(2, low, low), *level(1, low, mid), TILES,
+        MeanUp("up.1.upsample", mid), STEP,
+        *level(0, mid, high), WaveletPixels("norm_out.norm", "conv_out", high, NORM, PATCH, "unpatcher3d"),
+        single=True,
+    )  # fmt: skip
+
+
+def encoder(config: Config) -> Program | None:
+    if config.encoder_widths is None:
+        return None
+    high, mid, low = config.encoder_widths
+    latent = config.latent_channels
+
+    def level(i: int, c_in: int, width: int) -> list[Step]:
+        return [Res(f"down.{i}.block.{j}", c_in if j == 0 else width, width, NORM, NAMES) for j in range(2)]
+
+    return Program.of(
+        "encoder", 3,
+        WaveletPatches("patcher3d", 8, PATCH), Conv("conv_in", 3 * PATCH**3, config.enters),
+        *level(0, config.enters, high), STEP,
+        MeanDown("down.0.downsample", high), TILES,
+        *level(1, high, mid), *level(2, mid, low), *_middle(low),
+        Moments("norm_out.norm", "conv_out", low, latent, NORM),
+        Pointwise("/quant_conv", latent, latent, layer="conv3d"),
+        ByFrame("/latent_mean", "/latent_std", latent, PERIOD, SCALE, leaves=True),
+        single=True,
+    )  # fmt: skip
+
+
+def _middle(width: int) -> list[Step]:
+    return [
+        Res("mid.block_1", width, width, NORM, NAMES),
+        SpaceAttention("mid.attn_1.0", width, NORM),
+        TimeAttention("mid.attn_1.1", width, NORM),
+        Res("mid.block_2", width, width, NORM, NAMES),
+    ]
+
+
+ARCHITECTURE = Architecture(
+    KeySet("cosmos", ("decoder.unpatcher3d.wavelets", "encoder.patcher3d.wavelets")),
+    8, 8, 1.0, Config.from_shapes, encoder, decoder, native="bf16",
+    published=Published("Cosmos CV8x8x8", Config((256, 512, 512), (256, 512, 512)), r"cosmos", ("cosmos",)),
+)  # fmt: skip

@@ -1,0 +1,210 @@
+"""Image VAEs of the KL family: 8x8 pixels into 4 channels (Stable Diffusion 1, 2 and XL), 16 (SD3, Flux, Z-Image) or
+32, which Flux.2 packs by 2x2 into 128. Every latent is a picture of its own."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import re
+from dataclasses import dataclass
+
+from ..errors import InputError
+from ..network.ops.attention import Attention, Parts
+from ..network.ops.conv import Conv
+from ..network.ops.ends import Linear, Moments, Pixels
+from ..network.ops.nearest_up import NearestUp
+from ..network.ops.norm import Group
+from ..network.ops.resnet import Names, Res
+from ..network.ops.strided_down import StridedDown
+from ..network.packing import PackedLatents
+from ..network.program import STEP, TILES, Program, Step
+from .arch import DEFAULT_GROUPS, Architecture, KeySet, Published, Shapes, Widths, groups_of, level_widths
+
+NAMES = Names(conv_shortcut="nin_shortcut")
+PARTS = Parts("norm", "q", "k", "v", "proj_out", convs=True)
+
+
+@dataclass(frozen=True)
+class Config:
+    """Widths from full to lowest resolution, e.g. (128, 256, 512, 512). None: that half is absent from the file.
+
+    latent_channels: what the file's 1x1 convolutions make of the network's z_channels, or the same where it has none.
+    resnets: of a level of the encoder and of the decoder.
+    """
+
+    encoder_widths: Widths | None
+    decoder_widths: Widths | None
+    latent_channels: int = 16
+    z_channels: int = 16
+    quantised: bool = False
+    resnets: tuple[int, int] = (2, 3)
+    attention: bool = True
+    norm_groups: int = DEFAULT_GROUPS
+
+    @classmethod
+    def from_shapes(cls, shapes: Shapes, norm_groups: int | None = None) -> Config:
+        """`norm_groups` None means 32 if it divides all widths."""
+        encoder, decoder = _widths(shapes, "encoder.down"), _widths(shapes, "decoder.up")
+        normed = [*(encoder or ()), *(decoder or ())]
+        colours = {"decoder.conv_out.bias": shapes.get("decoder.conv_out.bias", (3,))[0]}
+        if encoder:
+            colours["encoder.conv_in.weight"] = _inputs(shapes, "encoder.conv_in", encoder[0]) or 3
+        for name, number in colours.items():
+            if number != 3:
+                raise InputError(f"{name} is for {number} colour channels; only RGB networks are run")
+        z = _inputs(shapes, "decoder.conv_in", decoder[-1]) if decoder else 0
+        z = z or shapes.get("encoder.conv_out.bias", (32,))[0] // 2
+        quantised = "post_quant_conv.bias" in shapes or "quant_conv.bias" in shapes
+        latent = z
+        if "post_quant_conv.weight" in shapes:
+            latent = math.prod(shapes["post_quant_conv.weight"]) // z
+        elif "quant_conv.bias" in shapes:
+            latent = shapes["quant_conv.bias"][0] // 2
+        resnets = (_count(shapes, "encoder.down.0.block.{}.conv1.bias") or 2,
+                   _count(shapes, "decoder.up.0.block.{}.conv1.bias") or 3)  # fmt: skip
+        attention = any(f"{half}.mid.attn_1.norm.bias" in shapes for half in ("encoder", "decoder"))
+        return cls(encoder, decoder, latent, z, quantised, resnets, attention, groups_of(normed, norm_groups))
+
+
+def _count(shapes: Shapes, name: str) -> int:
+    """Names that there are, numbered from 0 on."""
+    return next(i for i in itertools.count() if name.format(i) not in shapes)
+
+
+def _widths(shapes: Shapes, row: str) -> Widths | None:
+    name = row + ".{}.block.0.conv1.bias"
+    levels = _count(shapes, name)
+    return level_widths(shapes, [name.format(i) for i in range(levels)]) if levels > 1 else None
+
+
+def _inputs(shapes: Shapes, conv: str, width: int) -> int:
+    """Channels that a 3x3 convolution to `width` reads, whatever shape its weight lies in; 0: there is none."""
+    shape = shapes.get(f"{conv}.weight")
+    if shape is not None and len(shape) == 5:
+        raise InputError(f"{conv}.weight is a convolution in time too: not an image VAE of this family")
+    return 0 if shape is None else math.prod(shape) // (9 * width)
+
+
+def decoder(config: Config) -> Program | None:
+    if config.decoder_widths is None:
+        return None
+    w, z, norm = config.decoder_widths[::-1], config.z_channels, Group(config.norm_groups)
+    last = len(w) - 1
+
+    def level(i: int) -> list[Step]:
+        ins = (w[max(i - 1, 0)], *[w[i]] * (config.resnets[1] - 1))
+        steps: list[Step] = [Res(f"up.{last - i}.block.{j}", c, w[i], norm, NAMES) for j, c in enumerate(ins)]
+        if i < last:
+            steps.append(NearestUp(f"up.{last - i}.upsample", w[i], w[i], temporal=False, conv="conv"))
+        return steps
+
+    first = [Linear("/post_quant_conv", config.latent_channels, z)] if config.quantised else []
+    return Program.of(
+        "decoder", config.latent_channels,
+        *first, Conv("conv_in", z, w[0]), *_middle(config, w[0]), TILES,
+        *itertools.chain(*map(level, range(len(w)))), Pixels("norm_out", "conv_out", w[last], norm),
+        taps=1,
+    )  # fmt: skip
+
+
+def encoder(config: Config) -> Program | None:
+    if config.encoder_widths is None:
+        return None
+    w, z, norm = config.encoder_widths, config.z_channels, Group(config.norm_groups)
+    last = len(w) - 1
+
+    def level(i: int) -> list[Step]:
+        ins = (w[max(i - 1, 0)], *[w[i]] * (config.resnets[0] - 1))
+        steps: list[Step] = [Res(f"down.{i}.block.{j}", c, w[i], norm, NAMES) for j, c in enumerate(ins)]
+        if i < last:
+            steps.append(StridedDown(f"down.{i}.downsample", w[i], temporal=False))
+        return steps
+
+    end = [Linear("/quant_conv", 2 * z, 2 * config.latent_channels)] if config.quantised else []
+    return Program.of(
+        "encoder", 3,
+        Conv("conv_in", 3, w[0]), *level(0), STEP,
+        *itertools.chain(*map(level, range(1, last))), TILES,
+        *level(last), *_middle(config, w[last]), Moments("norm_out", "conv_out", w[last], 2 * z, norm), *end,
+        taps=1,
+    )  # fmt: skip
+
+
+def _middle(config: Config, width: int) -> list[Step]:
+    norm = Group(config.norm_groups)
+    attention = [Attention("mid.attn_1", width, norm, parts=PARTS)] if config.attention else []
+    return [
+        Res("mid.block_1", width, width, norm, NAMES), *attention, Res("mid.block_2", width, width, norm, NAMES)
+    ]  # fmt: skip
+
+
+def _spatial(config: Config) -> int:
+    return 2 ** (len(config.decoder_widths or config.encoder_widths or ()) - 1)
+
+
+# -- names ------------------------------------------------------------------------------------------------------------
+
+_ATTENTION = {
+    "group_norm": "norm", "to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "proj_out",
+    "query": "q", "key": "k", "value": "v", "proj_attn": "proj_out",
+}  # fmt: skip
+_MOVED = {"encoder.quant_conv": "quant_conv", "decoder.post_quant_conv": "post_quant_conv"}
+
+
+def _original(names: list[str]) -> dict[str, str | None]:
+    """Diffusers' names to the original ones; others stay as they are."""
+    levels = 1 + max((int(m[1]) for n in names if (m := re.match(r"decoder\.up_blocks\.(\d+)\.", n))), default=0)
+
+    def up(m: re.Match[str]) -> str:
+        return f"decoder.up.{levels - 1 - int(m[1])}."
+
+    def one(name: str) -> str:
+        name = re.sub(r"^decoder\.up_blocks\.(\d+)\.", up, name)
+        name = re.sub(r"^encoder\.down_blocks\.(\d+)\.", r"encoder.down.\1.", name)
+        name = re.sub(r"\.(up|down)samplers\.0\.", r".\1sample.", name)
+        name = re.sub(r"\.mid_block\.resnets\.(\d)\.", lambda m: f".mid.block_{int(m[1]) + 1}.", name)
+        name = re.sub(r"\.resnets\.(\d+)\.", r".block.\1.", name)
+        name = name.replace(".conv_shortcut.", ".nin_shortcut.").replace(".conv_norm_out.", ".norm_out.")
+        if m := re.fullmatch(r"(\w+)\.mid_block\.attentions\.0\.(.+)\.(\w+)", name):
+            name = f"{m[1]}.mid.attn_1.{_ATTENTION.get(m[2], m[2])}.{m[3]}"
+        return name
+
+    return {name: one(name) for name in names}
+
+
+def _beside(names: list[str]) -> dict[str, str | None]:
+    """Some files have the 1x1 convolutions within the halves."""
+    return {n: f"{_MOVED.get(n.rpartition('.')[0], n.rpartition('.')[0])}.{n.rpartition('.')[2]}" for n in names}
+
+
+DIFFUSERS = KeySet("kl-diffusers", ("decoder.up_blocks.0.upsamplers.0.conv.weight",), _original)
+_WIDTHS = (128, 256, 512, 512)
+#: ComfyUI runs them all in bf16; those of Stable Diffusion leave fp16's range.
+_architecture = functools.partial(
+    Architecture, spatial=8, temporal=1, scale=1.0, configure=Config.from_shapes, encoder=encoder, decoder=decoder,
+    native="bf16", sized=_spatial,
+)  # fmt: skip
+SD = _architecture(
+    KeySet(
+        "sd",
+        ("post_quant_conv.weight", "quant_conv.weight", "decoder.post_quant_conv.weight", "encoder.quant_conv.weight"),
+        _beside,
+    ),
+    published=Published(
+        "Stable Diffusion", Config(_WIDTHS, _WIDTHS, 4, 4, quantised=True),
+        r"sd[ _.-]*(1|2|xl|vae)|vae[ _.-]*ft[ _.-]|kl[ _.-]*f8|stable[ _.-]*diffusion", ("stable diffusion", "sdxl"),
+    ),
+)  # fmt: skip
+FLUX = _architecture(
+    KeySet("flux", ("decoder.up.1.upsample.conv.weight", "encoder.down.1.downsample.conv.weight")),
+    published=Published(
+        "Flux", Config(_WIDTHS, _WIDTHS), r"\bae\.(safetensors|gguf)|flux|sd3|z[ _.-]*image|chroma|lumina",
+        ("flux", "sd3", "z-image"),
+    ),
+)  # fmt: skip
+FLUX2 = _architecture(
+    KeySet("flux2", ("bn.running_mean",)),
+    packing=lambda config: ("bn", PackedLatents(config.latent_channels)),
+    published=Published("Flux.2", Config(_WIDTHS, _WIDTHS, 32, 32, quantised=True), r"flux[ _.-]*2", ("flux.2",)),
+)  # fmt: skip

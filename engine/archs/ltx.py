@@ -1,0 +1,357 @@
+"""LTX-Video's VAEs, from 0.9.0 to LTX-2.5's convolutional one: 32x32 pixels and 8 frames into 128 channels, the last
+4x4 pixels by moving them into channels. Their decoders look ahead, their encoders are causal."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import InputError
+from ..network.ops import conditioned
+from ..network.ops.conv import Conv
+from ..network.ops.depth import DepthDown, DepthUp, Stride, StrideDown
+from ..network.ops.ends import Moments, Patches, Pixels
+from ..network.ops.norm import MeanSquare
+from ..network.ops.resnet import Names, Res
+from ..network.ops.statistics import Denormalise, Normalise
+from ..network.program import STEP, TILES, Border, Mark, Program, Step
+from .arch import Architecture, KeySet, Published, Shapes
+
+NAMES = Names(conv1="conv1.conv", conv2="conv2.conv")
+NORM = MeanSquare(1e-8)
+STATISTICS = "/per_channel_statistics"
+#: What each kind of block does to frames, rows and columns.
+STRIDES: dict[str, Stride] = {"all": (2, 2, 2), "time": (2, 1, 1), "space": (1, 2, 2)}
+BORDERS: dict[str, Border] = {"zeros": "zero", "reflect": "reflect", "replicate": "replicate"}
+#: Of a latent.
+FRAMES, PIXELS = 8, 32
+#: What decodes use where a file names nothing else.
+TIMESTEP, NOISE = 0.05, 0.025
+
+
+@dataclass(frozen=True)
+class Block:
+    """layers > 0: so many residual blocks of one width. stride: another resolution, with or without a shortcut around
+    it that has no parameters. Else one residual block to another width. noisy: its residual blocks add noise."""
+
+    width: int
+    layers: int = 0
+    stride: Stride | None = None
+    shortcut: bool = False
+    noisy: bool = False
+
+
+@dataclass(frozen=True)
+class Config:
+    """Blocks as the data goes through them; None: that half is absent from the file. enters: channels behind the first
+    convolution. timestep None: the decoder takes none. shared: all channels of a moment have one variance."""
+
+    encoder_blocks: tuple[Block, ...] | None
+    decoder_blocks: tuple[Block, ...] | None
+    encoder_enters: int = 0
+    decoder_enters: int = 0
+    latent_channels: int = 128
+    patch: int = 4
+    encoder_border: Border = "zero"
+    decoder_border: Border = "reflect"
+    causal: bool = False
+    shared: bool = True
+    timestep: float | None = None
+    noise: float = 0.0
+    norm_groups: None = None
+
+    @property
+    def encoder_widths(self) -> tuple[int, ...] | None:
+        return _widths(self.encoder_blocks)
+
+    @property
+    def decoder_widths(self) -> tuple[int, ...] | None:
+        return _widths(self.decoder_blocks)
+
+    @classmethod
+    def from_shapes(cls, shapes: Shapes, norm_groups: int | None = None) -> Config:
+        """Without metadata: borders, shortcuts and strides that no shape tells are those of 0.9.x."""
+        return cls.described(shapes, {})
+
+    @classmethod
+    def described(cls, shapes: Shapes, metadata: Mapping[str, object]) -> Config:
+        """The sizes from shapes; what no shape tells from the JSON text that files have under "config".
+
+        Raises InputError on what no such network can be, or has parts that are not run.
+        """
+        given = _given(metadata)
+        if given.get("norm_layer", "pixel_norm") != "pixel_norm":
+            raise InputError(f"its norms are {given['norm_layer']}; only networks with pixel_norm are run")
+        if given.get("dims", 3) != 3:
+            raise InputError(f"its convolutions have dims={given['dims']}; only networks with 3 are run")
+        decoder = _decoder_blocks(shapes, _listed(given, "decoder_blocks")[::-1])
+        encoder = _encoder_blocks(shapes, _listed(given, "encoder_blocks"))
+        latent, patch = 128, 4
+        if "per_channel_statistics.mean-of-means" in shapes:
+            latent = shapes["per_channel_statistics.mean-of-means"][0]
+        if "decoder.conv_out.conv.bias" in shapes:
+            patch = math.isqrt(shapes["decoder.conv_out.conv.bias"][0] // 3)
+        for half, blocks in (("decoder", decoder), ("encoder", encoder)):
+            strides = [b.stride for b in blocks or () if b.stride is not None]
+            frames, rows, columns = (math.prod(s[axis] for s in strides) for axis in range(3))
+            if blocks is not None and (frames, patch * rows, patch * columns) != (FRAMES, PIXELS, PIXELS):
+                raise InputError(
+                    f"its {half} has {frames} frames of {patch * rows}x{patch * columns} pixels for a latent; only "
+                    f"networks with {FRAMES} of {PIXELS}x{PIXELS} are run"
+                )
+        mode = given.get("spatial_padding_mode")
+        if mode is not None and mode not in BORDERS:
+            raise InputError(f"spatial_padding_mode={mode!r} is not one of {', '.join(BORDERS)}")
+        takes = "decoder.timestep_scale_multiplier" in shapes
+        return cls(
+            encoder, decoder,
+            shapes.get("encoder.conv_in.conv.bias", (0,))[0], shapes.get("decoder.conv_in.conv.bias", (0,))[0],
+            latent, patch, BORDERS[mode or "zeros"], BORDERS[mode or "reflect"], bool(given.get("causal_decoder")),
+            shapes.get("encoder.conv_out.conv.bias", (latent + 1,))[0] != 2 * latent,
+            float(given.get("decode_timestep", TIMESTEP)) if takes else None,
+            float(given.get("decode_noise_scale", NOISE)) if takes else 0.0,
+        )  # fmt: skip
+
+
+def _widths(blocks: tuple[Block, ...] | None) -> tuple[int, ...] | None:
+    """Of the residual blocks in a row."""
+    return None if blocks is None else tuple(b.width for b in blocks if b.layers)
+
+
+def _given(metadata: Mapping[str, object]) -> Mapping[str, Any]:
+    """The part of a file's description that is about its VAE."""
+    text = metadata.get("config")
+    if text is None:
+        return {}
+    try:
+        found = json.loads(text) if isinstance(text, str) else text
+    except ValueError as error:
+        raise InputError(f"its metadata config is no JSON ({error})") from None
+    found = found.get("vae") if isinstance(found, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def _listed(given: Mapping[str, Any], key: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """The blocks that a description lists, as (kind, parameters)."""
+    blocks = given.get(key, given.get("blocks")) or []
+    return [(kind, rest[0] if rest and isinstance(rest[0], Mapping) else {}) for kind, *rest in blocks]
+
+
+def _rows(shapes: Shapes, row: str) -> int:
+    """Numbered blocks in a row."""
+    found = (re.match(rf"{re.escape(row)}\.(\d+)\.", name) for name in shapes)
+    return 1 + max((int(m[1]) for m in found if m), default=-1)
+
+
+def _layers(shapes: Shapes, block: str) -> tuple[int, int] | None:
+    """(width, number) of the residual blocks of one width in a block."""
+    bias = f"{block}.res_blocks.0.conv1.conv.bias"
+    return (shapes[bias][0], _rows(shapes, f"{block}.res_blocks")) if bias in shapes else None
+
+
+def _kind(listed: list[tuple[str, Mapping[str, Any]]], index: int, place: str) -> tuple[str, Mapping[str, Any]] | None:
+    """What a description says of a block; None where there is none."""
+    if not listed:
+        return None
+    if index >= len(listed):
+        raise InputError(f"{place} is not in the file's description of its {len(listed)} blocks")
+    return listed[index]
+
+
+def _decoder_blocks(shapes: Shapes, listed: list[tuple[str, Mapping[str, Any]]]) -> tuple[Block, ...] | None:
+    if "decoder.conv_in.conv.bias" not in shapes or "decoder.conv_out.conv.bias" not in shapes:
+        return None
+    width, blocks = shapes["decoder.conv_in.conv.bias"][0], []
+    for i in range(_rows(shapes, "decoder.up_blocks")):
+        place = f"decoder.up_blocks.{i}"
+        said = _kind(listed, i, place)
+        noisy = f"{place}.res_blocks.0.per_channel_scale1" in shapes
+        if (found := _layers(shapes, place)) is not None:
+            blocks.append(Block(*found, noisy=noisy))
+        elif f"{place}.conv1.conv.bias" in shapes:
+            width = shapes[f"{place}.conv1.conv.bias"][0]
+            blocks.append(Block(width, noisy=f"{place}.per_channel_scale1" in shapes))
+        elif f"{place}.conv.conv.bias" in shapes:
+            made, after = shapes[f"{place}.conv.conv.bias"][0], _after(shapes, i + 1)
+            kind = said[0].removeprefix("compress_") if said else _named(made / after, place)
+            stride = _stride(kind, place)
+            # Without a description: those that give up channels have a shortcut, as all published ones with them do.
+            shortcut = kind == "all" and (said[1].get("residual", False) if said else after < width)
+            width = made // math.prod(stride)
+            blocks.append(Block(width, stride=stride, shortcut=bool(shortcut)))
+        else:
+            raise InputError(f"{place} is no block that is known")
+    return tuple(blocks)
+
+
+def _after(shapes: Shapes, index: int) -> int:
+    """Channels that the decoder's block of this number takes."""
+    place = f"decoder.up_blocks.{index}"
+    if (found := _layers(shapes, place)) is not None:
+        return found[0]
+    for name in (f"{place}.conv1.conv.weight", f"{place}.conv.conv.weight", "decoder.conv_out.conv.weight"):
+        if len(shapes.get(name, ())) == 5:
+            return shapes[name][1]
+    raise InputError(f"{place}: its channels are not known from the shapes of its weights")
+
+
+def _named(samples: float, place: str) -> str:
+    kind = next((k for k, stride in STRIDES.items() if math.prod(stride) == samples), None)
+    if kind is None:
+        raise InputError(f"{place}: {samples:g} samples for every position are no resampling that is known")
+    return kind
+
+
+def _stride(kind: str, place: str) -> Stride:
+    if kind not in STRIDES:
+        raise InputError(f"{place}: compress_{kind} is not one of {', '.join(STRIDES)}")
+    return STRIDES[kind]
+
+
+def _encoder_blocks(shapes: Shapes, listed: list[tuple[str, Mapping[str, Any]]]) -> tuple[Block, ...] | None:
+    if "encoder.conv_in.conv.bias" not in shapes or "encoder.conv_out.conv.bias" not in shapes:
+        return None
+    width, blocks, count = shapes["encoder.conv_in.conv.bias"][0], [], _rows(shapes, "encoder.down_blocks")
+    for i in range(count):
+        place = f"encoder.down_blocks.{i}"
+        said = _kind(listed, i, place)
+        if (found := _layers(shapes, place)) is not None:
+            width = found[0]
+            blocks.append(Block(*found))
+        elif f"{place}.conv1.conv.bias" in shapes:
+            width = shapes[f"{place}.conv1.conv.bias"][0]
+            blocks.append(Block(width))
+        elif f"{place}.conv.conv.bias" in shapes:
+            made = shapes[f"{place}.conv.conv.bias"][0]
+            later = [f for j in range(i + 1, count) if (f := _layers(shapes, f"encoder.down_blocks.{j}")) is not None]
+            kind = said[0].removeprefix("compress_").removesuffix("_res") if said else (
+                _named(later[0][0] / made, place) if later else "all"
+            )  # fmt: skip
+            stride = _stride(kind, place)
+            width = made * math.prod(stride)
+            blocks.append(Block(width, stride=stride, shortcut=True))
+        elif f"{place}.conv.bias" in shapes:
+            width = shapes[f"{place}.conv.bias"][0]
+            kind = said[0].removeprefix("compress_").removesuffix("_x_y") if said else "all"
+            blocks.append(Block(width, stride=_stride(kind, place)))
+        else:
+            raise InputError(f"{place} is no block that is known")
+    return tuple(blocks)
+
+
+def decoder(config: Config) -> Program | None:
+    if config.decoder_blocks is None:
+        return None
+    width, timed = config.decoder_enters, config.timestep is not None
+    items: list[Step | Mark] = [
+        Denormalise(STATISTICS, config.latent_channels), Conv("conv_in.conv", config.latent_channels, width)
+    ]  # fmt: skip
+    tiles = False
+    for i, block in enumerate(config.decoder_blocks):
+        place = f"up_blocks.{i}"
+        if block.stride is not None:
+            # Behind it there are more frames of a larger size; all its convolutions work at the smaller one.
+            items += [] if tiles else [TILES]
+            tiles = True
+            items.append(DepthUp(place, width, block.width, block.stride, block.shortcut))
+            items += [STEP] if block.stride[1] > 1 else []
+        elif block.layers:
+            for j in range(block.layers):
+                name = f"{place}.res_blocks.{j}"
+                items.append(_res(name, width, width, timed, block.noisy, config.timestep, place, j == 0))
+        else:
+            items.append(_res(place, width, block.width, False, block.noisy, None, place, False))
+        width = block.width
+    if not tiles:
+        raise InputError("its decoder's resolution does not change")
+    if timed:
+        end: Step = conditioned.Pixels(
+            "conv_norm_out", "conv_out.conv", width, NORM, config.patch, timestep=config.timestep
+        )
+    else:
+        end = Pixels("conv_norm_out", "conv_out.conv", width, NORM, config.patch)
+    border, after = config.decoder_border, int(not config.causal)
+    return Program.of(
+        "decoder", config.latent_channels, *items, end, border=border, after=after, single=True
+    )
+
+
+def _res(
+    name: str, c_in: int, c_out: int, timed: bool, noisy: bool, timestep: float | None, place: str, owns: bool
+) -> Step:
+    if not timed and not noisy and c_in == c_out:
+        return Res(name, c_in, c_out, NORM, NAMES)
+    embedding = f"{place}.time_embedder" if timed else ""
+    return conditioned.Res(name, c_in, c_out, NORM, NAMES, embedding, timed and owns, timestep or 0.0, noisy)
+
+
+def encoder(config: Config) -> Program | None:
+    if config.encoder_blocks is None:
+        return None
+    width, latent, patch = config.encoder_enters, config.latent_channels, config.patch
+    blocks, steps = config.encoder_blocks, [Patches("patches", patch * _factor(config.encoder_blocks), patch)]
+    items: list[Step | Mark] = [*steps, Conv("conv_in.conv", 3 * patch**2, width)]
+    last = max((i for i, b in enumerate(blocks) if b.stride is not None), default=-1)
+    if last < 0:
+        raise InputError("its encoder's resolution does not change")
+    stepped = False
+    for i, block in enumerate(blocks):
+        place = f"down_blocks.{i}"
+        if block.stride is not None:
+            if not stepped and block.stride[0] > 1:
+                items.append(STEP)
+                stepped = True
+            if block.shortcut:
+                items.append(DepthDown(place, width, block.width, block.stride))
+            else:
+                items.append(StrideDown(f"{place}.conv", width, block.width, block.stride))
+            if i == last:
+                items.append(TILES)
+        elif block.layers:
+            names = (f"{place}.res_blocks.{j}" for j in range(block.layers))
+            items += [_res(name, width, width, False, False, None, place, False) for name in names]
+        else:
+            items.append(_res(place, width, block.width, False, False, None, place, False))
+        width = block.width
+    if not stepped:
+        raise InputError("its encoder does not change the frame rate")
+    made = latent + 1 if config.shared else 2 * latent
+    return Program.of(
+        "encoder", 3, *items, Moments("conv_norm_out", "conv_out.conv", width, made, NORM),
+        Normalise(STATISTICS, latent, config.shared), border=config.encoder_border, single=True,
+    )  # fmt: skip
+
+
+def _factor(blocks: tuple[Block, ...]) -> int:
+    """What rows are divided by."""
+    return math.prod(b.stride[1] for b in blocks if b.stride is not None)
+
+
+def _published() -> Config:
+    """LTX-2.3's and LTX-2.5's."""
+
+    def up(width: int, kind: str) -> Block:
+        return Block(width, stride=STRIDES[kind])
+
+    rows = ((1024, 2), (512, 2), (512, 4), (256, 6), (128, 4))
+    ups = [None, up(512, "all"), up(512, "all"), up(256, "time"), up(128, "space")]
+    pairs = zip(ups, (Block(*row) for row in rows), strict=True)
+    blocks = tuple(b for b in itertools.chain.from_iterable(pairs) if b is not None)
+    return Config(None, blocks, 0, 1024, decoder_border="zero")
+
+
+ARCHITECTURE = Architecture(
+    KeySet(
+        "ltx",
+        ("decoder.up_blocks.0.res_blocks.0.conv1.conv.weight", "encoder.down_blocks.0.res_blocks.0.conv1.conv.weight"),
+    ),
+    PIXELS, FRAMES, 1.0, Config.from_shapes, encoder, decoder, native="bf16",
+    published=Published("LTX-2.3", _published(), r"ltx|ltxv", ("ltx", "ltxv", "ltx-video")),
+    # The largest convolutions are at a quarter of the size.
+    step_pixels=16 << 20, described=Config.described,
+)  # fmt: skip

@@ -1,0 +1,179 @@
+"""Steps whose norms are scaled and shifted by a timestep, which is the same for all frames and positions, and residual
+blocks that add noise or norm their shortcut."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...kernels import norm_act
+from ...operands.forms import Operands
+from ...options import Options
+from ...run.noise import drawn
+from ..program import Style
+from ..state import State
+from ..tree import graft
+from . import ends, resnet
+from .norm import Norm
+
+#: Of a timestep: cosines, then sines.
+WAVES = 256
+#: What the timestep is multiplied by, a parameter of the half.
+MULTIPLIER = "timestep_scale_multiplier"
+Part = Callable[[str], nn.Module]
+
+
+class TimeEmbedding(nn.Module):
+    """A timestep -> [channels] in float32, through two linear layers."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        graft(self, "timestep_embedder.linear_1", nn.Linear(WAVES, channels))
+        graft(self, "timestep_embedder.linear_2", nn.Linear(channels, channels))
+
+    def forward(self, timestep: Tensor) -> Tensor:
+        """timestep: float32 []."""
+        layers = self.timestep_embedder
+        rates = torch.exp(torch.arange(WAVES // 2, device=timestep.device) * (-math.log(10000.0) / (WAVES // 2)))
+        waves = torch.cat(((timestep * rates).cos(), (timestep * rates).sin()))
+        hidden = F.silu(F.linear(waves, layers.linear_1.weight.float(), layers.linear_1.bias.float()))
+        return F.linear(hidden, layers.linear_2.weight.float(), layers.linear_2.bias.float())
+
+
+def conditioned(table: nn.Parameter, embedding: TimeEmbedding, multiplier: Tensor, timestep: float) -> Tensor:
+    """[rows, C] float32: shift, scale of each norm in turn; one is to be added to each scale."""
+    return table.float() + embedding(timestep * multiplier.float()).view(table.shape)
+
+
+def _once(name: str, state: State | None, make: Callable[[], Tensor]) -> Tensor:
+    """`make()`, for a clip but once."""
+    if state is None:
+        return make()
+    if name not in state.constants:
+        state.constants[name] = make()
+    return state.constants[name]
+
+
+def pairs(values: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """(scale, shift) of each norm."""
+    for shift, scale in values.unflatten(0, (-1, 2)):
+        yield 1.0 + scale, shift
+
+
+def scaled(norm: norm_act.Norm, scale: Tensor, shift: Tensor) -> norm_act.Norm:
+    """A norm without parameters, with these."""
+    return replace(norm, weight=scale.contiguous(), bias=shift.contiguous())
+
+
+class Resnet(resnet.Resnet):
+    """timestep: of its table, if it has one. noisy: two planes of noise, each the same in all frames, that channels
+    take shares of. A shortcut to another width has a norm with means of its own."""
+
+    def __init__(
+        self, c_in: int, c_out: int, norm: Norm, names: resnet.Names, style: Style, timestep: float | None,
+        noisy: bool,
+    ) -> None:  # fmt: skip
+        super().__init__(c_in, c_out, norm, names, style)
+        self.timestep, self.noisy = timestep, noisy
+        if timestep is not None:
+            self.scale_shift_table = nn.Parameter(torch.zeros(4, c_in))
+        for i in (1, 2) if noisy else ():
+            self.register_parameter(f"per_channel_scale{i}", nn.Parameter(torch.zeros(c_in, 1, 1)))
+        if c_in != c_out:
+            graft(self, "norm3.norm", nn.LayerNorm(c_in, eps=1e-6))
+
+    def forward(self, x: Tensor, state: State | None = None, values: Tensor | None = None) -> Tensor:
+        """values: as `conditioned` gives them."""
+        first, second = ((), ()) if values is None else pairs(values)
+        h = self._noised(self.conv1(self.norm1(x, state, *first), state), 1, state)
+        h = self._noised(self.conv2(self.norm2(h, state, *second), state), 2, state)
+        if state is not None:
+            x = state.aligned(f"{self.conv2.key} residual", x, h)
+        if self.conv_shortcut is not None:
+            norm = self.norm3.norm
+            x = F.layer_norm(x.movedim(1, -1), norm.normalized_shape, norm.weight, norm.bias, norm.eps).movedim(-1, 1)
+            x = self.conv_shortcut(x)
+        return x + h if torch.is_grad_enabled() else h.add_(x)
+
+    def _noised(self, h: Tensor, index: int, state: State | None) -> Tensor:
+        if not self.noisy or state is None or state.seed is None:
+            return h
+        place = f"{self.conv1.key} noise {index}"
+        plane = _once(place, state, lambda: drawn(state.seed, place, *h.shape[3:]).to(h))
+        return h + plane * getattr(self, f"per_channel_scale{index}").to(h)[:, None]
+
+
+@dataclass(frozen=True)
+class Res(resnet.Res):
+    """embedding: the name of its timestep's, "" if it has none; owns: the first of those that share it."""
+
+    embedding: str = ""
+    owns: bool = False
+    timestep: float = 0.0
+    noisy: bool = False
+
+    def modules(self, style: Style) -> dict[str, nn.Module]:
+        timestep = self.timestep if self.embedding else None
+        block = Resnet(self.c_in, self.c_out, self.norm, self.names, style, timestep, self.noisy)
+        return {self.name: block} | ({self.embedding: TimeEmbedding(4 * self.c_in)} if self.owns else {})
+
+    def pack(self, part: Part, operands: Operands, options: Options) -> resnet.Packed:
+        packed = super().pack(part, operands, options)
+        if not self.embedding:
+            return packed
+        norms = (packed.norm1, packed.norm2)
+        norm1, norm2 = (scaled(norm, *pair) for norm, pair in zip(norms, pairs(self.values(part)), strict=True))
+        return replace(packed, norm1=norm1, norm2=norm2)
+
+    def why_not_fused(self, style: Style) -> str | None:
+        if self.noisy:
+            return "it adds noise between its convolutions, which only the plain walk does"
+        if self.c_in != self.c_out:
+            return "its shortcuts have norms of their own, which only the plain walk does"
+        return super().why_not_fused(style)
+
+    def plain(self, part: Part, x: Tensor, state: State | None) -> Tensor:
+        return part(self.name)(x, state, _once(self.name, state, lambda: self.values(part)) if self.embedding else None)
+
+    def values(self, part: Part) -> Tensor:
+        """As `conditioned` gives them."""
+        block = part(self.name)
+        return conditioned(block.scale_shift_table, part(self.embedding), part(MULTIPLIER), block.timestep)
+
+
+@dataclass(frozen=True)
+class Pixels(ends.Pixels):
+    """The picture, behind a norm that the timestep scales. It owns what all of the half share."""
+
+    embedding: str = "last_time_embedder"
+    table: str = "last_scale_shift_table"
+    timestep: float = 0.0
+
+    def modules(self, style: Style) -> dict[str, nn.Module]:
+        norm = self.norm.module(self.c_in)
+        norm.timestep = self.timestep
+        return super().modules(style) | {
+            self.norm_name: norm,
+            self.embedding: TimeEmbedding(2 * self.c_in),
+            self.table: nn.Parameter(torch.zeros(2, self.c_in)),
+            MULTIPLIER: nn.Parameter(torch.tensor(1000.0)),
+        }
+
+    def pack(self, part: Part, operands: Operands, options: Options) -> ends.PackedEnd:
+        packed = super().pack(part, operands, options)
+        (pair,) = pairs(self.values(part))
+        return replace(packed, norm=scaled(packed.norm, *pair))
+
+    def normed(self, part: Part, x: Tensor, state: State | None) -> Tensor:
+        ((scale, shift),) = pairs(_once(self.name, state, lambda: self.values(part)))
+        return part(self.norm_name)(x, state, scale, shift)
+
+    def values(self, part: Part) -> Tensor:
+        """As `conditioned` gives them."""
+        timestep = part(self.norm_name).timestep
+        return conditioned(part(self.table), part(self.embedding), part(MULTIPLIER), timestep)

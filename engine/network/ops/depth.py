@@ -1,0 +1,248 @@
+"""Resampling by a 3x3x3 convolution whose channels become samples, or samples channels, with or without a shortcut of
+the same samples around it; and by a strided convolution."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ...kernels.conv3d import Geometry, Partials, pack_weight
+from ...operands.forms import Operands
+from ...options import Options
+from ...run.run import COPY, Run
+from ...run.weights import Conv
+from ..program import CAUSAL, Size, Step, Style, Taps, Work
+from ..state import State
+from ..tree import find, graft
+from .conv import ClipConv, conv_work, styled, taps_of
+
+_PLAIN = Geometry()
+#: Samples of a position in frames, rows and columns.
+Stride = tuple[int, int, int]
+
+
+def to_samples(x: Tensor, stride: Stride) -> Tensor:
+    """[B, C * samples, T, H, W] -> [B, C, T', H', W'], ((c * frames + frame) * rows + row) * columns + column."""
+    b, c, t, h, w = x.shape
+    pt, py, px = stride
+    c //= math.prod(stride)
+    x = x.view(b, c, pt, py, px, t, h, w).permute(0, 1, 5, 2, 6, 3, 7, 4)
+    return x.reshape(b, c, t * pt, h * py, w * px)
+
+
+def to_channels(x: Tensor, stride: Stride) -> Tensor:
+    """What `to_samples` undoes."""
+    b, c, t, h, w = x.shape
+    pt, py, px = stride
+    x = x.view(b, c, t // pt, pt, h // py, py, w // px, px).permute(0, 1, 3, 5, 7, 2, 4, 6)
+    return x.reshape(b, c * math.prod(stride), t // pt, h // py, w // px)
+
+
+class Up(nn.Module):
+    """A clip's first position has only the last of its frames."""
+
+    def __init__(self, c_in: int, c_out: int, stride: Stride, shortcut: bool, style: Style) -> None:
+        super().__init__()
+        self.stride, self.shortcut = stride, shortcut
+        graft(self, "conv.conv", styled(c_in, c_out * math.prod(stride), style))
+
+    @property
+    def conv(self) -> ClipConv:
+        return find(self, "conv.conv")  # type: ignore[return-value]
+
+    def forward(self, x: Tensor, state: State | None = None) -> Tensor:
+        conv = self.conv
+        y = conv(x, state)
+        if self.shortcut and state is not None:
+            x = state.aligned(f"{conv.key} residual", x, y)
+        starts = state is None or state.count(f"{conv.key} samples", y) == 0
+        y = to_samples(y, self.stride)
+        if self.shortcut:
+            x = to_samples(x, self.stride)
+            y = y.add_(x.repeat(1, y.shape[1] // x.shape[1], 1, 1, 1)) if x.shape[2] else y
+        return y[:, :, self.stride[0] - 1 :] if starts else y
+
+
+class Down(nn.Module):
+    """A clip's first frame comes as often as frames become one."""
+
+    def __init__(self, c_in: int, c_out: int, stride: Stride, style: Style) -> None:
+        super().__init__()
+        self.stride, self.c_out = stride, c_out
+        graft(self, "conv.conv", styled(c_in, c_out // math.prod(stride), style))
+
+    @property
+    def conv(self) -> ClipConv:
+        return find(self, "conv.conv")  # type: ignore[return-value]
+
+    def forward(self, x: Tensor, state: State | None = None) -> Tensor:
+        conv, frames = self.conv, self.stride[0]
+        waiting = f"{conv.key} samples"
+        y = conv(x, state)
+        # In front of a clip both the samples and their convolution are those of its first frame.
+        both = torch.cat((x, y), 1)
+        if state is None or waiting not in state.histories:
+            both = torch.cat((both[:, :, :1].expand(-1, -1, frames - 1, -1, -1), both), 2)
+        else:
+            both = torch.cat((state.histories[waiting].to(both), both), 2)
+        ready = both.shape[2] // frames * frames
+        if state is not None:
+            state.keep(waiting, both[:, :, ready:])
+        rows, columns = (n // s for n, s in zip(both.shape[3:], self.stride[1:], strict=True))
+        both = both[:, :, :ready, : rows * self.stride[1], : columns * self.stride[2]]
+        x, y = (to_channels(part.contiguous(), self.stride) for part in both.split((x.shape[1], y.shape[1]), 1))
+        return y + x.unflatten(1, (self.c_out, x.shape[1] // self.c_out)).mean(2)
+
+
+@dataclass(frozen=True)
+class _Depth(Step):
+    name: str
+    c_in: int
+    c_out: int
+    stride: Stride
+
+    def channels(self, channels: int) -> int:
+        return self.c_out
+
+    def taps(self, style: Style) -> Taps:
+        return taps_of(style)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """all: of all frames of a position. last: of the last one only, for a clip's first position."""
+
+    all: Conv
+    last: Conv
+
+
+@dataclass(frozen=True)
+class DepthUp(_Depth):
+    """shortcut: the input's own samples, repeated, around the convolution."""
+
+    shortcut: bool = False
+    looks_ahead = True
+
+    @property
+    def time(self) -> tuple[int, int]:  # type: ignore[override]
+        return self.stride[0], 1
+
+    @property
+    def space(self) -> tuple[int, int]:  # type: ignore[override]
+        return self.stride[1], 1
+
+    def modules(self, style: Style) -> dict[str, nn.Module]:
+        return {self.name: Up(self.c_in, self.c_out, self.stride, self.shortcut, style)}
+
+    def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Packed:
+        """Channels in the order in which the convolution's store makes samples of them."""
+        conv, dtype, (frames, rows, columns) = part(self.name).conv, operands.dtype, self.stride
+        weight = conv.weight.float().unflatten(0, (self.c_out, frames, rows, columns))
+        bias = conv.bias.float().unflatten(0, (self.c_out, frames, rows, columns))
+
+        def of(first: int) -> Conv:
+            order = weight[:, first:].permute(2, 3, 1, 0, 4, 5, 6, 7).flatten(0, 3)
+            packed = pack_weight(order, dtype, (frames - first, rows, columns))
+            return Conv(conv.key, packed, bias[:, first:].permute(2, 3, 1, 0).reshape(-1).contiguous())
+
+        return Packed(of(0), of(frames - 1))
+
+    def run(self, packed: Packed, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
+            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+        frames, rows, _ = self.stride
+        made, _ = run.foresee(self.ahead(packed), x.shape[0], run.drains)
+        lead = int(first == 0 and made > 0 and frames > 1)
+        if self.shortcut:
+            self._around(packed, run, x, out, made, lead)
+        for i in run.inputs(packed.all, x, COPY, None, x.shape[1], _PLAIN):
+            target = i.rows(out, rows)
+            for conv, part, later in ((packed.last, target[:lead], 0), (packed.all, target[lead:], lead)):
+                if part.shape[0]:
+                    around = part if self.shortcut else None
+                    start = (i.start + later) % i.data.shape[0]
+                    run.product(conv, i.data, part, geometry=i.geometry, residual=around, start=start)
+        return out, None
+
+    def _around(self, packed: Packed, run: Run, x: Tensor, out: Tensor, made: int, lead: int) -> None:
+        """The samples of the stream's next frames to where the convolution's own are added."""
+        parts = [(0, x)]
+        if run.after:
+            delay = run.delay(packed.all.key, 1, x)
+            with run.arena.scope():
+                scratch = run.arena.take(delay.whole, x.dtype)
+                if run.dry:
+                    delay.waiting += 0 if run.walk.open else x.shape[0] - made
+                    return
+                parts = delay.parts(x, made)
+                for at, part in parts:
+                    self._store(part, out, at, lead)
+                delay.skip(x, made, scratch)
+        elif not run.dry:
+            self._store(x, out, 0, lead)
+
+    def _store(self, x: Tensor, out: Tensor, at: int, lead: int) -> None:
+        """Of x [D, H, W, C], whose first frame is number `at` of those that become `out`."""
+        (frames, rows, columns), samples = self.stride, math.prod(self.stride)
+        drop = (frames - 1) * lead
+        for p in range(samples):
+            frame, row, column = p // (rows * columns), p // columns % rows, p % columns
+            first = at * frames + frame - drop
+            skip = int(first < 0)
+            first += skip * frames
+            count = x.shape[0] - skip
+            if count > 0:
+                target = out[first :: frames, row::rows, column::columns][:count]
+                source = x[skip:, ..., p::samples]
+                target.unflatten(3, (-1, source.shape[3])).copy_(source[..., None, :])
+
+    def ahead(self, packed: Packed) -> tuple[str, ...]:
+        return (packed.all.key,)
+
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
+        return conv_work(size, self.c_out * math.prod(self.stride))
+
+
+@dataclass(frozen=True)
+class DepthDown(_Depth):
+    """The means of the input's samples are around it."""
+
+    @property
+    def time(self) -> tuple[int, int]:  # type: ignore[override]
+        return 1, self.stride[0]
+
+    @property
+    def space(self) -> tuple[int, int]:  # type: ignore[override]
+        return 1, self.stride[1]
+
+    def modules(self, style: Style) -> dict[str, nn.Module]:
+        return {self.name: Down(self.c_in, self.c_out, self.stride, style)}
+
+    def why_not_fused(self, style: Style) -> str | None:
+        return "its samples become channels, which only the plain walk does"
+
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
+        return conv_work(size, self.c_out // math.prod(self.stride))
+
+
+@dataclass(frozen=True)
+class StrideDown(DepthDown):
+    """One strided convolution: 3x3x3 with a border all around, or (`blocks`) of blocks that do not overlap."""
+
+    blocks: bool = False
+
+    def modules(self, style: Style) -> dict[str, nn.Module]:
+        kernel, padding = (self.stride, 0) if self.blocks else ((3, 3, 3), 1)
+        conv = ClipConv(self.c_in, self.c_out, kernel, self.stride, padding, style.head, style.border)
+        return {self.name: conv}
+
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
+        taps = math.prod(self.stride) if self.blocks else 27
+        return conv_work(size, self.c_out, taps, self.size(size, True))
+
+    def why_not_fused(self, style: Style) -> str | None:
+        return "its strided convolutions have a border all around or none, which only the plain walk does"
+

@@ -1,0 +1,124 @@
+"""Means and deviations of a latent's channels, which a file has beside its networks, and moments in their units."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ...kernels.conv3d import Partials
+from ...operands.forms import Operands
+from ...options import Options
+from ...run.run import Run
+from ..program import Step, Style
+from ..state import State
+
+#: The logarithm of a variance of which fp32 sees nothing.
+NO_VARIANCE = -30.0
+MEAN, DEVIATION = "mean-of-means", "std-of-means"
+
+
+class Statistics(nn.Module):
+    """Both [C]."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.register_parameter(MEAN, nn.Parameter(torch.zeros(channels)))
+        self.register_parameter(DEVIATION, nn.Parameter(torch.ones(channels)))
+
+    def values(self) -> tuple[Tensor, Tensor]:
+        """(mean, deviation), float32 [C]."""
+        return getattr(self, MEAN).float(), getattr(self, DEVIATION).float()
+
+
+@dataclass(frozen=True)
+class Denormalise(Step):
+    """What enters a decoder: times the deviations, plus the means, in fp32."""
+
+    name: str
+    width: int
+    wide = True
+    stream: ClassVar[bool] = False
+
+    def modules(self, style: Style) -> dict[str, nn.Module]:
+        return {self.name: Statistics(self.width)}
+
+    def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
+        mean, deviation = (v.view(-1, 1, 1, 1) for v in part(self.name).values())
+        return torch.addcmul(mean, x.float(), deviation).to(x.dtype)
+
+    def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Any:
+        return part(self.name).values()
+
+    def run(self, packed: Any, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
+            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+        if not run.dry:
+            torch.addcmul(packed[0], x.float(), packed[1], out=out)
+        return out, None
+
+
+@dataclass(frozen=True)
+class ByFrame(Step):
+    """Means and deviations of `period` frames' channels, after which they come again: to the units of a decoder, or
+    from those of an encoder, whose moments have no variance to speak of. scale: of the latents outside."""
+
+    mean: str
+    deviation: str
+    width: int
+    period: int
+    scale: float
+    leaves: bool = False
+    stream: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.mean
+
+    def modules(self, style: Style) -> dict[str, nn.Module]:
+        count = self.width * self.period
+        return {self.mean: nn.Parameter(torch.zeros(count)), self.deviation: nn.Parameter(torch.ones(count))}
+
+    def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
+        first = 0 if state is None else state.count(self.mean, x)
+        at = torch.arange(first, first + x.shape[2], device=x.device) % self.period
+        tables = (part(name).float().view(self.width, -1)[:, at, None, None] for name in (self.mean, self.deviation))
+        mean, deviation = tables
+        if not self.leaves:
+            return torch.addcmul(mean, x.float() / self.scale, deviation).to(x.dtype)
+        means = ((x.float() - mean) / deviation * self.scale).to(x.dtype)
+        return torch.cat((means, torch.full_like(means, NO_VARIANCE)), 1)
+
+    def channels(self, channels: int) -> int:
+        return (1 + self.leaves) * self.width
+
+    def why_not_fused(self, style: Style) -> str | None:
+        return "its latents have statistics of their own for every frame, which only the plain walk knows"
+
+
+@dataclass(frozen=True)
+class Normalise(Step):
+    """What leaves an encoder: mean and logarithm of the variance of every channel, of which all but the first have one
+    variance where `shared`. Both in the latents' units."""
+
+    name: str
+    width: int
+    shared: bool
+    stream: ClassVar[bool] = False
+
+    def modules(self, style: Style) -> dict[str, nn.Module]:
+        return {self.name: Statistics(self.width)}
+
+    def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
+        mean, deviation = (v.view(-1, 1, 1, 1) for v in part(self.name).values())
+        means, variances = x.float().split((self.width, x.shape[1] - self.width), 1)
+        variances = variances.expand_as(means) - 2.0 * deviation.abs().log()
+        return torch.cat(((means - mean) / deviation, variances), 1).to(x.dtype)
+
+    def channels(self, channels: int) -> int:
+        return 2 * self.width
+
+    def why_not_fused(self, style: Style) -> str | None:
+        return "its moments are brought to the latents' units, which only the plain walk does"

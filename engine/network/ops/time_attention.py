@@ -1,0 +1,134 @@
+"""Attention of every position among its own frames, with the input around it: all frames of a clip, or those up to its
+own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..program import CAUSAL, Size, Step, Style, Work
+from ..state import State
+from ..tree import find, graft
+from .attention import Attention, FrameAttention
+from .conv import ClipConv
+from .norm import Norm
+
+#: Queries, keys, values and the result.
+CONVS = ("q", "k", "v", "proj_out")
+
+
+class ConvAttention(FrameAttention):
+    """Among a frame's positions; from a 1x1x1 convolution each."""
+
+    def __init__(self, channels: int, norm: Norm) -> None:
+        super().__init__()
+        graft(self, "norm.norm", norm.module(channels, act=False))
+        for name in CONVS:
+            graft(self, f"{name}.conv3d", ClipConv(channels, channels, (1, 1, 1)))
+
+    @property
+    def norm(self) -> nn.Module:
+        return find(self, "norm.norm")
+
+    def projections(self) -> list[tuple[Tensor, Tensor]]:
+        convs = [find(self, f"{name}.conv3d") for name in CONVS]
+        return [(c.weight.flatten(1), c.bias) for c in convs]
+
+
+class EarlierFrames(ConvAttention):
+    """Among a position's frames up to its own, whose keys and values stay for the whole clip."""
+
+    key = ""
+
+    def forward(self, x: Tensor, state: State | None = None) -> Tensor:
+        tokens = self.norm(x).permute(0, 3, 4, 2, 1).flatten(0, 2)  # [B * H * W, T, C]
+        *inputs, output = self.projections()
+        q, k, v = (F.linear(tokens, *p) for p in inputs)
+        if state is not None and self.key in state.histories:
+            k, v = (torch.cat(both, 1) for both in zip(state.histories[self.key].to(x).unbind(1), (k, v), strict=True))
+        if state is not None:
+            state.keep(self.key, torch.stack((k, v), 1))
+        # Every frame by itself: one that comes later does not change it.
+        past = k.shape[1] - q.shape[1]
+        y = [F.scaled_dot_product_attention(q[:, i : i + 1], k[:, : past + i + 1], v[:, : past + i + 1])
+             for i in range(q.shape[1])]  # fmt: skip
+        y = F.linear(torch.cat(y, 1), *output) if y else q
+        b, _, _, h, w = x.shape
+        return x + y.unflatten(0, (b, h, w)).permute(0, 4, 3, 1, 2)
+
+
+class WholeClip(nn.Module):
+    """Among all frames of a position, in heads whose queries and keys have length 1. The frames wait until the clip
+    ends."""
+
+    key = ""
+
+    def __init__(self, channels: int, norm: Norm, head: int) -> None:
+        super().__init__()
+        self.head = head
+        self.norm = norm.module(channels, act=False)
+        graft(self, "attn.qkv", nn.Linear(channels, 3 * channels, bias=False))
+        graft(self, "attn.out", nn.Linear(channels, channels))
+
+    def forward(self, x: Tensor, state: State | None = None) -> Tensor:
+        if state is not None:
+            waiting = state.histories.pop(self.key, None)
+            x = x if waiting is None else torch.cat((waiting, x), 2)
+            if not state.ending:
+                state.histories[self.key] = x
+                return x[:, :, :0]
+        x = torch.cat([x, self.norm(x)], 1)
+        # As many rows at once as take no more than one frame does.
+        rows = max(x.shape[3] // max(x.shape[2], 1), 1)
+        return torch.cat([self._rows(*part.chunk(2, 1)) for part in x.split(rows, 3)], 3)
+
+    def _rows(self, x: Tensor, normed: Tensor) -> Tensor:
+        b, c, t, h, w = x.shape
+        tokens = normed.permute(0, 3, 4, 2, 1).reshape(b * h * w, t, c)
+        q, k, v = (p.unflatten(2, (-1, self.head)).transpose(1, 2) for p in self.attn.qkv(tokens).chunk(3, 2))
+        y = F.scaled_dot_product_attention(F.normalize(q, dim=-1), F.normalize(k, dim=-1), v)
+        y = self.attn.out(y.transpose(1, 2).reshape(b * h * w, t, c))
+        return x + y.unflatten(0, (b, h, w)).permute(0, 4, 3, 1, 2)
+
+
+@dataclass(frozen=True)
+class SpaceAttention(Attention):
+    def modules(self, style: Style) -> dict[str, nn.Module]:
+        return {self.name: ConvAttention(self.width, self.norm)}
+
+
+@dataclass(frozen=True)
+class TimeAttention(Step):
+    """head: channels of a head of one that sees the whole clip; 0: it has one head, and sees what came before."""
+
+    name: str
+    width: int
+    norm: Norm
+    head: int = 0
+    in_place = True
+
+    def modules(self, style: Style) -> dict[str, nn.Module]:
+        if self.head:
+            return {self.name: WholeClip(self.width, self.norm, self.head)}
+        return {self.name: EarlierFrames(self.width, self.norm)}
+
+    @property
+    def late(self) -> bool:  # type: ignore[override]
+        return self.waits
+
+    @property
+    def waits(self) -> bool:  # type: ignore[override]
+        return self.head > 0
+
+    def why_not_fused(self, style: Style) -> str | None:
+        return "it has attention among the frames of a clip, which only the plain walk does"
+
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
+        positions, c = size.height * size.width, self.width
+        flop = positions * (size.frames * 4 * 2.0 * c * c + 4.0 * size.frames**2 * c)
+        return Work(flop, flop)
+
+

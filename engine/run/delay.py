@@ -1,0 +1,75 @@
+"""Frames of a residual stream that wait for convolutions which look ahead."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .rings import Piece
+
+
+class Delay:
+    """The last frames of a stream that nothing has been added to yet: at most `frames` of them, [frames, H, W, C]."""
+
+    def __init__(self, frames: int, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+        self.frames, self.shape, self.dtype = frames, shape, dtype
+        self.waiting = 0
+        self.data: Tensor | None = None
+
+    @property
+    def whole(self) -> tuple[int, int, int, int]:
+        """Of what waits at most."""
+        return self.frames, *self.shape
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.whole) * self.dtype.itemsize
+
+    def allocate(self, device: torch.device) -> None:
+        self.waiting = 0
+        self.data = torch.empty((self.frames, *self.shape), dtype=self.dtype, device=device)
+
+    def parts(self, x: Tensor, count: int) -> list[tuple[int, Tensor]]:
+        """(first, frames) of the stream's next `count`: those that waited, then of x. All are the stream's own."""
+        waited = min(self.waiting, count)
+        parts = [(0, self.data[:waited]), (waited, x[: count - waited])]
+        return [(at, part) for at, part in parts if part.shape[0]]
+
+    def take(self, x: Tensor, count: int, out: Tensor, scratch: Tensor) -> None:
+        """The stream's next `count` into `out`, which may begin where x does; the rest waits. scratch: as large as what
+        waits at most."""
+        waited = self.waiting
+        rest = self._rest(x, count, scratch)
+        hop = waited or max(count, 1)
+        # From behind, in hops that do not reach into themselves.
+        for end in range(count, waited, -hop) if waited or out.data_ptr() != x.data_ptr() else ():
+            first = max(end - hop, waited)
+            out[first:end].copy_(x[first - waited : end - waited])
+        out[: min(waited, count)].copy_(self.data[: min(waited, count)])
+        self._keep(rest)
+
+    def skip(self, x: Tensor, count: int, scratch: Tensor) -> None:
+        """The stream's next `count` have been read; the rest waits."""
+        self._keep(self._rest(x, count, scratch))
+
+    def _rest(self, x: Tensor, count: int, scratch: Tensor) -> Tensor:
+        """A copy of what is left behind the next `count`."""
+        waited, new = self.data[count : self.waiting], x[max(count - self.waiting, 0) :]
+        rest = scratch[: waited.shape[0] + new.shape[0]]
+        rest[: waited.shape[0]].copy_(waited)
+        rest[waited.shape[0] :].copy_(new)
+        return rest
+
+    def _keep(self, rest: Tensor) -> None:
+        self.waiting = rest.shape[0]
+        self.data[: self.waiting].copy_(rest)
+
+    def history(self, key: str) -> list[Piece]:
+        """As a Ring's."""
+        return [Piece(i, 0, self.data[i]) for i in range(self.waiting)]
+
+    def adopt(self, key: str, frames: Tensor) -> None:
+        self.waiting = frames.shape[0]
+        self.data[: self.waiting].copy_(frames)

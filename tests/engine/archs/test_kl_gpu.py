@@ -1,0 +1,78 @@
+"""Flux's VAE at its published widths on a real GPU: bits in every batch, band and placement, memory as stated, rounding
+beside plain torch."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from zerowaste_vae.engine.request import Request
+from zerowaste_vae.engine.run.parking import Parking
+from zerowaste_vae.engine.run.plan import Steps
+
+from ..gpu_models import make
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
+]
+PLACEMENTS = [
+    (Steps(1, 0), None), (Steps(3, 0), None), (Steps(1, 0), Parking(None, 0)), (Steps(2, 0), Parking(None, 64 << 20)),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["bf16", "fp16", "fp8", "int8"])
+def vae(request):
+    made = make("flux", request.param)
+    if made.precision != request.param:
+        pytest.skip(f"{request.param} does not run on {torch.cuda.get_device_name()}")
+    return made
+
+
+def test_every_batch_and_band_has_the_same_bits(vae, noise, monkeypatch):
+    z = noise(3, vae.latent_channels, 1, 37, 21)
+    pictures = (noise(3, 37 * 8 + 5, 21 * 8 + 3, 3) * 50 + 128).clamp(0, 255).byte()
+    assert vae.fused() is not None
+    frames, latent = vae.decode(z), vae.encode(pictures)
+    plain = vae.planner.plan
+    for steps, parking in PLACEMENTS:
+        other = {"steps": steps, "parking": parking}
+        monkeypatch.setattr(vae.planner, "plan", lambda *a, o=other, **k: replace(plain(*a, **k), **o))
+        assert torch.equal(vae.decode(z), frames), other
+        assert torch.equal(vae.encode(pictures), latent), other
+    monkeypatch.undo()
+    if vae.precision in ("bf16", "fp16"):  # ranges of 8 bit are a batch's own where a file is not calibrated
+        assert torch.equal(vae.decode(z[1:2]), frames[1:2])
+        assert torch.equal(vae.encode(pictures[1:2]), latent[1:2])
+
+
+def test_rounding_is_no_worse_than_plain_torchs(vae, noise):
+    if vae.precision not in ("bf16", "fp16"):
+        pytest.skip("8 bit has its own floor")
+    z = noise(1, vae.latent_channels, 1, 48, 40)
+    exact = make("flux", "fp32").decode(z)
+
+    def decibels():
+        return 10 * math.log10(1 / (vae.decode(z).double() - exact.double()).square().mean().item())
+
+    fused = decibels()
+    vae.triton_fusion = False
+    try:
+        plain = decibels()
+    finally:
+        vae.triton_fusion = True
+    assert fused > plain - 0.5
+
+
+def test_a_lean_plan_takes_what_it_states(noise):
+    vae = make("flux", "bf16")
+    z = noise(1, vae.latent_channels, 1, 256, 256)
+    vae.decode(z[..., :8, :8])
+    roomy = vae.plan_decode(1, 256, 256).peak_bytes
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    whole = vae.decode(z)
+    assert 0.95 * roomy < torch.cuda.max_memory_reserved() < 1.05 * roomy
+    lean = vae._plan("decoder", (1, 256, 256), Request(), below=roomy)
+    assert lean.parking is not None
+    assert torch.equal(vae.decode(z, vram_gb=lean.peak_bytes / 2**30 + 0.01), whole)

@@ -1,0 +1,246 @@
+"""LTX-Video's VAEs against recorded outputs of the originals, in chunks, and on the fused operators."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from zerowaste_vae import CheckpointError, InputError, load
+from zerowaste_vae.engine.archs import detect
+from zerowaste_vae.engine.archs.ltx import ARCHITECTURE, STRIDES, Block, Config
+from zerowaste_vae.engine.network.fused import fuse
+from zerowaste_vae.engine.run.parking import Parking
+
+CPU = torch.device("cpu")
+#: Of an output's standard deviation.
+BOUND = 4e-5
+
+
+def deviation(actual, expected):
+    return float((actual - expected).abs().max() / expected.std())
+
+
+@pytest.fixture(scope="module", params=["ltx_v2", "ltx2_0"])
+def golden(request, shared):
+    """(VAE of the recorded weights, recorded tensors)"""
+    folder = shared / "golden" / "other"
+    vae = load(folder / f"{request.param}.weights.safetensors", device="cpu")
+    return vae, load_file(folder / f"{request.param}.io.safetensors")
+
+
+def test_decodes_are_the_originals(golden):
+    vae, tensors = golden
+    lengths = [name.partition(".")[0] for name in tensors if name.endswith(".decode")]
+    assert len(lengths) >= 2
+    for name in lengths:
+        decoded = vae.decode_raw(tensors[f"{name}.latent"], chunk=1, frames=3)
+        assert deviation(decoded, tensors[f"{name}.decode"]) < BOUND
+
+
+def test_what_a_file_says_is_read(golden, shared):
+    vae, _ = golden
+    config = vae.model.config
+    timed = config.timestep is not None
+    assert (config.timestep, config.noise) == ((0.05, 0.025) if timed else (None, 0.0))
+    assert config.decoder_border == ("reflect" if timed else "zero")
+    assert [b.shortcut for b in config.decoder_blocks if b.stride] == [True] * 3
+    assert config.decoder_widths == (32, 16, 8, 4)
+
+
+def blocks(width, kinds="all time space", shortcut=True, **given):
+    """A residual block of each width, half of it behind each kind of resampling."""
+    out = [Block(width, 1, **given)]
+    for kind in kinds.split():
+        width //= 2
+        out += [Block(width, stride=STRIDES[kind], shortcut=shortcut and kind == "all"), Block(width, 1, **given)]
+    return tuple(out)
+
+
+def tiny(border="zero", timestep=None, latent=16, width=64, **given):
+    half = blocks(width, **given)
+    return Config(None, half, 0, width, latent, encoder_border=border, decoder_border=border, timestep=timestep)
+
+
+@pytest.fixture(scope="module")
+def build(seed_model):
+    def make(config, seed=5):
+        model = ARCHITECTURE.build(config).requires_grad_(False)
+        seed_model(model, seed)
+        return model
+
+    return make
+
+
+@torch.no_grad()
+def test_every_chunking_is_the_whole_clip(build, noise):
+    """Bit by bit: every step takes a frame at a time."""
+    decoder = build(tiny("reflect", 0.05, width=16)).decoder
+    z = noise(1, 16, 9, 2, 3)
+    whole = decoder(z)
+    assert whole.shape == (1, 3, 33, 32, 48)
+    from zerowaste_vae.engine.network.stream import decode_features, decode_frames
+    from zerowaste_vae.engine.run.plan import Steps
+
+    for chunk, frames in ((1, 0), (2, 3), (4, 1)):
+        features = decode_features(decoder, z.split(chunk, 2), lambda: None)
+        parts = decode_frames(decoder, features, Steps(chunk, frames), lambda: None)
+        assert torch.equal(torch.cat([y for part in parts for y in part], 2), whole)
+
+
+def fused(network, z, chunk, frames, parking=None):
+    """[C, T, h, w] -> frames, as a plan says."""
+    run, out = network.plan(chunk, *z.shape[2:], frames, torch.float32, CPU, parking), []
+    planned = run.nbytes
+    run.allocate()
+    parts = z.permute(1, 2, 3, 0).split(chunk)
+    for i, part in enumerate(parts, 1):
+        ends = i == len(parts)
+        run.scout(lambda part=part, ends=ends: network.chunk(run, part, frames, torch.float32, out.append, ends))
+        network.chunk(run, part, frames, torch.float32, lambda pixels: out.append(pixels.clone()), ends)
+    assert run.nbytes == planned
+    run.free()
+    return torch.cat(out)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [tiny(), tiny("reflect", 0.05), tiny("replicate", shortcut=False), tiny(kinds="space all time all")],
+    ids=["2.3", "timed", "no shortcut", "four levels"],
+)
+@torch.no_grad()
+def test_the_fused_walk_looks_ahead(build, noise, config, atol):
+    decoder = build(config).decoder
+    assert decoder.program.why_not_fused() is None
+    network = fuse(decoder, torch.float32)
+    for count in (1, 2, 5):
+        z = noise(16, count, 3, 4, seed=count)
+        expected = decoder(z[None])[0].clamp(-1, 1).mul(0.5).add(0.5).permute(1, 2, 3, 0)
+        whole = fused(network, z, count, 0)
+        torch.testing.assert_close(whole, expected, rtol=0, atol=atol)
+        for chunk, frames in ((1, 1), (1, 2), (2, 3), (3, 4)):
+            for parking in (None, Parking(None, 0), Parking(None, 0, buffers=3, prefetch=False)):
+                if chunk <= count:
+                    assert torch.equal(fused(network, z, chunk, frames, parking), whole)
+
+
+@pytest.fixture
+def fused_file(build, tmp_path, monkeypatch):
+    """fused_file(config) -> (VAE on the fused operators' references, plain VAE)"""
+
+    def make(config):
+        path = tmp_path / "w.safetensors"
+        description = {"decode_timestep": config.timestep, "decode_noise_scale": config.noise}
+        mode = {"zero": "zeros"}.get(config.decoder_border, config.decoder_border)
+        description = {k: v for k, v in description.items() if v is not None} | {"spatial_padding_mode": mode}
+        save_file(build(config).state_dict(), path, {"config": json.dumps({"vae": description})})
+        plain = load(path, device="cpu")
+        plain.triton_fusion = False
+        monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
+        return load(path, device="cpu"), plain
+
+    return make
+
+
+def test_a_clip_is_decoded_by_plans(fused_file, noise, atol):
+    config = tiny("reflect", kinds="all all all")
+    quick, plain = fused_file(config)
+    assert quick.model.config == plain.model.config == config
+    z = noise(2, 16, 3, 2, 3)
+    plan = quick.plan_decode(3, 2, 3, chunk=2)
+    assert plan.fused and not plain.plan_decode(3, 2, 3).fused
+    whole = quick.decode(z)
+    torch.testing.assert_close(whole, plain.decode(z), rtol=0, atol=atol)
+    for chunk in (1, 2):  # references of the operators: their convolutions are torch's, whose bits are not for ever
+        torch.testing.assert_close(quick.decode(z, chunk=chunk), whole, rtol=0, atol=atol)
+    lean = quick.plan_decode(3, 2, 3, below=plan.peak_bytes)
+    assert lean.peak_bytes < plan.peak_bytes
+    few = quick.decode(z, vram_gb=lean.peak_bytes / 2**30)
+    torch.testing.assert_close(few, whole, rtol=0, atol=atol)
+    tiles = {"tiling": "blended", "tile": 64, "overlap": 32}
+    assert not quick.plan_decode(3, 4, 4, **tiles).fused
+    assert quick.decode(noise(1, 16, 2, 4, 4), **tiles).shape == (1, 9, 128, 128, 3)
+
+
+def test_noise_is_of_the_seed_and_timesteps_are_asked_for(fused_file, noise):
+    quick, plain = fused_file(Config(None, blocks(64, "all all all"), 0, 64, 16, timestep=0.05, noise=0.025))
+    z = noise(1, 16, 4, 2, 3)
+    first = plain.decode(z)
+    assert torch.equal(first, plain.decode(z, seed=0, noise=0.025, timestep=0.05, chunk=1))
+    assert (first - plain.decode(z, seed=1)).abs().max() > 1e-3
+    assert (first - quick.decode(z)).abs().max() < 1e-4
+    still = plain.decode(z, noise=0.0)
+    raw = plain.decode_raw(z).clamp(-1, 1).mul(0.5).add(0.5).permute(0, 2, 3, 4, 1)
+    assert torch.equal(still, raw)
+    other = quick.decode(z, noise=0.0, timestep=0.5)
+    assert (other - still).abs().max() > 1e-3
+    assert (quick.decode(z, noise=0.0) - still).abs().max() < 1e-4
+    with pytest.raises(InputError, match="not a share"):
+        quick.decode(z, noise=2.0)
+
+
+def test_noise_between_convolutions_is_the_same_in_all_chunks(fused_file, noise):
+    _, plain = fused_file(Config(None, blocks(64, "all all all", noisy=True), 0, 64, 16, timestep=0.05, noise=0.025))
+    assert plain.model.config.decoder_blocks[0].noisy
+    z = noise(1, 16, 4, 2, 3)
+    whole = plain.decode(z, seed=3)
+    assert torch.equal(whole, plain.decode(z, seed=3, chunk=1))
+    assert not torch.equal(whole, plain.decode(z, seed=4))
+
+
+def test_others_take_no_noise(vae, noise):
+    for given in ({"seed": 1}, {"noise": 0.1}, {"timestep": 0.1}):
+        with pytest.raises(InputError, match="leave"):
+            vae.decode(noise(1, 16, 1, 4, 4), **given)
+
+
+def test_encoders_are_of_their_description(seed_model, tmp_path, noise):
+    """Both kinds of downsampling, in chunks; without a description the strides are those that shapes tell."""
+    down = (
+        Block(8, 1), Block(16, stride=STRIDES["space"], shortcut=True), Block(16, 1),
+        Block(32, stride=STRIDES["time"], shortcut=True), Block(32, 1),
+        Block(64, stride=STRIDES["all"], shortcut=True), Block(64, 1),
+        Block(64, stride=STRIDES["all"]), Block(64, 1),
+    )  # fmt: skip
+    config = Config(down, blocks(64, "all all all"), 8, 64, 16, encoder_border="zero")
+    model = ARCHITECTURE.build(config).requires_grad_(False)
+    seed_model(model, 3)
+    save_file(model.state_dict(), tmp_path / "w.safetensors")
+    vae = load(tmp_path / "w.safetensors", device="cpu")
+    assert vae.model.config.encoder_blocks == down
+    x = noise(1, 3, 17, 64, 96)
+    whole = vae.encode_raw(x)
+    assert whole.shape == (1, 32, 3, 2, 3)
+    assert torch.equal(vae.encode_raw(x, chunk=1, frames=2), whole)
+    frames = x.mul(0.2).add(0.5).clamp(0, 1).permute(0, 2, 3, 4, 1)
+    assert vae.encode(frames).shape == (1, 16, 3, 2, 3)
+    assert vae.decode(vae.encode(frames)).shape == (1, 17, 64, 96, 3)
+
+
+def test_the_published_one():
+    config = ARCHITECTURE.published.config
+    with torch.device("meta"):
+        model = ARCHITECTURE.build(config)
+    shapes = {k: tuple(v.shape) for k, v in model.state_dict().items()}
+    assert 406e6 < sum(p.numel() for p in model.parameters()) < 408e6
+    assert detect(shapes) is ARCHITECTURE
+    assert ARCHITECTURE.config_of(shapes, {"config": '{"vae": {"spatial_padding_mode": "zeros"}}'}).decoder_widths == (
+        1024, 512, 512, 256, 128,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("description", "says"),
+    [
+        ("not json", "no JSON"),
+        ('{"vae": {"norm_layer": "group_norm"}}', "pixel_norm"),
+        ('{"vae": {"spatial_padding_mode": "circular"}}', "circular"),
+        ('{"vae": {"decoder_blocks": [["res_x", 1]]}}', "not in the file's description"),
+        (json.dumps({"vae": {"decoder_blocks": [["res_x", 1], ["odd", {}]] * 3 + [["res_x", 1]]}}), "odd"),
+        (json.dumps({"vae": {"decoder_blocks": [["res_x", 1], ["compress_time", {}]] * 3 + [["res_x", 1]]}}), "only"),
+    ],
+)
+def test_strange_descriptions_are_refused(build, tmp_path, description, says):
+    path = tmp_path / "w.safetensors"
+    save_file(build(tiny(kinds="all all all")).state_dict(), path, {"config": description})
+    with pytest.raises(CheckpointError, match=says):
+        load(path, device="cpu")

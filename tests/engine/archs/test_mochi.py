@@ -1,0 +1,84 @@
+"""Mochi's VAE against recorded outputs of the original, in chunks, and on the fused operators."""
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from zerowaste_vae import CheckpointError, load
+from zerowaste_vae.engine.archs import detect
+from zerowaste_vae.engine.archs.mochi import ARCHITECTURE, Config, Level
+from zerowaste_vae.engine.network.fused import fuse
+from zerowaste_vae.engine.run.parking import Parking
+
+from .test_ltx import BOUND, deviation, fused
+
+#: Every kind of level, with few channels.
+DECODER = (Level(32, 1), Level(32, 1, (3, 2, 2)), Level(24, 4, (2, 2, 2)), Level(16, 1, (1, 2, 2)), Level(8, 1))
+ENCODER = (
+    Level(32, 3), Level(32, 1, (1, 2, 2), True), Level(32, 1, (2, 2, 2), True), Level(64, 1, (3, 2, 2), True),
+    Level(64, 1, None, True),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tiny(seed_model):
+    model = ARCHITECTURE.build(Config(ENCODER, DECODER, norm_groups=8)).requires_grad_(False)
+    seed_model(model, 5)
+    return model
+
+
+def test_decodes_are_the_originals(shared):
+    folder = shared / "golden" / "other"
+    vae, tensors = load(folder / "mochi.weights.safetensors", device="cpu"), load_file(folder / "mochi.io.safetensors")
+    assert vae.arch == "mochi" and not vae.can_encode
+    for count in (1, 2, 3):
+        decoded = vae.decode_raw(tensors[f"T{count}.latent"], chunk=1, frames=2)
+        assert deviation(decoded, tensors[f"T{count}.decode"]) < BOUND
+
+
+@torch.no_grad()
+def test_every_chunking_is_the_whole_clip(tiny, tmp_path, noise):
+    """Bit by bit, the encoder too, whose attention waits for the clip's end."""
+    save_file(tiny.state_dict(), tmp_path / "w.safetensors")
+    vae = load(tmp_path / "w.safetensors", device="cpu", norm_groups=8)
+    assert vae.model.config == tiny.config
+    z = noise(1, 12, 9, 2, 2)
+    whole = vae.decode_raw(z)
+    assert whole.shape == (1, 3, 49, 16, 16)
+    assert torch.equal(vae.decode_raw(z, chunk=2, frames=3), whole)
+    x = noise(1, 3, 13, 16, 24)
+    moments = vae.encode_raw(x)
+    assert moments.shape == (1, 24, 3, 2, 3)
+    assert torch.equal(vae.encode_raw(x, chunk=1, frames=2), moments)
+    changed = x.clone()
+    changed[:, :, -1] += 1
+    assert (vae.encode_raw(changed) != moments)[:, :, 0].any()  # it sees what comes later
+
+
+@torch.no_grad()
+def test_the_decoder_is_fused(tiny, noise, atol):
+    decoder = tiny.decoder
+    assert decoder.program.why_not_fused() is None
+    assert "waves" in tiny.encoder.program.why_not_fused()
+    network = fuse(decoder, torch.float32)
+    for count in (1, 4):
+        z = noise(12, count, 3, 4)
+        expected = decoder(z[None])[0].clamp(-1, 1).mul(0.5).add(0.5).permute(1, 2, 3, 0)
+        for chunk, frames in ((4, 0), (1, 1), (3, 2)):
+            for parking in (None, Parking(None, 0)):
+                torch.testing.assert_close(fused(network, z, chunk, frames, parking), expected, rtol=0, atol=atol)
+
+
+def test_the_published_one_and_files_of_a_half(tiny, tmp_path):
+    with torch.device("meta"):
+        model = ARCHITECTURE.build(ARCHITECTURE.published.config)
+    shapes = {k: tuple(v.shape) for k, v in model.state_dict().items()}
+    assert ARCHITECTURE.config_of(shapes, {}) == ARCHITECTURE.published.config
+    assert detect(shapes) is ARCHITECTURE
+    counts = [sum(p.numel() for p in half.parameters()) / 1e6 for half in (model.decoder, model.encoder)]
+    assert counts == [pytest.approx(362.5, abs=0.05), pytest.approx(97.2, abs=0.05)]
+    half = {k.removeprefix("decoder."): v for k, v in tiny.state_dict().items() if k.startswith("decoder.")}
+    save_file(half, tmp_path / "decoder.safetensors")
+    vae = load(tmp_path / "decoder.safetensors", device="cpu", norm_groups=8)
+    assert vae.can_decode and not vae.can_encode
+    with pytest.raises(CheckpointError, match="norm_groups=N"):
+        load(tmp_path / "decoder.safetensors", device="cpu")
