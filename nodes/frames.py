@@ -83,8 +83,8 @@ class Layout:
 
     def __init__(self, architecture: Architecture, latent_channels: int) -> None:
         self._architecture, self._channels = architecture, latent_channels
-        #: Latents and images have no axis for time.
-        self.still = architecture.still
+        #: Images have no axis for time, and latents have none.
+        self.still, self.flat = architecture.still, architecture.flat
         #: Pixels whose multiples the sides of what is encoded are padded to.
         self.multiple = architecture.spatial * architecture.side if self.still else SIZE_MULTIPLE
 

@@ -186,7 +186,7 @@ class EngineVAE(comfy.sd.VAE):
         with fitting("encode"), self._loaded("encoder", size, options, rest) as made:
             loaded = time.perf_counter() - started
             latent, _ = self._interruptible(self.engine.encode, size, clip, plan=made, **options)
-        latent = latent[:, :, 0] if self.layout.still else latent
+        latent = latent[:, :, 0] if self.layout.flat else latent
         return latent.to(self.output_device, self._output_dtype()), Outcome(self.engine.last_report, loaded)
 
     # -- host services --------------------------------------------------------------------------------------------

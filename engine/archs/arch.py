@@ -28,6 +28,8 @@ class KeySet:
     keys: tuple[str, ...]
     native: Callable[[list[str]], dict[str, str | None]] | None = None
     title: str = ""
+    #: Keys of larger networks whose files have the others too.
+    without: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class Architecture:
     sized: Callable[[Any], int] | None = None
     #: What lies between the network's latents and those outside, and its name in the file.
     packing: Callable[[Any], tuple[str, PackedLatents]] | None = None
+    #: Pictures' latents outside have an axis for time all the same.
+    timed: bool = False
     #: Whether ComfyUI's own VAE of it encodes only whole latents, from the middle of the frame.
     crops: bool = True
     #: Full-size pixels per step that fill a GPU. At 1280x720, one frame per step of a network that works at full size
@@ -98,6 +102,11 @@ class Architecture:
     def still(self) -> bool:
         """Whether it is about pictures: each latent is one, whatever there is before and behind it."""
         return self.temporal == 1
+
+    @property
+    def flat(self) -> bool:
+        """Whether latents outside have no axis for time."""
+        return self.still and not self.timed
 
     @property
     def side(self) -> int:

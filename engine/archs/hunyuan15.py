@@ -35,17 +35,23 @@ class Config:
     @classmethod
     def from_shapes(cls, shapes: Shapes, norm_groups: int | None = None) -> Config:
         """`norm_groups` has no meaning here."""
-        encoder = level_widths(shapes, [f"encoder.down.{i}.block.0.conv1.conv.bias" for i in range(LEVELS)])
-        decoder = level_widths(shapes, [f"decoder.up.{LEVELS - 1 - i}.block.0.conv1.conv.bias" for i in range(LEVELS)])
-        latent = 32
-        if "encoder.conv_out.conv.bias" in shapes:
-            latent = shapes["encoder.conv_out.conv.bias"][0] // 2
-        elif "decoder.conv_in.conv.weight" in shapes and len(shapes["decoder.conv_in.conv.weight"]) == 5:
-            latent = shapes["decoder.conv_in.conv.weight"][1]
-        for half, widths, end in (("encoder", encoder, 2 * latent), ("decoder", decoder, latent)):
-            if widths is not None and not _shortcuts_fit(widths, end):
-                raise InputError(f"{half} widths {widths} for {latent} channels do not divide as its shortcuts need")
-        return cls(encoder, decoder, latent)
+        return cls(*sizes(shapes, ".conv"))
+
+
+def sizes(shapes: Shapes, conv: str) -> tuple[Widths | None, Widths | None, int]:
+    """Widths of the encoder and decoder, and channels of a latent. conv: what a convolution's name ends in. Raises
+    InputError."""
+    encoder = level_widths(shapes, [f"encoder.down.{i}.block.0.conv1{conv}.bias" for i in range(LEVELS)])
+    decoder = level_widths(shapes, [f"decoder.up.{LEVELS - 1 - i}.block.0.conv1{conv}.bias" for i in range(LEVELS)])
+    latent = 32
+    if f"encoder.conv_out{conv}.bias" in shapes:
+        latent = shapes[f"encoder.conv_out{conv}.bias"][0] // 2
+    elif len(shapes.get(f"decoder.conv_in{conv}.weight", ())) == 5:
+        latent = shapes[f"decoder.conv_in{conv}.weight"][1]
+    for half, widths, end in (("encoder", encoder, 2 * latent), ("decoder", decoder, latent)):
+        if widths is not None and not _shortcuts_fit(widths, end):
+            raise InputError(f"{half} widths {widths} for {latent} channels do not divide as its shortcuts need")
+    return encoder, decoder, latent
 
 
 def _shortcuts_fit(widths: Widths, end: int) -> bool:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from . import cosmos, hunyuan, hunyuan15, kl, ltx, mochi, seedvr2, wan
+from . import cosmos, hunyuan, hunyuan15, hunyuan_refiner, kl, ltx, mochi, seedvr2, wan
 from .arch import Architecture, KeySet
 
 ARCHITECTURES: tuple[Architecture, ...] = (
     seedvr2.ARCHITECTURE, wan.WAN21, wan.WAN22, kl.SD, kl.FLUX, kl.FLUX2,
-    ltx.ARCHITECTURE, mochi.ARCHITECTURE, cosmos.ARCHITECTURE, hunyuan.ARCHITECTURE, hunyuan15.ARCHITECTURE,
+    ltx.ARCHITECTURE, mochi.ARCHITECTURE, cosmos.ARCHITECTURE,
+    hunyuan.ARCHITECTURE, hunyuan15.ARCHITECTURE, hunyuan_refiner.ARCHITECTURE,
 )  # fmt: skip
 #: What plans, benchmarks and reasons are about where no file is named.
 DEFAULT = ARCHITECTURES[0]
@@ -67,7 +68,7 @@ KEY_SETS = (
     seedvr2.KEYS, *_OTHERS, mochi.ARCHITECTURE.keys, ltx.ARCHITECTURE.keys, _COGVIDEOX,
     hunyuan15.ARCHITECTURE.keys, hunyuan.ARCHITECTURE.keys,
     cosmos.ARCHITECTURE.keys, wan.WAN22.keys, wan.WAN21.keys, wan.DIFFUSERS,
-    _TAEHV, _TEMPORAL_SD, _HUNYUAN_IMAGE, kl.DIFFUSERS, seedvr2.ENCODER_KEYS,
+    _TAEHV, _TEMPORAL_SD, hunyuan_refiner.ARCHITECTURE.keys, _HUNYUAN_IMAGE, kl.DIFFUSERS, seedvr2.ENCODER_KEYS,
     kl.FLUX2.keys, kl.SD.keys, kl.FLUX.keys,
 )  # fmt: skip
 
@@ -93,7 +94,7 @@ def by_file(file: str) -> Architecture | None:
 def find_key_set(names: Iterable[str]) -> KeySet | None:
     """The first family one of whose keys is among `names`."""
     present = set(names)
-    return next((k for k in KEY_SETS if present.intersection(k.keys)), None)
+    return next((k for k in KEY_SETS if present.intersection(k.keys) and not present.intersection(k.without)), None)
 
 
 def find_prefix(names: Iterable[str]) -> str:

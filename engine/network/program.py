@@ -259,7 +259,7 @@ class Program:
     @property
     def gathers(self) -> bool:
         """What sees whole frames sees whole clips, too: their latents, or what becomes of them, are there at once."""
-        return any(s.whole for s in self.every())
+        return any(s.whole for s in self.steps)
 
     @property
     def waits(self) -> bool:

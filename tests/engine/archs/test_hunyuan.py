@@ -4,16 +4,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from zerowaste_vae import Checkpoint, InputError, load
-from zerowaste_vae.engine.archs import by_file, detect, hunyuan, hunyuan15
+from zerowaste_vae.engine.archs import by_file, detect, find_key_set, hunyuan, hunyuan15, hunyuan_refiner
 from zerowaste_vae.engine.cli import main
 from zerowaste_vae.engine.files.media import write_png_folder
 from zerowaste_vae.engine.options import DEFAULTS
 
-VERSIONS = {"1.0": hunyuan, "1.5": hunyuan15}
+VERSIONS = {"1.0": hunyuan, "1.5": hunyuan15, "refiner": hunyuan_refiner}
 #: Of the outputs' standard deviation.
 BOUND = 4e-5
 #: Parameters of the published decoder and encoder, with what lies beside them.
-PUBLISHED = {"1.0": (146_136_339, 100_342_464), "1.5": (871_309_571, 389_324_544)}
+PUBLISHED = {
+    "1.0": (146_136_339, 100_342_464), "1.5": (871_309_571, 389_324_544), "refiner": (871_332_483, 389_342_464),
+}  # fmt: skip
 
 
 def close(actual, expected):
@@ -74,6 +76,7 @@ def test_published_sizes(version):
         ("hunyuan_video_vae_bf16.safetensors", hunyuan),
         ("hunyuanvideo15_vae_fp16.safetensors", hunyuan15),
         ("hunyuan-video-1.5-vae.gguf", hunyuan15),
+        ("hunyuan_image_refiner_vae_fp16.safetensors", hunyuan_refiner),
     ],
 )
 def test_its_files_are_known_by_name(file, module):
@@ -168,7 +171,7 @@ def test_the_commands_take_its_files(tiny, tmp_path, monkeypatch, capsys):
     assert load_file("r.safetensors")["frames"].shape == (1, 3, 35, 45, 3)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", ["1.0", "1.5"])
 def test_8_bit_stays_close(version, seed_model, noise):
     """On a CPU: the same numbers as on a GPU. Ranges come from samples, which are whole clips of their own."""
     config = {
@@ -195,6 +198,29 @@ def test_unused_keys_of_a_file_are_no_trouble(tiny):
     weights = model.state_dict() | {"decoder.mid.block_1.temb_proj.weight": torch.zeros(4, 4)}
     vae = load(Checkpoint(weights, {"norm_num_groups": "4"}), device="cpu")
     assert vae.model.config == model.config
+
+
+def test_the_refiner_makes_pictures(seed_model, noise, tmp_path):
+    """One by one, whole or in blended tiles; what it gives is compared with the original in tests/host."""
+    config = hunyuan_refiner.Config((8, 8, 16, 32, 32), (8, 16, 16, 32, 32), 16, norm_groups=8)
+    model = hunyuan_refiner.ARCHITECTURE.build(config).requires_grad_(False)
+    seed_model(model, 5)
+    save_file(model.state_dict(), tmp_path / "w.safetensors", {"norm_num_groups": "8"})
+    vae = load(tmp_path / "w.safetensors", device="cpu")
+    assert (vae.arch, vae.model.config) == ("hunyuanimage-refiner", config)
+    z = noise(2, 16, 3, 4)
+    pictures = vae.decode(z)
+    assert pictures.shape == (2, 1, 48, 64, 3)
+    torch.testing.assert_close(vae.decode(z[1:])[0], pictures[1], rtol=0, atol=1e-5)
+    assert vae.decode(z, tiling="blended", tile=48, overlap=16).shape == pictures.shape
+    assert vae.encode(pictures[:, 0]).shape == (2, 16, 1, 3, 4)
+    assert not vae.plan_decode(2, 3, 4).fused
+
+
+def test_hunyuanimages_own_vae_is_not_its_refiners():
+    keys = ["decoder.up.0.upsample.conv.weight", "decoder.up.5.block.0.conv1.weight"]
+    assert find_key_set(keys[:1]).name == "hunyuanimage-refiner"
+    assert find_key_set(keys).name == "hunyuanimage"
 
 
 def test_widths_that_shortcuts_cannot_divide_are_refused():
