@@ -36,7 +36,7 @@ def decode(
 ) -> Tensor:  # fmt: skip
     """Host-scaled latents [B, C, T, h, w], checked -> frames, in `out` if that is given. made: a plan for this call.
     seed: of noise that the decoder adds itself."""
-    shape = (z.shape[0], core.frames(z.shape[2]), *(core.spatial * n for n in z.shape[3:]), 3)
+    shape = (z.shape[0], core.frames(z.shape[2]), *(core.spatial * n for n in z.shape[3:]), core.colours[1])
     if out is not None:
         check_out(out, shape, request.dtype)
     report = core._begin("decode", shape[:4])

@@ -72,6 +72,8 @@ class Core:
         #: Of latents outside; the network's own are those of `architecture` and `model.config`.
         self.latent_channels: int = model.config.latent_channels * architecture.side**2
         self.spatial = architecture.spatial * architecture.side
+        #: Channels of a pixel that goes in and of one that comes out.
+        self.colours = (getattr(model.config, "encoder_colours", 3), getattr(model.config, "decoder_colours", 3))
         self.temporal = architecture.temporal
         self.scale = architecture.scale
         self._separate()

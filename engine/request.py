@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .errors import InputError
@@ -81,12 +82,14 @@ def check_latent(latent: Tensor, channels: int, still: bool = False) -> Tensor:
     return z
 
 
-def check_video(video: Tensor, spatial: int, still: bool = False) -> Tensor:
+def check_video(video: Tensor, spatial: int, still: bool = False, colours: int = 3) -> Tensor:
     """[F, H, W, 3], or if `still` [B, H, W, 3], or [B, F, H, W, 3] -> the latter; `spatial` pixels per side are the
-    least. Raises InputError."""
+    least. colours: of a pixel; those missing from RGB are full. Raises InputError."""
     x = video.unsqueeze(1 if still else 0) if video.ndim == 4 else video
-    if x.ndim != 5 or x.shape[-1] != 3:
-        raise InputError(f"video frames are [B, F, H, W, 3] or [F, H, W, 3], not {list(video.shape)}")
+    if x.ndim == 5 and x.shape[-1] == 3 < colours:
+        x = F.pad(x, (0, colours - 3), value=255 if x.dtype == torch.uint8 else 1)
+    if x.ndim != 5 or x.shape[-1] != colours:
+        raise InputError(f"video frames are [B, F, H, W, {colours}] or [F, H, W, {colours}], not {list(video.shape)}")
     if x.shape[0] < 1 or x.shape[1] < 1:
         raise InputError(f"the video {list(video.shape)} has no frames")
     if min(x.shape[2:4]) < spatial:

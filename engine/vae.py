@@ -105,12 +105,13 @@ class VideoVAE(Core, DocumentedMethods):
         """Frames [B, F, H, W, 3] or [F, H, W, 3] in 0..1 (or uint8) -> host-scaled latent [B, C, T, H//s, W//s].
 
         T = (F - 1) // 4 + 1; frames beyond 4(T - 1) + 1 are not read. A VAE of pictures takes [B, H, W, 3] for B clips
-        of one frame. seed None gives the mean, a seed a sample.
+        of one frame; one with transparency takes [..., 4], and frames without are opaque. seed None gives the mean, a
+        seed a sample.
         Options (but no output) and errors as in `decode`.
         """
         self._need_encoder()
         request = Request(**options, output="float32")
-        x = check_video(video, self.spatial, self.architecture.still)
+        x = check_video(video, self.spatial, self.architecture.still, self.colours[0])
         return call.encode(self, x, request, Ticker(progress, cancel), seed, on_plan, plan)
 
     def encode_raw(self, x: Tensor, *, chunk: int = 0, frames: int = 0) -> Tensor:
@@ -119,9 +120,10 @@ class VideoVAE(Core, DocumentedMethods):
         chunk: latents per step, frames: frames per step before the first downsampler (0: all at once).
         """
         self._need_encoder()
-        if x.ndim != 5 or x.shape[1] != 3 or x.shape[2] < 1 or min(x.shape[3:]) < self.spatial:
+        c = self.colours[0]
+        if x.ndim != 5 or x.shape[1] != c or x.shape[2] < 1 or min(x.shape[3:]) < self.spatial:
             least = f"{self.spatial}x{self.spatial}"
-            raise InputError(f"encode_raw takes [B, 3, F, H, W] of at least {least} pixels, not {list(x.shape)}")
+            raise InputError(f"encode_raw takes [B, {c}, F, H, W] of at least {least} pixels, not {list(x.shape)}")
         parts = (x[:, :, a:b] for a, b in frame_spans(x.shape[2], chunk, self.temporal))
         self._plain.set_layout(self._options)
         with self._scope():

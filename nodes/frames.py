@@ -15,9 +15,9 @@ SIZE_MULTIPLE = 16
 CLIP_SIZE = "zerowaste_clip_size"
 
 
-def as_clip(images: Tensor, still: bool = False) -> Tensor:
+def as_clip(images: Tensor, still: bool = False, colours: int = 3) -> Tensor:
     """IMAGE [F, H, W, C] or [B, F, H, W, C] -> [B, F, H, W, 3]: one batch of frames is one clip, or if `still` all are
-    clips of one frame; alpha is dropped."""
+    clips of one frame. Of more than so many colours the first are taken: alpha is dropped where none is encoded."""
     if images.ndim not in (4, 5) or images.shape[-1] < 3:
         raise InputError(
             "These are no images with three colours: connect frames [F, H, W, 3] or [B, F, H, W, 3], "
@@ -28,7 +28,8 @@ def as_clip(images: Tensor, still: bool = False) -> Tensor:
         raise InputError(
             f"These images are too small: a clip has at least one frame of 8x8 pixels, not {list(images.shape)}"
         )
-    return clip[..., :3].flatten(0, 1).unsqueeze(1) if still else clip[..., :3]
+    clip = clip[..., :colours]
+    return clip.flatten(0, 1).unsqueeze(1) if still else clip
 
 
 def pad_clip(clip: Tensor, temporal: int, multiple: int = SIZE_MULTIPLE) -> Tensor:
@@ -81,8 +82,9 @@ class Layout:
     """How the host carries what a VAE takes and gives; sizes for plans, where pictures are one clip and packed latents
     what they are for the network."""
 
-    def __init__(self, architecture: Architecture, latent_channels: int) -> None:
-        self._architecture, self._channels = architecture, latent_channels
+    def __init__(self, architecture: Architecture, latent_channels: int, colours: int) -> None:
+        """colours: of what is encoded."""
+        self._architecture, self._channels, self._colours = architecture, latent_channels, colours
         #: Images have no axis for time, and latents have none.
         self.still, self.flat = architecture.still, architecture.flat
         #: Pixels whose multiples the sides of what is encoded are padded to.
@@ -93,8 +95,8 @@ class Layout:
         return as_latent(samples, self._channels, self.still)
 
     def clip(self, images: Tensor) -> Tensor:
-        """IMAGE as [B, F, H, W, 3]."""
-        return as_clip(images, self.still)
+        """IMAGE as [B, F, H, W, colours], or 3 where it has no more."""
+        return as_clip(images, self.still, self._colours)
 
     def shown(self, images: Tensor) -> Tensor:
         """[B, F, H, W, 3] as the host's own VAE of the kind gives them."""

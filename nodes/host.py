@@ -85,9 +85,9 @@ class EngineVAE(comfy.sd.VAE):
         self.vae_dtype = engine.dtype
         self.working_dtypes = [engine.dtype]
         self.latent_channels = engine.latent_channels
-        self.output_channels = 3
+        self.output_channels, self.pad_channel_value = engine.colours[0], 1.0
         t, s = engine.temporal, engine.spatial
-        self.layout = Layout(engine.architecture, engine.latent_channels)
+        self.layout = Layout(engine.architecture, engine.latent_channels, engine.colours[0])
         if self.layout.still:
             self.upscale_ratio = self.downscale_ratio = s
         else:
@@ -157,7 +157,7 @@ class EngineVAE(comfy.sd.VAE):
             loaded = time.perf_counter() - started
             s, frames = self.engine.spatial, self.engine.frames(latent.shape[2])
             sides = (s * n for n in latent.shape[3:])
-            images = torch.empty(latent.shape[0], frames, *sides, 3, dtype=OUTPUTS[output])
+            images = torch.empty(latent.shape[0], frames, *sides, self.engine.colours[1], dtype=OUTPUTS[output])
 
             def preview(plan: Plan) -> Preview | None:
                 on = _shows_previews()
@@ -315,7 +315,10 @@ def own_vae(vae: comfy.sd.VAE) -> comfy.sd.VAE:
     if not isinstance(vae, EngineVAE):
         return vae
     try:
-        own = comfy.sd.VAE(sd=dict(vae.source().tensors))
+        checkpoint = vae.source()
+        # Hosts whose VAE takes no description have no network that needs one.
+        told = {"metadata": checkpoint.metadata} if "config" in checkpoint.metadata else {}
+        own = comfy.sd.VAE(sd=dict(checkpoint.tensors), **told)
         own.throw_exception_if_invalid()
     except RuntimeError as error:
         raise InputError(

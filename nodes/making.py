@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from ..engine import Checkpoint, CheckpointError, read_checkpoint
@@ -34,11 +35,19 @@ def from_host_vae(vae: object, precision: str) -> EngineVAE | None:
         return None
 
     network = vae.first_stage_model  # and not the VAE, whose end `conversion` waits for
+    return EngineVAE(lambda: of_network(network), precision, Settings())
 
-    def source() -> Checkpoint:
-        return Checkpoint({key: t.detach().to(offload_device()) for key, t in network.state_dict().items()})
 
-    return EngineVAE(source, precision, Settings())
+def of_network(network: object) -> Checkpoint:
+    """The weights of a host VAE's network that the engine knows, with what only files say of it."""
+    tensors = {key: t.detach().to(offload_device()) for key, t in network.state_dict().items()}
+    config, metadata = getattr(network, "config", None), {}
+    if isinstance(config, dict):
+        # Nodes may have set these since.
+        settings = (name for name in ("decode_timestep", "decode_noise_scale") if hasattr(network, name))
+        now = {name: getattr(network, name) for name in settings}
+        metadata = {"config": json.dumps({"vae": config | now})}
+    return Checkpoint(detect(tensors).completed(tensors), metadata)
 
 
 def with_precision(vae: EngineVAE, precision: str) -> EngineVAE:

@@ -38,7 +38,7 @@ class Preview:
         self._shown = now
         frame = self._frames[index]
         step = max(1, max(frame.shape[:2]) // SIZE)
-        pixels = frame[::step, ::step].float().clamp(0, 1).mul(255).round().to(torch.uint8)
+        pixels = frame[::step, ::step, :3].float().clamp(0, 1).mul(255).round().to(torch.uint8)
         return Image.fromarray(pixels.numpy())
 
     def _newest(self, done: int, total: int) -> tuple[int, int] | None:

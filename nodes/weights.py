@@ -6,7 +6,7 @@ from ..engine import Checkpoint, InputError
 from ..engine.archs import detect
 from ..engine.files.checkpoint import restore_shapes
 from .host import EngineVAE
-from .making import known
+from .making import known, of_network
 
 
 def checkpoint_of(vae: object) -> Checkpoint:
@@ -16,7 +16,7 @@ def checkpoint_of(vae: object) -> Checkpoint:
         shapes = {key: tuple(t.shape) for key, t in model.state_dict().items()}
         config = model.config
     elif known(vae):
-        checkpoint = Checkpoint(vae.get_sd())
+        checkpoint = of_network(vae.first_stage_model)
         shapes = {key: tuple(t.shape) for key, t in checkpoint.tensors.items()}
         config = detect(shapes).config_of(shapes, checkpoint.metadata)
     else:

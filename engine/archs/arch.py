@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from ..errors import InputError
 from ..network.packing import SIDE, PackedLatents
 from ..network.plain import Network
@@ -74,11 +77,19 @@ class Architecture:
     timed: bool = False
     #: Whether ComfyUI's own VAE of it encodes only whole latents, from the middle of the frame.
     crops: bool = True
+    #: What every file of it holds and networks of other programs do not: (name, values).
+    constants: tuple[tuple[str, tuple[float, ...]], ...] = ()
     #: Full-size pixels per step that fill a GPU. At 1280x720, one frame per step of a network that works at full size
     #: is as fast as eight (H200).
     step_pixels: int = 1 << 20
     #: As `configure`, by a file's shapes and metadata, where those say what shapes do not.
     described: Callable[[Shapes, Mapping[str, object]], Any] | None = None
+
+    def completed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A network's parameters with the constants of the halves that it has."""
+        halves = {name.partition(".")[0] for name in tensors}
+        missing = ((n, v) for n, v in self.constants if n not in tensors and n.partition(".")[0] in halves)
+        return {**tensors, **{name: torch.tensor(values) for name, values in missing}}
 
     def config_of(self, shapes: Shapes, metadata: Mapping[str, object], norm_groups: int | None = None) -> Any:
         """The sizes of a file's networks. Raises InputError."""

@@ -98,7 +98,15 @@ def _middle(width: int) -> list[Step]:
 
 
 ARCHITECTURE = Architecture(
-    KeySet("cosmos", ("decoder.unpatcher3d.wavelets", "encoder.patcher3d.wavelets")),
+    KeySet(
+        "cosmos",
+        (
+            "decoder.unpatcher3d.wavelets", "encoder.patcher3d.wavelets",
+            # ComfyUI's own objects have no constants among their weights.
+            "decoder.mid.attn_1.1.proj_out.conv3d.weight", "encoder.mid.attn_1.1.proj_out.conv3d.weight",
+        ),
+    ),
     8, 8, 1.0, Config.from_shapes, encoder, decoder, native="bf16",
+    constants=tuple((n, (0.5**0.5,) * 2) for n in ("decoder.unpatcher3d.wavelets", "encoder.patcher3d.wavelets")),
     published=Published("Cosmos CV8x8x8", Config((256, 512, 512), (256, 512, 512)), r"cosmos", ("cosmos",)),
 )  # fmt: skip

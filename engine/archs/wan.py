@@ -37,6 +37,9 @@ class Config:
     decoder_widths: Widths | None
     latent_channels: int = 16
     patch: int = 1
+    #: Of a pixel that goes in and comes out: 4 with transparency, 12 where 2x2 pixels of a picture twice as large do.
+    encoder_colours: int = 3
+    decoder_colours: int = 3
     #: Lengths are taken over all channels.
     norm_groups: None = None
 
@@ -54,19 +57,20 @@ class Config:
             decoder = (decoder[3], decoder[2], decoder[1], decoder[0])
             if patch == 2 and any(low % high for high, low in itertools.pairwise(decoder)):
                 raise InputError(f"decoder widths {decoder} do not divide each other, as its shortcuts need")
-        colours = {"decoder.head.2.bias": shapes.get("decoder.head.2.bias", (3 * patch**2,))[0] // patch**2}
+        gives = shapes.get("decoder.head.2.bias", (3 * patch**2,))[0] // patch**2
+        takes = 3
         if encoder and "encoder.conv1.weight" in shapes:
-            count = math.prod(shapes["encoder.conv1.weight"])
-            colours["encoder.conv1.weight"] = count // (27 * encoder[0] * patch**2)
-        for name, number in colours.items():
-            if number != 3:
-                raise InputError(f"{name} is for {number} colour channels; only RGB networks are run")
+            takes = math.prod(shapes["encoder.conv1.weight"]) // (27 * encoder[0] * patch**2)
+        for name, number in (("decoder.head.2.bias", gives), ("encoder.conv1.weight", takes)):
+            if number < 3 or (patch > 1 and number != 3):
+                known = "RGB networks" if patch > 1 else "networks of 3 and more"
+                raise InputError(f"{name} is for {number} colour channels; only {known} are run")
         latent = 48 if patch == 2 else 16
         if "conv2.bias" in shapes:
             latent = shapes["conv2.bias"][0]
         elif "conv1.bias" in shapes:
             latent = shapes["conv1.bias"][0] // 2
-        return cls(encoder, decoder, latent, patch)
+        return cls(encoder, decoder, latent, patch, takes, gives)
 
 
 def decoder(config: Config) -> Program | None:
@@ -87,7 +91,7 @@ def decoder(config: Config) -> Program | None:
         Linear("/conv2", latent), Conv("conv1", latent, w[0]), *_middle(w[0]), TILES,
         *level(0), STEP,
         *level(1), STEP,
-        *level(2), *level(3), Pixels("head.0", "head.2", w[3], Length(), config.patch),
+        *level(2), *level(3), Pixels("head.0", "head.2", w[3], Length(), config.patch, config.decoder_colours),
         head="zero",
     )  # fmt: skip
 
@@ -106,8 +110,8 @@ def encoder(config: Config) -> Program | None:
 
     patches = [Patches("patches", 16)] if nested else []
     return Program.of(
-        "encoder", 3,
-        *patches, Conv("conv1", 3 * config.patch**2, w[0]), *level(0), STEP,
+        "encoder", config.encoder_colours,
+        *patches, Conv("conv1", config.encoder_colours * config.patch**2, w[0]), *level(0), STEP,
         *level(1), *level(2), TILES,
         *level(3), *_middle(w[3]),
         Moments("head.0", "head.2", w[3], 2 * latent, Length()), Linear("/conv1", 2 * latent),

@@ -213,8 +213,8 @@ def _to_rgb(frame: VideoFrame, reformatter: VideoReformatter) -> np.ndarray:
 
 
 def _to_uint8(frame: torch.Tensor, index: int) -> np.ndarray:
-    if frame.ndim != 3 or frame.shape[-1] != 3:
-        raise InputError(f"frame {index} has shape {tuple(frame.shape)}; [height, width, 3] is needed")
+    if frame.ndim != 3 or frame.shape[-1] not in (3, 4):
+        raise InputError(f"frame {index} has shape {tuple(frame.shape)}; [height, width, 3 or 4] is needed")
     if frame.dtype == torch.uint8:
         return np.ascontiguousarray(frame.cpu().numpy())
     frame = frame.float()
@@ -241,7 +241,7 @@ def write_mp4(path: str | Path, frames: Frames, fps: Fraction | float, crf: int 
         container = stream = None
         try:
             for index, frame in enumerate(frames):
-                pixels = _to_uint8(frame, index)
+                pixels = _to_uint8(frame, index)[..., :3]
                 height, width = pixels.shape[:2]
                 if height % 2 or width % 2:
                     even = f"{width + width % 2}x{height + height % 2}"

@@ -111,7 +111,7 @@ class FusedWalk:
             run = network.plan(latents, rows, cols, frames, meta, parking, clip)
             # Three chunks' frames as they arrive ahead of their turn, and two copies on the way in, all in float32;
             # graphs read another copy.
-            besides += (5 + recorded) * 4 * 3 * t * latents * rows * cols
+            besides += (5 + recorded) * 4 * network.takes * t * latents * rows * cols
         elif frame is None:
             run = network.plan(latents, height, width, frames, output, meta, parking, clip)
             besides += _latent_bytes(clip or latents, height, width, network.latent_channels)

@@ -81,7 +81,8 @@ class PlainWalk:
         part, channels = getattr(self._model, half), 0
         if half == "encoder":
             # What a tile of one latent pixel is made into has as many channels as any.
-            video = torch.empty(1, 3, 1, 2 * self._spatial, 2 * self._spatial, device="meta", dtype=self._dtype)
+            shape = (1, part.program.takes, 1, 2 * self._spatial, 2 * self._spatial)
+            video = torch.empty(shape, device="meta", dtype=self._dtype)
             with torch.inference_mode(False), torch.no_grad():
                 channels = part.between(part.high(video, State()), State()).shape[1]
 
@@ -129,9 +130,9 @@ class PlainWalk:
 
     def _video(self, latents: int, steps: Steps, size: Size, rest: Size) -> Iterable[Tensor]:
         rows, cols = (self._spatial * n + r for n, r in zip(size, rest, strict=True))
-        meta = torch.device("meta")
+        meta, colours = torch.device("meta"), self._model.encoder.program.takes
         for a, b in frame_spans(self._temporal * (latents - 1) + 1, steps.latents, self._temporal):
-            yield to_network(torch.empty(1, b - a, rows, cols, 3, device=meta), meta, self._dtype)
+            yield to_network(torch.empty(1, b - a, rows, cols, colours, device=meta), meta, self._dtype)
 
 
 class _Sampled:

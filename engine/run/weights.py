@@ -45,9 +45,9 @@ class Conv:
 
 @dataclass(frozen=True)
 class Output(Conv):
-    """The last convolution of a decoder."""
+    """The last convolution of a decoder. packed: `columns_weight`, where it has few outputs."""
 
-    packed: Tensor
+    packed: Tensor | None
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,7 @@ def test_a_file_nobody_read_yet_is_planned_as_the_published_one_of_its_name(name
 
 
 @pytest.mark.parametrize(
-    "name", ["", "never loaded", "mochi_vae.safetensors", "taew2_1.safetensors", "lighttaew2_2.pth"]
+    "name", ["", "never loaded", "stage_a.safetensors", "taew2_1.safetensors", "lighttaew2_2.pth"]
 )
 def test_there_is_no_plan_for_what_nobody_knows(name):
     assert answer(Question(model=name, width=64, height=64, frames=1), CPU) == {

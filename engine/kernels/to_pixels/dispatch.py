@@ -18,7 +18,7 @@ _FLOATS = (torch.float16, torch.bfloat16)
 
 
 COLUMNS = 32  # 9 * 3 shifted outputs, rounded up
-_MOST_OUTPUTS = 3
+MOST_OUTPUTS = 3
 
 
 def columns_weight(weight: Weight) -> Tensor:
@@ -52,7 +52,7 @@ def to_pixels(x: Tensor, weight: Weight, bias: Tensor, out: Tensor, *, pixels: P
     if x.dtype not in _FLOATS or not use_triton(x.device, backend):
         reference.to_pixels(x, weight, bias, out, pixels, start)
         return
-    if k > _MOST_OUTPUTS:  # wide enough for the implicit GEMM
+    if k > MOST_OUTPUTS:  # wide enough for the implicit GEMM
         conv3d(x, weight, out, epilogue=Epilogue(bias=bias, pixels=pixels), start=start, backend=backend)
         return
     here = target(x.device) if x.is_cuda else capabilities("interpreter", 90, triton_version())

@@ -30,13 +30,17 @@ class FrameAttention(nn.Module):
     norm: nn.Module
     whole = False
 
+    def normed(self) -> nn.Module:
+        """Its norm, whatever that is called."""
+        return self.norm
+
     def projections(self) -> list[tuple[Tensor, Tensor]]:
         """Of queries, keys, values and the result."""
         raise NotImplementedError
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
         b, c, t, h, w = x.shape
-        tokens = self.norm(x).permute(0, 2, 3, 4, 1).reshape(b * t, 1, h * w, c)
+        tokens = self.normed()(x).permute(0, 2, 3, 4, 1).reshape(b * t, 1, h * w, c)
         if self.whole:
             tokens = tokens.view(b, 1, t * h * w, c)
         *inputs, output = self.projections()
@@ -120,7 +124,7 @@ class Attention(Step):
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Packed:
         block, dtype = part(self.name), operands.dtype
         q, k, v, out = ((weight.to(dtype).t(), bias.to(dtype)) for weight, bias in block.projections())
-        return Packed(norm_of(block.norm), q, k, v, out, options.flash_attention, self.whole)
+        return Packed(norm_of(block.normed()), q, k, v, out, options.flash_attention, self.whole)
 
     def run(self, packed: Packed, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip

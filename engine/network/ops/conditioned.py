@@ -90,20 +90,21 @@ class Resnet(resnet.Resnet):
     def forward(self, x: Tensor, state: State | None = None, values: Tensor | None = None) -> Tensor:
         """values: as `conditioned` gives them."""
         first, second = ((), ()) if values is None else pairs(values)
-        h = self._noised(self.conv1(self.norm1(x, state, *first), state), 1, state)
-        h = self._noised(self.conv2(self.norm2(h, state, *second), state), 2, state)
+        conv2, shortcut = self.part("conv2"), self.part("conv_shortcut")
+        h = self._noised(self.part("conv1")(self.part("norm1")(x, state, *first), state), 1, state)
+        h = self._noised(conv2(self.part("norm2")(h, state, *second), state), 2, state)
         if state is not None:
-            x = state.aligned(f"{self.conv2.key} residual", x, h)
-        if self.conv_shortcut is not None:
+            x = state.aligned(f"{conv2.key} residual", x, h)
+        if shortcut is not None:
             norm = self.norm3.norm
             x = F.layer_norm(x.movedim(1, -1), norm.normalized_shape, norm.weight, norm.bias, norm.eps).movedim(-1, 1)
-            x = self.conv_shortcut(x)
+            x = shortcut(x)
         return x + h if torch.is_grad_enabled() else h.add_(x)
 
     def _noised(self, h: Tensor, index: int, state: State | None) -> Tensor:
         if not self.noisy or state is None or state.seed is None:
             return h
-        place = f"{self.conv1.key} noise {index}"
+        place = f"{self.part('conv1').key} noise {index}"
         plane = _once(place, state, lambda: drawn(state.seed, place, *h.shape[3:]).to(h))
         return h + plane * getattr(self, f"per_channel_scale{index}").to(h)[:, None]
 

@@ -51,11 +51,11 @@ class Up(nn.Module):
         graft(self, "conv.conv", styled(c_in, c_out * math.prod(stride), style))
 
     @property
-    def conv(self) -> ClipConv:
+    def last(self) -> ClipConv:
         return find(self, "conv.conv")  # type: ignore[return-value]
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
-        conv = self.conv
+        conv = self.last
         y = conv(x, state)
         if self.shortcut and state is not None:
             x = state.aligned(f"{conv.key} residual", x, y)
@@ -76,11 +76,11 @@ class Down(nn.Module):
         graft(self, "conv.conv", styled(c_in, c_out // math.prod(stride), style))
 
     @property
-    def conv(self) -> ClipConv:
+    def last(self) -> ClipConv:
         return find(self, "conv.conv")  # type: ignore[return-value]
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
-        conv, frames = self.conv, self.stride[0]
+        conv, frames = self.last, self.stride[0]
         waiting = f"{conv.key} samples"
         y = conv(x, state)
         # In front of a clip both the samples and their convolution are those of its first frame.
@@ -140,7 +140,7 @@ class DepthUp(_Depth):
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Packed:
         """Channels in the order in which the convolution's store makes samples of them."""
-        conv, dtype, (frames, rows, columns) = part(self.name).conv, operands.dtype, self.stride
+        conv, dtype, (frames, rows, columns) = part(self.name).last, operands.dtype, self.stride
         weight = conv.weight.float().unflatten(0, (self.c_out, frames, rows, columns))
         bias = conv.bias.float().unflatten(0, (self.c_out, frames, rows, columns))
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from ...kernels import norm_act
 from ...kernels.conv3d import Partials, pack_weight
+from ...kernels.to_pixels import MOST_OUTPUTS, columns_weight
 from ...kernels.to_pixels import Pixels as Form
-from ...kernels.to_pixels import columns_weight
 from ...operands.forms import Operands
 from ...options import Options
 from ...run.run import Run
@@ -237,17 +237,19 @@ class Moments(_End):
 
 @dataclass(frozen=True)
 class Pixels(_End):
-    """The picture. patch: pixels per side that its channels hold."""
+    """The picture. patch: pixels per side that its channels hold. colours: of a pixel; others than red, green and blue
+    are written as they are."""
 
     norm_name: str
     name: str
     c_in: int
     norm: Norm
     patch: int = 1
+    colours: int = 3
 
     @property
     def c_out(self) -> int:
-        return 3 * self.patch**2
+        return self.colours * self.patch**2
 
     @property
     def space(self) -> tuple[int, int]:  # type: ignore[override]
@@ -262,27 +264,28 @@ class Pixels(_End):
         if self.patch > 1:
             return PackedEnd(norm, conv_of(conv, operands))
         weight = pack_weight(clip_kernel(conv.weight), operands.dtype)
-        return PackedEnd(norm, Output(conv.key, weight, conv.bias.float(), columns_weight(weight)))
+        columns = columns_weight(weight) if self.colours <= MOST_OUTPUTS else None
+        return PackedEnd(norm, Output(conv.key, weight, conv.bias.float(), columns))
 
     def store(self, packed: PackedEnd, run: Run, x: Tensor, sums: Partials | None, output: torch.dtype,
               form: Form) -> Tensor:  # fmt: skip
-        """x [D, H, W, C] -> finished pixels [D, H * patch, W * patch, 3] in the type `output`."""
+        """x [D, H, W, C] -> finished pixels [D, H * patch, W * patch, colours] in the type `output`."""
         _, h, w, _ = x.shape
         m, _ = run.foresee(self.ahead(packed), x.shape[0], run.drains)
         if self.patch == 1:
-            out = run.arena.take((m, h, w, 3), output)
+            out = run.arena.take((m, h, w, self.colours), output)
             run.pixels(packed.conv, x, packed.norm, sums, out, form)
             return out
-        n = self.patch
-        out = run.arena.take((m, n * h, n * w, 3), output)
-        blocks = run.arena.take((m, h, w, 3 * n * n), output)
+        n, c = self.patch, self.colours
+        out = run.arena.take((m, n * h, n * w, c), output)
+        blocks = run.arena.take((m, h, w, self.c_out), output)
         run.conv(packed.conv, x, blocks, packed.norm, sums, pixels=form)
         # Channel (c * n + column) * n + row.
-        out.view(m, h, n, w, n, 3).copy_(blocks.view(m, h, w, 3, n, n).permute(0, 1, 5, 2, 4, 3))
+        out.view(m, h, n, w, n, c).copy_(blocks.view(m, h, w, c, n, n).permute(0, 1, 5, 2, 4, 3))
         return out
 
     def channels(self, channels: int) -> int:
-        return 3
+        return self.colours
 
 
 @dataclass(frozen=True)

@@ -62,16 +62,17 @@ class Resnet(nn.Module):
             self._modules["conv_shortcut"] = None
 
     def __getattr__(self, role: str) -> Any:
-        """norm1, conv1, norm2, conv2 and conv_shortcut, whatever the files call them, unless they call something else
-        so: `part` is right in any case."""
+        """norm1, conv1, norm2, conv2 and conv_shortcut, whatever the files call them; where they have such a name for
+        more than the part (`part` finds that), what the file has: others walk down the names of parameters."""
         name = getattr(self.__dict__.get("names"), role, role)
-        modules = self.__dict__.get("_modules", {})
-        own = name == role or (role in modules and modules[role] is None)
+        own = name == role or role in self.__dict__.get("_modules", ())
         return super().__getattr__(role) if own else find(self, name)
 
     def part(self, role: str) -> Any:
-        """Of the five; None for a shortcut that there is none of."""
-        return self._modules[role] if self._modules.get(role, self) is None else find(self, getattr(self.names, role))
+        """A field of Names; None for a shortcut that there is not."""
+        if self._modules.get(role, self) is None:
+            return None
+        return find(self, getattr(self.names, role))
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
         conv2, shortcut = self.part("conv2"), self.part("conv_shortcut")
@@ -119,13 +120,13 @@ class Res(Step):
         return {self.name: Resnet(self.c_in, self.c_out, self.norm, self.names, style)}
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Packed:
-        block = part(self.name).part
-        shortcut = block("conv_shortcut")
+        block = part(self.name)
+        shortcut = block.part("conv_shortcut")
         return Packed(
-            norm_of(block("norm1")),
-            conv_of(block("conv1"), operands),
-            norm_of(block("norm2")),
-            conv_of(block("conv2"), operands),
+            norm_of(block.part("norm1")),
+            conv_of(block.part("conv1"), operands),
+            norm_of(block.part("norm2")),
+            conv_of(block.part("conv2"), operands),
             None if shortcut is None else conv_of(shortcut, operands, normed=False),
         )
 

@@ -29,8 +29,7 @@ class ConvAttention(FrameAttention):
         for name in CONVS:
             graft(self, f"{name}.conv3d", ClipConv(channels, channels, (1, 1, 1)))
 
-    @property
-    def norm(self) -> nn.Module:
+    def normed(self) -> nn.Module:
         return find(self, "norm.norm")
 
     def projections(self) -> list[tuple[Tensor, Tensor]]:
@@ -44,7 +43,7 @@ class EarlierFrames(ConvAttention):
     key = ""
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
-        tokens = self.norm(x).permute(0, 3, 4, 2, 1).flatten(0, 2)  # [B * H * W, T, C]
+        tokens = self.normed()(x).permute(0, 3, 4, 2, 1).flatten(0, 2)  # [B * H * W, T, C]
         *inputs, output = self.projections()
         q, k, v = (F.linear(tokens, *p) for p in inputs)
         if state is not None and self.key in state.histories:

@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 from zerowaste_vae import CheckpointError, InputError, load
 from zerowaste_vae.engine.archs import detect
 from zerowaste_vae.engine.archs.ltx import ARCHITECTURE, STRIDES, Block, Config
+from zerowaste_vae.engine.cli import main
 from zerowaste_vae.engine.network.fused import fuse
 from zerowaste_vae.engine.run.parking import Parking
 
@@ -69,6 +70,16 @@ def build(seed_model):
         return model
 
     return make
+
+
+def test_parameters_are_where_their_names_say(build):
+    """ComfyUI walks down the parts of a name."""
+    model = build(tiny(timestep=0.05))
+    for name, parameter in model.named_parameters():
+        at = model
+        for part in name.split("."):
+            at = getattr(at, part)
+        assert at is parameter
 
 
 @torch.no_grad()
@@ -152,7 +163,7 @@ def test_a_clip_is_decoded_by_plans(fused_file, noise, atol):
     torch.testing.assert_close(whole, plain.decode(z), rtol=0, atol=atol)
     for chunk in (1, 2):  # references of the operators: their convolutions are torch's, whose bits are not for ever
         torch.testing.assert_close(quick.decode(z, chunk=chunk), whole, rtol=0, atol=atol)
-    lean = quick.plan_decode(3, 2, 3, below=plan.peak_bytes)
+    lean = quick.plan_decode(3, 2, 3, vram_gb=(plan.peak_bytes - 1) / 2**30)
     assert lean.peak_bytes < plan.peak_bytes
     few = quick.decode(z, vram_gb=lean.peak_bytes / 2**30)
     torch.testing.assert_close(few, whole, rtol=0, atol=atol)
@@ -222,6 +233,10 @@ def test_the_published_one():
         model = ARCHITECTURE.build(config)
     shapes = {k: tuple(v.shape) for k, v in model.state_dict().items()}
     assert 406e6 < sum(p.numel() for p in model.parameters()) < 408e6
+    later = model.decoder.program.work(3, 22, 40).flop - model.decoder.program.work(2, 22, 40).flop
+    assert later / (8 * 704 * 1280) == pytest.approx(2.46e6, rel=0.01)
+    before, after = model.decoder.program.reach()
+    assert before == after == 6 + 5 / 2 + 9 / 4 + (13 + 9) / 8
     assert detect(shapes) is ARCHITECTURE
     assert ARCHITECTURE.config_of(shapes, {"config": '{"vae": {"spatial_padding_mode": "zeros"}}'}).decoder_widths == (
         1024, 512, 512, 256, 128,
@@ -244,3 +259,23 @@ def test_strange_descriptions_are_refused(build, tmp_path, description, says):
     save_file(build(tiny(kinds="all all all")).state_dict(), path, {"config": description})
     with pytest.raises(CheckpointError, match=says):
         load(path, device="cpu")
+
+
+@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+def test_the_commands_take_its_files(build, tmp_path, noise, kind, monkeypatch, capsys):
+    """The description goes with the weights, into GGUF too."""
+    monkeypatch.chdir(tmp_path)
+    config = tiny("replicate", 0.1, kinds="all all all")
+    said = json.dumps({"vae": {"spatial_padding_mode": "replicate", "decode_timestep": 0.1, "decode_noise_scale": 0.0}})
+    save_file(build(config).state_dict(), "w.safetensors", {"config": said})
+    assert main(["convert", "w.safetensors", "w.gguf", "--type", kind, "--quiet"]) == 0
+    assert main(["info", "w.gguf"]) == 0
+    shown = capsys.readouterr().out
+    assert "ltx, 32x32 pixels and 8 frames per latent" in shown and "widths 64, 32, 16, 8" in shown
+    vae = load("w.gguf", device="cpu")
+    assert vae.model.config == config
+    save_file({"latent": noise(1, 16, 2, 2, 3)}, "z.safetensors")
+    assert main(["decode", "z.safetensors", "r.safetensors", "--vae", "w.gguf", "--quiet"]) == 0
+    assert load_file("r.safetensors")["frames"].shape == (1, 9, 64, 96, 3)
+    assert main(["plan", "--vae", "w.gguf", "--size", "1280x704", "--frames", "121", "--vram-gb", "6"]) == 0
+    assert "fused kernels" in capsys.readouterr().out

@@ -76,6 +76,8 @@ def test_the_published_one_and_files_of_a_half(tiny, tmp_path):
     assert detect(shapes) is ARCHITECTURE
     counts = [sum(p.numel() for p in half.parameters()) / 1e6 for half in (model.decoder, model.encoder)]
     assert counts == [pytest.approx(362.5, abs=0.05), pytest.approx(97.2, abs=0.05)]
+    later = model.decoder.program.work(3, 60, 106).flop - model.decoder.program.work(2, 60, 106).flop
+    assert later / (6 * 480 * 848) == pytest.approx(15.81e6, rel=0.01)
     half = {k.removeprefix("decoder."): v for k, v in tiny.state_dict().items() if k.startswith("decoder.")}
     save_file(half, tmp_path / "decoder.safetensors")
     vae = load(tmp_path / "decoder.safetensors", device="cpu", norm_groups=8)

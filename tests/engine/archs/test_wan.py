@@ -2,12 +2,14 @@
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from zerowaste_vae import CheckpointError, InputError, load
 from zerowaste_vae.engine.archs import detect
 from zerowaste_vae.engine.archs.wan import WAN21, WAN22, Config
 from zerowaste_vae.engine.cli import main
-from zerowaste_vae.engine.files.media import write_png_folder
+from zerowaste_vae.engine.files.media import write_png, write_png_folder
+from zerowaste_vae.engine.network.fused import fuse
 from zerowaste_vae.engine.network.ops.ends import patches, pixels
 
 ATOL = 5e-5
@@ -184,17 +186,53 @@ def test_decoder_only_files(tiny, noise, tmp_path):
         load(tmp_path / "f.safetensors")
 
 
-def test_layered_colours_are_refused(tmp_path):
-    """Qwen-Image-Layered has a fourth channel."""
+@pytest.fixture(scope="module", params=[(4, 4), (3, 12)], ids=str)
+def colourful(request, seed_model):
+    """A narrow 2.1 decoder beside an encoder of other widths, for (colours in, colours out)."""
+    config = Config((4, 6, 10, 12), (16, 16, 32, 32), 16, 1, *request.param)
+    model = WAN21.build(config).requires_grad_(False)
+    seed_model(model, 5)
+    return request.param, model
+
+
+def test_other_colours_are_read_from_shapes(colourful, noise, tmp_path, monkeypatch):
+    """Transparency (Qwen-Image-Layered), and four pixels in one; on the fused walk, too."""
+    (takes, gives), model = colourful
+    save_file(model.state_dict(), tmp_path / "w.safetensors")
+    vae = load(tmp_path / "w.safetensors", device="cpu")
+    assert (vae.model.config, vae.colours) == (model.config, (takes, gives))
+    z = noise(1, 16, 2, 3, 2)
+    frames = vae.decode(z)
+    assert frames.shape == (1, 5, 24, 16, gives)
+    expected = model.decoder(z).clamp(-1, 1).mul(0.5).add(0.5).permute(0, 2, 3, 4, 1)
+    close(frames, expected)
+    network = fuse(model.decoder, torch.float32)
+    run, out = network.plan(2, 3, 2, 0, torch.float32, torch.device("cpu")), []
+    run.allocate()
+    with torch.no_grad():
+        network.chunk(run, z[0].permute(1, 2, 3, 0), 0, torch.float32, lambda pixels: out.append(pixels.clone()))
+    close(out[0][None], expected)
+    video = torch.rand(5, 24, 16, 3, generator=torch.Generator().manual_seed(0))
+    latent = vae.encode(video)
+    if takes == 4:
+        opaque = torch.cat((video, torch.ones(5, 24, 16, 1)), 3)
+        assert torch.equal(vae.encode(opaque), latent)
+        assert not torch.allclose(vae.encode(opaque * 0.5), latent)
+        write_png(tmp_path / "p.png", frames[0, 0])
+        assert Image.open(tmp_path / "p.png").mode == "RGBA"
+    with pytest.raises(InputError, match=rf"\[B, F, H, W, {takes}\]"):
+        vae.encode(torch.rand(1, 24, 16, 5))
+
+
+def test_odd_colours_are_refused():
     with torch.device("meta"):
         shapes = {k: tuple(v.shape) for k, v in WAN21.build(PUBLISHED["2.1"][0]).state_dict().items()}
-    shapes["decoder.head.2.bias"] = (4,)
-    with pytest.raises(InputError, match="4 colour channels"):
+    shapes["decoder.head.2.bias"] = (1,)
+    with pytest.raises(InputError, match=r"head\.2\.bias is for 1 colour"):
         Config.from_shapes(shapes)
-    shapes["decoder.head.2.bias"] = (3,)
-    shapes["encoder.conv1.weight"] = (96, 4, 3, 3, 3)
-    with pytest.raises(InputError, match=r"encoder\.conv1\.weight is for 4"):
-        Config.from_shapes(shapes)
+    shapes["decoder.head.2.bias"] = (16,)
+    with pytest.raises(InputError, match="only RGB"):
+        Config.from_shapes(shapes, patch=2)
 
 
 @pytest.mark.parametrize("sample", ["flat-q8_0", "gc_t1-bf16", "pig_fp32-f16"])

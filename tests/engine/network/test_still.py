@@ -1,5 +1,7 @@
 """Programs of single frames: pictures through the fused walk, whatever shares its chunk, in bands or whole."""
 
+import os
+
 import pytest
 import torch
 from zerowaste_vae.engine.archs.kl import FLUX, SD, Config
@@ -101,3 +103,29 @@ def test_a_picture_knows_nothing_of_others(model):
     assert model.decoder.program.frames(5) == 5
     one, five = (model.decoder.program.work(n, 8, 8).flop for n in (1, 5))
     assert five == 5 * one
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """Triton's interpreter runs the kernels themselves."""
+    pytest.importorskip("triton")
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("the interpreter has to be on from the start")
+    for name in ("conv3d", "norm_act", "to_pixels", "attention"):
+        monkeypatch.setattr(f"zerowaste_vae.engine.kernels.{name}.dispatch.use_triton", lambda *_: True)
+
+
+@torch.no_grad()
+def test_kernels_give_the_same_bits_in_bands_and_in_company(seed_model, noise, kernels):
+    config = Config((16, 32), (16, 32), norm_groups=4, resnets=(1, 1), attention=False)
+    model = FLUX.build(config).requires_grad_(False)
+    seed_model(model, 6)
+    z, x = noise(16, 2, 33, 1), noise(2, 67, 3, 3)  # two bands at full size
+    expected = model.decoder(z[None])[0].clamp(-1, 1).mul(0.5).add(0.5).permute(1, 2, 3, 0)
+    network = fuse(model.half().decoder, torch.float16)
+    whole = decode(network, z)
+    assert (whole - expected).abs().max() < 0.02
+    assert torch.equal(decode(network, z, Parking(None, 0), chunk=1), whole)
+    network = fuse(model.encoder, torch.float16)
+    whole = encode(network, x)
+    assert torch.equal(torch.cat([encode(network, part, Parking(None, 0)) for part in x.split(1)]), whole)

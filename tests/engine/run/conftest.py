@@ -17,6 +17,7 @@ def loaded(vae_file):
 def make_vae(loaded, monkeypatch):
     """make_vae(precision, fused): the tiny VAE; the fused path runs on its references."""
     monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
+    monkeypatch.setattr("zerowaste_vae.engine.planning.fused_walk.half_not_fused", lambda *_: None)  # its widths
 
     def make(precision="fp32", fused=True):
         vae = loaded[precision, fused]

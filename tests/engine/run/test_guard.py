@@ -147,7 +147,7 @@ def test_in_the_middle_of_a_chunk_the_clip_is_replayed(make_vae, noise, monkeypa
     options = {"chunk": 1, "vram_gb": gib}
     expected = vae.decode(z, **options)
     written = record_writes(monkeypatch)
-    where, name = (run_module, "to_pixels") if fused else (Half, "mid")
+    where, name = (run_module, "to_pixels") if fused else (Half, "between")
     per_chunk = len(fail_calls_per_chunk(monkeypatch, vae, z, options, where, name)) // 6
     written.clear()
     # Both attempts of the chunk's first operator fail.

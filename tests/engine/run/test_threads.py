@@ -82,7 +82,7 @@ def test_a_question_of_the_panel_changes_no_setting(monkeypatch):
         question = Question.parse({"model": "seedvr2_ema_vae", **size, "off": off})
         assert answer(question, Machine(torch.device("cpu"), None, 8 << 30))["fits"]
     plain = DEFAULTS.switched(off=["flash_attention"])
-    config = Config((8, 16, 16, 16), (8, 16, 16, 16), 16, 4)
+    config = Config((16,) * 4, (16,) * 4, 16, 4)
     FusedWalk(ARCHITECTURE, config, torch.float16, plain).sizes("decoder", 1, 4, 16, 16, torch.float32)
     assert written == []
 
