@@ -127,8 +127,10 @@ class Run(Memory):
         n, many = h * w, d if block.whole else 1
         with self.arena.scope():
             tokens = self.take(1, h, w, c)
-            q, k, v, y = (self.take(1, many * n, c) for _ in range(4))
-            size = scratch_bytes(many * n, self.dtype.itemsize, block.whole) if block.flash else 0
+            q, k, v = (self.take(1, many * n, c) for _ in range(3))
+            # Our kernels are done with a query when its result comes.
+            y, clip = (q, c) if block.whole else (self.take(1, n, c), 0)
+            size = scratch_bytes(many * n, self.dtype.itemsize, clip) if block.flash else 0
             scratch = self.arena.take((size,), torch.uint8)
             if self.dry:
                 return None
@@ -147,7 +149,7 @@ class Run(Memory):
                 for out in (q, k, v):
                     self.inspect(out)  # a softmax gives -Inf no weight
                 backend = "auto" if block.flash else "reference"
-                mixed = self.attempt(attention, q, k, v, out=y, scratch=scratch, clip=block.whole, backend=backend)
+                mixed = self.attempt(attention, q, k, v, out=y, scratch=scratch, clip=clip, backend=backend)
                 for i in range(many):
                     product(mixed[0, i * n : (i + 1) * n], block.out, tokens.view(n, c))
                     x[first + i].view(n, c).add_(tokens.view(n, c))

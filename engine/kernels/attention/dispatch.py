@@ -18,20 +18,21 @@ FLASH_HEAD = 256  # torch's flash kernels stop here
 LARGEST_HEAD = 1024
 
 
-def scratch_bytes(tokens: int, itemsize: int, clip: bool = False) -> int:
-    """Bytes of `scratch` that `attention` uses at most for one call over this many tokens, on any GPU."""
+def scratch_bytes(tokens: int, itemsize: int, clip: int = 0) -> int:
+    """Bytes of `scratch` that `attention` uses at most for one call over this many tokens, on any GPU. clip: as there.
+    """
     return max(Blocks.of(tokens, itemsize, scores, clip).split(itemsize)[1] for scores, _ in SCHEDULES.values())
 
 
 @observed
 def attention(q: Tensor, k: Tensor, v: Tensor, *, out: Tensor | None = None, scratch: Tensor | None = None,
-              clip: bool = False, backend: str = "auto") -> Tensor:
-    """Single-head attention within each of B frames, or clips.
+              clip: int = 0, backend: str = "auto") -> Tensor:
+    """Single-head attention within each of B frames, or (clip: D, else 0) clips.
 
     q, k, v: [B, N, D] contiguous, fp16 or bf16 (fp32 runs torch), D a multiple of 8. Returns [B, N, D]:
     softmax(q k^T / sqrt(D)) v. Memory is O(N): about 128 MiB of scratch, or for a `clip` up to 1 GiB, allocated unless
-    `scratch` is given (uint8, `scratch_bytes` of it). out: memory our kernels may put the result in. backend
-    "reference" is fp32 arithmetic.
+    `scratch` is given (uint8, `scratch_bytes` of it). out: memory our kernels may put the result in, and may be
+    q's. backend "reference" is fp32 arithmetic.
     Raises ValueError where shapes or types differ.
     """
     if q.shape != k.shape or q.shape != v.shape or q.dim() != 3 or not q.dtype == k.dtype == v.dtype:
@@ -54,7 +55,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, out: Tensor | None = None, scr
 
 def launch(q: Tensor, k: Tensor, v: Tensor, here: Target,
            schedules: tuple[Schedule, Schedule] | None = None, out: Tensor | None = None,
-           scratch: Tensor | None = None, clip: bool = False) -> Tensor:
+           scratch: Tensor | None = None, clip: int = 0) -> Tensor:
     """Run the kernels on contiguous tensors; `schedules` overrides the table (checks and tuning only)."""
     from . import triton as kernels
 

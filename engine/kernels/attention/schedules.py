@@ -41,8 +41,9 @@ SCHEDULES: dict[int, tuple[Schedule, Schedule]] = {
 }
 # Softmax weights kept at once; queries run in equal blocks of rows that fit (3,712 of 14,400 at 1280x720).
 SCRATCH_BYTES = 128 * 2**20
-# Over a whole clip they may be so many rows and bytes: less would leave processors idle in the second product.
-CLIP_ROWS, CLIP_BYTES = 4224, 2**30
+# Over a whole clip they may be so many bytes, for rows whose results are so many values: a tile for each processor of
+# an H200 in the second product.
+CLIP_BYTES, CLIP_VALUES = 2**30, 132 * 128 * 128
 # Rows and key tiles per step of the merge.
 MERGE_ROWS, MERGE_TILES = 32, 32
 
@@ -56,10 +57,11 @@ class Blocks:
     tiles: int
 
     @classmethod
-    def of(cls, tokens: int, itemsize: int, scores: Schedule, clip: bool = False) -> Blocks:
+    def of(cls, tokens: int, itemsize: int, scores: Schedule, clip: int = 0) -> Blocks:
+        """clip: of a whole one, channels of the head."""
         tiles = -(-tokens // scores.columns)
         stride = tiles * scores.columns
-        room = max(SCRATCH_BYTES, min(CLIP_ROWS * stride * itemsize, CLIP_BYTES)) if clip else 0
+        room = max(SCRATCH_BYTES, min(CLIP_VALUES // clip * stride * itemsize, CLIP_BYTES)) if clip else 0
         return cls(block_rows(tokens, stride * itemsize, scores.positions, room), stride, tiles)
 
     def split(self, itemsize: int) -> tuple[int, int]:
