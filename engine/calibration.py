@@ -53,7 +53,7 @@ def calibrate(
             latents = [encode(network, x) for x in frames], [encode(network, x) for x in small]
             yield _half(vae, "encoder", source, frames, small, errors, tick)
         else:
-            clip = vae.inside(latent)[0]
+            clip = vae.inside(latent)
             latents = tuple(
                 [p.to(vae.device).float() / vae.scale for p in latent_samples(clip, side=s)] for s in (SIDE, side)
             )

@@ -4,9 +4,9 @@ when memory runs out or values overflow."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 
-import torch
 from torch import Tensor
 
 from . import log
@@ -16,88 +16,89 @@ from .kernels.targets import target
 from .memory import GIB
 from .precision.sampling import latent_samples, video_samples
 from .report import Report
-from .request import Request, check_out
+from .request import Request
 from .run import clip
 from .run.devices import synchronize
 from .run.guard import Guard, NonFinite
 from .run.kept import KEPT
-from .run.pixels import PixelSink, to_unit
+from .run.pixels import to_unit
 from .run.plan import Plan
 from .run.pressure import out_of_memory
 from .run.progress import Ticker
+from .run.results import Finished, Results
+from .run.within import within
+from .video import StreamVideo, TensorVideo
 
 #: Called with the plan of each attempt before it begins.
 OnPlan = Callable[[Plan], None]
 
 
 def decode(
-    core: Core, z: Tensor, request: Request, tick: Ticker, out: Tensor | None = None, on_plan: OnPlan | None = None,
-    made: Plan | None = None, seed: int | None = None,
-) -> Tensor:  # fmt: skip
-    """Host-scaled latents [B, C, T, h, w], checked -> frames, in `out` if that is given. made: a plan for this call.
-    seed: of noise that the decoder adds itself."""
-    shape = (z.shape[0], core.frames(z.shape[2]), *(core.spatial * n for n in z.shape[3:]), core.colours[1])
-    if out is not None:
-        check_out(out, shape, request.dtype)
-    report = core._begin("decode", shape[:4])
-    z = core.inside(z)
-    result = torch.empty(shape, dtype=request.dtype) if out is None else out
-    out = result.view(1, -1, *shape[2:]) if core.architecture.still else result
+    core: Core, z: clip.Latents, request: Request, tick: Ticker, results: Results, wanted: range,
+    size: tuple[int, int, int, int], on_plan: OnPlan | None = None, made: Plan | None = None, seed: int | None = None,
+) -> Iterator[Finished]:  # fmt: skip
+    """Latents as `Core.inside` has them -> the wanted frames of every clip, where `results` has them; yields what it
+    hands on. size: clips, frames, height and width for the report. made: a plan for this call. seed: of noise that the
+    decoder adds itself."""
+    report = core._begin("decode", size)
     count, h, w = z.shape[2:]
-    sink = PixelSink(tuple(out.shape), request.dtype, out)
     guard = Guard(tick, core.device, report.events, core.on_pressure)
+    first, last = core.model.decoder.program.window(wanted.start, wanted.stop, count)
 
     def samples(vae: Core) -> list[Tensor]:
-        return [p.to(vae.device).float() / vae.scale for p in latent_samples(z[0])]
+        return [p.to(vae.device).float() / vae.scale for p in latent_samples(z)]
 
-    def attempt(vae: Core, plan: Plan) -> None:
-        clip.decode(vae._half("decoder", plan, seed), z, plan, sink, guard)
+    def attempt(vae: Core, plan: Plan) -> Iterator[int]:
+        return clip.decode(vae._half("decoder", plan, seed), z, plan, results, guard, wanted)
 
-    plan = _planning(core, "decoder", (count, h, w), request, (0, 0), samples, guard.tick.check, made)
-    _survive(core, report, guard, plan, attempt, on_plan)
-    with report.stage("output"):
-        sink.finish()
+    plan = _planning(core, "decoder", lambda: (last - first, h, w), request, (0, 0), samples, guard.tick.check, made)
+    with closing(_survive(core, report, guard, plan, attempt, on_plan)) as steps:
+        for _ in steps:
+            yield from results.ready()
+    yield from results.ready()
     report.complete = True
-    return result
 
 
 def encode(
-    core: Core, x: Tensor, request: Request, tick: Ticker, seed: int | None = None, on_plan: OnPlan | None = None,
-    made: Plan | None = None,
-) -> Tensor:  # fmt: skip
-    """Frames [B, F, H, W, 3], checked -> host-scaled latents: the mean, or with a seed a sample. made: as in
-    `decode`."""
-    report = core._begin("encode", x.shape[:4])
-    pictures, s = x.shape[:2] if core.architecture.still else None, core.architecture.spatial
-    if pictures:
-        x = x.flatten(0, 1)[None]
-    batch, count, height, width, _ = x.shape
-    latents, h, w = (count - 1) // core.temporal + 1, height // s, width // s
-    moments = torch.empty(batch, 2 * core.model.config.latent_channels, latents, h, w)
-    rest = height % s, width % s
+    core: Core, video: TensorVideo | StreamVideo, request: Request, tick: Ticker, results: Results, wanted: range,
+    on_plan: OnPlan | None = None, made: Plan | None = None,
+) -> Iterator[Finished]:  # fmt: skip
+    """Frames -> the wanted moments [n, h, w, 2C] of every clip, where `results` has them; yields what it hands on.
+    made: as in `decode`."""
+    report = core._begin("encode", video.size)
+    s, t, program = core.architecture.spatial, core.temporal, core.model.encoder.program
     guard = Guard(tick, core.device, report.events, core.on_pressure)
 
+    def window(first: int) -> tuple[int, int]:
+        latents = clip.UNKNOWN if video.count is None else (video.count - 1) // t + 1
+        return program.window(first, min(wanted.stop, latents), latents)
+
+    def size() -> tuple[int, int, int]:
+        first, last = window(wanted.start)
+        return last - first, video.height // s, video.width // s
+
     def samples(vae: Core) -> list[Tensor]:
-        return [to_unit(p.to(vae.device)) for p in video_samples(x[0])]
+        return [to_unit(p.to(vae.device)) for p in video_samples(video.sample())]
 
-    def attempt(vae: Core, plan: Plan) -> None:
-        clip.encode(vae._half("encoder", plan), x, plan, moments, guard)
+    def attempt(vae: Core, plan: Plan) -> Iterator[int]:
+        return clip.encode(vae._half("encoder", plan), video, plan, results, guard, wanted)
 
-    plan = _planning(core, "encoder", (latents, h, w), request, rest, samples, guard.tick.check, made)
-    _survive(core, report, guard, plan, attempt, on_plan)
-    with report.stage("output"):
-        if pictures:
-            moments = moments[0].unflatten(1, pictures).transpose(0, 1)
-        latent = core.model.sample(moments, seed)
-        if core.model.packing is not None:
-            latent = core.model.packing.pack(latent)
-        latent = latent * core.scale
+    if program.gathers:  # it sees whole clips: all frames have to be there, and plans depend on how many there are
+        video.fill(clip.UNKNOWN)
+    rest = video.height % s, video.width % s
+    plan = _planning(core, "encoder", size, request, rest, samples, guard.tick.check, made)
+    with closing(_survive(core, report, guard, plan, attempt, on_plan)) as steps:
+        for latents in steps:
+            yield from results.ready()
+            video.drop(t * window(guard.finished[0])[0])
+            video.fill(t * (latents - 1) + 1)
+    yield from results.ready()
+    report.clip = video.size
     report.complete = True
-    return latent
 
 
 def _planning(
-    core: Core, half: str, size: tuple[int, int, int], request: Request, rest: tuple[int, int],
+    core: Core, half: str, size: Callable[[], tuple[int, int, int]], request: Request, rest: tuple[int, int],
     samples: Callable[[Core], list[Tensor]], check: Callable[[], None], made: Plan | None,
 ) -> Callable[[Core, int], Plan]:  # fmt: skip
     """plan(vae, below) as `Core._plan`, which first settles the operands that `samples` of the clip ask for. `made` is
@@ -107,15 +108,15 @@ def _planning(
         nonlocal made
         kept, made = made, None
         changed = not below and vae._settle(half, lambda: samples(vae))
-        return vae._plan(half, size, request, rest, below, check, None if changed or vae is not core else kept)
+        return vae._plan(half, size(), request, rest, below, check, None if changed or vae is not core else kept)
 
     return plan
 
 
 def _survive(
-    core: Core, report: Report, guard: Guard, plan: Callable[[Core, int], Plan], attempt: Callable[[Core, Plan], None],
-    on_plan: OnPlan | None,
-) -> None:  # fmt: skip
+    core: Core, report: Report, guard: Guard, plan: Callable[[Core, int], Plan],
+    attempt: Callable[[Core, Plan], Iterator[int]], on_plan: OnPlan | None,
+) -> Iterator[int]:
     """attempt(vae, plan) until it comes through: under leaner plans where memory runs out, and in a safer precision
     where values overflow. plan(vae, below) as `_planning` makes it; on_plan(plan) before each attempt."""
     with core._claimed() as vae, report.measured(core.device):
@@ -129,8 +130,8 @@ def _survive(
                 _, frames, height, width = report.clip
                 log.debug(f"{report.operation} {width}x{height}, {frames} frames: {first.describe()}")
                 leaner = functools.partial(_leaner, vae, plan)
-                with vae._scope():
-                    last = guard.survive(functools.partial(_attempt, vae, report, attempt, on_plan), first, leaner)
+                tries = guard.survive(functools.partial(_attempt, vae, report, attempt, on_plan), first, leaner)
+                last = yield from within(vae._scope, tries)
             except NonFinite as error:
                 where = error.where
             except Exception as error:
@@ -149,16 +150,16 @@ def _survive(
 
 
 def _attempt(
-    vae: Core, report: Report, attempt: Callable[[Core, Plan], None], on_plan: OnPlan | None, plan: Plan
-) -> None:
+    vae: Core, report: Report, attempt: Callable[[Core, Plan], Iterator[int]], on_plan: OnPlan | None, plan: Plan
+) -> Iterator[int]:
     if on_plan is not None:
         on_plan(plan)
     if plan.fused:
         _pack(vae, report, f"{report.operation}r")
     if plan.tiled or not plan.fused:
         KEPT.release(vae.device)  # other runs take it up, or free it themselves
-    with report.stage(report.operation):
-        attempt(vae, plan)
+    # Its time is that of the steps: between them someone else is at work.
+    yield from within(lambda: report.stage(report.operation), attempt(vae, plan))
 
 
 def _planned(plan: Callable[[], Plan], guard: Guard) -> Plan:

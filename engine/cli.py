@@ -7,6 +7,7 @@ asked for is imported, and torch only by its `run`.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -49,6 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         hint = " (torch and what it needs: https://pytorch.org/get-started/locally)" if error.name == "torch" else ""
         return _fail(f"the Python package {error.name!r} is not installed; install it with pip{hint}")
+    except BrokenPipeError:  # whoever read what is printed has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_ERROR
     except OSError as error:
         return _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
     except (MemoryError, RuntimeError) as error:

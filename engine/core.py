@@ -27,11 +27,11 @@ from .precision.modes import MIXED, PRECISIONS
 from .precision.store import Store
 from .report import Report
 from .request import Request
-from .run.clip import Half
+from .run.clip import Half, Latents
 from .run.devices import empty_host_cache, numbered
 from .run.guard import SAFER
 from .run.kept import KEPT
-from .run.noise import with_noise
+from .run.noise import Noisy, with_noise
 from .run.pinned import POOL
 from .run.plan import Plan
 from .run.pressure import out_of_memory
@@ -239,7 +239,9 @@ class Core:
             z = self.model.packing.unpack(z)
         return z.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None] if self.architecture.still else z
 
-    def noised(self, z: Tensor, seed: int | None, noise: float | None) -> tuple[Tensor, int | None]:
+    def noised(
+        self, z: Tensor | Latents, seed: int | None, noise: float | None
+    ) -> tuple[Tensor | Latents, int | None]:
         """Latents as a decoder that takes noise wants them, and the seed of what it adds itself (None: nothing).
 
         noise: of the latents' values that share is noise, None: what the file says. Both are drawn for each frame or
@@ -251,7 +253,10 @@ class Core:
         share = usual if noise is None else noise
         if not 0.0 <= share <= 1.0:
             raise InputError(f"noise={noise} is not a share: give 0 to 1")
-        return (with_noise(z, share, seed or 0), seed or 0) if share else (z, None)
+        if not share:
+            return z, None
+        noisy = with_noise if isinstance(z, Tensor) else Noisy
+        return noisy(z, share, seed or 0), seed or 0
 
     def at(self, timestep: float | None) -> Core:
         """This VAE with its decoder at another timestep (None: what the file says); the weights are shared. Raises

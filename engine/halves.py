@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from .archs import Architecture
 from .network.fused import Emit, FusedDecoder, FusedEncoder, FusedPass, fuse
 from .network.plain import Network
+from .network.program import Program
 from .network.stream import PlainHalf, decode_features, decode_frames, encode_features, encode_moments
 from .operands.policy import Policy
 from .options import Options
@@ -71,7 +72,8 @@ class FusedHalves:
 
     def half(self, name: str, scale: float, device: torch.device) -> FusedHalf:
         """"encoder" or "decoder" for clips, its weights packed. scale: what latents are divided by."""
-        return FusedHalf(self._get(name), self.runs, self._architecture, self._options, scale, device)
+        program = getattr(self._model, name).program
+        return FusedHalf(self._get(name), program, self.runs, self._architecture, self._options, scale, device)
 
     def _get(self, half: str) -> FusedDecoder | FusedEncoder:
         if half not in self._packed:
@@ -107,9 +109,10 @@ class FusedHalf:
     """Packed weights as clips go through them (run/clip.py)."""
 
     def __init__(
-        self, network: FusedDecoder | FusedEncoder, runs: Runs, architecture: Architecture, options: Options,
-        scale: float, device: torch.device,
+        self, network: FusedDecoder | FusedEncoder, program: Program, runs: Runs, architecture: Architecture,
+        options: Options, scale: float, device: torch.device,
     ) -> None:  # fmt: skip
+        self.program = program
         self.spatial, self.temporal = architecture.spatial, architecture.temporal
         self.ahead = options.async_offload
         self._network = network
@@ -152,7 +155,7 @@ class FusedHalf:
             clips, lambda: self._runs.run(
                 lambda: network.plan(*size, parking, clip), network, (*size, clip), plan, clips.guard
             ),
-            load, step, replay, **ends,
+            load, step, replay, lambda: self._runs.aside(plan, self._device), **ends,
         )  # fmt: skip
 
     def low(self, clips: Clips) -> FusedPass:

@@ -61,6 +61,15 @@ def check_sizes(vram_gb: float | None, ram_gb: float | None) -> None:
             raise InputError(f"{name}={value} is not a size: give GB (2^30 bytes), or 0 for automatic")
 
 
+def check_part(start: int, frames: int | None, count: int) -> range:
+    """Frames [start, start + frames) of `count`; None: up to the end. Raises InputError where there are none."""
+    if not 0 <= start < count:
+        raise InputError(f"start={start} is no frame of this clip: it has {count}, numbered from 0")
+    if frames is not None and frames < 1:
+        raise InputError(f"frames={frames} is too few: give at least 1, or none for all")
+    return range(start, count if frames is None else min(start + frames, count))
+
+
 def check_out(out: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """Raises InputError where frames of this shape and type cannot be written into `out`."""
     if (tuple(out.shape), out.dtype, out.device.type) != (shape, dtype, "cpu"):

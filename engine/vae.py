@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -13,9 +15,15 @@ from .core import Core, no_check
 from .documented import DocumentedMethods
 from .errors import InputError
 from .network.stream import frame_spans
-from .request import Request, check_latent, check_video
+from .request import Request, check_latent, check_out, check_part, check_video
+from .run.clip import UNKNOWN, Latents
 from .run.plan import Plan, Steps
 from .run.progress import Cancel, Progress, Ticker
+from .run.results import Finished, HandedOn, Whole
+from .video import StreamVideo, TensorVideo
+
+#: Results that a stream in blended tiles makes at least at once.
+BLOCK = 16
 
 
 class VideoVAE(Core, DocumentedMethods):
@@ -42,6 +50,8 @@ class VideoVAE(Core, DocumentedMethods):
         on_plan: Callable[[Plan], None] | None = None,
         plan: Plan | None = None,
         out: Tensor | None = None,
+        start: int = 0,
+        frames: int | None = None,
         seed: int | None = None,
         noise: float | None = None,
         timestep: float | None = None,
@@ -54,18 +64,74 @@ class VideoVAE(Core, DocumentedMethods):
         progress(done, total) after each chunk; cancel() true raises Cancelled. on_plan(plan) tells of the plan that is
         about to run, once more where another one takes over. plan: one made for this call, which runs if it still fits.
         out: a host tensor of the result's shape and type to write into, for looking at frames while the run goes on.
+        start, frames: only frames [start, start + frames) of each clip (None: up to its end), with the bits that they
+        have in the whole.
         seed, noise, timestep: of decoders that take them; noise is a share of the latents' values, and None is what the
         file says, else what ComfyUI takes, or for the seed 0. The same noise whatever the chunks.
         Raises InputError on a wrong latent or option, PlanError when nothing fits the target.
         """
         request = Request(**options)
         z = check_latent(latent, self.latent_channels, self.architecture.still)
+        wanted = check_part(start, frames, self.frames(z.shape[2]))
+        shape = z.shape[0], len(wanted), self.spatial * z.shape[3], self.spatial * z.shape[4], self.colours[1]
+        if out is None:
+            out = torch.empty(shape, dtype=request.dtype)
+        check_out(out, shape, request.dtype)
+        results = Whole(out, start)
+        if self.architecture.still:  # pictures are frames of one clip
+            wanted = range(shape[0])
+            results = Whole(out.view(1, *shape[:1], *shape[2:]))
         vae = self.at(timestep)
         z, inside = self.noised(z, seed, noise)
-        frames = call.decode(vae, z, request, Ticker(progress, cancel), out, on_plan, plan, inside)
+        ticker = Ticker(progress, cancel)
+        for _ in call.decode(vae, vae.inside(z), request, ticker, results, wanted, shape[:4], on_plan, plan, inside):
+            pass
         if vae is not self:
             self._own.report = vae.last_report
-        return frames
+        return out
+
+    def stream(
+        self,
+        latent: Tensor | Latents,
+        *,
+        progress: Progress | None = None,
+        cancel: Cancel | None = None,
+        on_plan: Callable[[Plan], None] | None = None,
+        plan: Plan | None = None,
+        start: int = 0,
+        frames: int | None = None,
+        seed: int | None = None,
+        noise: float | None = None,
+        timestep: float | None = None,
+        **options: Any,
+    ) -> Iterator[Tensor]:
+        """The frames of `decode`, for one clip, as they are finished: [1, f, s*h, s*w, 3], f >= 1, each to be kept or
+        forgotten by the caller.
+
+        Takes what `decode` takes, and latents that are read when they are needed (files/latents.LatentFile). Frames of
+        a few chunks are in memory at any time; with blended tiles as many as one of them depends on. Ending the
+        iterator early frees all that the run holds.
+        """
+        request = Request(**options)
+        if self.architecture.still:
+            raise InputError(f"{self.arch} makes pictures, which do not follow each other: decode gives them")
+        z = check_latent(latent, self.latent_channels) if isinstance(latent, Tensor) else latent
+        if z.shape[0] != 1:
+            raise InputError(f"a stream is of one clip, and the latent holds {z.shape[0]}: give them one by one")
+        wanted = check_part(start, frames, self.frames(z.shape[2]))
+        shape = self.spatial * z.shape[3], self.spatial * z.shape[4], self.colours[1]
+        vae = self.at(timestep)
+        z, inside = self.noised(z, seed, noise)
+        results = HandedOn(shape, request.dtype, start, self._block("decoder"))
+        size, ticker = (1, len(wanted), *shape[:2]), Ticker(progress, cancel)
+        return self._frames(vae, call.decode(vae, z, request, ticker, results, wanted, size, on_plan, plan, inside))
+
+    def _frames(self, vae: Core, done: Iterator[Finished]) -> Iterator[Tensor]:
+        with closing(done):
+            for finished in done:
+                if vae is not self:
+                    self._own.report = vae.last_report
+                yield finished.results[None]
 
     def decode_raw(self, z: Tensor, *, chunk: int = 0, frames: int = 0) -> Tensor:
         """The network as it is: unscaled latent [B, C, T, h, w] -> [B, 3, F, H, W], not clamped, on the VAE's device.
@@ -111,8 +177,75 @@ class VideoVAE(Core, DocumentedMethods):
         """
         self._need_encoder()
         request = Request(**options, output="float32")
-        x = check_video(video, self.spatial, self.architecture.still, self.colours[0])
-        return call.encode(self, x, request, Ticker(progress, cancel), seed, on_plan, plan)
+        still, s = self.architecture.still, self.architecture.spatial
+        x = check_video(video, self.spatial, still, self.colours[0])
+        given = TensorVideo(x, still)
+        latents = (given.count - 1) // self.temporal + 1
+        size = given.batch, 2 * self.model.config.latent_channels, latents, given.height // s, given.width // s
+        moments = torch.empty(size)
+        results, ticker = Whole(moments.permute(0, 2, 3, 4, 1)), Ticker(progress, cancel)
+        for _ in call.encode(self, given, request, ticker, results, range(latents), on_plan, plan):
+            pass
+        if still:
+            moments = moments[0].unflatten(1, x.shape[:2]).transpose(0, 1)
+        return self._sampled(moments, seed, None)
+
+    def _sampled(self, moments: Tensor, seed: int | None, noise: Tensor | None) -> Tensor:
+        """Moments [B, 2C, T, h, w] -> host-scaled latents; see Network.sample."""
+        latent = self.model.sample(moments, seed, noise)
+        if self.model.packing is not None:
+            latent = self.model.packing.pack(latent)
+        return latent * self.scale
+
+    def encode_stream(
+        self,
+        frames: Iterable[Tensor],
+        *,
+        count: int | None = None,
+        seed: int | None = None,
+        progress: Progress | None = None,
+        cancel: Cancel | None = None,
+        on_plan: Callable[[Plan], None] | None = None,
+        plan: Plan | None = None,
+        **options: Any,
+    ) -> Iterator[Tensor]:
+        """The latents of `encode`, for one clip whose frames come from an iterable: [1, C, t, h, w], t >= 1, as they
+        are finished.
+
+        frames: [H, W, 3] or [f, H, W, 3] in 0..1 (or uint8) each, taken when they are needed. count: of all of them,
+        where it is known: for the total that `progress` is told (else 0), and needed with a seed, whose noise is drawn
+        for the whole latent at once. Frames of a few chunks are in memory at any time, and so many as a latent depends
+        on. Ending the iterator early frees all that the run holds.
+        """
+        self._need_encoder()
+        if self.architecture.still:
+            raise InputError(f"{self.arch} takes pictures, which do not follow each other: encode takes them")
+        if seed is not None and count is None:
+            raise InputError("a seed needs the count of all frames: its noise is drawn for the whole clip at once")
+        request = Request(**options, output="float32")
+        return self._encoded(frames, count, request, Ticker(progress, cancel), seed, on_plan, plan)
+
+    def _encoded(
+        self, frames: Iterable[Tensor], count: int | None, request: Request, ticker: Ticker, seed: int | None,
+        on_plan: Callable[[Plan], None] | None, plan: Plan | None,
+    ) -> Iterator[Tensor]:  # fmt: skip
+        video, noise, part = StreamVideo(frames, self.spatial, count, self.colours[0]), None, None
+        size = video.height // self.spatial, video.width // self.spatial
+        if seed is not None:
+            noise = self.model.noise((1, self.latent_channels, (count - 1) // self.temporal + 1, *size), seed)
+        results = HandedOn((*size, 2 * self.latent_channels), torch.float32, 0, self._block("encoder"))
+        with closing(call.encode(self, video, request, ticker, results, range(UNKNOWN), on_plan, plan)) as done:
+            for _, first, moments in done:
+                if noise is not None:
+                    part = noise[:, :, first : first + len(moments)]
+                yield self._sampled(moments.permute(3, 0, 1, 2)[None].contiguous(), None, part)
+
+    def _block(self, half: str) -> int:
+        """Results that a stream in blended tiles makes at once: no fewer than each of them depends on, so that what is
+        made for that alone does not take longer than they do. 0: all, where each depends on all."""
+        program = getattr(self.model, half).program
+        reach = sum(program.reach())
+        return 0 if math.isinf(reach) else max(math.ceil(reach * program.rate), BLOCK)
 
     def encode_raw(self, x: Tensor, *, chunk: int = 0, frames: int = 0) -> Tensor:
         """The network as it is: [B, 3, F, H, W] in -1..1 -> moments [B, 2C, T, h, w], on the VAE's device.

@@ -8,10 +8,12 @@ from .compare import Compare
 from .decode import Decode
 from .demo import DemoClip
 from .encode import Encode
+from .from_video import EncodeFromVideo
 from .host import ComfyExtension, io
 from .loader import Loader
 from .optimize import Optimize
 from .save import Save
+from .to_video import DecodeToVideo
 from .widgets import CATEGORY as NAME
 
 
@@ -20,7 +22,7 @@ class Extension(ComfyExtension):
         # Here and not in on_load, which hosts before 0.3.65 never call.
         routes.register()
         _name_for_host()
-        return [Loader, Optimize, Encode, Decode, Save, Compare, DemoClip]
+        return [Loader, Optimize, Encode, Decode, EncodeFromVideo, DecodeToVideo, Save, Compare, DemoClip]
 
 
 def _name_for_host() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
 
 import folder_paths
@@ -26,6 +27,13 @@ def vae_files() -> list[str]:
 def vae_file(name: str) -> Path:
     """The path of one of `vae_files`."""
     return Path(folder_paths.get_full_path_or_raise("vae", name))
+
+
+def temporary_file(suffix: str) -> Path:
+    """A new file of the folder that the host empties when it starts and ends."""
+    folder = Path(folder_paths.get_temp_directory())
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"zerowaste_{secrets.token_hex(6)}{suffix}"
 
 
 def output_file(prefix: str, suffix: str) -> Path:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Iterator
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..engine import InputError
+from ..engine import InputError, log
 from ..engine.archs import Architecture
+from ..engine.memory import available_ram, in_gb
 
 #: The host's SeedVR2 sampler works on 2x2 patches of 8x8-pixel latents.
 SIZE_MULTIPLE = 16
@@ -45,6 +49,33 @@ def pad_clip(clip: Tensor, temporal: int, multiple: int = SIZE_MULTIPLE) -> Tens
     return torch.cat([clip, clip[:, -1:].expand(-1, missing, -1, -1, -1)], 1) if missing else clip
 
 
+def too_many(shape: tuple[int, ...], dtype: torch.dtype) -> str:
+    """What to say of a decode whose frames [B, F, H, W, 3] are larger than the free host memory, else nothing. It is in
+    the log before, too: the system may end the process."""
+    size, free = math.prod(shape) * dtype.itemsize, available_ram()
+    if free is None or size <= free:
+        return ""
+    text = (f"its {shape[0] * shape[1]} frames take {in_gb(size)} of host memory and {in_gb(free)} are free: "
+            "Zero-Waste Decode to Video writes frames to a file as they are made")  # fmt: skip
+    log.warn(f"decode: {text}")
+    return text
+
+
+def padded(frames: Iterable[Tensor], temporal: int, multiple: int = SIZE_MULTIPLE) -> Iterator[Tensor]:
+    """Frames [H, W, 3] one by one, bytes or floats, as `pad_clip` has them."""
+    count, frame = 0, None
+    for frame in frames:
+        height, width, _ = frame.shape
+        if frame.dtype != torch.uint8:
+            frame = frame.clamp(0, 1)
+        if width % multiple or height % multiple:
+            frame = F.pad(frame, (0, 0, 0, -width % multiple, 0, -height % multiple))
+        count += 1
+        yield frame
+    for _ in range(-(count - 1) % temporal if count else 0):
+        yield frame
+
+
 def crop_clip(
     clip: Tensor, size: tuple[int, int, int] | None, temporal: int, multiple: int = SIZE_MULTIPLE
 ) -> Tensor:
@@ -52,11 +83,19 @@ def crop_clip(
 
     A size that does not pad to this clip belongs to another latent (one resized on its way) and is ignored.
     """
+    frames, height, width = unpadded(tuple(clip.shape[1:4]), size, temporal, multiple)
+    return clip[:, :frames, :height, :width]
+
+
+def unpadded(
+    made: tuple[int, int, int], size: tuple[int, int, int] | None, temporal: int, multiple: int = SIZE_MULTIPLE
+) -> tuple[int, int, int]:
+    """Frames, height and width of what `pad_clip` made into `made`: `size`, or if that is another clip's, all of it."""
     if size is None:
-        return clip
+        return made
     frames, height, width = size
     padded = (frames + -(frames - 1) % temporal, height + -height % multiple, width + -width % multiple)
-    return clip[:, :frames, :height, :width] if tuple(clip.shape[1:4]) == padded else clip
+    return tuple(size) if made == padded else made
 
 
 def as_latent(samples: Tensor, channels: int, still: bool = False) -> Tensor:

@@ -1,4 +1,4 @@
-"""The only file that touches ComfyUI: its VAE type, memory management, folders, progress and interrupt."""
+"""ComfyUI's VAE type, memory management and videos; beside bar.py the only file that touches comfy."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import comfy.model_management as mm
 import comfy.model_patcher
 import comfy.patcher_extension
 import comfy.sd
-import comfy.utils
 import torch
-from comfy.cli_args import LatentPreviewMethod, args
-from comfy_api.latest import ComfyExtension, io
-from comfy_execution.utils import get_executing_context
+from comfy.cli_args import args
+from comfy_api.latest import ComfyExtension, InputImpl, io
 from torch import Tensor
 
 from ..engine import Cancelled, Checkpoint, InputError, VideoVAE, load, log
@@ -34,13 +33,12 @@ from ..engine.run.kept import KEPT
 from ..engine.run.pinned import POOL, forbid
 from ..engine.run.pixels import OUTPUTS
 from ..engine.run.plan import Plan
-from .frames import Layout
+from .bar import Progress, say_here, shows_previews
+from .frames import Layout, too_many
 from .planning import KNOWN, plan_facts, raised_facts
-from .preview import SIZE as PREVIEW_SIZE
 from .preview import Preview
 from .progress import Stages
 from .reports import Outcome
-from .server import say
 from .settings import Settings
 from .wording import fitting
 
@@ -48,12 +46,24 @@ __all__ = [
     "ComfyExtension",
     "EngineVAE",
     "Progress",
+    "Running",
+    "frames_of",
     "io",
     "machine",
     "offload_device",
     "own_vae",
     "unavailable",
+    "video_of",
 ]
+
+
+@dataclass(frozen=True)
+class Running:
+    """For a run of the engine: its options, the plans it has followed so far, seconds that room and weights took."""
+
+    options: dict[str, Any]
+    plans: list[Plan]
+    loaded: float
 
 
 class EngineVAE(comfy.sd.VAE):
@@ -146,48 +156,84 @@ class EngineVAE(comfy.sd.VAE):
     def run_decode(self, samples: Tensor, settings: Settings) -> tuple[Tensor, Outcome]:
         """Decode under `settings`; also returns what the run did."""
         latent = self.layout.latent(samples)
-        size = self.layout.latent_size(latent.shape)
-        output = settings.output
-        if output == "auto":
-            output = "float16" if self._output_dtype() is torch.float16 else "float32"
-        options = {**settings.options(), "output": output}
-        started = time.perf_counter()
-        say_here("decode: making room and loading the weights")
-        with fitting("decode"), self._loaded("decoder", size, options) as made:
-            loaded = time.perf_counter() - started
-            s, frames = self.engine.spatial, self.engine.frames(latent.shape[2])
-            sides = (s * n for n in latent.shape[3:])
-            images = torch.empty(latent.shape[0], frames, *sides, self.engine.colours[1], dtype=OUTPUTS[output])
+        size, output = self.layout.latent_size(latent.shape), self.output_of(settings)
+        s, colours, images = self.engine.spatial, self.engine.colours[1], []
+        shape = latent.shape[0], self.engine.frames(latent.shape[2]), *(s * n for n in latent.shape[3:]), colours
+        crowded = too_many(shape, OUTPUTS[output])
 
-            def preview(plan: Plan) -> Preview | None:
-                on = _shows_previews()
-                clips = images.view(size[0], -1, *images.shape[2:])
-                return Preview(clips, plan, size[1], self.engine.temporal, self._on_gpu) if on else None
+        def preview(plan: Plan) -> Preview | None:
+            clips = images[0].view(size[0], -1, *shape[2:])
+            return Preview(clips, plan, size[1], self.engine.temporal, self._on_gpu) if shows_previews() else None
 
-            _, plan = self._interruptible(
-                self.engine.decode, size, latent, preview=preview, out=images, plan=made, **options
-            )
-        outcome = Outcome(self.engine.last_report, loaded)
-        if settings.tiling == "exact" and settings.tile and plan.parking is None:
-            outcome.notes.append(f"bands of {settings.tile} pixels were not used: this plan gives the same frames")
-        facts = plan_facts(plan, *size[:2], self.engine.architecture, OUTPUTS[output])
-        outcome.plan = facts | self._facts(settings) | raised_facts(plan)
-        return images.to(self.output_device), outcome
+        with self.running("decode", size, {**settings.options(), "output": output}, preview=preview) as run:
+            images.append(torch.empty(shape, dtype=OUTPUTS[output]))
+            self.engine.decode(latent, out=images[0], **run.options)
+        outcome = self.outcome(run, size, settings)
+        outcome.notes += [crowded] if crowded else []
+        return images[0].to(self.output_device), outcome
 
     def run_encode(self, clip: Tensor, settings: Settings) -> tuple[Tensor, Outcome]:
         """Encode [B, F, H, W, 3] under `settings`; also returns what the run did."""
-        if not self.engine.can_encode:
-            raise InputError(f"{self.engine.path or 'this VAE'} holds a decoder only: encode with the whole VAE's file")
         size = self.layout.clip_size(*clip.shape[:4])
-        options = settings.options()
-        started = time.perf_counter()
-        say_here("encode: making room and loading the weights")
         rest = tuple(n % self.engine.architecture.spatial for n in clip.shape[2:4])
-        with fitting("encode"), self._loaded("encoder", size, options, rest) as made:
-            loaded = time.perf_counter() - started
-            latent, _ = self._interruptible(self.engine.encode, size, clip, plan=made, **options)
+        with self.running("encode", size, settings.options(), rest) as run:
+            latent = self.engine.encode(clip, **run.options)
         latent = latent[:, :, 0] if self.layout.flat else latent
-        return latent.to(self.output_device, self._output_dtype()), Outcome(self.engine.last_report, loaded)
+        return self.given_back(latent), Outcome(self.engine.last_report, run.loaded)
+
+    def output_of(self, settings: Settings) -> str:
+        """Number type of a decode's frames."""
+        if settings.output != "auto":
+            return settings.output
+        return "float16" if self._output_dtype() is torch.float16 else "float32"
+
+    def given_back(self, latent: Tensor) -> Tensor:
+        """A latent where and as the host wants it."""
+        return latent.to(self.output_device, self._output_dtype())
+
+    def outcome(self, run: Running, size: tuple[int, int, int, int], settings: Settings) -> Outcome:
+        """What a decode did."""
+        outcome, plan = Outcome(self.engine.last_report, run.loaded), run.plans[-1]
+        facts = plan_facts(plan, *size[:2], self.engine.architecture, OUTPUTS[run.options["output"]])
+        outcome.plan = facts | self._facts(settings) | raised_facts(plan)
+        if settings.tiling == "exact" and settings.tile and plan.parking is None:
+            outcome.notes.append(f"bands of {settings.tile} pixels were not used: this plan gives the same frames")
+        return outcome
+
+    @contextmanager
+    def running(
+        self, operation: str, size: tuple[int, int, int, int], options: dict[str, Any],
+        rest: tuple[int, int] = (0, 0), preview: Callable[[Plan], Preview | None] = lambda plan: None,
+    ) -> Iterator[Running]:  # fmt: skip
+        """Around a "decode" or "encode" of this size: room and weights, the host's bar and its stop button. options:
+        of a Request; rest: as for plans."""
+        if operation == "encode" and not self.engine.can_encode:
+            raise InputError(f"{self.engine.path or 'this VAE'} holds a decoder only: encode with the whole VAE's file")
+        shown, plans, started = Progress(), [], time.perf_counter()
+
+        def begin(plan: Plan) -> None:
+            if not plans or plan.grid != plans[-1].grid:  # else steps are counted on as they were
+                stages = Stages(operation, plan, size[1])
+                shown.start(size[0] * stages.ticks, stages, preview(plan))
+            plans.append(plan)
+
+        say_here(f"{operation}: making room and loading the weights")
+        with fitting(operation), self._loaded(f"{operation}r", size, options, rest) as made:
+            loaded = time.perf_counter() - started
+            self.engine.on_pressure = self._free_others
+            say_here(f"{operation}: planning")
+            watched = {"progress": shown, "cancel": mm.processing_interrupted, "on_plan": begin, "plan": made}
+            try:
+                yield Running(options | watched, plans, loaded)
+            except Cancelled:
+                mm.throw_exception_if_processing_interrupted()
+                raise
+            finally:
+                # Packed weights stay while the host keeps the VAE loaded. Memory parked in, up to tens of GB, does not,
+                # nor a run's with its graphs, up to 1 GB, of which the host knows nothing.
+                POOL.release()
+                KEPT.release()
+                self.engine.on_pressure = None
 
     # -- host services --------------------------------------------------------------------------------------------
 
@@ -208,38 +254,6 @@ class EngineVAE(comfy.sd.VAE):
         context = getattr(mm, "cuda_device_context", None)
         with context(self.device) if context else nullcontext():
             yield plan
-
-    def _interruptible(
-        self,
-        work: Callable[..., Tensor],
-        size: tuple[int, int, int, int],
-        clips: Tensor,
-        preview: Callable[[Plan], Preview | None] = lambda plan: None,
-        **options: object,
-    ) -> tuple[Tensor, Plan]:
-        """Run `work` with the host's progress bar and stop button; its result, and the plan that it came by."""
-        self.engine.on_pressure = self._free_others
-        shown, plans = Progress(), []
-
-        def begin(plan: Plan) -> None:
-            if not plans or plan.grid != plans[-1].grid:  # else steps are counted on as they were
-                stages = Stages(work.__name__, plan, size[1])
-                shown.start(size[0] * stages.ticks, stages, preview(plan))
-            plans.append(plan)
-
-        say_here(f"{work.__name__}: planning")
-        try:
-            result = work(clips, progress=shown, cancel=mm.processing_interrupted, on_plan=begin, **options)
-            return result, plans[-1]
-        except Cancelled:
-            mm.throw_exception_if_processing_interrupted()
-            raise
-        finally:
-            # Packed weights stay while the host keeps the VAE loaded. Memory parked in, up to tens of GB, does not, nor
-            # a run's with its graphs, up to 1 GB, of which the host knows nothing.
-            POOL.release()
-            KEPT.release()
-            self.engine.on_pressure = None
 
     def _free_others(self) -> None:
         """Have the host unload every model but this one: a run finds no memory."""
@@ -331,6 +345,24 @@ def _first(error: Exception) -> str:
     return str(error).strip().split("\n", 1)[0][:120]
 
 
+# -- videos -----------------------------------------------------------------------------------------------------------
+
+
+def video_of(path: str) -> object:
+    """The host's VIDEO of a file."""
+    return InputImpl.VideoFromFile(path)
+
+
+def frames_of(video: object) -> tuple[object, Any, float, float]:
+    """A VIDEO as (a path or an open file, None) or (images [F, H, W, C], their rate), with the second from which on it
+    is meant and for how many (0: all)."""
+    if not isinstance(video, InputImpl.VideoFromFile):
+        parts = video.get_components()
+        return parts.images, parts.frame_rate, 0.0, 0.0
+    window = getattr(video, "get_active_trim_window", lambda: (0.0, 0.0))
+    return video.get_stream_source(), None, *window()
+
+
 # -- this machine ------------------------------------------------------------------------------------------------------
 
 
@@ -356,43 +388,3 @@ def unavailable() -> dict[str, str | None]:
     """Optimisation -> why it can do nothing here for the first family's VAE in its default precision, or None."""
     device = mm.vae_device()
     return availability(device, DEFAULT.name, None, PRECISIONS[auto_precision(device, DEFAULT)])
-
-
-# -- progress ---------------------------------------------------------------------------------------------------------
-
-
-def _shows_previews() -> bool:
-    """What the user chose for the steps of a sampler counts for chunks too."""
-    return args.preview_method != LatentPreviewMethod.NoPreviews
-
-
-def say_here(text: str) -> None:
-    """Show a line on the node that runs; nothing outside of a run."""
-    context = get_executing_context()
-    if context is not None:
-        say(text, context.node_id)
-
-
-class Progress:
-    """A progress(done, total) callback that moves the host's bar and ends the work when its stop button is pressed."""
-
-    def __init__(self) -> None:
-        self._stages: Callable[[int, int], str] | None = None
-        self._preview: Preview | None = None
-        self._bar: comfy.utils.ProgressBar | None = None
-
-    def start(self, total: int, stages: Callable[[int, int], str], preview: Preview | None) -> None:
-        """The bar from the first second on, before a first step of `total` is done. `stages` words what is being done
-        and `preview` gives a picture of it; the host shows both on the node."""
-        self._stages, self._preview = stages, preview
-        self._bar = comfy.utils.ProgressBar(total)
-        self._bar.update_absolute(0, total)
-
-    def __call__(self, done: int, total: int) -> None:
-        mm.throw_exception_if_processing_interrupted()
-        if self._bar is None:
-            self._bar = comfy.utils.ProgressBar(total)
-        picture = self._preview(done, total) if self._preview else None
-        self._bar.update_absolute(done, total, picture and ("JPEG", picture, PREVIEW_SIZE))
-        if self._stages:
-            say_here(self._stages(done, total))

@@ -13,7 +13,7 @@ import torch
 import zerowaste_vae
 from zerowaste_vae.engine.cli import COMMANDS
 from zerowaste_vae.engine.files.latents import write_latent
-from zerowaste_vae.engine.files.media import write_mp4
+from zerowaste_vae.engine.files.mp4 import write_mp4
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -124,7 +124,7 @@ def main() -> None:
         vae = load(weights, precision="fp16", device=device)
 
         def samples(clip: Tensor) -> dict[str, list[Tensor]]:
-            z = judge.encode(clip).permute(3, 0, 1, 2)
+            z = judge.encode(clip).permute(3, 0, 1, 2)[None]
             return {"encoder": video_samples(clip), "decoder": latent_samples(z)}
 
         subject = Subject(vae, samples(clip), None if other is None else samples(2 * other.to(device) - 1))

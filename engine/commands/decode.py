@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
+import sys
 import time
 from fractions import Fraction
 from pathlib import Path
@@ -25,11 +27,19 @@ from .options import (
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ..files.latents import LatentFile
+    from ..files.mp4 import Mp4Writer
+    from ..files.pngs import PngWriter
+    from ..vae import VideoVAE
+
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "decode",
-        description="Decode a latent file (our own .safetensors, or ComfyUI's .latent) to a clip.",
+        description="Decode a latent file (our own .safetensors, or ComfyUI's .latent) to a clip. Latents are read and "
+        "frames written as they are needed and made, so that a clip of any length takes the same memory.",
+        epilog="An unfinished OUT is kept beside its place with .part in its name: an MP4 that plays, or a folder. The "
+        "same command with --resume goes on from there.",
     )
     parser.add_argument("latent", type=Path, metavar="LATENT", help="latent file")
     parser.add_argument(
@@ -40,6 +50,16 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--fps", type=rate, help="frame rate of an MP4 (default: the latent file's, else 24)")
     parser.add_argument("--output", metavar="TYPE", help=".safetensors only: float32 (default), float16 or uint8")
     parser.add_argument("--item", type=int, metavar="N", help="which clip of a batch to decode (default: the only one)")
+    parser.add_argument("--start", type=int, default=0, metavar="N", help="first frame to decode (default: 0)")
+    parser.add_argument("--frames", type=int, metavar="N", help="how many frames to decode (default: all that follow)")
+    parser.add_argument("--resume", action="store_true", help="go on where an interrupted decode to OUT has stopped")
+    video = parser.add_argument_group("MP4")
+    video.add_argument("--codec", default="h264", metavar="C", help="h264 (default), h265 or av1")
+    video.add_argument("--crf", type=int, metavar="N",
+                       help="quality, 0 is best (default: 12 for h264, 14 h265, 18 av1)")  # fmt: skip
+    video.add_argument("--pixels", default="yuv420p", metavar="P",
+                       help="yuv420p (default), yuv444p, yuv420p10 or yuv444p10 (10 bits)")  # fmt: skip
+    video.add_argument("--audio", type=Path, metavar="FILE", help="a file whose sound goes with the frames")
     add_vae_options(parser)
     add_memory_options(parser)
     add_output_options(parser)
@@ -47,46 +67,141 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..files import media
-    from ..files.latents import latent_metadata, read_latent
-    from ..files.writing import check_target, write_tensors
+    from ..files.latents import LatentFile, latent_metadata
+    from ..files.media import DEFAULT_FPS
+    from ..files.mp4 import Format, check_audio, part_of
+    from ..files.writing import check_target
 
     kind = _kind(args.out)
     target = check_target(args.out, args.force, folder=kind == "folder")
     check_report(args)
     if args.output and kind != "safetensors":
-        raise InputError(f"--output {args.output} is for .safetensors; {args.out} holds 8-bit pixels in any case")
+        raise InputError(f"--output {args.output} is for .safetensors; {args.out} holds whole numbers in any case")
+    if kind in ("safetensors", "png") and args.resume:
+        raise InputError(f"--resume is for .mp4 and PNG folders; {args.out} is written at once")
     notes = latent_metadata(args.latent)
+    fps = args.fps or stored_rate(notes) or DEFAULT_FPS
+    form = Format(fps, args.codec, args.crf, args.pixels) if kind == "mp4" else None
+    if args.audio is not None:
+        if kind != "mp4":
+            raise InputError(f"--audio is for .mp4; {args.out} has no place for sound")
+        check_audio(args.audio)
+    part = part_of(target)
+    if kind in ("mp4", "folder") and part.exists() and not (args.resume or args.force):
+        raise InputError(f"{part}: an interrupted run has left it; give --resume to go on with it, or --force to "
+                         "begin anew")  # fmt: skip
     vae = load_vae(args)
     still = vae.architecture.still
     if still and kind == "mp4":
         raise InputError(f"{args.out}: {vae.arch} makes pictures; end it in .png, .safetensors, or / for a folder")
-    latent = _pick(read_latent(args.latent, vae.latent_channels, still), args, kind, still)
-    if kind == "png" and vae.frames(latent.shape[2]) > 1:
+    latent = LatentFile(args.latent, vae.latent_channels, args.item, still)
+    if latent.shape[0] > 1 and kind != "safetensors" and not (still and kind == "folder"):
+        count = latent.shape[0]
+        raise InputError(f"{args.latent}: holds {count} clips; choose one with --item N, or write .safetensors")
+    if kind == "png" and _frames(args, vae, latent, notes) - args.start > 1:
         raise InputError(f"{args.out}: {args.latent} is a clip of several frames; write .mp4, or / for a PNG folder")
     started = time.perf_counter()
-    with progress("decode", args.quiet) as report:
-        output = args.output or ("float32" if kind == "safetensors" else "uint8")
-        frames = vae.decode(latent, output=output, progress=report, **memory_options(args))
-    seconds = time.perf_counter() - started
-    frames = crop(frames, notes, vae.temporal, vae.spatial)
-    fps = args.fps or stored_rate(notes) or media.DEFAULT_FPS
-    if kind == "safetensors":
-        write_tensors(target, {"frames": frames[:, 0] if still else frames}, {} if still else {"fps": str(fps)})
-    elif kind == "mp4":
-        media.write_mp4(target, frames[0], fps)
-    elif kind == "png":
-        media.write_png(target, frames[0, 0])
+    if still or kind in ("safetensors", "png"):
+        shape, resumed = _at_once(args, vae, latent, notes, fps, target, kind), 0
     else:
-        media.write_png_folder(target, frames.flatten(0, 1))
+        shape, resumed = _by_and_by(args, vae, latent, notes, form, target)
+    seconds = time.perf_counter() - started
     if not args.quiet:
-        batch, count, height, width, _ = frames.shape
+        batch, count, height, width, _ = shape
         clips = f"{batch} clips of " if batch > 1 else ""
         speed = f" at {float(fps):g} frames/s" if kind == "mp4" else ""
-        how = f"{vae.precision} on {vae.device}, decoded in {seconds:.1f} s"
+        before = f" behind {resumed} that were there" if resumed else ""
+        how = f"{vae.precision} on {vae.device}, decoded in {seconds:.1f} s{before}"
         print(f"{args.out}: {clips}{count} frames {width}x{height}{speed}, {how}")
-    give_report(vae, args)
+    if vae.last_report is not None:
+        give_report(vae, args)
     return 0
+
+
+def _at_once(
+    args: argparse.Namespace, vae: VideoVAE, latent: LatentFile, notes: dict[str, str], fps: Fraction, target: Path,
+    kind: str,
+) -> tuple[int, ...]:  # fmt: skip
+    """With all frames in memory: pictures, and what takes all frames at once; returns their shape."""
+    from ..files.pngs import write_png, write_png_folder
+    from ..files.writing import write_tensors
+
+    last, output = _frames(args, vae, latent, notes), "float32" if kind == "safetensors" else "uint8"
+    with progress("decode", args.quiet) as report:
+        frames = vae.decode(latent.read(), output=args.output or output, start=args.start, frames=last - args.start,
+                            progress=report, **memory_options(args))  # fmt: skip
+    frames = crop(frames, notes, vae.spatial)
+    if kind == "png":
+        write_png(target, frames[0, 0])
+    elif kind == "folder":
+        write_png_folder(target, frames.flatten(0, 1))
+    elif vae.architecture.still:
+        write_tensors(target, {"frames": frames[:, 0]}, {})
+    else:
+        write_tensors(target, {"frames": frames}, {"fps": str(fps)})
+    return tuple(frames.shape)
+
+
+def _by_and_by(
+    args: argparse.Namespace, vae: VideoVAE, latent: LatentFile, notes: dict[str, str], form: object, target: Path
+) -> tuple[tuple[int, ...], int]:
+    """To an MP4 or a PNG folder; returns the frames' shape and how many were there."""
+    from ..files.mp4 import Mp4Writer
+    from ..files.pngs import PngWriter
+
+    last = _frames(args, vae, latent, notes)
+    count = last - args.start
+    identity = _identity(args, vae, latent, count, form)
+    writer: Mp4Writer | PngWriter
+    if form is None:
+        writer = PngWriter(target, args.start, identity, args.resume)
+    else:
+        writer = Mp4Writer(target, form, identity, args.resume)
+    resumed, shape = writer.done, (1, count, vae.spatial * latent.shape[3], vae.spatial * latent.shape[4], 3)
+    try:
+        with progress("decode", args.quiet) as report, writer:
+            if resumed < count:
+                output = "float32" if form is not None and form.deep else "uint8"
+                for frames in vae.stream(latent, output=output, start=args.start + resumed, frames=count - resumed,
+                                         progress=report, **memory_options(args)):  # fmt: skip
+                    writer.write(crop(frames, notes, vae.spatial)[0])
+        if form is None:
+            writer.finish()
+        else:
+            writer.finish(args.audio, args.start / form.fps)
+    except BaseException:
+        if writer.done:
+            print(f"{writer.part}: {writer.done} of {count} frames; the same command with --resume goes on from there",
+                  file=sys.stderr)  # fmt: skip
+        else:
+            writer.discard()
+        raise
+    sizes = zip(("height", "width"), shape[2:4], strict=True)
+    return (1, count, *(int(notes[n]) if _noted(notes, n, s, vae.spatial) else s for n, s in sizes), 3), resumed
+
+
+def _frames(args: argparse.Namespace, vae: VideoVAE, latent: LatentFile, notes: dict[str, str]) -> int:
+    """The frame behind the last one to decode: those that `encode` had to add are left out."""
+    from ..request import check_part
+
+    count = vae.frames(latent.shape[2])
+    if _noted(notes, "frames", count, vae.temporal):
+        count = int(notes["frames"])
+    return check_part(args.start, args.frames, count).stop
+
+
+def _identity(args: argparse.Namespace, vae: VideoVAE, latent: LatentFile, count: int, form: object) -> str:
+    """Of everything that an unfinished file and its rest must have in common."""
+    ends = hashlib.sha256()
+    with args.latent.open("rb") as file:
+        ends.update(file.read(1 << 20))
+        size = file.seek(0, 2)
+        file.seek(max(0, size - (1 << 20)))
+        ends.update(file.read())
+    weights = "" if vae.path is None else f"{vae.path.name} {vae.path.stat().st_size}"
+    tiles = args.tiling, args.tile, args.overlap
+    parts = ends.hexdigest(), size, args.item, args.start, count, weights, vae.precision, args.min_db, tiles, form
+    return "zerowaste " + hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
 def _kind(out: str) -> str:
@@ -98,17 +213,6 @@ def _kind(out: str) -> str:
     return suffix[1:]
 
 
-def _pick(latent: Tensor, args: argparse.Namespace, kind: str, still: bool) -> Tensor:
-    count = latent.shape[0]
-    if args.item is not None:
-        if not 0 <= args.item < count:
-            raise InputError(f"--item {args.item}: {args.latent} holds {count} clip(s), numbered from 0")
-        return latent[args.item : args.item + 1]
-    if count > 1 and kind != "safetensors" and not (still and kind == "folder"):
-        raise InputError(f"{args.latent}: holds {count} clips; choose one with --item N, or write .safetensors")
-    return latent
-
-
 def stored_rate(notes: dict[str, str]) -> Fraction | None:
     """The frame rate `encode` noted in the latent file, None where there is none."""
     try:
@@ -118,14 +222,15 @@ def stored_rate(notes: dict[str, str]) -> Fraction | None:
     return fps if fps > 0 else None
 
 
-def crop(frames: Tensor, notes: dict[str, str], temporal: int, spatial: int) -> Tensor:
-    """Cut off what `encode` had to add to reach whole latents; frames [B, F, H, W, 3].
-
-    Sizes in the notes that padding cannot explain belong to another clip and are left alone.
-    """
-    steps = {"frames": (1, temporal), "height": (2, spatial), "width": (3, spatial)}
-    for name, (axis, step) in steps.items():
-        size = int(notes[name]) if notes.get(name, "").isdecimal() else 0
-        if 0 < size <= frames.shape[axis] < size + step:
-            frames = frames.narrow(axis, 0, size)
+def crop(frames: Tensor, notes: dict[str, str], spatial: int) -> Tensor:
+    """Cut off the rows and columns that `encode` had to add to reach whole latents; frames [B, F, H, W, 3]."""
+    for axis, name in ((2, "height"), (3, "width")):
+        if _noted(notes, name, frames.shape[axis], spatial):
+            frames = frames.narrow(axis, 0, int(notes[name]))
     return frames
+
+
+def _noted(notes: dict[str, str], name: str, size: int, step: int) -> bool:
+    """Whether the notes hold a size that padding to `size` explains; others belong to another clip."""
+    noted = int(notes[name]) if notes.get(name, "").isdecimal() else 0
+    return 0 < noted <= size < noted + step

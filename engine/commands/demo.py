@@ -26,7 +26,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> int:
     check_folder(args.out, args.force)
     from ..demo import contact_sheet, demo_clip_path, run_demo
-    from ..files.media import write_mp4
+    from ..files.mp4 import write_mp4
     from ..files.writing import replacing
 
     vae = load_vae(args)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,19 +23,24 @@ from .options import (
 )
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+
+    from ..vae import VideoVAE
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "encode",
-        description="Encode a video, a folder of images or one image to a latent file.",
+        description="Encode a video, a folder of images or one image to a latent file. Frames are read as they are "
+        "needed, so that a clip of any length takes the same memory.",
         epilog="Frames are repeated to 4n+1 and edges to a multiple of 8 pixels; decode cuts that off again. A VAE of "
         "pictures takes the images of a folder one by one.",
     )
     parser.add_argument("video", type=Path, metavar="VIDEO", help="video file, folder of images, or image")
     parser.add_argument("out", type=Path, metavar="OUT", help="name.safetensors, or name.latent for ComfyUI")
-    parser.add_argument("--frames", type=int, metavar="N", help="read the first N frames only")
+    parser.add_argument("--start", type=int, default=0, metavar="N", help="first frame to read (default: 0)")
+    parser.add_argument("--frames", type=int, metavar="N", help="how many frames to read (default: all that follow)")
     parser.add_argument("--fps", type=rate, help="frame rate to note in the file (default: the video's; images: 24)")
     parser.add_argument("--seed", type=int, help="draw a sample from the posterior (default: its mean)")
     add_vae_options(parser)
@@ -43,37 +50,94 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..files.latents import write_latent
-    from ..files.media import read_video
+    from ..files.media import Clip
     from ..files.writing import check_target
 
     if args.out.suffix.lower() not in (".safetensors", ".latent"):
         raise InputError(f"{args.out}: a latent file ends in .safetensors or .latent")
     check_target(args.out, args.force)
     check_report(args)
-    if not args.video.exists():
-        raise InputError(f"{args.video}: no such file or folder")
+    clip = Clip(args.video)
     vae = load_vae(args)
-    frames, fps = read_video(args.video, args.frames)
-    count, height, width, _ = frames.shape
-    still = vae.architecture.still
-    frames = pad(frames, vae.temporal, vae.spatial)
+    frames = Padded(clip, args.start, args.frames, vae.temporal, vae.spatial)
     started = time.perf_counter()
     with progress("encode", args.quiet) as report:
-        latent = vae.encode(frames, seed=args.seed, progress=report, **memory_options(args))
+        if vae.architecture.still:
+            shape = _pictures(args, vae, frames, report)
+        else:
+            shape = _clip(args, vae, frames, str(args.fps or clip.fps), report)
     seconds = time.perf_counter() - started
-    notes = {"height": str(height), "width": str(width)}
-    if still:
-        latent = latent[:, :, 0]
-    else:
-        notes |= {"fps": str(args.fps or fps), "frames": str(count)}
-    write_latent(args.out, latent, notes)
+    height, width = frames.size
     if not args.quiet:
-        shape = "x".join(map(str, latent.shape))
         how = f"{vae.precision} on {vae.device}, encoded in {seconds:.1f} s"
-        print(f"{args.out}: latent {shape} of {count} frames {width}x{height}, {how}")
+        print(f"{args.out}: latent {'x'.join(map(str, shape))} of {frames.read} frames {width}x{height}, {how}")
     give_report(vae, args)
     return 0
+
+
+def _clip(
+    args: argparse.Namespace, vae: VideoVAE, frames: Padded, fps: str, report: Callable[[int, int], None]
+) -> torch.Size:
+    """Frames as they are read, latents as they are made; returns the latent's shape."""
+    from ..files.latents import LatentWriter
+
+    count = None
+    if args.seed is not None:  # its noise is drawn for the whole clip at once
+        count = sum(1 for _ in frames)
+    with LatentWriter(args.out) as writer:
+        for latent in vae.encode_stream(
+            frames, count=count, seed=args.seed, progress=report, **memory_options(args)
+        ):
+            writer.write(latent)
+        writer.finish({"fps": fps, "frames": str(frames.read), **_sides(frames)})
+    return writer.shape
+
+
+def _pictures(
+    args: argparse.Namespace, vae: VideoVAE, frames: Padded, report: Callable[[int, int], None]
+) -> torch.Size:
+    """All of them at once: they do not follow each other."""
+    import torch
+
+    from ..files.latents import write_latent
+
+    pictures = torch.stack(list(frames))
+    latent = vae.encode(pictures, seed=args.seed, progress=report, **memory_options(args))[:, :, 0]
+    write_latent(args.out, latent, _sides(frames))
+    return latent.shape
+
+
+def _sides(frames: Padded) -> dict[str, str]:
+    return dict(zip(("height", "width"), map(str, frames.size), strict=True))
+
+
+class Padded:
+    """Frames [start, start + count) of a clip (count None: all that follow), their last row and column repeated until
+    sizes divide by `spatial`, and the last frame until there are temporal * n + 1."""
+
+    def __init__(
+        self, clip: Iterable[Tensor], start: int, count: int | None, temporal: int, spatial: int
+    ) -> None:
+        if start < 0 or (count is not None and count < 1):
+            raise InputError(f"start={start}, frames={count}: they must be at least 0 and at least 1")
+        self._clip, self._span = clip, (start, None if count is None else start + count)
+        self._temporal, self._spatial = temporal, spatial
+        #: Of the clip: frames read so far, and rows and columns of each.
+        self.read = 0
+        self.size = (0, 0)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        frame = None
+        self.read = 0
+        for frame in itertools.islice(self._clip, *self._span):
+            self.size = tuple(frame.shape[:2])
+            frame = pad(frame[None], 1, self._spatial)[0]
+            self.read += 1
+            yield frame
+        if frame is None:
+            raise InputError(f"start={self._span[0]} is behind the clip's last frame")
+        for _ in range(-(self.read - 1) % self._temporal):
+            yield frame
 
 
 def pad(frames: Tensor, temporal: int, spatial: int) -> Tensor:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import math
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import torch
 
 from .. import log
 from ..errors import InputError
-from .writing import write_tensors
+from .writing import replacing, write_tensors
 
 _LEGACY_SCALE = 1 / 0.18215  # ComfyUI's Load Latent applies it to files without the version marker
 
@@ -29,39 +34,85 @@ def write_latent(path: str | Path, latent: torch.Tensor, metadata: Mapping[str, 
     write_tensors(path, tensors, metadata)
 
 
-def read_latent(path: str | Path, channels: int = 16, still: bool = False) -> torch.Tensor:
-    """Read a latent file as float32 [B, C, T, h, w], host-scaled. still: four axes are pictures, [B, C, h, w].
+class LatentFile:
+    """Host-scaled latents [B, C, T, h, w] of a file, read when they are needed: file[clip, :, first:end].
 
     Reads our own key `latent` and ComfyUI's `latent_tensor` (as in ComfyUI, a file without the marker
     `latent_format_version_0` is multiplied by 1/0.18215). SeedVR2's collapsed form [B, C*T, h, w] is unfolded,
     [C, T, h, w] gets a batch axis; a shape that could be both is refused. Raises InputError for anything else, and for
-    NaN or infinite values.
+    NaN or infinite values where they are read.
     """
-    tensors, _ = _load_latent_file(Path(path), with_tensors=True)
-    comfy = "latent" not in tensors
-    latent = tensors["latent_tensor" if comfy else "latent"]
-    if not latent.is_floating_point():
-        raise InputError(f"{path}: the latent is {str(latent.dtype).removeprefix('torch.')}; a float type is needed")
-    latent = latent.float()
-    if comfy and "latent_format_version_0" not in tensors:
-        log.once(f"{path}: no latent_format_version_0 marker, so it is multiplied by 1/0.18215 as ComfyUI does")
-        latent = latent * _LEGACY_SCALE
-    latent = latent.unsqueeze(2) if still and latent.ndim == 4 else _five_axes(path, latent, channels, batched=comfy)
-    if latent.shape[1] != channels:
-        raise InputError(f"{path}: has {latent.shape[1]} channels, not {channels} (shape {list(latent.shape)})")
-    if not latent.numel():
-        raise InputError(f"{path}: the latent is empty (shape {list(latent.shape)})")
-    if not torch.isfinite(latent).all():
-        raise InputError(f"{path}: the latent holds NaN or infinite values; it was broken before it was saved")
-    return latent
+
+    def __init__(
+        self, path: str | Path, channels: int = 16, item: int | None = None, still: bool = False
+    ) -> None:
+        """item: the one clip of the file that is meant. still: four axes are pictures, [B, C, h, w]."""
+        self.path = Path(path)
+        with _opened(self.path) as file:
+            names = set(file.keys())
+            comfy = "latent" not in names
+            self._name = "latent_tensor" if comfy else "latent"
+            there = file.get_slice(self._name)
+            shape, kind = list(there.get_shape()), there.get_dtype()
+        if kind not in _FLOATS:
+            raise InputError(f"{path}: the latent is {_KINDS.get(kind, kind)}; a float type is needed")
+        self._scale = 1.0
+        if comfy and "latent_format_version_0" not in names:
+            log.once(f"{path}: no latent_format_version_0 marker, so it is multiplied by 1/0.18215 as ComfyUI does")
+            self._scale = _LEGACY_SCALE
+        if still and len(shape) == 4:
+            whole, self._form = [*shape[:2], 1, *shape[2:]], "still"
+        else:
+            whole, self._form = _five_axes(path, shape, channels, batched=comfy)
+        if whole[1] != channels:
+            raise InputError(f"{path}: has {whole[1]} channels, not {channels} (shape {whole})")
+        if not min(whole):
+            raise InputError(f"{path}: the latent is empty (shape {whole})")
+        if item is not None and not 0 <= item < whole[0]:
+            raise InputError(f"--item {item}: {path} holds {whole[0]} clip(s), numbered from 0")
+        self._first = item or 0
+        self.shape = torch.Size(whole if item is None else [1, *whole[1:]])
+
+    def __getitem__(self, place: tuple[int, slice, slice]) -> torch.Tensor:
+        """[C, n, h, w] in float32; the slice of channels is all of them."""
+        clip, _, frames = place
+        clip, (first, end, _) = self._first + clip, frames.indices(self.shape[2])
+        with _opened(self.path) as file:
+            there = file.get_slice(self._name)
+            if self._form == "whole":
+                part = there[clip : clip + 1, :, first:end][0]
+            elif self._form == "still":
+                part = there[clip : clip + 1][0][:, None][:, first:end]
+            elif self._form == "unbatched":
+                part = there[:, first:end]
+            else:
+                starts = range(0, self.shape[1] * self.shape[2], self.shape[2])
+                part = torch.stack([there[clip : clip + 1, at + first : at + end][0] for at in starts])
+        part = part.float()
+        if self._scale != 1.0:
+            part = part * self._scale
+        if not torch.isfinite(part).all():
+            raise InputError(f"{self.path}: the latent holds NaN or infinite values; it was broken before it was saved")
+        return part
+
+    def read(self) -> torch.Tensor:
+        """All of it, float32 [B, C, T, h, w]."""
+        return torch.stack([self[clip, :, :] for clip in range(self.shape[0])])
+
+
+def read_latent(path: str | Path, channels: int = 16, still: bool = False) -> torch.Tensor:
+    """All of a LatentFile."""
+    return LatentFile(path, channels, still=still).read()
 
 
 def latent_metadata(path: str | Path) -> dict[str, str]:
     """The text metadata of a latent file (header only), empty for most files made elsewhere."""
-    return _load_latent_file(Path(path), with_tensors=False)[1]
+    with _opened(Path(path)) as file:
+        return dict(file.metadata() or {})
 
 
-def _load_latent_file(path: Path, with_tensors: bool) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
@@ -72,17 +123,16 @@ def _load_latent_file(path: Path, with_tensors: bool) -> tuple[dict[str, torch.T
             if not names & {"latent", "latent_tensor"}:
                 found = ", ".join(sorted(names)[:3]) or "nothing"
                 raise InputError(f"{path}: not a latent file, it has no tensor latent or latent_tensor (found {found})")
-            wanted = names & {"latent", "latent_tensor", "latent_format_version_0"} if with_tensors else set()
-            return {name: file.get_tensor(name) for name in wanted}, dict(file.metadata() or {})
+            yield file
     except SafetensorError as error:
         raise InputError(f"{path}: not a readable safetensors latent file ({error})") from error
 
 
-def _five_axes(path: str | Path, latent: torch.Tensor, channels: int, batched: bool) -> torch.Tensor:
-    shape = list(latent.shape)
-    if latent.ndim == 5:
-        return latent
-    if latent.ndim == 4:
+def _five_axes(path: str | Path, shape: list[int], channels: int, batched: bool) -> tuple[list[int], str]:
+    """[B, C, T, h, w], and how that lies in the file: "whole", "unbatched" or "collapsed"."""
+    if len(shape) == 5:
+        return shape, "whole"
+    if len(shape) == 4:
         collapsed = shape[1] > 0 and shape[1] % channels == 0
         unbatched = shape[0] == channels and not batched
         if collapsed and unbatched:
@@ -91,7 +141,66 @@ def _five_axes(path: str | Path, latent: torch.Tensor, channels: int, batched: b
                 f" [batch, {channels} x time, height, width]; save it with five axes"
             )
         if collapsed:
-            return latent.unflatten(1, (channels, -1))
+            return [shape[0], channels, shape[1] // channels, *shape[2:]], "collapsed"
         if unbatched:
-            return latent.unsqueeze(0)
+            return [1, *shape], "unbatched"
     raise InputError(f"{path}: shape {shape} is not [batch, {channels}, time, height, width]")
+
+
+class LatentWriter:
+    """A latent file of one clip whose latents come one after the other.
+
+    `with LatentWriter(path) as w: w.write(latent)` as often as there are some, then `w.finish(notes)`. They wait on the
+    disk beside the file, in the order they come; the file has them channel by channel.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._waiting: BinaryIO | None = None
+        self._shape: list[int] = []
+
+    def __enter__(self) -> LatentWriter:
+        self._waiting = tempfile.TemporaryFile(dir=self.path.parent)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._waiting.close()
+
+    def write(self, latent: torch.Tensor) -> None:
+        """[1, C, n, h, w]."""
+        _, channels, count, *size = latent.shape
+        if not self._shape:
+            self._shape = [1, channels, 0, *size]
+        self._shape[2] += count
+        self._waiting.write(latent[0].transpose(0, 1).float().contiguous().numpy().tobytes())
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size(self._shape)
+
+    def finish(self, metadata: Mapping[str, str] | None = None) -> None:
+        """Inside the `with`: the file takes its place."""
+        _, channels, count, height, width = self._shape
+        size = 4 * math.prod(self._shape)
+        tensor = {"dtype": "F32", "shape": self._shape, "data_offsets": [0, size]}
+        if self.path.suffix.lower() == ".latent":
+            marker = {"dtype": "F32", "shape": [0], "data_offsets": [size, size]}
+            header: dict[str, Any] = {"latent_tensor": tensor, "latent_format_version_0": marker}
+        else:
+            header = {"latent": tensor}
+        if metadata:
+            header["__metadata__"] = dict(metadata)
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        with replacing(self.path) as temporary, temporary.open("wb") as out:
+            out.write(len(text).to_bytes(8, "little") + text)
+            plane = 4 * height * width
+            for channel in range(channels):
+                for frame in range(count):
+                    self._waiting.seek((frame * channels + channel) * plane)
+                    out.write(self._waiting.read(plane))
+
+
+#: Of safetensors' names for types those that latents may have, and torch's names of others that are met.
+_FLOATS = frozenset({"F16", "BF16", "F32", "F64", "F8_E4M3", "F8_E5M2"})
+_KINDS = {"I8": "int8", "U8": "uint8", "I16": "int16", "I32": "int32", "I64": "int64", "BOOL": "bool"}

@@ -1,6 +1,6 @@
-"""Clips on disk: video through PyAV, images through Pillow.
+"""Clips on disk as frames: video through PyAV, images through Pillow.
 
-Pixels are RGB [F, H, W, 3], float 0..1 or uint8 0..255. Writers leave nothing half-written (files.replacing).
+Pixels are RGB [F, H, W, 3], float 0..1 or uint8 0..255.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from contextlib import contextmanager
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 import torch
 
 from .. import log
 from ..errors import InputError
-from .writing import FRAME_NAME, refuse_foreign_files, replacing
 
 if TYPE_CHECKING:
     from av import VideoFrame
@@ -33,42 +32,147 @@ DEFAULT_FPS = Fraction(24)  # for image folders and for latents that carry no ra
 
 # swscale: bicubic | full_chroma_int | full_chroma_inp | accurate_rnd. A photograph through RGB -> yuv420p -> RGB keeps
 # 44.1 dB with these and 40.7 dB with the default. Plain numbers, because PyAV 14 has no names for the last three.
-_SWS_FLAGS = 0x4 | 0x2000 | 0x4000 | 0x40000
-_BT709, _UNSPECIFIED, _BT601, _LIMITED, _FULL = 1, 2, 5, 1, 2  # ffmpeg's AVColorSpace and AVColorRange values
+SWS_FLAGS = 0x4 | 0x2000 | 0x4000 | 0x40000
+BT709, _UNSPECIFIED, _BT601, LIMITED, FULL = 1, 2, 5, 1, 2  # ffmpeg's AVColorSpace and AVColorRange values
+
+
+class Clip:
+    """A video file (or an open one), a folder of images in natural order, or one image: frames in RGB, upright, one
+    after the other and none of them kept.
+
+    fps: `DEFAULT_FPS` for images. count: of the frames, as the file announces it; None: it does not. Raises InputError
+    when there is nothing to be read; while frames are read, when a file is damaged or the sizes differ.
+    """
+
+    def __init__(self, source: str | Path | BinaryIO) -> None:
+        self._source = Path(source) if isinstance(source, (str, Path)) else source
+        self.name = str(source) if isinstance(source, (str, Path)) else "the video"
+        self.fps, self.count = DEFAULT_FPS, None
+        self._images: list[Path] | None = None
+        if isinstance(self._source, Path):
+            if self._source.is_dir():
+                self._images = _images_in(self._source)
+            elif not self._source.exists():
+                raise InputError(f"{source}: no such file or folder")
+            elif self._source.suffix.lower() in IMAGE_SUFFIXES:
+                self._images = [self._source]
+        if self._images is not None:
+            self.count = len(self._images)
+        else:
+            with self._open() as (_, stream):
+                self.fps = Fraction(stream.average_rate or stream.guessed_rate or DEFAULT_FPS)
+                self.count = stream.frames or None
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        """[H, W, 3] each: uint8, or float32 in 0..1 where the source has more than 8 bits per channel."""
+        for pixels in self.integers():
+            own = pixels.dtype == np.uint8
+            yield torch.from_numpy(np.require(pixels, requirements="W")) if own else _floats(pixels)
+
+    def integers(self) -> Iterator[np.ndarray]:
+        """[H, W, 3] each, uint8 or uint16."""
+        return self._from_video() if self._images is None else self._from_images(self._images)
+
+    def _from_images(self, files: list[Path]) -> Iterator[np.ndarray]:
+        first = None
+        for file in files:
+            pixels = _read_image(file)
+            first = pixels.shape if first is None else first
+            if pixels.shape != first:
+                size, expected = (f"{p[1]}x{p[0]}" for p in (pixels.shape, first))
+                raise InputError(
+                    f"{self.name}: {file.name} is {size} but {files[0].name} is {expected}; make them one size"
+                )
+            yield pixels
+
+    def _from_video(self) -> Iterator[np.ndarray]:
+        import av
+
+        reformatter = av.video.reformatter.VideoReformatter()  # one for all frames: it keeps its tables
+        read, size, pace = 0, None, _Pace()
+        try:
+            with self._open() as (container, stream):
+                stream.thread_type = "AUTO"
+                for frame in _frames(container, stream):
+                    pixels = _to_rgb(frame, reformatter)
+                    size = pixels.shape if size is None else size
+                    if pixels.shape != size:
+                        raise InputError(f"{self.name}: the picture size changes at frame {read}; split the file there")
+                    read += 1
+                    pace.see(frame)
+                    yield pixels
+        except av.FFmpegError as error:
+            where = f" after {read} frames" if read else ""
+            raise InputError(f"{self.name}: cannot be read as a video{where} ({error.strerror})") from error
+        if not read:
+            raise InputError(f"{self.name}: the video holds no frames")
+        if (self.count or 0) > read:
+            log.warn(f"{self.name}: announces {self.count} frames, {read} could be read")
+        if pace.varies:
+            log.warn(f"{self.name}: its frame rate varies; every frame is taken as it comes, {float(self.fps):g} a "
+                     "second on average: sound may run ahead of the picture or behind it")  # fmt: skip
+
+    @contextmanager
+    def _open(self) -> Iterator[tuple[InputContainer, VideoStream]]:
+        import av
+        from av.stream import Disposition
+
+        if not isinstance(self._source, Path):
+            self._source.seek(0)
+        try:
+            with av.open(str(self._source) if isinstance(self._source, Path) else self._source) as container:
+                # A sound file's cover is a video stream of one picture.
+                pictures = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
+                if not pictures:
+                    raise InputError(f"{self.name}: holds no video stream")
+                yield container, pictures[0]
+        except av.FFmpegError as error:
+            raise InputError(f"{self.name}: cannot be read as a video ({error.strerror})") from error
+
+
+class _Pace:
+    """Whether frames follow each other at one rate; clocks of milliseconds round."""
+
+    def __init__(self) -> None:
+        self._last: Fraction | None = None
+        self._least = self._most = None
+
+    def see(self, frame: VideoFrame) -> None:
+        if frame.pts is None:
+            return
+        now = frame.pts * frame.time_base
+        if self._last is not None:
+            step = now - self._last
+            self._least = step if self._least is None else min(step, self._least)
+            self._most = step if self._most is None else max(step, self._most)
+        self._last = now
+
+    @property
+    def varies(self) -> bool:
+        return self._most is not None and self._most > 1.5 * self._least
 
 
 def read_video(path: str | Path, max_frames: int | None = None) -> tuple[torch.Tensor, Fraction]:
-    """Read a video file, a folder of images (natural order) or one image.
+    """All frames of a Clip, or the first `max_frames`: float32 [F, H, W, 3] in 0..1, and the frame rate.
 
-    Returns float32 frames [F, H, W, 3] in 0..1 and the frame rate (`DEFAULT_FPS` for images). `max_frames` stops early.
-    Raises InputError when nothing can be read, a file is damaged or the sizes differ. The float result is the peak:
-    a video waits as the integers it was decoded to, which are released while the result is filled.
+    The float result is the peak: the clip waits as the integers it was decoded to, which are released while the result
+    is filled.
     """
-    path = Path(path)
     if max_frames is not None and max_frames < 1:
         raise InputError(f"max_frames is {max_frames}; it must be at least 1")
-    if path.is_dir():
-        return _read_images(path, _images_in(path)[:max_frames]), DEFAULT_FPS
-    if not path.exists():
-        raise InputError(f"{path}: no such file or folder")
-    if path.suffix.lower() in IMAGE_SUFFIXES:
-        return _read_images(path, [path]), DEFAULT_FPS
-    return _read_video_file(path, max_frames)
+    clip = Clip(path)
+    waiting: list[np.ndarray | None] = list(islice(clip.integers(), max_frames))
+    # The pages of an empty tensor are taken as they are written, while the integer frames give theirs back.
+    frames = torch.empty((len(waiting), *waiting[0].shape), dtype=torch.float32)
+    for index, pixels in enumerate(waiting):
+        _fill(frames[index], pixels)
+        waiting[index] = pixels = None
+    return frames, clip.fps
 
 
 def iter_frames(path: str | Path) -> Iterator[torch.Tensor]:
-    """The frames `read_video` would give, one at a time: float32 [H, W, 3] in 0..1. Raises InputError as it does."""
-    path = Path(path)
-    if not path.exists():
-        raise InputError(f"{path}: no such file or folder")
-    if path.is_dir() or path.suffix.lower() in IMAGE_SUFFIXES:
-        pictures: Iterable[np.ndarray] = map(_read_image, _images_in(path) if path.is_dir() else [path])
-    else:
-        pictures = _video_frames(path)
-    for pixels in pictures:
-        frame = torch.empty(pixels.shape, dtype=torch.float32)
-        _fill(frame, pixels)
-        yield frame
+    """The frames of a Clip, one at a time: float32 [H, W, 3] in 0..1."""
+    return map(_floats, Clip(path).integers())
 
 
 def natural_key(name: str) -> list[tuple[int, int, str]]:
@@ -82,18 +186,6 @@ def _images_in(folder: Path) -> list[Path]:
     if not files:
         raise InputError(f"{folder}: no images in this folder (looked for {', '.join(sorted(IMAGE_SUFFIXES))})")
     return sorted(files, key=lambda f: natural_key(f.name))
-
-
-def _read_images(source: Path, files: list[Path]) -> torch.Tensor:
-    first = _read_image(files[0])
-    frames = torch.empty((len(files), *first.shape), dtype=torch.float32)
-    for index, file in enumerate(files):
-        pixels = first if index == 0 else _read_image(file)
-        if pixels.shape != first.shape:
-            size, expected = (f"{p.shape[1]}x{p.shape[0]}" for p in (pixels, first))
-            raise InputError(f"{source}: {file.name} is {size} but {files[0].name} is {expected}; make them one size")
-        _fill(frames[index], pixels)
-    return frames
 
 
 def _read_image(path: Path) -> np.ndarray:
@@ -123,57 +215,10 @@ def _fill(target: torch.Tensor, pixels: np.ndarray) -> None:
     np.divide(pixels, np.float32(np.iinfo(pixels.dtype).max), out=target.numpy(), casting="unsafe")
 
 
-def _video_frames(path: Path) -> Iterator[np.ndarray]:
-    """The frames of a video file as integers, none of them kept."""
-    with _opened(path) as (_, frames):
-        yield from frames
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[tuple[VideoStream, Iterator[np.ndarray]]]:
-    """A video and its frames as integers, in time. What FFmpeg refuses is an InputError."""
-    import av
-
-    reformatter = av.video.reformatter.VideoReformatter()  # one for all frames: it keeps its tables
-    done = 0
-
-    def pixels(container: InputContainer, stream: VideoStream) -> Iterator[np.ndarray]:
-        nonlocal done
-        for frame in _frames(container, stream):
-            yield _to_rgb(frame, reformatter)
-            done += 1
-
-    try:
-        with av.open(str(path)) as container:
-            if not container.streams.video:
-                raise InputError(f"{path}: holds no video stream")
-            stream = container.streams.video[0]
-            stream.thread_type = "AUTO"
-            yield stream, pixels(container, stream)
-    except av.FFmpegError as error:
-        where = f" after {done} frames" if done else ""
-        raise InputError(f"{path}: cannot be read as a video{where} ({error.strerror})") from error
-
-
-def _read_video_file(path: Path, max_frames: int | None) -> tuple[torch.Tensor, Fraction]:
-    waiting: list[np.ndarray | None] = []
-    with _opened(path) as (stream, found):
-        rate = stream.average_rate or stream.guessed_rate or DEFAULT_FPS
-        announced = stream.frames
-        for pixels in islice(found, max_frames):
-            if waiting and pixels.shape != waiting[0].shape:
-                raise InputError(f"{path}: the picture size changes at frame {len(waiting)}; split the file there")
-            waiting.append(pixels)
-    if not waiting:
-        raise InputError(f"{path}: the video holds no frames")
-    if max_frames is None and announced > len(waiting):
-        log.warn(f"{path}: announces {announced} frames, {len(waiting)} could be read")
-    # The pages of an empty tensor are taken as they are written, while the integer frames give theirs back.
-    frames = torch.empty((len(waiting), *waiting[0].shape), dtype=torch.float32)
-    for index, pixels in enumerate(waiting):
-        _fill(frames[index], pixels)
-        waiting[index] = pixels = None
-    return frames, Fraction(rate)
+def _floats(pixels: np.ndarray) -> torch.Tensor:
+    frame = torch.empty(pixels.shape, dtype=torch.float32)
+    _fill(frame, pixels)
+    return frame
 
 
 def _frames(container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
@@ -191,12 +236,12 @@ def _to_rgb(frame: VideoFrame, reformatter: VideoReformatter) -> np.ndarray:
     deep = any(component.bits > 8 for component in frame.format.components)
     space = frame.colorspace
     if space == _UNSPECIFIED:  # as players do: HD is BT.709, smaller pictures are BT.601
-        space = _BT709 if frame.height >= 720 else _BT601
+        space = BT709 if frame.height >= 720 else _BT601
     known = space in (1, 4, 5, 7, 9)  # the matrices PyAV can pass on; others keep swscale's own choice
     space = space if known else None
     # RGB has neither matrix nor range, but PyAV 14 sets the source's own only when the matrices are equal and the
     # ranges differ; later versions do not mind.
-    opposite = _LIMITED if frame.color_range == _FULL else _FULL
+    opposite = LIMITED if frame.color_range == FULL else FULL
     rgb = reformatter.reformat(
         frame,
         format="rgb48le" if deep else "rgb24",
@@ -204,107 +249,9 @@ def _to_rgb(frame: VideoFrame, reformatter: VideoReformatter) -> np.ndarray:
         dst_colorspace=space,
         src_color_range=frame.color_range,
         dst_color_range=opposite,
-        interpolation=_SWS_FLAGS,
+        interpolation=SWS_FLAGS,
     )
     pixels = rgb.to_ndarray()
     # A phone writes upright clips as turned ones with a display matrix (degrees, counter-clockwise).
     turns = round(frame.rotation / 90) % 4
     return np.ascontiguousarray(np.rot90(pixels, turns)) if turns else pixels
-
-
-def _to_uint8(frame: torch.Tensor, index: int) -> np.ndarray:
-    if frame.ndim != 3 or frame.shape[-1] not in (3, 4):
-        raise InputError(f"frame {index} has shape {tuple(frame.shape)}; [height, width, 3 or 4] is needed")
-    if frame.dtype == torch.uint8:
-        return np.ascontiguousarray(frame.cpu().numpy())
-    frame = frame.float()
-    if not torch.isfinite(frame).all():
-        raise InputError(f"frame {index} holds NaN or infinite values; nothing was written")
-    return frame.mul(255).round_().clamp_(0, 255).to(torch.uint8).cpu().contiguous().numpy()
-
-
-def write_mp4(path: str | Path, frames: Frames, fps: Fraction | float, crf: int = 12) -> None:
-    """Write frames (float 0..1 or uint8; a tensor [F, H, W, 3] or an iterable of [H, W, 3]) as H.264, replacing `path`.
-
-    yuv420p, BT.709, constant quality `crf` (0 best .. 51), one frame in flight. yuv420p needs even sizes: an odd width
-    or height is padded by repeating the last column or row, and that is said once. Raises InputError, OSError.
-    """
-    import av
-
-    path, rate = Path(path), Fraction(fps).limit_denominator(100_000)
-    if rate <= 0:
-        raise InputError(f"frame rate {fps}: must be above 0")
-    if "libx264" not in av.codecs_available:
-        raise InputError(f"{path}: this PyAV build has no libx264 encoder; write a PNG folder instead")
-    reformatter = av.video.reformatter.VideoReformatter()
-    with replacing(path) as temporary:
-        container = stream = None
-        try:
-            for index, frame in enumerate(frames):
-                pixels = _to_uint8(frame, index)[..., :3]
-                height, width = pixels.shape[:2]
-                if height % 2 or width % 2:
-                    even = f"{width + width % 2}x{height + height % 2}"
-                    log.once(f"{path}: MP4 needs even sizes, {width}x{height} is padded to {even}; PNG keeps the size")
-                    pixels = np.pad(pixels, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
-                if container is None:
-                    container = av.open(str(temporary), "w", format="mp4", options={"movflags": "+faststart"})
-                    stream = container.add_stream("libx264", rate=rate, options={"crf": str(crf), "preset": "medium"})
-                    stream.height, stream.width = pixels.shape[:2]
-                    stream.pix_fmt = "yuv420p"
-                    context = stream.codec_context
-                    context.colorspace = context.color_primaries = context.color_trc = _BT709
-                    context.color_range = _LIMITED
-                elif pixels.shape[:2] != (stream.height, stream.width):
-                    raise InputError(f"frame {index} is {width}x{height}, the first one {stream.width}x{stream.height}")
-                picture = reformatter.reformat(
-                    av.VideoFrame.from_ndarray(pixels, format="rgb24"),
-                    format="yuv420p",
-                    src_colorspace=_BT709,
-                    dst_colorspace=_BT709,
-                    src_color_range=_FULL,
-                    dst_color_range=_LIMITED,
-                    interpolation=_SWS_FLAGS,
-                )
-                picture.pts = index
-                container.mux(stream.encode(picture))
-            if container is None:
-                raise InputError(f"{path}: no frames to write")
-            container.mux(stream.encode(None))
-        except av.FFmpegError as error:
-            if isinstance(error, OSError):
-                raise
-            raise InputError(f"{path}: the encoder refused the clip ({error.strerror}); write a PNG folder") from error
-        finally:
-            if container is not None:
-                container.close()
-
-
-def write_png(path: str | Path, frame: torch.Tensor) -> None:
-    """Write one frame [H, W, 3] (float 0..1 or uint8) as an 8-bit PNG, replacing `path`."""
-    from PIL import Image
-
-    with replacing(Path(path)) as temporary:
-        Image.fromarray(_to_uint8(frame, 0)).save(temporary, format="png")
-
-
-def write_png_folder(path: str | Path, frames: Frames) -> None:
-    """Write frames (as for `write_mp4`) as 8-bit frame_000000.png, ... in the folder `path`, replacing earlier ones.
-
-    A folder that holds anything but such frames is refused with InputError, never emptied.
-    """
-    from PIL import Image
-
-    path = Path(path)
-    if path.is_file():
-        raise InputError(f"{path}: is a file; a folder name is needed")
-    if path.is_dir():
-        refuse_foreign_files(path)
-    with replacing(path) as temporary:
-        temporary.mkdir()
-        count = 0
-        for count, frame in enumerate(frames, start=1):
-            image = Image.fromarray(_to_uint8(frame, count - 1))
-            image.save(temporary / FRAME_NAME.format(count - 1))
-        if not count:
-            raise InputError(f"{path}: no frames to write")

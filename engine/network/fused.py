@@ -286,13 +286,14 @@ class FusedPass:
     def __init__(
         self, clips: Clips, memory: Callable[[], AbstractContextManager[tuple[Run, Graphs | None]]],
         load: Callable[[Tensor], Tensor], step: Callable[[Run, Tensor, Emit, bool], None],
-        replay: Callable[[Run, Tensor], Tensor] | None = None, *,
+        replay: Callable[[Run, Tensor], Tensor] | None = None,
+        aside: Callable[[], AbstractContextManager[object]] = nullcontext, *,
         before: Callable[[Run, Tensor, Part], Tensor] | None = None,
         after: Callable[[Run, Tensor, Part, Emit], None] | None = None,
     ) -> None:  # fmt: skip
         """load: a part's data to what `step` takes, on the device. step(run, data, emit, ends): a chunk; whether the
         clip ends with it. replay: the same where its results are one tensor, for graphs, and the clip goes on or
-        nothing looks ahead; None: no attempt after this one can go on where it ends.
+        nothing looks ahead; None: no attempt after this one can go on where it ends. aside: as in Pass.
 
         before(run, data, part): where whole clips come with their first part, what `step` takes of them. after(run,
         results, part, emit): what becomes of results, where they are not emitted at once.
@@ -304,6 +305,7 @@ class FusedPass:
         self._load = load
         self._step = step
         self._replay = replay
+        self.aside = aside
 
     @contextmanager
     def memory(self) -> Iterator[None]:
@@ -311,13 +313,16 @@ class FusedPass:
             self._whole = None if self._graphs is None else functools.partial(self._replay, self._run)
             yield
 
-    def begin(self, clip: int, left: Handover | None) -> int:
+    def begin(self, clip: int, left: Handover | None) -> tuple[int, int]:
         self._later = self._clips.batch - clip - 1
         if left is None:
             self._run.restart()
         else:
             take_over(self._run, left)
-        return self._run.done["latents"]
+        done = self._run.done
+        if self.gathers == "last":
+            return done["latents"], 0
+        return done["latents"], done["frames" if self._clips.half.program.half == "decoder" else "latents"]
 
     def chunks(self, parts: Iterable[Part], emit: EmitResults) -> Iterator[None]:
         run, graphs, guard, resumes = self._run, self._graphs, self._clips.guard, self._replay is not None

@@ -142,12 +142,19 @@ class Network(nn.Module):
                 setattr(self, name, None)
 
     @staticmethod
-    def sample(moments: Tensor, seed: int | None = None) -> Tensor:
-        """Moments -> latent: the mean, or with a seed mean + std * noise (same noise on every device; a clip's own does
-        not depend on those behind it)."""
-        mean, logvar = moments.chunk(2, 1)
-        if seed is None:
-            return mean
+    def noise(shape: Sequence[int], seed: int) -> Tensor:
+        """What `sample` adds to latents of this shape, in units of their std; the same on every device. A clip's own
+        does not depend on those behind it."""
         generator = torch.Generator().manual_seed(seed)
-        noise = torch.stack([torch.randn(clip.shape, generator=generator) for clip in mean]).to(mean)
-        return torch.addcmul(mean, torch.exp(0.5 * logvar.clamp(-30.0, 20.0)), noise)
+        return torch.stack([torch.randn(*shape[1:], generator=generator) for _ in range(shape[0])])
+
+    @classmethod
+    def sample(cls, moments: Tensor, seed: int | None = None, noise: Tensor | None = None) -> Tensor:
+        """Moments [B, 2C, T, h, w] -> latent: the mean, or mean + std * noise. noise: that of `seed` if not given, for
+        a part of a latent its part."""
+        mean, logvar = moments.chunk(2, 1)
+        if seed is not None:
+            noise = cls.noise(mean.shape, seed)
+        if noise is None:
+            return mean
+        return torch.addcmul(mean, torch.exp(0.5 * logvar.clamp(-30.0, 20.0)), noise.to(mean))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor, nn
@@ -271,15 +272,38 @@ class Program:
         every = math.prod(s.time[1] for s in self.steps)
         return (count - 1) // every * every + 1
 
-    def reach(self) -> tuple[float, float]:
-        """Receptive field in time: frames before and after its own that a result may depend on, at the input's rate."""
-        before = after = 0.0
-        rate = 1.0
+    @property
+    def rate(self) -> Fraction:
+        """Of results to what goes in, in time."""
+        return math.prod((Fraction(*s.time) for s in self.steps), start=Fraction(1))
+
+    def reach(self) -> tuple[Fraction | float, Fraction | float]:
+        """Receptive field in time: frames before and after its own that a result may depend on, at the input's rate.
+        Infinite where it may depend on all of them."""
+        if any(s.late for s in self.every()):  # chunks of frames are counted from the clip's start
+            return math.inf, math.inf
+        before, after, rate = Fraction(0), Fraction(0), Fraction(1)
         for step in self.steps:
             taps = step.taps(self.style)
             before, after = before + taps.before / rate, after + taps.after / rate
-            rate *= step.time[0] / step.time[1]
+            rate *= Fraction(*step.time)
         return before, after
+
+    def window(self, first: int, end: int, latents: int) -> tuple[int, int]:
+        """The latents [a, b) of a clip of `latents` that are enough for its results [first, end): taken as a clip of
+        their own, they give these bit by bit. a is the largest such number, b the smallest.
+
+        The first latent of a clip stands for its one last frame: results of the part keep their places, with the
+        first one in the place of latent a's last.
+        """
+        before, after = self.reach()
+        if math.inf in (before, after) or self.chunk is not None:
+            return 0, latents
+        if self.rate >= 1:  # results are frames
+            a, b = (first - 1) / self.rate + 1 - before, (end - 1) / self.rate + after
+        else:
+            a, b = first - 1 + (1 - before) * self.rate, end - 1 + after * self.rate
+        return max(0, min(math.floor(a), latents - 1)), min(math.ceil(b) + 1, latents)
 
     def widths(self) -> set[int]:
         """Channels of every residual stream."""

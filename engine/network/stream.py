@@ -137,12 +137,14 @@ class PlainPass:
         form: to those that are emitted; may overwrite what it takes."""
         self._load, self._network, self._form = load, network, form
 
-    def memory(self) -> AbstractContextManager[None]:
+    def aside(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def begin(self, clip: int, left: Handover | None) -> int:
+    memory = aside
+
+    def begin(self, clip: int, left: Handover | None) -> tuple[int, int]:
         """Always from the start: another way's histories are not for this one."""
-        return 0
+        return 0, 0
 
     def chunks(self, parts: Iterable[Part], emit: Emit) -> Iterator[None]:
         for pieces in self._network(self._load(part.data) for part in parts):
@@ -161,7 +163,7 @@ class PlainHalf:
         self, half: Half, spatial: int, temporal: int, scale: float, dtype: torch.dtype, device: torch.device,
         seed: int | None = None,
     ) -> None:  # fmt: skip
-        self.spatial, self.temporal = spatial, temporal
+        self.program, self.spatial, self.temporal = half.program, spatial, temporal
         self._decode_features = functools.partial(decode_features, seed=seed)
         self._decode_frames = functools.partial(decode_frames, seed=seed)
         self._half, self._scale, self._dtype, self._device = half, scale, dtype, device

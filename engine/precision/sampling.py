@@ -13,6 +13,7 @@ from torch import Tensor
 from ..kernels.conv3d.types import QUANT_MAX
 from ..network.fused import FusedDecoder, FusedEncoder
 from ..operands.policy import Range
+from ..run.clip import Latents
 from ..run.plan import Steps
 from ..run.weights import Conv
 
@@ -25,11 +26,12 @@ SIDE = 32
 COUNT = 6
 
 
-def latent_samples(z: Tensor, count: int = COUNT, side: int = SIDE) -> list[Tensor]:
-    """Clip [C, T, h, w] -> up to `count` parts of it [LATENTS, h', w', C], each to be decoded as a clip of its own."""
+def latent_samples(z: Tensor | Latents, count: int = COUNT, side: int = SIDE) -> list[Tensor]:
+    """The first clip of [B, C, T, h, w] -> up to `count` parts of it [LATENTS, h', w', C], each to be decoded as a clip
+    of its own."""
     return [
-        z[:, t : t + LATENTS, y : y + side, x : x + side].permute(1, 2, 3, 0)
-        for t, y, x in _places((z.shape[1], LATENTS), z.shape[2:], side, count)
+        z[0, :, t : t + LATENTS][..., y : y + side, x : x + side].permute(1, 2, 3, 0)
+        for t, y, x in _places((z.shape[2], LATENTS), z.shape[3:], side, count)
     ]
 
 

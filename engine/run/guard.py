@@ -6,8 +6,9 @@ from __future__ import annotations
 import functools
 import gc
 import math
-from collections import Counter
-from collections.abc import Callable, Hashable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Generator, Hashable, Iterator
+from typing import TypeVar
 
 import torch
 
@@ -22,6 +23,7 @@ from .plan import Plan
 from .pressure import Pressure, out_of_memory
 from .progress import Ticker
 
+T = TypeVar("T")
 #: Where values overflow: the type of the next wider range, and its name as a precision. fp32 is the end of it.
 SAFER = {torch.float16: (torch.bfloat16, "bf16"), torch.bfloat16: (torch.float32, "fp32")}
 
@@ -52,27 +54,37 @@ class Guard:
         self.tick = tick
         self.device = device
         self.events = events
-        self.finished: Counter[Hashable] = Counter()
+        #: Of each part, the result behind the last one that is finished.
+        self.finished: defaultdict[Hashable, int] = defaultdict(int)
+        #: The first result that this layout is asked for.
+        self.first = 0
+        #: The latent that the part under way began with.
+        self.origin = 0
         #: The part that goes through the network.
         self.part: Hashable = None
         #: A part that a failed attempt left between two chunks, and where it stood.
         self.handover: tuple[Hashable, Handover] | None = None
         self._on_pressure = on_pressure
         self._layout: Hashable = None
-        self._passes = 0
+        self._counted: Hashable = None
         self._step_down: Callable[[], Plan | None] = _no_plan
 
-    def begin(self, layout: Hashable, latents: int, chunk: int, passes: int) -> bool:
+    def begin(self, layout: Hashable, given: int) -> bool:
         """Every attempt's start: whether it has to start from nothing, being the first one of this layout (tiles of
-        another size give another result). latents, chunk, passes: as for the ticker."""
+        another size give another result). given: results in front of this one are finished in any case."""
         fresh = layout != self._layout
-        if fresh or passes != self._passes:
-            self.tick.begin(latents, chunk, passes)
         if fresh:
-            self.finished.clear()
+            self.first = given
+            self.finished = defaultdict(lambda: given)
             self.handover = None
-        self._layout, self._passes = layout, passes
+        self._layout = layout
         return fresh
+
+    def count(self, latents: int | None, chunk: int, passes: int) -> None:
+        """As for the ticker, which goes on where nothing but the chunk is new."""
+        if (self._layout, passes) != self._counted:
+            self.tick.begin(latents, chunk, passes)
+            self._counted = self._layout, passes
 
     # -- what is finished ------------------------------------------------------------------------------------------
 
@@ -90,9 +102,9 @@ class Guard:
         self.inspect(part, first, count, health)
         self.finished[part] = max(self.finished[part], first + count)
 
-    def reach(self, latents: int) -> None:
-        """A chunk has been through the network; so many latents are, as the ticker counts."""
-        if not self.tick.reach(latents):
+    def reach(self, index: int, latents: int, left: int) -> None:
+        """A chunk has been through the network, as the ticker counts."""
+        if not self.tick.reach(index, latents, left):
             self.events["replayed_chunks"] += 1
 
     def taken_over(self, part: Hashable) -> Handover | None:
@@ -116,8 +128,8 @@ class Guard:
     # -- out of memory ---------------------------------------------------------------------------------------------
 
     def survive(
-        self, attempt: Callable[[Plan], None], plan: Plan, leaner: Callable[[Plan], Plan | None]
-    ) -> Plan:
+        self, attempt: Callable[[Plan], Iterator[T]], plan: Plan, leaner: Callable[[Plan], Plan | None]
+    ) -> Generator[T, None, Plan]:
         """attempt(plan), again under ever leaner plans as long as memory runs out; returns the one that came through.
 
         leaner(plan) is one with a lower peak, or None. The leanest is tried twice: others may have given memory back.
@@ -128,7 +140,7 @@ class Guard:
             # Asked for only in trouble: it is a search among dry runs.
             self._step_down = functools.cache(functools.partial(leaner, plan))
             try:
-                attempt(plan)
+                yield from attempt(plan)
                 return plan
             except Exception as error:
                 if not out_of_memory(error):

@@ -7,6 +7,8 @@ import hashlib
 import torch
 from torch import Tensor
 
+from .clip import Latents
+
 
 def drawn(seed: int, place: str, *shape: int) -> Tensor:
     """float32 on the CPU, the same on every machine. place: what it is for, in words."""
@@ -17,10 +19,26 @@ def drawn(seed: int, place: str, *shape: int) -> Tensor:
 
 def with_noise(latent: Tensor, share: float, seed: int) -> Tensor:
     """Latents [B, C, T, h, w] of which `share` is noise, drawn for each clip and each frame in it."""
-    noisy = torch.empty_like(latent)
-    for clip in range(latent.shape[0]):
-        for frame in range(latent.shape[2]):
-            here = latent[clip, :, frame]
-            noise = drawn(seed, f"latent {clip} {frame}", *here.shape).to(here)
-            noisy[clip, :, frame] = here * (1.0 - share) + noise * share
+    return torch.stack([_noisy(z, share, seed, clip, 0) for clip, z in enumerate(latent)])
+
+
+def _noisy(part: Tensor, share: float, seed: int, clip: int, first: int) -> Tensor:
+    """part [C, n, h, w] of a clip, from its latent `first` on."""
+    noisy = torch.empty_like(part)
+    for frame in range(part.shape[1]):
+        here = part[:, frame]
+        noise = drawn(seed, f"latent {clip} {first + frame}", *here.shape).to(here)
+        noisy[:, frame] = here * (1.0 - share) + noise * share
     return noisy
+
+
+class Noisy:
+    """Latents that are read when they are needed, as `with_noise` has them."""
+
+    def __init__(self, latents: Latents, share: float, seed: int) -> None:
+        self._latents, self._share, self._seed = latents, share, seed
+        self.shape = latents.shape
+
+    def __getitem__(self, place: tuple[int, slice, slice]) -> Tensor:
+        clip, _, frames = place
+        return _noisy(self._latents[place], self._share, self._seed, clip, frames.indices(self.shape[2])[0])

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .pinned import staged, staging
 from .pressure import out_of_memory
+from .results import Results
 
 OUTPUTS = {"float32": torch.float32, "float16": torch.float16, "uint8": torch.uint8}
 
@@ -59,48 +60,8 @@ def to_pixels(frames: Tensor, output: torch.dtype) -> Tensor:
     return x.to(output).permute(0, 2, 3, 4, 1)
 
 
-class PixelSink:
-    """One preallocated host tensor [B, F, H, W, 3] that finished frames are written into.
-
-    With tiles, weighted pieces are summed before clamping; uint8 then needs a float16 tensor to sum in
-    (1/8 of an 8-bit step at worst) and is converted at the end.
-    """
-
-    def __init__(
-        self, shape: tuple[int, int, int, int, int], output: torch.dtype, out: Tensor | None = None
-    ) -> None:
-        """out: the caller's own tensor to write into, of this shape and type, on the host."""
-        self.output = output
-        self.tiled = False
-        self.out = self._sum = torch.empty(shape, dtype=output) if out is None else out
-
-    def begin(self, tiled: bool) -> None:
-        """Whatever was written counts no more."""
-        self.tiled = tiled
-        own = tiled and self.output == torch.uint8
-        self._sum = torch.empty(self.out.shape, dtype=torch.float16) if own else self.out
-        if tiled:
-            self._sum.zero_()
-
-    def add_pixels(self, clip: int, first: int, top: int, left: int, pixels: Tensor, weight: Tensor) -> None:
-        """A tile's float32 pixels [f, h, w, 3] about 0..1 at pixel (top, left), times `weight` [h, w] on their device;
-        overwrites `pixels`."""
-        f, h, w, _ = pixels.shape
-        x = pixels.mul_(weight[..., None]).to(self._sum.dtype)
-        self._sum[clip, first : first + f, top : top + h, left : left + w] += x.cpu()
-
-    def finish(self) -> Tensor:
-        if self.tiled:
-            for b in range(self.out.shape[0]):
-                for f in range(self.out.shape[1]):
-                    frame = self._sum[b, f].clamp_(0.0, 1.0)
-                    if self.output == torch.uint8:
-                        self.out[b, f] = frame.float().mul_(255.0).round_()
-        return self.out
-
-
-#: Called when frames have reached the output tensor: finish(clip, first frame, frames, health). `health` is finite if
-#: all their values were, before they were clamped.
+#: Called when frames have reached where they are written to: finish(clip, first frame, frames, health). `health` is
+#: finite if all their values were, before they were clamped; else this raises.
 Finish = Callable[[int, int, int, float], None]
 
 
@@ -114,15 +75,15 @@ class _Staged:
 
 
 class StagedWriter:
-    """Copies finished frames into a host tensor while the GPU goes on: two pinned buffers, one being filled.
+    """Copies finished frames to host memory while the GPU goes on: two pinned buffers, one being filled.
 
-    `write` returns at once; a buffer is emptied into `out` when it is needed again, and at the end of the `with`. Only
-    then is it known whether its values were finite. When the `with` ends because memory ran out, what is under way is
-    still delivered; after any other error it is only waited for.
+    `write` returns at once; a buffer is emptied into the room that `out` has for it when it is needed again, and at the
+    end of the `with`. Only then is it known whether its values were finite. When the `with` ends because memory ran
+    out, what is under way is still delivered; after any other error it is only waited for.
     """
 
-    def __init__(self, out: Tensor, frames: int, device: torch.device, finish: Finish, ahead: bool = True) -> None:
-        """out: [B, F, H, W, C] on the host; at most `frames` frames per write, from `device`.
+    def __init__(self, out: Results, frames: int, device: torch.device, finish: Finish, ahead: bool = True) -> None:
+        """At most `frames` frames per write, from `device`.
 
         ahead False, or no memory to be locked: every write waits for its copy.
         """
@@ -132,7 +93,7 @@ class StagedWriter:
         self._waiting: list[tuple[int, int, int, _Staged]] = []
         self._device = device
         for _ in range(2 if ahead and device.type == "cuda" else 0):
-            pixels, health = staging((frames, *out.shape[2:]), out.dtype), staging(())
+            pixels, health = staging((frames, *out.shape), out.dtype), staging(())
             if pixels is not None and health is not None:
                 self._free.append(_Staged(pixels, health, torch.cuda.Event()))
         self._ahead = bool(self._free)
@@ -152,8 +113,9 @@ class StagedWriter:
         """
         count = pixels.shape[0]
         if not self._ahead:
-            self._out[clip, first : first + count].copy_(pixels)
-            self._finish(clip, first, count, float(health))
+            target = self._out.room(clip, first, count)
+            target.copy_(pixels)
+            self._land(clip, first, target, health)
             return
         if not self._free:
             self._deliver(keep=True)
@@ -165,11 +127,15 @@ class StagedWriter:
 
     def _deliver(self, keep: bool) -> None:
         clip, first, count, buffer = self._waiting.pop(0)
-        target = self._out[clip, first : first + count]
+        target = self._out.room(clip, first, count)
         if keep and not buffer.done.query():
             target.zero_()  # the first touch of fresh pages takes longer than the copy: do it while waiting
         buffer.done.synchronize()
         self._free.append(buffer)
         if keep:
             target.copy_(buffer.pixels[:count])
-            self._finish(clip, first, count, float(buffer.health))
+            self._land(clip, first, target, buffer.health)
+
+    def _land(self, clip: int, first: int, target: Tensor, health: Tensor) -> None:
+        self._finish(clip, first, len(target), float(health))
+        self._out.land(clip, first, target)

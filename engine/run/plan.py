@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 from ..memory import in_gb
@@ -18,14 +19,16 @@ class Steps:
     frames: int = 0
     lead: int = 0
 
-    def spans(self, latents: int, done: int = 0) -> list[tuple[int, int]]:
-        """(first, end) of the chunks of a clip, from its latent `done` on."""
-        spans = []
-        while done < latents:
-            size = (self.lead if done == 0 else 0) or self.latents or latents
-            spans.append((done, min(done + size, latents)))
-            done += size
-        return spans
+    def at(self, latent: int) -> int:
+        """Latents of the chunk that begins with this one."""
+        return self.lead or self.latents if latent == 0 else self.latents
+
+    def spans(self, latents: int) -> list[tuple[int, int]]:
+        """(first, end) of the chunks of a clip."""
+        edges = [0]
+        while edges[-1] < latents:
+            edges.append(min(edges[-1] + self.at(edges[-1]), latents))
+        return list(itertools.pairwise(edges))
 
 
 @dataclass(frozen=True)

@@ -16,27 +16,30 @@ class Ticker:
 
     def __init__(self, progress: Progress | None, cancel: Cancel | None) -> None:
         self._progress, self._cancel = progress, cancel
-        self._latents = self._chunk = self._chunks = self._total = 1
-        self._reached = self._done = 0
+        self.begin(1, 1, 1)
 
-    def begin(self, latents: int, chunk: int, passes: int) -> None:
-        """From nothing: so many passes (of clips, or tiles) over `latents`, reported in chunks of `chunk`."""
-        self._latents, self._chunk, self._chunks = latents, chunk, -(-latents // chunk)
+    def begin(self, latents: int | None, chunk: int, passes: int) -> None:
+        """From nothing: so many passes (of clips, or tiles) over at most `latents`, reported in chunks of `chunk`.
+        latents None: nobody knows; chunks are counted and their total is 0."""
+        self._latents, self._chunk = latents or 0, chunk
+        self._chunks = -(-self._latents // chunk)
         self._total = passes * self._chunks
-        self._reached = self._done = 0
+        self._reached = (0, 0)
+        self._done = 0
 
     def check(self) -> None:
         if self._cancel is not None and self._cancel():
             raise Cancelled("cancelled")
 
-    def reach(self, latents: int) -> bool:
-        """So many are through, those of earlier passes included, whatever the chunks are by now. False, and no report,
-        where that was so before."""
-        if latents <= self._reached:
+    def reach(self, index: int, latents: int, left: int) -> bool:
+        """Of pass `index` all latents in front of number `latents` are through, and `left` are to come, whatever the
+        chunks are by now. False, and no report, where that was so before."""
+        if (index, latents) <= self._reached:
             return False
-        self._reached = latents
-        passes, rest = divmod(latents, self._latents)
-        done = passes * self._chunks + -(-rest // self._chunk)
+        self._reached = index, latents
+        done = self._done + 1
+        if self._total:
+            done = index * self._chunks + -(-(self._latents - left) // self._chunk)
         if done > self._done and self._progress is not None:
             self._progress(done, self._total)
         self._done = done

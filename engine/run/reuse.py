@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -34,16 +34,23 @@ class Runs:
         #: Why none was replayed, if so.
         self.no_graphs: str | None = None
 
+    def aside(self, plan: Plan, device: torch.device) -> AbstractContextManager[None]:
+        """Where a run's work has to be queued if its chunks may be recorded."""
+        return nullcontext() if self._why_none(plan, device) else aside(device)
+
+    def _why_none(self, plan: Plan, device: torch.device) -> str | None:
+        return why_none(self._wanted, plan) or why_not_on(device)
+
     @contextmanager
     def run(
         self, make: Callable[[], Run], network: object, size: tuple[Hashable, ...], plan: Plan, guard: Guard
     ) -> Iterator[tuple[Run, Graphs | None]]:
-        """The Run that `make` plans, with its memory, and its graphs if its chunks may be recorded.
+        """The Run that `make` plans, with its memory, and its graphs if its chunks may be recorded; inside `aside`.
 
         network, size: all that distinguishes one Run from another; the one before is used again where it is the same.
         """
         key = network, *size
-        self.replayed, self.no_graphs = (0, 0), why_none(self._wanted, plan) or why_not_on(guard.device)
+        self.replayed, self.no_graphs = (0, 0), self._why_none(plan, guard.device)
         graphs = self._kept(guard.device, None if self.no_graphs else key)
         if self.no_graphs:
             run = make()
@@ -54,7 +61,7 @@ class Runs:
             graphs = Graphs(make(), self._notes[(type(network), *size)], key)
         graphs.begin()
         try:
-            with allocated(graphs.run, guard, graphs.worth_keeping), aside(guard.device):
+            with allocated(graphs.run, guard, graphs.worth_keeping):
                 yield graphs.run, graphs
         except BaseException:
             graphs.clear()

@@ -21,7 +21,9 @@ from zerowaste_vae.engine.cli import COMMANDS, main
 from zerowaste_vae.engine.commands.decode import crop, stored_rate
 from zerowaste_vae.engine.commands.encode import pad
 from zerowaste_vae.engine.files.latents import latent_metadata, read_latent, write_latent
-from zerowaste_vae.engine.files.media import read_video, write_mp4, write_png_folder
+from zerowaste_vae.engine.files.media import read_video
+from zerowaste_vae.engine.files.mp4 import write_mp4
+from zerowaste_vae.engine.files.pngs import write_png_folder
 
 
 @pytest.fixture
@@ -217,10 +219,17 @@ def test_a_failing_disk_is_one_line(run, latent, monkeypatch):
     def full(source, target):
         raise OSError(28, "No space left on device", str(target))
 
-    monkeypatch.setattr(os, "replace", full)
-    for name in ("a.mp4", "frames", "a.safetensors"):
-        one_error(run("decode", latent, name, "--vae", "{vae}"), name, "No space left on device")
-    assert [f.name for f in latent.parent.iterdir()] == [latent.name]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        for name in ("frames", "a.safetensors"):
+            one_error(run("decode", latent, name, "--vae", "{vae}"), name, "No space left on device")
+        assert [f.name for f in latent.parent.iterdir()] == [latent.name]
+        code, out, err = run("decode", latent, "a.mp4", "--vae", "{vae}")
+        kept, line = err.splitlines()
+        assert (code, out) == (2, "") and "a.mp4: cannot be written (No space left on device)" in line
+        assert kept == "a.part.mp4: 5 of 5 frames; the same command with --resume goes on from there"
+    assert run("decode", latent, "a.mp4", "--vae", "{vae}", "--resume")[0] == 0
+    assert sorted(f.name for f in latent.parent.iterdir()) == sorted(["a.mp4", latent.name])
 
 
 @pytest.mark.parametrize("error", [InputError("two\nlines"), CheckpointError("a: bad"), PlanError("no"), OSError("?")])
@@ -267,10 +276,10 @@ def test_pad_repeats_and_crop_undoes_it():
     rows, columns, frames = (torch.arange(n).clamp(max=m) for n, m in ((16, 8), (16, 14), (9, 5)))
     assert torch.equal(padded, clip[frames][:, rows][:, :, columns])
     notes = {"frames": "6", "height": "9", "width": "15"}
-    assert torch.equal(crop(padded[None], notes, 4, 8)[0], clip)
+    assert torch.equal(crop(padded[None], notes, 8)[0, :6], clip)
     assert pad(padded, 4, 8) is padded
     for foreign in ({}, {"frames": "4", "height": "8", "width": "17"}, {"frames": "x", "height": "-9"}):
-        assert crop(padded[None], foreign, 4, 8).shape[1:] == padded.shape
+        assert crop(padded[None], foreign, 8).shape[1:] == padded.shape
 
 
 @pytest.mark.parametrize(("text", "rate"), [("25/2", Fraction(25, 2)), ("x", None), ("1/0", None), ("-3", None)])

@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from zerowaste_vae.engine import demo, demo_vae_path, load
 from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
 from zerowaste_vae.engine.cli import main
-from zerowaste_vae.engine.files.media import read_video, write_mp4
+from zerowaste_vae.engine.files.media import read_video
+from zerowaste_vae.engine.files.mp4 import write_mp4
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from ...options import Options
 from ...run.run import Run
 from ...run.weights import Attention as Packed
 from ..packed import norm_of
-from ..program import CAUSAL, Size, Step, Style, Work
+from ..program import CAUSAL, Size, Step, Style, Taps, Work
 from ..state import State
 from ..tree import find, graft
 from .norm import Norm
@@ -129,6 +130,9 @@ class Attention(Step):
     def run(self, packed: Packed, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
         return x, run.attend(packed, x, sums)
+
+    def taps(self, style: Style) -> Taps:
+        return Taps(math.inf, math.inf) if self.whole else Taps()
 
     def work(self, size: Size, style: Style = CAUSAL) -> Work:
         tokens, c = size.height * size.width, self.width

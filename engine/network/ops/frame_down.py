@@ -102,7 +102,7 @@ class FrameDown(Resampling):
         return None if fits else "its frames are halved behind and beside zeros, other convolutions are not"
 
     def taps(self, style: Style) -> Taps:
-        return Taps(2, 0) if self.temporal else Taps()
+        return Taps(1, 0) if self.temporal else Taps()
 
     def work(self, size: Size, style: Style = CAUSAL) -> Work:
         # What it reads has another row and column.

@@ -91,7 +91,7 @@ class StridedDown(Resampling):
     def taps(self, style: Style) -> Taps:
         if self.centred:
             return Taps(3, 0) if self.temporal else Taps(2, 0)
-        return Taps(2, 0) if self.temporal else Taps()
+        return Taps(1, 0) if self.temporal else Taps()
 
     def work(self, size: Size, style: Style = CAUSAL) -> Work:
         if self.centred:

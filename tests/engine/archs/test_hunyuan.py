@@ -6,7 +6,7 @@ from safetensors.torch import load_file, save_file
 from zerowaste_vae import Checkpoint, InputError, load
 from zerowaste_vae.engine.archs import by_file, detect, find_key_set, hunyuan, hunyuan15, hunyuan_refiner
 from zerowaste_vae.engine.cli import main
-from zerowaste_vae.engine.files.media import write_png_folder
+from zerowaste_vae.engine.files.pngs import write_png_folder
 from zerowaste_vae.engine.options import DEFAULTS
 
 VERSIONS = {"1.0": hunyuan, "1.5": hunyuan15, "refiner": hunyuan_refiner}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from zerowaste_vae.engine.cli import main
 from zerowaste_vae.engine.files.latents import write_latent
-from zerowaste_vae.engine.files.media import write_mp4
+from zerowaste_vae.engine.files.mp4 import write_mp4
 from zerowaste_vae.engine.loader import load
 
 

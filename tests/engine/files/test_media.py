@@ -9,7 +9,9 @@ import pytest
 import torch
 from PIL import Image
 from zerowaste_vae.engine import InputError, log
-from zerowaste_vae.engine.files.media import DEFAULT_FPS, natural_key, read_video, write_mp4, write_png_folder
+from zerowaste_vae.engine.files.media import DEFAULT_FPS, natural_key, read_video
+from zerowaste_vae.engine.files.mp4 import write_mp4
+from zerowaste_vae.engine.files.pngs import write_png_folder
 
 av = pytest.importorskip("av", reason="the package av is not installed")
 

@@ -79,7 +79,8 @@ def test_a_full_disk_is_an_oserror_and_leaves_nothing(tmp_path):
     program = """
 import resource, signal, sys, torch
 from zerowaste_vae.engine.files.writing import write_tensors
-from zerowaste_vae.engine.files.media import write_mp4, write_png_folder
+from zerowaste_vae.engine.files.mp4 import write_mp4
+from zerowaste_vae.engine.files.pngs import write_png_folder
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
 noise = torch.rand(8, 128, 128, 3)

@@ -148,10 +148,10 @@ def test_every_chunking_and_parking_gives_the_same_frames(model, ranges, kind, c
 
 
 def test_samples_cover_a_clip_and_stay_small():
-    z = torch.zeros(16, 9, 100, 30)
+    z = torch.zeros(1, 16, 9, 100, 30)
     parts = sampling.latent_samples(z)
     assert [tuple(p.shape) for p in parts] == [(2, 32, 30, 16)] * 6
-    assert [tuple(p.shape) for p in sampling.latent_samples(z[:, :1, :4, :4])] == [(1, 4, 4, 16)]
+    assert [tuple(p.shape) for p in sampling.latent_samples(z[:, :, :1, :4, :4])] == [(1, 4, 4, 16)]
     video = torch.zeros(21, 500, 100, 3)
     assert [tuple(p.shape) for p in sampling.video_samples(video)] == [(5, 256, 100, 3)] * 6
     assert [tuple(p.shape) for p in sampling.video_samples(video[:3, :40])] == [(1, 40, 100, 3)] * 3

@@ -42,7 +42,7 @@ def inject(monkeypatch, failing=()) -> Allocations:
     def watched(self, attempt, plan, leaner):
         def under(plan):
             with mode:
-                attempt(plan)
+                yield from attempt(plan)
 
         return survive(self, under, plan, leaner)
 
@@ -103,7 +103,7 @@ def record_plans(monkeypatch):
     def watched(self, attempt, plan, leaner):
         def seen(plan):
             plans.append(plan)
-            attempt(plan)
+            yield from attempt(plan)
 
         return survive(self, seen, plan, leaner)
 

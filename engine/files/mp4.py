@@ -1,0 +1,426 @@
+"""MP4 written while others work, frame by frame: unfinished it is NAME.part.mp4, which plays and can be continued."""
+
+from __future__ import annotations
+
+import heapq
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from .. import log
+from ..errors import InputError
+from .fragments import Appended, scan
+from .media import BT709, FULL, LIMITED, SWS_FLAGS, Frames
+from .writing import replacing
+
+if TYPE_CHECKING:
+    from av import Packet
+    from av.container import InputContainer, OutputContainer
+
+
+@dataclass(frozen=True)
+class Codec:
+    """An encoder by its name in ffmpeg; crf: its constant quality (0 best, `worst`), where none is asked for."""
+
+    encoder: str
+    crf: int
+    worst: int
+    options: dict[str, str] = field(default_factory=dict)
+    tag: str | None = None
+
+
+CODECS = {
+    "h264": Codec("libx264", 12, 51, {"preset": "medium"}),
+    # Closed groups of pictures: one can follow where a run before has ended. The tag is the one that Apple reads.
+    "h265": Codec("libx265", 14, 51, {"preset": "medium", "x265-params": "open-gop=0:log-level=error"}, "hvc1"),
+    "av1": Codec("libsvtav1", 18, 63, {"preset": "8"}),
+}
+#: Name -> (ffmpeg's name, whether it has 10 bits, whether colours have half the size).
+PIXELS = {
+    "yuv420p": ("yuv420p", False, True),
+    "yuv444p": ("yuv444p", False, False),
+    "yuv420p10": ("yuv420p10le", True, True),
+    "yuv444p10": ("yuv444p10le", True, False),
+}
+#: Of sound those that an MP4 takes over as they are.
+SOUNDS = frozenset({"aac", "ac3", "alac", "eac3", "flac", "mp3", "opus"})
+#: Seconds between two frames that stand for themselves: as much is lost at most when a process is killed.
+GROUP = 2
+#: Frames that all are late by in a part file: none begins before 0, whatever order they are stored in.
+LEAD = 32
+#: Frames of pieces that wait for the encoder.
+WAITING = 2
+
+
+@dataclass(frozen=True)
+class Format:
+    """How frames become an MP4. Raises InputError on what no encoder here makes."""
+
+    fps: Fraction
+    codec: str = "h264"
+    crf: int | None = None
+    pixels: str = "yuv420p"
+
+    def __post_init__(self) -> None:
+        import av
+
+        object.__setattr__(self, "fps", Fraction(self.fps).limit_denominator(100_000))
+        if self.fps <= 0:
+            raise InputError(f"frame rate {self.fps}: must be above 0")
+        for name, value, known in (("codec", self.codec, CODECS), ("pixel format", self.pixels, PIXELS)):
+            if value not in known:
+                raise InputError(f"{name} {value!r} is not one of {', '.join(known)}")
+        codec = CODECS[self.codec]
+        if codec.encoder not in av.codecs_available:
+            there = [name for name, c in CODECS.items() if c.encoder in av.codecs_available]
+            others = f"use codec {' or '.join(there)}" if there else "write a PNG folder"
+            raise InputError(f"this PyAV build has no {codec.encoder} encoder: {others}")
+        makes = {f.name for f in av.Codec(codec.encoder, "w").video_formats or ()}
+        if makes and PIXELS[self.pixels][0] not in makes:
+            fit = ", ".join(name for name, (own, *_) in PIXELS.items() if own in makes)
+            raise InputError(f"{codec.encoder} does not make {self.pixels}: use {fit}")
+        if self.crf is not None and not 0 <= self.crf <= codec.worst:
+            raise InputError(f"crf {self.crf} of {self.codec}: 0 (best) to {codec.worst}")
+
+    @property
+    def deep(self) -> bool:
+        """10 bits per channel: frames are best given as floats."""
+        return PIXELS[self.pixels][1]
+
+
+class Encoder:
+    """Frames to the packets of one video stream of a container."""
+
+    def __init__(self, container: OutputContainer, form: Format, height: int, width: int, name: str) -> None:
+        import av
+
+        codec, (self._pixels, self._deep, halves) = CODECS[form.codec], PIXELS[form.pixels]
+        self.size = height, width
+        self._pad = (height % 2, width % 2) if halves else (0, 0)
+        if any(self._pad):
+            even = f"{width + width % 2}x{height + height % 2}"
+            log.once(f"{name}: {form.pixels} needs even sizes, {width}x{height} is padded to {even}; PNG and yuv444p "
+                     "keep the size")  # fmt: skip
+        options = {**codec.options, "crf": str(codec.crf if form.crf is None else form.crf)}
+        self._stream = stream = container.add_stream(codec.encoder, rate=form.fps, options=options)
+        stream.height, stream.width = height + self._pad[0], width + self._pad[1]
+        stream.pix_fmt = self._pixels
+        context = stream.codec_context
+        if codec.tag:
+            context.codec_tag = codec.tag
+        context.gop_size = max(1, round(GROUP * form.fps))
+        context.colorspace = context.color_primaries = context.color_trc = BT709
+        context.color_range = LIMITED
+        self._reformatter = av.video.reformatter.VideoReformatter()
+
+    def packets(self, frame: torch.Tensor, index: int) -> list[Packet]:
+        """Those that follow from frame `index`, [H, W, 3], floats in 0..1 or bytes."""
+        import av
+
+        pixels = to_integers(frame, index, self._deep)[..., :3]
+        if pixels.shape[:2] != self.size:
+            now, first = (f"{w}x{h}" for h, w in (pixels.shape[:2], self.size))
+            raise InputError(f"frame {index} is {now}, the first one {first}")
+        if any(self._pad):
+            pixels = np.pad(pixels, ((0, self._pad[0]), (0, self._pad[1]), (0, 0)), mode="edge")
+        picture = self._reformatter.reformat(
+            av.VideoFrame.from_ndarray(pixels, format="rgb48le" if self._deep else "rgb24"),
+            format=self._pixels,
+            src_colorspace=BT709,
+            dst_colorspace=BT709,
+            src_color_range=FULL,
+            dst_color_range=LIMITED,
+            interpolation=SWS_FLAGS,
+        )
+        picture.pts = index
+        return self._stream.encode(picture)
+
+    def rest(self) -> list[Packet]:
+        """Those of the frames that it still holds."""
+        return self._stream.encode(None)
+
+
+class Mp4Writer:
+    """Frames to `path`, encoded in a thread of its own.
+
+    `with Mp4Writer(...) as w: w.write(frames)`, as often as there are some; then `w.finish()`. Until then they are in
+    `w.part`, in whole fragments, and stay there whatever happens. Raises InputError and OSError, if need be later.
+    """
+
+    def __init__(
+        self, path: str | Path, form: Format, identity: str = "", resume: bool = False, name: str = ""
+    ) -> None:
+        """identity: of what the frames are; resume: go on behind those that a run with the same one has left. name: for
+        messages, if not the path's."""
+        self.path, self._form, self._identity = Path(path), form, identity
+        self._name = name or self.path.name
+        self.part = part_of(self.path)
+        before = scan(self.part) if resume and self.part.is_file() else None
+        self._before = before if before is not None and before.samples else None
+        #: Frames that are in complete fragments.
+        self.done = 0
+        if self._before is not None:
+            check_identity(self.part, _comment(self.part), identity)
+            self.done = self._before.samples
+        self._queue: queue.Queue[torch.Tensor | None] = queue.Queue(WAITING)
+        self._ended = False
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Mp4Writer:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, *_: object) -> None:
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
+        if error is None and self._error is not None:
+            raise self._error
+
+    def write(self, frames: torch.Tensor) -> None:
+        """[f, H, W, 3], floats in 0..1 or bytes; not to be changed afterwards. Waits where the encoder is behind."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name=f"encodes {self._name}", daemon=True)
+            self._thread.start()
+        if self._error is not None:
+            raise self._error
+        self._queue.put(frames)
+
+    def finish(self, audio: str | Path | None = None, start: Fraction = Fraction(0)) -> None:
+        """Everything is written: `path` takes the place of the part file. audio: a file whose sound from second `start`
+        on goes with the frames."""
+        seconds = Fraction(self.done) / self._form.fps
+        with replacing(self.path) as temporary:
+            _copy(self.part, temporary, audio, start, seconds)
+        self.part.unlink()
+
+    def discard(self) -> None:
+        """Nothing of it is kept."""
+        self.part.unlink(missing_ok=True)
+
+    # -- in the thread ------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        try:
+            file = Appended(self.part, self._before)
+            try:
+                self._encode(file)
+            finally:
+                file.close()
+        except BaseException as error:
+            self._error = _worded(error, self.part)
+            for _ in self._given():
+                pass
+        with suppress(OSError):
+            self.done = scan(self.part).samples
+
+    def _given(self) -> Iterator[torch.Tensor]:
+        """What comes through the queue, up to its end."""
+        while not self._ended:
+            frames = self._queue.get()
+            self._ended = frames is None
+            if frames is not None:
+                yield frames
+
+    def _encode(self, file: Appended) -> None:
+        import av
+
+        options = {"movflags": "+frag_keyframe+empty_moov+default_base_moof+skip_trailer+frag_discont",
+                   "avoid_negative_ts": "disabled"}  # fmt: skip
+        if self._before is not None:
+            options["fragment_index"] = str(self._before.fragments + 1)
+        container = av.open(_Sink(file.write), "w", format="mp4", options=options)
+        container.metadata["comment"] = self._identity
+        encoder, index = None, self.done
+
+        def mux(packets: list[Packet]) -> None:
+            for packet in packets:
+                packet.pts, packet.dts = packet.pts + LEAD, packet.dts + LEAD
+                container.mux(packet)
+
+        try:
+            for frames in self._given():
+                for frame in frames:
+                    encoder = encoder or Encoder(container, self._form, *frame.shape[:2], self._name)
+                    mux(encoder.packets(frame, index))
+                    index += 1
+            mux(encoder.rest())
+        finally:
+            container.close()
+
+
+class _Sink:
+    """What PyAV writes to; without `seek`, so that it never goes back."""
+
+    def __init__(self, write: Callable[[bytes], int]) -> None:
+        self.write = write
+
+
+def _worded(error: BaseException, path: Path) -> BaseException:
+    import av
+
+    if isinstance(error, OSError):
+        reason = error.strerror or str(error)
+        return OSError(error.errno, f"cannot be written ({reason})", str(path))
+    if isinstance(error, av.FFmpegError):
+        return InputError(f"{path}: the encoder refused the clip ({error.strerror}); write a PNG folder")
+    return error
+
+
+def part_of(path: Path) -> Path:
+    """Where an unfinished file or folder is."""
+    return path.with_name(f"{path.stem}.part{path.suffix}")
+
+
+def check_identity(part: Path, found: str, identity: str) -> None:
+    if found != identity:
+        raise InputError(f"{part}: is of another clip or was made with other settings; give --force to begin anew")
+
+
+def to_integers(frame: torch.Tensor, index: int, deep: bool = False) -> np.ndarray:
+    """[H, W, 3 or 4] in 0..1 or bytes -> uint8, or uint16 where `deep`. Raises InputError."""
+    if frame.ndim != 3 or frame.shape[-1] not in (3, 4):
+        raise InputError(f"frame {index} has shape {tuple(frame.shape)}; [height, width, 3 or 4] is needed")
+    if frame.dtype == torch.uint8:
+        pixels = np.ascontiguousarray(frame.cpu().numpy())
+        return pixels.astype(np.uint16) * 257 if deep else pixels
+    frame = frame.float()
+    if not torch.isfinite(frame).all():
+        raise InputError(f"frame {index} holds NaN or infinite values")
+    if deep:
+        return frame.mul(65535).round_().clamp_(0, 65535).cpu().numpy().astype(np.uint16)
+    return frame.mul(255).round_().clamp_(0, 255).to(torch.uint8).cpu().contiguous().numpy()
+
+
+def write_mp4(path: str | Path, frames: Frames, fps: Fraction | float, crf: int = 12) -> None:
+    """Write frames (float 0..1 or uint8; a tensor [F, H, W, 3] or an iterable of [H, W, 3]) as H.264, replacing `path`.
+
+    yuv420p, BT.709, constant quality `crf` (0 best .. 51). yuv420p needs even sizes: an odd width or height is padded
+    by repeating the last column or row, and that is said once. Raises InputError, OSError.
+    """
+    form = Format(Fraction(fps), crf=crf)
+    with replacing(Path(path)) as temporary:
+        writer = Mp4Writer(temporary, form, name=Path(path).name)
+        try:
+            with writer:
+                for frame in frames:
+                    writer.write(frame[None])
+            if not writer.done:
+                raise InputError(f"{path}: no frames to write")
+            writer.finish()
+        finally:
+            writer.discard()
+
+
+# -- from the part file to the finished one ---------------------------------------------------------------------------
+
+
+def _comment(part: Path) -> str:
+    import av
+
+    try:
+        with av.open(str(part)) as container:
+            return container.metadata.get("comment", "")
+    except av.FFmpegError as error:
+        raise InputError(f"{part}: cannot be read ({error.strerror}); give --force to begin anew") from error
+
+
+def check_audio(path: str | Path) -> None:
+    """Raises InputError where a file has no sound to take over."""
+    import av
+
+    try:
+        with av.open(str(path)) as container:
+            if not container.streams.audio:
+                raise InputError(f"{path}: holds no audio stream")
+    except (av.FFmpegError, OSError) as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def _copy(part: Path, target: Path, audio: str | Path | None, start: Fraction, seconds: Fraction) -> None:
+    """Everything in one piece, from 0 on, the index in front."""
+    import av
+
+    front = {"movflags": "+faststart"}
+    with av.open(str(part)) as source, av.open(str(target), "w", format="mp4", options=front) as out:
+        sound = None if audio is None else av.open(str(audio))
+        try:
+            streams = [_video(source, out)]
+            if sound is not None:
+                streams.append(_audio(sound, out, start, seconds))
+            for _, _, packet in heapq.merge(*streams, key=lambda entry: entry[:2]):
+                out.mux(packet)
+        finally:
+            if sound is not None:
+                sound.close()
+
+
+#: (second, number of the stream, packet).
+_Timed = tuple[Fraction, int, Any]
+
+
+def _video(source: InputContainer, out: OutputContainer) -> Iterator[_Timed]:
+    given = source.streams.video[0]
+    stream = out.add_stream_from_template(given)
+
+    def packets() -> Iterator[_Timed]:
+        first = None
+        for packet in source.demux(given):
+            if packet.pts is None:  # the end
+                continue
+            first = packet.pts if first is None else first
+            packet.pts, packet.dts = packet.pts - first, packet.dts - first
+            packet.stream = stream
+            yield packet.dts * packet.time_base, 0, packet
+
+    return packets()
+
+
+def _audio(source: InputContainer, out: OutputContainer, start: Fraction, seconds: Fraction) -> Iterator[_Timed]:
+    """The sound of [start, start + seconds), as it is where an MP4 takes that."""
+    import av
+
+    given = source.streams.audio[0]
+    copied = given.codec_context.name in SOUNDS
+    rate = given.codec_context.sample_rate
+    stream = out.add_stream_from_template(given) if copied else out.add_stream("aac", rate=rate)
+
+    def cut(pieces: Iterator[Any]) -> Iterator[Any]:
+        for piece in pieces:
+            if piece.pts is None:
+                continue
+            at = piece.pts * piece.time_base - start
+            if at >= seconds:
+                return
+            if at >= 0:
+                piece.pts = round(at / piece.time_base)
+                yield piece
+
+    def packets() -> Iterator[_Timed]:
+        if copied:
+            for packet in cut(source.demux(given)):
+                packet.dts = packet.pts
+                packet.stream = stream
+                yield packet.pts * packet.time_base, 1, packet
+            return
+        context = stream.codec_context
+        resampler = av.AudioResampler(context.format, context.layout, context.rate)
+        for frame in [*_each(cut(source.decode(given)), resampler), None]:
+            for packet in stream.encode(frame):
+                yield packet.dts * packet.time_base, 1, packet
+
+    return packets()
+
+
+def _each(frames: Iterator[Any], resampler: Any) -> Iterator[Any]:
+    for frame in frames:
+        yield from resampler.resample(frame)
+    yield from resampler.resample(None)

@@ -1,0 +1,121 @@
+"""Folders of PNG frames, written while others work: unfinished NAME is NAME.part, which can be continued."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext, suppress
+from pathlib import Path
+
+import torch
+
+from ..errors import InputError
+from .media import Frames
+from .mp4 import check_identity, part_of, to_integers
+from .writing import FRAME_NAME, refuse_foreign_files, replacing
+
+#: Frames that are compressed side by side; as many wait.
+THREADS = 4
+#: Of what the frames in an unfinished folder are.
+_IDENTITY = ".zerowaste"
+
+
+class PngWriter:
+    """Frames as frame_000000.png, ... to the folder `path`; as Mp4Writer, with `part` a folder. first: number of the
+    first one."""
+
+    def __init__(self, path: str | Path, first: int = 0, identity: str = "", resume: bool = False) -> None:
+        self.path, self._first, self._identity = Path(path), first, identity
+        self.part = part_of(self.path)
+        self.done = 0
+        if self.path.is_dir():
+            refuse_foreign_files(self.path)
+        if resume and self.part.is_dir():
+            check_identity(self.part, _read(self.part / _IDENTITY), identity)
+            while (self.part / FRAME_NAME.format(first + self.done)).exists():
+                self.done += 1
+        elif self.part.is_dir():
+            shutil.rmtree(self.part)
+        self._given = self.done
+        self._pool = ThreadPoolExecutor(THREADS)
+        self._waiting: deque[Future[None]] = deque()
+
+    def __enter__(self) -> PngWriter:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, *_: object) -> None:
+        self._pool.shutdown(wait=True)
+        with suppress(OSError) if error is not None else nullcontext():
+            self._settle(0)
+
+    def write(self, frames: torch.Tensor) -> None:
+        """[f, H, W, 3], floats in 0..1 or bytes."""
+        if not self.part.is_dir():
+            self.part.mkdir()
+            (self.part / _IDENTITY).write_text(self._identity, encoding="utf-8")
+        for frame in frames:
+            pixels = to_integers(frame, self._first + self._given)
+            self._settle(2 * THREADS)
+            self._waiting.append(self._pool.submit(self._save, pixels, FRAME_NAME.format(self._first + self._given)))
+            self._given += 1
+
+    def finish(self) -> None:
+        """Everything is written: the folder takes its name."""
+        (self.part / _IDENTITY).unlink()
+        with replacing(self.path) as temporary:
+            os.replace(self.part, temporary)
+
+    def discard(self) -> None:
+        """Nothing of it is kept."""
+        shutil.rmtree(self.part, ignore_errors=True)
+
+    def _settle(self, most: int) -> None:
+        while len(self._waiting) > most:
+            self._waiting.popleft().result()
+            self.done += 1
+
+    def _save(self, pixels: object, name: str) -> None:
+        from PIL import Image
+
+        own = self.part / f".{name}"
+        try:
+            Image.fromarray(pixels).save(own, format="PNG")
+            os.replace(own, self.part / name)
+        except OSError as error:
+            own.unlink(missing_ok=True)
+            raise OSError(error.errno, f"cannot be written ({error.strerror or error})", str(self.part)) from error
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def write_png(path: str | Path, frame: torch.Tensor) -> None:
+    """Write one frame [H, W, 3] (float 0..1 or uint8) as an 8-bit PNG, replacing `path`."""
+    from PIL import Image
+
+    with replacing(Path(path)) as temporary:
+        Image.fromarray(to_integers(frame, 0)).save(temporary, format="png")
+
+
+def write_png_folder(path: str | Path, frames: Frames) -> None:
+    """Write frames (as for `write_mp4`) as 8-bit frame_000000.png, ... in the folder `path`, replacing earlier ones.
+
+    A folder that holds anything but such frames is refused with InputError, never emptied.
+    """
+    path = Path(path)
+    if path.is_file():
+        raise InputError(f"{path}: is a file; a folder name is needed")
+    if path.is_dir():
+        refuse_foreign_files(path)
+    from PIL import Image
+
+    with replacing(path) as temporary:
+        temporary.mkdir()
+        count = 0
+        for count, frame in enumerate(frames, start=1):
+            Image.fromarray(to_integers(frame, count - 1)).save(temporary / FRAME_NAME.format(count - 1))
+        if not count:
+            raise InputError(f"{path}: no frames to write")

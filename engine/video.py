@@ -1,0 +1,109 @@
+"""Frames that an encode reads: those of a tensor, or of a stream as it comes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+from .errors import InputError
+from .request import check_video
+
+
+class TensorVideo:
+    """All of a tensor [B, F, H, W, 3], checked."""
+
+    def __init__(self, video: Tensor, still: bool = False) -> None:
+        """still: pictures, which are frames of one clip."""
+        #: Clips, frames, height and width, as they were given.
+        self.size = tuple(video.shape[:4])
+        self._video = video.flatten(0, 1)[None] if still else video
+        self.batch, self.count, self.height, self.width, _ = self._video.shape
+
+    def frames(self, clip: int, first: int, end: int) -> Tensor:
+        return self._video[clip, first:end]
+
+    def sample(self) -> Tensor:
+        """What calibration takes samples from, [F, H, W, 3]."""
+        return self._video[0]
+
+    def fill(self, end: int) -> None:
+        """All frames are there."""
+
+    def drop(self, first: int) -> None:
+        """None is let go."""
+
+
+class StreamVideo:
+    """One clip's frames as an iterator gives them: [H, W, C] or [f, H, W, C] each, all of one size and type.
+
+    `fill` takes what is asked for from the iterator, `drop` lets go of it.
+    """
+
+    batch = 1
+
+    def __init__(self, frames: Iterable[Tensor], spatial: int, count: int | None = None, colours: int = 3) -> None:
+        """count: of all frames, where it is known. colours: C. Raises InputError, now or later, as check_video."""
+        self._coming: Iterator[Tensor] | None = iter(frames)
+        self._spatial, self._colours = spatial, colours
+        self._pieces: deque[Tensor] = deque()
+        #: Frames in front of the first piece, and of all pieces together with those.
+        self._first = self._end = 0
+        self.count = count
+        self.fill(1)
+        if not self._end:
+            raise InputError("the stream of frames is empty")
+        self.height, self.width = self._pieces[0].shape[1:3]
+
+    @property
+    def size(self) -> tuple[int, int, int, int]:
+        return 1, self.count or 0, self.height, self.width
+
+    def fill(self, end: int) -> None:
+        """Have the frames in front of number `end`, or all there are."""
+        while self._end < end and self._coming is not None:
+            piece = next(self._coming, None)
+            if piece is None:
+                self._finish()
+                return
+            piece = self._checked(piece)
+            self._pieces.append(piece)
+            self._end += len(piece)
+
+    def _finish(self) -> None:
+        self._coming = None
+        if self.count is not None and self._end < self.count:
+            raise InputError(f"the stream of frames ends after {self._end}, and {self.count} were announced")
+        self.count = self._end
+
+    def _checked(self, piece: Tensor) -> Tensor:
+        try:
+            piece = check_video(piece[None] if piece.ndim == 3 else piece, self._spatial, colours=self._colours)
+            if piece.shape[0] != 1:
+                raise InputError(f"a stream is of one clip, and this is of {piece.shape[0]}")
+        except InputError as error:
+            raise InputError(f"frame {self._end} of the stream: {error}") from None
+        piece = piece[0]
+        if self._pieces and (piece.shape[1:], piece.dtype) != (self._pieces[0].shape[1:], self._pieces[0].dtype):
+            now, before = (f"{p.shape[2]}x{p.shape[1]} in {p.dtype}" for p in (piece, self._pieces[0]))
+            raise InputError(f"frame {self._end} of the stream is {now}, those before are {before}: give one kind")
+        return piece
+
+    def drop(self, first: int) -> None:
+        """Let go of frames in front of number `first`."""
+        while len(self._pieces) > 1 and self._first + len(self._pieces[0]) <= first:
+            self._first += len(self._pieces.popleft())
+
+    def frames(self, clip: int, first: int, end: int) -> Tensor:
+        parts, at = [], self._first
+        for piece in self._pieces:
+            part = piece[max(first - at, 0) : max(end - at, 0)]
+            if len(part):
+                parts.append(part)
+            at += len(piece)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def sample(self) -> Tensor:
+        return torch.cat(list(self._pieces))

@@ -1,0 +1,120 @@
+"""Zero-Waste Encode from Video."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from ..engine import InputError
+from ..engine.archs import WORDS
+from ..engine.files.media import Clip
+from . import frames
+from .conversion import CONVERTED, engine_vae, host_encode
+from .host import EngineVAE, frames_of, io
+from .reports import Outcome
+from .settings import Settings, from_widgets
+from .widgets import advanced, chunk_input, ram_input, report_output, schema, tiling_inputs, vae_input, vram_input
+
+#: Frames that a clip is planned for where its file does not announce them.
+_LONG = 1 << 12
+
+
+class EncodeFromVideo(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            "ZeroWasteVAEEncodeFromVideo",
+            "Zero-Waste Encode from Video",
+            ["vae encode", "encode video", "video to latent", "long video", "host memory", "stream", *WORDS, "oom"],
+            description="Turns a video into a latent, reading its frames as they are needed: a clip of any length "
+            "takes the same host memory, where Zero-Waste VAE Encode needs all frames as images. Frames are padded to "
+            "multiples of 16 pixels and to 4n+1 in number; Zero-Waste Decode to Video and Zero-Waste VAE Decode crop "
+            "that off again.",
+            inputs=[
+                io.Video.Input("video", display_name="Video", tooltip="From Load Video, trimmed or not."),
+                vae_input(),
+                io.Int.Input("start", display_name="First frame", default=0, min=0, max=1 << 30,
+                             tooltip="Frames in front of it are left out; counted from 0."),
+                io.Int.Input("frames", display_name="Number of frames, 0 = all", default=0, min=0, max=1 << 30,
+                             tooltip="How many frames to encode. 4n+1 fill latents; else the last one is repeated."),
+                vram_input(),
+                advanced(chunk_input()),
+                *tiling_inputs(),
+                ram_input("Host memory the encode may take for what it parks there, in GB (2^30 bytes). 0: the value "
+                          "of the node before, else half of what is free. On a CPU: the memory the encode may take."),
+            ],
+            outputs=[
+                io.Latent.Output(display_name="Latent", tooltip="For a sampler or a decode."),
+                io.Float.Output(display_name="fps", tooltip="Frames per second of the video."),
+                report_output(),
+            ],
+        )  # fmt: skip
+
+    @classmethod
+    def execute(cls, video: object, vae: object, start: int, frames: int, **widgets: object) -> io.NodeOutput:
+        wishes, fast = from_widgets(**widgets), engine_vae(vae)
+        clip = _Frames(video, start, frames)
+        if fast is None or fast.layout.still:
+            pixels = torch.stack([f.float() / 255 if f.dtype == torch.uint8 else f for f in clip])
+            if fast is None:
+                latent, outcome = host_encode(vae, pixels, wishes)
+            else:
+                latent, outcome = fast.run_encode(fast.layout.clip(pixels), wishes.over(fast.settings))
+            return io.NodeOutput({"samples": latent}, clip.fps, outcome.text(), ui=outcome.ui())
+        latent, outcome = _encode(fast, clip, wishes.over(fast.settings))
+        if fast is not vae:
+            outcome.notes.append(CONVERTED)
+        return io.NodeOutput(latent, clip.fps, outcome.text(), ui=outcome.ui())
+
+
+def _encode(vae: EngineVAE, clip: _Frames, settings: Settings) -> tuple[dict[str, object], Outcome]:
+    temporal, multiple = vae.engine.temporal, vae.layout.multiple
+    given = iter(clip)
+    first = next(given, None)
+    if first is None:
+        raise InputError("The video has no frames there: lower the first frame")
+    height, width = first.shape[:2]
+    sides = (n + -n % multiple for n in (height, width))
+    size = vae.layout.clip_size(1, clip.count or _LONG, *sides)
+    with vae.running("encode", size, settings.options()) as run:
+        padded = frames.padded(_again(first, given), temporal, multiple)
+        with closing(vae.engine.encode_stream(padded, **run.options)) as latents:
+            latent = torch.cat(list(latents), 2)
+    outcome = Outcome(vae.engine.last_report, run.loaded)
+    made = outcome.report.clip
+    if made[1:] != (clip.read, height, width):
+        outcome.notes.append(f"padded to {made[1]} frames of {made[3]}x{made[2]}")
+    return {"samples": vae.given_back(latent), frames.CLIP_SIZE: (clip.read, height, width)}, outcome
+
+
+def _again(first: Tensor, rest: Iterator[Tensor]) -> Iterator[Tensor]:
+    yield first
+    yield from rest
+
+
+class _Frames:
+    """Frames [H, W, 3] of a VIDEO within its own limits, `count` of them from `start` on (0: all)."""
+
+    def __init__(self, video: object, start: int, count: int) -> None:
+        source, rate, begins, lasts = frames_of(video)
+        self._source: Iterable[Tensor] = source if rate is not None else Clip(source)
+        self.fps = float(self._source.fps if rate is None else rate)
+        total = len(source) if rate is not None else self._source.count
+        first = round(begins * self.fps) if begins >= 0 else max(0, (total or 0) + round(begins * self.fps))
+        last = first + round(lasts * self.fps) if lasts else None
+        end = None if not count else first + start + count
+        self._span = first + start, min((n for n in (last, end) if n is not None), default=None)
+        #: Of the frames, if that is known.
+        self.count = total and max(0, min(total, self._span[1] or total) - self._span[0])
+        #: Frames read so far.
+        self.read = 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        self.read = 0
+        for frame in islice(self._source, *self._span):
+            self.read += 1
+            yield frame[..., :3]

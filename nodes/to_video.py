@@ -1,0 +1,125 @@
+"""Zero-Waste Decode to Video."""
+
+from __future__ import annotations
+
+import wave
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from fractions import Fraction
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..engine import InputError
+from ..engine.files.mp4 import CODECS, PIXELS, Format, Mp4Writer
+from . import folders, frames
+from .conversion import CONVERTED, engine_vae, host_decode
+from .decode import SEARCH
+from .host import EngineVAE, io, video_of
+from .reports import Outcome
+from .settings import Settings, from_widgets
+from .widgets import advanced, chunk_input, ram_input, report_output, schema, tiling_inputs, vae_input, vram_input
+
+#: Frames of a host's own decode that are handed to the encoder at once.
+_PIECE = 8
+
+
+class DecodeToVideo(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            "ZeroWasteVAEDecodeToVideo",
+            "Zero-Waste Decode to Video",
+            ["long video", "save video", "stream", "host memory", "ram", "mp4", *SEARCH],
+            description="Turns latents into a video file, frame by frame as they are made: a clip of any length takes "
+            "the same host memory, where Zero-Waste VAE Decode holds all frames. The video goes to Save Video or to "
+            "any node that takes one; it lies in ComfyUI's temp folder until then. The frames are those of "
+            "Zero-Waste VAE Decode, in 8 or 10 bits.",
+            inputs=[
+                io.Latent.Input("samples", display_name="Latent", tooltip="From a sampler or an encode."),
+                vae_input(),
+                io.Float.Input("fps", display_name="Frames per second", default=24.0, min=0.01, max=1000.0, step=0.01,
+                               tooltip="Frame rate of the video."),
+                io.Combo.Input("codec", display_name="Codec", options=list(CODECS), default="h264",
+                               tooltip="h264 plays everywhere; h265 and av1 make smaller files and take longer."),
+                io.Int.Input("crf", display_name="Quality (CRF), 0 = best", default=12, min=0, max=63,
+                             tooltip="Constant quality; the larger, the smaller the file. h264 and h265 know 0 to 51, "
+                             "av1 0 to 63. 12 cannot be told from the frames by eye."),
+                io.Combo.Input("pixels", display_name="Pixel format", options=list(PIXELS), default="yuv420p",
+                               tooltip="yuv420p plays everywhere. yuv444p keeps colours at full size, the ones with 10 "
+                               "at the end 10 bits per channel. av1 knows the 420 ones only."),
+                vram_input(),
+                advanced(chunk_input()),
+                *tiling_inputs(),
+                ram_input("Host memory the decode may take for what it parks there, in GB (2^30 bytes). 0: the value "
+                          "of the node before, else half of what is free. On a CPU: the memory the decode may take."),
+                io.Audio.Input("audio", display_name="Audio", optional=True, tooltip="Sound for the video, cut to its "
+                               "length."),
+            ],
+            outputs=[io.Video.Output(display_name="Video", tooltip="The file, for Save Video."), report_output()],
+        )  # fmt: skip
+
+    @classmethod
+    def execute(
+        cls, samples: dict, vae: object, fps: float, codec: str, crf: int, pixels: str, audio: dict | None = None,
+        **widgets: object,
+    ) -> io.NodeOutput:  # fmt: skip
+        form = Format(Fraction(fps).limit_denominator(1001), codec, crf, pixels)
+        wishes, fast = from_widgets(**widgets), engine_vae(vae)
+        path, sound = folders.temporary_file(".mp4"), None
+        writer = Mp4Writer(path, form)
+        try:
+            with writer:
+                if fast is None:
+                    images, outcome = host_decode(vae, samples["samples"], wishes)
+                    for piece in images[..., :3].split(_PIECE):
+                        writer.write(piece)
+                else:
+                    outcome = _decode(fast, samples, wishes.over(fast.settings), writer, form.deep)
+            if audio is not None:
+                sound = _sound(audio)
+            writer.finish(sound)
+        finally:
+            writer.discard()
+            if sound is not None:
+                sound.unlink(missing_ok=True)
+        if fast is not vae and fast is not None:
+            outcome.notes.append(CONVERTED)
+        outcome.notes.append(f"{writer.done} frames at {float(form.fps):g} per second, {codec} {pixels}: {path.name}")
+        shown = {"images": [{"filename": path.name, "subfolder": "", "type": "temp"}], "animated": (True,)}
+        return io.NodeOutput(video_of(str(path)), outcome.text(), ui=outcome.ui() | shown)
+
+
+def _decode(vae: EngineVAE, samples: dict, settings: Settings, writer: Mp4Writer, deep: bool) -> Outcome:
+    """A latent's frames to the writer as they are made."""
+    latent, engine = vae.layout.latent(samples["samples"]), vae.engine
+    if latent.shape[0] > 1 and not vae.layout.still:
+        raise InputError(f"The latent holds {latent.shape[0]} clips and a video is one: give them one by one")
+    size, s = vae.layout.latent_size(latent.shape), engine.spatial
+    made = engine.frames(latent.shape[2]), s * latent.shape[3], s * latent.shape[4]
+    count, height, width = frames.unpadded(made, samples.get(frames.CLIP_SIZE), engine.temporal, vae.layout.multiple)
+    options = {**settings.options(), "output": "float32" if deep else "uint8"}
+    with vae.running("decode", size, options) as run, ExitStack() as stack:
+        for piece in stack.enter_context(closing(engine.stream(latent, frames=count, **run.options))):
+            writer.write(piece[0, :, :height, :width])
+    outcome = vae.outcome(run, size, settings)
+    if (count, height, width) != made:
+        outcome.notes.append(f"cropped to {count} frames of {width}x{height}")
+    return outcome
+
+
+def _sound(audio: dict) -> Path:
+    """AUDIO as a file of 16-bit samples, in the temp folder."""
+    path, wave_form = folders.temporary_file(".wav"), audio["waveform"][0].float().clamp(-1, 1)
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(wave_form.shape[0])
+        file.setsampwidth(2)
+        file.setframerate(int(audio["sample_rate"]))
+        for part in _parts(wave_form):
+            file.writeframes(part.mul(32767).round_().to(torch.int16).t().contiguous().cpu().numpy().tobytes())
+    return path
+
+
+def _parts(wave_form: Tensor) -> Iterator[Tensor]:
+    yield from wave_form.split(1 << 20, 1)
