@@ -138,6 +138,21 @@ def test_odd_clips_encode_as_whole_latents(tiny, noise, count, tmp_path, monkeyp
     assert "fused" in vae.last_report.mode
 
 
+@pytest.mark.parametrize("walk", ["plain", "fused"])
+def test_streams_and_parts_see_the_whole_clip(tiny, noise, walk, monkeypatch):
+    """All of it has to be there: latents of a part depend on all others, frames of a stream are waited for."""
+    if walk == "fused":
+        monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
+    vae = load(Checkpoint(dict(tiny[1].state_dict()), {"norm_num_groups": "4"}), device="cpu")
+    z = noise(1, vae.latent_channels, 4, 2, 3)
+    frames = vae.decode(z)
+    assert torch.equal(vae.decode(z, start=6, frames=3), frames[:, 6:9])
+    assert torch.equal(torch.cat(list(vae.stream(z)), 1), frames)
+    latent = vae.encode(frames)
+    assert torch.equal(torch.cat(list(vae.encode_stream(iter(frames[0]))), 2), latent)
+    assert (walk in vae.last_report.mode) and latent.shape == z.shape
+
+
 def test_norms_over_chunks_tell_the_planner_their_size():
     programs = [half(hunyuan.ARCHITECTURE.published.config) for half in (hunyuan.decoder, hunyuan.encoder)]
     assert [p.chunk for p in programs] == [(2, 2), (1, 2)]
