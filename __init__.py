@@ -1,4 +1,4 @@
-"""Zero-Waste VAE: exact, fast and memory-predictable video VAE decoding and encoding.
+"""Zero-Waste VAE: exact, fast and memory-predictable video and image VAE decoding and encoding.
 
 One tree, two uses: a ComfyUI custom-node folder and the installed package `zerowaste_vae`.
 """

@@ -14,6 +14,7 @@ from .core import Core
 from .errors import PlanError
 from .kernels.targets import target
 from .memory import GIB
+from .operands.policy import Policy
 from .precision.sampling import latent_samples, video_samples
 from .report import Report
 from .request import Request
@@ -36,22 +37,22 @@ OnPlan = Callable[[Plan], None]
 def decode(
     core: Core, z: clip.Latents, request: Request, tick: Ticker, results: Results, wanted: range,
     size: tuple[int, int, int, int], on_plan: OnPlan | None = None, made: Plan | None = None, seed: int | None = None,
+    policy: Policy | None = None,
 ) -> Iterator[Finished]:  # fmt: skip
     """Latents as `Core.inside` has them -> the wanted frames of every clip, where `results` has them; yields what it
     hands on. size: clips, frames, height and width for the report. made: a plan for this call. seed: of noise that the
-    decoder adds itself."""
+    decoder adds itself. policy: that of the whole clips, where it has been settled."""
     report = core._begin("decode", size)
     count, h, w = z.shape[2:]
     guard = Guard(tick, core.device, report.events, core.on_pressure)
     first, last = core.model.decoder.program.window(wanted.start, wanted.stop, count)
 
-    def samples(vae: Core) -> list[Tensor]:
-        return [p.to(vae.device).float() / vae.scale for p in latent_samples(z)]
-
     def attempt(vae: Core, plan: Plan) -> Iterator[int]:
         return clip.decode(vae._half("decoder", plan, seed), z, plan, results, guard, wanted)
 
-    plan = _planning(core, "decoder", lambda: (last - first, h, w), request, (0, 0), samples, guard.tick.check, made)
+    samples = functools.partial(decoder_samples, z)
+    plan = _planning(core, "decoder", lambda: (last - first, h, w), request, (0, 0), samples, guard.tick.check, made,
+                     policy)  # fmt: skip
     with closing(_survive(core, report, guard, plan, attempt, on_plan)) as steps:
         for _ in steps:
             yield from results.ready()
@@ -61,10 +62,10 @@ def decode(
 
 def encode(
     core: Core, video: TensorVideo | StreamVideo, request: Request, tick: Ticker, results: Results, wanted: range,
-    on_plan: OnPlan | None = None, made: Plan | None = None,
+    on_plan: OnPlan | None = None, made: Plan | None = None, policy: Policy | None = None,
 ) -> Iterator[Finished]:  # fmt: skip
     """Frames -> the wanted moments [n, h, w, 2C] of every clip, where `results` has them; yields what it hands on.
-    made: as in `decode`."""
+    made, policy: as in `decode`."""
     report = core._begin("encode", video.size)
     s, t, program = core.architecture.spatial, core.temporal, core.model.encoder.program
     guard = Guard(tick, core.device, report.events, core.on_pressure)
@@ -77,16 +78,14 @@ def encode(
         first, last = window(wanted.start)
         return last - first, video.height // s, video.width // s
 
-    def samples(vae: Core) -> list[Tensor]:
-        return [to_unit(p.to(vae.device)) for p in video_samples(video.sample())]
-
     def attempt(vae: Core, plan: Plan) -> Iterator[int]:
         return clip.encode(vae._half("encoder", plan), video, plan, results, guard, wanted)
 
     if program.gathers:  # it sees whole clips: all frames have to be there, and plans depend on how many there are
         video.fill(clip.UNKNOWN)
     rest = video.height % s, video.width % s
-    plan = _planning(core, "encoder", size, request, rest, samples, guard.tick.check, made)
+    samples = functools.partial(encoder_samples, video)
+    plan = _planning(core, "encoder", size, request, rest, samples, guard.tick.check, made, policy)
     with closing(_survive(core, report, guard, plan, attempt, on_plan)) as steps:
         for latents in steps:
             yield from results.ready()
@@ -97,9 +96,19 @@ def encode(
     report.complete = True
 
 
+def decoder_samples(z: clip.Latents, vae: Core) -> list[Tensor]:
+    """What the decoder's operands are settled by."""
+    return [p.to(vae.device).float() / vae.scale for p in latent_samples(z)]
+
+
+def encoder_samples(video: TensorVideo | StreamVideo, vae: Core) -> list[Tensor]:
+    """What the encoder's operands are settled by."""
+    return [to_unit(p.to(vae.device)) for p in video_samples(video.sample())]
+
+
 def _planning(
     core: Core, half: str, size: Callable[[], tuple[int, int, int]], request: Request, rest: tuple[int, int],
-    samples: Callable[[Core], list[Tensor]], check: Callable[[], None], made: Plan | None,
+    samples: Callable[[Core], list[Tensor]], check: Callable[[], None], made: Plan | None, policy: Policy | None,
 ) -> Callable[[Core, int], Plan]:  # fmt: skip
     """plan(vae, below) as `Core._plan`, which first settles the operands that `samples` of the clip ask for. `made` is
     for the first attempt, if it is this VAE's under the operands it was planned with."""
@@ -107,7 +116,7 @@ def _planning(
     def plan(vae: Core, below: int) -> Plan:
         nonlocal made
         kept, made = made, None
-        changed = not below and vae._settle(half, lambda: samples(vae))
+        changed = not below and vae._settle(half, lambda: samples(vae), policy)
         return vae._plan(half, size(), request, rest, below, check, None if changed or vae is not core else kept)
 
     return plan

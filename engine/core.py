@@ -17,6 +17,7 @@ from .errors import CheckpointError, InputError, NonFiniteError
 from .halves import FusedHalves, PlainHalves
 from .kernels.exact import as_products
 from .kernels.probe import from_triton, give_up
+from .operands.policy import Policy
 from .options import DEFAULTS, Options, unavailable, unused
 from .planning.budget import Limits, Machine
 from .planning.fusable import no_8_bit, why_off
@@ -27,11 +28,11 @@ from .precision.modes import MIXED, PRECISIONS
 from .precision.store import Store
 from .report import Report
 from .request import Request
-from .run.clip import Half, Latents
 from .run.devices import empty_host_cache, numbered
 from .run.guard import SAFER
 from .run.kept import KEPT
 from .run.noise import Noisy, with_noise
+from .run.passes import Half, Latents
 from .run.pinned import POOL
 from .run.plan import Plan
 from .run.pressure import out_of_memory
@@ -183,14 +184,33 @@ class Core:
         here = self.arch, self.model.config, self.dtype, self.device
         return switched_off(self._options) or why_off(*here, emulate, True)
 
-    def _settle(self, half: str, samples: Callable[[], list[Tensor]]) -> bool:
-        """Choose the operands of a half for a clip, before it is planned. Returns whether they are others now."""
-        with torch.no_grad(), self._scope():
-            return self._fused.use(half, self._mixed.settle(half, samples))
+    def _settle(self, half: str, samples: Callable[[], list[Tensor]], given: Policy | None = None) -> bool:
+        """Choose the operands of a half for a clip, before it is planned, or take those `given`. Returns whether they
+        are others now."""
+        if given is None or self._mixed.mode.plain:
+            with torch.no_grad(), self._scope():
+                given = self._mixed.settle(half, samples)
+        return self._fused.use(half, given)
+
+    def settled(self, half: str, samples: Callable[[Core], list[Tensor]]) -> Policy:
+        """The operands of a half for a clip."""
+        with self._claimed() as vae:
+            vae._settle(half, lambda: samples(vae))
+            return vae._mixed.policy(half)
 
     def release(self) -> int:
-        """Give back the memory that only makes the next run start sooner: graphs, packed weights and page-locked host
-        memory, torch's own included. Returns the bytes of the packed weights."""
+        """Give back the memory that only makes the next run start sooner: graphs, packed weights, copies on other
+        devices and page-locked host memory, torch's own included. Returns the bytes of the packed weights."""
+        self.release_copies()
+        return self._release_here()
+
+    def release_copies(self) -> None:
+        """The part of `release` on other devices."""
+        for copied in self._copies.values():
+            copied.release_packed()
+        self._copies.clear()
+
+    def _release_here(self) -> int:
         POOL.release()
         empty_host_cache()
         return self.release_packed()
@@ -219,7 +239,7 @@ class Core:
     ) -> Plan:
         """size, rest, check: as for `Planner.plan`. below: the first plan whose peak is less than so many bytes,
         whatever is free; 0: the one for what is free. made: one for the same clip, to be kept where it still fits."""
-        limits = Machine.now(self.device, self._held(half)).limits(request)
+        limits = Machine.now(self.device, self._held(half)).limits(request).shared(self.sharing, self.device)
         if below:
             limits = Limits(below - 1, host=limits.host)
         elif made is not None and limits.hold(made):
@@ -281,6 +301,10 @@ class Core:
 
     def _separate(self) -> None:
         """Make what calls write to this object's own."""
+        #: Of the same VAE on other devices, by device and number on it.
+        self._copies: dict[tuple[torch.device, int], Core] = {}
+        #: Runs that share this machine's memory, each on its device.
+        self.sharing = 1
         #: Held by the call that uses the packed weights, plans and graphs.
         self._busy = threading.Lock()
         self._own = threading.local()
@@ -318,7 +342,10 @@ class Core:
     def _begin(self, operation: str, clip: tuple[int, int, int, int]) -> Report:
         """The report of a run that starts; clip: batch, frames, height and width in pixels."""
         name = f" ({torch.cuda.get_device_name(self.device)})" if self.device.type == "cuda" else ""
-        report = Report(operation, clip, self.arch, self.precision, f"{self.device}{name}")
+        return self._tell(Report(operation, clip, self.arch, self.precision, f"{self.device}{name}"))
+
+    def _tell(self, report: Report) -> Report:
+        """From now on the last one."""
         self._own.report = self._latest = report
         return report
 
@@ -330,7 +357,7 @@ class Core:
         give_up(self.device, error)
         if self.fused() is not None:
             return False
-        self.release()
+        self._release_here()
         self._use(self._options)
         return True
 
@@ -342,7 +369,7 @@ class Core:
             raise NonFiniteError(f"{where} came out as NaN or Inf in {self.precision}: weights or latent are damaged")
         dtype, name = SAFER[self.dtype] if exact else (self.dtype, self._float)
         log.warn(f"{where} came out as NaN or Inf in {self.precision}; going on from there in {name}")
-        self.release()
+        self._release_here()
         other = copy.copy(self)
         other._asked, other._float, other.dtype = name, name, dtype
         if exact:

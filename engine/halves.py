@@ -20,9 +20,9 @@ from .options import Options
 from .planning.fused_walk import FusedWalk
 from .precision.prepared import load, moved, recipe, save
 from .precision.store import Store
-from .run.clip import Clips, Part
 from .run.devices import empty_device_cache
 from .run.graphs import why_none
+from .run.passes import Clips, Part
 from .run.pixels import StagedReader, to_unit
 from .run.plan import Steps
 from .run.reuse import Runs, allocated
@@ -41,7 +41,7 @@ class FusedHalves:
         self._options = walk.options
         self._store = store or Store(None)
         self._packed: dict[str, FusedDecoder | FusedEncoder] = {}
-        self.runs = Runs(walk.options.cuda_graphs)
+        self.runs = Runs(walk.options.cuda_graphs, walk.rate)
 
     def decoder(self) -> FusedDecoder:
         return self._get("decoder")  # type: ignore[return-value]
@@ -55,7 +55,7 @@ class FusedHalves:
         if changed:
             self._packed.pop(half, None)
             self.runs.forget()
-            self.runs = Runs(self._options.cuda_graphs)  # other kernels, other times
+            self.runs = Runs(self._options.cuda_graphs, self._walk.rate)  # other kernels, other times
         return changed
 
     def release(self, keep: str = "") -> int:
@@ -87,7 +87,8 @@ class FusedHalves:
         if not self._walk.operands(half).policy.kinds:
             return self._pack(half, self._model)
         options, place = self._options, self._store.prepared(half)
-        made_from = recipe(self._walk.operands(half), options.composed_upsample, options.flash_attention)
+        made_from = recipe(self._walk.operands(half), options.composed_upsample, options.flash_attention,
+                           options.winograd)  # fmt: skip
         device = next(getattr(self._model, half).parameters()).device
         network = None if place is None else load(self._walk.network(half), place, made_from, device)
         if network is None:
@@ -144,7 +145,7 @@ class FusedHalf:
 
             def step(run: Run, video: Tensor, emit: Emit, ends: bool) -> None:
                 moments = network.chunk(run, video, steps.frames)
-                if not run.dry:
+                if not run.dry and moments is not None:
                     emit(moments)
 
             def replay(run: Run, video: Tensor) -> Tensor:
@@ -152,17 +153,19 @@ class FusedHalf:
 
         load = self._latents if isinstance(network, FusedDecoder) else self._video
         return FusedPass(
-            clips, lambda: self._runs.run(
+            network, clips,
+            lambda: self._runs.run(
                 lambda: network.plan(*size, parking, clip), network, (*size, clip), plan, clips.guard
             ),
             load, step, replay, lambda: self._runs.aside(plan, self._device), **ends,
         )  # fmt: skip
 
     def low(self, clips: Clips) -> FusedPass:
-        self._runs.no_graphs = why_none(self._graphs, clips.plan)
+        self._runs.no_graphs = why_none(self._graphs, clips.plan, self._runs.rate)
         network, steps = self._network, clips.plan.steps
         whole = clips.latents if network.gathers else steps.latents
         run = network.plan_front(whole, clips.height, clips.width, self._device)
+        front, alone = slice(network.front), self._alone(run, clips)
 
         def step(run: Run, z: Tensor, emit: Emit, ends: bool) -> None:
             if not network.gathers:
@@ -171,7 +174,7 @@ class FusedHalf:
                 network.front_chunk(run, z, functools.partial(_in_parts, steps, emit))
 
         before = (lambda run, z, part: z) if network.gathers else None
-        return FusedPass(clips, self._alone(run, clips), self._latents, step, before=before)
+        return FusedPass(network, clips, alone, self._latents, step, steps=front, before=before)
 
     def tile(self, clips: Clips) -> FusedPass:
         grid, steps, network = clips.plan.grid, clips.plan.steps, self._network
@@ -180,7 +183,8 @@ class FusedHalf:
         def step(run: Run, x: Tensor, emit: Emit, ends: bool) -> None:
             network.tile_chunk(run, x, steps.frames, emit)
 
-        return FusedPass(clips, self._alone(run, clips), self._features, step)
+        behind = slice(network.front, None)
+        return FusedPass(network, clips, self._alone(run, clips), self._features, step, steps=behind)
 
     def _alone(self, run: Run, clips: Clips) -> Callable[[], AbstractContextManager[tuple[Run, None]]]:
         """The memory of a run without graphs."""

@@ -33,6 +33,7 @@ class Options:
     tf32: bool = False
     cudnn_benchmark: bool = False
     async_offload: bool = True
+    winograd: bool = False
     min_db: float = 0.0
 
     def __post_init__(self) -> None:
@@ -191,6 +192,12 @@ TOGGLES: dict[str, Toggle] = {
         "Copies beside the work",
         "Input, finished frames and parked history are copied while the GPU goes on. Off: it waits for each.",
         False, lambda place: None if place.cuda else "on a CPU nothing has to be copied", _fused_only,
+    ),
+    "winograd": Toggle(
+        "Winograd convolutions",
+        "Convolutions with a third fewer products, of rounded sums and differences of neighbouring values. Frames have "
+        "other bits, and about 2 dB more rounding; histories on the GPU take twice the memory.",
+        True, _kernels, _fused_only,
     ),
 }  # fmt: skip
 DEFAULTS = Options()

@@ -21,6 +21,7 @@ EVENTS = {
     "replayed_chunks": "chunk run again after trouble; finished frames were kept",
     "nan_reruns": "frames not finite, run again in a safer precision",
     "saturated": "8-bit value saturated",
+    "handed_over": "a device failed, others made the rest of its part",
 }
 
 
@@ -50,6 +51,8 @@ class Report:
     off: list[tuple[str, str]] = field(default_factory=list)
     events: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(EVENTS, 0)))
     complete: bool = False
+    #: Of several devices: the results that each one made, and how.
+    parts: list[tuple[range, Report]] = field(default_factory=list)
 
     @property
     def total_seconds(self) -> float:
@@ -94,6 +97,7 @@ class Report:
         out["total_seconds"] = self.total_seconds
         out["off"] = [{"name": name, "reason": reason} for name, reason in self.off]
         out["events"] = dict(self.events)
+        out["parts"] = [{"first": r.start, "end": r.stop, **part.as_dict()} for r, part in self.parts]
         return out
 
     def text(self) -> str:
@@ -111,6 +115,7 @@ class Report:
         ]
         if self.db is not None:
             lines.append(("quality", f"{self.db:.1f} dB against the exact path"))
+        lines += [("part", f"{r.start} to {r.stop - 1} on {p.device}: {p._times()}; {p.plan}") for r, p in self.parts]
         lines += [("off", f"{name}: {reason}") for name, reason in self.off]
         lines += [("event", f"{number} x {EVENTS.get(name, name)}") for name, number in self.events.items() if number]
         return "\n".join(f"{name:<8}{text}" for name, text in lines if text)

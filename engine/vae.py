@@ -10,16 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import call
+from . import call, several
 from .core import Core, no_check
 from .documented import DocumentedMethods
 from .errors import InputError
 from .network.stream import frame_spans
 from .request import Request, check_latent, check_out, check_part, check_video
-from .run.clip import UNKNOWN, Latents
+from .run.passes import UNKNOWN, Latents
 from .run.plan import Plan, Steps
 from .run.progress import Cancel, Progress, Ticker
-from .run.results import Finished, HandedOn, Whole
+from .run.results import Finished, HandedOn
+from .several import Devices, Told
 from .video import StreamVideo, TensorVideo
 
 #: Results that a stream in blended tiles makes at least at once.
@@ -55,6 +56,8 @@ class VideoVAE(Core, DocumentedMethods):
         seed: int | None = None,
         noise: float | None = None,
         timestep: float | None = None,
+        devices: Devices = None,
+        mixed_devices: bool = False,
         **options: Any,
     ) -> Tensor:
         """Host-scaled latent [B, C, T, h, w] (or [C, T, h, w]) -> frames [B, 4(T-1)+1, s*h, s*w, 3] in 0..1.
@@ -68,6 +71,8 @@ class VideoVAE(Core, DocumentedMethods):
         have in the whole.
         seed, noise, timestep: of decoders that take them; noise is a share of the latents' values, and None is what the
         file says, else what ComfyUI takes, or for the seed 0. The same noise whatever the chunks.
+        devices: GPUs that share the work, with the same bits: a list of names (or one string with commas), "all", or
+        None or "auto", the VAE's own alone. GPUs of different kinds are refused unless mixed_devices is true.
         Raises InputError on a wrong latent or option, PlanError when nothing fits the target.
         """
         request = Request(**options)
@@ -77,15 +82,15 @@ class VideoVAE(Core, DocumentedMethods):
         if out is None:
             out = torch.empty(shape, dtype=request.dtype)
         check_out(out, shape, request.dtype)
-        results = Whole(out, start)
+        into = out
         if self.architecture.still:  # pictures are frames of one clip
-            wanted = range(shape[0])
-            results = Whole(out.view(1, *shape[:1], *shape[2:]))
+            wanted, into = range(shape[0]), out.view(1, *shape[:1], *shape[2:])
         vae = self.at(timestep)
         z, inside = self.noised(z, seed, noise)
-        ticker = Ticker(progress, cancel)
-        for _ in call.decode(vae, vae.inside(z), request, ticker, results, wanted, shape[:4], on_plan, plan, inside):
-            pass
+        told = Told(progress, cancel, on_plan)
+        several.decode(
+            vae, devices, mixed_devices, vae.inside(z), request, into, wanted, shape[:4], told, plan, inside
+        )
         if vae is not self:
             self._own.report = vae.last_report
         return out
@@ -166,6 +171,8 @@ class VideoVAE(Core, DocumentedMethods):
         cancel: Cancel | None = None,
         on_plan: Callable[[Plan], None] | None = None,
         plan: Plan | None = None,
+        devices: Devices = None,
+        mixed_devices: bool = False,
         **options: Any,
     ) -> Tensor:
         """Frames [B, F, H, W, 3] or [F, H, W, 3] in 0..1 (or uint8) -> host-scaled latent [B, C, T, H//s, W//s].
@@ -183,9 +190,8 @@ class VideoVAE(Core, DocumentedMethods):
         latents = (given.count - 1) // self.temporal + 1
         size = given.batch, 2 * self.model.config.latent_channels, latents, given.height // s, given.width // s
         moments = torch.empty(size)
-        results, ticker = Whole(moments.permute(0, 2, 3, 4, 1)), Ticker(progress, cancel)
-        for _ in call.encode(self, given, request, ticker, results, range(latents), on_plan, plan):
-            pass
+        out, told = moments.permute(0, 2, 3, 4, 1), Told(progress, cancel, on_plan)
+        several.encode(self, devices, mixed_devices, x, request, out, told, plan)
         if still:
             moments = moments[0].unflatten(1, x.shape[:2]).transpose(0, 1)
         return self._sampled(moments, seed, None)

@@ -8,8 +8,10 @@ from .conversion import CONVERTED, engine_vae, host_decode
 from .host import io
 from .settings import from_widgets
 from .widgets import (
+    MODELS,
     advanced,
     chunk_input,
+    gpus_input,
     output_input,
     ram_input,
     report_output,
@@ -33,9 +35,10 @@ class Decode(io.ComfyNode):
             "ZeroWasteVAEDecode",
             "Zero-Waste VAE Decode",
             SEARCH,
-            description="Turns latents into frames, in place of ComfyUI's VAE Decode: faster, without tile seams, and "
-            "within the memory you allow. SeedVR2, Wan and Qwen-Image VAEs run on this pack's engine, all others by "
-            "ComfyUI's own code. What Zero-Waste VAE Encode padded is cropped off again.",
+            description="Turns latents into frames or pictures, in place of ComfyUI's VAE Decode: without tile seams, "
+            "within the memory you allow, and faster where this pack's kernels run. VAEs of "
+            f"{MODELS} run on this pack's engine, all others by ComfyUI's own code. What Zero-Waste VAE Encode padded "
+            "is cropped off again.",
             inputs=[
                 io.Latent.Input("samples", display_name="Latent", tooltip="From a sampler or an encode."),
                 vae_input(),
@@ -45,8 +48,9 @@ class Decode(io.ComfyNode):
                 output_input(),
                 ram_input("Host memory the decode may take for what it parks there, in GB (2^30 bytes). 0: the value "
                           "of the node before, else half of what is free. On a CPU: the memory the decode may take."),
+                gpus_input(),
             ],
-            outputs=[io.Image.Output(display_name="Images", tooltip="All frames."), report_output()],
+            outputs=[io.Image.Output(display_name="Images", tooltip="All frames, or all pictures."), report_output()],
         )  # fmt: skip
 
     @classmethod

@@ -25,7 +25,7 @@ class DemoClip(io.ComfyNode):
                     default=9,
                     min=1,
                     max=1024,
-                    tooltip="How many from its start; 4n+1 fill latents.",
+                    tooltip="How many from its start; 4n+1 fill latents of most video VAEs.",
                 )
             ],
             outputs=[

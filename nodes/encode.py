@@ -9,7 +9,18 @@ from . import frames
 from .conversion import CONVERTED, engine_vae, host_encode
 from .host import io
 from .settings import from_widgets
-from .widgets import advanced, chunk_input, ram_input, report_output, schema, tiling_inputs, vae_input, vram_input
+from .widgets import (
+    MODELS,
+    advanced,
+    chunk_input,
+    gpus_input,
+    ram_input,
+    report_output,
+    schema,
+    tiling_inputs,
+    vae_input,
+    vram_input,
+)
 
 
 class Encode(io.ComfyNode):
@@ -19,11 +30,16 @@ class Encode(io.ComfyNode):
             "ZeroWasteVAEEncode",
             "Zero-Waste VAE Encode",
             ["vae encode", "encode video", "tiled encode", "video to latent", *WORDS, "oom", "vram"],
-            description="Turns frames into a latent, in place of ComfyUI's VAE Encode. SeedVR2, Wan and Qwen-Image "
-            "VAEs run on this pack's engine, all others by ComfyUI's own code. On the engine, frames are padded to "
-            "multiples of 16 pixels and to 4n+1 in number; Zero-Waste VAE Decode crops that off again.",
+            description=f"Turns frames or pictures into a latent, in place of ComfyUI's VAE Encode. VAEs of {MODELS} "
+            "run on this pack's engine, all others by ComfyUI's own code. On the engine, what does not fill latents is "
+            "padded: sides to multiples of 16 pixels (LTX: 32; image VAEs: 8, Flux.2 16), clips to so many frames as "
+            "whole latents have; Zero-Waste VAE Decode crops that off again.",
             inputs=[
-                io.Image.Input("pixels", display_name="Images", tooltip="The frames of one clip, or one image."),
+                io.Image.Input(
+                    "pixels",
+                    display_name="Images",
+                    tooltip="The frames of one clip; for an image VAE pictures, each by itself.",
+                ),
                 vae_input(),
                 vram_input(),
                 *tiling_inputs(),
@@ -31,6 +47,7 @@ class Encode(io.ComfyNode):
                 advanced(chunk_input()),
                 ram_input("Host memory the encode may take for what it parks there, in GB (2^30 bytes). 0: the value "
                           "of the node before, else half of what is free. On a CPU: the memory the encode may take."),
+                gpus_input(),
             ],
             outputs=[io.Latent.Output(display_name="Latent", tooltip="For a sampler or a decode."), report_output()],
         )  # fmt: skip

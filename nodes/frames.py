@@ -127,7 +127,7 @@ class Layout:
         #: Images have no axis for time, and latents have none.
         self.still, self.flat = architecture.still, architecture.flat
         #: Pixels whose multiples the sides of what is encoded are padded to.
-        self.multiple = architecture.spatial * architecture.side if self.still else SIZE_MULTIPLE
+        self.multiple = max(architecture.spatial * architecture.side, 0 if self.still else SIZE_MULTIPLE)
 
     def latent(self, samples: Tensor) -> Tensor:
         """LATENT samples as [B, C, T, h, w]."""

@@ -31,16 +31,15 @@ class EncodeFromVideo(io.ComfyNode):
             "Zero-Waste Encode from Video",
             ["vae encode", "encode video", "video to latent", "long video", "host memory", "stream", *WORDS, "oom"],
             description="Turns a video into a latent, reading its frames as they are needed: a clip of any length "
-            "takes the same host memory, where Zero-Waste VAE Encode needs all frames as images. Frames are padded to "
-            "multiples of 16 pixels and to 4n+1 in number; Zero-Waste Decode to Video and Zero-Waste VAE Decode crop "
-            "that off again.",
+            "takes the same host memory, where Zero-Waste VAE Encode needs all frames as images. What does not fill "
+            "latents is padded as there; Zero-Waste Decode to Video and Zero-Waste VAE Decode crop that off again.",
             inputs=[
                 io.Video.Input("video", display_name="Video", tooltip="From Load Video, trimmed or not."),
                 vae_input(),
                 io.Int.Input("start", display_name="First frame", default=0, min=0, max=1 << 30,
                              tooltip="Frames in front of it are left out; counted from 0."),
                 io.Int.Input("frames", display_name="Number of frames, 0 = all", default=0, min=0, max=1 << 30,
-                             tooltip="How many frames to encode. 4n+1 fill latents; else the last one is repeated."),
+                             tooltip="How many to encode. Where they do not fill latents, the last one is repeated."),
                 vram_input(),
                 advanced(chunk_input()),
                 *tiling_inputs(),

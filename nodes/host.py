@@ -35,6 +35,7 @@ from ..engine.run.pixels import OUTPUTS
 from ..engine.run.plan import Plan
 from .bar import Progress, say_here, shows_previews
 from .frames import Layout, too_many
+from .gpus import others
 from .planning import KNOWN, plan_facts, raised_facts
 from .preview import Preview
 from .progress import Stages
@@ -165,9 +166,11 @@ class EngineVAE(comfy.sd.VAE):
             clips = images[0].view(size[0], -1, *shape[2:])
             return Preview(clips, plan, size[1], self.engine.temporal, self._on_gpu) if shows_previews() else None
 
-        with self.running("decode", size, {**settings.options(), "output": output}, preview=preview) as run:
+        with self.running("decode", size, {**settings.options(), "output": output}, (0, 0), preview,
+                          settings.gpus != "auto") as run:  # fmt: skip
             images.append(torch.empty(shape, dtype=OUTPUTS[output]))
-            self.engine.decode(latent, out=images[0], **run.options)
+            with others(self.engine, settings.gpus, run.options["plan"], mm.free_memory) as gpus:
+                self.engine.decode(latent, out=images[0], devices=gpus, **run.options)
         outcome = self.outcome(run, size, settings)
         outcome.notes += [crowded] if crowded else []
         return images[0].to(self.output_device), outcome
@@ -176,8 +179,11 @@ class EngineVAE(comfy.sd.VAE):
         """Encode [B, F, H, W, 3] under `settings`; also returns what the run did."""
         size = self.layout.clip_size(*clip.shape[:4])
         rest = tuple(n % self.engine.architecture.spatial for n in clip.shape[2:4])
-        with self.running("encode", size, settings.options(), rest) as run:
-            latent = self.engine.encode(clip, **run.options)
+        with (
+            self.running("encode", size, settings.options(), rest, several=settings.gpus != "auto") as run,
+            others(self.engine, settings.gpus, run.options["plan"], mm.free_memory) as gpus,
+        ):
+            latent = self.engine.encode(clip, devices=gpus, **run.options)
         latent = latent[:, :, 0] if self.layout.flat else latent
         return self.given_back(latent), Outcome(self.engine.last_report, run.loaded)
 
@@ -204,15 +210,19 @@ class EngineVAE(comfy.sd.VAE):
     def running(
         self, operation: str, size: tuple[int, int, int, int], options: dict[str, Any],
         rest: tuple[int, int] = (0, 0), preview: Callable[[Plan], Preview | None] = lambda plan: None,
+        several: bool = False,
     ) -> Iterator[Running]:  # fmt: skip
         """Around a "decode" or "encode" of this size: room and weights, the host's bar and its stop button. options:
-        of a Request; rest: as for plans."""
+        of a Request; rest: as for plans; several: on more than one GPU."""
         if operation == "encode" and not self.engine.can_encode:
             raise InputError(f"{self.engine.path or 'this VAE'} holds a decoder only: encode with the whole VAE's file")
         shown, plans, started = Progress(), [], time.perf_counter()
 
         def begin(plan: Plan) -> None:
-            if not plans or plan.grid != plans[-1].grid:  # else steps are counted on as they were
+            if several:  # each with its own plan; results are counted, wherever in the clip they are
+                if not plans:
+                    shown.start(1, lambda done, total: f"{operation}: {done} of {total}", None)
+            elif not plans or plan.grid != plans[-1].grid:  # else steps are counted on as they were
                 stages = Stages(operation, plan, size[1])
                 shown.start(size[0] * stages.ticks, stages, preview(plan))
             plans.append(plan)

@@ -14,7 +14,7 @@ from .planning import KNOWN
 from .reports import ui
 from .settings import Settings
 from .toggles import without_optimisations
-from .widgets import advanced, precision_input, report_output, schema, vram_input
+from .widgets import MODELS, advanced, precision_input, report_output, schema, vram_input
 
 DEMO = "demo (small)"
 #: Longest the list of files waits for the headers of new ones.
@@ -77,8 +77,8 @@ class Loader(io.ComfyNode):
             "ZeroWasteVAELoader",
             "Zero-Waste VAE Loader",
             ["load vae", "gguf vae", "video vae", *WORDS, "vae loader", "checkpoint"],
-            description="Loads a SeedVR2, Wan or Qwen-Image VAE from a .safetensors or .gguf file of models/vae. Every "
-            "node that takes a VAE works with it. For other VAEs use Load VAE, then Zero-Waste VAE Decode.",
+            description=f"Loads VAEs of {MODELS}: .safetensors or .gguf files of models/vae. Every node that takes a "
+            "VAE works with them. For others use Load VAE, then Zero-Waste VAE Decode.",
             inputs=[
                 io.Combo.Input(
                     "vae_name",

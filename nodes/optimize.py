@@ -12,6 +12,7 @@ from .scoped import with_scoped_settings
 from .settings import from_widgets
 from .toggles import options_from, toggle_inputs
 from .widgets import (
+    MODELS,
     advanced,
     chunk_input,
     precision_input,
@@ -37,7 +38,7 @@ class Optimize(io.ComfyNode):
             description="Makes every node that uses this VAE run it on this pack's engine: put it after Load VAE. The "
             "VAE that goes in stays as it is; one the engine does not know is passed on, and the report says so.",
             inputs=[
-                vae_input("From any loader. SeedVR2, Wan and Qwen-Image VAEs are given to the engine."),
+                vae_input(f"From any loader. VAEs of {MODELS} are given to the engine."),
                 precision_input(list(NAMES)),
                 vram_input(),
                 advanced(chunk_input()),
@@ -68,7 +69,7 @@ class Optimize(io.ComfyNode):
 def _scoped(vae: object, options: object) -> tuple[object, str]:
     network = type(vae.first_stage_model).__name__
     scoped, names = with_scoped_settings(vae, options)
-    report = f"{network}: not a video VAE the engine knows; "
+    report = f"{network}: not a VAE the engine knows; "
     if names:
         return scoped, f"{report}its own network runs, with {' and '.join(names)} switched on during its calls only"
     return vae, f"{report}the VAE is passed on unchanged"

@@ -27,7 +27,7 @@ class Save(io.ComfyNode):
             "ZeroWasteVAESave",
             "Zero-Waste VAE Save",
             ["save vae", "convert vae", "quantize vae", "gguf vae", "export vae"],
-            description="Writes a video VAE to a .safetensors or .gguf file in the output folder and reads it back "
+            description="Writes a VAE to a .safetensors or .gguf file in the output folder and reads it back "
             "before it takes its name. The weights are those of the VAE's file, whatever precision it runs in.",
             inputs=[
                 vae_input("The VAE to write; one of a network this pack knows."),

@@ -25,6 +25,7 @@ class Settings:
     vram_gb: float = 0.0
     ram_gb: float = 0.0
     output: str = "auto"
+    gpus: str = "auto"
 
     def over(self, base: Settings) -> Settings:
         """These wishes where given, else those of `base`; a tile size stays with the tiling it was given for."""
@@ -38,6 +39,7 @@ class Settings:
             vram_gb=self.vram_gb or base.vram_gb,
             ram_gb=self.ram_gb or base.ram_gb,
             output=self.output if self.output != "auto" else base.output,
+            gpus=self.gpus if self.gpus != "auto" else base.gpus,
         )
 
     def options(self) -> dict[str, Any]:
@@ -54,6 +56,7 @@ class Settings:
         parts += [f"at most {self.vram_gb:g} GB"] if self.vram_gb else []
         parts += [f"at most {self.ram_gb:g} GB of host memory"] if self.ram_gb else []
         parts += [f"frames in {self.output}"] if self.output != "auto" else []
+        parts += [f"GPUs {self.gpus}"] if self.gpus != "auto" else []
         return ", ".join(parts)
 
 
@@ -65,6 +68,7 @@ def from_widgets(
     vram_gb: float = 0.0,
     ram_gb: float = 0.0,
     output: str = "auto",
+    gpus: str = "auto",
     **_: object,
 ) -> Settings:
     """Settings from widget values; `tiling` is a dict (mode and its own widgets) where the host nests widgets.
@@ -77,4 +81,4 @@ def from_widgets(
     if tiling not in TILINGS:
         raise InputError(f"tiling={tiling!r} is not known: use one of {', '.join(TILINGS)}")
     overlap_wish = overlap if tiling == "blended" else None
-    return Settings(tiling, tile, overlap_wish, chunk, vram_gb, ram_gb, output)
+    return Settings(tiling, tile, overlap_wish, chunk, vram_gb, ram_gb, output, gpus.strip() or "auto")

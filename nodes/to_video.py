@@ -44,8 +44,8 @@ class DecodeToVideo(io.ComfyNode):
                 io.Combo.Input("codec", display_name="Codec", options=list(CODECS), default="h264",
                                tooltip="h264 plays everywhere; h265 and av1 make smaller files and take longer."),
                 io.Int.Input("crf", display_name="Quality (CRF), 0 = best", default=12, min=0, max=63,
-                             tooltip="Constant quality; the larger, the smaller the file. h264 and h265 know 0 to 51, "
-                             "av1 0 to 63. 12 cannot be told from the frames by eye."),
+                             tooltip="Constant quality: the larger, the smaller the file and the less it keeps. h264 "
+                             "and h265 know 0 to 51, av1 0 to 63."),
                 io.Combo.Input("pixels", display_name="Pixel format", options=list(PIXELS), default="yuv420p",
                                tooltip="yuv420p plays everywhere. yuv444p keeps colours at full size, the ones with 10 "
                                "at the end 10 bits per channel. av1 knows the 420 ones only."),

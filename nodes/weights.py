@@ -21,7 +21,7 @@ def checkpoint_of(vae: object) -> Checkpoint:
         config = detect(shapes).config_of(shapes, checkpoint.metadata)
     else:
         network = type(getattr(vae, "first_stage_model", vae)).__name__
-        raise InputError(f"{network}: not a video VAE the engine knows; save it with ComfyUI's own VAE Save")
+        raise InputError(f"{network}: not a VAE the engine knows; save it with ComfyUI's own VAE Save")
     tensors = restore_shapes(checkpoint, shapes).tensors
     groups = {} if config.norm_groups is None else {"norm_num_groups": config.norm_groups}
     return Checkpoint({key: tensors[key] for key in shapes}, {**checkpoint.metadata, **groups})

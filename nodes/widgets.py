@@ -7,6 +7,8 @@ from .settings import DEFAULT_OVERLAP
 
 #: The pack's name, wherever a user reads it.
 CATEGORY = "Zero-Waste VAE"
+#: Whose VAEs the engine runs, as descriptions say it.
+MODELS = "SeedVR2, Wan, Qwen-Image, LTX, Mochi, Cosmos, Flux, Z-Image, SD3, SDXL and Stable Diffusion"
 
 _TILE = (
     "Tile size in pixels. 0 lets the planner choose one for the VRAM target; any other value is used as it is, "
@@ -43,8 +45,9 @@ def precision_input(options: list[str], default: str = "auto") -> io.Combo.Input
         options=options,
         default=default,
         optional=True,
-        tooltip="auto is exact while no dB floor is set: on a CUDA GPU fp16 (Wan: bf16), on the CPU fp32. fp8 and int8 "
-        "compute most convolutions in 8 bit, fp16_fast sums in fp16; all three are approximate.",
+        tooltip="auto is exact while no dB floor is set: on a CUDA GPU the 16-bit type the VAE was made for (fp16 or "
+        "bf16), on the CPU fp32. fp8 and int8 compute most convolutions in 8 bit, fp16_fast sums in fp16 (for VAEs "
+        "made for fp16); all three are approximate.",
     )
 
 
@@ -71,6 +74,15 @@ def ram_input(tooltip: str) -> io.Float.Input:
     return advanced(widget)
 
 
+def gpus_input() -> io.String.Input:
+    widget = io.String.Input(
+        "gpus", display_name="GPUs", default="auto", optional=True,
+        tooltip="GPUs that share the clip, with the bits of one. auto: only the one ComfyUI runs this VAE on. all: "
+        "every GPU of its kind. Or a list that names that one too, such as cuda:0,cuda:1.",
+    )  # fmt: skip
+    return advanced(widget)
+
+
 def output_input() -> io.Combo.Input:
     return advanced(
         io.Combo.Input(
@@ -93,7 +105,8 @@ def chunk_input() -> io.Int.Input:
         min=0,
         max=4096,
         optional=True,
-        tooltip="Latents (4 frames each) per step. 0 lets the planner choose; every value gives the same result.",
+        tooltip="Latents per step: 4 frames each with most video VAEs, 6 to 8 with others, one picture with image "
+        "VAEs. 0 lets the planner choose; every value gives the same result.",
     )
 
 
@@ -143,5 +156,5 @@ def _pixels(name: str, default: int, tooltip: str, optional: bool = False) -> io
     )
 
 
-def vae_input(tooltip: str = "From any loader: SeedVR2, Wan and Qwen-Image VAEs run on the engine.") -> io.Input:
+def vae_input(tooltip: str = "From any loader. What the engine does not know runs by ComfyUI's own code.") -> io.Input:
     return io.Vae.Input("vae", display_name="VAE", tooltip=tooltip)

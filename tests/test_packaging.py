@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import zerowaste_vae
+from zerowaste_vae.engine.archs import ARCHITECTURES
 from zerowaste_vae.engine.cli import COMMANDS
 from zerowaste_vae.engine.files.latents import write_latent
 from zerowaste_vae.engine.files.mp4 import write_mp4
@@ -90,6 +91,20 @@ def test_readme_links_lead_somewhere():
     assert "assets/demo_contact_sheet.png" in targets
     for target in targets:
         assert target.startswith("https://") or (ROOT / target).exists(), target
+
+
+def test_readme_names_every_family_with_its_sizes_and_type():
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in re.findall(r"^\|.*\|$", README, re.M)]
+    rows = {row[0]: row[1:] for row in rows if len(row) == 4 and row[3] in ("fp16", "bf16")}
+    families = {a.published.title: a for a in ARCHITECTURES}
+    assert len(rows) == len(families)
+    for title, (_, latent, native) in rows.items():
+        # Rows stand for what the family is called after.
+        architecture = families[next(t for t in sorted(families, key=len) if t.startswith(title.partition(",")[0]))]
+        side, channels = architecture.spatial * architecture.side, architecture.published.config.latent_channels
+        frames = "" if architecture.still else f" x {architecture.temporal}"
+        assert latent.startswith(f"{channels * architecture.side**2}") and latent.endswith(f", {side}x{side}{frames}")
+        assert native == architecture.native
 
 
 def parser_of(command):

@@ -13,6 +13,7 @@ import sys
 from functools import partial
 
 import torch
+import winograd_checks
 from zerowaste_vae.engine.kernels.attention import attention
 from zerowaste_vae.engine.kernels.attention.reference import attention as reference_attention
 from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, Partials, conv3d, pack_weight, padded_channels
@@ -348,6 +349,11 @@ def all_invariance() -> None:
         invariance(dtype)
 
 
+def winograd(dtype: torch.dtype | None = None) -> None:
+    for case in winograd_checks.cases(dtype):
+        report(*case)
+
+
 # What compiles most is split by type: a part is what one core does.
 PARTS = {"forms_fp16": partial(forms, torch.float16), "forms_bf16": partial(forms, torch.bfloat16),
          "forms_fp8": partial(forms, FP8), "forms_int8": partial(forms, torch.int8),
@@ -355,7 +361,9 @@ PARTS = {"forms_fp16": partial(forms, torch.float16), "forms_bf16": partial(form
          "schedules_fp8": partial(schedules, FP8), "schedules_int8": partial(schedules, torch.int8),
          "clip_starts": clip_starts, "ends": ends, "norms": norms, "ups": ups, "nearest": nearest,
          "attentions": attentions, "other_generations": other_generations, "beyond_32_bits": beyond_32_bits,
-         "invariance": all_invariance}  # fmt: skip
+         "invariance": all_invariance, "winograd_fp16": partial(winograd, torch.float16),
+         "winograd_bf16": partial(winograd, torch.bfloat16), "winograd_fp8": partial(winograd, FP8),
+         "winograd_int8": partial(winograd, torch.int8), "winograd_others": winograd}  # fmt: skip
 
 
 def main() -> int:

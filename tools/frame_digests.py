@@ -3,12 +3,13 @@
     PYTHONPATH=FOLDER python tools/frame_digests.py OLD.json                        before the change
     PYTHONPATH=FOLDER python tools/frame_digests.py NEW.json --compare OLD.json     after it
 
-FOLDER holds the checkout to look at as zerowaste_vae. Only the package's public calls are used, so one copy of this
-script serves both. On a GPU: SeedVR2, Wan 2.1 and Wan 2.2 of the published widths with seeded weights, in the 16-bit
-type of each, fp8 and int8; decodes and encodes of three sizes, with room, under a target that parks histories, in
-blended tiles, and of tiny frames in so many chunks that graphs replay them. The file written has for each case the
-SHA-256 of the raw bytes, the plan's stated peak in bytes, and what ran. --compare prints a line for every digest and
-peak that differs and exits with 1 where one does. Bits are those of one kind of GPU, torch and Triton.
+FOLDER holds the checkout to look at as zerowaste_vae. Only the package's public calls and its list of architectures
+are used, so one copy of this script serves both. On a GPU: every family (--families: only some) of the published
+widths with seeded weights, in its type of 16 bit, SeedVR2 and the Wans in fp8 and int8 too; decodes and encodes of
+three sizes, with room, under a target that parks histories, in blended tiles, and of tiny frames in so many chunks
+that graphs replay them. The file written has for each case the SHA-256 of the raw bytes, the plan's stated peak in
+bytes, and what ran. --compare prints a line for every digest and peak that differs and exits with 1 where one does.
+Bits are those of one kind of GPU, torch and Triton.
 
 --small: the demo VAE on a CPU, fp32 and int8, two sizes. --time: milliseconds per frame instead of digests, in five
 calls after a first one.
@@ -36,11 +37,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 GIB = 1 << 30
-SHAPES = Path(__file__).resolve().parent.parent / "tests" / "fixtures"
-#: Family -> its type of 16 bit.
-FAMILIES = {"seedvr2": "fp16", "wan2.1": "bf16", "wan2.2": "bf16"}
-#: Latents [T, h, w] by pixels per latent: 256x256 and 640x368, and a size that is odd in latents.
-SIZES = {8: ((3, 32, 32), (3, 27, 45), (4, 46, 80)), 16: ((3, 16, 16), (3, 13, 23), (4, 23, 40))}
+#: Families looked at in these precisions, besides their type of 16 bit.
+FEWER_BITS = {family: ("fp8", "int8") for family in ("seedvr2", "wan2.1", "wan2.2")}
+#: Latents [T, h, w] by pixels per latent: 256x256 and 640x368 (or near it), and a size that is odd in latents.
+SIZES = {
+    8: ((3, 32, 32), (3, 27, 45), (4, 46, 80)),
+    16: ((3, 16, 16), (3, 13, 23), (4, 23, 40)),
+    32: ((3, 8, 8), (3, 7, 13), (4, 12, 20)),
+}
 SMALL = ((2, 3, 5), (3, 4, 4))
 #: Decoded and encoded three times: 61 frames in chunks of 4 latents.
 TINY = (16, 6, 7)
@@ -59,6 +63,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("output", type=Path, help="JSON file to write")
     parser.add_argument("--compare", type=Path, metavar="OLD", help="say what differs from this earlier record")
     parser.add_argument("--small", action="store_true", help="the demo VAE on a CPU")
+    parser.add_argument("--families", nargs="+", metavar="F", help="only these (default: all)")
     parser.add_argument("--time", action="store_true", help="times instead of digests")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes side by side")
     parser.add_argument("--cell", nargs=2, metavar=("FAMILY", "PRECISION"), help=argparse.SUPPRESS)
@@ -72,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
         found: dict[str, Any] = dict(cell(*args.cell, args.weights, args.small))
     else:
         with tempfile.TemporaryDirectory() as folder:
-            found = timed(Path(folder)) if args.time else every_cell(Path(folder), args.small, args.jobs)
+            found = timed(Path(folder)) if args.time else every_cell(Path(folder), args.small, args.jobs, args.families)
     args.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     if args.compare:
         return report(differences(json.loads(args.compare.read_text(encoding="utf-8")), found), len(found))
@@ -99,14 +104,17 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     return lines
 
 
-def every_cell(folder: Path, small: bool, jobs: int) -> dict[str, Any]:
-    """All families in all precisions, a process and a cache for each: scales of 8 bit come from its first clip."""
+def every_cell(folder: Path, small: bool, jobs: int, families: list[str] | None) -> dict[str, Any]:
+    """All families in their precisions, a process and a cache for each: scales of 8 bit come from its first clip."""
     if small:
         files = {"demo": None}
         cells = [("demo", precision) for precision in ("fp32", "int8")]
     else:
-        files = {family: seeded_file(family, folder) for family in FAMILIES}
-        cells = [(family, precision) for family, own in FAMILIES.items() for precision in (own, "fp8", "int8")]
+        own = {name: a.native for name, a in architectures().items() if not families or name in families}
+        if strange := set(families or ()) - own.keys():
+            raise SystemExit(f"no family is called {', '.join(strange)}: there are {', '.join(architectures())}")
+        files = {family: seeded_file(family, folder) for family in own}
+        cells = [(name, precision) for name in own for precision in (own[name], *FEWER_BITS.get(name, ()))]
 
     def run(which: tuple[str, str]) -> dict[str, Any]:
         name = "-".join(which)
@@ -124,25 +132,35 @@ def every_cell(folder: Path, small: bool, jobs: int) -> dict[str, Any]:
         return {case: found for part in pool.map(run, cells) for case, found in part.items()}
 
 
+def architectures() -> dict[str, Any]:
+    from zerowaste_vae.engine.archs import ARCHITECTURES
+
+    return {a.name: a for a in ARCHITECTURES}
+
+
 def shapes(family: str) -> dict[str, list[int]]:
     """The published keys and shapes."""
-    name, version = ("wan", family[3:]) if family.startswith("wan") else (family, None)
-    found = json.loads((SHAPES / name / "keys.json").read_text(encoding="utf-8"))
-    return found[version] if version else found
+    architecture = architectures()[family]
+    with torch.device("meta"):
+        state = architecture.build(architecture.published.config).state_dict()
+    return {key: list(tensor.shape) for key, tensor in state.items()}
 
 
 def seeded_file(family: str, folder: Path) -> Path:
     """A file with the published keys and shapes; under these weights activations stay of order one."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     generator = torch.Generator(device).manual_seed(0)
+    dtype = torch.float16 if architectures()[family].native == "fp16" else torch.bfloat16
     tensors = {}
     for key, shape in sorted(shapes(family).items()):
         noise = torch.randn(shape, generator=generator, device=device)
         if key.endswith("gamma") or ("norm" in key and key.endswith("weight")):
             noise = 1 + 0.2 * noise
+        elif key.endswith(("running_var", "std-of-means", "latent_std")):
+            noise = 0.5 + noise.abs()
         else:
             noise *= noise[0].numel() ** -0.5 if len(shape) > 1 else 0.1
-        tensors[key] = noise.to(torch.float16 if FAMILIES[family] == "fp16" else torch.bfloat16).cpu()
+        tensors[key] = noise.to(dtype).cpu()
     path = folder / f"{family}.safetensors"
     save_file(tensors, path)
     del tensors
@@ -162,13 +180,14 @@ def load(path: Path | None, precision: str, small: bool) -> Any:
 
 
 def latent(vae: Any, size: tuple[int, int, int]) -> Tensor:
-    """Seeded normal latent [1, C, T, h, w]."""
-    return torch.randn(1, vae.latent_channels, *size, generator=torch.Generator().manual_seed(1))
+    """Seeded normal latent [1, C, T, h, w]; of an image VAE T pictures [T, C, h, w]."""
+    z = torch.randn(1, vae.latent_channels, *size, generator=torch.Generator().manual_seed(1))
+    return z[0].transpose(0, 1).contiguous() if vae.temporal == 1 else z
 
 
 def video(vae: Any, size: tuple[int, int, int]) -> Tensor:
-    """Seeded frames [F, H, W, 3] in uint8 for so many latents: noise on coarse colours. Whole numbers, for the same
-    bits on every CPU."""
+    """Seeded frames or pictures [F, H, W, 3] in uint8 for so many latents: noise on coarse colours. Whole numbers, for
+    the same bits on every CPU."""
     (count, h, w), s, generator = size, vae.spatial, torch.Generator().manual_seed(2)
     frames = vae.temporal * (count - 1) + 1
     coarse = torch.randint(32, 224, (frames, h, w, 3), generator=generator)
@@ -182,8 +201,9 @@ def cell(family: str, precision: str, path: Path | None, small: bool) -> Iterato
     sizes = SMALL if small else SIZES[vae.spatial]
     tile, overlap = (2, 1) if small else (12, 4)  # in latents
     tiles = {"tiling": "blended", "tile": vae.spatial * tile, "overlap": vae.spatial * overlap}
+    halves = ("decode", "encode") if vae.can_encode else ("decode",)
     for size in sizes:
-        for half in ("decode", "encode"):
+        for half in halves:
             where = f"{family} {precision} {half} {'x'.join(map(str, size))}"
             yield f"{where} roomy", case(vae, half, size, {})
             if not small:
@@ -192,7 +212,7 @@ def cell(family: str, precision: str, path: Path | None, small: bool) -> Iterato
                 yield f"{where} blended", case(vae, half, size, tiles)
         vae.release()
     if not small:
-        for half in ("decode", "encode"):
+        for half in halves:
             for call in (1, 2, 3):
                 yield f"{family} {precision} {half} tiny, call {call}", case(vae, half, TINY, {})
 

@@ -8,9 +8,7 @@ within a run.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +20,9 @@ from ..kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
 from ..kernels.targets import FP8, target
 from ..kernels.to_pixels import UNIT, columns_weight, to_pixels
 from ..kernels.upsample import pack, upsample
-from .timing import Time, copy_rate, matrix_rate, measure
+from . import winograd
+from .rows import HEADER, Meter, Row
+from .timing import copy_rate, matrix_rate
 
 # D_out x H x W, C -> K: the decoder's resolutions at 720p.
 CONVS = ((4, 720, 1280, 128, 128), (4, 720, 1280, 256, 256), (4, 360, 640, 512, 512), (2, 180, 320, 512, 512),
@@ -32,59 +32,8 @@ UPSAMPLES = ((2, 180, 320, 512, True), (4, 360, 640, 256, False))
 ATTENTIONS = ((14400, 512), (32400, 512), (14400, 384), (14400, 1024))
 
 
-@dataclass(frozen=True)
-class Row:
-    """One measurement. rate is in TFLOP/s (unit "F") or TB/s ("B"), and so is the ceiling measured with its case."""
-
-    operator: str
-    shape: str
-    dtype: str
-    who: str
-    time: Time
-    rate: float
-    unit: str
-    ceiling: float | None
-
-    def record(self) -> dict[str, Any]:
-        return {**vars(self), "time": vars(self.time)}
-
-    def line(self) -> str:
-        share = "" if self.ceiling is None else f"{100 * self.rate / self.ceiling:5.1f} % of {self.ceiling:.4g}"
-        unit = "TFLOP/s" if self.unit == "F" else "TB/s"
-        spread = f"({self.time.low:.3f}-{self.time.high:.3f})"
-        return (f"{self.operator:22} {self.shape:28} {self.dtype:9} {self.who:26} {self.time.median:9.3f} {spread:>19} "
-                f"{self.rate:8.2f} {unit:7} {share}")
-
-
-HEADER = (f"{'operator':22} {'shape':28} {'type':9} {'by':26} {'median ms':>9} {'(min-max)':>19} {'rate':>8}"
-          f"{'of ceiling':>18}")
-
-
-def word(dtype: torch.dtype) -> str:
-    return {torch.float16: "fp16", torch.bfloat16: "bf16", FP8: "fp8", torch.int8: "int8"}.get(dtype, str(dtype)[6:])
-
-
-class Bench:
-    """Runs the cases on one device; failures of a peer are reported as such and do not end the run."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.ceiling: float | None = None
-
-    def flops(self, operator: str, shape: str, dtype: torch.dtype, who: str, work: float,
-              call: Callable[[], object]) -> Row:
-        time = measure(call)
-        return Row(operator, shape, word(dtype), who, time, work * 1e-9 / time.median, "F", self.ceiling)
-
-    def bytes(self, operator: str, shape: str, dtype: torch.dtype, who: str, moved: float,
-              call: Callable[[], object]) -> Row:
-        time = measure(call)
-        return Row(operator, shape, word(dtype), who, time, moved * 1e-9 / time.median, "B", self.ceiling)
-
-    def random(self, *shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
-        if dtype == torch.int8:
-            return torch.randint(-60, 60, shape, dtype=dtype, device=self.device)
-        return torch.randn(shape, device=self.device, dtype=torch.float16).to(dtype)
+class Bench(Meter):
+    """Every operator's cases; failures of a peer are reported as such and do not end the run."""
 
     def conv(self, shape: tuple[int, int, int, int, int], dtype: torch.dtype, peers: bool = True) -> Iterator[Row]:
         d, h, w, c, k = shape
@@ -212,6 +161,7 @@ class Bench:
             "upsample": [self.upsample(*shape, t) for t in (half, *first) for shape in UPSAMPLES],
             "to_pixels": [self.pixels(4, 720, 1280, 128, t) for t in (half, torch.uint8)],
             "attention": [self.attention(1, *shape) for shape in ATTENTIONS],
+            "winograd": [winograd.cases(self)],
         }
         for name in operators:
             for case in cases[name]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ..bench.measure import Bench, Case
 
-OPERATORS = ("conv3d", "norm_act", "upsample", "to_pixels", "attention")
+OPERATORS = ("conv3d", "norm_act", "upsample", "to_pixels", "attention", "winograd")
 PEERS = ("eager", "channels-last", "compile", "comfyui")
 _TORCH_PEERS = {"eager": "torch eager", "channels-last": "torch channels-last", "compile": "torch.compile"}
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import InputError
 from .options import (
+    add_device_options,
     add_memory_options,
     add_output_options,
     add_vae_options,
@@ -22,14 +23,19 @@ from .options import (
     memory_options,
     progress,
     rate,
+    with_ranks,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import Tensor
 
     from ..files.latents import LatentFile
     from ..files.mp4 import Mp4Writer
     from ..files.pngs import PngWriter
+    from ..ranks import Ranks
+    from ..run.progress import Progress
     from ..vae import VideoVAE
 
 
@@ -62,11 +68,28 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     video.add_argument("--audio", type=Path, metavar="FILE", help="a file whose sound goes with the frames")
     add_vae_options(parser)
     add_memory_options(parser)
+    add_device_options(parser)
     add_output_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    return with_ranks(args, _run, _help)
+
+
+def _help(args: argparse.Namespace, ranks: Ranks) -> int:
+    """A rank that writes nothing: its share of what rank 0 is asked for."""
+    from ..files.latents import LatentFile
+
+    vae = load_vae(args, ranks)
+    latent = LatentFile(args.latent, vae.latent_channels, args.item, vae.architecture.still)
+    part = ranks.broadcast()
+    if part is not None:
+        vae.decode(latent.read(), devices=ranks, mixed_devices=args.mixed_devices, **part, **memory_options(args))
+    return 0
+
+
+def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
     from ..files.latents import LatentFile, latent_metadata
     from ..files.media import DEFAULT_FPS
     from ..files.mp4 import Format, check_audio, part_of
@@ -90,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
     if kind in ("mp4", "folder") and part.exists() and not (args.resume or args.force):
         raise InputError(f"{part}: an interrupted run has left it; give --resume to go on with it, or --force to "
                          "begin anew")  # fmt: skip
-    vae = load_vae(args)
+    vae = load_vae(args, ranks)
     still = vae.architecture.still
     if still and kind == "mp4":
         raise InputError(f"{args.out}: {vae.arch} makes pictures; end it in .png, .safetensors, or / for a folder")
@@ -102,9 +125,9 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"{args.out}: {args.latent} is a clip of several frames; write .mp4, or / for a PNG folder")
     started = time.perf_counter()
     if still or kind in ("safetensors", "png"):
-        shape, resumed = _at_once(args, vae, latent, notes, fps, target, kind), 0
+        shape, resumed = _at_once(args, ranks, vae, latent, notes, fps, target, kind), 0
     else:
-        shape, resumed = _by_and_by(args, vae, latent, notes, form, target)
+        shape, resumed = _by_and_by(args, ranks, vae, latent, notes, form, target)
     seconds = time.perf_counter() - started
     if not args.quiet:
         batch, count, height, width, _ = shape
@@ -118,9 +141,23 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _decoded(
+    args: argparse.Namespace, ranks: Ranks | None, vae: VideoVAE, latent: LatentFile, report: Progress, at_once: bool,
+    **part: object,
+) -> Iterator[Tensor]:  # fmt: skip
+    """The wanted frames as they are finished, or at once, as several devices have them."""
+    options = {"progress": report, **part, **memory_options(args)}
+    if ranks is not None:
+        ranks.broadcast(part)
+    if ranks is None and not args.devices and not at_once:
+        yield from vae.stream(latent, **options)
+    else:
+        yield vae.decode(latent.read(), devices=ranks or args.devices, mixed_devices=args.mixed_devices, **options)
+
+
 def _at_once(
-    args: argparse.Namespace, vae: VideoVAE, latent: LatentFile, notes: dict[str, str], fps: Fraction, target: Path,
-    kind: str,
+    args: argparse.Namespace, ranks: Ranks | None, vae: VideoVAE, latent: LatentFile, notes: dict[str, str],
+    fps: Fraction, target: Path, kind: str,
 ) -> tuple[int, ...]:  # fmt: skip
     """With all frames in memory: pictures, and what takes all frames at once; returns their shape."""
     from ..files.pngs import write_png, write_png_folder
@@ -128,8 +165,8 @@ def _at_once(
 
     last, output = _frames(args, vae, latent, notes), "float32" if kind == "safetensors" else "uint8"
     with progress("decode", args.quiet) as report:
-        frames = vae.decode(latent.read(), output=args.output or output, start=args.start, frames=last - args.start,
-                            progress=report, **memory_options(args))  # fmt: skip
+        part = {"output": args.output or output, "start": args.start, "frames": last - args.start}
+        (frames,) = _decoded(args, ranks, vae, latent, report, True, **part)
     frames = crop(frames, notes, vae.spatial)
     if kind == "png":
         write_png(target, frames[0, 0])
@@ -143,8 +180,9 @@ def _at_once(
 
 
 def _by_and_by(
-    args: argparse.Namespace, vae: VideoVAE, latent: LatentFile, notes: dict[str, str], form: object, target: Path
-) -> tuple[tuple[int, ...], int]:
+    args: argparse.Namespace, ranks: Ranks | None, vae: VideoVAE, latent: LatentFile, notes: dict[str, str],
+    form: object, target: Path,
+) -> tuple[tuple[int, ...], int]:  # fmt: skip
     """To an MP4 or a PNG folder; returns the frames' shape and how many were there."""
     from ..files.mp4 import Mp4Writer
     from ..files.pngs import PngWriter
@@ -162,9 +200,11 @@ def _by_and_by(
         with progress("decode", args.quiet) as report, writer:
             if resumed < count:
                 output = "float32" if form is not None and form.deep else "uint8"
-                for frames in vae.stream(latent, output=output, start=args.start + resumed, frames=count - resumed,
-                                         progress=report, **memory_options(args)):  # fmt: skip
+                part = {"output": output, "start": args.start + resumed, "frames": count - resumed}
+                for frames in _decoded(args, ranks, vae, latent, report, False, **part):
                     writer.write(crop(frames, notes, vae.spatial)[0])
+            elif ranks is not None:
+                ranks.broadcast(None)
         if form is None:
             writer.finish()
         else:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
 from .options import (
+    add_device_options,
     add_memory_options,
     add_output_options,
     add_vae_options,
@@ -20,12 +21,15 @@ from .options import (
     memory_options,
     progress,
     rate,
+    with_ranks,
 )
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from ..ranks import Ranks
+    from ..run.progress import Progress
     from ..vae import VideoVAE
 
 
@@ -45,11 +49,27 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--seed", type=int, help="draw a sample from the posterior (default: its mean)")
     add_vae_options(parser)
     add_memory_options(parser)
+    add_device_options(parser)
     add_output_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    return with_ranks(args, _run, _help)
+
+
+def _help(args: argparse.Namespace, ranks: Ranks) -> int:
+    """A rank that writes nothing: its share of what rank 0 makes."""
+    from ..files.media import Clip
+
+    vae = load_vae(args, ranks)
+    frames = Padded(Clip(args.video), args.start, args.frames, vae.temporal, vae.spatial)
+    if ranks.broadcast():
+        _encoded(args, ranks, vae, frames, None)
+    return 0
+
+
+def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
     from ..files.media import Clip
     from ..files.writing import check_target
 
@@ -58,14 +78,14 @@ def run(args: argparse.Namespace) -> int:
     check_target(args.out, args.force)
     check_report(args)
     clip = Clip(args.video)
-    vae = load_vae(args)
+    vae = load_vae(args, ranks)
     frames = Padded(clip, args.start, args.frames, vae.temporal, vae.spatial)
     started = time.perf_counter()
     with progress("encode", args.quiet) as report:
         if vae.architecture.still:
-            shape = _pictures(args, vae, frames, report)
+            shape = _pictures(args, ranks, vae, frames, report)
         else:
-            shape = _clip(args, vae, frames, str(args.fps or clip.fps), report)
+            shape = _clip(args, ranks, vae, frames, str(args.fps or clip.fps), report)
     seconds = time.perf_counter() - started
     height, width = frames.size
     if not args.quiet:
@@ -75,34 +95,45 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _encoded(
+    args: argparse.Namespace, ranks: Ranks | None, vae: VideoVAE, frames: Padded, report: Progress | None
+) -> Tensor:
+    """The latent of frames that are all in memory, as several devices take them."""
+    import torch
+
+    if ranks is not None and ranks.rank == 0:
+        ranks.broadcast(True)
+    return vae.encode(torch.stack(list(frames)), seed=args.seed, devices=ranks or args.devices, progress=report,
+                      mixed_devices=args.mixed_devices, **memory_options(args))  # fmt: skip
+
+
 def _clip(
-    args: argparse.Namespace, vae: VideoVAE, frames: Padded, fps: str, report: Callable[[int, int], None]
+    args: argparse.Namespace, ranks: Ranks | None, vae: VideoVAE, frames: Padded, fps: str, report: Progress
 ) -> torch.Size:
     """Frames as they are read, latents as they are made; returns the latent's shape."""
     from ..files.latents import LatentWriter
 
-    count = None
-    if args.seed is not None:  # its noise is drawn for the whole clip at once
+    several, count = ranks is not None or bool(args.devices), None
+    if args.seed is not None and not several:  # its noise is drawn for the whole clip at once
         count = sum(1 for _ in frames)
     with LatentWriter(args.out) as writer:
-        for latent in vae.encode_stream(
-            frames, count=count, seed=args.seed, progress=report, **memory_options(args)
-        ):
-            writer.write(latent)
+        if several:
+            writer.write(_encoded(args, ranks, vae, frames, report))
+        else:
+            options = memory_options(args)
+            for latent in vae.encode_stream(frames, count=count, seed=args.seed, progress=report, **options):
+                writer.write(latent)
         writer.finish({"fps": fps, "frames": str(frames.read), **_sides(frames)})
     return writer.shape
 
 
 def _pictures(
-    args: argparse.Namespace, vae: VideoVAE, frames: Padded, report: Callable[[int, int], None]
+    args: argparse.Namespace, ranks: Ranks | None, vae: VideoVAE, frames: Padded, report: Progress
 ) -> torch.Size:
     """All of them at once: they do not follow each other."""
-    import torch
-
     from ..files.latents import write_latent
 
-    pictures = torch.stack(list(frames))
-    latent = vae.encode(pictures, seed=args.seed, progress=report, **memory_options(args))[:, :, 0]
+    latent = _encoded(args, ranks, vae, frames, report)[:, :, 0]
     write_latent(args.out, latent, _sides(frames))
     return latent.shape
 

@@ -16,6 +16,7 @@ from ..errors import InputError
 from ..files.writing import check_target, replacing
 
 if TYPE_CHECKING:
+    from ..ranks import Ranks
     from ..vae import VideoVAE
 
 
@@ -55,6 +56,31 @@ def memory_options(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in ("tiling", "tile", "overlap", "chunk", "vram_gb", "ram_gb")}
 
 
+def add_device_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("several GPUs (also: torchrun --nproc-per-node N -m zerowaste_vae ...)")
+    group.add_argument("--devices", metavar="LIST",
+                       help="GPUs that share the clip, with the bits of one: all, or a list such as cuda:0,cuda:1 "
+                       "(default: one)")  # fmt: skip
+    group.add_argument("--mixed-devices", action="store_true",
+                       help="allow GPUs of different kinds, whose bits differ")  # fmt: skip
+
+
+def with_ranks(
+    args: argparse.Namespace, run: Callable[[argparse.Namespace, Ranks | None], int],
+    help: Callable[[argparse.Namespace, Ranks], int],
+) -> int:  # fmt: skip
+    """run(args, ranks), and on the other ranks, where torchrun has started several, help(args, ranks)."""
+    from ..ranks import joined, under_torchrun
+
+    if not under_torchrun():
+        return run(args, None)
+    if args.devices:
+        raise InputError(f"--devices {args.devices}: under torchrun each process has one device; leave it out")
+    check_report(args)
+    with joined() as ranks:
+        return run(args, ranks) if ranks.rank == 0 else help(args, ranks)
+
+
 def add_output_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("output")
     group.add_argument("--force", action="store_true", help="replace an existing output")
@@ -74,12 +100,18 @@ def rate(text: str) -> Fraction:
     return value
 
 
-def load_vae(args: argparse.Namespace) -> VideoVAE:
+def load_vae(args: argparse.Namespace, ranks: Ranks | None = None) -> VideoVAE:
+    """ranks: of torchrun; each has a GPU of its own machine, if there are any."""
     from ..loader import demo_vae_path, load
     from ..options import DEFAULTS
 
     options = replace(DEFAULTS.switched(args.on, args.off), min_db=args.min_db)
-    vae = load(args.vae or demo_vae_path(), precision=args.precision, device=args.device, norm_groups=args.norm_groups)
+    device = args.device
+    if device is None and getattr(args, "devices", None) not in (None, "auto", "all"):
+        device = args.devices.partition(",")[0].strip()
+    if device is None and ranks is not None:
+        device = ranks.device
+    vae = load(args.vae or demo_vae_path(), precision=args.precision, device=device, norm_groups=args.norm_groups)
     vae.options = options
     return vae
 

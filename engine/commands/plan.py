@@ -41,6 +41,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     memory = add_memory_options(parser)
     memory.add_argument("--output", default="float32", metavar="TYPE", help="float32 (default), float16 or uint8")
     memory.add_argument("--table", action="store_true", help="plans for a range of targets")
+    parser.add_argument("--devices", type=int, metavar="N",
+                        help="also compute what up to N GPUs of one kind would do together")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
@@ -67,9 +69,12 @@ def run(args: argparse.Namespace) -> int:
     rows = [_row(plan, limits) for limits in _limits(args, request)]
     frames = temporal * (latents - 1) + 1
     result = frames * height * width * 3 * request.dtype.itemsize
+    shared = _shared(args, architecture, planner.walk.config, size) if args.devices else []
     if args.json:
         answer = {"size": [width, height], "frames": frames, "precision": precision, "result_gb": result / GIB,
                   "note": note, "plans": rows}  # fmt: skip
+        if shared:
+            answer["devices"] = [{key: value for key, value in row.items() if key != "text"} for row in shared]
         print(json.dumps(answer, indent=1))
         return 0
     verb = "encode" if args.encode else f"decode to {args.output} ({result / GIB:.2f} GB of host memory)"
@@ -78,6 +83,8 @@ def run(args: argparse.Namespace) -> int:
         print(note)
     for row in rows:
         print(f"{row['target_gb']:6.2f} GB: {row['text']}")
+    for row in shared:
+        print(row["text"])
     return 0 if all(row["fits"] for row in rows) or args.table else 2
 
 
@@ -140,6 +147,32 @@ def _planner(args: argparse.Namespace) -> tuple[Planner, Architecture, str]:
         lambda: exact,  # plans are for a GPU, without TF32
     )
     return planner, architecture, note
+
+
+def _shared(
+    args: argparse.Namespace, architecture: Architecture, config: object, size: tuple[int, int, int]
+) -> list[dict[str, object]]:
+    """What 2, 4, 8 and N GPUs would do, by the steps' operations: computed, nobody has measured it."""
+    from ..planning.shares import Leads, duration, split
+    from ..run.sections import frames_of
+
+    if args.devices < 1:
+        raise InputError(f"--devices {args.devices}: there is at least one")
+    program = getattr(architecture, "encoder" if args.encode else "decoder")(config)
+    latents, (height, width), rate = size[0], size[1:], architecture.temporal
+    scale = architecture.spatial if args.encode else 1
+    leads, out = Leads(program, scale * height, scale * width), []
+    for count in sorted({n for n in (2, 4, 8) if n < args.devices} | {args.devices}):
+        rates = [1.0] * count
+        shares = split(leads, latents, rates)
+        times = latents / duration(shares, rates)
+        parts = [{"first": frames_of(s.first, rate), "end": frames_of(s.end, rate), "latents": s.end - s.first,
+                  "lead_latents": round(s.lead, 2)} for s in shares]  # fmt: skip
+        each = ", ".join(f"{p['first']}-{p['end'] - 1} ({p['latents']} latents + {p['lead_latents']:.1f} of lead)"
+                         for p in parts)  # fmt: skip
+        text = f"{count} GPUs, computed, not measured: {times:.2f} times as fast as one; frames {each}"
+        out.append({"devices": count, "computed_speedup": round(times, 3), "parts": parts, "text": text})
+    return out
 
 
 def _row(planned: Callable[..., Plan], limits: Limits) -> dict[str, object]:

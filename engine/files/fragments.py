@@ -84,10 +84,10 @@ class Appended:
         self._path, self._header, self._skips = path, b"" if before is None else before.header, before is not None
         #: Bytes up to the end of the last complete fragment, or of the header.
         self.complete = 0 if before is None else before.size
-        self._file = path.open("wb" if before is None else "r+b")
+        self._file = path.open("wb" if before is None else "r+b", buffering=0)
         self._file.truncate(self.complete)
         self._file.seek(self.complete)
-        self._at = self.complete
+        self._waiting: list[bytes] = []
         self._head = b""
         self._left = 0
         self._kind = b""
@@ -121,14 +121,18 @@ class Appended:
                 raise InputError(f"{self._path}: was begun by another version of the encoder; remove it to begin anew")
             self._header = self._header[len(data) :]
             return
-        self._file.write(data)
-        self._at += len(data)
+        self._waiting.append(data)
 
     def _end(self) -> None:
         """A box is complete."""
-        if self._kind in (b"moov", b"mdat") and not (self._skips and self._kind not in _MEDIA):
-            self._file.flush()
-            self.complete = self._at
+        if self._kind in (b"moov", b"mdat") and self._waiting:
+            # At once: players refuse a file that ends within a fragment's beginning.
+            data = memoryview(b"".join(self._waiting))
+            self._waiting.clear()
+            left = data
+            while left:
+                left = left[self._file.write(left) :]
+            self.complete += len(data)
 
     def close(self) -> None:
         """Nothing but complete fragments stays."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -102,6 +103,7 @@ class Encoder:
     def __init__(self, container: OutputContainer, form: Format, height: int, width: int, name: str) -> None:
         import av
 
+        os.environ.setdefault("SVT_LOG", "1")  # its encoder would tell of every setting
         codec, (self._pixels, self._deep, halves) = CODECS[form.codec], PIXELS[form.pixels]
         self.size = height, width
         self._pad = (height % 2, width % 2) if halves else (0, 0)
@@ -168,7 +170,7 @@ class Mp4Writer:
         #: Frames that are in complete fragments.
         self.done = 0
         if self._before is not None:
-            check_identity(self.part, _comment(self.part), identity)
+            check_identity(self.part, identity.encode() in self._before.header)
             self.done = self._before.samples
         self._queue: queue.Queue[torch.Tensor | None] = queue.Queue(WAITING)
         self._ended = False
@@ -280,8 +282,9 @@ def part_of(path: Path) -> Path:
     return path.with_name(f"{path.stem}.part{path.suffix}")
 
 
-def check_identity(part: Path, found: str, identity: str) -> None:
-    if found != identity:
+def check_identity(part: Path, same: bool) -> None:
+    """Raises InputError where an unfinished file is not the same one's."""
+    if not same:
         raise InputError(f"{part}: is of another clip or was made with other settings; give --force to begin anew")
 
 
@@ -323,16 +326,6 @@ def write_mp4(path: str | Path, frames: Frames, fps: Fraction | float, crf: int 
 # -- from the part file to the finished one ---------------------------------------------------------------------------
 
 
-def _comment(part: Path) -> str:
-    import av
-
-    try:
-        with av.open(str(part)) as container:
-            return container.metadata.get("comment", "")
-    except av.FFmpegError as error:
-        raise InputError(f"{part}: cannot be read ({error.strerror}); give --force to begin anew") from error
-
-
 def check_audio(path: str | Path) -> None:
     """Raises InputError where a file has no sound to take over."""
     import av
@@ -369,7 +362,7 @@ _Timed = tuple[Fraction, int, Any]
 
 def _video(source: InputContainer, out: OutputContainer) -> Iterator[_Timed]:
     given = source.streams.video[0]
-    stream = out.add_stream_from_template(given)
+    stream = out.add_stream_from_template(given, opaque=True)
 
     def packets() -> Iterator[_Timed]:
         first = None
@@ -391,7 +384,7 @@ def _audio(source: InputContainer, out: OutputContainer, start: Fraction, second
     given = source.streams.audio[0]
     copied = given.codec_context.name in SOUNDS
     rate = given.codec_context.sample_rate
-    stream = out.add_stream_from_template(given) if copied else out.add_stream("aac", rate=rate)
+    stream = out.add_stream_from_template(given, opaque=True) if copied else out.add_stream("aac", rate=rate)
 
     def cut(pieces: Iterator[Any]) -> Iterator[Any]:
         for piece in pieces:

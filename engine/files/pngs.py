@@ -33,7 +33,7 @@ class PngWriter:
         if self.path.is_dir():
             refuse_foreign_files(self.path)
         if resume and self.part.is_dir():
-            check_identity(self.part, _read(self.part / _IDENTITY), identity)
+            check_identity(self.part, _read(self.part / _IDENTITY) == identity)
             while (self.part / FRAME_NAME.format(first + self.done)).exists():
                 self.done += 1
         elif self.part.is_dir():

@@ -102,8 +102,10 @@ def _through(
 
 
 def take(run: Run, step: Step, size: Size) -> Tensor:
-    """Memory for the step's result."""
-    return run.arena.take(tuple(size), torch.float32 if step.wide else run.dtype)
+    """Memory for the step's result. In networks that look ahead it is as large as in the middle of a clip: what is done
+    in place behind the step may have more frames at the clip's end."""
+    frames = run.planned(step.name, size.frames)
+    return run.arena.take((frames, *size[1:]), torch.float32 if step.wide else run.dtype)[: size.frames]
 
 
 def given(x: Tensor) -> Callable[[], Result]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -10,16 +11,18 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch import Tensor
 
+from ..kernels.conv3d import Partials
 from ..kernels.to_pixels import BYTES, UNIT, Pixels
 from ..operands.forms import Operands
 from ..options import DEFAULTS, Options
-from ..run.clip import Clips, Gathers, Part
-from ..run.clip import Emit as EmitResults
 from ..run.graph_rule import chunks_left
 from ..run.graphs import Graphs
 from ..run.handover import Handover, take_over
 from ..run.parking import Parking
+from ..run.passes import Clips, Gathers, Part
+from ..run.passes import Emit as EmitResults
 from ..run.run import Run
+from ..run.sections import frames_of
 from .chain import Link, Result, given, pack_chain, sizes, take, through
 from .ops import attention
 from .packed import tensor_bytes
@@ -44,12 +47,15 @@ class Fused:
     ) -> None:
         """dtype: of activations. operands: of the convolutions, if they differ from that."""
         program = half.program
+        self.begins, self.staged = program.begins, program.staged
         self.dtype, self.style, self.takes = dtype, program.style, program.takes
         #: Whether what sees whole frames sees whole clips, and latents of a clip's first chunk and of later ones, if
         #: they must be so many.
         self.gathers, self.chunks = program.gathers, program.chunk
-        links = iter(pack_chain(program.steps, half.part, operands or Operands(dtype), options))
+        operands = operands or Operands(dtype, winograd=options.winograd)
+        links = iter(pack_chain(program.steps, half.part, operands, options))
         self.stages = [tuple(next(links) for _ in steps) for steps in program.stages()]
+        self._rates = program.rates()
         #: Channels that attention sees; 0: there is none.
         self.attends = max((s.width for s in program.every() if isinstance(s, attention.Attention)), default=0)
         self.nbytes = tensor_bytes(self)
@@ -71,6 +77,27 @@ class Fused:
             guest.relieve, guest.health, guest.watch = run.relieve, run.health, run.watch
             yield guest
 
+    def start(self, run: Run, first: int, steps: slice) -> None:
+        """A new clip, or its results from `first` on, through some of the steps: each waits for its turn."""
+        run.restart()
+        if not self.staged:  # a clip of its own
+            return
+        begins = self.begins(first)
+        run.done["latents"] = begins[steps][0]
+        for link, latent, rate in zip(itertools.chain(*self.stages), begins, self._rates, strict=False):
+            for step in (link.step, *link.step.inner()):
+                run.done[step.name] = frames_of(latent, rate)
+
+    def whole(self, run: Run) -> bool:
+        """Whether all steps take part in the next chunk."""
+        return self._going(run) == len(self._rates) - 1
+
+    def _going(self, run: Run) -> int:
+        """Steps that take part in the next chunk: later ones begin later in a part of a clip."""
+        at, links = run.done["latents"], itertools.chain(*self.stages)
+        waits = (run.done[link.step.name] > frames_of(at, r) for link, r in zip(links, self._rates, strict=False))
+        return next((i for i, wait in enumerate(waits) if wait), len(self._rates) - 1)
+
     def _empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, device="meta", dtype=self.dtype)
 
@@ -81,6 +108,11 @@ class FusedDecoder(Fused):
     @property
     def latent_channels(self) -> int:
         return self.takes
+
+    @property
+    def front(self) -> int:
+        """Steps that must see whole frames."""
+        return len(self.stages[0])
 
     @property
     def features(self) -> int:
@@ -127,26 +159,33 @@ class FusedDecoder(Fused):
         """
         form = BYTES if output == torch.uint8 else UNIT
         front, first, *later = self.stages
-        stages = [first, *later] if self.gathers else [(*front, *first), *later]
-        self._stage(run, stages, z, frames, output, form, emit)
+        stages, every = [(*front, *first), *later], len(self._rates) - 1
+        going = self._going(run)
+        if self.gathers:
+            stages, going = [first, *later], going - len(front)
+        self._stage(run, stages, going, z, frames, output, form, emit)
         if ends and run.after:
-            self._drain(run, stages, Size(*z.shape), frames, output, form, emit)
+            self._drain(run, stages, every, Size(*z.shape), frames, output, form, emit)
 
     def _drain(
-        self, run: Run, stages: Sequence[tuple[Link, ...]], size: Size, frames: int, output: torch.dtype, form: Pixels,
-        emit: Emit,
+        self, run: Run, stages: Sequence[tuple[Link, ...]], going: int, size: Size, frames: int, output: torch.dtype,
+        form: Pixels, emit: Emit,
     ) -> None:  # fmt: skip
         """The frames that are still on their way, stage by stage: each gets what follows the clip once nothing else
-        comes, as many of its convolutions at once as their memory has room for."""
+        comes, as many of its convolutions at once as their memory has room for. going: links of all stages."""
         for i, stage in enumerate(stages):
             keys = {key for link in stage for key in link.step.ahead(link.packed)}
             while keys - run.ended:
                 run.drains = True
-                nothing = self._empty(0, *size[1:]) if run.dry else run.take(0, *size[1:])
-                self._stage(run, stages[i:], nothing, frames, output, form, emit, _INNER if i else frozenset())
+                outer = _INNER if i else frozenset()
+                with run.arena.scope():
+                    room = run.planned(stages[i - 1][-1].step.name, 0) if i else 0
+                    nothing = run.take(room, *size[1:])[:0]
+                    self._stage(run, stages[i:], going, nothing, frames, output, form, emit, outer)
                 run.drains = False
             for link in stage:
                 size = link.step.size(size, False)
+            going -= len(stage)
 
     def whole_chunk(self, run: Run, frames: int, output: torch.dtype, z: Tensor) -> Tensor:
         """As `chunk`, where all its frames make one step: their pixels, valid until the next call."""
@@ -156,12 +195,15 @@ class FusedDecoder(Fused):
         return pixels[0] if pixels else torch.empty(0, 1, 1, 3, dtype=output, device=run.device)
 
     def front_chunk(self, run: Run, z: Tensor, emit: Emit) -> None:
-        """Only the part that must see the whole frame: `emit` gets features [D, h, w, C], valid until it returns."""
+        """Only the part that must see the whole frame: `emit` gets features [D, h, w, C], valid until it returns; none
+        while not all steps take part."""
+        links = self.stages[0][: self._going(run)]
         with run.arena.scope():
-            x, _ = through(run, self.stages[0], Size(*z.shape), given(z))
+            x, _ = through(run, links, Size(*z.shape), given(z))
             run.advance(*z.shape[1:3])
+            run.done["latents"] += z.shape[0]
             if not run.dry:
-                emit(x)
+                emit(x if len(links) == len(self.stages[0]) else x[:0])
 
     def gather(self, run: Run, z: Tensor) -> None:
         """A whole clip's latents [T, h, w, C] into `run.gathered`."""
@@ -170,25 +212,29 @@ class FusedDecoder(Fused):
 
     def tile_chunk(self, run: Run, x: Tensor, frames: int, emit: Emit) -> None:
         """Features [D, h, w, C] of a tile, contiguous, overwritten -> float32 pixels as `chunk`, 0..1, not clamped."""
-        self._stage(run, self.stages[1:], x, frames, torch.float32, UNCLAMPED, emit)
+        going = self._going(run) - len(self.stages[0])
+        self._stage(run, self.stages[1:], going, x, frames, torch.float32, UNCLAMPED, emit)
 
     def _stage(
-        self, run: Run, stages: Sequence[tuple[Link, ...]], x: Tensor, frames: int, output: torch.dtype, form: Pixels,
-        emit: Emit, outer: frozenset[tuple[int, int]] = frozenset(),
+        self, run: Run, stages: Sequence[tuple[Link, ...]], going: int, x: Tensor, frames: int, output: torch.dtype,
+        form: Pixels, emit: Emit, outer: frozenset[tuple[int, int]] = frozenset(),
     ) -> None:
-        """One stage and all behind it, which take its result by steps. outer: resolutions that stages around it use."""
-        links, later = stages[0], stages[1:]
+        """One stage and all behind it, which take its result by steps. going: how many of their links take part.
+        outer: resolutions that stages around it use."""
+        links, later, more = stages[0][:going], stages[1:], going - len(stages[0])
         shapes = sizes(run, links, Size(*x.shape))
         # The result's, too, where that is not for others to read.
-        used = frozenset(s[1:3] for s in (shapes if not later or _reads_result(links[-1]) else shapes[:-1]))
+        used = frozenset(s[1:3] for s in (shapes if more <= 0 or _reads_result(links[-1]) else shapes[:-1]))
         latents = x.shape[0]
         with run.arena.scope():
-            if later:
+            pixels = None
+            if more > 0:
                 y, _ = through(run, links, Size(*x.shape), given(x), keep=True)
                 run.drains = False
                 for a, b in run.walk.spans(y.shape[0], _step(later, frames)) if y.shape[0] else ():
-                    self._stage(run, later, y[a:b], frames, output, form, emit, outer | used)
-                pixels = None
+                    self._stage(run, later, more, y[a:b], frames, output, form, emit, outer | used)
+            elif later or more < 0:
+                through(run, links, Size(*x.shape), given(x))
             else:
                 y, sums = through(run, links[:-1], Size(*x.shape), given(x))
                 end = links[-1]
@@ -222,27 +268,44 @@ class FusedEncoder(Fused):
     @property
     def every(self) -> int:
         """Frames of a latent, but for a clip's first one."""
-        return math.prod(link.step.time[1] for stage in self.stages for link in stage)
+        return self._rates[0]
 
-    def chunk(self, run: Run, video: Tensor, frames: int) -> Tensor:
+    def chunk(self, run: Run, video: Tensor, frames: int) -> Tensor | None:
         """Frames [F, H, W, 3] in -1..1 -> moments [T, h, w, 2C] in float32, or features to be gathered, valid until
-        the next call.
+        the next call; None while not all steps take part.
 
         F is 1 + 4n at the clip's start and 4n later. frames: most frames per step at full size (0: all).
         """
-        fine, rest = self.stages[:2]
+        (fine, rest), going, whole = self.stages[:2], self._going(run), self.whole(run)
+        ahead, result = rest[: max(0, going - len(fine))], None
         before = sizes(run, fine, Size(*video.shape))
-        shapes = sizes(run, rest, before[-1])
+        shapes = sizes(run, ahead, before[-1])
         with run.arena.scope():
-            result = take(run, rest[-1].step, shapes[-1])
-            through(run, rest, before[-1], lambda: self._by_steps(run, video, frames), result)
-            for size in {s[1:3] for s in shapes}:
-                run.advance(*size)
-            if not self.gathers:
+            if ahead:
+                out = take(run, ahead[-1].step, shapes[-1]) if whole else None
+                result, _ = through(run, ahead, before[-1], lambda: self._by_steps(run, video, frames), out)
+                for size in {s[1:3] for s in shapes}:
+                    run.advance(*size)
+            else:
+                for _ in self._steps(run, fine[:going], video, frames, None):
+                    pass
+            if whole and not self.gathers:
                 run.inspect(result)
         run.done["frames"] += video.shape[0]
-        run.done["latents"] += result.shape[0]
-        return result
+        run.done["latents"] += -(-video.shape[0] // self._rates[0])
+        return result if whole else None
+
+    def _steps(
+        self, run: Run, links: tuple[Link, ...], video: Tensor, frames: int, out: Tensor | None
+    ) -> Iterator[Partials | None]:
+        """`frames` after `frames` through the links, into `out` or nowhere; the sums of each."""
+        for a, b in run.walk.spans(video.shape[0], frames):
+            part = video[a:b]
+            shapes = sizes(run, links, Size(*part.shape))
+            with run.arena.scope():
+                yield through(run, links, shapes[0], given(part), None if out is None else out[a:b])[1]
+                for size in {s[1:3] for s in shapes[: -1 if out is not None else None]}:
+                    run.advance(*size)
 
     def gather(self, run: Run, emit: Emit) -> None:
         """`run.gathered` features of a whole clip, which are overwritten: `emit` gets the moments [T, h, w, 2C] in
@@ -266,15 +329,8 @@ class FusedEncoder(Fused):
 
     def _by_steps(self, run: Run, video: Tensor, frames: int) -> Result:
         links = self.stages[0]
-        shapes = sizes(run, links, Size(*video.shape))
-        out = take(run, links[-1].step, shapes[-1])
-        parts = []
-        for a, b in run.walk.spans(video.shape[0], frames):
-            part = video[a:b]
-            with run.arena.scope():
-                parts.append(through(run, links, Size(*part.shape), given(part), out[a:b])[1])
-                for size in {s[1:3] for s in shapes[:-1]}:
-                    run.advance(*size)
+        out = take(run, links[-1].step, sizes(run, links, Size(*video.shape))[-1])
+        parts = list(self._steps(run, links, video, frames, out))
         if run.walk.open:  # whatever steps they were made in
             return out, run.walk.sums(out, links[-1].groups)
         return out, run.joined(parts, 0)
@@ -284,22 +340,24 @@ class FusedPass:
     """Clips or tiles of one size in the memory of one Run: a Pass of run/clip.py."""
 
     def __init__(
-        self, clips: Clips, memory: Callable[[], AbstractContextManager[tuple[Run, Graphs | None]]],
+        self, network: Fused, clips: Clips, memory: Callable[[], AbstractContextManager[tuple[Run, Graphs | None]]],
         load: Callable[[Tensor], Tensor], step: Callable[[Run, Tensor, Emit, bool], None],
         replay: Callable[[Run, Tensor], Tensor] | None = None,
-        aside: Callable[[], AbstractContextManager[object]] = nullcontext, *,
+        aside: Callable[[], AbstractContextManager[object]] = nullcontext, steps: slice = slice(None), *,
         before: Callable[[Run, Tensor, Part], Tensor] | None = None,
         after: Callable[[Run, Tensor, Part, Emit], None] | None = None,
     ) -> None:  # fmt: skip
         """load: a part's data to what `step` takes, on the device. step(run, data, emit, ends): a chunk; whether the
         clip ends with it. replay: the same where its results are one tensor, for graphs, and the clip goes on or
-        nothing looks ahead; None: no attempt after this one can go on where it ends. aside: as in Pass.
+        nothing looks ahead; None: no attempt after this one can go on where it ends. aside: as in Pass. steps: those of
+        the network that it takes.
 
         before(run, data, part): where whole clips come with their first part, what `step` takes of them. after(run,
         results, part, emit): what becomes of results, where they are not emitted at once.
         """
         self.gathers: Gathers = "" if before is after else "first" if after is None else "last"
         self._before, self._after = before, after
+        self._network, self._steps = network, steps
         self._clips = clips
         self._memory = memory
         self._load = load
@@ -313,12 +371,13 @@ class FusedPass:
             self._whole = None if self._graphs is None else functools.partial(self._replay, self._run)
             yield
 
-    def begin(self, clip: int, left: Handover | None) -> tuple[int, int]:
+    def begins(self, first: int) -> tuple[int, ...]:
+        return self._network.begins(first)[self._steps]
+
+    def begin(self, clip: int, first: int, left: Handover | None) -> tuple[int, int]:
         self._later = self._clips.batch - clip - 1
-        if left is None:
-            self._run.restart()
-        else:
-            take_over(self._run, left)
+        if left is None or not take_over(self._run, left):
+            self._network.start(self._run, first, self._steps)
         done = self._run.done
         if self.gathers == "last":
             return done["latents"], 0
@@ -344,7 +403,7 @@ class FusedPass:
             step = functools.partial(self._step, run, data, give, ends)
             run.scout(step)
             with run.chunk() if resumes else nullcontext():
-                if graphs is None or (ends and run.after):
+                if graphs is None or (ends and run.after) or not self._network.whole(run):
                     step()
                 else:
                     left = chunks_left(self._later, self._clips.latents, part.first, part.end - part.first)

@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..kernels.conv3d import pack_weight
+from ..kernels.conv3d import pack_planes, pack_weight
+from ..kernels.conv3d.winograd import takes
 from ..kernels.norm_act import Norm
 from ..operands.forms import Balancer, Form, Operands
 from ..run.weights import Conv
@@ -22,14 +23,23 @@ def conv_of(conv: Any, operands: Operands, normed: bool = True) -> Conv:
     kernel, stride = clip_kernel(conv.weight), (1, 1, *conv.stride)[-3:]
     n, c, taps = kernel.shape[:3]
     strided = stride != (1, 1, 1)
+    # What no norm bounds may be so large that differences overflow.
+    suits = normed and not strided and kernel.shape[3:] == (3, 3) and _plain(conv)
+    planes = operands.winograd and suits and takes(form.dtype, c, n)
     early = taps == 3 and n * c <= EARLY and conv.head == "replicate" and not strided and not conv.after
 
     def make() -> Conv:
         balancer = form.balancer()
-        weight = pack_weight(kernel, form.dtype, early=early, balance=balancer)
+        pack = pack_planes if planes else pack_weight
+        weight = pack(kernel, form.dtype, early=early, balance=balancer)
         return Conv(conv.key, weight, conv.bias.float(), stride=stride, **scaling(form, balancer))
 
     return operands.once(conv.key, form, make)
+
+
+def _plain(conv: Any) -> bool:
+    """Whether it looks back only, at frames among zeros; one of single frames does."""
+    return getattr(conv, "border", "zero") == "zero" and not getattr(conv, "after", 0)
 
 
 def clip_kernel(weight: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .packing import PackedLatents
-from .program import Program, Step
+from .program import TILES, Program, Step
 from .state import State
 from .tree import find, graft
 
@@ -38,6 +38,11 @@ class Half(nn.Module):
                 else:
                     graft(self, name, module)
 
+    @property
+    def front(self) -> int:
+        """Steps in front of the mark TILES: a decoder's on whole frames, an encoder's on tiles."""
+        return self.program.before(TILES)
+
     def beside(self) -> dict[str, nn.Module]:
         """Modules whose parameters lie beside this half in the file, by name."""
         return {name[1:]: module for name, (module,) in self._beside.items()}
@@ -53,7 +58,7 @@ class Half(nn.Module):
         return find(self._network[0], name[1:]) if self._network else self._beside[name][0]
 
     def run(self, steps: Sequence[Step], x: Tensor, state: State | None = None) -> Tensor:
-        """Some of the Program's steps."""
+        """Some of the Program's steps; no frames where one of them begins later."""
         if self.program.style.single:
             if state is None:
                 state = State()
@@ -62,6 +67,8 @@ class Half(nn.Module):
                 x = self._by_frame(step, x, state)
             return x
         for step in steps:
+            if state is not None and not state.takes_part(step.name):
+                return x[:, :, :0]
             x = step.plain(self.part, x, state)
         return x
 

@@ -211,11 +211,11 @@ class Program:
 
     def parts(self) -> tuple[tuple[Step, ...], ...]:
         """(what sees whole frames, what changes the frame rate, what takes single frames), in the order of the walk."""
-        steps, tiles = self.steps, self._before(TILES)
+        steps, tiles = self.steps, self.before(TILES)
         if self.half == "decoder":
             last = max((i for i, s in enumerate(steps, 1) if s.time != (1, 1)), default=tiles)
             return steps[:tiles], steps[tiles : max(last, tiles)], steps[max(last, tiles) :]
-        first = self._before(STEP)
+        first = self.before(STEP)
         return steps[:first], steps[first:tiles], steps[tiles:]
 
     def stages(self) -> list[tuple[Step, ...]]:
@@ -229,7 +229,7 @@ class Program:
                 out.append([])
         return [tuple(s) for s in out]
 
-    def _before(self, mark: Mark) -> int:
+    def before(self, mark: Mark) -> int:
         """Steps in front of the first such mark."""
         at = self.items.index(mark)
         return sum(isinstance(i, Step) for i in self.items[:at])
@@ -272,6 +272,15 @@ class Program:
         every = math.prod(s.time[1] for s in self.steps)
         return (count - 1) // every * every + 1
 
+    def rates(self) -> tuple[int, ...]:
+        """Frames for each latent that go into every step, and at the end those that come out."""
+        rate = math.prod(s.time[1] for s in self.steps)
+        out = [rate]
+        for step in self.steps:
+            rate = rate * step.time[0] // step.time[1]
+            out.append(rate)
+        return tuple(out)
+
     @property
     def rate(self) -> Fraction:
         """Of results to what goes in, in time."""
@@ -289,21 +298,38 @@ class Program:
             rate *= Fraction(*step.time)
         return before, after
 
-    def window(self, first: int, end: int, latents: int) -> tuple[int, int]:
-        """The latents [a, b) of a clip of `latents` that are enough for its results [first, end): taken as a clip of
-        their own, they give these bit by bit. a is the largest such number, b the smallest.
+    @property
+    def staged(self) -> bool:
+        """Each chunk's results come out with it, at every step: so steps may begin one after the other."""
+        return not (self.late or self.waits or self.gathers or self.style.single)
 
-        The first latent of a clip stands for its one last frame: results of the part keep their places, with the
-        first one in the place of latent a's last.
+    def begins(self, first: int) -> tuple[int, ...]:
+        """For each step the latent from which on it has to see a clip so that its results from `first` on are those of
+        the whole clip, bit by bit; not falling.
+
+        Where they are not `staged`, all begin with one latent, as with a clip of their own: its first latent stands for
+        the one last frame of it.
         """
-        before, after = self.reach()
-        if math.inf in (before, after) or self.chunk is not None:
+        *rates, rate = self.rates()
+        if not self.staged:
+            before, _ = self.reach()
+            at = (first - 1) / self.rate + 1 - before if self.rate >= 1 else first - 1 + (1 - before) * self.rate
+            return (0 if math.inf == before or self.waits else max(0, math.floor(at)),) * len(rates)
+        need, out = first, []
+        for step, rate in zip(reversed(self.steps), reversed(rates), strict=True):
+            made, of = step.time
+            own = -(-need // made) * of - (of - 1)  # the first frame that the needed one is made of
+            need = max(0, own - step.taps(self.style).before)
+            out.append(-(-need // rate))
+        return tuple(reversed(out))
+
+    def window(self, first: int, end: int, latents: int) -> tuple[int, int]:
+        """The latents [a, b) of a clip of `latents` that are enough for its results [first, end)."""
+        _, after = self.reach()
+        if after == math.inf:
             return 0, latents
-        if self.rate >= 1:  # results are frames
-            a, b = (first - 1) / self.rate + 1 - before, (end - 1) / self.rate + after
-        else:
-            a, b = first - 1 + (1 - before) * self.rate, end - 1 + after * self.rate
-        return max(0, min(math.floor(a), latents - 1)), min(math.ceil(b) + 1, latents)
+        last = (end - 1) / self.rate + after if self.rate >= 1 else end - 1 + after * self.rate
+        return min(self.begins(first)[0], latents - 1), min(math.ceil(last) + 1, latents)
 
     def widths(self) -> set[int]:
         """Channels of every residual stream."""

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 
 import torch
+
+
+@dataclass
+class Place:
+    """The latent that a chunk of a clip begins with, and those that steps begin with, by name."""
+
+    begins: dict[str, int]
+    at: int = 0
 
 
 class State:
@@ -15,7 +24,7 @@ class State:
     frame per call, with equal results.
     """
 
-    def __init__(self, seed: int | None = None) -> None:
+    def __init__(self, seed: int | None = None, place: Place | None = None) -> None:
         #: Of noise that is added within the network; None: there is none.
         self.seed = seed
         self.histories: dict[str, torch.Tensor] = {}
@@ -26,6 +35,18 @@ class State:
         self.constants: dict[str, torch.Tensor] = {}
         #: The next call is the clip's last: what looks ahead sees its last frame repeated.
         self.ending = False
+        #: Where each step begins, for a later part of a clip; None: at the clip's start.
+        self.place = place
+        #: The step that is called began, or begins, behind the clip's start.
+        self.inside = False
+
+    def takes_part(self, name: str) -> bool:
+        """Whether the step of this name sees the next chunk; sets `inside`."""
+        if self.place is None:
+            return True
+        begins = self.place.begins[name]
+        self.inside = begins > 0
+        return begins <= self.place.at
 
     def count(self, key: str, x: torch.Tensor) -> int:
         """How many frames of the clip have come under `key` before those of x [B, C, T, H, W]."""

@@ -13,12 +13,12 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from ..run.clip import Clips, Emit, Part
 from ..run.handover import Handover
+from ..run.passes import Clips, Emit, Part
 from ..run.pixels import to_network, to_pixels
 from ..run.plan import Steps
 from .plain import Half
-from .state import State
+from .state import Place, State
 
 
 def split(x: Tensor, size: int) -> Iterable[Tensor]:
@@ -58,7 +58,7 @@ def _until_its_end(parts: Iterable[Tensor], state: State) -> Iterator[Tensor]:
 
 
 def decode_features(
-    decoder: Half, z: Iterable[Tensor], check: Callable[[], None], seed: int | None = None
+    decoder: Half, z: Iterable[Tensor], check: Callable[[], None], seed: int | None = None, place: Place | None = None
 ) -> Iterator[Tensor]:
     """Latent chunks [B, C, n, h, w] -> features at latent resolution, chunk by chunk. seed: of noise in the network."""
     if decoder.program.gathers:
@@ -66,7 +66,7 @@ def decode_features(
         check()
         yield from decoder.low(torch.cat(parts, 2)).split([part.shape[2] for part in parts], 2)
         return
-    state = State(seed)
+    state = State(seed, place)
     for part in _until_the_end(decoder, z, state):
         check()
         yield decoder.low(part, state)
@@ -74,10 +74,10 @@ def decode_features(
 
 def decode_frames(
     decoder: Half, features: Iterable[Tensor], steps: Steps, check: Callable[[], None], parts: Split = split,
-    seed: int | None = None,
+    seed: int | None = None, place: Place | None = None,
 ) -> Iterator[list[Tensor]]:
     """Features of the whole frame or of one tile -> per chunk, the list of its frames [B, 3, f, H, W]."""
-    state = State(seed)
+    state = State(seed, place)
     for chunk in _until_the_end(decoder, features, state):
         x = decoder.between(chunk, state)
         out = []
@@ -88,10 +88,11 @@ def decode_frames(
 
 
 def encode_features(
-    encoder: Half, video: Iterable[Tensor], steps: Steps, check: Callable[[], None], parts: Split = split
+    encoder: Half, video: Iterable[Tensor], steps: Steps, check: Callable[[], None], parts: Split = split,
+    place: Place | None = None,
 ) -> Iterator[Tensor]:
     """Frame chunks [B, 3, f, H, W] (1 + 4n first, then 4n) -> features at latent resolution, chunk by chunk."""
-    state = State()
+    state = State(place=place)
     for part in _until_the_end(encoder, video, state):
         high = []
         for frames in _until_its_end(parts(part, steps.frames), state):
@@ -100,14 +101,16 @@ def encode_features(
         yield encoder.between(torch.cat(high, 2) if len(high) > 1 else high.pop(), state)
 
 
-def encode_moments(encoder: Half, features: Iterable[Tensor], check: Callable[[], None]) -> Iterator[Tensor]:
+def encode_moments(
+    encoder: Half, features: Iterable[Tensor], check: Callable[[], None], place: Place | None = None
+) -> Iterator[Tensor]:
     """Features at latent resolution -> moments [B, 2 * latent, n, h, w], chunk by chunk."""
     if encoder.program.gathers:
         parts = list(features)
         check()
         yield from encoder.low(torch.cat(parts, 2)).split([part.shape[2] for part in parts], 2)
         return
-    state = State()
+    state = State(place=place)
     for part in _until_the_end(encoder, features, state):
         check()
         yield encoder.low(part, state)
@@ -130,11 +133,13 @@ class PlainPass:
     gathers = ""
 
     def __init__(
-        self, load: Callable[[Tensor], Tensor], network: Callable[[Iterator[Tensor]], Iterator[Iterable[Tensor]]],
+        self, half: Half, steps: slice, load: Callable[[Tensor], Tensor],
+        network: Callable[[Iterator[Tensor], Place | None], Iterator[Iterable[Tensor]]],
         form: Callable[[Tensor], Tensor],
-    ) -> None:
-        """load: a part's data to [1, C, n, h, w]. network: these, chunk by chunk, to lists of results of that layout.
-        form: to those that are emitted; may overwrite what it takes."""
+    ) -> None:  # fmt: skip
+        """steps: those of the Program that it takes. load: a part's data to [1, C, n, h, w]. network: these, chunk by
+        chunk, to lists of results of that layout. form: to those that are emitted; may overwrite what it takes."""
+        self._program, self._steps = half.program, steps
         self._load, self._network, self._form = load, network, form
 
     def aside(self) -> AbstractContextManager[None]:
@@ -142,16 +147,30 @@ class PlainPass:
 
     memory = aside
 
-    def begin(self, clip: int, left: Handover | None) -> tuple[int, int]:
+    def begins(self, first: int) -> tuple[int, ...]:
+        return self._program.begins(first)[self._steps]
+
+    def begin(self, clip: int, first: int, left: Handover | None) -> tuple[int, int]:
         """Always from the start: another way's histories are not for this one."""
-        return 0, 0
+        if not self._program.staged:
+            self._place = None
+            return 0, 0
+        names, begins = (step.name for step in self._program.steps), self._program.begins(first)
+        self._place = Place(dict(zip(names, begins, strict=True)))
+        return begins[self._steps][0], 0
 
     def chunks(self, parts: Iterable[Part], emit: Emit) -> Iterator[None]:
-        for pieces in self._network(self._load(part.data) for part in parts):
+        for pieces in self._network(self._loaded(parts), self._place):
             for piece in pieces:
                 health = piece.sum(dtype=torch.float32)
                 emit(self._form(piece), health)
             yield
+
+    def _loaded(self, parts: Iterable[Part]) -> Iterator[Tensor]:
+        for part in parts:
+            if self._place is not None:
+                self._place.at = part.first
+            yield self._load(part.data)
 
 
 class PlainHalf:
@@ -169,29 +188,44 @@ class PlainHalf:
         self._half, self._scale, self._dtype, self._device = half, scale, dtype, device
 
     def whole(self, clips: Clips) -> PlainPass:
-        half, steps, check = self._half, clips.plan.steps, clips.guard.tick.check
+        half, steps, check, every = self._half, clips.plan.steps, clips.guard.tick.check, slice(None)
         features, frames = self._decode_features, self._decode_frames
         if half.program.half == "decoder":
-            return PlainPass(
-                self._latents, lambda parts: frames(half, features(half, parts, check), steps, check),
-                lambda piece: to_pixels(piece, clips.dtype)[0],
-            )  # fmt: skip
-        return PlainPass(
-            self._video, lambda parts: _each(encode_moments(half, encode_features(half, parts, steps, check), check)),
-            _last,
-        )  # fmt: skip
+
+            def decode(parts: Iterator[Tensor], place: Place | None) -> Iterator[list[Tensor]]:
+                return frames(half, features(half, parts, check, place=place), steps, check, place=place)
+
+            return PlainPass(half, every, self._latents, decode, lambda piece: to_pixels(piece, clips.dtype)[0])
+
+        def encode(parts: Iterator[Tensor], place: Place | None) -> Iterator[tuple[Tensor]]:
+            features = encode_features(half, parts, steps, check, place=place)
+            return _each(encode_moments(half, features, check, place))
+
+        return PlainPass(half, every, self._video, encode, _last)
 
     def low(self, clips: Clips) -> PlainPass:
         half, check = self._half, clips.guard.tick.check
         if half.program.half == "decoder":
-            return PlainPass(self._latents, lambda parts: _each(self._decode_features(half, parts, check)), _last)
-        return PlainPass(self._features, lambda parts: _each(encode_moments(half, parts, check)), _last)
+            return PlainPass(
+                half, slice(half.front), self._latents,
+                lambda parts, place: _each(self._decode_features(half, parts, check, place=place)), _last,
+            )  # fmt: skip
+        return PlainPass(
+            half, slice(half.front, None), self._features,
+            lambda parts, place: _each(encode_moments(half, parts, check, place)), _last,
+        )  # fmt: skip
 
     def tile(self, clips: Clips) -> PlainPass:
         half, steps, check = self._half, clips.plan.steps, clips.guard.tick.check
         if half.program.half == "decoder":
-            return PlainPass(self._features, lambda parts: self._decode_frames(half, parts, steps, check), _unclamped)
-        return PlainPass(self._video, lambda parts: _each(encode_features(half, parts, steps, check)), _last)
+            return PlainPass(
+                half, slice(half.front, None), self._features,
+                lambda parts, place: self._decode_frames(half, parts, steps, check, place=place), _unclamped,
+            )  # fmt: skip
+        return PlainPass(
+            half, slice(half.front), self._video,
+            lambda parts, place: _each(encode_features(half, parts, steps, check, place=place)), _last,
+        )  # fmt: skip
 
     def _latents(self, part: Tensor) -> Tensor:
         return (part[None].to(self._device, torch.float32) / self._scale).to(self._dtype)

@@ -41,11 +41,12 @@ class Form:
 
 @dataclass(frozen=True)
 class Operands:
-    """The forms of all convolutions of a network whose activations are `dtype`. `packed` remembers what was made of
-    them, for networks that differ in a few convolutions."""
+    """The forms of all convolutions of a network whose activations are `dtype`. winograd: those that take it are in
+    Winograd form. `packed` remembers what was made of them, for networks that differ in a few convolutions."""
 
     dtype: torch.dtype
     policy: Policy = EXACT
+    winograd: bool = field(default=False, kw_only=True)
     packed: dict[tuple[str, Form], Any] = field(default_factory=dict)
 
     def form(self, key: str, normed: bool = True) -> Form:

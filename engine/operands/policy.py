@@ -73,6 +73,10 @@ class Policy:
         object.__setattr__(self, "kinds", MappingProxyType(dict(self.kinds)))
         object.__setattr__(self, "ranges", MappingProxyType(ranges))
 
+    def __reduce__(self) -> tuple:
+        """For other processes."""
+        return Policy, (dict(self.kinds), dict(self.ranges), self.half_accumulate)
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {

@@ -33,6 +33,12 @@ class Limits:
     room: int | None = None
     host: int | None = 0
 
+    def shared(self, runs: int, device: torch.device) -> Limits:
+        """Of one among so many runs at once, each on a device of its own: the host's memory is for all of them."""
+        host = self.host and self.host // runs
+        target = self.target // runs if self.target and device.type == "cpu" else self.target
+        return Limits(target, self.room, host)
+
     def hold(self, plan: Plan) -> bool:
         """Whether a plan that was made for others keeps within these."""
         most = self.target if plan.raised is None else self.room

@@ -46,7 +46,7 @@ class FusedWalk:
         return True
 
     def operands(self, half: str) -> Operands:
-        return Operands(self.dtype, self._policies.get(half, EXACT))
+        return Operands(self.dtype, self._policies.get(half, EXACT), winograd=self.options.winograd)
 
     def network(self, half: str) -> FusedDecoder | FusedEncoder:
         """The half as a run has it, without values."""
@@ -55,6 +55,11 @@ class FusedWalk:
     def why_not(self, half: str) -> str | None:
         """The reason this half is not run by the fused operators, where the other may be; None: it is."""
         return self._reasons.get(half)
+
+    @property
+    def rate(self) -> int:
+        """Frames of a latent as graphs count them: chunks of pictures are recorded as those of four frames are."""
+        return max(self.architecture.temporal, 4)
 
     def late(self, half: str) -> bool:
         """Whether its frames come out after others have gone in."""
@@ -103,7 +108,8 @@ class FusedWalk:
         frame: tuple[int, int] | None, parking: Parking | None, rest: tuple[int, int], clip: int = 0,
     ) -> Sizes:
         network, meta = self.network(half), torch.device("meta")
-        recorded = self.options.cuda_graphs and frame is None and parking is None and one_step(latents, frames)
+        recorded = self.options.cuda_graphs and frame is None and parking is None
+        recorded = recorded and one_step(latents, frames, self.rate)
         besides = network.nbytes + TEMPORARY_BYTES + GRAPH_BYTES * recorded
         if half == "encoder":
             s, t = self.architecture.spatial, self.architecture.temporal

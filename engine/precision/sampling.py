@@ -13,7 +13,7 @@ from torch import Tensor
 from ..kernels.conv3d.types import QUANT_MAX
 from ..network.fused import FusedDecoder, FusedEncoder
 from ..operands.policy import Range
-from ..run.clip import Latents
+from ..run.passes import Latents
 from ..run.plan import Steps
 from ..run.weights import Conv
 

@@ -78,7 +78,7 @@ class Trials:
         return out if self.half == "decoder" else [decode(self._judge, z) for z in out]
 
     def _half(self, policy: Policy, samples: list[Tensor], watch: Watch | None) -> list[Tensor]:
-        operands = Operands(self._dtype, policy, self._packed)
+        operands = Operands(self._dtype, policy, self._packed, winograd=self._options.winograd)
         network = fuse(getattr(self._model, self.half), self._dtype, self._options, operands)
         if samples[0].is_cuda:
             # What libraries take for good (cuBLAS's workspace, at its first product) would lie in blocks that packing

@@ -3,187 +3,19 @@
 from __future__ import annotations
 
 import functools
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from collections import deque
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 from .guard import Guard
-from .handover import Handover
+from .passes import UNKNOWN, Clips, Cut, Emit, Half, Latents, Part, Pass, Span, Video
 from .pixels import StagedWriter
 from .plan import Plan
 from .results import Results
+from .sections import chunk_end, frames_of
 from .within import within
-
-#: Of latents, while nobody knows their number.
-UNKNOWN = sys.maxsize
-#: emit(results [n, H, W, C], health): the next ones of a part, valid until it returns. health: float32 [], finite if
-#: all values behind them were.
-Emit = Callable[[Tensor, Tensor], None]
-#: cut(first, end): of a clip or tile what becomes its latents [first, end), or comes of them.
-Cut = Callable[[int, int], Tensor]
-
-
-class Part(NamedTuple):
-    """What goes in for the latents [first, end) of a clip."""
-
-    data: Tensor
-    first: int
-    end: int
-
-
-#: The first part of a clip holds all of it, or with its last part all results come.
-Gathers = Literal["", "first", "last"]
-
-
-class Span(NamedTuple):
-    """Latents [first, last) of a clip that a pass takes through; last None: up to those that the wanted results take.
-    index: of the pass among all passes."""
-
-    first: int
-    last: int | None
-    index: int
-
-
-class Latents(Protocol):
-    """Latents [B, C, T, h, w], on the host or the device once they are asked for."""
-
-    @property
-    def shape(self) -> Sequence[int]: ...
-
-    def __getitem__(self, place: tuple[int, slice, slice]) -> Tensor: ...
-
-
-class Video(Protocol):
-    """Frames of clips of one size. count: of each clip; None: not known yet."""
-
-    batch: int
-    height: int
-    width: int
-    count: int | None
-
-    def frames(self, clip: int, first: int, end: int) -> Tensor:
-        """[first, end), or as many of them as there are: [f, H, W, 3] in 0..1, or bytes."""
-
-
-class Pass(Protocol):
-    """Takes clips or tiles of one size, one after the other, through a half of a network or a part of it."""
-
-    gathers: Gathers
-
-    def aside(self) -> AbstractContextManager[object]:
-        """Where its work is queued; around everything else, between two chunks it may be left."""
-
-    def memory(self) -> AbstractContextManager[object]:
-        """Whatever it needs is there inside."""
-
-    def begin(self, clip: int, left: Handover | None) -> tuple[int, int]:
-        """A clip's start, or where an attempt before left it: how many of its latents are through, and how many of its
-        results are out."""
-
-    def chunks(self, parts: Iterable[Part], emit: Emit) -> Iterator[None]:
-        """Each part through the network; yields after each."""
-
-
-@dataclass(frozen=True)
-class Clips:
-    """What a half is asked to take through. height, width: of what goes in. dtype: of the results that come out.
-
-    first: the first result that is wanted. length: latents of a clip; end: the result behind the last wanted one. Both
-    are UNKNOWN until a stream of frames has ended.
-    """
-
-    half: Half
-    batch: int
-    height: int
-    width: int
-    dtype: torch.dtype
-    plan: Plan
-    guard: Guard
-    first: int
-    length: Callable[[], int]
-    end: Callable[[], int]
-
-    @property
-    def latents(self) -> int:
-        return self.length()
-
-    def window(self, first: int, end: int) -> tuple[int, int]:
-        """The latents that are enough for these results."""
-        return self.half.program.window(first, end, self.latents)
-
-    def begin(self, results: Results) -> None:
-        """An attempt's start."""
-        if self.guard.begin(self.plan.grid, results.given):
-            results.begin()
-        spans = [self.window(self.first, self.end())]
-        if self.plan.tiled and self.end() < UNKNOWN:
-            spans = [self.window(a, b) for a, b in self._blocks(results)]
-        latents = max((last - first for first, last in spans), default=1)
-        passes = self.batch * len(spans) * self._passes
-        self.guard.count(None if self.latents == UNKNOWN else latents, self.plan.steps.latents, passes)
-
-    def unfinished(self, results: Results) -> Iterator[tuple[int, int, int, int]]:
-        """Of clips in tiles the blocks of results [a, b) that come one after the other: (clip, passes before, a, b)."""
-        index = 0
-        for clip in range(self.batch):
-            for first, end in self._blocks(results):
-                if self.guard.finished[clip] < end:
-                    yield clip, index, first, end
-                index += self._passes
-
-    @property
-    def _passes(self) -> int:
-        """How often latents go through something: each tile, and what sees whole frames beside them."""
-        return len(self.plan.grid) + 1 if self.plan.tiled else 1
-
-    def _blocks(self, results: Results) -> Iterator[tuple[int, int]]:
-        first, size = self.guard.first, results.block or UNKNOWN
-        while first < self.end():
-            yield first, min(first + size, self.end())
-            first += size
-
-
-class Description(Protocol):
-    """What a Program says of a half."""
-
-    half: str
-    #: All of a clip has to be there from the start.
-    gathers: bool
-
-    @property
-    def late(self) -> bool:
-        """Results come out after more has gone in than they are of, the last ones when the clip ends."""
-
-    def window(self, first: int, end: int, latents: int) -> tuple[int, int]:
-        """Of a clip of `latents` those that are enough for its results [first, end)."""
-
-
-class Half(Protocol):
-    """A half of a network, ready to run on a device.
-
-    A decoder takes latents [C, n, h, w] and makes pixels, an encoder takes frames [f, H, W, 3] in 0..1 (or bytes) and
-    makes moments; features between what sees whole frames and what sees tiles are [n, h, w, C].
-    """
-
-    program: Description
-    spatial: int
-    temporal: int
-    #: Whether results may reach the host while the next ones are made.
-    ahead: bool
-
-    def whole(self, clips: Clips) -> Pass:
-        """All of it, on whole frames. A decoder's pixels are those of the output."""
-
-    def low(self, clips: Clips) -> Pass:
-        """What sees whole frames beside tiles: a decoder's first part, which makes features, an encoder's last."""
-
-    def tile(self, clips: Clips) -> Pass:
-        """The rest, on tiles. A decoder's pixels are float32 [m, H, W, 3], 0..1, not clamped."""
 
 
 def decode(half: Half, z: Latents, plan: Plan, results: Results, guard: Guard, wanted: range) -> Iterator[int]:
@@ -203,14 +35,15 @@ def decode(half: Half, z: Latents, plan: Plan, results: Results, guard: Guard, w
         return
     low, tile = half.low(clips), half.tile(clips)
     for clip, index, first, end in clips.unfinished(results):
-        part, features = Span(*clips.window(first, end), index), []
+        part = Span(clip, *clips.window(first, end), index, low.begins(first) + tile.begins(first))
+        features: dict[int, Tensor] = {}
         results.open(clip, first, end - first)
         with low.memory():
-            yield from _features(half, low, clips, clip, functools.partial(cut, clip, part.first), part, features)
+            yield from _features(half, low, clips, functools.partial(cut, clip, 0), first, part, features)
         with tile.memory():
             for number, where in enumerate(plan.grid.indices(), 1):
-                name, own = (clip, *where), part._replace(index=index + number)
-                yield from _decode_tile(half, tile, clips, features, name, (first, end), own, results)
+                own = part._replace(index=index + number)
+                yield from _decode_tile(half, tile, clips, features, where, (first, end), own, results)
         results.close(clip, first)
         guard.finish(clip, first, end - first)
 
@@ -229,8 +62,8 @@ def encode(half: Half, video: Video, plan: Plan, results: Results, guard: Guard,
     clips.begin(results)
 
     def cut(clip: int, origin: int, first: int, end: int) -> Tensor:
-        start = half.temporal * first if first == origin else _frames(half.temporal, first)
-        return video.frames(clip, start, _frames(half.temporal, end))
+        start = half.temporal * first if first == origin else frames_of(first, half.temporal)
+        return video.frames(clip, start, frames_of(end, half.temporal))
 
     if not plan.tiled:
         whole = half.whole(clips)
@@ -241,11 +74,13 @@ def encode(half: Half, video: Video, plan: Plan, results: Results, guard: Guard,
         yield clips.window(first, end)[1]
         end = min(end, clips.end())
         if first < end:  # a stream of frames may have ended there
-            part, features = Span(*clips.window(first, end), index), []
+            part = Span(clip, *clips.window(first, end), index, tile.begins(first) + low.begins(first))
+            features = []
             with tile.memory():
-                yield from _blended(half, tile, clips, functools.partial(cut, clip, part.first), part, features)
+                cut_clip = functools.partial(cut, clip, 0 if half.program.staged else part.edges[0])
+                yield from _blended(half, tile, clips, cut_clip, first, part, features)
             part = part._replace(index=index + len(plan.grid))
-            yield from _low(half, low, clips, features[0], clip, part, end, results)
+            yield from _low(half, low, clips, features[0], part, (first, end), results)
 
 
 # -- whole frames -----------------------------------------------------------------------------------------------------
@@ -262,42 +97,45 @@ def _whole(
             if finished < clips.end():
                 left = guard.taken_over(clip)
                 if left is None:
-                    guard.origin, _ = clips.window(finished, clips.end())
-                through, out = whole.begin(clip, left)
-                done, place = guard.origin + through, _place(half, guard.origin) + out
+                    guard.origin = finished
+                edges, (done, out) = whole.begins(guard.origin), whole.begin(clip, guard.origin, left)
+                origin, place = _from(half, edges, done, out)
+                done += origin
                 emit = _unfinished(guard, clip, place, clips.end, functools.partial(writer.write, clip))
-                cut_clip = functools.partial(cut, clip, guard.origin)
-                yield from _through(whole, clips, cut_clip, emit, Span(done, None, clip))
+                part = Span(clip, done, None, clip, edges)
+                yield from _through(whole, clips, functools.partial(cut, clip, origin), emit, part)
 
 
 # -- blended tiles ----------------------------------------------------------------------------------------------------
 
 
 def _features(
-    half: Half, low: Pass, clips: Clips, clip: int, cut: Cut, part: Span, features: list[Tensor]
+    half: Half, low: Pass, clips: Clips, cut: Cut, first: int, part: Span, features: dict[int, Tensor]
 ) -> Iterator[int]:
-    """A decoder's features of whole frames, in host memory, chunk by chunk."""
-    at = part.first
+    """A decoder's features of whole frames, in host memory: chunk by chunk, by the first latent of each."""
+    at, waiting = low.begins(first)[-1], deque[int]()
+
+    def noted(first: int, end: int) -> Tensor:
+        waiting.append(first)
+        return cut(first, end)
 
     def keep(some: Tensor, health: Tensor) -> None:
         nonlocal at
-        features.append(some.to("cpu", copy=True))
-        first, at = at, at + len(some)
-        place, end = _frames(half.temporal, first), _frames(half.temporal, at)
-        clips.guard.inspect(clip, place, end - place, float(health))
+        features[waiting.popleft()] = some.to("cpu", copy=True)
+        place, at = frames_of(at, half.temporal), at + len(some)
+        clips.guard.inspect(part.clip, place, frames_of(at, half.temporal) - place, float(health))
 
-    low.begin(clip, None)
-    yield from _through(low, clips, cut, keep, part)
+    low.begin(part.clip, first, None)
+    yield from _through(low, clips, noted, keep, part)
 
 
 def _decode_tile(
-    half: Half, tile: Pass, clips: Clips, features: list[Tensor], name: tuple[int, int, int], block: tuple[int, int],
+    half: Half, tile: Pass, clips: Clips, features: dict[int, Tensor], where: tuple[int, int], block: tuple[int, int],
     part: Span, results: Results,
 ) -> Iterator[int]:
-    """name: clip, row and column. Into a block of the clip's frames [a, b)."""
-    guard, grid, s, size = clips.guard, clips.plan.grid, half.spatial, clips.plan.steps.latents
-    clip, row, column = name
-    start, end = block
+    """where: row and column. Into a block of the clip's frames [a, b)."""
+    guard, grid, s, name = clips.guard, clips.plan.grid, half.spatial, (part.clip, *where)
+    (row, column), (start, end) = where, block
     if guard.finished[name] >= end:
         return
     (y0, y1), (x0, x1) = grid.rows.spans()[row], grid.cols.spans()[column]
@@ -305,18 +143,23 @@ def _decode_tile(
 
     def add(first: int, pixels: Tensor, health: Tensor) -> None:
         guard.inspect(name, first, len(pixels), float(health))
-        results.add(clip, start, first, s * y0, s * x0, pixels, weight)
+        results.add(part.clip, start, first, s * y0, s * x0, pixels, weight)
         guard.finish(name, first, len(pixels))
 
     def cut(first: int, _: int) -> Tensor:
-        return features[(first - part.first) // size][:, y0:y1, x0:x1]
+        return features[first][:, y0:y1, x0:x1]
 
-    tile.begin(clip, None)
-    emit = _unfinished(guard, name, _place(half, part.first), lambda: end, add)
+    edges = tile.begins(start)
+    done, out = tile.begin(part.clip, start, None)
+    origin, place = _from(half, edges, done, out)
+    part = part._replace(first=done + origin)
+    emit = _unfinished(guard, name, place, lambda: end, add)
     yield from _through(tile, clips, cut, emit, part)
 
 
-def _blended(half: Half, tile: Pass, clips: Clips, cut: Cut, part: Span, features: list[Tensor]) -> Iterator[int]:
+def _blended(
+    half: Half, tile: Pass, clips: Clips, cut: Cut, first: int, part: Span, features: list[Tensor]
+) -> Iterator[int]:
     """An encoder's features [n, h, w, C] of a part of a clip, blended in host memory: the one entry that `features`
     gets. The last tiles also take the pixels that fill no latent pixel, as whole frames do."""
     rows, cols, s = clips.plan.grid.rows, clips.plan.grid.cols, half.spatial
@@ -325,10 +168,12 @@ def _blended(half: Half, tile: Pass, clips: Clips, cut: Cut, part: Span, feature
         bottom = clips.height if y1 == rows.length else s * y1
         right = clips.width if x1 == cols.length else s * x1
         weight = (rows.weights(i)[:, None] * cols.weights(j)[None, :])[..., None].to(clips.guard.device)
-        at = 0
+        at = tile.begins(first)[-1] - part.first
 
         def add(some: Tensor, health: Tensor) -> None:
             nonlocal at
+            if not len(some):
+                return
             if not features:
                 size = some.shape[-1], part.last - part.first, rows.length, cols.length
                 features.append(torch.zeros(size).permute(1, 2, 3, 0))
@@ -338,22 +183,24 @@ def _blended(half: Half, tile: Pass, clips: Clips, cut: Cut, part: Span, feature
         def crop(first: int, end: int) -> Tensor:
             return cut(first, end)[:, s * y0 : bottom, s * x0 : right]  # noqa: B023
 
-        tile.begin(0, None)
+        tile.begin(part.clip, first, None)
         yield from _through(tile, clips, crop, add, part._replace(index=part.index + number))
 
 
 def _low(
-    half: Half, low: Pass, clips: Clips, features: Tensor, clip: int, part: Span, end: int, results: Results
+    half: Half, low: Pass, clips: Clips, features: Tensor, part: Span, block: tuple[int, int], results: Results
 ) -> Iterator[int]:
-    """An encoder's last part on whole frames, into results in front of `end`."""
-    guard, size = clips.guard, clips.plan.steps.latents
+    """An encoder's last part on whole frames, into a block of the results [a, b)."""
+    guard, size, origin, (first, end) = clips.guard, clips.plan.steps.latents, part.first, block
 
     def cut(first: int, last: int) -> Tensor:
-        return features[first - part.first : last - part.first]
+        return features[first - origin : last - origin]
 
     with low.memory(), StagedWriter(results, size, guard.device, guard.finish, half.ahead) as writer:
-        low.begin(clip, None)
-        emit = _unfinished(guard, clip, part.first, lambda: end, functools.partial(writer.write, clip))
+        done, _ = low.begin(part.clip, first, None)
+        part = part._replace(first=done if half.program.staged else part.first)
+        write = functools.partial(writer.write, part.clip)
+        emit = _unfinished(guard, part.clip, low.begins(first)[-1], lambda: end, write)
         yield from _through(low, clips, cut, emit, part)
 
 
@@ -372,7 +219,7 @@ def _through(run: Pass, clips: Clips, cut: Cut, emit: Emit, part: Span) -> Itera
         first = part.first
         while first < last():
             guard.tick.check()
-            end = min(first + steps.at(first), last())
+            end = chunk_end(first, last(), steps.at(first), part.edges)
             yield Part(cut(first, last() if run.gathers == "first" and first == 0 else end), first, end)
             first = end
 
@@ -382,7 +229,7 @@ def _through(run: Pass, clips: Clips, cut: Cut, emit: Emit, part: Span) -> Itera
         yield last() if clips.half.program.gathers else done + size + ahead
         if next(chunks, chunks) is chunks:  # a stream of frames has ended there
             break
-        done = min(done + size, last())
+        done = chunk_end(done, last(), size, part.edges)
         guard.reach(part.index, done, last() - done)
     next(chunks, None)  # what follows the last chunk
 
@@ -405,12 +252,12 @@ def _unfinished(
     return emit
 
 
-def _place(half: Half, first: int) -> int:
-    """Within the clip, of the first result of a part that begins with the latent `first`: in a part, too, the first
-    latent stands for one frame, its last."""
-    return first if half.program.half == "encoder" else half.temporal * first
-
-
-def _frames(temporal: int, latents: int) -> int:
-    """Frames that a clip's first `latents` make."""
-    return max(0, temporal * (latents - 1) + 1)
+def _from(half: Half, begins: tuple[int, ...], done: int, out: int) -> tuple[int, int]:
+    """(the latent that stands for one frame, place of the next result within the clip) where `done` latents are through
+    and `out` results are out, as `Pass.begin` says: the clip's first latent, or where steps begin as with a clip of
+    their own."""
+    decodes = half.program.half == "decoder"
+    if not half.program.staged:
+        return begins[0], (half.temporal * begins[0] if decodes else begins[0]) + out
+    at = max(done, begins[-1])
+    return 0, frames_of(at, half.temporal) if decodes else at

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -13,10 +15,22 @@ from .rings import Piece
 class Delay:
     """The last frames of a stream that nothing has been added to yet: at most `frames` of them, [frames, H, W, C]."""
 
-    def __init__(self, frames: int, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
-        self.frames, self.shape, self.dtype = frames, shape, dtype
-        self.waiting = 0
+    def __init__(
+        self, name: str, frames: int, shape: tuple[int, int, int], dtype: torch.dtype,
+        counts: Callable[[], Counter[str]],
+    ) -> None:  # fmt: skip
+        """counts: those of the clip, as they are now, among them under `name` how many frames wait."""
+        self.name, self.frames, self.shape, self.dtype = name, frames, shape, dtype
+        self._counts = counts
         self.data: Tensor | None = None
+
+    @property
+    def waiting(self) -> int:
+        return self._counts()[self.name]
+
+    @waiting.setter
+    def waiting(self, count: int) -> None:
+        self._counts()[self.name] = count
 
     @property
     def whole(self) -> tuple[int, int, int, int]:
@@ -28,7 +42,6 @@ class Delay:
         return math.prod(self.whole) * self.dtype.itemsize
 
     def allocate(self, device: torch.device) -> None:
-        self.waiting = 0
         self.data = torch.empty((self.frames, *self.shape), dtype=self.dtype, device=device)
 
     def parts(self, x: Tensor, count: int) -> list[tuple[int, Tensor]]:
@@ -65,6 +78,10 @@ class Delay:
     def _keep(self, rest: Tensor) -> None:
         self.waiting = rest.shape[0]
         self.data[: self.waiting].copy_(rest)
+
+    def frame(self, key: str) -> tuple[int, int, int]:
+        """The shape of a frame, as a Ring's."""
+        return self.shape
 
     def history(self, key: str) -> list[Piece]:
         """As a Ring's."""

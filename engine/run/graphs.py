@@ -33,12 +33,13 @@ GRAPH_BYTES = 64 << 20
 MOST_GRAPHS = 8
 
 
-def one_step(latents: int, frames: int) -> bool:
-    """Whether a chunk's frames go through the highest resolutions at once; arguments as in Steps."""
-    return not frames or frames >= 4 * latents
+def one_step(latents: int, frames: int, rate: int = 4) -> bool:
+    """Whether a chunk's frames go through the highest resolutions at once; arguments as in Steps. rate: frames of a
+    latent, at most."""
+    return not frames or frames >= rate * latents
 
 
-def why_none(wanted: bool, plan: Plan) -> str | None:
+def why_none(wanted: bool, plan: Plan, rate: int = 4) -> str | None:
     """The reason why the chunks of a plan are not recorded, or None."""
     if not wanted:
         return "switched off"
@@ -46,7 +47,7 @@ def why_none(wanted: bool, plan: Plan) -> str | None:
         return "blended tiles are not recorded"
     if plan.parking is not None:
         return "histories come from host memory and go back in every chunk"
-    if not one_step(plan.steps.latents, plan.steps.frames):
+    if not one_step(plan.steps.latents, plan.steps.frames, rate):
         return "a chunk's frames go through in several steps"
     return None
 

@@ -58,7 +58,7 @@ class Guard:
         self.finished: defaultdict[Hashable, int] = defaultdict(int)
         #: The first result that this layout is asked for.
         self.first = 0
-        #: The latent that the part under way began with.
+        #: The result that the part under way began for.
         self.origin = 0
         #: The part that goes through the network.
         self.part: Hashable = None

@@ -49,9 +49,13 @@ def hand_over(run: Run) -> Handover | None:
     return Handover(run.done.copy(), histories, None if run.gathered is None else run.gathered.cpu())
 
 
-def take_over(run: Run, clip: Handover) -> None:
+def take_over(run: Run, clip: Handover) -> bool:
     """Go on with `clip` in a Run of the same frame size and type, whatever its chunks and parking. Each history is
-    freed as soon as it is where the Run keeps it."""
+    freed as soon as it is where the Run keeps it. Not done, and False, where a history is in planes here and plain
+    there (`Memory.rings`): neither can be made of the other, and the clip begins anew."""
+    if any(tuple(clip.histories[key].shape[1:]) != holder.frame(key)
+           for holder, key in run.holders() if key in clip.histories):  # fmt: skip
+        return False
     run.restart()
     run.done.update(clip.done)
     run.between = True
@@ -60,3 +64,4 @@ def take_over(run: Run, clip: Handover) -> None:
     for holder, key in run.holders():
         if key in clip.histories:
             holder.adopt(key, clip.histories.pop(key))
+    return True

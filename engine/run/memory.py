@@ -16,7 +16,7 @@ from .arena import ALIGN, Arena
 from .delay import Delay
 from .parking import Parked, Parking
 from .pressure import out_of_memory
-from .rings import Plane, Ring
+from .rings import Frame, Plane, Ring
 from .walk import Walk
 from .weights import Conv
 
@@ -55,10 +55,13 @@ class Memory:
         #: more frames than it was planned for. Those in `ended` have had it.
         self.drains = False
         self.ended: set[str] = set()
-        #: Learnt while dry: the most frames that each convolution gets at once.
+        #: Learnt while dry: the most frames that each convolution gets at once, and that each step makes.
         self.most: dict[str, int] = {}
         self.arena = Arena()
-        self.rings: dict[tuple[Plane, torch.dtype], Ring] = {}
+        #: By what a plain frame would be, how it is stored, and its type. What a convolution in Winograd form reads is
+        #: stored as planes, twice the bytes: to make them of a plain history at each step would take longer than their
+        #: products save. Parked histories are plain, and planes are made of each band that visits.
+        self.rings: dict[tuple[Plane, Frame, torch.dtype], Ring] = {}
         self.parked = Parked(parking or _RESIDENT, device)
         self.walk = Walk()
         #: Frames that each stage and each convolution has taken in so far.
@@ -149,8 +152,6 @@ class Memory:
         self.done.clear()
         self.ended.clear()
         self.between = self.drains = False
-        for delay in self.delays.values():
-            delay.waiting = 0
         if self.health is not None:
             self.health.zero_()
         for ring in self.rings.values():
@@ -162,7 +163,6 @@ class Memory:
         if not self.parked.nbytes:
             return
         done, ended = self.done.copy(), self.ended.copy()
-        waiting = {key: delay.waiting for key, delay in self.delays.items()}
         self.parked.coming.clear()
         self.dry = True
         try:
@@ -170,8 +170,6 @@ class Memory:
         finally:
             self.dry = False
             self.done, self.ended = done, ended
-            for key, delay in self.delays.items():
-                delay.waiting = waiting[key]
 
     # -- short of memory ------------------------------------------------------------------------------------------
 
@@ -237,10 +235,23 @@ class Memory:
             _, frames, drains = self.coming(key, frames, drains)
         return frames, drains
 
+    def planned(self, name: str, frames: int) -> int:
+        """Frames that the step of this name makes at most, where they may become more in place; else `frames`."""
+        if not self.after:
+            return frames
+        if self.walk.open:
+            self.most[name] = max(self.most.get(name, 0), frames)
+        return max(frames, self.most[name])
+
+    def grown(self, x: Tensor, frames: int) -> Tensor:
+        """x with so many frames in the memory that `planned` made room for."""
+        return x.as_strided((frames, *x.shape[1:]), x.stride()) if not x.is_meta else x.new_empty(frames, *x.shape[1:])
+
     def delay(self, key: str, frames: int, x: Tensor) -> Delay:
         """Where frames of a stream as x wait for the convolution `key`."""
         if key not in self.delays:
-            self.delays[key] = Delay(frames, tuple(x.shape[1:]), x.dtype)
+            name = f"{key} residual"
+            self.delays[key] = Delay(name, frames, tuple(x.shape[1:]), x.dtype, lambda: self.done)
         return self.delays[key]
 
     def holders(self) -> Iterator[tuple[Ring | Parked | Delay, str]]:
@@ -250,15 +261,15 @@ class Memory:
                 yield ring, key
         for key in self.parked.holding:
             yield self.parked, key
-        for key, delay in self.delays.items():
-            yield delay, f"{key} residual"
+        for delay in self.delays.values():
+            yield delay, delay.name
 
     def take(self, *shape: int) -> Tensor:
         return self.arena.take(shape, self.dtype)
 
     def advance(self, h: int, w: int) -> None:
         """Every convolution at this resolution has had the pass's frames."""
-        for (plane, _), ring in self.rings.items():
+        for (plane, *_), ring in self.rings.items():
             if plane[:2] == (h + 2, w + 2):
                 ring.advance(moved=not self.dry)
 

@@ -174,6 +174,10 @@ class Parked:
         """Keys of all convolutions whose history waits here."""
         return list(self._histories)
 
+    def frame(self, key: str) -> Plane:
+        """The shape of a frame of its history."""
+        return self._histories[key].plane
+
     def history(self, key: str) -> list[Piece]:
         """The last frames that `key` keeps, in order. Empty before its clip's first pass."""
         history = self._histories[key]

@@ -23,10 +23,11 @@ class Runs:
     """One after the other. The latest one's memory stays where another call would gain from its graphs, until `forget`
     or until anyone asks for what is KEPT."""
 
-    def __init__(self, graphs: bool) -> None:
-        """graphs: whether chunks may be recorded. What runs before these have left goes."""
+    def __init__(self, graphs: bool, rate: int = 4) -> None:
+        """graphs: whether chunks may be recorded. rate: frames of a latent, at most. What runs before these have left
+        goes."""
         KEPT.release()
-        self._wanted = graphs
+        self._wanted, self.rate = graphs, rate
         self._notes: defaultdict[Hashable, Notes] = defaultdict(Notes)
         self._latest: Graphs | None = None
         #: Chunks of the latest run that were replayed from graphs, and all of its chunks.
@@ -39,7 +40,7 @@ class Runs:
         return nullcontext() if self._why_none(plan, device) else aside(device)
 
     def _why_none(self, plan: Plan, device: torch.device) -> str | None:
-        return why_none(self._wanted, plan) or why_not_on(device)
+        return why_none(self._wanted, plan, self.rate) or why_not_on(device)
 
     @contextmanager
     def run(

@@ -12,12 +12,14 @@ from .arena import ALIGN
 
 #: Bordered rows, bordered columns and channels of a convolution's input.
 Plane = tuple[int, int, int]
+#: A frame as it is stored: a Plane, or the planes of a convolution in Winograd form [4, H + 2, pairs, C].
+Frame = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Piece:
     """Bordered rows [first, first + len(rows)) of one frame of a history, where they are: [rows, W + 2, C]. Frame 0 is
-    the oldest one."""
+    the oldest one. Of planes, all of the frame [4, H + 2, pairs, C]."""
 
     frame: int
     first: int
@@ -25,7 +27,8 @@ class Piece:
 
 
 class Ring:
-    """Bordered frames [slots, H + 2, W + 2, C] shared by all convolutions of one shape, in the order they run.
+    """Bordered frames [slots, H + 2, W + 2, C], or their planes, shared by all convolutions of one shape, in the order
+    they run.
 
     Each owns its history, the last frames it has read; `frames` more slots are free and lie after the history of the
     convolution whose turn it is: it writes its new frames there, reads on from its history, and what it leaves behind
@@ -34,7 +37,7 @@ class Ring:
     last one may take the pass's frames in several calls.
     """
 
-    def __init__(self, plane: Plane, dtype: torch.dtype) -> None:
+    def __init__(self, plane: Frame, dtype: torch.dtype) -> None:
         self.plane = plane
         self.dtype = dtype
         self.frames = 0
@@ -100,6 +103,10 @@ class Ring:
         self._fed.clear()
         if moved:
             self._position = (self._position + frames) % self.slots
+
+    def frame(self, key: str) -> Frame:
+        """The shape of a frame of its history."""
+        return self.plane
 
     def history(self, key: str) -> list[Piece]:
         """Between passes: the last frames that `key` keeps, in order. Empty before its clip's first pass."""

@@ -11,16 +11,18 @@ import torch
 from torch import Tensor
 
 from ..kernels.attention import attention, scratch_bytes
-from ..kernels.conv3d import Epilogue, Geometry, Partials, Weight, conv3d, frames_of, padded_channels
+from ..kernels.conv3d import Epilogue, Geometry, Partials, Weight, buffer_shape, conv3d, frames_of, padded_channels
 from ..kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
 from ..kernels.to_pixels import Pixels, scratch_floats, to_pixels
 from .history import split_rows
 from .memory import Memory, Visit
 from .parking import BAND_ROWS, Buffer, Parked
-from .rings import Plane, Ring
+from .rings import Frame, Plane, Ring
 from .weights import Attention, Conv, Output
 
 COPY = Norm("none")
+#: Planes hold the values that a plain buffer of their type would: a history may be the one or the other.
+_ROUNDED = Store(silu=False, rounded=True)
 _PLAIN = Geometry()
 #: Of a picture's rows as a convolution reads them, where the plan says nothing else. All of 1024x1024 with 256 channels
 #: in 16 bit are 515 MiB.
@@ -75,14 +77,18 @@ class Run(Memory):
                 free(i)
             target, added = i.rows(out, factor), None if residual is None else i.rows(residual)
             frames = []
-            for weight, a, b, later in pieces or conv.weight.pieces(first, out.shape[0]):
-                frames.append(self.product(
-                    conv, i.data, target[a:b], weight=weight, geometry=i.geometry, groups=groups, pixels=pixels,
-                    residual=None if added is None else added[a:b], first=frame,
-                    start=(i.start + a + skip + later) % i.data.shape[0],
-                ))  # fmt: skip
+            with self.arena.scope():
+                data = self._as_read(conv, i.data)
+                for weight, a, b, later in pieces or conv.weight.pieces(first, out.shape[0]):
+                    frames.append(self.product(
+                        conv, data, target[a:b], weight=weight, geometry=i.geometry, groups=groups, pixels=pixels,
+                        residual=None if added is None else added[a:b], first=frame,
+                        start=(i.start + a + skip + later) % data.shape[0],
+                    ))  # fmt: skip
             parts.append(self.joined(frames, 0))
-        return self.walk.sums(out, groups, conv.weight.phases[1:]) if self.walk.open else self.joined(parts)
+        if self.walk.open:
+            return self.walk.sums(out, groups, conv.weight.phases[1:], conv.weight.winograd)
+        return self.joined(parts)
 
     def pointwise(
         self, conv: Conv, x: Tensor, out: Tensor, part: Input | None = None, weight: Weight | None = None
@@ -203,7 +209,8 @@ class Run(Memory):
         # What a convolution that looks ahead makes of the frame before the clip's first one is no result.
         late = int(bool(self.after) and starts and conv.history > 0)
         plane = (h + 2, w + 2, padded_channels(c, conv.dtype))
-        store = Store(norm is not COPY, self.border, conv.scale, conv.gain)
+        planes = conv.weight.winograd
+        store = Store(norm is not COPY, self.border, conv.scale, conv.gain, rounded=planes)
         work, times = d * h * w // math.prod(geometry.stride) * conv.weight.flops_per_position, self.walk.repeats
         if self.walk.open:
             self.most[conv.key] = max(self.most.get(conv.key, 0), d)
@@ -213,18 +220,25 @@ class Run(Memory):
             yield from self._bands(conv, x, norm, coefs, store, plane, rows, geometry, behind)
             return
         if not (conv.history and self.parked.parking.holds(conv.key)):
-            ring = self.rings.setdefault((plane, conv.dtype), Ring(plane, conv.dtype))
-            if self.dry:
-                ring.join(conv.key, conv.history, d)
-                return
-            start, slot = ring.place(conv.key, d, bool(self.after))
-            if x.shape[0]:
-                self.attempt(norm_act, x, norm, ring.data, slot=slot, store=store, coefs=coefs, health=self.health)
-            ring.begin(conv.key, self.head, start)
-            if d > x.shape[0]:
-                self._follow(ring.data, slot + x.shape[0])
-            if self.watch is not None:
-                self.watch(conv, frames_of(ring.data, slot, d)[:, 1:-1, 1:-1, :c])
+            frame = self._frame(conv, plane)
+            ring = self.rings.setdefault((plane, frame, conv.dtype), Ring(frame, conv.dtype))
+            with self.arena.scope():
+                # Sums over channels need not agree to the last bit between planes and a plain buffer.
+                between = planes and norm.kind in ("l2", "rms") and x.shape[0] > 0
+                plain = self.arena.take((x.shape[0], *plane), conv.dtype) if between else None
+                if self.dry:
+                    ring.join(conv.key, conv.history, d)
+                    return
+                start, slot = ring.place(conv.key, d, bool(self.after))
+                if x.shape[0]:
+                    plain = self._write(x, norm, ring.data, store, coefs, slot=slot, plain=plain)
+                ring.begin(conv.key, self.head, start)
+                if d > x.shape[0]:
+                    self._follow(ring.data, slot + x.shape[0])
+                if self.watch is not None:
+                    seen = plain if planes else frames_of(ring.data, slot, d)
+                    if seen is not None:
+                        self.watch(conv, seen[:, 1:-1, 1:-1, :c])
             yield Input(ring.data, (start + late) % ring.slots, geometry, 0, rows)
             return
         parked, kernel = self.parked, conv.weight.kernel[1]
@@ -234,6 +248,9 @@ class Run(Memory):
         for band in parked.bands(conv.key, plane, conv.dtype, *size, work, times):
             if self.dry:
                 parked.note(conv.key, band, d)
+                with self.arena.scope():
+                    shape = conv.history + d, band.bottom - band.top, *plane[1:]
+                    self._as_read(conv, torch.empty(shape, dtype=conv.dtype, device="meta"))
                 continue
             buffer = parked.enter(conv.key, band, d)
             if x.shape[0]:
@@ -248,6 +265,39 @@ class Run(Memory):
                 yield from _used(parked, waiting)
         while waiting:
             yield from _used(parked, waiting)
+
+    def _frame(self, conv: Conv, plane: Frame) -> Frame:
+        """How a plain frame (or band of it) [H + 2, W + 2, C] is stored where `conv` reads it."""
+        h, w, c = plane[0] - 2, plane[1] - 2, plane[2]
+        return buffer_shape(h, w, c, conv.weight.kernel[2]) if conv.weight.winograd else plane
+
+    def _as_read(self, conv: Conv, data: Tensor) -> Tensor:
+        """A parked history's visit [frames, rows, W + 2, C] as `conv` reads it; what rings hold is that already."""
+        if not conv.weight.winograd or data.dim() == 5:
+            return data
+        planes = self.arena.take((data.shape[0], *self._frame(conv, data.shape[1:])), data.dtype)
+        if not self.dry:
+            self._planes(data, planes)
+        return planes
+
+    def _write(
+        self, x: Tensor, norm: Norm, data: Tensor, store: Store, coefs: Tensor | None, *, slot: int = 0,
+        first: int | None = None, plain: Tensor | None = None,
+    ) -> Tensor | None:  # fmt: skip
+        """x, normalised, into `data` from `slot` on, where that is planes by way of `plain`, if it is given or x is
+        watched. Returns what is plain of it."""
+        planes = data.dim() == 5
+        if planes and plain is None and self.watch is not None:
+            plain = data.new_empty(x.shape[0], data.shape[2], x.shape[2] + 2, data.shape[4])
+        out, at = (data, slot) if plain is None else (plain, 0)
+        self.attempt(norm_act, x, norm, out, slot=at, first=first, store=store, coefs=coefs, health=self.health)
+        if plain is not None:
+            self._planes(plain, data, slot)
+        return plain if planes else data
+
+    def _planes(self, plain: Tensor, out: Tensor, slot: int = 0) -> None:
+        """Plain frames or bands [D, rows, W + 2, C], as stored, to planes of the same rows behind `slot`."""
+        self.attempt(norm_act, plain[:, :, 1:-1], COPY, out, slot=slot, store=_ROUNDED, first=1)
 
     def _bands(
         self, conv: Conv, x: Tensor, norm: Norm, coefs: Tensor | None, store: Store, plane: Plane, rows: int,
@@ -264,15 +314,15 @@ class Run(Memory):
             height = (room // line - reach) // geometry.stride[1] + 1
         bands = list(split_rows(rows, geometry.stride[1], reach, max(height // BAND_ROWS, 1) * BAND_ROWS))
         with self.arena.scope():
-            size = d * max(b.bottom - b.top for b in bands) * math.prod(plane[1:])
+            size = d * math.prod(self._frame(conv, (max(b.bottom - b.top for b in bands), *plane[1:])))
             memory = [self.arena.take((size,), conv.dtype) for _ in bands[: behind + 1]]
             waiting: deque[Input] = deque()
             for i, band in enumerate(bands if not self.dry else ()):
-                shape = (d, band.bottom - band.top, *plane[1:])
+                shape = (d, *self._frame(conv, (band.bottom - band.top, *plane[1:])))
                 data = memory[i % len(memory)][: math.prod(shape)].view(shape)
-                self.attempt(norm_act, x, norm, data, store=store, coefs=coefs, first=band.top, health=self.health)
+                plain = self._write(x, norm, data, store, coefs, first=band.top)
                 if self.watch is not None:
-                    self.watch(conv, data[:, 1:-1, 1:-1, :c])
+                    self.watch(conv, plain[:, 1:-1, 1:-1, :c])
                 here = replace(geometry, first_row=band.first, frame_rows=rows)
                 waiting.append(Input(data, 0, here, band.first, band.last))
                 if len(waiting) > behind:

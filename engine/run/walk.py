@@ -38,11 +38,14 @@ class Walk:
         if full * size < count:
             yield full * size, count
 
-    def sums(self, out: Tensor, groups: int, phases: tuple[int, int] = (1, 1)) -> Partials | None:
-        """What stands for the sums of `out` [D, H, W, K], and counts for as long as it is referred to."""
+    def sums(
+        self, out: Tensor, groups: int, phases: tuple[int, int] = (1, 1), planes: bool = False
+    ) -> Partials | None:
+        """What stands for the sums of `out` [D, H, W, K], and counts for as long as it is referred to. phases, planes:
+        as for `sums_bytes`."""
         if not groups:
             return None
-        size = sums_bytes(tuple(out.shape), groups, phases)
+        size = sums_bytes(tuple(out.shape), groups, phases, planes)
         self.peak = max(self.peak, self._live + 2 * size)  # twice: parts of them are joined
         sums = torch.empty(size, dtype=torch.uint8, device="meta")
         self._live += size

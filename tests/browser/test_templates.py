@@ -10,7 +10,10 @@ from pages import SAVED, WORKFLOWS, opened, workflow
 
 pytestmark = pytest.mark.host
 
-NAMING_FILES = {"VAELoader", "UNETLoader", "CLIPLoader", "LoadVideo", "LoadImage", "ZeroWasteVAELoader"}
+NAMING_FILES = {
+    "VAELoader", "UNETLoader", "CLIPLoader", "DualCLIPLoader", "CheckpointLoaderSimple", "LoadVideo", "LoadImage",
+    "ZeroWasteVAELoader",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("renderer", ["canvas", "vue"])

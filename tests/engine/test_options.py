@@ -10,12 +10,12 @@ from zerowaste_vae.engine.kernels.targets import capabilities
 from zerowaste_vae.engine.options import DEFAULTS, OFF, TOGGLES, Options, unavailable, unused
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
-FUSED_ONLY = {"composed_upsample", "cuda_graphs", "async_offload"}
+FUSED_ONLY = {"composed_upsample", "cuda_graphs", "async_offload", "winograd"}
 
 
 def test_defaults_are_exact():
     off = {name for name in TOGGLES if getattr(DEFAULTS, name) is False}
-    assert off == {"fp8", "tf32", "cudnn_benchmark"}
+    assert off == {"fp8", "tf32", "cudnn_benchmark", "winograd"}
     assert DEFAULTS.min_db == 0
 
 

@@ -130,7 +130,7 @@ def test_other_vaes_are_refused(comfy):
     before = files(comfy)
     run = comfy.run({"vae": node("VAELoader", vae_name="pixel_space"), "save": save("pixels")})
     assert run.status == "error"
-    assert "not a video VAE the engine knows" in run.error
+    assert "not a VAE the engine knows" in run.error
     assert files(comfy) == before
 
 

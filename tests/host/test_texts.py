@@ -131,6 +131,6 @@ def test_reasons_for_chinese_are_the_engines(comfy):
 def test_every_stage_and_event_of_a_report_has_a_name(comfy):
     english = comfy.get("/i18n")["en"]["zerowaste"]
     source = "".join(path.read_text() for path in (ROOT / "engine").rglob("*.py"))
-    stages = set(re.findall(r"\.stage\(\"(\w+)\"\)", source)) | {"load"}
+    stages = set(re.findall(r"\.stage\(\"(\w+)\"\)", source)) | {"load", "decode", "encode"}
     assert len(stages) > 3
     assert {f"stage_{name}" for name in stages} | {f"event_{name}" for name in EVENTS} <= english.keys()

@@ -20,9 +20,17 @@ CHECKED = {
     "SeedVR2 - upscale a video": ("VAELoader", "UNETLoader", "LoadVideo"),
     "Wan 2.1 - text to video": ("VAELoader", "UNETLoader", "CLIPLoader"),
     "Qwen-Image - text to image": ("VAELoader", "UNETLoader", "CLIPLoader"),
+    "Flux.1 - text to image": ("VAELoader", "UNETLoader", "DualCLIPLoader"),
+    "LTX-Video - text to video": ("CheckpointLoaderSimple", "CLIPLoader"),
     "Compare with ComfyUI": ("VAELoader",),
 }
 RUNNABLE = sorted(WORKFLOWS.keys() - CHECKED.keys())
+LOADERS = {
+    "VAELoader": "vae", "UNETLoader": "diffusion_models", "CLIPLoader": "text_encoders",
+    "DualCLIPLoader": "text_encoders", "CheckpointLoaderSimple": "checkpoints",
+}  # fmt: skip
+#: Whose files ComfyUI's own templates name.
+OWNERS = ("Comfy-Org", "comfyanonymous", "Lightricks")
 
 
 def prompt_of(name: str, comfy, frames: int = 1) -> dict:
@@ -77,12 +85,15 @@ def test_files_of_the_templates_can_be_downloaded():
     """With the names and addresses that ComfyUI's own templates have."""
     for name, path in WORKFLOWS.items():
         for node in json.loads(path.read_text())["nodes"]:
-            if node["type"] not in ("VAELoader", "UNETLoader", "CLIPLoader"):
+            if node["type"] not in LOADERS:
                 continue
-            (model,) = node["properties"]["models"]
-            assert model["name"] == node["widgets_values"][0], name
-            assert model["url"].startswith("https://huggingface.co/Comfy-Org/") and model["url"].endswith(model["name"])
-            assert model["directory"] in ("vae", "diffusion_models", "text_encoders")
+            models = node["properties"]["models"]
+            files = [value for value in node["widgets_values"] if value.endswith(".safetensors")]
+            assert [model["name"] for model in models] == files and files, name
+            for model in models:
+                owner = model["url"].removeprefix("https://huggingface.co/").partition("/")[0]
+                assert owner in OWNERS and model["url"].endswith(f"/{model['name']}"), name
+                assert model["directory"] == LOADERS[node["type"]]
 
 
 def test_nodes_of_the_templates_name_their_packs_and_versions():
@@ -113,7 +124,7 @@ def test_workflow_names_nodes_and_widgets_of_this_host(name, comfy):
     errors = json.loads(refused.error)["node_errors"]
     assert set(errors) <= {the(prompt, kind) for kind in CHECKED[name]}
     assert {e["extra_info"]["input_name"] for n in errors.values() for e in n["errors"]} <= {
-        "vae_name", "unet_name", "clip_name", "file",
+        "vae_name", "unet_name", "clip_name", "clip_name1", "clip_name2", "ckpt_name", "file",
     }  # fmt: skip
 
 

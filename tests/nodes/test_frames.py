@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from zerowaste_vae.engine import InputError
-from zerowaste_vae.nodes.frames import as_clip, as_latent, crop_clip, pad_clip
+from zerowaste_vae.engine.archs import ARCHITECTURES
+from zerowaste_vae.nodes.frames import Layout, as_clip, as_latent, crop_clip, pad_clip
 
 
 @pytest.mark.parametrize(
@@ -29,6 +30,16 @@ def test_padding_and_back(frames, height, width, padded):
     assert not out[:, :, :, width:].any()
     assert all(torch.equal(out[:, i], out[:, frames - 1]) for i in range(frames, padded[0]))
     assert torch.equal(crop_clip(out, (frames, height, width), 4), clip)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda a: a.name)
+def test_padded_clips_fill_latents(architecture):
+    """Of each family: what the network would leave out could not be cropped back."""
+    multiple, pixels = Layout(architecture, 16, 3).multiple, architecture.spatial * architecture.side
+    made = pad_clip(torch.rand(1, 2, 45, 70, 3), architecture.temporal, multiple)
+    assert [n % pixels for n in made.shape[2:4]] == [0, 0] and (made.shape[1] - 1) % architecture.temporal == 0
+    back = crop_clip(made, (2, 45, 70), architecture.temporal, multiple)
+    assert tuple(back.shape) == (1, 2, 45, 70, 3)
 
 
 def test_padding_clamps():

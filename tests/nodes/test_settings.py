@@ -47,3 +47,11 @@ def test_the_engine_gets_the_default_overlap():
     asked = {"tiling": "blended", "tile": 0, "overlap": 64, "chunk": 0, "vram_gb": None, "ram_gb": None}
     assert Settings("blended").options() == asked
     assert Settings("blended", overlap=0).options()["overlap"] == 0
+
+
+def test_gpus_are_the_last_nodes_word_on_them():
+    base = from_widgets(gpus="all")
+    assert base == Settings(gpus="all") and "GPUs all" in base.describe()
+    assert from_widgets(gpus=" auto ").over(base).gpus == "all"
+    assert from_widgets(gpus="cuda:0,cuda:1").over(base).gpus == "cuda:0,cuda:1"
+    assert "gpus" not in base.options()  # devices are no part of a Request

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,9 +20,23 @@ def tool():
 
 
 def test_the_published_shapes_are_known(tool):
-    """Those of SeedVR2 and of both Wans, the latter with their published numbers of parameters."""
-    count = {family: sum(map(math.prod, tool.shapes(family).values())) for family in tool.FAMILIES}
-    assert count == {"seedvr2": 250_648_227, "wan2.1": 126_892_531, "wan2.2": 704_688_668}
+    """Those of every family, and of some their published numbers of parameters."""
+    count = {family: sum(map(math.prod, tool.shapes(family).values())) for family in tool.architectures()}
+    known = {"seedvr2": 250_648_227, "wan2.1": 126_892_531, "wan2.2": 704_688_668, "flux": 83_819_683}
+    assert {family: count[family] for family in known} == known
+    assert all(number > 50_000_000 for number in count.values())
+
+
+def test_every_family_has_sizes(tool):
+    """Latents and frames of each, as its VAE takes them."""
+    for family, architecture in tool.architectures().items():
+        pixels, still = architecture.spatial * architecture.side, architecture.temporal == 1
+        vae = SimpleNamespace(latent_channels=4, temporal=architecture.temporal, spatial=pixels)
+        count, height, width = tool.SIZES[pixels][0]
+        shape = (count, 4, height, width) if still else (1, 4, count, height, width)
+        assert tuple(tool.latent(vae, (count, height, width)).shape) == shape, family
+        frames = architecture.temporal * (count - 1) + 1
+        assert tuple(tool.video(vae, (count, height, width)).shape) == (frames, 256, 256, 3), family
 
 
 def test_a_run_and_its_comparison(tool, tmp_path, capsys):

@@ -4,6 +4,7 @@ from .dispatch import conv3d
 from .reference import frames_of
 from .schedules import sums_bytes
 from .types import Balance, Epilogue, Geometry, Partials, Pixels, Weight, pack_weight, padded_channels
+from .winograd import buffer_shape, pack_planes
 
 __all__ = [
     "Balance",
@@ -12,8 +13,10 @@ __all__ = [
     "Partials",
     "Pixels",
     "Weight",
+    "buffer_shape",
     "conv3d",
     "frames_of",
+    "pack_planes",
     "pack_weight",
     "padded_channels",
     "sums_bytes",

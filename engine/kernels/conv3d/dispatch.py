@@ -8,10 +8,13 @@ import torch
 from torch import Tensor
 
 from ..observe import observed
-from ..targets import FP8, Target, capabilities, interpreted, on_device, target, triton_version, use_triton
+from ..targets import FP8, Target, capabilities, on_device, target, triton_version, use_triton
 from . import reference
+from .arguments import accumulation, finish
 from .schedules import ROW_BLOCK, Schedule, pick
-from .types import Epilogue, Geometry, Partials, Pixels, Weight, stat_span
+from .types import Epilogue, Geometry, Partials, Weight, stat_span
+from .winograd import launch as winograd
+from .winograd.planes import pairs_of
 
 _OPERANDS = (torch.float32, torch.float16, torch.bfloat16, FP8, torch.int8)
 _PLAIN, _NOTHING = Geometry(), Epilogue()
@@ -23,7 +26,8 @@ def conv3d(x: Tensor, weight: Weight, out: Tensor, *, geometry: Geometry = _PLAI
     """Convolve a bordered buffer into `out`.
 
     x: [slots, Hp, Wp, C] contiguous, operand type of the weight, borders already in place; a ring: output frame d
-    reads slots (start + d * stride + 0..kt-1) mod slots. weight.channels == C.
+    reads slots (start + d * stride + 0..kt-1) mod slots. weight.channels == C. For a weight of planes: [slots, 4, Hp,
+    pairs, C], as `norm_act` writes them.
     out: [D * pt, H * py, W * px, K], any strides but 1 over channels: a plain tensor, the inside of the next conv's
     buffer, a slice. A folded weight at first == 0 (the clip starts here) yields one frame less.
     first: index of the first input frame within its clip, for folded weights. Returns the sums `epilogue.groups` asks
@@ -36,17 +40,19 @@ def conv3d(x: Tensor, weight: Weight, out: Tensor, *, geometry: Geometry = _PLAI
     if not x.is_cuda:  # Triton's interpreter stands in for the newest measured generation
         here = capabilities("interpreter", 90, triton_version())
     with on_device(x):
-        return launch(x, weight, out, geometry, epilogue, start, first, here, schedule)
+        run = winograd.launch if weight.winograd else launch
+        return run(x, weight, out, geometry, epilogue, start, first, here, schedule)
 
 
 def _validate(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue: Epilogue, start: int,
               first: int) -> None:
     pt, py, px = weight.phases
-    if x.dim() != 4 or not x.is_contiguous() or x.dtype not in _OPERANDS:
-        raise ValueError(f"conv3d input must be a contiguous [slots, Hp, Wp, C] buffer, not {x.dtype} {list(x.shape)}")
-    if x.dtype != weight.data.dtype or x.shape[3] != weight.channels or x.device != weight.data.device:
+    if x.dim() != (5 if weight.winograd else 4) or not x.is_contiguous() or x.dtype not in _OPERANDS:
+        form = "[slots, 4, Hp, pairs, C]" if weight.winograd else "[slots, Hp, Wp, C]"
+        raise ValueError(f"conv3d input must be a contiguous {form} buffer, not {x.dtype} {list(x.shape)}")
+    if x.dtype != weight.data.dtype or x.shape[-1] != weight.channels or x.device != weight.data.device:
         raise ValueError(f"conv3d weight is {weight.data.dtype} for {weight.channels} channels, "
-                         f"the buffer {x.dtype} with {x.shape[3]}")
+                         f"the buffer {x.dtype} with {x.shape[-1]}")
     drop = int(weight.folded > 0 and first == 0)
     if out.dim() != 4 or out.shape[3] != weight.out_channels or out.stride(3) != 1:
         raise ValueError(f"conv3d output must be [D, H, W, {weight.out_channels}] with unit channel stride")
@@ -55,9 +61,14 @@ def _validate(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilog
     size = ((out.shape[0] + drop) // pt, out.shape[1] // py, out.shape[2] // px)
     reach = [(n - 1) * s + k for n, s, k in zip(size, geometry.stride, weight.kernel, strict=True)]
     extra = (int(weight.shifted and py > 1), int(weight.shifted and px > 1))
-    if (reach[0] > x.shape[0] or not 0 <= start < x.shape[0]
-            or reach[1] + geometry.origin[0] + extra[0] > x.shape[1]
-            or reach[2] + geometry.origin[1] + extra[1] > x.shape[2]):
+    rows, columns = x.shape[-3:-1]
+    if weight.winograd:  # the columns of a border are in the planes
+        fits = x.shape[1] == 4 and columns == pairs_of(size[2], weight.kernel[2])
+        if not fits or geometry.stride != (1, 1, 1) or geometry.origin != (0, 0):
+            raise ValueError(f"conv3d of planes {list(x.shape)} cannot make {list(out.shape)} ({geometry})")
+        columns = size[2] + 2
+    if (reach[0] > x.shape[0] or not 0 <= start < x.shape[0] or reach[1] + geometry.origin[0] + extra[0] > rows
+            or reach[2] + geometry.origin[1] + extra[1] > columns):
         raise ValueError(f"conv3d of {list(x.shape)} cannot fill {list(out.shape)} (start {start}, {geometry})")
     if epilogue.residual is not None and (epilogue.residual.shape != out.shape or epilogue.residual.stride(3) != 1):
         raise ValueError("conv3d residual must have the output's shape and unit channel stride")
@@ -66,12 +77,6 @@ def _validate(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilog
     if geometry.first_row and epilogue.groups and geometry.first_row % ROW_BLOCK:
         raise ValueError(f"a band with statistics must start at a multiple of {ROW_BLOCK} rows, "
                          f"not {geometry.first_row}")
-
-
-def _unit(tensors: list[Tensor | None]) -> int:
-    """16 where every stride is a multiple of 16 elements, so that the compiler may use the widest accesses."""
-    views = [t for t in tensors if t is not None]
-    return 16 if all(s % 16 == 0 for t in views for s in t.stride()[:3]) else 1
 
 
 def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue: Epilogue, start: int, first: int,
@@ -118,31 +123,15 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
             TensorDescriptor(t, t.shape, t.stride(), [*block]) if all(block) else t
             for t, block in zip([rows, weight.data, weight.data] * 2, blocks, strict=True)
         ]
-    residual = epilogue.residual
-    unit = _unit([out, residual])
-    strides = [v // unit for v in (*out.stride()[:3], *(residual.stride()[:3] if residual is not None else (0, 0, 0)))]
-    scale, bias = weight.scale, epilogue.bias
-    if scale is None and epilogue.scale != 1.0:
-        scale = x.new_ones(weight.data.shape[0], dtype=torch.float32)
-    clamp = epilogue.format(out.dtype) is not None
-    fmt = epilogue.format(out.dtype) or Pixels(1.0, 0.0, 0.0, 0.0)
-    accumulate = here.accumulate(x.dtype, epilogue.half_accumulate)
-    interpret = interpreted() and not x.is_cuda
-    if interpret and accumulate == "mx" and (triton_version() or (0, 0)) < (3, 9):
-        accumulate = "f32"  # dot_scaled crashes in the interpreters before 3.9
+    told = finish(x, weight, out, epilogue, partials)
     conv_kernel[(d * frame_tiles * triton.cdiv(k, s.columns + s.tail) * phases,)](
-        *operands, out, *(out if t is None else t for t in (residual, bias, scale, partials and partials.data)),
-        epilogue.scale, fmt.gain, fmt.offset, fmt.low, fmt.high,
+        *operands, out, *told.tensors, *told.numbers,
         x.shape[0], start, x.shape[1] * x.shape[2], x.shape[2], geometry.origin[0] * x.shape[2] + geometry.origin[1],
         h, w, pitch, block, block_tiles, frame_tiles, d * frame_tiles,
-        first, drop, geometry.first_row, frame_rows - 1, *strides,
+        first, drop, geometry.first_row, frame_rows - 1, *told.strides,
         C=weight.channels, RUN=run, K=k, KT=weight.kernel[0], KH=weight.kernel[1], KW=taps,
         ST=geometry.stride[0], SH=geometry.stride[1], SW=geometry.stride[2], PT=pt, PY=py, PX=px,
-        SHIFTED=weight.shifted, FOLDED=weight.folded,
-        BIAS="none" if bias is None else "border" if bias.dim() == 3 else "plain", SCALED=scale is not None,
-        RESIDUAL=residual is not None, SPAN=span, CLAMP=clamp,
-        ROUND=not out.dtype.is_floating_point, UNIT=unit, ACC=accumulate, TMA=linear,
-        UPCAST=interpret and x.dtype in (torch.bfloat16, FP8) and accumulate != "mx",
+        SHIFTED=weight.shifted, FOLDED=weight.folded, **told.constants, **accumulation(x, epilogue, here), TMA=linear,
         SLICES=s.slices, GROUP=s.group, BM=s.positions, BN=s.columns, TAIL=s.tail, BK=s.depth, REST=s.rest,
         num_warps=s.warps, num_stages=s.stages,
     )  # fmt: skip

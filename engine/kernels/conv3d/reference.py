@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -9,6 +11,7 @@ from torch import Tensor
 from ..precision import exact_math
 from .schedules import ROW_BLOCK
 from .types import Epilogue, Geometry, Partials, Pixels, Weight, stat_span
+from .winograd.planes import combined, sources
 
 
 def cast(values: Tensor, dtype: torch.dtype, fmt: Pixels | None) -> Tensor:
@@ -38,8 +41,16 @@ def partial_sums(stored: Tensor, groups: int) -> Partials:
 
 def product(x: Tensor, rows: Tensor, weight: Weight, geometry: Geometry, shift: tuple[int, int],
             size: tuple[int, int, int]) -> Tensor:
-    """Raw dot products [D, H, W, N] of buffer frames [T, Hp, Wp, C] with weight rows [N, taps * C]."""
+    """Raw dot products [D, H, W, N] of buffer frames [T, Hp, Wp, C], or of planes [T, 4, Hp, P, C], with weight rows
+    [N, taps * C], or those of planes."""
     (st, sh, sw), (kt, kh, kw), (d, h, w) = geometry.stride, weight.kernel, size
+    if weight.winograd:
+        plane, planes = replace(weight, kernel=(kt, kh, 1), winograd=False), sources(kw, shift[1])
+        sums = [
+            product(x[:, at], part, plane, geometry, (shift[0], later), (d, h, -(-w // 2)))
+            for (at, later), part in zip(planes, rows.chunk(len(planes)), strict=True)
+        ]
+        return combined(sums, weight.mix, w)
     oy, ox = geometry.origin[0] + shift[0], geometry.origin[1] + shift[1]
     # Sums of int8 products can pass 2^24, where float32 begins to round; float64 is exact but several times slower.
     exact = x.dtype != torch.int8 or int(rows.abs().sum(1, dtype=torch.int64).max()) * 128 < 1 << 24
@@ -75,6 +86,7 @@ def conv3d(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     count = (d - 1) * geometry.stride[0] + weight.kernel[0]
     frames = frames_of(x, start, count)
     sets = [min(first + i, 2) for i in range(d)] if weight.folded else [0] * d
+    planes = len(sources(weight.kernel[2], 0)) if weight.winograd else 1
     result = torch.empty(out.shape, dtype=out.dtype, device=out.device)
     for phase in range(pt * py * px):
         iy, ix, it = phase // (px * pt), phase // pt % px, phase % pt
@@ -87,7 +99,9 @@ def conv3d(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
             group = min(index, max(weight.folded - 1, 0)) * pt * py * px + phase
             base = group * k
             part = frames[lo * geometry.stride[0] : (hi - 1) * geometry.stride[0] + weight.kernel[0]]
-            y = product(part, weight.data[base : base + k], weight, geometry, shift, (hi - lo, h, w))
+            mix = None if weight.mix is None else weight.mix[base // k]
+            rows = weight.data[base * planes : (base + k) * planes]
+            y = product(part, rows, replace(weight, mix=mix), geometry, shift, (hi - lo, h, w))
             y = y * epilogue.scale
             if weight.scale is not None:
                 y = y * weight.scale[base : base + k]

@@ -46,7 +46,7 @@ class Layer(NamedTuple):
 # Per generation. sm_90 measured on an H200; the others chosen so that nothing spills and shared memory stays under the
 # generation's limit (cross-compiled in the tests), not timed.
 _HALF, _BYTE = "16 bit", "8 bit"
-_TYPES = {FP8: "fp8", torch.int8: "int8"}
+TYPES = {FP8: "fp8", torch.int8: "int8"}
 SCHEDULES: dict[int, dict[Layer, Schedule]] = {
     90: {
         Layer(_HALF, "narrow"): Schedule(positions=128, columns=128, depth=64, warps=4, stages=3),
@@ -137,13 +137,16 @@ SMALL_PLANE = 90 * 160
 ROW_BLOCK = 64
 
 
-def sums_bytes(out: tuple[int, ...], groups: int, phases: tuple[int, int] = (1, 1)) -> int:
+def sums_bytes(out: tuple[int, ...], groups: int, phases: tuple[int, int] = (1, 1), planes: bool = False) -> int:
     """Bytes of the sums that a convolution's epilogue makes of `out` [D, H, W, K], at most, on any GPU. phases: rows
-    and columns that each position of the input makes."""
+    and columns that each position of the input makes. planes: in Winograd form, where a tile has two sums, of the even
+    and of the odd columns."""
     d, h, w, k = out
     py, px = phases
     rows, pitch = h // py, w // px + 2
-    tile = 64 if rows * (w // px) < SMALL_PLANE else 128  # the lowest of all schedules
+    tile = 64 if planes or rows * (w // px) < SMALL_PLANE else 128  # the lowest of all schedules
+    if planes:
+        pitch, d = (pitch + 1) // 2, 2 * d
     full, rest = divmod(rows, ROW_BLOCK)
     tiles = full * -(-ROW_BLOCK * pitch // tile) + -(-rest * pitch // tile)
     # The narrowest slice of an epilogue is a quarter of the channels, and none is below 16 from 64 channels on.
@@ -207,7 +210,7 @@ def pick(target: Target, dtype: torch.dtype, channels: int, out_channels: int, f
     """The one schedule for a layer: `channels` as padded in the buffer, `frame` the full frame's (H, W), `phases` 8 or
     4 where the layer upsamples time and space, or space, `row` the taps in a row of its window, `sums`: whether it
     makes those of a norm."""
-    size = _HALF if dtype not in _TYPES else _BYTE
+    size = _HALF if dtype not in TYPES else _BYTE
     table = SCHEDULES[generation(target.sm)]
     kind = "narrow" if out_channels <= 128 else "small plane" if frame[0] * frame[1] < SMALL_PLANE else "wide"
     if kind == "small plane" and out_channels % table[Layer(size, kind)].columns:
@@ -219,5 +222,5 @@ def pick(target: Target, dtype: torch.dtype, channels: int, out_channels: int, f
     else:
         own = ""
     rows = [(own, out_channels, True), *([] if sums else [(kind, 0, False)]), (kind, 0, True)]
-    layers = [Layer(operands, *place) for place in rows for operands in (_TYPES.get(dtype), size)]
+    layers = [Layer(operands, *place) for place in rows for operands in (TYPES.get(dtype), size)]
     return fit(next(table[layer] for layer in layers if layer in table), channels, out_channels, row)

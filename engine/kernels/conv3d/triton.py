@@ -35,7 +35,7 @@ def _base(frame, row, column, stride_t, stride_y, stride_x, UNIT: tl.constexpr):
 
 
 @triton.jit
-def _finish(acc, n0, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, act_scale, gain, offset, low, high,
+def finish(acc, n0, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, act_scale, gain, offset, low, high,
             K: tl.constexpr, WHOLE: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr, RESIDUAL: tl.constexpr,
             SPAN: tl.constexpr, CLAMP: tl.constexpr, ROUND: tl.constexpr):
     """Scale, bias, residual, cast, store and sum one slice [BM, BN] of the accumulator. WHOLE: all columns are real."""
@@ -75,7 +75,34 @@ def _finish(acc, n0, out_rows, res_rows, keep, at_row, at_col, scales, biases, s
 
 
 @triton.jit
-def _multiply(at, bt, one_a, one_b, acc, ACC: tl.constexpr):
+def finish_tile(acc, n0, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, act_scale, gain, offset, low,
+                 high, K: tl.constexpr, WHOLE: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr,
+                 RESIDUAL: tl.constexpr, SPAN: tl.constexpr, CLAMP: tl.constexpr, ROUND: tl.constexpr,
+                 SLICES: tl.constexpr):  # fmt: skip
+    """The whole tile at once would not fit the registers beside the accumulator: finish it in slices of its width."""
+    BM: tl.constexpr = acc.shape[0]
+    BN: tl.constexpr = acc.shape[1]
+    if SLICES == 1:
+        finish(acc, n0, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, act_scale, gain, offset,
+                low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND)
+    else:
+        left, right = tl.split(tl.permute(tl.reshape(acc, (BM, 2, BN // 2)), (0, 2, 1)))
+        for half in tl.static_range(2):
+            part = left if half == 0 else right
+            n1 = n0 + half * (BN // 2)
+            if SLICES == 2:
+                finish(part, n1, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, act_scale,
+                        gain, offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND)
+            else:
+                first_part, last_part = tl.split(tl.permute(tl.reshape(part, (BM, 2, BN // 4)), (0, 2, 1)))
+                finish(first_part, n1, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, act_scale,
+                        gain, offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND)
+                finish(last_part, n1 + BN // 4, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums,
+                        act_scale, gain, offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND)
+
+
+@triton.jit
+def multiply(at, bt, one_a, one_b, acc, ACC: tl.constexpr):
     """acc + at @ bt.T"""
     if ACC == "f32":
         acc = tl.dot(at, bt.T, acc)
@@ -123,7 +150,7 @@ def _sweep(acc, acc_tail, a, w, w_tail, rows, n0, group, slot0, slots, in_frame,
         if UPCAST:  # Triton's interpreter multiplies bf16 and fp8 wrongly (3.6.0 and 3.9.0)
             at = at.to(tl.float32)
             bt = bt.to(tl.float32)
-        acc = _multiply(at, bt, one_a, one_b, acc, ACC)
+        acc = multiply(at, bt, one_a, one_b, acc, ACC)
         if TAIL > 0:
             if TMA:
                 bt_tail = w_tail.load([group * K + n0 + BN, column])
@@ -131,7 +158,7 @@ def _sweep(acc, acc_tail, a, w, w_tail, rows, n0, group, slot0, slots, in_frame,
                 bt_tail = tl.load(tail_ptrs + column)
             if UPCAST:
                 bt_tail = bt_tail.to(tl.float32)
-            acc_tail = _multiply(at, bt_tail, one_a, one_tail, acc_tail, ACC)
+            acc_tail = multiply(at, bt_tail, one_a, one_tail, acc_tail, ACC)
     return acc, acc_tail
 
 
@@ -222,24 +249,8 @@ def conv_kernel(
     if SPAN > 0:
         sums += index * (K // SPAN * 2)
 
-    # The whole tile at once would not fit the registers beside the accumulator: finish it in slices of its width.
-    if SLICES == 1:
-        _finish(acc, n0, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, act_scale, gain, offset,
-                low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND)
-    else:
-        left, right = tl.split(tl.permute(tl.reshape(acc, (BM, 2, BN // 2)), (0, 2, 1)))
-        for half in tl.static_range(2):
-            part = left if half == 0 else right
-            n1 = n0 + half * (BN // 2)
-            if SLICES == 2:
-                _finish(part, n1, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, act_scale,
-                        gain, offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND)
-            else:
-                first_part, last_part = tl.split(tl.permute(tl.reshape(part, (BM, 2, BN // 4)), (0, 2, 1)))
-                _finish(first_part, n1, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, act_scale,
-                        gain, offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND)
-                _finish(last_part, n1 + BN // 4, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums,
-                        act_scale, gain, offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND)
+    finish_tile(acc, n0, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, act_scale, gain, offset, low,
+                 high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND, SLICES)
     if TAIL > 0:
-        _finish(acc_tail, n0 + BN, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, act_scale, gain,
+        finish(acc_tail, n0 + BN, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, act_scale, gain,
                 offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -26,6 +27,8 @@ class Weight:
     the first one makes only its last sub-frame. 0: frames do not double.
     early: for clips whose history is copies of their first frame, the same convolution of the clip's frames 0 and 1,
     with one tap in time and with two (taps on the same frame summed), or nothing; `pieces` says when.
+    winograd: rows of 4 planes (3 for two taps along x), [sets * phases * planes * K, kt * kh * C], for a buffer of
+    planes. mix: for int8, [sets * phases, planes - 2, K] float32, scales of the planes in between in units of `scale`.
     """
 
     data: Tensor
@@ -37,6 +40,8 @@ class Weight:
     shifted: bool = False  # taps of phase (., py, px) start py rows and px columns later (composed upsampling)
     folded: int = 0
     early: tuple[Weight, ...] = ()
+    winograd: bool = False
+    mix: Tensor | None = None
 
     def pieces(self, first: int, frames: int) -> Iterator[tuple[Weight, int, int, int]]:
         """(weight, first frame, end, slots it starts later) of the calls that make `frames` outputs, whose first one is
@@ -50,7 +55,8 @@ class Weight:
 
     @property
     def flops_per_position(self) -> int:
-        return 2 * self.channels * self.data.shape[0] // (self.folded or 1) * self.taps
+        """Of the convolution itself: the Winograd form gets by with two thirds of them."""
+        return 2 * self.channels * self.out_channels * math.prod(self.phases) * self.taps
 
     @property
     def taps(self) -> int:

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from ..conv3d.types import QUANT_MAX, Partials, stat_span
+from ..conv3d.winograd.planes import pairs_of
 from ..observe import observed
 from ..targets import interpreted, on_device, use_triton
 from . import reference
-from .schedules import STAT_ELEMENTS, STAT_ROWS, WARPS, positions
+from .schedules import STAT_ELEMENTS, STAT_ROWS, WALK, WARPS, positions
 from .types import Norm, Store
 
 _DEFAULT = Store()
@@ -84,54 +85,72 @@ def coefficients(partials: Partials, norm: Norm, positions: int, backend: str = 
 @observed
 def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: int = 1, store: Store = _DEFAULT,
              coefs: Tensor | None = None, first: int | None = None, backend: str = "auto",
-             health: Tensor | None = None) -> None:
+             walk: tuple[int, int] = WALK, health: Tensor | None = None) -> None:
     """Normalise (or just copy, kind none) and write bordered frames.
 
     x: [D, H, W, C], any strides. buffer: [slots, H + 2 * border, W + 2 * border, Cp] contiguous, Cp >= C (the rest is
-    zeroed); frame d goes to slot (slot + d) mod slots. coefs: from `coefficients`; without them a group norm sums x
-    itself first. first: the buffer holds a band only, the bordered frame's rows from this one on. health: float32 [],
-    NaN from now on if a value of x was not finite, which 8 bit would hide, or too large for its norm to be; a group
-    norm with `coefs` leaves that to them. Raises ValueError where shapes do not fit.
+    zeroed), or the planes of a convolution in Winograd form, [slots, 4, H + 2, ceil(W / 2), Cp], one column more for a
+    composed upsampler; frame d goes to slot (slot + d) mod slots. coefs: from `coefficients`; without them a group norm
+    sums x itself first. first: the buffer holds a band only, the bordered frame's rows from this one on. walk: another
+    schedule for planes (checks and tuning only). health: float32 [], NaN from now on if a value of x was not finite,
+    which 8 bit would hide, or too large for its norm to be; a group norm with `coefs` leaves that to them. Raises
+    ValueError where shapes do not fit.
     """
     d, h, w, c = x.shape
     if norm.kind not in _KINDS or store.border not in _BORDERS:
         raise ValueError(f"unknown norm {norm.kind!r} or border {store.border!r}")
-    if store.border == "reflect" and min(h, w) <= border:
-        raise ValueError(f"a frame of {h}x{w} is too small to reflect {border} of its rows and columns")
-    rows, whole = buffer.shape[1], h + 2 * border
+    planes = buffer.dim() == 5
+    if store.border == "reflect" and (planes or min(h, w) <= border):
+        what = "planes have no border" if planes else f"a frame of {h}x{w} is too small"
+        raise ValueError(f"{what} to reflect {border} of its rows and columns")
+    (rows, columns, co), whole = buffer.shape[-3:], h + 2 * border
     fits = rows == whole if first is None else 0 <= first <= whole - rows
-    if not buffer.is_contiguous() or not fits or buffer.shape[2] != w + 2 * border:
+    if planes and (border != 1 or buffer.shape[1] != 4):
+        raise ValueError(f"buffer {list(buffer.shape)} with a border of {border}: planes are 4, with a border of 1")
+    wanted = [pairs_of(w, taps) for taps in (3, 2)] if planes else [w + 2 * border]
+    if not buffer.is_contiguous() or not fits or columns not in wanted:
         raise ValueError(f"buffer {list(buffer.shape)} does not hold {h}x{w} with a border of {border}")
     first = first or 0
-    if d > buffer.shape[0] or not 0 <= slot < buffer.shape[0] or buffer.shape[3] < c:
+    if d > buffer.shape[0] or not 0 <= slot < buffer.shape[0] or co < c:
         raise ValueError(f"{d} frames of {c} channels do not fit slot {slot} of {list(buffer.shape)}")
     if norm.kind == "group" and (norm.weight is None) != (norm.bias is None):
         raise ValueError("a group norm has both weight and bias, or neither")
+    if store.plane_scales != (1.0,) * 4 and buffer.dtype not in QUANT_MAX:
+        raise ValueError(f"planes of {buffer.dtype} have no scales")
     if norm.kind == "group" and coefs is None:
         coefs = coefficients(statistics(x, norm.groups, backend), norm, h * w, backend, health)
     if not _on_triton(x, backend):
         coefs = coefs if norm.kind == "group" else None
         reference.norm_act(x, norm, coefs, store, buffer, slot, border, first, health)
         return
+    from .planes import planes_kernel
     from .triton import norm_act_kernel
 
-    co = buffer.shape[3]
     wide = _power_of_two(co)
-    block = positions(wide)
     dense = x.stride(3) == 1
     unit, strides = _strides(x) if dense else (1, list(x.stride()[:3]))
     affine = norm.kind in ("l2", "rms")  # a group norm's weights are in its coefficients
     absent = coefs if coefs is not None else buffer
+    arguments = (
+        x, absent, norm.weight if norm.weight is not None else absent, norm.bias if norm.bias is not None else absent,
+        store.gain if store.gain is not None else absent, absent if health is None else health, buffer, buffer.shape[0],
+        slot, h, w, first, rows, *strides, x.stride(3), norm.eps,
+        1.0 / store.scale if buffer.dtype in QUANT_MAX else 1.0,
+    )  # fmt: skip
+    constants = dict(
+        C=c, CO=co, CP=wide, KIND=norm.kind, WEIGHT=affine and norm.weight is not None,
+        BIAS=affine and norm.bias is not None, HEALTH=health is not None and norm.kind != "group",
+        GAINS=store.gain is not None, SILU=store.silu,
+        EDGE=store.border, CLAMP=buffer.dtype in QUANT_MAX, ROUND=buffer.dtype == torch.int8,
+        UNIT=unit, DENSE=dense, FAST=not (interpreted() and not x.is_cuda), num_warps=WARPS,
+    )  # fmt: skip
+    limit = QUANT_MAX.get(buffer.dtype, 0.0)
     with on_device(x):
-        norm_act_kernel[(-(-(rows * buffer.shape[2]) // block), d)](
-            x, absent, norm.weight if norm.weight is not None else absent,
-            norm.bias if norm.bias is not None else absent, store.gain if store.gain is not None else absent,
-            absent if health is None else health, buffer, buffer.shape[0], slot, h, w, first, rows, *strides,
-            x.stride(3), norm.eps, 1.0 / store.scale, QUANT_MAX.get(buffer.dtype, 0.0),
-            C=c, CO=co, CP=wide, KIND=norm.kind, WEIGHT=affine and norm.weight is not None,
-            BIAS=affine and norm.bias is not None,
-            HEALTH=health is not None and norm.kind != "group", GAINS=store.gain is not None, SILU=store.silu,
-            BORDER=border, EDGE=store.border,
-            CLAMP=buffer.dtype in QUANT_MAX, ROUND=buffer.dtype == torch.int8, UNIT=unit, DENSE=dense,
-            FAST=not (interpreted() and not x.is_cuda), BP=block, num_warps=WARPS,
-        )  # fmt: skip
+        if planes:
+            walks, block = rows * -(-columns // walk[0]), positions(wide, walk[1])
+            gains = [1.0 / scale for scale in store.plane_scales]
+            planes_kernel[(-(-walks // block), d)](*arguments, *gains, limit, **constants, ROUNDED=store.rounded,
+                                                   TAPS=3 - wanted.index(columns), WALK=walk[0], BP=block)
+            return
+        block = positions(wide)
+        norm_act_kernel[(-(-(rows * columns) // block), d)](*arguments, limit, **constants, BORDER=border, BP=block)

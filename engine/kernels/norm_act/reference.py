@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..conv3d.reference import cast, partial_sums
-from ..conv3d.types import QUANT_MAX, Partials, quantiser
+from ..conv3d.types import QUANT_MAX, Partials, Pixels, quantiser
+from ..conv3d.winograd.planes import pairs_of, planes_of
 from .types import Norm, Store
 
 
@@ -58,6 +59,17 @@ def apply(x: Tensor, norm: Norm, coefs: Tensor | None) -> Tensor:
     return y if norm.bias is None else y + norm.bias
 
 
+def write_planes(y: Tensor, target: Tensor, store: Store, fmt: Pixels | None, taps: int) -> None:
+    """One bordered frame, as `planes_of` takes it, in float32 -> its planes [4, Hp, pairs, C]."""
+    dtype, gain = target.dtype, 1.0 if fmt is None else fmt.gain
+    own = [None if fmt is None else quantiser(dtype, scale) for scale in (1.0, *store.plane_scales)]
+    y = y * gain
+    if store.rounded:
+        y = cast(y, dtype, own[0]).float()
+    for plane, values, each in zip(target, planes_of(y, taps), own[1:], strict=True):
+        plane.copy_(cast(values, dtype, each))
+
+
 def _inside(first: int, end: int, size: int, border: str, device: torch.device) -> Tensor:
     """Where the rows (or columns) [first, end) are copied from: those of the frame, 0..size - 1, from themselves."""
     at = torch.arange(first, end, device=device)
@@ -69,15 +81,17 @@ def norm_act(
     health: Tensor | None = None,
 ) -> None:
     """See dispatch.norm_act; writes frame by frame so that the fp32 copies stay small."""
-    c = x.shape[3]
-    rows = buffer.shape[1]
+    c, w = x.shape[3], x.shape[2]
+    rows, planes = buffer.shape[-3], buffer.dim() == 5
+    taps = 3 if buffer.shape[-2] == pairs_of(w, 3) else 2
+    beyond = (w % 2 + (taps == 2)) * planes  # columns that no output reads, or only a later phase of an upsampler
     # Image rows this band touches, and how much of its border lies outside the image.
     low, high = first - border, first + rows - border
     above, below = max(-low, 0), max(high - x.shape[1], 0)
     source = None
     if border and store.border != "zero":
         source = [_inside(a, b, n, store.border, x.device)
-                  for a, b, n in ((low, high, x.shape[1]), (-border, x.shape[2] + border, x.shape[2]))]  # fmt: skip
+                  for a, b, n in ((low, high, x.shape[1]), (-border, w + border + beyond, w))]  # fmt: skip
     else:
         x = x[:, low + above : high - below]
     fmt = quantiser(buffer.dtype, store.scale) if buffer.dtype in QUANT_MAX else None
@@ -89,8 +103,11 @@ def norm_act(
         y = F.silu(y) if store.silu else y
         y = y if store.gain is None else y * store.gain
         if source is None:
-            y = F.pad(y, (0, 0, border, border, above, below))
+            y = F.pad(y, (0, 0, border, border + beyond, above, below))
         target = buffer[(slot + d) % buffer.shape[0]]
-        target[..., :c] = cast(y[0], buffer.dtype, fmt)
+        if planes:
+            write_planes(y[0], target[..., :c], store, fmt, taps)
+        else:
+            target[..., :c] = cast(y[0], buffer.dtype, fmt)
         if target.shape[-1] > c:
             target[..., c:] = 0

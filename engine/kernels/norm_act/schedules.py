@@ -8,8 +8,10 @@ WARPS = 4
 # Image rows summed by one program of the statistics pass (its blocks are never a matter of the launch).
 STAT_ROWS = 1
 STAT_ELEMENTS = 4096
+# Planes: the neighbouring pairs that a program walks along, and the elements of one column of all its walks.
+WALK = (4, 1024)
 
 
-def positions(channels: int) -> int:
+def positions(channels: int, elements: int = ELEMENTS) -> int:
     """Positions per program for `channels` (a power of two) channels."""
-    return max(ELEMENTS // channels, 1)
+    return max(elements // channels, 1)

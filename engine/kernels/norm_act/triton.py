@@ -77,6 +77,58 @@ def coefficients_kernel(partials, weight, bias, coefs, health, blocks, count, ep
     tl.store(coefs + d * 2 * C + C + c, shift.to(tl.float32), mask=keep)
 
 
+@triton.jit
+def vectors(coefs, weight, bias, gains, d, c, C: tl.constexpr, KIND: tl.constexpr, WEIGHT: tl.constexpr,
+            BIAS: tl.constexpr, GAINS: tl.constexpr):  # fmt: skip
+    """What the channels of a frame are multiplied by, what is added, and the gains behind the activation."""
+    scale = tl.full(c.shape, 1.0, tl.float32)
+    shift = tl.zeros(c.shape, tl.float32)
+    gain = scale
+    if KIND == "group":
+        scale = tl.load(coefs + d * 2 * C + c, mask=c < C, other=0.0)
+        shift = tl.load(coefs + d * 2 * C + C + c, mask=c < C, other=0.0)
+    if WEIGHT:
+        scale = tl.load(weight + c, mask=c < C, other=0.0)
+    if BIAS:
+        shift = tl.load(bias + c, mask=c < C, other=0.0)
+    if GAINS:
+        gain = tl.load(gains + c, mask=c < C, other=0.0)
+    return scale, shift, gain
+
+
+@triton.jit
+def activated(v, scale, shift, gain, health, eps, C: tl.constexpr, KIND: tl.constexpr, WEIGHT: tl.constexpr,
+              BIAS: tl.constexpr, HEALTH: tl.constexpr, GAINS: tl.constexpr, SILU: tl.constexpr,
+              FAST: tl.constexpr):  # fmt: skip
+    """Positions [P, CP] of float32 values, normalised, activated and times the gains."""
+    if KIND == "group":
+        v = v * scale[None, :] + shift[None, :]
+    else:
+        if KIND != "none":
+            size = tl.sum(v * v, 1)
+        elif HEALTH:
+            size = tl.sum(tl.abs(v), 1)
+        if HEALTH:  # the sum of a position shows it; only where it does is there anything to store
+            tl.store(health + tl.zeros((v.shape[0],), tl.int32), float("nan"), mask=~(size < float("inf")))
+        if KIND == "l2":
+            v *= (tl.sqrt(C * 1.0) / tl.maximum(tl.sqrt(size), eps))[:, None]
+        if KIND == "rms":
+            v *= (1.0 / tl.sqrt(size / C + eps))[:, None]
+        if WEIGHT:
+            v *= scale[None, :]
+        if BIAS:
+            v += shift[None, :]
+    if SILU:
+        if FAST:  # the hardware's reciprocal (1 ulp): a full division would make this pass compute-bound
+            v *= tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [1.0 + tl.exp(-v)],
+                                           dtype=tl.float32, is_pure=True, pack=1)
+        else:
+            v = v / (1.0 + tl.exp(-v))
+    if GAINS:
+        v *= gain[None, :]
+    return v
+
+
 @triton.jit(do_not_specialize=["slots", "slot", "height", "width", "first", "rows", "x_t", "x_y", "x_x", "x_c"])
 def norm_act_kernel(x, coefs, weight, bias, gains, health, out, slots, slot, height, width, first, rows, x_t, x_y, x_x,
                     x_c, eps, gain, limit,
@@ -111,33 +163,8 @@ def norm_act_kernel(x, coefs, weight, bias, gains, health, out, slots, slot, hei
     else:
         ptrs = base + at.to(tl.int64)[:, None] + c.to(tl.int64)[None, :] * x_c
     v = tl.load(ptrs, mask=inside[:, None] & (c < C)[None, :], other=0.0).to(tl.float32)
-    if KIND == "group":
-        scale = tl.load(coefs + d * 2 * C + c, mask=c < C, other=0.0)
-        shift = tl.load(coefs + d * 2 * C + C + c, mask=c < C, other=0.0)
-        v = v * scale[None, :] + shift[None, :]
-    else:
-        if KIND != "none":
-            size = tl.sum(v * v, 1)
-        elif HEALTH:
-            size = tl.sum(tl.abs(v), 1)
-        if HEALTH:  # the sum of a position shows it; only where it does is there anything to store
-            tl.store(health + p * 0, float("nan"), mask=~(size < float("inf")))
-        if KIND == "l2":
-            v *= (tl.sqrt(C * 1.0) / tl.maximum(tl.sqrt(size), eps))[:, None]
-        if KIND == "rms":
-            v *= (1.0 / tl.sqrt(size / C + eps))[:, None]
-        if WEIGHT:
-            v *= tl.load(weight + c, mask=c < C, other=0.0)[None, :]
-        if BIAS:
-            v += tl.load(bias + c, mask=c < C, other=0.0)[None, :]
-    if SILU:
-        if FAST:  # the hardware's reciprocal (1 ulp): a full division would make this pass compute-bound
-            v *= tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [1.0 + tl.exp(-v)],
-                                           dtype=tl.float32, is_pure=True, pack=1)
-        else:
-            v = v / (1.0 + tl.exp(-v))
-    if GAINS:
-        v *= tl.load(gains + c, mask=c < C, other=0.0)[None, :]
+    scale, shift, gain_row = vectors(coefs, weight, bias, gains, d, c, C, KIND, WEIGHT, BIAS, GAINS)
+    v = activated(v, scale, shift, gain_row, health, eps, C, KIND, WEIGHT, BIAS, HEALTH, GAINS, SILU, FAST)
     v = tl.where(inside[:, None] & (c < C)[None, :], v, 0.0)
     v = formatted(v, gain, 0.0, -limit, limit, CLAMP, ROUND).to(out.dtype.element_ty)
     at_slot = slot + d

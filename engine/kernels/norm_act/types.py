@@ -24,10 +24,18 @@ class Norm:
 
 @dataclass(frozen=True)
 class Store:
-    """How results are written: silu first; border zero, replicate or reflect; an 8-bit type holds value / scale, or
-    with `gain` ([C] float32) value * gain per channel."""
+    """How results are written: silu first; border zero, replicate or (no planes) reflect; an 8-bit type holds
+    value / scale, or with `gain` ([C] float32) value * gain per channel.
+
+    For buffers of planes: `rounded` makes them of the values as a plain buffer of their type holds them, so that making
+    them of such a buffer later (kind none, no silu, scale 1) gives the same bits (after a group norm or none; the sums
+    over channels of the others need not agree to the last bit). `plane_scales`: 8-bit planes hold
+    their value / (scale * their own).
+    """
 
     silu: bool = True
     border: str = "zero"
     scale: float = 1.0
     gain: Tensor | None = None
+    rounded: bool = False
+    plane_scales: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0)

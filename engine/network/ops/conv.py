@@ -73,7 +73,10 @@ class ClipConv(nn.Conv3d):
         if kt == 1 or (x.shape[2] == 0 and self.starts(state)):
             return x
         history = None if state is None else state.histories.get(self.key)
-        if history is None and self.head != "none":
+        if history is None and state is not None and state.inside:
+            # What frames behind the clip's start leave; whatever it is, its results are not read.
+            history = x[:, :, :1].expand(-1, -1, kt - step, -1, -1)
+        elif history is None and self.head != "none":
             history = x[:, :, :1] if self.head == "replicate" else torch.zeros_like(x[:, :, :1])
             history = history.expand(-1, -1, kt - 1 - self.after, -1, -1)
         x = x if history is None else torch.cat((history.to(x), x), 2)
@@ -93,7 +96,7 @@ class ClipConv(nn.Conv3d):
 
     def starts(self, state: State | None) -> bool:
         """Whether the next call is the first of its clip."""
-        return state is None or self.key not in state.histories
+        return state is None or not (state.inside or self.key in state.histories)
 
 
 class FrameConv(nn.Conv2d):

@@ -127,6 +127,12 @@ class DepthUp(_Depth):
     shortcut: bool = False
     looks_ahead = True
 
+    def why_not_fused(self, style: Style) -> str | None:
+        if self.stride[1:] == (1, 1) and self.c_in == self.c_out:
+            # Convolutions of one shape share a ring, and get as many frames each.
+            return "its frames double where their size and channels stay, which only the plain walk does"
+        return None
+
     @property
     def time(self) -> tuple[int, int]:  # type: ignore[override]
         return self.stride[0], 1

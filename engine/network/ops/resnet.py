@@ -146,7 +146,7 @@ class Res(Step):
             out = run.take(d, h, w, k)
         middle, drains = run.foresee((packed.conv1.key,), d, run.drains)
         made, _ = run.foresee((packed.conv2.key,), middle, drains)
-        result = run.take(made, h, w, k) if made > d else out[:made]
+        result = run.grown(x, made) if made > d else out[:made]
         with run.arena.scope():
             inner = wide[..., k : 2 * k] if beside else run.take(middle, h, w, k)
             # Beside the result, the first convolution overwrites what it and the shortcut read.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels.conv3d import Partials, pack_weight
+from ...kernels.conv3d.winograd import takes
 from ...kernels.upsample import pack
 from ...operands.forms import Operands
 from ...options import Options
@@ -74,7 +75,8 @@ class ShuffleUp(Resampling):
 
         def make() -> Conv:
             balancer = form.balancer()
-            made = pack(expand.weight, expand.bias, conv.weight, conv.bias, form.dtype, balancer)
+            planes = operands.winograd and takes(form.dtype, self.width, self.width, taps=2)
+            made = pack(expand.weight, expand.bias, conv.weight, conv.bias, form.dtype, balancer, planes)
             return Conv(conv.key, made.weight, made.bias, **scaling(form, balancer))
 
         return operands.once(f"{conv.key} composed", form, make)

@@ -127,6 +127,23 @@ def test_batches_are_written_where_they_are_wanted(tiny, noise, tmp_path):
     assert (plan.steps.latents, plan.fused) == (4, False)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_fused_walk_gives_the_same(family, seed_model, tmp_path, noise, monkeypatch):
+    """Whole, in blended tiles and in as many chunks as are asked for; of Flux.2's packed latents, too."""
+    config = Config((16, 16, 32), (16, 16, 32), 4, 4, quantised=family != "flux", resnets=(1, 1), norm_groups=4)
+    model = FAMILIES[family].build(config).requires_grad_(False)
+    seed_model(model, 7)
+    plain = load(saved(model, tmp_path / "w.safetensors"), device="cpu")
+    monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
+    fused, z = load(tmp_path / "w.safetensors", device="cpu"), noise(3, plain.latent_channels, 1, 6, 5)
+    assert fused.plan_decode(3, 6, 5).fused
+    x = torch.rand(3, 6 * plain.spatial + 3, 5 * plain.spatial, 3, generator=torch.Generator().manual_seed(0))
+    tiles = {"tiling": "blended", "tile": 4 * plain.spatial, "overlap": plain.spatial}
+    for options in ({}, {"chunk": 1}, {"tiling": "exact", "tile": 64}, tiles):
+        torch.testing.assert_close(fused.decode(z, **options), plain.decode(z, **options), rtol=0, atol=2e-5)
+        torch.testing.assert_close(fused.encode(x, **options), plain.encode(x, **options), rtol=0, atol=5e-5)
+
+
 def diffusers(name):
     """As diffusers has it, levels of the decoder counted from the latent."""
     levels = {"sd": 3, "flux": 4, "flux2": 3}[diffusers.family]

@@ -10,6 +10,7 @@ from zerowaste_vae.engine.archs import detect
 from zerowaste_vae.engine.archs.ltx import ARCHITECTURE, STRIDES, Block, Config
 from zerowaste_vae.engine.cli import main
 from zerowaste_vae.engine.network.fused import fuse
+from zerowaste_vae.engine.run.handover import hand_over, take_over
 from zerowaste_vae.engine.run.parking import Parking
 
 CPU = torch.device("cpu")
@@ -134,6 +135,52 @@ def test_the_fused_walk_looks_ahead(build, noise, config, atol):
                     assert torch.equal(fused(network, z, chunk, frames, parking), whole)
 
 
+@torch.no_grad()
+def test_a_clip_goes_on_in_other_memory(build, noise):
+    """Streams that wait are handed over with the histories, whatever follows."""
+    decoder = build(tiny()).decoder
+    network, z = fuse(decoder, torch.float32), noise(16, 5, 3, 4)
+    whole = fused(network, z, 5, 0)
+    latents = z.permute(1, 2, 3, 0)
+    for first, then, parking in ((2, 3, Parking(None, 0)), (3, 1, None)):
+        out = []
+        run, other = (network.plan(n, 3, 4, 0, torch.float32, CPU, p) for n, p in ((first, None), (then, parking)))
+        run.allocate()
+        with run.chunk():
+            network.chunk(run, latents[:first], 0, torch.float32, lambda pixels, out=out: out.append(pixels.clone()))
+        left = hand_over(run)
+        assert any(name.endswith("residual") for name in left.histories)
+        other.allocate()
+        take_over(other, left)
+        for at in range(first, 5, then):
+            part, ends = latents[at : at + then], at + then >= 5
+            network.chunk(other, part, 0, torch.float32, lambda pixels, out=out: out.append(pixels.clone()), ends)
+        assert torch.equal(torch.cat(out), whole)
+
+
+def test_what_the_fused_walk_refuses(build):
+    level, time = Block(16, 1), Block(16, stride=STRIDES["time"])
+    for blocks_, says in (
+        ((level, time, level), "frames double"),
+        ((level, Block(8), Block(8, stride=STRIDES["all"])), "shortcuts"),
+        (blocks(16, "all", noisy=True), "noise"),
+    ):
+        program = ARCHITECTURE.decoder(Config(None, blocks_, 0, 16, 16, timestep=None))
+        assert says in program.why_not_fused()
+
+
+@torch.no_grad()
+def test_the_end_of_a_clip_fits_into_the_memory_of_its_middle(build, noise, atol):
+    """Many convolutions behind each other, which all get one frame more at the end."""
+    all_, space = (Block(width, stride=STRIDES[kind]) for width, kind in ((16, "all"), (8, "space")))
+    decoder = build(Config(None, (Block(16, 1), all_, Block(16, 5), space, Block(8, 7)), 0, 16, 16)).decoder
+    network = fuse(decoder, torch.float32)
+    z = noise(16, 6, 2, 3)
+    expected = decoder(z[None])[0].clamp(-1, 1).mul(0.5).add(0.5).permute(1, 2, 3, 0)
+    for chunk, frames in ((6, 0), (3, 0), (4, 2), (1, 1)):
+        torch.testing.assert_close(fused(network, z, chunk, frames), expected, rtol=0, atol=atol)
+
+
 @pytest.fixture
 def fused_file(build, tmp_path, monkeypatch):
     """fused_file(config) -> (VAE on the fused operators' references, plain VAE)"""
@@ -170,6 +217,20 @@ def test_a_clip_is_decoded_by_plans(fused_file, noise, atol):
     tiles = {"tiling": "blended", "tile": 64, "overlap": 32}
     assert not quick.plan_decode(3, 4, 4, **tiles).fused
     assert quick.decode(noise(1, 16, 2, 4, 4), **tiles).shape == (1, 9, 128, 128, 3)
+
+
+def test_a_part_of_a_clip_is_the_clips(fused_file, noise, atol):
+    """Frames that wait for those ahead, with a clip that ends there or goes on."""
+    config = Config(None, (Block(64, 1), *(Block(w, stride=STRIDES["all"]) for w in (32, 16, 8))), 0, 64, 16)
+    quick, plain = fused_file(config)
+    z = noise(1, 16, 8, 2, 3)
+    whole = plain.decode(z)
+    for start, count in ((0, 57), (9, 8), (30, 1), (50, 7)):
+        expected = whole[:, start : start + count]
+        assert torch.equal(plain.decode(z, start=start, frames=count, chunk=2), expected)
+        for chunk in (1, 3):
+            part = quick.decode(z, start=start, frames=count, chunk=chunk)
+            torch.testing.assert_close(part, expected, rtol=0, atol=atol)
 
 
 def test_noise_is_of_the_seed_and_timesteps_are_asked_for(fused_file, noise):

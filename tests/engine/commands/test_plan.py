@@ -81,3 +81,16 @@ def test_refusals_are_one_line(capsys, args, words):
 def test_a_target_that_holds_nothing(capsys):
     assert main(["plan", "--size", "1280x720", "--vram-gb", "1"]) == 2
     assert "raise vram_gb" in capsys.readouterr().out
+
+
+def test_several_gpus_are_computed_and_said_to_be(capsys):
+    asked = ["plan", "--size", "1280x720", "--frames", "597", "--vram-gb", "24", "--devices", "8"]
+    assert main([*asked, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["devices"]
+    assert [row["devices"] for row in rows] == [2, 4, 8]
+    assert 1.8 < rows[0]["computed_speedup"] < 2 and 5 < rows[2]["computed_speedup"] < 8
+    assert rows[0]["parts"][0]["first"] == 0 and rows[0]["parts"][-1]["end"] == 597
+    assert main([*asked, "--encode"]) == 0
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said.startswith("8 GPUs, computed, not measured: ") and "of lead" in said
+    assert main(["plan", "--size", "64x64", "--vram-gb", "4", "--devices", "-1"]) == 2

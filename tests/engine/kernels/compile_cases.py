@@ -15,11 +15,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 import cross_compile
 from zerowaste_vae.engine.kernels.attention import dispatch as attention
 from zerowaste_vae.engine.kernels.attention import triton as attention_kernels
-from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, Weight, padded_channels
+from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, Weight, buffer_shape, padded_channels
 from zerowaste_vae.engine.kernels.conv3d import dispatch as conv
 from zerowaste_vae.engine.kernels.conv3d import triton as conv_kernels
+from zerowaste_vae.engine.kernels.conv3d.schedules import Schedule
+from zerowaste_vae.engine.kernels.conv3d.winograd import launch as winograd
+from zerowaste_vae.engine.kernels.conv3d.winograd import triton as winograd_kernels
+from zerowaste_vae.engine.kernels.conv3d.winograd import upsample as upsample_kernels
 from zerowaste_vae.engine.kernels.norm_act import Norm, Store
 from zerowaste_vae.engine.kernels.norm_act import dispatch as norm_act
+from zerowaste_vae.engine.kernels.norm_act import planes as plane_kernels
 from zerowaste_vae.engine.kernels.norm_act import triton as norm_kernels
 from zerowaste_vae.engine.kernels.targets import FP8, Target, capabilities, triton_version
 from zerowaste_vae.engine.kernels.to_pixels import UNIT
@@ -56,16 +61,19 @@ def conv_calls(here: Target, dtype: torch.dtype, stage: tuple[int, int, int], *,
     return calls
 
 
-def wan_calls(here: Target, dtype: torch.dtype, c: int, k: int, *, up: bool = False, stride: int = 1):
-    """Without sums of a norm, into bf16; `up`: a composed nearest upsampling."""
+def wan_calls(
+    here: Target, dtype: torch.dtype, c: int, k: int, *, up: bool = False, stride: int = 1, still: bool = False
+):
+    """Into bf16; `up`: a composed nearest upsampling. still: of pictures, with sums of a norm."""
     h, w = 180, 320
-    phases, kernel = ((1, 2, 2), (1, 2, 2)) if up else ((1, 1, 1), (3, 3, 3))
+    phases, kernel = ((1, 2, 2), (1, 2, 2)) if up else ((1, 1, 1), (1 if still else 3, 3, 3))
     rows = 4 * k if up else k
     scale = meta(rows) if dtype.itemsize == 1 else None
     weight = Weight(meta(rows, kernel[0] * kernel[1] * kernel[2] * c, dtype=dtype), c, k, kernel, scale, phases, up)
     out = meta(2, h * phases[1] // stride, w * phases[2] // stride, k, dtype=BF16)
     geometry = Geometry((1, stride, stride), (stride - 1, stride - 1))
-    epilogue = Epilogue(meta(rows), out, half_accumulate=dtype == FP8)
+    residual = None if still and (up or stride > 1) else out
+    epilogue = Epilogue(meta(rows), residual, 32 if still else 0, half_accumulate=dtype == FP8)
     with cross_compile.recorded(conv_kernels, "conv_kernel") as calls:
         conv.launch(meta(4, h + 2, w + 2, c, dtype=dtype), weight, out, geometry, epilogue, 0, 2, here)
     return calls
@@ -87,6 +95,77 @@ def wan_cases(here: Target):
         yield f"conv bfloat16 wan 160 stride {stride}", wan_calls(here, BF16, 160, 160, stride=stride)[0]
 
 
+def picture_cases(here: Target):
+    eight = FP8 if here.fp8 else INT8
+    word = str(eight).split(".")[1].split("_")[0] + ("_fast" if here.sm == 89 and eight == FP8 else "")
+    yield "conv bfloat16 picture 128", wan_calls(here, BF16, 128, 128, still=True)[0]
+    yield "conv bfloat16 picture 512 stride 2", wan_calls(here, BF16, 512, 512, still=True, stride=2)[0]
+    yield "upsample picture bfloat16 512", wan_calls(here, BF16, 512, 512, still=True, up=True)[0]
+    yield "upsample picture bfloat16 256", wan_calls(here, BF16, 256, 256, still=True, up=True)[0]
+    yield f"upsample picture {word} 512", wan_calls(here, eight, 512, 512, still=True, up=True)[0]
+
+
+def depth_calls(here: Target, c: int, k: int, phases: tuple[int, int, int], kernel: tuple[int, int, int]):
+    """A whole convolution whose channels become samples, in bf16; 3x3x3 ones onto the input's own samples."""
+    h, w, edge = 90, 160, kernel[1] - 1
+    rows = k * phases[0] * phases[1] * phases[2]
+    weight = Weight(meta(rows, kernel[0] * kernel[1] * kernel[2] * c, dtype=BF16), c, k, kernel, None, phases)
+    out = meta(2 * phases[0], h * phases[1], w * phases[2], k, dtype=BF16)
+    epilogue = Epilogue(meta(rows), out if edge else None)
+    with cross_compile.recorded(conv_kernels, "conv_kernel") as calls:
+        conv.launch(meta(4, h + edge, w + edge, c, dtype=BF16), weight, out, Geometry(), epilogue, 0, 2, here)
+    return calls
+
+
+def winograd_calls(here: Target, dtype: torch.dtype, stage: tuple[int, int, int], *, fast: bool = False, kt: int = 3,
+                   schedule: Schedule | None = None):
+    """With all that an epilogue can have; int8 with a scale for each plane."""
+    h, w, c = stage
+    scale, mix = (meta(c) if dtype.itemsize == 1 else None), (meta(2, c) if dtype == INT8 else None)
+    wide = padded_channels(c, dtype)
+    weight = Weight(meta(4 * c, kt * 3 * wide, dtype=dtype), wide, c, (kt, 3, 3), scale, winograd=True, mix=mix)
+    out = meta(4, h, w, c, dtype=BF16 if dtype == BF16 else HALF)
+    x = meta(6, *buffer_shape(h, w, wide), dtype=dtype)
+    with cross_compile.recorded(winograd_kernels, "winograd_kernel") as calls:
+        winograd.launch(x, weight, out, Geometry(), Epilogue(meta(c), out, 32, half_accumulate=fast), 0, 2, here,
+                        schedule)
+    return calls
+
+
+def winograd_upsample_calls(here: Target, dtype: torch.dtype, phases: tuple[int, int, int], *, fast: bool = False,
+                            schedule: Schedule | None = None):
+    """At 360 x 640 with 256 channels, twice as many where time doubles."""
+    h, w, c = (180, 320, 512) if phases[0] == 2 else (360, 640, 256)
+    count, kt = phases[0] * 4, 2 if phases[0] == 2 else 3
+    sets = count * (3 if phases[0] == 2 else 1)
+    scale, mix = (meta(sets * c) if dtype.itemsize == 1 else None), (meta(sets, 1, c) if dtype == INT8 else None)
+    weight = Weight(meta(sets * 3 * c, kt * 2 * c, dtype=dtype), c, c, (kt, 2, 2), scale, phases, True, phases[0] == 2,
+                    winograd=True, mix=mix)
+    out = meta(4 * phases[0], 2 * h, 2 * w, c, dtype=BF16 if dtype == BF16 else HALF)
+    x = meta(6, *buffer_shape(h, w, c, 2), dtype=dtype)
+    with cross_compile.recorded(upsample_kernels, "upsample_kernel") as calls:
+        winograd.launch(x, weight, out, Geometry(), Epilogue(meta(sets, 4, c), groups=32, half_accumulate=fast), 0, 2,
+                        here, schedule)
+    return calls
+
+
+def winograd_cases(here: Target):
+    """Every tile of its table once, with a type that takes it, and int8, whose sums need the most registers."""
+    layers = [(HALF, False, (NARROW, SMALL)), (BF16, False, (96, 160, 192)), (INT8, False, (NARROW, SMALL, 96, 160))]
+    if here.fp8:
+        layers.append((FP8, here.sm == 89, (NARROW, SMALL, 192)))
+    if here.half_accumulate:
+        layers.append((HALF, True, (NARROW,)))
+    for dtype, fast, stages in layers:
+        word = str(dtype).split(".")[1].split("_")[0] + ("_fast" if fast else "")
+        for stage in stages:
+            size = (720, 1280, stage) if isinstance(stage, int) else stage
+            yield f"winograd {word} {stage}", winograd_calls(here, dtype, size, fast=fast)[0]
+        if dtype != BF16:
+            for phases in ((2, 2, 2), (1, 2, 2)):
+                yield f"winograd {word} phases {phases}", winograd_upsample_calls(here, dtype, phases, fast=fast)[0]
+
+
 def norm_calls(dtype: torch.dtype):
     x, coefs = meta(4, 720, 1280, 128, dtype=HALF), meta(4, 2, 128)
     norm = Norm(weight=meta(128), bias=meta(128))
@@ -104,16 +183,25 @@ def norm_calls(dtype: torch.dtype):
             wide = meta(6, 722, 1282, padded_channels(96, dtype), dtype=dtype)
             store = Store(scale=0.05, gain=meta(96) if dtype == INT8 else None)
             norm_act.norm_act(meta(4, 720, 1280, 96, dtype=BF16), Norm("l2", meta(96)), wide, store=store, **health)
+            timed = Norm("rms", meta(128), meta(128))
+            reflected = Store(border="reflect", scale=0.05)
+            norm_act.norm_act(x, timed, meta(6, 722, 1282, 128, dtype=dtype), store=reflected, **health)
+        with cross_compile.recorded(plane_kernels, "planes_kernel") as planes:
+            kinds = (128, False, 3, Norm()), (512, True, 3, Norm()), (96, False, 2, Norm("none"))
+            for c, rounded, taps, norm in kinds:
+                buffer = meta(6, *buffer_shape(720, 1280, padded_channels(c, dtype), taps), dtype=dtype)
+                norm_act.norm_act(meta(4, 720, 1280, c, dtype=HALF), norm, buffer, coefs=meta(4, 2, c),
+                                  store=Store(scale=0.05, rounded=rounded), **health)
     finally:
         norm_act.use_triton = kept
-    return calls
+    return calls + planes
 
 
-def pixel_calls(here: Target, channels: int):
-    packed = meta(4 * to_pixels.COLUMNS, channels, dtype=HALF)
+def pixel_calls(here: Target, channels: int, kt: int = 3):
+    packed = meta((4 if kt == 3 else 1) * to_pixels.COLUMNS, channels, dtype=HALF)
     with cross_compile.recorded(pixel_kernels, "columns_kernel", "gather_kernel") as calls:
         to_pixels.launch(meta(6, 722, 1282, channels, dtype=HALF), packed, meta(3),
-                         meta(4, 720, 1280, 3, dtype=torch.uint8), 3, UNIT, 0, here)
+                         meta(4, 720, 1280, 3, dtype=torch.uint8), kt, UNIT, 0, here)
     return calls[:2]
 
 
@@ -150,6 +238,11 @@ def cases(sm: int):
     yield "conv float16 96", conv_calls(here, HALF, (720, 1280, 96))[0]
     yield "conv float16 384", conv_calls(here, HALF, (180, 320, 384))[0]
     yield from wan_cases(here)
+    yield from picture_cases(here)
+    yield "conv to samples", depth_calls(here, 1024, 512, (2, 2, 2), (3, 3, 3))[0]
+    yield "conv to frames", depth_calls(here, 512, 256, (2, 1, 1), (3, 3, 3))[0]
+    yield "linear to samples", depth_calls(here, 768, 768, (3, 2, 2), (1, 1, 1))[0]
+    yield from winograd_cases(here)
     yield "conv bias only", conv_calls(here, HALF, WIDE, plain=True)[0]
     yield "conv stride 2", conv_calls(here, HALF, WIDE, stride=(2, 2, 2))[0]
     for i, call in enumerate(norm_calls(HALF) + norm_calls(stored)[2:]):
@@ -157,6 +250,7 @@ def cases(sm: int):
     for channels in (128, 256):
         for call, name in zip(pixel_calls(here, channels), ("columns", "gather"), strict=True):
             yield f"to_pixels {name} {channels}", call
+    yield "to_pixels columns picture 128", pixel_calls(here, 128, 1)[0]
     for head in (512, 1024):
         for name, call in attention_calls(here, head):
             yield f"attention {name} {head}", call

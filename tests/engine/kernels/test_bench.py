@@ -2,7 +2,8 @@ import argparse
 
 import pytest
 import torch
-from zerowaste_vae.engine.bench.kernels import HEADER, Row
+from zerowaste_vae.engine.bench import kernels, rows, winograd
+from zerowaste_vae.engine.bench.rows import HEADER, Row
 from zerowaste_vae.engine.bench.timing import Ceilings, Time
 from zerowaste_vae.engine.commands import bench
 from zerowaste_vae.engine.errors import InputError
@@ -26,6 +27,28 @@ def test_ceilings_and_lines():
     row = Row("conv3d bias", "1x2x3 4->5", "fp16", "this pack", Time(2.0, 1.5, 3.0, 9), 350.0, "F", 700.0)
     assert "50.0 % of 700" in row.line() and len(HEADER) >= 100
     assert row.record()["time"] == {"median": 2.0, "low": 1.5, "high": 3.0, "runs": 9}
+
+
+def test_both_forms_of_a_layer_run_beside_each_other(monkeypatch):
+    """On a CPU through the references: which calls a case makes, with which arguments."""
+    monkeypatch.setattr(rows, "measure", lambda call: (call(), Time(1.0, 1.0, 1.0, 1))[1])
+    monkeypatch.setattr(winograd, "matrix_rate", lambda *_: None)
+    cases = winograd.layer(kernels.Bench(torch.device("cpu")), (1, 5, 7, 64), torch.float16, tune=True)
+    by = [(row.operator, row.who) for row in cases]
+    tiles = len(winograd.candidates(torch.float16, 64, (5, 7)))
+    forms = ["direct", "Winograd", "direct"]
+    assert [who for what, who in by if what == "winograd layer"] == forms
+    assert [who for what, who in by if what == "winograd conv3d"][:3] == forms
+    assert len(by) == 3 + tiles + 3 + 2
+    cases = winograd.upsampling(kernels.Bench(torch.device("cpu")), (1, 2, 3, 32, True), torch.float16)
+    assert [row.who for row in cases][:3] == forms
+
+
+def test_candidates_fill_their_layers():
+    for dtype in (torch.float16, torch.int8):
+        for _, h, w, c in (*winograd.EVEN, *winograd.OTHERS):
+            for s in winograd.candidates(dtype, c, (h, w)):
+                assert c % (s.columns + s.tail) == 0 and (c % s.depth == 0 or c % s.depth % s.rest == 0)
 
 
 @pytest.mark.gpu

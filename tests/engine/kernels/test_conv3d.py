@@ -247,3 +247,25 @@ def test_fp8_sums_of_steps_that_straddle_taps_fit_fp16():
     weight[0, 64:, 0, 0, 0] = weight[0, :32, 0, 0, 1] = 1.0
     packed = pack_weight(weight, FP8)
     assert 30_000 < packed.data.float().sum() * 448 <= torch.finfo(HALF).max
+
+
+@pytest.mark.parametrize(
+    ("phases", "kernel"),
+    [((2, 2, 2), (3, 3, 3)), ((2, 1, 1), (3, 3, 3)), ((1, 2, 2), (3, 3, 3)), ((3, 2, 2), (1, 1, 1))],
+)
+def test_channels_become_samples_onto_what_is_there(interpreter, phases, kernel):
+    """A whole convolution whose store shuffles, with a residual of the result's size."""
+    count = phases[0] * phases[1] * phases[2]
+    x, weight, _ = setup(HALF, 16, 16 * count, (2, 4, 5), kernel, (1, 1, 1))
+    packed = pack_weight(weight, HALF, phases)
+    size = 2 * phases[0], 4 * phases[1], 5 * phases[2], 16
+    residual = torch.randn(size).to(HALF) if kernel[1] > 1 else None
+    epilogue = Epilogue(torch.randn(16 * count), residual)
+    outs = [torch.zeros(size, dtype=HALF) for _ in range(2)]
+    for out, backend in zip(outs, ("triton", "reference"), strict=True):
+        conv3d(x, packed, out, epilogue=epilogue, backend=backend)
+    assert error(*outs) < 2e-3
+    whole = F.conv3d(x.float().permute(3, 0, 1, 2)[None, :16], weight.to(HALF).float(), epilogue.bias)[0]
+    samples = whole.view(phases[1], phases[2], phases[0], 16, 2, *whole.shape[2:])[..., :4, :5]
+    want = samples.permute(4, 2, 5, 0, 6, 1, 3).reshape(size) + (0 if residual is None else residual.float())
+    assert error(outs[1], want) < 2e-3

@@ -54,7 +54,7 @@ def problems(row, sm):
     expect(row["local"] == 0, f"{row['local']} bytes of local memory")
     expect(row["shared"] <= SHARED_LIMIT[sm] * 1024, f"{row['shared']} bytes of shared memory")
     opcodes = row["sass"]
-    if name.startswith(("conv", "upsample")):
+    if name.startswith(("conv", "winograd", "upsample")):
         word = name.split()[2] if name.startswith("upsample") else word
         wanted = INSTRUCTION[sm].get(word)
         if wanted is not None:

@@ -13,7 +13,8 @@ import torch
 TOOL = Path(__file__).parents[3] / "tools" / "check_kernels_gpu.py"
 PARTS = ("forms_fp16", "forms_bf16", "forms_fp8", "forms_int8", "schedules_fp16", "schedules_bf16", "schedules_fp8",
          "schedules_int8", "clip_starts", "ends", "norms", "ups", "nearest", "attentions", "other_generations",
-         "beyond_32_bits", "invariance")  # fmt: skip
+         "beyond_32_bits", "invariance", "winograd_fp16", "winograd_bf16", "winograd_fp8", "winograd_int8",
+         "winograd_others")  # fmt: skip
 
 
 def check(part):

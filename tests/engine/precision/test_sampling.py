@@ -143,7 +143,7 @@ def test_every_chunking_and_parking_gives_the_same_frames(model, ranges, kind, c
     for options in ((1, 1), (2, 3), (1, 2, Parking(None, 0))):
         out = decode(*options)[0]
         assert sampling.decibel(sampling.mse([2 * out], [2 * expected])) > 45, options
-    types = {dtype for (_, dtype) in whole.rings}
+    types = {dtype for (*_, dtype) in whole.rings}
     assert types == {torch.float16, convolutions(decoder)["decoder.up_blocks.0.upsamplers.0.conv"].dtype}
 
 

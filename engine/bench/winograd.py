@@ -1,0 +1,180 @@
+"""A layer in both forms beside each other: norm_act and conv3d (or a composed upsampler), direct and in Winograd form,
+with candidate tiles.
+
+Rates are of the direct form's products, so that they compare. The direct form is measured twice, before and behind the
+others: a GPU that slows down within a case shows there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+
+from ..kernels.conv3d import Epilogue, buffer_shape, conv3d, pack_planes, pack_weight, padded_channels
+from ..kernels.conv3d.schedules import SMALL_PLANE, Schedule, fit
+from ..kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
+from ..kernels.norm_act.schedules import WALK
+from ..kernels.targets import FP8, target
+from ..kernels.upsample import pack
+from .rows import Meter, Row
+from .timing import matrix_rate
+
+# D_out x H x W, C = K at 720p: widths that are powers of two down to the lowest stage, then others and in-between.
+EVEN = ((4, 720, 1280, 128), (2, 720, 1280, 256), (4, 360, 640, 256), (4, 360, 640, 512), (2, 180, 320, 512),
+           (1, 90, 160, 512))  # fmt: skip
+TUNED = EVEN[0], EVEN[3], EVEN[5]
+OTHERS = ((4, 720, 1280, 96), (4, 360, 640, 192), (4, 180, 320, 384), (4, 360, 640, 256), (4, 180, 320, 1024))
+UPSAMPLES = ((2, 180, 320, 512, True), (4, 360, 640, 256, False))
+# Beside the table's own. Two programs of 64 x 128 fit one processor of an H200: the one's epilogue beside the other's
+# products. Depths are of 16-bit types, twice as many in 8 bit.
+PLANE = (
+    Schedule(positions=128, columns=128, depth=64, warps=8, stages=3),
+    Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, group=16),
+    Schedule(positions=64, columns=128, depth=64, warps=4, stages=2, group=8),
+    Schedule(positions=64, columns=128, depth=32, warps=4, stages=4, group=8),
+    Schedule(positions=128, columns=64, depth=64, warps=4, stages=2, group=8),
+)
+SMALL = (
+    Schedule(positions=64, columns=64, depth=64, warps=4, stages=3),
+    Schedule(positions=64, columns=128, depth=64, warps=4, stages=2),
+    Schedule(positions=128, columns=128, depth=64, warps=8, stages=3),
+)
+ODD = {
+    96: (
+        Schedule(positions=128, columns=32, depth=64, warps=4, stages=4, group=3),
+        Schedule(positions=64, columns=64, depth=64, warps=4, stages=2, slices=4, tail=32),
+    ),
+    192: (
+        Schedule(positions=128, columns=64, depth=64, warps=4, stages=2, group=8),
+        Schedule(positions=64, columns=64, depth=64, warps=4, stages=3, group=8),
+    ),
+}
+#: Neighbouring pairs a program of norm_act walks along, elements of one column of its pairs.
+WALKS = ((1, 1024), (2, 1024), (8, 1024), (4, 2048))
+
+
+def candidates(dtype: torch.dtype, channels: int, frame: tuple[int, int]) -> list[Schedule]:
+    """Tiles worth timing for a layer with as many outputs as inputs, the table's own not among them."""
+    kind = ODD.get(channels) or (SMALL if frame[0] * frame[1] < SMALL_PLANE else PLANE)
+    deeper = 2 if dtype.itemsize == 1 else 1
+    wide = padded_channels(channels, dtype)
+    return [fit(replace(s, depth=s.depth * deeper), wide, channels) for s in kind]
+
+
+def cases(bench: Meter) -> Iterator[Row]:
+    """Every candidate for a narrow, a wide and a small layer; the table's own tile for the other types and widths."""
+    able = target(bench.device).supports
+    for dtype in (torch.float16, FP8):
+        if able(dtype):
+            for shape in EVEN:
+                yield from layer(bench, shape, dtype, tune=shape in TUNED)
+            for shape in UPSAMPLES:
+                yield from upsampling(bench, shape, dtype)
+    for shape in OTHERS:
+        yield from layer(bench, shape, torch.bfloat16, tune=shape[3] in ODD)
+    if able(torch.int8):
+        for shape in EVEN[::3]:
+            yield from layer(bench, shape, torch.int8)
+
+
+def upsampling(bench: Meter, shape: tuple[int, int, int, int, bool], dtype: torch.dtype) -> Iterator[Row]:
+    """A composed upsampler in both forms: its copy into the buffer, its products, both, and candidate tiles."""
+    d, h, w, c, temporal = shape
+    bench.ceiling = matrix_rate(bench.device, dtype)
+    z, halo = (2, 1) if temporal else (1, 2)
+    sizes = ((4 * z * c, c, 1, 1, 1), (4 * z * c,), (c, c, 3, 3, 3), (c,))
+    args = [torch.randn(size, device=bench.device) * 0.02 for size in sizes]
+    x, out = bench.random(d, h, w, c), bench.random(d * z, 2 * h, 2 * w, c)
+    scale = 1.0 if dtype.itemsize == 2 else 0.05
+    forms = {
+        "direct": (torch.zeros(d + halo, h + 2, w + 2, c, dtype=dtype, device=bench.device), pack(*args, dtype)),
+        "Winograd": (torch.zeros(d + halo, *buffer_shape(h, w, c, 2), dtype=dtype, device=bench.device),
+                     pack(*args, dtype, winograd=True)),
+    }
+    name = f"{d}x{h}x{w} {c} {'time' if temporal else 'space'}"
+    work = forms["direct"][1].weight.flops_per_position * d * h * w
+
+    def copied(form: str) -> None:
+        norm_act(x, Norm("none"), forms[form][0], slot=halo, store=Store(silu=False, scale=scale))
+
+    def grown(form: str, schedule: Schedule | None = None) -> None:
+        buffer, composed = forms[form]
+        conv3d(buffer, composed.weight, out, epilogue=Epilogue(composed.bias, groups=32, scale=scale), first=2,
+               schedule=schedule)
+
+    def both(form: str) -> None:
+        copied(form)
+        grown(form)
+
+    for form in forms:
+        copied(form)
+        forms[form][0][:halo] = forms[form][0][halo]
+    for who in (*forms, "direct"):
+        yield bench.flops("winograd upsample", name, dtype, who, work, lambda who=who: grown(who))
+    for s in candidates(dtype, c, (h, w))[2:]:
+        tile = f"{s.positions}x{s.columns}x{s.depth} {s.warps}w{s.stages}s g64"
+        yield bench.flops("winograd upsample", name, dtype, tile, work,
+                          lambda s=s: grown("Winograd", replace(s, group=64)))
+    for who in (*forms, "direct"):
+        yield bench.flops("winograd upsample+copy", name, dtype, who, work, lambda who=who: both(who))
+
+
+def layer(bench: Meter, shape: tuple[int, int, int, int], dtype: torch.dtype, tune: bool = False) -> Iterator[Row]:
+    """Passes of one layer, alone and together, in both forms; with `tune`, every candidate."""
+    d, h, w, c = shape
+    bench.ceiling = matrix_rate(bench.device, dtype)
+    name, work = f"{d}x{h}x{w} {c}", 2.0 * 27 * c * c * d * h * w
+    wide, kind = padded_channels(c, dtype), torch.bfloat16 if dtype == torch.bfloat16 else torch.float16
+    x, residual, out = (bench.random(d, h, w, c, dtype=kind) for _ in range(3))
+    weight = torch.randn(c, c, 3, 3, 3, device=bench.device) * (27 * c) ** -0.5
+    groups = 32 if c % 32 == 0 and dtype != torch.bfloat16 else 0  # Wan's norms need no sums
+    scale = 1.0 if dtype.itemsize == 2 else 0.05
+    epilogue = Epilogue(torch.randn(c, device=bench.device), residual, groups, scale)
+    norm, coefs = Norm("l2", torch.randn(c, device=bench.device)), None
+    if groups:
+        norm = Norm(weight=norm.weight, bias=torch.randn(c, device=bench.device))
+        coefs = coefficients(statistics(x, groups), norm, h * w)
+    forms = {
+        "direct": (torch.zeros(d + 2, h + 2, w + 2, wide, dtype=dtype, device=bench.device),
+                   pack_weight(weight, dtype)),
+        "Winograd": (torch.zeros(d + 2, *buffer_shape(h, w, wide), dtype=dtype, device=bench.device),
+                     pack_planes(weight, dtype)),
+    }
+
+    def normed(form: str, walk: tuple[int, int] = WALK) -> None:
+        norm_act(x, norm, forms[form][0], slot=2, store=Store(scale=scale), coefs=coefs, walk=walk)
+
+    def convolved(form: str, schedule: Schedule | None = None) -> None:
+        conv3d(*forms[form], out, epilogue=epilogue, schedule=schedule)
+
+    def both(form: str) -> None:
+        normed(form)
+        convolved(form)
+
+    def row(operator: str, who: str, call: Callable[[], object]) -> Row:
+        return bench.flops(operator, name, dtype, who, work, call)
+
+    for form in forms:  # what a clip's history would hold
+        normed(form)
+        forms[form][0][:2] = forms[form][0][2]
+    for form in (*forms, "direct"):
+        yield row("winograd conv3d", form, lambda form=form: convolved(form))
+    if tune:
+        for s in candidates(dtype, c, (h, w)):
+            columns = f"{s.columns}+{s.tail}" if s.tail else s.columns
+            tile = f"{s.positions}x{columns}x{s.depth} {s.warps}w{s.stages}s g{s.group}"
+            yield row("winograd conv3d", tile, lambda s=s: convolved("Winograd", s))
+    for form in (*forms, "direct"):
+        yield row("winograd layer", form, lambda form=form: both(form))
+    moved = x.nbytes + x.numel() * dtype.itemsize
+    bench.ceiling = None
+    yield bench.bytes("winograd norm_act", name, dtype, "direct", moved, lambda: normed("direct"))
+    moved += x.numel() * dtype.itemsize
+    for walk in (WALK, *(WALKS if tune and h > 180 else ())):
+        yield bench.bytes("winograd norm_act", name, dtype, f"Winograd walk {walk[0]} of {walk[1]}", moved,
+                          lambda walk=walk: normed("Winograd", walk))
+
+
+__all__ = ["candidates", "cases", "layer", "upsampling"]

@@ -1,0 +1,38 @@
+"""A VAE on several devices of this process: its weights copied once to each other one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+
+from .core import Core
+
+
+def on(vae: Core, devices: Sequence[torch.device]) -> list[Core]:
+    """The VAE for each of the devices; copies stay until its `release` or `release_copies`."""
+    out: list[Core] = []
+    for device in devices:
+        place = device, sum(o.device == device for o in out)
+        if place == (vae.device, 0):
+            out.append(vae)
+            continue
+        if place not in vae._copies:
+            vae._copies[place] = _copied(vae, device)
+        vae._copies[place].options = vae.options
+        out.append(vae._copies[place])
+    return out
+
+
+def _copied(vae: Core, device: torch.device) -> Core:
+    there = next((c for (d, _), c in vae._copies.items() if d == device), vae if device == vae.device else None)
+    other = copy.copy(vae)
+    other._separate()
+    other.device, other.on_pressure = device, None
+    if there is None:
+        other.model = other._loaded = copy.deepcopy(vae.model).to(device)
+    else:
+        other.model, other._loaded = there.model, there._loaded
+    other._use(vae.options)
+    return other

@@ -1,0 +1,73 @@
+"""The launch of the Winograd form, with arguments that conv3d has checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...targets import Target
+from ..arguments import accumulation, finish
+from ..schedules import ROW_BLOCK, Schedule
+from ..types import Epilogue, Geometry, Partials, Weight, stat_span
+from .planes import PLANES
+from .schedules import pick
+
+
+def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue: Epilogue, start: int, first: int,
+           here: Target, schedule: Schedule | None = None) -> Partials | None:
+    """As the direct form's, of a buffer of planes [slots, 4, H + 2, pairs, C]."""
+    import triton
+
+    from .triton import winograd_kernel
+    from .upsample import upsample_kernel
+
+    pt, py, px = weight.phases
+    drop, phases = int(weight.folded and first == 0), pt * py * px
+    d, h, w = (out.shape[0] + drop) // pt, out.shape[1] // py, out.shape[2] // px
+    k, c, pairs = weight.out_channels, weight.channels, x.shape[3]
+    rows = geometry.frame_rows or h
+    s = schedule or pick(here, x.dtype, c, k, (rows, w), phases)
+    if not x.is_meta and out.data_ptr() == x.data_ptr():
+        raise ValueError("conv3d in Winograd form cannot overwrite its input")
+    # Without sums nothing ties a tile to a band, and one block for the plane wastes least.
+    block = ROW_BLOCK if epilogue.groups else h
+    full, rest = divmod(h, block)
+    block_tiles = triton.cdiv(block * pairs, s.positions)
+    frame_tiles = full * block_tiles + triton.cdiv(rest * pairs, s.positions)
+    partials = None
+    if epilogue.groups:
+        span = stat_span(k, epilogue.groups, min(s.columns // s.slices, s.tail or s.columns))
+        shape = (out.shape[0], frame_tiles * py * px * 2, k // span, 2)
+        partials = Partials(torch.empty(shape, dtype=torch.float32, device=x.device), span)
+    operands: list[Any] = [x, weight.data, weight.data] * 2
+    if here.tma:
+        from triton.tools.tensor_descriptor import TensorDescriptor
+
+        blocks = [(n, depth) for depth in (s.depth, s.rest) for n in (s.positions, s.columns, s.tail)]
+        operands = [
+            TensorDescriptor(t, t.shape, t.stride(), [*size]) if all(size) else t
+            for t, size in zip([x.view(-1, c), weight.data, weight.data] * 2, blocks, strict=True)
+        ]
+    told = finish(x, weight, out, epilogue, partials)
+    mix = out if weight.mix is None else weight.mix
+    places = (x.shape[0], start, PLANES * x.shape[2] * pairs, x.shape[2] * pairs, h, w, pairs, block, block_tiles,
+              frame_tiles, d * frame_tiles)  # fmt: skip
+    constants = dict(
+        C=c, K=k, KT=weight.kernel[0], KH=weight.kernel[1], MIX=weight.mix is not None, **told.constants,
+        **accumulation(x, epilogue, here), TMA=here.tma, SLICES=s.slices, GROUP=s.group,
+        BM=s.positions, BN=s.columns, BK=s.depth, num_warps=s.warps, num_stages=s.stages,
+    )  # fmt: skip
+    programs = d * frame_tiles * triton.cdiv(k, s.columns + s.tail) * phases
+    if weight.shifted:
+        upsample_kernel[(programs,)](
+            *operands[:2], mix, out, *told.tensors, *told.numbers, *places, first, drop, geometry.first_row, rows - 1,
+            *told.strides, **constants, PT=pt, FOLDED=weight.folded,
+        )  # fmt: skip
+    else:
+        winograd_kernel[(programs,)](
+            *operands, mix, out, *told.tensors, *told.numbers, *places, *told.strides, **constants, TAIL=s.tail,
+            REST=s.rest,
+        )  # fmt: skip
+    return partials

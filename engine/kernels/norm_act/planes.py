@@ -1,0 +1,124 @@
+# ruff: noqa: ANN001, ANN201, ANN202, SIM108
+"""Normalise + SiLU + quantise into the planes of a convolution in Winograd form (conv3d/winograd/planes.py)."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..conv3d.triton import formatted
+from .triton import activated, vectors
+
+
+@triton.jit
+def _column(base, xx, y_inside, width, x_x, x_c, c, C: tl.constexpr, REPLICATE: tl.constexpr, UNIT: tl.constexpr,
+            DENSE: tl.constexpr):  # fmt: skip
+    """Values [BP, CP] of column `xx` of each row as stored, and whether they are part of the frame or copies of it."""
+    inside = y_inside
+    if REPLICATE:
+        xx = tl.minimum(tl.maximum(xx, 0), width - 1)
+    else:
+        inside &= (xx >= 0) & (xx < width)
+    if DENSE:
+        pointers = base + (xx * (x_x * UNIT))[:, None] + c[None, :]
+    else:
+        pointers = base + (xx.to(tl.int64) * x_x)[:, None] + c.to(tl.int64)[None, :] * x_c
+    return tl.load(pointers, mask=inside[:, None] & (c < C)[None, :], other=0.0), inside
+
+
+@triton.jit
+def _value(raw, inside, c, scale, shift, gain_row, health, eps, gain, limit, C: tl.constexpr, KIND: tl.constexpr,
+           WEIGHT: tl.constexpr, BIAS: tl.constexpr, HEALTH: tl.constexpr, GAINS: tl.constexpr, SILU: tl.constexpr,
+           CLAMP: tl.constexpr, ROUND: tl.constexpr, ROUNDED: tl.constexpr, HELD: tl.constexpr,
+           FAST: tl.constexpr):  # fmt: skip
+    """float32, in units of the scale; ROUNDED: as a plain buffer of type HELD holds it."""
+    v = activated(raw.to(tl.float32), scale, shift, gain_row, health, eps, C, KIND, WEIGHT, BIAS, HEALTH, GAINS,
+                  SILU, FAST)
+    v = tl.where(inside[:, None] & (c < C)[None, :], v, 0.0)
+    if FAST:  # rounded here, not fused with what follows: a value has the same bits as d0 of one pair and d2 of another
+        v = tl.inline_asm_elementwise("mul.rn.f32 $0, $1, $2;", "=f,f,f", [v, gain], dtype=tl.float32, is_pure=True,
+                                      pack=1)
+    else:
+        v = v * gain
+    if ROUNDED:
+        v = formatted(v, 1.0, 0.0, -limit, limit, CLAMP, ROUND).to(HELD).to(tl.float32)
+    return v
+
+
+@triton.jit
+def _store(pointers, v, gain, limit, mask, CLAMP: tl.constexpr, ROUND: tl.constexpr):
+    tl.store(pointers, formatted(v, gain, 0.0, -limit, limit, CLAMP, ROUND).to(pointers.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["slots", "slot", "height", "width", "first", "rows", "x_t", "x_y", "x_x", "x_c"])
+def planes_kernel(x, coefs, weight, bias, gains, health, out, slots, slot, height, width, first, rows, x_t, x_y, x_x,
+                  x_c, eps, gain, gain0, gain1, gain2, gain3, limit,
+                  C: tl.constexpr, CO: tl.constexpr, CP: tl.constexpr, KIND: tl.constexpr, WEIGHT: tl.constexpr,
+                  BIAS: tl.constexpr, HEALTH: tl.constexpr, GAINS: tl.constexpr, SILU: tl.constexpr,
+                  EDGE: tl.constexpr, CLAMP: tl.constexpr, ROUND: tl.constexpr, ROUNDED: tl.constexpr,
+                  UNIT: tl.constexpr, DENSE: tl.constexpr, FAST: tl.constexpr, TAPS: tl.constexpr, WALK: tl.constexpr,
+                  BP: tl.constexpr):  # fmt: skip
+    """One program writes BP walks of WALK neighbouring pairs each, in the bordered rows `first`.. of one frame. A walk
+    reads and activates every column once, but for the two it shares with its neighbours."""
+    REPLICATE: tl.constexpr = EDGE == "replicate"
+    d = tl.program_id(1)
+    pairs = (width + 1) // 2 + (3 - TAPS)
+    walks = (pairs + WALK - 1) // WALK
+    p = tl.program_id(0) * BP + tl.arange(0, BP)
+    row = p // walks
+    j = (p - row * walks) * WALK
+    real = row < rows
+    y = row + first - 1
+    y_inside = real & (y >= 0) & (y < height)
+    if REPLICATE:
+        y_inside = real
+        y = tl.minimum(tl.maximum(y, 0), height - 1)
+    c = tl.arange(0, CP)
+    HELD: tl.constexpr = out.dtype.element_ty
+    scale, shift, gain_row = vectors(coefs, weight, bias, gains, d, c, C, KIND, WEIGHT, BIAS, GAINS)
+    # Rows of the tile relative to its first one: 32-bit offsets on 64-bit bases.
+    row0 = tl.program_id(0) * BP // walks
+    y0 = tl.minimum(tl.maximum(row0 + first - 1, 0), height - 1)
+    base = x + (d.to(tl.int64) * x_t + y0.to(tl.int64) * x_y) * UNIT
+    if DENSE:
+        lines = base + ((y - y0) * (x_y * UNIT))[:, None]
+    else:
+        lines = base + ((y - y0).to(tl.int64) * x_y)[:, None]
+    at_slot = slot + d
+    at_slot = tl.where(at_slot >= slots, at_slot - slots, at_slot)
+    plane = (rows * pairs).to(tl.int64) * CO
+    start = out + at_slot.to(tl.int64) * 4 * plane + (row0 * pairs).to(tl.int64) * CO
+    places = start + (((row - row0) * pairs + j) * CO)[:, None] + c[None, :]
+    kept = (c < CO)[None, :] & real[:, None]
+
+    raw, inside = _column(lines, 2 * j - 1, y_inside, width, x_x, x_c, c, C, REPLICATE, UNIT, DENSE)
+    d0 = _value(raw, inside, c, scale, shift, gain_row, health, eps, gain, limit, C, KIND, WEIGHT, BIAS, HEALTH, GAINS,
+                SILU, CLAMP, ROUND, ROUNDED, HELD, FAST)
+    raw, inside = _column(lines, 2 * j, y_inside, width, x_x, x_c, c, C, REPLICATE, UNIT, DENSE)
+    d1 = _value(raw, inside, c, scale, shift, gain_row, health, eps, gain, limit, C, KIND, WEIGHT, BIAS, HEALTH, GAINS,
+                SILU, CLAMP, ROUND, ROUNDED, HELD, FAST)
+    raw2, inside2 = _column(lines, 2 * j + 1, y_inside, width, x_x, x_c, c, C, REPLICATE, UNIT, DENSE)
+    raw3, inside3 = _column(lines, 2 * j + 2, y_inside, width, x_x, x_c, c, C, REPLICATE, UNIT, DENSE)
+    for i in tl.static_range(WALK):
+        d2 = _value(raw2, inside2, c, scale, shift, gain_row, health, eps, gain, limit, C, KIND, WEIGHT, BIAS, HEALTH,
+                    GAINS, SILU, CLAMP, ROUND, ROUNDED, HELD, FAST)
+        d3 = _value(raw3, inside3, c, scale, shift, gain_row, health, eps, gain, limit, C, KIND, WEIGHT, BIAS, HEALTH,
+                    GAINS, SILU, CLAMP, ROUND, ROUNDED, HELD, FAST)
+        if i < WALK - 1:  # the next pair's loads go out before this one's stores, which nothing moves them across
+            at = 2 * (j + i) + 3
+            raw2, inside2 = _column(lines, at, y_inside, width, x_x, x_c, c, C, REPLICATE, UNIT, DENSE)
+            raw3, inside3 = _column(lines, at + 1, y_inside, width, x_x, x_c, c, C, REPLICATE, UNIT, DENSE)
+        mask = kept & (j + i < pairs)[:, None]
+        here = places + i * CO
+        if TAPS == 3:
+            _store(here, d0 - d2, gain0, limit, mask, CLAMP, ROUND)
+            _store(here + plane, (d1 + d2) * 0.5, gain1, limit, mask, CLAMP, ROUND)
+            _store(here + 2 * plane, d2 - d1, gain2, limit, mask, CLAMP, ROUND)
+            _store(here + 3 * plane, d3 - d1, gain3, limit, mask, CLAMP, ROUND)
+        else:
+            _store(here, (d0 - d1) * 0.5, gain0, limit, mask, CLAMP, ROUND)
+            _store(here + plane, d1, gain1, limit, mask, CLAMP, ROUND)
+            _store(here + 2 * plane, d2, gain2, limit, mask, CLAMP, ROUND)
+            _store(here + 3 * plane, (d1 - d2) * 0.5, gain3, limit, mask, CLAMP, ROUND)
+        d0 = d2
+        d1 = d3

@@ -1,0 +1,92 @@
+"""A clip shared among devices: who makes which latents' results, so that all are done at the same time.
+
+Time is counted in latents: what one takes in the middle of a clip on a device of rate 1, by the steps' operations. A
+share that does not begin with a clip first takes its steps to where its results begin: the lead.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..network.program import Program, Size
+from ..run.sections import frames_of
+
+
+@dataclass(frozen=True)
+class Share:
+    """Latents [first, end) of all clips, one clip behind the other, for the device of this number."""
+
+    device: int
+    first: int
+    end: int
+    lead: float
+
+    def parts(self, latents: int) -> list[tuple[int, int, int]]:
+        """(clip, first, end) in clips of `latents`."""
+        clips = range(self.first // latents, -(-self.end // latents))
+        return [(c, max(self.first - c * latents, 0), min(self.end - c * latents, latents)) for c in clips]
+
+
+class Leads:
+    """What a share takes before its first result, by its first latent within its clip."""
+
+    def __init__(self, program: Program, height: int, width: int) -> None:
+        """height, width: of what goes into the program."""
+        self._begins, self._result = program.begins, program.rates()[-1]
+        size, self._costs = Size(program.rates()[0] * _MIDDLE, height, width, program.takes), []
+        for step in program.steps:
+            self._costs.append(step.work(size, program.style).composed_flop)
+            size = step.size(size, False)
+        self._known: dict[int, float] = {}
+
+    def __call__(self, first: int) -> float:
+        """In latents of the whole network."""
+        if first not in self._known:
+            begins = self._begins(frames_of(first, self._result))
+            spent = sum(cost * max(0, first - begin) for cost, begin in zip(self._costs, begins, strict=True))
+            self._known[first] = spent / max(sum(self._costs), 1.0)
+        return self._known[first]
+
+
+#: Latents that the work of a step is taken from.
+_MIDDLE = 8
+#: Of the time that the fastest device takes alone; what saves less is not worth others' memory.
+WORTH = 0.97
+
+
+def split(
+    leads: Leads, latents: int, rates: Sequence[float], clips: int = 1, step: int = 1,
+    bounds: tuple[int, int] | None = None,
+) -> list[Share]:  # fmt: skip
+    """Shares of `clips` clips of `latents`, in order, one for a device at most: those that end soonest.
+
+    rates: of the devices, relative. step: latents that shares begin with a multiple of, where chunks of the whole clip
+    begin. bounds: [first, end) of what is to be shared, else all.
+    """
+    first, last = bounds or (0, clips * latents)
+
+    def within(time: float) -> list[Share]:
+        shares, at = [], first
+        for device, rate in enumerate(rates):
+            lead = leads(at % latents)
+            room = time * rate - lead
+            end = last if at + room >= last else int(at + room + 1e-9) // step * step
+            if at < last and end > at:
+                shares.append(Share(device, at, end, lead))
+                at = end
+        return shares if at >= last else []
+
+    most = (last - first + leads(first % latents)) / max(rates)
+    device = max(range(len(rates)), key=rates.__getitem__)
+    alone = [Share(device, first, last, leads(first % latents))]
+    ticks = 1 << 12
+    tick = bisect.bisect_left(range(1, ticks + 1), True, key=lambda n: bool(within(most * n / ticks)))
+    shares = within(most * (tick + 1) / ticks) if tick < ticks else []
+    return shares if shares and duration(shares, rates) < WORTH * duration(alone, rates) else alone
+
+
+def duration(shares: Sequence[Share], rates: Sequence[float]) -> float:
+    """Until the last one is done."""
+    return max((s.end - s.first + s.lead) / rates[s.device] for s in shares)

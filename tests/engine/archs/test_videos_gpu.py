@@ -1,0 +1,73 @@
+"""LTX and Mochi at their published widths on a real GPU: bits in every chunking and placement, and rounding beside
+plain torch."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from zerowaste_vae.engine.run.parking import Parking
+from zerowaste_vae.engine.run.plan import Steps
+
+from ..gpu_models import make
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
+]
+#: Family -> its type of 16 bit, and latents [T, h, w] of a clip.
+FAMILIES = {"ltx": ("bf16", (6, 7, 9)), "mochi": ("fp16", (4, 20, 24))}
+PLACEMENTS = [
+    (Steps(1, 1), None), (Steps(2, 3), None), (Steps(3, 16), None), (Steps(1, 1), Parking(None, 0)),
+    (Steps(2, 8), Parking(None, 64 << 20, buffers=3)),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def pair(request, latents):
+    """(VAE, latents)"""
+    precision, size = FAMILIES[request.param]
+    vae = make(request.param, precision)
+    return vae, latents(request.param, vae.latent_channels, size)
+
+
+@pytest.fixture(scope="module")
+def latents():
+    return lambda name, channels, size: torch.randn(1, channels, *size, generator=torch.Generator().manual_seed(1))
+
+
+def test_every_chunking_and_placement_has_the_same_bits(pair, monkeypatch):
+    """The end of a clip, whose frames come late, included; and a second call, which graphs may replay."""
+    vae, z = pair
+    assert vae.fused() is not None and vae.planner.walk.why_not("decoder") is None
+    frames, plain = vae.decode(z), vae.planner.plan
+    for steps, parking in PLACEMENTS:
+        other = {"steps": steps, "parking": parking}
+        monkeypatch.setattr(vae.planner, "plan", lambda *a, o=other, **k: replace(plain(*a, **k), **o))
+        for _ in range(3):
+            assert torch.equal(vae.decode(z), frames), other
+
+
+def test_plans_are_kept(pair):
+    vae, z = pair
+    size = z.shape[2:]
+    plan = vae.plan_decode(*size)
+    torch.cuda.reset_peak_memory_stats()
+    vae.decode(z)
+    assert torch.cuda.max_memory_allocated() <= plan.peak_bytes
+
+
+def decibels(frames, exact):
+    return 10 * math.log10(1 / (frames.double() - exact.double()).square().mean().item())
+
+
+def test_rounding_is_no_worse_than_plain_torchs(pair, request):
+    vae, z = pair
+    exact = make(vae.arch, "fp32").decode(z)
+    fused = decibels(vae.decode(z), exact)
+    vae.triton_fusion = False
+    try:
+        plain = decibels(vae.decode(z), exact)
+    finally:
+        vae.triton_fusion = True
+    assert fused > plain - 0.5

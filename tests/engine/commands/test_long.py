@@ -1,0 +1,180 @@
+"""decode and encode from file to file: parts of a clip, runs that go on, formats; bits where there are bits."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from zerowaste_vae import load
+from zerowaste_vae.engine.cli import main
+from zerowaste_vae.engine.files.latents import read_latent, write_latent
+from zerowaste_vae.engine.files.media import read_video
+from zerowaste_vae.engine.files.mp4 import Mp4Writer, write_mp4
+from zerowaste_vae.engine.files.pngs import PngWriter, write_png_folder
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch, vae_file, noise):
+    """A folder with a latent of 21 frames of 32x16, and the command line."""
+    monkeypatch.chdir(tmp_path)
+    write_latent("l.safetensors", noise(1, 16, 6, 2, 4), {"fps": "12", "frames": "19", "height": "15", "width": "30"})
+
+    def run(*args):
+        return main([*map(str, args), "--vae", str(vae_file), "--device", "cpu"])
+
+    return run
+
+
+def pngs(folder):
+    return {f.name: np.asarray(Image.open(f)) for f in Path(folder).glob("frame_*.png")}
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all((a[name] == b[name]).all() for name in a)
+
+
+def interrupt(monkeypatch, writer, after):
+    """KeyboardInterrupt when so many frames have been written."""
+    write, seen = writer.write, [0]
+
+    def interrupted(self, frames):
+        write(self, frames)
+        seen[0] += len(frames)
+        if seen[0] >= after:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(writer, "write", interrupted)
+
+
+def test_frames_are_those_of_a_decode(place, vae_file):
+    assert place("decode", "l.safetensors", "frames", "--chunk", 1) == 0
+    whole = load(vae_file, device="cpu").decode(read_latent("l.safetensors"), output="uint8", chunk=1)[0, :19, :15, :30]
+    found = pngs("frames")
+    assert sorted(found) == [f"frame_{n:06d}.png" for n in range(19)]
+    assert all((found[f"frame_{n:06d}.png"] == whole[n].numpy()).all() for n in range(19))
+    assert place("decode", "l.safetensors", "part", "--chunk", 1, "--start", 7, "--frames", 4) == 0
+    assert same(pngs("part"), {name: p for name, p in found.items() if 7 <= int(name[6:12]) < 11})
+    assert place("decode", "l.safetensors", "f.safetensors", "--chunk", 1, "--start", 17, "--output", "uint8") == 0
+
+
+@pytest.mark.parametrize("after", [1, 9])
+def test_pngs_of_an_interrupted_run_stay_and_are_not_made_again(place, monkeypatch, capsys, after):
+    assert place("decode", "l.safetensors", "whole", "--chunk", 1) == 0
+    with monkeypatch.context() as patch:
+        interrupt(patch, PngWriter, after)
+        assert place("decode", "l.safetensors", "frames", "--chunk", 1) == 130
+    err = capsys.readouterr().err
+    there = pngs("frames.part")
+    assert f"frames.part: {len(there)} of 19 frames; the same command with --resume goes on from there" in err
+    assert not Path("frames").exists() and len(there) >= after
+    assert place("decode", "l.safetensors", "frames", "--chunk", 1) == 2
+    assert "an interrupted run has left it; give --resume to go on with it, or --force" in capsys.readouterr().err
+    assert place("decode", "l.safetensors", "frames", "--chunk", 1, "--start", 1, "--resume") == 2
+    assert "is of another clip or was made with other settings" in capsys.readouterr().err
+    assert place("decode", "l.safetensors", "frames", "--chunk", 1, "--resume") == 0
+    assert f"behind {len(there)} that were there" in capsys.readouterr().out
+    assert same(pngs("frames"), pngs("whole")) and not Path("frames.part").exists()
+
+
+def test_an_mp4_of_an_interrupted_run_goes_on(place, monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        interrupt(patch, Mp4Writer, 8)
+        assert place("decode", "l.safetensors", "a.mp4", "--pixels", "yuv444p", "--crf", 0) == 130
+    assert not Path("a.mp4").exists() and read_video("a.part.mp4")[0].shape[1:] == (15, 30, 3)
+    there = len(read_video("a.part.mp4")[0])
+    assert f"a.part.mp4: {there} of 19 frames" in capsys.readouterr().err
+    assert place("decode", "l.safetensors", "a.mp4", "--pixels", "yuv444p", "--crf", 0, "--resume") == 0
+    assert place("decode", "l.safetensors", "b.mp4", "--pixels", "yuv444p", "--crf", 0, "--resume") == 0
+    (a, fps), (b, _) = read_video("a.mp4"), read_video("b.mp4")
+    assert a.shape == b.shape == (19, 15, 30, 3) and fps == 12
+    assert (a - b).abs().max() < 0.03  # another group of pictures begins
+    assert sorted(f.name for f in Path().iterdir()) == ["a.mp4", "b.mp4", "l.safetensors"]
+
+
+def test_force_begins_anew(place, monkeypatch):
+    for name, writer in (("a.mp4", Mp4Writer), ("frames", PngWriter)):
+        with monkeypatch.context() as patch:
+            interrupt(patch, writer, 4)
+            assert place("decode", "l.safetensors", name) == 130
+        assert place("decode", "l.safetensors", name, "--start", 2, "--force") == 0
+    assert len(read_video("a.mp4")[0]) == 17 and len(pngs("frames")) == 17
+
+
+def test_killed_at_random_moments(place, vae_file):
+    """A process that is killed again and again gets there, and its frames are those of one that is not."""
+    write_latent("long.safetensors", torch.randn(1, 16, 12, 4, 4, generator=torch.Generator().manual_seed(0)))
+    assert place("decode", "long.safetensors", "whole", "--chunk", 1) == 0
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    arguments = ["decode", "long.safetensors", "frames", "--chunk", "1", "--resume", "--vae", str(vae_file)]
+    draw, lost = torch.Generator().manual_seed(1), 0
+    for _ in range(3):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "zerowaste_vae", *arguments, "--device", "cpu"], env=environment,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        for _ in range(600):
+            if process.poll() is not None or Path("frames.part").is_dir():
+                break
+            time.sleep(0.1)
+        time.sleep(0.4 * float(torch.rand((), generator=draw)))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        there = {f.name for f in Path("frames.part").glob("frame_*.png")} if Path("frames.part").is_dir() else set()
+        assert len(there) >= lost or Path("frames").is_dir()
+        lost = len(there)
+    if not Path("frames").is_dir():
+        assert place("decode", "long.safetensors", "frames", "--chunk", 1, "--resume") == 0
+    assert same(pngs("frames"), pngs("whole"))
+
+
+def test_encode_reads_a_part_as_it_goes(place, vae_file, noise):
+    clip = (noise(13, 16, 24, 3) * 60 + 128).clamp(0, 255).byte()
+    write_png_folder("clip", clip)
+    vae = load(vae_file, device="cpu")
+    assert place("encode", "clip", "a.safetensors", "--start", 3, "--frames", 9, "--chunk", 1) == 0
+    assert torch.equal(read_latent("a.safetensors"), vae.encode(clip[3:12].float() / 255, chunk=1))
+    assert place("encode", "clip", "b.latent", "--seed", 5, "--chunk", 1) == 0
+    assert torch.equal(read_latent("b.latent"), vae.encode(clip.float() / 255, seed=5, chunk=1))
+    assert place("encode", "clip", "c.safetensors", "--start", 13) == 2
+    assert place("encode", "clip", "c.safetensors", "--start", -1) == 2
+    assert not Path("c.safetensors").exists()
+
+
+def test_what_other_inputs_become(place, capsys, caplog):
+    """Turned, odd, 10 bits: as a player shows them. Sound alone, and frames that come unevenly: a line."""
+    clip = torch.rand(5, 18, 34, 3, generator=torch.Generator().manual_seed(0))
+    write_mp4("odd.mp4", clip[:, :17, :33], 8)
+    assert place("encode", "odd.mp4", "odd.safetensors") == 0
+    assert place("decode", "odd.safetensors", "odd") == 0
+    assert next(iter(pngs("odd").values())).shape == (18, 34, 3)  # padded to even sizes when it was written
+    uneven(clip)
+    assert place("encode", "uneven.mkv", "uneven.safetensors") == 0
+    assert "uneven.mkv: its frame rate varies" in caplog.text
+    capsys.readouterr()
+    with av.open("sound.m4a", "w", format="mp4") as file:
+        stream = file.add_stream("aac", rate=8000)
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+        frame.sample_rate = 8000
+        for packet in [*stream.encode(frame), *stream.encode(None)]:
+            file.mux(packet)
+    assert place("encode", "sound.m4a", "sound.safetensors") == 2
+    assert "sound.m4a: holds no video stream" in capsys.readouterr().err
+
+
+def uneven(clip):
+    with av.open("uneven.mkv", "w") as file:
+        stream = file.add_stream("libx264", rate=10)
+        stream.height, stream.width, stream.pix_fmt = 18, 34, "yuv420p"
+        for n, time_ in enumerate((0, 1, 2, 7, 9)):
+            picture = av.VideoFrame.from_ndarray((clip[n] * 255).byte().numpy(), format="rgb24")
+            picture = picture.reformat(format="yuv420p")
+            picture.pts = time_
+            file.mux(stream.encode(picture))
+        file.mux(stream.encode(None))

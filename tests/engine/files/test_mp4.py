@@ -1,0 +1,234 @@
+"""MP4s that grow fragment by fragment: what is finished plays, and what was interrupted goes on."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+import wave
+from fractions import Fraction
+
+import av
+import pytest
+import torch
+from zerowaste_vae import InputError
+from zerowaste_vae.engine.files import fragments
+from zerowaste_vae.engine.files.fragments import Appended, scan
+from zerowaste_vae.engine.files.media import Clip, read_video
+from zerowaste_vae.engine.files.mp4 import CODECS, PIXELS, Format, Mp4Writer, check_audio, part_of
+
+#: Levels between two frames, more than a codec's rounding, and frames until they come again.
+STEP, PERIOD = 3, 80
+
+
+def ramp(count, first=0, height=48, width=64):
+    """Frames that tell which they are (of PERIOD) by their brightness."""
+    level = torch.arange(first, first + count).remainder(PERIOD).mul(STEP / 255)[:, None, None, None]
+    return level.expand(count, height, width, 3)
+
+
+def numbers(path):
+    """Which frames a file holds, by their brightness."""
+    return [round(float(f.float().mean() * (1 if f.dtype == torch.uint8 else 255)) / STEP) for f in Clip(path)]
+
+
+def counted(count):
+    return [n % PERIOD for n in range(count)]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "clip.mp4"
+
+
+def write(path, frames, piece=5, **options):
+    form = options.pop("form", Format(Fraction(12)))
+    with Mp4Writer(path, form, **options) as writer:
+        for part in frames.split(piece):
+            writer.write(part)
+    return writer
+
+
+def test_an_unfinished_file_plays_and_the_name_comes_last(path):
+    writer = write(path, ramp(60))
+    assert writer.done == 60 and writer.part == path.with_name("clip.part.mp4") == part_of(path)
+    assert not path.exists()
+    assert numbers(writer.part) == counted(60)
+    writer.finish()
+    assert numbers(path) == counted(60) and not writer.part.exists()
+    with av.open(str(path)) as file:
+        stream = file.streams.video[0]
+        assert (stream.average_rate, stream.frames, stream.start_time) == (12, 60, 0)
+        assert (stream.codec_context.color_range, stream.codec_context.colorspace) == (1, 1)
+        assert (stream.codec_context.color_primaries, stream.codec_context.color_trc) == (1, 1)
+
+
+@pytest.mark.parametrize("codec", list(CODECS))
+@pytest.mark.parametrize("pixels", ["yuv420p", "yuv444p10"])
+def test_a_file_goes_on_where_it_has_stopped(path, codec, pixels):
+    pixels = "yuv420p10" if codec == "av1" and pixels == "yuv444p10" else pixels
+    form = Format(Fraction(12), codec, pixels=pixels)
+    write(path, ramp(30), form=form, identity="one clip")
+    writer = write(path, ramp(31, 30), form=form, identity="one clip", resume=True)
+    assert writer.done == 61
+    writer.finish()
+    assert numbers(path) == counted(61)
+    with av.open(str(path)) as file:
+        stream = file.streams.video[0]
+        assert stream.codec_context.pix_fmt == PIXELS[pixels][0]
+        times = [frame.pts * stream.time_base for frame in file.decode(stream)]
+    assert times == [Fraction(n, 12) for n in range(61)]
+
+
+def test_every_number_of_lost_bytes_leaves_whole_frames(path, tmp_path):
+    whole = write(path, ramp(100)).part.read_bytes()
+    for size in (0, 10, 700, len(whole) // 3, len(whole) // 2, len(whole) - 1, len(whole)):
+        (tmp_path / "cut.part.mp4").write_bytes(whole[:size])
+        writer = Mp4Writer(tmp_path / "cut.mp4", Format(Fraction(12)), resume=True)
+        there = writer.done
+        assert there <= 100 and (there == 100) == (size == len(whole))
+        with writer:
+            writer.write(ramp(101 - there, there))
+        writer.finish()
+        assert numbers(tmp_path / "cut.mp4") == counted(101)
+
+
+def test_another_clips_part_is_not_continued(path):
+    write(path, ramp(20), identity="one clip")
+    with pytest.raises(InputError, match=r"clip\.part\.mp4: is of another clip or was made with other settings"):
+        Mp4Writer(path, Format(Fraction(12)), "another clip", resume=True)
+    part_of(path).write_bytes(b"no video at all, but some bytes")
+    assert Mp4Writer(path, Format(Fraction(12)), "another clip", resume=True).done == 0
+
+
+def test_another_encoder_is_refused(path):
+    write(path, ramp(20), identity="one clip")
+    with pytest.raises(InputError, match="begun by another version of the encoder"):
+        write(path, ramp(5, 20, 64, 64), identity="one clip", resume=True)
+    assert scan(part_of(path)).samples == 20
+
+
+@pytest.mark.parametrize("full", [1, 9000])
+def test_a_full_disk_keeps_what_is_complete(path, monkeypatch, full):
+    put, written = Appended._put, [0]
+
+    def limited(self, data):
+        written[0] += len(data)
+        if written[0] > full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        put(self, data)
+
+    noise = torch.rand(90, 48, 64, 3, generator=torch.Generator().manual_seed(0))
+    with monkeypatch.context() as patch:
+        patch.setattr(Appended, "_put", limited)
+        with pytest.raises(OSError, match=r"cannot be written \(No space left on device") as raised:
+            for _ in range(3):
+                write(path, noise, form=Format(Fraction(12), crf=40))
+    assert raised.value.filename == str(part_of(path))
+    assert scan(part_of(path)).size == part_of(path).stat().st_size
+    there = Mp4Writer(path, Format(Fraction(12), crf=40), resume=True).done
+    assert there < 90
+    writer = write(path, noise[there:], form=Format(Fraction(12), crf=40), resume=True)
+    assert writer.done == 90
+
+
+KILLED = """
+import sys
+from fractions import Fraction
+import torch
+from zerowaste_vae.engine.files.mp4 import Format, Mp4Writer
+with Mp4Writer(sys.argv[1], Format(Fraction(12)), resume=True) as writer:
+    first = writer.done
+    print("begun", flush=True)
+    for n in range(first, 100000):
+        writer.write(torch.full((1, 48, 64, 3), n % 80 * 3).byte())
+"""
+
+
+def test_killed_at_any_moment(path):
+    """Again and again, and the frames that were finished are there, each once."""
+    draw, before = torch.Generator().manual_seed(0), 0
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    for _ in range(3):
+        process = subprocess.Popen([sys.executable, "-c", KILLED, path], env=environment, stdout=subprocess.PIPE)
+        process.stdout.readline()
+        time.sleep(0.1 + float(torch.rand((), generator=draw)))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        found = scan(part_of(path)) if part_of(path).exists() else fragments.Scan(0, 0, 0, b"")
+        assert found.samples >= before
+        before = found.samples
+    if before:
+        assert numbers(part_of(path))[:before] == counted(before)
+
+
+def test_sound_goes_with_the_frames(path, tmp_path):
+    with wave.open(str(tmp_path / "sound.wav"), "wb") as file:
+        file.setnchannels(2)
+        file.setsampwidth(2)
+        file.setframerate(8000)
+        file.writeframes(torch.randint(-9000, 9000, (8000 * 5, 2)).short().numpy().tobytes())
+    for audio in (tmp_path / "sound.wav", tmp_path / "first.mp4"):  # encoded, then taken over as it is
+        out = tmp_path / "first.mp4" if audio.suffix == ".wav" else path
+        writer = write(out, ramp(36))
+        writer.finish(audio, Fraction(1))
+        with av.open(str(out)) as file:
+            sound = file.streams.audio[0]
+            assert sound.codec_context.name == "aac"
+            packets = [p for p in file.demux(sound) if p.pts is not None]
+            seconds = float(packets[-1].pts * sound.time_base)
+            assert abs(float(packets[0].pts * sound.time_base)) < 0.2
+        assert seconds == pytest.approx(3.0 if audio.suffix == ".wav" else 2.0, abs=0.3)
+        assert numbers(out) == counted(36)
+    check_audio(path)
+    write(tmp_path / "silent.mp4", ramp(2)).finish()
+    with pytest.raises(InputError, match=r"silent\.mp4: holds no audio stream"):
+        check_audio(tmp_path / "silent.mp4")
+    with pytest.raises(InputError, match=r"gone\.wav: cannot be read"):
+        check_audio(tmp_path / "gone.wav")
+
+
+def test_ten_bits_keep_what_eight_lose(path):
+    frames = torch.linspace(0.4, 0.42, 64)[None, None, :, None].expand(3, 32, 64, 3)
+    errors = {}
+    for pixels in ("yuv444p", "yuv444p10"):
+        write(path, frames, form=Format(Fraction(24), crf=0, pixels=pixels)).finish()
+        errors[pixels] = (read_video(path)[0] - frames).abs().max().item()
+    assert errors["yuv444p10"] < 0.7 * errors["yuv444p"]
+    byte = frames.mul(255).round().byte()
+    write(path, byte, form=Format(Fraction(24), crf=0, pixels="yuv444p10")).finish()
+    assert (read_video(path)[0] * 255 - byte).abs().max() < 1.5
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"codec": "h266"}, "codec 'h266' is not one of h264, h265, av1"),
+        ({"pixels": "rgb"}, "pixel format 'rgb' is not one of"),
+        ({"crf": 52}, "crf 52 of h264: 0 .best. to 51"),
+        ({"codec": "av1", "pixels": "yuv444p"}, "libsvtav1 does not make yuv444p: use yuv420p, yuv420p10"),
+        ({"fps": Fraction(0)}, "must be above 0"),
+    ],
+)
+def test_formats_that_nobody_makes(options, says):
+    with pytest.raises(InputError, match=says):
+        Format(**{"fps": Fraction(24), **options})
+
+
+def test_an_encoder_that_is_not_there(monkeypatch):
+    monkeypatch.setattr(av, "codecs_available", {"libsvtav1"})
+    with pytest.raises(InputError, match="has no libx264 encoder: use codec av1"):
+        Format(Fraction(24))
+
+
+def test_errors_in_between_end_the_thread(path):
+    with pytest.raises(InputError, match="frame 5 is 32x32, the first one 64x48"):
+        write(path, torch.zeros(5, 48, 64, 3).byte()) and None
+        with Mp4Writer(path, Format(Fraction(12))) as writer:
+            writer.write(ramp(5))
+            writer.write(torch.zeros(1, 32, 32, 3))
+    with pytest.raises(KeyboardInterrupt), Mp4Writer(path, Format(Fraction(12))) as writer:
+        writer.write(ramp(40))
+        raise KeyboardInterrupt
+    assert writer.done == 40 and not writer._thread.is_alive()

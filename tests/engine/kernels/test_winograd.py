@@ -1,0 +1,348 @@
+"""The Winograd form against the convolution itself, its kernels against the references."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from zerowaste_vae.engine.kernels.conv3d import (
+    Epilogue,
+    Geometry,
+    Partials,
+    Pixels,
+    buffer_shape,
+    conv3d,
+    dispatch,
+    pack_planes,
+    pack_weight,
+    padded_channels,
+    schedules,
+)
+from zerowaste_vae.engine.kernels.norm_act import Norm, Store, norm_act
+from zerowaste_vae.engine.kernels.targets import FP8, capabilities
+
+sys.path.insert(0, str(Path(__file__).parent))
+from helpers import CAST_STEP, TOLERANCE, error, group_sums, true_sums
+
+HALF, BF16, INT8 = torch.float16, torch.bfloat16, torch.int8
+COPY = Norm("none")
+
+
+def scale_of(dtype):
+    return {INT8: 0.03, FP8: 0.02}.get(dtype, 1.0)
+
+
+def frames(d, h, w, c):
+    return F.silu(torch.randn(d, h, w, c))
+
+
+def planes(x, dtype, **store):
+    """[D, H, W, C] -> the buffer of their planes, by the reference."""
+    d, h, w, c = x.shape
+    buffer = torch.empty(d, *buffer_shape(h, w, padded_channels(c, dtype)), dtype=dtype)
+    norm_act(x, COPY, buffer, store=Store(silu=False, scale=scale_of(dtype), **store))
+    return buffer
+
+
+def true(x, weight, bias=None):
+    """In float64, [D, H, W, C] with its history -> [D', H, W, K]."""
+    x = F.pad(x.double(), (0, 0, 1, 1, 1, 1)).permute(3, 0, 1, 2)[None]
+    return F.conv3d(x, weight.double(), None if bias is None else bias.double())[0].permute(1, 2, 3, 0)
+
+
+SIZES = [(2, 5, 7), (1, 1, 2), (2, 1, 9), (1, 6, 8), (1, 3, 1)]
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("kt", [1, 3])
+def test_reference_is_the_convolution(size, kt):
+    d, h, w = size
+    x, weight, bias = frames(d + kt - 1, h, w, 6), torch.randn(10, 6, kt, 3, 3), torch.randn(10)
+    out = torch.empty(*size, 10)
+    conv3d(planes(x, torch.float32), pack_planes(weight, torch.float32), out, epilogue=Epilogue(bias=bias))
+    assert error(out, true(x, weight, bias)) < 2e-6
+
+
+@pytest.mark.parametrize("dtype", [HALF, BF16, FP8, INT8], ids=str)
+def test_error_of_one_convolution(dtype):
+    """About 2 dB more than the direct form's on operands of the same type."""
+    x, weight = frames(3, 8, 32, 64), torch.randn(32, 64, 3, 3, 3) * (64 * 27) ** -0.5
+    want, got, direct = true(x, weight), torch.empty(1, 8, 32, 32), torch.empty(1, 8, 32, 32)
+    told = Epilogue(scale=scale_of(dtype))
+    conv3d(planes(x, dtype), pack_planes(weight, dtype), got, epilogue=told)
+    plain = torch.empty(3, 10, 34, 64, dtype=dtype)
+    norm_act(x, COPY, plain, store=Store(silu=False, scale=scale_of(dtype)))
+    conv3d(plain, pack_weight(weight, dtype), direct, epilogue=told)
+    assert error(got, want) < 1.36 * error(direct, want)  # 2.7 dB
+
+
+FORMS = [(HALF, 32, 32, 3), (BF16, 48, 40, 1), (FP8, 32, 32, 3), (INT8, 96, 32, 1), (FP8, 64, 96, 2)]
+FORMS = [(form, size) for form in FORMS for size in (SIZES if form == FORMS[0] else SIZES[1:3])]
+
+
+@pytest.mark.parametrize(("form", "size"), FORMS, ids=str)
+def test_kernel_equals_reference(interpreter, form, size):
+    dtype, c, k, kt = form
+    d, h, w = size
+    x, weight = frames(d + kt - 1, h, w, c), torch.randn(k, c, kt, 3, 3) * (9 * kt * c) ** -0.5
+    buffer, packed = planes(x, dtype), pack_planes(weight, dtype)
+    told = Epilogue(torch.randn(k), torch.randn(*size, k).half(), 8, scale_of(dtype))
+    got, again, want = (torch.full((*size, k), float("nan")) for _ in range(3))
+    sums = conv3d(buffer, packed, got, epilogue=told, backend="triton")
+    conv3d(buffer, packed, again, epilogue=told, backend="triton")
+    expected = conv3d(buffer, packed, want, epilogue=told, backend="reference")
+    # int8 sums are rounded once to whole units of the outer planes.
+    assert error(got, want) < (1e-4 if dtype == INT8 else 1e-5)
+    assert torch.equal(got, again)
+    for partials, stored in ((sums, got), (expected, want)):
+        assert error(group_sums(partials, 8), true_sums(stored, 8)) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [HALF, FP8, INT8], ids=str)
+def test_chunks_bands_and_rings_keep_every_bit(interpreter, dtype):
+    d, h, w, c = 2, 70, 3, 32
+    x, weight = frames(d + 2, h, w, c), torch.randn(c, c, 3, 3, 3) * 0.03
+    buffer, packed = planes(x, dtype), pack_planes(weight, dtype)
+    told = Epilogue(torch.randn(c), groups=8, scale=scale_of(dtype))
+    whole = torch.empty(d, h, w, c, dtype=HALF)
+    sums = conv3d(buffer, packed, whole, epilogue=told, backend="triton")
+    ring = torch.cat((buffer[-1:].float(), buffer[:-1].float())).to(dtype)
+    for f in range(d):
+        one = torch.empty(1, h, w, c, dtype=HALF)
+        part = conv3d(ring, packed, one, epilogue=told, start=(f + 1) % 4, backend="triton")
+        assert torch.equal(one[0], whole[f]) and torch.equal(part.data[0], sums.data[f])
+    parts = []
+    for top, n in ((0, 64), (64, 6)):
+        band = torch.empty(d, n, w, c, dtype=HALF)
+        geometry = Geometry(first_row=top, frame_rows=h)
+        rows = buffer[:, :, top : top + n + 2].contiguous()
+        parts.append(conv3d(rows, packed, band, geometry=geometry, epilogue=told, backend="triton"))
+        assert torch.equal(band, whole[:, top : top + n])
+    assert torch.equal(Partials.concat(parts).data, sums.data)
+
+
+@pytest.mark.parametrize("backend", ["reference", "triton"])
+@pytest.mark.parametrize("dtype", [HALF, INT8], ids=str)
+def test_a_clips_first_frames(request, backend, dtype):
+    """Summed temporal taps: against all taps on the copies, and frame by frame against the whole."""
+    if backend == "triton":
+        request.getfixturevalue("interpreter")
+    x, weight = frames(4, 5, 7, 32), torch.randn(32, 32, 3, 3, 3) * 0.03
+    buffer = planes(torch.cat((x[:1], x[:1], x)), dtype)
+    early, told = pack_planes(weight, dtype, early=True), Epilogue(scale=scale_of(dtype))
+    assert [piece.kernel for piece in early.early] == [(1, 3, 3), (2, 3, 3)]
+
+    def run(first, count):
+        out = torch.empty(count, 5, 7, 32)
+        for piece, a, b, later in early.pieces(first, count):
+            conv3d(buffer, piece, out[a:b], epilogue=told, start=first + a + later, backend=backend)
+        return out
+
+    whole = run(0, 4)
+    assert error(whole, true(torch.cat((x[:1], x[:1], x)), weight)) < {HALF: 1e-3, INT8: 3e-2}[dtype]
+    assert torch.equal(torch.cat([run(f, 1) for f in range(4)]), whole)
+
+
+@pytest.mark.parametrize("stored", [HALF, BF16, torch.float32, FP8, INT8, torch.uint8], ids=str)
+def test_output_types_into_the_next_buffer(interpreter, stored):
+    """Strided outputs: the inside of a bordered buffer; pixels for bytes."""
+    x, weight = frames(3, 5, 7, 32), torch.randn(32, 32, 3, 3, 3) * 0.03
+    packed, buffer = pack_planes(weight, HALF), planes(x, HALF)
+    pixels = Pixels(127.5, 127.5, 0.0, 255.0) if stored == torch.uint8 else None
+    told = Epilogue(torch.randn(32), out_scale=0.01, pixels=pixels)
+    both = [torch.full((2, 7, 9, 32), 3.0).to(stored) for _ in range(2)]
+    for out, backend in zip(both, ("triton", "reference"), strict=True):
+        conv3d(buffer, packed, out[1:, 1:-1, 1:-1], epilogue=told, backend=backend)
+        assert (out[0].float() == 3).all() and (out[:, 0].float() == 3).all() and (out[:, :, -1].float() == 3).all()
+    got, want = (out[1:, 1:-1, 1:-1].float() for out in both)
+    assert error(got, want) < CAST_STEP.get(stored, TOLERANCE.get(stored, 1e-2))
+    if not stored.is_floating_point:
+        # The interpreter's sums differ in their order: a value may stand on the edge between two integers.
+        assert ((got - want).abs() <= 1).all()
+
+
+@pytest.mark.parametrize("dtype, sm, fast, limit", [
+    (HALF, 80, False, 1e-5), (INT8, 86, False, 1e-4), (FP8, 89, False, 1e-5),
+    (HALF, 89, True, 2e-3), (HALF, 120, True, 2e-3), (FP8, 120, False, 1e-5), (BF16, 100, False, 1e-5),
+], ids=str)  # fmt: skip
+def test_forms_of_other_generations(interpreter, monkeypatch, dtype, sm, fast, limit):
+    monkeypatch.setattr(dispatch, "capabilities", lambda *_: capabilities("other", sm, (3, 6)))
+    x, weight = frames(4, 5, 7, 64), torch.randn(32, 64, 3, 3, 3) * 0.03
+    got, want = (torch.full((2, 5, 7, 32), float("nan")) for _ in range(2))
+    told = Epilogue(groups=8, scale=scale_of(dtype), half_accumulate=fast)
+    packed, buffer = pack_planes(weight, dtype), planes(x, dtype)
+    sums = conv3d(buffer, packed, got, epilogue=told, backend="triton")
+    conv3d(buffer, packed, want, epilogue=told, backend="reference")
+    assert error(got, want) < limit
+    assert error(group_sums(sums, 8), true_sums(got, 8)) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [HALF, INT8], ids=str)
+def test_two_tiles_and_a_rest_make_odd_widths(interpreter, dtype):
+    """48 outputs of 32 + 16, 96 channels in steps of 64 and one of 32."""
+    x, weight = frames(3, 5, 7, 96), torch.randn(48, 96, 3, 3, 3) * 0.03
+    packed, buffer = pack_planes(weight, dtype), planes(x, dtype)
+    schedule = schedules.Schedule(positions=32, columns=32, depth=64, warps=4, stages=2, tail=16, rest=32)
+    outs = [torch.zeros(1, 5, 7, 48) for _ in range(2)]
+    told = Epilogue(torch.randn(48), groups=3, scale=scale_of(dtype))
+    sums = [
+        conv3d(buffer, packed, out, epilogue=told, backend=backend, schedule=schedule)
+        for out, backend in zip(outs, ("reference", "triton"), strict=True)
+    ]
+    assert error(outs[1], outs[0]) < 1e-4
+    assert error(group_sums(sums[1], 3), group_sums(sums[0], 3)) < 1e-4
+
+
+def test_int8_planes_without_weights_of_their_own_stay_in_range(interpreter):
+    """Kernels whose outer taps are zero: the outer planes' scale does not follow them down."""
+    weight = torch.zeros(32, 32, 1, 3, 3)
+    weight[..., 1] = torch.randn(32, 32, 1, 3) * 0.1
+    x, outs = frames(1, 5, 8, 32), [torch.empty(1, 5, 8, 32) for _ in range(2)]
+    packed = pack_planes(weight, INT8)
+    assert packed.mix.max() <= 4
+    for out, backend in zip(outs, ("triton", "reference"), strict=True):
+        conv3d(planes(x, INT8), packed, out, epilogue=Epilogue(scale=scale_of(INT8)), backend=backend)
+        assert error(out, true(x, weight)) < 3e-2
+
+
+def test_channels_of_int8_are_balanced_and_planes_have_scales():
+    """Both are folded into the weights, of the first frames too."""
+    gains = torch.logspace(-1, 1, 32)
+    x, weight = frames(3, 5, 8, 32) * gains, torch.randn(16, 32, 3, 3, 3)
+    x[:2] = x[2]
+    scales, seen = (1.0, 1.0, 0.8, 0.8), []
+
+    def balance(rows):
+        seen.append(rows.shape)
+        return gains * 0.05
+
+    packed = pack_planes(weight, INT8, early=True, balance=balance, plane_scales=scales)
+    assert seen == [(16, 27, 32)]
+    buffer = torch.empty(3, *buffer_shape(5, 8, 32), dtype=INT8)
+    norm_act(x, COPY, buffer, store=Store(silu=False, gain=1 / (gains * 0.05), plane_scales=scales))
+    for piece, start in ((packed, 0), (packed.early[0], 2), (packed.early[1], 1)):
+        out = torch.empty(1, 5, 8, 16)
+        conv3d(buffer, piece, out, start=start)
+        assert error(out, true(x, weight)) < 4e-2
+
+
+BACKENDS = ["reference", "triton"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("rounded", [False, True])
+@pytest.mark.parametrize("case", [
+    ("group", HALF, "zero", 48, 9), ("group", FP8, "zero", 32, 8), ("group", INT8, "replicate", 64, 2),
+    ("l2", BF16, "replicate", 20, 13), ("rms", HALF, "zero", 16, 1), ("none", torch.float32, "replicate", 8, 3),
+], ids=str)  # fmt: skip
+def test_planes_are_those_of_the_plain_buffer(request, backend, rounded, case):
+    if backend == "triton":
+        request.getfixturevalue("interpreter")
+    kind, dtype, border, c, w = case
+    x = (torch.randn(2, 5, w, c) * 2 + 1).half()
+    norm = Norm(kind, torch.rand(c) + 0.5, torch.randn(c), 8)
+    scale, wide = 0.05 if dtype.itemsize == 1 else 1.0, padded_channels(c, dtype)
+    store = Store(kind != "none", border, scale, rounded=rounded)
+    got = torch.full((4, *buffer_shape(5, w, wide)), 9.0).to(dtype)
+    norm_act(x, norm, got, slot=3, store=store, backend=backend)
+    assert (got[1:3].float() == torch.tensor(9.0).to(dtype).float()).all()  # other slots are left alone
+    got = torch.stack((got[3], got[0])).float()
+    plain = torch.empty(2, 7, w + 2, wide, dtype=dtype if rounded else torch.float32)
+    norm_act(x, norm, plain, store=store, backend=backend)
+    y = plain.float() / (scale if dtype.itemsize == 1 and not rounded else 1.0)
+    tail = y[:, :, -1:] if border == "replicate" else torch.zeros_like(y[:, :, -1:])
+    y = torch.cat((y, tail, tail), 2)
+    d0, d1, d2, d3 = (y[:, :, i : i + 2 * got.shape[3] : 2] for i in range(4))
+    want = torch.stack((d0 - d2, (d1 + d2) / 2, d2 - d1, d3 - d1), 1)
+    if dtype in (FP8, INT8):
+        want = want.clamp(*((-448, 448) if dtype == FP8 else (-127, 127)))
+    assert error(got, want) < {INT8: 6e-2, FP8: CAST_STEP[FP8]}.get(dtype, TOLERANCE[dtype])
+    assert not got[..., c:].any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [HALF, FP8, INT8], ids=str)
+def test_a_plain_history_becomes_the_same_planes(request, backend, dtype):
+    """What is parked plain comes back as planes: bit for bit what they would have been, frame by frame."""
+    if backend == "triton":
+        request.getfixturevalue("interpreter")
+    x, norm, scale = torch.randn(2, 9, 11, 32).half(), Norm("group", torch.ones(32), torch.zeros(32), 8), 0.05
+    plain, whole = torch.empty(2, 11, 13, 32, dtype=dtype), torch.empty(2, *buffer_shape(9, 11, 32), dtype=dtype)
+    norm_act(x, norm, plain, store=Store(scale=scale), backend=backend)
+    norm_act(x, norm, whole, store=Store(scale=scale, rounded=True), backend=backend)
+    for f in range(2):
+        later = torch.empty_like(whole[:1])
+        inside = plain[f : f + 1, 1:-1, 1:-1]
+        norm_act(inside, COPY, later, store=Store(silu=False), backend=backend)
+        assert torch.equal(later[0], whole[f])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("border", ["zero", "replicate"])
+def test_bands_hold_the_frames_own_rows(request, backend, border):
+    if backend == "triton":
+        request.getfixturevalue("interpreter")
+    x = torch.randn(2, 13, 9, 20).half()
+    whole = torch.full((3, *buffer_shape(13, 9, 32)), -1.0).half()
+    norm_act(x, COPY, whole, slot=1, store=Store(border=border), backend=backend)
+    for first, rows in ((0, 6), (4, 7), (10, 5), (0, 15)):
+        band = torch.full((3, 4, rows, 5, 32), -1.0).half()
+        norm_act(x, COPY, band, slot=1, store=Store(border=border), first=first, backend=backend)
+        assert torch.equal(band, whole[:, :, first : first + rows])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", ["l2", "none"])
+@pytest.mark.parametrize("taps", [3, 2])
+def test_what_is_not_finite_shows_in_health(request, backend, kind, taps):
+    """8 bit makes numbers of it. In any column of the last pair, too."""
+    if backend == "triton":
+        request.getfixturevalue("interpreter")
+    buffer = torch.empty(1, *buffer_shape(3, 11, 32, taps), dtype=INT8)
+    for column in (None, 0, 5, 10):
+        x, health = torch.randn(1, 3, 11, 32).half(), torch.zeros(())
+        if column is not None:
+            x[0, 1, column, 7] = float("inf")
+        norm_act(x, Norm(kind), buffer, store=Store(scale=0.05), backend=backend, health=health)
+        assert health.isnan() == (column is not None)
+
+
+def test_channels_first_input_is_read_in_place(interpreter):
+    x = torch.randn(2, 20, 5, 6).permute(0, 2, 3, 1)
+    both = [torch.empty(2, *buffer_shape(5, 6, 32), dtype=HALF) for _ in range(2)]
+    for buffer, backend in zip(both, BACKENDS, strict=True):
+        norm_act(x, COPY, buffer, store=Store(silu=False), backend=backend)
+    assert torch.equal(*both)
+
+
+@pytest.mark.parametrize("change, word", [
+    (dict(x=torch.empty(4, 7, 9, 32, dtype=HALF)), "pairs"),
+    (dict(x=torch.empty(4, 4, 7, 5, 32, dtype=HALF)), "cannot make"),
+    (dict(x=torch.empty(4, 4, 6, 4, 32, dtype=HALF)), "cannot fill"),
+    (dict(geometry=Geometry(stride=(1, 2, 2))), "cannot make"),
+    (dict(geometry=Geometry(origin=(1, 1))), "cannot make"),
+    (dict(start=4), "cannot fill"),
+])  # fmt: skip
+def test_wrong_arguments_are_named(change, word):
+    arguments = dict(x=torch.empty(4, *buffer_shape(5, 7, 32), dtype=HALF)) | change
+    packed, out = pack_planes(torch.randn(32, 32, 3, 3, 3), HALF), torch.empty(2, 5, 7, 32, dtype=HALF)
+    with pytest.raises(ValueError, match=word):
+        conv3d(arguments.pop("x"), packed, out, **arguments)
+
+
+@pytest.mark.parametrize("change, word", [
+    (dict(border=0), "border of 1"),
+    (dict(buffer=torch.empty(2, 3, 7, 3, 32)), "planes are 4"),
+    (dict(buffer=torch.empty(2, 4, 7, 5, 32)), "does not hold"),
+    (dict(store=Store(plane_scales=(1.0, 1.0, 2.0, 1.0))), "no scales"),
+])  # fmt: skip
+def test_wrong_planes_are_named(change, word):
+    arguments = dict(buffer=torch.empty(2, *buffer_shape(5, 6, 32))) | change
+    with pytest.raises(ValueError, match=word):
+        norm_act(torch.randn(2, 5, 6, 32), COPY, arguments.pop("buffer"), **arguments)
+
+
+def test_only_three_columns_have_this_form():
+    with pytest.raises(ValueError, match="takes 3"):
+        pack_planes(torch.randn(8, 8, 1, 1, 1), HALF)

@@ -1,0 +1,216 @@
+"""Winograd convolutions in a network: chosen by layer, and the same bits in every plan."""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+import torch
+from zerowaste_vae.engine.archs import kl
+from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE
+from zerowaste_vae.engine.archs.seedvr2 import Config as Published
+from zerowaste_vae.engine.kernels.conv3d.winograd import schedules
+from zerowaste_vae.engine.kernels.targets import FP8
+from zerowaste_vae.engine.network.fused import FusedPass, fuse
+from zerowaste_vae.engine.network.ops.conv import Conv
+from zerowaste_vae.engine.network.ops.ends import Pixels
+from zerowaste_vae.engine.network.ops.norm import Group, Length
+from zerowaste_vae.engine.network.ops.resnet import Res
+from zerowaste_vae.engine.network.ops.shuffle_up import ShuffleUp
+from zerowaste_vae.engine.network.plain import Network
+from zerowaste_vae.engine.network.program import STEP, TILES, Program
+from zerowaste_vae.engine.operands.forms import Operands
+from zerowaste_vae.engine.operands.policy import Policy, eligible
+from zerowaste_vae.engine.options import DEFAULTS
+from zerowaste_vae.engine.planning.fused_walk import FusedWalk
+from zerowaste_vae.engine.precision import prepared, sampling
+from zerowaste_vae.engine.run.handover import hand_over, take_over
+from zerowaste_vae.engine.run.parking import Parking
+
+CPU = torch.device("cpu")
+WINOGRAD = DEFAULTS.switched(on=["winograd"])
+KEYS = frozenset({"decoder.wide.0.conv2", "decoder.grow.conv"})
+
+
+@dataclass(frozen=True)
+class Config:
+    decoder_widths: tuple[int, int] = (32, 32)
+    encoder_widths: None = None
+    latent_channels: int = 8
+    norm_groups: None = None
+
+
+def decoder(norm):
+    return Program.of(
+        "decoder", 8,
+        Conv("enter", 8, 32), Res("deep.0", 32, 32, norm), TILES,
+        ShuffleUp("grow", 32, temporal=True), STEP,
+        Res("wide.0", 32, 32, norm), Pixels("leave.norm", "leave.conv", 32, norm),
+    )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch):
+    """Layers of 32 channels take it, too."""
+    monkeypatch.setattr(schedules, "LEAST", 32)
+
+
+@pytest.fixture(scope="module")
+def build(seed_model):
+    def make(program, dtype):
+        model = Network(Config(), None, program).requires_grad_(False)
+        seed_model(model, 5)
+        return model.to(dtype).decoder
+
+    return make
+
+
+def decode(network, z, chunk, frames, parking=None):
+    run = network.plan(chunk, *z.shape[1:3], frames, torch.float32, CPU, parking)
+    planned, out = run.nbytes, []
+    run.allocate()
+    for part in z.split(chunk):
+        told = run, part, frames, torch.float32
+        ends = run.done["latents"] + len(part) == len(z)
+        run.scout(lambda told=told, ends=ends: network.chunk(*told, out.append, ends))
+        network.chunk(*told, lambda pixels: out.append(pixels.clone()), ends)
+    assert run.nbytes == planned
+    return torch.cat(out)
+
+
+PLANS = [
+    (5, 0, None), (1, 1, None), (2, 3, None), (5, 2, Parking(None, 0)), (2, 1, Parking(None, 0, buffers=3)),
+    (3, 2, Parking(KEYS, 0)), (2, 0, Parking(None, 1 << 30, near=1 << 20)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16", "fp8", "int8"])
+@pytest.mark.parametrize("norm", [Group(4), Length()], ids=["group", "length"])
+@torch.no_grad()
+def test_every_plan_has_the_same_bits(build, norm, kind):
+    """Two bands of rows, an odd width, planes in rings and made of parked bands."""
+    dtype = torch.bfloat16 if kind == "bfloat16" else torch.float16
+    half = build(decoder(norm), dtype)
+    z, operands = torch.randn(5, 34, 3, 8), None
+    reader = sampling.Reader()
+    exact = sampling.decode(fuse(half, dtype), z, reader)
+    if kind in ("fp8", "int8"):
+        policy = Policy(dict.fromkeys(eligible(half), kind), reader.ranges())
+        operands = Operands(dtype, policy, winograd=True)
+    network = fuse(half, dtype, WINOGRAD, operands)
+    whole, *others = (decode(network, z, *plan) for plan in PLANS)
+    assert all(torch.equal(whole, other) for other in others)
+    db = sampling.decibel(sampling.mse([sampling.decode(network, z)], [exact]))
+    assert {"float16": 50, "bfloat16": 35, "fp8": 20, "int8": 20}[kind] < db < 100
+
+
+def test_borders_of_other_values_and_views_ahead_stay_direct(build, convolutions):
+    for style in ({"after": 1}, {"border": "replicate"}, {"border": "reflect"}, {}):
+        program = Program.of("decoder", 8, Conv("enter", 8, 32), TILES, Res("wide.0", 32, 32, Group(4)),
+                             Pixels("leave.norm", "leave.conv", 32, Group(4)), **style)  # fmt: skip
+        found = convolutions(fuse(build(program, torch.float16), torch.float16, WINOGRAD))
+        assert {c.weight.winograd for key, c in found.items() if "wide" in key} == {not style}
+
+
+@pytest.mark.parametrize("kind", ["fp16", "fp8"])
+@torch.no_grad()
+def test_pictures_have_the_same_bits_in_bands_and_whole(seed_model, kind):
+    model = kl.SD.build(kl.Config((32, 32), (32, 32), 4, 8, quantised=True, resnets=(1, 2), norm_groups=8))
+    seed_model(model, 3)
+    half, z, reader = model.half().requires_grad_(False).decoder, torch.randn(2, 70, 3, 4), sampling.Reader()
+    exact = sampling.decode(fuse(half, torch.float16, WINOGRAD), z, reader)
+    policy = Policy(dict.fromkeys(eligible(half), kind), reader.ranges()) if kind == "fp8" else Policy()
+    network = fuse(half, torch.float16, WINOGRAD, Operands(torch.float16, policy, winograd=True))
+    whole, *others = (decode(network, z, 2, 0, parking) for parking in (None, Parking(None, 0, rows=64)))
+    assert all(torch.equal(whole, other) for other in others)
+    assert kind == "fp16" or 20 < sampling.decibel(sampling.mse([sampling.decode(network, z)], [exact])) < 60
+
+
+def test_layers_take_it_by_width_and_type(monkeypatch):
+    monkeypatch.setattr(schedules, "LEAST", 96)
+    for taps, eight in ((3, True), (2, False)):
+        for dtype in (torch.float16, torch.bfloat16):
+            assert schedules.takes(dtype, 96, 128, taps) and not schedules.takes(dtype, 512, 64, taps)
+        assert schedules.takes(FP8, 512, 512, taps) == schedules.takes(torch.int8, 512, 512, taps) == eight
+        assert not schedules.takes(torch.float32, 512, 512, taps)
+
+
+def test_a_published_network_takes_it_where_it_is_switched_on(monkeypatch, convolutions):
+    monkeypatch.setattr(schedules, "LEAST", 96)
+    config = Published((128, 256, 512, 512), (128, 256, 512, 512))
+    off, on = (FusedWalk(ARCHITECTURE, config, torch.float16, o) for o in (DEFAULTS, WINOGRAD))
+    direct = ("conv_in", "downsamplers", "shortcut", "conv_out")
+    for half in ("decoder", "encoder"):
+        assert not any(c.weight.winograd for c in convolutions(off.network(half)).values())
+        for key, conv in convolutions(on.network(half)).items():
+            assert conv.weight.winograd != any(name in key for name in direct)
+    # Planes are twice a history's bytes, and not the whole of a plan.
+    for half in ("decoder", "encoder"):
+        direct, planes = (w.sizes(half, 1, 1, 90, 160, torch.float32).device for w in (off, on))
+        assert direct < planes < 2 * direct
+        parked = [w.sizes(half, 1, 1, 90, 160, torch.float32, parking=Parking(None, 384 << 20)).host for w in (off, on)]
+        assert parked[0] == parked[1]
+
+
+@torch.no_grad()
+def test_a_clip_goes_on_where_its_histories_are_stored_alike(build):
+    """Of a ring's planes no plain history can be made: under a plan that parks, the clip begins anew."""
+    half, z = build(decoder(Group(4)), torch.float16), torch.randn(3, 5, 6, 8)
+    network = fuse(half, torch.float16, WINOGRAD)
+
+    def run(parking=None):
+        made = network.plan(1, 5, 6, 2, torch.float32, CPU, parking)
+        made.allocate()
+        return made
+
+    def step(made, part, out):
+        with made.chunk():
+            network.chunk(made, part, 2, torch.float32, lambda pixels: out.append(pixels.clone()))
+
+    whole = decode(network, z, 3, 0)
+    for parking in (None, Parking(None, 0)):
+        first, second, other, out = run(parking), run(parking), run(None if parking else Parking(None, 0)), []
+        step(first, z[:1], out)
+        assert not take_over(other, hand_over(first))
+        assert take_over(second, hand_over(first))
+        step(second, z[1:2], out)
+        step(second, z[2:], out)
+        assert torch.equal(torch.cat(out), whole)
+        # What runs then: the clip from its start, whose first frames are known already.
+        clips = SimpleNamespace(batch=1, half=half)
+        passing = FusedPass(clips, None, None, None)
+        passing._run = other
+        assert passing.begin(0, hand_over(first)) == (0, 0)
+        again = []
+        for part in z.split(1):
+            step(other, part, again)
+        assert torch.equal(torch.cat(again), whole)
+
+
+@torch.no_grad()
+def test_calibration_sees_plain_values(build):
+    half, z = build(decoder(Group(4)), torch.float16), torch.randn(2, 6, 5, 8)
+    readers = sampling.Reader(), sampling.Reader()
+    for options, reader in zip((DEFAULTS, WINOGRAD), readers, strict=True):
+        sampling.decode(fuse(half, torch.float16, options), z, reader)
+    direct, planes = (reader.ranges() for reader in readers)
+    assert direct.keys() == planes.keys() and readers[0].flops == readers[1].flops
+    for key, found in direct.items():
+        # Three digits are kept, and roundings before it differ.
+        assert found.level == pytest.approx(planes[key].level, rel=0.01)
+        assert max(found.largest) == pytest.approx(max(planes[key].largest), rel=0.02)
+
+
+@torch.no_grad()
+def test_packed_planes_are_kept_and_found_again(build, tmp_path):
+    half = build(decoder(Group(4)), torch.float16)
+    keys, reader = eligible(half), sampling.Reader()
+    sampling.decode(fuse(half, torch.float16), torch.randn(2, 4, 4, 8), reader)
+    operands = Operands(torch.float16, Policy(dict.fromkeys(keys, "int8"), reader.ranges()), winograd=True)
+    made = fuse(half, torch.float16, WINOGRAD, operands)
+    prepared.save(made, tmp_path / "it.safetensors", "this")
+    with torch.device("meta"):
+        again = Operands(torch.float16, operands.policy, winograd=True)
+        plan = fuse(build(decoder(Group(4)), torch.float16).to("meta"), torch.float16, WINOGRAD, again)
+    found = prepared.load(plan, tmp_path / "it.safetensors", "this", CPU)
+    z = torch.randn(2, 5, 4, 8)
+    assert torch.equal(sampling.decode(found, z), sampling.decode(made, z))

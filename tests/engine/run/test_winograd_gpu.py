@@ -1,0 +1,42 @@
+"""On a real GPU: Winograd convolutions give the same bits under every placement of histories, near those of direct
+ones."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from zerowaste_vae import load
+from zerowaste_vae.engine.options import DEFAULTS
+from zerowaste_vae.engine.precision.sampling import decibel
+from zerowaste_vae.engine.run.parking import Parking
+from zerowaste_vae.engine.run.plan import Steps
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
+]
+PLACEMENTS = [
+    (Steps(1, 1), Parking(None, 0)),
+    (Steps(2, 3), Parking(None, 1 << 30, buffers=3)),
+    (Steps(2, 4), Parking(None, 8 << 20, buffers=4, near=24 << 20)),
+    (Steps(4, 0), None),
+]
+#: Of a decode in Winograd form against the direct one, dB.
+LEAST = {"fp16": 60, "fp8": 30, "int8": 30}
+
+
+@pytest.mark.parametrize("precision", LEAST)
+def test_every_placement_has_the_same_bits(full_width, precision, monkeypatch):
+    direct = load(full_width, precision, "cuda")
+    vae = direct.with_options(DEFAULTS.switched(on=["winograd"]))
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(1, 16, 4, 37, 27, generator=generator)
+    video = torch.rand(1, 13, 8 * 37 + 5, 8 * 27 + 3, 3, generator=generator)
+    frames, latent = vae.decode(z), vae.encode(video)
+    assert LEAST[precision] < decibel(4 * (frames - direct.decode(z)).square().mean().item()) < 120
+    plan = vae.planner.plan
+    for steps, parking in PLACEMENTS:
+        monkeypatch.setattr(vae.planner, "plan", lambda *a, s=steps, p=parking, **o: replace(
+            plan(*a, **o), steps=s, parking=p))  # fmt: skip
+        assert torch.equal(vae.decode(z), frames)
+        assert torch.equal(vae.encode(video), latent)

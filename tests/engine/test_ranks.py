@@ -1,0 +1,62 @@
+"""Processes under torchrun on a CPU: the output of one process, and a clear end where one of them is killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from zerowaste_vae.engine import cli
+
+ROOT = str(Path(cli.__file__).resolve().parents[2])
+
+
+def start(folder, *command):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([ROOT, *sys.path]), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "zerowaste_vae",
+         *command],
+        cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def latent(tmp_path, make_vae_file):
+    """Whose second half is worth a lead."""
+    z = torch.randn(1, 16, 44, 1, 2, generator=torch.Generator().manual_seed(1))
+    save_file({"latent": z}, tmp_path / "z.safetensors")
+    return str(make_vae_file((8, 8, 8, 8), (8, 8, 8, 8), 2, 3))
+
+
+def test_two_ranks_write_what_one_does(tmp_path, latent, monkeypatch):
+    common = ["--vae", latent, "--device", "cpu", "--chunk", "1", "--report"]
+    process = start(tmp_path, "decode", "z.safetensors", "two.safetensors", *common, "two.json")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["decode", "z.safetensors", "one.safetensors", *common, "one.json", "--quiet"]) == 0
+    said = process.communicate(timeout=240)[0]
+    assert process.returncode == 0, said
+    one, two = (load_file(tmp_path / f"{name}.safetensors")["frames"] for name in ("one", "two"))
+    assert torch.equal(one, two)
+    assert said.count("173 frames 16x8") == 1
+    parts = json.loads((tmp_path / "two.json").read_text())["parts"]
+    assert parts[0]["first"] == 0 and parts[0]["end"] == parts[1]["first"] and parts[1]["end"] == 173
+
+
+def test_a_killed_rank_ends_the_others(tmp_path, latent):
+    """Long before they are done: 2000 latents."""
+    save_file({"latent": torch.zeros(1, 16, 2000, 4, 4)}, tmp_path / "long.safetensors")
+    options = ["--vae", latent, "--device", "cpu", "--verbose"]
+    process = start(tmp_path, "decode", "long.safetensors", "out.mp4", *options)
+    try:
+        joined = next(line for line in process.stdout if "rank 1 of 2: process" in line)
+        os.kill(int(joined.split()[-1]), signal.SIGKILL)
+        said = process.communicate(timeout=200)[0]
+    finally:
+        process.kill()
+    assert process.returncode
+    assert "rank 0: stopped by torchrun" in said or "rank 0: another rank has failed or ended" in said
+    assert not (tmp_path / "out.mp4").exists()

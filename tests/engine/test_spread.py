@@ -1,0 +1,197 @@
+"""Several devices, for which one CPU stands in several times: the bits of one, whatever happens to one of them."""
+
+import threading
+
+import pytest
+import torch
+from zerowaste_vae import Cancelled, InputError, load
+from zerowaste_vae.engine import call, spread
+from zerowaste_vae.engine.copies import on
+from zerowaste_vae.engine.errors import PlanError
+from zerowaste_vae.engine.planning import shares
+from zerowaste_vae.engine.spread import resolve
+
+CPU = torch.device("cpu")
+TWO = ["cpu", "cpu"]
+
+
+@pytest.fixture
+def fused():
+    return False
+
+
+@pytest.fixture
+def small(fused, make_vae_file, monkeypatch):
+    monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None if fused else "off")
+    return load(make_vae_file((8, 8, 8, 8), (8, 8, 8, 8), 2, 3), device="cpu")
+
+
+@pytest.fixture
+def early(monkeypatch):
+    """Every device gets a part of short clips, whatever its lead takes."""
+    monkeypatch.setattr(shares.Leads, "__call__", lambda self, first: 0.1 * bool(first))
+
+
+@pytest.mark.parametrize("count, fused", [(2, True), (3, False)])
+def test_frames_are_those_of_one(small, noise, early, count, monkeypatch):
+    z, told, landed = noise(1, 16, 9, 2, 3), [], []
+    whole, land = small.decode(z, chunk=1), spread._Landing.land
+    monkeypatch.setattr(spread._Landing, "land", lambda self, *of: (landed.append(of), land(self, *of)))
+    out = small.decode(z, chunk=1, devices=["cpu"] * count, progress=lambda done, total: told.append((done, total)))
+    assert torch.equal(out, whole)
+    assert sum(len(frames) for _, _, frames in landed) == 33
+    report = small.last_report
+    assert report.complete and len(report.parts) == count
+    assert [r.start for r, _ in report.parts] == [0, *(r.stop for r, _ in report.parts[:-1])]
+    assert all(part.complete and part.seconds["decode"] > 0 for _, part in report.parts)
+    assert told == sorted(told) and told[-1][1] == 33 and told[-1][0] <= 33
+    assert report.as_dict()["parts"][1]["first"] == report.parts[1][0].start
+    assert f"{report.parts[0][0].stop - 1} on cpu" in report.text()
+
+
+def test_a_part_and_a_batch_are_those_of_one(small, noise, early):
+    z = noise(3, 16, 5, 2, 2)
+    assert torch.equal(small.decode(z, chunk=1, devices=TWO), small.decode(z, chunk=1))
+    part = small.decode(z[:1], chunk=1, devices=TWO, start=3, frames=9, output="uint8")
+    assert torch.equal(part, small.decode(z[:1], chunk=1, start=3, frames=9, output="uint8"))
+
+
+def test_tiles_are_those_of_one(small, noise, early):
+    z, options = noise(1, 16, 5, 3, 4), {"tiling": "blended", "tile": 24, "overlap": 8, "chunk": 1}
+    assert torch.equal(small.decode(z, devices=TWO, **options), small.decode(z, **options))
+
+
+def test_latents_are_those_of_one(small, noise, early):
+    video = noise(2, 25, 16, 25, 3).sigmoid()
+    assert torch.equal(small.encode(video, chunk=1, devices=TWO), small.encode(video, chunk=1))
+    assert torch.equal(small.encode(video, chunk=1, devices=TWO, seed=4), small.encode(video, chunk=1, seed=4))
+
+
+def test_in_8_bit_all_follow_the_first(make_vae_file, noise, early, tmp_path, monkeypatch):
+    monkeypatch.setenv("ZEROWASTE_CACHE", str(tmp_path))
+    wide = make_vae_file((16, 16, 32, 32), (16, 16, 32, 32), 4, 6)
+    z, vae = noise(1, 16, 5, 2, 2), load(wide, precision="fp8", device="cpu")
+    assert torch.equal(vae.decode(z, chunk=1, devices=TWO), vae.decode(z, chunk=1))
+    assert "in fp8" in vae.last_report.operands
+
+
+class Failing:
+    """call.decode, which fails on one of the copies behind its first frames."""
+
+    def __init__(self, vae, error, after=1):
+        self.own, self.error, self.after, self.calls = vae, error, after, []
+
+    def __call__(self, core, z, request, tick, results, wanted, *rest):
+        self.calls.append((core is self.own, wanted))
+        if core is self.own:
+            yield from call_decode(core, z, request, tick, results, wanted, *rest)
+            return
+        made = range(wanted.start, wanted.start + self.after)
+        if self.after:
+            yield from call_decode(core, z, request, tick, results, made, *rest)
+        raise self.error
+
+
+call_decode = call.decode
+
+
+@pytest.mark.parametrize("error", [PlanError("out of memory in the smallest steps"), RuntimeError("CUDA error: lost")])
+@pytest.mark.parametrize("after", [0, 3])
+def test_the_part_of_one_that_fails_goes_to_the_others(small, noise, early, monkeypatch, error, after, caplog):
+    z = noise(1, 16, 7, 2, 2)
+    whole = small.decode(z, chunk=1)
+    failing = Failing(small, error, after)
+    monkeypatch.setattr(call, "decode", failing)
+    assert torch.equal(small.decode(z, chunk=1, devices=TWO), whole)
+    assert [own for own, _ in failing.calls].count(False) == 1
+    parts = small.last_report.parts
+    assert parts[-1][0].stop == 25 and small.last_report.events["handed_over"] == 1
+    assert "the rest of its part goes to cpu" in caplog.text
+
+
+def test_errors_that_are_no_devices_are_raised_at_once(small, noise, early, monkeypatch):
+    monkeypatch.setattr(call, "decode", Failing(small, InputError("not so")))
+    with pytest.raises(InputError, match="not so"):
+        small.decode(noise(1, 16, 7, 2, 2), chunk=1, devices=TWO)
+    assert not any(t.name.startswith("zerowaste") for t in threading.enumerate())
+
+
+def test_if_all_fail_the_error_is_raised(small, noise, early, monkeypatch):
+    def lost(*_, **__):
+        raise RuntimeError("CUDA error: lost")
+        yield
+
+    monkeypatch.setattr(call, "decode", lost)
+    with pytest.raises(RuntimeError, match="lost"):
+        small.decode(noise(1, 16, 7, 2, 2), chunk=1, devices=TWO)
+
+
+def test_cancelling_stops_all(small, noise, early):
+    z, told = noise(1, 16, 9, 2, 3), []
+    with pytest.raises(Cancelled):
+        small.decode(z, chunk=1, devices=TWO, progress=lambda *at: told.append(at), cancel=lambda: bool(told))
+    assert not any(t.name.startswith("zerowaste") for t in threading.enumerate())
+    assert not small.last_report.complete
+    assert torch.equal(small.decode(z, chunk=1, devices=TWO), small.decode(z, chunk=1))
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_later_parts_follow_into_a_wider_type(make_vae_file, noise, early, monkeypatch, bad):
+    """Where the first part overflows, the second one is made again; where only the second does, the first stays."""
+    monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: "off")
+    vae = load(make_vae_file((8, 8, 8, 8), (8, 8, 8, 8), 2, 3), precision="fp16", device="cpu")
+    z = noise(1, 16, 7, 2, 2)
+    narrow, wide = vae.decode(z, chunk=1), vae._safer("").decode(z, chunk=1)
+    original = call.clip.decode
+
+    def poisoned(half, z, plan, results, guard, wanted):
+        for step in original(half, z, plan, results, guard, wanted):
+            if half._dtype == torch.float16 and bool(wanted.start) == bool(bad) and results.done > wanted.start + 4:
+                raise call.NonFinite(0, results.done, 1)
+            yield step
+
+    monkeypatch.setattr(call.clip, "decode", poisoned)
+    out = vae.decode(z, chunk=1, devices=TWO)
+    kept = next((n for n in range(25) if not torch.equal(out[:, n], narrow[:, n])), 25)
+    border = vae.last_report.parts[0][0].stop
+    assert 0 < kept < 25 and (kept < border) == (bad == 0)
+    assert torch.equal(out[:, kept:], wide[:, kept:])
+    assert vae.last_report.precision == "fp16, then bf16"
+
+
+def test_which_devices(vae, monkeypatch):
+    assert resolve(None, CPU) == resolve("auto", CPU) == resolve("all", CPU) == [CPU]
+    assert resolve("cpu, cpu", CPU) == resolve(["cpu", CPU], CPU) == [CPU, CPU]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    own = torch.device("cuda", 1)
+    assert [d.index for d in resolve("all", own)] == [1, 0, 2]
+    for wrong, says in (("cuda:3", "torch sees 3"), ("nonsense", "not a device"), ([], "names none")):
+        with pytest.raises(InputError, match=says):
+            resolve(wrong, CPU)
+    with pytest.raises(InputError, match="name that too"):
+        vae.decode(torch.zeros(1, 16, 2, 2, 2), devices="meta")
+
+
+def test_devices_of_different_kinds_are_asked_for(caplog):
+    kinds = [("cuda:0", "a"), ("cuda:1", "a"), ("cuda:2", "b")]
+    spread.same_kind(kinds[:2], False)
+    with pytest.raises(InputError, match="cuda:0 is a and cuda:2 is b"):
+        spread.same_kind(kinds, False)
+    spread.same_kind(kinds, True)
+    assert "cuda:0 is a and cuda:2 is b: a part" in caplog.text
+
+
+def test_rates_are_measured_where_kinds_differ(vae, monkeypatch):
+    monkeypatch.setattr(spread, "_SIDE", 64)
+    assert spread.measured([vae, vae]) == [1.0, 1.0]
+    kinds = iter("aabbaabb")
+    monkeypatch.setattr(spread, "kind_of", lambda _: next(kinds))
+    assert max(spread.measured([vae, vae])) == 1.0
+
+
+def test_weights_are_copied_once(vae, noise):
+    one, two, three = on(vae, [CPU, CPU, CPU])
+    assert one is vae and two is not three and two.model is vae.model
+    assert on(vae, [CPU, CPU])[1] is two
+    vae.release()
+    assert on(vae, [CPU, CPU])[1] is not two

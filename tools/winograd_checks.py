@@ -1,0 +1,230 @@
+"""The cases of check_kernels_gpu.py for the Winograd form: (name, error, limit, whether bits are equal)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import torch
+from zerowaste_vae.engine.bench.winograd import WALKS, candidates
+from zerowaste_vae.engine.kernels.conv3d import (
+    Epilogue,
+    Geometry,
+    Partials,
+    buffer_shape,
+    conv3d,
+    pack_planes,
+    padded_channels,
+)
+from zerowaste_vae.engine.kernels.conv3d.schedules import Schedule
+from zerowaste_vae.engine.kernels.conv3d.winograd.launch import launch
+from zerowaste_vae.engine.kernels.norm_act import Norm, Store, norm_act
+from zerowaste_vae.engine.kernels.targets import FP8, target
+from zerowaste_vae.engine.kernels.upsample import pack, upsample
+
+DEVICE = torch.device("cuda")
+HALF, BF16, INT8 = torch.float16, torch.bfloat16, torch.int8
+LIMIT = {HALF: 5e-4, BF16: 4e-3, FP8: 4e-2, INT8: 2e-2}
+SHAPES = ((2, 37, 53), (1, 64, 96), (1, 1, 2), (1, 20, 3840))
+Row = tuple[object, ...]
+
+
+def error(got: torch.Tensor, want: torch.Tensor) -> float:
+    return ((got.double() - want.double()).norm() / want.double().norm()).item()
+
+
+def scale_of(dtype: torch.dtype) -> float:
+    return 0.02 if dtype.itemsize == 1 else 1.0
+
+
+def planes(dtype: torch.dtype, d: int, h: int, w: int, c: int) -> torch.Tensor:
+    x = torch.nn.functional.silu(torch.randn(d, h, w, c, device=DEVICE))
+    buffer = torch.empty(d, *buffer_shape(h, w, padded_channels(c, dtype)), dtype=dtype, device=DEVICE)
+    norm_act(x, Norm("none"), buffer, store=Store(silu=False, scale=scale_of(dtype)), backend="reference")
+    return buffer
+
+
+def weights(c: int, k: int, kt: int = 3) -> torch.Tensor:
+    return torch.randn(k, c, kt, 3, 3, device=DEVICE) * (c * 9 * kt) ** -0.5
+
+
+def conv(dtype: torch.dtype, c: int, k: int, shape: tuple[int, int, int], schedule: Schedule | None = None, kt: int = 3,
+         groups: int = 32, label: str = "") -> Iterator[Row]:
+    d, h, w = shape
+    x, weight = planes(dtype, d + kt - 1, h, w, c), pack_planes(weights(c, k, kt), dtype)
+    stored = BF16 if dtype == BF16 else HALF
+    told = Epilogue(torch.randn(k, device=DEVICE), torch.randn(d, h, w, k, device=DEVICE).to(stored), groups,
+                    scale_of(dtype))
+    outs = [torch.full((d, h, w, k), float("nan"), device=DEVICE, dtype=stored) for _ in range(3)]
+    conv3d(x, weight, outs[0], epilogue=told, backend="reference")
+    sums = [conv3d(x, weight, o, epilogue=told, backend="triton", schedule=schedule) for o in outs[1:]]
+    tile = dataclasses.astuple(schedule) if schedule else ""
+    name = f"winograd {str(dtype)[6:]} {c}->{k} t{kt} {shape} {tile}{label}"
+    yield name, error(outs[1].float(), outs[0].float()), LIMIT[dtype], torch.equal(outs[1], outs[2])
+    if groups:
+        own = outs[1].double().reshape(d, -1, groups, k // groups)
+        exact = torch.stack((own.sum((1, 3)), own.square().sum((1, 3))), -1)
+        got = sums[0].data.double().sum(1).reshape(d, groups, -1, 2).sum(2)
+        yield name + " sums", error(got, exact), 1e-5, torch.equal(sums[0].data, sums[1].data)
+
+
+def invariance(dtype: torch.dtype, c: int, h: int, w: int) -> Iterator[Row]:
+    """Chunks through the ring, bands, a clip's first frames: the bits of the whole."""
+    d = 3
+    x, kernel = planes(dtype, d + 2, h, w, c), weights(c, c)
+    residual, bias = torch.randn(d, h, w, c, device=DEVICE).half(), torch.randn(c, device=DEVICE)
+    weight = pack_planes(kernel, dtype, early=True)
+
+    def told(part: torch.Tensor, groups: int = 32) -> Epilogue:
+        return Epilogue(bias, part, groups, scale_of(dtype))
+
+    whole, plain = torch.empty_like(residual), torch.empty_like(residual)
+    sums = conv3d(x, weight, whole, epilogue=told(residual), backend="triton")
+    conv3d(x, weight, plain, epilogue=told(residual, 0), backend="triton")
+    ring, same = torch.cat((x[-2:], x[:-2])), [torch.equal(plain, whole)]
+    for f in range(d):
+        one = torch.empty_like(whole[:1])
+        part = conv3d(ring, weight, one, epilogue=told(residual[f : f + 1]), start=(f + 2) % (d + 2), backend="triton")
+        same.append(torch.equal(one, whole[f : f + 1]) and torch.equal(part.data, sums.data[f : f + 1]))
+    parts = []
+    for top in range(0, h, 64):
+        n = min(64, h - top)
+        band, own = torch.empty_like(whole[:, :n]), told(residual[:, top : top + n])
+        parts.append(conv3d(x[:, :, top : top + n + 2].contiguous(), weight, band, epilogue=own, backend="triton",
+                            geometry=Geometry(first_row=top, frame_rows=h)))  # fmt: skip
+        same.append(torch.equal(band, whole[:, top : top + n]))
+    same.append(torch.equal(Partials.concat(parts).data, sums.data))
+    yield f"winograd chunks and bands {str(dtype)[6:]} {c} {h}x{w}", 0.0, 0.0, *same
+    x[:2] = x[2]
+    start, want = torch.empty_like(whole), torch.empty_like(whole)
+    for out, backend in ((start, "triton"), (want, "reference")):
+        for piece, a, b, later in weight.pieces(0, d):
+            conv3d(x, piece, out[a:b], epilogue=told(residual[a:b]), start=a + later, backend=backend)
+    yield f"winograd clip start {str(dtype)[6:]} {c} {h}x{w}", error(start, want), LIMIT[dtype]
+
+
+def written(dtype: torch.dtype, c: int, kind: str, border: str) -> Iterator[Row]:
+    """norm_act's planes: against the reference, every walk, bands, and from what a plain buffer holds."""
+    x, scale = (torch.randn(2, 67, 131, c, device=DEVICE) * 2 + 1).half(), scale_of(dtype)
+    norm = Norm(kind, torch.rand(c, device=DEVICE) + 0.5, torch.randn(c, device=DEVICE), 32)
+    wide = padded_channels(c, dtype)
+    shape = (3, *buffer_shape(67, 131, wide))
+    want, whole = (torch.full(shape, 9.0, device=DEVICE).to(dtype) for _ in range(2))
+    for buffer, backend in ((want, "reference"), (whole, "triton")):
+        norm_act(x, norm, buffer, slot=2, store=Store(True, border, scale), backend=backend)
+    same = []
+    for walk in WALKS if kind == "group" else ():  # a sum over channels follows the layout
+        again = torch.full_like(want.float(), 9.0).to(dtype)
+        norm_act(x, norm, again, slot=2, store=Store(True, border, scale), backend="triton", walk=walk)
+        same.append(torch.equal(again.float(), whole.float()))
+    for first, rows in ((0, 20), (18, 51)):
+        band = torch.full((3, 4, rows, *shape[3:]), 9.0, device=DEVICE).to(dtype)
+        norm_act(x, norm, band, slot=2, store=Store(True, border, scale), first=first, backend="triton")
+        same.append(torch.equal(band.float(), whole[:, :, first : first + rows].float()))
+    name = f"winograd planes {str(dtype)[6:]} {c} {kind} {border}"
+    yield name, error(whole.float(), want.float()), LIMIT[dtype], *same
+    if kind != "group":
+        return
+    plain = torch.empty(2, 69, 133, wide, device=DEVICE, dtype=dtype)
+    direct, later = (torch.empty(2, *shape[1:], device=DEVICE, dtype=dtype) for _ in range(2))
+    norm_act(x, norm, plain, store=Store(True, border, scale), backend="triton")
+    norm_act(x, norm, direct, store=Store(True, border, scale, rounded=True), backend="triton")
+    norm_act(plain[:, 1:-1, 1:-1], Norm("none"), later, store=Store(False, border), backend="triton")
+    yield name + " from a plain buffer", 0.0, 0.0, torch.equal(later.float(), direct.float())
+
+
+def large() -> Iterator[Row]:
+    """Outputs of more than 2^31 elements: the last frame of a large call equals that frame alone."""
+    weight = pack_planes(weights(64, 64), HALF)
+    for here in (target(DEVICE), dataclasses.replace(target(DEVICE), tma=False)):
+        x = torch.randn(7, *buffer_shape(2160, 3840, 64), device=DEVICE, dtype=HALF)
+        whole = torch.empty(5, 2160, 3840, 64, device=DEVICE, dtype=HALF)
+        told, alone = Epilogue(groups=32), torch.empty_like(whole[:1])
+        sums = launch(x, weight, whole, Geometry(), told, 0, 2, here)
+        one = launch(x[4:], weight, alone, Geometry(), told, 0, 2, here)
+        yield (f"winograd of {whole.numel():.2e} elements, {'bulk' if here.tma else 'pointer'} form", 0.0, 0.0,
+               torch.equal(alone[0], whole[4]), torch.equal(one.data[0], sums.data[4]))
+        norm, buffer = Norm("rms", torch.randn(64, device=DEVICE)), torch.empty_like(x[:5])
+        norm_act(whole, norm, buffer, backend="triton")
+        norm_act(whole[4:], norm, x[:1], backend="triton")
+        yield "planes of as many", 0.0, 0.0, torch.equal(x[0], buffer[4])
+        del x, whole, alone, buffer
+        torch.cuda.empty_cache()
+
+
+def pointers() -> Iterator[Row]:
+    """The pointer form and promoted fp16 sums, which other GPUs take."""
+    older = dataclasses.replace(target(DEVICE), sm=89, tma=False, half_accumulate=True)
+    for dtype, fast in ((HALF, False), (HALF, True), (INT8, False), (FP8, False)):
+        x, weight = planes(dtype, 4, 37, 131, 128), pack_planes(weights(128, 128), dtype)
+        outs = [torch.full((2, 37, 131, 128), float("nan"), device=DEVICE, dtype=HALF) for _ in range(3)]
+        told = Epilogue(torch.randn(128, device=DEVICE), scale=scale_of(dtype), half_accumulate=fast)
+        conv3d(x, weight, outs[0], epilogue=told, backend="reference")
+        for out in outs[1:]:
+            launch(x, weight, out, Geometry(), told, 0, 2, older)
+        yield (f"winograd pointer form {str(dtype)[6:]} {'promoted fp16' if fast else ''}", error(outs[1], outs[0]),
+               2e-3 if fast else LIMIT[dtype], torch.equal(outs[1], outs[2]))
+
+
+def upsampling(dtype: torch.dtype, temporal: bool, c: int, d: int, h: int, w: int) -> Iterator[Row]:
+    """Against the reference; then frame by frame and band by band against the whole, bit for bit."""
+    z, halo = (2, 1) if temporal else (1, 2)
+    sizes = ((4 * z * c, c, 1, 1, 1), (4 * z * c,), (c, c, 3, 3, 3), (c,))
+    args = [torch.randn(size, device=DEVICE) * 0.05 for size in sizes]
+    composed, x = pack(*args, dtype, winograd=True), torch.randn(d + halo, h, w, c, device=DEVICE)
+    both = [torch.empty(d + halo, *buffer_shape(h, w, c, 2), dtype=dtype, device=DEVICE) for _ in range(2)]
+    for buffer, backend in zip(both, ("reference", "triton"), strict=True):
+        norm_act(x, Norm("none"), buffer, store=Store(silu=False, scale=scale_of(dtype)), backend=backend)
+    name = f"winograd upsample {'time' if temporal else 'space'} {str(dtype)[6:]} {c} {d}x{h}x{w}"
+    yield name + " planes", error(both[1].float(), both[0].float()), LIMIT[dtype]
+    x, stored = both[0], BF16 if dtype == BF16 else HALF
+    outs = [torch.full((d * z - (z - 1), 2 * h, 2 * w, c), float("nan"), device=DEVICE, dtype=stored) for _ in range(3)]
+    told = {"scale": scale_of(dtype), "groups": 32, "backend": "triton"}
+    upsample(x, composed, outs[0], first=0, scale=scale_of(dtype), backend="reference")
+    sums = upsample(x, composed, outs[1], first=0, **told)
+    same, at = [], 0
+    for f in range(d):
+        n = z - (z - 1) * (f == 0)
+        part = upsample(x[f : f + halo + 1].contiguous(), composed, outs[2][at : at + n], first=f, **told)
+        same.append(torch.equal(part.data, sums.data[at : at + n]))
+        at += n
+    same.append(torch.equal(outs[1], outs[2]))
+    parts = []
+    for top in range(0, h, 64):
+        n = min(64, h - top)
+        band = torch.empty_like(outs[1][:, : 2 * n])
+        geometry = Geometry(first_row=top, frame_rows=h)
+        rows = x[:, :, top : top + n + 2].contiguous()
+        parts.append(upsample(rows, composed, band, first=0, geometry=geometry, **told))
+        same.append(torch.equal(band, outs[1][:, 2 * top : 2 * (top + n)]))
+    same.append(torch.equal(Partials.concat(parts).data, sums.data))
+    yield name, error(outs[1].float(), outs[0].float()), LIMIT[dtype], *same
+
+
+def cases(dtype: torch.dtype | None) -> Iterator[Row]:
+    """Of one type, where this GPU takes it; without, what needs no repeating with each."""
+    if dtype is None:
+        yield from invariance(HALF, 512, 150, 70)
+        yield from pointers()
+        yield from large()
+    elif target(DEVICE).supports(dtype):
+        yield from own(dtype)
+
+
+def own(dtype: torch.dtype) -> Iterator[Row]:
+    """All that is done with one type."""
+    for c in (128, 512):
+        for shape in SHAPES:
+            yield from conv(dtype, c, c, shape)
+    for c in (96, 160, 192, 320):
+        yield from conv(dtype, c, c, (2, 37, 53), groups=0)
+    yield from conv(dtype, 128, 256, (2, 37, 53), kt=1, label=" another width")
+    for c, frame in ((128, (720, 1280)), (256, (90, 100)), (96, (720, 1280)), (192, (720, 1280))):
+        for schedule in candidates(dtype, c, frame) if dtype in (HALF, FP8) or c in (96, 192) else ():
+            yield from conv(dtype, c, c, (2, 37, 53), schedule)
+    for c, kind, border in ((128, "group", "zero"), (512, "group", "replicate"), (96, "l2", "zero")):
+        yield from written(dtype, c, kind, border)
+    yield from invariance(dtype, 128, 150, 333)
+    for temporal in (True, False):
+        for size in ((3, 150, 45), (1, 37, 53), (2, 9, 1920)):
+            yield from upsampling(dtype, temporal, 256, *size)
