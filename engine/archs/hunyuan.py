@@ -18,7 +18,7 @@ from .arch import DEFAULT_GROUPS, Architecture, KeySet, Published, Shapes, Width
 
 #: Every causal convolution lies within a module of its own.
 NAMES = Names(conv1="conv1.conv", conv2="conv2.conv", conv_shortcut="nin_shortcut.conv")
-PARTS = Parts("norm", "q", "k", "v", "proj_out", convs=True)
+PARTS = Parts("norm", "q", "k", "v", "proj_out", convs=3)
 #: Latents of a chunk. An encoder's first chunk is the first frame alone.
 CHUNK = 2
 

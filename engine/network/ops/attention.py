@@ -53,14 +53,14 @@ class FrameAttention(nn.Module):
 @dataclass(frozen=True)
 class Parts:
     """What a family's files call the parts of an attention with a matrix each for queries, keys, values and the result.
-    convs: these are 1x1 convolutions."""
+    convs: these are 1x1 (2) or 1x1x1 convolutions (3)."""
 
     norm: str = "group_norm"
     q: str = "to_q"
     k: str = "to_k"
     v: str = "to_v"
     out: str = "to_out.0"
-    convs: bool = False
+    convs: int = 0
 
 
 PARTS = Parts()
@@ -74,7 +74,8 @@ class SplitAttention(FrameAttention):
         self._parts = parts
         graft(self, parts.norm, norm.module(channels, act=False))
         for name in (parts.q, parts.k, parts.v, parts.out):
-            graft(self, name, nn.Conv2d(channels, channels, 1) if parts.convs else nn.Linear(channels, channels))
+            made = nn.Conv3d if parts.convs == 3 else nn.Conv2d
+            graft(self, name, made(channels, channels, 1) if parts.convs else nn.Linear(channels, channels))
 
     @property
     def norm(self) -> nn.Module:

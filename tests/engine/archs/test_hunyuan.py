@@ -64,6 +64,7 @@ def test_published_sizes(version):
     shapes = {k: tuple(v.shape) for k, v in model.state_dict().items()}
     counts = [sum(model.state_dict()[key].numel() for key in model.names(half)) for half in ("decoder", "encoder")]
     assert tuple(counts) == PUBLISHED[version]
+    assert len(shapes["decoder.mid.attn_1.q.weight"]) == 5  # as the files have it
     assert architecture.configure(shapes, None) == architecture.published.config
     assert detect(shapes) is architecture
     for half in ("decoder", "encoder"):
