@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -21,7 +22,7 @@ from .precision.prepared import load, moved, recipe, save
 from .precision.store import Store
 from .run.devices import empty_device_cache
 from .run.graphs import why_none
-from .run.passes import Clips
+from .run.passes import Clips, Part
 from .run.pixels import StagedReader, to_unit
 from .run.plan import Steps
 from .run.reuse import Runs, allocated
@@ -125,9 +126,12 @@ class FusedHalf:
     def whole(self, clips: Clips) -> FusedPass:
         network, plan, steps = self._network, clips.plan, clips.plan.steps
         parking = plan.parking and replace(plan.parking, prefetch=self.ahead)
-        size = steps.latents, clips.height, clips.width, steps.frames
+        size, ends = (steps.latents, clips.height, clips.width, steps.frames), {}
+        clip = clips.latents if network.gathers else 0
         if isinstance(network, FusedDecoder):
             size = *size, clips.dtype, self._device
+            if network.gathers:
+                ends["before"] = functools.partial(_spread, network)
 
             def step(run: Run, z: Tensor, emit: Emit, ends: bool) -> None:
                 network.chunk(run, z, steps.frames, clips.dtype, emit, ends)
@@ -136,6 +140,8 @@ class FusedHalf:
                 return network.whole_chunk(run, steps.frames, clips.dtype, z)
         else:
             size = *size, self._device
+            if network.gathers:
+                ends["after"] = functools.partial(_collect, network, clips)
 
             def step(run: Run, video: Tensor, emit: Emit, ends: bool) -> None:
                 moments = network.chunk(run, video, steps.frames)
@@ -148,20 +154,27 @@ class FusedHalf:
         load = self._latents if isinstance(network, FusedDecoder) else self._video
         return FusedPass(
             network, clips,
-            lambda: self._runs.run(lambda: network.plan(*size, parking), network, size, plan, clips.guard),
-            load, step, replay, lambda: self._runs.aside(plan, self._device),
+            lambda: self._runs.run(
+                lambda: network.plan(*size, parking, clip), network, (*size, clip), plan, clips.guard
+            ),
+            load, step, replay, lambda: self._runs.aside(plan, self._device), **ends,
         )  # fmt: skip
 
     def low(self, clips: Clips) -> FusedPass:
         self._runs.no_graphs = why_none(self._graphs, clips.plan, self._runs.rate)
-        run = self._network.plan_front(clips.plan.steps.latents, clips.height, clips.width, self._device)
-        network = self._network
+        network, steps = self._network, clips.plan.steps
+        whole = clips.latents if network.gathers else steps.latents
+        run = network.plan_front(whole, clips.height, clips.width, self._device)
         front, alone = slice(network.front), self._alone(run, clips)
 
         def step(run: Run, z: Tensor, emit: Emit, ends: bool) -> None:
-            network.front_chunk(run, z, emit)
+            if not network.gathers:
+                network.front_chunk(run, z, emit)
+            elif z.shape[0] == clips.latents:  # the first part is the whole clip
+                network.front_chunk(run, z, functools.partial(_in_parts, steps, emit))
 
-        return FusedPass(network, clips, alone, self._latents, step, steps=front)
+        before = (lambda run, z, part: z) if network.gathers else None
+        return FusedPass(network, clips, alone, self._latents, step, steps=front, before=before)
 
     def tile(self, clips: Clips) -> FusedPass:
         grid, steps, network = clips.plan.grid, clips.plan.steps, self._network
@@ -193,6 +206,25 @@ class FusedHalf:
     def _features(self, part: Tensor) -> Tensor:
         """A copy of its own, which `tile_chunk` overwrites."""
         return torch.empty(part.shape, dtype=part.dtype, device=self._device).copy_(part)
+
+
+def _spread(network: FusedDecoder, run: Run, z: Tensor, part: Part) -> Tensor:
+    """The features of a part. z: its latents, or with the first part those of the whole clip."""
+    if part.first == 0:
+        network.gather(run, z)
+    return run.gathered[part.first : part.end]
+
+
+def _collect(network: FusedEncoder, clips: Clips, run: Run, features: Tensor, part: Part, emit: Emit) -> None:
+    """A part's features to those of the clip, and with the last part all of its moments."""
+    run.gathered[part.first : part.end].copy_(features)
+    if part.end == clips.latents:
+        network.gather(run, functools.partial(_in_parts, clips.plan.steps, emit))
+
+
+def _in_parts(steps: Steps, emit: Emit, results: Tensor) -> None:
+    for part in results.split(steps.latents):
+        emit(part)
 
 
 class PlainHalves:

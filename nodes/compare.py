@@ -83,7 +83,7 @@ class Compare(io.ComfyNode):
 def _as_host(latent: Tensor, vae: host.EngineVAE) -> Tensor:
     """With an axis for time where there is one, as the host's own decode takes it."""
     latent = vae.layout.latent(latent)
-    return latent[:, :, 0] if vae.layout.still else latent
+    return latent[:, :, 0] if vae.layout.flat else latent
 
 
 def _edges(outcome: Outcome, wishes: Settings, images: Tensor) -> tuple[list[int], list[int]]:

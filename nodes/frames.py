@@ -124,8 +124,8 @@ class Layout:
     def __init__(self, architecture: Architecture, latent_channels: int, colours: int) -> None:
         """colours: of what is encoded."""
         self._architecture, self._channels, self._colours = architecture, latent_channels, colours
-        #: Latents and images have no axis for time.
-        self.still = architecture.still
+        #: Images have no axis for time, and latents have none.
+        self.still, self.flat = architecture.still, architecture.flat
         #: Pixels whose multiples the sides of what is encoded are padded to.
         self.multiple = max(architecture.spatial * architecture.side, 0 if self.still else SIZE_MULTIPLE)
 

@@ -184,7 +184,7 @@ class EngineVAE(comfy.sd.VAE):
             others(self.engine, settings.gpus, run.options["plan"], mm.free_memory) as gpus,
         ):
             latent = self.engine.encode(clip, devices=gpus, **run.options)
-        latent = latent[:, :, 0] if self.layout.still else latent
+        latent = latent[:, :, 0] if self.layout.flat else latent
         return self.given_back(latent), Outcome(self.engine.last_report, run.loaded)
 
     def output_of(self, settings: Settings) -> str:

@@ -31,6 +31,8 @@ class KeySet:
     keys: tuple[str, ...]
     native: Callable[[list[str]], dict[str, str | None]] | None = None
     title: str = ""
+    #: Keys of larger networks whose files have the others too.
+    without: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ class Architecture:
     sized: Callable[[Any], int] | None = None
     #: What lies between the network's latents and those outside, and its name in the file.
     packing: Callable[[Any], tuple[str, PackedLatents]] | None = None
+    #: Pictures' latents outside have an axis for time all the same.
+    timed: bool = False
     #: Whether ComfyUI's own VAE of it encodes only whole latents, from the middle of the frame.
     crops: bool = True
     #: What every file of it holds and networks of other programs do not: (name, values).
@@ -109,6 +113,11 @@ class Architecture:
     def still(self) -> bool:
         """Whether it is about pictures: each latent is one, whatever there is before and behind it."""
         return self.temporal == 1
+
+    @property
+    def flat(self) -> bool:
+        """Whether latents outside have no axis for time."""
+        return self.still and not self.timed
 
     @property
     def side(self) -> int:

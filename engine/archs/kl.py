@@ -22,7 +22,7 @@ from ..network.program import STEP, TILES, Program, Step
 from .arch import DEFAULT_GROUPS, Architecture, KeySet, Published, Shapes, Widths, groups_of, level_widths
 
 NAMES = Names(conv_shortcut="nin_shortcut")
-PARTS = Parts("norm", "q", "k", "v", "proj_out", convs=True)
+PARTS = Parts("norm", "q", "k", "v", "proj_out", convs=2)
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from . import cosmos, kl, ltx, mochi, seedvr2, wan
+from . import cosmos, hunyuan, hunyuan15, hunyuan_refiner, kl, ltx, mochi, seedvr2, wan
 from .arch import Architecture, KeySet
 
 ARCHITECTURES: tuple[Architecture, ...] = (
     seedvr2.ARCHITECTURE, wan.WAN21, wan.WAN22, kl.SD, kl.FLUX, kl.FLUX2,
     ltx.ARCHITECTURE, mochi.ARCHITECTURE, cosmos.ARCHITECTURE,
+    hunyuan.ARCHITECTURE, hunyuan15.ARCHITECTURE, hunyuan_refiner.ARCHITECTURE,
 )  # fmt: skip
 #: What plans, benchmarks and reasons are about where no file is named.
 DEFAULT = ARCHITECTURES[0]
@@ -21,7 +22,6 @@ _REDUCED = re.compile(r"tae|lighttae|lightvae", re.IGNORECASE)
 # Containers: single-file checkpoints, stable-diffusion.cpp (--vae), trainers, DataParallel.
 PREFIXES = ("first_stage_model.", "vae.", "model.", "module.")
 # Families that are named in messages, and read from their files with shapes restored, but not run.
-_HUNYUAN = KeySet("hunyuanvideo", ("decoder.conv_in.conv.weight", "encoder.conv_in.conv.weight"))
 _TAEHV = KeySet("taehv", ("decoder.22.bias",), title="a reduced video VAE (TAEHV)")
 _COGVIDEOX = KeySet(
     "cogvideox",
@@ -63,11 +63,12 @@ _OTHERS = (
     KeySet("ltx-diffusion", ("decoder.conv_in_x_t.weight",), title="LTX's diffusion decoder"),
     KeySet("shapes", ("geo_decoder.cross_attn_decoder.ln_1.bias",), title="a VAE of 3-D shapes"),
 )
-# The order decides: a later family's keys may also occur in an earlier one (HunyuanVideo's in LTX, Wan 2.1's in 2.2).
+# The order decides: a later family's keys may also occur in an earlier one (HunyuanVideo's in 1.5, Wan 2.1's in 2.2).
 KEY_SETS = (
-    seedvr2.KEYS, *_OTHERS, mochi.ARCHITECTURE.keys, ltx.ARCHITECTURE.keys, _COGVIDEOX, _HUNYUAN,
+    seedvr2.KEYS, *_OTHERS, mochi.ARCHITECTURE.keys, ltx.ARCHITECTURE.keys, _COGVIDEOX,
+    hunyuan15.ARCHITECTURE.keys, hunyuan.ARCHITECTURE.keys,
     cosmos.ARCHITECTURE.keys, wan.WAN22.keys, wan.WAN21.keys, wan.DIFFUSERS,
-    _TAEHV, _TEMPORAL_SD, _HUNYUAN_IMAGE, kl.DIFFUSERS, seedvr2.ENCODER_KEYS,
+    _TAEHV, _TEMPORAL_SD, hunyuan_refiner.ARCHITECTURE.keys, _HUNYUAN_IMAGE, kl.DIFFUSERS, seedvr2.ENCODER_KEYS,
     kl.FLUX2.keys, kl.SD.keys, kl.FLUX.keys,
 )  # fmt: skip
 
@@ -93,7 +94,7 @@ def by_file(file: str) -> Architecture | None:
 def find_key_set(names: Iterable[str]) -> KeySet | None:
     """The first family one of whose keys is among `names`."""
     present = set(names)
-    return next((k for k in KEY_SETS if present.intersection(k.keys)), None)
+    return next((k for k in KEY_SETS if present.intersection(k.keys) and not present.intersection(k.without)), None)
 
 
 def find_prefix(names: Iterable[str]) -> str:

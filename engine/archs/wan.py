@@ -122,7 +122,7 @@ def encoder(config: Config) -> Program | None:
 def _middle(width: int) -> list[Step]:
     return [
         Res("middle.0", width, width, Length(), NAMES),
-        Attention("middle.1", width, Length(), joint=True),
+        Attention("middle.1", width, Length(), "joint"),
         Res("middle.2", width, width, Length(), NAMES),
     ]
 

@@ -227,7 +227,7 @@ def _conv3d(x: Tensor, weight: Any, out: Tensor, *, geometry: Any = None, epilog
     positions = out.numel() / (weight.out_channels * pt * py * px)
     stride = geometry.stride if geometry is not None else (1, 1, 1)
     read = (math.ceil(out.shape[0] / pt) - 1) * stride[0] + weight.kernel[0]
-    moved = min(read, x.shape[0]) * x[0].nbytes + weight.data.nbytes / (3 if weight.folded else 1) + out.nbytes
+    moved = min(read, x.shape[0]) * x[0].nbytes + weight.data.nbytes / (weight.folded or 1) + out.nbytes
     what = f"{weight.channels}->{weight.out_channels} {'x'.join(map(str, weight.kernel))}"
     what += " strided" if stride[1] > 1 else ""
     if epilogue is not None and epilogue.residual is not None:

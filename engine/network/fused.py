@@ -19,7 +19,7 @@ from ..run.graph_rule import chunks_left
 from ..run.graphs import Graphs
 from ..run.handover import Handover, take_over
 from ..run.parking import Parking
-from ..run.passes import Clips, Part
+from ..run.passes import Clips, Gathers, Part
 from ..run.passes import Emit as EmitResults
 from ..run.run import Run
 from ..run.sections import frames_of
@@ -49,6 +49,9 @@ class Fused:
         program = half.program
         self.begins, self.staged = program.begins, program.staged
         self.dtype, self.style, self.takes = dtype, program.style, program.takes
+        #: Whether what sees whole frames sees whole clips, and latents of a clip's first chunk and of later ones, if
+        #: they must be so many.
+        self.gathers, self.chunks = program.gathers, program.chunk
         operands = operands or Operands(dtype, winograd=options.winograd)
         links = iter(pack_chain(program.steps, half.part, operands, options))
         self.stages = [tuple(next(links) for _ in steps) for steps in program.stages()]
@@ -64,6 +67,15 @@ class Fused:
         names = (link.step.name for stage in self.stages for link in stage)
         run.done.update({**dict.fromkeys(names, 1), "latents": 1, "frames": 1})
         return run
+
+    @contextmanager
+    def _guest(self, run: Run, make: Callable[[], Run]) -> Iterator[Run]:
+        """A Run of its own in the arena of `run`, for what sees the whole clip."""
+        guest = make()
+        with run.arena.scope():
+            guest.allocate(run.arena.take((guest.inner_bytes,), torch.uint8))
+            guest.relieve, guest.health, guest.watch = run.relieve, run.health, run.watch
+            yield guest
 
     def start(self, run: Run, first: int, steps: slice) -> None:
         """A new clip, or its results from `first` on, through some of the steps: each waits for its turn."""
@@ -112,15 +124,20 @@ class FusedDecoder(Fused):
 
     def plan(
         self, latents: int, height: int, width: int, frames: int, output: torch.dtype, device: torch.device,
-        parking: Parking | None = None,
+        parking: Parking | None = None, clip: int = 0,
     ) -> Run:
-        """A dry Run that knows its memory: chunks of `latents`, `frames` per step at full size."""
+        """A dry Run that knows its memory: chunks of `latents`, `frames` per step at full size. clip: all latents."""
         run = self.begin(device, parking)
-        self.chunk(run, self._empty(latents, height, width, self.takes), frames, output, lambda pixels: None)
+        channels = self.takes
+        if self.gathers:
+            channels = self.features
+            run.gather(clip, height, width, channels)
+            run.host(self.plan_front(clip, height, width, device))
+        self.chunk(run, self._empty(latents, height, width, channels), frames, output, lambda pixels: None)
         return run
 
     def plan_front(self, latents: int, height: int, width: int, device: torch.device) -> Run:
-        """A dry Run for `front_chunk`."""
+        """A dry Run for `front_chunk`; latents: of a whole clip where it is gathered."""
         run = self.begin(device, None)
         self.front_chunk(run, self._empty(latents, height, width, self.takes), lambda features: None)
         return run
@@ -134,7 +151,8 @@ class FusedDecoder(Fused):
     def chunk(
         self, run: Run, z: Tensor, frames: int, output: torch.dtype, emit: Emit, ends: bool = False
     ) -> None:
-        """Decode latents [D, h, w, C] (any strides); `emit` gets pixels [m, H, W, 3], valid until it returns.
+        """Decode latents [D, h, w, C] (any strides), or `gathered` features of them; `emit` gets pixels [m, H, W, 3],
+        valid until it returns.
 
         frames: most frames per step at full size (0: all of the chunk). Pixels are 0..1, or bytes 0..255. ends: the
         clip ends with these latents; networks that look ahead have frames left until they know.
@@ -142,7 +160,10 @@ class FusedDecoder(Fused):
         form = BYTES if output == torch.uint8 else UNIT
         front, first, *later = self.stages
         stages, every = [(*front, *first), *later], len(self._rates) - 1
-        self._stage(run, stages, self._going(run), z, frames, output, form, emit)
+        going = self._going(run)
+        if self.gathers:
+            stages, going = [first, *later], going - len(front)
+        self._stage(run, stages, going, z, frames, output, form, emit)
         if ends and run.after:
             self._drain(run, stages, every, Size(*z.shape), frames, output, form, emit)
 
@@ -183,6 +204,11 @@ class FusedDecoder(Fused):
             run.done["latents"] += z.shape[0]
             if not run.dry:
                 emit(x if len(links) == len(self.stages[0]) else x[:0])
+
+    def gather(self, run: Run, z: Tensor) -> None:
+        """A whole clip's latents [T, h, w, C] into `run.gathered`."""
+        with self._guest(run, lambda: self.plan_front(*z.shape[:3], run.device)) as front:
+            self.front_chunk(front, z, run.gathered.copy_)
 
     def tile_chunk(self, run: Run, x: Tensor, frames: int, emit: Emit) -> None:
         """Features [D, h, w, C] of a tile, contiguous, overwritten -> float32 pixels as `chunk`, 0..1, not clamped."""
@@ -227,11 +253,16 @@ class FusedEncoder(Fused):
     """Pictures to moments: what comes before the first mark by steps, all else for the whole chunk."""
 
     def plan(
-        self, latents: int, height: int, width: int, frames: int, device: torch.device, parking: Parking | None = None
-    ) -> Run:
-        """A dry Run that knows its memory: chunks of `latents`, `frames` per step at full size; sizes in pixels."""
+        self, latents: int, height: int, width: int, frames: int, device: torch.device, parking: Parking | None = None,
+        clip: int = 0,
+    ) -> Run:  # fmt: skip
+        """A dry Run that knows its memory: chunks of `latents`, `frames` per step at full size; sizes in pixels. clip:
+        all latents."""
         run = self.begin(device, parking)
-        self.chunk(run, self._empty(self.every * latents, height, width, self.takes), frames)
+        made = self.chunk(run, self._empty(self.every * latents, height, width, self.takes), frames)
+        if self.gathers:
+            run.gather(clip, *made.shape[1:])
+            run.host(self._plan_last(clip, *made.shape[1:], device=device))
         return run
 
     @property
@@ -240,12 +271,12 @@ class FusedEncoder(Fused):
         return self._rates[0]
 
     def chunk(self, run: Run, video: Tensor, frames: int) -> Tensor | None:
-        """Frames [F, H, W, 3] in -1..1 -> moments [T, h, w, 2C] in float32, valid until the next call; None while not
-        all steps take part.
+        """Frames [F, H, W, 3] in -1..1 -> moments [T, h, w, 2C] in float32, or features to be gathered, valid until
+        the next call; None while not all steps take part.
 
         F is 1 + 4n at the clip's start and 4n later. frames: most frames per step at full size (0: all).
         """
-        (fine, rest), going, whole = self.stages, self._going(run), self.whole(run)
+        (fine, rest), going, whole = self.stages[:2], self._going(run), self.whole(run)
         ahead, result = rest[: max(0, going - len(fine))], None
         before = sizes(run, fine, Size(*video.shape))
         shapes = sizes(run, ahead, before[-1])
@@ -258,7 +289,7 @@ class FusedEncoder(Fused):
             else:
                 for _ in self._steps(run, fine[:going], video, frames, None):
                     pass
-            if whole:
+            if whole and not self.gathers:
                 run.inspect(result)
         run.done["frames"] += video.shape[0]
         run.done["latents"] += -(-video.shape[0] // self._rates[0])
@@ -276,6 +307,26 @@ class FusedEncoder(Fused):
                 for size in {s[1:3] for s in shapes[: -1 if out is not None else None]}:
                     run.advance(*size)
 
+    def gather(self, run: Run, emit: Emit) -> None:
+        """`run.gathered` features of a whole clip, which are overwritten: `emit` gets the moments [T, h, w, 2C] in
+        float32, valid until it returns."""
+        with self._guest(run, lambda: self._plan_last(*run.gathered.shape, device=run.device)) as last:
+            self._last(last, run.gathered, emit)
+
+    def _plan_last(self, *shape: int, device: torch.device) -> Run:
+        """A dry Run for what sees the whole clip, of features [T, h, w, C]."""
+        run = self.begin(device, None)
+        self._last(run, self._empty(*shape), lambda moments: None)
+        return run
+
+    def _last(self, run: Run, x: Tensor, emit: Emit) -> None:
+        with run.arena.scope():
+            moments, _ = through(run, self.stages[2], Size(*x.shape), given(x))
+            run.advance(*x.shape[1:3])
+            run.inspect(moments)
+            if not run.dry:
+                emit(moments)
+
     def _by_steps(self, run: Run, video: Tensor, frames: int) -> Result:
         links = self.stages[0]
         out = take(run, links[-1].step, sizes(run, links, Size(*video.shape))[-1])
@@ -292,12 +343,20 @@ class FusedPass:
         self, network: Fused, clips: Clips, memory: Callable[[], AbstractContextManager[tuple[Run, Graphs | None]]],
         load: Callable[[Tensor], Tensor], step: Callable[[Run, Tensor, Emit, bool], None],
         replay: Callable[[Run, Tensor], Tensor] | None = None,
-        aside: Callable[[], AbstractContextManager[object]] = nullcontext, steps: slice = slice(None),
+        aside: Callable[[], AbstractContextManager[object]] = nullcontext, steps: slice = slice(None), *,
+        before: Callable[[Run, Tensor, Part], Tensor] | None = None,
+        after: Callable[[Run, Tensor, Part, Emit], None] | None = None,
     ) -> None:  # fmt: skip
         """load: a part's data to what `step` takes, on the device. step(run, data, emit, ends): a chunk; whether the
         clip ends with it. replay: the same where its results are one tensor, for graphs, and the clip goes on or
         nothing looks ahead; None: no attempt after this one can go on where it ends. aside: as in Pass. steps: those of
-        the network that it takes."""
+        the network that it takes.
+
+        before(run, data, part): where whole clips come with their first part, what `step` takes of them. after(run,
+        results, part, emit): what becomes of results, where they are not emitted at once.
+        """
+        self.gathers: Gathers = "" if before is after else "first" if after is None else "last"
+        self._before, self._after = before, after
         self._network, self._steps = network, steps
         self._clips = clips
         self._memory = memory
@@ -316,20 +375,30 @@ class FusedPass:
         return self._network.begins(first)[self._steps]
 
     def begin(self, clip: int, first: int, left: Handover | None) -> tuple[int, int]:
-        self._after = self._clips.batch - clip - 1
+        self._later = self._clips.batch - clip - 1
         if left is None or not take_over(self._run, left):
             self._network.start(self._run, first, self._steps)
         done = self._run.done
+        if self.gathers == "last":
+            return done["latents"], 0
         return done["latents"], done["frames" if self._clips.half.program.half == "decoder" else "latents"]
 
     def chunks(self, parts: Iterable[Part], emit: EmitResults) -> Iterator[None]:
         run, graphs, guard, resumes = self._run, self._graphs, self._clips.guard, self._replay is not None
 
-        def give(results: Tensor) -> None:
+        def deliver(results: Tensor) -> None:
             emit(results, run.health)
+
+        def give(results: Tensor) -> None:
+            if self._after is None:
+                deliver(results)
+            else:
+                self._after(run, results, part, deliver)
 
         for part in parts:
             data = run.attempt(self._load, part.data)
+            if self._before is not None:
+                data = self._before(run, data, part)
             ends = part.end == self._clips.latents
             step = functools.partial(self._step, run, data, give, ends)
             run.scout(step)
@@ -337,7 +406,7 @@ class FusedPass:
                 if graphs is None or (ends and run.after) or not self._network.whole(run):
                     step()
                 else:
-                    left = chunks_left(self._after, self._clips.latents, part.first, part.end - part.first)
+                    left = chunks_left(self._later, self._clips.latents, part.first, part.end - part.first)
                     give(graphs.chunk(self._whole, data, left))
             yield
             if resumes and run.pressed:

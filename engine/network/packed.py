@@ -56,7 +56,8 @@ def scaling(form: Form, balancer: Balancer | None) -> dict[str, Any]:
 def norm_of(norm: nn.Module) -> Norm:
     """Of a norm over groups of channels (it has them), over all of a position, or of none but its activation."""
     if isinstance(norm, nn.GroupNorm):
-        return Norm("group", norm.weight.float(), norm.bias.float(), norm.num_groups, norm.eps)
+        several = getattr(norm, "chunk", None) is not None
+        return Norm("group", norm.weight.float(), norm.bias.float(), norm.num_groups, norm.eps, several)
     if not hasattr(norm, "gamma"):
         return Norm("rms", eps=norm.eps) if hasattr(norm, "eps") else Norm("none")
     return Norm("l2", norm.gamma.flatten().float(), eps=norm.eps)

@@ -65,9 +65,10 @@ class Taps(NamedTuple):
 @dataclass(frozen=True)
 class Style:
     """What all convolutions of a Program do. head: what lies before a clip, its first frame or zeros. border: what lies
-    around a frame. after: frames that a 3-tap convolution looks ahead; copies of its last one follow the clip. taps: in
-    time, of 3x3 convolutions; 1: a frame knows nothing of others, and any number of pictures make a clip. single: the
-    plain walk takes one frame after the other, so that not even the last bit depends on how many come at once."""
+    around a frame. after: frames that a 3-tap convolution looks ahead; copies of its last one follow the clip, or zeros
+    where they lie before it. taps: in time, of 3x3 convolutions; 1: a frame knows nothing of others, and any number of
+    pictures make a clip. single: the plain walk takes one frame after the other, so that not even the last bit depends
+    on how many come at once."""
 
     head: Head = "replicate"
     border: Border = "zero"
@@ -106,6 +107,8 @@ class Step:
     late: bool = False
     #: Latents after which what it does with one comes again; 1: it treats all alike.
     cycle: int = 1
+    #: It must see a whole clip at once.
+    whole: bool = False
     #: All of a clip's frames wait in it for the last one.
     waits: bool = False
     #: Its fused form follows a Program whose convolutions look ahead.
@@ -218,12 +221,13 @@ class Program:
         return steps[:first], steps[first:tiles], steps[tiles:]
 
     def stages(self) -> list[tuple[Step, ...]]:
-        """Steps between marks. A decoder's first stage is in front of TILES."""
+        """Steps between marks. A decoder's first stage is in front of TILES, an encoder's last one behind it where it
+        gathers."""
         out: list[list[Step]] = [[]]
         for item in self.items:
             if isinstance(item, Step):
                 out[-1].append(item)
-            elif item is STEP or self.half == "decoder":
+            elif item is STEP or self.half == "decoder" or self.gathers:
                 out.append([])
         return [tuple(s) for s in out]
 
@@ -243,6 +247,22 @@ class Program:
     def late(self) -> bool:
         """Frames come out after others have gone in, the last ones when the clip ends."""
         return bool(self.style.after) or any(s.late for s in self.every())
+
+    @property
+    def chunk(self) -> tuple[int, int] | None:
+        """Latents of a clip's first chunk and of all later ones that its norms take together; None: any will do."""
+        rate = 1 if self.half == "decoder" else math.prod(s.time[1] for s in self.steps)
+        for step in self.steps:
+            together = getattr(getattr(step, "norm", None), "chunk", None)
+            if isinstance(together, tuple):
+                return (together[0] - 1) // rate + 1, together[1] // rate
+            rate = rate * step.time[0] // step.time[1]
+        return None
+
+    @property
+    def gathers(self) -> bool:
+        """What sees whole frames sees whole clips, too: their latents, or what becomes of them, are there at once."""
+        return any(s.whole for s in self.steps)
 
     @property
     def waits(self) -> bool:
@@ -285,7 +305,7 @@ class Program:
     @property
     def staged(self) -> bool:
         """Each chunk's results come out with it, at every step: so steps may begin one after the other."""
-        return not (self.late or self.waits or self.style.single)
+        return not (self.late or self.waits or self.gathers or self.style.single)
 
     def begins(self, first: int) -> tuple[int, ...]:
         """For each step the latent from which on it has to see a clip so that its results from `first` on are those of

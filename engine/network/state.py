@@ -28,6 +28,8 @@ class State:
         #: Of noise that is added within the network; None: there is none.
         self.seed = seed
         self.histories: dict[str, torch.Tensor] = {}
+        #: Norms over chunks whose first chunk is through.
+        self.through: set[str] = set()
         self.counts: Counter[str] = Counter()
         #: What steps compute once for a clip, by their names.
         self.constants: dict[str, torch.Tensor] = {}

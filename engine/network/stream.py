@@ -61,6 +61,11 @@ def decode_features(
     decoder: Half, z: Iterable[Tensor], check: Callable[[], None], seed: int | None = None, place: Place | None = None
 ) -> Iterator[Tensor]:
     """Latent chunks [B, C, n, h, w] -> features at latent resolution, chunk by chunk. seed: of noise in the network."""
+    if decoder.program.gathers:
+        parts = list(z)
+        check()
+        yield from decoder.low(torch.cat(parts, 2)).split([part.shape[2] for part in parts], 2)
+        return
     state = State(seed, place)
     for part in _until_the_end(decoder, z, state):
         check()
@@ -100,6 +105,11 @@ def encode_moments(
     encoder: Half, features: Iterable[Tensor], check: Callable[[], None], place: Place | None = None
 ) -> Iterator[Tensor]:
     """Features at latent resolution -> moments [B, 2 * latent, n, h, w], chunk by chunk."""
+    if encoder.program.gathers:
+        parts = list(features)
+        check()
+        yield from encoder.low(torch.cat(parts, 2)).split([part.shape[2] for part in parts], 2)
+        return
     state = State(place=place)
     for part in _until_the_end(encoder, features, state):
         check()
@@ -119,6 +129,8 @@ def frame_spans(frames: int, latents: int, temporal: int) -> list[tuple[int, int
 
 class PlainPass:
     """Clips or tiles of one size, one by one: a Pass of run/clip.py. It needs no memory of its own."""
+
+    gathers = ""
 
     def __init__(
         self, half: Half, steps: slice, load: Callable[[Tensor], Tensor],

@@ -87,13 +87,14 @@ class FusedWalk:
     def sizes(
         self, half: str, latents: int, frames: int, height: int, width: int, output: torch.dtype,
         frame: tuple[int, int] | None = None, parking: Parking | None = None, rest: tuple[int, int] = (0, 0),
+        clip: int = 0,
     ) -> Sizes:
         """What a run takes besides the plain weights, for `latents` and `frames` per step.
 
         height, width: of the frame or tile, in latent pixels; frame: the whole frame's, where that is a tile. rest: an
-        encoder's rows and columns of pixels that fill no latent pixel.
+        encoder's rows and columns of pixels that fill no latent pixel. clip: all latents, where they are gathered.
         """
-        return self._sizes(half, latents, frames, height, width, output, frame, parking, rest)
+        return self._sizes(half, latents, frames, height, width, output, frame, parking, rest, clip)
 
     @functools.cached_property
     def _networks(self) -> dict[str, FusedDecoder | FusedEncoder]:
@@ -104,7 +105,7 @@ class FusedWalk:
 
     def _dry_run(
         self, half: str, latents: int, frames: int, height: int, width: int, output: torch.dtype,
-        frame: tuple[int, int] | None, parking: Parking | None, rest: tuple[int, int],
+        frame: tuple[int, int] | None, parking: Parking | None, rest: tuple[int, int], clip: int = 0,
     ) -> Sizes:
         network, meta = self.network(half), torch.device("meta")
         recorded = self.options.cuda_graphs and frame is None and parking is None
@@ -113,21 +114,21 @@ class FusedWalk:
         if half == "encoder":
             s, t = self.architecture.spatial, self.architecture.temporal
             rows, cols = s * height + rest[0], s * width + rest[1]
-            run = network.plan(latents, rows, cols, frames, meta, parking)
+            run = network.plan(latents, rows, cols, frames, meta, parking, clip)
             # Three chunks' frames as they arrive ahead of their turn, and two copies on the way in, all in float32;
             # graphs read another copy.
             besides += (5 + recorded) * 4 * network.takes * t * latents * rows * cols
         elif frame is None:
-            run = network.plan(latents, height, width, frames, output, meta, parking)
-            besides += _latent_bytes(latents, height, width, network.latent_channels)
+            run = network.plan(latents, height, width, frames, output, meta, parking, clip)
+            besides += _latent_bytes(clip or latents, height, width, network.latent_channels)
         else:
             # Front and tiles run one after the other.
-            front = network.plan_front(latents, *frame, meta)
+            front = network.plan_front(clip or latents, *frame, meta)
             run = max(front, network.plan_tile(latents, height, width, frames, meta), key=lambda r: r.nbytes)
-            besides += max(_latent_bytes(latents, *frame, network.latent_channels),
+            besides += max(_latent_bytes(clip or latents, *frame, network.latent_channels),
                            self._tile_bytes(latents * network.features, frames, height, width))  # fmt: skip
         if not self.options.flash_attention:
-            tokens = math.prod(frame or (height, width))
+            tokens = math.prod(frame or (height, width)) * (clip or 1)
             besides += _plain_attention_bytes(tokens, network.attends, self.dtype)
         sizes = Sizes.of(run)
         return replace(sizes, device=sizes.device + besides)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -40,13 +41,16 @@ class PlainWalk:
     ) -> int:
         """Bytes besides the weights, for `latents` of frames or tiles of these latent pixels; rest: pixels that fill
         none. products: convolutions are matrix products (engine/kernels/exact.py)."""
-        if not getattr(self._model, half).program.waits:
+        program, clip = getattr(self._model, half).program, latents
+        gathers = program.gathers
+        if not program.waits:
             latents = min(latents, 2 * steps.latents)
-        if tile == frame:
+        if tile == frame and not gathers:
             return self._whole(half, latents, steps, frame, rest, products)
         # What sees whole frames and what sees tiles run one after the other.
-        front, channels = self._front(half, latents, steps.latents, frame, products)
-        return max(front, self._tile(half, latents, steps, tile, rest, channels, products))
+        front, channels = self._front(half, clip if gathers else latents, steps.latents, frame, products)
+        waiting = self._dtype.itemsize * channels * math.prod(frame) * clip if gathers and tile == frame else 0
+        return max(front, waiting + self._tile(half, latents, steps, tile, rest, channels, products))
 
     @functools.cached_property
     def _model(self) -> nn.Module:

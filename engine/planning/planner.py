@@ -16,6 +16,7 @@ import torch
 from .. import log
 from ..errors import PlanError
 from ..memory import in_gb
+from ..network.plain import Network
 from ..request import Request
 from ..run.parking import Parking
 from ..run.plan import Plan, Steps
@@ -53,8 +54,11 @@ class Planner:
     @functools.cached_property
     def _weights(self) -> int:
         """Bytes of the model's own."""
-        model = meta_model(self.walk.architecture, self.walk.config)
-        return self._dtype.itemsize * sum(p.numel() for p in model.parameters())
+        return self._dtype.itemsize * sum(p.numel() for p in self._model.parameters())
+
+    @functools.cached_property
+    def _model(self) -> Network:
+        return meta_model(self.walk.architecture, self.walk.config)
 
     def plan(
         self,
@@ -73,6 +77,9 @@ class Planner:
         "auto" only when no plan does, whatever it gives up (`Plan.note`).
         """
         request.check(self.spatial)
+        chunk, chunks = request.chunk, self._chunks(half)
+        if chunk and chunks is not None and chunk != chunks[1] and self._fused():
+            log.once(f"chunk={chunk} is not used: this network's norms take {chunks[1]} latents at a time together")
         band = request.tile if request.tiling == "exact" else 0
         ask = _Ask(half, *size, request.chunk, request.dtype, band, limits.host, rest, check)
         if request.tiling == "blended":
@@ -254,10 +261,19 @@ class Planner:
             frames //= 2
 
     def _step(self, ask: _Ask, latents: int, frames: int) -> Steps:
+        chunks = self._chunks(ask.half)
+        if chunks is not None:
+            lead, latents = chunks
+            latents = min(latents, ask.latents)
+            return Steps(latents, self._temporal * latents, lead if lead < latents else 0)
         latents = min(ask.chunk or min(latents, MAX_LATENTS), ask.latents)
         if self._temporal == 1:  # pictures of a chunk stay together to the end
             return Steps(latents, 0)
         return Steps(latents, min(frames, self._temporal * latents))
+
+    def _chunks(self, half: str) -> tuple[int, int] | None:
+        """Latents of a clip's first chunk and of the others that the fused walk of a half must take at once."""
+        return getattr(self._model, half).program.chunk
 
     def _fused_plan(self, ask: _Ask, tiles: Grid, steps: Steps, parking: Parking | None) -> Plan:
         sizes = self._sizes(ask, tiles, steps, parking)
@@ -265,8 +281,9 @@ class Planner:
 
     def _sizes(self, ask: _Ask, tiles: Grid, steps: Steps, parking: Parking | None) -> Sizes:
         frame = None if len(tiles) == 1 else (ask.height, ask.width)
-        size = tiles.rows.size, tiles.cols.size
-        return self.walk.sizes(ask.half, steps.latents, steps.frames, *size, ask.output, frame, parking, ask.rest)
+        size, walk = (tiles.rows.size, tiles.cols.size), self.walk
+        clip = ask.latents if getattr(self._model, ask.half).program.gathers else 0
+        return walk.sizes(ask.half, steps.latents, steps.frames, *size, ask.output, frame, parking, ask.rest, clip)
 
     def _parking_plans(self, ask: _Ask, tiles: Grid, target: int | None) -> Iterator[Plan]:
         """With histories in host memory: the quickest plan per frame below the target, then the leanest."""

@@ -14,6 +14,7 @@ from ..kernels.conv3d.types import QUANT_MAX
 from ..network.fused import FusedDecoder, FusedEncoder
 from ..operands.policy import Range
 from ..run.passes import Latents
+from ..run.plan import Steps
 from ..run.weights import Conv
 
 Watch = Callable[[Conv, Tensor], None]
@@ -76,11 +77,20 @@ def decode(network: FusedDecoder, z: Tensor, watch: Watch | None = None) -> Tens
 def encode(network: FusedEncoder, video: Tensor, watch: Watch | None = None) -> Tensor:
     """Frames [F, H, W, 3] in -1..1 -> mean latents [T, h, w, C], on the video's device."""
     count, height, width, _ = video.shape
-    run = network.plan((count - 1) // network.every + 1, height, width, 1, video.device)
+    latents, out = (count - 1) // network.every + 1, []
+    lead, frames = (0, 1) if network.chunks is None else (network.chunks[0], 0)
+    run = network.plan(latents, height, width, frames, video.device, clip=latents)
     run.watch = watch
     run.allocate()
-    moments = network.chunk(run, video, 1)
-    return moments[..., : moments.shape[-1] // 2].clone()
+    if network.gathers:
+        for first, end in Steps(latents, lead=lead).spans(latents):
+            part = video[max(0, 4 * first - 3) : 4 * end - 3]
+            run.gathered[first:end].copy_(network.chunk(run, part, frames))
+        network.gather(run, lambda moments: out.append(moments.clone()))
+    else:
+        out.append(network.chunk(run, video, frames).clone())
+    moments = out.pop()
+    return moments[..., : moments.shape[-1] // 2]
 
 
 class Reader:

@@ -53,8 +53,13 @@ class Arena:
         finally:
             self._tops, self._end = list(tops), end
 
-    def allocate(self, device: torch.device) -> None:
-        self._block = torch.empty(self.peak, dtype=torch.uint8, device=device)
+    def allocate(self, device: torch.device, within: Tensor | None = None) -> Tensor | None:
+        """within: bytes to take the block from; returns those behind it."""
+        if within is None:
+            self._block = torch.empty(self.peak, dtype=torch.uint8, device=device)
+            return None
+        self._block = within[: self.peak]
+        return within[self.peak :]
 
     def free(self) -> None:
         self._block = None

@@ -209,8 +209,8 @@ def _low(
 
 def _through(run: Pass, clips: Clips, cut: Cut, emit: Emit, part: Span) -> Iterator[int]:
     """A part of a clip or tile. Yields before each chunk: how many of the clip's latents it has to have by now."""
-    guard, size, done = clips.guard, clips.plan.steps.latents, part.first
-    ahead = size if clips.half.program.late else 0
+    guard, steps, done = clips.guard, clips.plan.steps, part.first
+    ahead = steps.latents if clips.half.program.late else 0
 
     def last() -> int:
         return clips.window(clips.first, clips.end())[1] if part.last is None else part.last
@@ -219,18 +219,19 @@ def _through(run: Pass, clips: Clips, cut: Cut, emit: Emit, part: Span) -> Itera
         first = part.first
         while first < last():
             guard.tick.check()
-            end = chunk_end(first, last(), size, part.edges)
-            yield Part(cut(first, end), first, end)
+            end = chunk_end(first, last(), steps.at(first), part.edges)
+            yield Part(cut(first, last() if run.gathers == "first" and first == 0 else end), first, end)
             first = end
 
-    steps = run.chunks(parts(), emit)
+    chunks = run.chunks(parts(), emit)
     while done < last():
-        yield done + size + ahead
-        if next(steps, steps) is steps:  # a stream of frames has ended there
+        size = steps.at(done)
+        yield last() if clips.half.program.gathers else done + size + ahead
+        if next(chunks, chunks) is chunks:  # a stream of frames has ended there
             break
         done = chunk_end(done, last(), size, part.edges)
         guard.reach(part.index, done, last() - done)
-    next(steps, None)  # what follows the last chunk
+    next(chunks, None)  # what follows the last chunk
 
 
 def _unfinished(

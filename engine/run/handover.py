@@ -23,6 +23,8 @@ class Handover:
 
     done: Counter[str]
     histories: dict[str, Tensor]
+    #: The clip's features, where the network gathers them.
+    gathered: Tensor | None = None
 
 
 def hand_over(run: Run) -> Handover | None:
@@ -34,6 +36,7 @@ def hand_over(run: Run) -> Handover | None:
     there = {key: pieces for holder, key in run.holders() if (pieces := holder.history(key))}
     POOL.release()
     size, room = sum(p.rows.nbytes for pieces in there.values() for p in pieces), available_ram()
+    size += run.gathered_bytes
     if room is not None and size > room - room // SPARE_SHARE:
         raise MemoryError(f"{in_gb(size)} of histories, {in_gb(room)} of host memory free")
     histories = {}
@@ -43,7 +46,7 @@ def hand_over(run: Run) -> Handover | None:
         histories[key] = torch.empty(shape, dtype=last.rows.dtype)
         for piece in pieces:
             histories[key][piece.frame, piece.first : piece.first + len(piece.rows)].copy_(piece.rows)
-    return Handover(run.done.copy(), histories)
+    return Handover(run.done.copy(), histories, None if run.gathered is None else run.gathered.cpu())
 
 
 def take_over(run: Run, clip: Handover) -> bool:
@@ -56,6 +59,8 @@ def take_over(run: Run, clip: Handover) -> bool:
     run.restart()
     run.done.update(clip.done)
     run.between = True
+    if clip.gathered is not None:
+        run.gathered.copy_(clip.gathered)
     for holder, key in run.holders():
         if key in clip.histories:
             holder.adopt(key, clip.histories.pop(key))

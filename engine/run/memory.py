@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .arena import Arena
+from .arena import ALIGN, Arena
 from .delay import Delay
 from .parking import Parked, Parking
 from .pressure import out_of_memory
@@ -77,6 +78,9 @@ class Memory:
         #: NaN from the first value of the clip on that is not finite, wherever it arises: norms and what resampling
         #: reads say so, before 8 bit makes numbers of it. 0 until then; float32 [] on the device, from `allocate` on.
         self.health: Tensor | None = None
+        #: A whole clip's features [T, h, w, C], where the network gathers them; None: it does not, or dry.
+        self.gathered: Tensor | None = None
+        self._gathers: tuple[int, ...] = ()
         #: Operators are being recorded, not run: what fails is not tried again.
         self.recording = False
         self._reserve: Tensor | None = None
@@ -86,9 +90,13 @@ class Memory:
     @property
     def nbytes(self) -> int:
         """Bytes on the device."""
-        return self.arena.peak + self.walk.peak + self.parked.nbytes + sum(
+        return self.arena.peak + self.walk.peak + self.parked.nbytes + self.gathered_bytes + sum(
             holder.nbytes for holder in (*self.rings.values(), *self.delays.values())
         )  # fmt: skip
+
+    @property
+    def gathered_bytes(self) -> int:
+        return math.prod(self._gathers) * self.dtype.itemsize if self._gathers else 0
 
     @property
     def host_bytes(self) -> int:
@@ -98,18 +106,38 @@ class Memory:
     def allocated(self) -> bool:
         return self.health is not None
 
-    def allocate(self) -> None:
-        """Get the memory the dry walk asked for; from now on steps compute."""
+    def gather(self, *shape: int) -> None:
+        """Dry: keep features of this shape [T, h, w, C] while the clip lasts."""
+        self._gathers = shape
+
+    def host(self, guest: Memory) -> None:
+        """Dry: `guest` will be allocated `within` this one's arena, when nothing else is in it."""
+        with self.arena.scope():
+            self.arena.take((guest.inner_bytes,), torch.uint8)
+        self.walk.peak = max(self.walk.peak, guest.walk.peak)
+
+    @property
+    def inner_bytes(self) -> int:
+        """Bytes that `allocate` needs `within` another run."""
+        return self.arena.peak + sum(-(-r.nbytes // ALIGN) * ALIGN for r in self.rings.values())
+
+    def allocate(self, within: Tensor | None = None) -> None:
+        """Get the memory the dry walk asked for; from now on steps compute. within: bytes to use for it, if any."""
         # It may serve later calls too: made in a caller's inference mode, only calls in that mode could write to it.
         with torch.inference_mode(False):
-            self.arena.allocate(self.device)
-            for holder in (*self.rings.values(), *self.delays.values()):
-                holder.allocate(self.device)
+            left = self.arena.allocate(self.device, within)
+            for ring in self.rings.values():
+                left = ring.allocate(self.device, left)
+            for delay in self.delays.values():
+                delay.allocate(self.device)
             self.parked.allocate()
+            if self._gathers:
+                self.gathered = torch.empty(self._gathers, dtype=self.dtype, device=self.device)
             self.health = torch.zeros((), device=self.device)
         self.dry = self.walk.open = False
         self.restart()
-        self.recover()
+        if within is None:
+            self.recover()
 
     def free(self) -> None:
         """Give the memory back; `allocate` may follow again."""
@@ -117,7 +145,7 @@ class Memory:
         self.arena.free()
         for holder in (*self.rings.values(), *self.delays.values()):
             holder.data = None
-        self._reserve = self.health = None
+        self._reserve = self.health = self.gathered = None
 
     def restart(self) -> None:
         """A new clip of the same size in the same memory."""

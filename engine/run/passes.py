@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -31,6 +31,10 @@ class Part(NamedTuple):
     data: Tensor
     first: int
     end: int
+
+
+#: The first part of a clip holds all of it, or with its last part all results come.
+Gathers = Literal["", "first", "last"]
 
 
 class Span(NamedTuple):
@@ -67,6 +71,8 @@ class Video(Protocol):
 
 class Pass(Protocol):
     """Takes clips or tiles of one size, one after the other, through a half of a network or a part of it."""
+
+    gathers: Gathers
 
     def aside(self) -> AbstractContextManager[object]:
         """Where its work is queued; around everything else, between two chunks it may be left."""
@@ -149,6 +155,8 @@ class Description(Protocol):
     """What a Program says of a half."""
 
     half: str
+    #: All of a clip has to be there from the start.
+    gathers: bool
 
     @property
     def staged(self) -> bool:

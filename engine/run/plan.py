@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 from ..memory import in_gb
@@ -11,10 +12,23 @@ from .tiles import Grid
 
 @dataclass(frozen=True)
 class Steps:
-    """Latents per chunk, and frames per call at the highest resolutions. 0: all there are."""
+    """Latents per chunk, and frames per call at the highest resolutions. 0: all there are. lead: latents of a clip's
+    first chunk, 0: as many as of the others."""
 
     latents: int = 0
     frames: int = 0
+    lead: int = 0
+
+    def at(self, latent: int) -> int:
+        """Latents of the chunk that begins with this one."""
+        return self.lead or self.latents if latent == 0 else self.latents
+
+    def spans(self, latents: int) -> list[tuple[int, int]]:
+        """(first, end) of the chunks of a clip."""
+        edges = [0]
+        while edges[-1] < latents:
+            edges.append(min(edges[-1] + self.at(edges[-1]), latents))
+        return list(itertools.pairwise(edges))
 
 
 @dataclass(frozen=True)

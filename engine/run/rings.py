@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .arena import ALIGN
+
 #: Bordered rows, bordered columns and channels of a convolution's input.
 Plane = tuple[int, int, int]
 #: A frame as it is stored: a Plane, or the planes of a convolution in Winograd form [4, H + 2, pairs, C].
@@ -62,10 +64,15 @@ class Ring:
         self._fed[key] = self._fed.get(key, 0) + frames
         self.frames = max(self.frames, self._fed[key])
 
-    def allocate(self, device: torch.device) -> None:
-        """Get the memory; what was in it is unknown, so the clip starts anew."""
+    def allocate(self, device: torch.device, within: Tensor | None = None) -> Tensor | None:
+        """Get the memory; what was in it is unknown, so the clip starts anew. within: bytes to take it from; returns
+        those behind it."""
         self.restart()
-        self.data = torch.empty((self.slots, *self.plane), dtype=self.dtype, device=device)
+        if within is None:
+            self.data = torch.empty((self.slots, *self.plane), dtype=self.dtype, device=device)
+            return None
+        self.data = within[: self.nbytes].view(self.dtype).view(self.slots, *self.plane)
+        return within[-(-self.nbytes // ALIGN) * ALIGN :]
 
     def place(self, key: str, frames: int, late: bool = False) -> tuple[int, int]:
         """(slot of the oldest frame of its history, slot for the first of its `frames` new ones).

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -55,6 +55,7 @@ class Run(Memory):
         self, conv: Conv, x: Tensor, out: Tensor, norm: Norm = COPY, sums: Partials | None = None, groups: int = 0,
         residual: Tensor | None = None, geometry: Geometry = _PLAIN, skip: int = 0, pixels: Pixels | None = None,
         free: Callable[[Input], None] | None = None, frame: int = 2,
+        pieces: Sequence[tuple[Weight, int, int, int]] | None = None,
     ) -> Partials | None:
         """[D, H, W, C] x (normalised and activated, or as it is) through a causal convolution into `out`.
 
@@ -62,6 +63,7 @@ class Run(Memory):
         call does not read; `out` may then have no frames at all. pixels: an output format. free: x's rows may be
         overwritten; called for each part of them before `out` gets those rows, when nothing else will read them.
         frame: x's first one within the clip, where the weights of its first frames are in the weight itself.
+        pieces: others than those of the weight.
         """
         if groups and not out.shape[0]:
             groups = 0
@@ -77,7 +79,7 @@ class Run(Memory):
             frames = []
             with self.arena.scope():
                 data = self._as_read(conv, i.data)
-                for weight, a, b, later in conv.weight.pieces(first, out.shape[0]):
+                for weight, a, b, later in pieces or conv.weight.pieces(first, out.shape[0]):
                     frames.append(self.product(
                         conv, data, target[a:b], weight=weight, geometry=i.geometry, groups=groups, pixels=pixels,
                         residual=None if added is None else added[a:b], first=frame,
@@ -123,16 +125,18 @@ class Run(Memory):
                             start=start, first=first)  # fmt: skip
 
     def attend(self, block: Attention, x: Tensor, sums: Partials | None) -> Partials | None:
-        """Attention within each frame, added to x in place; returns the sums of the result.
+        """Attention within each frame, or among all of x, added to x in place; returns the sums of the result.
 
-        Frame by frame, so that the shapes of the products (and with them their rounding) never depend on the chunk.
+        Products are frame by frame, so that their shapes (and with them their rounding) never depend on the chunk.
         """
-        _, h, w, c = x.shape
-        n = h * w
+        d, h, w, c = x.shape
+        n, many = h * w, d if block.whole else 1
         with self.arena.scope():
             tokens = self.take(1, h, w, c)
-            q, k, v, y = (self.take(1, n, c) for _ in range(4))
-            size = scratch_bytes(n, self.dtype.itemsize) if block.flash else 0
+            q, k, v = (self.take(1, many * n, c) for _ in range(3))
+            # Our kernels are done with a query when its result comes.
+            y, clip = (q, c) if block.whole else (self.take(1, n, c), 0)
+            size = scratch_bytes(many * n, self.dtype.itemsize, clip) if block.flash else 0
             scratch = self.arena.take((size,), torch.uint8)
             if self.dry:
                 return None
@@ -141,18 +145,20 @@ class Run(Memory):
             def product(flat: Tensor, linear: tuple[Tensor, Tensor], out: Tensor) -> None:
                 self.attempt(torch.addmm, linear[1], flat, linear[0], out=out)
 
-            for i in range(x.shape[0]):
-                frame = x[i : i + 1]
-                own = None if coefs is None else coefs[i : i + 1]
-                options = {"border": 0, "store": Store(silu=False), "coefs": own, "health": self.health}
-                self.attempt(norm_act, frame, block.norm, tokens, **options)
-                for linear, out in zip((block.q, block.k, block.v), (q, k, v), strict=True):
-                    product(tokens.view(n, c), linear, out[0])
+            for first in range(0, d, many):
+                for i in range(many):
+                    own = None if coefs is None else coefs[first + i : first + i + 1]
+                    options = {"border": 0, "store": Store(silu=False), "coefs": own, "health": self.health}
+                    self.attempt(norm_act, x[first + i : first + i + 1], block.norm, tokens, **options)
+                    for linear, out in zip((block.q, block.k, block.v), (q, k, v), strict=True):
+                        product(tokens.view(n, c), linear, out[0, i * n : (i + 1) * n])
+                for out in (q, k, v):
                     self.inspect(out)  # a softmax gives -Inf no weight
                 backend = "auto" if block.flash else "reference"
-                mixed = self.attempt(attention, q, k, v, out=y, scratch=scratch, backend=backend)
-                product(mixed[0], block.out, q[0])
-                frame.view(n, c).add_(q[0])
+                mixed = self.attempt(attention, q, k, v, out=y, scratch=scratch, clip=clip, backend=backend)
+                for i in range(many):
+                    product(mixed[0, i * n : (i + 1) * n], block.out, tokens.view(n, c))
+                    x[first + i].view(n, c).add_(tokens.view(n, c))
         return None if coefs is None else self.attempt(statistics, x, block.norm.groups)
 
     def pixels(self, conv: Output, x: Tensor, norm: Norm, sums: Partials | None, out: Tensor, format: Pixels) -> None:

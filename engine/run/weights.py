@@ -54,7 +54,8 @@ class Output(Conv):
 class Attention:
     """Projections as (weight [C, C] to multiply from the right, bias), in the activations' type.
 
-    flash off: plain products instead of the kernel that needs no score matrix.
+    flash off: plain products instead of the kernel that needs no score matrix. whole: among the positions
+    of all frames.
     """
 
     norm: Norm
@@ -63,3 +64,4 @@ class Attention:
     v: tuple[Tensor, Tensor]
     out: tuple[Tensor, Tensor]
     flash: bool = True
+    whole: bool = False

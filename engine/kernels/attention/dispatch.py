@@ -18,19 +18,21 @@ FLASH_HEAD = 256  # torch's flash kernels stop here
 LARGEST_HEAD = 1024
 
 
-def scratch_bytes(tokens: int, itemsize: int) -> int:
-    """Bytes of `scratch` that `attention` uses at most for one call over this many tokens, on any GPU."""
-    return max(Blocks.of(tokens, itemsize, scores).split(itemsize)[1] for scores, _ in SCHEDULES.values())
+def scratch_bytes(tokens: int, itemsize: int, clip: int = 0) -> int:
+    """Bytes of `scratch` that `attention` uses at most for one call over this many tokens, on any GPU. clip: as there.
+    """
+    return max(Blocks.of(tokens, itemsize, scores, clip).split(itemsize)[1] for scores, _ in SCHEDULES.values())
 
 
 @observed
 def attention(q: Tensor, k: Tensor, v: Tensor, *, out: Tensor | None = None, scratch: Tensor | None = None,
-              backend: str = "auto") -> Tensor:
-    """Single-head attention within each frame.
+              clip: int = 0, backend: str = "auto") -> Tensor:
+    """Single-head attention within each of B frames, or (clip: D, else 0) clips.
 
     q, k, v: [B, N, D] contiguous, fp16 or bf16 (fp32 runs torch), D a multiple of 8. Returns [B, N, D]:
-    softmax(q k^T / sqrt(D)) v. Memory is O(N): about 128 MiB of scratch, allocated unless `scratch` is given (uint8,
-    `scratch_bytes` of it). out: memory our kernels may put the result in. backend "reference" is fp32 arithmetic.
+    softmax(q k^T / sqrt(D)) v. Memory is O(N): about 128 MiB of scratch, or for a `clip` up to 1 GiB, allocated unless
+    `scratch` is given (uint8, `scratch_bytes` of it). out: memory our kernels may put the result in, and may be
+    q's. backend "reference" is fp32 arithmetic.
     Raises ValueError where shapes or types differ.
     """
     if q.shape != k.shape or q.shape != v.shape or q.dim() != 3 or not q.dtype == k.dtype == v.dtype:
@@ -44,22 +46,22 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, out: Tensor | None = None, scr
         if not use_triton(q.device, backend) or head > LARGEST_HEAD:
             raise ValueError(f"no attention kernel for a head of {head}")
         with on_device(q):
-            return launch(q.contiguous(), k.contiguous(), v.contiguous(), here, out=out, scratch=scratch)
+            return launch(q.contiguous(), k.contiguous(), v.contiguous(), here, out=out, scratch=scratch, clip=clip)
     if fits and use_triton(q.device, backend, q.dtype):
         with on_device(q):
-            return launch(q.contiguous(), k.contiguous(), v.contiguous(), here, out=out, scratch=scratch)
+            return launch(q.contiguous(), k.contiguous(), v.contiguous(), here, out=out, scratch=scratch, clip=clip)
     return F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])[:, 0]
 
 
 def launch(q: Tensor, k: Tensor, v: Tensor, here: Target,
            schedules: tuple[Schedule, Schedule] | None = None, out: Tensor | None = None,
-           scratch: Tensor | None = None) -> Tensor:
+           scratch: Tensor | None = None, clip: int = 0) -> Tensor:
     """Run the kernels on contiguous tensors; `schedules` overrides the table (checks and tuning only)."""
     from . import triton as kernels
 
     frames, tokens, head = q.shape
     scores, values = schedules or pick(here.sm)
-    blocks = Blocks.of(tokens, q.element_size(), scores)
+    blocks = Blocks.of(tokens, q.element_size(), scores, clip)
     rows, stride, tiles = blocks.rows, blocks.stride, blocks.tiles
     split, end = blocks.split(q.element_size())
     if scratch is None or scratch.numel() < end:

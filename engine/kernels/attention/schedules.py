@@ -41,6 +41,9 @@ SCHEDULES: dict[int, tuple[Schedule, Schedule]] = {
 }
 # Softmax weights kept at once; queries run in equal blocks of rows that fit (3,712 of 14,400 at 1280x720).
 SCRATCH_BYTES = 128 * 2**20
+# Over a whole clip they may be so many bytes, for rows whose results are so many values: a tile for each processor of
+# an H200 in the second product.
+CLIP_BYTES, CLIP_VALUES = 2**30, 132 * 128 * 128
 # Rows and key tiles per step of the merge.
 MERGE_ROWS, MERGE_TILES = 32, 32
 
@@ -54,10 +57,12 @@ class Blocks:
     tiles: int
 
     @classmethod
-    def of(cls, tokens: int, itemsize: int, scores: Schedule) -> Blocks:
+    def of(cls, tokens: int, itemsize: int, scores: Schedule, clip: int = 0) -> Blocks:
+        """clip: of a whole one, channels of the head."""
         tiles = -(-tokens // scores.columns)
         stride = tiles * scores.columns
-        return cls(block_rows(tokens, stride * itemsize, scores.positions), stride, tiles)
+        room = max(SCRATCH_BYTES, min(CLIP_VALUES // clip * stride * itemsize, CLIP_BYTES)) if clip else 0
+        return cls(block_rows(tokens, stride * itemsize, scores.positions, room), stride, tiles)
 
     def split(self, itemsize: int) -> tuple[int, int]:
         """Bytes of the weights, and of all: behind them lie a peak and a sum per query and tile, in fp32."""
@@ -69,8 +74,8 @@ def pick(sm: int) -> tuple[Schedule, Schedule]:
     return SCHEDULES[generation(sm, SCHEDULES)]
 
 
-def block_rows(tokens: int, row_bytes: int, tile: int) -> int:
-    """Queries per block: whole tiles, equal blocks, weights of `row_bytes` a row within the scratch."""
-    most = max(SCRATCH_BYTES // row_bytes // tile, 1) * tile
+def block_rows(tokens: int, row_bytes: int, tile: int, room: int = 0) -> int:
+    """Queries per block: whole tiles, equal blocks, weights of `row_bytes` a row within `room` (0: SCRATCH_BYTES)."""
+    most = max((room or SCRATCH_BYTES) // row_bytes // tile, 1) * tile
     blocks = -(-tokens // most)
     return -(-tokens // blocks // tile) * tile

@@ -53,7 +53,7 @@ def _validate(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilog
     if x.dtype != weight.data.dtype or x.shape[-1] != weight.channels or x.device != weight.data.device:
         raise ValueError(f"conv3d weight is {weight.data.dtype} for {weight.channels} channels, "
                          f"the buffer {x.dtype} with {x.shape[-1]}")
-    drop = int(weight.folded and first == 0)
+    drop = int(weight.folded > 0 and first == 0)
     if out.dim() != 4 or out.shape[3] != weight.out_channels or out.stride(3) != 1:
         raise ValueError(f"conv3d output must be [D, H, W, {weight.out_channels}] with unit channel stride")
     if (out.shape[0] + drop) % pt or out.shape[1] % py or out.shape[2] % px:
@@ -87,7 +87,7 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     from .triton import conv_kernel
 
     pt, py, px = weight.phases
-    drop = int(weight.folded and first == 0)
+    drop = int(weight.folded > 0 and first == 0)
     k, phases = weight.out_channels, pt * py * px
     d, h, w = (out.shape[0] + drop) // pt, out.shape[1] // py, out.shape[2] // px
     frame_rows = geometry.frame_rows or h

@@ -80,7 +80,7 @@ def conv3d(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     """See dispatch.conv3d; same arguments, same result. `out` is written last, when no allocation can fail any more: it
     may be the residual too, and a call that ran out of memory must be repeatable."""
     pt, py, px = weight.phases
-    drop = int(weight.folded and first == 0)
+    drop = int(weight.folded > 0 and first == 0)
     k = weight.out_channels
     d, h, w = (out.shape[0] + drop) // pt, out.shape[1] // py, out.shape[2] // px
     count = (d - 1) * geometry.stride[0] + weight.kernel[0]
@@ -96,7 +96,8 @@ def conv3d(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
             lo, hi = members[0], members[-1] + 1
             if drop and index == 0 and it == 0:
                 continue
-            base = (index * pt * py * px + phase) * k
+            group = min(index, max(weight.folded - 1, 0)) * pt * py * px + phase
+            base = group * k
             part = frames[lo * geometry.stride[0] : (hi - 1) * geometry.stride[0] + weight.kernel[0]]
             mix = None if weight.mix is None else weight.mix[base // k]
             rows = weight.data[base * planes : (base + k) * planes]
@@ -105,7 +106,7 @@ def conv3d(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
             if weight.scale is not None:
                 y = y * weight.scale[base : base + k]
             if epilogue.bias is not None and epilogue.bias.dim() == 3:
-                y = y + border_bias(epilogue.bias[index * pt * py * px + phase], (iy, ix), (h, w), geometry)
+                y = y + border_bias(epilogue.bias[group], (iy, ix), (h, w), geometry)
             elif epilogue.bias is not None:
                 y = y + epilogue.bias[phase * k : phase * k + k]
             target = slice(lo * pt + it - drop, (hi - 1) * pt + it - drop + 1, pt)

@@ -196,9 +196,10 @@ def conv_kernel(
     ix = (phase // PT) % PX
     it = phase % PT
     group = phase
-    if FOLDED:
+    if FOLDED > 0:
         fold = tl.minimum(first + d, 2)
-        group = fold * (PT * PY * PX) + phase
+        if FOLDED > 1:
+            group = fold * (PT * PY * PX) + phase
         if (fold == 0) & (it == 0):  # the clip's first frame has one sub-frame, filed under the second phase
             return
 

@@ -23,7 +23,8 @@ class Weight:
     data: [sets * phases * K, taps * C] in the operand type, taps (t, y, x) outermost, C padded as the buffer is.
     scale: [K] float32 that turns the product back into real units (None: 1); includes nothing of the activation.
     phases: sub-outputs (t, y, x) per input position, in the order ((y * 2 + x) * t_count + t).
-    folded: three sets of rows for stream frames 0, 1 and 2+ (composed temporal upsampling).
+    folded: sets of rows where frames double (composed temporal upsampling): 3 for stream frames 0, 1 and 2+, 1 for all;
+    the first one makes only its last sub-frame. 0: frames do not double.
     early: for clips whose history is copies of their first frame, the same convolution of the clip's frames 0 and 1,
     with one tap in time and with two (taps on the same frame summed), or nothing; `pieces` says when.
     winograd: rows of 4 planes (3 for two taps along x), [sets * phases * planes * K, kt * kh * C], for a buffer of
@@ -37,7 +38,7 @@ class Weight:
     scale: Tensor | None = None
     phases: tuple[int, int, int] = (1, 1, 1)
     shifted: bool = False  # taps of phase (., py, px) start py rows and px columns later (composed upsampling)
-    folded: bool = False
+    folded: int = 0
     early: tuple[Weight, ...] = ()
     winograd: bool = False
     mix: Tensor | None = None

@@ -102,6 +102,7 @@ def pack(expand: Tensor, expand_bias: Tensor, conv: Tensor, conv_bias: Tensor, d
         data, scale, mix = quantise_planes(phase_planes(rows.flatten(0, 1)), dtype, wide)
     else:
         data, scale = quantise_rows(rows.view(folds * phases * k, -1), dtype, wide)
-    weight = Weight(data, wide, k, (kt, 2, 2), scale, (phases // 4, 2, 2), shifted=True, folded=folds > 1,
-                    winograd=winograd, mix=mix)
+    sets = folds if folds > 1 else 0
+    weight = Weight(data, wide, k, (kt, 2, 2), scale, (phases // 4, 2, 2), shifted=True, folded=sets, winograd=winograd,
+                    mix=mix)
     return Composed(weight, table.view(folds * phases, 4, k).contiguous())

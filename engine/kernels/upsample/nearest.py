@@ -1,7 +1,10 @@
-"""Nearest-neighbour doubling and a 3x3 convolution as one convolution of the small frame: 2x2 taps per output phase.
+"""Nearest-neighbour doubling and a convolution as one convolution of the small frame: 2 taps for 3 along each axis that
+doubles, per output phase.
 
 Of three taps at output 2n + p two fall on the same input sample: for p = 0 the last two (inputs n - 1 and n), for p = 1
-the first two (n and n + 1). Zeros around the doubled frame are zeros around the small one.
+the first two (n and n + 1). Zeros around the doubled frame are zeros around the small one, and its edge's copies copies
+of that one's. In time taps end at the output, and a clip's first frame does not double: of inputs n - 1 and n, the two
+first taps fall on n - 1 for p = 0, the two last on n for p = 1, which is the first frame's only output.
 """
 
 from __future__ import annotations
@@ -17,23 +20,30 @@ from ..precision import exact_math
 
 #: [phase, tap on the small frame, tap on the doubled one]
 _FOLD = (((1.0, 0.0, 0.0), (0.0, 1.0, 1.0)), ((1.0, 1.0, 0.0), (0.0, 0.0, 1.0)))
+#: The same in time.
+_LATE = (_FOLD[1], _FOLD[0])
 
 
-def compose_nearest(conv: Tensor) -> Tensor:
-    """conv [K, C, 3, 3] -> [4 * K, C, 1, 2, 2] in its type, phases (row, column) outermost."""
+def compose_nearest(conv: Tensor, temporal: bool = False) -> Tensor:
+    """conv [K, C, kt, 3, 3] -> [4 * z * K, C, kt', 2, 2] in its type, phases (row, column, frame) outermost: z and kt'
+    are 2 where frames double too (and kt is 3), else 1 and kt."""
     fold = conv.new_tensor(_FOLD)
+    late = conv.new_tensor(_LATE) if temporal else torch.eye(conv.shape[2]).to(conv)[None]
     with exact_math(conv.device):
-        return torch.einsum("pai,qbj,kcij->pqkcab", fold, fold, conv).flatten(0, 2).unsqueeze(2)
+        return torch.einsum("pai,qbj,rel,kclij->pqrkceab", fold, fold, late, conv).flatten(0, 3)
 
 
 def pack_nearest(
-    conv: Tensor, bias: Tensor, dtype: torch.dtype, balance: Balance | None = None, winograd: bool = False
-) -> tuple[Weight, Tensor]:
-    """Compose in fp32 and round once into `dtype`; the weight and its bias [4 * K] in float32. balance: scales of the
-    input channels, as for `pack_weight`. winograd: for buffers of planes, with a quarter fewer products."""
-    kernels = compose_nearest(conv.float())
+    conv: Tensor, bias: Tensor, dtype: torch.dtype, balance: Balance | None = None, temporal: bool = False,
+    winograd: bool = False,
+) -> tuple[Weight, Tensor]:  # fmt: skip
+    """Compose in fp32 and round once into `dtype`; the weight and its bias, for each phase, in float32. balance: scales
+    of the input channels, as for `pack_weight`. winograd: for buffers of planes, with a quarter fewer products, of
+    kernels with one tap in time."""
+    z, kernels = 2 if temporal else 1, compose_nearest(conv.float(), temporal)
     if not winograd:
-        return replace(pack_weight(kernels, dtype, (1, 2, 2), balance=balance), shifted=True), bias.float().repeat(4)
+        weight = pack_weight(kernels, dtype, (z, 2, 2), balance=balance)
+        return replace(weight, shifted=True, folded=int(temporal)), bias.float().repeat(4 * z)
     k, c = conv.shape[:2]
     wide = padded_channels(c, dtype)
     rows = kernels.permute(0, 2, 3, 4, 1)  # [4 * K, 1, 2, 2, C]

@@ -1,7 +1,8 @@
-"""Attention among the positions of each frame."""
+"""Attention among the positions of each frame, or of a whole clip."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,19 +15,21 @@ from ...options import Options
 from ...run.run import Run
 from ...run.weights import Attention as Packed
 from ..packed import norm_of
-from ..program import CAUSAL, Size, Step, Style, Work
+from ..program import CAUSAL, Size, Step, Style, Taps, Work
 from ..state import State
 from ..tree import find, graft
 from .norm import Norm
 
 
 class FrameAttention(nn.Module):
-    """Single-head attention among the H*W positions of each frame, with a residual around it.
+    """Single-head attention among the H*W positions of each frame, or (`whole`) the T*H*W of a clip, with a residual
+    around it.
 
     Subclasses own the parts: a `norm` without activation, and the four projections as (weight [C, C], bias [C]).
     """
 
     norm: nn.Module
+    whole = False
 
     def normed(self) -> nn.Module:
         """Its norm, whatever that is called."""
@@ -39,6 +42,8 @@ class FrameAttention(nn.Module):
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
         b, c, t, h, w = x.shape
         tokens = self.normed()(x).permute(0, 2, 3, 4, 1).reshape(b * t, 1, h * w, c)
+        if self.whole:
+            tokens = tokens.view(b, 1, t * h * w, c)
         *inputs, output = self.projections()
         y = F.scaled_dot_product_attention(*(F.linear(tokens, *p) for p in inputs))
         y = F.linear(y, *output).reshape(b, t, h, w, c).permute(0, 4, 1, 2, 3)
@@ -48,14 +53,14 @@ class FrameAttention(nn.Module):
 @dataclass(frozen=True)
 class Parts:
     """What a family's files call the parts of an attention with a matrix each for queries, keys, values and the result.
-    convs: these are 1x1 convolutions."""
+    convs: these are 1x1 (2) or 1x1x1 convolutions (3)."""
 
     norm: str = "group_norm"
     q: str = "to_q"
     k: str = "to_k"
     v: str = "to_v"
     out: str = "to_out.0"
-    convs: bool = False
+    convs: int = 0
 
 
 PARTS = Parts()
@@ -69,7 +74,8 @@ class SplitAttention(FrameAttention):
         self._parts = parts
         graft(self, parts.norm, norm.module(channels, act=False))
         for name in (parts.q, parts.k, parts.v, parts.out):
-            graft(self, name, nn.Conv2d(channels, channels, 1) if parts.convs else nn.Linear(channels, channels))
+            made = nn.Conv3d if parts.convs == 3 else nn.Conv2d
+            graft(self, name, made(channels, channels, 1) if parts.convs else nn.Linear(channels, channels))
 
     @property
     def norm(self) -> nn.Module:
@@ -96,13 +102,15 @@ class JointAttention(FrameAttention):
 
 @dataclass(frozen=True)
 class Attention(Step):
-    """joint: the file has one matrix for queries, keys and values. parts: what it calls them, where it has several."""
+    """joint: the file has one matrix for queries, keys and values. parts: what it calls them, where it has several.
+    whole: among the positions of a clip, not of each frame."""
 
     name: str
     width: int
     norm: Norm
     joint: bool = False
     parts: Parts = PARTS
+    whole: bool = False
     in_place = True
 
     @property
@@ -110,23 +118,25 @@ class Attention(Step):
         return self.norm.groups
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
-        if self.joint:
-            return {self.name: JointAttention(self.width, self.norm)}
-        return {self.name: SplitAttention(self.width, self.norm, self.parts)}
+        split = not self.joint
+        module = SplitAttention(self.width, self.norm, self.parts) if split else JointAttention(self.width, self.norm)
+        module.whole = self.whole
+        return {self.name: module}
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Packed:
         block, dtype = part(self.name), operands.dtype
         q, k, v, out = ((weight.to(dtype).t(), bias.to(dtype)) for weight, bias in block.projections())
-        return Packed(norm_of(block.normed()), q, k, v, out, options.flash_attention)
+        return Packed(norm_of(block.normed()), q, k, v, out, options.flash_attention, self.whole)
 
     def run(self, packed: Packed, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
         return x, run.attend(packed, x, sums)
 
-    def why_not_fused(self, style: Style) -> str | None:
-        return self.norm.why_not_fused()
+    def taps(self, style: Style) -> Taps:
+        return Taps(math.inf, math.inf) if self.whole else Taps()
 
     def work(self, size: Size, style: Style = CAUSAL) -> Work:
         tokens, c = size.height * size.width, self.width
-        flop = size.frames * (4 * 2.0 * tokens * c * c + 4.0 * tokens * tokens * c)
+        seen = tokens * size.frames if self.whole else tokens
+        flop = size.frames * (4 * 2.0 * tokens * c * c + 4.0 * tokens * seen * c)
         return Work(flop, flop)

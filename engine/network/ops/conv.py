@@ -31,9 +31,10 @@ def _as_products(x: Tensor) -> bool:
 class ClipConv(nn.Conv3d):
     """Convolution of a clip: `after` of its taps in time look ahead, the others back.
 
-    A clip starts with copies of its first frame, as many zero frames, or nothing (`head`), and ends with copies of its
-    last one where it looks ahead. Later calls continue from the frames left in the State: everything after the last
-    full step, so strides and late frames work with any chunking. A call may have no result yet.
+    A clip starts with copies of its first frame, as many zero frames, or nothing (`head`), and where it looks ahead
+    ends with copies of its last one, or zero frames if it starts with those. Later calls continue from the frames left
+    in the State: everything after the last full step, so strides and late frames work with any chunking. A call may
+    have no result yet.
     """
 
     def __init__(
@@ -80,7 +81,8 @@ class ClipConv(nn.Conv3d):
             history = history.expand(-1, -1, kt - 1 - self.after, -1, -1)
         x = x if history is None else torch.cat((history.to(x), x), 2)
         if self.after and (state is None or state.ending):
-            x = torch.cat((x, x[:, :, -1:].expand(-1, -1, self.after, -1, -1)), 2)
+            last = torch.zeros_like(x[:, :, -1:]) if self.head == "zero" else x[:, :, -1:]
+            x = torch.cat((x, last.expand(-1, -1, self.after, -1, -1)), 2)
         if state is not None:
             used = max((x.shape[2] - kt) // step + 1, 0) * step
             state.keep(self.key, x[:, :, used:])
@@ -144,22 +146,44 @@ def conv_work(size: Size, c_out: int, taps: int = 27, out: Size | None = None) -
 
 @dataclass(frozen=True)
 class Conv(Step):
-    """A 3x3x3 or 1x3x3 convolution by itself: what enters a network."""
+    """A 3x3x3 or 1x3x3 convolution by itself: what enters a network.
+
+    block: rows and columns that fill no block of so many are cut off. repeats: its input is added to it, every channel
+    as often as it takes.
+    """
 
     name: str
     c_in: int
     c_out: int
+    block: int = 1
+    repeats: bool = False
     looks_ahead = True
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
         return {self.name: styled(self.c_in, self.c_out, style)}
+
+    def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
+        h, w = self._whole(*x.shape[3:])
+        x = x[..., :h, :w]
+        y = part(self.name)(x, state)
+        if not self.repeats:
+            return y
+        if state is not None:
+            x = state.aligned(f"{self.name} repeats", x, y)
+        return y + x.repeat_interleave(self.c_out // self.c_in, 1)
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Packed:
         return conv_of(part(self.name), operands)
 
     def run(self, packed: Packed, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
-        return out, run.conv(packed, x, out, groups=groups)
+        x = x[:, : out.shape[1], : out.shape[2]]
+        if self.repeats and not run.dry:
+            out.unflatten(3, (self.c_in, -1)).copy_(x[..., None])
+        return out, run.conv(packed, x, out, groups=groups, residual=out if self.repeats else None)
+
+    def size(self, size: Size, starts: bool) -> Size:
+        return Size(size.frames, *self._whole(*size[1:3]), self.c_out)
 
     def ahead(self, packed: Packed) -> tuple[str, ...]:
         return (packed.key,)
@@ -171,4 +195,7 @@ class Conv(Step):
         return taps_of(style)
 
     def work(self, size: Size, style: Style = CAUSAL) -> Work:
-        return conv_work(size, self.c_out, 9 * style.taps)
+        return conv_work(self.size(size, True)._replace(channels=self.c_in), self.c_out, 9 * style.taps)
+
+    def _whole(self, height: int, width: int) -> tuple[int, int]:
+        return height // self.block * self.block, width // self.block * self.block

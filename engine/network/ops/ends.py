@@ -175,8 +175,9 @@ class _End(Step):
     def late(self) -> bool:  # type: ignore[override]
         return self.norm.late
 
-    def why_not_fused(self, style: Style) -> str | None:
-        return self.norm.why_not_fused()
+    @property
+    def whole(self) -> bool:  # type: ignore[override]
+        return self.norm.whole
 
     def ahead(self, packed: PackedEnd) -> tuple[str, ...]:
         return (packed.conv.key,)
@@ -196,18 +197,27 @@ class PackedEnd:
 
 @dataclass(frozen=True)
 class Moments(_End):
-    """Mean and log variance of the latent, in fp32."""
+    """Mean and log variance of the latent, in fp32. means: those of neighbouring channels of the input are added."""
 
     norm_name: str
     name: str
     c_in: int
     width: int
     norm: Norm
+    means: bool = False
     wide = True
 
     @property
     def c_out(self) -> int:
         return self.width
+
+    def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
+        y = super().plain(part, x, state)
+        if not self.means:
+            return y
+        if state is not None:
+            x = state.aligned(f"{self.name} means", x, y)
+        return y + x.unflatten(1, (self.width, -1)).mean(2)
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> PackedEnd:
         return PackedEnd(norm_of(part(self.norm_name)), conv_of(part(self.name), operands))
@@ -216,7 +226,9 @@ class Moments(_End):
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
         if out is None:
             out = run.arena.take((*x.shape[:3], self.width), torch.float32)
-        run.conv(packed.conv, x, out, packed.norm, sums)
+        if self.means and not run.dry:
+            torch.mean(x.unflatten(3, (self.width, -1)), 4, dtype=torch.float32, out=out)
+        run.conv(packed.conv, x, out, packed.norm, sums, residual=out if self.means else None)
         return out, None
 
     def channels(self, channels: int) -> int:

@@ -91,7 +91,7 @@ class NearestUp(Resampling):
         def make() -> Packed:
             balancer = form.balancer()
             if composed:
-                space = Conv(conv.key, *pack_nearest(conv.weight, conv.bias, form.dtype, balancer),
+                space = Conv(conv.key, *pack_nearest(conv.weight.unsqueeze(2), conv.bias, form.dtype, balancer),
                              **scaling(form, balancer))  # fmt: skip
             else:
                 space = Conv(conv.key, pack_weight(conv.weight.unsqueeze(2), form.dtype), conv.bias.float())

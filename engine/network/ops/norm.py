@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -10,23 +11,28 @@ from torch import Tensor, nn
 
 from ..state import State
 
+#: Frames of a clip's first chunk and of all later ones that statistics are taken over together, or all of a clip's.
+Chunk = tuple[int, int] | Literal["clip"]
+
 
 class GroupNormAct(nn.GroupNorm):
     """GroupNorm over (channels of the group, H, W) of each frame, then SiLU unless `act` is off.
 
-    chunk: (frames of a clip's first chunk, of all later ones) that statistics are taken over together; a chunk is given
-    on when it is whole, or when the clip ends.
+    chunk: over those of several frames instead. A chunk of so many frames is given on when it is whole, or when the
+    clip ends; "clip" is for steps that see all of it at once.
     """
 
     def __init__(
-        self, channels: int, groups: int, act: bool = True, eps: float = 1e-6, chunk: tuple[int, int] | None = None
+        self, channels: int, groups: int, act: bool = True, eps: float = 1e-6, chunk: Chunk | None = None
     ) -> None:
         super().__init__(groups, channels, eps=eps)
         self.act, self.chunk = act, chunk
-        if chunk is not None:
+        if isinstance(chunk, tuple):
             self.key = ""  # what waits is filed under it
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
+        if self.chunk == "clip":
+            return self._activated(super().forward(x))
         if self.chunk is not None:
             return self._by_chunks(x, state)
         b, _, t, _, _ = x.shape
@@ -41,10 +47,9 @@ class GroupNormAct(nn.GroupNorm):
         return F.silu(y) if torch.is_grad_enabled() else F.silu(y, inplace=True)
 
     def _by_chunks(self, x: Tensor, state: State | None) -> Tensor:
-        starts = state is None or self.key not in state.histories
-        if not starts:
-            x = torch.cat((state.histories[self.key][:, :, 1:], x), 2)
-            starts = not state.histories[self.key][:, :, :1].any()
+        starts = state is None or self.key not in state.through
+        if state is not None and self.key in state.histories:
+            x = torch.cat((state.histories[self.key], x), 2)
         ready, parts = 0, []
         while ready < x.shape[2]:
             size = self.chunk[0] if starts else self.chunk[1]
@@ -52,9 +57,9 @@ class GroupNormAct(nn.GroupNorm):
                 break
             parts.append(self._activated(super().forward(x[:, :, ready : ready + size])))
             ready, starts = ready + size, False
-        if state is not None:  # the first frame kept says whether the clip's first chunk is through
-            mark = x.new_full((*x.shape[:2], 1, *x.shape[3:]), not starts)
-            state.keep(self.key, torch.cat((mark, x[:, :, ready:]), 2))
+        if state is not None:
+            state.through |= set() if starts else {self.key}
+            state.keep(self.key, x[:, :, ready:])
         return torch.cat(parts, 2) if parts else x[:, :, :0]
 
 
@@ -109,7 +114,7 @@ class Group:
     """What a Program's norms are: sums over groups of channels, of each frame or of a chunk of frames."""
 
     groups: int
-    chunk: tuple[int, int] | None = None
+    chunk: Chunk | None = None
     eps: float = 1e-6
 
     def module(self, channels: int, act: bool = True, axes: int = 3) -> GroupNormAct:
@@ -118,10 +123,12 @@ class Group:
     @property
     def late(self) -> bool:
         """It waits for whole chunks."""
-        return self.chunk is not None
+        return isinstance(self.chunk, tuple)
 
-    def why_not_fused(self) -> str | None:
-        return None if self.chunk is None else "it sums over chunks of frames, which only the plain walk does"
+    @property
+    def whole(self) -> bool:
+        """It must see the whole clip at once."""
+        return self.chunk == "clip"
 
 
 @dataclass(frozen=True)
@@ -129,13 +136,10 @@ class Length:
     """The root mean square of all channels of a position."""
 
     groups = 0
-    late = False
+    late = whole = False
 
     def module(self, channels: int, act: bool = True, axes: int = 3) -> LengthNormAct:
         return LengthNormAct(channels, act, axes)
-
-    def why_not_fused(self) -> str | None:
-        return None
 
 
 @dataclass(frozen=True)
@@ -144,13 +148,10 @@ class MeanSquare:
 
     eps: float
     groups = 0
-    late = False
+    late = whole = False
 
     def module(self, channels: int, act: bool = True, axes: int = 3) -> MeanSquareNormAct:
         return MeanSquareNormAct(self.eps, act)
-
-    def why_not_fused(self) -> str | None:
-        return None
 
 
 @dataclass(frozen=True)
@@ -158,13 +159,10 @@ class NoNorm:
     """SiLU alone."""
 
     groups = 0
-    late = False
+    late = whole = False
 
     def module(self, channels: int, act: bool = True, axes: int = 3) -> Activation:
         return Activation()
-
-    def why_not_fused(self) -> str | None:
-        return None
 
 
 Norm = Group | Length | MeanSquare | NoNorm

@@ -172,10 +172,13 @@ class Res(Step):
     def late(self) -> bool:  # type: ignore[override]
         return self.norm.late
 
+    @property
+    def whole(self) -> bool:  # type: ignore[override]
+        return self.norm.whole
+
     def why_not_fused(self, style: Style) -> str | None:
-        if style.after and self.c_in != self.c_out:
-            return "its shortcuts to other widths wait for frames ahead in the plain walk only"
-        return self.norm.why_not_fused()
+        waits = style.after and self.c_in != self.c_out
+        return "its shortcuts to other widths wait for frames ahead in the plain walk only" if waits else None
 
     def channels(self, channels: int) -> int:
         return self.c_out

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -16,40 +17,67 @@ from ...run.weights import Conv
 from ..packed import conv_of
 from ..program import CAUSAL, Resampling, Size, Style, Taps, Work
 from ..state import State
+from ..tree import find, graft
 from .conv import ClipConv, FrameConv, conv_work
 
 
 class Downsample(nn.Module):
-    """Zero row below and column to the right, then a strided conv: (1,3,3) in space, causal (3,3,3) in time too."""
+    """Zero row below and column to the right, then a strided conv: (1,3,3) in space, causal (3,3,3) in time too.
 
-    def __init__(self, channels: int, temporal: bool, style: Style = CAUSAL) -> None:
+    centred: (3,3,3) in any case, with the borders that other convolutions have; in time a clip's first frame counts
+    twice, so that all later ones are read in pairs with the one before.
+    """
+
+    def __init__(
+        self, channels: int, temporal: bool, style: Style = CAUSAL, centred: bool = False, conv: str = "conv"
+    ) -> None:
         super().__init__()
+        self.temporal, self.centred, self._name = temporal, centred, conv
         if style.still:
-            self.conv = FrameConv(channels, channels, 3, stride=2)
+            graft(self, conv, FrameConv(channels, channels, 3, stride=2))
             return
-        kt = 3 if temporal else 1
+        kt = 3 if temporal or centred else 1
         stride = (2 if temporal else 1, 2, 2)
-        self.conv = ClipConv(channels, channels, (kt, 3, 3), stride, padding=0, head=style.head)
+        around = {"border": style.border} if centred else {"padding": 0}
+        graft(self, conv, ClipConv(channels, channels, (kt, 3, 3), stride, head=style.head, **around))
+
+    @property
+    def first(self) -> ClipConv:
+        return find(self, self._name)  # type: ignore[return-value]
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
-        return self.conv(F.pad(x, (0, 1, 0, 1)), state)
+        conv = self.first
+        if not self.centred:
+            x = F.pad(x, (0, 1, 0, 1))
+        elif self.temporal and conv.starts(state):
+            x = torch.cat((x[:, :, :1], x), 2)
+        return conv(x, state)
 
 
 @dataclass(frozen=True)
 class StridedDown(Resampling):
+    """centred: of Downsample. conv: the convolution's name within the step."""
+
     name: str
     width: int
     temporal: bool
+    centred: bool = False
+    conv: str = "conv"
     space = (1, 2)
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
-        return {self.name: Downsample(self.width, self.temporal, style)}
+        return {self.name: Downsample(self.width, self.temporal, style, self.centred, self.conv)}
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Conv:
-        return conv_of(part(self.name).conv, operands, normed=False)
+        return conv_of(part(self.name).first, operands, normed=False)
 
     def run(self, packed: Conv, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+        if self.centred:
+            # The first frame counts twice, and is its own partner: what follows starts one frame later, not two.
+            lead = int(self.temporal and first == 0)
+            pieces = [(packed.weight, a, b, 0) for a, b in ((0, lead), (lead, out.shape[0])) if a < b]
+            return out, run.conv(packed, x, out, groups=groups, geometry=Geometry(packed.stride), pieces=pieces)
         # The zero row and column lie below and to the right: taps start inside the border.
         geometry = Geometry(packed.stride, origin=(1, 1))
         # A stride of 2 in time leaves one frame of history where the clip's start has two copies of its first one.
@@ -57,15 +85,20 @@ class StridedDown(Resampling):
         return out, run.conv(packed, x, out, groups=groups, geometry=geometry, skip=skip)
 
     def why_not_fused(self, style: Style) -> str | None:
-        return None if style.border == "zero" else "it downsamples beside zeros, other convolutions do not"
+        fits = self.centred or style.border == "zero"
+        return None if fits else "it downsamples beside zeros, other convolutions do not"
 
     def taps(self, style: Style) -> Taps:
+        if self.centred:
+            return Taps(3, 0) if self.temporal else Taps(2, 0)
         return Taps(1, 0) if self.temporal else Taps()
 
     def work(self, size: Size, style: Style = CAUSAL) -> Work:
+        if self.centred:
+            return conv_work(size, self.width, 27, self.size(size, True))
         # What it reads has another row and column.
         source = size._replace(height=size.height + 1, width=size.width + 1)
         return conv_work(source, self.width, 27 if self.temporal else 9, self.size(size, True))
 
     def eligible(self) -> tuple[tuple[str, int], ...]:
-        return ((f"{self.name}.conv", self.width),)
+        return ((f"{self.name}.{self.conv}", self.width),)

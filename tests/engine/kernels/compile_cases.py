@@ -44,9 +44,9 @@ def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 def conv_calls(here: Target, dtype: torch.dtype, stage: tuple[int, int, int], *, plain: bool = False,
                fast: bool = False, stride: tuple[int, int, int] = (1, 1, 1), phases: tuple[int, int, int] = (1, 1, 1)):
     h, w, c = stage
-    folded, temporal = phases[0] == 2, 2 if phases[0] == 2 else 3
+    folded, temporal = (3, 2) if phases[0] == 2 else (0, 3)
     kernel = (3, 3, 3) if phases == (1, 1, 1) else (temporal, 2, 2)
-    rows = c * phases[0] * phases[1] * phases[2] * (3 if folded else 1)
+    rows = c * phases[0] * phases[1] * phases[2] * (folded or 1)
     scale = meta(rows) if dtype.itemsize == 1 else None
     weight = Weight(meta(rows, kernel[0] * kernel[1] * kernel[2] * c, dtype=dtype), c, c, kernel, scale, phases,
                     phases[1] == 2, folded)

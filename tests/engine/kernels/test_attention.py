@@ -70,3 +70,24 @@ def test_torch_path_and_blocks_of_queries():
 def test_wrong_arguments_are_named():
     with pytest.raises(ValueError, match="attention needs"):
         attention(torch.randn(1, 4, 8), torch.randn(1, 5, 8), torch.randn(1, 4, 8))
+
+
+def test_a_clips_attention_may_overwrite_its_queries(interpreter, monkeypatch):
+    """Block by block: the same bits as within a frame of so many positions."""
+    q, k, v = (torch.randn(1, 400, 264).half() for _ in range(3))
+    want = attention(q, k, v, backend="triton")
+    monkeypatch.setattr(schedules, "SCRATCH_BYTES", 1)
+    monkeypatch.setattr(schedules, "CLIP_BYTES", 300_000)
+    size = scratch_bytes(400, 2, 264)
+    assert scratch_bytes(400, 2) < size < 400_000
+    scratch = torch.empty(size, dtype=torch.uint8)
+    got = attention(q, k, v, out=q, scratch=scratch, clip=264, backend="triton")
+    assert got.data_ptr() == q.data_ptr()
+    assert torch.equal(got, want)
+
+
+def test_a_clips_scratch_fills_the_gpu_and_ends(interpreter):
+    # 33 frames of 1280x720 in 512 channels, then 129: the limit.
+    assert 2**30 - 2**26 < scratch_bytes(9 * 14400, 2, 512) <= 1.05 * 2**30
+    assert scratch_bytes(33 * 14400, 2, 512) <= 1.1 * 2**30
+    assert scratch_bytes(9 * 3600, 2, 1024) < 2**28

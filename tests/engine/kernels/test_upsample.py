@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from zerowaste_vae.engine.kernels.conv3d import Geometry, Partials
+from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, Partials, conv3d
 from zerowaste_vae.engine.kernels.targets import FP8
-from zerowaste_vae.engine.kernels.upsample import compose, compose_nearest, pack, upsample
+from zerowaste_vae.engine.kernels.upsample import compose, compose_nearest, pack, pack_nearest, upsample
 from zerowaste_vae.engine.kernels.upsample.reference import plain_pair
 from zerowaste_vae.engine.network.ops.shuffle_up import Upsample
 
@@ -106,8 +106,45 @@ def test_nearest_doubling_is_composed_exactly():
     x, conv = torch.randn(1, 3, 5, 4, generator=g).double(), torch.randn(6, 3, 3, 3, generator=g).double()
     doubled = F.interpolate(x, scale_factor=2)
     expected = F.conv2d(doubled, conv, padding=1)
-    kernels = compose_nearest(conv).view(2, 2, 6, 3, 2, 2)
+    kernels = compose_nearest(conv.unsqueeze(2)).view(2, 2, 6, 3, 2, 2)
     for row in range(2):
         for column in range(2):
             window = F.pad(x, (1 - column, column, 1 - row, row))
             torch.testing.assert_close(F.conv2d(window, kernels[row, column]), expected[..., row::2, column::2])
+
+
+def repeated(x, conv, bias):
+    """A clip's [T, H, W, C] from its start -> [2T - 1, 2H, 2W, K]: every value twice, frames but the first one too,
+    then a causal 3x3x3 convolution; edges and the first frame are repeated around it."""
+    t = x.shape[0]
+    u = x.repeat_interleave(torch.tensor([1, *[2] * (t - 1)]), 0).repeat_interleave(2, 1).repeat_interleave(2, 2)
+    u = F.pad(u.permute(3, 0, 1, 2)[None], (1, 1, 1, 1, 2, 0), mode="replicate")
+    return F.conv3d(u, conv, bias)[0].permute(1, 2, 3, 0)
+
+
+@pytest.mark.parametrize("backend", ["reference", "triton"])
+@pytest.mark.parametrize("dtype", [torch.float16, FP8], ids=str)
+def test_repeats_in_time_and_space_are_composed(request, backend, dtype):
+    """One set of weights for all frames: the first one makes its last sub-frame only. Chunks give equal bits."""
+    if backend == "triton":
+        request.getfixturevalue("interpreter")
+    c, k, t, h, w = 32, 16, 4, 5, 6
+    conv, bias = torch.randn(k, c, 3, 3, 3) * (27 * c) ** -0.5, torch.randn(k)
+    x = torch.randn(t, h, w, c).to(dtype)
+    weight, biases = pack_nearest(conv, bias, dtype, temporal=True)
+    assert (weight.folded, weight.kernel, weight.phases) == (1, (2, 2, 2), (2, 2, 2))
+    buffer = torch.cat((x[:1].float(), x.float())).permute(0, 3, 1, 2)
+    buffer = F.pad(buffer, (1, 1, 1, 1), mode="replicate").permute(0, 2, 3, 1).contiguous().to(dtype)
+    whole = torch.empty(2 * t - 1, 2 * h, 2 * w, k, dtype=torch.float16)
+    epilogue = Epilogue(biases, groups=8)
+    sums = conv3d(buffer, weight, whole, epilogue=epilogue, first=0, backend=backend)
+    assert error(whole, repeated(x.double(), conv.double(), bias.double())) < (3e-2 if dtype == FP8 else 5e-4)
+    assert error(group_sums(sums, 8), true_sums(whole, 8)) < 1e-5
+    at = 0
+    for lo, hi in ((0, 1), (1, 2), (2, 4)):
+        part = torch.empty(2 * (hi - lo) - (lo == 0), 2 * h, 2 * w, k, dtype=torch.float16)
+        conv3d(buffer[lo : hi + 1].contiguous(), weight, part, epilogue=Epilogue(biases), first=lo, backend=backend)
+        same = whole[at : at + len(part)]
+        assert torch.equal(part, same) if backend == "triton" else error(part, same) < 1e-4  # of fp16
+        at += len(part)
+    assert at == len(whole)

@@ -176,7 +176,8 @@ def test_flat_rows_without_a_record_load(tmp_path, vae_file, vae, craft):
         ("decoder.middle.0.residual.0.gamma", "wan2.1"),
         ("decoder.upsamples.0.upsamples.0.residual.2.weight", "wan2.2"),
         ("decoder.up_blocks.0.res_blocks.0.conv1.conv.weight", "ltx"),
-        ("decoder.conv_in.conv.weight", "hunyuanvideo"),
+        ("decoder.mid.block_1.conv1.conv.weight", "hunyuanvideo"),
+        ("decoder.mid.attn_1.norm.gamma", "hunyuanvideo1.5"),
         ("decoder.unpatcher3d.wavelets", "cosmos"),
         ("decoder.blocks.2.blocks.3.stack.5.weight", "mochi"),
         ("decoder.22.bias", "taehv"),
@@ -187,9 +188,11 @@ def test_known_key_sets(key, name):
     assert find_key_set(["x." + key]) is None
 
 
-def test_ltx_is_not_taken_for_hunyuanvideo():
-    keys = ["decoder.conv_in.conv.weight", "decoder.up_blocks.0.res_blocks.0.conv1.conv.weight"]
-    assert find_key_set(keys).name == "ltx"
+def test_hunyuanvideos_versions_are_told_apart():
+    keys = ["decoder.mid.block_1.conv1.conv.weight", "decoder.mid.attn_1.norm.gamma"]
+    assert find_key_set(keys).name == "hunyuanvideo1.5"
+    # Names that LTX and CogVideoX have too are not enough.
+    assert find_key_set(["decoder.conv_in.conv.weight", "decoder.conv_out.conv.weight"]) is None
 
 
 PARTS = {"residual.0": "norm1", "residual.2": "conv1", "residual.3": "norm2", "residual.6": "conv2"}

@@ -1,0 +1,118 @@
+"""HunyuanVideo's first video VAE, which Kandinsky 5 and SkyReels use too: 8x8 spatial and 4x causal temporal
+compression into 16 channels. Its middle sees whole clips; what lies around that goes by chunks of two latents, whose
+group norms are taken together: chunks of another size would give another result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..network.ops.attention import Attention, Parts
+from ..network.ops.conv import Conv
+from ..network.ops.ends import Linear, Moments, Pixels
+from ..network.ops.norm import Group
+from ..network.ops.repeat_up import RepeatUp
+from ..network.ops.resnet import Names, Res
+from ..network.ops.strided_down import StridedDown
+from ..network.program import STEP, TILES, Program, Step
+from .arch import DEFAULT_GROUPS, Architecture, KeySet, Published, Shapes, Widths, groups_of, level_widths
+
+#: Every causal convolution lies within a module of its own.
+NAMES = Names(conv1="conv1.conv", conv2="conv2.conv", conv_shortcut="nin_shortcut.conv")
+PARTS = Parts("norm", "q", "k", "v", "proj_out", convs=3)
+#: Latents of a chunk. An encoder's first chunk is the first frame alone.
+CHUNK = 2
+
+
+@dataclass(frozen=True)
+class Config:
+    """Widths from full to lowest resolution, e.g. (128, 256, 512, 512). None: that half is absent from the file."""
+
+    encoder_widths: Widths | None
+    decoder_widths: Widths | None
+    latent_channels: int = 16
+    norm_groups: int = DEFAULT_GROUPS
+
+    @classmethod
+    def from_shapes(cls, shapes: Shapes, norm_groups: int | None = None) -> Config:
+        """`norm_groups` None means 32 if it divides all widths."""
+        encoder = level_widths(shapes, [f"encoder.down.{i}.block.0.conv1.conv.bias" for i in range(4)])
+        decoder = level_widths(shapes, [f"decoder.up.{i}.block.0.conv1.conv.bias" for i in range(4)])
+        groups = groups_of([*(encoder or ()), *(decoder or ())], norm_groups)
+        latent = 16
+        if "post_quant_conv.bias" in shapes:
+            latent = shapes["post_quant_conv.bias"][0]
+        elif "quant_conv.bias" in shapes:
+            latent = shapes["quant_conv.bias"][0] // 2
+        return cls(encoder, decoder, latent, groups)
+
+
+def decoder(config: Config) -> Program | None:
+    if config.decoder_widths is None:
+        return None
+    w, latent = config.decoder_widths, config.latent_channels
+
+    def norm(rate: int) -> Group:
+        """Of a level with so many frames for a latent: of the first one there is only one."""
+        return Group(config.norm_groups, (CHUNK * rate - rate + 1, CHUNK * rate))
+
+    def level(i: int, rate: int) -> list[Step]:
+        ins = (w[min(i + 1, 3)], w[i], w[i])
+        return [Res(f"up.{i}.block.{j}", c, w[i], norm(rate), NAMES) for j, c in enumerate(ins)]
+
+    def up(i: int) -> Step:
+        return RepeatUp(f"up.{i}.upsample", w[i], temporal=i < 3, conv="conv.conv")
+
+    return Program.of(
+        "decoder", latent,
+        Linear("/post_quant_conv", latent), Conv("conv_in.conv", latent, w[3]), *_middle(w[3], config), TILES,
+        *level(3, 1), up(3),
+        *level(2, 1), up(2),
+        *level(1, 2), up(1),
+        *level(0, 4), Pixels("norm_out", "conv_out.conv", w[0], norm(4)),
+        border="replicate",
+    )  # fmt: skip
+
+
+def encoder(config: Config) -> Program | None:
+    if config.encoder_widths is None:
+        return None
+    w, moments = config.encoder_widths, 2 * config.latent_channels
+
+    def level(i: int, rate: int) -> list[Step]:
+        norm = Group(config.norm_groups, (1, CHUNK * rate))
+        return [Res(f"down.{i}.block.{j}", c, w[i], norm, NAMES) for j, c in enumerate((w[max(i - 1, 0)], w[i]))]
+
+    def down(i: int) -> Step:
+        return StridedDown(f"down.{i}.downsample", w[i], temporal=i > 0, centred=True, conv="conv.conv")
+
+    whole = Group(config.norm_groups, "clip")
+    return Program.of(
+        "encoder", 3,
+        Conv("conv_in.conv", 3, w[0], block=8), *level(0, 4), down(0), STEP,
+        *level(1, 4), down(1),
+        *level(2, 2), down(2),
+        *level(3, 1), TILES,
+        *_middle(w[3], config), Moments("norm_out", "conv_out.conv", w[3], moments, whole),
+        Linear("/quant_conv", moments),
+        border="replicate",
+    )  # fmt: skip
+
+
+def _middle(width: int, config: Config) -> list[Step]:
+    norm = Group(config.norm_groups, "clip")
+    return [
+        Res("mid.block_1", width, width, norm, NAMES),
+        Attention("mid.attn_1", width, norm, parts=PARTS, whole=True),
+        Res("mid.block_2", width, width, norm, NAMES),
+    ]
+
+
+ARCHITECTURE = Architecture(
+    # Behind those of the later version, whose files have these keys too.
+    KeySet("hunyuanvideo", ("decoder.mid.block_1.conv1.conv.weight", "encoder.mid.block_1.conv1.conv.weight")),
+    8, 4, 1.0, Config.from_shapes, encoder, decoder, native="bf16",
+    published=Published(
+        "HunyuanVideo", Config((128, 256, 512, 512), (128, 256, 512, 512)), r"hunyuan[ _.-]*video",
+        ("hunyuan", "kandinsky", "skyreels"),
+    ),
+)  # fmt: skip

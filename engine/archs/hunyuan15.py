@@ -1,0 +1,128 @@
+"""HunyuanVideo 1.5's video VAE: 16x16 spatial and 4x causal temporal compression into 32 channels. Its middle sees
+whole clips."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from ..errors import InputError
+from ..network.ops.attention import Attention
+from ..network.ops.conv import Conv
+from ..network.ops.ends import Moments, Pixels
+from ..network.ops.norm import Length
+from ..network.ops.resnet import Res
+from ..network.ops.shortcut_down import ShortcutDown
+from ..network.ops.shortcut_up import ShortcutUp
+from ..network.program import STEP, TILES, Program, Step
+from .arch import Architecture, KeySet, Published, Shapes, Widths, level_widths
+from .hunyuan import NAMES, PARTS
+
+#: Resolutions, each but the last half of the one before.
+LEVELS = 5
+
+
+@dataclass(frozen=True)
+class Config:
+    """Widths from full to lowest resolution, e.g. (128, 256, 512, 1024, 1024). None: that half is absent."""
+
+    encoder_widths: Widths | None
+    decoder_widths: Widths | None
+    latent_channels: int = 32
+    #: Lengths are taken over all channels.
+    norm_groups: None = None
+
+    @classmethod
+    def from_shapes(cls, shapes: Shapes, norm_groups: int | None = None) -> Config:
+        """`norm_groups` has no meaning here."""
+        return cls(*sizes(shapes, ".conv"))
+
+
+def sizes(shapes: Shapes, conv: str) -> tuple[Widths | None, Widths | None, int]:
+    """Widths of the encoder and decoder, and channels of a latent. conv: what a convolution's name ends in. Raises
+    InputError."""
+    encoder = level_widths(shapes, [f"encoder.down.{i}.block.0.conv1{conv}.bias" for i in range(LEVELS)])
+    decoder = level_widths(shapes, [f"decoder.up.{LEVELS - 1 - i}.block.0.conv1{conv}.bias" for i in range(LEVELS)])
+    latent = 32
+    if f"encoder.conv_out{conv}.bias" in shapes:
+        latent = shapes[f"encoder.conv_out{conv}.bias"][0] // 2
+    elif len(shapes.get(f"decoder.conv_in{conv}.weight", ())) == 5:
+        latent = shapes[f"decoder.conv_in{conv}.weight"][1]
+    for half, widths, end in (("encoder", encoder, 2 * latent), ("decoder", decoder, latent)):
+        if widths is not None and not _shortcuts_fit(widths, end):
+            raise InputError(f"{half} widths {widths} for {latent} channels do not divide as its shortcuts need")
+    return encoder, decoder, latent
+
+
+def _shortcuts_fit(widths: Widths, end: int) -> bool:
+    """Whether all resampling steps repeat or average whole channels, and the latent's end does."""
+    pairs = [(low, high, 4 if i < 2 else 8) for i, (high, low) in enumerate(itertools.pairwise(widths))]
+    return widths[-1] % end == 0 and all(
+        factor * high % low == 0 and factor * high // low % (factor // 4) == 0 and low % factor == 0
+        for low, high, factor in pairs
+    )
+
+
+def decoder(config: Config) -> Program | None:
+    if config.decoder_widths is None:
+        return None
+    w, norm = config.decoder_widths[::-1], Length()
+
+    def level(i: int) -> list[Step]:
+        return [Res(f"up.{i}.block.{j}", w[i], w[i], norm, NAMES) for j in range(3)]
+
+    def up(i: int) -> Step:
+        return ShortcutUp(f"up.{i}.upsample", w[i], w[i + 1], temporal=i < 2, conv="conv.conv")
+
+    return Program.of(
+        "decoder", config.latent_channels,
+        Conv("conv_in.conv", config.latent_channels, w[0], repeats=True), *_middle(w[0]), TILES,
+        *level(0), up(0), STEP,
+        *level(1), up(1), STEP,
+        *level(2), up(2), STEP,
+        *level(3), up(3), STEP,
+        *level(4), Pixels("norm_out", "conv_out.conv", w[4], norm),
+        border="replicate",
+    )  # fmt: skip
+
+
+def encoder(config: Config) -> Program | None:
+    if config.encoder_widths is None:
+        return None
+    w, norm = config.encoder_widths, Length()
+
+    def level(i: int) -> list[Step]:
+        return [Res(f"down.{i}.block.{j}", w[i], w[i], norm, NAMES) for j in range(2)]
+
+    def down(i: int) -> Step:
+        return ShortcutDown(f"down.{i}.downsample", w[i], w[i + 1], temporal=i > 1, conv="conv.conv")
+
+    return Program.of(
+        "encoder", 3,
+        Conv("conv_in.conv", 3, w[0], block=16), *level(0), down(0), STEP,
+        *level(1), down(1),
+        *level(2), down(2),
+        *level(3), down(3),
+        *level(4), TILES,
+        *_middle(w[4]),
+        Moments("norm_out", "conv_out.conv", w[4], 2 * config.latent_channels, norm, means=True),
+        border="replicate",
+    )  # fmt: skip
+
+
+def _middle(width: int) -> list[Step]:
+    return [
+        Res("mid.block_1", width, width, Length(), NAMES),
+        Attention("mid.attn_1", width, Length(), parts=PARTS, whole=True),
+        Res("mid.block_2", width, width, Length(), NAMES),
+    ]
+
+
+ARCHITECTURE = Architecture(
+    KeySet("hunyuanvideo1.5", ("decoder.mid.attn_1.norm.gamma", "encoder.mid.attn_1.norm.gamma")),
+    16, 4, 1.0, Config.from_shapes, encoder, decoder,
+    published=Published(
+        "HunyuanVideo 1.5", Config((128, 256, 512, 1024, 1024), (128, 256, 512, 1024, 1024)),
+        r"hunyuan[ _.-]*video[ _.-]*1?[._]?5", ("hunyuan",),
+    ),
+)  # fmt: skip

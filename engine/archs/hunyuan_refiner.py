@@ -1,0 +1,97 @@
+"""The VAE of HunyuanImage's refiner: HunyuanVideo 1.5's network with group norms, zeros around it and no first frame of
+its own. A picture is four frames for it, of which the decoder's last one is shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..network.ops.attention import Attention
+from ..network.ops.conv import Conv
+from ..network.ops.ends import Moments, Pixels
+from ..network.ops.norm import Group
+from ..network.ops.pictures import EachPicture
+from ..network.ops.resnet import Names, Res
+from ..network.ops.shortcut_down import ShortcutDown
+from ..network.ops.shortcut_up import ShortcutUp
+from ..network.program import STEP, TILES, Program, Step
+from .arch import DEFAULT_GROUPS, Architecture, KeySet, Published, Shapes, Widths, groups_of
+from .hunyuan import PARTS
+from .hunyuan15 import sizes
+
+NAMES = Names(conv_shortcut="nin_shortcut")
+#: Frames of a picture.
+FRAMES = 4
+
+
+@dataclass(frozen=True)
+class Config:
+    """Widths from full to lowest resolution, e.g. (128, 256, 512, 1024, 1024). None: that half is absent."""
+
+    encoder_widths: Widths | None
+    decoder_widths: Widths | None
+    latent_channels: int = 32
+    norm_groups: int = DEFAULT_GROUPS
+
+    @classmethod
+    def from_shapes(cls, shapes: Shapes, norm_groups: int | None = None) -> Config:
+        """`norm_groups` None means 32 if it divides all widths."""
+        encoder, decoder, latent = sizes(shapes, "")
+        return cls(encoder, decoder, latent, groups_of([*(encoder or ()), *(decoder or ())], norm_groups))
+
+
+def decoder(config: Config) -> Program | None:
+    if config.decoder_widths is None:
+        return None
+    w, norm, steps = config.decoder_widths[::-1], Group(config.norm_groups, "clip"), []
+    for i in range(5):
+        steps += [Res(f"up.{i}.block.{j}", w[i], w[i], norm, NAMES) for j in range(3)]
+        if i < 4:
+            steps.append(ShortcutUp(f"up.{i}.upsample", w[i], w[i + 1], temporal=i < 2, lead=False))
+    return Program.of(
+        "decoder", config.latent_channels, TILES,
+        EachPicture("pictures", (
+            Conv("conv_in", config.latent_channels, w[0], repeats=True), *_middle(w[0], norm), *steps,
+            Pixels("norm_out", "conv_out", w[4], norm),
+        )),
+        head="zero", after=1,
+    )  # fmt: skip
+
+
+def encoder(config: Config) -> Program | None:
+    if config.encoder_widths is None:
+        return None
+    w, norm, steps = config.encoder_widths, Group(config.norm_groups, "clip"), []
+    for i in range(5):
+        steps += [Res(f"down.{i}.block.{j}", w[i], w[i], norm, NAMES) for j in range(2)]
+        if i < 4:
+            steps.append(ShortcutDown(f"down.{i}.downsample", w[i], w[i + 1], temporal=i > 1, lead=False))
+    return Program.of(
+        "encoder", 3,
+        EachPicture("pictures", (
+            Conv("conv_in", 3, w[0], block=16), *steps, *_middle(w[4], norm),
+            Moments("norm_out", "conv_out", w[4], 2 * config.latent_channels, norm, means=True),
+        ), FRAMES), STEP, TILES,
+        head="zero", after=1,
+    )  # fmt: skip
+
+
+def _middle(width: int, norm: Group) -> list[Step]:
+    return [
+        Res("mid.block_1", width, width, norm, NAMES),
+        Attention("mid.attn_1", width, norm, parts=PARTS, whole=True),
+        Res("mid.block_2", width, width, norm, NAMES),
+    ]
+
+
+ARCHITECTURE = Architecture(
+    KeySet(
+        "hunyuanimage-refiner", ("decoder.up.0.upsample.conv.weight", "encoder.down.3.downsample.conv.weight"),
+        # HunyuanImage 2.1's own.
+        without=("decoder.up.5.block.0.conv1.weight", "encoder.down.5.block.0.conv1.weight"),
+    ),
+    16, 1, 1.0, Config.from_shapes, encoder, decoder, timed=True,
+    published=Published(
+        "HunyuanImage refiner", Config((128, 256, 512, 1024, 1024), (128, 256, 512, 1024, 1024)),
+        r"hunyuan[ _.-]*image[ _.-]*refiner", ("hunyuanimage",),
+    ),
+)  # fmt: skip

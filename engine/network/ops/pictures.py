@@ -1,0 +1,63 @@
+"""A network of clips that makes pictures: each latent goes through all of its steps as a short clip of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..program import CAUSAL, Size, Step, Style, Work
+from ..state import State
+
+
+@dataclass(frozen=True)
+class EachPicture(Step):
+    """copies: an encoder's picture becomes a clip of so many frames. A decoder keeps the last frame of a latent's."""
+
+    name: str
+    steps: tuple[Step, ...]
+    copies: int = 1
+
+    def inner(self) -> tuple[Step, ...]:
+        return self.steps
+
+    def modules(self, style: Style) -> dict[str, nn.Module]:
+        return {name: module for step in self.steps for name, module in step.modules(style).items()}
+
+    def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
+        made = []
+        for picture in x.split(1, 2):
+            y = picture.expand(-1, -1, self.copies, -1, -1)
+            for step in self.steps:
+                y = step.plain(part, y, None)
+            made.append(y[:, :, -1:])
+        return torch.cat(made, 2) if len(made) > 1 else made[0]
+
+    def why_not_fused(self, style: Style) -> str | None:
+        return "each of its pictures is a clip, which only the plain walk knows"
+
+    def size(self, size: Size, starts: bool) -> Size:
+        for step in self.steps:
+            size = step.size(size._replace(frames=1), True)._replace(frames=size.frames)
+        return size
+
+    @property
+    def space(self) -> tuple[int, int]:  # type: ignore[override]
+        up, down = 1, 1
+        for step in self.steps:
+            up, down = up * step.space[0], down * step.space[1]
+        return up, down
+
+    def channels(self, channels: int) -> int:
+        for step in self.steps:
+            channels = step.channels(channels)
+        return channels
+
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
+        total, one = Work(), size._replace(frames=self.copies)
+        for step in self.steps:
+            total += step.work(one, style)
+            one = step.size(one, True)
+        return Work(*(size.frames * part for part in total))

@@ -1,0 +1,105 @@
+"""Upsampling by repetition in space (and time) and a 3x3x3 convolution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from ...kernels.conv3d import Partials
+from ...kernels.upsample import pack_nearest
+from ...operands.forms import Operands
+from ...options import Options
+from ...run.run import Run
+from ...run.weights import Conv
+from ..packed import conv_of, scaling
+from ..program import CAUSAL, Resampling, Size, Style, Taps, Work
+from ..state import State
+from ..tree import find, graft
+from .conv import ClipConv, conv_work, styled, taps_of
+
+
+class Upsample(nn.Module):
+    """Every value twice in height and width, and in time where `temporal`, then a 3x3x3 convolution.
+
+    A clip's first frame is not repeated in time: T frames become 2T - 1 in the first call and 2T in later ones.
+    """
+
+    def __init__(self, channels: int, temporal: bool, conv: str, style: Style = CAUSAL) -> None:
+        super().__init__()
+        self.z = 2 if temporal else 1
+        self._name = conv
+        graft(self, conv, styled(channels, channels, style))
+
+    @property
+    def last(self) -> ClipConv:
+        return find(self, self._name)  # type: ignore[return-value]
+
+    def forward(self, x: Tensor, state: State | None = None) -> Tensor:
+        lead, (b, c, t, h, w) = int(self.z == 2 and self.last.starts(state)), x.shape
+        x = x[:, :, :, None, :, None, :, None].expand(b, c, t, self.z, h, 2, w, 2)
+        return self.last(x.reshape(b, c, t * self.z, 2 * h, 2 * w)[:, :, lead:], state)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """composed: of the input as it is, in phases. Else of repeated values, in 16 bit under any policy."""
+
+    conv: Conv
+    composed: bool
+
+
+@dataclass(frozen=True)
+class RepeatUp(Resampling):
+    """conv: the convolution's name within the step."""
+
+    name: str
+    width: int
+    temporal: bool
+    conv: str = "conv"
+    space = (2, 1)
+
+    def modules(self, style: Style) -> dict[str, nn.Module]:
+        return {self.name: Upsample(self.width, self.temporal, self.conv, style)}
+
+    def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Packed:
+        conv = part(self.name).last
+        if not options.composed_upsample:
+            return Packed(conv_of(conv, Operands(operands.dtype), normed=False), False)
+        form = operands.form(conv.key, normed=False)
+
+        def make() -> Packed:
+            balancer = form.balancer()
+            made = pack_nearest(conv.weight, conv.bias, form.dtype, balancer, self.temporal)
+            return Packed(Conv(conv.key, *made, **scaling(form, balancer)), True)
+
+        return operands.once(f"{conv.key} composed", form, make)
+
+    def run(self, packed: Packed, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
+            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+        if packed.composed:
+            return out, run.conv(packed.conv, x, out, groups=groups, frame=first)
+        with run.arena.scope():
+            repeated = run.take(*out.shape)
+            if not run.dry:
+                lead = int(out.shape[0] < self.time[0] * x.shape[0])  # the clip's first frame
+                inside = repeated.unflatten(2, (-1, 2)).unflatten(1, (-1, 2))
+                inside[:lead] = x[:lead, :, None, :, None]
+                for i in range(self.time[0]):
+                    inside[lead + i :: self.time[0]] = x[lead:, :, None, :, None]
+            return out, run.conv(packed.conv, repeated, out, groups=groups)
+
+    def taps(self, style: Style) -> Taps:
+        # At the rate of its input, where its three frames are two at most.
+        return Taps(1, style.after) if self.temporal else taps_of(style)
+
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
+        out = self.size(size, True)
+        plain = conv_work(out, self.width)
+        # Of three taps along a doubled axis two fall on the same value: 2x2x2 are left, or 3x2x2 where time stays.
+        composed = conv_work(out, self.width, 8 if self.temporal else 12)
+        return Work(plain.flop, composed.flop, plain.values)
+
+    def eligible(self) -> tuple[tuple[str, int], ...]:
+        return ((f"{self.name}.{self.conv}", self.width),)

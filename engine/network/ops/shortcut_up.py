@@ -1,0 +1,149 @@
+"""Upsampling by a 3x3x3 convolution and a pixel shuffle, beside a shortcut of repeated channels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from ...kernels.conv3d import Geometry, Partials, pack_weight
+from ...operands.forms import Operands
+from ...options import Options
+from ...run.run import COPY, Run
+from ...run.weights import Conv
+from ..packed import scaling
+from ..program import CAUSAL, Resampling, Size, Style, Taps, Work
+from ..state import State
+from ..tree import find, graft
+from .conv import ClipConv, conv_work, styled, taps_of
+
+
+def shuffled(x: Tensor, z: int) -> Tensor:
+    """[B, 4 * z * C, T, h, w] -> [B, C, z * T, 2h, 2w]; channel ((frame * 2 + row) * 2 + column) * C + c."""
+    b, c, t, h, w = x.shape
+    x = x.view(b, z, 2, 2, c // (4 * z), t, h, w).permute(0, 4, 5, 1, 6, 2, 7, 3)
+    return x.reshape(b, c // (4 * z), z * t, 2 * h, 2 * w)
+
+
+class Upsample(nn.Module):
+    """3x3x3 convolution and pixel shuffle (x2 in height and width, and in time where `temporal`), added to the input's
+    channels repeated and shuffled the same way.
+
+    lead: a clip's first frame stays one: shuffled in space only, of whose then twice as many channels the first half is
+    it. T frames become 2T - 1 in the first call and 2T in later ones.
+    """
+
+    def __init__(
+        self, c_in: int, c_out: int, temporal: bool, lead: bool, conv: str, style: Style = CAUSAL
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.z, self.lead = 2 if temporal else 1, lead and temporal
+        self.repeats = 4 * self.z * c_out // c_in
+        self._name = conv
+        graft(self, conv, styled(c_in, 4 * self.z * c_out, style))
+
+    @property
+    def last(self) -> ClipConv:
+        return find(self, self._name)  # type: ignore[return-value]
+
+    def forward(self, x: Tensor, state: State | None = None) -> Tensor:
+        lead = int(self.lead and self.last.starts(state) and x.shape[2] > 0)
+        y = self.last(x, state)
+        if state is not None:
+            x = state.aligned(f"{self.last.key} shortcut", x, y)
+        rest = shuffled(y[:, :, lead:], self.z)
+        rest += shuffled(x[:, :, lead:].repeat_interleave(self.repeats, 1), self.z)
+        if not lead:
+            return rest
+        first = shuffled(y[:, :, :1], 1).chunk(2, 1)[0]
+        return torch.cat((first + shuffled(x[:, :, :1].repeat_interleave(self.repeats // 2, 1), 1), rest), 2)
+
+
+def _by_phase(rows: Tensor, z: int) -> Tensor:
+    """From channels ((frame * 2 + row) * 2 + column) * K + k to the order of a convolution's phases: ((row * 2 +
+    column) * z + frame) * K + k."""
+    return rows.unflatten(0, (z, 2, 2, -1)).movedim(0, 2).flatten(0, 3)
+
+
+@dataclass(frozen=True)
+class ShortcutUp(Resampling):
+    """lead: of Upsample. conv: the convolution's name within the step."""
+
+    name: str
+    c_in: int
+    c_out: int
+    temporal: bool
+    lead: bool = True
+    conv: str = "conv"
+    space = (2, 1)
+
+    def modules(self, style: Style) -> dict[str, nn.Module]:
+        return {self.name: Upsample(self.c_in, self.c_out, self.temporal, self.lead, self.conv, style)}
+
+    def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Conv:
+        conv, z = part(self.name).last, self.time[0]
+        form = operands.form(conv.key, normed=False)
+
+        def make() -> Conv:
+            balancer = form.balancer()
+            weight = pack_weight(_by_phase(conv.weight, z), form.dtype, (z, 2, 2), balance=balancer)
+            return Conv(conv.key, weight, _by_phase(conv.bias, z).float(), **scaling(form, balancer))
+
+        return operands.once(conv.key, form, make)
+
+    def run(self, packed: Conv, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
+            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+        lead = int(self.lead and self.temporal and first == 0)
+        if self.lead and self.temporal:
+            groups = 0  # the first frame's sums would be of other tiles: a norm makes its own
+        if not run.dry:
+            self._shortcut(x, out, lead)
+        parts = []
+        for i in run.inputs(packed, x, COPY, None, x.shape[1], Geometry()):
+            target, frames = i.rows(out, 2), []
+            if lead:
+                self._first(packed, run, i.data, i.start, i.geometry, target[:1])
+            if target.shape[0] > lead:
+                start = (i.start + lead) % i.data.shape[0]
+                frames.append(run.product(packed, i.data, target[lead:], geometry=i.geometry, residual=target[lead:],
+                                          groups=groups, start=start))  # fmt: skip
+            parts.append(run.joined(frames, 0))
+        return out, run.walk.sums(out, groups, (2, 2)) if run.walk.open else run.joined(parts)
+
+    def _shortcut(self, x: Tensor, out: Tensor, lead: int) -> None:
+        """x to what lies in `out` before the convolution is added."""
+        repeats = 4 * self.time[0] * self.c_out // self.c_in
+        for first, end, z, each in ((0, lead, 1, repeats // 2), (lead, x.shape[0], self.time[0], repeats)):
+            if first < end:
+                # [frames, h, w, C] -> [frames, z, h, 2, w, 2, C / (4 * z), each]
+                source = x[first:end].unflatten(3, (z, 2, 2, -1)).permute(0, 3, 1, 4, 2, 5, 6).unsqueeze(7)
+                target = out[: z * end] if first == 0 else out[lead:]
+                target = target.unflatten(2, (-1, 2)).unflatten(1, (-1, 2)).unflatten(0, (-1, z))
+                target.unflatten(6, (-1, each)).copy_(source)
+
+    def _first(self, packed: Conv, run: Run, data: Tensor, start: int, geometry: Geometry, out: Tensor) -> None:
+        """A clip's first frame, shuffled in space only: phase by phase from the rows that make it."""
+        weight, k = packed.weight, self.c_out
+        for row, column in ((0, 0), (0, 1), (1, 0), (1, 1)):
+            at = (4 * column + row) * k  # of all channels ((frame * 2 + row) * 2 + column), number 4 * row + 2 * column
+            scale = None if weight.scale is None else weight.scale[at : at + k]
+            some = replace(weight, data=weight.data[at : at + k], scale=scale, phases=(1, 1, 1))
+            conv, target = replace(packed, weight=some, bias=packed.bias[at : at + k]), out[:, row::2, column::2]
+            run.product(conv, data, target, geometry=geometry, residual=target, start=start)
+
+    def size(self, size: Size, starts: bool) -> Size:
+        return super().size(size, starts and self.lead)
+
+    def channels(self, channels: int) -> int:
+        return self.c_out
+
+    def taps(self, style: Style) -> Taps:
+        return taps_of(style)
+
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
+        return conv_work(size, 4 * self.time[0] * self.c_out)
+
+    def eligible(self) -> tuple[tuple[str, int], ...]:
+        return ((f"{self.name}.{self.conv}", min(self.c_in, self.c_out)),)
