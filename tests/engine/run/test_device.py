@@ -8,6 +8,7 @@ from zerowaste_vae import load
 from zerowaste_vae.engine.loader import placement
 from zerowaste_vae.engine.run import pixels
 from zerowaste_vae.engine.run.pixels import StagedWriter
+from zerowaste_vae.engine.run.results import Whole
 from zerowaste_vae.engine.run.scope import scoped_math
 
 SECOND = torch.device("cuda", 1)
@@ -78,7 +79,7 @@ def test_frames_are_waited_for_on_their_own_device(current, noise, monkeypatch):
     empty = torch.empty
     monkeypatch.setattr(pixels.torch, "empty", lambda *a, pin_memory=False, **k: empty(*a, **k))
     out = torch.zeros(1, 2, 2, 3, 3)
-    with StagedWriter(out, 1, SECOND, lambda *_: None) as writer:
+    with StagedWriter(Whole(out), 1, SECOND, lambda *_: None) as writer:
         for frame in range(2):
             writer.write(0, frame, noise(1, 2, 3, 3), torch.zeros(()))
     assert recorded == ["stream of 1", "stream of 1"]

@@ -13,6 +13,7 @@ from zerowaste_vae.engine.planning.budget import Machine
 from zerowaste_vae.engine.run import devices
 from zerowaste_vae.engine.run.pinned import POOL, PinnedPool
 from zerowaste_vae.engine.run.pixels import StagedReader, StagedWriter
+from zerowaste_vae.engine.run.results import Whole
 
 GPU = torch.device("cuda", 0)
 
@@ -80,7 +81,8 @@ def test_a_refused_lock_leaves_no_error_behind(driver, caplog):
 def test_copies_go_on_through_ordinary_memory(driver, caplog, noise):
     out, done = torch.zeros(1, 4, 2, 3, 3), []
     pixels = noise(4, 2, 3, 3)
-    with caplog.at_level(logging.WARNING), StagedWriter(out, 2, GPU, lambda *given: done.append(given)) as writer:
+    finish = lambda *given: done.append(given)  # noqa: E731
+    with caplog.at_level(logging.WARNING), StagedWriter(Whole(out), 2, GPU, finish) as writer:
         writer.write(0, 0, pixels[:2], torch.tensor(1.0))
         writer.write(0, 2, pixels[2:], torch.tensor(2.0))
     assert torch.equal(out[0], pixels) and done == [(0, 0, 2, 1.0), (0, 2, 2, 2.0)]
