@@ -84,7 +84,8 @@ class VideoVAE(Core, DocumentedMethods):
         check_out(out, shape, request.dtype)
         into = out
         if self.architecture.still:  # pictures are frames of one clip
-            wanted, into = range(shape[0]), out.view(1, *shape[:1], *shape[2:])
+            z = z[:, :, wanted.start : wanted.stop]
+            wanted, into = range(shape[0] * shape[1]), out.view(1, -1, *shape[2:])
         vae = self.at(timestep)
         z, inside = self.noised(z, seed, noise)
         told = Told(progress, cancel, on_plan)

@@ -59,6 +59,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--start", type=int, default=0, metavar="N", help="first frame to decode (default: 0)")
     parser.add_argument("--frames", type=int, metavar="N", help="how many frames to decode (default: all that follow)")
     parser.add_argument("--resume", action="store_true", help="go on where an interrupted decode to OUT has stopped")
+    taken = parser.add_argument_group("decoders that take noise and a timestep (LTX-Video 0.9.1 to 0.9.8)")
+    taken.add_argument("--seed", type=int, metavar="N", help="of the noise (default: 0)")
+    taken.add_argument("--noise", type=float, metavar="X", help="its share of the latents (default: the file's, 0.025)")
+    taken.add_argument("--timestep", type=float, metavar="X", help="default: the file's, else 0.05")
     video = parser.add_argument_group("MP4")
     video.add_argument("--codec", default="h264", metavar="C", help="h264 (default), h265 or av1")
     video.add_argument("--crf", type=int, metavar="N",
@@ -146,6 +150,7 @@ def _decoded(
     **part: object,
 ) -> Iterator[Tensor]:  # fmt: skip
     """The wanted frames as they are finished, or at once, as several devices have them."""
+    part |= _taken(args)
     options = {"progress": report, **part, **memory_options(args)}
     if ranks is not None:
         ranks.broadcast(part)
@@ -241,7 +246,14 @@ def _identity(args: argparse.Namespace, vae: VideoVAE, latent: LatentFile, count
     weights = "" if vae.path is None else f"{vae.path.name} {vae.path.stat().st_size}"
     tiles = args.tiling, args.tile, args.overlap
     parts = ends.hexdigest(), size, args.item, args.start, count, weights, vae.precision, args.min_db, tiles, form
-    return "zerowaste " + hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+    text = repr((*parts, *_taken(args).items()))
+    return "zerowaste " + hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _taken(args: argparse.Namespace) -> dict[str, object]:
+    """What is said of noise and timestep."""
+    given = {name: getattr(args, name) for name in ("seed", "noise", "timestep")}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _kind(out: str) -> str:

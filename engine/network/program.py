@@ -56,9 +56,9 @@ class Work(NamedTuple):
 
 
 class Taps(NamedTuple):
-    """Frames besides its own that a step reads, at its input's rate."""
+    """Frames besides its own that a step reads, at its input's rate; infinite: all there are."""
 
-    before: int = 0
+    before: float = 0
     after: int = 0
 
 
@@ -104,6 +104,8 @@ class Step:
     stream: ClassVar[bool] = True
     #: Frames wait in it besides those that convolutions look at.
     late: bool = False
+    #: Latents after which what it does with one comes again; 1: it treats all alike.
+    cycle: int = 1
     #: All of a clip's frames wait in it for the last one.
     waits: bool = False
     #: Its fused form follows a Program whose convolutions look ahead.
@@ -273,6 +275,8 @@ class Program:
             return math.inf, math.inf
         before, after, rate = Fraction(0), Fraction(0), Fraction(1)
         for step in self.steps:
+            if step.time != (1, 1) and not before:
+                before += step.time[1] / rate  # the first frame there is resampled as a clip's first one
             taps = step.taps(self.style)
             before, after = before + taps.before / rate, after + taps.after / rate
             rate *= Fraction(*step.time)
@@ -285,22 +289,23 @@ class Program:
 
     def begins(self, first: int) -> tuple[int, ...]:
         """For each step the latent from which on it has to see a clip so that its results from `first` on are those of
-        the whole clip, bit by bit; not falling.
+        the whole clip, bit by bit; not falling, and a multiple of the steps' cycles.
 
         Where they are not `staged`, all begin with one latent, as with a clip of their own: its first latent stands for
         the one last frame of it.
         """
         *rates, rate = self.rates()
+        every = math.lcm(*(s.cycle for s in self.every()))
         if not self.staged:
             before, _ = self.reach()
             at = (first - 1) / self.rate + 1 - before if self.rate >= 1 else first - 1 + (1 - before) * self.rate
-            return (0 if math.inf == before or self.waits else max(0, math.floor(at)),) * len(rates)
+            return (0 if math.inf == before or self.waits else max(0, math.floor(at)) // every * every,) * len(rates)
         need, out = first, []
         for step, rate in zip(reversed(self.steps), reversed(rates), strict=True):
             made, of = step.time
             own = -(-need // made) * of - (of - 1)  # the first frame that the needed one is made of
             need = max(0, own - step.taps(self.style).before)
-            out.append(-(-need // rate))
+            out.append(-(-need // rate) // every * every)
         return tuple(reversed(out))
 
     def window(self, first: int, end: int, latents: int) -> tuple[int, int]:

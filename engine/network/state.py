@@ -47,8 +47,9 @@ class State:
         return begins <= self.place.at
 
     def count(self, key: str, x: torch.Tensor) -> int:
-        """How many frames of the clip have come under `key` before those of x [B, C, T, H, W]."""
-        before = self.counts[key]
+        """How many frames of the clip have come under `key` before those of x [B, C, T, H, W]: some, where the step
+        began behind the clip's start."""
+        before = self.counts[key] + self.inside
         self.counts[key] += x.shape[2]
         return before
 

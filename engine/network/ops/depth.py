@@ -216,6 +216,9 @@ class DepthUp(_Depth):
 class DepthDown(_Depth):
     """The means of the input's samples are around it."""
 
+    def taps(self, style: Style) -> Taps:
+        return Taps(2 + self.stride[0] - 1)
+
     @property
     def time(self) -> tuple[int, int]:  # type: ignore[override]
         return 1, self.stride[0]

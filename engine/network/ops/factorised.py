@@ -218,6 +218,9 @@ class WaveletPatches(Step):
     def time(self) -> tuple[int, int]:  # type: ignore[override]
         return 1, self.patch
 
+    def taps(self, style: Style) -> Taps:
+        return Taps(self.patch - 1)
+
     @property
     def space(self) -> tuple[int, int]:  # type: ignore[override]
         return 1, self.patch

@@ -77,6 +77,10 @@ class ByFrame(Step):
     def name(self) -> str:  # type: ignore[override]
         return self.mean
 
+    @property
+    def cycle(self) -> int:  # type: ignore[override]
+        return self.period
+
     def modules(self, style: Style) -> dict[str, nn.Module]:
         count = self.width * self.period
         return {self.mean: nn.Parameter(torch.zeros(count)), self.deviation: nn.Parameter(torch.ones(count))}

@@ -3,13 +3,14 @@ own."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..program import CAUSAL, Size, Step, Style, Work
+from ..program import CAUSAL, Size, Step, Style, Taps, Work
 from ..state import State
 from ..tree import find, graft
 from .attention import Attention, FrameAttention
@@ -121,6 +122,9 @@ class TimeAttention(Step):
     @property
     def waits(self) -> bool:  # type: ignore[override]
         return self.head > 0
+
+    def taps(self, style: Style) -> Taps:
+        return Taps(math.inf, math.inf if self.head else 0)
 
     def why_not_fused(self, style: Style) -> str | None:
         return "it has attention among the frames of a clip, which only the plain walk does"

@@ -50,6 +50,7 @@ def test_a_clip_goes_through_plans(golden, noise):
     assert frames.shape == (1, 9, 16, 24, 3)
     assert torch.equal(frames, vae.decode(z))
     assert vae.encode(frames).shape == z.shape
+    assert torch.equal(vae.decode(z, start=4, frames=3), frames[:, 4:7])  # which sees all that comes before
     assert torch.isfinite(vae.encode(frames, seed=1)).all()
 
 

@@ -119,6 +119,7 @@ def test_batches_are_written_where_they_are_wanted(tiny, noise, tmp_path):
     one = vae.encode(out, seed=3)
     assert one.shape == z.shape
     torch.testing.assert_close(vae.encode(out[:1], seed=3), one[:1], rtol=0, atol=1e-4)
+    assert torch.equal(vae.decode(z, start=1, frames=1), vae.decode(z[:, :, 1:]))
     with pytest.raises(InputError, match="out is"):
         vae.decode(z, out=torch.empty(1))
     tiled = vae.decode(noise(1, vae.latent_channels, 1, 9, 8), tiling="blended", tile=4 * vae.spatial, overlap=8)

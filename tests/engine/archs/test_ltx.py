@@ -1,6 +1,7 @@
 """LTX-Video's VAEs against recorded outputs of the originals, in chunks, and on the fused operators."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -116,8 +117,11 @@ def fused(network, z, chunk, frames, parking=None):
 
 @pytest.mark.parametrize(
     "config",
-    [tiny(), tiny("reflect", 0.05), tiny("replicate", shortcut=False), tiny(kinds="space all time all")],
-    ids=["2.3", "timed", "no shortcut", "four levels"],
+    [
+        tiny(), tiny("reflect", 0.05), tiny("replicate", shortcut=False), tiny(kinds="space all time all"),
+        replace(tiny(), causal=True),
+    ],
+    ids=["2.3", "timed", "no shortcut", "four levels", "causal"],
 )
 @torch.no_grad()
 def test_the_fused_walk_looks_ahead(build, noise, config, atol):
@@ -285,7 +289,18 @@ def test_encoders_are_of_their_description(seed_model, tmp_path, noise):
     assert torch.equal(vae.encode_raw(x, chunk=1, frames=2), whole)
     frames = x.mul(0.2).add(0.5).clamp(0, 1).permute(0, 2, 3, 4, 1)
     assert vae.encode(frames).shape == (1, 16, 3, 2, 3)
-    assert vae.decode(vae.encode(frames)).shape == (1, 17, 64, 96, 3)
+    assert vae.decode(vae.encode(frames[:, :9])).shape == (1, 9, 64, 96, 3)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("shortcut", [True, False])
+def test_a_part_of_a_video_is_enough_for_a_latent(build, noise, shortcut):
+    downs = tuple(Block(16, stride=STRIDES["all"], shortcut=shortcut) for _ in range(3))
+    encoder = build(Config(downs, None, 16, 0, 4, encoder_border="zero", decoder_border="zero")).encoder
+    a, b = encoder.program.window(8, 9, 9)
+    assert 0 < a < 8 and b == 9
+    x = noise(1, 3, 65, 32, 32)
+    assert torch.equal(encoder(x[:, :, 8 * a :])[:, :, 8 - a], encoder(x)[:, :, 8])
 
 
 def test_the_published_one():
@@ -338,5 +353,8 @@ def test_the_commands_take_its_files(build, tmp_path, noise, kind, monkeypatch, 
     save_file({"latent": noise(1, 16, 2, 2, 3)}, "z.safetensors")
     assert main(["decode", "z.safetensors", "r.safetensors", "--vae", "w.gguf", "--quiet"]) == 0
     assert load_file("r.safetensors")["frames"].shape == (1, 9, 64, 96, 3)
+    assert main(["decode", "z.safetensors", "n/", "--vae", "w.gguf", "--quiet", "--timestep", "0.5"]) == 0
+    assert main(["decode", "z.safetensors", "m.safetensors", "--vae", "w.gguf", "--quiet", "--seed", "1"]) == 2
+    assert "takes no noise" in capsys.readouterr().err
     assert main(["plan", "--vae", "w.gguf", "--size", "1280x704", "--frames", "121", "--vram-gb", "6"]) == 0
     assert "fused kernels" in capsys.readouterr().out

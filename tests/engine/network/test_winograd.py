@@ -74,6 +74,7 @@ def decode(network, z, chunk, frames, parking=None):
         run.scout(lambda told=told, ends=ends: network.chunk(*told, out.append, ends))
         network.chunk(*told, lambda pixels: out.append(pixels.clone()), ends)
     assert run.nbytes == planned
+    run.free()
     return torch.cat(out)
 
 
@@ -184,6 +185,8 @@ def test_a_clip_goes_on_where_its_histories_are_stored_alike(build):
         for part in z.split(1):
             step(other, part, again)
         assert torch.equal(torch.cat(again), whole)
+        for made in (first, second, other):
+            made.free()
 
 
 @torch.no_grad()

@@ -136,6 +136,7 @@ def test_every_chunking_and_parking_gives_the_same_frames(model, ranges, kind, c
         for part in z.split(chunk):
             run.scout(lambda part=part: decoder.chunk(run, part, frames, torch.float32, out.append))
             decoder.chunk(run, part, frames, torch.float32, lambda x: out.append(x.clone()))
+        run.free()
         return torch.cat(out), run
 
     expected, whole = decode(4, 0)

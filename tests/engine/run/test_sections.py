@@ -1,8 +1,10 @@
 """Parts of a clip: each step sees as little of what lies before them as its later steps allow."""
 
+import math
+
 import pytest
 import torch
-from zerowaste_vae.engine.archs import seedvr2, wan
+from zerowaste_vae.engine.archs import cosmos, seedvr2, wan
 from zerowaste_vae.engine.network.program import Program
 from zerowaste_vae.engine.network.state import Place, State
 from zerowaste_vae.engine.planning.planner import Planner
@@ -115,3 +117,10 @@ def test_chunks_follow_each_other_and_cross_no_edge(first, last, size, edges):
 
 def test_frames_of_latents():
     assert [frames_of(n, 4) for n in range(4)] == [0, 1, 5, 9]
+
+
+def test_attention_among_earlier_frames_needs_them_all():
+    """A decoder of which a step sees all frames before its own: parts begin with the clip."""
+    program = cosmos.ARCHITECTURE.decoder(cosmos.ARCHITECTURE.published.config)
+    assert program.reach()[0] == math.inf
+    assert program.window(4000, 4001, 600) == (0, 501)
