@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from .archs import Architecture
-from .network.fused import Emit, FusedDecoder, FusedEncoder, FusedPass, fuse
+from .network.fused import Emit, FusedDecoder, FusedEncoder, fuse
+from .network.fused_pass import FusedPass
 from .network.plain import Network
 from .network.program import Program
 from .network.stream import PlainHalf, decode_features, decode_frames, encode_features, encode_moments

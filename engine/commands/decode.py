@@ -96,7 +96,8 @@ def _help(args: argparse.Namespace, ranks: Ranks) -> int:
 def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
     from ..files.latents import LatentFile, latent_metadata
     from ..files.media import DEFAULT_FPS
-    from ..files.mp4 import Format, check_audio, part_of
+    from ..files.mp4 import Format, part_of
+    from ..files.mp4_finish import check_audio
     from ..files.writing import check_target
 
     kind = _kind(args.out)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -15,12 +14,7 @@ from ..kernels.conv3d import Partials
 from ..kernels.to_pixels import BYTES, UNIT, Pixels
 from ..operands.forms import Operands
 from ..options import DEFAULTS, Options
-from ..run.graph_rule import chunks_left
-from ..run.graphs import Graphs
-from ..run.handover import Handover, take_over
 from ..run.parking import Parking
-from ..run.passes import Clips, Gathers, Part
-from ..run.passes import Emit as EmitResults
 from ..run.run import Run
 from ..run.sections import frames_of
 from .chain import Link, Result, given, pack_chain, sizes, take, through
@@ -334,83 +328,6 @@ class FusedEncoder(Fused):
         if run.walk.open:  # whatever steps they were made in
             return out, run.walk.sums(out, links[-1].groups)
         return out, run.joined(parts, 0)
-
-
-class FusedPass:
-    """Clips or tiles of one size in the memory of one Run: a Pass of run/clip.py."""
-
-    def __init__(
-        self, network: Fused, clips: Clips, memory: Callable[[], AbstractContextManager[tuple[Run, Graphs | None]]],
-        load: Callable[[Tensor], Tensor], step: Callable[[Run, Tensor, Emit, bool], None],
-        replay: Callable[[Run, Tensor], Tensor] | None = None,
-        aside: Callable[[], AbstractContextManager[object]] = nullcontext, steps: slice = slice(None), *,
-        before: Callable[[Run, Tensor, Part], Tensor] | None = None,
-        after: Callable[[Run, Tensor, Part, Emit], None] | None = None,
-    ) -> None:  # fmt: skip
-        """load: a part's data to what `step` takes, on the device. step(run, data, emit, ends): a chunk; whether the
-        clip ends with it. replay: the same where its results are one tensor, for graphs, and the clip goes on or
-        nothing looks ahead; None: no attempt after this one can go on where it ends. aside: as in Pass. steps: those of
-        the network that it takes.
-
-        before(run, data, part): where whole clips come with their first part, what `step` takes of them. after(run,
-        results, part, emit): what becomes of results, where they are not emitted at once.
-        """
-        self.gathers: Gathers = "" if before is after else "first" if after is None else "last"
-        self._before, self._after = before, after
-        self._network, self._steps = network, steps
-        self._clips = clips
-        self._memory = memory
-        self._load = load
-        self._step = step
-        self._replay = replay
-        self.aside = aside
-
-    @contextmanager
-    def memory(self) -> Iterator[None]:
-        with self._memory() as (self._run, self._graphs):
-            self._whole = None if self._graphs is None else functools.partial(self._replay, self._run)
-            yield
-
-    def begins(self, first: int) -> tuple[int, ...]:
-        return self._network.begins(first)[self._steps]
-
-    def begin(self, clip: int, first: int, left: Handover | None) -> tuple[int, int]:
-        self._later = self._clips.batch - clip - 1
-        if left is None or not take_over(self._run, left):
-            self._network.start(self._run, first, self._steps)
-        done = self._run.done
-        if self.gathers == "last":
-            return done["latents"], 0
-        return done["latents"], done["frames" if self._clips.half.program.half == "decoder" else "latents"]
-
-    def chunks(self, parts: Iterable[Part], emit: EmitResults) -> Iterator[None]:
-        run, graphs, guard, resumes = self._run, self._graphs, self._clips.guard, self._replay is not None
-
-        def deliver(results: Tensor) -> None:
-            emit(results, run.health)
-
-        def give(results: Tensor) -> None:
-            if self._after is None:
-                deliver(results)
-            else:
-                self._after(run, results, part, deliver)
-
-        for part in parts:
-            data = run.attempt(self._load, part.data)
-            if self._before is not None:
-                data = self._before(run, data, part)
-            ends = part.end == self._clips.latents
-            step = functools.partial(self._step, run, data, give, ends)
-            run.scout(step)
-            with run.chunk() if resumes else nullcontext():
-                if graphs is None or (ends and run.after) or not self._network.whole(run):
-                    step()
-                else:
-                    left = chunks_left(self._later, self._clips.latents, part.first, part.end - part.first)
-                    give(graphs.chunk(self._whole, data, left))
-            yield
-            if resumes and run.pressed:
-                guard.settle(run.recover)
 
 
 def _reads_result(link: Link) -> bool:

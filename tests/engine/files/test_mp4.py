@@ -16,7 +16,8 @@ from zerowaste_vae import InputError
 from zerowaste_vae.engine.files import fragments
 from zerowaste_vae.engine.files.fragments import Appended, scan
 from zerowaste_vae.engine.files.media import Clip, read_video
-from zerowaste_vae.engine.files.mp4 import CODECS, PIXELS, Format, Mp4Writer, check_audio, part_of
+from zerowaste_vae.engine.files.mp4 import CODECS, PIXELS, Format, Mp4Writer, part_of
+from zerowaste_vae.engine.files.mp4_finish import check_audio
 
 #: Levels between two frames, more than a codec's rounding, and frames until they come again.
 STEP, PERIOD = 3, 80

@@ -10,7 +10,8 @@ from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE
 from zerowaste_vae.engine.archs.seedvr2 import Config as Published
 from zerowaste_vae.engine.kernels.conv3d.winograd import schedules
 from zerowaste_vae.engine.kernels.targets import FP8
-from zerowaste_vae.engine.network.fused import FusedPass, fuse
+from zerowaste_vae.engine.network.fused import fuse
+from zerowaste_vae.engine.network.fused_pass import FusedPass
 from zerowaste_vae.engine.network.ops.conv import Conv
 from zerowaste_vae.engine.network.ops.ends import Pixels
 from zerowaste_vae.engine.network.ops.norm import Group, Length
