@@ -148,7 +148,8 @@ class PlainPass:
     memory = aside
 
     def begins(self, first: int) -> tuple[int, ...]:
-        return self._program.begins(first)[self._steps]
+        begins = self._program.begins(first)
+        return begins[self._steps] or begins[:1]  # all steps may be on the tiles' side
 
     def begin(self, clip: int, first: int, left: Handover | None) -> tuple[int, int]:
         """Always from the start: another way's histories are not for this one."""
