@@ -20,7 +20,7 @@ from ..kernels.observe import watching
 from ..network.fused import fuse
 from ..network.stream import frame_spans
 from ..vae import VideoVAE
-from .kernels import word
+from .rows import word
 from .timing import copy_rate, matrix_rate
 
 BETWEEN = "between operators"
