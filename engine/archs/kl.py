@@ -104,7 +104,7 @@ def decoder(config: Config) -> Program | None:
         "decoder", config.latent_channels,
         *first, Conv("conv_in", z, w[0]), *_middle(config, w[0]), TILES,
         *itertools.chain(*map(level, range(len(w)))), Pixels("norm_out", "conv_out", w[last], norm),
-        taps=1,
+        taps=1, single=True,
     )  # fmt: skip
 
 
@@ -127,7 +127,7 @@ def encoder(config: Config) -> Program | None:
         Conv("conv_in", 3, w[0]), *level(0), STEP,
         *itertools.chain(*map(level, range(1, last))), TILES,
         *level(last), *_middle(config, w[last]), Moments("norm_out", "conv_out", w[last], 2 * z, norm), *end,
-        taps=1,
+        taps=1, single=True,
     )  # fmt: skip
 
 
