@@ -105,21 +105,21 @@ def test_every_stage(reduced, atol):
         (d.mid_block.resnets[0], "conv_in", "mid.resnets.0"),
         (d.mid_block.attentions[0], "mid.resnets.0", "mid.attentions.0"),
         (d.mid_block.resnets[1], "mid.attentions.0", "mid"),
-        (d.run_low, "z", "up0.resnets"),
+        (d.low, "z", "up0.resnets"),
         (d.up_blocks[0].upsamplers[0], "up0.resnets", "up0.upsampled"),
         (named(d, "up_blocks.1."), "up0.upsampled", "up1.upsampled"),
         (named(d, "up_blocks.2."), "up1.upsampled", "up2.upsampled"),
-        (d.run_high, "up1.upsampled", "out"),
+        (d.high, "up1.upsampled", "out"),
     ]:
         close_to_scale(part(dec[f"dec.{source}"]), dec[f"dec.{result}"], atol)
     for part, source, result in [
         (e.conv_in, "x", "conv_in"),
-        (e.run_high, "x", "down0.downsampled"),
+        (e.high, "x", "down0.downsampled"),
         (named(e, "down_blocks.1."), "down0.downsampled", "down1.downsampled"),
         (e.between, "down0.downsampled", "down2.downsampled"),
         (named(e, "down_blocks.3."), "down2.downsampled", "down3.resnets"),
         (named(e, "mid_block."), "down3.resnets", "mid"),
-        (e.run_low, "down2.downsampled", "moments"),
+        (e.low, "down2.downsampled", "moments"),
     ]:
         close_to_scale(part(enc[f"enc.{source}"]), enc[f"enc.{result}"], atol)
 

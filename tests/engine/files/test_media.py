@@ -238,7 +238,7 @@ def test_writers_refuse_bad_frames_and_leave_nothing(tmp_path):
         "NaN": nan,
         "no frames": torch.empty(0, 8, 8, 3),
         "first one": [torch.zeros(8, 8, 3), torch.zeros(8, 10, 3)],
-        "shape": torch.zeros(2, 8, 8, 4),
+        "shape": torch.zeros(2, 8, 8, 5),
     }
     for reason, frames in cases.items():
         with pytest.raises(InputError, match=reason):

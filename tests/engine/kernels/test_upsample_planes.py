@@ -125,7 +125,7 @@ def test_nearest_neighbours(request, backend, dtype):
         request.getfixturevalue("interpreter")
     conv, bias, x = torch.randn(48, 96, 3, 3) * 0.03, torch.randn(48), torch.randn(1, 3, 5, 96)
     scales = torch.logspace(-0.3, 0.3, 96)
-    weight, wide = pack_nearest(conv, bias, dtype, lambda rows: scales, winograd=True)
+    weight, wide = pack_nearest(conv[:, :, None], bias, dtype, lambda rows: scales, winograd=True)
     buffer = torch.empty(1, *buffer_shape(3, 5, 96, 2), dtype=dtype)
     unit = scale_of(dtype)
     norm_act(x, Norm("none"), buffer, store=Store(silu=False, gain=1 / (scales * unit)))

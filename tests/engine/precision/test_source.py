@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from zerowaste_vae.engine import load, log, read_checkpoint
 from zerowaste_vae.engine.files.writing import replacing, write_text
-from zerowaste_vae.engine.network import fused
+from zerowaste_vae.engine.network import fused_pass
 from zerowaste_vae.engine.precision import store
 from zerowaste_vae.engine.run.pixels import StagedReader
 from zerowaste_vae.engine.run.run import Run
@@ -186,7 +186,7 @@ def test_a_wider_type_begins_without_the_histories_of_8_bit(file, noise, monkeyp
     good, safer = vae.decode(z, chunk=1), load(file, precision="fp16", device="cpu").decode(z, chunk=1)
     monkeypatch.setattr("zerowaste_vae.engine.call._leaner", lambda vae, plan, failed: failed)
     calls, taken = fail_calls(monkeypatch, StagedReader, "read", {3, 4}), []
-    conv, take, made = Run.conv, fused.take_over, []
+    conv, take, made = Run.conv, fused_pass.take_over, []
 
     def overflowing(run, up, x, out, *given, **rest):
         sums = conv(run, up, x, out, *given, **rest)
@@ -197,7 +197,7 @@ def test_a_wider_type_begins_without_the_histories_of_8_bit(file, noise, monkeyp
         return sums
 
     monkeypatch.setattr(Run, "conv", overflowing)
-    monkeypatch.setattr(fused, "take_over", lambda run, clip: taken.append(clip) or take(run, clip))
+    monkeypatch.setattr(fused_pass, "take_over", lambda run, clip: taken.append(clip) or take(run, clip))
     out = vae.decode(z, chunk=1)
     assert len(calls) > 4
     assert len(taken) == 1  # by the leaner 8-bit run, not by the wider one

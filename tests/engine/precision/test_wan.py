@@ -273,7 +273,7 @@ def test_calibration_is_kept_and_used(file, noise, tmp_path, capsys, monkeypatch
 def test_both_halves_are_calibrated_on_a_clip(file, noise):
     vae = load(file[1], precision="int8", device="cpu")
     side = 2 * vae.spatial
-    outcomes = list(calibrate(vae, "clip", torch.rand(5, side, side, 3), None, False, lambda: None))
+    outcomes = list(calibrate(vae, "clip", noise(5, side, side, 3).sigmoid(), None, False, lambda: None))
     assert [o.half for o in outcomes] == ["encoder", "decoder"]
     assert all(20 < o.whole[kind][0] < 70 for o in outcomes for kind in ("fp8", "int8"))
     assert vae.store.table("encoder").fits(eligible(vae.model.encoder))
