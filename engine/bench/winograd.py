@@ -52,7 +52,7 @@ ODD = {
     ),
 }
 #: Neighbouring pairs a program of norm_act walks along, elements of one column of its pairs.
-WALKS = ((1, 1024), (2, 1024), (8, 1024), (4, 2048))
+WALKS = ((1, 1024), (2, 1024), (4, 1024), (8, 1024), (4, 2048))
 
 
 def candidates(dtype: torch.dtype, channels: int, frame: tuple[int, int]) -> list[Schedule]:

@@ -8,8 +8,9 @@ WARPS = 4
 # Image rows summed by one program of the statistics pass (its blocks are never a matter of the launch).
 STAT_ROWS = 1
 STAT_ELEMENTS = 4096
-# Planes: the neighbouring pairs that a program walks along, and the elements of one column of all its walks.
-WALK = (4, 1024)
+# Planes: the neighbouring pairs that a program walks along, and the elements of one column of all its walks (1024 of
+# 512 channels do not fit the registers of sm_80 to 89).
+WALK = (4, 512)
 
 
 def positions(channels: int, elements: int = ELEMENTS) -> int:
