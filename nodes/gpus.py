@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import torch
 
 from ..engine import VideoVAE
+from ..engine.kinds import resolve
 from ..engine.run.plan import Plan
-from ..engine.spread import resolve
 
 
 @contextmanager
