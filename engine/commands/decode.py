@@ -43,7 +43,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "decode",
         description="Decode a latent file (our own .safetensors, or ComfyUI's .latent) to a clip. Latents are read and "
-        "frames written as they are needed and made, so that a clip of any length takes the same memory.",
+        "frames written as they are needed and made, so that a clip of any length takes the same memory. Several "
+        "GPUs take turns with segments, and finished frames wait for theirs in a quarter of the free memory at most.",
         epilog="An unfinished OUT is kept beside its place with .part in its name: an MP4 that plays, or a folder. The "
         "same command with --resume goes on from there.",
     )
