@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ from ..kernels.to_pixels import BYTES, UNIT, Pixels
 from ..operands.forms import Operands
 from ..options import DEFAULTS, Options
 from ..run.parking import Parking
+from ..run.rows import RowRun, Rows
 from ..run.run import Run
 from ..run.sections import frames_of
 from .chain import Link, Result, given, pack_chain, sizes, take, through
@@ -54,10 +56,11 @@ class Fused:
         self.attends = max((s.width for s in program.every() if isinstance(s, attention.Attention)), default=0)
         self.nbytes = tensor_bytes(self)
 
-    def begin(self, device: torch.device, parking: Parking | None) -> Run:
+    def begin(self, device: torch.device, parking: Parking | None, rows: Rows | None = None) -> Run:
         """A dry Run that stands behind the clip's start: from there on a latent is as many frames as it can be."""
         style = self.style
-        run = Run(self.dtype, device, parking, style.head, style.border, style.still, style.after)
+        make = Run if rows is None else functools.partial(RowRun, rows)
+        run = make(self.dtype, device, parking, style.head, style.border, style.still, style.after)
         names = (link.step.name for stage in self.stages for link in stage)
         run.done.update({**dict.fromkeys(names, 1), "latents": 1, "frames": 1})
         return run
@@ -108,6 +111,13 @@ class FusedDecoder(Fused):
         """Steps that must see whole frames."""
         return len(self.stages[0])
 
+    def scales(self) -> list[int]:
+        """Rows of what goes into each stage for each of a latent."""
+        out = [1]
+        for stage in self.stages[:-1]:
+            out.append(out[-1] * math.prod(link.step.space[0] for link in stage))
+        return out
+
     @property
     def features(self) -> int:
         """Channels of what the front makes of a latent."""
@@ -118,10 +128,11 @@ class FusedDecoder(Fused):
 
     def plan(
         self, latents: int, height: int, width: int, frames: int, output: torch.dtype, device: torch.device,
-        parking: Parking | None = None, clip: int = 0,
+        parking: Parking | None = None, clip: int = 0, rows: Rows | None = None,
     ) -> Run:
-        """A dry Run that knows its memory: chunks of `latents`, `frames` per step at full size. clip: all latents."""
-        run = self.begin(device, parking)
+        """A dry Run that knows its memory: chunks of `latents`, `frames` per step at full size. clip: all latents.
+        rows: those of frames that it makes."""
+        run = self.begin(device, parking, rows)
         channels = self.takes
         if self.gathers:
             channels = self.features
@@ -154,6 +165,8 @@ class FusedDecoder(Fused):
         form = BYTES if output == torch.uint8 else UNIT
         front, first, *later = self.stages
         stages, every = [(*front, *first), *later], len(self._rates) - 1
+        if isinstance(run, RowRun):
+            stages = [front, first, *later]
         going = self._going(run)
         if self.gathers:
             stages, going = [first, *later], going - len(front)
@@ -226,7 +239,8 @@ class FusedDecoder(Fused):
                 y, _ = through(run, links, Size(*x.shape), given(x), keep=True)
                 run.drains = False
                 for a, b in run.walk.spans(y.shape[0], _step(later, frames)) if y.shape[0] else ():
-                    self._stage(run, later, more, y[a:b], frames, output, form, emit, outer | used)
+                    with run.portion(y[a:b], len(later)) as part:
+                        self._stage(run, later, more, part, frames, output, form, emit, outer | used)
             elif later or more < 0:
                 through(run, links, Size(*x.shape), given(x))
             else:

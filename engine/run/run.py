@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -175,6 +176,13 @@ class Run(Memory):
         if not self.dry:
             self.health.add_(self.attempt(torch.sum, x, dtype=torch.float32), alpha=0.0)
 
+    def portion(self, x: Tensor, left: int) -> AbstractContextManager[Tensor]:
+        """What this run makes of x, which goes into a stage with so many from there on."""
+        return nullcontext(x)
+
+    def edges(self, data: Tensor, slot: int, count: int) -> None:
+        """Bordered frames from `slot` on are written, as far as this run has them."""
+
     # -- where convolutions find their input ------------------------------------------------------------------------
 
     def joined(self, parts: list[Partials | None], axis: int = 1) -> Partials | None:
@@ -232,6 +240,7 @@ class Run(Memory):
                 start, slot = ring.place(conv.key, d, bool(self.after))
                 if x.shape[0]:
                     plain = self._write(x, norm, ring.data, store, coefs, slot=slot, plain=plain)
+                self.edges(ring.data, slot, x.shape[0])
                 ring.begin(conv.key, self.head, start)
                 if d > x.shape[0]:
                     self._follow(ring.data, slot + x.shape[0])
