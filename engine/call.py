@@ -13,7 +13,7 @@ from . import log
 from .core import Core
 from .errors import PlanError
 from .kernels.targets import target
-from .memory import GIB
+from .memory import GIB, in_gb
 from .operands.policy import Policy
 from .precision.sampling import latent_samples, video_samples
 from .report import Report
@@ -168,7 +168,15 @@ def _attempt(
     if plan.tiled or not plan.fused:
         KEPT.release(vae.device)  # other runs take it up, or free it themselves
     # Its time is that of the steps: between them someone else is at work.
-    yield from within(lambda: report.stage(report.operation), attempt(vae, plan))
+    try:
+        yield from within(lambda: report.stage(report.operation), attempt(vae, plan))
+    except Exception as error:
+        if vae.peers is None or not out_of_memory(error):
+            raise
+        # The others cannot go on under another plan without knowing of it.
+        size = in_gb(plan.peak_bytes)
+        raise PlanError(f"rank {vae.peers.rank} ran out of memory for its rows ({size} planned): lower vram_gb, or "
+                        "share the clip by segments") from error  # fmt: skip
 
 
 def _planned(plan: Callable[[], Plan], guard: Guard) -> Plan:

@@ -36,6 +36,7 @@ from .run.passes import Half, Latents
 from .run.pinned import POOL
 from .run.plan import Plan
 from .run.pressure import out_of_memory
+from .run.rows import Peers
 from .run.scope import scoped_math
 from .source import Source
 
@@ -77,6 +78,8 @@ class Core:
         self.colours = (getattr(model.config, "encoder_colours", 3), getattr(model.config, "decoder_colours", 3))
         self.temporal = architecture.temporal
         self.scale = architecture.scale
+        #: Ranks that share every frame, row by row; None: it is made here.
+        self.peers: Peers | None = None
         self._separate()
         #: Asked to free memory that is not the engine's when a run finds none; None: there is nobody to ask.
         self.on_pressure: Callable[[], None] | None = None
@@ -93,6 +96,7 @@ class Core:
             self.architecture, model.config, dtype, options, self._mixed.mode, lambda: self.fused() is not None,
             lambda: as_products(self.device, dtype, options.tf32),
         )
+        self.planner.walk.share(self.peers)
         self._fused = FusedHalves(model, self.planner.walk, self.store)
 
     def _mode_of(self, options: Options) -> Mixed:
@@ -240,6 +244,8 @@ class Core:
         """size, rest, check: as for `Planner.plan`. below: the first plan whose peak is less than so many bytes,
         whatever is free; 0: the one for what is free. made: one for the same clip, to be kept where it still fits."""
         limits = Machine.now(self.device, self._held(half)).limits(request).shared(self.sharing, self.device)
+        if self.peers is not None:
+            return self.peers.agreed(limits, lambda least: self.planner.plan(half, size, request, least, rest, check))
         if below:
             limits = Limits(below - 1, host=limits.host)
         elif made is not None and limits.hold(made):

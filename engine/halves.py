@@ -27,6 +27,7 @@ from .run.passes import Clips, Part
 from .run.pixels import StagedReader, to_unit
 from .run.plan import Steps
 from .run.reuse import Runs, allocated
+from .run.rows import Rows
 from .run.run import Run
 
 
@@ -74,7 +75,9 @@ class FusedHalves:
     def half(self, name: str, scale: float, device: torch.device) -> FusedHalf:
         """"encoder" or "decoder" for clips, its weights packed. scale: what latents are divided by."""
         program = getattr(self._model, name).program
-        return FusedHalf(self._get(name), program, self.runs, self._architecture, self._options, scale, device)
+        return FusedHalf(
+            self._get(name), program, self.runs, self._architecture, self._options, scale, device, self._walk.rows
+        )
 
     def _get(self, half: str) -> FusedDecoder | FusedEncoder:
         if half not in self._packed:
@@ -112,9 +115,10 @@ class FusedHalf:
 
     def __init__(
         self, network: FusedDecoder | FusedEncoder, program: Program, runs: Runs, architecture: Architecture,
-        options: Options, scale: float, device: torch.device,
+        options: Options, scale: float, device: torch.device, rows: Callable[[FusedDecoder, int], Rows | None],
     ) -> None:  # fmt: skip
-        self.program = program
+        """rows: those of frames that are made here, by the network and rows of what goes in."""
+        self.program, self._rows = program, rows
         self.spatial, self.temporal = architecture.spatial, architecture.temporal
         self.ahead = options.async_offload
         self._network = network
@@ -128,9 +132,11 @@ class FusedHalf:
         network, plan, steps = self._network, clips.plan, clips.plan.steps
         parking = plan.parking and replace(plan.parking, prefetch=self.ahead)
         size, ends = (steps.latents, clips.height, clips.width, steps.frames), {}
+        shared: dict[str, Rows | None] = {}
         clip = clips.latents if network.gathers else 0
         if isinstance(network, FusedDecoder):
             size = *size, clips.dtype, self._device
+            shared["rows"] = self._rows(network, clips.height)
             if network.gathers:
                 ends["before"] = functools.partial(_spread, network)
 
@@ -156,9 +162,9 @@ class FusedHalf:
         return FusedPass(
             network, clips,
             lambda: self._runs.run(
-                lambda: network.plan(*size, parking, clip), network, (*size, clip), plan, clips.guard
+                lambda: network.plan(*size, parking, clip, **shared), network, (*size, clip), plan, clips.guard
             ),
-            load, step, replay, lambda: self._runs.aside(plan, self._device), **ends,
+            load, step, None if shared.get("rows") else replay, lambda: self._runs.aside(plan, self._device), **ends,
         )  # fmt: skip
 
     def low(self, clips: Clips) -> FusedPass:

@@ -31,6 +31,10 @@ from .spread import Part, Spread, of_a_device
 TIMEOUT = 1800.0
 
 
+#: "segments": parts of the clip, each with a lead; "rows": every rank rows of each frame; "auto": what takes less time.
+SPLITS = ("auto", "segments", "rows")
+
+
 class RankLost(ZeroWasteError):
     """Another rank has ended or answers no more."""
 
@@ -44,6 +48,8 @@ class Ranks:
     #: Of the ranks on this machine, and how many they are.
     local: int
     neighbours: int = 1
+    #: How they share a clip: one of SPLITS.
+    split: str = "auto"
 
     @property
     def device(self) -> str | None:

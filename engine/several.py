@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import call, log
+from . import by_rows, call, log
 from .copies import on
 from .core import Core
 from .errors import InputError
 from .kinds import kind_of, resolve, same_kind
 from .memory import GIB, available_ram
+from .planning.shares import Leads, duration, split
 from .ranks import Ranks, RankSpread
 from .report import Report
 from .request import Request
@@ -23,6 +24,7 @@ from .run.passes import Latents
 from .run.plan import Plan
 from .run.progress import Ticker
 from .run.results import Finished, Target
+from .run.sections import latent_of
 from .spread import Operation, Spread, Told
 from .video import TensorVideo
 
@@ -87,7 +89,7 @@ def _run(
     """asked: what Spread says of a call, from `half` to `request`."""
     ranks = devices if isinstance(devices, Ranks) else None
     named = [vae.device] if ranks else _named(vae, devices, mixed)
-    half, into, _, wanted, *_ = asked
+    half, into, clips, wanted, latents, request = asked
     if not ranks and len(named) == 1:
         tick, results = Ticker(told.progress, told.cancel), into.whole(wanted.start)
         yield from operation(vae, slice(None), tick, results, wanted, told.on_plan, None, made=plan)
@@ -98,16 +100,45 @@ def _run(
         spread = Spread(on(vae, named), *asked, policy, operation, told)
     else:
         ranks.agree(vae.device, mixed)
-        spread = RankSpread([vae] * ranks.count, *asked, ranks.broadcast(policy), operation, told, ranks)
-    yield from _reported(vae, spread, report)
+        policy = ranks.broadcast(policy)
+        if ranks.broadcast(ranks.rank == 0 and _by_rows(vae, ranks, half, clips, wanted, latents, request)):
+            peers = by_rows.connected(ranks, vae.device)
+            done = by_rows.decode(vae, peers, operation, into, wanted, latents, policy, told, report)
+            yield from _reported(vae, done, report)
+            return
+        spread = RankSpread([vae] * ranks.count, *asked, policy, operation, told, ranks)
+    yield from _reported(vae, spread.run(report), report)
 
 
-def _reported(vae: Core, spread: Spread, report: Report) -> Generator[Finished, None, None]:
+def _reported(
+    vae: Core, results: Generator[Finished, None, None], report: Report
+) -> Generator[Finished, None, None]:  # fmt: skip
     try:
-        with closing(spread.run(report)) as done:
+        with closing(results) as done:
             yield from done
     finally:
         vae._tell(report)  # in place of its own part's
+
+
+def _by_rows(
+    vae: Core, ranks: Ranks, half: str, clips: int, wanted: range, latents: tuple[int, int, int], request: Request
+) -> bool:
+    """Whether ranks share every frame, and not the clip."""
+    if ranks.split == "segments":
+        return False
+    count, height, width = latents
+    why = by_rows.why_not(vae, half, request, height, ranks.count)
+    why = why or ("several clips are shared one by one" if clips > 1 else None)
+    if why is not None:
+        if ranks.split == "rows":
+            log.once(f"the clip is shared by segments: {why}")
+        return False
+    program = getattr(vae.model, half).program
+    leads, last = Leads(program, height, width), program.rates()[-1]
+    span = latent_of(wanted.start, last), latent_of(wanted.stop - 1, last) + 1
+    shares = split(leads, count, [1.0] * ranks.count, bounds=span)
+    rows = by_rows.duration(program, height, width, ranks.count) * (span[1] - span[0] + leads(span[0]))
+    return ranks.split == "rows" or rows < duration(shares, [1.0] * ranks.count)
 
 
 def _named(vae: Core, devices: Devices, mixed: bool) -> list[torch.device]:

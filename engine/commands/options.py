@@ -61,6 +61,9 @@ def add_device_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--devices", metavar="LIST",
                        help="GPUs that share the clip, with the bits of one: all, or a list such as cuda:0,cuda:1 "
                        "(default: one)")  # fmt: skip
+    group.add_argument("--split", default="auto", metavar="S",
+                       help="under torchrun: segments of the clip, rows of every frame, or auto (default), which "
+                       "takes less time as computed")  # fmt: skip
     group.add_argument("--mixed-devices", action="store_true",
                        help="allow GPUs of different kinds, whose bits differ")  # fmt: skip
 
@@ -70,14 +73,17 @@ def with_ranks(
     help: Callable[[argparse.Namespace, Ranks], int],
 ) -> int:  # fmt: skip
     """run(args, ranks), and on the other ranks, where torchrun has started several, help(args, ranks)."""
-    from ..ranks import joined, under_torchrun
+    from ..ranks import SPLITS, joined, under_torchrun
 
+    if args.split not in SPLITS:
+        raise InputError(f"--split {args.split} is not one of {', '.join(SPLITS)}")
     if not under_torchrun():
         return run(args, None)
     if args.devices:
         raise InputError(f"--devices {args.devices}: under torchrun each process has one device; leave it out")
     check_report(args)
     with joined() as ranks:
+        ranks = replace(ranks, split=args.split)
         return run(args, ranks) if ranks.rank == 0 else help(args, ranks)
 
 

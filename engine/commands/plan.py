@@ -15,6 +15,7 @@ from .options import add_memory_options, memory_options
 
 if TYPE_CHECKING:
     from ..archs import Architecture
+    from ..network.program import Program
     from ..planning.budget import Limits
     from ..planning.planner import Planner
     from ..request import Request
@@ -69,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     rows = [_row(plan, limits) for limits in _limits(args, request)]
     frames = temporal * (latents - 1) + 1
     result = frames * height * width * 3 * request.dtype.itemsize
-    shared = _shared(args, architecture, planner.walk.config, size) if args.devices else []
+    shared = _shared(args, architecture, planner, size) if args.devices else []
     if args.json:
         answer = {"size": [width, height], "frames": frames, "precision": precision, "result_gb": result / GIB,
                   "note": note, "plans": rows}  # fmt: skip
@@ -150,7 +151,7 @@ def _planner(args: argparse.Namespace) -> tuple[Planner, Architecture, str]:
 
 
 def _shared(
-    args: argparse.Namespace, architecture: Architecture, config: object, size: tuple[int, int, int]
+    args: argparse.Namespace, architecture: Architecture, planner: Planner, size: tuple[int, int, int]
 ) -> list[dict[str, object]]:
     """What 2, 4, 8 and N GPUs would do, by the steps' operations: computed, nobody has measured it."""
     from ..planning.shares import Leads, duration, split
@@ -158,7 +159,7 @@ def _shared(
 
     if args.devices < 1:
         raise InputError(f"--devices {args.devices}: there is at least one")
-    program = getattr(architecture, "encoder" if args.encode else "decoder")(config)
+    program = getattr(architecture, "encoder" if args.encode else "decoder")(planner.walk.config)
     latents, (height, width), rate = size[0], size[1:], architecture.temporal
     scale = architecture.spatial if args.encode else 1
     leads, out = Leads(program, scale * height, scale * width), []
@@ -171,8 +172,33 @@ def _shared(
         each = ", ".join(f"{p['first']}-{p['end'] - 1} ({p['latents']} latents + {p['lead_latents']:.1f} of lead)"
                          for p in parts)  # fmt: skip
         text = f"{count} GPUs, computed, not measured: {times:.2f} times as fast as one; frames {each}"
-        out.append({"devices": count, "computed_speedup": round(times, 3), "parts": parts, "text": text})
+        out.append({"devices": count, "split": "segments", "computed_speedup": round(times, 3), "parts": parts,
+                    "text": text})  # fmt: skip
+        out += _by_rows(args, program, planner, count, size)
     return out
+
+
+def _by_rows(
+    args: argparse.Namespace, program: Program, planner: Planner, count: int, size: tuple[int, int, int]
+) -> list[dict[str, object]]:
+    """The same by rows of every frame, or nothing where that cannot be."""
+    from .. import by_rows
+    from ..memory import GIB
+    from ..planning.budget import Limits
+    from ..run.rows import Planned
+
+    if args.encode or planner.walk.why_not("decoder") or by_rows.why_no_rows(program, size[1], count):
+        return []
+    times = 1.0 / by_rows.duration(program, *size[1:], count)
+    planner.walk.share(Planned(0, count))
+    try:
+        peak = planner.plan("decoder", size, limits=Limits(host=0)).peak_bytes
+    finally:
+        planner.walk.share(None)
+    text = f"{count} GPUs by rows under torchrun, computed, not measured: {times:.2f} times as fast as one, about "
+    text += f"{peak / GIB:.2f} GB each without a target"
+    return [{"devices": count, "split": "rows", "computed_speedup": round(times, 3), "peak_gb": peak / GIB,
+             "text": text}]  # fmt: skip
 
 
 def _row(planned: Callable[..., Plan], limits: Limits) -> dict[str, object]:

@@ -252,6 +252,7 @@ class FusedDecoder(Fused):
             if pixels is not None:
                 run.done["frames"] += pixels.shape[0]
                 if not run.dry and pixels.shape[0]:
+                    run.agree()
                     emit(pixels)
         if not outer:
             run.done["latents"] += latents

@@ -113,6 +113,8 @@ class Step:
     waits: bool = False
     #: Its fused form follows a Program whose convolutions look ahead.
     looks_ahead: ClassVar[bool] = False
+    #: Its fused form can make some rows of a frame, beside others that make the rest.
+    by_rows: ClassVar[bool] = False
     #: The fused walk's result is fp32 whatever the activations are.
     wide: ClassVar[bool] = False
 

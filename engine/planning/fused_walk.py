@@ -19,6 +19,7 @@ from ..options import Options
 from ..run.graphs import GRAPH_BYTES, one_step
 from ..run.memory import RESERVE_BYTES
 from ..run.parking import Parking
+from ..run.rows import Peers, Rows, splits
 from .cost import Sizes
 from .dryrun import peak_bytes
 from .fusable import half_not_fused
@@ -33,6 +34,8 @@ class FusedWalk:
 
     def __init__(self, architecture: Architecture, config: Any, dtype: torch.dtype, options: Options) -> None:
         self.architecture, self.config, self.dtype, self.options = architecture, config, dtype, options
+        #: Who shares frames row by row; None: nobody.
+        self.peers: Peers | None = None
         self._policies: dict[str, Policy] = {}
         self._sizes = functools.lru_cache(maxsize=1024)(self._dry_run)
 
@@ -44,6 +47,11 @@ class FusedWalk:
         self.__dict__.pop("_networks", None)
         self._sizes.cache_clear()
         return True
+
+    def share(self, peers: Peers | None) -> None:
+        """Plan for some rows of every frame from now on, of which `peers` make the others; None: for all."""
+        self.peers = peers
+        self._sizes.cache_clear()
 
     def operands(self, half: str) -> Operands:
         return Operands(self.dtype, self._policies.get(half, EXACT), winograd=self.options.winograd)
@@ -119,7 +127,8 @@ class FusedWalk:
             # graphs read another copy.
             besides += (5 + recorded) * 4 * network.takes * t * latents * rows * cols
         elif frame is None:
-            run = network.plan(latents, height, width, frames, output, meta, parking, clip)
+            run = max((network.plan(latents, height, width, frames, output, meta, parking, clip, rows)
+                       for rows in self._everyones(network, height)), key=lambda r: r.nbytes)  # fmt: skip
             besides += _latent_bytes(clip or latents, height, width, network.latent_channels)
         else:
             # Front and tiles run one after the other.
@@ -132,6 +141,16 @@ class FusedWalk:
             besides += _plain_attention_bytes(tokens, network.attends, self.dtype)
         sizes = Sizes.of(run)
         return replace(sizes, device=sizes.device + besides)
+
+    def rows(self, network: FusedDecoder, height: int) -> Rows | None:
+        """Of frames of so many rows of latent pixels those that are made here; None: all."""
+        if self.peers is None:
+            return None
+        return Rows(self.peers, splits(height, network.scales(), self.peers.count))
+
+    def _everyones(self, network: FusedDecoder, height: int) -> list[Rows | None]:
+        own = self.rows(network, height)
+        return [own] if own is None else [own.of(rank) for rank in range(own.peers.count)]
 
     def _tile_bytes(self, channels: int, frames: int, height: int, width: int) -> int:
         """A tile's features as they arrive and those of the chunk before, the weights of its pixels, and the weighted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -26,6 +26,17 @@ class Peers(Protocol):
 
     def exchange(self, given: Mapping[int, Tensor], wanted: Mapping[int, Tensor]) -> None:
         """Contiguous tensors to other ranks, and into `wanted` what those give, as large and of that type."""
+
+    def agreed(self, limits: Any, plan: Callable[[Any], Any]) -> Any:
+        """The plan of all, for the least of their limits. Raises PlanError on all of them."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A rank that nothing is computed on."""
+
+    rank: int
+    count: int
 
 
 @dataclass(frozen=True)
@@ -63,9 +74,13 @@ class Rows:
     peers: Peers
     splits: tuple[Split, ...]
 
-    @property
-    def last(self) -> Split:
-        return self.splits[-1]
+    def of(self, rank: int) -> Rows:
+        """Another rank's, for a plan."""
+        return Rows(Planned(rank, self.peers.count), self.splits)
+
+    def made(self, rows: int) -> tuple[int, int]:
+        """Of results of so many rows those that are made here."""
+        return self.splits[-1].of_rank(self.peers.rank, rows // self.splits[-1].rows)
 
 
 class RowRun(Run):
@@ -78,6 +93,13 @@ class RowRun(Run):
         self._peers, self._splits, self._now = rows.peers, rows.splits, rows.splits[0]
         #: Blocks of sums that each rank has, by where they are of.
         self._blocks: dict[tuple[Any, ...], list[int]] = {}
+
+    def agree(self) -> None:
+        others = [r for r in range(self._peers.count) if r != self._peers.rank]
+        told = {r: torch.empty_like(self.health) for r in others}
+        self._peers.exchange(dict.fromkeys(others, self.health), told)
+        for health in told.values():
+            self.health.add_(health)
 
     @contextmanager
     def portion(self, x: Tensor, left: int) -> Iterator[Tensor]:
@@ -109,10 +131,11 @@ class RowRun(Run):
         at = torch.arange(slot, slot + count, device=data.device) % slots
         beside = [(rank - 1, 1, 0), (rank + 1, -2, -1)]
         beside = [b for b in beside if 0 <= b[0] < self._peers.count]
-        lines = data.movedim(axis, 0)
+        # 8-bit floats as bytes, which everything can copy.
+        lines = (data.view(torch.uint8) if data.dtype.itemsize == 1 else data).movedim(axis, 0)
         given = {peer: lines[own].index_select(0, at) for peer, own, _ in beside}
         wanted = {peer: torch.empty_like(line) for peer, line in given.items()}
-        self._exchange(given, wanted)
+        self._peers.exchange(given, wanted)
         for peer, _, edge in beside:
             lines[edge].index_copy_(0, at, wanted[peer])
 
@@ -147,7 +170,7 @@ class RowRun(Run):
                 given[peer] = x[:, max(a, g) - a : min(b, h) - a].contiguous()
             if max(e, c) < min(f, d):
                 wanted[peer] = x.new_empty(x.shape[0], min(f, d) - max(e, c), *x.shape[2:])
-        self._exchange(given, wanted)
+        self._peers.exchange(given, wanted)
         for peer, part in wanted.items():
             first = max(have.of_rank(peer, scale)[0], c) - c
             out[:, first : first + part.shape[1]] = part
@@ -161,21 +184,13 @@ class RowRun(Run):
         if place not in self._blocks:
             mine = torch.tensor([own.shape[1]], device=own.device)
             told = {r: torch.empty_like(mine) for r in others}
-            self._exchange(dict.fromkeys(others, mine), told)
+            self._peers.exchange(dict.fromkeys(others, mine), told)
             self._blocks[place] = [own.shape[1] if r == rank else int(told[r]) for r in range(self._peers.count)]
         blocks = self._blocks[place]
         parts = {r: own.new_empty(own.shape[0], blocks[r], *own.shape[2:]) for r in others}
-        self._exchange(dict.fromkeys(others, own.contiguous()), parts)
+        self._peers.exchange(dict.fromkeys(others, own.contiguous()), parts)
         ordered = [own if r == rank else parts[r] for r in range(self._peers.count)]
         return Partials(torch.cat(ordered, 1), sums.span)
-
-    def _exchange(self, given: Mapping[int, Tensor], wanted: Mapping[int, Tensor]) -> None:
-        """8-bit floats as bytes, which every backend knows."""
-        self._peers.exchange(_bytes(given), _bytes(wanted))
-
-
-def _bytes(tensors: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    return {r: t.view(torch.uint8) if t.dtype.itemsize == 1 else t for r, t in tensors.items()}
 
 
 def splits(rows: int, scales: Sequence[int], ranks: int) -> tuple[Split, ...]:

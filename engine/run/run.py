@@ -180,6 +180,9 @@ class Run(Memory):
         """What this run makes of x, which goes into a stage with so many from there on."""
         return nullcontext(x)
 
+    def agree(self) -> None:
+        """Others who share the frames see what was not finite here, and this run what was not there."""
+
     def edges(self, data: Tensor, slot: int, count: int) -> None:
         """Bordered frames from `slot` on are written, as far as this run has them."""
 

@@ -60,6 +60,18 @@ def test_ranks_stream_fail_and_stop(tmp_path, make_vae_file):
     assert "CUDA error: lost; the rest of its part goes to" in said
 
 
+def test_ranks_make_rows_of_every_frame(tmp_path, make_vae_file):
+    """In fp32 and 8 bit, at odd sizes: the bits of one; a cancel and a dropped stream end on all of them."""
+    small, wide = make_vae_file(None, (8, 8, 8, 8), 2, 3), make_vae_file(None, (16, 16, 32, 32), 4, 6)
+    process = start(Path(__file__).parent, str(small), "fp32", "33", str(wide), "fp8", "35", module="rank_rows")
+    said = process.communicate(timeout=400)[0]
+    assert process.returncode == 0, said
+    for found in json.loads(next(line for line in said.splitlines() if line.startswith("[{"))):
+        assert found["decode"] and found["stream"] and found["cancelled"], found
+        assert "2 ranks with 128, " in found["plan"]
+    assert "in fp8" in found["operands"]
+
+
 def test_a_killed_rank_ends_the_others(tmp_path, latent):
     """Long before they are done: 2000 latents."""
     save_file({"latent": torch.zeros(1, 16, 2000, 4, 4)}, tmp_path / "long.safetensors")

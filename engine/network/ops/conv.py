@@ -158,6 +158,7 @@ class Conv(Step):
     block: int = 1
     repeats: bool = False
     looks_ahead = True
+    by_rows = True
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
         return {self.name: styled(self.c_in, self.c_out, style)}

@@ -246,6 +246,7 @@ class Pixels(_End):
     norm: Norm
     patch: int = 1
     colours: int = 3
+    by_rows = True
 
     @property
     def c_out(self) -> int:

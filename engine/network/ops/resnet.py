@@ -103,6 +103,7 @@ class Res(Step):
     names: Names = NAMES
     below = False
     looks_ahead = True
+    by_rows = True
 
     @property
     def in_place(self) -> bool:  # type: ignore[override]

@@ -60,6 +60,7 @@ class ShuffleUp(Resampling):
     width: int
     temporal: bool
     space = (2, 1)
+    by_rows = True
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
         return {self.name: Upsample(self.width, self.temporal, style)}

@@ -1,0 +1,208 @@
+"""One decode of which each rank of torchrun makes rows of every frame, bit by bit those that one device makes."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .core import Core
+from .errors import Cancelled, PlanError
+from .network.program import Program, Size
+from .operands.policy import Policy
+from .planning.budget import Limits
+from .ranks import Ranks, told
+from .report import Report
+from .request import Request
+from .run.plan import Plan
+from .run.progress import Ticker
+from .run.results import Finished, HandedOn, Results, Target
+from .run.rows import splits
+from .spread import Operation, Told
+
+#: What an exchange among ranks takes (50 to 70 us between two H200s), in operations: at 650 TFLOP/s, as in fp16.
+EXCHANGE = 60e-6 * 650e12
+
+
+@dataclass(frozen=True, eq=False)
+class RankPeers:
+    """All ranks, from top to bottom. group: of connections between their devices; None: by way of the host."""
+
+    ranks: Ranks
+    group: Any = None
+
+    @property
+    def rank(self) -> int:
+        return self.ranks.rank
+
+    @property
+    def count(self) -> int:
+        return self.ranks.count
+
+    def exchange(self, given: Mapping[int, Tensor], wanted: Mapping[int, Tensor]) -> None:
+        ops = [dist.P2POp(dist.isend, tensor, peer, self.group) for peer, tensor in given.items()]
+        ops += [dist.P2POp(dist.irecv, tensor, peer, self.group) for peer, tensor in wanted.items()]
+        with told(self.rank):
+            for work in dist.batch_isend_irecv(ops) if ops else ():
+                work.wait()
+
+    def agreed(self, limits: Limits, plan: Callable[[Limits], Plan]) -> Plan:
+        targets = [t for t in self.ranks.gather(limits.target) if t is not None]
+        answer: Plan | PlanError | None = None
+        if self.rank == 0:
+            try:
+                answer = plan(Limits(min(targets, default=None), host=0))
+            except PlanError as error:
+                answer = error
+        answer = self.ranks.broadcast(answer)
+        if isinstance(answer, PlanError):
+            raise answer
+        return answer
+
+
+@functools.lru_cache(maxsize=1)
+def connected(ranks: Ranks, device: torch.device) -> RankPeers:
+    """Called by all ranks."""
+    group = None
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        group = dist.new_group(backend="nccl")
+    return RankPeers(ranks, group)
+
+
+def core_of(vae: Core, peers: RankPeers) -> Core:
+    """A VAE with the same weights that makes its rows of every frame; its calls are all peers' calls. What `vae` has
+    packed goes."""
+    vae.release_packed()
+    other = copy.copy(vae)
+    other._separate()
+    other.peers = peers
+    other._use(vae.options.switched(off=["cuda_graphs"]))  # what ranks tell each other cannot be recorded
+    return other
+
+
+def why_not(vae: Core, half: str, request: Request, height: int, count: int) -> str | None:
+    """Why a call cannot be made row by row, or None. height: of latents."""
+    program: Program = getattr(vae.model, half).program
+    if half == "encoder":
+        return "an encoder's frames are not split into rows"
+    if vae.fused() is None or vae.planner.walk.why_not(half) is not None:
+        return "only the fused kernels make rows of a frame"
+    if request.tiling in ("exact", "blended"):
+        return f"tiling {request.tiling!r} has rows of its own"
+    return why_no_rows(program, height, count)
+
+
+def why_no_rows(program: Program, height: int, count: int) -> str | None:
+    """Why a network does not make rows of frames of so many in latents, or None."""
+    if program.style.still or program.late or program.gathers:
+        return "frames of this network are not split into rows"
+    steps = [s for stage in program.stages()[1:] for s in stage]
+    if other := next((s.name for s in steps if not s.by_rows), None):
+        return f"its step {other} does not make rows of a frame"
+    if all(s.whole for s in splits(height, _scales(program), count)):
+        return f"{height} rows of latent pixels are too few for {count} parts"
+    return None
+
+
+def decode(
+    vae: Core, peers: RankPeers, operation: Operation, into: Target, wanted: range, size: tuple[int, int, int],
+    policy: Policy, told: Told, report: Report,
+) -> Generator[Finished, None, None]:  # fmt: skip
+    """Frames on rank 0, for one clip; nothing on the others. size: latents, their rows and columns. Raises Cancelled
+    and what one of the ranks raises: then the others find it gone."""
+    core, rank = core_of(vae, peers), peers.rank
+    network = core.planner.walk.network("decoder")
+    own = core.planner.walk.rows(network, size[1])
+    spans = [own.of(r).made(into.shape[0]) for r in range(peers.count)]
+    results = HandedOn((spans[rank][1] - spans[rank][0], *into.shape[1:]), into.dtype, wanted.start, 0)
+    tick = Ticker(told.progress if rank == 0 else None, None)
+    whole = into.part(0, wanted.start)
+    with closing(operation(core, slice(None), tick, results, wanted, told.on_plan, policy)) as done:
+        try:
+            for finished in done:
+                _collect(peers, finished, spans, whole)
+                if not peers.ranks.broadcast(rank == 0 and not (told.cancel is not None and told.cancel())):
+                    if rank:
+                        return
+                    raise Cancelled("cancelled")
+                if rank == 0:
+                    yield from whole.ready()
+        except GeneratorExit:  # nobody takes more: at the end of the next chunk all stop
+            for finished in done:
+                _collect(peers, finished, spans, whole)
+                peers.ranks.broadcast(False)
+                break
+            raise
+        finally:
+            _told_of(report, vae, core, peers, spans)
+            core.release_packed()
+
+
+def _collect(peers: RankPeers, finished: Finished, spans: list[tuple[int, int]], whole: Results) -> None:
+    """All rows of what each rank has finished, on rank 0."""
+    part = finished.results
+    if peers.rank:
+        with told(peers.rank):
+            dist.send(part.contiguous(), 0)
+        return
+    room = whole.room(0, finished.first, len(part))
+    room[:, slice(*spans[0])] = part
+    for peer in range(1, peers.count):
+        there = part.new_empty(len(part), spans[peer][1] - spans[peer][0], *part.shape[2:])
+        with told(0):
+            dist.recv(there, peer)
+        room[:, slice(*spans[peer])] = there
+    whole.land(0, finished.first, room)
+
+
+def _told_of(
+    report: Report, vae: Core, core: Core, peers: RankPeers, spans: list[tuple[int, int]]
+) -> None:  # fmt: skip
+    """vae: whose operands were settled for all."""
+    own = core.last_report
+    if own is None:
+        return
+    report.operands = vae._mixed.describe("decoder")
+    for name in ("mode", "off", "precision", "predicted_gb", "reserved_gb", "allocated_gb", "before_gb",
+                 "complete", "seconds", "events"):  # fmt: skip
+        setattr(report, name, getattr(own, name))
+    rows = ", ".join(f"{b - a}" for a, b in spans)
+    report.plan = f"{peers.count} ranks with {rows} rows of every frame; {own.plan}"
+
+
+# -- time -------------------------------------------------------------------------------------------------------------
+
+
+def _scales(program: Program) -> list[int]:
+    out = [1]
+    for stage in program.stages()[:-1]:
+        out.append(out[-1] * math.prod(step.space[0] for step in stage))
+    return out
+
+
+def duration(program: Program, height: int, width: int, count: int) -> float:
+    """Of a latent by rows on so many devices, relative to one: by the steps' operations, and an exchange for every
+    convolution and norm. height, width: of latents."""
+    size, total, spent = Size(_MIDDLE, height, width, program.takes), 0.0, 0.0
+    for stage, split in zip(program.stages(), splits(height, _scales(program), count), strict=True):
+        share = 1.0 if split.whole else max(b - a for a, b in map(split.of_rank, range(count))) / split.rows
+        for step in stage:
+            flop = step.work(size, program.style).composed_flop
+            total, spent = total + flop, spent + share * flop
+            if not split.whole:
+                spent += _TOLD * EXCHANGE
+            size = step.size(size, False)
+    return spent / max(total, 1.0)
+
+
+#: Latents that the work of a step is taken from, and exchanges in a step: two convolutions' rows, two norms' sums.
+_MIDDLE, _TOLD = 1, 4

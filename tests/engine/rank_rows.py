@@ -1,0 +1,56 @@
+"""Run under torchrun, with VAE files: rows of every frame on each rank; rank 0 prints what came of it as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+
+import torch
+from zerowaste_vae import Cancelled, load
+from zerowaste_vae.engine import core
+from zerowaste_vae.engine.kernels.conv3d import reference
+from zerowaste_vae.engine.ranks import joined
+
+convolve = torch.nn.functional.conv3d
+
+
+def cases(ranks, path, precision, height):
+    vae, out = load(path, precision=precision, device="cpu"), {}
+    z = torch.randn(1, 16, 3, height, 1, generator=torch.Generator().manual_seed(1))
+    whole = vae.decode(z, chunk=1) if ranks.rank == 0 else None
+    found = vae.decode(z, chunk=1, devices=ranks)
+    if ranks.rank == 0:
+        out["decode"] = torch.equal(found, whole)
+        out["plan"], out["peak"], out["operands"] = (
+            vae.last_report.plan, vae.last_report.predicted_gb, vae.last_report.operands)  # fmt: skip
+    pieces = [*vae.stream(z, chunk=1, devices=ranks, start=2, frames=5, output="uint8")]
+    if ranks.rank == 0:
+        part = vae.decode(z, chunk=1, start=2, frames=5, output="uint8")
+        out["stream"] = torch.equal(torch.cat(pieces, 1), part) and len(pieces) > 1
+    told = []
+    try:
+        vae.decode(z, chunk=1, devices=ranks, progress=lambda *at: told.append(at), cancel=lambda: bool(told))
+    except Cancelled:
+        out["cancelled"] = True
+    dropped = vae.stream(z, chunk=1, devices=ranks)
+    next(dropped, None)
+    dropped.close()
+    return out
+
+
+def main(*files):
+    torch.set_num_threads(1)
+    core.why_off = lambda *_: None
+    # Sums whose order is not seen: torch's convolutions on a CPU choose theirs by the size of the whole.
+    reference.F.conv3d = lambda x, w, *a, **k: convolve(x.double(), w.double(), *a, **k)
+    with joined() as ranks:
+        ranks = replace(ranks, split="rows")
+        out = [cases(ranks, path, precision, int(height))
+               for path, precision, height in zip(*[iter(files)] * 3, strict=True)]  # fmt: skip
+        if ranks.rank == 0:
+            print(json.dumps(out), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
