@@ -32,6 +32,10 @@ from .spread import Operation, Told
 EXCHANGE = 60e-6 * 650e12
 
 
+#: Among a VAE's copies, the number of the one that makes rows.
+BY_ROWS = -1
+
+
 @dataclass(frozen=True, eq=False)
 class RankPeers:
     """All ranks, from top to bottom. group: of connections between their devices; None: by way of the host."""
@@ -79,13 +83,17 @@ def connected(ranks: Ranks, device: torch.device) -> RankPeers:
 
 
 def core_of(vae: Core, peers: RankPeers) -> Core:
-    """A VAE with the same weights that makes its rows of every frame; its calls are all peers' calls. What `vae` has
-    packed goes."""
+    """A VAE with the same weights that makes its rows of every frame; its calls are all peers' calls. It stays until
+    the release of `vae`, whose own packed weights go."""
     vae.release_packed()
-    other = copy.copy(vae)
-    other._separate()
-    other.peers = peers
-    other._use(vae.options.switched(off=["cuda_graphs"]))  # what ranks tell each other cannot be recorded
+    place = vae.device, BY_ROWS
+    other = vae._copies.get(place)
+    if other is None or other.peers != peers:
+        other = vae._copies[place] = copy.copy(vae)
+        other._separate()
+        other.peers = peers
+        other._use(vae.options.switched(off=["cuda_graphs"]))  # what ranks tell each other cannot be recorded
+    other.options = vae.options.switched(off=["cuda_graphs"])
     return other
 
 
@@ -144,7 +152,6 @@ def decode(
             raise
         finally:
             _told_of(report, vae, core, peers, spans)
-            core.release_packed()
 
 
 def _collect(peers: RankPeers, finished: Finished, spans: list[tuple[int, int]], whole: Results) -> None:

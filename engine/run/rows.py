@@ -128,16 +128,17 @@ class RowRun(Run):
         if self._now.whole or self.dry or not count:
             return
         slots, axis, rank = data.shape[0], data.dim() - 3, self._peers.rank
-        at = torch.arange(slot, slot + count, device=data.device) % slots
         beside = [(rank - 1, 1, 0), (rank + 1, -2, -1)]
         beside = [b for b in beside if 0 <= b[0] < self._peers.count]
         # 8-bit floats as bytes, which everything can copy.
         lines = (data.view(torch.uint8) if data.dtype.itemsize == 1 else data).movedim(axis, 0)
-        given = {peer: lines[own].index_select(0, at) for peer, own, _ in beside}
+        wraps = max(slot + count - slots, 0)
+        given = {peer: torch.cat((lines[own][slot : slot + count], lines[own][:wraps])) for peer, own, _ in beside}
         wanted = {peer: torch.empty_like(line) for peer, line in given.items()}
         self._peers.exchange(given, wanted)
         for peer, _, edge in beside:
-            lines[edge].index_copy_(0, at, wanted[peer])
+            lines[edge][slot : slot + count] = wanted[peer][: count - wraps]
+            lines[edge][:wraps] = wanted[peer][count - wraps :]
 
     # -- what ranks tell each other ------------------------------------------------------------------------------------
 
