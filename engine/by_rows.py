@@ -104,6 +104,8 @@ def why_not(vae: Core, half: str, request: Request, height: int, count: int) -> 
         return "an encoder's frames are not split into rows"
     if vae.fused() is None or vae.planner.walk.why_not(half) is not None:
         return "only the fused kernels make rows of a frame"
+    if not vae.options.composed_upsample:
+        return "composed_upsample is switched off, and nothing else doubles some rows of a frame"
     if request.tiling in ("exact", "blended"):
         return f"tiling {request.tiling!r} has rows of its own"
     return why_no_rows(program, height, count)
@@ -191,7 +193,7 @@ def _told_of(
 
 def _scales(program: Program) -> list[int]:
     out = [1]
-    for stage in program.stages()[:-1]:
+    for stage in program.stages():
         out.append(out[-1] * math.prod(step.space[0] for step in stage))
     return out
 
@@ -201,9 +203,11 @@ def duration(program: Program, height: int, width: int, count: int) -> float:
     convolution and norm. height, width: of latents."""
     size, total, spent = Size(_MIDDLE, height, width, program.takes), 0.0, 0.0
     for stage, split in zip(program.stages(), splits(height, _scales(program), count), strict=True):
-        share = 1.0 if split.whole else max(b - a for a, b in map(split.of_rank, range(count))) / split.rows
+        own, blocks = (max(b - a for a, b in map(of, range(1 if split.whole else count))) / split.rows
+                       for of in (split.of_rank, split.blocks))  # fmt: skip
         for step in stage:
             flop = step.work(size, program.style).composed_flop
+            share = blocks if step.space[0] > step.space[1] and not split.whole else own
             total, spent = total + flop, spent + share * flop
             if not split.whole:
                 spent += _TOLD * EXCHANGE

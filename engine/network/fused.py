@@ -112,9 +112,9 @@ class FusedDecoder(Fused):
         return len(self.stages[0])
 
     def scales(self) -> list[int]:
-        """Rows of what goes into each stage for each of a latent."""
+        """Rows of what goes into each stage, and comes out of the last one, for each of a latent."""
         out = [1]
-        for stage in self.stages[:-1]:
+        for stage in self.stages:
             out.append(out[-1] * math.prod(link.step.space[0] for link in stage))
         return out
 

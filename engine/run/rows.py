@@ -47,9 +47,11 @@ class Split:
     whole: bool
 
     @classmethod
-    def of(cls, rows: int, ranks: int) -> Split:
-        """Parts begin where sums for norms do, as equal as that allows; whole where one would get nothing."""
-        cuts = [round(rows * i / ranks / BAND_ROWS) * BAND_ROWS for i in range(ranks)]
+    def of(cls, rows: int, ranks: int, grows: int = 1) -> Split:
+        """Parts begin where sums for norms do, as equal as that allows; whole where one would get nothing. grows: rows
+        of what is made of one."""
+        step = BAND_ROWS // grows
+        cuts = [round(rows * i / ranks / step) * step for i in range(ranks)]
         edges = (*cuts, rows)
         if all(a < b for a, b in pairwise(edges)):
             return cls(edges, False)
@@ -65,6 +67,11 @@ class Split:
         if self.whole:
             return 0, scale * self.rows
         return scale * self.edges[rank], scale * self.edges[rank + 1]
+
+    def blocks(self, rank: int) -> tuple[int, int]:
+        """As of_rank, from where the sums of the first row begin to where those of the last one end."""
+        a, b = self.of_rank(rank)
+        return a // BAND_ROWS * BAND_ROWS, min(-(-b // BAND_ROWS) * BAND_ROWS, self.rows)
 
 
 @dataclass(frozen=True)
@@ -83,14 +90,24 @@ class Rows:
         return self.splits[-1].of_rank(self.peers.rank, rows // self.splits[-1].rows)
 
 
+@dataclass(frozen=True)
+class Overlapping(Partials):
+    """Sums of a rank's blocks of rows, of which the first one may be another's too."""
+
+
 class RowRun(Run):
     """Its rank's rows. Streams of a stage that is split hold those only; what convolutions read has one more on each
-    side, which neighbours make."""
+    side, which neighbours make. A convolution that doubles rows makes whole blocks of them, for the sums' sake, and its
+    input comes with the rows that takes."""
 
     def __init__(self, rows: Rows, *run: Any) -> None:
         """run: as for Run, whose histories are not parked."""
         super().__init__(*run)
         self._peers, self._splits, self._now = rows.peers, rows.splits, rows.splits[0]
+        #: What goes into a stage, with all rows that its first convolution reads.
+        self._wide: Tensor | None = None
+        #: Rows that the convolution under way makes, if not this rank's.
+        self._span: tuple[int, int] | None = None
         #: Blocks of sums that each rank has, by where they are of.
         self._blocks: dict[tuple[Any, ...], list[int]] = {}
 
@@ -103,12 +120,38 @@ class RowRun(Run):
 
     @contextmanager
     def portion(self, x: Tensor, left: int) -> Iterator[Tensor]:
-        before, self._now = self._now, self._splits[-left]
+        before, self._now, outer = self._now, self._splits[-left], self._wide
         try:
             with self.arena.scope():
-                yield self._moved(x, before, self._now)
+                self._wide = self._moved(x, before, self._now)
+                (a, b), first = self._now.of_rank(self._peers.rank), self._read(self._now, self._peers.rank)[0]
+                yield self._wide[:, a - first : b - first]
         finally:
-            self._now = before
+            self._now, self._wide = before, outer
+
+    def conv(self, conv: Conv, x: Tensor, out: Tensor, *normed: Any, **options: Any) -> Partials | None:
+        if self._now.whole or conv.weight.phases[1] == 1:
+            return super().conv(conv, x, out, *normed, **options)
+        rank, factor = self._peers.rank, conv.weight.phases[1]
+        (a, b), (first, last) = self._now.of_rank(rank), self._now.blocks(rank)
+        with self.arena.scope():
+            made = out
+            if (a, b) != (first, last):
+                made = self.take(out.shape[0], factor * (last - first), *out.shape[2:])
+            self._span = first, last
+            try:
+                sums = super().conv(conv, self._wide, made, *normed, **options)
+            finally:
+                self._span = None
+            if made is not out and not self.dry:
+                out.copy_(made[:, factor * (a - first) : factor * (b - first)])
+        return sums if sums is None else Overlapping(sums.data, sums.span)
+
+    def beside(self) -> tuple[int, int] | None:
+        if self._span is None:
+            return None
+        (first, last), (top, bottom) = self._span, self._read(self._now, self._peers.rank)
+        return first - top, bottom - last
 
     def product(self, conv: Conv, data: Tensor, out: Tensor, *, geometry: Geometry, **options: Any) -> Partials | None:
         if not self._now.whole:
@@ -144,24 +187,32 @@ class RowRun(Run):
 
     def _here(self, rows: int) -> tuple[int, int]:
         """(the first of this rank's rows, rows of the frame), where those are `rows`."""
+        if self._span is not None:
+            return self._span[0], self._now.rows
         a, b = self._now.of_rank(self._peers.rank)
         return a * rows // (b - a), self._now.rows * rows // (b - a)
 
+    @staticmethod
+    def _read(split: Split, rank: int) -> tuple[int, int]:
+        """Rows that the first convolution of a stage reads."""
+        if split.whole:
+            return split.of_rank(rank)
+        first, last = split.blocks(rank)
+        return max(first - 1, 0), min(last + 1, split.rows)
+
     def _moved(self, x: Tensor, have: Split, want: Split) -> Tensor:
-        """This rank's rows of a split, from those of another one."""
+        """What this rank reads of one split, from its rows of another one."""
         rank, ranks = self._peers.rank, range(self._peers.count)
         scale = x.shape[1] // (have.of_rank(rank)[1] - have.of_rank(rank)[0])
-        (a, b), (c, d) = have.of_rank(rank, scale), want.of_rank(rank)
-        if a <= c and d <= b and have.whole:
-            return x[:, c - a : d - a]
-        if (a, b) == (c, d) and all(have.of_rank(r, scale) == want.of_rank(r) for r in ranks):
-            return x
+        (a, b), (c, d) = have.of_rank(rank, scale), self._read(want, rank)
+        if have.whole:
+            return x[:, c:d]
         out = self.take(x.shape[0], d - c, *x.shape[2:])
         if self.dry:
             return out
         given, wanted = {}, {}
         for peer in ranks:
-            (e, f), (g, h) = have.of_rank(peer, scale), want.of_rank(peer)
+            (e, f), (g, h) = have.of_rank(peer, scale), self._read(want, peer)
             if peer == rank:
                 first, last = max(a, c), min(b, d)
                 if first < last:
@@ -181,19 +232,29 @@ class RowRun(Run):
         """Of the whole frame, in its order."""
         own, rank = sums.data, self._peers.rank
         others = [r for r in range(self._peers.count) if r != rank]
-        place = self._now, own.shape[1:]
+        place = self._now, type(sums), own.shape[1:]
         if place not in self._blocks:
             mine = torch.tensor([own.shape[1]], device=own.device)
             told = {r: torch.empty_like(mine) for r in others}
             self._peers.exchange(dict.fromkeys(others, mine), told)
             self._blocks[place] = [own.shape[1] if r == rank else int(told[r]) for r in range(self._peers.count)]
-        blocks = self._blocks[place]
+        blocks, whole = self._blocks[place], range(self._peers.count)
         parts = {r: own.new_empty(own.shape[0], blocks[r], *own.shape[2:]) for r in others}
         self._peers.exchange(dict.fromkeys(others, own.contiguous()), parts)
-        ordered = [own if r == rank else parts[r] for r in range(self._peers.count)]
+        ordered = [own if r == rank else parts[r] for r in whole]
+        if isinstance(sums, Overlapping):
+            end = self._now.blocks(0)[1]
+            if end == self._now.rows:  # of the whole frame
+                return Partials(ordered[0], sums.span)
+            each = blocks[0] // (end // BAND_ROWS)
+            twice = [self._now.blocks(r)[0] < self._now.of_rank(r)[0] for r in whole]
+            ordered = [p[:, each * again :] for p, again in zip(ordered, twice, strict=True)]
         return Partials(torch.cat(ordered, 1), sums.span)
 
 
 def splits(rows: int, scales: Sequence[int], ranks: int) -> tuple[Split, ...]:
-    """Of frames that have `rows` where stages have a scale of 1. The first stage sees whole frames."""
-    return (Split((0, rows), True), *(Split.of(rows * scale, ranks) for scale in scales[1:]))
+    """Of what goes into each stage, where frames have `rows` at a scale of 1, and results the last scale. The first
+    stage sees whole frames."""
+    grows = [b // a for a, b in pairwise(scales)]
+    later = zip(scales[1:-1], grows[1:], strict=True)
+    return (Split((0, rows), True), *(Split.of(rows * scale, ranks, grow) for scale, grow in later))

@@ -183,6 +183,10 @@ class Run(Memory):
     def agree(self) -> None:
         """Others who share the frames see what was not finite here, and this run what was not there."""
 
+    def beside(self) -> tuple[int, int] | None:
+        """Rows above and below those that a convolution is for, which its input comes with; None: it comes without."""
+        return None
+
     def edges(self, data: Tensor, slot: int, count: int) -> None:
         """Bordered frames from `slot` on are written, as far as this run has them."""
 
@@ -209,6 +213,8 @@ class Run(Memory):
         behind: bands that are written before the first is handed out. With 1, x's rows of a band are free by then.
         """
         d, h, w, c = x.shape
+        beside = self.beside()
+        h -= sum(beside or ())
         starts = self.done[conv.key] == 0
         if conv.history:
             d, _, self.drains = self.coming(conv.key, d, self.drains)
@@ -242,8 +248,10 @@ class Run(Memory):
                     return
                 start, slot = ring.place(conv.key, d, bool(self.after))
                 if x.shape[0]:
-                    plain = self._write(x, norm, ring.data, store, coefs, slot=slot, plain=plain)
-                self.edges(ring.data, slot, x.shape[0])
+                    first = beside[0] if beside else None
+                    plain = self._write(x, norm, ring.data, store, coefs, slot=slot, first=first, plain=plain)
+                if beside is None:
+                    self.edges(ring.data, slot, x.shape[0])
                 ring.begin(conv.key, self.head, start)
                 if d > x.shape[0]:
                     self._follow(ring.data, slot + x.shape[0])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import threading
 from dataclasses import replace
 
 import torch
@@ -50,6 +52,16 @@ def main(*files):
                for path, precision, height in zip(*[iter(files)] * 3, strict=True)]  # fmt: skip
         if ranks.rank == 0:
             print(json.dumps(out), flush=True)
+        vae = load(files[0], device="cpu")
+        pieces = vae.stream(torch.zeros(1, 16, 8, 33, 1), chunk=1, devices=ranks)
+        next(pieces, None) if ranks.rank == 0 else ended_behind(0.5)
+        for _ in pieces:
+            pass
+
+
+def ended_behind(seconds):
+    """As if it were killed, while it makes its rows."""
+    threading.Timer(seconds, os._exit, (9,)).start()
 
 
 if __name__ == "__main__":

@@ -61,11 +61,11 @@ def test_ranks_stream_fail_and_stop(tmp_path, make_vae_file):
 
 
 def test_ranks_make_rows_of_every_frame(tmp_path, make_vae_file):
-    """In fp32 and 8 bit, at odd sizes: the bits of one; a cancel and a dropped stream end on all of them."""
+    """In fp32 and 8 bit, at odd sizes: the bits of one; a cancel, a dropped stream and the end of one end all."""
     small, wide = make_vae_file(None, (8, 8, 8, 8), 2, 3), make_vae_file(None, (16, 16, 32, 32), 4, 6)
     process = start(Path(__file__).parent, str(small), "fp32", "33", str(wide), "fp8", "35", module="rank_rows")
     said = process.communicate(timeout=400)[0]
-    assert process.returncode == 0, said
+    assert process.returncode and ("rank 0: another rank has failed" in said or "rank 0: stopped by" in said), said
     for found in json.loads(next(line for line in said.splitlines() if line.startswith("[{"))):
         assert found["decode"] and found["stream"] and found["cancelled"], found
         assert "2 ranks with 128, " in found["plan"]

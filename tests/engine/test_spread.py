@@ -6,11 +6,13 @@ import time
 import pytest
 import torch
 from zerowaste_vae import Cancelled, InputError, load
-from zerowaste_vae.engine import call, kinds
+from zerowaste_vae.engine import by_rows, call, kinds
+from zerowaste_vae.engine.archs import seedvr2, wan
 from zerowaste_vae.engine.copies import on
 from zerowaste_vae.engine.errors import PlanError
 from zerowaste_vae.engine.kinds import resolve
 from zerowaste_vae.engine.planning import shares
+from zerowaste_vae.engine.request import Request
 from zerowaste_vae.engine.run.results import HandedOn, Landed
 
 CPU = torch.device("cpu")
@@ -279,3 +281,31 @@ def test_a_stream_follows_into_a_wider_type(make_vae_file, noise, early, rounds,
     out = torch.cat(list(vae.stream(z, chunk=1, devices=TWO)), 1)
     kept = next(n for n in range(45) if not torch.equal(out[:, n], narrow[:, n]))
     assert 0 < kept < vae.last_report.parts[0][0].stop and torch.equal(out[:, kept:], wide[:, kept:])
+
+
+# -- rows of every frame -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fused", [True])
+def test_why_rows_are_not_shared(small, vae):
+    def why(of=small, half="decoder", height=90, **options):
+        return by_rows.why_not(of, half, Request(**options), height, 2)
+
+    assert why() is None
+    assert "encoder" in why(half="encoder")
+    assert "tiling 'blended'" in why(tiling="blended")
+    assert "8 rows of latent pixels are too few" in why(height=8)
+    assert "composed_upsample" in why(small.with_options(small.options.switched(off=["composed_upsample"])))
+    assert "fused kernels" in why(small.with_options(small.options.switched(off=["triton_fusion"])))
+    published = wan.WAN21.published.config
+    assert "does not make rows" in by_rows.why_no_rows(wan.WAN21.decoder(published), 90, 2)
+
+
+def test_rows_take_less_time_for_short_clips_and_more_for_long_ones():
+    config = seedvr2.PUBLISHED.config
+    program = seedvr2.decoder(config)
+    rows = by_rows.duration(program, 90, 160, 2)
+    assert 0.5 < rows < 0.7
+    leads = shares.Leads(program, 90, 160)
+    for latents, shorter in ((6, True), (150, False)):
+        assert (rows * latents < shares.duration(shares.split(leads, latents, [1.0, 1.0]), [1.0, 1.0])) == shorter

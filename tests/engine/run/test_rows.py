@@ -88,4 +88,5 @@ def test_decoder(noise, seed_model, count, h, w, dtype):
 
 def test_splits_begin_with_blocks():
     assert Split.of(180, 2).edges == (0, 64, 180) and Split.of(360, 2).edges == (0, 192, 360)
+    assert Split.of(180, 2, 2).edges == (0, 96, 180) and Split.of(180, 2, 2).blocks(1) == (64, 180)
     assert Split.of(90, 2).edges == (0, 64, 90) and Split.of(64, 2).whole
