@@ -63,7 +63,8 @@ def _add_half(what: argparse._SubParsersAction, half: str, reads: str) -> None:
         "a GPU, demo on a CPU)"
     )  # fmt: skip
     parser.add_argument("--sizes", nargs="+", metavar="WxH", help="pixels (default: 1280x720; CPU: 256x144)")
-    parser.add_argument("--frames", nargs="+", type=int, metavar="N", help="as whole latents have (default: 21; CPU: 9)")
+    parser.add_argument("--frames", nargs="+", type=int, metavar="N",
+                        help="that fill whole latents (default: 21; CPU: 9)")  # fmt: skip
     parser.add_argument("--precisions", nargs="+", default=["auto"], metavar="P", help="auto, fp32, bf16, fp16, ...")
     parser.add_argument(
         "--targets", nargs="+", type=float, default=[0.0], metavar="GB",

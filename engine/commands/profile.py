@@ -18,7 +18,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--weights", metavar="W", help="a VAE file, demo, or random: published widths, seeded weights "
                         "(default: random on a GPU, demo on a CPU)")  # fmt: skip
     parser.add_argument("--size", metavar="WxH", help="pixels (default: 1280x720; CPU: 64x48)")
-    parser.add_argument("--frames", type=int, metavar="N", help="as whole latents have (default: 21; CPU: 5)")
+    parser.add_argument("--frames", type=int, metavar="N", help="that fill whole latents (default: 21; CPU: 5)")
     parser.add_argument("--runs", type=int, default=3, metavar="N", help="calls after the first one (default: 3)")
     parser.add_argument("--precision", default="auto", metavar="P", help="auto (CUDA fp16, CPU fp32), fp32, bf16, fp16")
     parser.add_argument("--device", metavar="D", help="cuda, cuda:N or cpu (default: CUDA when there is one)")
