@@ -201,6 +201,9 @@ class Core:
     def release(self) -> int:
         """Give back the memory that only makes the next run start sooner: graphs, packed weights, copies on other
         devices and page-locked host memory, torch's own included. Returns the bytes of the packed weights."""
+        if self._timed is not None:
+            self._timed[1].release()
+            self._timed = None
         self.release_copies()
         return self._release_here()
 
