@@ -15,10 +15,11 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "limit (FLOP at the rate of matrix products plus bytes at that of copies, both measured in the same run).",
     )
     parser.add_argument("half", choices=("decode", "encode"), help="what to profile")
-    parser.add_argument("--weights", metavar="W", help="a VAE file, demo, random (published SeedVR2 widths, seeded), or "
-                        "the same of another family by its name (default: random on a GPU, demo on a CPU)")  # fmt: skip
+    parser.add_argument("--weights", metavar="W", help="a VAE file, demo, random (published SeedVR2 widths, seeded) "
+                        "or the same of another family by its name (default: random on a GPU, demo on a CPU)")
     parser.add_argument("--size", metavar="WxH", help="pixels (default: 1280x720; CPU: 64x48)")
-    parser.add_argument("--frames", type=int, metavar="N", help="1 more than a multiple of a latent's (default: about 21; CPU: 5)")
+    parser.add_argument("--frames", type=int, metavar="N",
+                        help="1 more than a multiple of a latent's frames (default: 21 or what fits; CPU: 5)")
     parser.add_argument("--runs", type=int, default=3, metavar="N", help="calls after the first one (default: 3)")
     parser.add_argument("--precision", default="auto", metavar="P", help="auto (CUDA fp16, CPU fp32), fp32, bf16, fp16")
     parser.add_argument("--device", metavar="D", help="cuda, cuda:N or cpu (default: CUDA when there is one)")
