@@ -81,7 +81,7 @@ def encode(
     def attempt(vae: Core, plan: Plan) -> Iterator[int]:
         return clip.encode(vae._half("encoder", plan), video, plan, results, guard, wanted)
 
-    if program.gathers:  # it sees whole clips: all frames have to be there, and plans depend on how many there are
+    if program.gathers or program.waits:  # all frames have to be there, and plans depend on how many there are
         video.fill(clip.UNKNOWN)
     rest = video.height % s, video.width % s
     samples = functools.partial(encoder_samples, video)

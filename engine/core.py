@@ -286,6 +286,8 @@ class Core:
             return self
         if usual is None:
             raise InputError(f"the decoder of {self.arch} takes no timestep: leave it out")
+        if not 0.0 <= timestep <= 1.0:
+            raise InputError(f"timestep={timestep} is none: give 0 to 1")
         if self._timed is None or self._timed[0] != timestep:
             other = copy.copy(self)
             other._separate()

@@ -15,7 +15,7 @@ from .core import Core, no_check
 from .documented import DocumentedMethods
 from .errors import InputError
 from .network.stream import frame_spans
-from .request import Request, check_latent, check_out, check_part, check_video
+from .request import Request, check_frame, check_latent, check_out, check_part, check_video
 from .run.passes import UNKNOWN, Latents
 from .run.plan import Plan, Steps
 from .run.progress import Cancel, Progress, Ticker
@@ -122,6 +122,8 @@ class VideoVAE(Core, DocumentedMethods):
         if self.architecture.still:
             raise InputError(f"{self.arch} makes pictures, which do not follow each other: decode gives them")
         z = check_latent(latent, self.latent_channels) if isinstance(latent, Tensor) else latent
+        if z.shape[1] != self.latent_channels:
+            raise InputError(f"a latent of this VAE has {self.latent_channels} channels, not {z.shape[1]}")
         if z.shape[0] != 1:
             raise InputError(f"a stream is of one clip, and the latent holds {z.shape[0]}: give them one by one")
         wanted = check_part(start, frames, self.frames(z.shape[2]))
@@ -147,6 +149,7 @@ class VideoVAE(Core, DocumentedMethods):
         z = check_latent(z, self.latent_channels, self.architecture.still)
         if self.model.packing is not None:
             z = self.model.packing.unpack(z)
+        check_frame(self.model.decoder.program, *z.shape[3:])
         self._plain.set_layout(self._options)
         with self._scope():
             chunks = self._plain.frames(z, Steps(chunk, frames), self.device, no_check)
@@ -264,6 +267,7 @@ class VideoVAE(Core, DocumentedMethods):
         if x.ndim != 5 or x.shape[1] != c or x.shape[2] < 1 or min(x.shape[3:]) < self.spatial:
             least = f"{self.spatial}x{self.spatial}"
             raise InputError(f"encode_raw takes [B, {c}, F, H, W] of at least {least} pixels, not {list(x.shape)}")
+        check_frame(self.model.encoder.program, *(n // self.architecture.spatial for n in x.shape[3:]))
         parts = (x[:, :, a:b] for a, b in frame_spans(x.shape[2], chunk, self.temporal))
         self._plain.set_layout(self._options)
         with self._scope():
