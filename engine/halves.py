@@ -30,6 +30,11 @@ from .run.reuse import Runs, allocated
 from .run.run import Run
 
 
+def other_half(half: str) -> str:
+    """Of "encoder" and "decoder" the one that this is not."""
+    return "encoder" if half == "decoder" else "decoder"
+
+
 class FusedHalves:
     """The fused halves of one model: packed when first used, dropped by `release`."""
 
