@@ -248,8 +248,8 @@ class PlainHalves:
 
     def frames(
         self, z: Tensor, steps: Steps, device: torch.device, check: Callable[[], None]
-    ) -> Iterator[list[Tensor]]:
-        """The network's latents [B, C, T, h, w] -> per chunk, the list of its frames [B, 3, f, H, W]."""
+    ) -> Iterator[Iterator[Tensor]]:
+        """The network's latents [B, C, T, h, w] -> per chunk its frames [B, 3, f, H, W], as `decode_frames`."""
         parts = (part.to(device, self._dtype) for part in z.split(steps.latents or z.shape[2], 2))
         return decode_frames(self._model.decoder, decode_features(self._model.decoder, parts, check), steps, check)
 
