@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from . import log
 from .archs import Architecture
 from .errors import CheckpointError, InputError, NonFiniteError
-from .halves import FusedHalves, PlainHalves
+from .halves import FusedHalves, PlainHalves, other_half
 from .kernels.exact import as_products
 from .kernels.probe import from_triton, give_up
 from .operands.policy import Policy
@@ -240,11 +240,12 @@ class Core:
         """size, rest, check: as for `Planner.plan`. below: the first plan whose peak is less than so many bytes,
         whatever is free; 0: the one for what is free. made: one for the same clip, to be kept where it still fits."""
         limits = Machine.now(self.device, self._held(half)).limits(request).shared(self.sharing, self.device)
+        beside = self._fused.packed_bytes(other_half(half))
         if below:
-            limits = Limits(below - 1, host=limits.host)
+            limits = Limits(below - 1 - beside, host=limits.host)
         elif made is not None and limits.hold(made):
-            return made
-        return self.planner.plan(half, size, request, limits, rest, check)
+            return made.with_beside(beside)
+        return self.planner.plan(half, size, request, limits, rest, check).with_beside(beside)
 
     def _half(self, name: str, plan: Plan, seed: int | None = None) -> Half:
         """seed: of noise that a decoder adds between its convolutions."""
