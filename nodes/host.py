@@ -166,11 +166,10 @@ class EngineVAE(comfy.sd.VAE):
             clips = images[0].view(size[0], -1, *shape[2:])
             return Preview(clips, plan, size[1], self.engine.temporal, self._on_gpu) if shows_previews() else None
 
-        with self.running("decode", size, {**settings.options(), "output": output}, (0, 0), preview,
-                          settings.gpus != "auto") as run:  # fmt: skip
+        options = {**settings.options(), "output": output}
+        with self.running("decode", size, options, (0, 0), preview, settings.gpus) as run:
             images.append(torch.empty(shape, dtype=OUTPUTS[output]))
-            with others(self.engine, settings.gpus, run.options["plan"], mm.free_memory) as gpus:
-                self.engine.decode(latent, out=images[0], devices=gpus, **run.options)
+            self.engine.decode(latent, out=images[0], **run.options)
         outcome = self.outcome(run, size, settings)
         outcome.notes += [crowded] if crowded else []
         return images[0].to(self.output_device), outcome
@@ -179,11 +178,8 @@ class EngineVAE(comfy.sd.VAE):
         """Encode [B, F, H, W, 3] under `settings`; also returns what the run did."""
         size = self.layout.clip_size(*clip.shape[:4])
         rest = tuple(n % self.engine.architecture.spatial for n in clip.shape[2:4])
-        with (
-            self.running("encode", size, settings.options(), rest, several=settings.gpus != "auto") as run,
-            others(self.engine, settings.gpus, run.options["plan"], mm.free_memory) as gpus,
-        ):
-            latent = self.engine.encode(clip, devices=gpus, **run.options)
+        with self.running("encode", size, settings.options(), rest, gpus=settings.gpus) as run:
+            latent = self.engine.encode(clip, **run.options)
         latent = latent[:, :, 0] if self.layout.flat else latent
         return self.given_back(latent), Outcome(self.engine.last_report, run.loaded)
 
@@ -210,16 +206,16 @@ class EngineVAE(comfy.sd.VAE):
     def running(
         self, operation: str, size: tuple[int, int, int, int], options: dict[str, Any],
         rest: tuple[int, int] = (0, 0), preview: Callable[[Plan], Preview | None] = lambda plan: None,
-        several: bool = False,
+        gpus: str = "auto",
     ) -> Iterator[Running]:  # fmt: skip
         """Around a "decode" or "encode" of this size: room and weights, the host's bar and its stop button. options:
-        of a Request; rest: as for plans; several: on more than one GPU."""
+        of a Request; rest: as for plans; gpus: what shares the work."""
         if operation == "encode" and not self.engine.can_encode:
             raise InputError(f"{self.engine.path or 'this VAE'} holds a decoder only: encode with the whole VAE's file")
         shown, plans, started = Progress(), [], time.perf_counter()
 
         def begin(plan: Plan) -> None:
-            if several:  # each with its own plan; results are counted, wherever in the clip they are
+            if gpus != "auto":  # each with its own plan; results are counted, wherever in the clip they are
                 if not plans:
                     shown.start(1, lambda done, total: f"{operation}: {done} of {total}", None)
             elif not plans or plan.grid != plans[-1].grid:  # else steps are counted on as they were
@@ -228,13 +224,17 @@ class EngineVAE(comfy.sd.VAE):
             plans.append(plan)
 
         say_here(f"{operation}: making room and loading the weights")
-        with fitting(operation), self._loaded(f"{operation}r", size, options, rest) as made:
+        with (
+            fitting(operation),
+            self._loaded(f"{operation}r", size, options, rest) as made,
+            others(self.engine, gpus, made, mm.free_memory) as shared,
+        ):
             loaded = time.perf_counter() - started
             self.engine.on_pressure = self._free_others
             say_here(f"{operation}: planning")
             watched = {"progress": shown, "cancel": mm.processing_interrupted, "on_plan": begin, "plan": made}
             try:
-                yield Running(options | watched, plans, loaded)
+                yield Running(options | watched | shared, plans, loaded)
             except Cancelled:
                 mm.throw_exception_if_processing_interrupted()
                 raise

@@ -7,6 +7,7 @@ share that does not begin with a clip first takes its steps to where its results
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -52,6 +53,8 @@ class Leads:
 
 #: Latents that the work of a step is taken from.
 _MIDDLE = 8
+#: Of a share's latents, what its lead may be worth: longer ones would save little.
+LEAD_SHARE = 0.04
 #: Of the time that the fastest device takes alone; what saves less is not worth others' memory.
 WORTH = 0.97
 
@@ -85,6 +88,22 @@ def split(
     tick = bisect.bisect_left(range(1, ticks + 1), True, key=lambda n: bool(within(most * n / ticks)))
     shares = within(most * (tick + 1) / ticks) if tick < ticks else []
     return shares if shares and duration(shares, rates) < WORTH * duration(alone, rates) else alone
+
+
+def in_rounds(
+    leads: Leads, latents: int, rates: Sequence[float], step: int, bounds: tuple[int, int], most: int
+) -> list[Share]:
+    """As `split` of one clip, over and over: shares of about `most` latents, or of so many that their leads are a
+    LEAD_SHARE of them, if that is less. One device has all where this does not save time."""
+    first, last = bounds
+    size = max(step, min(most, math.ceil(leads(last) / LEAD_SHARE)) * len(rates))
+    size = math.ceil((last - first) / math.ceil((last - first) / size) / step) * step
+    spans = [(a, min(a + size, last)) for a in range(first, last, size)]
+    found = [split(leads, latents, rates, 1, step, span) for span in spans]
+    device = max(range(len(rates)), key=rates.__getitem__)
+    alone = [Share(device, first, last, leads(first))]
+    spent = sum(duration(shares, rates) for shares in found)
+    return [share for shares in found for share in shares] if spent < WORTH * duration(alone, rates) else alone
 
 
 def duration(shares: Sequence[Share], rates: Sequence[float]) -> float:
