@@ -61,9 +61,10 @@ class VideoVAE(Core, DocumentedMethods):
         mixed_devices: bool = False,
         **options: Any,
     ) -> Tensor:
-        """Host-scaled latent [B, C, T, h, w] (or [C, T, h, w]) -> frames [B, 4(T-1)+1, s*h, s*w, 3] in 0..1.
+        """Host-scaled latent [B, C, T, h, w] (or [C, T, h, w]) -> frames [B, t(T-1)+1, s*h, s*w, 3] in 0..1.
 
-        s: `spatial`. A VAE of pictures (`temporal` 1) gives each latent a frame of its own and takes [B, C, h, w] too.
+        s, t: `spatial`, `temporal`. A VAE of pictures (t = 1) gives each latent a frame of its own and takes
+        [B, C, h, w] too.
         options: those of `Request`: tiling, tile, overlap, chunk, vram_gb, ram_gb and output.
         progress(done, total) after each chunk; cancel() true raises Cancelled. on_plan(plan) tells of the plan that is
         about to run, once more where another one takes over. plan: one made for this call, which runs if it still fits.
@@ -188,7 +189,7 @@ class VideoVAE(Core, DocumentedMethods):
     ) -> Tensor:
         """Frames [B, F, H, W, 3] or [F, H, W, 3] in 0..1 (or uint8) -> host-scaled latent [B, C, T, H//s, W//s].
 
-        T = (F - 1) // 4 + 1; frames beyond 4(T - 1) + 1 are not read. A VAE of pictures takes [B, H, W, 3] for B clips
+        T = (F - 1) // t + 1; frames beyond t(T - 1) + 1 are not read. A VAE of pictures takes [B, H, W, 3] for B clips
         of one frame; one with transparency takes [..., 4], and frames without are opaque. seed None gives the mean, a
         seed a sample.
         Options (but no output) and errors as in `decode`.

@@ -38,8 +38,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "encode",
         description="Encode a video, a folder of images or one image to a latent file. Frames are read as they are "
         "needed, so that a clip of any length takes the same memory.",
-        epilog="Frames are repeated to 4n+1 and edges to a multiple of 8 pixels; decode cuts that off again. A VAE of "
-        "pictures takes the images of a folder one by one.",
+        epilog="The last frame, row and column are repeated until they fill whole latents of the VAE (`info FILE` says "
+        "what one is of); decode cuts that off again. A VAE of pictures takes the images of a folder one by one.",
     )
     parser.add_argument("video", type=Path, metavar="VIDEO", help="video file, folder of images, or image")
     parser.add_argument("out", type=Path, metavar="OUT", help="name.safetensors, or name.latent for ComfyUI")
