@@ -57,11 +57,11 @@ class PlainWalk:
     def _behind(self, half: str, latents: int) -> int:
         """Latents after which as many frames wait within the network as ever will; of `latents` at most."""
         program = getattr(self._model, half).program
-        if not program.late:
-            return 0
-        _, after = program.reach()
-        if after == math.inf:
-            return 2 * program.chunk[1] if program.chunk else latents
+        before, after = program.reach()
+        if program.late and program.chunk:
+            return 2 * program.chunk[1]
+        if math.inf in (before, after):  # something of every frame stays
+            return latents
         return math.ceil(after / (1 if half == "decoder" else self._temporal))
 
     @functools.cached_property
@@ -155,6 +155,8 @@ class _Sampled:
     def __init__(self, part: nn.Module, memory: PeakMemory) -> None:
         self._part, self._memory = part, memory
         self.low, self.between, self.program = part.low, part.between, part.program
+        #: Frames that the latest step took, and what it made of them.
+        self._took = 0
         self._left: torch.Size | None = None
         self._more = 0
         self._found: list[torch.Size] = []
@@ -162,11 +164,12 @@ class _Sampled:
 
     def high(self, x: Tensor, state: State) -> Tensor:
         if self._between:
-            return x.new_empty(*self._left[:2], x.shape[2], *self._left[3:])
+            frames = x.shape[2] * max(self._left[2], 1) // self._took  # not every step may have a result
+            return x.new_empty(*self._left[:2], frames, *self._left[3:])
         y = self._walked(x, state, lambda: self._part.high(x, state))
         if y is None:
             return x.new_empty(self._left)
-        self._left = y.shape
+        self._took, self._left = x.shape[2], y.shape
         return y
 
     def each(self, x: Tensor, state: State) -> Iterator[Tensor]:
