@@ -19,7 +19,7 @@ from zerowaste_vae.engine.network.stream import (
 )
 from zerowaste_vae.engine.planning.dryrun import PeakMemory, peak_bytes
 from zerowaste_vae.engine.planning.meta import meta_model
-from zerowaste_vae.engine.planning.plain_walk import PlainWalk
+from zerowaste_vae.engine.planning.plain_walk import PlainWalk, Torch
 from zerowaste_vae.engine.run.pixels import to_network
 from zerowaste_vae.engine.run.plan import Steps
 
@@ -84,10 +84,10 @@ def test_fp32_by_products_takes_what_is_stated(family, half, steps):
     model = architecture.build(config).requires_grad_(False)
     walk = PlainWalk(architecture, config, torch.float32, True)
     latents = 2 * steps.latents
-    stated = walk.peak(half, latents, steps, (ROWS, COLS), (ROWS, COLS), (0, 0), True)
+    stated = walk.peak(half, latents, steps, (ROWS, COLS), (ROWS, COLS), (0, 0), Torch(products=True))
     real = taken(program(model, architecture, half, steps, latents))
     assert real <= stated <= 1.05 * real
-    assert walk.peak(half, latents, steps, (ROWS, COLS), (ROWS, COLS), (0, 0), False) < real  # as cuDNN has it
+    assert walk.peak(half, latents, steps, (ROWS, COLS), (ROWS, COLS), (0, 0), Torch()) < real  # as cuDNN has it
 
 
 LTX = (64, None), (32, "all"), (16, "all"), (8, "time"), (4, "space")
@@ -119,7 +119,7 @@ def test_a_sampled_walk_takes_what_all_of_the_clip_does(family, half):
     architecture, config = family
     model, walk = meta_model(architecture, config), PlainWalk(architecture, config, torch.float32, True)
     for steps, latents in ((Steps(1, 0), 9), (Steps(2, architecture.temporal), 7)):
-        stated = walk.peak(half, latents, steps, (ROWS, COLS), (ROWS, COLS), (0, 0), True)
+        stated = walk.peak(half, latents, steps, (ROWS, COLS), (ROWS, COLS), (0, 0), Torch(products=True))
         whole = program(model, architecture, half, steps, latents, "meta")
         real = peak_bytes(whole, PeakMemory(products=True))
         assert 0.99 * real <= stated <= 1.01 * real, steps
