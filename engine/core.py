@@ -15,13 +15,13 @@ from . import log
 from .archs import Architecture
 from .errors import CheckpointError, InputError, NonFiniteError
 from .halves import FusedHalves, PlainHalves, other_half
-from .kernels.exact import as_products
 from .kernels.probe import from_triton, give_up
 from .operands.policy import Policy
 from .options import DEFAULTS, Options, unavailable, unused
 from .planning.budget import Limits, Machine
 from .planning.fusable import no_8_bit, why_off
 from .planning.make import make_planner, mode_of, switched_off
+from .planning.plain_walk import Torch
 from .precision.digest import digest
 from .precision.mixed import Mixed
 from .precision.modes import MIXED, PRECISIONS
@@ -91,7 +91,7 @@ class Core:
         self._mixed = self._mode_of(options)
         self.planner = make_planner(
             self.architecture, model.config, dtype, options, self._mixed.mode, lambda: self.fused() is not None,
-            lambda: as_products(self.device, dtype, options.tf32),
+            lambda: Torch.on(self.device, dtype, options.tf32),
         )
         self._fused = FusedHalves(model, self.planner.walk, self.store)
 

@@ -13,13 +13,13 @@ import torch
 
 from ..engine import InputError, PlanError
 from ..engine.archs import Architecture, by_file
-from ..engine.kernels.exact import as_products
 from ..engine.loader import NAMES, PRECISIONS, auto_precision
 from ..engine.memory import GIB
 from ..engine.options import DEFAULTS, Options
 from ..engine.planning.budget import Machine
 from ..engine.planning.fusable import no_8_bit, why_off
 from ..engine.planning.make import make_planner, mode_of, switched_off
+from ..engine.planning.plain_walk import Torch
 from ..engine.planning.planner import Planner
 from ..engine.precision.modes import MIXED
 from ..engine.request import TILINGS, Request
@@ -146,7 +146,7 @@ def _planner(
     off = switched or why_off(*here, mode.kind is not None)
     planner = make_planner(
         architecture, config, dtype, options, mode, lambda: off is None,
-        lambda: as_products(device, dtype, options.tf32),
+        lambda: Torch.on(device, dtype, options.tf32),
     )
     return planner, off or ""
 

@@ -120,6 +120,7 @@ def _planner(args: argparse.Namespace) -> tuple[Planner, Architecture, str]:
     from ..options import DEFAULTS
     from ..planning.fusable import no_8_bit, not_fused
     from ..planning.make import make_planner
+    from ..planning.plain_walk import Torch
     from ..precision.modes import MIXED, Mode
 
     if args.precision not in NAMES:
@@ -144,7 +145,7 @@ def _planner(args: argparse.Namespace) -> tuple[Planner, Architecture, str]:
         mode = Mode(half_accumulate=True) if fast else Mode(args.precision)
     planner = make_planner(
         architecture, config, dtype, DEFAULTS, mode, lambda: reason is None and not exact,
-        lambda: exact,  # plans are for a GPU, without TF32
+        lambda: Torch(products=exact, reserves=True),  # plans are for a GPU, without TF32
     )
     return planner, architecture, note
 

@@ -14,14 +14,15 @@ from ..precision.modes import MIXED, Mode, resolve
 from ..precision.store import Store
 from .fused_walk import FusedWalk
 from .meta import meta_model
+from .plain_walk import Torch
 from .planner import Planner
 
 
 def make_planner(
     architecture: Architecture, config: Any, dtype: torch.dtype, options: Options, mode: Mode,
-    fused: Callable[[], bool], products: Callable[[], bool],
+    fused: Callable[[], bool], how: Callable[[], Torch],
 ) -> Planner:
-    """mode: what convolutions compute in; what a clip settles comes later (`Planner.walk`). fused, products: as for a
+    """mode: what convolutions compute in; what a clip settles comes later (`Planner.walk`). fused, how: as for a
     Planner."""
     walk = FusedWalk(architecture, config, dtype, options)
     if not mode.plain:
@@ -30,7 +31,7 @@ def make_planner(
         for half in ("encoder", "decoder"):
             if getattr(model, half) is not None:
                 walk.use(half, mixed.policy(half))
-    return Planner(walk, fused, products)
+    return Planner(walk, fused, how)
 
 
 def mode_of(

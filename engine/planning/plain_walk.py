@@ -7,14 +7,17 @@ import functools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ..archs import Architecture
+from ..kernels.exact import as_products
 from ..network.state import State
 from ..network.stream import decode_features, decode_frames, encode_features, encode_moments, frame_spans, split
+from ..run.devices import keeps_blocks
 from ..run.pixels import to_network
 from ..run.plan import Steps
 from ..run.scope import attention_scope
@@ -23,6 +26,19 @@ from .meta import meta_model
 
 Size = tuple[int, int]
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Torch:
+    """How plain torch takes memory. products: convolutions are matrix products (engine/kernels/exact.py). reserves:
+    what it frees stays reserved, in the blocks into which it was cut."""
+
+    products: bool = False
+    reserves: bool = False
+
+    @classmethod
+    def on(cls, device: torch.device, dtype: torch.dtype, tf32: bool) -> Torch:
+        return cls(as_products(device, dtype, tf32), keeps_blocks(device))
 
 
 class PlainWalk:
@@ -39,29 +55,29 @@ class PlainWalk:
         self._tile = functools.lru_cache(maxsize=1024)(self._walk_tile)
 
     def peak(
-        self, half: str, latents: int, steps: Steps, frame: Size, tile: Size, rest: Size, products: bool
+        self, half: str, latents: int, steps: Steps, frame: Size, tile: Size, rest: Size, how: Torch
     ) -> int:
         """Bytes besides the weights, for `latents` of frames or tiles of these latent pixels; rest: pixels that fill
-        none. products: convolutions are matrix products (engine/kernels/exact.py)."""
+        none."""
         program, clip = getattr(self._model, half).program, latents
         gathers = program.gathers
         if not program.waits:
             latents = min(latents, 2 * steps.latents + self._behind(half, latents))
         if tile == frame and not gathers:
-            return self._whole(half, latents, steps, frame, rest, products)
+            return self._whole(half, latents, steps, frame, rest, how)
         # What sees whole frames and what sees tiles run one after the other.
-        front, channels = self._front(half, clip if gathers else latents, steps.latents, frame, products)
+        front, channels = self._front(half, clip if gathers else latents, steps.latents, frame, how)
         waiting = self._dtype.itemsize * channels * math.prod(frame) * clip if gathers and tile == frame else 0
-        return max(front, waiting + self._tile(half, latents, steps, tile, rest, channels, products))
+        return max(front, waiting + self._tile(half, latents, steps, tile, rest, channels, how))
 
     def _behind(self, half: str, latents: int) -> int:
         """Latents after which as many frames wait within the network as ever will; of `latents` at most."""
         program = getattr(self._model, half).program
-        if not program.late:
-            return 0
-        _, after = program.reach()
-        if after == math.inf:
-            return 2 * program.chunk[1] if program.chunk else latents
+        before, after = program.reach()
+        if program.late and program.chunk:
+            return 2 * program.chunk[1]
+        if math.inf in (before, after):  # something of every frame stays
+            return latents
         return math.ceil(after / (1 if half == "decoder" else self._temporal))
 
     @functools.cached_property
@@ -71,9 +87,9 @@ class PlainWalk:
             return copy.deepcopy(model).to(self._dtype)
 
     def _walk_whole(
-        self, half: str, latents: int, steps: Steps, frame: Size, rest: Size, products: bool
+        self, half: str, latents: int, steps: Steps, frame: Size, rest: Size, how: Torch
     ) -> int:
-        part, memory = self._sampled(half, products)
+        part, memory = self._sampled(half, how)
 
         def program() -> None:
             if half == "decoder":
@@ -87,7 +103,7 @@ class PlainWalk:
         return self._peak(program, memory)
 
     def _walk_front(
-        self, half: str, latents: int, chunk: int, frame: Size, products: bool
+        self, half: str, latents: int, chunk: int, frame: Size, how: Torch
     ) -> tuple[int, int]:
         """The part that sees whole frames at latent resolution, and the channels of the features beside it."""
         part, channels = getattr(self._model, half), 0
@@ -107,12 +123,12 @@ class PlainWalk:
             else:
                 _run(encode_moments(part, self._features(latents, chunk, frame, channels), _nothing))
 
-        return self._peak(program, PeakMemory(products)), channels
+        return self._peak(program, PeakMemory(how.products, how.reserves)), channels
 
     def _walk_tile(
-        self, half: str, latents: int, steps: Steps, tile: Size, rest: Size, channels: int, products: bool
+        self, half: str, latents: int, steps: Steps, tile: Size, rest: Size, channels: int, how: Torch
     ) -> int:
-        part, memory = self._sampled(half, products)
+        part, memory = self._sampled(half, how)
 
         def program() -> None:
             if half == "decoder":
@@ -124,8 +140,8 @@ class PlainWalk:
 
         return self._peak(program, memory)
 
-    def _sampled(self, half: str, products: bool) -> tuple[_Sampled, PeakMemory]:
-        memory = PeakMemory(products)
+    def _sampled(self, half: str, how: Torch) -> tuple[_Sampled, PeakMemory]:
+        memory = PeakMemory(how.products, how.reserves)
         return _Sampled(getattr(self._model, half), memory), memory
 
     def _peak(self, program: Callable[[], None], memory: PeakMemory) -> int:
@@ -155,6 +171,8 @@ class _Sampled:
     def __init__(self, part: nn.Module, memory: PeakMemory) -> None:
         self._part, self._memory = part, memory
         self.low, self.between, self.program = part.low, part.between, part.program
+        #: Frames that the latest step took, and what it made of them.
+        self._took = 0
         self._left: torch.Size | None = None
         self._more = 0
         self._found: list[torch.Size] = []
@@ -162,11 +180,12 @@ class _Sampled:
 
     def high(self, x: Tensor, state: State) -> Tensor:
         if self._between:
-            return x.new_empty(*self._left[:2], x.shape[2], *self._left[3:])
+            frames = x.shape[2] * max(self._left[2], 1) // self._took  # not every step may have a result
+            return x.new_empty(*self._left[:2], frames, *self._left[3:])
         y = self._walked(x, state, lambda: self._part.high(x, state))
         if y is None:
             return x.new_empty(self._left)
-        self._left = y.shape
+        self._took, self._left = x.shape[2], y.shape
         return y
 
     def each(self, x: Tensor, state: State) -> Iterator[Tensor]:

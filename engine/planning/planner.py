@@ -26,7 +26,7 @@ from .budget import Limits
 from .cost import Sizes, leanest, quickest
 from .fused_walk import FusedWalk
 from .meta import meta_model
-from .plain_walk import PlainWalk
+from .plain_walk import PlainWalk, Torch
 
 #: What cuBLAS and cuDNN hold besides (40 to 60 MiB measured on an H200).
 LIBRARY_BYTES = 96 << 20
@@ -40,16 +40,16 @@ class Planner:
     """Plans for one model. Dry walks are remembered, so the same question costs nothing the second time."""
 
     def __init__(
-        self, walk: FusedWalk, fused: Callable[[], bool], products: Callable[[], bool] = lambda: False
+        self, walk: FusedWalk, fused: Callable[[], bool], how: Callable[[], Torch] = Torch
     ) -> None:
         """walk: of the model; what it packs for is what plans are for. fused: whether the fused operators run it.
-        products: whether plain torch convolves by matrix products."""
+        how: plain torch takes memory."""
         architecture = walk.architecture
         self.walk = walk
         self.spatial, self._temporal = architecture.spatial, architecture.temporal
         self._dtype = walk.dtype
         self._fused = fused
-        self._products = products
+        self._how = how
         self._plain = PlainWalk(architecture, walk.config, walk.dtype, walk.options.flash_attention)
 
     @functools.cached_property
@@ -231,7 +231,7 @@ class Planner:
     def _plain_peak(self, ask: _Ask, tiles: Grid, steps: Steps) -> int:
         tile = tiles.rows.size, tiles.cols.size
         frame = ask.height, ask.width
-        return self._plain.peak(ask.half, ask.latents, steps, frame, tile, ask.rest, self._products())
+        return self._plain.peak(ask.half, ask.latents, steps, frame, tile, ask.rest, self._how())
 
     def _options(self, ask: _Ask, tiles: Grid, target: int | None) -> Iterator[Plan]:
         """Plans without the weights in their peak, from roomy to lean."""

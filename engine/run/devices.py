@@ -6,6 +6,7 @@ Caches and waits concern a whole device or process, and so must not meet another
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -21,6 +22,15 @@ def empty_device_cache() -> None:
     """Give back what torch has reserved on all GPUs and nobody uses."""
     with RECORDING:
         torch.cuda.empty_cache()
+
+
+def keeps_blocks(device: torch.device) -> bool:
+    """Whether what torch frees on a device stays reserved in the blocks into which it was cut, where larger requests
+    find no room: its own allocator for GPUs, unless its segments may grow."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return False
+    settings = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "") + os.environ.get("PYTORCH_ALLOC_CONF", "")
+    return torch.cuda.get_allocator_backend() == "native" and "expandable_segments:True" not in settings
 
 
 def synchronize(device: torch.device) -> None:

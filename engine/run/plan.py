@@ -35,8 +35,8 @@ class Steps:
 class Plan:
     """How a clip goes through the network.
 
-    `peak_bytes` counts weights, history, activations and library workspaces on the device: torch's allocated bytes.
-    Its caching allocator may reserve more while the card has room, and gives that back before it runs out.
+    `peak_bytes` counts weights, history, activations and library workspaces on the device. On a GPU that is what torch
+    reserves for them: of plain torch more than is in use at once, as freed blocks do not fit what comes next.
     """
 
     steps: Steps
