@@ -220,6 +220,7 @@ class Spread:
                     later.device = self._working[0]
                 if later.state == RUNNING:
                     later.level, later.again = part.after, True
+                    later.ready.clear()
                 else:
                     later.restart(part.after)
 
@@ -358,7 +359,8 @@ class Spread:
 
     def _keep(self, part: Part, finished: Finished) -> None:
         with self._turn:
-            part.ready.append(finished)
+            if not part.again:
+                part.ready.append(finished)
         self._messages.put(("ready", part, None))
 
     def _core(self, device: int, level: int) -> Core:
