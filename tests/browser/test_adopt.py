@@ -134,7 +134,7 @@ def adopt(browser, node: str, entry: str = ENTRY) -> None:
     ],
 )
 def test_one_command_in_cores_templates_of_every_family(browser, comfy, host_places, name, vae, clip):
-    """Nothing is left to replace, tiles of networks that the engine runs are gone, and each is planned as what it is."""
+    """Nothing is left to replace, tiles that the engine does not need are gone, and each is planned as what it is."""
     opened(browser, comfy)
     browser("load", workflow=template(host_places, name))
     before = browser("prompt")
@@ -181,7 +181,7 @@ def test_tiles_of_a_checkpoint_that_the_engine_runs_are_not_needed(browser, comf
 
 @pytest.mark.parametrize("renderer", ["canvas", "vue"])
 def test_a_decode_and_create_video_become_one(browser, comfy, shots, renderer, host_places):
-    """Decode to Video takes the place of both, with rate, depth and links; it plans, runs, and undo brings them back."""
+    """Decode to Video takes the place of both, with rate, depth and links; it plans and runs, and can be undone."""
     path = tiny_wan(comfy, host_places)
     opened(browser, comfy, renderer)
     loaded = graph(path.name)
