@@ -16,7 +16,7 @@ const LOADERS = ["VAELoader"];
 const TILES = { tile_size: "tiling.tile", overlap: "tiling.overlap" };
 const GAP = 50;
 // In which a status line can be read to its end.
-const WIDTH = 360;
+const WIDTH = 380;
 
 /** What the menu of a node offers: nothing, or the one entry, and for a decode whose frames become a video another. */
 export function menuItems(node) {
