@@ -216,9 +216,9 @@ def test_a_decode_and_create_video_become_one(browser, comfy, shots, renderer, h
     comfy.post("/free", {"unload_models": True, "free_memory": True})
     time.sleep(2)
     assert browser("run") == ["execution_success", None]
-    assert "whole frames" in browser("line", until="ms per frame")["text"]
+    assert "whole frames" in browser("line", until="/frame")["text"]
     # A comparison would hold all frames.
-    assert "Compare" not in browser("details", until="ms per frame")["text"]
+    assert "Compare" not in browser("details", until="/frame")["text"]
     browser("view", file=str(shots / f"adopt-video-{renderer}.png"))
     browser("key", keys="Escape")
     # Of our own decode, too.
@@ -294,7 +294,7 @@ def test_a_replaced_decode_runs_and_is_compared(browser, comfy, shots, host_plac
     browser("load", workflow=graph(path.name))
     browser("menu", node="3", entry=ENTRY)
     assert browser("run") == ["execution_success", None]
-    browser("line", until="ms per frame")
+    browser("line", until="/frame")
     # What changes after the run (seeds do by themselves) is not what is compared.
     browser("set", node="2", widget="length", value=9)
     browser("line", until="Fits")

@@ -70,7 +70,7 @@ def test_the_line_before_and_after_a_run(browser, comfy, shots, renderer, palett
     time.sleep(2)
     assert browser("run") == ["execution_success", None]
     after = browser("line", until="exact")
-    assert "ms per frame · about" in browser("line", until="whole frames · exact")["text"], after
+    assert "/frame · about" in browser("line", until="whole frames · exact")["text"], after
     # One time, not several.
     assert after["text"].count("ms") <= 1
     sheet = browser("details", until="whole frames · exact")
@@ -320,7 +320,7 @@ def test_a_decode_in_a_subgraph_plans_and_reports(browser, comfy):
     assert browser("run") == ["execution_success", None]
     into = "app.canvas.setGraph([...app.rootGraph.subgraphs.values()].at(-1))"
     browser("js", source=f"({into}, new Promise((done) => setTimeout(done, 1500)))")
-    assert "ms per frame · about" in browser("line", until="whole frames · exact")["text"]
+    assert "/frame · about" in browser("line", until="whole frames · exact")["text"]
     sheet = browser("details", until="whole frames · exact")
     assert "288 × 176 px, 1 frame (as in the last run)" in sheet["text"]
     browser("key", keys="Escape")
