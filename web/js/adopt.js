@@ -16,7 +16,7 @@ const LOADERS = ["VAELoader"];
 const TILES = { tile_size: "tiling.tile", overlap: "tiling.overlap" };
 const GAP = 50;
 // In which a status line can be read to its end.
-const WIDTH = 320;
+const WIDTH = 380;
 
 /** What the menu of a node offers: nothing, or the one entry, and for a decode whose frames become a video another. */
 export function menuItems(node) {
@@ -60,6 +60,7 @@ async function which(nodes, asked) {
 // One step for undo, however many nodes it changes. `decodes` become videos.
 async function adopt(nodes, decodes = [], more = () => 0) {
   const whole = new Set(await which([...nodes, ...decodes].filter((node) => TILED.includes(node.comfyClass)), engineRuns));
+  const graphs = new Set([app.rootGraph, ...[...nodes, ...decodes].map((node) => node.graph)]);
   const tracker = app.extensionManager?.workflow?.activeWorkflow?.changeTracker;
   if (tracker?.beforeChange) tracker.beforeChange();
   else app.canvas.emitBeforeChange?.();
@@ -71,6 +72,8 @@ async function adopt(nodes, decodes = [], more = () => 0) {
     decodes.forEach((node) => replaceByVideo(node, whole.has(node)));
     return nodes.length + decodes.length + more();
   } finally {
+    // Else the next run numbers the nodes anew, and that would be the step that is undone first.
+    for (const graph of graphs) graph?.updateExecutionOrder?.();
     if (tracker?.afterChange) tracker.afterChange();
     else app.canvas.emitAfterChange?.();
     app.canvas.setDirty(true, true);

@@ -101,6 +101,7 @@ class Panel {
     if (!plan) return { text: t("planning"), mood: "quiet" };
     if (plan.unknown) return { text: t(plan.host ? "host_network" : "why_no_vae"), mood: "quiet" };
     if (!plan.fits) return { text: t("fits_not", { target: gb(plan.target_gb) }), mood: "bad" };
+    if (this.streams && (plan.still || plan.batch > 1)) return { text: t("no_video"), mood: "bad" };
     const numbers = { used: number(plan.predicted_gb), target: `${number(plan.target_gb)} GB`, how: layout(plan), exact: exactness(plan) };
     if (plan.gpus > 1) return { text: t("fits_gpus", { ...numbers, n: plan.gpus }), mood: "good" };
     return { text: t(plan.target_gb ? "fits" : "takes", { ...numbers, all: gb(plan.predicted_gb) }), mood: "good" };
