@@ -19,12 +19,14 @@ from .kernels.exact import as_products
 from .kernels.probe import from_triton, give_up
 from .operands.policy import Policy
 from .options import DEFAULTS, Options, unavailable, unused
+from .own_halves import OwnHalves
 from .planning.budget import Limits, Machine
 from .planning.fusable import no_8_bit, why_off
 from .planning.make import make_planner, mode_of, switched_off
 from .precision.digest import digest
 from .precision.mixed import Mixed
 from .precision.modes import MIXED, PRECISIONS
+from .precision.scaled import scaled_mode
 from .precision.store import Store
 from .report import Report
 from .request import Request
@@ -32,6 +34,7 @@ from .run.devices import empty_host_cache, numbered
 from .run.guard import SAFER
 from .run.kept import KEPT
 from .run.noise import Noisy, with_noise
+from .run.own_clip import OwnHalf
 from .run.passes import Half, Latents
 from .run.pinned import POOL
 from .run.plan import Plan
@@ -94,11 +97,14 @@ class Core:
             lambda: as_products(self.device, dtype, options.tf32),
         )
         self._fused = FusedHalves(model, self.planner.walk, self.store)
+        self._own = OwnHalves(model, dtype, options, self._mixed.mode.kind) if self.architecture.own else None
 
     def _mode_of(self, options: Options) -> Mixed:
         off = self._kernels_off(emulate=True)
         off = off or no_8_bit(self.architecture.programs(self.model.config), self.dtype)
         mode = mode_of(self._asked, self._float, self.dtype, self.device, options, off)
+        if self.architecture.own is not None:
+            mode = scaled_mode(mode, self.device, options.min_db, self._float)
         if mode.refused:
             log.once(mode.refused)
         elif mode.kind and self.device.type == "cpu":
@@ -187,6 +193,8 @@ class Core:
     def _settle(self, half: str, samples: Callable[[], list[Tensor]], given: Policy | None = None) -> bool:
         """Choose the operands of a half for a clip, before it is planned, or take those `given`. Returns whether they
         are others now."""
+        if self._own is not None:
+            return False
         if given is None or self._mixed.mode.plain:
             with torch.no_grad(), self._scope():
                 given = self._mixed.settle(half, samples)
@@ -217,21 +225,24 @@ class Core:
 
     def release_packed(self, keep: str = "") -> int:
         """The part of `release` on the device: graphs and packed weights, those of the half `keep` excepted."""
-        return self._fused.release(keep)
+        own = self._own.release() if self._own is not None and keep != "decoder" else 0
+        return own + self._fused.release(keep)
 
     @property
     def packed_bytes(self) -> int:
         """Bytes of the packed weights now on the device, beside the model's own."""
-        return sum(map(self._fused.packed_bytes, ("encoder", "decoder")))
+        own = 0 if self._own is None else self._own.nbytes
+        return own + sum(map(self._fused.packed_bytes, ("encoder", "decoder")))
 
     def frames(self, latents: int) -> int:
         """Frames that `latents` decode to."""
-        return self.temporal * (latents - 1) + 1
+        return self.architecture.frames(latents)
 
     def _held(self, half: str) -> int:
         """Bytes on its device that a plan for `half` counts, or that are freed before it runs: they are not foreign."""
         here = (p for p in self.model.parameters() if p.device.type == self.device.type)
-        return sum(p.nbytes for p in here) + self._fused.packed_bytes(half) + KEPT.nbytes(self.device)
+        own = self._own.nbytes if self._own is not None and half == "decoder" else 0
+        return sum(p.nbytes for p in here) + own + self._fused.packed_bytes(half) + KEPT.nbytes(self.device)
 
     def _plan(
         self, half: str, size: tuple[int, int, int], request: Request, rest: tuple[int, int] = (0, 0), below: int = 0,
@@ -246,8 +257,11 @@ class Core:
             return made
         return self.planner.plan(half, size, request, limits, rest, check)
 
-    def _half(self, name: str, plan: Plan, seed: int | None = None) -> Half:
+    def _half(self, name: str, plan: Plan, seed: int | None = None) -> Half | OwnHalf:
         """seed: of noise that a decoder adds between its convolutions."""
+        if self._own is not None:
+            own = self._own
+            return own.decoder(plan, self.device) if name == "decoder" else own.encoder(plan, self._fused.encoder)
         if plan.fused:
             return self._fused.half(name, self.scale, self.device)
         return self._plain.half(name, self.scale, self.device, seed)

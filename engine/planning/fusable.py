@@ -50,7 +50,7 @@ def no_8_bit(programs: Sequence[Program], dtype: torch.dtype) -> str | None:
     """The reason 8-bit operands are not to be had where the fused operators are, or None."""
     if any(p.style.after for p in programs):
         return "its convolutions look ahead, and 8 bit is measured on causal ones"
-    return next((why for p in programs if (why := half_not_fused(p, dtype))), None)
+    return next((why for p in programs if not p.scales and (why := half_not_fused(p, dtype))), None)
 
 
 def not_fused(programs: Sequence[Program], dtype: torch.dtype) -> str | None:

@@ -30,7 +30,7 @@ def make_planner(
         for half in ("encoder", "decoder"):
             if getattr(model, half) is not None:
                 walk.use(half, mixed.policy(half))
-    return Planner(walk, fused, products)
+    return Planner(walk, fused, products, mode.kind)
 
 
 def mode_of(

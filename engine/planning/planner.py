@@ -25,6 +25,7 @@ from .budget import Limits
 from .cost import Sizes, leanest, quickest
 from .fused_walk import FusedWalk
 from .meta import meta_model
+from .own_plan import OwnPlanner
 from .plain_walk import PlainWalk
 
 #: What cuBLAS and cuDNN hold besides (40 to 60 MiB measured on an H200).
@@ -39,10 +40,11 @@ class Planner:
     """Plans for one model. Dry walks are remembered, so the same question costs nothing the second time."""
 
     def __init__(
-        self, walk: FusedWalk, fused: Callable[[], bool], products: Callable[[], bool] = lambda: False
-    ) -> None:
+        self, walk: FusedWalk, fused: Callable[[], bool], products: Callable[[], bool] = lambda: False,
+        kind: str | None = None,
+    ) -> None:  # fmt: skip
         """walk: of the model; what it packs for is what plans are for. fused: whether the fused operators run it.
-        products: whether plain torch convolves by matrix products."""
+        products: whether plain torch convolves by matrix products. kind: of 8-bit products beside convolutions."""
         architecture = walk.architecture
         self.walk = walk
         self.spatial, self._temporal = architecture.spatial, architecture.temporal
@@ -50,11 +52,21 @@ class Planner:
         self._fused = fused
         self._products = products
         self._plain = PlainWalk(architecture, walk.config, walk.dtype, walk.options.flash_attention)
+        self._kind = kind
 
     @functools.cached_property
     def _weights(self) -> int:
         """Bytes of the model's own."""
         return self._dtype.itemsize * sum(p.numel() for p in self._model.parameters())
+
+    @functools.cached_property
+    def _own(self) -> OwnPlanner | None:
+        """Of networks that tile themselves."""
+        if self.walk.architecture.own is None:
+            return None
+        return OwnPlanner(
+            self._model, self.walk, self._plain, self._kind, self._fused, self._products, LIBRARY_BYTES
+        )
 
     @functools.cached_property
     def _model(self) -> Network:
@@ -77,6 +89,8 @@ class Planner:
         "auto" only when no plan does, whatever it gives up (`Plan.note`).
         """
         request.check(self.spatial)
+        if self._own is not None:
+            return self._own.plan(half, size, request, limits, rest)
         chunk, chunks = request.chunk, self._chunks(half)
         if chunk and chunks is not None and chunk != chunks[1] and self._fused():
             log.once(f"chunk={chunk} is not used: this network's norms take {chunks[1]} latents at a time together")
