@@ -97,7 +97,7 @@ class Core:
             lambda: as_products(self.device, dtype, options.tf32),
         )
         self._fused = FusedHalves(model, self.planner.walk, self.store)
-        self._own = OwnHalves(model, dtype, options, self._mixed.mode.kind) if self.architecture.own else None
+        self._tiled = OwnHalves(model, dtype, options, self._mixed.mode.kind) if self.architecture.own else None
 
     def _mode_of(self, options: Options) -> Mixed:
         off = self._kernels_off(emulate=True)
@@ -193,7 +193,7 @@ class Core:
     def _settle(self, half: str, samples: Callable[[], list[Tensor]], given: Policy | None = None) -> bool:
         """Choose the operands of a half for a clip, before it is planned, or take those `given`. Returns whether they
         are others now."""
-        if self._own is not None:
+        if self._tiled is not None:
             return False
         if given is None or self._mixed.mode.plain:
             with torch.no_grad(), self._scope():
@@ -225,13 +225,13 @@ class Core:
 
     def release_packed(self, keep: str = "") -> int:
         """The part of `release` on the device: graphs and packed weights, those of the half `keep` excepted."""
-        own = self._own.release() if self._own is not None and keep != "decoder" else 0
+        own = self._tiled.release() if self._tiled is not None and keep != "decoder" else 0
         return own + self._fused.release(keep)
 
     @property
     def packed_bytes(self) -> int:
         """Bytes of the packed weights now on the device, beside the model's own."""
-        own = 0 if self._own is None else self._own.nbytes
+        own = 0 if self._tiled is None else self._tiled.nbytes
         return own + sum(map(self._fused.packed_bytes, ("encoder", "decoder")))
 
     def frames(self, latents: int) -> int:
@@ -241,7 +241,7 @@ class Core:
     def _held(self, half: str) -> int:
         """Bytes on its device that a plan for `half` counts, or that are freed before it runs: they are not foreign."""
         here = (p for p in self.model.parameters() if p.device.type == self.device.type)
-        own = self._own.nbytes if self._own is not None and half == "decoder" else 0
+        own = self._tiled.nbytes if self._tiled is not None and half == "decoder" else 0
         return sum(p.nbytes for p in here) + own + self._fused.packed_bytes(half) + KEPT.nbytes(self.device)
 
     def _plan(
@@ -259,8 +259,8 @@ class Core:
 
     def _half(self, name: str, plan: Plan, seed: int | None = None) -> Half | OwnHalf:
         """seed: of noise that a decoder adds between its convolutions."""
-        if self._own is not None:
-            own = self._own
+        if self._tiled is not None:
+            own = self._tiled
             return own.decoder(plan, self.device) if name == "decoder" else own.encoder(plan, self._fused.encoder)
         if plan.fused:
             return self._fused.half(name, self.scale, self.device)

@@ -17,14 +17,13 @@ from . import log
 from .core import Core
 from .errors import Cancelled, InputError, PlanError, ZeroWasteError
 from .operands.policy import Policy
-from .planning.shares import Leads, split
+from .planning.shares import leads_of, split
 from .report import Report
 from .request import Request
 from .run.devices import synchronize
 from .run.plan import Plan
 from .run.progress import Cancel, Progress, Ticker
 from .run.results import Whole
-from .run.sections import frames_of, latent_of
 
 #: Seconds that devices get to come to the end of a chunk when the call is over for another reason.
 PATIENCE = 120.0
@@ -120,13 +119,12 @@ class Spread:
     # -- who makes what --------------------------------------------------------------------------------------------
 
     def _first_parts(self) -> list[_Part]:
-        program = self._program
-        leads, last = Leads(program, *self._input), program.rates()[-1]
-        first, end = latent_of(self.wanted.start, last), latent_of(self.wanted.stop - 1, last) + 1
+        leads = leads_of(self._program, *self._input, self.size[0])
+        first, end = leads.of(self.wanted.start), leads.of(self.wanted.stop - 1) + 1
         clips, parts = self.out.shape[0], []
         for share in split(leads, end, self.rates, clips, self._step(), (first, clips * end)):
             for clip, a, b in share.parts(end):
-                parts += self._part(clip, frames_of(a, last), frames_of(b, last), share.device)
+                parts += self._part(clip, leads.begins(a), leads.begins(b), share.device)
         return parts
 
     def _part(self, clip: int, first: int, end: int, device: int, level: int = 0) -> list[_Part]:
@@ -146,7 +144,8 @@ class Spread:
     def _step(self) -> int:
         """Latents per chunk: parts begin where one device's chunks do."""
         try:
-            return self.cores[0]._plan(self.half, self.size, self.request).steps.latents or 1
+            plan = self.cores[0]._plan(self.half, self.size, self.request)
+            return 1 if plan.own is not None else plan.steps.latents or 1
         except PlanError:
             return 1
 
@@ -159,18 +158,18 @@ class Spread:
         if failed and not working:
             raise failed[0].error
         rest = [p for p in parts if p.first < p.end]
-        out, last, rates = [], self._program.rates()[-1], [self.rates[i] for i in working]
-        leads, latents = Leads(self._program, *self._input), self.size[0]
+        out, rates, latents = [], [self.rates[i] for i in working], self.size[0]
+        leads = leads_of(self._program, *self._input, latents)
         for part in failed:
             names = ", ".join(str(self.cores[i].device) for i in working)
             log.warn(f"{self.cores[part.device].device}: {part.error}; the rest of its part goes to {names}")
             report.events["handed_over"] += 1
         for part in rest:
-            a, b = latent_of(part.first, last), latent_of(part.end - 1, last) + 1
+            a, b = leads.of(part.first), leads.of(part.end - 1) + 1
             edges = [(s.first, s.end, working[s.device]) for s in split(leads, latents, rates, bounds=(a, b))]
             for i, (first, end, device) in enumerate(edges):
-                begin = part.first if i == 0 else frames_of(first, last)
-                stop = part.end if i == len(edges) - 1 else frames_of(end, last)
+                begin = part.first if i == 0 else leads.begins(first)
+                stop = part.end if i == len(edges) - 1 else leads.begins(end)
                 out += self._part(part.clip, begin, stop, device, part.level)
         return out
 
