@@ -221,8 +221,8 @@ class TokenNetwork:
         self._product(w.qkv, s.narrow, s.qkv, s)
         rotated(s.qkv, table, self.step.head, EPS)
         for i in range(0, x.shape[0], tokens):
-            s.made[i : i + tokens] = self._attended(s.qkv[i : i + tokens])
-        rounded(s.made, s.narrow, s.scales)
+            tile = slice(i, i + tokens)
+            rounded(self._attended(s.qkv[tile]), s.narrow[tile], None if s.scales is None else s.scales[tile])
         self._product(w.out, s.narrow, s.made, s)
         normalised(x, w.norm2, EPS, s.narrow, s.scales, y=s.made, scale=w.scale1)
         self._product(w.up, s.narrow, s.up, s)
