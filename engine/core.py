@@ -21,7 +21,7 @@ from .operands.policy import Policy
 from .options import DEFAULTS, Options, unavailable, unused
 from .own_halves import OwnHalves
 from .planning.budget import Limits, Machine
-from .planning.fusable import no_8_bit, why_off
+from .planning.fusable import why_no_8_bit, why_off
 from .planning.make import make_planner, mode_of, switched_off
 from .precision.digest import digest
 from .precision.mixed import Mixed
@@ -100,8 +100,8 @@ class Core:
         self._tiled = OwnHalves(model, dtype, options, self._mixed.mode.kind) if self.architecture.own else None
 
     def _mode_of(self, options: Options) -> Mixed:
-        off = self._kernels_off(emulate=True)
-        off = off or no_8_bit(self.architecture.programs(self.model.config), self.dtype)
+        programs = self.architecture.programs(self.model.config)
+        off = why_no_8_bit(programs, self.dtype, self._kernels_off(emulate=True))
         mode = mode_of(self._asked, self._float, self.dtype, self.device, options, off)
         if self.architecture.own is not None:
             mode = scaled_mode(mode, self.device, options.min_db, self._float)

@@ -18,7 +18,7 @@ from ..engine.loader import NAMES, PRECISIONS, auto_precision
 from ..engine.memory import GIB
 from ..engine.options import DEFAULTS, Options
 from ..engine.planning.budget import Machine
-from ..engine.planning.fusable import no_8_bit, why_off
+from ..engine.planning.fusable import why_no_8_bit, why_off
 from ..engine.planning.make import make_planner, mode_of, switched_off
 from ..engine.planning.planner import Planner
 from ..engine.precision.modes import MIXED
@@ -137,7 +137,7 @@ def _planner(
     dtype = PRECISIONS[plain]
     here = architecture.name, config, dtype, device
     switched = switched_off(options)
-    exact = switched or why_off(*here, True) or no_8_bit(architecture.programs(config), dtype)
+    exact = why_no_8_bit(architecture.programs(config), dtype, switched or why_off(*here, True))
     mode = mode_of(asked, plain, dtype, device, options, exact)
     off = switched or why_off(*here, mode.kind is not None)
     planner = make_planner(

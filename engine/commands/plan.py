@@ -118,7 +118,7 @@ def _planner(args: argparse.Namespace) -> tuple[Planner, Architecture, str]:
     from ..archs import DEFAULT
     from ..loader import NAMES, PRECISIONS, load
     from ..options import DEFAULTS
-    from ..planning.fusable import no_8_bit, not_fused
+    from ..planning.fusable import not_fused, why_no_8_bit
     from ..planning.make import make_planner
     from ..precision.modes import MIXED, Mode
 
@@ -134,7 +134,7 @@ def _planner(args: argparse.Namespace) -> tuple[Planner, Architecture, str]:
     dtype = plain or PRECISIONS[architecture.native]
     reason = "--plain" if args.plain else not_fused(architecture.programs(config), dtype)
     note = f"fused kernels off: {reason}" if reason and not args.plain else ""
-    exact_only = reason or no_8_bit(architecture.programs(config), dtype)
+    exact_only = why_no_8_bit(architecture.programs(config), dtype, reason)
     if exact_only and args.precision in MIXED:
         note = f"{args.precision} is not to be had ({exact_only}): this is a plan for {architecture.native}"
     exact = dtype == torch.float32

@@ -123,7 +123,7 @@ class Scratch:
         self.narrow, self.gate = empty(w, narrow), empty(i, narrow)
         self.qkv, self.up, self.made = empty(3 * w, wide), empty(2 * i, wide), empty(w, wide)
         self.scales = None if kind is None else torch.empty(rows, device=device)
-        self.sums = torch.empty(rows * 2 * i, dtype=torch.int32, device=device) if kind == "int8" else None
+        self.sums = torch.empty(rows * max(3 * w, 2 * i), dtype=torch.int32, device=device) if kind == "int8" else None
 
 
 class TokenNetwork:

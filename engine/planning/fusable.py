@@ -50,7 +50,13 @@ def no_8_bit(programs: Sequence[Program], dtype: torch.dtype) -> str | None:
     """The reason 8-bit operands are not to be had where the fused operators are, or None."""
     if any(p.style.after for p in programs):
         return "its convolutions look ahead, and 8 bit is measured on causal ones"
-    return next((why for p in programs if not p.scales and (why := half_not_fused(p, dtype))), None)
+    return next((why for p in programs if (why := half_not_fused(p, dtype))), None)
+
+
+def why_no_8_bit(programs: Sequence[Program], dtype: torch.dtype, off: str | None) -> str | None:
+    """The reason 8-bit operands are not to be had, or None. off: why the fused operators are not, which products that
+    scale what they read do not need."""
+    return None if any(p.scales for p in programs) else off or no_8_bit(programs, dtype)
 
 
 def not_fused(programs: Sequence[Program], dtype: torch.dtype) -> str | None:

@@ -160,7 +160,7 @@ def group_bytes(step: Tokens, rows: int, dtype: torch.dtype, kind: str | None) -
     last sum make."""
     w, g, narrow, wide = step.width, step.gates, KINDS.get(kind or "", dtype), wide_of(kind, dtype)
     scratch = (w + g) * narrow.itemsize + (3 * w + 2 * g + w) * wide.itemsize
-    scratch += 4 * (kind is not None) + 4 * 2 * g * (kind == "int8")
+    scratch += 4 * (kind is not None) + 4 * max(3 * w, 2 * g) * (kind == "int8")
     return rows * (scratch + 2 * w * wide.itemsize + 4 * w // step.head)
 
 

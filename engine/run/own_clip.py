@@ -61,10 +61,12 @@ def decode(
         results.begin()
     needed = own.needed(wanted.start, wanted.stop, latents)
     guard.count(own.latents * len(needed), own.latents, batch)
+    # What an attempt before has finished stays: a section in front of the rest is made again for its last frames alone.
+    left = [range(max(wanted.start, guard.finished[clip]), wanted.stop) for clip in range(batch)]
     places = (
         _Tile(clip, section, i, j)
         for clip in range(batch)
-        for section in _left(own, guard.finished[clip], wanted, latents)
+        for section in (own.needed(left[clip].start, wanted.stop, latents) if left[clip] else ())
         for i in range(len(rows))
         for j in range(len(columns))
     )
@@ -83,16 +85,10 @@ def decode(
                 if canvas is None or canvas.clip != place.clip:
                     canvas = _Canvas(own, rows, columns, place.clip, half.dtype, guard.device)
                 pixels, health = canvas.add(place, next(made))
-                _write(writer, canvas, place, pixels, health, wanted)
+                _write(writer, canvas, place, pixels, health, left[place.clip])
                 if (place.row, place.column) == (len(rows) - 1, len(columns) - 1):
                     done = place.section.index + 1 - needed[0].index
                     guard.reach(place.clip, own.latents * done, own.latents * (len(needed) - done))
-
-
-def _left(own: OwnTiles, finished: int, wanted: range, latents: int) -> list[Section]:
-    """Sections that are to be made of a clip whose wanted frames in front of `finished` are there."""
-    first = max(wanted.start, finished)
-    return own.needed(first, wanted.stop, latents) if first < wanted.stop else []
 
 
 def _write(
