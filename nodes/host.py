@@ -86,6 +86,8 @@ class EngineVAE(comfy.sd.VAE):
         KNOWN.learn(self.name, engine.architecture, engine.model.config)
         self.first_stage_model = engine.model
         self.patcher = _Patcher(engine.model, load_device=self.device, offload_device=mm.vae_offload_device())
+        if engine.architecture.own is not None:  # else the host would make room for what stays in its own memory
+            self.patcher.size = sum(p.nbytes for p in moving(engine.model))
         self._engines = self.patcher.engines = engines = weakref.WeakSet()
         # Each time it loads a model, the host detaches it first, but leaves the weights where they are.
         self.patcher.add_callback(
@@ -103,8 +105,9 @@ class EngineVAE(comfy.sd.VAE):
             self.upscale_ratio = self.downscale_ratio = s
         else:
             self.latent_dim = 3
-            self.upscale_ratio = (lambda a: max(0, a * t - (t - 1)), s, s)
-            self.downscale_ratio = (lambda a: max(0, (a + t - 1) // t), s, s)
+            frames, latents = engine.architecture.frames, engine.architecture.latents
+            self.upscale_ratio = (lambda a: frames(a) if a > 0 else 0, s, s)
+            self.downscale_ratio = (lambda a: latents(a) if a > 0 else 0, s, s)
             self.upscale_index_formula = self.downscale_index_formula = (t, s, s)
         self.crop_input = engine.architecture.crops  # as the host's own VAE of each does
         # Otherwise a host short of memory loads only part of the weights, which plain modules cannot run with.
@@ -164,7 +167,7 @@ class EngineVAE(comfy.sd.VAE):
 
         def preview(plan: Plan) -> Preview | None:
             clips = images[0].view(size[0], -1, *shape[2:])
-            return Preview(clips, plan, size[1], self.engine.temporal, self._on_gpu) if shows_previews() else None
+            return Preview(clips, plan, size[1], self.engine.frames, self._on_gpu) if shows_previews() else None
 
         with self.running("decode", size, {**settings.options(), "output": output}, (0, 0), preview,
                           settings.gpus != "auto") as run:  # fmt: skip

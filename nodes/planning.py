@@ -167,7 +167,7 @@ def answer(question: Question, machine: Machine) -> dict[str, object]:
     q, (target, source) = question, machine.target(question.vram_gb, question.ram_gb)
     output = "float32" if q.output == "auto" else q.output
     request = Request(q.tiling, q.tile, q.overlap, q.chunk, q.vram_gb, q.ram_gb, output)
-    latents, batch = -(-(question.frames - 1) // architecture.temporal) + 1, question.batch
+    latents, batch = architecture.latents(architecture.filled(question.frames)), question.batch
     if architecture.still:
         latents, batch = latents * batch, 1
     height, width = (-(-n // architecture.spatial) for n in (question.height, question.width))
@@ -199,9 +199,9 @@ def plan_facts(
     plan: Plan, batch: int, latents: int, architecture: Architecture, output: torch.dtype
 ) -> dict[str, object]:
     """What the panel draws of a plan: sizes in pixels, memory in GB."""
-    s, t = architecture.spatial, architecture.temporal
+    s = architecture.spatial
     rows, cols = plan.grid.rows, plan.grid.cols
-    frames = t * (latents - 1) + 1
+    frames = architecture.frames(latents)
     width, height = s * cols.length, s * rows.length
     facts: dict[str, object] = {
         "fits": True,

@@ -139,7 +139,7 @@ class Bench:
             inputs = self.input(case, vae)
             if case.half == "decoder":
                 return vae.decode(inputs[:, :, :latents])
-            return vae.encode(inputs[: self.architecture.temporal * (latents - 1) + 1])
+            return vae.encode(inputs[: self.architecture.frames(latents)])
         except (ZeroWasteError, torch.OutOfMemoryError) as error:
             return f"fp32 does not run here: {peers.one_line(error)}"
         finally:
@@ -175,7 +175,7 @@ class Bench:
         return self._latents(case.frames), case.height // spatial, case.width // spatial
 
     def _latents(self, frames: int) -> int:
-        return (frames - 1) // self.architecture.temporal + 1
+        return self.architecture.latents(frames)
 
     def _base(self, case: Case, vae: VideoVAE) -> dict[str, Any]:
         work = speed_limit.work(vae.architecture, vae.model.config, case.half, *self._size(case))

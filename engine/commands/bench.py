@@ -142,8 +142,9 @@ def _prepare(args: argparse.Namespace, weights: Any, device: torch.device) -> tu
     sizes = [check_size(size, arch.spatial) for size in args.sizes or (["1280x720"] if gpu else ["256x144"])]
     frames = args.frames or ([21] if gpu else [9])
     for count in frames:
-        if count < 1 or (count - 1) % arch.temporal:
-            raise InputError(f"--frames {count}: the count must be 1 more than a multiple of {arch.temporal}")
+        if count < 1 or arch.filled(count) != count:
+            nearest = arch.filled(max(count, 1))
+            raise InputError(f"--frames {count}: no latents decode to so many frames; the next such count is {nearest}")
     half = "decoder" if args.half == "decode" else "encoder"
     precisions = [auto_precision(device, arch) if name == "auto" else name for name in args.precisions]
     cases = [

@@ -40,11 +40,14 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--runs {args.runs}: at least one is needed")
     weights = read_weights(args.weights or default_weights(device))
     vae = load(weights, precision=args.precision, device=device, norm_groups=args.norm_groups)
-    if frames < 1 or (frames - 1) % vae.temporal:
-        raise InputError(f"--frames {frames}: give {vae.temporal}n+1 of them, such as 5 or 21")
+    if vae.architecture.own is not None:
+        raise InputError(f"profile follows the fused walk of a clip, and {vae.arch} tiles itself: use bench")
+    if frames < 1 or vae.architecture.filled(frames) != frames:
+        nearest = vae.architecture.filled(max(frames, 1))
+        raise InputError(f"--frames {frames}: no latents decode to so many; the next such count is {nearest}")
     width, height = check_size(args.size or ("64x48" if small else "1280x720"), vae.spatial)
     if args.half == "decode":
-        latents, s = (frames - 1) // vae.temporal + 1, vae.spatial
+        latents, s = vae.architecture.latents(frames), vae.spatial
         data = noise_latent(vae.latent_channels, latents, height // s, width // s)
     elif not vae.can_encode:
         raise InputError(f"{args.weights}: holds a decoder only; profile decode")

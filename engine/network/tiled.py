@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from ..run.own_tiles import OwnTiles
-from .program import Program
+from .program import Program, Work
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,20 @@ class TiledProgram(Program):
 
     def frames(self, count: int) -> int:
         return self.own.decoded(count) if self.half == "decoder" else self.own.encoded(count)
+
+    def work(self, frames: int, height: int, width: int) -> Work:
+        """Of a whole clip: of all tiles of all its sections."""
+        own, decodes = self.own, self.half == "decoder"
+        unit = own.unit if decodes else 1
+        count = len(own.sections(frames)) if decodes else -(-frames // own.frames)
+        first = own.sections(frames)[0]
+        each = first.last - first.first if decodes else 1 if frames == 1 else own.frames
+        total = Work()
+        for row in own.spans(unit * height):
+            for column in own.spans(unit * width):
+                size = (row.end - row.start) // unit, (column.end - column.start) // unit
+                total += super().work(each, *size)
+        return Work(*(count * value for value in total))
 
     def reach(self) -> tuple[Fraction | float, Fraction | float]:
         """As far as sections do: nobody may cut a clip elsewhere."""

@@ -13,7 +13,7 @@ import torch
 from .. import log
 from ..errors import PlanError
 from ..memory import in_gb
-from ..network.ops.tokens import Hosted, Tokens
+from ..network.ops.tokens import Tokens, moving
 from ..network.plain import Network
 from ..network.tiled import TiledProgram
 from ..network.tokens import BUFFERS, KINDS, tiles_together, tokens_of, wide_of
@@ -72,8 +72,7 @@ class OwnPlanner:
     @functools.cached_property
     def _weights(self) -> int:
         """Bytes of the model's own that move to the device with it."""
-        hosted = {id(p) for m in self._model.modules() if isinstance(m, Hosted) for p in m.parameters()}
-        return self._dtype.itemsize * sum(p.numel() for p in self._model.parameters() if id(p) not in hosted)
+        return self._dtype.itemsize * sum(p.numel() for p in moving(self._model))
 
     def _program(self, half: str) -> TiledProgram:
         return getattr(self._model, half).program

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -29,6 +29,12 @@ class Hosted(nn.Module):
             return fn(t) if like.device.type in ("cpu", "meta") else t.to(like.dtype)
 
         return super()._apply(here, recurse)
+
+
+def moving(network: nn.Module) -> Iterator[nn.Parameter]:
+    """The parameters that move to a device with the network."""
+    stay = {id(p) for m in network.modules() if isinstance(m, Hosted) for p in m.parameters()}
+    return (p for p in network.parameters() if id(p) not in stay)
 
 
 class Weight(Hosted):
