@@ -12,6 +12,7 @@ from torch import Tensor
 from . import log
 from .core import Core
 from .errors import PlanError
+from .halves import other_half
 from .kernels.targets import target
 from .memory import GIB
 from .operands.policy import Policy
@@ -83,7 +84,7 @@ def encode(
         walk = clip if plan.own is None else own_clip
         return walk.encode(vae._half("encoder", plan), video, plan, results, guard, wanted)
 
-    if program.gathers:  # it sees whole clips: all frames have to be there, and plans depend on how many there are
+    if program.gathers or program.waits:  # all frames have to be there, and plans depend on how many there are
         video.fill(clip.UNKNOWN)
     rest = video.height % s, video.width % s
     samples = functools.partial(encoder_samples, video)
@@ -171,6 +172,8 @@ def _attempt(
         on_plan(plan)
     if plan.fused:
         _pack(vae, report, f"{report.operation}r")
+    if not plan.fused:  # plans of plain torch have no packed weights
+        vae.release_packed(keep=other_half(f"{report.operation}r"))
     if plan.tiled or not plan.fused:
         KEPT.release(vae.device)  # other runs take it up, or free it themselves
     # Its time is that of the steps: between them someone else is at work.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from . import log
 from .archs import Architecture
 from .errors import CheckpointError, InputError, NonFiniteError
-from .halves import FusedHalves, PlainHalves
+from .halves import FusedHalves, PlainHalves, other_half
 from .kernels.exact import as_products
 from .kernels.probe import from_triton, give_up
 from .operands.policy import Policy
@@ -26,7 +26,6 @@ from .planning.make import make_planner, mode_of, switched_off
 from .precision.digest import digest
 from .precision.mixed import Mixed
 from .precision.modes import MIXED, PRECISIONS
-from .precision.scaled import scaled_mode
 from .precision.store import Store
 from .report import Report
 from .request import Request
@@ -78,8 +77,7 @@ class Core:
         self.spatial = architecture.spatial * architecture.side
         #: Channels of a pixel that goes in and of one that comes out.
         self.colours = (getattr(model.config, "encoder_colours", 3), getattr(model.config, "decoder_colours", 3))
-        self.temporal = architecture.temporal
-        self.scale = architecture.scale
+        self.temporal, self.scale = architecture.temporal, architecture.scale
         self._separate()
         #: Asked to free memory that is not the engine's when a run finds none; None: there is nobody to ask.
         self.on_pressure: Callable[[], None] | None = None
@@ -97,14 +95,12 @@ class Core:
             lambda: as_products(self.device, dtype, options.tf32),
         )
         self._fused = FusedHalves(model, self.planner.walk, self.store)
-        self._tiled = OwnHalves(model, dtype, options, self._mixed.mode.kind) if self.architecture.own else None
+        self._tiled = OwnHalves(model, dtype, options, self._mixed.mode.kind)
 
     def _mode_of(self, options: Options) -> Mixed:
-        programs = self.architecture.programs(self.model.config)
-        off = why_no_8_bit(programs, self.dtype, self._kernels_off(emulate=True))
-        mode = mode_of(self._asked, self._float, self.dtype, self.device, options, off)
-        if self.architecture.own is not None:
-            mode = scaled_mode(mode, self.device, options.min_db, self._float)
+        arch, own = self.architecture, self.architecture.own is not None
+        off = why_no_8_bit(arch.programs(self.model.config), self.dtype, self._kernels_off(emulate=True))
+        mode = mode_of(self._asked, self._float, self.dtype, self.device, options, off, own)
         if mode.refused:
             log.once(mode.refused)
         elif mode.kind and self.device.type == "cpu":
@@ -193,7 +189,7 @@ class Core:
     def _settle(self, half: str, samples: Callable[[], list[Tensor]], given: Policy | None = None) -> bool:
         """Choose the operands of a half for a clip, before it is planned, or take those `given`. Returns whether they
         are others now."""
-        if self._tiled is not None:
+        if self.architecture.own is not None:  # no ranges are measured
             return False
         if given is None or self._mixed.mode.plain:
             with torch.no_grad(), self._scope():
@@ -225,24 +221,22 @@ class Core:
 
     def release_packed(self, keep: str = "") -> int:
         """The part of `release` on the device: graphs and packed weights, those of the half `keep` excepted."""
-        own = self._tiled.release() if self._tiled is not None and keep != "decoder" else 0
-        return own + self._fused.release(keep)
+        return self._tiled.release(keep) + self._fused.release(keep)
 
     @property
     def packed_bytes(self) -> int:
         """Bytes of the packed weights now on the device, beside the model's own."""
-        own = 0 if self._tiled is None else self._tiled.nbytes
-        return own + sum(map(self._fused.packed_bytes, ("encoder", "decoder")))
+        return self._tiled.nbytes + sum(map(self._fused.packed_bytes, ("encoder", "decoder")))
 
     def frames(self, latents: int) -> int:
-        """Frames that `latents` decode to."""
+        """That `latents` decode to."""
         return self.architecture.frames(latents)
 
     def _held(self, half: str) -> int:
         """Bytes on its device that a plan for `half` counts, or that are freed before it runs: they are not foreign."""
         here = (p for p in self.model.parameters() if p.device.type == self.device.type)
-        own = self._tiled.nbytes if self._tiled is not None and half == "decoder" else 0
-        return sum(p.nbytes for p in here) + own + self._fused.packed_bytes(half) + KEPT.nbytes(self.device)
+        packed = self._tiled.nbytes * (half == "decoder") + self._fused.packed_bytes(half)
+        return sum(p.nbytes for p in here) + packed + KEPT.nbytes(self.device)
 
     def _plan(
         self, half: str, size: tuple[int, int, int], request: Request, rest: tuple[int, int] = (0, 0), below: int = 0,
@@ -251,17 +245,17 @@ class Core:
         """size, rest, check: as for `Planner.plan`. below: the first plan whose peak is less than so many bytes,
         whatever is free; 0: the one for what is free. made: one for the same clip, to be kept where it still fits."""
         limits = Machine.now(self.device, self._held(half)).limits(request).shared(self.sharing, self.device)
+        beside = self._fused.packed_bytes(other_half(half))
         if below:
-            limits = Limits(below - 1, host=limits.host)
+            limits = Limits(below - 1 - beside, host=limits.host)
         elif made is not None and limits.hold(made):
-            return made
-        return self.planner.plan(half, size, request, limits, rest, check)
+            return made.with_beside(beside)
+        return self.planner.plan(half, size, request, limits, rest, check).with_beside(beside)
 
     def _half(self, name: str, plan: Plan, seed: int | None = None) -> Half | OwnHalf:
         """seed: of noise that a decoder adds between its convolutions."""
-        if self._tiled is not None:
-            own = self._tiled
-            return own.decoder(plan, self.device) if name == "decoder" else own.encoder(plan, self._fused.encoder)
+        if plan.own is not None:
+            return self._tiled.half(name, plan, self.device, self._fused.encoder)
         if plan.fused:
             return self._fused.half(name, self.scale, self.device)
         return self._plain.half(name, self.scale, self.device, seed)
@@ -300,6 +294,8 @@ class Core:
             return self
         if usual is None:
             raise InputError(f"the decoder of {self.arch} takes no timestep: leave it out")
+        if not 0.0 <= timestep <= 1.0:
+            raise InputError(f"timestep={timestep} is none: give 0 to 1")
         if self._timed is None or self._timed[0] != timestep:
             other = copy.copy(self)
             other._separate()
@@ -349,9 +345,8 @@ class Core:
     def _scope(self) -> AbstractContextManager[None]:
         """torch's settings as the options want them, for the time of a run."""
         o = self._options
-        return scoped_math(
-            self.device, tf32=o.tf32, cudnn_benchmark=o.cudnn_benchmark, flash_attention=o.flash_attention
-        )
+        return scoped_math(self.device, tf32=o.tf32, cudnn_benchmark=o.cudnn_benchmark,
+                           flash_attention=o.flash_attention)  # fmt: skip
 
     def _begin(self, operation: str, clip: tuple[int, int, int, int]) -> Report:
         """The report of a run that starts; clip: batch, frames, height and width in pixels."""

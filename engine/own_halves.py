@@ -21,13 +21,25 @@ from .run.reuse import allocated
 
 
 class OwnHalves:
-    """Packed when first used, dropped by `release`. kind: of a decoder's products, None: `dtype`."""
+    """Packed when first used, dropped by `release`. kind: of a decoder's products, None: `dtype`. Of other models there
+    is never anything."""
 
     def __init__(self, model: Network, dtype: torch.dtype, options: Options, kind: str | None) -> None:
         self._model, self._dtype, self._options, self._kind = model, dtype, options, kind
         self._tokens: TokenNetwork | None = None
 
-    def decoder(self, plan: Plan, device: torch.device) -> TokenHalf:
+    def half(
+        self, name: str, plan: Plan, device: torch.device, fused: Callable[[], FusedEncoder]
+    ) -> TokenHalf | FusedTileHalf | PlainTileHalf:
+        """"encoder" or "decoder" for clips. fused: gives the encoder packed for the fused operators."""
+        if name == "decoder":
+            return self._decoder(plan, device)
+        half = self._model.encoder
+        if plan.fused:
+            return FusedTileHalf(fused(), half.program, self._options, plan.steps.frames)
+        return PlainTileHalf(half, self._dtype, plan.steps)
+
+    def _decoder(self, plan: Plan, device: torch.device) -> TokenHalf:
         """With as many layers on the device as the plan says."""
         kept = self._tokens
         if kept is None or kept.device != device or kept.resident != plan.own.resident:
@@ -38,17 +50,10 @@ class OwnHalves:
                 empty_device_cache()  # 8-bit weights are made from fp32 ones
         return TokenHalf(self._tokens, self._model.decoder.program, self._options)
 
-    def encoder(
-        self, plan: Plan, fused: Callable[[], FusedEncoder]
-    ) -> FusedTileHalf | PlainTileHalf:
-        """fused: gives it packed for the fused operators, where the plan is for those."""
-        program = self._model.encoder.program
-        if plan.fused:
-            return FusedTileHalf(fused(), program, self._options, plan.steps.frames)
-        return PlainTileHalf(self._model.encoder, self._dtype, plan.steps)
-
-    def release(self) -> int:
-        """Returns the bytes that this gives back on the device."""
+    def release(self, keep: str = "") -> int:
+        """Returns the bytes that this gives back on the device; keep: a half whose weights stay."""
+        if keep == "decoder":
+            return 0
         freed, self._tokens = self.nbytes, None
         return freed
 

@@ -81,6 +81,11 @@ class Style:
         """Whether every frame is a picture of its own."""
         return self.taps == 1
 
+    @property
+    def least(self) -> int:
+        """Rows, and columns, of the smallest frame: a border that reflects shows what lies behind the edge."""
+        return 2 if self.border == "reflect" else 1
+
 
 CAUSAL = Style()
 

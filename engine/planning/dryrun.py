@@ -40,7 +40,7 @@ class _Products(TorchFunctionMode):
 
 
 class _Follow(TorchDispatchMode):
-    """Counts bytes of live storages. Convolutions also hold a re-laid-out input and output while they run."""
+    """Counts bytes of live storages. Convolutions also hold a re-laid-out input, weight and output while they run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class _Follow(TorchDispatchMode):
                 self._hold(result)
         extra = 0
         if func is torch.ops.aten.convolution.default:
-            extra = _nbytes(args[0]) + _nbytes(out)
+            extra = _nbytes(args[0]) + _nbytes(args[1]) + _nbytes(out)
         self.peak = max(self.peak, self.live + extra)
         return out
 

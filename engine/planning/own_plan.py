@@ -13,7 +13,8 @@ import torch
 from .. import log
 from ..errors import PlanError
 from ..memory import in_gb
-from ..network.ops.tokens import Tokens, moving
+from ..network.hosted import moving_bytes
+from ..network.ops.tokens import Tokens
 from ..network.plain import Network
 from ..network.tiled import TiledProgram
 from ..network.tokens import BUFFERS, KINDS, tiles_together, tokens_of, wide_of
@@ -72,7 +73,7 @@ class OwnPlanner:
     @functools.cached_property
     def _weights(self) -> int:
         """Bytes of the model's own that move to the device with it."""
-        return self._dtype.itemsize * sum(p.numel() for p in moving(self._model))
+        return moving_bytes(self._model, self._dtype.itemsize)
 
     def _program(self, half: str) -> TiledProgram:
         return getattr(self._model, half).program

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import functools
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +22,12 @@ from .dryrun import PeakMemory, peak_bytes
 from .meta import meta_model
 
 Size = tuple[int, int]
+T = TypeVar("T")
 
 
 class PlainWalk:
-    """For one model. Each walk takes two chunks (the second one meets a full history) of one clip, and is
-    remembered."""
+    """For one model. Each walk takes two chunks (the second one meets a full history) of one clip, or more where
+    frames come late, and is remembered."""
 
     def __init__(self, architecture: Architecture, config: Any, dtype: torch.dtype, flash_attention: bool) -> None:
         self._architecture, self._config = architecture, config
@@ -44,13 +46,23 @@ class PlainWalk:
         program, clip = getattr(self._model, half).program, latents
         gathers = program.gathers
         if not program.waits:
-            latents = min(latents, 2 * steps.latents)
+            latents = min(latents, 2 * steps.latents + self._behind(half, latents))
         if tile == frame and not gathers:
             return self._whole(half, latents, steps, frame, rest, products)
         # What sees whole frames and what sees tiles run one after the other.
         front, channels = self._front(half, clip if gathers else latents, steps.latents, frame, products)
         waiting = self._dtype.itemsize * channels * math.prod(frame) * clip if gathers and tile == frame else 0
         return max(front, waiting + self._tile(half, latents, steps, tile, rest, channels, products))
+
+    def _behind(self, half: str, latents: int) -> int:
+        """Latents after which as many frames wait within the network as ever will; of `latents` at most."""
+        program = getattr(self._model, half).program
+        if not program.late:
+            return 0
+        _, after = program.reach()
+        if after == math.inf:
+            return 2 * program.chunk[1] if program.chunk else latents
+        return math.ceil(after / (1 if half == "decoder" else self._temporal))
 
     @functools.cached_property
     def _model(self) -> nn.Module:
@@ -66,7 +78,7 @@ class PlainWalk:
         def program() -> None:
             if half == "decoder":
                 features = decode_features(part, self._latents(latents, steps.latents, frame), _nothing)
-                _run(decode_frames(part, features, steps, _nothing, part.split))
+                _run_each(decode_frames(part, features, steps, _nothing, part.split))
             else:
                 features = encode_features(part, self._video(latents, steps, frame, rest), steps, _nothing,
                                            part.split)  # fmt: skip
@@ -105,7 +117,7 @@ class PlainWalk:
         def program() -> None:
             if half == "decoder":
                 features = self._features(latents, steps.latents, tile, channels)
-                _run(decode_frames(part, features, steps, _nothing, part.split))
+                _run_each(decode_frames(part, features, steps, _nothing, part.split))
             else:
                 video = self._video(latents, steps, tile, rest)
                 _run(encode_features(part, video, steps, _nothing, part.split))
@@ -151,13 +163,27 @@ class _Sampled:
     def high(self, x: Tensor, state: State) -> Tensor:
         if self._between:
             return x.new_empty(*self._left[:2], x.shape[2], *self._left[3:])
+        y = self._walked(x, state, lambda: self._part.high(x, state))
+        if y is None:
+            return x.new_empty(self._left)
+        self._left = y.shape
+        return y
+
+    def each(self, x: Tensor, state: State) -> Iterator[Tensor]:
+        """Nothing: whoever takes the parts keeps none of them."""
+        if not self._between:
+            self._walked(x, state, lambda: _run(self._part.each(x, state)))
+        yield from ()
+
+    def _walked(self, x: Tensor, state: State, work: Callable[[], T]) -> T | None:
+        """work(), or None where it needs and leaves what it did before."""
         found = [x.shape, *_sizes(state)]
         if found == self._found and not state.ending:
             self._memory.need(self._more)
-            return x.new_empty(self._left)
-        y, self._more = self._memory.above(lambda: self._part.high(x, state))
-        self._left, self._found = y.shape, found if found[1:] == _sizes(state) else []
-        return y
+            return None
+        made, self._more = self._memory.above(work)
+        self._found = found if found[1:] == _sizes(state) else []
+        return made
 
     def split(self, x: Tensor, size: int) -> Iterator[Tensor]:
         """As `stream.split`, but full steps between the first and the last one come as one."""
@@ -176,8 +202,13 @@ def _sizes(state: State) -> list[torch.Size]:
 
 
 def _run(parts: Iterable[object]) -> None:
-    for _ in parts:
-        pass
+    """None of them is kept while the next one is made."""
+    deque(parts, 0)
+
+
+def _run_each(chunks: Iterable[Iterable[object]]) -> None:
+    for chunk in chunks:
+        _run(chunk)
 
 
 def _nothing() -> None:

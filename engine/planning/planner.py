@@ -17,7 +17,8 @@ from .. import log
 from ..errors import PlanError
 from ..memory import in_gb
 from ..network.plain import Network
-from ..request import Request
+from ..network.program import Program
+from ..request import Request, check_frame
 from ..run.parking import Parking
 from ..run.plan import Plan, Steps
 from ..run.tiles import Grid, grid, shrinking
@@ -89,6 +90,7 @@ class Planner:
         "auto" only when no plan does, whatever it gives up (`Plan.note`).
         """
         request.check(self.spatial)
+        check_frame(self._program(half), *size[1:])
         if self._own is not None:
             return self._own.plan(half, size, request, limits, rest)
         chunk, chunks = request.chunk, self._chunks(half)
@@ -285,9 +287,12 @@ class Planner:
             return Steps(latents, 0)
         return Steps(latents, min(frames, self._temporal * latents))
 
+    def _program(self, half: str) -> Program:
+        return getattr(self._model, half).program
+
     def _chunks(self, half: str) -> tuple[int, int] | None:
         """Latents of a clip's first chunk and of the others that the fused walk of a half must take at once."""
-        return getattr(self._model, half).program.chunk
+        return self._program(half).chunk
 
     def _fused_plan(self, ask: _Ask, tiles: Grid, steps: Steps, parking: Parking | None) -> Plan:
         sizes = self._sizes(ask, tiles, steps, parking)
@@ -296,7 +301,7 @@ class Planner:
     def _sizes(self, ask: _Ask, tiles: Grid, steps: Steps, parking: Parking | None) -> Sizes:
         frame = None if len(tiles) == 1 else (ask.height, ask.width)
         size, walk = (tiles.rows.size, tiles.cols.size), self.walk
-        clip = ask.latents if getattr(self._model, ask.half).program.gathers else 0
+        clip = ask.latents if self._program(ask.half).gathers else 0
         return walk.sizes(ask.half, steps.latents, steps.frames, *size, ask.output, frame, parking, ask.rest, clip)
 
     def _parking_plans(self, ask: _Ask, tiles: Grid, target: int | None) -> Iterator[Plan]:

@@ -7,6 +7,7 @@ share that does not begin with a clip first takes its steps to where its results
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,11 +33,11 @@ class Share:
 
 
 class Leads:
-    """What a share takes before its first result, by its first latent within its clip."""
+    """What a share takes before its first result, by its first latent within its clip. results: of a latent."""
 
     def __init__(self, program: Program, height: int, width: int) -> None:
         """height, width: of what goes into the program."""
-        self._steps, self._result = program.begins, program.rates()[-1]
+        self._steps, self.results = program.begins, program.rates()[-1]
         size, self._costs = Size(program.rates()[0] * _MIDDLE, height, width, program.takes), []
         for step in program.steps:
             self._costs.append(step.work(size, program.style).composed_flop)
@@ -45,16 +46,16 @@ class Leads:
 
     def of(self, result: int) -> int:
         """The latent that a result is of."""
-        return latent_of(result, self._result)
+        return latent_of(result, self.results)
 
     def begins(self, latent: int) -> int:
         """The first result of a latent."""
-        return frames_of(latent, self._result)
+        return frames_of(latent, self.results)
 
     def __call__(self, first: int) -> float:
         """In latents of the whole network."""
         if first not in self._known:
-            begins = self._steps(frames_of(first, self._result))
+            begins = self._steps(frames_of(first, self.results))
             spent = sum(cost * max(0, first - begin) for cost, begin in zip(self._costs, begins, strict=True))
             self._known[first] = spent / max(sum(self._costs), 1.0)
         return self._known[first]
@@ -66,17 +67,17 @@ class SectionLeads:
 
     def __init__(self, program: TiledProgram, latents: int) -> None:
         own, self._decodes = program.own, program.half == "decoder"
-        self._results = own.frames if self._decodes else own.latents
+        self.results = own.frames if self._decodes else own.latents
         #: Of a clip of so many latents.
         self.count = len(own.sections(latents)) if self._decodes else -(-latents // own.latents)
 
     def of(self, result: int) -> int:
         """The section that a result is of: the last one has all that follow."""
-        return min(result // self._results, self.count - 1)
+        return min(result // self.results, self.count - 1)
 
     def begins(self, section: int) -> int:
         """The first result of a section; behind the last one, more than there are."""
-        return self._results * section if section < self.count else UNKNOWN
+        return self.results * section if section < self.count else UNKNOWN
 
     def __call__(self, first: int) -> float:
         return float(self._decodes and first > 0)
@@ -91,6 +92,8 @@ def leads_of(program: Program, height: int, width: int, latents: int) -> Leads |
 
 #: Latents that the work of a step is taken from.
 _MIDDLE = 8
+#: Of a share's latents, what its lead may be worth: longer ones would save little.
+LEAD_SHARE = 0.04
 #: Of the time that the fastest device takes alone; what saves less is not worth others' memory.
 WORTH = 0.97
 
@@ -124,6 +127,22 @@ def split(
     tick = bisect.bisect_left(range(1, ticks + 1), True, key=lambda n: bool(within(most * n / ticks)))
     shares = within(most * (tick + 1) / ticks) if tick < ticks else []
     return shares if shares and duration(shares, rates) < WORTH * duration(alone, rates) else alone
+
+
+def in_rounds(
+    leads: Leads | SectionLeads, latents: int, rates: Sequence[float], step: int, bounds: tuple[int, int], most: int
+) -> list[Share]:
+    """As `split` of one clip, over and over: shares of about `most` latents, or of so many that their leads are a
+    LEAD_SHARE of them, if that is less. One device has all where this does not save time."""
+    first, last = bounds
+    size = max(step, min(most, math.ceil(leads(last) / LEAD_SHARE)) * len(rates))
+    size = math.ceil((last - first) / math.ceil((last - first) / size) / step) * step
+    spans = [(a, min(a + size, last)) for a in range(first, last, size)]
+    found = [split(leads, latents, rates, 1, step, span) for span in spans]
+    device = max(range(len(rates)), key=rates.__getitem__)
+    alone = [Share(device, first, last, leads(first))]
+    spent = sum(duration(shares, rates) for shares in found)
+    return [share for shares in found for share in shares] if spent < WORTH * duration(alone, rates) else alone
 
 
 def duration(shares: Sequence[Share], rates: Sequence[float]) -> float:

@@ -49,6 +49,14 @@ def numbered(device: torch.device) -> torch.device:
 
 
 _streams = threading.local()
+_uploads: dict[torch.device, torch.cuda.Stream] = {}
+
+
+def uploads(device: torch.device) -> torch.cuda.Stream:
+    """The stream on which host memory is copied to a GPU, whatever thread asks: what torch has reserved for copies of
+    one stream serves no other, and with a stream for every call each would reserve its own."""
+    device = numbered(device)
+    return _uploads.get(device) or _uploads.setdefault(device, torch.cuda.Stream(device))
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..memory import in_gb
 from .parking import Parking
@@ -66,10 +66,22 @@ class Plan:
     #: Of a network that tiles itself; its grid is then one tile.
     own: Own | None = None
 
+    #: Of `peak_bytes` what is there before the run and stays: the other half's packed weights. No target counts them,
+    #: as none counts what else this process holds.
+    beside: int = field(default=0, compare=False)
     #: A target that was the default one and had to be raised to this, if so.
     raised: int | None = field(default=None, compare=False)
     #: What "auto" had to give up for a plan, and what would spare it.
     note: str = field(default="", compare=False)
+
+    @property
+    def own_bytes(self) -> int:
+        """What targets are about."""
+        return self.peak_bytes - self.beside
+
+    def with_beside(self, size: int) -> Plan:
+        """The same where so many bytes are there before the run and stay."""
+        return self if size == self.beside else replace(self, peak_bytes=self.own_bytes + size, beside=size)
 
     @property
     def tiled(self) -> bool:

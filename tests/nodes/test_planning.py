@@ -41,7 +41,7 @@ def tiny():
         {"frames": "9" * 400},
         {"frames": "１２"},
         {"frames": "1_000"},
-        {"batch": "65"},
+        {"batch": "4097"},
         {"tile": "-1"},
         {"overlap": "20000"},
         {"chunk": "1.5"},

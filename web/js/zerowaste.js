@@ -7,6 +7,12 @@ import { followRuns } from "./runs.js";
 import { loadStrings, t } from "./strings.js";
 
 const EVERYWHERE = "ZeroWasteVAE.UseEverywhere";
+const PANELS = {
+  ZeroWasteVAEDecode: { plan: true },
+  ZeroWasteVAEDecodeToVideo: { plan: true, streams: true },
+  ZeroWasteVAEEncode: {},
+  ZeroWasteVAEEncodeFromVideo: {},
+};
 
 function addStyle() {
   const link = document.createElement("link");
@@ -48,7 +54,7 @@ app.registerExtension({
     if (node.comfyClass === "ZeroWasteVAELoader") addRefresh(node);
     if (node.comfyClass === "ZeroWasteVAEOptimize") markUseless(node);
     addExpertSwitch(node);
-    if (node.comfyClass === "ZeroWasteVAEDecode") attachPanel(node, { plan: true });
-    if (node.comfyClass === "ZeroWasteVAEEncode") attachPanel(node, { plan: false });
+    const panel = PANELS[node.comfyClass];
+    if (panel) attachPanel(node, panel);
   },
 });

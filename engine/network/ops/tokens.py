@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from ..hosted import Hosted
 from ..program import CAUSAL, Size, Step, Style, Work
 from ..state import State
 from .conv import pointwise
@@ -17,24 +18,6 @@ EPS = 1e-5
 #: Of a head's channels the share that is rotated, and the base of its angles.
 ROTATED, BASE = 0.75, 100.0
 AXES = 3
-
-
-class Hosted(nn.Module):
-    """Stays in host memory when the network it belongs to moves to a GPU: its weights are gigabytes, of which as many
-    are copied there as a plan has room for."""
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        def here(t: Tensor) -> Tensor:
-            like = fn(t.new_empty(0))
-            return fn(t) if like.device.type in ("cpu", "meta") else t.to(like.dtype)
-
-        return super()._apply(here, recurse)
-
-
-def moving(network: nn.Module) -> Iterator[nn.Parameter]:
-    """The parameters that move to a device with the network."""
-    stay = {id(p) for m in network.modules() if isinstance(m, Hosted) for p in m.parameters()}
-    return (p for p in network.parameters() if id(p) not in stay)
 
 
 class Weight(Hosted):
