@@ -155,6 +155,8 @@ class VideoVAE(Core, DocumentedMethods):
         chunk: latents per step, frames: frames per step after the temporal upsamplers (0: all at once).
         """
         z = check_latent(z, self.latent_channels, self.architecture.still)
+        if self.architecture.own is not None:  # nothing is unscaled there, or not clamped
+            return self.decode(z).movedim(-1, 1).to(self.device)
         if self.model.packing is not None:
             z = self.model.packing.unpack(z)
         check_frame(self.model.decoder.program, *z.shape[3:])
@@ -196,18 +198,24 @@ class VideoVAE(Core, DocumentedMethods):
         """
         self._need_encoder()
         request = Request(**options, output="float32")
+        x = check_video(video, self.spatial, self.architecture.still, self.colours[0])
+        moments = self._moments(x, request, Told(progress, cancel, on_plan), devices, mixed_devices, plan)
+        return self._sampled(moments, seed, None)
+
+    def _moments(
+        self, x: Tensor, request: Request, told: Told, devices: Devices = None, mixed: bool = False,
+        plan: Plan | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Frames, checked, to moments [B, 2C, T, h, w]."""
         still, s = self.architecture.still, self.architecture.spatial
-        x = check_video(video, self.spatial, still, self.colours[0])
         given = TensorVideo(x, still)
-        latents = (given.count - 1) // self.temporal + 1
+        latents = self.architecture.latents(given.count)
         size = given.batch, 2 * self.model.config.latent_channels, latents, given.height // s, given.width // s
         moments = torch.empty(size)
-        target, told = Kept(moments.permute(0, 2, 3, 4, 1), 0), Told(progress, cancel, on_plan)
-        for _ in several.encode(self, devices, mixed_devices, x, request, target, size[2:], told, plan):
+        into, latent = Kept(moments.permute(0, 2, 3, 4, 1), 0), size[2:]
+        for _ in several.encode(self, devices, mixed, x, request, into, latent, told, plan):
             pass
-        if still:
-            moments = moments[0].unflatten(1, x.shape[:2]).transpose(0, 1)
-        return self._sampled(moments, seed, None)
+        return moments[0].unflatten(1, x.shape[:2]).transpose(0, 1) if still else moments
 
     def _sampled(self, moments: Tensor, seed: int | None, noise: Tensor | None) -> Tensor:
         """Moments [B, 2C, T, h, w] -> host-scaled latents; see Network.sample."""
@@ -251,7 +259,7 @@ class VideoVAE(Core, DocumentedMethods):
         video, noise, part = StreamVideo(frames, self.spatial, count, self.colours[0]), None, None
         size = video.height // self.spatial, video.width // self.spatial
         if seed is not None:
-            noise = self.model.noise((1, self.latent_channels, (count - 1) // self.temporal + 1, *size), seed)
+            noise = self.model.noise((1, self.latent_channels, self.architecture.latents(count), *size), seed)
         results = HandedOn((*size, 2 * self.latent_channels), torch.float32, 0, self._block("encoder"))
         with closing(call.encode(self, video, request, ticker, results, range(UNKNOWN), on_plan, plan)) as done:
             for _, first, moments in done:
@@ -277,6 +285,8 @@ class VideoVAE(Core, DocumentedMethods):
             least = f"{self.spatial}x{self.spatial}"
             raise InputError(f"encode_raw takes [B, {c}, F, H, W] of at least {least} pixels, not {list(x.shape)}")
         check_frame(self.model.encoder.program, *(n // self.architecture.spatial for n in x.shape[3:]))
+        if self.architecture.own is not None:
+            return self._moments(x.movedim(1, -1).cpu() * 0.5 + 0.5, Request(), Told()).to(self.device)
         parts = (x[:, :, a:b] for a, b in frame_spans(x.shape[2], chunk, self.temporal))
         self._plain.set_layout(self._options)
         with self._scope():

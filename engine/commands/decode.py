@@ -239,8 +239,9 @@ def _frames(args: argparse.Namespace, vae: VideoVAE, latent: LatentFile, notes: 
     from ..request import check_part
 
     count = vae.frames(latent.shape[2])
-    if _noted(notes, "frames", count, vae.temporal):
-        count = int(notes["frames"])
+    noted = int(notes["frames"]) if notes.get("frames", "").isdecimal() else 0
+    if 0 < noted <= count == vae.architecture.filled(noted):
+        count = noted
     return check_part(args.start, args.frames, count).stop
 
 
