@@ -19,7 +19,7 @@ from ..options import Options
 from ..run.graphs import GRAPH_BYTES, one_step
 from ..run.memory import RESERVE_BYTES
 from ..run.parking import Parking
-from .cost import Sizes
+from .cost import Rates, Sizes
 from .dryrun import peak_bytes
 from .fusable import half_not_fused
 from .meta import meta_model
@@ -31,7 +31,11 @@ TEMPORARY_BYTES = RESERVE_BYTES + (16 << 20)
 class FusedWalk:
     """For one model. Each walk takes one chunk of one clip, and is remembered."""
 
-    def __init__(self, architecture: Architecture, config: Any, dtype: torch.dtype, options: Options) -> None:
+    def __init__(
+        self, architecture: Architecture, config: Any, dtype: torch.dtype, options: Options, rates: Rates | None = None
+    ) -> None:
+        """rates: of the machine it is for, where they are known."""
+        self.rates = rates or Rates()
         self.architecture, self.config, self.dtype, self.options = architecture, config, dtype, options
         self._policies: dict[str, Policy] = {}
         self._sizes = functools.lru_cache(maxsize=1024)(self._dry_run)
@@ -130,7 +134,7 @@ class FusedWalk:
         if not self.options.flash_attention:
             tokens = math.prod(frame or (height, width)) * (clip or 1)
             besides += _plain_attention_bytes(tokens, network.attends, self.dtype)
-        sizes = Sizes.of(run)
+        sizes = Sizes.of(run, self.rates)
         return replace(sizes, device=sizes.device + besides)
 
     def _tile_bytes(self, channels: int, frames: int, height: int, width: int) -> int:

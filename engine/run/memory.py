@@ -57,6 +57,8 @@ class Memory:
         self.ended: set[str] = set()
         #: Learnt while dry: the most frames that each convolution gets at once, and that each step makes.
         self.most: dict[str, int] = {}
+        #: Learnt while dry: behind which stages, by how many follow, all frames of a chunk go on at once.
+        self._joined: dict[int, bool] = {}
         self.arena = Arena()
         #: By what a plain frame would be, how it is stored, and its type. What a convolution in Winograd form reads is
         #: stored as planes, twice the bytes: to make them of a plain history at each step would take longer than their
@@ -242,6 +244,15 @@ class Memory:
         if self.walk.open:
             self.most[name] = max(self.most.get(name, 0), frames)
         return max(frames, self.most[name])
+
+    def joins(self, follow: int, frames: int, step: int) -> bool:
+        """Whether the stage which so many `follow` and the next one are walked as one, since all of its `frames` make
+        one `step`: nothing has to wait there then, which is memory for histories that would else be parked. Runs that
+        park none have room."""
+        if self.walk.open:
+            most = self._joined.get(follow, True)
+            self._joined[follow] = most and self.parked.parking.keys is None and not self.after and frames <= step
+        return self._joined[follow]
 
     def grown(self, x: Tensor, frames: int) -> Tensor:
         """x with so many frames in the memory that `planned` made room for."""
