@@ -19,6 +19,7 @@ from ..options import Options
 from ..run.graphs import GRAPH_BYTES, one_step
 from ..run.memory import RESERVE_BYTES
 from ..run.parking import Parking
+from ..run.run import Run
 from .cost import Rates, Sizes
 from .dryrun import peak_bytes
 from .fusable import half_not_fused
@@ -55,6 +56,20 @@ class FusedWalk:
     def network(self, half: str) -> FusedDecoder | FusedEncoder:
         """The half as a run has it, without values."""
         return self._networks[half]
+
+    @property
+    def halves(self) -> tuple[str, ...]:
+        """Those that the fused operators run."""
+        return tuple(half for half, why in self._reasons.items() if why is None)
+
+    def run(self, half: str, height: int, width: int) -> Run:
+        """A dry Run of a chunk of a latent, or of what must go together; sizes in latent pixels."""
+        network, a = self.network(half), self.architecture
+        latents, meta = (self._programs[half].chunk or (1, 1))[1], torch.device("meta")
+        frames, clip = a.temporal * latents, latents if network.gathers else 0
+        if half == "encoder":
+            return network.plan(latents, a.spatial * height, a.spatial * width, frames, meta, None, clip)
+        return network.plan(latents, height, width, frames, torch.float32, meta, None, clip)
 
     def why_not(self, half: str) -> str | None:
         """The reason this half is not run by the fused operators, where the other may be; None: it is."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..kernels.conv3d import Geometry, Weight
 from .arena import ALIGN, Arena
 from .delay import Delay
 from .parking import Parked, Parking
@@ -23,6 +24,24 @@ from .weights import Conv
 _RESIDENT = Parking(frozenset(), 0)
 #: Given up first when an operator's own temporaries find no memory; part of what plans allow for those.
 RESERVE_BYTES = 32 << 20
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a convolution's calls have in common: a weight, and what it makes of which frame (frames, and rows and
+    columns of the input's positions) into which type."""
+
+    weight: Weight
+    geometry: Geometry
+    frames: int
+    frame: tuple[int, int]
+    groups: int
+    residual: bool
+    half_accumulate: bool
+    bias: int
+    out: torch.dtype
+    #: Operations in a chunk.
+    work: int
 
 
 @dataclass
@@ -70,6 +89,8 @@ class Memory:
         self.done: Counter[str] = Counter()
         #: Learnt while dry: what each convolution asks for in a chunk, by key, in order.
         self.visits: dict[str, Visit] = {}
+        #: Learnt while dry: how each convolution is called, but for those whose steps compute them part by part.
+        self.calls: dict[str, Call] = {}
         self.dry = True
         #: Called with each convolution and its new input [D, H, W, C] as stored; for measuring, where none is parked.
         self.watch: Callable[[Conv, Tensor], None] | None = None
