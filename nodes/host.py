@@ -25,7 +25,7 @@ from ..engine.archs import DEFAULT
 from ..engine.availability import availability
 from ..engine.loader import PRECISIONS, auto_precision
 from ..engine.memory import GIB
-from ..engine.options import Options
+from ..engine.options import TOGGLES, Options
 from ..engine.planning.budget import Machine
 from ..engine.request import Request
 from ..engine.run.devices import empty_host_cache
@@ -128,7 +128,7 @@ class EngineVAE(comfy.sd.VAE):
         """For the reports of the nodes that make it: network, precision, device, wishes, what is not in use and why."""
         engine = self.engine
         reasons = availability(self.device, engine.arch, engine.model.config, engine.dtype)
-        off = {n: "switched off" if getattr(engine.options, n) is False else r for n, r in reasons.items()}
+        off = {n: TOGGLES[n].off if getattr(engine.options, n) is False else r for n, r in reasons.items()}
         head = f"{self.name}: {engine.arch} in {engine.precision} on {self.device}; {self.settings.describe()}"
         return "\n".join([head, *(f"off     {name}: {reason}" for name, reason in off.items() if reason)])
 

@@ -47,6 +47,8 @@ class Published:
     config: Any
     files: str
     words: tuple[str, ...]
+    #: What its files say of themselves besides.
+    metadata: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
