@@ -20,15 +20,17 @@ LEAST, USUAL = 10.0, 120.0
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "tune",
-        description="Time a handful of schedules for every kind of layer of a VAE on this GPU, check their numbers, and "
-        "keep the fastest: all later runs on this machine use them. Takes two minutes at most; other bits than before, "
-        "and as before the same ones for every plan.",
+        description="Time a handful of schedules for every kind of layer of a VAE on this GPU, check their numbers, "
+        "and keep the fastest: all later runs on this machine use them. Takes two minutes at most. Frames then have "
+        "other bits than before, and as before the same ones under every plan.",
     )
-    parser.add_argument("vae", nargs="?", type=Path, metavar="VAE", help="VAE weights (default: published SeedVR2 widths)")
+    parser.add_argument("vae", nargs="?", default="random", metavar="VAE", help="VAE weights, or a family by its name "
+                        "(seedvr2, wan2.1, ...) with its published widths (default: seedvr2)")  # fmt: skip
     parser.add_argument("--precision", default="auto", metavar="P", help="as for decode (default: auto)")
     parser.add_argument("--norm-groups", type=int, metavar="N", help="for files of unusual widths that do not name it")
     parser.add_argument("--device", metavar="D", help="cuda or cuda:N (default: the first GPU)")
-    parser.add_argument("--on", nargs="+", default=[], metavar="NAME", help="optimisations, as for decode: winograd, ...")
+    parser.add_argument("--on", nargs="+", default=[], metavar="NAME",
+                        help="optimisations, as for decode; winograd has schedules of its own")  # fmt: skip
     parser.add_argument("--seconds", type=float, default=USUAL, metavar="S", help="for all of it (default: 120)")
     parser.add_argument("--again", action="store_true", help="also measure layers that are tuned already")
     parser.add_argument("--share", type=Path, metavar="FILE",
@@ -40,7 +42,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> int:
     began = time.monotonic()
     from ..kernels.probe import proven
-    from ..tuning.tune import lines, tune
+    from ..tune import lines, tune
 
     if not LEAST <= args.seconds < 3600:
         raise InputError(f"--seconds {args.seconds:g}: give {LEAST:g} to 3600")
@@ -75,8 +77,8 @@ def _vae(args: argparse.Namespace) -> VideoVAE:
         raise InputError("tune needs a CUDA GPU with Triton: a CPU runs torch's own operators")
     from ..bench.subject import read_weights
 
-    source = args.vae if args.vae is not None else read_weights("random")
-    vae = load(source, precision=args.precision, device=torch.device(device), norm_groups=args.norm_groups)
+    weights, groups = read_weights(args.vae), args.norm_groups
+    vae = load(weights, precision=args.precision, device=torch.device(device), norm_groups=groups)
     if args.on:
         vae.options = vae.options.switched(on=args.on)
     return vae

@@ -36,7 +36,7 @@ class FusedWalk:
         self, architecture: Architecture, config: Any, dtype: torch.dtype, options: Options, rates: Rates | None = None
     ) -> None:
         """rates: of the machine it is for, where they are known."""
-        self.rates = rates or Rates()
+        self._rates = rates or Rates()
         self.architecture, self.config, self.dtype, self.options = architecture, config, dtype, options
         self._policies: dict[str, Policy] = {}
         self._sizes = functools.lru_cache(maxsize=1024)(self._dry_run)
@@ -49,6 +49,17 @@ class FusedWalk:
         self.__dict__.pop("_networks", None)
         self._sizes.cache_clear()
         return True
+
+    @property
+    def rates(self) -> Rates:
+        """Of the machine that plans are for."""
+        return self._rates
+
+    @rates.setter
+    def rates(self, rates: Rates) -> None:
+        if rates != self._rates:
+            self._rates = rates
+            self._sizes.cache_clear()
 
     def operands(self, half: str) -> Operands:
         return Operands(self.dtype, self._policies.get(half, EXACT), winograd=self.options.winograd)
@@ -149,7 +160,7 @@ class FusedWalk:
         if not self.options.flash_attention:
             tokens = math.prod(frame or (height, width)) * (clip or 1)
             besides += _plain_attention_bytes(tokens, network.attends, self.dtype)
-        sizes = Sizes.of(run, self.rates)
+        sizes = Sizes.of(run, self._rates)
         return replace(sizes, device=sizes.device + besides)
 
     def _tile_bytes(self, channels: int, frames: int, height: int, width: int) -> int:

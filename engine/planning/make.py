@@ -12,6 +12,7 @@ from ..options import OFF, Options
 from ..precision.mixed import Mixed
 from ..precision.modes import MIXED, Mode, resolve
 from ..precision.store import Store
+from .cost import Rates
 from .fused_walk import FusedWalk
 from .meta import meta_model
 from .planner import Planner
@@ -19,11 +20,11 @@ from .planner import Planner
 
 def make_planner(
     architecture: Architecture, config: Any, dtype: torch.dtype, options: Options, mode: Mode,
-    fused: Callable[[], bool], products: Callable[[], bool],
+    fused: Callable[[], bool], products: Callable[[], bool], rates: Rates | None = None,
 ) -> Planner:
     """mode: what convolutions compute in; what a clip settles comes later (`Planner.walk`). fused, products: as for a
-    Planner."""
-    walk = FusedWalk(architecture, config, dtype, options)
+    Planner. rates: as for its walk."""
+    walk = FusedWalk(architecture, config, dtype, options, rates)
     if not mode.plain:
         model = meta_model(architecture, config)
         mixed = Mixed(mode, model, dtype, options, Store(None))

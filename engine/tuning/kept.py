@@ -1,5 +1,5 @@
-"""What a tuning found, on disk: by GPU, driver, torch, Triton and version of this pack, in the cache folder. A file that
-cannot be used costs a line, and the table's schedules run."""
+"""What a tuning found, on disk: by GPU, driver, torch, Triton and version of this pack, in the cache folder. A file
+that cannot be used costs a line, and the table's schedules run."""
 
 from __future__ import annotations
 
@@ -133,8 +133,8 @@ def read(machine: Mapping[str, Any]) -> Tuning | None:
         return None
     except _WRONG as error:
         reason = str(error) if type(error) is ValueError else type(error).__name__
-        log.once(f"{path}: not usable ({' '.join(reason.split())[:200]}); the schedules of the table run. Delete it, or "
-                 "run `zerowaste-vae tune` again")  # fmt: skip
+        why = " ".join(reason.split())[:200]
+        log.once(f"{path}: not usable ({why}); the schedules of the table run until `zerowaste-vae tune` is run again")
         return None
 
 
@@ -157,7 +157,7 @@ _known: dict[torch.device, Tuning | None] = {}
 
 def of(device: torch.device) -> Tuning | None:
     """What counts on a device, read once in a process; None: nothing is kept, or it is no GPU with kernels."""
-    if device.type != "cuda":
+    if device.type != "cuda" or not torch.cuda.is_available():
         return None
     device = torch.device("cuda", torch.cuda.current_device()) if device.index is None else device
     with _lock:
@@ -184,8 +184,7 @@ def rates(device: torch.device) -> Rates:
 
 def words(device: torch.device) -> str:
     """Where the schedules of a device are from; empty without kernels."""
-    here = target(device)
-    if not here.kernels:
+    if device.type != "cuda" or not torch.cuda.is_available() or not (here := target(device)).kernels:
         return ""
     found = of(device)
     if found is not None and found.schedules:

@@ -1,4 +1,5 @@
-"""Which schedule each layer takes, within a budget of time. Who compiles, who measures and what time it is are given."""
+"""Which schedule each layer takes, within a budget of time. Who compiles, who measures and what time it is is given.
+"""
 
 from __future__ import annotations
 

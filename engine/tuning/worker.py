@@ -77,7 +77,8 @@ def compiler(sm: int) -> Callable[[Ask], Iterator[Ask]]:
 
     def serve(ask: Ask) -> Iterator[Ask]:
         try:
-            problem(sized(Layer.from_dict(ask["layer"])), torch.device("meta")).launch(here, Schedule(**ask["schedule"]))
+            layer = sized(Layer.from_dict(ask["layer"]))
+            problem(layer, torch.device("meta")).launch(here, Schedule(**ask["schedule"]))
         except Exception as error:
             yield {"error": said(error)}
         else:
