@@ -11,8 +11,8 @@ from ..kernels.conv3d.types import HALF_DEPTH
 from ..kernels.conv3d.winograd.schedules import pick as winograd
 from ..kernels.targets import Target
 
-#: Neighbouring tiles that share a weight tile: where all outputs are one tile wide, where they are several, and where
-#: phases multiply the weights.
+#: Neighbouring tiles that share a weight tile: where all outputs are one tile wide or tiles are few, where they are
+#: several, and where phases multiply the weights.
 GROUPS = (1, 16, 64)
 
 
@@ -32,7 +32,8 @@ def candidates(target: Target, kind: Kind) -> list[Schedule]:
     deep = first.depth
     made = []
     for shape in _winograd(target, kind) if kind.form == "winograd" else _direct(target, kind):
-        one = replace(shape, group=GROUPS[2 if kind.phases > 1 else int(kind.outputs > shape.columns)])
+        several = kind.outputs > shape.columns and not kind.small
+        one = replace(shape, group=GROUPS[2 if kind.phases > 1 else int(several)])
         if kind.form == "winograd" and kind.phases > 1:  # whole steps of a tap, one tile at a time
             made.append(replace(one, depth=min(one.depth, kind.channels & -kind.channels)))
         else:
