@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import torch
 
-from .core import Core
 from .errors import Cancelled, InputError
 from .kernels.conv3d.tuned import Kind
 from .kernels.probe import proven
 from .kernels.targets import Target
+from .planning.fused_walk import FusedWalk
 from .run.kept import KEPT
 from .tuning import kept
 from .tuning.candidates import candidates, table
@@ -27,21 +27,17 @@ BUDGET, MARGIN = 120.0, 5.0
 Progress = Callable[[int, int], None]
 
 
-def why_not(vae: Core) -> str | None:
-    """Why nothing can be tuned for a VAE where it is, in one line; None: it can."""
-    if vae.device.type != "cuda":
+def why_not(device: torch.device) -> str | None:
+    """Why nothing can be tuned on a device, in one line; None: it can."""
+    if device.type != "cuda" or not torch.cuda.is_available():
         return "tuning needs a CUDA GPU with Triton: a CPU runs torch's own operators"
-    here = proven(vae.device)
-    if not here.kernels:
-        return here.notes[0] if here.notes else "the fused kernels are off here, and only they have schedules"
-    if vae.fused() is None or not vae.planner.walk.halves:
-        return f"{vae.arch} in {vae.precision} runs plain torch here, and only the fused kernels have schedules"
-    return None
+    here = proven(device)
+    return None if here.kernels else here.notes[0] if here.notes else "the fused kernels are off here"
 
 
 def tune(
-    vae: Core, *, budget: float = BUDGET, again: bool = False, progress: Progress = lambda *_: None,
-    cancel: Callable[[], bool] = lambda: False, began: float | None = None,
+    walk: FusedWalk, device: torch.device, *, budget: float = BUDGET, again: bool = False,
+    progress: Progress = lambda *_: None, cancel: Callable[[], bool] = lambda: False, began: float | None = None,
 ) -> tuple[Tuning, Outcome]:  # fmt: skip
     """Measure the layers of a VAE, keep what is best for them, and let it count in this process once no run is under
     way. What is known of other VAEs' layers stays.
@@ -51,18 +47,19 @@ def tune(
     true; neither leaves anything behind.
     """
     began = time.monotonic() if began is None else began
-    if why := why_not(vae):
+    if why := why_not(device):
         raise InputError(why)
+    if not walk.halves:
+        raise InputError(f"{walk.architecture.name} runs plain torch; only the fused kernels have schedules")
 
     def check() -> None:
         if cancel():
             raise Cancelled("tuning was cancelled; the schedules are as before")
 
-    device, here = vae.device, proven(vae.device)
+    here = proven(device)
     before = kept.of(device) or Tuning(kept.machine(device))
-    wanted = [layer for layer in layers(vae.planner.walk, here) if again or layer.kind not in before.schedules]
+    wanted = [layer for layer in layers(walk, here) if again or layer.kind not in before.schedules]
     jobs = [(layer, candidates(here, layer.kind)) for layer in wanted]
-    vae.release()
     KEPT.release(device)
     torch.cuda.empty_cache()
     with ExitStack() as stack:

@@ -19,12 +19,14 @@ from ..engine.memory import GIB
 from ..engine.options import DEFAULTS, Options
 from ..engine.planning.budget import Machine
 from ..engine.planning.fusable import no_8_bit, why_off
+from ..engine.planning.fused_walk import FusedWalk
 from ..engine.planning.make import make_planner, mode_of, switched_off
 from ..engine.planning.planner import Planner
 from ..engine.precision.modes import MIXED
 from ..engine.request import TILINGS, Request
 from ..engine.run.pixels import OUTPUTS
 from ..engine.run.plan import Plan
+from ..engine.tuning import kept
 from .wording import labelled
 
 #: Largest values a question may hold; sizes in pixels, memory in GB.
@@ -142,9 +144,21 @@ def _planner(
     off = switched or why_off(*here, mode.kind is not None)
     planner = make_planner(
         architecture, config, dtype, options, mode, lambda: off is None,
-        lambda: as_products(device, dtype, options.tf32),
+        lambda: as_products(device, dtype, options.tf32), kept.rates(device),
     )
     return planner, off or ""
+
+
+def walk_of(model: str, device: torch.device) -> tuple[FusedWalk, str]:
+    """What plans of a VAE in its default precision follow on a device, and why its fused kernels are off ("": they are
+    on). Raises InputError for one that no node has loaded, unless it is known by its name."""
+    found, named = KNOWN.find(model), by_file(model)
+    if found is None and (named is None or KNOWN.is_foreign(model)):
+        raise InputError(f"{model[:80] or 'this VAE'} is not known: run a workflow that loads it first")
+    architecture, config = found or (named, named.published.config)
+    plain = auto_precision(device, architecture)
+    planner, off = _planner(architecture, config, "auto", plain, device, DEFAULTS)
+    return planner.walk, off
 
 
 # -- answers ----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from ..errors import InputError
 
 if TYPE_CHECKING:
-    from ..tuning.kept import Tuning
     from ..vae import VideoVAE
 
 #: Seconds.
@@ -55,14 +54,17 @@ def run(args: argparse.Namespace) -> int:
     def progress(done: int, total: int) -> None:
         print(f"\r{done} of {total} kinds of layers", end="\n" if done == total else "", flush=True)
 
-    tuning, found = tune(vae, budget=args.seconds, again=args.again, progress=progress, began=began)
+    if vae.fused() is None:
+        raise InputError(f"{vae.arch} in {vae.precision} runs plain torch here; only the fused kernels have schedules")
+    options = {"budget": args.seconds, "again": args.again, "progress": progress, "began": began}
+    tuning, found = tune(vae.planner.walk, vae.device, **options)
     for line in lines(tuning, found, here):
         print(line)
     if not found.chosen and not found.left:
         print("all layers are tuned already; --again measures them anew")
     print(f"{len(tuning.schedules)} kinds of layers are tuned on this GPU, {time.monotonic() - began:.0f} s")
     if args.share is not None:
-        _share(args, vae, tuning)
+        _share(args, vae)
     return 0
 
 
@@ -84,12 +86,12 @@ def _vae(args: argparse.Namespace) -> VideoVAE:
     return vae
 
 
-def _share(args: argparse.Namespace, vae: VideoVAE, tuning: Tuning) -> None:
+def _share(args: argparse.Namespace, vae: VideoVAE) -> None:
     from ..bench.share import measured
     from ..files.writing import write_json
 
     print("timing a decode ...", flush=True)
     device, precision = vae.device, vae.precision
     vae.release()
-    write_json(args.share, measured(args.vae, precision, device, args.norm_groups, tuning))
+    write_json(args.share, measured(args.vae, precision, device, args.norm_groups))
     print(f"{args.share}: card, versions, times, dB and schedules; `bench report` makes the table's row of it")

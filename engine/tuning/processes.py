@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from .. import log
 from ..hardware import cores
 from ..kernels.conv3d.schedules import Schedule
 from ..memory import available_ram
@@ -175,6 +176,9 @@ class Gpu:
                         at = left[answer["at"]]
                     elif "wrong" in answer:
                         wrong[left[answer["wrong"]]] = answer["why"]
+                    elif "memory" in answer:
+                        log.once(f"tuning {layer.kind}: {answer['memory']}")
+                        return None
                     else:
                         times = {left[int(i)]: t for i, t in answer["times"].items()}
                         return [times.get(i, []) for i in range(len(schedules))], wrong

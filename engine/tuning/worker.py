@@ -99,10 +99,15 @@ class Meter:
 
     def __call__(self, ask: Ask) -> Iterator[Ask]:
         with torch.no_grad(), torch.cuda.device(self.device):
-            if "layer" in ask:
-                yield from self._layer(Layer.from_dict(ask["layer"]), [Schedule(**s) for s in ask["schedules"]])
-            else:
+            if "layer" not in ask:
                 yield {"link": self._link()}
+                return
+            try:
+                yield from self._layer(Layer.from_dict(ask["layer"]), [Schedule(**s) for s in ask["schedules"]])
+            except torch.OutOfMemoryError as error:  # says nothing of a schedule
+                yield {"memory": said(error)}
+            finally:
+                torch.cuda.empty_cache()
 
     def _layer(self, layer: Layer, schedules: list[Schedule]) -> Iterator[Ask]:
         """{"at": i} before each schedule is first run, {"wrong": i, "why": ...} where it is, then {"times": ms of each
@@ -116,6 +121,8 @@ class Meter:
             try:
                 why = wrong(layer, self.target, schedule, small, want)
                 torch.cuda.synchronize(self.device)
+            except torch.OutOfMemoryError:
+                raise
             except Exception as error:
                 why = said(error)
             if why is None:
@@ -136,8 +143,6 @@ class Meter:
                 break
             for i in right:
                 times[i].append(self._timed(run, schedules[i], repeats[i]))
-        del run
-        torch.cuda.empty_cache()
         yield {"times": times}
 
     def _made(self, layer: Layer) -> Problem:

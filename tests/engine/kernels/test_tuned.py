@@ -1,4 +1,4 @@
-"""Measured schedules take the table's place in a launch, for whole runs, and never change what a chunk or band gives."""
+"""Measured schedules take the table's place in launches, for whole runs, and bands and chunks agree under them."""
 
 import pytest
 import torch
