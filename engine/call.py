@@ -13,6 +13,7 @@ from . import log
 from .core import Core
 from .errors import PlanError
 from .halves import other_half
+from .kernels.conv3d.tuned import held
 from .kernels.targets import target
 from .memory import GIB
 from .operands.policy import Policy
@@ -29,6 +30,7 @@ from .run.pressure import out_of_memory
 from .run.progress import Ticker
 from .run.results import Finished, Results
 from .run.within import within
+from .tuning import kept as tuning
 from .video import StreamVideo, TensorVideo
 
 #: Called with the plan of each attempt before it begins.
@@ -135,7 +137,9 @@ def _survive(
 ) -> Iterator[int]:
     """attempt(vae, plan) until it comes through: under leaner plans where memory runs out, and in a safer precision
     where values overflow. plan(vae, below) as `_planning` makes it; on_plan(plan) before each attempt."""
-    with core._claimed() as vae, report.measured(core.device):
+    tuning.of(core.device)
+    # One clip has the schedules that it began with.
+    with core._claimed() as vae, report.measured(core.device), held(core.device):
         while True:
             try:
                 with report.stage("plan"):
@@ -227,6 +231,7 @@ def describe(vae: Core, report: Report, plan: Plan) -> None:
     report.predicted_gb, report.parked_gb = plan.peak_bytes / GIB, plan.host_bytes / GIB
     report.off = list(vae.unused(plan.fused).items())
     if plan.fused:
+        report.schedules = tuning.words(vae.device)
         _describe_operands(vae, report)
 
 

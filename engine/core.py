@@ -40,6 +40,7 @@ from .run.plan import Plan
 from .run.pressure import out_of_memory
 from .run.scope import scoped_math
 from .source import Source
+from .tuning import kept
 
 
 def no_check() -> None:
@@ -244,6 +245,7 @@ class Core:
     ) -> Plan:
         """size, rest, check: as for `Planner.plan`. below: the first plan whose peak is less than so many bytes,
         whatever is free; 0: the one for what is free. made: one for the same clip, to be kept where it still fits."""
+        self.planner.walk.rates = kept.rates(self.device)
         limits = Machine.now(self.device, self._held(half)).limits(request).shared(self.sharing, self.device)
         beside = self._fused.packed_bytes(other_half(half))
         if below:

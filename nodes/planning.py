@@ -18,7 +18,9 @@ from ..engine.loader import NAMES, PRECISIONS, auto_precision
 from ..engine.memory import GIB
 from ..engine.options import DEFAULTS, Options
 from ..engine.planning.budget import Machine
+from ..engine.planning.cost import Rates
 from ..engine.planning.fusable import why_no_8_bit, why_off
+from ..engine.planning.fused_walk import FusedWalk
 from ..engine.planning.make import make_planner, mode_of, switched_off
 from ..engine.planning.plain_walk import Torch
 from ..engine.planning.planner import Planner
@@ -26,6 +28,7 @@ from ..engine.precision.modes import MIXED
 from ..engine.request import TILINGS, Request
 from ..engine.run.pixels import OUTPUTS
 from ..engine.run.plan import Plan
+from ..engine.tuning import kept
 from .wording import labelled
 
 #: Largest values a question may hold; sizes in pixels, memory in GB.
@@ -134,7 +137,8 @@ KNOWN = Known()
 
 @functools.lru_cache(maxsize=16)
 def _planner(
-    architecture: Architecture, config: object, asked: str, plain: str, device: torch.device, options: Options
+    architecture: Architecture, config: object, asked: str, plain: str, device: torch.device, options: Options,
+    rates: Rates,
 ) -> tuple[Planner, str]:
     """A planner without weights, and why its fused kernels are off ("" where they are on). asked: the precision as the
     user named it; plain: that of the activations."""
@@ -146,9 +150,21 @@ def _planner(
     off = switched or why_off(*here, mode.kind is not None)
     planner = make_planner(
         architecture, config, dtype, options, mode, lambda: off is None,
-        lambda: Torch.on(device, dtype, options.tf32),
+        lambda: Torch.on(device, dtype, options.tf32), rates,
     )
     return planner, off or ""
+
+
+def walk_of(model: str, device: torch.device) -> tuple[FusedWalk, str]:
+    """What plans of a VAE in its default precision follow on a device, and why its fused kernels are off ("": they are
+    on). Raises InputError for one that no node has loaded, unless it is known by its name."""
+    found, named = KNOWN.find(model), by_file(model)
+    if found is None and (named is None or KNOWN.is_foreign(model)):
+        raise InputError(f"{model[:80] or 'this VAE'} is not known: run a workflow that loads it first")
+    architecture, config = found or (named, named.published.config)
+    plain = auto_precision(device, architecture)
+    planner, off = _planner(architecture, config, "auto", plain, device, DEFAULTS, kept.rates(device))
+    return planner.walk, off
 
 
 # -- answers ----------------------------------------------------------------------------------------------------------
@@ -170,7 +186,8 @@ def answer(question: Question, machine: Machine) -> dict[str, object]:
     asked = question.precision
     precision = auto_precision(machine.device, architecture) if asked == "auto" else asked
     plain = architecture.native if precision in MIXED else precision
-    planner, off = _planner(architecture, config, asked, plain, machine.device, question.options)
+    here = machine.device
+    planner, off = _planner(architecture, config, asked, plain, here, question.options, kept.rates(here))
     q, (target, source) = question, machine.target(question.vram_gb, question.ram_gb)
     output = "float32" if q.output == "auto" else q.output
     request = Request(q.tiling, q.tile, q.overlap, q.chunk, q.vram_gb, q.ram_gb, output)

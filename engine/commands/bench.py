@@ -45,6 +45,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         description="Turn results of bench decode and encode into one page, and project them onto cards not measured.",
     )
     report.add_argument("results", nargs="+", type=Path, metavar="RESULT", help="JSON of bench decode or encode")
+    report.add_argument("--gpus", action="store_true", help="print a Markdown table of the GPUs that results are from")
     report.add_argument("--profile", type=Path, metavar="FILE", help="JSON of `profile`: time by stage in the page")
     _add_page(report)
     report.set_defaults(run=run_report)
@@ -109,6 +110,7 @@ def _add_page(parser: argparse.ArgumentParser) -> None:
 def run_half(args: argparse.Namespace) -> int:
     from ..bench import schema, table
     from ..bench.environment import environment
+    from ..bench.share import with_tuning
     from ..bench.subject import DEMO, FAMILIES, RANDOM, default_weights, read_weights
     from ..files.writing import write_json
 
@@ -129,7 +131,7 @@ def run_half(args: argparse.Namespace) -> int:
         for line in table.after(rows[-1] if rows else None, row):
             print(line, flush=True)
         rows.append(row)
-        report = schema.report(args.half, about, settings, rows)
+        report = with_tuning(schema.report(args.half, about, settings, rows), device)
         if args.json is not None:  # after every row: a run of minutes that is stopped keeps what it has
             write_json(args.json, report)
     if any(row.get("process_gb") is not None for row in rows):
@@ -214,6 +216,11 @@ def run_report(args: argparse.Namespace) -> int:
     from ..bench import projection, schema, table
 
     reports = [schema.read(path) for path in args.results]
+    if args.gpus:
+        from ..bench.share import gpus
+
+        print("\n".join(gpus(reports)))
+        return 0
     for path, report in zip(args.results, reports, strict=True):
         if report["kind"] == "load":
             raise InputError(f"{path}: is a result of bench load; a page is made of bench decode and encode")

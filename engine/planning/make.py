@@ -13,6 +13,7 @@ from ..precision.mixed import Mixed
 from ..precision.modes import MIXED, Mode, resolve
 from ..precision.scaled import scaled_mode
 from ..precision.store import Store
+from .cost import Rates
 from .fused_walk import FusedWalk
 from .meta import meta_model
 from .plain_walk import Torch
@@ -21,11 +22,11 @@ from .planner import Planner
 
 def make_planner(
     architecture: Architecture, config: Any, dtype: torch.dtype, options: Options, mode: Mode,
-    fused: Callable[[], bool], how: Callable[[], Torch],
+    fused: Callable[[], bool], how: Callable[[], Torch], rates: Rates | None = None,
 ) -> Planner:
     """mode: what convolutions compute in; what a clip settles comes later (`Planner.walk`). fused, how: as for a
-    Planner."""
-    walk = FusedWalk(architecture, config, dtype, options)
+    Planner. rates: as for its walk."""
+    walk = FusedWalk(architecture, config, dtype, options, rates)
     if not mode.plain:
         model = meta_model(architecture, config)
         mixed = Mixed(mode, model, dtype, options, Store(None))

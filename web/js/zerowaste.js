@@ -5,6 +5,7 @@ import { addExpertSwitch, markUseless } from "./expert.js";
 import { attachPanel } from "./panel.js";
 import { followRuns } from "./runs.js";
 import { loadStrings, t } from "./strings.js";
+import { addTuning } from "./tune.js";
 
 const EVERYWHERE = "ZeroWasteVAE.UseEverywhere";
 const PANELS = {
@@ -54,6 +55,7 @@ app.registerExtension({
     if (node.comfyClass === "ZeroWasteVAELoader") addRefresh(node);
     if (node.comfyClass === "ZeroWasteVAEOptimize") markUseless(node);
     addExpertSwitch(node);
+    if (node.comfyClass === "ZeroWasteVAEOptimize") addTuning(node);
     const panel = PANELS[node.comfyClass];
     if (panel) attachPanel(node, panel);
   },
