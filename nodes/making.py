@@ -68,8 +68,10 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 def known(vae: object) -> bool:
     """Whether the engine has the network of a host VAE. It says once why not where only its sizes are in the way."""
     network = getattr(vae, "first_stage_model", None)
-    architecture = None if network is None else detect(vae.get_sd())
-    if architecture is None:
+    names = () if network is None else vae.get_sd()
+    architecture = detect(names)
+    # Layers that the host has quantised are in a form of its own, which its own code runs.
+    if architecture is None or any(name.endswith(".comfy_quant") for name in names):
         return False
     checkpoint = of_network(network)
     try:

@@ -20,7 +20,7 @@ from ..errors import InputError
 from .fragments import Appended, scan
 from .media import BT709, FULL, LIMITED, SWS_FLAGS, Frames
 from .mp4_finish import finish_file
-from .writing import replacing
+from .writing import replacing, unwritable
 
 if TYPE_CHECKING:
     from av import Packet
@@ -271,8 +271,7 @@ def _worded(error: BaseException, path: Path) -> BaseException:
     import av
 
     if isinstance(error, OSError):
-        reason = error.strerror or str(error)
-        return OSError(error.errno, f"cannot be written ({reason})", str(path))
+        return unwritable(error, path)
     if isinstance(error, av.FFmpegError):
         return InputError(f"{path}: the encoder refused the clip ({error.strerror}); write a PNG folder")
     return error

@@ -26,7 +26,8 @@ from .budget import Limits
 from .cost import Sizes, leanest, quickest
 from .fused_walk import FusedWalk
 from .meta import meta_model
-from .plain_walk import PlainWalk
+from .own_plan import OwnPlanner
+from .plain_walk import PlainWalk, Torch
 
 #: What cuBLAS and cuDNN hold besides (40 to 60 MiB measured on an H200).
 LIBRARY_BYTES = 96 << 20
@@ -40,22 +41,30 @@ class Planner:
     """Plans for one model. Dry walks are remembered, so the same question costs nothing the second time."""
 
     def __init__(
-        self, walk: FusedWalk, fused: Callable[[], bool], products: Callable[[], bool] = lambda: False
+        self, walk: FusedWalk, fused: Callable[[], bool], how: Callable[[], Torch] = Torch, kind: str | None = None
     ) -> None:
         """walk: of the model; what it packs for is what plans are for. fused: whether the fused operators run it.
-        products: whether plain torch convolves by matrix products."""
+        how: plain torch takes memory. kind: of 8-bit products beside convolutions."""
         architecture = walk.architecture
         self.walk = walk
         self.spatial, self._temporal = architecture.spatial, architecture.temporal
         self._dtype = walk.dtype
         self._fused = fused
-        self._products = products
+        self._how = how
         self._plain = PlainWalk(architecture, walk.config, walk.dtype, walk.options.flash_attention)
+        self._kind = kind
 
     @functools.cached_property
     def _weights(self) -> int:
         """Bytes of the model's own."""
         return self._dtype.itemsize * sum(p.numel() for p in self._model.parameters())
+
+    @functools.cached_property
+    def _own(self) -> OwnPlanner | None:
+        """Of networks that tile themselves."""
+        if self.walk.architecture.own is None:
+            return None
+        return OwnPlanner(self._model, self.walk, self._plain, self._kind, self._fused, self._how, LIBRARY_BYTES)
 
     @functools.cached_property
     def _model(self) -> Network:
@@ -79,6 +88,8 @@ class Planner:
         """
         request.check(self.spatial)
         check_frame(self._program(half), *size[1:])
+        if self._own is not None:
+            return self._own.plan(half, size, request, limits, rest)
         chunk, chunks = request.chunk, self._chunks(half)
         if chunk and chunks is not None and chunk != chunks[1] and self._fused():
             log.once(f"chunk={chunk} is not used: this network's norms take {chunks[1]} latents at a time together")
@@ -231,7 +242,7 @@ class Planner:
     def _plain_peak(self, ask: _Ask, tiles: Grid, steps: Steps) -> int:
         tile = tiles.rows.size, tiles.cols.size
         frame = ask.height, ask.width
-        return self._plain.peak(ask.half, ask.latents, steps, frame, tile, ask.rest, self._products())
+        return self._plain.peak(ask.half, ask.latents, steps, frame, tile, ask.rest, self._how())
 
     def _options(self, ask: _Ask, tiles: Grid, target: int | None) -> Iterator[Plan]:
         """Plans without the weights in their peak, from roomy to lean."""
