@@ -13,19 +13,19 @@ import torch
 
 from ..engine import InputError, PlanError
 from ..engine.archs import Architecture, by_file
-from ..engine.kernels.exact import as_products
+from ..engine.kinds import resolve
 from ..engine.loader import NAMES, PRECISIONS, auto_precision
 from ..engine.memory import GIB
 from ..engine.options import DEFAULTS, Options
 from ..engine.planning.budget import Machine
-from ..engine.planning.fusable import no_8_bit, why_off
+from ..engine.planning.fusable import why_no_8_bit, why_off
 from ..engine.planning.make import make_planner, mode_of, switched_off
+from ..engine.planning.plain_walk import Torch
 from ..engine.planning.planner import Planner
 from ..engine.precision.modes import MIXED
 from ..engine.request import TILINGS, Request
 from ..engine.run.pixels import OUTPUTS
 from ..engine.run.plan import Plan
-from ..engine.spread import resolve
 from .wording import labelled
 
 #: Largest values a question may hold; sizes in pixels, memory in GB.
@@ -141,12 +141,12 @@ def _planner(
     dtype = PRECISIONS[plain]
     here = architecture.name, config, dtype, device
     switched = switched_off(options)
-    exact = switched or why_off(*here, True) or no_8_bit(architecture.programs(config), dtype)
-    mode = mode_of(asked, plain, dtype, device, options, exact)
+    exact = why_no_8_bit(architecture.programs(config), dtype, switched or why_off(*here, True))
+    mode = mode_of(asked, plain, dtype, device, options, exact, architecture.own is not None)
     off = switched or why_off(*here, mode.kind is not None)
     planner = make_planner(
         architecture, config, dtype, options, mode, lambda: off is None,
-        lambda: as_products(device, dtype, options.tf32),
+        lambda: Torch.on(device, dtype, options.tf32),
     )
     return planner, off or ""
 
@@ -174,7 +174,7 @@ def answer(question: Question, machine: Machine) -> dict[str, object]:
     q, (target, source) = question, machine.target(question.vram_gb, question.ram_gb)
     output = "float32" if q.output == "auto" else q.output
     request = Request(q.tiling, q.tile, q.overlap, q.chunk, q.vram_gb, q.ram_gb, output)
-    latents, batch = -(-(question.frames - 1) // architecture.temporal) + 1, question.batch
+    latents, batch = architecture.latents(architecture.filled(question.frames)), question.batch
     if architecture.still:
         latents, batch = latents * batch, 1
     height, width = (-(-n // architecture.spatial) for n in (question.height, question.width))
@@ -208,10 +208,10 @@ def plan_facts(
     plan: Plan, batch: int, latents: int, architecture: Architecture, output: torch.dtype
 ) -> dict[str, object]:
     """What the panel draws of a plan: sizes in pixels, memory in GB."""
-    s, t, still = architecture.spatial, architecture.temporal, architecture.still
+    s, still = architecture.spatial, architecture.still
     rows, cols = plan.grid.rows, plan.grid.cols
     # The planner has pictures behind each other, a user beside each other.
-    frames, batch = (1, batch * latents) if still else (t * (latents - 1) + 1, batch)
+    frames, batch = (1, batch * latents) if still else (architecture.frames(latents), batch)
     width, height = s * cols.length, s * rows.length
     facts: dict[str, object] = {
         "fits": True,

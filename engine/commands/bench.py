@@ -59,11 +59,17 @@ def _add_half(what: argparse._SubParsersAction, half: str, reads: str) -> None:
         epilog="On a CPU the default is a small size with the demo VAE and no peers: this pack runs plain torch there.",
     )
     parser.add_argument(
-        "--weights", metavar="W", help="random (published SeedVR2 widths, seeded), demo, or a file (default: random on "
-        "a GPU, demo on a CPU)"
+        "--weights", metavar="W", help="random (published SeedVR2 widths, seeded), the same of another family by its "
+        "name (wan2.1, flux, ...), demo, or a file (default: random on a GPU, demo on a CPU)"
     )  # fmt: skip
-    parser.add_argument("--sizes", nargs="+", metavar="WxH", help="pixels (default: 1280x720; CPU: 256x144)")
-    parser.add_argument("--frames", nargs="+", type=int, metavar="N", help="4n+1 (default: 21; CPU: 9)")
+    parser.add_argument(
+        "--sizes", nargs="+", metavar="WxH",
+        help="pixels (default: 1280x720 or what fits, pictures 1024x1024; CPU: 256x144)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--frames", nargs="+", type=int, metavar="N", help="1 more than a multiple of a latent's frames (default: 21 "
+        "or what fits; CPU: 9), or so many pictures at once (default: 1)"
+    )  # fmt: skip
     parser.add_argument("--precisions", nargs="+", default=["auto"], metavar="P", help="auto, fp32, bf16, fp16, ...")
     parser.add_argument(
         "--targets", nargs="+", type=float, default=[0.0], metavar="GB",
@@ -103,7 +109,7 @@ def _add_page(parser: argparse.ArgumentParser) -> None:
 def run_half(args: argparse.Namespace) -> int:
     from ..bench import schema, table
     from ..bench.environment import environment
-    from ..bench.subject import default_weights, read_weights
+    from ..bench.subject import DEMO, FAMILIES, RANDOM, default_weights, read_weights
     from ..files.writing import write_json
 
     _check(args)
@@ -112,8 +118,9 @@ def run_half(args: argparse.Namespace) -> int:
     bench, cases = _prepare(args, read_weights(weights), device)
     about = environment(device)
     print(table.environment_line(about))
+    named = weights in (RANDOM, DEMO, *FAMILIES)
     settings = {
-        "command": f"bench {args.half}", "weights": weights if weights in ("random", "demo") else Path(weights).name,
+        "command": f"bench {args.half}", "weights": weights if named else Path(weights).name,
         "architecture": bench.architecture.name, "widths": bench.widths, "runs": args.runs, "input": "seeded",
         "db_frames": args.db_frames, "tiling": args.tiling, "tile": args.tile, "overlap": args.overlap,
     }  # fmt: skip
@@ -139,11 +146,15 @@ def _prepare(args: argparse.Namespace, weights: Any, device: torch.device) -> tu
     bench = Bench(weights, device, args.runs, args.db_frames, args.norm_groups)
     gpu = device.type == "cuda"
     arch = bench.architecture
-    sizes = [check_size(size, arch.spatial) for size in args.sizes or (["1280x720"] if gpu else ["256x144"])]
-    frames = args.frames or ([21] if gpu else [9])
+    multiple = arch.spatial * arch.side
+    usual = (256, 144) if not gpu else (1024, 1024) if arch.still else (1280, 720)
+    default = "x".join(str(n // multiple * multiple) for n in usual)
+    sizes = [check_size(size, multiple) for size in args.sizes or [default]]
+    frames = args.frames or [1 if arch.still else arch.filled(1 + (20 if gpu else 8) // arch.temporal * arch.temporal)]
     for count in frames:
-        if count < 1 or (count - 1) % arch.temporal:
-            raise InputError(f"--frames {count}: the count must be 1 more than a multiple of {arch.temporal}")
+        if count < 1 or arch.filled(count) != count:
+            nearest = arch.filled(max(count, 1))
+            raise InputError(f"--frames {count}: no latents decode to so many; the next such count is {nearest}")
     half = "decoder" if args.half == "decode" else "encoder"
     precisions = [auto_precision(device, arch) if name == "auto" else name for name in args.precisions]
     cases = [
