@@ -45,7 +45,10 @@ class OwnHalves:
         if kept is None or kept.device != device or kept.resident != plan.own.resident:
             self.release()
             del kept
-            self._tokens = TokenNetwork(self._model.decoder, self._dtype, device, self._kind, plan.own.resident)
+            backend = "auto" if self._options.triton_fusion else "reference"
+            self._tokens = TokenNetwork(
+                self._model.decoder, self._dtype, device, self._kind, plan.own.resident, backend
+            )
             if device.type == "cuda":
                 empty_device_cache()  # 8-bit weights are made from fp32 ones
         return TokenHalf(self._tokens, self._model.decoder.program, self._options)

@@ -45,8 +45,9 @@ class Product:
         if kind is None:
             return cls(weight.to(dtype), bias)
         packed, wide = torch.empty(weight.shape, dtype=KINDS[kind], device=device), weight.float()
-        scales = (wide.abs().amax(1) / LIMITS[KINDS[kind]]).clamp_min_(LEAST_SCALE)
-        wide = wide / scales[:, None]
+        low, high = torch.aminmax(wide, dim=1)
+        scales = (torch.maximum(-low, high) / LIMITS[KINDS[kind]]).clamp_min_(LEAST_SCALE)
+        wide = (wide.clone() if wide is weight else wide).div_(scales[:, None])
         packed.copy_(wide.round_() if kind == "int8" else wide)
         return cls(packed, bias, scales)
 
@@ -130,12 +131,13 @@ class TokenNetwork:
     """The Tokens step of a half. dtype: of activations. kind: of products ("fp8", "int8", or None: `dtype`)."""
 
     def __init__(
-        self, half: Half, dtype: torch.dtype, device: torch.device, kind: str | None = None, resident: int | None = None
-    ) -> None:
-        """resident: layers whose weights stay on the device; None: all."""
+        self, half: Half, dtype: torch.dtype, device: torch.device, kind: str | None = None,
+        resident: int | None = None, backend: str = "auto",
+    ) -> None:  # fmt: skip
+        """resident: layers whose weights stay on the device; None: all. backend: of what lies between products."""
         self.step: Tokens = next(s for s in half.program.steps if isinstance(s, Tokens))
         self.dtype, self.device, self.kind, s = dtype, device, kind, self.step
-        self.wide = wide_of(kind, dtype)
+        self.wide, self._how = wide_of(kind, dtype), {"backend": backend}
         self.resident = s.layers if resident is None else resident
 
         def here(name: str, of: torch.dtype = dtype) -> tuple[Tensor, Tensor]:
@@ -217,16 +219,17 @@ class TokenNetwork:
 
     def _layer(self, w: LayerWeights, x: Tensor, tokens: int, table: Tensor, s: Scratch) -> None:
         """x [R, width] in place; R is a multiple of `tokens`."""
-        normalised(x, w.norm1, EPS, s.narrow, s.scales)
+        how = self._how
+        normalised(x, w.norm1, EPS, s.narrow, s.scales, **how)
         self._product(w.qkv, s.narrow, s.qkv, s)
-        rotated(s.qkv, table, self.step.head, EPS)
+        rotated(s.qkv, table, self.step.head, EPS, **how)
         for i in range(0, x.shape[0], tokens):
             tile = slice(i, i + tokens)
-            rounded(self._attended(s.qkv[tile]), s.narrow[tile], None if s.scales is None else s.scales[tile])
+            rounded(self._attended(s.qkv[tile]), s.narrow[tile], None if s.scales is None else s.scales[tile], **how)
         self._product(w.out, s.narrow, s.made, s)
-        normalised(x, w.norm2, EPS, s.narrow, s.scales, y=s.made, scale=w.scale1)
+        normalised(x, w.norm2, EPS, s.narrow, s.scales, y=s.made, scale=w.scale1, **how)
         self._product(w.up, s.narrow, s.up, s)
-        gated(s.up, s.gate, s.scales)
+        gated(s.up, s.gate, s.scales, **how)
         self._product(w.down, s.gate, s.made, s)
         x.addcmul_(s.made.to(x.dtype), w.scale2)
 
@@ -243,7 +246,7 @@ class TokenNetwork:
         elif p.weight.dtype == torch.int8:
             sums = s.sums[: out.numel()].view(out.shape)
             torch._int_mm(x, p.weight.t(), out=sums)
-            summed(sums, s.scales, p.scales, p.bias, out)
+            summed(sums, s.scales, p.scales, p.bias, out, **self._how)
         elif x.is_cuda:
             torch._scaled_mm(x, p.weight.t(), s.scales[:, None], p.scales[None, :], bias=p.bias, out_dtype=out.dtype,
                              use_fast_accum=True, out=out)  # fmt: skip
