@@ -21,7 +21,7 @@ class Hosted(nn.Module):
 
 def staying(network: nn.Module) -> list[nn.Parameter]:
     """The parameters that stay in host memory: copies of the network for other devices share them."""
-    return [p for m in network.modules() if isinstance(m, Hosted) for p in m.parameters()]
+    return list({id(p): p for m in network.modules() if isinstance(m, Hosted) for p in m.parameters()}.values())
 
 
 def moving_bytes(network: nn.Module, itemsize: int = 0) -> int:

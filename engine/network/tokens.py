@@ -24,8 +24,8 @@ from .plain import Half
 LEAST_SCALE = 1e-12
 #: Layers whose weights are on their way or in use.
 BUFFERS = 2
-#: Rows that fill a GPU in one product: groups of small tiles have as many.
-ROWS = 2048
+#: Rows that fill a GPU in one product: a group of tiles has as many, if a frame has so many tiles.
+ROWS = 8192
 #: Operand types of products by the name of their precision.
 KINDS = {"fp8": FP8, "int8": torch.int8}
 
@@ -106,9 +106,9 @@ def tokens_of(step: Tokens, frames: int, height: int, width: int) -> int:
     return frames * height * width + step.behind
 
 
-def tiles_together(tokens: int, device: torch.device) -> int:
-    """Tiles of one group: small ones would leave a GPU idle."""
-    return 1 if device.type == "cpu" else max(1, ROWS // tokens)
+def tiles_together(tokens: int, tiles: int, device: torch.device) -> int:
+    """Tiles of one group, of a frame of so many: one by one they would leave a part of a GPU idle."""
+    return 1 if device.type == "cpu" else max(1, min(ROWS // tokens, tiles))
 
 
 class Scratch:
@@ -174,16 +174,17 @@ class TokenNetwork:
         """Of layers that are streamed."""
         return sum(layer.nbytes for layer in self.layers[self.resident :])
 
-    def decode(self, z: Sequence[Tensor], check: Callable[[], None]) -> Iterator[Tensor]:
+    def decode(self, z: Sequence[Tensor], tiles: int, check: Callable[[], None]) -> Iterator[Tensor]:
         """Tiles' latents [C, T, h, w], all of one size and on the device -> of each tile in order its pixels, as they
-        come out of the last product: [3, rate * T, patch * h, patch * w]. check: called between layers, may raise."""
+        come out of the last product: [3, rate * T, patch * h, patch * w]. tiles: of a frame. check: called between
+        layers, may raise."""
         with torch.no_grad():
-            yield from self._decoded(z, check)
+            yield from self._decoded(z, tiles, check)
 
-    def _decoded(self, z: Sequence[Tensor], check: Callable[[], None]) -> Iterator[Tensor]:
+    def _decoded(self, z: Sequence[Tensor], tiles: int, check: Callable[[], None]) -> Iterator[Tensor]:
         size, s = tuple(z[0].shape[1:]), self.step
         tokens = tokens_of(s, *size)
-        real, together = tokens - s.behind, tiles_together(tokens, self.device)
+        real, together = tokens - s.behind, tiles_together(tokens, tiles, self.device)
         x = torch.zeros(-(-len(z) // together), together * tokens, s.width, dtype=self.dtype, device=self.device)
         rows = x.view(-1, tokens, s.width)
         for latents, own in zip(z, rows, strict=False):
