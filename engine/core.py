@@ -239,8 +239,9 @@ class Core:
     ) -> Plan:
         """size, rest, check: as for `Planner.plan`. below: the first plan whose peak is less than so many bytes,
         whatever is free; 0: the one for what is free. made: one for the same clip, to be kept where it still fits."""
-        limits = Machine.now(self.device, self._held(half)).limits(request).shared(self.sharing, self.device)
         beside = self._fused.packed_bytes(other_half(half))
+        machine = Machine.now(self.device, self._held(half), beside)
+        limits = machine.limits(request).shared(self.sharing, self.device)
         if below:
             limits = Limits(below - 1 - beside, host=limits.host)
         elif made is not None and limits.hold(made):
