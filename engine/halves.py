@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .archs import Architecture
+from .kernels.conv3d.tuned import version
 from .network.fused import Emit, FusedDecoder, FusedEncoder, fuse
 from .network.fused_pass import FusedPass
 from .network.plain import Network
@@ -161,7 +162,8 @@ class FusedHalf:
         return FusedPass(
             network, clips,
             lambda: self._runs.run(
-                lambda: network.plan(*size, parking, clip), network, (*size, clip), plan, clips.guard
+                lambda: network.plan(*size, parking, clip), network, (*size, clip, version(self._device)), plan,
+                clips.guard,
             ),
             load, step, replay, lambda: self._runs.aside(plan, self._device), **ends,
         )  # fmt: skip

@@ -32,6 +32,23 @@ class Steps:
 
 
 @dataclass(frozen=True)
+class Own:
+    """How a network that tiles itself runs. tiles: at a time. grid: rows and columns of them in a frame. resident:
+    layers whose weights are on the device, of all `layers`; 0, 0: there are none that could be elsewhere."""
+
+    tiles: int
+    grid: tuple[int, int]
+    resident: int = 0
+    layers: int = 0
+
+    def describe(self) -> str:
+        rows, columns = self.grid
+        of = f"the model's own {columns} x {rows} tiles, {self.tiles} at a time"
+        hosted = self.layers - self.resident
+        return of + (f", weights of {hosted} of {self.layers} layers streamed from host memory" if hosted else "")
+
+
+@dataclass(frozen=True)
 class Plan:
     """How a clip goes through the network.
 
@@ -46,6 +63,8 @@ class Plan:
     #: Histories that wait in host memory, if any, and the bytes they take there.
     parking: Parking | None = None
     host_bytes: int = 0
+    #: Of a network that tiles itself; its grid is then one tile.
+    own: Own | None = None
 
     #: Of `peak_bytes` what is there before the run and stays: the other half's packed weights. No target counts them,
     #: as none counts what else this process holds.
@@ -69,6 +88,9 @@ class Plan:
         return len(self.grid) > 1
 
     def describe(self) -> str:
+        if self.own is not None:
+            note = f" ({self.note})" if self.note else ""
+            return f"{self.own.describe()}, about {in_gb(self.peak_bytes)}{note}"
         tiles = f"{len(self.grid)} blended tiles" if self.tiled else "untiled"
         frames = f", {self.steps.frames} frame(s) per step at full size" if self.steps.frames else ""
         kernels = "fused kernels" if self.fused else "plain torch"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from zerowaste_vae import Checkpoint, VideoVAE, load
-from zerowaste_vae.engine.archs import hunyuan, kl, ltx, mochi, seedvr2, wan
+from zerowaste_vae.engine.archs import hunyuan, hunyuan15, kl, ltx, mochi, seedvr2, wan
 
 SEEDVR2, WAN21, WAN22 = (seedvr2.ARCHITECTURE, seedvr2.Config), (wan.WAN21, wan.Config), (wan.WAN22, wan.Config)
 #: Name -> (architecture and configuration, arguments of the latter).
@@ -18,9 +18,9 @@ MODELS = {
     "wan2.1": (*WAN21, (96, 192, 384, 384), (96, 192, 384, 384)),
     "wan2.2-tiny": (*WAN22, (16, 32, 64, 64), (16, 32, 64, 64), 48, 2),
     "flux": (kl.FLUX, kl.Config, (128, 256, 512, 512), (128, 256, 512, 512)),
-    "hunyuanvideo": (hunyuan.ARCHITECTURE, lambda: hunyuan.ARCHITECTURE.published.config),
     "ltx": (ltx.ARCHITECTURE, lambda: ltx.ARCHITECTURE.published.config),
     "mochi": (mochi.ARCHITECTURE, lambda: mochi.Config(None, mochi.ARCHITECTURE.published.config.decoder_levels)),
+    **{a.name: (a, lambda a=a: a.published.config) for a in (hunyuan.ARCHITECTURE, hunyuan15.ARCHITECTURE)},
     "wan2.2": (*WAN22, (160, 320, 640, 640), (256, 512, 1024, 1024), 48, 2),
 }
 

@@ -21,9 +21,10 @@ CELLS = {
     **{(f"wan2.{n}-tiny", "bf16"): TINY for n in (1, 2)},
     **{("seedvr2-8-bit", precision): ((3, 6, 7),) for precision in ("fp16", "fp8", "int8")},
     **{("flux", precision): ((3, 37, 21),) for precision in ("bf16", "fp16", "fp8", "int8")},
-    ("hunyuanvideo", "bf16"): ((5, 12, 20),),
     ("ltx", "bf16"): ((6, 7, 9),),
     ("mochi", "fp16"): ((4, 20, 24),),
+    ("hunyuanvideo", "bf16"): ((5, 14, 11),),
+    ("hunyuanvideo1.5", "fp16"): ((4, 7, 6),),
 }
 
 
