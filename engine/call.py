@@ -176,7 +176,7 @@ def _attempt(
         on_plan(plan)
     if plan.fused:
         _pack(vae, report, f"{report.operation}r")
-    if not plan.fused:  # plans of plain torch have no packed weights
+    if not plan.fused and plan.own is None:  # plans of plain torch have no packed weights
         vae.release_packed(keep=other_half(f"{report.operation}r"))
     if plan.tiled or not plan.fused:
         KEPT.release(vae.device)  # other runs take it up, or free it themselves

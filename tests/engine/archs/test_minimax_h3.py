@@ -125,6 +125,17 @@ def test_batches_change_no_bit(make, noise, with_plans, precision):
         assert torch.equal(vae.decode(z), frames), tiles
 
 
+def test_weights_on_the_device_stay_from_call_to_call(make, noise):
+    """They are not what plain torch has no room for: its plan counts them, and the encoder's those of the decoder."""
+    vae, z = make(), noise(1, 24, 1, 3, 3)
+    alone = vae.plan_encode(1, 3, 3)
+    vae.decode(z)
+    kept = vae._tiled._tokens
+    assert kept is not None and vae.plan_encode(1, 3, 3).peak_bytes == alone.peak_bytes + kept.nbytes
+    vae.decode(z)
+    assert vae._tiled._tokens is kept
+
+
 def test_groups_of_small_tiles_change_little_and_are_alike(make, noise, monkeypatch):
     """What a GPU multiplies together is filled up: no tile knows how many there are."""
     vae, z = make(), noise(9, 24, 7, 4, 4)
