@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
 from collections.abc import Callable, Generator, Mapping
@@ -17,8 +16,11 @@ from torch import Tensor
 from .core import Core
 from .errors import Cancelled, PlanError
 from .network.program import Program, Size
+from .network.tiled import TiledProgram
 from .operands.policy import Policy
+from .options import Options
 from .planning.budget import Limits
+from .planning.planner import Planner
 from .ranks import Ranks, told
 from .report import Report
 from .request import Request
@@ -82,18 +84,50 @@ def connected(ranks: Ranks, device: torch.device) -> RankPeers:
     return RankPeers(ranks, group)
 
 
-def core_of(vae: Core, peers: RankPeers) -> Core:
-    """A VAE with the same weights that makes its rows of every frame; its calls are all peers' calls. It stays until
-    the release of `vae`, whose own packed weights go."""
+class _Agreed:
+    """A planner whose plans all ranks follow."""
+
+    def __init__(self, planner: Planner, peers: RankPeers) -> None:
+        self.walk, self._plan, self._peers = planner.walk, planner.plan, peers
+
+    def plan(
+        self, half: str, size: tuple[int, int, int], request: Request, limits: Limits, *rest: Any
+    ) -> Plan:  # fmt: skip
+        return self._peers.agreed(limits, lambda least: self._plan(half, size, request, least, *rest))
+
+
+class RowCore(Core):
+    """A VAE that makes its rows of every frame; its calls are all ranks' calls."""
+
+    @classmethod
+    def of(cls, vae: Core, peers: RankPeers) -> RowCore:
+        """The weights are shared."""
+        other = cls.__new__(cls)
+        other.__dict__.update(vae.__dict__)
+        other._separate()
+        other.peers = peers
+        other._use(_unrecorded(vae))
+        return other
+
+    def _use(self, options: Options) -> None:
+        super()._use(options)
+        self.planner.walk.share(self.peers)
+        self.planner = _Agreed(self.planner, self.peers)  # type: ignore[assignment]
+
+
+def _unrecorded(vae: Core) -> Options:
+    """What ranks tell each other cannot be recorded."""
+    return vae.options.switched(off=["cuda_graphs"])
+
+
+def core_of(vae: Core, peers: RankPeers) -> RowCore:
+    """It stays until the release of `vae`, whose own packed weights go."""
     vae.release_packed()
     place = vae.device, BY_ROWS
     other = vae._copies.get(place)
-    if other is None or other.peers != peers:
-        other = vae._copies[place] = copy.copy(vae)
-        other._separate()
-        other.peers = peers
-        other._use(vae.options.switched(off=["cuda_graphs"]))  # what ranks tell each other cannot be recorded
-    other.options = vae.options.switched(off=["cuda_graphs"])
+    if not isinstance(other, RowCore) or other.peers != peers or other.model is not vae.model:
+        other = vae._copies[place] = RowCore.of(vae, peers)
+    other.options = _unrecorded(vae)
     return other
 
 
@@ -113,7 +147,7 @@ def why_not(vae: Core, half: str, request: Request, height: int, count: int) -> 
 
 def why_no_rows(program: Program, height: int, count: int) -> str | None:
     """Why a network does not make rows of frames of so many in latents, or None."""
-    if program.style.still or program.late or program.gathers:
+    if program.style.still or program.late or program.gathers or isinstance(program, TiledProgram):
         return "frames of this network are not split into rows"
     steps = [s for stage in program.stages()[1:] for s in stage]
     if other := next((s.name for s in steps if not s.by_rows), None):

@@ -23,6 +23,7 @@ COMMANDS = {
     "plan": "what a decode or encode would take under a memory target, without running it",
     "demo": "encode and decode a small clip with the VAE that ships with the package",
     "convert": "rewrite a VAE file as safetensors or GGUF, plain or block-quantised",
+    "tune": "let this GPU choose its own schedules, in two minutes",
     "calibrate": "measure what 8 bits cost a VAE, and keep it for later runs",
     "compare": "how two clips differ; whether tiles or chunks show",
     "bench": "measure what this machine reaches",

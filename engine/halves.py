@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .archs import Architecture
+from .kernels.conv3d.tuned import version
 from .network.fused import Emit, FusedDecoder, FusedEncoder, fuse
 from .network.fused_pass import FusedPass
 from .network.plain import Network
@@ -29,6 +30,11 @@ from .run.plan import Steps
 from .run.reuse import Runs, allocated
 from .run.rows import Rows
 from .run.run import Run
+
+
+def other_half(half: str) -> str:
+    """Of "encoder" and "decoder" the one that this is not."""
+    return "encoder" if half == "decoder" else "decoder"
 
 
 class FusedHalves:
@@ -162,7 +168,8 @@ class FusedHalf:
         return FusedPass(
             network, clips,
             lambda: self._runs.run(
-                lambda: network.plan(*size, parking, clip, **shared), network, (*size, clip), plan, clips.guard
+                lambda: network.plan(*size, parking, clip, **shared), network, (*size, clip, version(self._device)),
+                plan, clips.guard,
             ),
             load, step, None if shared.get("rows") else replay, lambda: self._runs.aside(plan, self._device), **ends,
         )  # fmt: skip
@@ -249,8 +256,8 @@ class PlainHalves:
 
     def frames(
         self, z: Tensor, steps: Steps, device: torch.device, check: Callable[[], None]
-    ) -> Iterator[list[Tensor]]:
-        """The network's latents [B, C, T, h, w] -> per chunk, the list of its frames [B, 3, f, H, W]."""
+    ) -> Iterator[Iterator[Tensor]]:
+        """The network's latents [B, C, T, h, w] -> per chunk its frames [B, 3, f, H, W], as `decode_frames`."""
         parts = (part.to(device, self._dtype) for part in z.split(steps.latents or z.shape[2], 2))
         return decode_frames(self._model.decoder, decode_features(self._model.decoder, parts, check), steps, check)
 

@@ -87,7 +87,7 @@ def survey() -> Hardware:
     return Hardware(
         system=_probe(platform.platform, "unknown"),
         python=platform.python_version(),
-        cores=_probe(_cores, 1),
+        cores=_probe(cores, 1),
         ram_free=_probe(available_ram, None),
         torch=_probe(_torch_version, None),
         cuda=_probe(_cuda_version, None),
@@ -135,7 +135,8 @@ def _installed(distributions: Sequence[str]) -> str | None:
     return None
 
 
-def _cores() -> int:
+def cores() -> int:
+    """That this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

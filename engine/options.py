@@ -90,7 +90,8 @@ class Toggle:
     """One optimisation.
 
     label, text: its name and what it does, for people. memory: whether plans depend on it. here(place): why this
-    machine or model cannot use it. walk(walk): why a run does not use it although it could.
+    machine or model cannot use it. walk(walk): why a run does not use it although it could. unasked: why it is off by
+    default, where its text does not say so.
     """
 
     label: str
@@ -98,6 +99,12 @@ class Toggle:
     memory: bool
     here: Callable[[Place], Reason] = lambda place: None
     walk: Callable[[Walk], Reason] = lambda walk: None
+    unasked: Reason = None
+
+    @property
+    def off(self) -> str:
+        """What is said of it where it is not switched on."""
+        return f"{OFF}: {self.unasked}" if self.unasked else OFF
 
 
 def _kernels(place: Place) -> Reason:
@@ -197,7 +204,7 @@ TOGGLES: dict[str, Toggle] = {
         "Winograd convolutions",
         "Convolutions with a third fewer products, of rounded sums and differences of neighbouring values. Frames have "
         "other bits, and about 2 dB more rounding; histories on the GPU take twice the memory.",
-        True, _kernels, _fused_only,
+        True, _kernels, _fused_only, "other bits, and no gain in time has been measured on any GPU",
     ),
 }  # fmt: skip
 DEFAULTS = Options()
@@ -219,7 +226,7 @@ def unused(options: Options, reasons: dict[str, str | None], dtype: torch.dtype,
     """
     walk = Walk(options, dtype, fused)
     off = {
-        name: OFF if getattr(options, name) is False else reasons[name] or toggle.walk(walk)
+        name: toggle.off if getattr(options, name) is False else reasons[name] or toggle.walk(walk)
         for name, toggle in TOGGLES.items()
     }
     return {name: reason for name, reason in off.items() if reason}

@@ -37,6 +37,7 @@ class Report:
     operands: str = ""  # which convolutions took 8-bit operands
     mode: str = ""  # what ran: "fused kernels (NDHWC)", "plain torch (NCDHW)", ...
     plan: str = ""
+    schedules: str = ""  # where those of the fused kernels are from
     predicted_gb: float | None = None
     parked_gb: float = 0.0  # host memory that histories wait in, as planned
     #: CUDA: peaks of the process as torch counts them, and what it had allocated before the run. See `measured`.
@@ -110,6 +111,7 @@ class Report:
             ("mode", f"{self.mode}; {self.architecture}, {self.precision} on {self.device}"),
             ("8 bit", self.operands),
             ("plan", self.plan),
+            ("kernels", self.schedules),
             ("time", self._times()),
             ("memory", self._memory()),
         ]

@@ -21,13 +21,12 @@ from .core import Core
 from .errors import Cancelled, PlanError, ZeroWasteError
 from .kinds import measured
 from .operands.policy import Policy
-from .planning.shares import Leads, in_rounds, split
+from .planning.shares import in_rounds, leads_of, split
 from .report import Report
 from .request import Request
 from .run.plan import Plan
 from .run.progress import Cancel, Progress, Ticker
 from .run.results import Finished, Results, Target
-from .run.sections import frames_of, latent_of
 from .run.within import within
 
 #: Seconds that devices get to come to the end of a chunk when the call is over for another reason.
@@ -138,17 +137,17 @@ class Spread:
 
     def first_parts(self) -> list[Part]:
         """In their order. Where results are handed on, in rounds: no more wait than there is room for."""
-        leads, last = Leads(self._program, *self._input), self._program.rates()[-1]
-        first, end = latent_of(self.wanted.start, last), latent_of(self.wanted.stop - 1, last) + 1
+        leads = leads_of(self._program, *self._input, self.size[0])
+        first, end = leads.of(self.wanted.start), leads.of(self.wanted.stop - 1) + 1
         if self.into.room is None:
             shares = split(leads, end, self.rates, self.clips, self._step(), (first, self.clips * end))
         else:
-            held = self.into.room // (self.into.nbytes * last * self._window())
+            held = self.into.room // (self.into.nbytes * leads.results * self._window())
             shares = in_rounds(leads, end, self.rates, self._step(), (first, end), held)
         parts = []
         for share in shares:
             for clip, a, b in share.parts(end):
-                parts += self._part(clip, frames_of(a, last), frames_of(b, last), share.device)
+                parts += self._part(clip, leads.begins(a), leads.begins(b), share.device)
         return parts
 
     def _part(self, clip: int, first: int, end: int, device: int, level: int = 0) -> list[Part]:
@@ -168,7 +167,8 @@ class Spread:
     def _step(self) -> int:
         """Latents per chunk: parts begin where one device's chunks do."""
         try:
-            return self.cores[0]._plan(self.half, self.size, self.request).steps.latents or 1
+            plan = self.cores[0]._plan(self.half, self.size, self.request)
+            return plan.steps.latents if plan.own is None and plan.steps.latents else 1
         except PlanError:
             return 1
 
@@ -202,13 +202,13 @@ class Spread:
 
     def _shared(self, part: Part) -> list[Part]:
         """A part among the devices that work."""
-        last, out = self._program.rates()[-1], []
-        span = latent_of(part.first, last), latent_of(part.end - 1, last) + 1
+        leads, out = leads_of(self._program, *self._input, self.size[0]), []
+        span = leads.of(part.first), leads.of(part.end - 1) + 1
         rates = [self.rates[i] for i in self._working]
-        shares = split(Leads(self._program, *self._input), self.size[0], rates, bounds=span)
+        shares = split(leads, self.size[0], rates, bounds=span)
         for share in shares:
-            begin = part.first if share is shares[0] else frames_of(share.first, last)
-            end = part.end if share is shares[-1] else frames_of(share.end, last)
+            begin = part.first if share is shares[0] else leads.begins(share.first)
+            end = part.end if share is shares[-1] else leads.begins(share.end)
             out += self._part(part.clip, begin, end, self._working[share.device], part.level)
         return out
 

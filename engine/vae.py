@@ -15,7 +15,7 @@ from .core import Core, no_check
 from .documented import DocumentedMethods
 from .errors import InputError
 from .network.stream import frame_spans
-from .request import Request, check_latent, check_out, check_part, check_video
+from .request import Request, check_frame, check_latent, check_out, check_part, check_video
 from .run.passes import UNKNOWN, Latents
 from .run.plan import Plan, Steps
 from .run.progress import Cancel, Progress, Ticker
@@ -61,9 +61,10 @@ class VideoVAE(Core, DocumentedMethods):
         mixed_devices: bool = False,
         **options: Any,
     ) -> Tensor:
-        """Host-scaled latent [B, C, T, h, w] (or [C, T, h, w]) -> frames [B, 4(T-1)+1, s*h, s*w, 3] in 0..1.
+        """Host-scaled latent [B, C, T, h, w] (or [C, T, h, w]) -> frames [B, t(T-1)+1, s*h, s*w, 3] in 0..1.
 
-        s: `spatial`. A VAE of pictures (`temporal` 1) gives each latent a frame of its own and takes [B, C, h, w] too.
+        s, t: `spatial`, `temporal`. A VAE of pictures (t = 1) gives each latent a frame of its own and takes
+        [B, C, h, w] too.
         options: those of `Request`: tiling, tile, overlap, chunk, vram_gb, ram_gb and output.
         progress(done, total) after each chunk; cancel() true raises Cancelled. on_plan(plan) tells of the plan that is
         about to run, once more where another one takes over. plan: one made for this call, which runs if it still fits.
@@ -128,6 +129,8 @@ class VideoVAE(Core, DocumentedMethods):
         if self.architecture.still:
             raise InputError(f"{self.arch} makes pictures, which do not follow each other: decode gives them")
         z = check_latent(latent, self.latent_channels) if isinstance(latent, Tensor) else latent
+        if z.shape[1] != self.latent_channels:
+            raise InputError(f"a latent of this VAE has {self.latent_channels} channels, not {z.shape[1]}")
         if z.shape[0] != 1:
             raise InputError(f"a stream is of one clip, and the latent holds {z.shape[0]}: give them one by one")
         wanted = check_part(start, frames, self.frames(z.shape[2]))
@@ -152,8 +155,11 @@ class VideoVAE(Core, DocumentedMethods):
         chunk: latents per step, frames: frames per step after the temporal upsamplers (0: all at once).
         """
         z = check_latent(z, self.latent_channels, self.architecture.still)
+        if self.architecture.own is not None:  # nothing is unscaled there, or not clamped
+            return self.decode(z).movedim(-1, 1).to(self.device)
         if self.model.packing is not None:
             z = self.model.packing.unpack(z)
+        check_frame(self.model.decoder.program, *z.shape[3:])
         self._plain.set_layout(self._options)
         with self._scope():
             chunks = self._plain.frames(z, Steps(chunk, frames), self.device, no_check)
@@ -185,25 +191,31 @@ class VideoVAE(Core, DocumentedMethods):
     ) -> Tensor:
         """Frames [B, F, H, W, 3] or [F, H, W, 3] in 0..1 (or uint8) -> host-scaled latent [B, C, T, H//s, W//s].
 
-        T = (F - 1) // 4 + 1; frames beyond 4(T - 1) + 1 are not read. A VAE of pictures takes [B, H, W, 3] for B clips
+        T = (F - 1) // t + 1; frames beyond t(T - 1) + 1 are not read. A VAE of pictures takes [B, H, W, 3] for B clips
         of one frame; one with transparency takes [..., 4], and frames without are opaque. seed None gives the mean, a
         seed a sample.
         Options (but no output) and errors as in `decode`.
         """
         self._need_encoder()
         request = Request(**options, output="float32")
+        x = check_video(video, self.spatial, self.architecture.still, self.colours[0])
+        moments = self._moments(x, request, Told(progress, cancel, on_plan), devices, mixed_devices, plan)
+        return self._sampled(moments, seed, None)
+
+    def _moments(
+        self, x: Tensor, request: Request, told: Told, devices: Devices = None, mixed: bool = False,
+        plan: Plan | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Frames, checked, to moments [B, 2C, T, h, w]."""
         still, s = self.architecture.still, self.architecture.spatial
-        x = check_video(video, self.spatial, still, self.colours[0])
         given = TensorVideo(x, still)
-        latents = (given.count - 1) // self.temporal + 1
+        latents = self.architecture.latents(given.count)
         size = given.batch, 2 * self.model.config.latent_channels, latents, given.height // s, given.width // s
         moments = torch.empty(size)
-        target, told = Kept(moments.permute(0, 2, 3, 4, 1), 0), Told(progress, cancel, on_plan)
-        for _ in several.encode(self, devices, mixed_devices, x, request, target, size[2:], told, plan):
+        into, latent = Kept(moments.permute(0, 2, 3, 4, 1), 0), size[2:]
+        for _ in several.encode(self, devices, mixed, x, request, into, latent, told, plan):
             pass
-        if still:
-            moments = moments[0].unflatten(1, x.shape[:2]).transpose(0, 1)
-        return self._sampled(moments, seed, None)
+        return moments[0].unflatten(1, x.shape[:2]).transpose(0, 1) if still else moments
 
     def _sampled(self, moments: Tensor, seed: int | None, noise: Tensor | None) -> Tensor:
         """Moments [B, 2C, T, h, w] -> host-scaled latents; see Network.sample."""
@@ -247,7 +259,7 @@ class VideoVAE(Core, DocumentedMethods):
         video, noise, part = StreamVideo(frames, self.spatial, count, self.colours[0]), None, None
         size = video.height // self.spatial, video.width // self.spatial
         if seed is not None:
-            noise = self.model.noise((1, self.latent_channels, (count - 1) // self.temporal + 1, *size), seed)
+            noise = self.model.noise((1, self.latent_channels, self.architecture.latents(count), *size), seed)
         results = HandedOn((*size, 2 * self.latent_channels), torch.float32, 0, self._block("encoder"))
         with closing(call.encode(self, video, request, ticker, results, range(UNKNOWN), on_plan, plan)) as done:
             for _, first, moments in done:
@@ -272,6 +284,9 @@ class VideoVAE(Core, DocumentedMethods):
         if x.ndim != 5 or x.shape[1] != c or x.shape[2] < 1 or min(x.shape[3:]) < self.spatial:
             least = f"{self.spatial}x{self.spatial}"
             raise InputError(f"encode_raw takes [B, {c}, F, H, W] of at least {least} pixels, not {list(x.shape)}")
+        check_frame(self.model.encoder.program, *(n // self.architecture.spatial for n in x.shape[3:]))
+        if self.architecture.own is not None:
+            return self._moments(x.movedim(1, -1).cpu() * 0.5 + 0.5, Request(), Told()).to(self.device)
         parts = (x[:, :, a:b] for a, b in frame_spans(x.shape[2], chunk, self.temporal))
         self._plain.set_layout(self._options)
         with self._scope():

@@ -25,7 +25,8 @@ from ..engine.archs import DEFAULT
 from ..engine.availability import availability
 from ..engine.loader import PRECISIONS, auto_precision
 from ..engine.memory import GIB
-from ..engine.options import Options
+from ..engine.network.hosted import moving_bytes
+from ..engine.options import TOGGLES, Options
 from ..engine.planning.budget import Machine
 from ..engine.request import Request
 from ..engine.run.devices import empty_host_cache
@@ -80,12 +81,12 @@ class EngineVAE(comfy.sd.VAE):
         super().__init__(sd={"pixel_space_vae": torch.tensor(1.0)})
         # The host moves the weights before a run; plans are made earlier, and depend on where the run will be.
         engine = load(source(), precision, self.device, weights_on=mm.vae_offload_device())
-        self.source = source
-        self.settings = settings
+        self.source, self.settings = source, settings
         self.name = name or f"{engine.arch} {_widths(engine)}"
         KNOWN.learn(self.name, engine.architecture, engine.model.config)
         self.first_stage_model = engine.model
         self.patcher = _Patcher(engine.model, load_device=self.device, offload_device=mm.vae_offload_device())
+        self.patcher.size = moving_bytes(engine.model)  # what stays in host memory needs no room
         self._engines = self.patcher.engines = engines = weakref.WeakSet()
         # Each time it loads a model, the host detaches it first, but leaves the weights where they are.
         self.patcher.add_callback(
@@ -93,18 +94,16 @@ class EngineVAE(comfy.sd.VAE):
         )
         self._use(engine)
         self.size = None
-        self.vae_dtype = engine.dtype
-        self.working_dtypes = [engine.dtype]
-        self.latent_channels = engine.latent_channels
-        self.output_channels, self.pad_channel_value = engine.colours[0], 1.0
-        t, s = engine.temporal, engine.spatial
+        self.vae_dtype, self.working_dtypes = engine.dtype, [engine.dtype]
+        self.latent_channels, self.output_channels = engine.latent_channels, engine.colours[0]
+        t, s, self.pad_channel_value = engine.temporal, engine.spatial, 1.0
         self.layout = Layout(engine.architecture, engine.latent_channels, engine.colours[0])
         if self.layout.still:
             self.upscale_ratio = self.downscale_ratio = s
         else:
-            self.latent_dim = 3
-            self.upscale_ratio = (lambda a: max(0, a * t - (t - 1)), s, s)
-            self.downscale_ratio = (lambda a: max(0, (a + t - 1) // t), s, s)
+            self.latent_dim, times = 3, engine.architecture
+            self.upscale_ratio = (lambda a: times.frames(a) if a > 0 else 0, s, s)
+            self.downscale_ratio = (lambda a: times.latents(a) if a > 0 else 0, s, s)
             self.upscale_index_formula = self.downscale_index_formula = (t, s, s)
         self.crop_input = engine.architecture.crops  # as the host's own VAE of each does
         # Otherwise a host short of memory loads only part of the weights, which plain modules cannot run with.
@@ -128,7 +127,7 @@ class EngineVAE(comfy.sd.VAE):
         """For the reports of the nodes that make it: network, precision, device, wishes, what is not in use and why."""
         engine = self.engine
         reasons = availability(self.device, engine.arch, engine.model.config, engine.dtype)
-        off = {n: "switched off" if getattr(engine.options, n) is False else r for n, r in reasons.items()}
+        off = {n: TOGGLES[n].off if getattr(engine.options, n) is False else r for n, r in reasons.items()}
         head = f"{self.name}: {engine.arch} in {engine.precision} on {self.device}; {self.settings.describe()}"
         return "\n".join([head, *(f"off     {name}: {reason}" for name, reason in off.items() if reason)])
 
@@ -164,7 +163,7 @@ class EngineVAE(comfy.sd.VAE):
 
         def preview(plan: Plan) -> Preview | None:
             clips = images[0].view(size[0], -1, *shape[2:])
-            return Preview(clips, plan, size[1], self.engine.temporal, self._on_gpu) if shows_previews() else None
+            return Preview(clips, plan, size[1], self.engine.frames, self._on_gpu) if shows_previews() else None
 
         options = {**settings.options(), "output": output}
         with self.running("decode", size, options, (0, 0), preview, settings.gpus) as run:

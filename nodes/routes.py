@@ -1,4 +1,5 @@
-"""GET /zerowaste_vae/plan: the plan of a decode, from numbers alone. Reads no files and runs nothing on a GPU."""
+"""GET /zerowaste_vae/plan: the plan of a decode. Runs nothing on a GPU, and reads at most a listed file's header.
+/zerowaste_vae/tune: POST starts a tuning of this GPU, GET tells how it goes, DELETE ends it."""
 
 from __future__ import annotations
 
@@ -9,10 +10,11 @@ import torch
 from aiohttp import web
 
 from ..engine import InputError, log
-from . import host, server
+from . import headers, host, server
 from .planning import Question, answer
+from .tuning import TUNER
 
-PATH = "/zerowaste_vae/plan"
+PATH, TUNE = "/zerowaste_vae/plan", "/zerowaste_vae/tune"
 #: Characters of a query, and questions that may wait; both far above what the panel needs.
 MAX_QUERY, MAX_WAITING = 2048, 8
 
@@ -45,13 +47,40 @@ async def plan(request: web.Request) -> web.Response:
 @torch.inference_mode()
 def _answer(question: Question) -> dict[str, object]:
     with log.silent():
+        headers.learn_checkpoint(question.model)
         return answer(question, host.machine())
+
+
+async def start_tuning(request: web.Request) -> web.Response:
+    """200 with how it goes; 409 and a reason in one line where it cannot begin; 400 on a malformed question."""
+    try:
+        model = (await request.json())["model"] if request.content_length in range(1, MAX_QUERY) else None
+    except (ValueError, KeyError, TypeError):
+        model = None
+    if not isinstance(model, str):
+        return _refused(400, "a tuning is asked for with {\"model\": name}")
+    try:
+        await asyncio.wrap_future(_worker.submit(TUNER.start, model, server.busy(), host.machine().device))
+    except InputError as error:
+        return _refused(409, str(error))
+    return web.json_response(TUNER.state())
+
+
+async def tuning(request: web.Request) -> web.Response:
+    return web.json_response(TUNER.state())
+
+
+async def end_tuning(request: web.Request) -> web.Response:
+    TUNER.cancel()
+    return web.json_response(TUNER.state())
 
 
 def register() -> None:
     """Offer the routes; the state they answer from is read now, not when they are asked."""
     host.machine()
     server.add_route(PATH, plan)
+    for method, handler in (("post", start_tuning), ("get", tuning), ("delete", end_tuning)):
+        server.add_route(TUNE, handler, method)
 
 
 def _refused(status: int, reason: str) -> web.Response:

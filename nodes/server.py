@@ -9,10 +9,16 @@ from collections.abc import Callable
 PROGRESS = "zerowaste_vae.progress"
 
 
-def add_route(path: str, handler: Callable[..., object]) -> None:
-    """Serve GET `path`; nothing where no server runs (tests, scripts)."""
+def add_route(path: str, handler: Callable[..., object], method: str = "get") -> None:
+    """Serve `path`; nothing where no server runs (tests, scripts)."""
     if (server := _server()) is not None:
-        server.routes.get(path)(handler)
+        getattr(server.routes, method)(path)(handler)
+
+
+def busy() -> bool:
+    """Whether a workflow runs or waits to."""
+    server = _server()
+    return server is not None and server.prompt_queue.get_tasks_remaining() > 0
 
 
 def say(text: str, node: str) -> None:

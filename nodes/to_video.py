@@ -109,7 +109,8 @@ def _decode(vae: EngineVAE, samples: dict, settings: Settings, writer: Mp4Writer
         raise InputError(f"The latent holds {latent.shape[0]} clips and a video is one: give them one by one")
     size, s = vae.layout.latent_size(latent.shape), engine.spatial
     made = engine.frames(latent.shape[2]), s * latent.shape[3], s * latent.shape[4]
-    count, height, width = frames.unpadded(made, samples.get(frames.CLIP_SIZE), engine.temporal, vae.layout.multiple)
+    was, filled = samples.get(frames.CLIP_SIZE), engine.architecture.filled
+    count, height, width = frames.unpadded(made, was, filled, vae.layout.multiple)
     options = {**settings.options(), "output": "float32" if deep else "uint8"}
     with vae.running("decode", size, options, gpus=settings.gpus) as run, ExitStack() as stack:
         for piece in stack.enter_context(closing(engine.stream(latent, frames=count, **run.options))):

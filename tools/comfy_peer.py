@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,13 +38,13 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     calls = load_calls()
     device = torch.device(job["device"])
     dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[job["precision"]]
-    vae = comfy.sd.VAE(sd=load_file(job["weights"]), dtype=dtype)
+    vae = comfy.sd.VAE(sd=load_file(job["weights"]), dtype=dtype, metadata=job["metadata"])
     vae.throw_exception_if_invalid()
-    inputs = load_file(job["input"])["input"]
+    inputs, short = (load_file(job[name])["input"] for name in ("input", "short"))
     answer = {}
     for how in job["ways"]:
         try:
-            answer[how] = run(vae, how, inputs, job, device, calls)
+            answer[how] = run(vae, how, inputs, short, job, device, calls)
         except Exception as error:
             answer[how] = {"skipped": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
     return answer
@@ -71,8 +70,11 @@ def load_calls() -> ModuleType:
     return module
 
 
-def run(vae: Any, how: str, inputs: Any, job: dict[str, Any], device: Any, calls: ModuleType) -> dict[str, Any]:
-    """Time one way; its result is stored as VideoVAE gives it: frames [B, F, H, W, 3] or a latent [B, C, T, h, w]."""
+def run(
+    vae: Any, how: str, inputs: Any, short: Any, job: dict[str, Any], device: Any, calls: ModuleType
+) -> dict[str, Any]:
+    """Time one way; what it makes of the short input is stored: frames [B, F, H, W, 3] or a latent [B, C, T, h, w],
+    both without time where the VAE has none."""
     import torch
     from safetensors.torch import save_file
 
@@ -80,24 +82,31 @@ def run(vae: Any, how: str, inputs: Any, job: dict[str, Any], device: Any, calls
     retried = []
     for name in ("_decode_tiled_owned", "_encode_tiled_owned", "decode_tiled_3d", "encode_tiled_3d"):
         watch(vae, name, retried)
-    decoding, tile, overlap = job["half"] == "decoder", job["tile"], job["overlap"]
-    if how == "plain":
-        call: Callable[[], Any] = lambda: vae.decode(inputs) if decoding else vae.encode(inputs)  # noqa: E731
-    elif decoding:
-        call = lambda: vae.decode_tiled(inputs, tile_x=tile // 8, tile_y=tile // 8, overlap=overlap // 8)  # noqa: E731
-    else:
-        call = lambda: vae.encode_tiled(inputs, tile_x=tile, tile_y=tile, overlap=overlap)  # noqa: E731
+    call = getattr(vae, ("decode" if job["half"] == "decoder" else "encode") + ("" if how == "plain" else "_tiled"))
+    options = {} if how == "plain" else tiling(job)
     with torch.inference_mode():
-        figures, result = calls.time_calls(call, job["runs"], device)
+        figures, result = calls.time_calls(lambda: call(inputs, **options), job["runs"], device)
+        if short.shape != inputs.shape:
+            result = None
+            result = call(short, **options)
     if how == "plain" and retried:
         raise RuntimeError("out of memory, ComfyUI went on in tiles of 256; see the tiled row")
-    keep = (slice(None), slice(job["keep"])) if decoding else (slice(None), slice(None), slice(job["keep"]))
-    result = result[keep].float().cpu().contiguous()
-    save_file({"result": result}, f"{job['out']}-{how}.safetensors")
-    ways = f"tiles of {tile} sharing {overlap}" if how == "tiled" else "untiled"
+    save_file({"result": result.float().cpu().contiguous()}, f"{job['out']}-{how}.safetensors")
+    ways = f"tiles of {job['tile']} sharing {job['overlap']}" if how == "tiled" else "untiled"
     kind = str(vae.vae_dtype).removeprefix("torch.")
     fast = "".join(f", --fast {name}" for name in job["fast"])
     return {**figures, "ran": f"ComfyUI {version()}'s VAE object, {kind}, {ways}{fast}", "skipped": None}
+
+
+def tiling(job: dict[str, Any]) -> dict[str, int]:
+    """Options of the tiled calls: latent pixels and latents to decode, pixels and frames to encode."""
+    spatial, temporal = (job["spatial"], job["temporal"]) if job["half"] == "decoder" else (1, 1)
+    tile, overlap = job["tile"] // spatial, job["overlap"] // spatial
+    options = {"tile_x": tile, "tile_y": tile, "overlap": overlap}
+    if job["temporal"] > 1:  # the nodes say nothing of time to VAEs of pictures
+        frames = max(2, job["frames"] // temporal)
+        options |= {"tile_t": frames, "overlap_t": max(1, min(frames // 2, job["frames_overlap"] // temporal))}
+    return options
 
 
 def watch(vae: Any, name: str, seen: list[str]) -> None:

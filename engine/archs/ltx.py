@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import re
@@ -332,17 +331,35 @@ def _factor(blocks: tuple[Block, ...]) -> int:
     return math.prod(b.stride[1] for b in blocks if b.stride is not None)
 
 
+#: LTX-2.3's and LTX-2.5's decoder, from the latent on: width and residual blocks, and what is in front of them.
+_LEVELS = ((1024, 2, None), (512, 2, "all"), (512, 4, "all"), (256, 6, "time"), (128, 4, "space"))
+
+
 def _published() -> Config:
-    """LTX-2.3's and LTX-2.5's."""
+    blocks: list[Block] = []
+    for width, layers, kind in _LEVELS:
+        blocks += [Block(width, stride=STRIDES[kind])] if kind else []
+        blocks.append(Block(width, layers))
+    return Config(None, tuple(blocks), 0, 1024, decoder_border="zero")
 
-    def up(width: int, kind: str) -> Block:
-        return Block(width, stride=STRIDES[kind])
 
-    rows = ((1024, 2), (512, 2), (512, 4), (256, 6), (128, 4))
-    ups = [None, up(512, "all"), up(512, "all"), up(256, "time"), up(128, "space")]
-    pairs = zip(ups, (Block(*row) for row in rows), strict=True)
-    blocks = tuple(b for b in itertools.chain.from_iterable(pairs) if b is not None)
-    return Config(None, blocks, 0, 1024, decoder_border="zero")
+def _metadata() -> str:
+    """What a file of these sizes says under "config". Its encoder stands for one: ComfyUI builds no VAE without."""
+    listed: list[list[Any]] = []
+    before = 0
+    for width, layers, kind in _LEVELS:
+        listed += [[f"compress_{kind}", {"multiplier": before // width}]] if kind else []
+        listed.append(["res_x", {"num_layers": layers}])
+        before = width
+    block = ["res_x", {"num_layers": 1}]
+    vae = {
+        "_class_name": "CausalVideoAutoencoder", "dims": 3, "in_channels": 3, "out_channels": 3, "patch_size": 4,
+        "latent_channels": 128, "latent_log_var": "uniform", "norm_layer": "pixel_norm", "causal_decoder": False,
+        "timestep_conditioning": False, "spatial_padding_mode": "zeros", "decoder_base_channels": 128,
+        "encoder_base_channels": 16, "decoder_blocks": listed[::-1],
+        "encoder_blocks": [block, ["compress_all", {}], block],
+    }  # fmt: skip
+    return json.dumps({"vae": vae})
 
 
 ARCHITECTURE = Architecture(
@@ -351,7 +368,7 @@ ARCHITECTURE = Architecture(
         ("decoder.up_blocks.0.res_blocks.0.conv1.conv.weight", "encoder.down_blocks.0.res_blocks.0.conv1.conv.weight"),
     ),
     PIXELS, FRAMES, 1.0, Config.from_shapes, encoder, decoder, native="bf16",
-    published=Published("LTX-2.3", _published(), r"ltx|ltxv", ("ltx", "ltxv", "ltx-video")),
+    published=Published("LTX-2.3", _published(), r"ltx|ltxv", ("ltx", "ltxv", "ltx-video"), (("config", _metadata()),)),
     # The largest convolutions are at a quarter of the size.
     step_pixels=16 << 20, described=Config.described,
 )  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..hardware import survey
+from ..tuning import kept
 
 #: What nvidia-smi is asked for, and the names the answers get.
 _ASKED = {
@@ -44,6 +45,7 @@ def environment(device: torch.device) -> dict[str, Any]:
             "gpu_gb": properties.total_memory / 2**30,
             "allocator": torch.cuda.get_allocator_backend(),
             "driver": clocks(device).get("driver"),
+            "schedules": kept.words(device),
         }
     return found
 

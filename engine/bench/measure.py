@@ -14,6 +14,7 @@ from ..archs import detect
 from ..errors import CheckpointError, InputError, PlanError, ZeroWasteError
 from ..files.checkpoint import Checkpoint
 from ..loader import load
+from ..network.program import Program
 from ..vae import VideoVAE
 from . import metrics, peers, speed_limit
 from .calls import settle, time_calls
@@ -24,7 +25,8 @@ from .subject import copy_of, noise_latent, noise_video
 
 @dataclass(frozen=True)
 class Case:
-    """One clip to decode or encode, `frames` of `width` x `height` pixels. target 0 is automatic."""
+    """One clip to decode or encode, `frames` of `width` x `height` pixels (so many pictures at once, of a VAE for
+    pictures). target 0 is automatic."""
 
     half: str
     precision: str
@@ -71,7 +73,7 @@ class Bench:
     def load(self, precision: str) -> VideoVAE:
         """The weights in `precision` on the device, from the same tensors each time."""
         vae = load(copy_of(self.weights), precision=precision, device=self.device, norm_groups=self.norm_groups)
-        self.widths = list(vae.model.config.decoder_widths)
+        self.architecture, self.widths = vae.architecture, list(vae.model.config.decoder_widths or ())
         return vae
 
     def rates(self, precision: str) -> speed_limit.Rates:
@@ -103,27 +105,34 @@ class Bench:
         """ComfyUI's own VAE object, in a process of its own."""
         reference = self.reference(case)
         vae = self.load(case.precision)
-        base, inputs = self._base(case, vae), self.input(case, vae)
+        base, inputs, spatial = self._base(case, vae), self.input(case, vae), vae.spatial
         state = {key: value.cpu() for key, value in vae.model.state_dict().items()}
+        flat = vae.architecture.flat
         del vae
         settle(self.device)
-        keep = self.reference_frames if case.half == "decoder" else self._latents(self.reference_frames)
-        for figures, result in peers.comfy(
-            folder, python, state, inputs, case.half, case.precision, self.device, self.runs, keep
-        ):
+        job = {
+            "half": case.half, "precision": case.precision, "device": str(self.device), "runs": self.runs,
+            "metadata": dict(self.weights.metadata), "temporal": self.architecture.temporal, "spatial": spatial,
+        }  # fmt: skip
+        if flat and case.half == "decoder":
+            inputs = inputs[:, :, 0]
+        short = self._first(case, inputs)
+        for figures, result in peers.comfy(folder, python, state, inputs, short, job):
+            if flat and result is not None:
+                result = result.unsqueeze(1 if case.half == "decoder" else 2)
             yield self._finish({**base, **figures}, result, reference)
 
     def input(self, case: Case, vae: VideoVAE) -> Tensor:
-        """What every path is given: a host-scaled latent, or frames."""
-        if case.half == "decoder":
-            latents, height, width = self._size(case)
-            side = self.architecture.side
-            return noise_latent(vae.latent_channels, latents, height // side, width // side)
-        return noise_video(case.frames, case.height, case.width)
+        """What every path is given: a host-scaled latent (pictures: several), or frames."""
+        if case.half == "encoder":
+            return noise_video(case.frames, case.height, case.width)
+        latents, height, width = self._size(case)
+        side = self.architecture.side
+        latent = noise_latent(vae.latent_channels, latents, height // side, width // side)
+        return latent.transpose(0, 2) if self.architecture.still else latent
 
     def reference(self, case: Case) -> Tensor | str:
-        """The fp32 result of the first frames on the plain modules, or why there is none. The networks are causal, so
-        these frames do not depend on later ones."""
+        """The fp32 result of the first frames alone on the plain modules, or why there is none."""
         key = (case.half, case.frames, case.width, case.height)
         if self._reference is None or self._reference[0] != key:
             self._reference = key, self._make_reference(case)
@@ -132,18 +141,32 @@ class Bench:
     def _make_reference(self, case: Case) -> Tensor | str:
         if not self.reference_frames:
             return "not asked for"
-        latents = self._latents(min(case.frames, self.reference_frames))
         try:
             vae = self.load("fp32")
             vae.options = vae.options.switched(off=["triton_fusion"])
-            inputs = self.input(case, vae)
-            if case.half == "decoder":
-                return vae.decode(inputs[:, :, :latents])
-            return vae.encode(inputs[: self.architecture.temporal * (latents - 1) + 1])
+            first = self._first(case, self.input(case, vae))
+            return vae.decode(first) if case.half == "decoder" else vae.encode(first)
         except (ZeroWasteError, torch.OutOfMemoryError) as error:
             return f"fp32 does not run here: {peers.one_line(error)}"
         finally:
             settle(self.device)
+
+    def _first(self, case: Case, inputs: Tensor) -> Tensor:
+        """The part of a case's input that is compared with fp32, as a clip of its own."""
+        latents = self._latents(min(case.frames, max(self.reference_frames, 1)))
+        if self.architecture.still:
+            return inputs[:latents]
+        if case.half == "decoder":
+            return inputs[:, :, :latents]
+        return inputs[: self.architecture.frames(latents)]
+
+    def _compared(self, case: Case, program: Program, run: Callable[[Tensor], Tensor], inputs: Tensor,
+                  result: Tensor) -> Tensor:
+        """The result to compare with fp32: the whole one's beginning, where that depends on nothing behind it."""
+        first = self._first(case, inputs)
+        if first.shape == inputs.shape or self.architecture.still or program.reach()[1] == 0:
+            return result
+        return run(first)
 
     def _row(self, case: Case, who: str, prepare: Callable[[VideoVAE], VideoVAE],
              refusals: tuple[type[Exception], ...]) -> dict[str, Any]:
@@ -156,6 +179,9 @@ class Bench:
             run = vae.decode if case.half == "decoder" else vae.encode
             figures, result = time_calls(lambda: run(inputs, **case.options), self.runs, self.device)
             told = vae.last_report
+            if not isinstance(reference, str):
+                program = getattr(vae.model, case.half).program
+                result = self._compared(case, program, lambda part: run(part, **case.options), inputs, result)
         except refusals as error:
             return row | {"skipped": peers.one_line(error)}
         finally:
@@ -175,7 +201,7 @@ class Bench:
         return self._latents(case.frames), case.height // spatial, case.width // spatial
 
     def _latents(self, frames: int) -> int:
-        return (frames - 1) // self.architecture.temporal + 1
+        return self.architecture.latents(frames)
 
     def _base(self, case: Case, vae: VideoVAE) -> dict[str, Any]:
         work = speed_limit.work(vae.architecture, vae.model.config, case.half, *self._size(case))
@@ -209,15 +235,15 @@ def quality(result: Tensor | None, reference: Tensor | str, half: str) -> tuple[
     if isinstance(reference, str) or result is None:
         return None, reference if isinstance(reference, str) else "no result came back"
     if half == "decoder":
-        part = result[:, : reference.shape[1]]
+        part = result[tuple(map(slice, reference.shape))]
         inside = (reference > 0) & (reference < 1)
         error = (part.double() - reference.double())[inside].square().mean().item()
-        peak, note = 1.0, f"PSNR of the first {reference.shape[1]} frames against fp32"
+        peak, note = 1.0, f"PSNR of the first {reference.shape[0] * reference.shape[1]} frames against fp32"
     else:
-        part = result[:, :, : reference.shape[2]].double()
+        part = result[tuple(map(slice, reference.shape))].double()
         error = (part - reference.double()).square().mean().item()
         peak = reference.double().square().mean().sqrt().item()
-        note = f"signal to error of the first {reference.shape[2]} latents against fp32"
+        note = f"signal to error of the first {reference.shape[0] * reference.shape[2]} latents against fp32"
     if not math.isfinite(error):
         return None, "the result holds NaN or infinity"
     if error == 0:

@@ -28,8 +28,8 @@ TOOL = Path(__file__).resolve().parents[2] / "tools" / "comfy_peer.py"
 COMFY = (("ComfyUI", ()), ("ComfyUI, fp16 accumulation", ("fp16_accumulation",)))
 #: How each of them runs, and what that adds to its name.
 WAYS = {"plain": "", "tiled": ", tiled"}
-#: The stock tiled nodes' defaults, in pixels.
-COMFY_TILE, COMFY_OVERLAP = 512, 64
+#: The stock tiled nodes' defaults, in pixels and in frames.
+COMFY_TILE, COMFY_OVERLAP, COMFY_FRAMES, COMFY_FRAMES_OVERLAP = 512, 64, 64, 8
 #: Parts of each half that VideoVAE calls (network/plain.py): what torch.compile compiles.
 _PARTS = ("low", "between", "high")
 
@@ -88,15 +88,16 @@ def compiler() -> Iterator[Callable[[], str | None]]:
         dynamo.reset()
 
 
-def comfy(folder: str, python: str | None, weights: Mapping[str, Tensor], inputs: Tensor, half: str, precision: str,
-          device: torch.device, runs: int, keep: int) -> Iterator[tuple[dict[str, Any], Tensor | None]]:
+def comfy(folder: str, python: str | None, weights: Mapping[str, Tensor], inputs: Tensor, short: Tensor,
+          about: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], Tensor | None]]:
     """ComfyUI's VAE object plain and tiled, without and with fp16 accumulation.
 
-    weights: the network's own keys; inputs: what decode or encode of VideoVAE takes; keep: frames (decoder) or latents
-    (encoder) of the result to bring back. Yields (figures of a row, result or None) as VideoVAE would give it.
+    weights: the network's own keys; inputs: what its decode or encode takes; short: the beginning of that, whose result
+    is brought back; about: half ("decoder" or "encoder"), precision, device, runs, metadata (of the file), spatial and
+    temporal (pixels and frames per latent). Yields (figures of a row, result or None).
     """
     names = [who + how for who, _ in COMFY for how in WAYS.values()]
-    reason = _cannot(folder, precision, device)
+    reason = _cannot(folder, about["precision"], about["device"])
     if reason:
         yield from (({"who": name, "skipped": reason}, None) for name in names)
         return
@@ -104,15 +105,16 @@ def comfy(folder: str, python: str | None, weights: Mapping[str, Tensor], inputs
         base = Path(place)
         save_file({k: v.contiguous() for k, v in weights.items()}, base / "weights.safetensors")
         save_file({"input": inputs.contiguous()}, base / "input.safetensors")
+        save_file({"input": short.contiguous()}, base / "short.safetensors")
         for who, fast in COMFY:
-            if fast and device.type != "cuda":
+            if fast and not about["device"].startswith("cuda"):
                 for how in WAYS.values():
                     yield {"who": who + how, "skipped": "fp16 accumulation needs a GPU"}, None
                 continue
             job = {
-                "comfyui": str(folder), "half": half, "precision": precision, "device": str(device), "runs": runs,
-                "keep": keep, "fast": list(fast), "ways": list(WAYS), "tile": COMFY_TILE, "overlap": COMFY_OVERLAP,
-                "weights": str(base / "weights.safetensors"), "input": str(base / "input.safetensors"),
+                **about, "comfyui": str(folder), "fast": list(fast), "ways": list(WAYS), "tile": COMFY_TILE,
+                "overlap": COMFY_OVERLAP, "frames": COMFY_FRAMES, "frames_overlap": COMFY_FRAMES_OVERLAP,
+                **{name: str(base / f"{name}.safetensors") for name in ("weights", "input", "short")},
                 "out": str(base / "out"),
             }  # fmt: skip
             answer = _run(python or sys.executable, job)
@@ -125,7 +127,7 @@ def comfy(folder: str, python: str | None, weights: Mapping[str, Tensor], inputs
                 yield figures, result
 
 
-def _cannot(folder: str, precision: str, device: torch.device) -> str | None:
+def _cannot(folder: str, precision: str, device: str) -> str | None:
     if not (Path(folder) / "comfy" / "sd.py").is_file():
         return f"{folder}: no ComfyUI there (comfy/sd.py is missing)"
     if precision not in ("fp32", "fp16", "bf16"):

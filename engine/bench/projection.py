@@ -45,7 +45,8 @@ def project(report: Mapping[str, Any], size: tuple[int, int, int] = (1280, 720, 
     frames) of the projected clip. The share is that of the largest clip measured. Rows carry `projected` True and never
     look like measured ones: they have no median.
     """
-    if report["settings"].get("widths") != list(PUBLISHED.decoder_widths):
+    about = report["settings"]
+    if (about.get("architecture"), about.get("widths")) != (DEFAULT.name, list(PUBLISHED.decoder_widths)):
         return
     best: dict[tuple[str, str], Mapping[str, Any]] = {}
     for row in report["rows"]:

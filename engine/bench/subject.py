@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..archs import DEFAULT
+from ..archs import ARCHITECTURES, DEFAULT, Architecture, by_name
 from ..errors import InputError
 from ..files.checkpoint import Checkpoint, read_checkpoint
 from ..loader import demo_vae_path
@@ -16,6 +16,8 @@ from ..loader import demo_vae_path
 #: The sizes of the published VAE of the first family.
 PUBLISHED = DEFAULT.published.config
 RANDOM, DEMO = "random", "demo"
+#: Parameters that latents are divided by end so.
+SPREADS = ("running_var", "std-of-means", "latents_std")
 
 
 def default_weights(device: torch.device) -> str:
@@ -23,28 +25,40 @@ def default_weights(device: torch.device) -> str:
     return RANDOM if device.type == "cuda" else DEMO
 
 
+#: Families whose published widths can be drawn.
+FAMILIES = tuple(a.name for a in ARCHITECTURES if a.published)
+
+
 def read_weights(weights: str) -> Checkpoint:
-    """`random` (published widths, seed 0), `demo`, or a file."""
-    if weights == RANDOM:
-        return random_checkpoint(PUBLISHED)
+    """`random` (the first family's published widths, seed 0), the same of another family by its name, `demo`, or a
+    file."""
+    if weights == RANDOM or weights in FAMILIES:
+        return random_checkpoint(architecture=DEFAULT if weights == RANDOM else by_name(weights))
     return read_checkpoint(demo_vae_path() if weights == DEMO else Path(weights))
 
 
-def random_checkpoint(config: Any, seed: int = 0) -> Checkpoint:
-    """Seeded fp16 weights of the first family's network, scaled so that activations stay of order one: time and memory
-    are those of real weights."""
+def random_checkpoint(config: Any = None, seed: int = 0, architecture: Architecture = DEFAULT) -> Checkpoint:
+    """Seeded fp16 weights of a family's network (config None: the published one), scaled so that activations stay of
+    order one: time and memory are those of real weights."""
+    published = architecture.published
+    config = config or published.config
     with torch.device("meta"):
-        model = DEFAULT.build(config)
+        state = architecture.build(config).state_dict()
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
-    for name, p in sorted(model.named_parameters()):
+    for name, p in sorted(state.items()):
         draw = torch.randn(p.shape, generator=generator)
-        if p.ndim >= 2:
+        if name.endswith("gamma") or (p.ndim == 1 and name.endswith("weight")):
+            draw = 1 + 0.2 * draw
+        elif p.ndim >= 2:
             draw *= 1.2 / p[0].numel() ** 0.5
+        elif name.endswith(SPREADS):
+            draw = 0.5 + 0.5 * draw.abs()
         else:
-            draw = 1 + 0.2 * draw if "norm" in name and name.endswith("weight") else 0.1 * draw
+            draw = 0.1 * draw
         tensors[name] = draw.half()
-    return Checkpoint(tensors, {"norm_num_groups": str(config.norm_groups)})
+    metadata = {} if config.norm_groups is None else {"norm_num_groups": str(config.norm_groups)}
+    return Checkpoint(tensors, metadata | dict(published.metadata if config == published.config else {}))
 
 
 def copy_of(checkpoint: Checkpoint) -> Checkpoint:

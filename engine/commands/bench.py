@@ -45,6 +45,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         description="Turn results of bench decode and encode into one page, and project them onto cards not measured.",
     )
     report.add_argument("results", nargs="+", type=Path, metavar="RESULT", help="JSON of bench decode or encode")
+    report.add_argument("--gpus", action="store_true", help="print a Markdown table of the GPUs that results are from")
     report.add_argument("--profile", type=Path, metavar="FILE", help="JSON of `profile`: time by stage in the page")
     _add_page(report)
     report.set_defaults(run=run_report)
@@ -59,11 +60,17 @@ def _add_half(what: argparse._SubParsersAction, half: str, reads: str) -> None:
         epilog="On a CPU the default is a small size with the demo VAE and no peers: this pack runs plain torch there.",
     )
     parser.add_argument(
-        "--weights", metavar="W", help="random (published SeedVR2 widths, seeded), demo, or a file (default: random on "
-        "a GPU, demo on a CPU)"
+        "--weights", metavar="W", help="random (published SeedVR2 widths, seeded), the same of another family by its "
+        "name (wan2.1, flux, ...), demo, or a file (default: random on a GPU, demo on a CPU)"
     )  # fmt: skip
-    parser.add_argument("--sizes", nargs="+", metavar="WxH", help="pixels (default: 1280x720; CPU: 256x144)")
-    parser.add_argument("--frames", nargs="+", type=int, metavar="N", help="4n+1 (default: 21; CPU: 9)")
+    parser.add_argument(
+        "--sizes", nargs="+", metavar="WxH",
+        help="pixels (default: 1280x720 or what fits, pictures 1024x1024; CPU: 256x144)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--frames", nargs="+", type=int, metavar="N", help="1 more than a multiple of a latent's frames (default: 21 "
+        "or what fits; CPU: 9), or so many pictures at once (default: 1)"
+    )  # fmt: skip
     parser.add_argument("--precisions", nargs="+", default=["auto"], metavar="P", help="auto, fp32, bf16, fp16, ...")
     parser.add_argument(
         "--targets", nargs="+", type=float, default=[0.0], metavar="GB",
@@ -103,7 +110,8 @@ def _add_page(parser: argparse.ArgumentParser) -> None:
 def run_half(args: argparse.Namespace) -> int:
     from ..bench import schema, table
     from ..bench.environment import environment
-    from ..bench.subject import default_weights, read_weights
+    from ..bench.share import with_tuning
+    from ..bench.subject import DEMO, FAMILIES, RANDOM, default_weights, read_weights
     from ..files.writing import write_json
 
     _check(args)
@@ -112,8 +120,9 @@ def run_half(args: argparse.Namespace) -> int:
     bench, cases = _prepare(args, read_weights(weights), device)
     about = environment(device)
     print(table.environment_line(about))
+    named = weights in (RANDOM, DEMO, *FAMILIES)
     settings = {
-        "command": f"bench {args.half}", "weights": weights if weights in ("random", "demo") else Path(weights).name,
+        "command": f"bench {args.half}", "weights": weights if named else Path(weights).name,
         "architecture": bench.architecture.name, "widths": bench.widths, "runs": args.runs, "input": "seeded",
         "db_frames": args.db_frames, "tiling": args.tiling, "tile": args.tile, "overlap": args.overlap,
     }  # fmt: skip
@@ -122,7 +131,7 @@ def run_half(args: argparse.Namespace) -> int:
         for line in table.after(rows[-1] if rows else None, row):
             print(line, flush=True)
         rows.append(row)
-        report = schema.report(args.half, about, settings, rows)
+        report = with_tuning(schema.report(args.half, about, settings, rows), device)
         if args.json is not None:  # after every row: a run of minutes that is stopped keeps what it has
             write_json(args.json, report)
     if any(row.get("process_gb") is not None for row in rows):
@@ -139,11 +148,15 @@ def _prepare(args: argparse.Namespace, weights: Any, device: torch.device) -> tu
     bench = Bench(weights, device, args.runs, args.db_frames, args.norm_groups)
     gpu = device.type == "cuda"
     arch = bench.architecture
-    sizes = [check_size(size, arch.spatial) for size in args.sizes or (["1280x720"] if gpu else ["256x144"])]
-    frames = args.frames or ([21] if gpu else [9])
+    multiple = arch.spatial * arch.side
+    usual = (256, 144) if not gpu else (1024, 1024) if arch.still else (1280, 720)
+    default = "x".join(str(n // multiple * multiple) for n in usual)
+    sizes = [check_size(size, multiple) for size in args.sizes or [default]]
+    frames = args.frames or [1 if arch.still else arch.filled(1 + (20 if gpu else 8) // arch.temporal * arch.temporal)]
     for count in frames:
-        if count < 1 or (count - 1) % arch.temporal:
-            raise InputError(f"--frames {count}: the count must be 1 more than a multiple of {arch.temporal}")
+        if count < 1 or arch.filled(count) != count:
+            nearest = arch.filled(max(count, 1))
+            raise InputError(f"--frames {count}: no latents decode to so many; the next such count is {nearest}")
     half = "decoder" if args.half == "decode" else "encoder"
     precisions = [auto_precision(device, arch) if name == "auto" else name for name in args.precisions]
     cases = [
@@ -203,6 +216,11 @@ def run_report(args: argparse.Namespace) -> int:
     from ..bench import projection, schema, table
 
     reports = [schema.read(path) for path in args.results]
+    if args.gpus:
+        from ..bench.share import gpus
+
+        print("\n".join(gpus(reports)))
+        return 0
     for path, report in zip(args.results, reports, strict=True):
         if report["kind"] == "load":
             raise InputError(f"{path}: is a result of bench load; a page is made of bench decode and encode")

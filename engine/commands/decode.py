@@ -7,6 +7,7 @@ import hashlib
 import os
 import sys
 import time
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -238,24 +239,30 @@ def _frames(args: argparse.Namespace, vae: VideoVAE, latent: LatentFile, notes: 
     from ..request import check_part
 
     count = vae.frames(latent.shape[2])
-    if _noted(notes, "frames", count, vae.temporal):
-        count = int(notes["frames"])
+    noted = int(notes["frames"]) if notes.get("frames", "").isdecimal() else 0
+    if 0 < noted <= count == vae.architecture.filled(noted):
+        count = noted
     return check_part(args.start, args.frames, count).stop
 
 
 def _identity(args: argparse.Namespace, vae: VideoVAE, latent: LatentFile, count: int, form: object) -> str:
-    """Of everything that an unfinished file and its rest must have in common."""
-    ends = hashlib.sha256()
-    with args.latent.open("rb") as file:
-        ends.update(file.read(1 << 20))
-        size = file.seek(0, 2)
-        file.seek(max(0, size - (1 << 20)))
-        ends.update(file.read())
-    weights = "" if vae.path is None else f"{vae.path.name} {vae.path.stat().st_size}"
-    tiles = args.tiling, args.tile, args.overlap
-    parts = ends.hexdigest(), size, args.item, args.start, count, weights, vae.precision, args.min_db, tiles, form
-    text = repr((*parts, *_taken(args).items()))
+    """Of everything that an unfinished file and its rest must have in common: all that frames' bits depend on."""
+    from ..kinds import kind_of
+
+    files = [_digest(path) for path in (args.latent, vae.path)]
+    options = replace(vae.options, cuda_graphs=True, async_offload=True)  # which move no bit
+    way = vae.precision, options, kind_of(vae.device), args.norm_groups, args.tiling, args.tile, args.overlap
+    text = repr((*files, args.item, args.start, count, *way, form, *_taken(args).items()))
     return "zerowaste " + hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _digest(path: Path) -> str:
+    """Of all that a file holds: a second for a gigabyte or two."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 24):
+            found.update(piece)
+    return found.hexdigest()
 
 
 def _taken(args: argparse.Namespace) -> dict[str, object]:

@@ -55,7 +55,25 @@ def describe_hardware(hardware: Hardware) -> Lines:
     for path in hardware.fast_paths:
         yield path.name, f"{'on' if path.on else 'off'}: {path.reason}"
     if hardware.torch is not None:
+        yield from describe_schedules(hardware)
         yield from describe_options(any(gpu.runnable for gpu in hardware.gpus))
+
+
+def describe_schedules(hardware: Hardware) -> Lines:
+    """Where those of each GPU's kernels are from."""
+    if not any(gpu.runnable for gpu in hardware.gpus):
+        return
+    import torch
+
+    from ..tuning import kept
+
+    for gpu in hardware.gpus:
+        device = torch.device("cuda", gpu.index)
+        if gpu.runnable and (words := kept.words(device)):
+            found = kept.of(device)
+            yield f"schedules {gpu.index}", words + ("" if found else "; `zerowaste-vae tune` measures on this GPU")
+            for layer, schedule, why in found.dropped if found else ():
+                yield "not right here", f"{layer}: {schedule}: {why}"
 
 
 def describe_options(gpu: bool) -> Lines:

@@ -15,10 +15,11 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "limit (FLOP at the rate of matrix products plus bytes at that of copies, both measured in the same run).",
     )
     parser.add_argument("half", choices=("decode", "encode"), help="what to profile")
-    parser.add_argument("--weights", metavar="W", help="a VAE file, demo, or random: published widths, seeded weights "
-                        "(default: random on a GPU, demo on a CPU)")  # fmt: skip
+    parser.add_argument("--weights", metavar="W", help="a VAE file, demo, random (published SeedVR2 widths, seeded) "
+                        "or the same of another family by its name (default: random on a GPU, demo on a CPU)")
     parser.add_argument("--size", metavar="WxH", help="pixels (default: 1280x720; CPU: 64x48)")
-    parser.add_argument("--frames", type=int, metavar="N", help="4n+1 (default: 21; CPU: 5)")
+    parser.add_argument("--frames", type=int, metavar="N",
+                        help="1 more than a multiple of a latent's frames (default: 21 or what fits; CPU: 5)")
     parser.add_argument("--runs", type=int, default=3, metavar="N", help="calls after the first one (default: 3)")
     parser.add_argument("--precision", default="auto", metavar="P", help="auto (CUDA fp16, CPU fp32), fp32, bf16, fp16")
     parser.add_argument("--device", metavar="D", help="cuda, cuda:N or cpu (default: CUDA when there is one)")
@@ -35,13 +36,16 @@ def run(args: argparse.Namespace) -> int:
 
     device = placement("auto", args.device)
     small = device.type != "cuda"
-    frames = args.frames if args.frames is not None else 5 if small else 21
     if args.runs < 1:
         raise InputError(f"--runs {args.runs}: at least one is needed")
     weights = read_weights(args.weights or default_weights(device))
     vae = load(weights, precision=args.precision, device=device, norm_groups=args.norm_groups)
-    if frames < 1 or (frames - 1) % vae.temporal:
-        raise InputError(f"--frames {frames}: give {vae.temporal}n+1 of them, such as 5 or 21")
+    if vae.architecture.own is not None:
+        raise InputError(f"profile follows the fused walk of a clip, and {vae.arch} tiles itself: use bench")
+    every = vae.temporal
+    frames = args.frames if args.frames is not None else 1 + (4 if small else 20) // every * every
+    if frames < 1 or (frames - 1) % every:
+        raise InputError(f"--frames {frames}: give {every}n+1 of them, such as {4 * every + 1}")
     width, height = check_size(args.size or ("64x48" if small else "1280x720"), vae.spatial)
     if args.half == "decode":
         latents, s = (frames - 1) // vae.temporal + 1, vae.spatial

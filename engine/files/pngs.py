@@ -35,6 +35,7 @@ class PngWriter:
             while (self.part / FRAME_NAME.format(first + self.done)).exists():
                 self.done += 1
         elif self.part.is_dir():
+            refuse_foreign_files(self.part)
             shutil.rmtree(self.part)
         self._given = self.done
         self._pool = ThreadPoolExecutor(THREADS)

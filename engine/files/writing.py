@@ -59,6 +59,8 @@ def replacing(target: Path) -> Iterator[Path]:
 def check_target(path: str | Path, force: bool = False, folder: bool = False) -> Path:
     """Refuse, before any work is done, an output that exists (unless `force`) or cannot be made. Raises InputError."""
     path = Path(path)
+    if path.name in ("", ".."):
+        raise InputError(f"{path}: is no name; give the output one")
     if not path.parent.is_dir():
         raise InputError(f"{path}: its folder does not exist; create {path.parent} first")
     if not os.access(path.parent, os.W_OK):
@@ -74,7 +76,8 @@ def check_target(path: str | Path, force: bool = False, folder: bool = False) ->
 
 
 def refuse_foreign_files(folder: Path) -> None:
-    own = rf"frame_\d+\.png|{re.escape(IDENTITY)}"
+    """Raises InputError where a folder holds anything but what this package writes to one."""
+    own = rf"\.?frame_\d+\.png|{re.escape(IDENTITY)}"
     foreign = [f.name for f in folder.iterdir() if not re.fullmatch(own, f.name)]
     if foreign:
         raise InputError(f"{folder}: holds other files ({foreign[0]}, ...), so it is not replaced; choose a new folder")

@@ -52,23 +52,28 @@ def sizes(run: Run, links: Sequence[Link], size: Size) -> list[Size]:
 
 def through(
     run: Run, links: Sequence[Link], size: Size, source: Callable[[], Result], out: Tensor | None = None,
-    keep: bool = False,
-) -> Result:
+    keep: bool = False, ends: bool = False,
+) -> Result:  # fmt: skip
     """`source`, whose result is of `size`, through all links. out: where the result goes; keep: it is taken before all
     else, so that all else can be given back. What has all links in place stays where it is, whatever `out`.
 
     A result that is larger or smaller than its input is taken first: the input is made above it and given back at once.
+    ends: many such follow each other, and lie at one end of the arena and the other by turns.
     """
-    if run.still:
-        return _from_end_to_end(run, links, sizes(run, links, size), source, out)
+    if run.still or ends:
+        tops = run.arena.tops
+        result = _from_end_to_end(run, links, sizes(run, links, size), source, out)
+        if ends:
+            run.arena.clear(tops)
+        return result
     return _through(run, links, sizes(run, links, size), source, out, keep)
 
 
 def _from_end_to_end(
     run: Run, links: Sequence[Link], shapes: list[Size], source: Callable[[], Result], out: Tensor | None
 ) -> Result:
-    """As `through` for pictures, whose steps follow each other but once: what is not made in place lies at the other
-    end of the arena than its input, so that two results are the most there is at a time."""
+    """As `through` for steps that follow each other but once, as those of pictures do: what is not made in place lies
+    at the other end of the arena than its input, so that two results are the most there is at a time."""
     tops = run.arena.tops
     last = max((i for i, link in enumerate(links) if not link.step.in_place), default=-1)
     x, sums = source()

@@ -228,7 +228,10 @@ class FusedDecoder(Fused):
     ) -> None:
         """One stage and all behind it, which take its result by steps. going: how many of their links take part.
         outer: resolutions that stages around it use."""
-        links, later, more = stages[0][:going], stages[1:], going - len(stages[0])
+        links, later, ends = stages[0], stages[1:], False
+        while later and run.joins(len(later), sizes(run, links[:going], Size(*x.shape))[-1][0], _step(later, frames)):
+            links, later, ends = links + later[0], later[1:], True
+        links, more = links[:going], going - len(links)
         shapes = sizes(run, links, Size(*x.shape))
         # The result's, too, where that is not for others to read.
         used = frozenset(s[1:3] for s in (shapes if more <= 0 or _reads_result(links[-1]) else shapes[:-1]))
@@ -236,15 +239,15 @@ class FusedDecoder(Fused):
         with run.arena.scope():
             pixels = None
             if more > 0:
-                y, _ = through(run, links, Size(*x.shape), given(x), keep=True)
+                y, _ = through(run, links, Size(*x.shape), given(x), keep=True, ends=ends)
                 run.drains = False
                 for a, b in run.walk.spans(y.shape[0], _step(later, frames)) if y.shape[0] else ():
                     with run.portion(y[a:b], len(later)) as part:
                         self._stage(run, later, more, part, frames, output, form, emit, outer | used)
             elif later or more < 0:
-                through(run, links, Size(*x.shape), given(x))
+                through(run, links, Size(*x.shape), given(x), ends=ends)
             else:
-                y, sums = through(run, links[:-1], Size(*x.shape), given(x))
+                y, sums = through(run, links[:-1], Size(*x.shape), given(x), ends=ends)
                 end = links[-1]
                 pixels = end.step.store(end.packed, run, y, sums, output, form)
             for size in used - outer:
@@ -272,6 +275,13 @@ class FusedEncoder(Fused):
         if self.gathers:
             run.gather(clip, *made.shape[1:])
             run.host(self._plan_last(clip, *made.shape[1:], device=device))
+        return run
+
+    def tile_run(self, frames: int, height: int, width: int, step: int, device: torch.device) -> Run:
+        """A dry Run for chunks of so many frames which are clips of their own, `step` of them at full size at once."""
+        run = self.begin(device, None)
+        run.restart()
+        self.chunk(run, self._empty(frames, height, width, self.takes), step)
         return run
 
     @property

@@ -81,6 +81,11 @@ class Style:
         """Whether every frame is a picture of its own."""
         return self.taps == 1
 
+    @property
+    def least(self) -> int:
+        """Rows, and columns, of the smallest frame: a border that reflects shows what lies behind the edge."""
+        return 2 if self.border == "reflect" else 1
+
 
 CAUSAL = Style()
 
@@ -115,6 +120,8 @@ class Step:
     looks_ahead: ClassVar[bool] = False
     #: Its fused form can make some rows of a frame, beside others that make the rest.
     by_rows: ClassVar[bool] = False
+    #: Its products take 8-bit operands without being measured before: each row has a scale of its own.
+    scales: ClassVar[bool] = False
     #: The fused walk's result is fp32 whatever the activations are.
     wide: ClassVar[bool] = False
 
@@ -246,6 +253,11 @@ class Program:
         return size.frames
 
     @property
+    def scales(self) -> bool:
+        """Of its steps one has products that scale 8-bit operands as they come."""
+        return any(s.scales for s in self.every())
+
+    @property
     def late(self) -> bool:
         """Frames come out after others have gone in, the last ones when the clip ends."""
         return bool(self.style.after) or any(s.late for s in self.every())
@@ -270,6 +282,11 @@ class Program:
     def waits(self) -> bool:
         """Nothing comes out before a clip ends, however it is cut."""
         return any(s.waits for s in self.every())
+
+    @property
+    def unstreamed(self) -> bool:
+        """All of a clip has to be there before any of its results is, and what it takes depends on how long it is."""
+        return self.gathers or self.waits
 
     def whole_frames(self, count: int) -> int:
         """Of `count` frames those that fill whole latents: trailing ones are not read."""

@@ -10,12 +10,11 @@ from ..run.run import Run
 
 #: Sizes of a parked history's buffer on the GPU: tall bands take fewer calls, low ones save memory.
 BAND_BYTES = (384 << 20, 128 << 20)
-#: Operations of a convolution while one byte comes from the host and another goes back. An H200 makes 650 TFLOP/s in
-#: fp16 and moves 50 GB/s each way over PCIe 5.0 at once, 13000; a margin, as copies do not always follow each other.
-FAR_WORK = 15000
-#: What copies take for each number of buffers. With two, one is computed in while the other is emptied and filled; with
-#: three, a copy may still wait for a buffer whose own copy is the one before.
-TURNS = {4: 1.0, 3: 1.1, 2: 2.0}
+#: What copies take, for the bands that there is room for at once: with three, one may still wait for memory whose own
+#: copy is the one before.
+TURNS = {4: 1.0, 3: 1.1, 2: 1.0}
+#: With this many, bands are not fetched beside the work: each waits for the memory of the one that is computed.
+SERIAL = 2
 #: The same for a byte that stays on the GPU, copied in and out: 2 / 1.87 TB/s there.
 NEAR_WORK = 700
 #: The same for a band: on average half of its last programs' time, 256 x 128 positions and channels of 27 x 256
@@ -28,6 +27,24 @@ SPARE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
+class Rates:
+    """What plans weigh against each other: operations of a convolution per second, and bytes per second that come from
+    host memory while as many go back. Those of an H200 in fp16 over PCIe 5.0, where nobody has measured others."""
+
+    work: float = 650e12
+    link: float = 50e9
+
+    @property
+    def far_work(self) -> int:
+        """Operations while one byte comes from the host and another goes back, with a margin: copies do not always
+        follow each other."""
+        return round(FAR_MARGIN * self.work / self.link)
+
+
+FAR_MARGIN = 15 / 13
+
+
+@dataclass(frozen=True)
 class Sizes:
     """What a run takes."""
 
@@ -35,14 +52,19 @@ class Sizes:
     host: int
     #: Operations in a chunk, or what the copies of a parked history take instead where that is longer.
     work: int
+    #: Bytes that come from host memory in a chunk; as many go back.
+    far: int = 0
 
     @classmethod
-    def of(cls, run: Run) -> Sizes:
-        turns, work = TURNS[run.parked.parking.buffers], 0
+    def of(cls, run: Run, rates: Rates = Rates()) -> Sizes:
+        work, all_far, far_work = 0, 0, rates.far_work
         for key, visit in run.visits.items():
             uses, near, far = run.parked.moved(key)
-            work += max(visit.work + BAND_WORK * uses + NEAR_WORK * near, int(turns * FAR_WORK * far))
-        return cls(run.nbytes, run.host_bytes, work)
+            own, room = visit.work + BAND_WORK * uses + NEAR_WORK * near, min(run.parked.depth(key), max(TURNS))
+            copies = int(TURNS[room] * far_work * far) if far else 0
+            work += own + copies if room == SERIAL else max(own, copies)
+            all_far += far
+        return cls(run.nbytes, run.host_bytes, work, all_far)
 
 
 def quickest(measure: Callable[[Parking | None], Sizes], room: int, host: int | None) -> tuple[Parking, Sizes] | None:

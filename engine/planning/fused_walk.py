@@ -20,7 +20,8 @@ from ..run.graphs import GRAPH_BYTES, one_step
 from ..run.memory import RESERVE_BYTES
 from ..run.parking import Parking
 from ..run.rows import Peers, Rows, splits
-from .cost import Sizes
+from ..run.run import Run
+from .cost import Rates, Sizes
 from .dryrun import peak_bytes
 from .fusable import half_not_fused
 from .meta import meta_model
@@ -32,7 +33,11 @@ TEMPORARY_BYTES = RESERVE_BYTES + (16 << 20)
 class FusedWalk:
     """For one model. Each walk takes one chunk of one clip, and is remembered."""
 
-    def __init__(self, architecture: Architecture, config: Any, dtype: torch.dtype, options: Options) -> None:
+    def __init__(
+        self, architecture: Architecture, config: Any, dtype: torch.dtype, options: Options, rates: Rates | None = None
+    ) -> None:
+        """rates: of the machine it is for, where they are known."""
+        self._rates = rates or Rates()
         self.architecture, self.config, self.dtype, self.options = architecture, config, dtype, options
         #: Who shares frames row by row; None: nobody.
         self.peers: Peers | None = None
@@ -53,12 +58,37 @@ class FusedWalk:
         self.peers = peers
         self._sizes.cache_clear()
 
+    @property
+    def rates(self) -> Rates:
+        """Of the machine that plans are for."""
+        return self._rates
+
+    @rates.setter
+    def rates(self, rates: Rates) -> None:
+        if rates != self._rates:
+            self._rates = rates
+            self._sizes.cache_clear()
+
     def operands(self, half: str) -> Operands:
         return Operands(self.dtype, self._policies.get(half, EXACT), winograd=self.options.winograd)
 
     def network(self, half: str) -> FusedDecoder | FusedEncoder:
         """The half as a run has it, without values."""
         return self._networks[half]
+
+    @property
+    def halves(self) -> tuple[str, ...]:
+        """Those that the fused operators run."""
+        return tuple(half for half, why in self._reasons.items() if why is None)
+
+    def run(self, half: str, height: int, width: int) -> Run:
+        """A dry Run of a chunk of a latent, or of what must go together; sizes in latent pixels."""
+        network, a = self.network(half), self.architecture
+        latents, meta = (self._programs[half].chunk or (1, 1))[1], torch.device("meta")
+        frames, clip = a.temporal * latents, latents if network.gathers else 0
+        if half == "encoder":
+            return network.plan(latents, a.spatial * height, a.spatial * width, frames, meta, None, clip)
+        return network.plan(latents, height, width, frames, torch.float32, meta, None, clip)
 
     def why_not(self, half: str) -> str | None:
         """The reason this half is not run by the fused operators, where the other may be; None: it is."""
@@ -104,6 +134,12 @@ class FusedWalk:
         """
         return self._sizes(half, latents, frames, height, width, output, frame, parking, rest, clip)
 
+    def tile_bytes(self, frames: int, height: int, width: int, step: int) -> int:
+        """What an encoder that tiles itself takes besides the plain weights, for tiles of so many frames and pixels,
+        `step` frames at full size at once."""
+        network, meta = self.network("encoder"), torch.device("meta")
+        return network.tile_run(frames, height, width, step, meta).nbytes + network.nbytes + TEMPORARY_BYTES
+
     @functools.cached_property
     def _networks(self) -> dict[str, FusedDecoder | FusedEncoder]:
         model = meta_model(self.architecture, self.config)
@@ -139,7 +175,7 @@ class FusedWalk:
         if not self.options.flash_attention:
             tokens = math.prod(frame or (height, width)) * (clip or 1)
             besides += _plain_attention_bytes(tokens, network.attends, self.dtype)
-        sizes = Sizes.of(run)
+        sizes = Sizes.of(run, self._rates)
         return replace(sizes, device=sizes.device + besides)
 
     def rows(self, network: FusedDecoder, height: int) -> Rows | None:

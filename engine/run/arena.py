@@ -44,6 +44,10 @@ class Arena:
         self._end ^= 1
         self._tops[self._end] = tops[self._end]
 
+    def clear(self, tops: tuple[int, int]) -> None:
+        """Nobody needs what is in the other stack, down to its end in `tops`."""
+        self._tops[self._end ^ 1] = tops[self._end ^ 1]
+
     @contextmanager
     def scope(self) -> Iterator[None]:
         """What is taken inside is free again afterwards."""

@@ -6,7 +6,10 @@ Caches and waits concern a whole device or process, and so must not meet another
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -21,6 +24,15 @@ def empty_device_cache() -> None:
     """Give back what torch has reserved on all GPUs and nobody uses."""
     with RECORDING:
         torch.cuda.empty_cache()
+
+
+def keeps_blocks(device: torch.device) -> bool:
+    """Whether what torch frees on a device stays reserved in the blocks into which it was cut, where larger requests
+    find no room: its own allocator for GPUs, unless its segments may grow."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return False
+    settings = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "") + os.environ.get("PYTORCH_ALLOC_CONF", "")
+    return torch.cuda.get_allocator_backend() == "native" and "expandable_segments:True" not in settings
 
 
 def synchronize(device: torch.device) -> None:
@@ -48,7 +60,41 @@ def numbered(device: torch.device) -> torch.device:
     return device
 
 
-_streams = threading.local()
+_Streams = dict[torch.device, torch.cuda.Stream]
+#: Of threads that have ended.
+_idle: defaultdict[torch.device, deque[torch.cuda.Stream]] = defaultdict(deque)
+
+
+class _Own(threading.local):
+    """A thread's streams. When it ends they are for others: what torch has reserved for one stream serves no other."""
+
+    def __init__(self) -> None:
+        self._streams: _Streams = {}
+        weakref.finalize(threading.current_thread(), _give_back, self._streams)
+
+    def stream(self, device: torch.device) -> torch.cuda.Stream:
+        if device not in self._streams:
+            try:
+                self._streams[device] = _idle[device].pop()
+            except IndexError:
+                self._streams[device] = torch.cuda.Stream(device)
+        return self._streams[device]
+
+
+def _give_back(streams: _Streams) -> None:
+    for device, stream in streams.items():
+        _idle[device].append(stream)
+
+
+_own = _Own()
+_uploads: dict[torch.device, torch.cuda.Stream] = {}
+
+
+def uploads(device: torch.device) -> torch.cuda.Stream:
+    """The stream on which host memory is copied to a GPU, whatever thread asks: what torch has reserved for copies of
+    one stream serves no other, and with a stream for every call each would reserve its own."""
+    device = numbered(device)
+    return _uploads.get(device) or _uploads.setdefault(device, torch.cuda.Stream(device))
 
 
 @contextmanager
@@ -58,9 +104,8 @@ def aside(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    streams, current = vars(_streams), torch.cuda.current_stream(device)
-    stream = streams.get(str(current.device)) or torch.cuda.Stream(current.device)
-    streams[str(current.device)] = stream
+    current = torch.cuda.current_stream(device)
+    stream = _own.stream(current.device)
     stream.wait_stream(current)
     try:
         with torch.cuda.stream(stream):

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..kernels.conv3d import Geometry, Weight
 from .arena import ALIGN, Arena
 from .delay import Delay
 from .parking import Parked, Parking
@@ -23,6 +24,24 @@ from .weights import Conv
 _RESIDENT = Parking(frozenset(), 0)
 #: Given up first when an operator's own temporaries find no memory; part of what plans allow for those.
 RESERVE_BYTES = 32 << 20
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a convolution's calls have in common: a weight, and what it makes of which frame (frames, and rows and
+    columns of the input's positions) into which type."""
+
+    weight: Weight
+    geometry: Geometry
+    frames: int
+    frame: tuple[int, int]
+    groups: int
+    residual: bool
+    half_accumulate: bool
+    bias: int
+    out: torch.dtype
+    #: Operations in a chunk.
+    work: int
 
 
 @dataclass
@@ -57,6 +76,8 @@ class Memory:
         self.ended: set[str] = set()
         #: Learnt while dry: the most frames that each convolution gets at once, and that each step makes.
         self.most: dict[str, int] = {}
+        #: Learnt while dry: behind which stages, by how many follow, all frames of a chunk go on at once.
+        self._joined: dict[int, bool] = {}
         self.arena = Arena()
         #: By what a plain frame would be, how it is stored, and its type. What a convolution in Winograd form reads is
         #: stored as planes, twice the bytes: to make them of a plain history at each step would take longer than their
@@ -68,6 +89,8 @@ class Memory:
         self.done: Counter[str] = Counter()
         #: Learnt while dry: what each convolution asks for in a chunk, by key, in order.
         self.visits: dict[str, Visit] = {}
+        #: Learnt while dry: how each convolution is called, but for those whose steps compute them part by part.
+        self.calls: dict[str, Call] = {}
         self.dry = True
         #: Called with each convolution and its new input [D, H, W, C] as stored; for measuring, where none is parked.
         self.watch: Callable[[Conv, Tensor], None] | None = None
@@ -242,6 +265,15 @@ class Memory:
         if self.walk.open:
             self.most[name] = max(self.most.get(name, 0), frames)
         return max(frames, self.most[name])
+
+    def joins(self, follow: int, frames: int, step: int) -> bool:
+        """Whether the stage which so many `follow` and the next one are walked as one, since all of its `frames` make
+        one `step`: nothing has to wait there then, which is memory for histories that would else be parked. Runs that
+        park none have room."""
+        if self.walk.open:
+            most = self._joined.get(follow, True)
+            self._joined[follow] = most and self.parked.parking.keys is None and not self.after and frames <= step
+        return self._joined[follow]
 
     def grown(self, x: Tensor, frames: int) -> Tensor:
         """x with so many frames in the memory that `planned` made room for."""

@@ -20,6 +20,11 @@ from .rings import Piece, Plane, fill_head
 #: plan of the same clip may find less GPU memory free (packed weights, a library's workspace) and keep fewer there.
 #: Locking 9.3 GB anew took 3.5 s.
 SPARE_BYTES, SPARE_SHARE = 256 << 20, 32
+#: Uses whose histories are fetched before their turn, at most: all that copies need to follow each other.
+MOST_AHEAD = 8
+#: Parts of the largest use's memory that smaller ones take, each of them aligned.
+_PARTS = (4, 2, 1)
+_WHOLE = _PARTS[0] * ALIGN
 #: Bands start at multiples of this many output rows, where their sums for the next norm are the frame's own.
 BAND_ROWS = 64
 
@@ -29,6 +34,7 @@ class Parking:
     """Which histories wait outside the rings (by convolution key, or all of them), and the GPU buffers they visit.
 
     A convolution runs in bands of as many rows (a multiple of 64) as a buffer of `band_bytes` holds, or of `rows`.
+    There is room for `buffers` of the largest bands; of those at most half as large there are twice as many under way.
     `prefetch` off copies when the data is needed, on the GPU's own queue. Of the histories, `near` bytes at most stay
     on the GPU, where they need no slots for new frames as a ring does; the others are in host memory. Copies within
     the GPU always are on its own queue: they are kernels, and beside a convolution they would wait for it and hold up
@@ -46,17 +52,31 @@ class Parking:
         return self.keys is None or key in self.keys
 
 
+#: A convolution's band of so many new frames.
+Use = tuple[str, Band, int]
+
+
 @dataclass
 class Buffer:
-    """Memory on the GPU that one use after another works in; in use, `view` is [history + frames, rows, W + 2, C]."""
+    """Bytes [start, end) of the memory on the GPU that uses pass through; once entered, `view` is [history + frames,
+    rows, W + 2, C]."""
 
+    use: Use
+    start: int
+    end: int
     data: Tensor
-    holds: tuple[str, Band] | None = None
     view: Tensor | None = None
+    #: Whether its history has been asked for, and when that is there.
+    fetched: bool = False
     arrived: torch.cuda.Event | None = None
+    #: What was here before is stored: new frames may be written.
+    free: torch.cuda.Event | None = None
     #: What the next use of this memory waits for: its history is stored, its convolution done.
     stored: torch.cuda.Event | None = None
     read: torch.cuda.Event | None = None
+
+    def overlaps(self, start: int, end: int) -> bool:
+        return self.start < end and start < self.end
 
 
 class Parked:
@@ -66,30 +86,39 @@ class Parked:
         self.parking = parking
         self.device = device
         #: Uses still to come: noted while the Run is dry, consumed by `enter`.
-        self.coming: deque[tuple[str, Band]] = deque()
+        self.coming: deque[Use] = deque()
         self._histories: dict[str, History] = {}
+        #: Bytes of the largest use of each convolution, and of all, in whole parts.
+        self._needs: dict[str, int] = {}
         self._largest = 0
         self._placed = False
         self._block: Tensor | None = None
-        self._buffers: list[Buffer] = []
-        self._turn = 0
+        self._memory: Tensor | None = None
+        self._forget()
         self._aside = parking.prefetch and device.type == "cuda"
         self._in, self._out = (torch.cuda.Stream(device) if self._aside else None for _ in range(2))
 
     @property
     def nbytes(self) -> int:
-        self._place()
-        near = sum(h.near_bytes(h.near) for h in self._histories.values())
-        return self.parking.buffers * self._largest + near
+        self._settle()
+        return self._room + sum(h.near_bytes(h.near) for h in self._histories.values())
 
     @property
     def host_bytes(self) -> int:
         return sum(self._far_bytes())
 
+    @property
+    def _room(self) -> int:
+        return self.parking.buffers * self._largest
+
+    def depth(self, key: str) -> int:
+        """Bands of `key` that there is room for at once."""
+        return self._room // self._part(self._needs[key]) if key in self._needs else 0
+
     def moved(self, key: str) -> tuple[int, int, int]:
         """How often bands of `key` are used in a chunk, and the bytes that visit the buffers for them: from the GPU's
         own memory, from the host's."""
-        self._place()
+        self._settle()
         if (history := self._histories.get(key)) is None:
             return 0, 0, 0
         times = history.times
@@ -107,7 +136,7 @@ class Parked:
             band = max((self.parking.rows or fit) // BAND_ROWS, 1) * BAND_ROWS
             self._histories[key] = History(plane, kept, dtype, list(split_rows(rows, step, reach, band)))
         history = self._histories[key]
-        if not self._buffers:
+        if self._memory is None:
             history.times += times
             history.work += times * work
             self._placed = False
@@ -115,9 +144,10 @@ class Parked:
 
     def note(self, key: str, band: Band, frames: int) -> None:
         """Dry: this use is going to come."""
-        size = _bytes(self._histories[key], band, frames)
-        self._largest = max(self._largest, -(-size // ALIGN) * ALIGN)
-        self.coming.append((key, band))
+        if self._memory is None:
+            size = self._needs[key] = max(self._needs.get(key, 0), _bytes(self._histories[key], band, frames))
+            self._largest = max(self._largest, -(-size // _WHOLE) * _WHOLE)
+        self.coming.append((key, band, frames))
 
     def allocate(self) -> None:
         if not self._histories:
@@ -125,20 +155,18 @@ class Parked:
         size, spare = self._far_bytes()
         self._block = POOL.take(size, spare) if size else None
         memory = torch.empty(self.nbytes, dtype=torch.uint8, device=self.device)
-        visited = self.parking.buffers * self._largest
-        self._buffers = [Buffer(part) for part in memory[:visited].split(self._largest)]
-        near, far = memory[visited:], memory[:0] if self._block is None else self._block
+        self._memory, near = memory[: self._room], memory[self._room :]
+        far = memory[:0] if self._block is None else self._block
         for history in self._histories.values():
             near, far = history.allocate(near, far)
-        self._turn = 0
-        self.coming.clear()
+        self._forget()
 
     def free(self) -> None:
         self.wait()
         if self._block is not None:
             POOL.give(self._block)
-        self._block = None
-        self._buffers = []
+        self._block = self._memory = None
+        self._forget()
         for history in self._histories.values():
             history.segments = []
 
@@ -150,19 +178,32 @@ class Parked:
 
     def restart(self) -> None:
         """Forget the clip."""
-        for buffer in self._buffers:
-            buffer.holds = buffer.view = None
+        self._discard()
+        self._left += self._entered
+        if self._aside:
+            for buffer in self._entered:
+                buffer.read = torch.cuda.current_stream(self.device).record_event()
+        self._entered.clear()
         self.coming.clear()
         for history in self._histories.values():
             history.started, history.oldest = False, 0
 
+    def _forget(self) -> None:
+        #: Fetched or to be fetched, in the order of their turns; entered; and left, whose memory is still to be waited
+        #: for. The next one lies behind `_head`.
+        self._ahead: deque[Buffer] = deque()
+        self._entered: list[Buffer] = []
+        self._left: list[Buffer] = []
+        self._head = 0
+        self.coming.clear()
+
     def _far_bytes(self) -> tuple[int, int]:
         """What waits in host memory, and what is locked besides."""
-        self._place()
+        self._settle()
         size = sum(h.far_bytes for h in self._histories.values())
         return size, min(SPARE_BYTES, size // SPARE_SHARE) if self.parking.near else 0
 
-    def _place(self) -> None:
+    def _settle(self) -> None:
         if not self._placed:
             keep_near(self._histories.values(), self.parking.near)
             self._placed = True
@@ -201,33 +242,81 @@ class Parked:
     def enter(self, key: str, band: Band, frames: int) -> Buffer:
         """A buffer whose view takes new frames behind the history, which may still be under way (`arrive`). Until it
         is left, one more use may be entered."""
-        if self.coming and self.coming[0] == (key, band):
+        use = key, band, frames
+        if self.coming and self.coming[0] == use:
             self.coming.popleft()
         else:  # not announced: nothing can be fetched ahead
             self.coming.clear()
-        turn, count = self._turn, len(self._buffers)
-        self._turn = (turn + 1) % count
-        buffer = self._buffers[turn]
-        if self._aside and buffer.stored is not None:
-            torch.cuda.current_stream(self.device).wait_event(buffer.stored)
-        if buffer.holds != (key, band):
-            self._fetch(buffer, key, band)
+        if self._ahead and self._ahead[0].use != use:
+            self._discard()
+        buffer = self._ahead.popleft() if self._ahead else self._placed_at(*self._next(use), use)
+        self._entered.append(buffer)
+        if buffer.free is not None:
+            torch.cuda.current_stream(self.device).wait_event(buffer.free)
+        if not buffer.fetched:
+            self._fetch(buffer)
         buffer.view = _view(buffer, self._histories[key], band, frames)
-        seen = {key}
-        for ahead, use in zip(range(1, count), self.coming, strict=False):
-            following = self._buffers[(turn + ahead) % count]
-            # The same convolution's next pass reads what this one is about to store.
-            if following.view is not None or (use[0] in seen and use[1].first == 0):
-                break
-            seen.add(use[0])
-            if following.holds != use and not self._histories[use[0]].segment(use[1]).near:
-                self._fetch(following, *use)
+        self._fetch_ahead()
         return buffer
+
+    def _fetch_ahead(self) -> None:
+        """As much as there is room for of what comes."""
+        live = [*self._entered, *self._ahead]
+        seen = {buffer.use[0] for buffer in live}
+        while len(self._ahead) < min(len(self.coming), MOST_AHEAD):
+            use = self.coming[len(self._ahead)]
+            at = self._next(use)
+            # The same convolution's next pass reads what this one is about to store.
+            if any(buffer.overlaps(*at) for buffer in live) or (use[0] in seen and use[1].first == 0):
+                return
+            buffer = self._placed_at(*at, use)
+            if not self._histories[use[0]].segment(use[1]).near:
+                self._fetch(buffer)
+            seen.add(use[0])
+            live.append(buffer)
+            self._ahead.append(buffer)
+
+    # Memory is taken round and round in parts of a power of two of the largest use's, each at a multiple of its own
+    # size: so two uses, one after the other, never overlap, whatever their sizes.
+
+    def _part(self, size: int) -> int:
+        return next(self._largest // n for n in _PARTS if size <= self._largest // n)
+
+    def _next(self, use: Use) -> tuple[int, int]:
+        """Where a use would lie."""
+        size = self._part(_bytes(self._histories[use[0]], use[1], use[2]))
+        start = -(-self._head // size) * size
+        start = start if start + size <= self._room else 0
+        return start, start + size
+
+    def _placed_at(self, start: int, end: int, use: Use) -> Buffer:
+        """Its memory, for copies into it once earlier uses are done with it: streams keep their order, so the last one
+        that overlaps stands for all before it."""
+        self._head = end
+        buffer = Buffer(use, start, end, self._memory[start:end])
+        last = max((i for i, before in enumerate(self._left) if before.overlaps(start, end)), default=-1)
+        done, self._left = self._left[: last + 1], self._left[last + 1 :]
+        if self._aside:
+            buffer.free = next((b.stored for b in reversed(done) if b.stored is not None), None)
+            for event in (buffer.free, done[-1].read if done else None):
+                if event is not None:
+                    self._in.wait_event(event)
+        return buffer
+
+    def _discard(self) -> None:
+        """What was fetched ahead is not wanted."""
+        for buffer in self._ahead:
+            for event in (buffer.free, buffer.arrived):
+                if event is not None:
+                    torch.cuda.current_stream(self.device).wait_event(event)
+        self._ahead.clear()
+        if self._entered:
+            self._head = self._entered[-1].end
 
     def arrive(self, buffer: Buffer, head: str) -> None:
         """New frames are in the view; from now on the history is, too. What the next pass needs of it is stored while
         the convolution runs."""
-        (key, band), data = buffer.holds, buffer.view
+        (key, band, _), data = buffer.use, buffer.view
         history = self._histories[key]
         if not history.started:
             fill_head(data, list(range(history.frames + 1)), head)
@@ -248,9 +337,11 @@ class Parked:
 
     def leave(self, buffer: Buffer) -> None:
         """The convolution has read the view."""
-        (key, band), data = buffer.holds, buffer.view
+        (key, band, _), data = buffer.use, buffer.view
         history = self._histories[key]
-        buffer.holds = buffer.view = None
+        buffer.view = None
+        self._entered.remove(buffer)
+        self._left.append(buffer)
         if self._aside:
             buffer.read = torch.cuda.current_stream(self.device).record_event()
         if band is history.bands[-1]:
@@ -260,18 +351,16 @@ class Parked:
             if self._aside:
                 history.stored = self._out.record_event()
 
-    def _fetch(self, buffer: Buffer, key: str, band: Band) -> None:
+    def _fetch(self, buffer: Buffer) -> None:
+        key, band, _ = buffer.use
         history = self._histories[key]
-        buffer.holds = (key, band)
-        buffer.arrived = None
+        buffer.fetched = True
         if not history.started:
             return
         segment = history.segment(band)
         aside = self._aside and not segment.near
-        if aside:
-            for event in (buffer.stored, buffer.read, history.stored):
-                if event is not None:
-                    self._in.wait_event(event)
+        if aside and history.stored is not None:
+            self._in.wait_event(history.stored)
         with _on(self._in if aside else None):
             for i, frame in enumerate(_view(buffer, history, band, 0)):
                 source = segment.part((history.oldest + i) % history.frames, band.top, band.bottom)

@@ -16,7 +16,7 @@ from ..kernels.conv3d import Epilogue, Geometry, Partials, Weight, buffer_shape,
 from ..kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
 from ..kernels.to_pixels import Pixels, scratch_floats, to_pixels
 from .history import split_rows
-from .memory import Memory, Visit
+from .memory import Call, Memory, Visit
 from .parking import BAND_ROWS, Buffer, Parked
 from .rings import Frame, Plane, Ring
 from .weights import Attention, Conv, Output
@@ -88,6 +88,8 @@ class Run(Memory):
                     ))  # fmt: skip
             parts.append(self.joined(frames, 0))
         if self.walk.open:
+            weight = pieces[0][0] if pieces else conv.weight
+            self._called(conv, weight, out, geometry, groups, residual is not None)
             return self.walk.sums(out, groups, conv.weight.phases[1:], conv.weight.winograd)
         return self.joined(parts)
 
@@ -109,11 +111,23 @@ class Run(Memory):
         self, conv: Conv, buffer: Tensor, inside: Tensor, out: Tensor, residual: Tensor | None = None
     ) -> None:
         """A convolution of single frames that lie in a bordered buffer [D, H + 2, W + 2, C] already, `inside` it."""
+        if self.walk.open:
+            self._called(conv, conv.weight, out, _PLAIN, 0, residual is not None)
         if self.dry:
             return
         if self.watch is not None:
             self.watch(conv, inside)
         self.product(conv, buffer, out, residual=residual)
+
+    def _called(self, conv: Conv, weight: Weight, out: Tensor, geometry: Geometry, groups: int, added: bool) -> None:
+        """Note how a convolution is called; of calls of several sizes the last one's."""
+        frames, rows, columns = (n // p for n, p in zip(out.shape[:3], weight.phases, strict=True))
+        work = self.walk.repeats * frames * rows * columns * weight.flops_per_position
+        before = self.calls.get(conv.key)
+        self.calls[conv.key] = Call(
+            weight, geometry, frames, (rows, columns), groups, added, conv.half_accumulate,
+            0 if conv.bias is None else conv.bias.dim(), out.dtype, work + (before.work if before else 0),
+        )  # fmt: skip
 
     def product(
         self, conv: Conv, data: Tensor, out: Tensor, *, weight: Weight | None = None, geometry: Geometry = _PLAIN,

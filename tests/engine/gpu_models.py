@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from zerowaste_vae import Checkpoint, VideoVAE, load
-from zerowaste_vae.engine.archs import kl, ltx, mochi, seedvr2, wan
+from zerowaste_vae.engine.archs import hunyuan, hunyuan15, kl, ltx, mochi, seedvr2, wan
 
 SEEDVR2, WAN21, WAN22 = (seedvr2.ARCHITECTURE, seedvr2.Config), (wan.WAN21, wan.Config), (wan.WAN22, wan.Config)
 #: Name -> (architecture and configuration, arguments of the latter).
@@ -20,6 +20,7 @@ MODELS = {
     "flux": (kl.FLUX, kl.Config, (128, 256, 512, 512), (128, 256, 512, 512)),
     "ltx": (ltx.ARCHITECTURE, lambda: ltx.ARCHITECTURE.published.config),
     "mochi": (mochi.ARCHITECTURE, lambda: mochi.Config(None, mochi.ARCHITECTURE.published.config.decoder_levels)),
+    **{a.name: (a, lambda a=a: a.published.config) for a in (hunyuan.ARCHITECTURE, hunyuan15.ARCHITECTURE)},
     "wan2.2": (*WAN22, (160, 320, 640, 640), (256, 512, 1024, 1024), 48, 2),
 }
 

@@ -23,6 +23,8 @@ CELLS = {
     **{("flux", precision): ((3, 37, 21),) for precision in ("bf16", "fp16", "fp8", "int8")},
     ("ltx", "bf16"): ((6, 7, 9),),
     ("mochi", "fp16"): ((4, 20, 24),),
+    ("hunyuanvideo", "bf16"): ((5, 14, 11),),
+    ("hunyuanvideo1.5", "fp16"): ((4, 7, 6),),
 }
 
 

@@ -18,6 +18,8 @@ pytestmark = pytest.mark.host
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory, host_places):
     base = tmp_path_factory.mktemp("registry")
+    if subprocess.run(["git", "-C", running.REPOSITORY, "rev-parse"], capture_output=True).returncode:
+        pytest.skip("the archive holds what git tracks, and this copy of the repository is not under git")
     command = [sys.executable, running.REPOSITORY / "tools" / "build_archive.py", "--out", base / "dist"]
     built = subprocess.run(command, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
@@ -29,7 +31,7 @@ def installed(tmp_path_factory, host_places):
 
 def test_it_has_the_nodes_the_frontend_and_the_texts(installed):
     nodes = {name for name in installed.get("/object_info") if name.startswith("ZeroWaste")}
-    assert len(nodes) == 7
+    assert len(nodes) == 9
     assert any(path.endswith("/js/zerowaste.js") for path in installed.get("/extensions"))
     assert "zerowaste" in installed.get("/i18n")["zh"]
     assert "IMPORT FAILED" not in installed.log()
@@ -37,7 +39,7 @@ def test_it_has_the_nodes_the_frontend_and_the_texts(installed):
 
 def test_its_templates_are_offered_once_and_run(installed):
     offered = installed.get("/workflow_templates")[running.PACK]
-    assert len(offered) == len(set(offered)) == 6
+    assert sorted(offered) == sorted(path.stem for path in (running.REPOSITORY / "workflows").glob("*.json"))
     graph = installed.get(f"/api/workflow_templates/{running.PACK}/{quote('Try it - demo clip')}.json")
     prompt = to_prompt(json.loads(json.dumps(graph)), installed.get("/object_info"))
     for node in prompt.values():

@@ -3,7 +3,7 @@
 from .test_device import inside
 
 PARKED = """
-import sys
+import contextlib, sys
 sys.argv = ["main.py", "--cpu"]
 import comfy.options
 comfy.options.enable_args_parsing()
@@ -20,13 +20,15 @@ from zerowaste_vae.nodes.settings import Settings
 core.why_off = lambda *_: None
 asked = []
 mm.load_models_gpu = lambda models, memory_required, **_: asked.append(memory_required)
+mm.cuda_device_context = contextlib.nullcontext
 vae = making.from_file(__import__("pathlib").Path(sys.stdin.read()), "auto", None, Settings())
 vae.engine.to = lambda device: None
 size = (1, 4, 135, 240)
 untiled = vae._peak("decoder", size)
 
 def room(**wishes):
-    vae._loaded("decoder", size, Settings(**wishes))
+    with vae._loaded("decoder", size, Settings(**wishes).options()) as plan:
+        assert plan.peak_bytes == asked[-1]
     return asked.pop()
 
 assert room() == untiled

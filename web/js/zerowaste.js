@@ -5,8 +5,15 @@ import { addExpertSwitch, markUseless } from "./expert.js";
 import { attachPanel } from "./panel.js";
 import { followRuns } from "./runs.js";
 import { loadStrings, t } from "./strings.js";
+import { addTuning } from "./tune.js";
 
 const EVERYWHERE = "ZeroWasteVAE.UseEverywhere";
+const PANELS = {
+  ZeroWasteVAEDecode: { plan: true },
+  ZeroWasteVAEDecodeToVideo: { plan: true, streams: true },
+  ZeroWasteVAEEncode: {},
+  ZeroWasteVAEEncodeFromVideo: {},
+};
 
 function addStyle() {
   const link = document.createElement("link");
@@ -48,7 +55,8 @@ app.registerExtension({
     if (node.comfyClass === "ZeroWasteVAELoader") addRefresh(node);
     if (node.comfyClass === "ZeroWasteVAEOptimize") markUseless(node);
     addExpertSwitch(node);
-    if (node.comfyClass === "ZeroWasteVAEDecode") attachPanel(node, { plan: true });
-    if (node.comfyClass === "ZeroWasteVAEEncode") attachPanel(node, { plan: false });
+    if (node.comfyClass === "ZeroWasteVAEOptimize") addTuning(node);
+    const panel = PANELS[node.comfyClass];
+    if (panel) attachPanel(node, panel);
   },
 });

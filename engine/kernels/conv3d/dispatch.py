@@ -12,6 +12,7 @@ from ..targets import FP8, Target, capabilities, on_device, target, triton_versi
 from . import reference
 from .arguments import accumulation, finish
 from .schedules import ROW_BLOCK, Schedule, pick
+from .tuned import chosen
 from .types import Epilogue, Geometry, Partials, Weight, stat_span
 from .winograd import launch as winograd
 from .winograd.planes import pairs_of
@@ -91,8 +92,9 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     k, phases = weight.out_channels, pt * py * px
     d, h, w = (out.shape[0] + drop) // pt, out.shape[1] // py, out.shape[2] // px
     frame_rows = geometry.frame_rows or h
-    s = schedule or pick(here, x.dtype, weight.channels, k, (frame_rows, w), phases, weight.kernel[2],
-                         epilogue.groups > 0)
+    sums = accumulation(x, epilogue, here)
+    s = schedule or chosen(x.device, weight, sums["ACC"], (frame_rows, w), geometry, epilogue.groups)
+    s = s or pick(here, x.dtype, weight.channels, k, (frame_rows, w), phases, weight.kernel[2], epilogue.groups > 0)
     one_tile = k <= s.columns + s.tail and phases == 1 and weight.taps == 1
     if not x.is_meta and out.data_ptr() == x.data_ptr() and not one_tile:
         raise ValueError(f"conv3d cannot overwrite its input: {k} channels are more than one tile, or it has many taps")
@@ -131,7 +133,7 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
         first, drop, geometry.first_row, frame_rows - 1, *told.strides,
         C=weight.channels, RUN=run, K=k, KT=weight.kernel[0], KH=weight.kernel[1], KW=taps,
         ST=geometry.stride[0], SH=geometry.stride[1], SW=geometry.stride[2], PT=pt, PY=py, PX=px,
-        SHIFTED=weight.shifted, FOLDED=weight.folded, **told.constants, **accumulation(x, epilogue, here), TMA=linear,
+        SHIFTED=weight.shifted, FOLDED=weight.folded, **told.constants, **sums, TMA=linear,
         SLICES=s.slices, GROUP=s.group, BM=s.positions, BN=s.columns, TAIL=s.tail, BK=s.depth, REST=s.rest,
         num_warps=s.warps, num_stages=s.stages,
     )  # fmt: skip

@@ -3,12 +3,17 @@ from functools import partial
 
 import pytest
 import torch
+from zerowaste_vae.engine.archs import kl, ltx
 from zerowaste_vae.engine.bench import peers, schema
 from zerowaste_vae.engine.bench.measure import Bench, Case, quality
+from zerowaste_vae.engine.bench.subject import random_checkpoint
 from zerowaste_vae.engine.errors import CheckpointError
 from zerowaste_vae.engine.files.checkpoint import Checkpoint
 
 CPU = torch.device("cpu")
+ABOUT = {
+    "half": "decoder", "precision": "fp32", "device": "cpu", "runs": 1, "metadata": {}, "spatial": 8, "temporal": 4,
+}  # fmt: skip
 
 
 def test_rows_say_what_ran(measured):
@@ -26,6 +31,24 @@ def test_encode_and_its_quality(tiny):
     row = bench.ours(Case("encoder", "bf16", 1, 8, 8))
     schema.report("encode", {}, {}, [row])
     assert row["precision"] == "bf16" and 20 < row["db"] < 80 and row["db_note"].startswith("signal to error")
+
+
+def test_pictures_are_counted_one_by_one():
+    config = kl.Config((16, 16, 16, 16), (16, 16, 16, 16), norm_groups=8)
+    bench = Bench(random_checkpoint(config, architecture=kl.FLUX), CPU, 1, 2)
+    for half in ("decoder", "encoder"):
+        row = bench.ours(Case(half, "bf16", 3, 16, 16))
+        schema.report("decode", {}, {}, [row])
+        assert row["frames"] == 3 and 20 < row["db"] < 90 and "first 2" in row["db_note"]
+
+
+def test_quality_of_networks_that_look_ahead_is_that_of_a_short_clip():
+    """The first frames of a longer clip are others."""
+    levels = (ltx.Block(64, 1), ltx.Block(32, stride=(2, 2, 2)), ltx.Block(32, 1), ltx.Block(16, stride=(2, 2, 2)))
+    config = ltx.Config(None, (*levels, ltx.Block(8, stride=(2, 2, 2))), 0, 64)
+    bench = Bench(random_checkpoint(config, architecture=ltx.ARCHITECTURE), CPU, 1, 9)
+    row = bench.ours(Case("decoder", "fp32", 25, 64, 64))
+    assert row["db_note"] == "equal to fp32" and row["frames"] == 25
 
 
 def test_a_refused_plan_is_a_row_with_its_reason_and_a_bug_is_not(tiny, monkeypatch):
@@ -83,8 +106,8 @@ def test_a_comfyui_that_cannot_run_says_why(tmp_path, make, precision, says):
         (tmp_path / "comfy").mkdir()
         (tmp_path / "comfy" / "sd.py").write_text(make)
         (tmp_path / "comfy" / "options.py").write_text("def enable_args_parsing(): pass")
-    rows = list(peers.comfy(str(tmp_path), sys.executable, {"a": torch.zeros(1)}, torch.zeros(1), "decoder", precision,
-                            CPU, 1, 5))
+    rows = list(peers.comfy(str(tmp_path), sys.executable, {"a": torch.zeros(1)}, torch.zeros(1), torch.zeros(1),
+                            ABOUT | {"precision": precision}))
     assert [figures["who"] for figures, _ in rows] == [
         "ComfyUI", "ComfyUI, tiled", "ComfyUI, fp16 accumulation", "ComfyUI, fp16 accumulation, tiled",
     ]  # fmt: skip
@@ -95,7 +118,7 @@ def test_a_comfyui_that_cannot_run_says_why(tmp_path, make, precision, says):
 STUB = """
 import torch
 class VAE:
-    def __init__(self, sd, dtype):
+    def __init__(self, sd, dtype, metadata):
         self.vae_dtype = dtype
         self.weight = sd["a"]
     def throw_exception_if_invalid(self):
@@ -104,8 +127,8 @@ class VAE:
         return torch.zeros(1, 9, 8, 8, 3)
     def decode(self, z):
         return {plain}
-    def decode_tiled(self, z, tile_x, tile_y, overlap):
-        assert (tile_x, tile_y, overlap) == (64, 64, 8)
+    def decode_tiled(self, z, tile_x, tile_y, overlap, tile_t, overlap_t):
+        assert (tile_x, tile_y, overlap, tile_t, overlap_t) == (64, 64, 8, 16, 2)
         return self._decode_tiled_owned(z)
 """
 
@@ -113,11 +136,11 @@ class VAE:
 @pytest.mark.parametrize("retries", [False, True])
 def test_a_plain_run_that_went_on_in_tiles_is_not_called_plain(tmp_path, retries):
     (tmp_path / "comfy").mkdir()
-    plain = "self._decode_tiled_owned(z)" if retries else "z[..., None].expand(1, 9, 8, 8, 3) + self.weight"
+    plain = "self._decode_tiled_owned(z)" if retries else "z[..., None].expand(*z.shape, 3) + self.weight"
     (tmp_path / "comfy" / "sd.py").write_text(STUB.format(plain=plain))
     (tmp_path / "comfy" / "options.py").write_text("def enable_args_parsing(): pass")
-    rows = list(peers.comfy(str(tmp_path), None, {"a": torch.ones(1)}, torch.ones(1, 9, 8, 8), "decoder", "fp32",
-                            CPU, 2, 5))  # fmt: skip
+    rows = list(peers.comfy(str(tmp_path), None, {"a": torch.ones(1)}, torch.ones(1, 9, 8, 8), torch.ones(1, 5, 8, 8),
+                            ABOUT | {"runs": 2}))  # fmt: skip
     (plain, result), (tiled, _) = rows[:2]
     if retries:
         assert "went on in tiles" in plain["skipped"] and result is None

@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 import cross_compile
+from zerowaste_vae.engine.archs import ARCHITECTURES
 from zerowaste_vae.engine.kernels.attention import dispatch as attention
 from zerowaste_vae.engine.kernels.attention import triton as attention_kernels
 from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, Weight, buffer_shape, padded_channels
@@ -31,11 +33,19 @@ from zerowaste_vae.engine.kernels.targets import FP8, Target, capabilities, trit
 from zerowaste_vae.engine.kernels.to_pixels import UNIT
 from zerowaste_vae.engine.kernels.to_pixels import dispatch as to_pixels
 from zerowaste_vae.engine.kernels.to_pixels import triton as pixel_kernels
+from zerowaste_vae.engine.kernels.tokens import dispatch as tokens
+from zerowaste_vae.engine.kernels.tokens import triton as token_kernels
+from zerowaste_vae.engine.options import Options
+from zerowaste_vae.engine.planning.fused_walk import FusedWalk
+from zerowaste_vae.engine.tuning.candidates import candidates
+from zerowaste_vae.engine.tuning.layers import Layer, layers
+from zerowaste_vae.engine.tuning.problem import problem
 
 HALF, BF16, INT8 = torch.float16, torch.bfloat16, torch.int8
 # (H, W, C) at 720p, one per schedule: narrow, wide, small plane.
 NARROW, WIDE, SMALL = (720, 1280, 128), (360, 640, 512), (60, 107, 512)
 ATTENTION = ("scores_kernel", "merge_kernel", "values_kernel")
+TOKENS = ("normalised_kernel", "rotated_kernel", "gated_kernel", "rounded_kernel", "summed_kernel")
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -172,6 +182,41 @@ def winograd_cases(here: Target):
                 yield f"winograd {word} phases {phases}", winograd_upsample_calls(here, dtype, phases, fast=fast)[0]
 
 
+def tuning_cases(here: Target):
+    """What a tuning tries beside the tables: each tile once, for the layers with most work of one family in 16 bit, or,
+    where ZEROWASTE_COMPILE is "all", for all layers and types of three families."""
+    every = os.environ.get("ZEROWASTE_COMPILE") == "all"
+    types = [(HALF, "f32"), *([(HALF, "f16")] if here.half_accumulate else []), (INT8, "i32")]
+    types += [(FP8, here.accumulate(FP8, True))] if here.fp8 else []
+    seen = set()
+    for architecture in ARCHITECTURES[: 3 if every else 1]:
+        for winograd_too in (False, True)[: 1 + every]:
+            walk = FusedWalk(architecture, architecture.published.config, HALF, Options(winograd=winograd_too))
+            for layer in layers(walk, here):
+                for dtype, accumulate in types if every else types[:1]:
+                    if every or (layer.kind.sums and layer.share > 0.08):
+                        name, mix = str(dtype).split(".")[1], dtype == INT8 and layer.kind.form == "winograd"
+                        kind = layer.kind._replace(operands=name, accumulate=accumulate)
+                        fast = accumulate == "f16"
+                        yield from _tried(here, replace(layer, kind=kind, mix=mix, half_accumulate=fast), seen)
+
+
+def _tried(here: Target, layer: Layer, seen: set):
+    kind = layer.kind
+    word = kind.operands.split("_")[0] + ("_fast" if kind.accumulate == "f16" else "")
+    for s in candidates(here, kind)[1:]:
+        outputs = kind.outputs if s.tail or s.rest else 0
+        case = kind._replace(channels=0, outputs=outputs, small=False), replace(s, group=1), layer.residual
+        if case not in seen:
+            seen.add(case)
+            with (cross_compile.recorded(conv_kernels, "conv_kernel") as a,
+                  cross_compile.recorded(winograd_kernels, "winograd_kernel") as b,
+                  cross_compile.recorded(upsample_kernels, "upsample_kernel") as c):  # fmt: skip
+                problem(layer, torch.device("meta")).launch(here, s)
+            stride = " stride 2" if kind.strided else ""
+            yield f"{'winograd' if b or c else 'conv'} {word} tried {kind}{stride} {s}", (a + b + c)[0]
+
+
 def norm_calls(dtype: torch.dtype):
     x, coefs = meta(4, 720, 1280, 128, dtype=HALF), meta(4, 2, 128)
     norm = Norm(weight=meta(128), bias=meta(128))
@@ -218,6 +263,23 @@ def attention_calls(here: Target, head: int):
     return zip(ATTENTION, calls[:3], strict=True)
 
 
+def token_calls(stored: torch.dtype, wide: torch.dtype):
+    """Of the published transformer's width, into `stored`, from products in `wide`."""
+    rows, width = 1797, 2048
+    scales = meta(rows) if stored.itemsize == 1 else None
+    x, y, vector = meta(rows, width, dtype=HALF), meta(rows, width, dtype=wide), meta(width, dtype=HALF)
+    narrow, gate = meta(rows, width, dtype=stored), meta(rows, 4 * width, dtype=stored)
+    tokens.use_triton = lambda *_: True
+    with cross_compile.recorded(token_kernels, *TOKENS) as calls:
+        tokens.normalised(x, vector, 1e-5, narrow, scales)
+        tokens.normalised(x, vector, 1e-5, narrow, scales, y=y, scale=vector)
+        tokens.rotated(meta(rows, 3 * width, dtype=wide), meta(rows, 2, 24), 64, 1e-5)
+        tokens.rounded(y, narrow, scales)
+        tokens.gated(meta(rows, 8 * width, dtype=wide), gate, scales)
+        tokens.summed(meta(rows, width, dtype=torch.int32), meta(rows), meta(width), vector, y)
+    return calls
+
+
 def cases(sm: int):
     """(name, recorded call) for one generation: every schedule of its table with every operand type that uses it."""
     here = capabilities(f"sm_{sm}", sm, triton_version())
@@ -249,6 +311,7 @@ def cases(sm: int):
     yield "conv to frames", depth_calls(here, 512, 256, (2, 1, 1), (3, 3, 3))[0]
     yield "linear to samples", depth_calls(here, 768, 768, (3, 2, 2), (1, 1, 1))[0]
     yield from winograd_cases(here)
+    yield from tuning_cases(here)
     yield "conv bias only", conv_calls(here, HALF, WIDE, plain=True)[0]
     yield "conv stride 2", conv_calls(here, HALF, WIDE, stride=(2, 2, 2))[0]
     for i, call in enumerate(norm_calls(HALF) + norm_calls(stored)[2:]):
@@ -257,6 +320,10 @@ def cases(sm: int):
         for call, name in zip(pixel_calls(here, channels), ("columns", "gather"), strict=True):
             yield f"to_pixels {name} {channels}", call
     yield "to_pixels columns picture 128", pixel_calls(here, 128, 1)[0]
+    kinds = [(HALF, HALF), (INT8, HALF), *([(FP8, BF16)] if here.fp8 else [])]
+    for kind, wide in kinds:
+        for i, call in enumerate(token_calls(kind, wide)):
+            yield f"tokens {str(kind).split('.')[1]} {i}", call
     for head in (512, 1024):
         for name, call in attention_calls(here, head):
             yield f"attention {name} {head}", call

@@ -10,6 +10,7 @@ from torch import Tensor
 from ...targets import Target
 from ..arguments import accumulation, finish
 from ..schedules import ROW_BLOCK, Schedule
+from ..tuned import chosen
 from ..types import Epilogue, Geometry, Partials, Weight, stat_span
 from .planes import PLANES
 from .schedules import pick
@@ -28,7 +29,9 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     d, h, w = (out.shape[0] + drop) // pt, out.shape[1] // py, out.shape[2] // px
     k, c, pairs = weight.out_channels, weight.channels, x.shape[3]
     rows = geometry.frame_rows or h
-    s = schedule or pick(here, x.dtype, c, k, (rows, w), phases)
+    sums = accumulation(x, epilogue, here)
+    s = schedule or chosen(x.device, weight, sums["ACC"], (rows, w), geometry, epilogue.groups)
+    s = s or pick(here, x.dtype, c, k, (rows, w), phases)
     if not x.is_meta and out.data_ptr() == x.data_ptr():
         raise ValueError("conv3d in Winograd form cannot overwrite its input")
     # Without sums nothing ties a tile to a band, and one block for the plane wastes least.
@@ -56,7 +59,7 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
               frame_tiles, d * frame_tiles)  # fmt: skip
     constants = dict(
         C=c, K=k, KT=weight.kernel[0], KH=weight.kernel[1], MIX=weight.mix is not None, **told.constants,
-        **accumulation(x, epilogue, here), TMA=here.tma, SLICES=s.slices, GROUP=s.group,
+        **sums, TMA=here.tma, SLICES=s.slices, GROUP=s.group,
         BM=s.positions, BN=s.columns, BK=s.depth, num_warps=s.warps, num_stages=s.stages,
     )  # fmt: skip
     programs = d * frame_tiles * triton.cdiv(k, s.columns + s.tail) * phases

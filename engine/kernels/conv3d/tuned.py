@@ -1,0 +1,116 @@
+"""Schedules chosen by measuring on the very GPU, in place of the table's: by kind of layer, for each device.
+
+A run may last, and all of it, with every other run of the time, computes with the same ones: others that are offered
+meanwhile are taken up when the last run is over.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+
+from .schedules import SMALL_PLANE, Schedule
+from .types import Geometry, Weight
+
+
+class Kind(NamedTuple):
+    """What a schedule is chosen for: what a layer and its whole frame have in common with others, and no chunk or band.
+
+    form: "direct" or "winograd". operands: their type as torch names it. accumulate: as `Target.accumulate` says.
+    channels: as padded in the buffer. small: whether the plane is one of SMALL_PLANE positions or fewer. phases, row:
+    as for `pick`. strided: whether its steps are longer than one. sums: whether it makes those of a norm.
+    """
+
+    form: str
+    operands: str
+    accumulate: str
+    channels: int
+    outputs: int
+    small: bool
+    phases: int
+    row: int
+    strided: bool
+    sums: bool
+
+    @classmethod
+    def of(cls, weight: Weight, accumulate: str, frame: tuple[int, int], geometry: Geometry, groups: int) -> Kind:
+        """Of calls with a packed weight. frame: the full frame's positions (H, W)."""
+        operands, small = str(weight.data.dtype).removeprefix("torch."), frame[0] * frame[1] < SMALL_PLANE
+        return cls("winograd" if weight.winograd else "direct", operands, accumulate, weight.channels,
+                   weight.out_channels, small, math.prod(weight.phases), weight.kernel[2],
+                   geometry.stride != (1, 1, 1), groups > 0)  # fmt: skip
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return getattr(torch, self.operands)
+
+    def __str__(self) -> str:
+        what = {8: "upsampling time and space", 4: "upsampling space"}.get(self.phases, "")
+        words = [
+            self.operands + ("" if self.accumulate in ("f32", "i32", "mx") else f" summed in {self.accumulate}"),
+            f"{self.channels}->{self.outputs}", self.form if self.form != "direct" else "", what,
+            "strided" if self.strided else "", "with sums" if self.sums else "", "small planes" if self.small else "",
+        ]  # fmt: skip
+        return " ".join(word for word in words if word)
+
+
+Table = Mapping[Kind, Schedule]
+_NONE: Table = {}
+_lock = threading.Lock()
+_tables: dict[torch.device, Table] = {}
+_waiting: dict[torch.device, Table] = {}
+_runs: Counter[torch.device] = Counter()
+_changes: Counter[torch.device] = Counter()
+
+
+def table(device: torch.device) -> Table:
+    """What counts on a device now."""
+    return _tables.get(device, _NONE)
+
+
+def chosen(
+    device: torch.device, weight: Weight, accumulate: str, frame: tuple[int, int], geometry: Geometry, groups: int
+) -> Schedule | None:
+    """What was measured to be best for a call; None: the table says."""
+    known = _tables.get(device)
+    return known.get(Kind.of(weight, accumulate, frame, geometry, groups)) if known else None
+
+
+def version(device: torch.device) -> int:
+    """Another number whenever the table is another one."""
+    return _changes[device]
+
+
+def offer(device: torch.device, new: Table) -> None:
+    """`new` counts from now on, or from when no run is under way on the device."""
+    with _lock:
+        _waiting[device] = dict(new)
+        _settle(device)
+
+
+@contextmanager
+def held(device: torch.device) -> Iterator[None]:
+    """A run is under way: the table stays as it is."""
+    with _lock:
+        _runs[device] += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _runs[device] -= 1
+            _settle(device)
+
+
+def _settle(device: torch.device) -> None:
+    if _runs[device] or device not in _waiting:
+        return
+    new = _waiting.pop(device)
+    if new != _tables.get(device, _NONE):
+        _tables[device] = new
+        _changes[device] += 1

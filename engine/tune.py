@@ -1,0 +1,117 @@
+"""One tuning: the layers of a VAE, measured on a GPU of this machine, and what comes of it kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+
+import torch
+
+from .errors import Cancelled, InputError
+from .kernels.conv3d.tuned import Kind
+from .kernels.probe import proven
+from .kernels.targets import Target
+from .planning.fused_walk import FusedWalk
+from .run.kept import KEPT
+from .tuning import kept
+from .tuning.candidates import candidates, table
+from .tuning.kept import Tuning
+from .tuning.layers import Layer, layers
+from .tuning.processes import Gpu, Pool
+from .tuning.search import Outcome, search
+
+#: Seconds that all of it may take, and what is left at the end for the answer of a measurement under way.
+BUDGET, MARGIN = 120.0, 5.0
+Progress = Callable[[int, int], None]
+
+
+def why_not(device: torch.device) -> str | None:
+    """Why nothing can be tuned on a device, in one line; None: it can."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return "tuning needs a CUDA GPU with Triton: a CPU runs torch's own operators"
+    here = proven(device)
+    return None if here.kernels else here.notes[0] if here.notes else "the fused kernels are off here"
+
+
+def tune(
+    walk: FusedWalk, device: torch.device, *, budget: float = BUDGET, again: bool = False,
+    progress: Progress = lambda *_: None, cancel: Callable[[], bool] = lambda: False, began: float | None = None,
+) -> tuple[Tuning, Outcome]:  # fmt: skip
+    """Measure the layers of a VAE, keep what is best for them, and let it count in this process once no run is under
+    way. What is known of other VAEs' layers stays.
+
+    budget: seconds, from `began` (of time.monotonic) on. again: layers that have been measured before, too.
+    progress(done, total): of layers. Raises InputError where there is nothing to tune, and Cancelled when cancel() is
+    true; neither leaves anything behind.
+    """
+    began = time.monotonic() if began is None else began
+    if why := why_not(device):
+        raise InputError(why)
+    if not walk.halves:
+        raise InputError(f"{walk.architecture.name} runs plain torch; only the fused kernels have schedules")
+
+    def check() -> None:
+        if cancel():
+            raise Cancelled("tuning was cancelled; the schedules are as before")
+
+    here = proven(device)
+    before = kept.of(device) or Tuning(kept.machine(device))
+    wanted = [layer for layer in layers(walk, here) if again or layer.kind not in before.schedules]
+    jobs = [(layer, candidates(here, layer.kind)) for layer in wanted]
+    KEPT.release(device)
+    torch.cuda.empty_cache()
+    with ExitStack() as stack:
+        gpu, pool = Gpu(device), Pool(here.sm)
+        stack.callback(gpu.end)
+        stack.callback(pool.end)
+        gpu.start()
+        until = began + budget
+        found = search(jobs, pool, gpu, time.monotonic, max(0.0, until - MARGIN - time.monotonic()), check, progress)
+        link = before.link if before.link and not again else gpu.link(until)
+        check()
+    tuning = _merged(before, found, wanted, here, link)
+    kept.write(tuning)
+    kept.take_up(device, tuning)
+    return tuning, found
+
+
+def _merged(before: Tuning, found: Outcome, wanted: list[Layer], here: Target, link: float | None) -> Tuning:
+    """What was known and what is new."""
+    asked = {str(layer.kind) for layer in wanted}
+    dropped = [entry for entry in before.dropped if entry[0] not in asked]
+    dropped += [(str(kind), _tile(schedule), why) for kind, schedule, why in found.dropped]
+    left = [name for name in before.left if name not in asked] + [str(kind) for kind in (*found.left, *found.broken)]
+    rates = [found.rates[layer.kind] for layer in wanted if layer.kind in found.rates and _counts(layer.kind, here)]
+    work = before.work or (sum(rates[:3]) / len(rates[:3]) if rates else None)
+    return replace(
+        before, schedules={**before.schedules, **found.chosen}, times={**before.times, **found.times},
+        dropped=dropped, left=left, link=link, work=work,
+    )  # fmt: skip
+
+
+def _counts(kind: Kind, here: Target) -> bool:
+    """Whether its rate is one of 16-bit products, which plans count in."""
+    return kind.dtype.itemsize == 2 and not kind.small and kind.accumulate == here.accumulate(kind.dtype, False)
+
+
+def _tile(s: object) -> str:
+    names = ("positions", "columns", "depth", "warps", "stages", "slices", "group", "tail", "rest")
+    return " ".join(f"{name} {getattr(s, name)}" for name in names if getattr(s, name))
+
+
+def lines(tuning: Tuning, found: Outcome, here: Target) -> list[str]:
+    """What a tuning found, for people."""
+    out = []
+    for kind, (spent, was) in found.times.items():
+        same = found.chosen[kind] == table(here, kind)
+        what = "the table's" if same else _tile(found.chosen[kind])
+        beside = f", the table's {was:.3g} ms" if was is not None and not same else ""
+        out.append(f"{kind}: {spent:.3g} ms{beside}: {what}")
+    out += [f"dropped for {kind}: {_tile(schedule)}: {why}" for kind, schedule, why in found.dropped]
+    out += [f"kept from the table, no time was left: {kind}" for kind in found.left]
+    out += [f"kept from the table, nothing tried was right: {kind}" for kind in found.broken]
+    if tuning.link:
+        out.append(f"host memory: {tuning.link / 1e9:.1f} GB/s each way at once")
+    return out

@@ -1,0 +1,74 @@
+"""What is tried for a kind of layer: the table's schedule and a handful of others that compile without spills."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..kernels.conv3d.schedules import SMALL_PLANE, Schedule, fit
+from ..kernels.conv3d.schedules import pick as direct
+from ..kernels.conv3d.tuned import Kind
+from ..kernels.conv3d.types import HALF_DEPTH
+from ..kernels.conv3d.winograd.schedules import pick as winograd
+from ..kernels.targets import Target
+
+#: Neighbouring tiles that share a weight tile: where all outputs are one tile wide or tiles are few, where they are
+#: several, and where phases multiply the weights.
+GROUPS = (1, 16, 64)
+
+
+def table(target: Target, kind: Kind) -> Schedule:
+    """What runs where nothing is tuned."""
+    frame = (1, 1) if kind.small else (1, SMALL_PLANE)
+    if kind.form == "winograd":
+        return winograd(target, kind.dtype, kind.channels, kind.outputs, frame, kind.phases)
+    return direct(target, kind.dtype, kind.channels, kind.outputs, frame, kind.phases, kind.row, kind.sums)
+
+
+def candidates(target: Target, kind: Kind) -> list[Schedule]:
+    """The table's schedule and then others, each once. All keep what plans count on: no more sums than a walk states
+    (tiles are not lower than the table's lowest, slices not narrower), and 8-bit products summed in fp16 stay within
+    its range."""
+    first = table(target, kind)
+    deep = first.depth
+    made = []
+    for shape in _winograd(target, kind) if kind.form == "winograd" else _direct(target, kind):
+        several = kind.outputs > shape.columns and not kind.small
+        one = replace(shape, group=GROUPS[2 if kind.phases > 1 else int(several)])
+        if kind.form == "winograd" and kind.phases > 1:  # whole steps of a tap, one tile at a time
+            made.append(replace(one, depth=min(one.depth, kind.channels & -kind.channels)))
+        else:
+            made.append(fit(one, kind.channels, kind.outputs, kind.row if kind.form == "direct" else 1))
+    deepest = HALF_DEPTH if kind.accumulate == "f16" and kind.dtype.itemsize == 1 else max(deep, 128)
+    lowest = 64 if kind.small or kind.form == "winograd" else 128
+    narrowest = min(16, max(kind.outputs // 4, 1))
+    fits = [s for s in made if s.depth <= deepest and s.positions >= lowest and s.stages >= 2
+            and min(s.columns // s.slices, s.tail or s.columns) >= narrowest]  # fmt: skip
+    return list(dict.fromkeys([first, *fits]))
+
+
+def _direct(target: Target, kind: Kind) -> list[Schedule]:
+    half = kind.dtype.itemsize == 2
+    if target.sm >= 100 and target.shared_kib > 128:  # sums in a memory of their own
+        d = 64 if half else 128
+        return [Schedule(128, 128, d, 4, 4, slices=4), Schedule(128, 128, d, 8, 4, slices=4),
+                Schedule(128, 128, d, 8, 3, slices=4),
+                *([] if kind.small else [Schedule(128, 256, d, 8, 3, slices=4)])]  # fmt: skip
+    if target.tma and target.shared_kib > 128:
+        d = 64 if half else 128
+        made = [Schedule(128, 128, d, 4, 3), Schedule(128, 128, d, 4, 4), Schedule(128, 256, d, 8, 3)]
+        return [*made, Schedule(64, 256, d, 4, 4), Schedule(64, 128, d, 4, 4)] if kind.small else made
+    # Sums in the registers that products are fed from.
+    d = 32 if half else 64
+    made = [Schedule(128, 128, d, 8, 3, slices=4), Schedule(128, 128, d, 8, 4, slices=4),
+            Schedule(128, 64, d, 4, 4), Schedule(128, 64, 2 * d, 4, 2)]  # fmt: skip
+    return [*made, Schedule(64, 128, d, 4, 3), Schedule(64, 64, d, 4, 4)] if kind.small else made
+
+
+def _winograd(target: Target, kind: Kind) -> list[Schedule]:
+    half = kind.dtype.itemsize == 2
+    if target.shared_kib > 128 and target.tma:
+        d = 64 if half else 128
+        made = [Schedule(128, 64, d, 8, 3, slices=4), Schedule(64, 128, d, 4, 3, slices=4)]
+        return made if target.sm < 100 else made[:1]
+    d = 32 if half else 64
+    return [Schedule(64, 64, d, 4, 3), Schedule(64, 64, d, 8, 3)]

@@ -1,0 +1,150 @@
+"""A layer's call with tensors of its own: random ones to be timed and checked, or on the meta device to be compiled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..kernels.conv3d import Epilogue, Geometry, Partials, Weight, buffer_shape
+from ..kernels.conv3d import dispatch as direct
+from ..kernels.conv3d.reference import conv3d as reference
+from ..kernels.conv3d.schedules import ROW_BLOCK, Schedule
+from ..kernels.conv3d.types import quantise_rows
+from ..kernels.conv3d.winograd import launch as planes
+from ..kernels.conv3d.winograd.planes import sources
+from ..kernels.targets import Target
+from .layers import Layer
+
+#: A call that takes more is timed for fewer frames, then for fewer rows.
+MOST_BYTES = 768 << 20
+#: ||result - reference|| / ||reference||, at most: what rounding to the types of operands and result leaves.
+ERRORS = {torch.float16: 1e-3, torch.bfloat16: 8e-3, torch.float8_e4m3fn: 8e-3, torch.int8: 8e-3}
+#: The same where products are summed in fp16, a step at a time.
+HALF_ERROR = 8e-3
+#: Of sums, which norms are made from.
+SUMS_ERROR = 1e-4
+#: Rows, columns and frames of a call to be checked: of more than one block and tile, with a rest.
+CHECKED = (ROW_BLOCK + 7, 45, 2)
+
+
+@dataclass
+class Problem:
+    """One call. x, out, residual: as for `conv3d`."""
+
+    x: Tensor
+    weight: Weight
+    out: Tensor
+    geometry: Geometry
+    epilogue: Epilogue
+    start: int
+
+    def launch(self, target: Target, schedule: Schedule) -> Partials | None:
+        """Of a clip's middle."""
+        run = planes.launch if self.weight.winograd else direct.launch
+        return run(self.x, self.weight, self.out, self.geometry, self.epilogue, self.start, 2, target, schedule)
+
+    def reference(self, out: Tensor) -> Partials | None:
+        return reference(self.x, self.weight, out, self.geometry, self.epilogue, self.start, 2)
+
+
+def sized(layer: Layer) -> Layer:
+    """With no more frames and rows than MOST_BYTES allow."""
+    while _bytes(layer) > MOST_BYTES:
+        rows, columns = layer.frame
+        if layer.frames > 1:
+            layer = replace(layer, frames=layer.frames // 2)
+        elif rows > ROW_BLOCK:
+            layer = replace(layer, frame=(max(rows // 2 // ROW_BLOCK, 1) * ROW_BLOCK, columns))
+        else:
+            break
+    return layer
+
+
+def checked(layer: Layer) -> Layer:
+    """As small as shows what a schedule computes wrongly."""
+    rows, columns, frames = CHECKED
+    return replace(layer, frame=(rows, columns), frames=frames)
+
+
+def problem(layer: Layer, device: torch.device, generator: torch.Generator | None = None) -> Problem:
+    """Seeded values, and none on the meta device, within what the operands' type holds."""
+    kind, (h, w), (kt, kh, kw) = layer.kind, layer.frame, layer.kernel
+    pt, py, px = layer.phases
+    sets = math.prod(layer.phases) * max(layer.folded, 1)
+    many = len(sources(kw, 0)) if kind.form == "winograd" else 1
+    values = _values(device, generator)
+    spread = (kt * kh * kw * kind.channels) ** -0.5
+    columns = kt * kh * (1 if kind.form == "winograd" else kw) * kind.channels
+    if device.type == "meta":
+        rows = values(sets * many * kind.outputs, columns).to(kind.dtype)
+        scale = values(sets * kind.outputs) if kind.dtype.itemsize == 1 else None
+    else:
+        rows, scale = quantise_rows(spread * values(sets * many * kind.outputs, columns), kind.dtype, kind.channels)
+        if scale is not None and many > 1:  # one for all planes of an output
+            scale = scale[: sets * kind.outputs].contiguous()
+    mix = values(sets, many - 2, kind.outputs).abs() if layer.mix else None
+    weight = Weight(rows, kind.channels, kind.outputs, layer.kernel, scale, layer.phases, layer.shifted, layer.folded,
+                    winograd=kind.form == "winograd", mix=mix)  # fmt: skip
+    st, sh, sw = layer.stride
+    slots = (layer.frames - 1) * st + kt + 1  # a ring of one more, so that it wraps around
+    plane = (h * sh + 2, w * sw + 2, kind.channels)
+    if kind.form == "winograd":
+        plane = buffer_shape(h, w, kind.channels, kw)
+    x = _operand(values(slots, *plane), kind.dtype)
+    out_type = getattr(torch, layer.out)
+    out = torch.empty(layer.frames * pt, h * py, w * px, kind.outputs, dtype=out_type, device=device)
+    shape = {0: None, 1: (math.prod(layer.phases) * kind.outputs,), 2: (sets, kind.outputs), 3: (sets, 4, kind.outputs)}
+    bias = None if shape[layer.bias] is None else values(*shape[layer.bias])
+    residual = values(*out.shape).to(out_type) if layer.residual else None
+    # 8-bit operands are as large as their type holds; their results should not be.
+    scale_in = 1.0 if kind.dtype.itemsize == 2 else 1.0 / 32
+    epilogue = Epilogue(bias, residual, layer.groups, scale_in, half_accumulate=layer.half_accumulate)
+    return Problem(x, weight, out, Geometry(layer.stride, layer.origin), epilogue, slots - 1)
+
+
+def wrong(layer: Layer, target: Target, schedule: Schedule, run: Problem, want: Tensor) -> str | None:
+    """What is wrong with a schedule's numbers; None: nothing. want: the reference's result, in the result's type."""
+    run.out.fill_(math.nan)
+    sums = run.launch(target, schedule)
+    got = run.out
+    error = _distance(got.float(), want.float())
+    limit = HALF_ERROR if layer.kind.accumulate == "f16" else ERRORS[layer.kind.dtype]
+    limit = max(limit, ERRORS.get(got.dtype, 0.0))
+    if not error <= limit:
+        return f"error {error:.1e} against the reference, where rounding allows {limit:.0e}"
+    if sums is not None:
+        stored = got.double().reshape(got.shape[0], -1, layer.groups, got.shape[-1] // layer.groups)
+        exact = torch.stack((stored.sum((1, 3)), stored.square().sum((1, 3))), -1)
+        made = sums.data.double().sum(1).reshape(got.shape[0], layer.groups, -1, 2).sum(2)
+        error = _distance(made, exact)
+        if not error <= SUMS_ERROR:
+            return f"error {error:.1e} of its sums, where rounding allows {SUMS_ERROR:.0e}"
+    first = got.clone()
+    run.launch(target, schedule)
+    return None if torch.equal(first, got) else "other bits the second time"
+
+
+def _distance(got: Tensor, want: Tensor) -> float:
+    return ((got.double() - want.double()).norm() / want.double().norm()).item()
+
+
+def _values(device: torch.device, generator: torch.Generator | None) -> Callable[..., Tensor]:
+    if device.type == "meta":
+        return lambda *shape: torch.empty(shape, device=device)
+    return lambda *shape: torch.randn(shape, device=device, generator=generator)
+
+
+def _operand(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return (x * 32).round().clamp_(-127, 127).to(dtype) if dtype == torch.int8 else x.to(dtype)
+
+
+def _bytes(layer: Layer) -> int:
+    kind, (h, w) = layer.kind, layer.frame
+    st, sh, sw = layer.stride
+    read = ((layer.frames - 1) * st + layer.kernel[0] + 1) * h * sh * w * sw * kind.channels * kind.dtype.itemsize
+    made = layer.frames * math.prod(layer.phases) * h * w * kind.outputs * 2 * (1 + layer.residual)
+    return read * (2 if kind.form == "winograd" else 1) + made

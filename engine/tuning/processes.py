@@ -1,0 +1,199 @@
+"""The processes that compile and measure: started by a tuning, ended with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import log
+from ..hardware import cores
+from ..kernels.conv3d.schedules import Schedule
+from ..memory import available_ram
+from .layers import Layer
+from .worker import as_ask
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Whatever the pack's folder is called where a host has it.
+CODE = """
+import importlib.util, sys
+root, mode, where = sys.argv[1:]
+spec = importlib.util.spec_from_file_location("zerowaste_vae", root + "/__init__.py", submodule_search_locations=[root])
+sys.modules["zerowaste_vae"] = package = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(package)
+from zerowaste_vae.engine.tuning.worker import main
+main(mode, where)
+"""
+#: Bytes of host memory that a compiling process takes, and how many there are at most.
+EACH_BYTES, MOST = 700 << 20, 16
+#: Seconds without a word after which a measuring process is taken to hang.
+SILENCE = 40.0
+
+
+class Worker:
+    """One process that answers lines of JSON."""
+
+    def __init__(self, mode: str, where: str) -> None:
+        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+        if mode == "compile":
+            environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # it needs no GPU's memory
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", CODE, str(ROOT), mode, where], env=environment, text=True, encoding="utf-8",
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        self._answers: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        for line in self._process.stdout:
+            self._answers.put(line)
+        self._answers.put(None)
+
+    def ask(self, question: dict[str, Any]) -> None:
+        try:
+            self._process.stdin.write(json.dumps(question) + "\n")
+            self._process.stdin.flush()
+        except OSError:  # it has ended: `answer` says so
+            pass
+
+    def answer(self, seconds: float) -> dict[str, Any] | None:
+        """The next line; None where the process has ended. Raises queue.Empty when there is none for so long."""
+        line = self._answers.get(timeout=max(seconds, 0.01))
+        return None if line is None else json.loads(line)
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            stream.close()
+
+
+class Pool:
+    """Compiles side by side, as `search.Compiler`."""
+
+    def __init__(self, sm: int) -> None:
+        room = available_ram()
+        most = MOST if room is None else max(1, min(MOST, room // 2 // EACH_BYTES))
+        self._count, self._sm = max(1, min(most, cores() - 1)), sm
+        self._jobs: queue.SimpleQueue[tuple[Layer, int, Schedule]] = queue.SimpleQueue()
+        self._results: dict[tuple[Any, int], str | None] = {}
+        self._counts: dict[Any, int] = {}
+        self._changed = threading.Condition()
+        self._workers: list[Worker] = []
+        self._ended = False
+
+    def start(self, jobs: Sequence[tuple[Layer, list[Schedule]]]) -> None:
+        for layer, schedules in jobs:
+            self._counts[layer.kind] = len(schedules)
+            for i, schedule in enumerate(schedules):
+                self._jobs.put((layer, i, schedule))
+        for _ in range(min(self._count, sum(self._counts.values()))):
+            threading.Thread(target=self._work, daemon=True).start()
+
+    def wait(self, layer: Layer, until: float) -> list[str | None] | None:
+        keys = [(layer.kind, i) for i in range(self._counts[layer.kind])]
+        with self._changed:
+            done = self._changed.wait_for(lambda: all(key in self._results for key in keys), until - time.monotonic())
+            return [self._results[key] for key in keys] if done else None
+
+    def end(self) -> None:
+        with self._changed:
+            self._ended = True
+            for worker in self._workers:
+                worker.end()
+            self._workers.clear()
+
+    def _work(self) -> None:
+        worker = None
+        while not self._ended:
+            try:
+                layer, i, schedule = self._jobs.get_nowait()
+            except queue.Empty:
+                return
+            if worker is None and (worker := self._started()) is None:
+                return
+            worker.ask(as_ask(layer, schedule))
+            answer = worker.answer(1e6)
+            if answer is None:
+                worker = None
+            why = "the compiler ended the process" if answer is None else answer["error"]
+            with self._changed:
+                self._results[layer.kind, i] = why
+                self._changed.notify_all()
+
+    def _started(self) -> Worker | None:
+        with self._changed:
+            if self._ended:
+                return None
+            self._workers.append(Worker("compile", str(self._sm)))
+            return self._workers[-1]
+
+
+class Gpu:
+    """Measures on one GPU, as `search.Timer`. A kernel that ends the process or hangs is dropped, and another process
+    goes on with the others."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._worker: Worker | None = None
+
+    def start(self) -> None:
+        """Begin to load libraries."""
+        self._worker = self._worker or Worker("measure", str(self._device))
+
+    def link(self, until: float) -> float | None:
+        """Bytes per second each way; None where it could not be measured."""
+        self.start()
+        self._worker.ask({"link": True})
+        try:
+            answer = self._worker.answer(min(SILENCE, until - time.monotonic()))
+        except queue.Empty:
+            answer = None
+        if answer is None:
+            self.end()
+        return answer and answer["link"]
+
+    def measure(
+        self, layer: Layer, schedules: Sequence[Schedule], until: float
+    ) -> tuple[list[list[float]], list[str | None]] | None:
+        wrong: list[str | None] = [None] * len(schedules)
+        while left := [i for i, why in enumerate(wrong) if why is None]:
+            self.start()
+            self._worker.ask(as_ask(layer, *(schedules[i] for i in left)))
+            at, why = None, "ended the process"
+            try:
+                while answer := self._worker.answer(min(SILENCE, until - time.monotonic())):
+                    if "at" in answer:
+                        at = left[answer["at"]]
+                    elif "wrong" in answer:
+                        wrong[left[answer["wrong"]]] = answer["why"]
+                    elif "memory" in answer:
+                        log.once(f"tuning {layer.kind}: {answer['memory']}")
+                        return None
+                    else:
+                        times = {left[int(i)]: t for i, t in answer["times"].items()}
+                        return [times.get(i, []) for i in range(len(schedules))], wrong
+            except queue.Empty:
+                if time.monotonic() >= until:
+                    self.end()
+                    return None
+                why = f"did not end within {SILENCE:.0f} s"
+            self.end()
+            if at is None:  # no schedule's fault, and it would not be another's
+                return None
+            wrong[at] = why
+        return [[] for _ in schedules], wrong
+
+    def end(self) -> None:
+        if self._worker is not None:
+            self._worker.end()
+        self._worker = None

@@ -1,0 +1,108 @@
+"""Which schedule each layer takes, within a budget of time. Who compiles, who measures and what time it is is given.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ..kernels.conv3d.schedules import Schedule
+from ..kernels.conv3d.tuned import Kind
+from .layers import Layer
+from .problem import sized
+
+#: Another schedule than the table's takes at most this part of its time.
+GAIN = 0.98
+#: And is faster in this part of the rounds, in which all are timed one after the other: a GPU that gets slower or
+#: faster while it is measured does so for all of them.
+SURE = 0.75
+
+
+class Compiler(Protocol):
+    def start(self, jobs: Sequence[tuple[Layer, list[Schedule]]]) -> None:
+        """Compile all of these, in order."""
+
+    def wait(self, layer: Layer, until: float) -> list[str | None] | None:
+        """For each schedule of a layer None or why it does not compile; None where that takes longer than `until`."""
+
+
+class Timer(Protocol):
+    def measure(
+        self, layer: Layer, schedules: Sequence[Schedule], until: float
+    ) -> tuple[list[list[float]], list[str | None]] | None:
+        """Milliseconds of each schedule in each round (none where it is not right), and why it is not; None where that
+        takes longer than `until`."""
+
+
+@dataclass
+class Outcome:
+    """Of a tuning. chosen: of the layers that were measured, the table's schedules among them. times: ms of the chosen
+    and of the table's (None: that is not right here). rates: operations per second of the chosen."""
+
+    chosen: dict[Kind, Schedule] = field(default_factory=dict)
+    times: dict[Kind, tuple[float, float | None]] = field(default_factory=dict)
+    rates: dict[Kind, float] = field(default_factory=dict)
+    #: (layer, schedule, why) of what gave wrong numbers or did not run.
+    dropped: list[tuple[Kind, Schedule, str]] = field(default_factory=list)
+    #: Layers that keep the table's schedule: there was no time for them, or none of theirs is right.
+    left: list[Kind] = field(default_factory=list)
+    broken: list[Kind] = field(default_factory=list)
+
+
+def best(times: Mapping[int, Sequence[float]], table: int = 0) -> int:
+    """The number of the schedule to take, of those with times; `table` unless another one is faster beyond noise."""
+    medians = {i: statistics.median(t) for i, t in times.items() if t}
+    if table not in medians:
+        return min(medians, key=medians.__getitem__)
+    sure = [table]
+    for i, median in medians.items():
+        won = sum(a < b for a, b in zip(times[i], times[table], strict=True))
+        if median < GAIN * medians[table] and won >= SURE * len(times[i]):
+            sure.append(i)
+    return min(sure, key=medians.__getitem__)
+
+
+def search(
+    jobs: Sequence[tuple[Layer, list[Schedule]]], compiler: Compiler, timer: Timer, clock: Callable[[], float],
+    budget: float, check: Callable[[], None] = lambda: None, progress: Callable[[int, int], None] = lambda *_: None,
+) -> Outcome:  # fmt: skip
+    """jobs: layers with their schedules, the table's first; the most important ones first. budget: seconds from now.
+    check: may raise to cancel. progress(done, total): after each layer."""
+    until, out = clock() + budget, Outcome()
+    compiler.start(jobs)
+    for done, (layer, schedules) in enumerate(jobs):
+        check()
+        progress(done, len(jobs))
+        failed = compiler.wait(layer, until) if clock() < until else None
+        if failed is None:
+            out.left.append(layer.kind)
+            continue
+        built = [s for s, why in zip(schedules, failed, strict=True) if why is None]
+        found = timer.measure(layer, built, until) if built else ([], [])
+        if found is None:
+            out.left.append(layer.kind)
+            continue
+        _settle(out, layer, schedules, failed, built, *found)
+    progress(len(jobs), len(jobs))
+    return out
+
+
+def _settle(
+    out: Outcome, layer: Layer, schedules: list[Schedule], failed: list[str | None], built: list[Schedule],
+    times: list[list[float]], wrong: list[str | None],
+) -> None:  # fmt: skip
+    """One layer's choice."""
+    kind = layer.kind
+    out.dropped += [(kind, s, why) for s, why in zip(schedules, failed, strict=True) if why is not None]
+    out.dropped += [(kind, s, why) for s, why in zip(built, wrong, strict=True) if why is not None]
+    right = {schedules.index(s): t for s, t, why in zip(built, times, wrong, strict=True) if why is None and t}
+    if not right:
+        out.broken.append(kind)
+        return
+    taken = best(right)
+    spent = statistics.median(right[taken])
+    out.chosen[kind] = schedules[taken]
+    out.rates[kind] = 1e3 * sized(layer).flop / spent
+    out.times[kind] = spent, statistics.median(right[0]) if 0 in right else None

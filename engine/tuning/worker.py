@@ -1,0 +1,185 @@
+"""What a process of its own does for a tuning: compile schedules without a GPU, or check and time them on one. Lines of
+JSON come in and go out; a kernel that ends the process ends nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from ..kernels.conv3d.schedules import Schedule
+from ..kernels.targets import Target, capabilities, target, triton_version
+from .layers import Layer
+from .problem import Problem, checked, problem, sized, wrong
+
+#: Rounds in which all schedules are timed, one after the other, and milliseconds of one's calls in a round.
+ROUNDS, LEAST_MS = 9, 4.0
+#: Seconds after which no further round begins, once there are FEWEST.
+MOST_SECONDS, FEWEST = 2.5, 3
+#: Bytes that cross the link when its rate is measured, and how often.
+LINK_BYTES, LINK_TIMES = 256 << 20, 4
+Ask = dict[str, Any]
+
+
+def main(mode: str, where: str) -> None:
+    """mode: "compile" for capability `where`, or "measure" on device `where`. Ends with its input."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no answer
+    serve = compiler(int(where)) if mode == "compile" else Meter(torch.device(where))
+    for line in sys.stdin:
+        for answer in serve(json.loads(line)):
+            print(json.dumps(answer), file=answers, flush=True)
+
+
+def said(error: BaseException) -> str:
+    """An error in one line."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:160]}" if lines else type(error).__name__
+
+
+# -- compiling ---------------------------------------------------------------------------------------------------------
+
+
+class _NoGpu:
+    """Stands for Triton's driver: kernels are compiled for a target, nothing is launched."""
+
+    def __init__(self, sm: int) -> None:
+        from triton.backends.compiler import GPUTarget
+
+        self._target = GPUTarget("cuda", sm, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        return self._target
+
+
+def compiler(sm: int) -> Callable[[Ask], Iterator[Ask]]:
+    """Compiles into Triton's cache, by the launch's own code: what is launched later finds it there."""
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    driver.set_active(_NoGpu(sm))
+    run = JITFunction.run
+    JITFunction.run = lambda self, *args, **options: run(self, *args, **options | {"warmup": True})
+    here = capabilities(f"sm_{sm}", sm, triton_version())
+
+    def serve(ask: Ask) -> Iterator[Ask]:
+        try:
+            layer = sized(Layer.from_dict(ask["layer"]))
+            problem(layer, torch.device("meta")).launch(here, Schedule(**ask["schedule"]))
+        except Exception as error:
+            yield {"error": said(error)}
+        else:
+            yield {"error": None}
+
+    return serve
+
+
+# -- measuring ---------------------------------------------------------------------------------------------------------
+
+
+class Meter:
+    """Checks and times the schedules of one layer after the other; and the link to host memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.target: Target = target(device)
+
+    def __call__(self, ask: Ask) -> Iterator[Ask]:
+        with torch.no_grad(), torch.cuda.device(self.device):
+            if "layer" not in ask:
+                yield {"link": self._link()}
+                return
+            try:
+                yield from self._layer(Layer.from_dict(ask["layer"]), [Schedule(**s) for s in ask["schedules"]])
+            except torch.OutOfMemoryError as error:  # says nothing of a schedule
+                yield {"memory": said(error)}
+            finally:
+                torch.cuda.empty_cache()
+
+    def _layer(self, layer: Layer, schedules: list[Schedule]) -> Iterator[Ask]:
+        """{"at": i} before each schedule is first run, {"wrong": i, "why": ...} where it is, then {"times": ms of each
+        round by number}."""
+        right = []
+        small = self._made(checked(layer))
+        want = torch.empty_like(small.out)
+        small.reference(want)
+        for i, schedule in enumerate(schedules):
+            yield {"at": i}
+            try:
+                why = wrong(layer, self.target, schedule, small, want)
+                torch.cuda.synchronize(self.device)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                why = said(error)
+            if why is None:
+                right.append(i)
+            else:
+                yield {"wrong": i, "why": why}
+        del small, want
+        run = self._made(sized(layer))
+        times: dict[int, list[float]] = {i: [] for i in right}
+        repeats: dict[int, int] = {}
+        for i in right:
+            yield {"at": i}
+            self._timed(run, schedules[i], 1)
+            repeats[i] = max(1, min(20, int(LEAST_MS / max(self._timed(run, schedules[i], 1), 1e-3))))
+        began = time.perf_counter()
+        for done in range(ROUNDS if right else 0):
+            if done >= FEWEST and time.perf_counter() - began > MOST_SECONDS:
+                break
+            for i in right:
+                times[i].append(self._timed(run, schedules[i], repeats[i]))
+        yield {"times": times}
+
+    def _made(self, layer: Layer) -> Problem:
+        return problem(layer, self.device, torch.Generator(self.device).manual_seed(0))
+
+    def _timed(self, run: Problem, schedule: Schedule, repeats: int) -> float:
+        """Milliseconds of one call."""
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(repeats):
+            run.launch(self.target, schedule)
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) / repeats
+
+    def _link(self) -> float:
+        """Bytes per second that come from page-locked host memory while as many go back."""
+        try:
+            host = [torch.empty(LINK_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        except RuntimeError:  # the system locks none: copies are then what they are
+            host = [torch.empty(LINK_BYTES, dtype=torch.uint8) for _ in range(2)]
+        there = [torch.empty(LINK_BYTES, dtype=torch.uint8, device=self.device) for _ in range(2)]
+        streams = [torch.cuda.Stream(self.device) for _ in range(2)]
+        seconds = []
+        for _ in range(LINK_TIMES):
+            torch.cuda.synchronize(self.device)
+            began = time.perf_counter()
+            with torch.cuda.stream(streams[0]):
+                there[0].copy_(host[0], non_blocking=True)
+            with torch.cuda.stream(streams[1]):
+                host[1].copy_(there[1], non_blocking=True)
+            torch.cuda.synchronize(self.device)
+            seconds.append(time.perf_counter() - began)
+        return LINK_BYTES / statistics.median(seconds[1:])
+
+
+def as_ask(layer: Layer, *schedules: Schedule) -> Ask:
+    """What a worker is asked: one schedule to be compiled, or all of a layer's to be timed."""
+    parts = [asdict(s) for s in schedules]
+    return {"layer": layer.as_dict(), "schedule": parts[0], "schedules": parts}

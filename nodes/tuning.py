@@ -1,0 +1,82 @@
+"""The tuning that a page of the frontend may start: one at a time, in a thread of its own. No ComfyUI, no server."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..engine import InputError, log
+from ..engine.errors import Cancelled, ZeroWasteError
+from ..engine.tune import tune, why_not
+from . import planning
+
+
+class Tuner:
+    """Says how it goes to whoever asks."""
+
+    def __init__(self, run: Callable[..., Any] = tune, why: Callable[[torch.device], str | None] = why_not) -> None:
+        self._run, self._why = run, why
+        self._lock = threading.Lock()
+        self._cancel = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._state: dict[str, Any] = {"state": "idle", "done": 0, "total": 0, "text": ""}
+
+    def state(self) -> dict[str, Any]:
+        """state: idle, running, done, cancelled or failed; layers done and in all; how it ended, in one line."""
+        with self._lock:
+            return dict(self._state)
+
+    def start(self, model: str, busy: bool, device: torch.device) -> None:
+        """Raises InputError, with the reason in one line, where it cannot begin."""
+        if why := self._why(device):
+            raise InputError(why)
+        walk, off = planning.walk_of(model, device)
+        if off:
+            raise InputError(off)
+        if busy:
+            raise InputError("a workflow is running: tune when the queue is empty")
+        with self._lock:
+            if self._state["state"] == "running":
+                raise InputError("a tuning is under way already")
+            self._cancel.clear()
+            self._state = {"state": "running", "done": 0, "total": 0, "text": ""}
+        self._thread = threading.Thread(target=self._work, args=(walk, device), name="zerowaste-tune", daemon=True)
+        self._thread.start()
+
+    def cancel(self) -> None:
+        """End it as soon as the layer under way is done."""
+        self._cancel.set()
+
+    def wait(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+
+    def _work(self, walk: Any, device: torch.device) -> None:
+        try:
+            tuning, found = self._run(walk, device, progress=self._progress, cancel=self._cancel.is_set)
+        except Cancelled:
+            self._end("cancelled", "")
+        except ZeroWasteError as error:
+            self._end("failed", str(error))
+        except Exception as error:
+            log.warn(f"tuning failed: {type(error).__name__}: {error}")
+            self._end("failed", f"{type(error).__name__}: {error}".splitlines()[0])
+        else:
+            planning._planner.cache_clear()  # plans know the link's rate from now on
+            left = f", {len(found.left)} without time" if found.left else ""
+            dropped = f", {len(found.dropped)} schedules dropped" if found.dropped else ""
+            self._end("done", f"{len(tuning.schedules)} kinds of layers tuned on this GPU{left}{dropped}")
+
+    def _progress(self, done: int, total: int) -> None:
+        with self._lock:
+            self._state |= {"done": done, "total": total}
+
+    def _end(self, state: str, text: str) -> None:
+        with self._lock:
+            self._state |= {"state": state, "text": text}
+
+
+TUNER = Tuner()

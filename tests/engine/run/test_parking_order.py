@@ -1,0 +1,155 @@
+"""Whether copies and convolutions on their queues could ever meet in the same memory: checked without a GPU, by what
+each queue has waited for. In program order, as a CPU runs it, everything is right anyway."""
+
+import itertools
+import random
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from zerowaste_vae.engine.run import parking as module
+from zerowaste_vae.engine.run.parking import Parked, Parking
+from zerowaste_vae.engine.run.pinned import POOL
+
+CPU = torch.device("cpu")
+
+
+class Queue:
+    """A CUDA stream that remembers how far it knows the others to be."""
+
+    def __init__(self, name):
+        self.name, self.at, self.knows = name, 0, {}
+
+    def record_event(self):
+        return {**self.knows, self: self.at}
+
+    def wait_event(self, event):
+        for queue, at in event.items():
+            self.knows[queue] = max(self.knows.get(queue, 0), at)
+
+    def synchronize(self):
+        pass
+
+
+class Gpu(TorchFunctionMode):
+    """Follows what is read and written, and by which queue."""
+
+    def __init__(self):
+        super().__init__()
+        self.main = self.now = Queue("main")
+        self.done = []  # (first byte, end, written, queue, its count)
+        self.beside = 0
+
+    @contextmanager
+    def stream(self, queue):
+        before, self.now = self.now, queue
+        yield
+        self.now = before
+
+    def touch(self, tensor, written):
+        assert tensor.is_contiguous()
+        first, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+        queue, kept = self.now, []
+        for entry in self.done:
+            a, b, wrote, other, at = entry
+            known = other is queue or queue.knows.get(other, 0) >= at
+            if a < end and first < b and (written or wrote):
+                assert known, f"{queue.name} meets {other.name}"
+            elif not known:
+                self.beside += other is not queue
+            if not (written and first <= a and b <= end):  # nothing can meet it but through this one
+                kept.append(entry)
+        queue.at += 1
+        self.done = [*kept, (first, end, written, queue, queue.at)]
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.copy_:
+            self.touch(args[1], False)
+            self.touch(args[0], True)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    made = Gpu()
+    monkeypatch.setattr(module.torch.cuda, "current_stream", lambda device=None: made.now)
+    monkeypatch.setattr(module.torch.cuda, "stream", made.stream)
+    yield made
+    POOL.release()
+
+
+def layers(draw):
+    """(key, plane, rows, frames, visits in a chunk, bands that are written ahead)."""
+    for i in range(6):
+        rows = draw.choice([64, 130, 200, 260])
+        channels = draw.choice([1, 2, 4, 8])
+        numbers = draw.choice([1, 2, 3]), draw.choice([1, 2]), draw.choice([0, 1])
+        yield f"layer {i}", (rows + 2, 5, channels), rows, *numbers
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(("buffers", "near"), [(2, 0), (3, 20_000), (4, 0)])
+def test_no_two_queues_meet(gpu, seed, buffers, near):
+    draw = random.Random(seed)
+    network = list(layers(draw))
+    parked = Parked(Parking(None, 0, buffers, near=near), CPU)
+
+    def uses(dry, left_out=None):
+        for key, plane, rows, frames, visits, behind in network:
+            if key == left_out:
+                continue
+            for _ in range(visits):
+                bands = parked.bands(key, plane, torch.float32, 2, frames, rows, 1, 3, 1)
+                if dry:
+                    for band in bands:
+                        parked.note(key, band, frames)
+                else:
+                    yield key, bands, frames, behind
+
+    list(uses(True))
+    parked.allocate()
+    parked._aside, parked._in, parked._out = True, Queue("in"), Queue("out")
+    ahead = 0
+    with gpu:
+        for chunk in range(5):
+            if chunk == 3:
+                parked.restart()
+            if chunk == 1 or draw.random() < 0.8:  # else nobody announces it
+                list(uses(True))
+            # Something else than what was announced.
+            left_out = None if chunk == 1 else draw.choice([None, "layer 2", "layer 4"])
+            for key, bands, frames, behind in uses(False, left_out):
+                waiting = []
+                for band in bands:
+                    buffer = parked.enter(key, band, frames)
+                    ahead = max(ahead, len(parked._ahead))
+                    gpu.touch(buffer.view[2:], True)
+                    parked.arrive(buffer, "zero")
+                    waiting.append(buffer)
+                    if len(waiting) > behind:
+                        finish(parked, gpu, waiting.pop(0))
+                for buffer in waiting:
+                    finish(parked, gpu, buffer)
+    assert not parked.coming and not parked._ahead and not parked._entered
+    assert ahead >= 1 and gpu.beside  # queues did run side by side
+    for a, b in itertools.pairwise(sorted(parked._left, key=lambda buffer: buffer.start)):
+        assert a.end <= parked._room and b.end <= parked._room
+
+
+def finish(parked, gpu, buffer):
+    gpu.touch(buffer.view, False)
+    parked.leave(buffer)
+
+
+def test_a_wait_that_is_left_out_is_found(gpu):
+    parked = Parked(Parking(None, 0, 2), CPU)
+    (band,) = parked.bands("a", (66, 5, 4), torch.float32, 2, 1, 64, 1, 3, 1)
+    parked.note("a", band, 1)
+    parked.allocate()
+    parked._aside, parked._in, parked._out = True, Queue("in"), Queue("out")
+    parked._out.wait_event = lambda event: None
+    with gpu, pytest.raises(AssertionError, match="out meets main"):
+        buffer = parked.enter("a", band, 1)
+        gpu.touch(buffer.view[2:], True)
+        parked.arrive(buffer, "zero")

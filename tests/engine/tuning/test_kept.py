@@ -1,0 +1,121 @@
+"""What a tuning leaves on disk, and what becomes of files that are not that."""
+
+import json
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+from zerowaste_vae.engine import log
+from zerowaste_vae.engine.kernels.conv3d.schedules import Schedule
+from zerowaste_vae.engine.kernels.conv3d.tuned import Kind
+from zerowaste_vae.engine.kernels.targets import capabilities
+from zerowaste_vae.engine.planning.cost import Rates
+from zerowaste_vae.engine.tuning import kept
+from zerowaste_vae.engine.tuning.candidates import candidates
+from zerowaste_vae.engine.tuning.kept import Tuning
+
+MACHINE = {"gpu": "A Card, 16 GB", "sm": 89, "driver": "1.2", "torch": "2", "triton": "3.7", "zerowaste_vae": "0.1.0"}
+KIND = Kind("direct", "float16", "f32", 128, 256, False, 1, 3, False, True)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.setenv("ZEROWASTE_CACHE", str(tmp_path))
+    monkeypatch.setattr(log, "_said", set())
+    return tmp_path
+
+
+@pytest.fixture
+def tuning():
+    schedules = candidates(capabilities("sm_89", 89, (3, 7)), KIND)
+    small = KIND._replace(small=True)
+    return Tuning(
+        MACHINE, {KIND: schedules[-1], small: candidates(capabilities("sm_89", 89, (3, 7)), small)[0]},
+        {KIND: (1.5, 2.0), small: (0.1, None)}, [(str(KIND), "positions 128", "error 0.3")], [str(small)], 24e9, 150e12,
+    )  # fmt: skip
+
+
+def test_what_is_written_is_read(here, tuning):
+    assert kept.read(MACHINE) is None
+    path = kept.write(tuning)
+    assert path.parent == here / "tuning" and path.name.startswith("a-card-16-gb-")
+    assert kept.read(MACHINE) == tuning
+    assert list(path.parent.iterdir()) == [path]
+    assert tuning.rates() == Rates(150e12, 24e9) and replace(tuning, link=None).rates() == Rates(work=150e12)
+
+
+@pytest.mark.parametrize("name", MACHINE)
+def test_another_driver_card_or_version_has_another_file(here, tuning, name):
+    kept.write(tuning)
+    other = MACHINE | {name: 90 if name == "sm" else "another"}
+    assert kept.place(other) != kept.place(MACHINE) and kept.read(other) is None
+
+
+def damaged(tuning):
+    text = json.dumps(tuning.as_dict())
+    yield text[: len(text) // 2]
+    yield "[]"
+    yield ""
+    yield text.replace('"format": 1', '"format": 0')
+    yield text.replace("A Card", "Another Card")  # copied from another machine
+    yield text.replace('"positions": 128', '"positions": 32')  # more sums than plans state
+    yield text.replace('"float16"', '"float61"')
+    yield text.replace("24000000000.0", "-1.0")
+    yield text.replace("24000000000.0", "NaN")
+
+
+def test_a_file_that_is_no_such_thing_costs_a_line(here, tuning, caplog, monkeypatch):
+    path = kept.write(tuning)
+    for text in damaged(tuning):
+        monkeypatch.setattr(log, "_said", set())
+        caplog.clear()
+        path.write_text(text, encoding="utf-8")
+        assert kept.read(MACHINE) is None
+        assert len(caplog.records) == 1 and str(path) in caplog.text and "the schedules of the table run" in caplog.text
+        assert "\n" not in caplog.records[0].getMessage()
+    kept.write(tuning)
+    assert kept.read(MACHINE) == tuning
+
+
+def test_a_reader_sees_the_old_file_or_the_new_one(here, tuning):
+    kept.write(tuning)
+    other, done = replace(tuning, link=12e9), threading.Event()
+
+    def write():
+        for i in range(60):
+            kept.write((tuning, other)[i % 2])
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    while not done.is_set():
+        assert kept.read(MACHINE) in (tuning, other)
+    writer.join()
+
+
+def test_a_cache_folder_that_takes_nothing_costs_a_line(here, tuning, monkeypatch, caplog):
+    (here / "file").write_text("")
+    monkeypatch.setenv("ZEROWASTE_CACHE", str(here / "file"))
+    assert kept.write(tuning) is None
+    assert kept.read(MACHINE) is None
+    assert len(caplog.records) == 1
+
+
+def test_a_cpu_has_none():
+    cpu = torch.device("cpu")
+    assert kept.of(cpu) is None and kept.words(cpu) == "" and kept.rates(cpu) == Rates()
+    if not torch.cuda.is_available():
+        assert kept.of(torch.device("cuda", 0)) is None
+
+
+def test_what_is_taken_up_counts(tuning, monkeypatch):
+    """On a device that nothing runs on."""
+    from zerowaste_vae.engine.kernels.conv3d import tuned
+
+    place = torch.device("cuda", 7)
+    monkeypatch.setattr(kept, "_known", {})
+    monkeypatch.setattr(tuned, "_tables", {})
+    kept.take_up(place, tuning)
+    assert tuned.table(place) == tuning.schedules
+    assert Schedule(**vars(tuning.schedules[KIND])) == tuning.schedules[KIND]

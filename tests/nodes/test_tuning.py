@@ -1,0 +1,95 @@
+"""A tuning that a page starts: one at a time, told as it goes, ended when asked to. Nothing is measured here."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+from zerowaste_vae.engine import InputError
+from zerowaste_vae.engine.errors import Cancelled
+from zerowaste_vae.nodes import planning
+from zerowaste_vae.nodes.tuning import Tuner
+
+GPU = torch.device("cuda", 0)
+DONE = (SimpleNamespace(schedules={1: 1, 2: 2}), SimpleNamespace(left=[3], dropped=[4, 5]))
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch):
+    monkeypatch.setattr(planning, "walk_of", lambda model, device: (model, "off here" if model == "plain" else ""))
+
+
+def tuner(run, why=None):
+    return Tuner(run, lambda device: why)
+
+
+def test_it_goes_and_ends():
+    go, seen = threading.Event(), []
+
+    def run(walk, device, progress, cancel):
+        seen.append((walk, device, cancel()))
+        progress(3, 9)
+        go.wait(10)
+        return DONE
+
+    one = tuner(run)
+    assert one.state()["state"] == "idle"
+    one.start("a.safetensors", False, GPU)
+    while one.state()["done"] != 3:
+        pass
+    assert one.state() == {"state": "running", "done": 3, "total": 9, "text": ""}
+    with pytest.raises(InputError, match="under way already"):
+        one.start("b.safetensors", False, GPU)
+    go.set()
+    one.wait()
+    assert seen == [("a.safetensors", GPU, False)]
+    assert one.state()["state"] == "done"
+    assert one.state()["text"] == "2 kinds of layers tuned on this GPU, 1 without time, 2 schedules dropped"
+
+
+def test_cancel_and_begin_again():
+    def run(walk, device, progress, cancel):
+        if walk == "second":
+            return DONE
+        while not cancel():
+            pass
+        raise Cancelled
+
+    one = tuner(run)
+    one.start("first", False, GPU)
+    one.cancel()
+    one.wait()
+    assert one.state()["state"] == "cancelled"
+    one.start("second", False, GPU)
+    one.wait()
+    assert one.state()["state"] == "done"
+
+
+@pytest.mark.parametrize("error", [InputError("no room"), RuntimeError("no room\nat all")])
+def test_what_fails_says_so_in_a_line(error):
+    def run(*args, **options):
+        raise error
+
+    one = tuner(run)
+    one.start("a", False, GPU)
+    one.wait()
+    assert one.state()["state"] == "failed" and one.state()["text"].endswith("no room")
+
+
+def test_what_cannot_begin_says_why():
+    with pytest.raises(InputError, match="needs a GPU"):
+        tuner(None, "needs a GPU").start("a", False, GPU)
+    with pytest.raises(InputError, match="off here"):
+        tuner(None).start("plain", False, GPU)
+    with pytest.raises(InputError, match="queue is empty"):
+        tuner(None).start("a", True, GPU)
+
+
+def test_a_vae_is_known_by_its_name_or_from_a_run(monkeypatch):
+    monkeypatch.undo()
+    with pytest.raises(InputError, match=r"whatever\.bin is not known: run a workflow that loads it first"):
+        planning.walk_of("whatever.bin", torch.device("cpu"))
+    walk, off = planning.walk_of("wan_2.1_vae.safetensors", torch.device("cpu"))
+    assert walk.architecture.name == "wan2.1" and "CUDA" in off
