@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from .network.program import Program, Size
 from .network.tiled import TiledProgram
 from .operands.policy import Policy
 from .options import Options
-from .planning.budget import Limits
+from .planning.budget import Limits, Machine
 from .planning.planner import Planner
 from .ranks import Ranks, told
 from .report import Report
@@ -27,7 +27,7 @@ from .request import Request
 from .run.plan import Plan
 from .run.progress import Ticker
 from .run.results import Finished, HandedOn, Results, Target
-from .run.rows import splits
+from .run.rows import Planned, splits
 from .spread import Operation, Told
 
 #: What an exchange among ranks takes (50 to 70 us between two H200s), in operations: at 650 TFLOP/s, as in fp16.
@@ -93,7 +93,8 @@ class _Agreed:
     def plan(
         self, half: str, size: tuple[int, int, int], request: Request, limits: Limits, *rest: Any
     ) -> Plan:  # fmt: skip
-        return self._peers.agreed(limits, lambda least: self._plan(half, size, request, least, *rest))
+        whole = replace(request, tiling="untiled", tile=0)
+        return self._peers.agreed(limits, lambda least: self._plan(half, size, whole, least, *rest))
 
 
 class RowCore(Core):
@@ -155,6 +156,19 @@ def why_no_rows(program: Program, height: int, count: int) -> str | None:
     if all(s.whole for s in splits(height, _scales(program), count)):
         return f"{height} rows of latent pixels are too few for {count} parts"
     return None
+
+
+def fits(vae: Core, size: tuple[int, int, int], request: Request, count: int) -> bool:
+    """Whether rows of whole frames keep below the memory target, with nothing parked. size: latents, rows, columns."""
+    limits = Machine.now(vae.device, vae._held("decoder")).limits(request)
+    vae.planner.walk.share(Planned(0, count))
+    try:
+        vae.planner.plan("decoder", size, replace(request, tiling="untiled", tile=0), Limits(limits.target, host=0))
+    except PlanError:
+        return False
+    finally:
+        vae.planner.walk.share(None)
+    return True
 
 
 def decode(

@@ -138,7 +138,9 @@ def _by_rows(
     span = latent_of(wanted.start, last), latent_of(wanted.stop - 1, last) + 1
     shares = split(leads, count, [1.0] * ranks.count, bounds=span)
     rows = by_rows.duration(program, height, width, ranks.count) * (span[1] - span[0] + leads(span[0]))
-    return ranks.split == "rows" or rows < duration(shares, [1.0] * ranks.count)
+    if ranks.split == "rows":
+        return True
+    return rows < duration(shares, [1.0] * ranks.count) and by_rows.fits(vae, latents, request, ranks.count)
 
 
 def _named(vae: Core, devices: Devices, mixed: bool) -> list[torch.device]:

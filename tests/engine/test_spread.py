@@ -301,6 +301,15 @@ def test_why_rows_are_not_shared(small, vae):
     assert "does not make rows" in by_rows.why_no_rows(wan.WAN21.decoder(published), 90, 2)
 
 
+@pytest.mark.parametrize("fused", [True])
+def test_rows_that_do_not_fit_are_not_chosen(small):
+    size, whole = (3, 70, 4), small.plan_decode(3, 70, 4).peak_bytes
+    target = whole / 2**30
+    assert by_rows.fits(small, size, Request(vram_gb=target), 2)
+    assert not by_rows.fits(small, size, Request(vram_gb=0.5 * target), 2)
+    assert small.plan_decode(3, 70, 4).peak_bytes == whole
+
+
 def test_rows_take_less_time_for_short_clips_and_more_for_long_ones():
     config = seedvr2.PUBLISHED.config
     program = seedvr2.decoder(config)
