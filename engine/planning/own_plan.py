@@ -53,8 +53,9 @@ class OwnPlanner:
     ) -> Plan:
         """As Planner.plan. Raises PlanError where nothing stays below the target."""
         own = self._program(half).own
-        if request.tile or request.tiling in ("exact", "blended"):
-            log.once("this network tiles itself, which is part of the model: tiles that are asked for are not used")
+        if request.tile or request.chunk or request.tiling in ("exact", "blended"):
+            log.once("this network tiles itself, in space and time, which is part of the model: tiles and chunks that "
+                     "are asked for are not used")  # fmt: skip
         most = [limits.target]
         if request.tiling == "auto" and limits.target is not None and (limits.room or 0) > limits.target:
             most.append(limits.room)
