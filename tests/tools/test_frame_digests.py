@@ -31,7 +31,8 @@ def test_every_family_has_sizes(tool):
     """Latents and frames of each, as its VAE takes them."""
     for family, architecture in tool.architectures().items():
         pixels, still = architecture.spatial * architecture.side, architecture.temporal == 1
-        vae = SimpleNamespace(latent_channels=4, temporal=architecture.temporal, spatial=pixels, architecture=architecture)
+        vae = SimpleNamespace(latent_channels=4, temporal=architecture.temporal, spatial=pixels)
+        vae.architecture = architecture
         count, height, width = tool.SIZES[pixels][0]
         shape = (count, 4, height, width) if still else (1, 4, count, height, width)
         assert tuple(tool.latent(vae, (count, height, width)).shape) == shape, family
