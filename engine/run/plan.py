@@ -46,6 +46,8 @@ class Plan:
     #: Histories that wait in host memory, if any, and the bytes they take there.
     parking: Parking | None = None
     host_bytes: int = 0
+    #: Of those, what comes to the device in a chunk; as much goes back.
+    far_bytes: int = field(default=0, compare=False)
 
     #: A target that was the default one and had to be raised to this, if so.
     raised: int | None = field(default=None, compare=False)

@@ -59,9 +59,12 @@ def _direct(target: Target, kind: Kind) -> list[Schedule]:
         return [*made, Schedule(64, 256, d, 4, 4), Schedule(64, 128, d, 4, 4)] if kind.small else made
     # Sums in the registers that products are fed from.
     d = 32 if half else 64
-    made = [Schedule(128, 128, d, 8, 3, slices=4), Schedule(128, 128, d, 8, 4, slices=4),
+    slices = 4 if half else 2
+    made = [Schedule(128, 128, d, 8, 3, slices=slices), Schedule(128, 128, d, 8, 4, slices=slices),
             Schedule(128, 64, d, 4, 4), Schedule(128, 64, 2 * d, 4, 2)]  # fmt: skip
-    return [*made, Schedule(64, 128, d, 4, 3), Schedule(64, 64, d, 4, 4)] if kind.small else made
+    if kind.small and kind.phases == 1:
+        made += [Schedule(64, 128, d, 4, 3), Schedule(64, 64, d, 4, 4)]
+    return made
 
 
 def _winograd(target: Target, kind: Kind) -> list[Schedule]:
