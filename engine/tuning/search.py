@@ -21,8 +21,7 @@ SURE = 0.75
 
 
 class Compiler(Protocol):
-    def start(self, jobs: Sequence[tuple[Layer, list[Schedule]]]) -> None:
-        """Compile all of these, in order."""
+    """Compiles the jobs' schedules, in their order."""
 
     def wait(self, layer: Layer, until: float) -> list[str | None] | None:
         """For each schedule of a layer None or why it does not compile; None where that takes longer than `until`."""
@@ -71,7 +70,6 @@ def search(
     """jobs: layers with their schedules, the table's first; the most important ones first. budget: seconds from now.
     check: may raise to cancel. progress(done, total): after each layer."""
     until, out = clock() + budget, Outcome()
-    compiler.start(jobs)
     for done, (layer, schedules) in enumerate(jobs):
         check()
         progress(done, len(jobs))

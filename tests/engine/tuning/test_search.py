@@ -55,6 +55,7 @@ class Machine:
 
 def run(machine, budget=100.0, layers=(256,), schedules=TILES, **options):
     jobs = [(layer(n), list(schedules)) for n in layers]
+    machine.start(jobs)
     return search(jobs, machine, machine, machine, budget, **options)
 
 
