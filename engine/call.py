@@ -12,6 +12,7 @@ from torch import Tensor
 from . import log
 from .core import Core
 from .errors import PlanError
+from .halves import other_half
 from .kernels.conv3d.tuned import held
 from .kernels.targets import target
 from .memory import GIB
@@ -19,7 +20,7 @@ from .operands.policy import Policy
 from .precision.sampling import latent_samples, video_samples
 from .report import Report
 from .request import Request
-from .run import clip
+from .run import clip, own_clip
 from .run.devices import synchronize
 from .run.guard import Guard, NonFinite
 from .run.kept import KEPT
@@ -50,7 +51,8 @@ def decode(
     first, last = core.model.decoder.program.window(wanted.start, wanted.stop, count)
 
     def attempt(vae: Core, plan: Plan) -> Iterator[int]:
-        return clip.decode(vae._half("decoder", plan, seed), z, plan, results, guard, wanted)
+        walk = clip if plan.own is None else own_clip
+        return walk.decode(vae._half("decoder", plan, seed), z, plan, results, guard, wanted)
 
     samples = functools.partial(decoder_samples, z)
     plan = _planning(core, "decoder", lambda: (last - first, h, w), request, (0, 0), samples, guard.tick.check, made,
@@ -69,11 +71,11 @@ def encode(
     """Frames -> the wanted moments [n, h, w, 2C] of every clip, where `results` has them; yields what it hands on.
     made, policy: as in `decode`."""
     report = core._begin("encode", video.size)
-    s, t, program = core.architecture.spatial, core.temporal, core.model.encoder.program
+    s, t, program, own = core.architecture.spatial, core.temporal, core.model.encoder.program, core.architecture.own
     guard = Guard(tick, core.device, report.events, core.on_pressure)
 
     def window(first: int) -> tuple[int, int]:
-        latents = clip.UNKNOWN if video.count is None else (video.count - 1) // t + 1
+        latents = clip.UNKNOWN if video.count is None else core.architecture.latents(video.count)
         return program.window(first, min(wanted.stop, latents), latents)
 
     def size() -> tuple[int, int, int]:
@@ -81,18 +83,23 @@ def encode(
         return last - first, video.height // s, video.width // s
 
     def attempt(vae: Core, plan: Plan) -> Iterator[int]:
-        return clip.encode(vae._half("encoder", plan), video, plan, results, guard, wanted)
+        walk = clip if plan.own is None else own_clip
+        return walk.encode(vae._half("encoder", plan), video, plan, results, guard, wanted)
 
-    if program.gathers:  # it sees whole clips: all frames have to be there, and plans depend on how many there are
+    if program.gathers or program.waits:  # all frames have to be there, and plans depend on how many there are
         video.fill(clip.UNKNOWN)
     rest = video.height % s, video.width % s
     samples = functools.partial(encoder_samples, video)
     plan = _planning(core, "encoder", size, request, rest, samples, guard.tick.check, made, policy)
     with closing(_survive(core, report, guard, plan, attempt, on_plan)) as steps:
-        for latents in steps:
+        for needed in steps:
             yield from results.ready()
-            video.drop(t * window(guard.finished[0])[0])
-            video.fill(t * (latents - 1) + 1)
+            if own is None:
+                video.drop(t * window(guard.finished[0])[0])
+                video.fill(t * (needed - 1) + 1)
+            else:
+                video.drop(own.frames * (guard.finished[0] // own.latents))
+                video.fill(needed)
     yield from results.ready()
     report.clip = video.size
     report.complete = True
@@ -169,6 +176,8 @@ def _attempt(
         on_plan(plan)
     if plan.fused:
         _pack(vae, report, f"{report.operation}r")
+    if not plan.fused:  # plans of plain torch have no packed weights
+        vae.release_packed(keep=other_half(f"{report.operation}r"))
     if plan.tiled or not plan.fused:
         KEPT.release(vae.device)  # other runs take it up, or free it themselves
     # Its time is that of the steps: between them someone else is at work.
@@ -213,7 +222,10 @@ def describe(vae: Core, report: Report, plan: Plan) -> None:
         log.once("Triton kernel fusion enabled for GroupNorm + SiLU.", log.info)
     report.mode = f"fused kernels ({layout})" if plan.fused else f"plain torch ({layout})"
     half = "decoder" if report.operation == "decode" else "encoder"
-    if not plan.fused and vae.fused() is not None and (why := vae.planner.walk.why_not(half)):
+    if plan.own is not None and plan.own.layers:
+        kind = vae._mixed.mode.kind
+        report.mode = f"a transformer, its products in {kind or vae.precision} by the libraries"
+    elif not plan.fused and vae.fused() is not None and (why := vae.planner.walk.why_not(half)):
         log.once(f"{vae.arch} {half}: plain torch instead of the fused kernels: {why}")
     report.plan = plan.describe()
     report.predicted_gb, report.parked_gb = plan.peak_bytes / GIB, plan.host_bytes / GIB
@@ -236,7 +248,7 @@ def _describe_operands(vae: Core, report: Report) -> None:
 def _describe_graphs(vae: Core, report: Report, plan: Plan) -> None:
     """What the report says of CUDA graphs after a run."""
     runs = vae._fused.runs
-    if not plan.fused or "cuda_graphs" in dict(report.off):
+    if not plan.fused or plan.own is not None or "cuda_graphs" in dict(report.off):
         return
     if runs.no_graphs:
         report.off.append(("cuda_graphs", runs.no_graphs))

@@ -14,14 +14,15 @@ from torch import Tensor, nn
 from . import log
 from .archs import Architecture
 from .errors import CheckpointError, InputError, NonFiniteError
-from .halves import FusedHalves, PlainHalves
-from .kernels.exact import as_products
+from .halves import FusedHalves, PlainHalves, other_half
 from .kernels.probe import from_triton, give_up
 from .operands.policy import Policy
 from .options import DEFAULTS, Options, unavailable, unused
+from .own_halves import OwnHalves
 from .planning.budget import Limits, Machine
-from .planning.fusable import no_8_bit, why_off
+from .planning.fusable import why_no_8_bit, why_off
 from .planning.make import make_planner, mode_of, switched_off
+from .planning.plain_walk import Torch
 from .precision.digest import digest
 from .precision.mixed import Mixed
 from .precision.modes import MIXED, PRECISIONS
@@ -32,6 +33,7 @@ from .run.devices import empty_host_cache, numbered
 from .run.guard import SAFER
 from .run.kept import KEPT
 from .run.noise import Noisy, with_noise
+from .run.own_clip import OwnHalf
 from .run.passes import Half, Latents
 from .run.pinned import POOL
 from .run.plan import Plan
@@ -76,8 +78,7 @@ class Core:
         self.spatial = architecture.spatial * architecture.side
         #: Channels of a pixel that goes in and of one that comes out.
         self.colours = (getattr(model.config, "encoder_colours", 3), getattr(model.config, "decoder_colours", 3))
-        self.temporal = architecture.temporal
-        self.scale = architecture.scale
+        self.temporal, self.scale = architecture.temporal, architecture.scale
         self._separate()
         #: Asked to free memory that is not the engine's when a run finds none; None: there is nobody to ask.
         self.on_pressure: Callable[[], None] | None = None
@@ -92,14 +93,15 @@ class Core:
         self._mixed = self._mode_of(options)
         self.planner = make_planner(
             self.architecture, model.config, dtype, options, self._mixed.mode, lambda: self.fused() is not None,
-            lambda: as_products(self.device, dtype, options.tf32),
+            lambda: Torch.on(self.device, dtype, options.tf32),
         )
         self._fused = FusedHalves(model, self.planner.walk, self.store)
+        self._tiled = OwnHalves(model, dtype, options, self._mixed.mode.kind)
 
     def _mode_of(self, options: Options) -> Mixed:
-        off = self._kernels_off(emulate=True)
-        off = off or no_8_bit(self.architecture.programs(self.model.config), self.dtype)
-        mode = mode_of(self._asked, self._float, self.dtype, self.device, options, off)
+        arch, own = self.architecture, self.architecture.own is not None
+        off = why_no_8_bit(arch.programs(self.model.config), self.dtype, self._kernels_off(emulate=True))
+        mode = mode_of(self._asked, self._float, self.dtype, self.device, options, off, own)
         if mode.refused:
             log.once(mode.refused)
         elif mode.kind and self.device.type == "cpu":
@@ -188,6 +190,8 @@ class Core:
     def _settle(self, half: str, samples: Callable[[], list[Tensor]], given: Policy | None = None) -> bool:
         """Choose the operands of a half for a clip, before it is planned, or take those `given`. Returns whether they
         are others now."""
+        if self.architecture.own is not None:  # no ranges are measured
+            return False
         if given is None or self._mixed.mode.plain:
             with torch.no_grad(), self._scope():
                 given = self._mixed.settle(half, samples)
@@ -218,21 +222,22 @@ class Core:
 
     def release_packed(self, keep: str = "") -> int:
         """The part of `release` on the device: graphs and packed weights, those of the half `keep` excepted."""
-        return self._fused.release(keep)
+        return self._tiled.release(keep) + self._fused.release(keep)
 
     @property
     def packed_bytes(self) -> int:
         """Bytes of the packed weights now on the device, beside the model's own."""
-        return sum(map(self._fused.packed_bytes, ("encoder", "decoder")))
+        return self._tiled.nbytes + sum(map(self._fused.packed_bytes, ("encoder", "decoder")))
 
     def frames(self, latents: int) -> int:
-        """Frames that `latents` decode to."""
-        return self.temporal * (latents - 1) + 1
+        """That `latents` decode to."""
+        return self.architecture.frames(latents)
 
     def _held(self, half: str) -> int:
         """Bytes on its device that a plan for `half` counts, or that are freed before it runs: they are not foreign."""
         here = (p for p in self.model.parameters() if p.device.type == self.device.type)
-        return sum(p.nbytes for p in here) + self._fused.packed_bytes(half) + KEPT.nbytes(self.device)
+        packed = self._tiled.nbytes * (half == "decoder") + self._fused.packed_bytes(half)
+        return sum(p.nbytes for p in here) + packed + KEPT.nbytes(self.device)
 
     def _plan(
         self, half: str, size: tuple[int, int, int], request: Request, rest: tuple[int, int] = (0, 0), below: int = 0,
@@ -242,14 +247,17 @@ class Core:
         whatever is free; 0: the one for what is free. made: one for the same clip, to be kept where it still fits."""
         self.planner.walk.rates = kept.rates(self.device)
         limits = Machine.now(self.device, self._held(half)).limits(request).shared(self.sharing, self.device)
+        beside = self._fused.packed_bytes(other_half(half))
         if below:
-            limits = Limits(below - 1, host=limits.host)
+            limits = Limits(below - 1 - beside, host=limits.host)
         elif made is not None and limits.hold(made):
-            return made
-        return self.planner.plan(half, size, request, limits, rest, check)
+            return made.with_beside(beside)
+        return self.planner.plan(half, size, request, limits, rest, check).with_beside(beside)
 
-    def _half(self, name: str, plan: Plan, seed: int | None = None) -> Half:
+    def _half(self, name: str, plan: Plan, seed: int | None = None) -> Half | OwnHalf:
         """seed: of noise that a decoder adds between its convolutions."""
+        if plan.own is not None:
+            return self._tiled.half(name, plan, self.device, self._fused.encoder)
         if plan.fused:
             return self._fused.half(name, self.scale, self.device)
         return self._plain.half(name, self.scale, self.device, seed)
@@ -288,6 +296,8 @@ class Core:
             return self
         if usual is None:
             raise InputError(f"the decoder of {self.arch} takes no timestep: leave it out")
+        if not 0.0 <= timestep <= 1.0:
+            raise InputError(f"timestep={timestep} is none: give 0 to 1")
         if self._timed is None or self._timed[0] != timestep:
             other = copy.copy(self)
             other._separate()
@@ -337,9 +347,8 @@ class Core:
     def _scope(self) -> AbstractContextManager[None]:
         """torch's settings as the options want them, for the time of a run."""
         o = self._options
-        return scoped_math(
-            self.device, tf32=o.tf32, cudnn_benchmark=o.cudnn_benchmark, flash_attention=o.flash_attention
-        )
+        return scoped_math(self.device, tf32=o.tf32, cudnn_benchmark=o.cudnn_benchmark,
+                           flash_attention=o.flash_attention)  # fmt: skip
 
     def _begin(self, operation: str, clip: tuple[int, int, int, int]) -> Report:
         """The report of a run that starts; clip: batch, frames, height and width in pixels."""

@@ -31,6 +31,11 @@ from .run.reuse import Runs, allocated
 from .run.run import Run
 
 
+def other_half(half: str) -> str:
+    """Of "encoder" and "decoder" the one that this is not."""
+    return "encoder" if half == "decoder" else "decoder"
+
+
 class FusedHalves:
     """The fused halves of one model: packed when first used, dropped by `release`."""
 
@@ -245,8 +250,8 @@ class PlainHalves:
 
     def frames(
         self, z: Tensor, steps: Steps, device: torch.device, check: Callable[[], None]
-    ) -> Iterator[list[Tensor]]:
-        """The network's latents [B, C, T, h, w] -> per chunk, the list of its frames [B, 3, f, H, W]."""
+    ) -> Iterator[Iterator[Tensor]]:
+        """The network's latents [B, C, T, h, w] -> per chunk its frames [B, 3, f, H, W], as `decode_frames`."""
         parts = (part.to(device, self._dtype) for part in z.split(steps.latents or z.shape[2], 2))
         return decode_frames(self._model.decoder, decode_features(self._model.decoder, parts, check), steps, check)
 

@@ -73,7 +73,7 @@ def load(
         expected = {key: tuple(t.shape) for key, t in model.state_dict().items()}
     checkpoint = restore_shapes(checkpoint, expected)
     rounded = any(torch.promote_types(checkpoint.tensors[key].dtype, dtype) != dtype for key in expected)
-    exact = model.outside()
+    exact = {*model.outside(), *architecture.wide}
     weights = {key: _cast(checkpoint, key, torch.float32 if key in exact else dtype) for key in expected}
     model.load_state_dict(weights, assign=True)
     model.requires_grad_(False).eval()

@@ -1,32 +1,34 @@
-"""One decode or encode in several processes under torchrun, on one machine or more: each rank makes a part of the
-results, bit by bit what one process makes of all, and rank 0 has them in the end."""
+"""One decode or encode in several processes under torchrun, on one machine or more: each rank makes parts of the
+results, bit by bit what one process makes of all, and rank 0 has them in their order."""
 
 from __future__ import annotations
 
 import functools
 import os
+import queue
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+import threading
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from . import log
-from .errors import ZeroWasteError
+from .errors import Cancelled, InputError, PlanError, ZeroWasteError
+from .kinds import kind_of, same_kind
 from .report import Report
-from .spread import Spread, kind_of, same_kind
+from .run.progress import Ticker
+from .run.results import Finished, Results
+from .spread import Part, Spread, of_a_device
 
 #: Seconds of silence after which a rank takes another one for lost. A rank waits at most as long as another one's part
 #: takes longer than its own.
 TIMEOUT = 1800.0
-#: Bytes of results that go to rank 0 at once.
-PIECE_BYTES = 64 << 20
 
 
 class RankLost(ZeroWasteError):
@@ -39,8 +41,9 @@ class Ranks:
 
     rank: int
     count: int
-    #: Of the ranks on this machine.
+    #: Of the ranks on this machine, and how many they are.
     local: int
+    neighbours: int = 1
 
     @property
     def device(self) -> str | None:
@@ -74,8 +77,7 @@ def told(rank: int) -> Iterator[None]:
         yield
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise RankLost(f"rank {rank}: another rank has failed or ended, so this one stops too, and no output is "
-                       f"written ({reason})") from error  # fmt: skip
+        raise RankLost(f"rank {rank}: another rank has failed or ended, so this one stops too ({reason})") from error
 
 
 def under_torchrun() -> bool:
@@ -92,7 +94,8 @@ def joined() -> Iterator[Ranks]:
         dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT))
     log.info(f"rank {rank} of {count}: process {os.getpid()}")
     try:
-        yield Ranks(rank, count, int(os.environ.get("LOCAL_RANK", rank)))
+        local, neighbours = os.environ.get("LOCAL_RANK", rank), os.environ.get("LOCAL_WORLD_SIZE", 1)
+        yield Ranks(rank, count, int(local), int(neighbours))
     finally:
         signal.signal(signal.SIGTERM, before)
         dist.destroy_process_group()
@@ -100,66 +103,155 @@ def joined() -> Iterator[Ranks]:
 
 def _ended(rank: int, *_: object) -> None:
     """torchrun ends the other ranks so when one of them has failed."""
-    print(f"zerowaste-vae: error: rank {rank}: stopped by torchrun, as another rank has failed or ended; no output is "
-          "written", file=sys.stderr, flush=True)  # fmt: skip
+    print(f"zerowaste-vae: error: rank {rank}: stopped by torchrun, as another rank has failed or ended; of the output "
+          "there is what was finished, with .part in its name", file=sys.stderr, flush=True)  # fmt: skip
     os._exit(2)
 
 
 @dataclass
 class RankSpread(Spread):
-    """As Spread, of which each rank makes one part: `cores` holds its own VAE once for every rank."""
+    """As Spread, of which each rank is a device: `cores` holds its own VAE once for every rank. Rank 0 has the results,
+    one thread for each other rank asks it for parts, and the others answer."""
 
-    ranks: Ranks | None = None
+    ranks: Ranks
 
-    def run(self, report: Report) -> None:
-        """Rank 0 has all results in `out` afterwards, the others their own parts."""
-        ranks, rank = self.ranks, self.ranks.rank
-        self.rates = [1.0] * ranks.count
-        report.device = f"{ranks.count} ranks, this one on {self.cores[0].device}"
-        parts = ranks.broadcast(self._first_parts() if rank == 0 else None)
-        with report.stage(report.operation):
-            while parts:
-                for part in parts:
-                    if part.device == rank:
-                        whole = replace(part)
-                        self._make(part, functools.partial(self._told, whole), self.cancel or _never)
-                        if part.error is not None:
-                            raise part.error
-                self.finished = [p for own in ranks.gather([p for p in self.finished if p.device == rank]) for p in own]
-                parts = self._too_narrow()
-        with report.stage("gather"):
-            self._collect(rank)
-        self._describe(report)
-        report.complete = True
+    def run(self, report: Report) -> Generator[Finished, None, None]:
+        """Nothing comes of it but on rank 0."""
+        #: Ranks that listen to nothing: they make a part, or are lost.
+        self._deaf: set[int] = set()
+        yield from super().run(report)
 
-    def _told(self, part: Any, message: tuple) -> None:
-        kind, _, value = message
-        if kind == "plan" and self.on_plan is not None:
-            self.on_plan(value)
-        elif kind == "progress" and self.progress is not None:
-            total = part.end - part.first
-            self.progress(int(value * total), total)
+    @property
+    def neighbours(self) -> int:
+        return self.ranks.neighbours
 
-    def _collect(self, rank: int) -> None:
-        """Results of the other ranks to rank 0, in their order."""
-        for part in sorted(self.finished, key=lambda p: p.order):
-            if part.device != 0 and rank in (0, part.device):
-                results = self.out[part.clip, part.first - self.wanted.start : part.end - self.wanted.start]
-                step = max(1, PIECE_BYTES // results[0].nbytes)
-                for piece in results.split(step):
-                    with told(rank):
-                        _move(piece, part.device if rank == 0 else None)
+    def first_parts(self) -> list[Part]:
+        return super().first_parts() if self.ranks.rank == 0 else []
+
+    def describe_devices(self) -> str:
+        return f"{self.ranks.count} ranks, rank 0 on {self.cores[0].device}"
+
+    # -- rank 0 ----------------------------------------------------------------------------------------------------
+
+    def results(self) -> Generator[Finished, None, None]:
+        if self.ranks.rank:
+            self._serve()
+            return
+        try:
+            yield from super().results()
+        finally:
+            for peer in set(range(1, self.ranks.count)) - self._deaf:
+                with suppress(RankLost):
+                    self._say(peer, None)
+
+    def made(self, part: Part, results: Results, tick: Ticker) -> Generator[Finished, None, None]:
+        peer = part.device
+        if peer == 0:
+            yield from super().made(part, results, tick)
+            return
+        self._deaf.add(peer)
+        self._say(peer, (part.clip, part.first, part.end, part.level))
+        cancelled = None
+        while True:
+            kind, value = self._hear(peer)
+            if kind == "ended":
+                part.report, failed = value
+                break
+            if kind == "results":
+                first, shape = value
+                there = torch.empty(shape, dtype=self.into.dtype)
+                with told(0):
+                    dist.recv(there, peer)
+                room = results.room(0, first, len(there))
+                room.copy_(there)
+                results.land(0, first, room)
+                yield from results.ready()
+            elif kind == "progress":
+                self._messages.put(("progress", part, value))
+            try:
+                tick.check()
+            except Cancelled as error:
+                cancelled = error
+            self._say(peer, cancelled is None)
+        self._deaf.discard(peer)
+        if cancelled is not None:
+            raise cancelled
+        if failed is not None:
+            of_a_device, text = failed
+            raise (PlanError if of_a_device else InputError)(f"rank {peer}: {text}")
+
+    # -- the others ------------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        """Parts as rank 0 asks for them, until it asks for none."""
+        while (asked := self._hear(0)) is not None:
+            clip, first, end, level = asked
+            part, said = Part(clip, first, end, self.ranks.rank, level), queue.SimpleQueue()
+            teller = _Teller(self, said)
+            teller.start()
+            failed = self._answer(part, said, teller)
+            said.put(("ended", (part.report, failed), None))
+            teller.join()
+            if teller.error is not None:
+                raise teller.error
+
+    def _answer(self, part: Part, said: queue.SimpleQueue, teller: _Teller) -> tuple[bool, str] | None:
+        """Makes a part; what it failed of, as (whether another device may do better, why)."""
+
+        def tick_told(done: int, total: int) -> None:
+            said.put(("progress", done / max(total, 1), None))
+
+        def stop() -> bool:
+            return teller.stop.is_set() or (self.told.cancel is not None and self.told.cancel())
+
+        results, tick = self.into.handed(part.first), Ticker(tick_told, stop)
+        try:
+            with closing(super().made(part, results, tick)) as done:
+                for finished in done:
+                    said.put(("results", (finished.first, tuple(finished.results.shape)), finished.results))
+        except Cancelled:
+            return False, "cancelled"
+        except Exception as error:
+            if teller.error is not None:
+                raise teller.error from error
+            return of_a_device(error), str(error)
+        finally:
+            for finished in results.ready():
+                said.put(("results", (finished.first, tuple(finished.results.shape)), finished.results))
+        return None
+
+    # -- messages --------------------------------------------------------------------------------------------------
+
+    def _say(self, peer: int, value: Any) -> None:
+        with told(self.ranks.rank):
+            dist.send_object_list([value], peer)
+
+    def _hear(self, peer: int) -> Any:
+        box = [None]
+        with told(self.ranks.rank):
+            dist.recv_object_list(box, peer)
+        return box[0]
 
 
-def _move(piece: Tensor, source: int | None) -> None:
-    """From rank `source` into `piece`, or (None) to rank 0."""
-    if source is None:
-        dist.send(piece.contiguous(), 0)
-        return
-    there = torch.empty(piece.shape, dtype=piece.dtype)
-    dist.recv(there, source)
-    piece.copy_(there)
+class _Teller(threading.Thread):
+    """Tells rank 0 what a part has come to while the next chunk is computed."""
 
+    def __init__(self, spread: RankSpread, said: queue.SimpleQueue) -> None:
+        super().__init__(name="zerowaste tells rank 0", daemon=True)
+        self._spread, self._said, self.stop = spread, said, threading.Event()
+        self.error: RankLost | None = None
 
-def _never() -> bool:
-    return False
+    def run(self) -> None:
+        kind = ""
+        try:
+            while kind != "ended":
+                kind, value, results = self._said.get()
+                self._spread._say(0, (kind, value))
+                if results is not None:
+                    with told(self._spread.ranks.rank):
+                        dist.send(results.contiguous(), 0)
+                if kind != "ended" and not self._spread._hear(0):
+                    self.stop.set()
+        except RankLost as error:
+            self.error = error
+            self.stop.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,9 @@ from torch import Tensor
 from .errors import InputError
 from .run.pixels import OUTPUTS
 from .run.tiles import check_tile
+
+if TYPE_CHECKING:
+    from .network.program import Program
 
 TILINGS = ("auto", "untiled", "exact", "blended")
 
@@ -79,6 +83,8 @@ def check_out(out: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
 
 def check_latent(latent: Tensor, channels: int, still: bool = False) -> Tensor:
     """[C, T, h, w], or if `still` [B, C, h, w], or [B, C, T, h, w] -> the latter. Raises InputError."""
+    if not isinstance(latent, Tensor) or not latent.is_floating_point():
+        raise InputError(f"a latent is a tensor of floats, not {_kind(latent)}")
     z = latent.unsqueeze(2 if still else 0) if latent.ndim == 4 else latent
     c = channels
     if z.ndim != 5 or z.shape[1] != c:
@@ -86,14 +92,30 @@ def check_latent(latent: Tensor, channels: int, still: bool = False) -> Tensor:
         raise InputError(f"a latent of this VAE is [B, {c}, T, h, w] or {short}, not {list(latent.shape)}")
     if min(z.shape) < 1:
         raise InputError(f"the latent {list(latent.shape)} is empty: it needs at least one frame and pixel")
+    if z.dtype.itemsize == 1:  # torch knows little of such floats
+        z = z.float()
     if not torch.isfinite(z).all():
         raise InputError("the latent holds NaN or Inf: the step that made it failed")
     return z
 
 
+def check_frame(program: Program, height: int, width: int) -> None:
+    """Raises InputError where latents of these rows and columns are too small for what lies around a frame."""
+    least = program.style.least
+    if min(height, width) < least:
+        raise InputError(f"this VAE's borders reflect the frame: it takes at least {least}x{least} latent pixels, not "
+                         f"{width}x{height}")  # fmt: skip
+
+
+def _kind(value: object) -> str:
+    return str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
+
+
 def check_video(video: Tensor, spatial: int, still: bool = False, colours: int = 3) -> Tensor:
     """[F, H, W, 3], or if `still` [B, H, W, 3], or [B, F, H, W, 3] -> the latter; `spatial` pixels per side are the
     least. colours: of a pixel; those missing from RGB are full. Raises InputError."""
+    if not isinstance(video, Tensor) or not (video.is_floating_point() or video.dtype == torch.uint8):
+        raise InputError(f"video frames are a tensor of floats in 0..1 or of bytes (uint8), not {_kind(video)}")
     x = video.unsqueeze(1 if still else 0) if video.ndim == 4 else video
     if x.ndim == 5 and x.shape[-1] == 3 < colours:
         x = F.pad(x, (0, colours - 3), value=255 if x.dtype == torch.uint8 else 1)

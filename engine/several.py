@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -14,95 +14,98 @@ from . import call, log
 from .copies import on
 from .core import Core
 from .errors import InputError
+from .kinds import kind_of, resolve, same_kind
+from .memory import GIB, available_ram
 from .ranks import Ranks, RankSpread
 from .report import Report
 from .request import Request
+from .run.passes import Latents
 from .run.plan import Plan
-from .run.progress import Cancel, Progress, Ticker
-from .run.results import Whole
-from .spread import Spread, kind_of, resolve, same_kind
+from .run.progress import Ticker
+from .run.results import Finished, Target
+from .spread import Operation, Spread, Told
 from .video import TensorVideo
 
 #: Names of devices (also as one string with commas), "all", None or "auto" for the VAE's own alone; or ranks.
 Devices = Ranks | Sequence[str | torch.device] | str | None
+#: Of the free host memory, what finished results may take that wait for their turn in a stream; bytes where nobody
+#: tells what is free.
+WAITING_SHARE, WAITING_BYTES = 0.25, 2 << 30
 
 
-@dataclass(frozen=True)
-class Told:
-    """Whom a call tells of what it does, and asks whether to stop."""
-
-    progress: Progress | None = None
-    cancel: Cancel | None = None
-    on_plan: Callable[[Plan], None] | None = None
+def waiting_room(request: Request) -> int:
+    """Bytes for results of a stream that wait for their turn."""
+    free = available_ram()
+    room = WAITING_BYTES if free is None else int(WAITING_SHARE * free)
+    return min(room, int(request.ram_gb * GIB)) if request.ram_gb else room
 
 
 def decode(
-    vae: Core, devices: Devices, mixed: bool, z: Tensor, request: Request, out: Tensor, wanted: range,
+    vae: Core, devices: Devices, mixed: bool, z: Tensor | Latents, request: Request, into: Target, wanted: range,
     size: tuple[int, int, int, int], told: Told, plan: Plan | None, seed: int | None,
-) -> None:  # fmt: skip
-    """Latents as `Core.inside` has them into frames out [B, N, H, W, 3], which begins with wanted.start. size: for the
+) -> Generator[Finished, None, None]:  # fmt: skip
+    """Latents as `Core.inside` has them into frames, as `into` has them; yields those that it hands on. size: for the
     report. seed: of noise that the decoder adds itself."""
     if seed is not None and devices not in (None, "auto"):
         log.once("this decoder adds noise by the frames that it has seen: one device decodes the clip")
+        if isinstance(devices, Ranks) and devices.rank:
+            return
         devices = None
 
-    def operation(
-        core: Core, clips: slice, tick: Ticker, results: Whole, wanted: range, on_plan: Any, policy: Any = None,
-        made: Plan | None = None,
-    ) -> Iterable[object]:  # fmt: skip
-        return call.decode(core, z[clips], request, tick, results, wanted, size, on_plan, made, seed, policy)
+    def operation(core: Core, clips: slice, tick: Ticker, *rest: Any, made: Plan | None = None) -> Iterator[Finished]:
+        results, wanted, on_plan, policy = rest
+        these = z[clips] if isinstance(z, Tensor) else z  # files are read by one clip
+        return call.decode(core, these, request, tick, results, wanted, size, on_plan, made, seed, policy)
 
     samples = functools.partial(call.decoder_samples, z)
-    _run(vae, devices, mixed, "decoder", operation, out, wanted, tuple(z.shape[2:]), request, samples, size, told, plan)
+    asked = "decoder", into, z.shape[0], wanted, tuple(z.shape[2:]), request
+    yield from _run(vae, devices, mixed, operation, asked, samples, size, told, plan)
 
 
 def encode(
-    vae: Core, devices: Devices, mixed: bool, video: Tensor, request: Request, out: Tensor, told: Told,
-    plan: Plan | None,
-) -> None:  # fmt: skip
-    """Frames, checked, into moments out [B, T, h, w, 2C]."""
+    vae: Core, devices: Devices, mixed: bool, video: Tensor, request: Request, into: Target,
+    size: tuple[int, int, int], told: Told, plan: Plan | None,
+) -> Generator[Finished, None, None]:  # fmt: skip
+    """Frames, checked, into moments [T, h, w, 2C] of each clip; size: T, h and w."""
     still = vae.architecture.still
 
-    def operation(
-        core: Core, clips: slice, tick: Ticker, results: Whole, wanted: range, on_plan: Any, policy: Any = None,
-        made: Plan | None = None,
-    ) -> Iterable[object]:  # fmt: skip
+    def operation(core: Core, clips: slice, tick: Ticker, *rest: Any, made: Plan | None = None) -> Iterator[Finished]:
+        results, wanted, on_plan, policy = rest
         given = TensorVideo(video if still else video[clips], still)  # pictures are frames of one clip
         return call.encode(core, given, request, tick, results, wanted, on_plan, made, policy)
 
-    given, size = TensorVideo(video, still), tuple(out.shape[1:4])
+    given = TensorVideo(video, still)
     samples = functools.partial(call.encoder_samples, given)
-    _run(vae, devices, mixed, "encoder", operation, out, range(out.shape[1]), size, request, samples, given.size, told,
-         plan)  # fmt: skip
+    asked = "encoder", into, given.batch, range(size[0]), size, request
+    yield from _run(vae, devices, mixed, operation, asked, samples, given.size, told, plan)
 
 
 def _run(
-    vae: Core, devices: Devices, mixed: bool, half: str, operation: Callable[..., Iterable[object]], out: Tensor,
-    wanted: range, latent: tuple[int, int, int], request: Request, samples: Callable[[Core], list[Tensor]],
-    size: tuple[int, int, int, int], told: Told, plan: Plan | None,
-) -> None:  # fmt: skip
+    vae: Core, devices: Devices, mixed: bool, operation: Operation, asked: tuple[Any, ...],
+    samples: Callable[[Core], list[Tensor]], size: tuple[int, int, int, int], told: Told, plan: Plan | None,
+) -> Generator[Finished, None, None]:  # fmt: skip
+    """asked: what Spread says of a call, from `half` to `request`."""
     ranks = devices if isinstance(devices, Ranks) else None
     named = [vae.device] if ranks else _named(vae, devices, mixed)
+    half, into, _, wanted, *_ = asked
     if not ranks and len(named) == 1:
-        tick, results = Ticker(told.progress, told.cancel), Whole(out, wanted.start)
-        for _ in operation(vae, slice(None), tick, results, wanted, told.on_plan, made=plan):
-            pass
+        tick, results = Ticker(told.progress, told.cancel), into.whole(wanted.start)
+        yield from operation(vae, slice(None), tick, results, wanted, told.on_plan, None, made=plan)
         return
     policy = vae.settled(half, samples) if ranks is None or ranks.rank == 0 else None
     report = vae._begin(half[:-1], size)
-    ask = half, out, wanted, latent, request
-    then = operation, told.progress, told.cancel, told.on_plan
     if ranks is None:
-        spread = Spread(on(vae, named), *ask, policy, *then)
+        spread = Spread(on(vae, named), *asked, policy, operation, told)
     else:
         ranks.agree(vae.device, mixed)
-        spread = RankSpread([vae] * ranks.count, *ask, ranks.broadcast(policy), *then, ranks=ranks)
-    _finish(vae, spread, report)
+        spread = RankSpread([vae] * ranks.count, *asked, ranks.broadcast(policy), operation, told, ranks)
+    yield from _reported(vae, spread, report)
 
 
-def _finish(vae: Core, spread: Spread, report: Report) -> None:
+def _reported(vae: Core, spread: Spread, report: Report) -> Generator[Finished, None, None]:
     try:
-        spread.run(report)
+        with closing(spread.run(report)) as done:
+            yield from done
     finally:
         vae._tell(report)  # in place of its own part's
 

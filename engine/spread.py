@@ -1,137 +1,158 @@
-"""One decode or encode on several devices of this machine: each makes a part of the results, in a thread of its own,
-bit by bit what one device makes of all."""
+"""One decode or encode on several devices: each makes parts of the results, bit by bit what one device makes of all.
+
+On several devices of this process each is driven by a thread of its own. Results are handed on in their order, by the
+caller's thread, while later parts are made.
+"""
 
 from __future__ import annotations
 
 import queue
 import threading
-import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from . import log
 from .core import Core
-from .errors import Cancelled, InputError, PlanError, ZeroWasteError
+from .errors import Cancelled, PlanError, ZeroWasteError
+from .kinds import measured
 from .operands.policy import Policy
-from .planning.shares import Leads, split
+from .planning.shares import in_rounds, leads_of, split
 from .report import Report
 from .request import Request
-from .run.devices import synchronize
 from .run.plan import Plan
 from .run.progress import Cancel, Progress, Ticker
-from .run.results import Whole
-from .run.sections import frames_of, latent_of
+from .run.results import Finished, Results, Target
+from .run.within import within
 
 #: Seconds that devices get to come to the end of a chunk when the call is over for another reason.
 PATIENCE = 120.0
 #: How often the caller is asked whether to cancel, in seconds.
 PULSE = 0.1
+#: What becomes of a part.
+WAITING, RUNNING, DONE = range(3)
+
+
+@dataclass(frozen=True)
+class Told:
+    """Whom a call tells of what it does, and asks whether to stop."""
+
+    progress: Progress | None = None
+    cancel: Cancel | None = None
+    on_plan: Callable[[Plan], None] | None = None
 
 
 class Operation(Protocol):
     """A decode or encode of some clips: `call.decode` or `call.encode` with what they read."""
 
     def __call__(
-        self, core: Core, clips: slice, tick: Ticker, results: Whole, wanted: range,
+        self, core: Core, clips: slice, tick: Ticker, results: Results, wanted: range,
         on_plan: Callable[[Plan], None] | None, policy: Policy,
-    ) -> Iterable[object]: ...  # fmt: skip
-
-
-class _Landing(Whole):
-    """A part of the results; knows up to where they are in their place."""
-
-    def __init__(self, out: Tensor, first: int, part: int) -> None:
-        """part: the part's first result."""
-        super().__init__(out, first)
-        self.given = self.done = part
-
-    def land(self, clip: int, first: int, results: Tensor) -> None:
-        super().land(clip, first, results)
-        self.done = first + len(results)
+    ) -> Iterator[Finished]: ...  # fmt: skip
 
 
 @dataclass(eq=False)
-class _Part:
-    """Results [first, end) of a clip, for the device of this number; first moves on with what is made. level: types
-    that were too narrow in front of it. share: of what is left that is through the network."""
+class Part:
+    """Results [first, end) of a clip, for the device of this number. level: types that were too narrow in front of it.
+
+    again: it is to be stopped, and made at another level. share: of it that is through the network. ready: finished
+    results that wait for their turn.
+    """
 
     clip: int
     first: int
     end: int
     device: int
     level: int = 0
-    report: Report | None = None
-    error: Exception | None = None
+    state: int = WAITING
+    again: bool = False
     share: float = 0.0
+    report: Report | None = None
+    ready: deque[Finished] = field(default_factory=deque)
 
     @property
     def after(self) -> int:
         """The level behind it."""
         return self.level + (self.report.events["nan_reruns"] if self.report is not None else 0)
 
-    @property
-    def order(self) -> tuple[int, int]:
-        return self.clip, self.first
+    def restart(self, level: int) -> None:
+        self.level, self.state, self.again, self.share, self.report = level, WAITING, False, 0.0, None
+        self.ready.clear()
 
 
 @dataclass
 class Spread:
-    """What is asked for: `wanted` results of every clip, into out [B, N, ...]. size: latents, rows and columns of
-    latent pixels. rates: of the cores, relative. finished: parts that are made."""
+    """What is asked for: `wanted` results of each of so many clips, to where `into` has them. size: latents, rows and
+    columns of latent pixels."""
 
     cores: list[Core]
     half: str
-    out: Tensor
+    into: Target
+    clips: int
     wanted: range
     size: tuple[int, int, int]
     request: Request
     policy: Policy
     operation: Operation
-    progress: Progress | None = None
-    cancel: Cancel | None = None
-    on_plan: Callable[[Plan], None] | None = None
-    rates: list[float] = field(default_factory=list)
-    finished: list[_Part] = field(default_factory=list)
-    _safer: dict[tuple[int, int], Core] = field(default_factory=dict)
+    told: Told
 
-    def run(self, report: Report) -> None:
-        """Raises what the last device raises, Cancelled, and what is not the device's fault at once."""
-        self.rates = measured(self.cores)
-        report.device = ", ".join(str(core.device) for core in self.cores)
-        working = list(range(len(self.cores)))
-        waiting = self._first_parts()
+    def __post_init__(self) -> None:
+        self.parts: list[Part] = []
+        #: The first part that is not handed on.
+        self._front = 0
+        self._stop, self._turn = threading.Event(), threading.Condition()
+        self._messages: queue.Queue[tuple[str, Any, Any]] = queue.Queue()
+        self._working = list(range(len(self.cores)))
+        self._safer: dict[tuple[int, int], Core] = {}
+        self._reached = 0
+
+    def run(self, report: Report) -> Generator[Finished, None, None]:
+        """Raises what the last device raises, Cancelled, and what is not a device's fault at once."""
+        self.report, self.rates = report, measured(self.cores)
+        report.device = self.describe_devices()
+        self.parts = self.first_parts()
+        for core in self.cores:
+            core.sharing = self.neighbours
         try:
-            for core in self.cores:
-                core.sharing = len(self.cores)
-            with report.stage(report.operation):
-                while waiting:
-                    self._round(waiting)
-                    waiting = self._left(waiting, working, report) or self._too_narrow()
+            yield from within(lambda: report.stage(report.operation), self.results())
         finally:
             for core in self.cores:
                 core.sharing = 1
             self._describe(report)
         report.complete = True
 
+    @property
+    def neighbours(self) -> int:
+        """Devices that share this machine's memory."""
+        return len(self.cores)
+
+    def describe_devices(self) -> str:
+        return ", ".join(str(core.device) for core in self.cores)
+
     # -- who makes what --------------------------------------------------------------------------------------------
 
-    def _first_parts(self) -> list[_Part]:
-        program = self._program
-        leads, last = Leads(program, *self._input), program.rates()[-1]
-        first, end = latent_of(self.wanted.start, last), latent_of(self.wanted.stop - 1, last) + 1
-        clips, parts = self.out.shape[0], []
-        for share in split(leads, end, self.rates, clips, self._step(), (first, clips * end)):
+    def first_parts(self) -> list[Part]:
+        """In their order. Where results are handed on, in rounds: no more wait than there is room for."""
+        leads = leads_of(self._program, *self._input, self.size[0])
+        first, end = leads.of(self.wanted.start), leads.of(self.wanted.stop - 1) + 1
+        if self.into.room is None:
+            shares = split(leads, end, self.rates, self.clips, self._step(), (first, self.clips * end))
+        else:
+            held = self.into.room // (self.into.nbytes * leads.results * self._window())
+            shares = in_rounds(leads, end, self.rates, self._step(), (first, end), held)
+        parts = []
+        for share in shares:
             for clip, a, b in share.parts(end):
-                parts += self._part(clip, frames_of(a, last), frames_of(b, last), share.device)
+                parts += self._part(clip, leads.begins(a), leads.begins(b), share.device)
         return parts
 
-    def _part(self, clip: int, first: int, end: int, device: int, level: int = 0) -> list[_Part]:
+    def _part(self, clip: int, first: int, end: int, device: int, level: int = 0) -> list[Part]:
         first, end = max(first, self.wanted.start), min(end, self.wanted.stop)
-        return [_Part(clip, first, end, device, level)] if first < end else []
+        return [Part(clip, first, end, device, level)] if first < end else []
 
     @property
     def _program(self):  # noqa: ANN202 - a Program, which halves have
@@ -146,132 +167,201 @@ class Spread:
     def _step(self) -> int:
         """Latents per chunk: parts begin where one device's chunks do."""
         try:
-            return self.cores[0]._plan(self.half, self.size, self.request).steps.latents or 1
+            plan = self.cores[0]._plan(self.half, self.size, self.request)
+            return plan.steps.latents if plan.own is None and plan.steps.latents else 1
         except PlanError:
             return 1
 
-    def _left(self, parts: list[_Part], working: list[int], report: Report) -> list[_Part]:
-        """What devices that failed have left, for the others."""
-        failed = [p for p in parts if p.error is not None]
-        for part in failed:
-            if part.device in working:
-                working.remove(part.device)
-        if failed and not working:
-            raise failed[0].error
-        rest = [p for p in parts if p.first < p.end]
-        out, last, rates = [], self._program.rates()[-1], [self.rates[i] for i in working]
-        leads, latents = Leads(self._program, *self._input), self.size[0]
-        for part in failed:
-            names = ", ".join(str(self.cores[i].device) for i in working)
-            log.warn(f"{self.cores[part.device].device}: {part.error}; the rest of its part goes to {names}")
-            report.events["handed_over"] += 1
-        for part in rest:
-            a, b = latent_of(part.first, last), latent_of(part.end - 1, last) + 1
-            edges = [(s.first, s.end, working[s.device]) for s in split(leads, latents, rates, bounds=(a, b))]
-            for i, (first, end, device) in enumerate(edges):
-                begin = part.first if i == 0 else frames_of(first, last)
-                stop = part.end if i == len(edges) - 1 else frames_of(end, last)
-                out += self._part(part.clip, begin, stop, device, part.level)
+    def _window(self) -> int:
+        """Parts from the one that is handed on that may be made: each device one, and the next one of all but the
+        last, so that none waits for others' results to be taken."""
+        return 2 * len(self.cores) - 1
+
+    @property
+    def held(self) -> int:
+        """Finished results that wait for their turn, at most."""
+        n = self._window()
+        return max(sum(p.end - p.first for p in self.parts[i : i + n]) for i in range(len(self.parts)))
+
+    def _hand_over(self, part: Part, done: int, error: Exception) -> None:
+        """What a device that failed has left, to the others."""
+        self._working.remove(part.device)
+        if not self._working:
+            self._messages.put(("fatal", part, error))
+            return
+        names = ", ".join(str(self.cores[i].device) for i in self._working)
+        log.warn(f"{self.cores[part.device].device}: {error}; the rest of its part goes to {names}")
+        self.report.events["handed_over"] += 1
+        rest = self._part(part.clip, done, part.end, part.device, part.after)
+        part.end, part.state = done, DONE
+        at = self.parts.index(part)
+        self.parts[at + (part.first < done) : at + 1] = rest
+        for left in [p for p in self.parts if p.device == part.device and p.state == WAITING]:
+            at = self.parts.index(left)
+            self.parts[at : at + 1] = self._shared(left)
+
+    def _shared(self, part: Part) -> list[Part]:
+        """A part among the devices that work."""
+        leads, out = leads_of(self._program, *self._input, self.size[0]), []
+        span = leads.of(part.first), leads.of(part.end - 1) + 1
+        rates = [self.rates[i] for i in self._working]
+        shares = split(leads, self.size[0], rates, bounds=span)
+        for share in shares:
+            begin = part.first if share is shares[0] else leads.begins(share.first)
+            end = part.end if share is shares[-1] else leads.begins(share.end)
+            out += self._part(part.clip, begin, end, self._working[share.device], part.level)
         return out
 
-    def _too_narrow(self) -> list[_Part]:
-        """Parts that have to be made again: a value in front of them needed a wider type than they have."""
-        level, again = 0, []
-        for part in sorted(self.finished, key=lambda p: p.order):
-            if part.level < level:
-                again.append(part)
-            level = max(level, part.after)
-        needed = again and max(p.after for p in self.finished if p.order < again[0].order)
-        self.finished = [p for p in self.finished if p not in again]
-        return [replace(p, level=needed, report=None) for p in again]
+    def _follow(self, part: Part) -> None:
+        """Parts behind one that needed a wider type need it too."""
+        for later in self.parts[self.parts.index(part) + 1 :]:
+            if later.level < part.after:
+                if later.device not in self._working:
+                    later.device = self._working[0]
+                if later.state == RUNNING:
+                    later.level, later.again = part.after, True
+                    later.ready.clear()
+                else:
+                    later.restart(part.after)
 
-    # -- threads ---------------------------------------------------------------------------------------------------
+    # -- the caller's thread ---------------------------------------------------------------------------------------
 
-    def _round(self, parts: list[_Part]) -> None:
-        """Every device makes its parts, in their order, or fails; what is made of them is in `finished`."""
-        stop, messages = threading.Event(), queue.Queue()
-        tasks = {i: [p for p in parts if p.device == i] for i in {p.device for p in parts}}
-        inference, core = torch.is_inference_mode_enabled(), self.cores[0]
-        pressure, core.on_pressure = core.on_pressure, core.on_pressure and (lambda: _ask(messages))
-
-        def work(device: int) -> None:
-            with torch.inference_mode(inference):
-                for part in tasks[device]:
-                    self._make(part, messages.put, stop.is_set)
-                    if part.error is not None or stop.is_set():
-                        break
-            messages.put(("end", device, None))
-
-        alive, caller = set(tasks), Ticker(None, self.cancel)
-        threads = [threading.Thread(target=work, args=(i,), name=f"zerowaste {i}", daemon=True) for i in tasks]
+    def results(self) -> Generator[Finished, None, None]:
+        """In their order, while the devices' threads go on."""
+        inference, core, caller = torch.is_inference_mode_enabled(), self.cores[0], Ticker(None, self.told.cancel)
+        pressure, core.on_pressure = core.on_pressure, core.on_pressure and self._ask
+        threads = [threading.Thread(target=self._work, args=(i, inference), name=f"zerowaste {i}", daemon=True)
+                   for i in sorted({p.device for p in self.parts})]  # fmt: skip
         try:
             for thread in threads:
                 thread.start()
-            while alive:
+            while self._front < len(self.parts):
                 caller.check()
-                self._listen(messages, alive, parts, pressure)
+                self._listen(pressure)
+                yield from self._turned()
         finally:
-            stop.set()
+            self._stop.set()
             for thread in threads:
                 thread.join(PATIENCE)
                 if thread.is_alive():
                     log.warn(f"{thread.name}: a device has not come to the end of its chunk in {PATIENCE:g} s")
             core.on_pressure = pressure
+        self._progress()
 
-    def _listen(
-        self, messages: queue.Queue, alive: set[int], parts: list[_Part], pressure: Callable[[], None] | None
-    ) -> None:
-        """One message of the threads, in the caller's own."""
-        try:
-            kind, sender, value = messages.get(timeout=PULSE)
-        except queue.Empty:
-            return
-        if kind == "end":
-            alive.discard(sender)
-        elif kind == "fatal":
-            raise value
-        elif kind == "plan" and self.on_plan is not None:
-            self.on_plan(value)
-        elif kind == "pressure":
+    def _turned(self) -> Iterator[Finished]:
+        """What is ready of the parts whose turn it is."""
+        while self._front < len(self.parts):
+            with self._turn:
+                part = self.parts[self._front]
+                ready, ended = list(part.ready), part.state == DONE
+                part.ready.clear()
+                if ended:
+                    self._follow(part)
+                    self._front += 1
+                    self._turn.notify_all()
+            yield from ready
+            if not ended:
+                return
+
+    def _listen(self, pressure: Callable[[], None]) -> None:
+        """What the devices' threads have said, or say soon."""
+        wait = True
+        while True:
             try:
-                pressure()
-            finally:
-                value.set()
-        elif kind == "progress":
-            sender.share = value
-            if self.progress is not None:
-                total = len(self.wanted) * self.out.shape[0]
-                made = sum(p.end - p.first for p in list(self.finished))
-                made += sum(int(p.share * (p.end - p.first)) for p in parts)
-                self.progress(min(total, made), total)
+                kind, part, value = self._messages.get(wait, PULSE)
+            except queue.Empty:
+                return
+            wait = False
+            if kind == "fatal":
+                raise value
+            if kind == "plan" and self.told.on_plan is not None:
+                self.told.on_plan(value)
+            elif kind == "pressure":
+                try:
+                    pressure()
+                finally:
+                    value.set()
+            elif kind == "progress":
+                part.share = value
+                self._progress()
 
-    def _make(self, part: _Part, tell: Callable[[tuple], None], stop: Cancel) -> None:
-        core = self._core(part.device, part.level)
-        results = _Landing(self.out[part.clip : part.clip + 1], self.wanted.start, part.first)
+    def _progress(self) -> None:
+        if self.told.progress is not None:
+            total = len(self.wanted) * self.clips
+            made = sum(int((p.end - p.first) * (1.0 if p.state == DONE else p.share)) for p in list(self.parts))
+            self._reached = max(self._reached, min(total, made))
+            self.told.progress(self._reached, total)
 
+    def _ask(self) -> None:
+        """Have the caller's thread free memory, and wait for it."""
+        done = threading.Event()
+        self._messages.put(("pressure", None, done))
+        while not done.wait(PULSE) and not self._stop.is_set():
+            pass
+
+    # -- a device's thread -----------------------------------------------------------------------------------------
+
+    def _work(self, device: int, inference: bool) -> None:
+        """Makes the device's parts, in their order, or fails."""
+        with torch.inference_mode(inference):
+            while device in self._working and (part := self._next(device)) is not None:
+                self._make(part)
+
+    def _next(self, device: int) -> Part | None:
+        with self._turn:
+            while not self._stop.is_set() and self._front < len(self.parts):
+                end = None if self.into.room is None else self._front + self._window()
+                for part in self.parts[self._front : end]:
+                    if part.device == device and part.state == WAITING:
+                        part.state = RUNNING
+                        return part
+                self._turn.wait(PULSE)
+        return None
+
+    def _make(self, part: Part) -> None:
         def progress(done: int, total: int) -> None:
-            tell(("progress", part, done / max(total, 1)))
+            self._messages.put(("progress", part, done / max(total, 1)))
 
-        tick = Ticker(progress, stop)
+        results, error = self.into.part(part.clip, part.first), None
+        tick = Ticker(progress, lambda: self._stop.is_set() or part.again)
         try:
-            for _ in self.operation(
-                core, slice(part.clip, part.clip + 1), tick, results, range(part.first, part.end),
-                lambda plan: tell(("plan", part, plan)), self.policy,
-            ):  # fmt: skip
-                pass
+            with closing(self.made(part, results, tick)) as done:
+                for finished in done:
+                    self._keep(part, finished)
         except Cancelled:
-            return
-        except Exception as error:
-            part.error = error
-            theirs = isinstance(error, (PlanError, RuntimeError, MemoryError))
-            if not theirs or (isinstance(error, ZeroWasteError) and not isinstance(error, PlanError)):
-                tell(("fatal", part, error))
-        part.report = core.last_report
-        if results.done > part.first:
-            self.finished.append(replace(part, end=results.done, error=None))
-            part.first = results.done
-        if part.error is None:
-            part.first = part.end
+            part.again = True
+        except Exception as raised:
+            error = raised
+        for finished in results.ready():
+            self._keep(part, finished)
+        with self._turn:
+            if part.again:
+                part.restart(part.level)
+            elif error is None:
+                part.state = DONE
+            elif of_a_device(error):
+                self._hand_over(part, results.done, error)
+            else:
+                self._messages.put(("fatal", part, error))
+            self._turn.notify_all()
+        self._messages.put(("made", part, None))
+
+    def made(self, part: Part, results: Results, tick: Ticker) -> Generator[Finished, None, None]:
+        """A part's results, by its device."""
+        core = self._core(part.device, part.level)
+        try:
+            yield from self.operation(
+                core, slice(part.clip, part.clip + 1), tick, results, range(part.first, part.end),
+                lambda plan: self._messages.put(("plan", part, plan)), self.policy,
+            )  # fmt: skip
+        finally:
+            part.report = core.last_report
+
+    def _keep(self, part: Part, finished: Finished) -> None:
+        with self._turn:
+            if not part.again:
+                part.ready.append(finished)
+        self._messages.put(("ready", part, None))
 
     def _core(self, device: int, level: int) -> Core:
         """The VAE of a device, in the type that follows `level` too narrow ones."""
@@ -284,13 +374,14 @@ class Spread:
     # -- what the report says --------------------------------------------------------------------------------------
 
     def _describe(self, report: Report) -> None:
-        made = sorted((p for p in self.finished if p.report is not None), key=lambda p: p.order)
+        made = [p for p in self.parts if p.report is not None]
         if not made:
             return
         first, reports = made[0].report, [p.report for p in made]
         report.parts = [(range(p.first, p.end), p.report) for p in made]
         report.mode, report.operands, report.off, report.db = first.mode, first.operands, first.off, first.db
-        report.plan = f"{len({p.device for p in made})} devices; {first.plan}"
+        held = f", at most {self.held} frames waiting" if self.into.room is not None else ""
+        report.plan = f"{len({p.device for p in made})} devices, {len(made)} parts{held}; {first.plan}"
         report.precision = max(reports, key=lambda r: len(r.precision)).precision
         report.predicted_gb = max(r.predicted_gb or 0.0 for r in reports)
         report.parked_gb = sum(r.parked_gb for r in reports)
@@ -301,80 +392,8 @@ class Spread:
             report.events.update(r.events)
 
 
-def _ask(messages: queue.Queue) -> None:
-    """Have the caller's thread free memory, and wait for it."""
-    done = threading.Event()
-    messages.put(("pressure", None, done))
-    done.wait(PATIENCE)
-
-
-# -- which devices ----------------------------------------------------------------------------------------------------
-
-
-def resolve(devices: str | Sequence[str | torch.device] | None, own: torch.device) -> list[torch.device]:
-    """What `devices` names: None or "auto" is the VAE's own alone, "all" all GPUs of the process with its own first, or
-    a list of names, also as one string with commas. Raises InputError."""
-    if devices is None or devices in ("auto", ""):
-        return [own]
-    if devices == "all":
-        others = [torch.device("cuda", i) for i in range(torch.cuda.device_count())] if own.type == "cuda" else []
-        return [own, *(d for d in others if d != own)]
-    names = [n.strip() for n in devices.split(",")] if isinstance(devices, str) else list(devices)
-    if not names:
-        raise InputError("devices names none: give a list such as cuda:0,cuda:1, or all")
-    return [_device(name) for name in names]
-
-
-def _device(name: str | torch.device) -> torch.device:
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise InputError(f"devices: {name!r} is not a device torch knows: use cuda:N or cpu") from error
-    if device.type == "cuda":
-        count = torch.cuda.device_count()
-        if (device.index or 0) >= count:
-            raise InputError(f"devices: {name} is not there: torch sees {count} CUDA GPU(s)")
-        return torch.device("cuda", device.index or 0)
-    return device
-
-
-def same_kind(kinds: Sequence[tuple[object, str]], mixed: bool) -> None:
-    """Refuse devices (name, kind) of different kinds, which round differently, unless they are asked for. Raises
-    InputError."""
-    (first, kind), *others = kinds
-    other = next(((name, k) for name, k in others if k != kind), None)
-    if other is None:
-        return
-    names = f"{first} is {kind} and {other[0]} is {other[1]}"
-    if not mixed:
-        raise InputError(f"devices of different kinds do not give the same bits ({names}): use one kind, or "
-                         "mixed_devices (--mixed-devices) to have them all the same")  # fmt: skip
-    log.warn(f"{names}: a part's bits are those of the kind that makes it")
-
-
-def kind_of(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
-def measured(cores: Sequence[Core]) -> list[float]:
-    """How fast the devices are, relative: by a matrix product where they are of different kinds."""
-    if len({kind_of(core.device) for core in cores}) == 1:
-        return [1.0] * len(cores)
-    times = []
-    for core in cores:
-        x = torch.ones(_SIDE, _SIDE, dtype=core.dtype, device=core.device)
-        for _ in range(2):  # the first one also loads libraries
-            if core.device.type == "cuda":
-                synchronize(core.device)
-            start = time.perf_counter()
-            for _ in range(_PRODUCTS):
-                x @ x
-            if core.device.type == "cuda":
-                synchronize(core.device)
-            spent = time.perf_counter() - start
-        times.append(spent)
-    return [min(times) / spent for spent in times]
-
-
-#: Rows of the matrices whose product is timed, and how many products.
-_SIDE, _PRODUCTS = 2048, 4
+def of_a_device(error: Exception) -> bool:
+    """Whether another device may do what this one failed at."""
+    if isinstance(error, ZeroWasteError):
+        return isinstance(error, PlanError)
+    return isinstance(error, RuntimeError | MemoryError)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from typing import Any
 
@@ -15,12 +15,13 @@ from .core import Core, no_check
 from .documented import DocumentedMethods
 from .errors import InputError
 from .network.stream import frame_spans
-from .request import Request, check_latent, check_out, check_part, check_video
+from .request import Request, check_frame, check_latent, check_out, check_part, check_video
 from .run.passes import UNKNOWN, Latents
 from .run.plan import Plan, Steps
 from .run.progress import Cancel, Progress, Ticker
-from .run.results import Finished, HandedOn
-from .several import Devices, Told
+from .run.results import Finished, HandedOn, Kept, Stream
+from .several import Devices
+from .spread import Told
 from .video import StreamVideo, TensorVideo
 
 #: Results that a stream in blended tiles makes at least at once.
@@ -60,9 +61,10 @@ class VideoVAE(Core, DocumentedMethods):
         mixed_devices: bool = False,
         **options: Any,
     ) -> Tensor:
-        """Host-scaled latent [B, C, T, h, w] (or [C, T, h, w]) -> frames [B, 4(T-1)+1, s*h, s*w, 3] in 0..1.
+        """Host-scaled latent [B, C, T, h, w] (or [C, T, h, w]) -> frames [B, t(T-1)+1, s*h, s*w, 3] in 0..1.
 
-        s: `spatial`. A VAE of pictures (`temporal` 1) gives each latent a frame of its own and takes [B, C, h, w] too.
+        s, t: `spatial`, `temporal`. A VAE of pictures (t = 1) gives each latent a frame of its own and takes
+        [B, C, h, w] too.
         options: those of `Request`: tiling, tile, overlap, chunk, vram_gb, ram_gb and output.
         progress(done, total) after each chunk; cancel() true raises Cancelled. on_plan(plan) tells of the plan that is
         about to run, once more where another one takes over. plan: one made for this call, which runs if it still fits.
@@ -88,10 +90,11 @@ class VideoVAE(Core, DocumentedMethods):
             wanted, into = range(shape[0] * shape[1]), out.view(1, -1, *shape[2:])
         vae = self.at(timestep)
         z, inside = self.noised(z, seed, noise)
-        told = Told(progress, cancel, on_plan)
-        several.decode(
-            vae, devices, mixed_devices, vae.inside(z), request, into, wanted, shape[:4], told, plan, inside
-        )
+        target, told = Kept(into, wanted.start), Told(progress, cancel, on_plan)
+        for _ in several.decode(
+            vae, devices, mixed_devices, vae.inside(z), request, target, wanted, shape[:4], told, plan, inside
+        ):
+            pass
         if vae is not self:
             self._own.report = vae.last_report
         return out
@@ -109,30 +112,37 @@ class VideoVAE(Core, DocumentedMethods):
         seed: int | None = None,
         noise: float | None = None,
         timestep: float | None = None,
+        devices: Devices = None,
+        mixed_devices: bool = False,
         **options: Any,
     ) -> Iterator[Tensor]:
         """The frames of `decode`, for one clip, as they are finished: [1, f, s*h, s*w, 3], f >= 1, each to be kept or
         forgotten by the caller.
 
         Takes what `decode` takes, and latents that are read when they are needed (files/latents.LatentFile). Frames of
-        a few chunks are in memory at any time; with blended tiles as many as one of them depends on. Ending the
-        iterator early frees all that the run holds.
+        a few chunks are in memory at any time; with blended tiles as many as one of them depends on. Several devices
+        take turns: each makes a segment, and finished frames wait for theirs in a quarter of the free host memory at
+        most (in ram_gb, where that is less); the report says how many. Ending the iterator early frees all that the run
+        holds, on every device.
         """
         request = Request(**options)
         if self.architecture.still:
             raise InputError(f"{self.arch} makes pictures, which do not follow each other: decode gives them")
         z = check_latent(latent, self.latent_channels) if isinstance(latent, Tensor) else latent
+        if z.shape[1] != self.latent_channels:
+            raise InputError(f"a latent of this VAE has {self.latent_channels} channels, not {z.shape[1]}")
         if z.shape[0] != 1:
             raise InputError(f"a stream is of one clip, and the latent holds {z.shape[0]}: give them one by one")
         wanted = check_part(start, frames, self.frames(z.shape[2]))
         shape = self.spatial * z.shape[3], self.spatial * z.shape[4], self.colours[1]
         vae = self.at(timestep)
         z, inside = self.noised(z, seed, noise)
-        results = HandedOn(shape, request.dtype, start, self._block("decoder"))
-        size, ticker = (1, len(wanted), *shape[:2]), Ticker(progress, cancel)
-        return self._frames(vae, call.decode(vae, z, request, ticker, results, wanted, size, on_plan, plan, inside))
+        target = Stream(shape, request.dtype, self._block("decoder"), several.waiting_room(request))
+        size, told = (1, len(wanted), *shape[:2]), Told(progress, cancel, on_plan)
+        done = several.decode(vae, devices, mixed_devices, z, request, target, wanted, size, told, plan, inside)
+        return self._frames(vae, done)
 
-    def _frames(self, vae: Core, done: Iterator[Finished]) -> Iterator[Tensor]:
+    def _frames(self, vae: Core, done: Generator[Finished, None, None]) -> Iterator[Tensor]:
         with closing(done):
             for finished in done:
                 if vae is not self:
@@ -145,8 +155,11 @@ class VideoVAE(Core, DocumentedMethods):
         chunk: latents per step, frames: frames per step after the temporal upsamplers (0: all at once).
         """
         z = check_latent(z, self.latent_channels, self.architecture.still)
+        if self.architecture.own is not None:  # nothing is unscaled there, or not clamped
+            return self.decode(z).movedim(-1, 1).to(self.device)
         if self.model.packing is not None:
             z = self.model.packing.unpack(z)
+        check_frame(self.model.decoder.program, *z.shape[3:])
         self._plain.set_layout(self._options)
         with self._scope():
             chunks = self._plain.frames(z, Steps(chunk, frames), self.device, no_check)
@@ -178,24 +191,31 @@ class VideoVAE(Core, DocumentedMethods):
     ) -> Tensor:
         """Frames [B, F, H, W, 3] or [F, H, W, 3] in 0..1 (or uint8) -> host-scaled latent [B, C, T, H//s, W//s].
 
-        T = (F - 1) // 4 + 1; frames beyond 4(T - 1) + 1 are not read. A VAE of pictures takes [B, H, W, 3] for B clips
+        T = (F - 1) // t + 1; frames beyond t(T - 1) + 1 are not read. A VAE of pictures takes [B, H, W, 3] for B clips
         of one frame; one with transparency takes [..., 4], and frames without are opaque. seed None gives the mean, a
         seed a sample.
         Options (but no output) and errors as in `decode`.
         """
         self._need_encoder()
         request = Request(**options, output="float32")
+        x = check_video(video, self.spatial, self.architecture.still, self.colours[0])
+        moments = self._moments(x, request, Told(progress, cancel, on_plan), devices, mixed_devices, plan)
+        return self._sampled(moments, seed, None)
+
+    def _moments(
+        self, x: Tensor, request: Request, told: Told, devices: Devices = None, mixed: bool = False,
+        plan: Plan | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Frames, checked, to moments [B, 2C, T, h, w]."""
         still, s = self.architecture.still, self.architecture.spatial
-        x = check_video(video, self.spatial, still, self.colours[0])
         given = TensorVideo(x, still)
-        latents = (given.count - 1) // self.temporal + 1
+        latents = self.architecture.latents(given.count)
         size = given.batch, 2 * self.model.config.latent_channels, latents, given.height // s, given.width // s
         moments = torch.empty(size)
-        out, told = moments.permute(0, 2, 3, 4, 1), Told(progress, cancel, on_plan)
-        several.encode(self, devices, mixed_devices, x, request, out, told, plan)
-        if still:
-            moments = moments[0].unflatten(1, x.shape[:2]).transpose(0, 1)
-        return self._sampled(moments, seed, None)
+        into, latent = Kept(moments.permute(0, 2, 3, 4, 1), 0), size[2:]
+        for _ in several.encode(self, devices, mixed, x, request, into, latent, told, plan):
+            pass
+        return moments[0].unflatten(1, x.shape[:2]).transpose(0, 1) if still else moments
 
     def _sampled(self, moments: Tensor, seed: int | None, noise: Tensor | None) -> Tensor:
         """Moments [B, 2C, T, h, w] -> host-scaled latents; see Network.sample."""
@@ -239,7 +259,7 @@ class VideoVAE(Core, DocumentedMethods):
         video, noise, part = StreamVideo(frames, self.spatial, count, self.colours[0]), None, None
         size = video.height // self.spatial, video.width // self.spatial
         if seed is not None:
-            noise = self.model.noise((1, self.latent_channels, (count - 1) // self.temporal + 1, *size), seed)
+            noise = self.model.noise((1, self.latent_channels, self.architecture.latents(count), *size), seed)
         results = HandedOn((*size, 2 * self.latent_channels), torch.float32, 0, self._block("encoder"))
         with closing(call.encode(self, video, request, ticker, results, range(UNKNOWN), on_plan, plan)) as done:
             for _, first, moments in done:
@@ -264,6 +284,9 @@ class VideoVAE(Core, DocumentedMethods):
         if x.ndim != 5 or x.shape[1] != c or x.shape[2] < 1 or min(x.shape[3:]) < self.spatial:
             least = f"{self.spatial}x{self.spatial}"
             raise InputError(f"encode_raw takes [B, {c}, F, H, W] of at least {least} pixels, not {list(x.shape)}")
+        check_frame(self.model.encoder.program, *(n // self.architecture.spatial for n in x.shape[3:]))
+        if self.architecture.own is not None:
+            return self._moments(x.movedim(1, -1).cpu() * 0.5 + 0.5, Request(), Told()).to(self.device)
         parts = (x[:, :, a:b] for a, b in frame_spans(x.shape[2], chunk, self.temporal))
         self._plain.set_layout(self._options)
         with self._scope():

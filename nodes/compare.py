@@ -65,7 +65,7 @@ class Compare(io.ComfyNode):
         their_outcome.report.mode = "VAE Decode"
         wishes = wishes.over(fast.settings)
         clip, our_outcome = fast.run_decode(latent, wishes)
-        crop = samples.get(frames.CLIP_SIZE), fast.engine.temporal, fast.layout.multiple
+        crop = samples.get(frames.CLIP_SIZE), fast.engine.architecture.filled, fast.layout.multiple
         cropped = frames.crop_clip(clip, *crop)
         theirs = theirs.unflatten(0, clip.shape[:2]) if theirs.shape[1:] == clip.shape[2:] else theirs[None]
         theirs = frames.crop_clip(theirs, *crop)

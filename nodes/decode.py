@@ -62,7 +62,8 @@ class Decode(io.ComfyNode):
         clip, outcome = fast.run_decode(samples["samples"], wishes.over(fast.settings))
         if fast is not vae:
             outcome.notes.append(CONVERTED)
-        cropped = frames.crop_clip(clip, samples.get(frames.CLIP_SIZE), fast.engine.temporal, fast.layout.multiple)
+        filled = fast.engine.architecture.filled
+        cropped = frames.crop_clip(clip, samples.get(frames.CLIP_SIZE), filled, fast.layout.multiple)
         if cropped.shape != clip.shape:
             _, count, height, width, _ = cropped.shape
             outcome.notes.append(f"cropped to {count} frames of {width}x{height}")

@@ -60,7 +60,7 @@ class Encode(io.ComfyNode):
             return io.NodeOutput({"samples": latent}, outcome.text(), ui=outcome.ui())
         clip = fast.layout.clip(pixels)
         size = tuple(clip.shape[1:4])
-        padded = frames.pad_clip(clip, fast.engine.temporal, fast.layout.multiple)
+        padded = frames.pad_clip(clip, fast.engine.architecture.filled, fast.layout.multiple)
         latent, outcome = fast.run_encode(padded, wishes.over(fast.settings))
         if fast is not vae:
             outcome.notes.append(CONVERTED)

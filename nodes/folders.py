@@ -29,6 +29,12 @@ def vae_file(name: str) -> Path:
     return Path(folder_paths.get_full_path_or_raise("vae", name))
 
 
+def checkpoint_file(name: str) -> Path | None:
+    """The path of a file of models/checkpoints, by the name the host lists it under; None where there is none."""
+    listed = name in folder_paths.get_filename_list("checkpoints")
+    return Path(folder_paths.get_full_path_or_raise("checkpoints", name)) if listed else None
+
+
 def temporary_file(suffix: str) -> Path:
     """A new file of the folder that the host empties when it starts and ends."""
     folder = Path(folder_paths.get_temp_directory())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -36,16 +36,20 @@ def as_clip(images: Tensor, still: bool = False, colours: int = 3) -> Tensor:
     return clip.flatten(0, 1).unsqueeze(1) if still else clip
 
 
-def pad_clip(clip: Tensor, temporal: int, multiple: int = SIZE_MULTIPLE) -> Tensor:
+#: Frames -> how many a clip of so many is filled up to (`Architecture.filled`).
+Filled = Callable[[int], int]
+
+
+def pad_clip(clip: Tensor, filled: Filled, multiple: int = SIZE_MULTIPLE) -> Tensor:
     """Clip [B, F, H, W, 3] clamped to 0..1, black at the bottom and right up to multiples of so many pixels, last frame
-    repeated up to temporal * n + 1 frames: what the host's SeedVR2Preprocess does."""
+    repeated up to `filled` frames: what the host's SeedVR2Preprocess does."""
     _, frames, height, width, _ = clip.shape
     low, high = torch.aminmax(clip)
     if not (low >= 0 and high <= 1):  # looking costs less than the copy, which nearly no clip needs
         clip = clip.clamp(0, 1)
     if width % multiple or height % multiple:
         clip = F.pad(clip, (0, 0, 0, -width % multiple, 0, -height % multiple))
-    missing = -(frames - 1) % temporal
+    missing = filled(frames) - frames
     return torch.cat([clip, clip[:, -1:].expand(-1, missing, -1, -1, -1)], 1) if missing else clip
 
 
@@ -61,7 +65,7 @@ def too_many(shape: tuple[int, ...], dtype: torch.dtype) -> str:
     return text
 
 
-def padded(frames: Iterable[Tensor], temporal: int, multiple: int = SIZE_MULTIPLE) -> Iterator[Tensor]:
+def padded(frames: Iterable[Tensor], filled: Filled, multiple: int = SIZE_MULTIPLE) -> Iterator[Tensor]:
     """Frames [H, W, 3] one by one, bytes or floats, as `pad_clip` has them."""
     count, frame = 0, None
     for frame in frames:
@@ -72,29 +76,29 @@ def padded(frames: Iterable[Tensor], temporal: int, multiple: int = SIZE_MULTIPL
             frame = F.pad(frame, (0, 0, 0, -width % multiple, 0, -height % multiple))
         count += 1
         yield frame
-    for _ in range(-(count - 1) % temporal if count else 0):
+    for _ in range(filled(count) - count if count else 0):
         yield frame
 
 
 def crop_clip(
-    clip: Tensor, size: tuple[int, int, int] | None, temporal: int, multiple: int = SIZE_MULTIPLE
+    clip: Tensor, size: tuple[int, int, int] | None, filled: Filled, multiple: int = SIZE_MULTIPLE
 ) -> Tensor:
     """Undo `pad_clip`: clip [B, F, H, W, 3] -> the first of each of `size` = (frames, height, width).
 
     A size that does not pad to this clip belongs to another latent (one resized on its way) and is ignored.
     """
-    frames, height, width = unpadded(tuple(clip.shape[1:4]), size, temporal, multiple)
+    frames, height, width = unpadded(tuple(clip.shape[1:4]), size, filled, multiple)
     return clip[:, :frames, :height, :width]
 
 
 def unpadded(
-    made: tuple[int, int, int], size: tuple[int, int, int] | None, temporal: int, multiple: int = SIZE_MULTIPLE
+    made: tuple[int, int, int], size: tuple[int, int, int] | None, filled: Filled, multiple: int = SIZE_MULTIPLE
 ) -> tuple[int, int, int]:
     """Frames, height and width of what `pad_clip` made into `made`: `size`, or if that is another clip's, all of it."""
     if size is None:
         return made
     frames, height, width = size
-    padded = (frames + -(frames - 1) % temporal, height + -height % multiple, width + -width % multiple)
+    padded = (filled(frames), height + -height % multiple, width + -width % multiple)
     return tuple(size) if made == padded else made
 
 
@@ -148,8 +152,8 @@ class Layout:
 
     def clip_size(self, batch: int, frames: int, height: int, width: int) -> tuple[int, int, int, int]:
         """As `latent_size`, of the latents that a clip becomes."""
-        s, t = self._architecture.spatial, self._architecture.temporal
-        return self._size(batch, max(0, (frames + t - 1) // t), height // s, width // s)
+        s, latents = self._architecture.spatial, self._architecture.latents(frames) if frames else 0
+        return self._size(batch, latents, height // s, width // s)
 
     def pixel_size(self, shape: torch.Size) -> tuple[int, int, int, int]:
         """As `clip_size`, of what the host's own encode would be given: [B, 3, F, H, W], or pictures [B, 3, H, W]."""

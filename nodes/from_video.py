@@ -71,7 +71,7 @@ class EncodeFromVideo(io.ComfyNode):
 
 
 def _encode(vae: EngineVAE, clip: _Frames, settings: Settings) -> tuple[dict[str, object], Outcome]:
-    temporal, multiple = vae.engine.temporal, vae.layout.multiple
+    filled, multiple = vae.engine.architecture.filled, vae.layout.multiple
     given = iter(clip)
     first = next(given, None)
     if first is None:
@@ -80,7 +80,7 @@ def _encode(vae: EngineVAE, clip: _Frames, settings: Settings) -> tuple[dict[str
     sides = (n + -n % multiple for n in (height, width))
     size = vae.layout.clip_size(1, clip.count or _LONG, *sides)
     with vae.running("encode", size, settings.options()) as run:
-        padded = frames.padded(_again(first, given), temporal, multiple)
+        padded = frames.padded(_again(first, given), filled, multiple)
         with closing(vae.engine.encode_stream(padded, **run.options)) as latents:
             latent = torch.cat(list(latents), 2)
     outcome = Outcome(vae.engine.last_report, run.loaded)

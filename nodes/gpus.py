@@ -8,23 +8,23 @@ from contextlib import contextmanager
 import torch
 
 from ..engine import VideoVAE
+from ..engine.kinds import resolve
 from ..engine.run.plan import Plan
-from ..engine.spread import resolve
 
 
 @contextmanager
 def others(
     engine: VideoVAE, gpus: str, plan: Plan | None, make_room: Callable[[int, torch.device], object]
-) -> Iterator[str | None]:
-    """What a decode or encode takes as its devices, with room made on the others for what the plan takes. Nothing of
+) -> Iterator[dict[str, str]]:
+    """What a decode or encode takes to share the work, with room made on the others for what the plan takes. Nothing of
     ours stays there afterwards: the host does not know of it."""
     if gpus == "auto":
-        yield None
+        yield {}
         return
     for device in resolve(gpus, engine.device):
         if device != engine.device and plan is not None:
             make_room(plan.peak_bytes, device)
     try:
-        yield gpus
+        yield {"devices": gpus}
     finally:
         engine.release_copies()

@@ -25,6 +25,7 @@ from ..engine.archs import DEFAULT
 from ..engine.availability import availability
 from ..engine.loader import PRECISIONS, auto_precision
 from ..engine.memory import GIB
+from ..engine.network.hosted import moving_bytes
 from ..engine.options import TOGGLES, Options
 from ..engine.planning.budget import Machine
 from ..engine.request import Request
@@ -80,12 +81,12 @@ class EngineVAE(comfy.sd.VAE):
         super().__init__(sd={"pixel_space_vae": torch.tensor(1.0)})
         # The host moves the weights before a run; plans are made earlier, and depend on where the run will be.
         engine = load(source(), precision, self.device, weights_on=mm.vae_offload_device())
-        self.source = source
-        self.settings = settings
+        self.source, self.settings = source, settings
         self.name = name or f"{engine.arch} {_widths(engine)}"
         KNOWN.learn(self.name, engine.architecture, engine.model.config)
         self.first_stage_model = engine.model
         self.patcher = _Patcher(engine.model, load_device=self.device, offload_device=mm.vae_offload_device())
+        self.patcher.size = moving_bytes(engine.model)  # what stays in host memory needs no room
         self._engines = self.patcher.engines = engines = weakref.WeakSet()
         # Each time it loads a model, the host detaches it first, but leaves the weights where they are.
         self.patcher.add_callback(
@@ -93,18 +94,16 @@ class EngineVAE(comfy.sd.VAE):
         )
         self._use(engine)
         self.size = None
-        self.vae_dtype = engine.dtype
-        self.working_dtypes = [engine.dtype]
-        self.latent_channels = engine.latent_channels
-        self.output_channels, self.pad_channel_value = engine.colours[0], 1.0
-        t, s = engine.temporal, engine.spatial
+        self.vae_dtype, self.working_dtypes = engine.dtype, [engine.dtype]
+        self.latent_channels, self.output_channels = engine.latent_channels, engine.colours[0]
+        t, s, self.pad_channel_value = engine.temporal, engine.spatial, 1.0
         self.layout = Layout(engine.architecture, engine.latent_channels, engine.colours[0])
         if self.layout.still:
             self.upscale_ratio = self.downscale_ratio = s
         else:
-            self.latent_dim = 3
-            self.upscale_ratio = (lambda a: max(0, a * t - (t - 1)), s, s)
-            self.downscale_ratio = (lambda a: max(0, (a + t - 1) // t), s, s)
+            self.latent_dim, times = 3, engine.architecture
+            self.upscale_ratio = (lambda a: times.frames(a) if a > 0 else 0, s, s)
+            self.downscale_ratio = (lambda a: times.latents(a) if a > 0 else 0, s, s)
             self.upscale_index_formula = self.downscale_index_formula = (t, s, s)
         self.crop_input = engine.architecture.crops  # as the host's own VAE of each does
         # Otherwise a host short of memory loads only part of the weights, which plain modules cannot run with.
@@ -164,13 +163,12 @@ class EngineVAE(comfy.sd.VAE):
 
         def preview(plan: Plan) -> Preview | None:
             clips = images[0].view(size[0], -1, *shape[2:])
-            return Preview(clips, plan, size[1], self.engine.temporal, self._on_gpu) if shows_previews() else None
+            return Preview(clips, plan, size[1], self.engine.frames, self._on_gpu) if shows_previews() else None
 
-        with self.running("decode", size, {**settings.options(), "output": output}, (0, 0), preview,
-                          settings.gpus != "auto") as run:  # fmt: skip
+        options = {**settings.options(), "output": output}
+        with self.running("decode", size, options, (0, 0), preview, settings.gpus) as run:
             images.append(torch.empty(shape, dtype=OUTPUTS[output]))
-            with others(self.engine, settings.gpus, run.options["plan"], mm.free_memory) as gpus:
-                self.engine.decode(latent, out=images[0], devices=gpus, **run.options)
+            self.engine.decode(latent, out=images[0], **run.options)
         outcome = self.outcome(run, size, settings)
         outcome.notes += [crowded] if crowded else []
         return images[0].to(self.output_device), outcome
@@ -179,11 +177,8 @@ class EngineVAE(comfy.sd.VAE):
         """Encode [B, F, H, W, 3] under `settings`; also returns what the run did."""
         size = self.layout.clip_size(*clip.shape[:4])
         rest = tuple(n % self.engine.architecture.spatial for n in clip.shape[2:4])
-        with (
-            self.running("encode", size, settings.options(), rest, several=settings.gpus != "auto") as run,
-            others(self.engine, settings.gpus, run.options["plan"], mm.free_memory) as gpus,
-        ):
-            latent = self.engine.encode(clip, devices=gpus, **run.options)
+        with self.running("encode", size, settings.options(), rest, gpus=settings.gpus) as run:
+            latent = self.engine.encode(clip, **run.options)
         latent = latent[:, :, 0] if self.layout.flat else latent
         return self.given_back(latent), Outcome(self.engine.last_report, run.loaded)
 
@@ -210,16 +205,16 @@ class EngineVAE(comfy.sd.VAE):
     def running(
         self, operation: str, size: tuple[int, int, int, int], options: dict[str, Any],
         rest: tuple[int, int] = (0, 0), preview: Callable[[Plan], Preview | None] = lambda plan: None,
-        several: bool = False,
+        gpus: str = "auto",
     ) -> Iterator[Running]:  # fmt: skip
         """Around a "decode" or "encode" of this size: room and weights, the host's bar and its stop button. options:
-        of a Request; rest: as for plans; several: on more than one GPU."""
+        of a Request; rest: as for plans; gpus: what shares the work."""
         if operation == "encode" and not self.engine.can_encode:
             raise InputError(f"{self.engine.path or 'this VAE'} holds a decoder only: encode with the whole VAE's file")
         shown, plans, started = Progress(), [], time.perf_counter()
 
         def begin(plan: Plan) -> None:
-            if several:  # each with its own plan; results are counted, wherever in the clip they are
+            if gpus != "auto":  # each with its own plan; results are counted, wherever in the clip they are
                 if not plans:
                     shown.start(1, lambda done, total: f"{operation}: {done} of {total}", None)
             elif not plans or plan.grid != plans[-1].grid:  # else steps are counted on as they were
@@ -228,13 +223,17 @@ class EngineVAE(comfy.sd.VAE):
             plans.append(plan)
 
         say_here(f"{operation}: making room and loading the weights")
-        with fitting(operation), self._loaded(f"{operation}r", size, options, rest) as made:
+        with (
+            fitting(operation),
+            self._loaded(f"{operation}r", size, options, rest) as made,
+            others(self.engine, gpus, made, mm.free_memory) as shared,
+        ):
             loaded = time.perf_counter() - started
             self.engine.on_pressure = self._free_others
             say_here(f"{operation}: planning")
             watched = {"progress": shown, "cancel": mm.processing_interrupted, "on_plan": begin, "plan": made}
             try:
-                yield Running(options | watched, plans, loaded)
+                yield Running(options | watched | shared, plans, loaded)
             except Cancelled:
                 mm.throw_exception_if_processing_interrupted()
                 raise

@@ -67,4 +67,8 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 def known(vae: object) -> bool:
     """Whether the engine has the network of a host VAE."""
-    return getattr(vae, "first_stage_model", None) is not None and detect(vae.get_sd()) is not None
+    if getattr(vae, "first_stage_model", None) is None:
+        return False
+    names = vae.get_sd()
+    # Layers that the host has quantised are in a form of its own, which its own code runs.
+    return detect(names) is not None and not any(name.endswith(".comfy_quant") for name in names)

@@ -13,14 +13,16 @@ import torch
 
 from ..engine import InputError, PlanError
 from ..engine.archs import Architecture, by_file
-from ..engine.kernels.exact import as_products
+from ..engine.kinds import resolve
 from ..engine.loader import NAMES, PRECISIONS, auto_precision
 from ..engine.memory import GIB
 from ..engine.options import DEFAULTS, Options
 from ..engine.planning.budget import Machine
-from ..engine.planning.fusable import no_8_bit, why_off
+from ..engine.planning.cost import Rates
+from ..engine.planning.fusable import why_no_8_bit, why_off
 from ..engine.planning.fused_walk import FusedWalk
 from ..engine.planning.make import make_planner, mode_of, switched_off
+from ..engine.planning.plain_walk import Torch
 from ..engine.planning.planner import Planner
 from ..engine.precision.modes import MIXED
 from ..engine.request import TILINGS, Request
@@ -30,16 +32,17 @@ from ..engine.tuning import kept
 from .wording import labelled
 
 #: Largest values a question may hold; sizes in pixels, memory in GB.
-LIMITS = {"width": 16384, "height": 16384, "frames": 100_000, "batch": 64, "tile": 16384, "overlap": 16384,
+LIMITS = {"width": 16384, "height": 16384, "frames": 100_000, "batch": 4096, "tile": 16384, "overlap": 16384,
           "chunk": 4096, "vram_gb": 1024.0, "ram_gb": 65536.0}  # fmt: skip
 _CHOICES = {"tiling": TILINGS, "precision": NAMES, "output": ("auto", *OUTPUTS)}
-#: Characters of a model's name, and of a list of optimisations.
-_NAME, _NAMES = 512, 200
+#: Characters of texts, and of a list of optimisations.
+_TEXTS, _NAMES = {"model": 512, "gpus": 200}, 200
 
 
 @dataclass(frozen=True)
 class Question:
-    """A decode that may be run. Pixels, frames, latents per chunk, GB; 0 and "auto" are left to the planner."""
+    """A decode that may be run. Pixels, frames, latents per chunk, GB; 0 and "auto" are left to the planner. model:
+    what its file is listed under; gpus: as the widget has them."""
 
     model: str = ""
     precision: str = "auto"
@@ -54,23 +57,25 @@ class Question:
     vram_gb: float = 0.0
     ram_gb: float = 0.0
     output: str = "auto"
+    gpus: str = "auto"
     options: Options = DEFAULTS
 
     @classmethod
     def parse(cls, query: Mapping[str, str]) -> Question:
-        """From the texts of a query, in which `off` names optimisations, with commas between them.
+        """From the texts of a query, in which `on` and `off` name optimisations, with commas between them.
 
         Raises InputError on unknown names, wrong types and values out of bounds.
         """
         values: dict[str, object] = {}
+        toggles: dict[str, list[str]] = {}
         for name, text in query.items():
-            if name == "off":
+            if name in ("on", "off"):
                 if len(text) > _NAMES:
-                    raise InputError(f"off is a list of at most {_NAMES} characters")
-                values["options"] = DEFAULTS.switched(off=text.split(","))
-            elif name == "model":
-                if len(text) > _NAME or not text.isprintable():
-                    raise InputError(f"model is a name of at most {_NAME} printable characters")
+                    raise InputError(f"{name} is a list of at most {_NAMES} characters")
+                toggles[name] = text.split(",")
+            elif name in _TEXTS:
+                if len(text) > _TEXTS[name] or not text.isprintable():
+                    raise InputError(f"{name} is a text of at most {_TEXTS[name]} printable characters")
                 values[name] = text
             elif name in _CHOICES:
                 if text not in _CHOICES[name]:
@@ -79,8 +84,8 @@ class Question:
             elif name in LIMITS:
                 values[name] = _number(name, text)
             else:
-                raise InputError(f"{name[:40]!r} is not one of model, off, {', '.join((*_CHOICES, *LIMITS))}")
-        return cls(**values)  # type: ignore[arg-type]
+                raise InputError(f"{name[:40]!r} is not one of on, off, {', '.join((*_TEXTS, *_CHOICES, *LIMITS))}")
+        return cls(**values, options=DEFAULTS.switched(**toggles))  # type: ignore[arg-type]
 
 
 def _number(name: str, text: str) -> float | int:
@@ -132,19 +137,20 @@ KNOWN = Known()
 
 @functools.lru_cache(maxsize=16)
 def _planner(
-    architecture: Architecture, config: object, asked: str, plain: str, device: torch.device, options: Options
+    architecture: Architecture, config: object, asked: str, plain: str, device: torch.device, options: Options,
+    rates: Rates,
 ) -> tuple[Planner, str]:
     """A planner without weights, and why its fused kernels are off ("" where they are on). asked: the precision as the
     user named it; plain: that of the activations."""
     dtype = PRECISIONS[plain]
     here = architecture.name, config, dtype, device
     switched = switched_off(options)
-    exact = switched or why_off(*here, True) or no_8_bit(architecture.programs(config), dtype)
-    mode = mode_of(asked, plain, dtype, device, options, exact)
+    exact = why_no_8_bit(architecture.programs(config), dtype, switched or why_off(*here, True))
+    mode = mode_of(asked, plain, dtype, device, options, exact, architecture.own is not None)
     off = switched or why_off(*here, mode.kind is not None)
     planner = make_planner(
         architecture, config, dtype, options, mode, lambda: off is None,
-        lambda: as_products(device, dtype, options.tf32), kept.rates(device),
+        lambda: Torch.on(device, dtype, options.tf32), rates,
     )
     return planner, off or ""
 
@@ -157,7 +163,7 @@ def walk_of(model: str, device: torch.device) -> tuple[FusedWalk, str]:
         raise InputError(f"{model[:80] or 'this VAE'} is not known: run a workflow that loads it first")
     architecture, config = found or (named, named.published.config)
     plain = auto_precision(device, architecture)
-    planner, off = _planner(architecture, config, "auto", plain, device, DEFAULTS)
+    planner, off = _planner(architecture, config, "auto", plain, device, DEFAULTS, kept.rates(device))
     return planner.walk, off
 
 
@@ -174,29 +180,35 @@ def answer(question: Question, machine: Machine) -> dict[str, object]:
     if found is None and (named is None or KNOWN.is_foreign(question.model)):
         return {"unknown": True, "host": KNOWN.is_foreign(question.model), "model": question.model}
     architecture, config = found or (named, named.published.config)
+    devices = resolve(question.gpus, machine.device)
+    if machine.device not in devices:
+        raise InputError(f"ComfyUI runs this VAE on {machine.device}: name that GPU too, or all")
     asked = question.precision
     precision = auto_precision(machine.device, architecture) if asked == "auto" else asked
     plain = architecture.native if precision in MIXED else precision
-    planner, off = _planner(architecture, config, asked, plain, machine.device, question.options)
+    here = machine.device
+    planner, off = _planner(architecture, config, asked, plain, here, question.options, kept.rates(here))
     q, (target, source) = question, machine.target(question.vram_gb, question.ram_gb)
     output = "float32" if q.output == "auto" else q.output
     request = Request(q.tiling, q.tile, q.overlap, q.chunk, q.vram_gb, q.ram_gb, output)
-    latents, batch = -(-(question.frames - 1) // architecture.temporal) + 1, question.batch
+    latents, batch = architecture.latents(architecture.filled(question.frames)), question.batch
     if architecture.still:
         latents, batch = latents * batch, 1
     height, width = (-(-n // architecture.spatial) for n in (question.height, question.width))
+    limits = machine.limits(request).shared(len(devices), machine.device)
     facts = {
         "model": question.model,
         "assumed": found is None,
         "assumed_as": "" if found else named.published.title,
         "precision": precision,
         "device": str(machine.device),
+        "gpus": len(devices),
         "target_gb": _gb(target),
         "target_source": source,
         "kernels_off": off,
     }
     try:
-        plan = planner.plan("decoder", (latents, height, width), request, machine.limits(request))
+        plan = planner.plan("decoder", (latents, height, width), request, limits)
     except PlanError as error:
         clip = {"frames": question.frames, "batch": question.batch}
         clip |= {"width": architecture.spatial * width, "height": architecture.spatial * height}
@@ -213,9 +225,10 @@ def plan_facts(
     plan: Plan, batch: int, latents: int, architecture: Architecture, output: torch.dtype
 ) -> dict[str, object]:
     """What the panel draws of a plan: sizes in pixels, memory in GB."""
-    s, t = architecture.spatial, architecture.temporal
+    s, still = architecture.spatial, architecture.still
     rows, cols = plan.grid.rows, plan.grid.cols
-    frames = t * (latents - 1) + 1
+    # The planner has pictures behind each other, a user beside each other.
+    frames, batch = (1, batch * latents) if still else (architecture.frames(latents), batch)
     width, height = s * cols.length, s * rows.length
     facts: dict[str, object] = {
         "fits": True,
@@ -224,8 +237,10 @@ def plan_facts(
         "mode": "blended" if plan.tiled else "untiled",
         "fused": plan.fused,
         "spatial": s,
+        "still": still,
         "batch": batch,
         "frames": frames,
+        "latents": latents,
         "width": width,
         "height": height,
         "tile_width": s * cols.size,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,13 +22,16 @@ LAG = 2
 class Preview:
     """preview(done, total) -> a picture of the newest finished frame, or None if one came just before."""
 
-    def __init__(self, frames: Tensor, plan: Plan, latents: int, temporal: int, on_gpu: bool) -> None:
-        """frames: the decode's result [B, F, H, W, 3] in 0..1; latents: of the clip, each `temporal` frames."""
+    def __init__(
+        self, frames: Tensor, plan: Plan, latents: int, count: Callable[[int], int], on_gpu: bool
+    ) -> None:
+        """frames: the decode's result [B, F, H, W, 3] in 0..1; latents: of the clip, of which the first n are count(n)
+        frames."""
         self._frames = frames
-        self._latents, self._temporal = latents, temporal
+        self._latents, self._count = latents, count
         self._chunk = plan.steps.latents
         self._tiled, self._passes = plan.tiled, len(plan.grid) + 1 if plan.tiled else 1
-        self._behind = LAG * (plan.steps.frames or temporal * self._chunk) if on_gpu else 0
+        self._behind = LAG * (plan.steps.frames or count(self._chunk + 1) - count(1)) if on_gpu else 0
         self._shown = -INTERVAL
 
     def __call__(self, done: int, total: int) -> Image.Image | None:
@@ -49,5 +53,5 @@ class Preview:
         if self._tiled and part == 0:
             return None
         latents = min(self._latents, (chunk + 1) * self._chunk)
-        frame = self._temporal * (latents - 1) - self._behind
+        frame = self._count(latents) - 1 - self._behind
         return (clip, frame) if frame >= 0 else None

@@ -1,4 +1,4 @@
-"""GET /zerowaste_vae/plan: the plan of a decode, from numbers alone. Reads no files and runs nothing on a GPU.
+"""GET /zerowaste_vae/plan: the plan of a decode. Runs nothing on a GPU, and reads at most a listed file's header.
 /zerowaste_vae/tune: POST starts a tuning of this GPU, GET tells how it goes, DELETE ends it."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 from aiohttp import web
 
 from ..engine import InputError, log
-from . import host, server
+from . import headers, host, server
 from .planning import Question, answer
 from .tuning import TUNER
 
@@ -47,6 +47,7 @@ async def plan(request: web.Request) -> web.Response:
 @torch.inference_mode()
 def _answer(question: Question) -> dict[str, object]:
     with log.silent():
+        headers.learn_checkpoint(question.model)
         return answer(question, host.machine())
 
 

@@ -19,7 +19,17 @@ from .decode import SEARCH
 from .host import EngineVAE, io, video_of
 from .reports import Outcome
 from .settings import Settings, from_widgets
-from .widgets import advanced, chunk_input, ram_input, report_output, schema, tiling_inputs, vae_input, vram_input
+from .widgets import (
+    advanced,
+    chunk_input,
+    gpus_input,
+    ram_input,
+    report_output,
+    schema,
+    tiling_inputs,
+    vae_input,
+    vram_input,
+)
 
 #: Frames of a host's own decode that are handed to the encoder at once.
 _PIECE = 8
@@ -56,6 +66,7 @@ class DecodeToVideo(io.ComfyNode):
                           "of the node before, else half of what is free. On a CPU: the memory the decode may take."),
                 io.Audio.Input("audio", display_name="Audio", optional=True, tooltip="Sound for the video, cut to its "
                                "length."),
+                gpus_input(),
             ],
             outputs=[io.Video.Output(display_name="Video", tooltip="The file, for Save Video."), report_output()],
         )  # fmt: skip
@@ -98,9 +109,10 @@ def _decode(vae: EngineVAE, samples: dict, settings: Settings, writer: Mp4Writer
         raise InputError(f"The latent holds {latent.shape[0]} clips and a video is one: give them one by one")
     size, s = vae.layout.latent_size(latent.shape), engine.spatial
     made = engine.frames(latent.shape[2]), s * latent.shape[3], s * latent.shape[4]
-    count, height, width = frames.unpadded(made, samples.get(frames.CLIP_SIZE), engine.temporal, vae.layout.multiple)
+    was, filled = samples.get(frames.CLIP_SIZE), engine.architecture.filled
+    count, height, width = frames.unpadded(made, was, filled, vae.layout.multiple)
     options = {**settings.options(), "output": "float32" if deep else "uint8"}
-    with vae.running("decode", size, options) as run, ExitStack() as stack:
+    with vae.running("decode", size, options, gpus=settings.gpus) as run, ExitStack() as stack:
         for piece in stack.enter_context(closing(engine.stream(latent, frames=count, **run.options))):
             writer.write(piece[0, :, :height, :width])
     outcome = vae.outcome(run, size, settings)

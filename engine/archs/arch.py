@@ -13,6 +13,7 @@ from ..errors import InputError
 from ..network.packing import SIDE, PackedLatents
 from ..network.plain import Network
 from ..network.program import Program
+from ..run.own_tiles import OwnTiles
 
 Shapes = Mapping[str, tuple[int, ...]]
 #: Of a network's levels, from full to lowest resolution.
@@ -86,6 +87,22 @@ class Architecture:
     step_pixels: int = 1 << 20
     #: As `configure`, by a file's shapes and metadata, where those say what shapes do not.
     described: Callable[[Shapes, Mapping[str, object]], Any] | None = None
+    #: How its networks cut clips and frames, where they do that themselves.
+    own: OwnTiles | None = None
+    #: Parameters that stay in fp32 whatever the others are.
+    wide: tuple[str, ...] = ()
+
+    def frames(self, latents: int) -> int:
+        """That `latents` of a clip decode to."""
+        return self.temporal * (latents - 1) + 1 if self.own is None else self.own.decoded(latents)
+
+    def latents(self, frames: int) -> int:
+        """That `frames` of a clip are encoded to; where trailing ones fill none, those are not read."""
+        return (frames - 1) // self.temporal + 1 if self.own is None else self.own.encoded(frames)
+
+    def filled(self, frames: int) -> int:
+        """The least count of frames, from this one on, whose latents decode to as many."""
+        return frames + -(frames - 1) % self.temporal if self.own is None else self.own.filled(frames)
 
     def completed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A network's parameters with the constants of the halves that it has."""

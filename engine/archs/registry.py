@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from . import cosmos, hunyuan, hunyuan15, hunyuan_refiner, kl, ltx, mochi, seedvr2, wan
+from . import cosmos, hunyuan, hunyuan15, hunyuan_refiner, kl, ltx, minimax_h3, mochi, seedvr2, wan
 from .arch import Architecture, KeySet
 
 ARCHITECTURES: tuple[Architecture, ...] = (
     seedvr2.ARCHITECTURE, wan.WAN21, wan.WAN22, kl.SD, kl.FLUX, kl.FLUX2,
     ltx.ARCHITECTURE, mochi.ARCHITECTURE, cosmos.ARCHITECTURE,
     hunyuan.ARCHITECTURE, hunyuan15.ARCHITECTURE, hunyuan_refiner.ARCHITECTURE,
+    minimax_h3.ARCHITECTURE,
 )  # fmt: skip
 #: What plans, benchmarks and reasons are about where no file is named.
 DEFAULT = ARCHITECTURES[0]
@@ -65,7 +66,7 @@ _OTHERS = (
 )
 # The order decides: a later family's keys may also occur in an earlier one (HunyuanVideo's in 1.5, Wan 2.1's in 2.2).
 KEY_SETS = (
-    seedvr2.KEYS, *_OTHERS, mochi.ARCHITECTURE.keys, ltx.ARCHITECTURE.keys, _COGVIDEOX,
+    seedvr2.KEYS, *_OTHERS, minimax_h3.ARCHITECTURE.keys, mochi.ARCHITECTURE.keys, ltx.ARCHITECTURE.keys, _COGVIDEOX,
     hunyuan15.ARCHITECTURE.keys, hunyuan.ARCHITECTURE.keys,
     cosmos.ARCHITECTURE.keys, wan.WAN22.keys, wan.WAN21.keys, wan.DIFFUSERS,
     _TAEHV, _TEMPORAL_SD, hunyuan_refiner.ARCHITECTURE.keys, _HUNYUAN_IMAGE, kl.DIFFUSERS, seedvr2.ENCODER_KEYS,

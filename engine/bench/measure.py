@@ -158,7 +158,7 @@ class Bench:
             return inputs[:latents]
         if case.half == "decoder":
             return inputs[:, :, :latents]
-        return inputs[: self.architecture.temporal * (latents - 1) + 1]
+        return inputs[: self.architecture.frames(latents)]
 
     def _compared(self, case: Case, program: Program, run: Callable[[Tensor], Tensor], inputs: Tensor,
                   result: Tensor) -> Tensor:
@@ -201,7 +201,7 @@ class Bench:
         return self._latents(case.frames), case.height // spatial, case.width // spatial
 
     def _latents(self, frames: int) -> int:
-        return (frames - 1) // self.architecture.temporal + 1
+        return self.architecture.latents(frames)
 
     def _base(self, case: Case, vae: VideoVAE) -> dict[str, Any]:
         work = speed_limit.work(vae.architecture, vae.model.config, case.half, *self._size(case))

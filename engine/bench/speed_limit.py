@@ -56,8 +56,8 @@ def work(architecture: Architecture, config: object, half: str, latents: int, he
     if half == "decoder":
         size = latents, height, width
     else:
-        s, t = architecture.spatial, architecture.temporal
-        size = t * (latents - 1) + 1, s * height, s * width
+        s = architecture.spatial
+        size = architecture.frames(latents), s * height, s * width
     return Work(*program.work(*size))
 
 

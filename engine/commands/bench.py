@@ -148,14 +148,15 @@ def _prepare(args: argparse.Namespace, weights: Any, device: torch.device) -> tu
     bench = Bench(weights, device, args.runs, args.db_frames, args.norm_groups)
     gpu = device.type == "cuda"
     arch = bench.architecture
-    multiple, every = arch.spatial * arch.side, arch.temporal
+    multiple = arch.spatial * arch.side
     usual = (256, 144) if not gpu else (1024, 1024) if arch.still else (1280, 720)
     default = "x".join(str(n // multiple * multiple) for n in usual)
     sizes = [check_size(size, multiple) for size in args.sizes or [default]]
-    frames = args.frames or [1 if arch.still else 1 + (20 if gpu else 8) // every * every]
+    frames = args.frames or [1 if arch.still else arch.filled(1 + (20 if gpu else 8) // arch.temporal * arch.temporal)]
     for count in frames:
-        if count < 1 or (count - 1) % every:
-            raise InputError(f"--frames {count}: the count must be 1 more than a multiple of {every}")
+        if count < 1 or arch.filled(count) != count:
+            nearest = arch.filled(max(count, 1))
+            raise InputError(f"--frames {count}: no latents decode to so many; the next such count is {nearest}")
     half = "decoder" if args.half == "decode" else "encoder"
     precisions = [auto_precision(device, arch) if name == "auto" else name for name in args.precisions]
     cases = [

@@ -89,7 +89,7 @@ def _verify_latent(vae: VideoVAE) -> tuple[Tensor, str]:
         return vae.encode(crop) / vae.scale, f"{frames.shape[0]} frames of the demo clip"
     size = VERIFY_PIXELS // vae.spatial
     generator = torch.Generator().manual_seed(0)
-    shape = (1, vae.latent_channels, 1 + VERIFY_FRAMES // vae.temporal, size, size)
+    shape = (1, vae.latent_channels, vae.architecture.latents(VERIFY_FRAMES + 1), size, size)
     return torch.randn(shape, generator=generator), "seeded noise, the file has no encoder"
 
 

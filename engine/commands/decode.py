@@ -7,6 +7,7 @@ import hashlib
 import os
 import sys
 import time
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,7 +44,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "decode",
         description="Decode a latent file (our own .safetensors, or ComfyUI's .latent) to a clip. Latents are read and "
-        "frames written as they are needed and made, so that a clip of any length takes the same memory.",
+        "frames written as they are needed and made, so that a clip of any length takes the same memory. Several "
+        "GPUs take turns with segments, and finished frames wait for theirs in a quarter of the free memory at most.",
         epilog="An unfinished OUT is kept beside its place with .part in its name: an MP4 that plays, or a folder. The "
         "same command with --resume goes on from there.",
     )
@@ -87,9 +89,11 @@ def _help(args: argparse.Namespace, ranks: Ranks) -> int:
 
     vae = load_vae(args, ranks)
     latent = LatentFile(args.latent, vae.latent_channels, args.item, vae.architecture.still)
-    part = ranks.broadcast()
-    if part is not None:
-        vae.decode(latent.read(), devices=ranks, mixed_devices=args.mixed_devices, **part, **memory_options(args))
+    asked = ranks.broadcast()
+    if asked is not None:
+        part, at_once = asked
+        for _ in _made(args, ranks, vae, latent, at_once, **part):
+            pass
     return 0
 
 
@@ -150,15 +154,19 @@ def _decoded(
     args: argparse.Namespace, ranks: Ranks | None, vae: VideoVAE, latent: LatentFile, report: Progress, at_once: bool,
     **part: object,
 ) -> Iterator[Tensor]:  # fmt: skip
-    """The wanted frames as they are finished, or at once, as several devices have them."""
+    """The wanted frames as they are finished, or all at once."""
     part |= _taken(args)
-    options = {"progress": report, **part, **memory_options(args)}
     if ranks is not None:
-        ranks.broadcast(part)
-    if ranks is None and not args.devices and not at_once:
-        yield from vae.stream(latent, **options)
-    else:
-        yield vae.decode(latent.read(), devices=ranks or args.devices, mixed_devices=args.mixed_devices, **options)
+        ranks.broadcast((part, at_once))
+    return _made(args, ranks, vae, latent, at_once, progress=report, **part)
+
+
+def _made(
+    args: argparse.Namespace, ranks: Ranks | None, vae: VideoVAE, latent: LatentFile, at_once: bool, **part: object
+) -> Iterator[Tensor]:
+    """As `_decoded`; those of other ranks go to rank 0."""
+    options = {"devices": ranks or args.devices, "mixed_devices": args.mixed_devices, **part, **memory_options(args)}
+    return iter([vae.decode(latent.read(), **options)]) if at_once else vae.stream(latent, **options)
 
 
 def _at_once(
@@ -231,24 +239,30 @@ def _frames(args: argparse.Namespace, vae: VideoVAE, latent: LatentFile, notes: 
     from ..request import check_part
 
     count = vae.frames(latent.shape[2])
-    if _noted(notes, "frames", count, vae.temporal):
-        count = int(notes["frames"])
+    noted = int(notes["frames"]) if notes.get("frames", "").isdecimal() else 0
+    if 0 < noted <= count == vae.architecture.filled(noted):
+        count = noted
     return check_part(args.start, args.frames, count).stop
 
 
 def _identity(args: argparse.Namespace, vae: VideoVAE, latent: LatentFile, count: int, form: object) -> str:
-    """Of everything that an unfinished file and its rest must have in common."""
-    ends = hashlib.sha256()
-    with args.latent.open("rb") as file:
-        ends.update(file.read(1 << 20))
-        size = file.seek(0, 2)
-        file.seek(max(0, size - (1 << 20)))
-        ends.update(file.read())
-    weights = "" if vae.path is None else f"{vae.path.name} {vae.path.stat().st_size}"
-    tiles = args.tiling, args.tile, args.overlap
-    parts = ends.hexdigest(), size, args.item, args.start, count, weights, vae.precision, args.min_db, tiles, form
-    text = repr((*parts, *_taken(args).items()))
+    """Of everything that an unfinished file and its rest must have in common: all that frames' bits depend on."""
+    from ..spread import kind_of
+
+    files = [_digest(path) for path in (args.latent, vae.path)]
+    options = replace(vae.options, cuda_graphs=True, async_offload=True)  # which move no bit
+    way = vae.precision, options, kind_of(vae.device), args.norm_groups, args.tiling, args.tile, args.overlap
+    text = repr((*files, args.item, args.start, count, *way, form, *_taken(args).items()))
     return "zerowaste " + hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _digest(path: Path) -> str:
+    """Of all that a file holds: a second for a gigabyte or two."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 24):
+            found.update(piece)
+    return found.hexdigest()
 
 
 def _taken(args: argparse.Namespace) -> dict[str, object]:

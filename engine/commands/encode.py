@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,8 +38,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "encode",
         description="Encode a video, a folder of images or one image to a latent file. Frames are read as they are "
         "needed, so that a clip of any length takes the same memory.",
-        epilog="Frames are repeated to 4n+1 and edges to a multiple of 8 pixels; decode cuts that off again. A VAE of "
-        "pictures takes the images of a folder one by one.",
+        epilog="The last frame, row and column are repeated until they fill whole latents of the VAE (`info FILE` says "
+        "what one is of); decode cuts that off again. A VAE of pictures takes the images of a folder one by one.",
     )
     parser.add_argument("video", type=Path, metavar="VIDEO", help="video file, folder of images, or image")
     parser.add_argument("out", type=Path, metavar="OUT", help="name.safetensors, or name.latent for ComfyUI")
@@ -63,7 +63,7 @@ def _help(args: argparse.Namespace, ranks: Ranks) -> int:
     from ..files.media import Clip
 
     vae = load_vae(args, ranks)
-    frames = Padded(Clip(args.video), args.start, args.frames, vae.temporal, vae.spatial)
+    frames = Padded(Clip(args.video), args.start, args.frames, vae.architecture.filled, vae.spatial)
     if ranks.broadcast():
         _encoded(args, ranks, vae, frames, None)
     return 0
@@ -79,7 +79,7 @@ def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
     check_report(args)
     clip = Clip(args.video)
     vae = load_vae(args, ranks)
-    frames = Padded(clip, args.start, args.frames, vae.temporal, vae.spatial)
+    frames = Padded(clip, args.start, args.frames, vae.architecture.filled, vae.spatial)
     started = time.perf_counter()
     with progress("encode", args.quiet) as report:
         if vae.architecture.still:
@@ -144,15 +144,15 @@ def _sides(frames: Padded) -> dict[str, str]:
 
 class Padded:
     """Frames [start, start + count) of a clip (count None: all that follow), their last row and column repeated until
-    sizes divide by `spatial`, and the last frame until there are temporal * n + 1."""
+    sizes divide by `spatial`, and the last frame until there are `filled` of them."""
 
     def __init__(
-        self, clip: Iterable[Tensor], start: int, count: int | None, temporal: int, spatial: int
+        self, clip: Iterable[Tensor], start: int, count: int | None, filled: Callable[[int], int], spatial: int
     ) -> None:
         if start < 0 or (count is not None and count < 1):
             raise InputError(f"start={start}, frames={count}: they must be at least 0 and at least 1")
         self._clip, self._span = clip, (start, None if count is None else start + count)
-        self._temporal, self._spatial = temporal, spatial
+        self._filled, self._spatial = filled, spatial
         #: Of the clip: frames read so far, and rows and columns of each.
         self.read = 0
         self.size = (0, 0)
@@ -162,19 +162,19 @@ class Padded:
         self.read = 0
         for frame in itertools.islice(self._clip, *self._span):
             self.size = tuple(frame.shape[:2])
-            frame = pad(frame[None], 1, self._spatial)[0]
+            frame = pad(frame[None], lambda n: n, self._spatial)[0]
             self.read += 1
             yield frame
         if frame is None:
             raise InputError(f"start={self._span[0]} is behind the clip's last frame")
-        for _ in range(-(self.read - 1) % self._temporal):
+        for _ in range(self._filled(self.read) - self.read):
             yield frame
 
 
-def pad(frames: Tensor, temporal: int, spatial: int) -> Tensor:
-    """Repeat the last frame, row and column of [F, H, W, 3] until frames are temporal * n + 1 and sizes divide."""
+def pad(frames: Tensor, filled: Callable[[int], int], spatial: int) -> Tensor:
+    """Repeat the last frame, row and column of [F, H, W, 3] until frames are `filled` and sizes divide."""
     count, height, width, channels = frames.shape
-    sizes = (-(-(count - 1) // temporal) * temporal + 1, *(-(-n // spatial) * spatial for n in (height, width)))
+    sizes = (filled(count), *(-(-n // spatial) * spatial for n in (height, width)))
     if sizes == (count, height, width):
         return frames
     padded = frames.new_empty(*sizes, channels)

@@ -61,17 +61,17 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--frames {args.frames}: a clip has at least one frame")
     planner, architecture, note = _planner(args)
     count = args.frames or (1 if architecture.still else 81)
-    spatial, temporal = architecture.spatial, architecture.temporal
+    spatial = architecture.spatial
     precision = architecture.native if args.precision == "auto" else args.precision
     if min(width, height) < spatial:
         raise InputError(f"--size {args.size}: frames are at least {spatial}x{spatial} pixels")
-    latents = (count - 1) // temporal + 1
+    latents = architecture.latents(count)
     size = latents, height // spatial, width // spatial
     rest = (height % spatial, width % spatial) if args.encode else (0, 0)
     half = "encoder" if args.encode else "decoder"
     plan = functools.partial(planner.plan, half, size, request, rest=rest)
-    rows = [_row(plan, limits, temporal, planner.walk.rates) for limits in _limits(args, request)]
-    frames = temporal * (latents - 1) + 1
+    rows = [_row(plan, limits, architecture.temporal, planner.walk.rates) for limits in _limits(args, request)]
+    frames = architecture.frames(latents)
     result = frames * height * width * 3 * request.dtype.itemsize
     shared = _shared(args, architecture, planner.walk.config, size) if args.devices else []
     if args.json:
@@ -122,8 +122,9 @@ def _planner(args: argparse.Namespace) -> tuple[Planner, Architecture, str]:
     from ..archs import DEFAULT
     from ..loader import NAMES, PRECISIONS, load
     from ..options import DEFAULTS
-    from ..planning.fusable import no_8_bit, not_fused
+    from ..planning.fusable import not_fused, why_no_8_bit
     from ..planning.make import make_planner
+    from ..planning.plain_walk import Torch
     from ..precision.modes import MIXED, Mode
 
     if args.precision not in NAMES:
@@ -138,7 +139,7 @@ def _planner(args: argparse.Namespace) -> tuple[Planner, Architecture, str]:
     dtype = plain or PRECISIONS[architecture.native]
     reason = "--plain" if args.plain else not_fused(architecture.programs(config), dtype)
     note = f"fused kernels off: {reason}" if reason and not args.plain else ""
-    exact_only = reason or no_8_bit(architecture.programs(config), dtype)
+    exact_only = why_no_8_bit(architecture.programs(config), dtype, reason)
     if exact_only and args.precision in MIXED:
         note = f"{args.precision} is not to be had ({exact_only}): this is a plan for {architecture.native}"
     exact = dtype == torch.float32
@@ -148,7 +149,7 @@ def _planner(args: argparse.Namespace) -> tuple[Planner, Architecture, str]:
         mode = Mode(half_accumulate=True) if fast else Mode(args.precision)
     planner = make_planner(
         architecture, config, dtype, DEFAULTS, mode, lambda: reason is None and not exact,
-        lambda: exact,  # plans are for a GPU, without TF32
+        lambda: Torch(products=exact, reserves=True),  # plans are for a GPU, without TF32
         _rates(args.link),
     )
     return planner, architecture, note
@@ -172,22 +173,30 @@ def _shared(
     args: argparse.Namespace, architecture: Architecture, config: object, size: tuple[int, int, int]
 ) -> list[dict[str, object]]:
     """What 2, 4, 8 and N GPUs would do, by the steps' operations: computed, nobody has measured it."""
-    from ..planning.shares import Leads, duration, split
+    from ..planning.shares import SectionLeads, duration, leads_of, split
     from ..run.sections import frames_of
 
     if args.devices < 1:
         raise InputError(f"--devices {args.devices}: there is at least one")
     program = getattr(architecture, "encoder" if args.encode else "decoder")(config)
-    latents, (height, width), rate = size[0], size[1:], architecture.temporal
+    latents, (height, width) = size[0], size[1:]
     scale = architecture.spatial if args.encode else 1
-    leads, out = Leads(program, scale * height, scale * width), []
+    leads, out = leads_of(program, scale * height, scale * width, latents), []
+    unit, rate, made = "latents", architecture.temporal, architecture.frames(latents)
+    if isinstance(leads, SectionLeads):
+        latents, unit = leads.count, "sections"
+
+    def frame(of: int) -> int:
+        """Where a latent or section begins."""
+        return frames_of(of, rate) if unit == "latents" else made if of == latents else architecture.own.frames * of
+
     for count in sorted({n for n in (2, 4, 8) if n < args.devices} | {args.devices}):
         rates = [1.0] * count
         shares = split(leads, latents, rates)
         times = latents / duration(shares, rates)
-        parts = [{"first": frames_of(s.first, rate), "end": frames_of(s.end, rate), "latents": s.end - s.first,
+        parts = [{"first": frame(s.first), "end": frame(s.end), "latents": s.end - s.first,
                   "lead_latents": round(s.lead, 2)} for s in shares]  # fmt: skip
-        each = ", ".join(f"{p['first']}-{p['end'] - 1} ({p['latents']} latents + {p['lead_latents']:.1f} of lead)"
+        each = ", ".join(f"{p['first']}-{p['end'] - 1} ({p['latents']} {unit} + {p['lead_latents']:.1f} of lead)"
                          for p in parts)  # fmt: skip
         text = f"{count} GPUs, computed, not measured: {times:.2f} times as fast as one; frames {each}"
         out.append({"devices": count, "computed_speedup": round(times, 3), "parts": parts, "text": text})

@@ -40,6 +40,8 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--runs {args.runs}: at least one is needed")
     weights = read_weights(args.weights or default_weights(device))
     vae = load(weights, precision=args.precision, device=device, norm_groups=args.norm_groups)
+    if vae.architecture.own is not None:
+        raise InputError(f"profile follows the fused walk of a clip, and {vae.arch} tiles itself: use bench")
     every = vae.temporal
     frames = args.frames if args.frames is not None else 1 + (4 if small else 20) // every * every
     if frames < 1 or (frames - 1) % every:

@@ -14,7 +14,7 @@ import torch
 
 from .. import log
 from ..errors import InputError
-from .writing import replacing, write_tensors
+from .writing import replacing, unwritable, write_tensors
 
 _LEGACY_SCALE = 1 / 0.18215  # ComfyUI's Load Latent applies it to files without the version marker
 
@@ -172,7 +172,10 @@ class LatentWriter:
         if not self._shape:
             self._shape = [1, channels, 0, *size]
         self._shape[2] += count
-        self._waiting.write(latent[0].transpose(0, 1).float().contiguous().numpy().tobytes())
+        try:
+            self._waiting.write(latent[0].transpose(0, 1).float().contiguous().numpy().tobytes())
+        except OSError as error:
+            raise unwritable(error, self.path) from error
 
     @property
     def shape(self) -> torch.Size:

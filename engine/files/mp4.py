@@ -20,7 +20,7 @@ from ..errors import InputError
 from .fragments import Appended, scan
 from .media import BT709, FULL, LIMITED, SWS_FLAGS, Frames
 from .mp4_finish import finish_file
-from .writing import replacing
+from .writing import replacing, unwritable
 
 if TYPE_CHECKING:
     from av import Packet
@@ -51,6 +51,8 @@ PIXELS = {
     "yuv420p10": ("yuv420p10le", True, True),
     "yuv444p10": ("yuv444p10le", True, False),
 }
+#: Frames a second; clocks of MP4s end not far above.
+FASTEST = 10_000
 #: Seconds between two frames that stand for themselves: as much is lost at most when a process is killed.
 GROUP = 2
 #: Frames that all are late by in a part file: none begins before 0, whatever order they are stored in.
@@ -72,8 +74,9 @@ class Format:
         import av
 
         object.__setattr__(self, "fps", Fraction(self.fps).limit_denominator(100_000))
-        if self.fps <= 0:
-            raise InputError(f"frame rate {self.fps}: must be above 0")
+        if not 0 < self.fps <= FASTEST:
+            given = float(min(self.fps, 10 * FASTEST))
+            raise InputError(f"frame rate {given:g}: must be above 0, and at most {FASTEST}")
         for name, value, known in (("codec", self.codec, CODECS), ("pixel format", self.pixels, PIXELS)):
             if value not in known:
                 raise InputError(f"{name} {value!r} is not one of {', '.join(known)}")
@@ -268,8 +271,7 @@ def _worded(error: BaseException, path: Path) -> BaseException:
     import av
 
     if isinstance(error, OSError):
-        reason = error.strerror or str(error)
-        return OSError(error.errno, f"cannot be written ({reason})", str(path))
+        return unwritable(error, path)
     if isinstance(error, av.FFmpegError):
         return InputError(f"{path}: the encoder refused the clip ({error.strerror}); write a PNG folder")
     return error

@@ -14,12 +14,10 @@ import torch
 from ..errors import InputError
 from .media import Frames
 from .mp4 import check_identity, part_of, to_integers
-from .writing import FRAME_NAME, refuse_foreign_files, replacing
+from .writing import FRAME_NAME, IDENTITY, refuse_foreign_files, replacing, unwritable
 
 #: Frames that are compressed side by side; as many wait.
 THREADS = 4
-#: Of what the frames in an unfinished folder are.
-_IDENTITY = ".zerowaste"
 
 
 class PngWriter:
@@ -33,10 +31,11 @@ class PngWriter:
         if self.path.is_dir():
             refuse_foreign_files(self.path)
         if resume and self.part.is_dir():
-            check_identity(self.part, _read(self.part / _IDENTITY) == identity)
+            check_identity(self.part, _read(self.part / IDENTITY) == identity)
             while (self.part / FRAME_NAME.format(first + self.done)).exists():
                 self.done += 1
         elif self.part.is_dir():
+            refuse_foreign_files(self.part)
             shutil.rmtree(self.part)
         self._given = self.done
         self._pool = ThreadPoolExecutor(THREADS)
@@ -54,7 +53,7 @@ class PngWriter:
         """[f, H, W, 3], floats in 0..1 or bytes."""
         if not self.part.is_dir():
             self.part.mkdir()
-            (self.part / _IDENTITY).write_text(self._identity, encoding="utf-8")
+            (self.part / IDENTITY).write_text(self._identity, encoding="utf-8")
         for frame in frames:
             pixels = to_integers(frame, self._first + self._given)
             self._settle(2 * THREADS)
@@ -63,9 +62,12 @@ class PngWriter:
 
     def finish(self) -> None:
         """Everything is written: the folder takes its name."""
-        (self.part / _IDENTITY).unlink()
-        with replacing(self.path) as temporary:
-            os.replace(self.part, temporary)
+        if self.path.is_dir():
+            with replacing(self.path) as temporary:
+                os.replace(self.part, temporary)
+        else:  # in one step: whatever happens, one of the two names is there
+            os.replace(self.part, self.path)
+        (self.path / IDENTITY).unlink()
 
     def discard(self) -> None:
         """Nothing of it is kept."""
@@ -85,7 +87,7 @@ class PngWriter:
             os.replace(own, self.part / name)
         except OSError as error:
             own.unlink(missing_ok=True)
-            raise OSError(error.errno, f"cannot be written ({error.strerror or error})", str(self.part)) from error
+            raise unwritable(error, self.part) from error
 
 
 def _read(path: Path) -> str:

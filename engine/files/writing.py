@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FRAME_NAME = "frame_{:06d}.png"
+#: Beside the frames of an unfinished folder, of what they are.
+IDENTITY = ".zerowaste"
+
+
+def unwritable(error: OSError, path: Path) -> OSError:
+    """The same, with the name of the file."""
+    return OSError(error.errno, f"cannot be written ({error.strerror or error})", str(path))
 
 
 @contextmanager
@@ -41,8 +48,7 @@ def replacing(target: Path) -> Iterator[Path]:
         else:
             os.replace(temporary, target)
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise OSError(error.errno, f"cannot be written ({reason})", str(target)) from error
+        raise unwritable(error, target) from error
     finally:
         if temporary.is_dir():
             shutil.rmtree(temporary, ignore_errors=True)
@@ -53,6 +59,8 @@ def replacing(target: Path) -> Iterator[Path]:
 def check_target(path: str | Path, force: bool = False, folder: bool = False) -> Path:
     """Refuse, before any work is done, an output that exists (unless `force`) or cannot be made. Raises InputError."""
     path = Path(path)
+    if path.name in ("", ".."):
+        raise InputError(f"{path}: is no name; give the output one")
     if not path.parent.is_dir():
         raise InputError(f"{path}: its folder does not exist; create {path.parent} first")
     if not os.access(path.parent, os.W_OK):
@@ -68,7 +76,9 @@ def check_target(path: str | Path, force: bool = False, folder: bool = False) ->
 
 
 def refuse_foreign_files(folder: Path) -> None:
-    foreign = [f.name for f in folder.iterdir() if not re.fullmatch(r"frame_\d+\.png", f.name)]
+    """Raises InputError where a folder holds anything but what this package writes to one."""
+    own = rf"\.?frame_\d+\.png|{re.escape(IDENTITY)}"
+    foreign = [f.name for f in folder.iterdir() if not re.fullmatch(own, f.name)]
     if foreign:
         raise InputError(f"{folder}: holds other files ({foreign[0]}, ...), so it is not replaced; choose a new folder")
 

@@ -262,6 +262,13 @@ class FusedEncoder(Fused):
             run.host(self._plan_last(clip, *made.shape[1:], device=device))
         return run
 
+    def tile_run(self, frames: int, height: int, width: int, step: int, device: torch.device) -> Run:
+        """A dry Run for chunks of so many frames which are clips of their own, `step` of them at full size at once."""
+        run = self.begin(device, None)
+        run.restart()
+        self.chunk(run, self._empty(frames, height, width, self.takes), step)
+        return run
+
     @property
     def every(self) -> int:
         """Frames of a latent, but for a clip's first one."""

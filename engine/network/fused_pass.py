@@ -89,6 +89,7 @@ class FusedPass:
                 else:
                     left = chunks_left(self._later, self._clips.latents, part.first, part.end - part.first)
                     give(graphs.chunk(self._whole, data, left))
+            data = step = None  # before the next part needs as much
             yield
             if resumes and run.pressed:
                 guard.settle(run.recover)

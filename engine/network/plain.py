@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -60,26 +60,29 @@ class Half(nn.Module):
     def run(self, steps: Sequence[Step], x: Tensor, state: State | None = None) -> Tensor:
         """Some of the Program's steps; no frames where one of them begins later."""
         if self.program.style.single:
-            if state is None:
-                state = State()
-                state.ending = True
-            for step in steps:
-                x = self._by_frame(step, x, state)
-            return x
+            parts = list(self._by_frame(steps, x, state or _whole()))
+            made = [y for y in parts if y.shape[2]] or parts[-1:]
+            return torch.cat(made, 2) if len(made) > 1 else made[0]
         for step in steps:
             if state is not None and not state.takes_part(step.name):
                 return x[:, :, :0]
             x = step.plain(self.part, x, state)
         return x
 
-    def _by_frame(self, step: Step, x: Tensor, state: State) -> Tensor:
-        """One frame after the other, of which the last one may be the clip's."""
-        frames, ending, out = x.split(1, 2), state.ending, []
+    def _by_frame(self, steps: Sequence[Step], x: Tensor, state: State) -> Iterator[Tensor]:
+        """Every frame of x through all of the steps before the next one, so that few are between them at once, also
+        where a clip's end brings many out. Of the frames the last one may be the clip's. At least one result, which may
+        have no frames."""
+        if not steps:
+            yield x
+            return
+        frames, ending, made = x.split(1, 2), state.ending, False
         for i, frame in enumerate(frames, 1):
             state.ending = ending and i == len(frames)
-            out.append(step.plain(self.part, frame, state))
-        made = [y for y in out if y.shape[2]]
-        return torch.cat(made, 2) if len(made) > 1 else made[0] if made else out[-1]
+            y = steps[0].plain(self.part, frame, state)
+            if y.shape[2] or (i == len(frames) and (ending or not made)):
+                made = True
+                yield from self._by_frame(steps[1:], y, state)
 
     def low(self, x: Tensor, state: State | None = None) -> Tensor:
         return self.run(self._low, x, state)
@@ -90,10 +93,24 @@ class Half(nn.Module):
     def high(self, x: Tensor, state: State | None = None) -> Tensor:
         return self.run(self._high, x, state)
 
+    def each(self, x: Tensor, state: State) -> Iterator[Tensor]:
+        """What `high` makes of x, part by part as it comes."""
+        if self.program.style.single:
+            yield from self._by_frame(self._high, x, state)
+        else:
+            yield self.high(x, state)
+
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
         if self.program.half == "encoder" and state is None:
             x = x[:, :, : self.program.whole_frames(x.shape[2])]
         return self.run(self.program.steps, x, state)
+
+
+def _whole() -> State:
+    """Of a clip that comes at once."""
+    state = State()
+    state.ending = True
+    return state
 
 
 class Network(nn.Module):

@@ -81,6 +81,11 @@ class Style:
         """Whether every frame is a picture of its own."""
         return self.taps == 1
 
+    @property
+    def least(self) -> int:
+        """Rows, and columns, of the smallest frame: a border that reflects shows what lies behind the edge."""
+        return 2 if self.border == "reflect" else 1
+
 
 CAUSAL = Style()
 
@@ -113,6 +118,8 @@ class Step:
     waits: bool = False
     #: Its fused form follows a Program whose convolutions look ahead.
     looks_ahead: ClassVar[bool] = False
+    #: Its products take 8-bit operands without being measured before: each row has a scale of its own.
+    scales: ClassVar[bool] = False
     #: The fused walk's result is fp32 whatever the activations are.
     wide: ClassVar[bool] = False
 
@@ -242,6 +249,11 @@ class Program:
         for step in self.steps:
             size = step.size(size, True)
         return size.frames
+
+    @property
+    def scales(self) -> bool:
+        """Of its steps one has products that scale 8-bit operands as they come."""
+        return any(s.scales for s in self.every())
 
     @property
     def late(self) -> bool:

@@ -75,16 +75,23 @@ def decode_features(
 def decode_frames(
     decoder: Half, features: Iterable[Tensor], steps: Steps, check: Callable[[], None], parts: Split = split,
     seed: int | None = None, place: Place | None = None,
-) -> Iterator[list[Tensor]]:
-    """Features of the whole frame or of one tile -> per chunk, the list of its frames [B, 3, f, H, W]."""
+) -> Iterator[Iterator[Tensor]]:
+    """Features of the whole frame or of one tile -> per chunk its frames [B, 3, f, H, W], part by part: all of them are
+    to be taken before the next chunk."""
     state = State(seed, place)
     for chunk in _until_the_end(decoder, features, state):
-        x = decoder.between(chunk, state)
-        out = []
+        yield _frames(decoder, chunk, steps, check, parts, state)
+
+
+def _frames(
+    decoder: Half, chunk: Tensor, steps: Steps, check: Callable[[], None], parts: Split, state: State
+) -> Iterator[Tensor]:
+    # Where convolutions look ahead, the last chunk has what all of them have left.
+    for features in _until_its_end(split(chunk, steps.latents), state):
+        x = decoder.between(features, state)
         for frames in _until_its_end(parts(x, steps.frames), state):
             check()
-            out.append(decoder.high(frames, state))
-        yield out
+            yield from decoder.each(frames, state)
 
 
 def encode_features(
@@ -138,7 +145,7 @@ class PlainPass:
         form: Callable[[Tensor], Tensor],
     ) -> None:  # fmt: skip
         """steps: those of the Program that it takes. load: a part's data to [1, C, n, h, w]. network: these, chunk by
-        chunk, to lists of results of that layout. form: to those that are emitted; may overwrite what it takes."""
+        chunk, to results of that layout. form: to those that are emitted; may overwrite what it takes."""
         self._program, self._steps = half.program, steps
         self._load, self._network, self._form = load, network, form
 
@@ -165,6 +172,7 @@ class PlainPass:
             for piece in pieces:
                 health = piece.sum(dtype=torch.float32)
                 emit(self._form(piece), health)
+                del piece  # before the next one is made
             yield
 
     def _loaded(self, parts: Iterable[Part]) -> Iterator[Tensor]:
@@ -193,7 +201,7 @@ class PlainHalf:
         features, frames = self._decode_features, self._decode_frames
         if half.program.half == "decoder":
 
-            def decode(parts: Iterator[Tensor], place: Place | None) -> Iterator[list[Tensor]]:
+            def decode(parts: Iterator[Tensor], place: Place | None) -> Iterator[Iterator[Tensor]]:
                 return frames(half, features(half, parts, check, place=place), steps, check, place=place)
 
             return PlainPass(half, every, self._latents, decode, lambda piece: to_pixels(piece, clips.dtype)[0])

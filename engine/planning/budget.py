@@ -42,7 +42,7 @@ class Limits:
     def hold(self, plan: Plan) -> bool:
         """Whether a plan that was made for others keeps within these."""
         most = self.target if plan.raised is None else self.room
-        return (most is None or plan.peak_bytes <= most) and (self.host is None or plan.host_bytes <= self.host)
+        return (most is None or plan.own_bytes <= most) and (self.host is None or plan.host_bytes <= self.host)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..kernels import exact
+from .allocator import Allocator, Block
 
 T = TypeVar("T")
 
@@ -40,13 +41,16 @@ class _Products(TorchFunctionMode):
 
 
 class _Follow(TorchDispatchMode):
-    """Counts bytes of live storages. Convolutions also hold a re-laid-out input and output while they run."""
+    """Counts bytes of live storages, or with an allocator what that reserves for them. Convolutions also hold a
+    re-laid-out input, weight and output while they run."""
 
-    def __init__(self) -> None:
+    def __init__(self, allocator: Allocator | None) -> None:
         super().__init__()
         self.live = 0
         self.peak = 0
+        self.allocator = allocator
         self._holders: dict[int, int] = {}
+        self._blocks: dict[int, Block] = {}
         self._held: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -58,7 +62,9 @@ class _Follow(TorchDispatchMode):
                 self._hold(result)
         extra = 0
         if func is torch.ops.aten.convolution.default:
-            extra = _nbytes(args[0]) + _nbytes(out)
+            extra = _nbytes(args[0]) + _nbytes(args[1]) + _nbytes(out)
+            if self.allocator is not None:
+                self.allocator.give(self.allocator.take(extra))
         self.peak = max(self.peak, self.live + extra)
         return out
 
@@ -68,6 +74,8 @@ class _Follow(TorchDispatchMode):
         if key not in self._holders:
             self._holders[key] = 0
             self.live += size
+            if self.allocator is not None and size:
+                self._blocks[key] = self.allocator.take(size)
         self._holders[key] += 1
         ref = weakref.ref(tensor, self._release)
         self._held[id(ref)] = ref, key, size
@@ -78,6 +86,8 @@ class _Follow(TorchDispatchMode):
         if self._holders[key] == 0:
             del self._holders[key]
             self.live -= size
+            if key in self._blocks:
+                self.allocator.give(self._blocks.pop(key))
 
 
 #: Operator -> whether what it returns is new, and what it is given stays as it is. One that does not say so is not.
@@ -120,9 +130,10 @@ def _nbytes(tensor: Tensor) -> int:
 class PeakMemory:
     """`with PeakMemory() as m: program()`; then `m.peak` is in bytes. Only tensors made inside are counted."""
 
-    def __init__(self, products: bool = False) -> None:
-        """products: convolutions are matrix products (engine/kernels/exact.py)."""
-        self._follow = _Follow()
+    def __init__(self, products: bool = False, reserves: bool = False) -> None:
+        """products: convolutions are matrix products (engine/kernels/exact.py). reserves: `peak` is what torch's
+        caching allocator reserves."""
+        self._follow = _Follow(Allocator() if reserves else None)
         self._modes = [_LeanAttention(), *([_Products()] if products else []), self._follow]
 
     def __enter__(self) -> PeakMemory:
@@ -136,7 +147,8 @@ class PeakMemory:
 
     @property
     def peak(self) -> int:
-        return self._follow.peak
+        allocator = self._follow.allocator
+        return max(self._follow.peak, 0 if allocator is None else allocator.reserved)
 
     def above(self, work: Callable[[], T]) -> tuple[T, int]:
         """work(), and the bytes that it needs at most besides what is there before it."""

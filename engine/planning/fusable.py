@@ -53,6 +53,12 @@ def no_8_bit(programs: Sequence[Program], dtype: torch.dtype) -> str | None:
     return next((why for p in programs if (why := half_not_fused(p, dtype))), None)
 
 
+def why_no_8_bit(programs: Sequence[Program], dtype: torch.dtype, off: str | None) -> str | None:
+    """The reason 8-bit operands are not to be had, or None. off: why the fused operators are not, which products that
+    scale what they read do not need."""
+    return None if any(p.scales for p in programs) else off or no_8_bit(programs, dtype)
+
+
 def not_fused(programs: Sequence[Program], dtype: torch.dtype) -> str | None:
     """The reason the fused operators can run none of these networks on any device, or None."""
     if len(programs) > 1 and not all(half_not_fused(p, dtype) for p in programs):

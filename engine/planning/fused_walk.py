@@ -126,6 +126,12 @@ class FusedWalk:
         """
         return self._sizes(half, latents, frames, height, width, output, frame, parking, rest, clip)
 
+    def tile_bytes(self, frames: int, height: int, width: int, step: int) -> int:
+        """What an encoder that tiles itself takes besides the plain weights, for tiles of so many frames and pixels,
+        `step` frames at full size at once."""
+        network, meta = self.network("encoder"), torch.device("meta")
+        return network.tile_run(frames, height, width, step, meta).nbytes + network.nbytes + TEMPORARY_BYTES
+
     @functools.cached_property
     def _networks(self) -> dict[str, FusedDecoder | FusedEncoder]:
         model = meta_model(self.architecture, self.config)

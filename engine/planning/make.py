@@ -11,18 +11,20 @@ from ..archs import Architecture
 from ..options import OFF, Options
 from ..precision.mixed import Mixed
 from ..precision.modes import MIXED, Mode, resolve
+from ..precision.scaled import scaled_mode
 from ..precision.store import Store
 from .cost import Rates
 from .fused_walk import FusedWalk
 from .meta import meta_model
+from .plain_walk import Torch
 from .planner import Planner
 
 
 def make_planner(
     architecture: Architecture, config: Any, dtype: torch.dtype, options: Options, mode: Mode,
-    fused: Callable[[], bool], products: Callable[[], bool], rates: Rates | None = None,
+    fused: Callable[[], bool], how: Callable[[], Torch], rates: Rates | None = None,
 ) -> Planner:
-    """mode: what convolutions compute in; what a clip settles comes later (`Planner.walk`). fused, products: as for a
+    """mode: what convolutions compute in; what a clip settles comes later (`Planner.walk`). fused, how: as for a
     Planner. rates: as for its walk."""
     walk = FusedWalk(architecture, config, dtype, options, rates)
     if not mode.plain:
@@ -31,17 +33,19 @@ def make_planner(
         for half in ("encoder", "decoder"):
             if getattr(model, half) is not None:
                 walk.use(half, mixed.policy(half))
-    return Planner(walk, fused, products)
+    return Planner(walk, fused, how, mode.kind)
 
 
 def mode_of(
-    asked: str, plain: str, dtype: torch.dtype, device: torch.device, options: Options, off: str | None
-) -> Mode:
+    asked: str, plain: str, dtype: torch.dtype, device: torch.device, options: Options, off: str | None,
+    scaled: bool = False,
+) -> Mode:  # fmt: skip
     """As `resolve`; `options` may ask for fp8 where the precision asks for no 8 bit. off: why the fused kernels cannot
-    run the model on the device, where a CPU may emulate them."""
+    run the model on the device, where a CPU may emulate them. scaled: its 8-bit products are the libraries' own."""
     if options.fp8 and device.type == "cuda" and asked not in MIXED and dtype != torch.float32:
         asked = "fp8"
-    return resolve(asked, device, options.min_db, off, plain)
+    mode = resolve(asked, device, options.min_db, off, plain)
+    return scaled_mode(mode, device, options.min_db, plain) if scaled else mode
 
 
 def switched_off(options: Options) -> str | None:

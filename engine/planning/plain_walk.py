@@ -5,15 +5,19 @@ from __future__ import annotations
 import copy
 import functools
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ..archs import Architecture
+from ..kernels.exact import as_products
 from ..network.state import State
 from ..network.stream import decode_features, decode_frames, encode_features, encode_moments, frame_spans, split
+from ..run.devices import keeps_blocks
 from ..run.pixels import to_network
 from ..run.plan import Steps
 from ..run.scope import attention_scope
@@ -21,11 +25,25 @@ from .dryrun import PeakMemory, peak_bytes
 from .meta import meta_model
 
 Size = tuple[int, int]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Torch:
+    """How plain torch takes memory. products: convolutions are matrix products (engine/kernels/exact.py). reserves:
+    what it frees stays reserved, in the blocks into which it was cut."""
+
+    products: bool = False
+    reserves: bool = False
+
+    @classmethod
+    def on(cls, device: torch.device, dtype: torch.dtype, tf32: bool) -> Torch:
+        return cls(as_products(device, dtype, tf32), keeps_blocks(device))
 
 
 class PlainWalk:
-    """For one model. Each walk takes two chunks (the second one meets a full history) of one clip, and is
-    remembered."""
+    """For one model. Each walk takes two chunks (the second one meets a full history) of one clip, or more where
+    frames come late, and is remembered."""
 
     def __init__(self, architecture: Architecture, config: Any, dtype: torch.dtype, flash_attention: bool) -> None:
         self._architecture, self._config = architecture, config
@@ -37,20 +55,30 @@ class PlainWalk:
         self._tile = functools.lru_cache(maxsize=1024)(self._walk_tile)
 
     def peak(
-        self, half: str, latents: int, steps: Steps, frame: Size, tile: Size, rest: Size, products: bool
+        self, half: str, latents: int, steps: Steps, frame: Size, tile: Size, rest: Size, how: Torch
     ) -> int:
         """Bytes besides the weights, for `latents` of frames or tiles of these latent pixels; rest: pixels that fill
-        none. products: convolutions are matrix products (engine/kernels/exact.py)."""
+        none."""
         program, clip = getattr(self._model, half).program, latents
         gathers = program.gathers
         if not program.waits:
-            latents = min(latents, 2 * steps.latents)
+            latents = min(latents, 2 * steps.latents + self._behind(half, latents))
         if tile == frame and not gathers:
-            return self._whole(half, latents, steps, frame, rest, products)
+            return self._whole(half, latents, steps, frame, rest, how)
         # What sees whole frames and what sees tiles run one after the other.
-        front, channels = self._front(half, clip if gathers else latents, steps.latents, frame, products)
+        front, channels = self._front(half, clip if gathers else latents, steps.latents, frame, how)
         waiting = self._dtype.itemsize * channels * math.prod(frame) * clip if gathers and tile == frame else 0
-        return max(front, waiting + self._tile(half, latents, steps, tile, rest, channels, products))
+        return max(front, waiting + self._tile(half, latents, steps, tile, rest, channels, how))
+
+    def _behind(self, half: str, latents: int) -> int:
+        """Latents after which as many frames wait within the network as ever will; of `latents` at most."""
+        program = getattr(self._model, half).program
+        before, after = program.reach()
+        if program.late and program.chunk:
+            return 2 * program.chunk[1]
+        if math.inf in (before, after):  # something of every frame stays
+            return latents
+        return math.ceil(after / (1 if half == "decoder" else self._temporal))
 
     @functools.cached_property
     def _model(self) -> nn.Module:
@@ -59,14 +87,14 @@ class PlainWalk:
             return copy.deepcopy(model).to(self._dtype)
 
     def _walk_whole(
-        self, half: str, latents: int, steps: Steps, frame: Size, rest: Size, products: bool
+        self, half: str, latents: int, steps: Steps, frame: Size, rest: Size, how: Torch
     ) -> int:
-        part, memory = self._sampled(half, products)
+        part, memory = self._sampled(half, how)
 
         def program() -> None:
             if half == "decoder":
                 features = decode_features(part, self._latents(latents, steps.latents, frame), _nothing)
-                _run(decode_frames(part, features, steps, _nothing, part.split))
+                _run_each(decode_frames(part, features, steps, _nothing, part.split))
             else:
                 features = encode_features(part, self._video(latents, steps, frame, rest), steps, _nothing,
                                            part.split)  # fmt: skip
@@ -75,7 +103,7 @@ class PlainWalk:
         return self._peak(program, memory)
 
     def _walk_front(
-        self, half: str, latents: int, chunk: int, frame: Size, products: bool
+        self, half: str, latents: int, chunk: int, frame: Size, how: Torch
     ) -> tuple[int, int]:
         """The part that sees whole frames at latent resolution, and the channels of the features beside it."""
         part, channels = getattr(self._model, half), 0
@@ -95,25 +123,25 @@ class PlainWalk:
             else:
                 _run(encode_moments(part, self._features(latents, chunk, frame, channels), _nothing))
 
-        return self._peak(program, PeakMemory(products)), channels
+        return self._peak(program, PeakMemory(how.products, how.reserves)), channels
 
     def _walk_tile(
-        self, half: str, latents: int, steps: Steps, tile: Size, rest: Size, channels: int, products: bool
+        self, half: str, latents: int, steps: Steps, tile: Size, rest: Size, channels: int, how: Torch
     ) -> int:
-        part, memory = self._sampled(half, products)
+        part, memory = self._sampled(half, how)
 
         def program() -> None:
             if half == "decoder":
                 features = self._features(latents, steps.latents, tile, channels)
-                _run(decode_frames(part, features, steps, _nothing, part.split))
+                _run_each(decode_frames(part, features, steps, _nothing, part.split))
             else:
                 video = self._video(latents, steps, tile, rest)
                 _run(encode_features(part, video, steps, _nothing, part.split))
 
         return self._peak(program, memory)
 
-    def _sampled(self, half: str, products: bool) -> tuple[_Sampled, PeakMemory]:
-        memory = PeakMemory(products)
+    def _sampled(self, half: str, how: Torch) -> tuple[_Sampled, PeakMemory]:
+        memory = PeakMemory(how.products, how.reserves)
         return _Sampled(getattr(self._model, half), memory), memory
 
     def _peak(self, program: Callable[[], None], memory: PeakMemory) -> int:
@@ -143,6 +171,8 @@ class _Sampled:
     def __init__(self, part: nn.Module, memory: PeakMemory) -> None:
         self._part, self._memory = part, memory
         self.low, self.between, self.program = part.low, part.between, part.program
+        #: Frames that the latest step took, and what it made of them.
+        self._took = 0
         self._left: torch.Size | None = None
         self._more = 0
         self._found: list[torch.Size] = []
@@ -150,14 +180,29 @@ class _Sampled:
 
     def high(self, x: Tensor, state: State) -> Tensor:
         if self._between:
-            return x.new_empty(*self._left[:2], x.shape[2], *self._left[3:])
+            frames = x.shape[2] * max(self._left[2], 1) // self._took  # not every step may have a result
+            return x.new_empty(*self._left[:2], frames, *self._left[3:])
+        y = self._walked(x, state, lambda: self._part.high(x, state))
+        if y is None:
+            return x.new_empty(self._left)
+        self._took, self._left = x.shape[2], y.shape
+        return y
+
+    def each(self, x: Tensor, state: State) -> Iterator[Tensor]:
+        """Nothing: whoever takes the parts keeps none of them."""
+        if not self._between:
+            self._walked(x, state, lambda: _run(self._part.each(x, state)))
+        yield from ()
+
+    def _walked(self, x: Tensor, state: State, work: Callable[[], T]) -> T | None:
+        """work(), or None where it needs and leaves what it did before."""
         found = [x.shape, *_sizes(state)]
         if found == self._found and not state.ending:
             self._memory.need(self._more)
-            return x.new_empty(self._left)
-        y, self._more = self._memory.above(lambda: self._part.high(x, state))
-        self._left, self._found = y.shape, found if found[1:] == _sizes(state) else []
-        return y
+            return None
+        made, self._more = self._memory.above(work)
+        self._found = found if found[1:] == _sizes(state) else []
+        return made
 
     def split(self, x: Tensor, size: int) -> Iterator[Tensor]:
         """As `stream.split`, but full steps between the first and the last one come as one."""
@@ -176,8 +221,13 @@ def _sizes(state: State) -> list[torch.Size]:
 
 
 def _run(parts: Iterable[object]) -> None:
-    for _ in parts:
-        pass
+    """None of them is kept while the next one is made."""
+    deque(parts, 0)
+
+
+def _run_each(chunks: Iterable[Iterable[object]]) -> None:
+    for chunk in chunks:
+        _run(chunk)
 
 
 def _nothing() -> None:

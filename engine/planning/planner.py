@@ -17,7 +17,8 @@ from .. import log
 from ..errors import PlanError
 from ..memory import in_gb
 from ..network.plain import Network
-from ..request import Request
+from ..network.program import Program
+from ..request import Request, check_frame
 from ..run.parking import Parking
 from ..run.plan import Plan, Steps
 from ..run.tiles import Grid, grid, shrinking
@@ -25,7 +26,8 @@ from .budget import Limits
 from .cost import Sizes, leanest, quickest
 from .fused_walk import FusedWalk
 from .meta import meta_model
-from .plain_walk import PlainWalk
+from .own_plan import OwnPlanner
+from .plain_walk import PlainWalk, Torch
 
 #: What cuBLAS and cuDNN hold besides (40 to 60 MiB measured on an H200).
 LIBRARY_BYTES = 96 << 20
@@ -39,22 +41,30 @@ class Planner:
     """Plans for one model. Dry walks are remembered, so the same question costs nothing the second time."""
 
     def __init__(
-        self, walk: FusedWalk, fused: Callable[[], bool], products: Callable[[], bool] = lambda: False
+        self, walk: FusedWalk, fused: Callable[[], bool], how: Callable[[], Torch] = Torch, kind: str | None = None
     ) -> None:
         """walk: of the model; what it packs for is what plans are for. fused: whether the fused operators run it.
-        products: whether plain torch convolves by matrix products."""
+        how: plain torch takes memory. kind: of 8-bit products beside convolutions."""
         architecture = walk.architecture
         self.walk = walk
         self.spatial, self._temporal = architecture.spatial, architecture.temporal
         self._dtype = walk.dtype
         self._fused = fused
-        self._products = products
+        self._how = how
         self._plain = PlainWalk(architecture, walk.config, walk.dtype, walk.options.flash_attention)
+        self._kind = kind
 
     @functools.cached_property
     def _weights(self) -> int:
         """Bytes of the model's own."""
         return self._dtype.itemsize * sum(p.numel() for p in self._model.parameters())
+
+    @functools.cached_property
+    def _own(self) -> OwnPlanner | None:
+        """Of networks that tile themselves."""
+        if self.walk.architecture.own is None:
+            return None
+        return OwnPlanner(self._model, self.walk, self._plain, self._kind, self._fused, self._how, LIBRARY_BYTES)
 
     @functools.cached_property
     def _model(self) -> Network:
@@ -77,6 +87,9 @@ class Planner:
         "auto" only when no plan does, whatever it gives up (`Plan.note`).
         """
         request.check(self.spatial)
+        check_frame(self._program(half), *size[1:])
+        if self._own is not None:
+            return self._own.plan(half, size, request, limits, rest)
         chunk, chunks = request.chunk, self._chunks(half)
         if chunk and chunks is not None and chunk != chunks[1] and self._fused():
             log.once(f"chunk={chunk} is not used: this network's norms take {chunks[1]} latents at a time together")
@@ -229,7 +242,7 @@ class Planner:
     def _plain_peak(self, ask: _Ask, tiles: Grid, steps: Steps) -> int:
         tile = tiles.rows.size, tiles.cols.size
         frame = ask.height, ask.width
-        return self._plain.peak(ask.half, ask.latents, steps, frame, tile, ask.rest, self._products())
+        return self._plain.peak(ask.half, ask.latents, steps, frame, tile, ask.rest, self._how())
 
     def _options(self, ask: _Ask, tiles: Grid, target: int | None) -> Iterator[Plan]:
         """Plans without the weights in their peak, from roomy to lean."""
@@ -271,18 +284,21 @@ class Planner:
             return Steps(latents, 0)
         return Steps(latents, min(frames, self._temporal * latents))
 
+    def _program(self, half: str) -> Program:
+        return getattr(self._model, half).program
+
     def _chunks(self, half: str) -> tuple[int, int] | None:
         """Latents of a clip's first chunk and of the others that the fused walk of a half must take at once."""
-        return getattr(self._model, half).program.chunk
+        return self._program(half).chunk
 
     def _fused_plan(self, ask: _Ask, tiles: Grid, steps: Steps, parking: Parking | None) -> Plan:
         sizes = self._sizes(ask, tiles, steps, parking)
-        return Plan(steps, tiles, sizes.device, True, parking, sizes.host, sizes.far)
+        return Plan(steps, tiles, sizes.device, True, parking, sizes.host, far_bytes=sizes.far)
 
     def _sizes(self, ask: _Ask, tiles: Grid, steps: Steps, parking: Parking | None) -> Sizes:
         frame = None if len(tiles) == 1 else (ask.height, ask.width)
         size, walk = (tiles.rows.size, tiles.cols.size), self.walk
-        clip = ask.latents if getattr(self._model, ask.half).program.gathers else 0
+        clip = ask.latents if self._program(ask.half).gathers else 0
         return walk.sizes(ask.half, steps.latents, steps.frames, *size, ask.output, frame, parking, ask.rest, clip)
 
     def _parking_plans(self, ask: _Ask, tiles: Grid, target: int | None) -> Iterator[Plan]:

@@ -7,11 +7,14 @@ share that does not begin with a clip first takes its steps to where its results
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..network.program import Program, Size
-from ..run.sections import frames_of
+from ..network.tiled import TiledProgram
+from ..run.passes import UNKNOWN
+from ..run.sections import frames_of, latent_of
 
 
 @dataclass(frozen=True)
@@ -30,34 +33,73 @@ class Share:
 
 
 class Leads:
-    """What a share takes before its first result, by its first latent within its clip."""
+    """What a share takes before its first result, by its first latent within its clip. results: of a latent."""
 
     def __init__(self, program: Program, height: int, width: int) -> None:
         """height, width: of what goes into the program."""
-        self._begins, self._result = program.begins, program.rates()[-1]
+        self._steps, self.results = program.begins, program.rates()[-1]
         size, self._costs = Size(program.rates()[0] * _MIDDLE, height, width, program.takes), []
         for step in program.steps:
             self._costs.append(step.work(size, program.style).composed_flop)
             size = step.size(size, False)
         self._known: dict[int, float] = {}
 
+    def of(self, result: int) -> int:
+        """The latent that a result is of."""
+        return latent_of(result, self.results)
+
+    def begins(self, latent: int) -> int:
+        """The first result of a latent."""
+        return frames_of(latent, self.results)
+
     def __call__(self, first: int) -> float:
         """In latents of the whole network."""
         if first not in self._known:
-            begins = self._begins(frames_of(first, self._result))
+            begins = self._steps(frames_of(first, self.results))
             spent = sum(cost * max(0, first - begin) for cost, begin in zip(self._costs, begins, strict=True))
             self._known[first] = spent / max(sum(self._costs), 1.0)
         return self._known[first]
 
 
+class SectionLeads:
+    """The same of a network that tiles itself: what is shared are its sections, all alike. A decoder's is blended with
+    the one before."""
+
+    def __init__(self, program: TiledProgram, latents: int) -> None:
+        own, self._decodes = program.own, program.half == "decoder"
+        self.results = own.frames if self._decodes else own.latents
+        #: Of a clip of so many latents.
+        self.count = len(own.sections(latents)) if self._decodes else -(-latents // own.latents)
+
+    def of(self, result: int) -> int:
+        """The section that a result is of: the last one has all that follow."""
+        return min(result // self.results, self.count - 1)
+
+    def begins(self, section: int) -> int:
+        """The first result of a section; behind the last one, more than there are."""
+        return self.results * section if section < self.count else UNKNOWN
+
+    def __call__(self, first: int) -> float:
+        return float(self._decodes and first > 0)
+
+
+def leads_of(program: Program, height: int, width: int, latents: int) -> Leads | SectionLeads:
+    """height, width: of what goes into the program, for a clip of so many latents."""
+    if isinstance(program, TiledProgram):
+        return SectionLeads(program, latents)
+    return Leads(program, height, width)
+
+
 #: Latents that the work of a step is taken from.
 _MIDDLE = 8
+#: Of a share's latents, what its lead may be worth: longer ones would save little.
+LEAD_SHARE = 0.04
 #: Of the time that the fastest device takes alone; what saves less is not worth others' memory.
 WORTH = 0.97
 
 
 def split(
-    leads: Leads, latents: int, rates: Sequence[float], clips: int = 1, step: int = 1,
+    leads: Leads | SectionLeads, latents: int, rates: Sequence[float], clips: int = 1, step: int = 1,
     bounds: tuple[int, int] | None = None,
 ) -> list[Share]:  # fmt: skip
     """Shares of `clips` clips of `latents`, in order, one for a device at most: those that end soonest.
@@ -85,6 +127,22 @@ def split(
     tick = bisect.bisect_left(range(1, ticks + 1), True, key=lambda n: bool(within(most * n / ticks)))
     shares = within(most * (tick + 1) / ticks) if tick < ticks else []
     return shares if shares and duration(shares, rates) < WORTH * duration(alone, rates) else alone
+
+
+def in_rounds(
+    leads: Leads | SectionLeads, latents: int, rates: Sequence[float], step: int, bounds: tuple[int, int], most: int
+) -> list[Share]:
+    """As `split` of one clip, over and over: shares of about `most` latents, or of so many that their leads are a
+    LEAD_SHARE of them, if that is less. One device has all where this does not save time."""
+    first, last = bounds
+    size = max(step, min(most, math.ceil(leads(last) / LEAD_SHARE)) * len(rates))
+    size = math.ceil((last - first) / math.ceil((last - first) / size) / step) * step
+    spans = [(a, min(a + size, last)) for a in range(first, last, size)]
+    found = [split(leads, latents, rates, 1, step, span) for span in spans]
+    device = max(range(len(rates)), key=rates.__getitem__)
+    alone = [Share(device, first, last, leads(first))]
+    spent = sum(duration(shares, rates) for shares in found)
+    return [share for shares in found for share in shares] if spent < WORTH * duration(alone, rates) else alone
 
 
 def duration(shares: Sequence[Share], rates: Sequence[float]) -> float:

@@ -6,6 +6,7 @@ Caches and waits concern a whole device or process, and so must not meet another
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -21,6 +22,15 @@ def empty_device_cache() -> None:
     """Give back what torch has reserved on all GPUs and nobody uses."""
     with RECORDING:
         torch.cuda.empty_cache()
+
+
+def keeps_blocks(device: torch.device) -> bool:
+    """Whether what torch frees on a device stays reserved in the blocks into which it was cut, where larger requests
+    find no room: its own allocator for GPUs, unless its segments may grow."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return False
+    settings = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "") + os.environ.get("PYTORCH_ALLOC_CONF", "")
+    return torch.cuda.get_allocator_backend() == "native" and "expandable_segments:True" not in settings
 
 
 def synchronize(device: torch.device) -> None:
@@ -49,6 +59,14 @@ def numbered(device: torch.device) -> torch.device:
 
 
 _streams = threading.local()
+_uploads: dict[torch.device, torch.cuda.Stream] = {}
+
+
+def uploads(device: torch.device) -> torch.cuda.Stream:
+    """The stream on which host memory is copied to a GPU, whatever thread asks: what torch has reserved for copies of
+    one stream serves no other, and with a stream for every call each would reserve its own."""
+    device = numbered(device)
+    return _uploads.get(device) or _uploads.setdefault(device, torch.cuda.Stream(device))
 
 
 @contextmanager

@@ -23,10 +23,10 @@ def with_noise(latent: Tensor, share: float, seed: int) -> Tensor:
 
 
 def _noisy(part: Tensor, share: float, seed: int, clip: int, first: int) -> Tensor:
-    """part [C, n, h, w] of a clip, from its latent `first` on."""
-    noisy = torch.empty_like(part)
+    """part [C, n, h, w] of a clip, from its latent `first` on: float32, whatever type the latents come in."""
+    noisy = torch.empty_like(part, dtype=torch.float32)
     for frame in range(part.shape[1]):
-        here = part[:, frame]
+        here = part[:, frame].float()
         noise = drawn(seed, f"latent {clip} {first + frame}", *here.shape).to(here)
         noisy[:, frame] = here * (1.0 - share) + noise * share
     return noisy

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .devices import uploads
 from .pinned import staged, staging
 from .pressure import out_of_memory
 from .results import Results
@@ -17,11 +18,11 @@ OUTPUTS = {"float32": torch.float32, "float16": torch.float16, "uint8": torch.ui
 
 def to_unit(x: Tensor) -> Tensor:
     """Frames of any layout in 0..1 (or uint8 0..255) -> float32 in -1..1."""
-    return x.float() / 127.5 - 1.0 if x.dtype == torch.uint8 else x.float() * 2.0 - 1.0
+    return (x.float() / 127.5 if x.dtype == torch.uint8 else x.float() * 2.0).sub_(1.0)
 
 
 class StagedReader:
-    """Uploads parts of a host tensor while the GPU works: through page-locked memory, on a stream of its own.
+    """Uploads parts of a host tensor while the GPU works: through page-locked memory, on the stream for that.
 
     torch keeps and reuses the page-locked memory; whoever reads ahead bounds how much is in flight.
     """
@@ -29,7 +30,7 @@ class StagedReader:
     def __init__(self, device: torch.device, ahead: bool = True) -> None:
         """ahead False: every read waits for its copy, and nothing is pinned."""
         self._device = device
-        self._stream = torch.cuda.Stream(device) if ahead and device.type == "cuda" else None
+        self._stream = uploads(device) if ahead and device.type == "cuda" else None
 
     def read(self, part: Tensor) -> Tensor:
         """A contiguous copy on the device. On CUDA, later work of the current stream waits for it, the caller not."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..memory import in_gb
 from .parking import Parking
@@ -32,11 +32,28 @@ class Steps:
 
 
 @dataclass(frozen=True)
+class Own:
+    """How a network that tiles itself runs. tiles: at a time. grid: rows and columns of them in a frame. resident:
+    layers whose weights are on the device, of all `layers`; 0, 0: there are none that could be elsewhere."""
+
+    tiles: int
+    grid: tuple[int, int]
+    resident: int = 0
+    layers: int = 0
+
+    def describe(self) -> str:
+        rows, columns = self.grid
+        of = f"the model's own {columns} x {rows} tiles, {self.tiles} at a time"
+        hosted = self.layers - self.resident
+        return of + (f", weights of {hosted} of {self.layers} layers streamed from host memory" if hosted else "")
+
+
+@dataclass(frozen=True)
 class Plan:
     """How a clip goes through the network.
 
-    `peak_bytes` counts weights, history, activations and library workspaces on the device: torch's allocated bytes.
-    Its caching allocator may reserve more while the card has room, and gives that back before it runs out.
+    `peak_bytes` counts weights, history, activations and library workspaces on the device. On a GPU that is what torch
+    reserves for them: of plain torch more than is in use at once, as freed blocks do not fit what comes next.
     """
 
     steps: Steps
@@ -48,17 +65,34 @@ class Plan:
     host_bytes: int = 0
     #: Of those, what comes to the device in a chunk; as much goes back.
     far_bytes: int = field(default=0, compare=False)
+    #: Of a network that tiles itself; its grid is then one tile.
+    own: Own | None = None
 
+    #: Of `peak_bytes` what is there before the run and stays: the other half's packed weights. No target counts them,
+    #: as none counts what else this process holds.
+    beside: int = field(default=0, compare=False)
     #: A target that was the default one and had to be raised to this, if so.
     raised: int | None = field(default=None, compare=False)
     #: What "auto" had to give up for a plan, and what would spare it.
     note: str = field(default="", compare=False)
 
     @property
+    def own_bytes(self) -> int:
+        """What targets are about."""
+        return self.peak_bytes - self.beside
+
+    def with_beside(self, size: int) -> Plan:
+        """The same where so many bytes are there before the run and stay."""
+        return self if size == self.beside else replace(self, peak_bytes=self.own_bytes + size, beside=size)
+
+    @property
     def tiled(self) -> bool:
         return len(self.grid) > 1
 
     def describe(self) -> str:
+        if self.own is not None:
+            note = f" ({self.note})" if self.note else ""
+            return f"{self.own.describe()}, about {in_gb(self.peak_bytes)}{note}"
         tiles = f"{len(self.grid)} blended tiles" if self.tiled else "untiled"
         frames = f", {self.steps.frames} frame(s) per step at full size" if self.steps.frames else ""
         kernels = "fused kernels" if self.fused else "plain torch"

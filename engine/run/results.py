@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -38,6 +39,11 @@ class Results:
     def begin(self) -> None:
         """Whatever was written and not given counts no more."""
         self._sums.clear()
+
+    @property
+    def done(self) -> int:
+        """Of one clip, the result behind the last one that is finished."""
+        raise NotImplementedError
 
     def room(self, clip: int, first: int, count: int) -> Tensor:
         """What results [first, first + count) are written to, [count, H, W, C]."""
@@ -95,6 +101,23 @@ class Whole(Results):
         return self.room(clip, first, count).zero_()
 
 
+class Landed(Whole):
+    """A part of one clip's results, in its place among all."""
+
+    def __init__(self, out: Tensor, first: int, part: int) -> None:
+        """part: the part's first result."""
+        super().__init__(out, first)
+        self.given = self._done = part
+
+    @property
+    def done(self) -> int:
+        return self._done
+
+    def land(self, clip: int, first: int, results: Tensor) -> None:
+        super().land(clip, first, results)
+        self._done = first + len(results)
+
+
 class HandedOn(Results):
     """In tensors of their own, which belong to whoever takes them. For one clip."""
 
@@ -102,6 +125,10 @@ class HandedOn(Results):
         super().__init__(shape, dtype, first)
         self.block = block
         self._ready: deque[Finished] = deque()
+
+    @property
+    def done(self) -> int:
+        return self.given
 
     def room(self, clip: int, first: int, count: int) -> Tensor:
         return torch.empty(count, *self.shape, dtype=self.dtype)
@@ -113,3 +140,53 @@ class HandedOn(Results):
     def ready(self) -> Iterator[Finished]:
         while self._ready:
             yield self._ready.popleft()
+
+
+class Target:
+    """Where the results of a call go, one after the other."""
+
+    #: Bytes of results that may wait for their turn; None: they need not.
+    room: int | None = None
+
+    def __init__(self, shape: tuple[int, int, int], dtype: torch.dtype, block: int = 0) -> None:
+        """shape, block: as of Results."""
+        self.shape, self.dtype, self.block = shape, dtype, block
+
+    @property
+    def nbytes(self) -> int:
+        """Of one result."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def whole(self, first: int) -> Results:
+        """For results from `first` on, of all clips."""
+        return self.part(0, first)
+
+    def part(self, clip: int, first: int) -> Results:
+        """For results of a clip from `first` on."""
+        return self.handed(first)
+
+    def handed(self, first: int) -> HandedOn:
+        """For a part that another process takes over."""
+        return HandedOn(self.shape, self.dtype, first, self.block)
+
+
+class Stream(Target):
+    """Whoever takes them, as they are finished."""
+
+    def __init__(self, shape: tuple[int, int, int], dtype: torch.dtype, block: int, room: int) -> None:
+        super().__init__(shape, dtype, block)
+        self.room = room
+
+
+class Kept(Target):
+    """One tensor out [B, N, H, W, C], which begins with result `first` of each clip."""
+
+    def __init__(self, out: Tensor, first: int) -> None:
+        super().__init__(tuple(out.shape[2:]), out.dtype)
+        self._out, self._first = out, first
+
+    def whole(self, first: int) -> Results:
+        return Whole(self._out, self._first)
+
+    def part(self, clip: int, first: int) -> Results:
+        return Landed(self._out[clip : clip + 1], self._first, first)

@@ -37,7 +37,9 @@ def candidates(target: Target, kind: Kind) -> list[Schedule]:
         if kind.form == "winograd" and kind.phases > 1:  # whole steps of a tap, one tile at a time
             made.append(replace(one, depth=min(one.depth, kind.channels & -kind.channels)))
         else:
-            made.append(fit(one, kind.channels, kind.outputs, kind.row if kind.form == "direct" else 1))
+            one = fit(one, kind.channels, kind.outputs, kind.row if kind.form == "direct" else 1)
+            # Beside a second tile, wide 8-bit steps leave registers for quarters only.
+            made.append(replace(one, slices=4) if one.tail and kind.dtype.itemsize == 1 else one)
     deepest = HALF_DEPTH if kind.accumulate == "f16" and kind.dtype.itemsize == 1 else max(deep, 128)
     lowest = 64 if kind.small or kind.form == "winograd" else 128
     narrowest = min(16, max(kind.outputs // 4, 1))

@@ -7,6 +7,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = {p.stem: p for p in sorted((ROOT / "workflows").glob("*.json"))}
+#: Saved by later states of the pack with no value at its default: {"workflow", "prompt"}, all nodes each.
+STATES = {p.stem: p for p in sorted((ROOT / "tests" / "fixtures" / "workflows" / "states").glob("*.json"))}
 #: As the first version saved them.
 SAVED = {p.stem: p for p in sorted((ROOT / "tests" / "fixtures" / "workflows").glob("*.json"))}
 

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 import running
 from pages import opened
+from safetensors.torch import load_file, save_file
 
 pytestmark = pytest.mark.host
 
 ENTRY = "Use Zero-Waste VAE"
 EVERYWHERE = "app.extensionManager.command.execute('ZeroWasteVAE.UseEverywhere').then(() => 1)"
+#: What the server plans for each of our decodes, in subgraphs too; null where there is nothing to ask.
+PLANS = """(async () => {
+  const load = (name) => import(`/extensions/ComfyUI-ZeroWasteVAE/js/${name}.js`);
+  const [{ question }, { planFor }, { allNodes }] = await Promise.all(["question", "plans", "graph"].map(load));
+  const found = [];
+  for (const node of allNodes().filter((one) => one.comfyClass === "ZeroWasteVAEDecode")) {
+    const { query } = question(node);
+    while (query && planFor(query) === undefined) await new Promise((done) => setTimeout(done, 100));
+    found.push(query ? planFor(query).plan : null);
+  }
+  return found;
+})()"""
 INTO_SUBGRAPH = """(async () => {
   app.canvas.setGraph([...app.rootGraph.subgraphs.values()][0]);
   await new Promise((done) => setTimeout(done, 1500));
@@ -26,6 +40,14 @@ def template(host_places, name: str) -> dict:
     if not found:
         pytest.skip(f"this host brings no template {name}")
     return json.loads(found[0].read_text())
+
+
+def tiny_wan(comfy, host_places) -> Path:
+    """A VAE that the host's own loader takes."""
+    path = comfy.base / "models" / "vae" / "tiny_wan.safetensors"
+    if not path.exists():
+        running.write_tiny_wan(host_places, path)
+    return path
 
 
 def of(prompt: dict, kind: str) -> dict:
@@ -90,6 +112,126 @@ def test_one_action_in_cores_seedvr2_template(browser, comfy, shots, renderer, h
     assert browser("problems") == []
 
 
+def adopt(browser, node: str, entry: str = ENTRY) -> None:
+    """A right click and this entry, until the node is another one: whether tiles are needed is asked of the server."""
+    browser("menu", node=node, entry=entry)
+    for _ in range(100):
+        if node not in {n["id"] for n in browser("nodes")}:
+            return
+        time.sleep(0.1)
+    pytest.fail(f"node {node} is still there")
+
+
+@pytest.mark.parametrize(
+    ("name", "vae", "clip"),
+    [
+        ("flux_dev_full_text_to_image", "Flux", (1024, 1024, 1)),
+        ("sdxl_simple_example", "Stable Diffusion", (1024, 1024, 1)),
+        ("hunyuan_video_text_to_video", "HunyuanVideo", (848, 480, 73)),
+        ("video_hunyuan_video_1.5_720p_t2v", "HunyuanVideo 1.5", (1280, 720, 121)),
+        ("ltxv_text_to_video", "LTX-2.3", (768, 512, 97)),
+        ("image_qwen_image", "Wan 2.1", (1328, 1328, 1)),
+    ],
+)
+def test_one_command_in_cores_templates_of_every_family(browser, comfy, host_places, name, vae, clip):
+    """Nothing is left to replace, tiles that the engine does not need are gone, and each is planned as what it is."""
+    opened(browser, comfy)
+    browser("load", workflow=template(host_places, name))
+    before = browser("prompt")
+    browser("js", source=EVERYWHERE)
+    after = browser("prompt")
+    kinds = {n["class_type"] for n in after.values()}
+    assert not kinds & {"VAEDecode", "VAEDecodeTiled", "VAEEncode", "VAEEncodeTiled"}
+    assert all(inputs["tiling"] == "auto" for inputs in of(after, "ZeroWasteVAEDecode").values())
+    gone = {key: n["class_type"] for key, n in before.items() if key not in after}
+    assert gone and all(kind.startswith(("VAEDecode", "VAEEncode")) for kind in gone.values())
+    plan = browser("js", source=PLANS)[0]
+    # What stands for the file that is not here, and its sizes.
+    assert plan["assumed_as"] == vae
+    assert (plan["width"], plan["height"], plan["frames"]) == clip
+    assert browser("problems") == []
+
+
+def test_tiles_of_a_checkpoint_that_the_engine_runs_are_not_needed(browser, comfy):
+    """The VAE lies in a checkpoint, whose header is all that is read, and whose name says nothing."""
+    folder = comfy.base / "models" / "checkpoints"
+    folder.mkdir(parents=True, exist_ok=True)
+    inner = load_file(comfy.base / "models" / "vae" / "tiny.safetensors")
+    tensors = {f"vae.{name}": tensor for name, tensor in inner.items()}
+    save_file(tensors, folder / "merged.safetensors", {"norm_num_groups": "8"})
+    loaded = graph("merged.safetensors")
+    loaded["links"][0] = [1, 1, 2, 3, 1, "VAE"]
+    loaded["nodes"][0] |= {
+        "type": "CheckpointLoaderSimple",
+        "outputs": [
+            {"name": "MODEL", "type": "MODEL", "links": []}, {"name": "CLIP", "type": "CLIP", "links": []},
+            {"name": "VAE", "type": "VAE", "links": [1]},
+        ],
+    }  # fmt: skip
+    opened(browser, comfy)
+    browser("load", workflow=loaded)
+    adopt(browser, "3")
+    ((_, inputs),) = of(browser("prompt"), "ZeroWasteVAEDecode").items()
+    assert (inputs["tiling"], inputs["vae"]) == ("auto", ["1", 2])
+    assert browser("line", until="Fits")["mood"] == "good"
+    assert "assumed" not in browser("details", until="Fits")["text"]
+    browser("key", keys="Escape")
+    assert browser("problems") == []
+
+
+@pytest.mark.parametrize("renderer", ["canvas", "vue"])
+def test_a_decode_and_create_video_become_one(browser, comfy, shots, renderer, host_places):
+    """Decode to Video takes the place of both, with rate, depth and links; it plans and runs, and can be undone."""
+    path = tiny_wan(comfy, host_places)
+    opened(browser, comfy, renderer)
+    loaded = graph(path.name)
+    loaded["nodes"][3] |= {
+        "type": "CreateVideo", "widgets_values": [12, 10],
+        "inputs": [{"name": "images", "type": "IMAGE", "link": 3}],
+        "outputs": [{"name": "VIDEO", "type": "VIDEO", "links": [4]}],
+    }  # fmt: skip
+    loaded["nodes"].append({
+        "id": 5, "type": "SaveVideo", "pos": [2000, 60], "size": [300, 120], "mode": 0, "order": 5, "flags": {},
+        "properties": {}, "widgets_values": ["video/adopted", "auto", "auto"], "outputs": [],
+        "inputs": [{"name": "video", "type": "VIDEO", "link": 4}],
+    })  # fmt: skip
+    loaded["links"].append([4, 4, 0, 5, 0, "VIDEO"])
+    browser("load", workflow=loaded)
+    before = browser("prompt")
+    adopt(browser, "3", "Use Zero-Waste Decode to Video")
+    after = browser("prompt")
+    ((name, inputs),) = of(after, "ZeroWasteVAEDecodeToVideo").items()
+    assert (inputs["samples"], inputs["vae"]) == (["2", 0], ["1", 0])
+    assert (inputs["fps"], inputs["pixels"], inputs["tiling"]) == (12, "yuv420p10", "auto")
+    assert after["5"]["inputs"]["video"] == [name, 0]
+    assert before.keys() - after.keys() == {"3", "4"}
+    browser("key", keys="Control+z")
+    time.sleep(1)
+    assert browser("prompt") == before
+    adopt(browser, "3", "Use Zero-Waste Decode to Video")
+    sheet = browser("details", until="Fits")
+    assert "Frames go to the file as they are made" in sheet["text"]
+    browser("key", keys="Escape")
+    # What lies in the host's cache sends no result.
+    comfy.post("/free", {"unload_models": True, "free_memory": True})
+    time.sleep(2)
+    assert browser("run") == ["execution_success", None]
+    assert "whole frames" in browser("line", until="/frame")["text"]
+    # A comparison would hold all frames.
+    assert "Compare" not in browser("details", until="/frame")["text"]
+    browser("view", file=str(shots / f"adopt-video-{renderer}.png"))
+    browser("key", keys="Escape")
+    # Of our own decode, too.
+    browser("load", workflow=loaded)
+    adopt(browser, "3")
+    ours = next(n["id"] for n in browser("nodes") if n["type"] == "ZeroWasteVAEDecode")
+    browser("set", node=ours, widget="vram_gb", value=3)
+    adopt(browser, ours, "Use Zero-Waste Decode to Video")
+    ((_, inputs),) = of(browser("prompt"), "ZeroWasteVAEDecodeToVideo").items()
+    assert (inputs["vram_gb"], inputs["fps"]) == (3, 12)
+    assert browser("problems") == []
+
+
 def graph(vae: str, kind: str = "VAEDecodeTiled", values: tuple = (384, 96, 64, 8)) -> dict:
     def entry(number: int, kind: str, values: list, inputs: list, outputs: list, y: int) -> dict:
         return {
@@ -118,10 +260,10 @@ def graph(vae: str, kind: str = "VAEDecodeTiled", values: tuple = (384, 96, 64, 
 
 def test_tiles_of_a_network_that_stays_comfyuis_own_are_kept(browser, comfy):
     opened(browser, comfy)
-    loaded = graph("ae.safetensors")
+    loaded = graph("not_a_vae.safetensors")
     loaded["nodes"][2] |= {"title": "My decode", "color": "#322", "mode": 4}
     browser("load", workflow=loaded)
-    browser("menu", node="3", entry=ENTRY)
+    adopt(browser, "3")
     ours = "app.graph.nodes.find((n) => n.type === 'ZeroWasteVAEDecode')"
     assert browser("js", source=f"[{ours}.title, {ours}.color, {ours}.mode]") == ["My decode", "#322", 4]
     browser("js", source=f"void ({ours}.mode = 0)")
@@ -147,13 +289,12 @@ def test_a_loader_gets_optimize_behind_it(browser, comfy, shots):
 
 def test_a_replaced_decode_runs_and_is_compared(browser, comfy, shots, host_places):
     """With a VAE of the host's own; the comparison really runs the host's decode of the same latent."""
-    path = comfy.base / "models" / "vae" / "tiny_wan.safetensors"
-    running.write_tiny_wan(host_places, path)
+    path = tiny_wan(comfy, host_places)
     opened(browser, comfy)
     browser("load", workflow=graph(path.name))
     browser("menu", node="3", entry=ENTRY)
     assert browser("run") == ["execution_success", None]
-    browser("line", until="ms per frame")
+    browser("line", until="/frame")
     # What changes after the run (seeds do by themselves) is not what is compared.
     browser("set", node="2", widget="length", value=9)
     browser("line", until="Fits")

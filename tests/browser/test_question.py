@@ -43,6 +43,7 @@ SPECS = {
     "fp8": {"default": False, "zerowaste_planned": True},
     "triton_fusion": {"default": True, "zerowaste_planned": True},
     "async_offload": {"default": True},
+    "winograd": {"default": False, "zerowaste_planned": True},
 }
 
 pytestmark = pytest.mark.skipif(not shutil.which("node"), reason="needs node")
@@ -168,6 +169,9 @@ def test_toggles():
     assert asked(chain(optimize={"fp8": True, "precision": "fp16"}))["query"]["precision"] == "fp8"
     assert asked(chain(optimize={"fp8": True, "precision": "int8"}))["query"]["precision"] == "int8"
     assert "precision" not in asked(chain(optimize={"fp8": True, "min_db": 45}))["query"]
+    assert asked(chain(optimize={"winograd": True}))["query"]["on"] == "winograd"
+    nowhere = {"winograd": SPECS["winograd"] | {"zerowaste_off": "no CUDA device"}}
+    assert "on" not in asked(chain(optimize={"winograd": True}, specs=nowhere))["query"]
     reason = {"fp8": {"zerowaste_off": "no CUDA device"}}
     assert "precision" not in asked(chain(optimize={"fp8": True}, specs=reason))["query"]
 
@@ -203,3 +207,58 @@ def test_a_ring_of_nodes_ends():
     graph["latent"] = {"class": "KSampler", "inputs": {"latent_image": ["LATENT", "other"]}}
     graph["other"] = {"class": "KSampler", "inputs": {"latent_image": ["LATENT", "latent"]}}
     assert asked(graph) == {"why": "no_size"}
+
+
+def test_a_video_is_planned_in_its_own_number_type():
+    """And the VAE of a checkpoint by the checkpoint's name."""
+    graph = chain({"pixels": "yuv420p10"})
+    graph["decode"]["class"] = "ZeroWasteVAEDecodeToVideo"
+    assert asked(graph)["query"]["output"] == "float32"
+    graph["decode"]["widgets"]["pixels"] = "yuv444p"
+    assert asked(graph)["query"]["output"] == "uint8"
+    graph["loader"] = {"class": "CheckpointLoaderSimple", "widgets": {"ckpt_name": "sd_xl.safetensors"}}
+    assert asked(graph)["query"]["model"] == "sd_xl.safetensors"
+
+
+def test_gpus_are_named():
+    assert "gpus" not in asked(chain({"gpus": "auto"}))["query"]
+    assert asked(chain({"gpus": " all"}))["query"]["gpus"] == "all"
+
+
+def test_a_latent_comes_before_the_pictures_put_into_it():
+    """LTX's nodes take a first frame and a latent, in this order, and put the sound beside the frames."""
+    graph = chain()
+    graph["picture"] = {"class": "EmptyImage", "widgets": {"width": 64, "height": 64, "batch_size": 1}}
+    graph["start"] = {
+        "class": "LTXVImgToVideoInplace", "outputs": ["LATENT"],
+        "inputs": {"image": ["IMAGE", "picture"], "latent": ["LATENT", "latent"]},
+    }  # fmt: skip
+    graph["sound"] = {"class": "LTXVEmptyLatentAudio", "widgets": {"frames_number": 97, "batch_size": 1}}
+    graph["both"] = {
+        "class": "LTXVConcatAVLatent", "outputs": ["LATENT"],
+        "inputs": {"video_latent": ["LATENT", "start"], "audio_latent": ["LATENT", "sound"]},
+    }  # fmt: skip
+    graph["decode"]["inputs"]["samples"] = ["LATENT", "both"]
+    query = asked(graph)["query"]
+    assert (query["width"], query["height"], query["frames"]) == (640, 360, 33)
+    inputs = {"samples": ["LATENT", "both"], "vae": ["VAE", "loader"]}
+    graph["larger"] = {"class": "LTXVLatentUpsampler", "inputs": inputs, "outputs": ["LATENT"]}
+    graph["decode"]["inputs"]["samples"] = ["LATENT", "larger"]
+    assert asked(graph) == {"why": "no_size"}
+
+
+def test_layers_are_not_known_before_a_run():
+    graph = chain()
+    graph["latent"] = {
+        "class": "EmptyQwenImageLayeredLatentImage",
+        "widgets": {"width": 640, "height": 640, "layers": 3, "batch_size": 1},
+    }  # fmt: skip
+    assert asked(graph) == {"why": "no_size"}
+
+
+def test_what_ran_is_known_better_than_its_file():
+    last = {"model": "wan2.1 (96, 192)", "file": "a.gguf", "size": None, "traced": None}
+    last["traced"] = {"batch": 1, "width": 640, "height": 360, "frames": 33}
+    last["size"] = last["traced"]
+    assert asked(chain(), last)["query"]["model"] == "wan2.1 (96, 192)"
+    assert asked(chain(loader={"vae_name": "b.gguf"}), last)["query"]["model"] == "b.gguf"

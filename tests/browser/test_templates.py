@@ -6,7 +6,7 @@ import json
 
 import pytest
 from graphs import NOTES, to_prompt
-from pages import SAVED, WORKFLOWS, opened, workflow
+from pages import SAVED, STATES, WORKFLOWS, opened, workflow
 
 pytestmark = pytest.mark.host
 
@@ -65,4 +65,27 @@ def test_workflows_of_the_first_version_load_with_their_values(browser, comfy, n
         assert {key: inputs[key] for key in values} == values
         seen += 1
     assert seen
+    assert browser("problems") == []
+
+
+@pytest.mark.parametrize("name", sorted(STATES))
+def test_workflows_of_later_states_load_with_their_values(browser, comfy, name):
+    """Every node with every widget set, tiles within a choice among them; widgets that came since are at defaults."""
+    opened(browser, comfy)
+    saved = json.loads(STATES[name].read_text())
+    browser("load", workflow=saved["workflow"])
+    prompt = browser("prompt")
+    added = {}
+    for number, was in saved["prompt"].items():
+        now = prompt[number]
+        assert now["class_type"] == was["class_type"]
+        assert {key: now["inputs"].get(key) for key in was["inputs"]} == was["inputs"], was["class_type"]
+        for key in now["inputs"].keys() - was["inputs"].keys():
+            added[was["class_type"], key] = now["inputs"][key]
+    later = {
+        ("ZeroWasteVAEDecode", "gpus"): "auto",
+        ("ZeroWasteVAEEncode", "gpus"): "auto",
+        ("ZeroWasteVAEOptimize", "winograd"): False,
+    }
+    assert added == (later if name == "before_gpus" else {})
     assert browser("problems") == []

@@ -1,6 +1,7 @@
 """What a run says in the log: each documented line when, and only when, it is true."""
 
 import logging
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -187,3 +188,37 @@ def test_a_raised_plan_keeps_to_what_is_free_and_a_parked_one_to_the_hosts_memor
     parked = Plan(Steps(1, 1), None, 10, host_bytes=7)
     assert Limits(10, host=7).hold(parked) and not Limits(10, host=6).hold(parked)
     assert Limits(None, host=None).hold(parked) and not Limits(9, host=None).hold(parked)
+
+
+def test_the_other_halfs_packed_weights_are_stated(wide_file, noise, monkeypatch):
+    """They stay where they are: an encode's peak is reached with the decoder's beside it. What is planned is the same,
+    and a plan that was made before they were there still fits."""
+    monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
+    vae, video = load(wide_file, device="cpu", precision="fp16"), noise(5, 32, 48, 3).sigmoid()
+    alone = vae.plan_encode(2, 4, 6)
+    latent = vae.encode(video)
+    assert alone.fused and vae.last_report.predicted_gb * 2**30 == alone.peak_bytes
+    vae.decode(noise(1, 16, 1, 2, 2))
+    beside = vae._fused.packed_bytes("decoder")
+    after = vae.plan_encode(2, 4, 6)
+    assert beside > 0 and after.peak_bytes == alone.peak_bytes + beside and after.with_beside(0) == alone
+    monkeypatch.setattr(Machine, "limits", lambda *_: Limits(alone.peak_bytes))
+    assert torch.equal(vae.encode(video, plan=alone), latent)
+    assert vae.last_report.predicted_gb * 2**30 == after.peak_bytes
+    leaner = vae._plan("encoder", (2, 4, 6), Request(), below=after.peak_bytes)
+    assert leaner.peak_bytes < after.peak_bytes
+
+
+def test_plain_torch_runs_without_its_packed_weights(wide_file, noise, monkeypatch):
+    """Its plan has no room for them."""
+    monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
+    vae, z = load(wide_file, device="cpu", precision="fp16"), noise(1, 16, 2, 4, 4)
+    video = noise(1, 16, 16, 3).sigmoid()
+    vae.decode(z)
+    vae.encode(video)
+    assert vae._fused.packed_bytes("decoder") > 0 < vae._fused.packed_bytes("encoder")
+    plan = vae.planner.plan
+    monkeypatch.setattr(vae.planner, "plan", lambda *a, **o: replace(plan(*a, **o), fused=False))
+    vae.decode(z)
+    assert vae.last_report.mode.startswith("plain") and vae._fused.packed_bytes("decoder") == 0
+    assert vae._fused.packed_bytes("encoder") > 0

@@ -17,6 +17,7 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from zerowaste_vae.engine import CheckpointError, InputError, PlanError, load
+from zerowaste_vae.engine.archs import DEFAULT
 from zerowaste_vae.engine.cli import COMMANDS, main
 from zerowaste_vae.engine.commands.decode import crop, stored_rate
 from zerowaste_vae.engine.commands.encode import pad
@@ -79,7 +80,7 @@ def test_encode_and_back_keeps_frames_sizes_and_rate(run, vae):
     code, out, _ = run("encode", "clip", "l.safetensors", "--vae", "{vae}", "--fps", "12.5")
     assert code == 0 and "latent 1x16x3x3x4 of 7 frames 27x19" in out
     assert latent_metadata("l.safetensors") == {"fps": "25/2", "frames": "7", "height": "19", "width": "27"}
-    assert torch.equal(read_latent("l.safetensors"), vae.encode(pad(clip, 4, 8)))
+    assert torch.equal(read_latent("l.safetensors"), vae.encode(pad(clip, DEFAULT.filled, 8)))
     assert run("decode", "l.safetensors", "back", "--vae", "{vae}")[0] == 0
     assert read_video("back")[0].shape == clip.shape
 
@@ -271,13 +272,13 @@ def test_info_describes_a_file(run, make_vae_file):
 
 def test_pad_repeats_and_crop_undoes_it():
     clip = torch.rand(6, 9, 15, 3)
-    padded = pad(clip, 4, 8)
+    padded = pad(clip, DEFAULT.filled, 8)
     assert padded.shape == (9, 16, 16, 3) and torch.equal(padded[:6, :9, :15], clip)
     rows, columns, frames = (torch.arange(n).clamp(max=m) for n, m in ((16, 8), (16, 14), (9, 5)))
     assert torch.equal(padded, clip[frames][:, rows][:, :, columns])
     notes = {"frames": "6", "height": "9", "width": "15"}
     assert torch.equal(crop(padded[None], notes, 8)[0, :6], clip)
-    assert pad(padded, 4, 8) is padded
+    assert pad(padded, DEFAULT.filled, 8) is padded
     for foreign in ({}, {"frames": "4", "height": "8", "width": "17"}, {"frames": "x", "height": "-9"}):
         assert crop(padded[None], foreign, 8).shape[1:] == padded.shape
 

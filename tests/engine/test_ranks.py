@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from zerowaste_vae.engine import cli
 
 ROOT = str(Path(cli.__file__).resolve().parents[2])
 
 
-def start(folder, *command):
+def start(folder, *command, module="zerowaste_vae"):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([ROOT, *sys.path]), "OMP_NUM_THREADS": "1"}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     return subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "zerowaste_vae",
-         *command],
+        [*torchrun, "-m", module, *command],
         cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
 
@@ -33,17 +33,31 @@ def latent(tmp_path, make_vae_file):
 
 
 def test_two_ranks_write_what_one_does(tmp_path, latent, monkeypatch):
-    common = ["--vae", latent, "--device", "cpu", "--chunk", "1", "--report"]
-    process = start(tmp_path, "decode", "z.safetensors", "two.safetensors", *common, "two.json")
+    common = ["--vae", latent, "--device", "cpu", "--chunk", "1", "--frames", "170", "--report"]
+    process = start(tmp_path, "decode", "z.safetensors", "two/", *common, "two.json")
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["decode", "z.safetensors", "one.safetensors", *common, "one.json", "--quiet"]) == 0
+    assert cli.main(["decode", "z.safetensors", "one/", *common, "one.json", "--quiet"]) == 0
     said = process.communicate(timeout=240)[0]
     assert process.returncode == 0, said
-    one, two = (load_file(tmp_path / f"{name}.safetensors")["frames"] for name in ("one", "two"))
-    assert torch.equal(one, two)
-    assert said.count("173 frames 16x8") == 1
+    one, two = ({f.name: f.read_bytes() for f in (tmp_path / name).iterdir()} for name in ("one", "two"))
+    assert len(one) == 170 and one == two
+    assert said.count("170 frames 16x8") == 1
     parts = json.loads((tmp_path / "two.json").read_text())["parts"]
-    assert parts[0]["first"] == 0 and parts[0]["end"] == parts[1]["first"] and parts[1]["end"] == 173
+    assert parts[0]["first"] == 0 and parts[0]["end"] == parts[1]["first"] and parts[1]["end"] == 170
+
+
+def test_ranks_stream_fail_and_stop(tmp_path, make_vae_file):
+    """A segment each in turn; one that fails hands over; a cancel and a dropped stream end on all of them."""
+    file = make_vae_file((8, 8, 8, 8), (8, 8, 8, 8), 2, 3)
+    process = start(Path(__file__).parent, str(file), module="rank_cases")
+    said = process.communicate(timeout=240)[0]
+    assert process.returncode == 0, said
+    found = json.loads(next(line for line in said.splitlines() if line.startswith("{")))
+    same, parts, complete = found["stream"]
+    assert same and parts > 4 and complete
+    assert found["failed"] == [True, 1]
+    assert found["cancelled"] and found["decode"] and found["encode"] and found["threads"] == []
+    assert "CUDA error: lost; the rest of its part goes to" in said
 
 
 def test_a_killed_rank_ends_the_others(tmp_path, latent):

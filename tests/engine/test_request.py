@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from zerowaste_vae import InputError
-from zerowaste_vae.engine.request import Request, check_out
+from zerowaste_vae.engine.request import Request, check_latent, check_out, check_video
 
 
 @pytest.mark.parametrize(
@@ -40,3 +40,24 @@ def test_frames_go_into_a_tensor_of_their_shape_and_type():
     for out in (torch.empty(1, 5, 8, 9, 3), torch.empty(1, 5, 8, 8, 3, dtype=torch.float16)):
         with pytest.raises(InputError, match=r"the frames need torch\.float32 \[1, 5, 8, 8, 3\] on cpu"):
             check_out(out, (1, 5, 8, 8, 3), torch.float32)
+
+
+@pytest.mark.parametrize("value", [None, [1.0], torch.zeros(1, 16, 1, 2, 2).long(), torch.zeros(1, 16, 1, 2, 2) > 0])
+def test_latents_are_tensors_of_floats(value):
+    with pytest.raises(InputError, match="a latent is a tensor of floats, not"):
+        check_latent(value, 16)
+
+
+def test_latents_of_any_float_type_are_looked_at():
+    for kind in (torch.float64, torch.bfloat16, torch.float8_e4m3fn):
+        z = torch.ones(1, 16, 1, 2, 2).to(kind)
+        assert torch.equal(check_latent(z, 16).float(), z.float())
+        with pytest.raises(InputError, match="NaN"):
+            check_latent((z.float() * math.nan).to(kind), 16)
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.int32, torch.bool, torch.complex64])
+def test_whole_numbers_are_bytes(kind):
+    """Others would be taken for floats in 0..1."""
+    with pytest.raises(InputError, match=r"0\.\.1 or of bytes \(uint8\), not torch"):
+        check_video(torch.ones(1, 1, 8, 8, 3).to(kind), 8)

@@ -1,15 +1,17 @@
 """Several devices, for which one CPU stands in several times: the bits of one, whatever happens to one of them."""
 
 import threading
+import time
 
 import pytest
 import torch
 from zerowaste_vae import Cancelled, InputError, load
-from zerowaste_vae.engine import call, spread
+from zerowaste_vae.engine import call, kinds
 from zerowaste_vae.engine.copies import on
 from zerowaste_vae.engine.errors import PlanError
+from zerowaste_vae.engine.kinds import resolve
 from zerowaste_vae.engine.planning import shares
-from zerowaste_vae.engine.spread import resolve
+from zerowaste_vae.engine.run.results import HandedOn, Landed
 
 CPU = torch.device("cpu")
 TWO = ["cpu", "cpu"]
@@ -35,8 +37,8 @@ def early(monkeypatch):
 @pytest.mark.parametrize("count, fused", [(2, True), (3, False)])
 def test_frames_are_those_of_one(small, noise, early, count, monkeypatch):
     z, told, landed = noise(1, 16, 9, 2, 3), [], []
-    whole, land = small.decode(z, chunk=1), spread._Landing.land
-    monkeypatch.setattr(spread._Landing, "land", lambda self, *of: (landed.append(of), land(self, *of)))
+    whole, land = small.decode(z, chunk=1), Landed.land
+    monkeypatch.setattr(Landed, "land", lambda self, *of: (landed.append(of), land(self, *of)))
     out = small.decode(z, chunk=1, devices=["cpu"] * count, progress=lambda done, total: told.append((done, total)))
     assert torch.equal(out, whole)
     assert sum(len(frames) for _, _, frames in landed) == 33
@@ -173,20 +175,20 @@ def test_which_devices(vae, monkeypatch):
 
 
 def test_devices_of_different_kinds_are_asked_for(caplog):
-    kinds = [("cuda:0", "a"), ("cuda:1", "a"), ("cuda:2", "b")]
-    spread.same_kind(kinds[:2], False)
+    named = [("cuda:0", "a"), ("cuda:1", "a"), ("cuda:2", "b")]
+    kinds.same_kind(named[:2], False)
     with pytest.raises(InputError, match="cuda:0 is a and cuda:2 is b"):
-        spread.same_kind(kinds, False)
-    spread.same_kind(kinds, True)
+        kinds.same_kind(named, False)
+    kinds.same_kind(named, True)
     assert "cuda:0 is a and cuda:2 is b: a part" in caplog.text
 
 
 def test_rates_are_measured_where_kinds_differ(vae, monkeypatch):
-    monkeypatch.setattr(spread, "_SIDE", 64)
-    assert spread.measured([vae, vae]) == [1.0, 1.0]
-    kinds = iter("aabbaabb")
-    monkeypatch.setattr(spread, "kind_of", lambda _: next(kinds))
-    assert max(spread.measured([vae, vae])) == 1.0
+    monkeypatch.setattr(kinds, "_SIDE", 64)
+    assert kinds.measured([vae, vae]) == [1.0, 1.0]
+    names = iter("aabbaabb")
+    monkeypatch.setattr(kinds, "kind_of", lambda _: next(names))
+    assert max(kinds.measured([vae, vae])) == 1.0
 
 
 def test_weights_are_copied_once(vae, noise):
@@ -195,3 +197,85 @@ def test_weights_are_copied_once(vae, noise):
     assert on(vae, [CPU, CPU])[1] is two
     vae.release()
     assert on(vae, [CPU, CPU])[1] is not two
+
+
+# -- streams ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rounds(monkeypatch):
+    """Room for so many latents of each device; leads as `early` has them."""
+
+    def room(latents, frame):
+        monkeypatch.setattr("zerowaste_vae.engine.several.waiting_room", lambda _: latents * 4 * 3 * frame)
+
+    return room
+
+
+@pytest.mark.parametrize("count, fused", [(2, True), (3, False)])
+def test_a_stream_is_in_order_while_later_segments_are_made(small, noise, early, rounds, count):
+    z = noise(1, 16, 12, 2, 3)
+    whole, frame = small.decode(z, chunk=1), 16 * 24 * 3 * 4
+    rounds(2 * (2 * count - 1) / 3, frame)
+    pieces = list(small.stream(z, chunk=1, devices=["cpu"] * count))
+    assert torch.equal(torch.cat(pieces, 1), whole) and len(pieces) >= 12
+    parts = small.last_report.parts
+    assert small.last_report.complete and len(parts) >= 5
+    assert [r.start for r, _ in parts] == [0, *(r.stop for r, _ in parts[:-1])]
+    n = 2 * count - 1
+    held = max(parts[min(i + n, len(parts)) - 1][0].stop - parts[i][0].start for i in range(len(parts)))
+    assert f"at most {held} frames waiting" in small.last_report.plan and held < 45
+
+
+def test_what_waits_is_bounded_when_nobody_takes_it(small, noise, early, rounds, monkeypatch):
+    z, landed, land = noise(1, 16, 16, 1, 2), [], HandedOn.land
+    monkeypatch.setattr(HandedOn, "land", lambda self, *of: (landed.append(len(of[2])), land(self, *of)))
+    rounds(2, 8 * 16 * 3 * 4)
+    stream = small.stream(z, chunk=1, devices=TWO)
+    next(stream)
+    before = -1
+    while before < len(landed):  # until the devices have stopped
+        before = len(landed)
+        time.sleep(0.5)
+    assert 1 < sum(landed) <= 3 * 8 + 1 < 61
+    stream.close()
+    assert not any(t.name.startswith("zerowaste") for t in threading.enumerate())
+    assert torch.equal(small.decode(z, chunk=1), torch.cat(list(small.stream(z, chunk=1, devices=TWO)), 1))
+
+
+@pytest.mark.parametrize("after", [0, 3])
+def test_a_stream_goes_on_where_one_fails(small, noise, early, rounds, monkeypatch, after):
+    z = noise(1, 16, 12, 2, 2)
+    whole = small.decode(z, chunk=1)
+    monkeypatch.setattr(call, "decode", Failing(small, RuntimeError("CUDA error: lost"), after))
+    rounds(2, 16 * 16 * 3 * 4)
+    assert torch.equal(torch.cat(list(small.stream(z, chunk=1, devices=TWO)), 1), whole)
+    assert small.last_report.events["handed_over"] == 1
+
+
+def test_cancelling_a_stream_stops_all(small, noise, early):
+    z, told = noise(1, 16, 9, 2, 3), []
+    with pytest.raises(Cancelled):
+        list(small.stream(z, chunk=1, devices=TWO, progress=lambda *at: told.append(at), cancel=lambda: bool(told)))
+    assert not any(t.name.startswith("zerowaste") for t in threading.enumerate())
+
+
+def test_a_stream_follows_into_a_wider_type(make_vae_file, noise, early, rounds, monkeypatch):
+    """What later segments have made by then is made again, and nobody has seen it."""
+    monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: "off")
+    vae = load(make_vae_file((8, 8, 8, 8), (8, 8, 8, 8), 2, 3), precision="fp16", device="cpu")
+    z = noise(1, 16, 12, 2, 2)
+    narrow, wide = vae.decode(z, chunk=1), vae._safer("").decode(z, chunk=1)
+    original = call.clip.decode
+
+    def poisoned(half, z, plan, results, guard, wanted):
+        for step in original(half, z, plan, results, guard, wanted):
+            if half._dtype == torch.float16 and not wanted.start and results.done > 0:
+                raise call.NonFinite(0, results.done, 1)
+            yield step
+
+    monkeypatch.setattr(call.clip, "decode", poisoned)
+    rounds(2, 16 * 16 * 3 * 4)
+    out = torch.cat(list(vae.stream(z, chunk=1, devices=TWO)), 1)
+    kept = next(n for n in range(45) if not torch.equal(out[:, n], narrow[:, n]))
+    assert 0 < kept < vae.last_report.parts[0][0].stop and torch.equal(out[:, kept:], wide[:, kept:])

@@ -82,7 +82,7 @@ def test_the_plan_shown_is_the_plan_that_runs(comfy):
         "unknown=1", "model=%00", "tile=8&tiling=blended&width=64&height=64&model=demo+(small)", "off=everything",
         "vram_gb=-1", "vram_gb=1e309", "frames=%D9%A3", "width=%F0%9F%98%80", "off=%2Fetc%2Fpasswd", "%00=1",
         "width=64&%77idth=64", "output=../../x", "tile=-8", "width=%ff%fe", "ram_gb=1e400",
-        "model=" + 3000 * "a", "precision=int4", "chunk=-1", "overlap=x", "frames=", "batch=1000",
+        "model=" + 3000 * "a", "precision=int4", "chunk=-1", "overlap=x", "frames=", "batch=10000",
     ],
     ids=lambda q: q[:24],
 )  # fmt: skip

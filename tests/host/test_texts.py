@@ -123,7 +123,7 @@ def base_locale():
 def test_reasons_for_chinese_are_the_engines(comfy):
     """A reason that the engine words anew would be shown in English."""
     reasons = json.loads((ROOT / "locales" / "zh" / "main.json").read_text())["zerowaste"]["reasons"]
-    source = "".join(path.read_text() for path in (ROOT / "engine").rglob("*.py"))
+    source = "".join(path.read_text() for room in ("engine", "nodes") for path in (ROOT / room).rglob("*.py"))
     assert len(reasons) > 8
     assert [text for text in reasons if f'"{text}"' not in source] == []
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from zerowaste_vae.engine import InputError
-from zerowaste_vae.engine.archs import ARCHITECTURES
+from zerowaste_vae.engine.archs import ARCHITECTURES, DEFAULT
 from zerowaste_vae.nodes.frames import Layout, as_clip, as_latent, crop_clip, pad_clip
+
+#: 4n + 1 frames.
+FOURS = DEFAULT.filled
 
 
 @pytest.mark.parametrize(
@@ -23,40 +26,40 @@ from zerowaste_vae.nodes.frames import Layout, as_clip, as_latent, crop_clip, pa
 )
 def test_padding_and_back(frames, height, width, padded):
     clip = torch.rand(2, frames, height, width, 3)
-    out = pad_clip(clip, 4)
+    out = pad_clip(clip, FOURS)
     assert tuple(out.shape) == (2, *padded, 3)
     assert torch.equal(out[:, :frames, :height, :width], clip)
     assert not out[:, :, height:].any()
     assert not out[:, :, :, width:].any()
     assert all(torch.equal(out[:, i], out[:, frames - 1]) for i in range(frames, padded[0]))
-    assert torch.equal(crop_clip(out, (frames, height, width), 4), clip)
+    assert torch.equal(crop_clip(out, (frames, height, width), FOURS), clip)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda a: a.name)
 def test_padded_clips_fill_latents(architecture):
     """Of each family: what the network would leave out could not be cropped back."""
     multiple, pixels = Layout(architecture, 16, 3).multiple, architecture.spatial * architecture.side
-    made = pad_clip(torch.rand(1, 2, 45, 70, 3), architecture.temporal, multiple)
-    assert [n % pixels for n in made.shape[2:4]] == [0, 0] and (made.shape[1] - 1) % architecture.temporal == 0
-    back = crop_clip(made, (2, 45, 70), architecture.temporal, multiple)
+    made = pad_clip(torch.rand(1, 2, 45, 70, 3), architecture.filled, multiple)
+    assert [n % pixels for n in made.shape[2:4]] == [0, 0] and architecture.filled(made.shape[1]) == made.shape[1]
+    back = crop_clip(made, (2, 45, 70), architecture.filled, multiple)
     assert tuple(back.shape) == (1, 2, 45, 70, 3)
 
 
 def test_padding_clamps():
-    assert pad_clip(torch.tensor([-1.0, 0.5, 2.0]).expand(1, 1, 16, 16, 3), 4)[0, 0, 0, 0].tolist() == [0, 0.5, 1]
+    assert pad_clip(torch.tensor([-1.0, 0.5, 2.0]).expand(1, 1, 16, 16, 3), FOURS)[0, 0, 0, 0].tolist() == [0, 0.5, 1]
 
 
 def test_a_clip_that_needs_no_padding_is_not_copied():
     clip = torch.rand(1, 5, 16, 32, 3)
-    assert pad_clip(clip, 4) is clip
+    assert pad_clip(clip, FOURS) is clip
     clip[0, 2, 3, 4, 1] = float("nan")
-    assert torch.equal(pad_clip(clip, 4).isnan(), clip.isnan())
+    assert torch.equal(pad_clip(clip, FOURS).isnan(), clip.isnan())
 
 
 @pytest.mark.parametrize("size", [None, (6, 90, 100), (10, 45, 50), (6, 45, 65)])
 def test_a_size_from_elsewhere_is_ignored(size):
     clip = torch.rand(1, 9, 48, 64, 3)
-    assert torch.equal(crop_clip(clip, size, 4), clip)
+    assert torch.equal(crop_clip(clip, size, FOURS), clip)
 
 
 def test_clips_come_with_and_without_batch_and_alpha():

@@ -18,7 +18,7 @@ class Engine:
 def test_auto_is_the_hosts_own_alone():
     engine = Engine()
     with others(engine, "auto", None, None) as gpus:
-        assert gpus is None
+        assert gpus == {}
     assert engine.released == 0
 
 
@@ -27,6 +27,6 @@ def test_room_is_made_on_the_others_and_copies_go(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     plan = SimpleNamespace(peak_bytes=7)
     with pytest.raises(KeyError), others(engine, "cpu,cuda:1", plan, lambda *of: asked.append(of)) as gpus:
-        assert gpus == "cpu,cuda:1" and asked == [(7, torch.device("cuda", 1))]
+        assert gpus == {"devices": "cpu,cuda:1"} and asked == [(7, torch.device("cuda", 1))]
         raise KeyError
     assert engine.released == 1

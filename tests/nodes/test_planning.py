@@ -41,7 +41,7 @@ def tiny():
         {"frames": "9" * 400},
         {"frames": "１２"},
         {"frames": "1_000"},
-        {"batch": "65"},
+        {"batch": "4097"},
         {"tile": "-1"},
         {"overlap": "20000"},
         {"chunk": "1.5"},
@@ -253,3 +253,43 @@ def test_what_auto_gives_up_is_in_the_answer(tiny, monkeypatch):
     assert own["note"] in own["text"]
     assert not answer(Question(**wish, tiling="untiled"), small)["fits"]
     assert answer(Question(**wish), big)["note"] == ""
+
+
+def test_pictures_are_beside_each_other():
+    """Four pictures of an image VAE are no clip of four frames, and as many as the host allows may be asked."""
+    one, four = (answer(Question(model="ae.safetensors", width=64, height=64, frames=1, batch=b), CPU) for b in (1, 4))
+    assert four["still"] and (four["frames"], four["batch"], four["latents"]) == (1, 4, 4)
+    assert four["result_gb"] == pytest.approx(4 * one["result_gb"])
+    many = answer(Question.parse({"model": "ae.safetensors", "width": "64", "height": "64", "frames": "1",
+                                  "batch": "4096"}), CPU)  # fmt: skip
+    assert many["batch"] == many["latents"] == 4096
+
+
+@pytest.mark.parametrize(("file", "frames", "latents"), [("ltx_vae", 97, 13), ("mochi_vae", 25, 5), ("wan_2.1", 33, 9)])
+def test_latents_are_the_familys(file, frames, latents):
+    found = answer(Question(model=file, width=64, height=64, frames=frames), CPU)
+    assert (found["latents"], found["frames"]) == (latents, frames)
+
+
+def test_several_gpus(monkeypatch, tiny):
+    """The plan of each; one that is not there, or a list without the VAE's own, is an error that says so."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(planning, "why_off", lambda *_: "no kernels here")
+    monkeypatch.setattr(planning, "auto_precision", lambda *_: "fp16")
+    gpu, wish = Machine(torch.device("cuda", 0), 16 * GIB, 64 * GIB), {**tiny, "width": "64", "height": "64"}
+    assert answer(Question.parse(wish), gpu)["gpus"] == 1
+    assert answer(Question.parse(wish | {"gpus": "all"}), gpu)["gpus"] == 2
+    with pytest.raises(InputError, match="cuda:5 is not there"):
+        answer(Question.parse(wish | {"gpus": "cuda:0,cuda:5"}), gpu)
+    with pytest.raises(InputError, match="cuda:0"):
+        answer(Question.parse(wish | {"gpus": "cuda:1"}), gpu)
+
+
+def test_winograd_takes_more(monkeypatch):
+    """Switched on, histories on the GPU have its form; the panel asks with `on`."""
+    monkeypatch.setattr(planning, "why_off", lambda *_: None)
+    monkeypatch.setattr(planning, "auto_precision", lambda *_: "fp16")
+    gpu = Machine(torch.device("cuda", 0), 64 * GIB, 64 * GIB)
+    wish = {"model": "seedvr2_ema_vae", "width": "1280", "height": "720", "frames": "21", "chunk": "1"}
+    plain, on = (answer(Question.parse(wish | more), gpu)["predicted_gb"] for more in ({}, {"on": "winograd"}))
+    assert on > plain

@@ -19,7 +19,7 @@ def shown(monkeypatch):
         for clip in range(2):
             for frame in range(9):
                 frames[clip, frame] = (9 * clip + frame) / 255
-        look = preview.Preview(frames, Plan(Steps(chunk, 1), grid(2, 3, tile, 0, 8), 0), 3, 4, on_gpu)
+        look = preview.Preview(frames, Plan(Steps(chunk, 1), grid(2, 3, tile, 0, 8), 0), 3, lambda n: 4 * n - 3, on_gpu)
         pictures = [look(done, ticks) for done in range(1, ticks + 1)]
         return [p and p.getpixel((0, 0))[0] for p in pictures]
 
@@ -45,7 +45,7 @@ def test_copies_out_of_a_gpu_may_be_behind(shown):
 
 def test_large_frames_are_thinned_out():
     frames = torch.rand(1, 1, 1100, 2000, 3)
-    look = preview.Preview(frames, Plan(Steps(1, 0), grid(137, 250, 2048, 0, 8), 0), 1, 4, False)
+    look = preview.Preview(frames, Plan(Steps(1, 0), grid(137, 250, 2048, 0, 8), 0), 1, lambda n: 4 * n - 3, False)
     picture = look(1, 1)
     assert max(picture.size) < 2 * preview.SIZE
     assert look(1, 1) is None

@@ -1,29 +1,31 @@
 // "Use Zero-Waste VAE": puts this pack's nodes in the place of ComfyUI's own, with their links, values and looks.
 import { app } from "../../../scripts/app.js";
-import { allNodes, entersAt, leavesAt, linkOf, sourceNode, value } from "./graph.js";
+import { allNodes, entersAt, leavesAt, linkOf, value } from "./graph.js";
+import { isKnown } from "./plans.js";
+import { isOurs, vaeFile } from "./question.js";
 import { t } from "./strings.js";
 
 const DECODE = "ZeroWasteVAEDecode";
 const ENCODE = "ZeroWasteVAEEncode";
 const OPTIMIZE = "ZeroWasteVAEOptimize";
+const TO_VIDEO = "ZeroWasteVAEDecodeToVideo";
 const REPLACED = { VAEDecode: DECODE, VAEDecodeTiled: DECODE, VAEEncode: ENCODE, VAEEncodeTiled: ENCODE };
 const TILED = ["VAEDecodeTiled", "VAEEncodeTiled"];
 const LOADERS = ["VAELoader"];
 // Values of ComfyUI's tiled nodes, and the widgets of ours that mean the same.
 const TILES = { tile_size: "tiling.tile", overlap: "tiling.overlap" };
-// Where no file tells: the networks the engine knows, by how their files are named.
-const KNOWN_NAMES = /seedvr|ema_vae|wan|qwen/i;
 const GAP = 50;
 // In which a status line can be read to its end.
-const WIDTH = 320;
+const WIDTH = 380;
 
-/** What the menu of a node offers: nothing, or the one entry. */
+/** What the menu of a node offers: nothing, or the one entry, and for a decode whose frames become a video another. */
 export function menuItems(node) {
-  if (!canAdopt(node)) return [];
-  return [{ content: t("adopt"), callback: () => adopt([node]) }];
+  const items = canAdopt(node) ? [{ content: t("adopt"), callback: () => adopt([node]) }] : [];
+  if (videoBehind(node)) items.push({ content: t("adopt_video"), callback: () => adopt([], [node]) });
+  return items;
 }
 
-export function canAdopt(node) {
+function canAdopt(node) {
   if (REPLACED[node.comfyClass]) return true;
   if (!LOADERS.includes(node.comfyClass)) return false;
   return !node.outputs?.[0]?.links?.length || othersTake(node);
@@ -35,31 +37,43 @@ function othersTake(loader) {
 }
 
 /** Every node of the workflow that ours can stand for; returns how many it were. */
-export function adoptAll() {
+export async function adoptAll() {
   const nodes = allNodes().filter((node) => REPLACED[node.comfyClass]);
+  const loaders = await which(allNodes().filter((node) => LOADERS.includes(node.comfyClass)), engineRuns);
   // After those, a loader needs Optimize only where its VAE goes to nodes of others.
-  const done = adopt(nodes, () => {
-    const loaders = allNodes().filter((node) => LOADERS.includes(node.comfyClass) && othersTake(node));
-    loaders.forEach(insertOptimize);
-    return loaders.length;
+  const done = await adopt(nodes, [], () => {
+    const left = loaders.filter(othersTake);
+    left.forEach(insertOptimize);
+    return left.length;
   });
   const detail = done ? t("adopted", { n: done }) : t("adopted_none");
   app.extensionManager?.toast?.add?.({ severity: done ? "success" : "info", summary: t("adopt"), detail, life: 4000 });
   return done;
 }
 
-// One step for undo, however many nodes it changes.
-function adopt(nodes, more = () => 0) {
+// Those of the nodes for which an answer of the server's is yes.
+async function which(nodes, asked) {
+  const answers = await Promise.all(nodes.map(asked));
+  return nodes.filter((_, index) => answers[index]);
+}
+
+// One step for undo, however many nodes it changes. `decodes` become videos.
+async function adopt(nodes, decodes = [], more = () => 0) {
+  const whole = new Set(await which([...nodes, ...decodes].filter((node) => TILED.includes(node.comfyClass)), engineRuns));
+  const graphs = new Set([app.rootGraph, ...[...nodes, ...decodes].map((node) => node.graph)]);
   const tracker = app.extensionManager?.workflow?.activeWorkflow?.changeTracker;
   if (tracker?.beforeChange) tracker.beforeChange();
   else app.canvas.emitBeforeChange?.();
   try {
     for (const node of nodes) {
-      if (REPLACED[node.comfyClass]) replace(node);
+      if (REPLACED[node.comfyClass]) replace(node, REPLACED[node.comfyClass], whole.has(node));
       else insertOptimize(node);
     }
-    return nodes.length + more();
+    decodes.forEach((node) => replaceByVideo(node, whole.has(node)));
+    return nodes.length + decodes.length + more();
   } finally {
+    // Else the next run numbers the nodes anew, and that would be the step that is undone first.
+    for (const graph of graphs) graph?.updateExecutionOrder?.();
     if (tracker?.afterChange) tracker.afterChange();
     else app.canvas.emitAfterChange?.();
     app.canvas.setDirty(true, true);
@@ -78,8 +92,9 @@ function targets(node, slot) {
   }));
 }
 
+// Nodes of sound take a VAE that no engine of pictures runs.
 function takesHostVAE(user) {
-  return Boolean(user) && ![DECODE, ENCODE, OPTIMIZE].includes(user.comfyClass);
+  return Boolean(user) && !user.comfyClass?.startsWith("ZeroWaste") && !/audio/i.test(user.comfyClass ?? "");
 }
 
 function connectInput(graph, link, node, slot) {
@@ -104,19 +119,22 @@ function create(kind, like) {
   return node;
 }
 
-function replace(old) {
+function replace(old, kind, whole) {
   const { graph } = old;
-  const links = (old.inputs ?? []).map((input) => ({ name: input.name, link: linkOf(graph, input.link) })).filter(({ link }) => link);
-  const users = targets(old, 0);
-  const node = create(REPLACED[old.comfyClass], old);
+  const links = linksInto(old);
+  const users = (old.outputs ?? []).map((_, slot) => targets(old, slot));
+  const node = create(kind, old);
   graph.add(node);
   node.setSize([Math.max(old.size[0], node.size[0], WIDTH), node.computeSize()[1]]);
-  keepTiles(old, node, links);
+  keepValues(old, node);
+  // The engine plans whole frames by itself. A network that stays ComfyUI's own keeps the tiles it was given, as do
+  // tiles that another node gives.
+  if (TILED.includes(old.comfyClass) && (!whole || links.some(({ name }) => TILES[name]))) keepTiles(old, node);
   for (const { name, link } of links) {
     const slot = node.inputs.findIndex((input) => input.name === (TILES[name] ?? name));
     if (slot >= 0) connectInput(graph, link, node, slot);
   }
-  for (const target of users) connectOutput(node, 0, target);
+  users.forEach((some, slot) => some.forEach((user) => connectOutput(node, slot, user)));
   graph.remove(old);
   if (old.flags?.collapsed) node.collapse?.(true);
   else makeRoom(node, old.pos[1] + old.size[1]);
@@ -124,31 +142,53 @@ function replace(old) {
   return node;
 }
 
-// The engine plans whole frames by itself. A network that stays ComfyUI's own keeps the tiles it was given, as do tiles
-// that another node gives.
-function keepTiles(old, node, links) {
-  if (!TILED.includes(old.comfyClass)) return;
-  const linked = links.some(({ name }) => TILES[name]);
-  if (!linked && engineRuns(old)) return;
-  const set = (name, to) => {
-    const widget = node.widgets.find((entry) => entry.name === name);
-    if (!widget || typeof to === "symbol" || to === undefined) return;
-    widget.value = to;
-    widget.callback?.(to, app.canvas, node);
-  };
-  set("tiling", "blended");
-  for (const [theirs, ours] of Object.entries(TILES)) set(ours, old.widgets?.find((entry) => entry.name === theirs)?.value);
+function linksInto(node) {
+  return (node.inputs ?? []).map((input) => ({ name: input.name, link: linkOf(node.graph, input.link) })).filter(({ link }) => link);
 }
 
-function engineRuns(node) {
-  let source = sourceNode(node, "vae");
-  for (let steps = 0; source && source.inputs?.some((input) => input.name === "vae") && steps < 8; steps += 1) {
-    source = sourceNode(source, "vae");
-  }
-  if (!source) return false;
-  if (source.comfyClass?.startsWith("ZeroWaste")) return true;
-  const file = value(source, "vae_name");
-  return typeof file === "string" && KNOWN_NAMES.test(file);
+function set(node, name, to) {
+  const widget = node.widgets.find((entry) => entry.name === name);
+  if (!widget || typeof to === "symbol" || to === undefined) return;
+  widget.value = to;
+  widget.callback?.(to, app.canvas, node);
+}
+
+// What a node of ours had, in another of ours; widgets that a choice brings come after it.
+function keepValues(old, node) {
+  if (!old.comfyClass.startsWith("ZeroWaste")) return;
+  for (const { name, value: held, serialize } of [...(old.widgets ?? [])]) if (serialize !== false) set(node, name, held);
+}
+
+function keepTiles(old, node) {
+  set(node, "tiling", "blended");
+  for (const [theirs, ours] of Object.entries(TILES)) set(node, ours, old.widgets?.find((entry) => entry.name === theirs)?.value);
+}
+
+// Through this pack's own nodes, or known by its file.
+async function engineRuns(node) {
+  const file = vaeFile(node);
+  return isOurs(node) || Boolean(file && (await isKnown(file)));
+}
+
+// The node that makes a video of what a decode gives, if nobody else takes that.
+function videoBehind(node) {
+  if (node.comfyClass !== DECODE && REPLACED[node.comfyClass] !== DECODE) return null;
+  const [user, ...others] = targets(node, 0);
+  return !others.length && user?.node?.comfyClass === "CreateVideo" ? user.node : null;
+}
+
+function replaceByVideo(old, whole) {
+  const maker = videoBehind(old);
+  const { graph } = maker;
+  const given = linksInto(maker).filter(({ name }) => ["fps", "audio"].includes(name));
+  const users = targets(maker, 0);
+  const [fps, depth] = ["fps", "bit_depth"].map((name) => value(maker, name));
+  graph.remove(maker);
+  const node = replace(old, TO_VIDEO, whole);
+  set(node, "fps", fps);
+  if (depth > 8) set(node, "pixels", "yuv420p10");
+  for (const { name, link } of given) connectInput(graph, link, node, node.inputs.findIndex((input) => input.name === name));
+  for (const user of users) connectOutput(node, 0, user);
 }
 
 function insertOptimize(loader) {

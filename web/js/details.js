@@ -3,39 +3,45 @@ import { el } from "./dom.js";
 import { drawMemory, drawPlan, drawSeconds, memoryLabel } from "./draw.js";
 import { gb, perFrame, reason, seconds, t } from "./strings.js";
 
-// What a user can change about an optimisation that was not in use: a switch, a start option, an installation. Those that
-// are approximate or of no use by default are off because nobody asked for them.
+// What a user can change about an optimisation that was not in use: a switch, a start option, an installation.
 const CHANGEABLE = /switched off|install|older than \d|cudaMallocAsync|--/;
-const OFF_BY_DEFAULT = ["fp8", "tf32", "cudnn_benchmark"];
+
+// Those that are approximate or of no use by default are off because nobody asked for them.
+function offByDefault(name) {
+  const optimize = window.LiteGraph.registered_node_types.ZeroWasteVAEOptimize;
+  return optimize?.nodeData?.input?.optional?.[name]?.[1]?.default === false;
+}
 
 function line(text, kind = "line") {
   return el("div", { class: `zerowaste-line zerowaste-${kind}` }, text);
 }
 
-export function outlook(plan, source) {
+/** `streams`: its frames go to a file and are not held. */
+export function outlook(plan, source, streams) {
   const parts = [line(`${clip(plan)} (${t(`source_${source}`)})`), drawPlan(plan)];
   if (!plan.fits) return [...parts, line(plan.text, "problem"), ...footnotes(plan)];
   parts.push(drawMemory(plan.predicted_gb, plan.target_gb, memoryLabel(plan)));
   parts.push(line(`${layout(plan)}; ${chunking(plan)}`));
-  for (const name of ["parked", "result"]) {
-    const size = plan[`${name}_gb`];
-    if (size >= 0.01) parts.push(line(t(`memory_${name}`, { size: gb(size) })));
-  }
+  if (plan.parked_gb >= 0.01) parts.push(line(t("memory_parked", { size: gb(plan.parked_gb) })));
+  if (streams) parts.push(line(t("memory_streamed")));
+  else if (plan.result_gb >= 0.01) parts.push(line(t("memory_result", { size: gb(plan.result_gb) })));
   return [...parts, ...footnotes(plan)];
 }
 
-function clip({ width, height, frames, batch }) {
-  if (frames === 1) return t(batch > 1 ? "images" : "image", { width, height, batch });
+function clip({ width, height, frames, batch, still }) {
+  if (frames === 1 && batch === 1) return t(still ? "picture" : "image", { width, height });
+  if (frames === 1) return t("images", { width, height, batch });
   return t(batch > 1 ? "clips" : "clip", { width, height, frames, batch });
 }
 
 function layout(plan) {
-  if (plan.mode === "untiled") return t("untiled");
+  if (plan.mode === "untiled") return t(plan.still ? "untiled_images" : "untiled");
   if (plan.mode === "parked") return t("parked");
   return t("blended", { n: plan.tiles, width: plan.tile_width, height: plan.tile_height });
 }
 
 function chunking(plan) {
+  if (plan.still) return t(plan.chunk_latents === 1 ? "one_at_a_time" : "at_a_time", { n: plan.chunk_latents });
   if (plan.chunks === 1) return t("one_chunk");
   return t(plan.chunk_latents === 1 ? "small_chunks" : "chunks", { n: plan.chunks, latents: plan.chunk_latents });
 }
@@ -51,7 +57,7 @@ function footnotes(plan) {
 export function result(report) {
   const stages = [["load", report.load_seconds], ...Object.entries(report.seconds)].filter(([, time]) => time >= 0.005);
   const total = report.total_seconds + report.load_seconds;
-  const parts = [line(t("ran", { time: seconds(total), each: perFrame(report) })), drawSeconds(stages)];
+  const parts = [line(t(report.plan_facts?.still ? "ran_images" : "ran", { time: seconds(total), each: perFrame(report) })), drawSeconds(stages)];
   const used = report.reserved_gb;
   if (used) parts.push(drawMemory(used, report.predicted_gb, t("used", { used: gb(used), planned: gb(report.predicted_gb) })));
   else if (report.predicted_gb) parts.push(line(t("not_measured", { planned: gb(report.predicted_gb) })));
@@ -61,7 +67,7 @@ export function result(report) {
     if (n) parts.push(line(t(n === 1 ? `event_${name}_one` : `event_${name}`, { n }), "problem"));
   }
   for (const note of report.notes) parts.push(line(note, "note"));
-  const off = report.off.filter(({ name, reason: why }) => CHANGEABLE.test(why) && !OFF_BY_DEFAULT.includes(name));
+  const off = report.off.filter(({ name, reason: why }) => CHANGEABLE.test(why) && !offByDefault(name));
   if (off.length) parts.push(offList(off));
   return parts;
 }

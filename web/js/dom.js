@@ -66,6 +66,9 @@ export class Sheet {
     this.fillIn(this.element);
     document.body.append(this.element);
     this.place();
+    // Pictures come later than the rest.
+    this.grown = new ResizeObserver(() => this.open && this.place());
+    this.grown.observe(this.element);
     this.away = (event) => {
       if (event.type !== "keydown") {
         if (this.element.contains(event.target) || this.anchor.contains(event.target)) return;
@@ -102,6 +105,7 @@ export class Sheet {
   close() {
     if (!this.open) return;
     for (const kind of LEAVING) window.removeEventListener(kind, this.away, { capture: true });
+    this.grown.disconnect();
     this.element.remove();
     this.element = null;
   }

@@ -35,9 +35,8 @@ function tiles(plan, scale) {
 }
 
 function chunks(plan, top) {
-  const latents = (plan.frames - 1) / 4 + 1;
   const count = Math.min(plan.chunks, MAX_LINES);
-  const width = (WIDTH * plan.chunk_latents) / latents;
+  const width = (WIDTH * plan.chunk_latents) / plan.latents;
   const shapes = [svg("rect", { class: "zerowaste-outline", x: 0.5, y: top + 0.5, width: WIDTH - 1, height: 7 })];
   for (let i = 0; i < plan.chunks && plan.chunks <= count; i += 1) {
     const x = i * width;

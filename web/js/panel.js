@@ -5,7 +5,7 @@ import { addLine, el, Sheet } from "./dom.js";
 import { outlook, result } from "./details.js";
 import { onRuns } from "./runs.js";
 import { forgetAssumed, planFor } from "./plans.js";
-import { question, traceSize } from "./question.js";
+import { question, traceSize, vaeFile } from "./question.js";
 import { gb, perFrame, t } from "./strings.js";
 
 // Milliseconds between two looks at all the nodes, whichever way and renderer they were changed in.
@@ -15,8 +15,9 @@ const APPROXIMATE = ["fp8", "int8", "fp16_fast"];
 const panels = new Set();
 let timer = null;
 
-export function attachPanel(node, { plan }) {
-  const panel = new Panel(node, plan);
+/** `plan`: whether runs are planned before; `streams`: its frames go to a file as they are made. */
+export function attachPanel(node, { plan = false, streams = false } = {}) {
+  const panel = new Panel(node, plan, streams);
   panels.add(panel);
   const removed = node.onRemoved;
   node.onRemoved = function (...rest) {
@@ -34,9 +35,10 @@ function lookAtAll() {
 }
 
 class Panel {
-  constructor(node, plans) {
+  constructor(node, plans, streams) {
     this.node = node;
     this.plans = plans;
+    this.streams = streams;
     this.run = null; // { state: "running" | "cancelled" | "failed", text }
     this.report = null;
     this.asked = { why: "unconnected" };
@@ -99,14 +101,16 @@ class Panel {
     if (!plan) return { text: t("planning"), mood: "quiet" };
     if (plan.unknown) return { text: t(plan.host ? "host_network" : "why_no_vae"), mood: "quiet" };
     if (!plan.fits) return { text: t("fits_not", { target: gb(plan.target_gb) }), mood: "bad" };
+    if (this.streams && (plan.still || plan.batch > 1)) return { text: t("no_video"), mood: "bad" };
     const numbers = { used: number(plan.predicted_gb), target: `${number(plan.target_gb)} GB`, how: layout(plan), exact: exactness(plan) };
+    if (plan.gpus > 1) return { text: t("fits_gpus", { ...numbers, n: plan.gpus }), mood: "good" };
     return { text: t(plan.target_gb ? "fits" : "takes", { ...numbers, all: gb(plan.predicted_gb) }), mood: "good" };
   }
 
   details() {
     const parts = [];
     const { plan, error } = this.answer ?? {};
-    if (plan && !plan.unknown) parts.push(section(t("before"), outlook(plan, this.asked.source)));
+    if (plan && !plan.unknown) parts.push(section(t("before"), outlook(plan, this.asked.source, this.streams)));
     else if (this.plans && !this.report) {
       const said = error || (this.asked.why ? t(`help_${this.asked.why}`) : plan?.host ? t("help_host_network") : this.say().text);
       parts.push(section(t("before"), [el("div", { class: "zerowaste-line" }, said)]));
@@ -114,7 +118,7 @@ class Panel {
     if (this.run?.state === "failed") parts.push(section(t("stopped"), [el("div", { class: "zerowaste-line" }, this.run.full)]));
     if (this.report) parts.push(section(t("after"), result(this.report)));
     else if (!this.plans) parts.push(el("div", { class: "zerowaste-line" }, t("no_run")));
-    if (this.plans && this.report) parts.push(compareButton(this.node, () => this.sheet.open && this.sheet.place()));
+    if (this.plans && this.report && !this.streams) parts.push(compareButton(this.node, () => this.sheet.open && this.sheet.place()));
     return parts;
   }
 }
@@ -127,7 +131,7 @@ function lastRun(report, node, plans) {
   const facts = plans ? report?.plan_facts : null;
   if (!facts) return null;
   const { width, height, frames, batch } = facts;
-  return { size: { width, height, frames, batch: batch ?? 1 }, model: facts.model, traced: traceSize(node) };
+  return { size: { width, height, frames, batch: batch ?? 1 }, model: facts.model, traced: traceSize(node), file: vaeFile(node) };
 }
 
 function number(value) {
@@ -135,7 +139,8 @@ function number(value) {
 }
 
 function layout(plan) {
-  return plan.mode === "blended" ? t("blended_short", { n: plan.tiles }) : t("whole_frames");
+  if (plan.mode === "blended") return t("blended_short", { n: plan.tiles });
+  return t(plan.still ? "whole_images" : "whole_frames");
 }
 
 function exactness(plan) {
@@ -144,7 +149,7 @@ function exactness(plan) {
 
 function summary(report) {
   const facts = report.plan_facts;
-  const parts = [t("each", { each: perFrame(report) })];
+  const parts = [t(facts?.still ? "each_image" : "each", { each: perFrame(report) })];
   if (report.reserved_gb) parts.push(gb(report.reserved_gb));
   else if (report.predicted_gb) parts.push(t("about", { size: gb(report.predicted_gb) }));
   if (facts) parts.push(layout(facts), exactness({ ...facts, precision: report.precision }));

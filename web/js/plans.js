@@ -21,6 +21,13 @@ export function planFor(query) {
   return undefined;
 }
 
+/** Whether the engine runs the VAE of this file, as far as anyone can say before it is loaded. */
+export async function isKnown(model) {
+  const size = { width: 64, height: 64, frames: 1 };
+  const reply = await api.fetchApi(`${ROUTE}?${new URLSearchParams({ model, ...size })}`).catch(() => null);
+  return Boolean(reply?.ok) && !(await reply.json()).unknown;
+}
+
 /** After a run the server may know more of a VAE than its name: what it had to assume is asked again. */
 export function forgetAssumed() {
   for (const [text, answer] of answers) if (answer?.plan?.assumed || answer?.error) answers.delete(text);

@@ -4,9 +4,11 @@ import { sourceNode, sourceOf, UNKNOWN, value } from "./graph.js";
 const FRAME_WIDGETS = ["length", "frames", "num_frames", "video_length", "frame_count"];
 const DEMO = { width: 288, height: 176 };
 // Nodes that change a size in a way their widgets do not tell.
-const CHANGES = /scale|resize|crop|pad|rotate|composite|trim|slice|concat|stitch|select|frombatch|range|interpolat/i;
+const CHANGES = /scale|upsampl|resize|crop|pad|rotate|composite|trim|slice|cut|concat|stitch|select|batch|range|interpolat/i;
 const MAX_NODES = 64;
-export const MAX_FRAMES = 100000;
+// As the server has them.
+const MAX_FRAMES = 100000;
+const MAX_BATCH = 4096;
 
 // The decode node and what its VAE went through, nearest first.
 function vaeChain(node) {
@@ -27,10 +29,24 @@ function eightBit(node, precision) {
   return free && !spec?.zerowaste_off && value(node, "fp8") === true && !(Number(value(node, "min_db")) > 0);
 }
 
-// Optimisations of Optimize that are on by default and change what a run takes, as the server says.
-function planned(node) {
-  const inputs = Object.entries(node?.constructor.nodeData?.input?.optional ?? {});
-  return inputs.filter(([, [, spec]]) => spec?.zerowaste_planned && spec.default !== false).map(([name]) => name);
+// Optimisations that change what a run takes, as the server says, and are set other than by default; fp8 is a precision.
+// A loader without its fast path has none of them.
+function switched(optimize, loader) {
+  const kind = optimize?.constructor ?? window.LiteGraph?.registered_node_types?.ZeroWasteVAEOptimize;
+  const without = !optimize && value(loader, "optimise") === false;
+  const found = { on: [], off: [] };
+  for (const [name, [, spec]] of Object.entries(kind?.nodeData?.input?.optional ?? {})) {
+    if (!spec?.zerowaste_planned || name === "fp8") continue;
+    const wanted = without ? false : optimize && value(optimize, name);
+    if (wanted === false && spec.default !== false) found.off.push(name);
+    if (wanted === true && spec.default === false && !spec.zerowaste_off) found.on.push(name);
+  }
+  return found;
+}
+
+// Number type of the frames that a video of this pixel format is written from; undefined where none is.
+function videoType(pixels) {
+  return pixels && (pixels.endsWith("10") ? "float32" : "uint8");
 }
 
 // As nodes/settings.py has it: the nearest node that has a wish; tile and overlap belong to the tiling they came with.
@@ -59,15 +75,16 @@ function wishes(chain, unknown) {
   }
   const precision = ours.slice(1).map((node) => ask(node, "precision")).find((name) => name && name !== "auto");
   if (precision) wish.precision = precision;
-  const output = ask(chain[0], "output");
+  const output = ask(chain[0], "output") ?? videoType(ask(chain[0], "pixels"));
   if (output && output !== "auto") wish.output = output;
   const optimize = chain.find((node) => node.comfyClass === "ZeroWasteVAEOptimize");
   if (optimize && eightBit(optimize, wish.precision)) wish.precision = "fp8";
-  const off = planned(optimize).filter((name) => value(optimize, name) === false);
-  if (off.length) wish.off = off.join(",");
-  const last = chain[chain.length - 1];
-  const file = ask(last, "vae_name");
-  if (typeof file === "string" && file) wish.model = file;
+  const last = chain.at(-1);
+  for (const [which, names] of Object.entries(switched(optimize, last))) if (names.length) wish[which] = names.join(",");
+  const gpus = ask(chain[0], "gpus")?.trim?.();
+  if (gpus && gpus !== "auto") wish.gpus = gpus;
+  const file = vaeFile(chain[0]);
+  if (file) wish.model = file;
   return wish;
 }
 
@@ -79,6 +96,8 @@ function told(node) {
   const frames = FRAME_WIDGETS.map(number).find((count) => count === UNKNOWN || Number(count) >= 1);
   const batch = number("batch_size");
   if ([width, height, frames, batch].includes(UNKNOWN)) return UNKNOWN;
+  // Layers of one picture lie along the axis of time, or beside each other.
+  if (number("layers") !== undefined) return UNKNOWN;
   if (node.comfyClass === "ZeroWasteVAEDemoClip") return { ...DEMO, frames: Math.min(25, frames), batch: 1 };
   if (Number(width) >= 8 && Number(height) >= 8) {
     const said = { width: Number(width), height: Number(height) };
@@ -97,6 +116,8 @@ function told(node) {
 
 const FACTORS = {
   RepeatImageBatch: (clip, node) => ({ ...clip, frames: clip.frames * (Number(value(node, "amount")) || 1) }),
+  // The sound goes beside the frames.
+  LTXVConcatAVLatent: (clip) => clip,
   RepeatLatentBatch: (clip, node) => ({ ...clip, batch: clip.batch * (Number(value(node, "amount")) || 1) }),
   LatentUpscaleBy: (clip, node) => scaled(clip, Number(value(node, "scale_by")), 8),
   ImageScaleBy: (clip, node) => scaled(clip, Number(value(node, "scale_by")), 1),
@@ -109,12 +130,17 @@ function scaled(clip, by, unit) {
 
 // { width, height, frames, batch } of the clip at the input `name` of `node`, from the nodes before it; null: not known.
 export function traceSize(node, name = "samples", depth = 0, seen = new Set()) {
-  const current = sourceNode(node, name);
+  const source = sourceOf(node, node.inputs?.findIndex((input) => input.name === name) ?? -1);
+  const current = source?.node;
   if (!current || depth > MAX_NODES || seen.has(current)) return null;
   seen.add(current);
   const said = told(current);
   if (said === UNKNOWN) return null;
-  const carried = (current.inputs ?? []).filter((input) => ["LATENT", "IMAGE", "VIDEO", "*"].includes(input.type));
+  // A latent comes from a latent where the node takes one: pictures beside it are put into it.
+  const type = current.outputs?.[source.slot]?.type;
+  const all = (current.inputs ?? []).filter((input) => ["LATENT", "IMAGE", "VIDEO", "*"].includes(input.type));
+  const alike = all.filter((input) => input.type === type);
+  const carried = alike.length ? alike : all;
   const before = () => {
     for (const input of carried) {
       const found = traceSize(current, input.name, depth + 1, seen);
@@ -136,13 +162,25 @@ export function traceSize(node, name = "samples", depth = 0, seen = new Set()) {
 }
 
 function bounded(clip) {
-  return clip && { ...clip, frames: Math.min(MAX_FRAMES, Math.round(clip.frames)), batch: Math.min(64, Math.round(clip.batch)) };
+  return clip && { ...clip, frames: Math.min(MAX_FRAMES, Math.round(clip.frames)), batch: Math.min(MAX_BATCH, Math.round(clip.batch)) };
 }
 
 const connected = (node, name) => {
   const slot = node.inputs?.findIndex((input) => input.name === name) ?? -1;
   return slot >= 0 && node.inputs[slot].link !== null && node.inputs[slot].link !== undefined && Boolean(sourceOf(node, slot));
 };
+
+/** The file that the loader before a node names; undefined where none does. */
+export function vaeFile(node) {
+  const last = vaeChain(node).at(-1);
+  const file = [value(last, "vae_name"), value(last, "ckpt_name")].find((name) => name !== undefined);
+  return typeof file === "string" && file ? file : undefined;
+}
+
+/** Whether the VAE of a node goes through this pack's own nodes. */
+export function isOurs(node) {
+  return vaeChain(node).slice(1).some((one) => one.comfyClass?.startsWith("ZeroWaste"));
+}
 
 /**
  * { query, source } of a plan to ask for, or { why } where there is nothing to ask: "unconnected", "no_size", "no_vae"
@@ -155,7 +193,8 @@ export function question(node, lastRun) {
   const size = lastRun && !moved ? lastRun.size : traced;
   const unknown = new Set();
   const wish = wishes(vaeChain(node), unknown);
-  if (!wish.model && lastRun?.model) wish.model = lastRun.model;
+  // What ran is known better than what its file's name says.
+  if (lastRun?.model && wish.model === lastRun.file) wish.model = lastRun.model;
   if (!size) return { why: "no_size" };
   if (unknown.size) return { why: "computed", names: [...unknown] };
   if (!wish.model) return { why: "no_vae" };

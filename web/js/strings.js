@@ -36,9 +36,9 @@ export function seconds(value) {
   return `${Number(value).toFixed(value < 10 ? 2 : 1)} s`;
 }
 
-/** Milliseconds per frame of a run, without the time in which the host loads the weights. */
+/** Time per frame of a run, without that in which the host loads the weights. */
 export function perFrame(report) {
   const { batch, frames } = report.clip;
   const each = (1000 * report.total_seconds) / (batch * frames);
-  return each < 10 ? each.toFixed(1) : each.toFixed(0);
+  return each < 1000 ? `${each.toFixed(each < 10 ? 1 : 0)} ms` : seconds(each / 1000);
 }

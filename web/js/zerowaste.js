@@ -8,6 +8,12 @@ import { loadStrings, t } from "./strings.js";
 import { addTuning } from "./tune.js";
 
 const EVERYWHERE = "ZeroWasteVAE.UseEverywhere";
+const PANELS = {
+  ZeroWasteVAEDecode: { plan: true },
+  ZeroWasteVAEDecodeToVideo: { plan: true, streams: true },
+  ZeroWasteVAEEncode: {},
+  ZeroWasteVAEEncodeFromVideo: {},
+};
 
 function addStyle() {
   const link = document.createElement("link");
@@ -50,7 +56,7 @@ app.registerExtension({
     if (node.comfyClass === "ZeroWasteVAEOptimize") markUseless(node);
     addExpertSwitch(node);
     if (node.comfyClass === "ZeroWasteVAEOptimize") addTuning(node);
-    if (node.comfyClass === "ZeroWasteVAEDecode") attachPanel(node, { plan: true });
-    if (node.comfyClass === "ZeroWasteVAEEncode") attachPanel(node, { plan: false });
+    const panel = PANELS[node.comfyClass];
+    if (panel) attachPanel(node, panel);
   },
 });

@@ -27,7 +27,8 @@ def apply_scales(tensors: dict[str, torch.Tensor], fp8_names: Collection[str], p
         if leaf in _WEIGHT_SCALES:
             weight = f"{layer}.weight"
             if weight not in fp8_names:
-                raise failure(path, f"tensor {weight} is quantised in a way that is not supported (fp8 and GGUF are)")
+                raise failure(path, f"tensor {weight} is quantised in a way that is not supported (fp8 and GGUF are): "
+                                    "take the file in 16 bit")
             result[weight] = _scaled(result[weight], result.pop(name), weight, path)
         elif name == _MARKER or leaf == _MARKER or (leaf in _IGNORED and f"{layer}.weight" in fp8_names):
             del result[name]

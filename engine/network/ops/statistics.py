@@ -61,6 +61,43 @@ class Denormalise(Step):
 
 
 @dataclass(frozen=True)
+class Standardise(Step):
+    """What leaves an encoder: mean and logarithm of the variance of every channel, in units of `deviation` from `mean`,
+    which are its parameters' names."""
+
+    mean: str
+    deviation: str
+    width: int
+    wide = True
+    stream: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.mean
+
+    def modules(self, style: Style) -> dict[str, nn.Module]:
+        values = torch.zeros(self.width), torch.ones(self.width)
+        return {n: nn.Parameter(v) for n, v in zip((self.mean, self.deviation), values, strict=True)}  # type: ignore[misc]
+
+    def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
+        mean, deviation, lower = (v.view(-1, 1, 1, 1) for v in self.pack(part, None, None))
+        means, variances = x.float().chunk(2, 1)
+        return torch.cat(((means - mean) / deviation, variances - lower), 1)
+
+    def pack(self, part: Callable[[str], nn.Module], operands: Operands | None, options: Options | None) -> Any:
+        mean, deviation = part(self.mean).float(), part(self.deviation).float()
+        return mean, deviation, 2.0 * deviation.abs().log()
+
+    def run(self, packed: Any, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
+            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+        mean, deviation, lower = packed
+        if not run.dry:
+            out[..., : self.width] = (x[..., : self.width] - mean) / deviation
+            out[..., self.width :] = x[..., self.width :] - lower
+        return out, None
+
+
+@dataclass(frozen=True)
 class ByFrame(Step):
     """Means and deviations of `period` frames' channels, after which they come again: to the units of a decoder, or
     from those of an encoder, whose moments have no variance to speak of. scale: of the latents outside."""

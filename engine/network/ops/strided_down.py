@@ -24,19 +24,22 @@ from .conv import ClipConv, FrameConv, conv_work
 class Downsample(nn.Module):
     """Zero row below and column to the right, then a strided conv: (1,3,3) in space, causal (3,3,3) in time too.
 
+    reflected: (3,3,3) in any case, and that row and column are those in front of the last ones.
+
     centred: (3,3,3) in any case, with the borders that other convolutions have; in time a clip's first frame counts
     twice, so that all later ones are read in pairs with the one before.
     """
 
     def __init__(
-        self, channels: int, temporal: bool, style: Style = CAUSAL, centred: bool = False, conv: str = "conv"
-    ) -> None:
+        self, channels: int, temporal: bool, style: Style = CAUSAL, centred: bool = False, conv: str = "conv",
+        reflected: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.temporal, self.centred, self._name = temporal, centred, conv
+        self.temporal, self.centred, self.reflected, self._name = temporal, centred, reflected, conv
         if style.still:
             graft(self, conv, FrameConv(channels, channels, 3, stride=2))
             return
-        kt = 3 if temporal or centred else 1
+        kt = 3 if temporal or centred or reflected else 1
         stride = (2 if temporal else 1, 2, 2)
         around = {"border": style.border} if centred else {"padding": 0}
         graft(self, conv, ClipConv(channels, channels, (kt, 3, 3), stride, head=style.head, **around))
@@ -48,7 +51,7 @@ class Downsample(nn.Module):
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
         conv = self.first
         if not self.centred:
-            x = F.pad(x, (0, 1, 0, 1))
+            x = F.pad(x, (0, 1, 0, 1, 0, 0), mode="reflect" if self.reflected else "constant")
         elif self.temporal and conv.starts(state):
             x = torch.cat((x[:, :, :1], x), 2)
         return conv(x, state)
@@ -56,17 +59,18 @@ class Downsample(nn.Module):
 
 @dataclass(frozen=True)
 class StridedDown(Resampling):
-    """centred: of Downsample. conv: the convolution's name within the step."""
+    """centred, reflected: of Downsample. conv: the convolution's name within the step."""
 
     name: str
     width: int
     temporal: bool
     centred: bool = False
     conv: str = "conv"
+    reflected: bool = False
     space = (1, 2)
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
-        return {self.name: Downsample(self.width, self.temporal, style, self.centred, self.conv)}
+        return {self.name: Downsample(self.width, self.temporal, style, self.centred, self.conv, self.reflected)}
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Conv:
         return conv_of(part(self.name).first, operands, normed=False)
@@ -78,19 +82,22 @@ class StridedDown(Resampling):
             lead = int(self.temporal and first == 0)
             pieces = [(packed.weight, a, b, 0) for a, b in ((0, lead), (lead, out.shape[0])) if a < b]
             return out, run.conv(packed, x, out, groups=groups, geometry=Geometry(packed.stride), pieces=pieces)
-        # The zero row and column lie below and to the right: taps start inside the border.
+        # The row and column lie below and to the right: taps start inside the border.
         geometry = Geometry(packed.stride, origin=(1, 1))
         # A stride of 2 in time leaves one frame of history where the clip's start has two copies of its first one.
         skip = int(self.temporal and first > 0)
         return out, run.conv(packed, x, out, groups=groups, geometry=geometry, skip=skip)
 
     def why_not_fused(self, style: Style) -> str | None:
-        fits = self.centred or style.border == "zero"
-        return None if fits else "it downsamples beside zeros, other convolutions do not"
+        if self.centred or style.border == ("reflect" if self.reflected else "zero"):
+            return None
+        return "it downsamples beside another border than its other convolutions have"
 
     def taps(self, style: Style) -> Taps:
         if self.centred:
             return Taps(3, 0) if self.temporal else Taps(2, 0)
+        if self.reflected:
+            return Taps(2, 0)
         return Taps(1, 0) if self.temporal else Taps()
 
     def work(self, size: Size, style: Style = CAUSAL) -> Work:
@@ -98,7 +105,7 @@ class StridedDown(Resampling):
             return conv_work(size, self.width, 27, self.size(size, True))
         # What it reads has another row and column.
         source = size._replace(height=size.height + 1, width=size.width + 1)
-        return conv_work(source, self.width, 27 if self.temporal else 9, self.size(size, True))
+        return conv_work(source, self.width, 27 if self.temporal or self.reflected else 9, self.size(size, True))
 
     def eligible(self) -> tuple[tuple[str, int], ...]:
         return ((f"{self.name}.{self.conv}", self.width),)

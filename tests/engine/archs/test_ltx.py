@@ -252,6 +252,31 @@ def test_noise_is_of_the_seed_and_timesteps_are_asked_for(fused_file, noise):
     assert (quick.decode(z, noise=0.0) - still).abs().max() < 1e-4
     with pytest.raises(InputError, match="not a share"):
         quick.decode(z, noise=2.0)
+    for timestep in (1.5, float("nan")):
+        with pytest.raises(InputError, match="give 0 to 1"):
+            quick.decode(z, timestep=timestep)
+    rounded = z.half()  # as floats have it: a file's latents are read as floats
+    assert torch.equal(plain.decode(rounded), plain.decode(rounded.float()))
+
+
+def test_a_reflected_border_needs_what_it_shows(fused_file, noise):
+    quick, plain = fused_file(tiny("reflect", kinds="all all all"))
+    for z in (noise(1, 16, 2, 1, 4), noise(1, 16, 2, 4, 1)):
+        for call in (quick.decode, plain.decode, plain.decode_raw, lambda z: list(quick.stream(z))):
+            with pytest.raises(InputError, match="at least 2x2 latent pixels"):
+                call(z)
+    with pytest.raises(InputError, match="16 channels, not 3"):
+        plain.stream(Latents(noise(1, 3, 2, 4, 4)))
+
+
+class Latents:
+    """Not a tensor, as those of a file are not."""
+
+    def __init__(self, z):
+        self.z, self.shape = z, z.shape
+
+    def __getitem__(self, place):
+        return self.z[place]
 
 
 def test_noise_between_convolutions_is_the_same_in_all_chunks(fused_file, noise):

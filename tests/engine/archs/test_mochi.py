@@ -52,6 +52,9 @@ def test_every_chunking_is_the_whole_clip(tiny, tmp_path, noise):
     changed = x.clone()
     changed[:, :, -1] += 1
     assert (vae.encode_raw(changed) != moments)[:, :, 0].any()  # it sees what comes later
+    video = x.clamp(0, 1).permute(0, 2, 3, 4, 1)
+    parts = list(vae.encode_stream(iter(video[0])))  # whose end nobody knows beforehand
+    assert torch.equal(torch.cat(parts, 2), vae.encode(video))
 
 
 @torch.no_grad()

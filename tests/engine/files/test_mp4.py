@@ -210,6 +210,7 @@ def test_ten_bits_keep_what_eight_lose(path):
         ({"crf": 52}, "crf 52 of h264: 0 .best. to 51"),
         ({"codec": "av1", "pixels": "yuv444p"}, "libsvtav1 does not make yuv444p: use yuv420p, yuv420p10"),
         ({"fps": Fraction(0)}, "must be above 0"),
+        ({"fps": Fraction(10**400)}, "at most 10000"),
     ],
 )
 def test_formats_that_nobody_makes(options, says):

@@ -12,7 +12,7 @@ from zerowaste_vae.engine import InputError
 from zerowaste_vae.engine.files.writing import check_target, replacing, write_tensors
 
 
-def test_check_target(tmp_path):
+def test_check_target(tmp_path, monkeypatch):
     (tmp_path / "a.mp4").write_bytes(b"old")
     (tmp_path / "frames").mkdir()
     (tmp_path / "frames" / "frame_000000.png").write_bytes(b"old")
@@ -24,6 +24,7 @@ def test_check_target(tmp_path):
         "folder does not exist": [("nowhere/a.mp4", True, False)],
         "is a folder": [("frames", True, False)],
         "is a file": [("a.mp4", True, True)],
+        "is no name": [("frames/..", True, True)],
     }
     for reason, calls in refused.items():
         for name, force, folder in calls:
@@ -32,6 +33,9 @@ def test_check_target(tmp_path):
     (tmp_path / "frames" / "letter.txt").write_text("mine")
     with pytest.raises(InputError, match=r"letter\.txt"):
         check_target(tmp_path / "frames", force=True, folder=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="is no name"):
+        check_target(".", force=True, folder=True)
 
 
 def test_an_unwritable_folder_is_refused_before_any_work(tmp_path, monkeypatch):

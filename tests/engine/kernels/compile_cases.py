@@ -33,6 +33,8 @@ from zerowaste_vae.engine.kernels.targets import FP8, Target, capabilities, trit
 from zerowaste_vae.engine.kernels.to_pixels import UNIT
 from zerowaste_vae.engine.kernels.to_pixels import dispatch as to_pixels
 from zerowaste_vae.engine.kernels.to_pixels import triton as pixel_kernels
+from zerowaste_vae.engine.kernels.tokens import dispatch as tokens
+from zerowaste_vae.engine.kernels.tokens import triton as token_kernels
 from zerowaste_vae.engine.options import Options
 from zerowaste_vae.engine.planning.fused_walk import FusedWalk
 from zerowaste_vae.engine.tuning.candidates import candidates
@@ -43,6 +45,7 @@ HALF, BF16, INT8 = torch.float16, torch.bfloat16, torch.int8
 # (H, W, C) at 720p, one per schedule: narrow, wide, small plane.
 NARROW, WIDE, SMALL = (720, 1280, 128), (360, 640, 512), (60, 107, 512)
 ATTENTION = ("scores_kernel", "merge_kernel", "values_kernel")
+TOKENS = ("normalised_kernel", "rotated_kernel", "gated_kernel", "rounded_kernel", "summed_kernel")
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -261,6 +264,23 @@ def attention_calls(here: Target, head: int):
     return zip(ATTENTION, calls[:3], strict=True)
 
 
+def token_calls(stored: torch.dtype, wide: torch.dtype):
+    """Of the published transformer's width, into `stored`, from products in `wide`."""
+    rows, width = 1797, 2048
+    scales = meta(rows) if stored.itemsize == 1 else None
+    x, y, vector = meta(rows, width, dtype=HALF), meta(rows, width, dtype=wide), meta(width, dtype=HALF)
+    narrow, gate = meta(rows, width, dtype=stored), meta(rows, 4 * width, dtype=stored)
+    tokens.use_triton = lambda *_: True
+    with cross_compile.recorded(token_kernels, *TOKENS) as calls:
+        tokens.normalised(x, vector, 1e-5, narrow, scales)
+        tokens.normalised(x, vector, 1e-5, narrow, scales, y=y, scale=vector)
+        tokens.rotated(meta(rows, 3 * width, dtype=wide), meta(rows, 2, 24), 64, 1e-5)
+        tokens.rounded(y, narrow, scales)
+        tokens.gated(meta(rows, 8 * width, dtype=wide), gate, scales)
+        tokens.summed(meta(rows, width, dtype=torch.int32), meta(rows), meta(width), vector, y)
+    return calls
+
+
 def cases(sm: int):
     """(name, recorded call) for one generation: every schedule of its table with every operand type that uses it."""
     here = capabilities(f"sm_{sm}", sm, triton_version())
@@ -301,6 +321,10 @@ def cases(sm: int):
         for call, name in zip(pixel_calls(here, channels), ("columns", "gather"), strict=True):
             yield f"to_pixels {name} {channels}", call
     yield "to_pixels columns picture 128", pixel_calls(here, 128, 1)[0]
+    kinds = [(HALF, HALF), (INT8, HALF), *([(FP8, BF16)] if here.fp8 else [])]
+    for kind, wide in kinds:
+        for i, call in enumerate(token_calls(kind, wide)):
+            yield f"tokens {str(kind).split('.')[1]} {i}", call
     for head in (512, 1024):
         for name, call in attention_calls(here, head):
             yield f"attention {name} {head}", call

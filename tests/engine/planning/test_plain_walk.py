@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
-from zerowaste_vae.engine.archs import seedvr2, wan
+from zerowaste_vae.engine.archs import cosmos, hunyuan, hunyuan15, hunyuan_refiner, kl, ltx, mochi, seedvr2, wan
 from zerowaste_vae.engine.kernels import exact
 from zerowaste_vae.engine.network.stream import (
     decode_features,
@@ -15,7 +17,10 @@ from zerowaste_vae.engine.network.stream import (
     encode_moments,
     frame_spans,
 )
-from zerowaste_vae.engine.planning.plain_walk import PlainWalk
+from zerowaste_vae.engine.planning.dryrun import PeakMemory, peak_bytes
+from zerowaste_vae.engine.planning.meta import meta_model
+from zerowaste_vae.engine.planning.plain_walk import PlainWalk, Torch
+from zerowaste_vae.engine.run.pixels import to_network
 from zerowaste_vae.engine.run.plan import Steps
 
 SEEDVR2 = seedvr2.ARCHITECTURE, seedvr2.Config((16, 32, 64, 64), (16, 32, 64, 64), norm_groups=4)
@@ -45,21 +50,24 @@ def taken(program) -> int:
 
 
 def drain(parts) -> None:
-    for _ in parts:
-        pass
+    """None of them is kept while the next one is made."""
+    deque(parts, 0)
 
 
-def program(model, half, steps, latents):
-    check = lambda: None  # noqa: E731
+def program(model, architecture, half, steps, latents, device="cpu"):
+    """All of a clip through a half of a model in fp32."""
+    check, s, t = lambda: None, architecture.spatial, architecture.temporal
 
     def decode():
-        chunks = (torch.zeros(1, 16, min(steps.latents, latents - i), ROWS, COLS) for i in range(0, latents,
-                                                                                                 steps.latents))
-        drain(decode_frames(model.decoder, decode_features(model.decoder, chunks, check), steps, check))
+        sizes = (min(steps.latents, latents - i) for i in range(0, latents, steps.latents))
+        chunks = (torch.zeros(1, model.config.latent_channels, n, ROWS, COLS, device=device) for n in sizes)
+        for chunk in decode_frames(model.decoder, decode_features(model.decoder, chunks, check), steps, check):
+            drain(chunk)
 
     def encode():
-        spans = frame_spans(4 * (latents - 1) + 1, steps.latents, 4)
-        video = (torch.zeros(1, 3, b - a, 8 * ROWS, 8 * COLS) for a, b in spans)
+        spans = frame_spans(t * (latents - 1) + 1, steps.latents, t)
+        sizes = ((1, b - a, s * ROWS, s * COLS, 3) for a, b in spans)
+        video = (to_network(torch.zeros(n, device=device), torch.device(device), torch.float32) for n in sizes)
         drain(encode_moments(model.encoder, encode_features(model.encoder, video, steps, check), check))
 
     return decode if half == "decoder" else encode
@@ -76,7 +84,42 @@ def test_fp32_by_products_takes_what_is_stated(family, half, steps):
     model = architecture.build(config).requires_grad_(False)
     walk = PlainWalk(architecture, config, torch.float32, True)
     latents = 2 * steps.latents
-    stated = walk.peak(half, latents, steps, (ROWS, COLS), (ROWS, COLS), (0, 0), True)
-    real = taken(program(model, half, steps, latents))
+    stated = walk.peak(half, latents, steps, (ROWS, COLS), (ROWS, COLS), (0, 0), Torch(products=True))
+    real = taken(program(model, architecture, half, steps, latents))
     assert real <= stated <= 1.05 * real
-    assert walk.peak(half, latents, steps, (ROWS, COLS), (ROWS, COLS), (0, 0), False) < real  # as cuDNN has it
+    assert walk.peak(half, latents, steps, (ROWS, COLS), (ROWS, COLS), (0, 0), Torch()) < real  # as cuDNN has it
+
+
+LTX = (64, None), (32, "all"), (16, "all"), (8, "time"), (4, "space")
+BLOCKS = tuple(
+    b for width, kind in LTX
+    for b in ([ltx.Block(width, stride=ltx.STRIDES[kind])] if kind else []) + [ltx.Block(width, 1)]
+)  # fmt: skip
+MOCHI = (mochi.Level(32, 1), *(mochi.Level(32, 1, s) for s in ((3, 2, 2), (2, 2, 2), (1, 2, 2))), mochi.Level(16, 1))
+FAMILIES = [
+    SEEDVR2, WAN,
+    (ltx.ARCHITECTURE, ltx.Config(None, BLOCKS, 0, 64, latent_channels=16, decoder_border="zero")),
+    (mochi.ARCHITECTURE, mochi.Config(None, MOCHI, norm_groups=8)),
+    (cosmos.ARCHITECTURE, cosmos.Config((16, 32, 32), (16, 32, 32), 16)),
+    (hunyuan.ARCHITECTURE, hunyuan.Config((8, 16, 16, 24), (8, 16, 16, 24), 4, norm_groups=4)),
+    (hunyuan15.ARCHITECTURE, hunyuan15.Config((8, 8, 16, 32, 64), (8, 16, 32, 32, 64), 16)),
+    (hunyuan_refiner.ARCHITECTURE, hunyuan_refiner.Config((8, 8, 16, 32, 32), (8, 16, 16, 32, 32), 16, norm_groups=8)),
+    (kl.FLUX, kl.Config((16, 32, 64, 64), (16, 32, 64, 64), 16, 16, norm_groups=4)),
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "half"),
+    [(f, half) for f in FAMILIES for half in ("decoder", "encoder") if getattr(f[1], f"{half}_widths")],
+    ids=lambda x: x if isinstance(x, str) else x[0].name,
+)  # fmt: skip
+def test_a_sampled_walk_takes_what_all_of_the_clip_does(family, half):
+    """Also at a clip's end, where networks that look ahead give all that has waited, and where something of every frame
+    stays."""
+    architecture, config = family
+    model, walk = meta_model(architecture, config), PlainWalk(architecture, config, torch.float32, True)
+    for steps, latents in ((Steps(1, 0), 9), (Steps(2, architecture.temporal), 7)):
+        stated = walk.peak(half, latents, steps, (ROWS, COLS), (ROWS, COLS), (0, 0), Torch(products=True))
+        whole = program(model, architecture, half, steps, latents, "meta")
+        real = peak_bytes(whole, PeakMemory(products=True))
+        assert 0.99 * real <= stated <= 1.01 * real, steps

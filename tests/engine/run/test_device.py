@@ -6,7 +6,7 @@ import pytest
 import torch
 from zerowaste_vae import load
 from zerowaste_vae.engine.loader import placement
-from zerowaste_vae.engine.run import pixels
+from zerowaste_vae.engine.run import devices, pixels
 from zerowaste_vae.engine.run.pixels import StagedWriter
 from zerowaste_vae.engine.run.results import Whole
 from zerowaste_vae.engine.run.scope import scoped_math
@@ -83,6 +83,23 @@ def test_frames_are_waited_for_on_their_own_device(current, noise, monkeypatch):
         for frame in range(2):
             writer.write(0, frame, noise(1, 2, 3, 3), torch.zeros(()))
     assert recorded == ["stream of 1", "stream of 1"]
+
+
+def test_uploads_of_all_calls_and_threads_share_a_stream(current, monkeypatch):
+    """torch keeps the memory of finished copies for the stream that they were on: with a stream for each call, every
+    call of an encode at 1280x720 reserved its chunks' frames anew."""
+    made = []
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: made.append(device) or len(made))
+    monkeypatch.setattr(devices, "_uploads", {})
+    streams = [pixels.StagedReader(SECOND)._stream for _ in range(3)]
+    worker = threading.Thread(target=lambda: streams.append(pixels.StagedReader(SECOND)._stream))
+    worker.start()
+    worker.join()
+    assert streams == [1] * 4 and made == [SECOND]
+    with torch.cuda.device(SECOND):
+        assert pixels.StagedReader(torch.device("cuda"))._stream == 1
+    assert pixels.StagedReader(torch.device("cuda", 0))._stream == 2
+    assert pixels.StagedReader(SECOND, ahead=False)._stream is None
 
 
 def test_a_gpu_without_a_number_is_the_one_current_at_loading(current, monkeypatch):

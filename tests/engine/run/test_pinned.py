@@ -57,6 +57,7 @@ def driver(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
     monkeypatch.setattr(torch.cuda, "Stream", lambda _: "a stream")
+    monkeypatch.setattr(devices, "_uploads", {})
     monkeypatch.setattr(torch.cuda, "Event", lambda: pytest.fail("there is nothing to wait for"))
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda _: make(0, pin_memory=True))
     monkeypatch.setattr(log, "_said", set())

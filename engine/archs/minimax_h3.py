@@ -1,0 +1,104 @@
+"""MiniMax H3's video VAE: 16x16 pixels and four frames into 24 channels, by a causal convolution network; back by a
+transformer. Both take tiles of sections of a clip, which are part of the model."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from ..errors import InputError
+from ..network.ops.conv import Conv
+from ..network.ops.ends import Linear, Moments
+from ..network.ops.norm import Group
+from ..network.ops.resnet import Names, Res
+from ..network.ops.statistics import Standardise
+from ..network.ops.strided_down import StridedDown
+from ..network.ops.tokens import Tokens
+from ..network.program import STEP, TILES, Program, Step, Style
+from ..network.tiled import TiledProgram
+from ..run.own_tiles import OwnTiles
+from .arch import DEFAULT_GROUPS, Architecture, KeySet, Published, Shapes, Widths, groups_of, level_widths
+
+NAMES = Names(conv_shortcut="nin_shortcut")
+LEVELS, RESNETS = 6, 2
+#: Levels behind which rows and columns are halved, and those of them where frames are, too.
+HALVED, IN_TIME = (0, 1, 2, 3), (1, 2)
+#: Channels of a head, frames of a latent and pixels of its sides.
+HEAD, RATE, PATCH = 64, 4, 16
+#: Pixels are ImageNet's, in units of their deviation.
+OWN = OwnTiles(mean=(0.485, 0.456, 0.406), deviation=(0.229, 0.224, 0.225))
+MEAN, DEVIATION = "latents_mean", "latents_std"
+
+
+@dataclass(frozen=True)
+class Config:
+    """encoder_widths: from full to lowest resolution; None: that half is absent from the file, as where layers is 0.
+    width: of the decoder's tokens, inner: between the products of its gates."""
+
+    encoder_widths: Widths | None
+    width: int
+    layers: int
+    inner: int
+    registers: int = 4
+    latent_channels: int = 24
+    norm_groups: int = DEFAULT_GROUPS
+
+    @property
+    def decoder_widths(self) -> Widths | None:
+        return (self.width, self.inner) if self.layers else None
+
+    @classmethod
+    def from_shapes(cls, shapes: Shapes, norm_groups: int | None = None) -> Config:
+        """Raises InputError on what no such network can be."""
+        encoder = level_widths(shapes, [f"encoder.down.{i}.block.0.conv1.bias" for i in range(LEVELS)])
+        groups = groups_of([*(encoder or ())], norm_groups)
+        ends = "decoder.x_embedder.bias", "decoder.transformer_blocks.0.ff.w1.bias"
+        width, inner = (shapes.get(name, (0,))[0] for name in ends)
+        layers = next(i for i in itertools.count() if f"decoder.transformer_blocks.{i}.scale1" not in shapes)
+        registers = shapes.get("decoder.register_tokens", (1, 4, width))[-2]
+        if layers and (width % HEAD or not width or inner % 2):
+            raise InputError(f"its transformer's {width} channels are no heads of {HEAD}")
+        latent = shapes.get("post_quant_conv.bias", shapes.get(MEAN, (24,)))[0]
+        return cls(encoder, width, layers if width else 0, inner // 2, registers, latent, groups)
+
+
+def decoder(config: Config) -> Program | None:
+    if not config.layers:
+        return None
+    tokens = Tokens(
+        "transformer_blocks", config.latent_channels, config.layers, config.width, config.inner, HEAD,
+        config.registers, RATE, PATCH, f"/{MEAN}", f"/{DEVIATION}", "/post_quant_conv",
+    )  # fmt: skip
+    return TiledProgram("decoder", (TILES, tokens), config.latent_channels, own=OWN)
+
+
+def encoder(config: Config) -> Program | None:
+    if config.encoder_widths is None:
+        return None
+    w, norm, moments = config.encoder_widths, Group(config.norm_groups), 2 * config.latent_channels
+
+    def level(i: int) -> list[Step]:
+        ins = (w[max(i - 1, 0)], *[w[i]] * (RESNETS - 1))
+        steps: list[Step] = [Res(f"down.{i}.block.{j}", c, w[i], norm, NAMES) for j, c in enumerate(ins)]
+        if i in HALVED:
+            steps.append(StridedDown(f"down.{i}.downsample", w[i], temporal=i in IN_TIME, reflected=True))
+        return steps
+
+    items = (
+        Conv("conv_in", 3, w[0]), *level(0), STEP,
+        *itertools.chain(*map(level, range(1, LEVELS))), TILES,
+        Moments("norm_out", "conv_out", w[-1], moments, norm),
+        Linear("/quant_conv", moments), Standardise(f"/{MEAN}", f"/{DEVIATION}", config.latent_channels),
+    )  # fmt: skip
+    return TiledProgram("encoder", items, 3, Style(head="zero", border="reflect"), OWN)
+
+
+ARCHITECTURE = Architecture(
+    KeySet("minimaxh3", ("decoder.transformer_blocks.0.scale1",)),
+    16, RATE, 1.0, Config.from_shapes, encoder, decoder,
+    published=Published(
+        "MiniMax H3", Config((128, 128, 256, 256, 512, 1024), 2048, 36, 8192),
+        r"minimax(?!.*(audio|music))", ("minimax", "h3"),
+    ),
+    own=OWN, wide=(MEAN, DEVIATION),
+)  # fmt: skip

@@ -1,0 +1,54 @@
+"""Passes over tokens in plain torch, fp32 arithmetic."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+#: Of a row of zeros.
+LEAST_SCALE = 1e-12
+
+
+def store(values: Tensor, out: Tensor, scales: Tensor | None, limit: float) -> None:
+    """fp32 [R, D] into `out`; in 8 bit so that a row's largest becomes `limit`, with its scale into `scales` [R]."""
+    if scales is None:
+        out.copy_(values)
+        return
+    torch.div(values.abs().amax(1), limit, out=scales).clamp_min_(LEAST_SCALE)
+    scaled = (values / scales[:, None]).clamp_(-limit, limit)
+    out.copy_((scaled + 0.5).floor_() if out.dtype == torch.int8 else scaled)
+
+
+def normalised(
+    x: Tensor, weight: Tensor, eps: float, out: Tensor, scales: Tensor | None, limit: float, y: Tensor | None,
+    scale: Tensor | None,
+) -> None:  # fmt: skip
+    if y is not None:
+        x.copy_(torch.addcmul(x.float(), y.float(), scale.float()))
+    wide = x.float()
+    store(wide * (wide.square().mean(1, keepdim=True) + eps).rsqrt() * weight.float(), out, scales, limit)
+
+
+def rotated(qkv: Tensor, turns: Tensor, head: int, eps: float) -> None:
+    heads = qkv.view(qkv.shape[0], -1, 3, head)
+    half = turns.shape[2]
+    where = torch.arange(qkv.shape[0], device=qkv.device) % turns.shape[0]
+    cos, sin = (t[:, None, None] for t in turns[where].unbind(1))
+    wide = heads[:, :, :2].float()
+    wide = wide * (wide.square().mean(3, keepdim=True) + eps).rsqrt()
+    a, b = wide[..., :half], wide[..., half : 2 * half]
+    heads[:, :, :2] = torch.cat((a * cos - b * sin, a * sin + b * cos, wide[..., 2 * half :]), 3)
+
+
+def gated(x: Tensor, out: Tensor, scales: Tensor | None, limit: float) -> None:
+    gate, value = x.float().chunk(2, 1)
+    store(F.silu(gate) * value, out, scales, limit)
+
+
+def rounded(x: Tensor, out: Tensor, scales: Tensor | None, limit: float) -> None:
+    store(x.float().masked_fill(x.isnan(), 0.0), out, scales, limit)
+
+
+def summed(sums: Tensor, rows: Tensor, columns: Tensor, bias: Tensor, out: Tensor) -> None:
+    out.copy_(sums.float() * rows[:, None] * columns + bias.float())

@@ -1,0 +1,94 @@
+# ruff: noqa: ANN001, ANN201, ANN202
+"""Passes over tokens: each program has one row, or a part of one where no sum over it is needed."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _store(values, out, scales, row, at, real, LIMIT: tl.constexpr):
+    """LIMIT > 0: in 8 bit, the row's largest becomes that. 127: whole numbers."""
+    if LIMIT > 0:
+        scale = tl.maximum(tl.max(tl.abs(values), 0) / LIMIT, 1e-12)
+        tl.store(scales + row, scale)
+        values = tl.minimum(tl.maximum(values / scale, -LIMIT), LIMIT)
+        if LIMIT == 127:
+            values = tl.floor(values + 0.5)
+    tl.store(out + at, values.to(out.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def normalised_kernel(x, y, scale, weight, out, scales, eps,
+                      D: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr, LIMIT: tl.constexpr):  # fmt: skip
+    """x += y * scale, stored as x is; then over sqrt(mean square + eps), times weight."""
+    row = tl.program_id(0).to(tl.int64)
+    c = tl.arange(0, BLOCK)
+    real, at = c < D, row * D + c
+    v = tl.load(x + at, mask=real, other=0.0).to(tl.float32)
+    if ADDS:
+        more = tl.load(y + at, mask=real, other=0.0).to(tl.float32)
+        v += more * tl.load(scale + c, mask=real, other=0.0).to(tl.float32)
+        kept = v.to(x.dtype.element_ty)
+        tl.store(x + at, kept, mask=real)
+        v = kept.to(tl.float32)
+    v = v * tl.rsqrt(tl.sum(v * v, 0) / D + eps) * tl.load(weight + c, mask=real, other=0.0).to(tl.float32)
+    _store(v, out, scales, row, at, real, LIMIT)
+
+
+@triton.jit
+def rotated_kernel(qkv, turns, tokens, eps, HEADS: tl.constexpr, HEAD: tl.constexpr, HALF: tl.constexpr,
+                   BH: tl.constexpr, BR: tl.constexpr, BP: tl.constexpr):  # fmt: skip
+    """Queries (axis 1: 0) or keys (1) of one row in place: over sqrt(mean square + eps), then channels i and HALF + i
+    turned by the row's angles. Channels behind 2 HALF are not turned."""
+    row, which = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    h, i, j = tl.arange(0, BH), tl.arange(0, BR), tl.arange(0, BP)
+    rest = HEAD - 2 * HALF
+    base = qkv + row * (HEADS * 3 * HEAD) + (h * (3 * HEAD) + which * HEAD)[:, None]
+    turned, plain = (h < HEADS)[:, None] & (i < HALF)[None, :], (h < HEADS)[:, None] & (j < rest)[None, :]
+    a = tl.load(base + i[None, :], mask=turned, other=0.0).to(tl.float32)
+    b = tl.load(base + HALF + i[None, :], mask=turned, other=0.0).to(tl.float32)
+    p = tl.load(base + 2 * HALF + j[None, :], mask=plain, other=0.0).to(tl.float32)
+    square = tl.sum(a * a, 1) + tl.sum(b * b, 1) + tl.sum(p * p, 1)
+    over = tl.rsqrt(square / HEAD + eps)[:, None]
+    angles = turns + (row % tokens) * (2 * HALF)
+    cos = tl.load(angles + i, mask=i < HALF, other=0.0)[None, :]
+    sin = tl.load(angles + HALF + i, mask=i < HALF, other=0.0)[None, :]
+    a, b, p = a * over, b * over, p * over
+    tl.store(base + i[None, :], (a * cos - b * sin).to(qkv.dtype.element_ty), mask=turned)
+    tl.store(base + HALF + i[None, :], (a * sin + b * cos).to(qkv.dtype.element_ty), mask=turned)
+    tl.store(base + 2 * HALF + j[None, :], p.to(qkv.dtype.element_ty), mask=plain)
+
+
+@triton.jit
+def gated_kernel(x, out, scales, D: tl.constexpr, BLOCK: tl.constexpr, LIMIT: tl.constexpr):
+    """Of [R, 2 D]: SiLU of the first half times the second. A program has a whole row where LIMIT > 0."""
+    row = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    real = c < D
+    gate = tl.load(x + row * (2 * D) + c, mask=real, other=0.0).to(tl.float32)
+    value = tl.load(x + row * (2 * D) + D + c, mask=real, other=0.0).to(tl.float32)
+    _store(gate / (1.0 + tl.exp(-gate)) * value, out, scales, row, row * D + c, real, LIMIT)
+
+
+@triton.jit
+def rounded_kernel(x, out, scales, D: tl.constexpr, BLOCK: tl.constexpr, LIMIT: tl.constexpr):
+    """NaN becomes 0."""
+    row = tl.program_id(0).to(tl.int64)
+    c = tl.arange(0, BLOCK)
+    real = c < D
+    v = tl.load(x + row * D + c, mask=real, other=0.0).to(tl.float32)
+    v = tl.where(v == v, v, 0.0)
+    _store(v, out, scales, row, row * D + c, real, LIMIT)
+
+
+@triton.jit
+def summed_kernel(sums, rows, columns, bias, out, D: tl.constexpr, BLOCK: tl.constexpr):
+    """Sums of whole numbers to what they stand for, plus a bias."""
+    row = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    real = c < D
+    v = tl.load(sums + row * D + c, mask=real, other=0).to(tl.float32) * tl.load(rows + row)
+    v = v * tl.load(columns + c, mask=real, other=0.0) + tl.load(bias + c, mask=real, other=0.0).to(tl.float32)
+    tl.store(out + row * D + c, v.to(out.dtype.element_ty), mask=real)

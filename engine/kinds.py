@@ -1,0 +1,81 @@
+"""Which devices share a call, of what kind they are, and how fast."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+from . import log
+from .core import Core
+from .errors import InputError
+from .run.devices import synchronize
+
+#: Rows of the matrices whose product is timed, and how many products.
+_SIDE, _PRODUCTS = 2048, 4
+
+
+def resolve(devices: str | Sequence[str | torch.device] | None, own: torch.device) -> list[torch.device]:
+    """What `devices` names: None or "auto" is the VAE's own alone, "all" all GPUs of the process with its own first, or
+    a list of names, also as one string with commas. Raises InputError."""
+    if devices is None or devices in ("auto", ""):
+        return [own]
+    if devices == "all":
+        others = [torch.device("cuda", i) for i in range(torch.cuda.device_count())] if own.type == "cuda" else []
+        return [own, *(d for d in others if d != own)]
+    names = [n.strip() for n in devices.split(",")] if isinstance(devices, str) else list(devices)
+    if not names:
+        raise InputError("devices names none: give a list such as cuda:0,cuda:1, or all")
+    return [_device(name) for name in names]
+
+
+def _device(name: str | torch.device) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InputError(f"devices: {name!r} is not a device torch knows: use cuda:N or cpu") from error
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if (device.index or 0) >= count:
+            raise InputError(f"devices: {name} is not there: torch sees {count} CUDA GPU(s)")
+        return torch.device("cuda", device.index or 0)
+    return device
+
+
+def same_kind(kinds: Sequence[tuple[object, str]], mixed: bool) -> None:
+    """Refuse devices (name, kind) of different kinds, which round differently, unless they are asked for. Raises
+    InputError."""
+    (first, kind), *others = kinds
+    other = next(((name, k) for name, k in others if k != kind), None)
+    if other is None:
+        return
+    names = f"{first} is {kind} and {other[0]} is {other[1]}"
+    if not mixed:
+        raise InputError(f"devices of different kinds do not give the same bits ({names}): use one kind, or "
+                         "mixed_devices (--mixed-devices) to have them all the same")  # fmt: skip
+    log.warn(f"{names}: a part's bits are those of the kind that makes it")
+
+
+def kind_of(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def measured(cores: Sequence[Core]) -> list[float]:
+    """How fast the devices are, relative: by a matrix product where they are of different kinds."""
+    if len({kind_of(core.device) for core in cores}) == 1:
+        return [1.0] * len(cores)
+    times = []
+    for core in cores:
+        x = torch.ones(_SIDE, _SIDE, dtype=core.dtype, device=core.device)
+        for _ in range(2):  # the first one also loads libraries
+            if core.device.type == "cuda":
+                synchronize(core.device)
+            start = time.perf_counter()
+            for _ in range(_PRODUCTS):
+                x @ x
+            if core.device.type == "cuda":
+                synchronize(core.device)
+            spent = time.perf_counter() - start
+        times.append(spent)
+    return [min(times) / spent for spent in times]

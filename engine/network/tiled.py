@@ -1,0 +1,51 @@
+"""Programs of networks that tile themselves."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from ..run.own_tiles import OwnTiles
+from .program import Program, Work
+
+
+@dataclass(frozen=True)
+class TiledProgram(Program):
+    """Its steps are those of one tile of one section of a clip, as `own` cuts it; what it says of a whole clip's frames
+    and results follows from that."""
+
+    own: OwnTiles = field(default_factory=OwnTiles)
+
+    def frames(self, count: int) -> int:
+        return self.own.decoded(count) if self.half == "decoder" else self.own.encoded(count)
+
+    def work(self, frames: int, height: int, width: int) -> Work:
+        """Of a whole clip: of all tiles of all its sections."""
+        own, decodes = self.own, self.half == "decoder"
+        unit = own.unit if decodes else 1
+        count = len(own.sections(frames)) if decodes else -(-frames // own.frames)
+        first = own.sections(frames)[0]
+        each = first.last - first.first if decodes else 1 if frames == 1 else own.frames
+        total = Work()
+        for row in own.spans(unit * height):
+            for column in own.spans(unit * width):
+                size = (row.end - row.start) // unit, (column.end - column.start) // unit
+                total += super().work(each, *size)
+        return Work(*(count * value for value in total))
+
+    def reach(self) -> tuple[Fraction | float, Fraction | float]:
+        """As far as sections do: nobody may cut a clip elsewhere."""
+        return math.inf, math.inf
+
+    def window(self, first: int, end: int, latents: int) -> tuple[int, int]:
+        """The latents [a, b) that results [first, end) need, or are made with."""
+        if self.half == "decoder":
+            needed = self.own.needed(first, end, latents)
+            return needed[0].first, min(needed[-1].last, latents)
+        size = self.own.latents
+        return first // size * size, min(-(-end // size) * size, latents)
+
+    def eligible(self, least: int) -> list[str]:
+        """None by ranges that are measured before: what its products read is scaled as it comes."""
+        return []

@@ -1,0 +1,298 @@
+"""A transformer's walk: layer by layer over the tokens of several tiles, with as many layers' weights on the device as
+there is room for and the others copied from host memory while the layers before them compute.
+
+A product takes as many rows as one group of tiles has, however many tiles there are; a group that is not full is filled
+up. So a tile's bits depend on no other tile, and the number of tiles at once is a matter of memory only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..kernels.targets import FP8
+from ..kernels.tokens import LIMITS, gated, normalised, rotated, rounded, summed
+from ..run.pinned import staged
+from .ops.tokens import EPS, Layer, Tokens, turns
+from .plain import Half
+
+#: Of a row of zeros.
+LEAST_SCALE = 1e-12
+#: Layers whose weights are on their way or in use.
+BUFFERS = 2
+#: Rows that fill a GPU in one product: groups of small tiles have as many.
+ROWS = 2048
+#: Operand types of products by the name of their precision.
+KINDS = {"fp8": FP8, "int8": torch.int8}
+
+
+@dataclass(frozen=True)
+class Product:
+    """weight [N, K] and bias [N]; 8-bit weights have scales [N]."""
+
+    weight: Tensor
+    bias: Tensor
+    scales: Tensor | None = None
+
+    @classmethod
+    def of(cls, linear: torch.nn.Linear, kind: str | None, dtype: torch.dtype, device: torch.device) -> Product:
+        """kind: of the weight, None: `dtype`, which is that of the bias in any case."""
+        weight, bias = linear.weight.to(device), linear.bias.to(device, dtype)
+        if kind is None:
+            return cls(weight.to(dtype), bias)
+        packed, wide = torch.empty(weight.shape, dtype=KINDS[kind], device=device), weight.float()
+        scales = (wide.abs().amax(1) / LIMITS[KINDS[kind]]).clamp_min_(LEAST_SCALE)
+        wide = wide / scales[:, None]
+        packed.copy_(wide.round_() if kind == "int8" else wide)
+        return cls(packed, bias, scales)
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    norm1: Tensor
+    qkv: Product
+    out: Product
+    scale1: Tensor
+    norm2: Tensor
+    up: Product
+    down: Product
+    scale2: Tensor
+
+    @classmethod
+    def of(
+        cls, layer: Layer, kind: str | None, dtype: torch.dtype, wide: torch.dtype, device: torch.device
+    ) -> LayerWeights:
+        """kind: of products, None: all in `dtype`. wide: of the results of 8-bit ones."""
+        norm1, scale1, norm2, scale2 = (
+            t.to(device, dtype) for t in (layer.norm1.weight, layer.scale1, layer.norm2.weight, layer.scale2)
+        )
+        qkv, out, up, down = (
+            Product.of(p, kind, wide, device) for p in (layer.attn.to_qkv, layer.attn.to_out, layer.ff.w1, layer.ff.w2)
+        )
+        return cls(norm1, qkv, out, scale1, norm2, up, down, scale2)
+
+    def tensors(self) -> Iterator[Tensor]:
+        for f in fields(self):
+            value = getattr(self, f.name)
+            values = (value.weight, value.bias, value.scales) if isinstance(value, Product) else (value,)
+            yield from (v for v in values if v is not None)
+
+    def mapped(self, tensors: Iterator[Tensor]) -> LayerWeights:
+        """The same of other tensors, in the order of `tensors`."""
+
+        def one(value: Tensor | Product) -> Tensor | Product:
+            if not isinstance(value, Product):
+                return next(tensors)
+            return Product(next(tensors), next(tensors), None if value.scales is None else next(tensors))
+
+        return replace(self, **{f.name: one(getattr(self, f.name)) for f in fields(self)})
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in self.tensors())
+
+
+def wide_of(kind: str | None, dtype: torch.dtype) -> torch.dtype:
+    """Type of what products give: the libraries' fp8 products with a scale for each row sum to bf16 alone."""
+    return torch.bfloat16 if kind == "fp8" else dtype
+
+
+def tokens_of(step: Tokens, frames: int, height: int, width: int) -> int:
+    return frames * height * width + step.behind
+
+
+def tiles_together(tokens: int, device: torch.device) -> int:
+    """Tiles of one group: small ones would leave a GPU idle."""
+    return 1 if device.type == "cpu" else max(1, ROWS // tokens)
+
+
+class Scratch:
+    """Memory of one group of tiles on its way through a layer."""
+
+    def __init__(
+        self, rows: int, step: Tokens, dtype: torch.dtype, kind: str | None, device: torch.device
+    ) -> None:
+        def empty(columns: int, of: torch.dtype) -> Tensor:
+            return torch.empty(rows, columns, dtype=of, device=device)
+
+        w, i, narrow, wide = step.width, step.gates, KINDS.get(kind or "", dtype), wide_of(kind, dtype)
+        self.narrow, self.gate = empty(w, narrow), empty(i, narrow)
+        self.qkv, self.up, self.made = empty(3 * w, wide), empty(2 * i, wide), empty(w, wide)
+        self.scales = None if kind is None else torch.empty(rows, device=device)
+        self.sums = torch.empty(rows * max(3 * w, 2 * i), dtype=torch.int32, device=device) if kind == "int8" else None
+
+
+class TokenNetwork:
+    """The Tokens step of a half. dtype: of activations. kind: of products ("fp8", "int8", or None: `dtype`)."""
+
+    def __init__(
+        self, half: Half, dtype: torch.dtype, device: torch.device, kind: str | None = None, resident: int | None = None
+    ) -> None:
+        """resident: layers whose weights stay on the device; None: all."""
+        self.step: Tokens = next(s for s in half.program.steps if isinstance(s, Tokens))
+        self.dtype, self.device, self.kind, s = dtype, device, kind, self.step
+        self.wide = wide_of(kind, dtype)
+        self.resident = s.layers if resident is None else resident
+
+        def here(name: str, of: torch.dtype = dtype) -> tuple[Tensor, Tensor]:
+            return half.part(name).weight.to(device, of), half.part(name).bias.to(device, of)
+
+        mean, deviation, self._learned = (half.part(name) for name in (s.mean, s.deviation, s.learned))
+        self._units = mean.to(device).float(), deviation.to(device).float()
+        weight, bias = here(s.first, torch.float32)  # few channels at the latent, where rounding would be compounded
+        self._first = weight.flatten(1), bias
+        self._enter, self._norm, self._leave = here(s.enters), here(s.norm), here(s.leaves)
+        self._learned = self._learned[0].to(device, dtype)
+        self.layers = [self._packed(half.part(f"{s.name}.{i}"), i) for i in range(s.layers)]
+        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._turns: tuple[tuple[int, ...], Tensor] | None = None
+
+    def _packed(self, layer: Layer, index: int) -> LayerWeights:
+        """On the device, or page-locked on the host."""
+        if self.device.type != "cuda" or index < self.resident:
+            return LayerWeights.of(layer, self.kind, self.dtype, self.wide, self.device)
+        if self.kind is None:
+            _lock(layer)
+            return LayerWeights.of(layer, None, self.dtype, self.wide, torch.device("cpu"))
+        made = LayerWeights.of(layer, self.kind, self.dtype, self.wide, self.device)
+        hosted = [t.cpu() for t in made.tensors()]
+        return made.mapped(t if (locked := staged(t)) is None else locked for t in hosted)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the layers that stay on the device."""
+        return sum(layer.nbytes for layer in self.layers[: self.resident])
+
+    @property
+    def host_bytes(self) -> int:
+        """Of layers that are streamed."""
+        return sum(layer.nbytes for layer in self.layers[self.resident :])
+
+    def decode(self, z: Sequence[Tensor], check: Callable[[], None]) -> Iterator[Tensor]:
+        """Tiles' latents [C, T, h, w], all of one size and on the device -> of each tile in order its pixels, as they
+        come out of the last product: [3, rate * T, patch * h, patch * w]. check: called between layers, may raise."""
+        with torch.no_grad():
+            yield from self._decoded(z, check)
+
+    def _decoded(self, z: Sequence[Tensor], check: Callable[[], None]) -> Iterator[Tensor]:
+        size, s = tuple(z[0].shape[1:]), self.step
+        tokens = tokens_of(s, *size)
+        real, together = tokens - s.behind, tiles_together(tokens, self.device)
+        x = torch.zeros(-(-len(z) // together), together * tokens, s.width, dtype=self.dtype, device=self.device)
+        rows = x.view(-1, tokens, s.width)
+        for latents, own in zip(z, rows, strict=False):
+            own[:real] = self._entered(latents.flatten(1).t().float())
+        rows[:, real : tokens - 1] = self._learned
+        scratch = Scratch(together * tokens, s, self.dtype, self.kind, self.device)
+        if self._turns is None or self._turns[0] != size:
+            self._turns = size, turns(*size, s.head, s.behind, self.device)
+        for layer in self.streamed():
+            check()
+            for group in x:
+                self._layer(layer, group, tokens, self._turns[1], scratch)
+        del scratch
+        for own in rows[: len(z)]:
+            own = F.layer_norm(own[:real], (s.width,), *self._norm, EPS)
+            yield self._pixels(torch.addmm(self._leave[1], own, self._leave[0].t()), *size)
+
+    def _entered(self, latents: Tensor) -> Tensor:
+        """float32 [n, C] -> [n, width]"""
+        latents = torch.addcmul(self._units[0], latents, self._units[1])
+        latents = torch.addmm(self._first[1], latents, self._first[0].t()).to(self.dtype)
+        return torch.addmm(self._enter[1], latents, self._enter[0].t())
+
+    def _pixels(self, made: Tensor, frames: int, height: int, width: int) -> Tensor:
+        """[tokens, (colour, frame, row, column)] -> [3, F, H, W]"""
+        s = self.step
+        parts = made.view(frames, height, width, s.channels(0), s.rate, s.patch, s.patch)
+        return parts.permute(3, 0, 4, 1, 5, 2, 6).reshape(
+            s.channels(0), frames * s.rate, height * s.patch, width * s.patch
+        )
+
+    # -- one layer -------------------------------------------------------------------------------------------------
+
+    def _layer(self, w: LayerWeights, x: Tensor, tokens: int, table: Tensor, s: Scratch) -> None:
+        """x [R, width] in place; R is a multiple of `tokens`."""
+        normalised(x, w.norm1, EPS, s.narrow, s.scales)
+        self._product(w.qkv, s.narrow, s.qkv, s)
+        rotated(s.qkv, table, self.step.head, EPS)
+        for i in range(0, x.shape[0], tokens):
+            tile = slice(i, i + tokens)
+            rounded(self._attended(s.qkv[tile]), s.narrow[tile], None if s.scales is None else s.scales[tile])
+        self._product(w.out, s.narrow, s.made, s)
+        normalised(x, w.norm2, EPS, s.narrow, s.scales, y=s.made, scale=w.scale1)
+        self._product(w.up, s.narrow, s.up, s)
+        gated(s.up, s.gate, s.scales)
+        self._product(w.down, s.gate, s.made, s)
+        x.addcmul_(s.made.to(x.dtype), w.scale2)
+
+    def _attended(self, qkv: Tensor) -> Tensor:
+        """Of one tile, whose tokens all see each other: [S, 3 * width] -> [S, width]. Tile by tile: how a library
+        splits the work may depend on how much there is."""
+        head = self.step.head
+        q, k, v = qkv.view(1, qkv.shape[0], -1, 3, head).permute(3, 0, 2, 1, 4)
+        return F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1).flatten(1)
+
+    def _product(self, p: Product, x: Tensor, out: Tensor, s: Scratch) -> None:
+        if p.scales is None:
+            torch.addmm(p.bias, x, p.weight.t(), out=out)
+        elif p.weight.dtype == torch.int8:
+            sums = s.sums[: out.numel()].view(out.shape)
+            torch._int_mm(x, p.weight.t(), out=sums)
+            summed(sums, s.scales, p.scales, p.bias, out)
+        elif x.is_cuda:
+            torch._scaled_mm(x, p.weight.t(), s.scales[:, None], p.scales[None, :], bias=p.bias, out_dtype=out.dtype,
+                             use_fast_accum=True, out=out)  # fmt: skip
+        else:  # the same numbers, for a CPU
+            sums = x.float() @ p.weight.float().t()
+            summed(sums, s.scales, p.scales, p.bias, out)
+
+    # -- weights ---------------------------------------------------------------------------------------------------
+
+    def streamed(self) -> Iterator[LayerWeights]:
+        """Every layer's weights on the device, in order. Those in host memory are copied two layers ahead at most, each
+        into the memory of one that has been computed."""
+        if self._copies is None or self.resident == self.step.layers:
+            yield from self.layers
+            return
+        current = torch.cuda.current_stream(self.device)
+        first = self.layers[self.resident]
+        rooms = [[torch.empty_like(t, device=self.device) for t in first.tensors()] for _ in range(BUFFERS)]
+        copied = [torch.cuda.Event() for _ in rooms]
+        free = [torch.cuda.Event() for _ in rooms]
+        for event in free:
+            event.record(current)
+        hosted = list(range(self.resident, self.step.layers))
+
+        def fetch(order: int) -> None:
+            if order < len(hosted):
+                at = order % BUFFERS
+                with torch.cuda.stream(self._copies):
+                    self._copies.wait_event(free[at])
+                    for room, t in zip(rooms[at], self.layers[hosted[order]].tensors(), strict=True):
+                        room.copy_(t, non_blocking=True)
+                    copied[at].record(self._copies)
+
+        try:
+            for order in range(BUFFERS):
+                fetch(order)
+            yield from self.layers[: self.resident]
+            for order, index in enumerate(hosted):
+                at = order % BUFFERS
+                current.wait_event(copied[at])
+                yield self.layers[index].mapped(iter(rooms[at]))
+                free[at].record(current)
+                fetch(order + BUFFERS)
+        finally:  # nothing is copied into memory that others may have by then
+            current.wait_stream(self._copies)
+
+
+def _lock(layer: Layer) -> None:
+    """Page-lock its parameters, where the system lets us: copies of them then go on beside the GPU's work."""
+    for parameter in layer.parameters():
+        if not parameter.is_pinned() and (locked := staged(parameter.data)) is not None:
+            parameter.data = locked

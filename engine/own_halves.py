@@ -1,0 +1,136 @@
+"""The halves of a model that tiles itself, as clips go through them (run/own_clip.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from torch import Tensor
+
+from .network.fused import FusedEncoder
+from .network.plain import Half, Network
+from .network.stream import encode_features, encode_moments
+from .network.tiled import TiledProgram
+from .network.tokens import TokenNetwork
+from .options import Options
+from .run.devices import empty_device_cache
+from .run.guard import Guard
+from .run.plan import Plan, Steps
+from .run.reuse import allocated
+
+
+class OwnHalves:
+    """Packed when first used, dropped by `release`. kind: of a decoder's products, None: `dtype`. Of other models there
+    is never anything."""
+
+    def __init__(self, model: Network, dtype: torch.dtype, options: Options, kind: str | None) -> None:
+        self._model, self._dtype, self._options, self._kind = model, dtype, options, kind
+        self._tokens: TokenNetwork | None = None
+
+    def half(
+        self, name: str, plan: Plan, device: torch.device, fused: Callable[[], FusedEncoder]
+    ) -> TokenHalf | FusedTileHalf | PlainTileHalf:
+        """"encoder" or "decoder" for clips. fused: gives the encoder packed for the fused operators."""
+        if name == "decoder":
+            return self._decoder(plan, device)
+        half = self._model.encoder
+        if plan.fused:
+            return FusedTileHalf(fused(), half.program, self._options, plan.steps.frames)
+        return PlainTileHalf(half, self._dtype, plan.steps)
+
+    def _decoder(self, plan: Plan, device: torch.device) -> TokenHalf:
+        """With as many layers on the device as the plan says."""
+        kept = self._tokens
+        if kept is None or kept.device != device or kept.resident != plan.own.resident:
+            self.release()
+            del kept
+            self._tokens = TokenNetwork(self._model.decoder, self._dtype, device, self._kind, plan.own.resident)
+            if device.type == "cuda":
+                empty_device_cache()  # 8-bit weights are made from fp32 ones
+        return TokenHalf(self._tokens, self._model.decoder.program, self._options)
+
+    def release(self, keep: str = "") -> int:
+        """Returns the bytes that this gives back on the device; keep: a half whose weights stay."""
+        if keep == "decoder":
+            return 0
+        freed, self._tokens = self.nbytes, None
+        return freed
+
+    @property
+    def nbytes(self) -> int:
+        """Of layers on the device."""
+        return 0 if self._tokens is None else self._tokens.nbytes
+
+
+class TokenHalf:
+    """A decoder made of a transformer."""
+
+    def __init__(self, network: TokenNetwork, program: TiledProgram, options: Options) -> None:
+        self.program, self.ahead, self.dtype = program, options.async_offload, network.dtype
+        self._network = network
+
+    def memory(self, guard: Guard) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def decode(self, tiles: Sequence[Tensor], check: Callable[[], None]) -> Iterator[Tensor]:
+        return self._network.decode(tiles, check)
+
+
+class FusedTileHalf:
+    """An encoder on the fused operators: one tile after the other through one Run."""
+
+    dtype = torch.float32
+
+    def __init__(self, network: FusedEncoder, program: TiledProgram, options: Options, frames: int) -> None:
+        """frames: per step at full size."""
+        self.program, self.ahead = program, options.async_offload
+        self._network, self._frames = network, frames
+        self._size: tuple[int, ...] | None = None
+
+    @contextmanager
+    def memory(self, guard: Guard) -> Iterator[None]:
+        """Taken when the first tile is there, and again where one is of another size."""
+        self._guard, self._held = guard, None
+        try:
+            yield
+        finally:
+            self._free()
+
+    def encode(self, frames: Tensor) -> tuple[Tensor, Tensor]:
+        if tuple(frames.shape) != self._size:
+            self._free()
+            run = self._network.tile_run(*frames.shape[:3], self._frames, frames.device)
+            self._held = allocated(run, self._guard)
+            self._held.__enter__()
+            self._run, self._size = run, tuple(frames.shape)
+        self._run.restart()
+        return self._network.chunk(self._run, frames, self._frames), self._run.health
+
+    def _free(self) -> None:
+        held, self._held, self._size = self._held, None, None
+        if held is not None:
+            held.__exit__(None, None, None)
+
+
+class PlainTileHalf:
+    """An encoder of plain modules."""
+
+    ahead, dtype = False, torch.float32
+
+    def __init__(self, half: Half, dtype: torch.dtype, steps: Steps) -> None:
+        self.program = half.program
+        self._half, self._type, self._steps = half, dtype, steps
+
+    def memory(self, guard: Guard) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def encode(self, frames: Tensor) -> tuple[Tensor, Tensor]:
+        x = frames.permute(3, 0, 1, 2)[None].to(self._type)
+        features = encode_features(self._half, [x], self._steps, _nothing)
+        moments = torch.cat(list(encode_moments(self._half, features, _nothing)), 2)[0].float()
+        return moments.permute(1, 2, 3, 0), moments.sum()
+
+
+def _nothing() -> None:
+    """Whoever cuts tiles asks between them whether to go on."""

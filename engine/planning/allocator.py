@@ -1,0 +1,89 @@
+"""What torch reserves on a GPU for memory that it hands out: its caching allocator, followed block by block."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass, field
+
+#: Sizes are multiples of this.
+UNIT = 512
+#: At most this comes from segments of SMALL_SEGMENT, up to LARGE from those of LARGE_SEGMENT, more from a segment of
+#: its own, a multiple of ROUND.
+SMALL, SMALL_SEGMENT = 1 << 20, 2 << 20
+LARGE, LARGE_SEGMENT, ROUND = 10 << 20, 20 << 20, 2 << 20
+
+
+@dataclass(eq=False)
+class Block:
+    """Bytes in a row of a segment, between two others of it."""
+
+    size: int
+    small: bool
+    number: int
+    free: bool = False
+    before: Block | None = field(default=None, repr=False)
+    behind: Block | None = field(default=None, repr=False)
+
+
+class Allocator:
+    """Of one stream, with torch's own settings. Segments stay reserved; the smallest free block that fits is cut, and
+    what is given back joins its free neighbours."""
+
+    def __init__(self) -> None:
+        self.reserved = 0
+        #: Free blocks by size, of the small ones' segments and of the others.
+        self._free: dict[bool, list[tuple[int, int, Block]]] = {True: [], False: []}
+        self._numbers = 0
+
+    def take(self, size: int) -> Block:
+        """A block of so many bytes, which may be a little larger."""
+        size = max(-(-size // UNIT), 1) * UNIT
+        small = size <= SMALL
+        free = self._free[small]
+        at = bisect_left(free, (size,))
+        block = free.pop(at)[2] if at < len(free) else self._segment(size, small)
+        block.free = False
+        rest = block.size - size
+        if rest >= UNIT if small else rest > SMALL:
+            self._cut(block, size)
+        return block
+
+    def give(self, block: Block) -> None:
+        for other in (block.before, block.behind):
+            if other is not None and other.free:
+                self._free[other.small].remove((other.size, other.number, other))
+                self._join(block, other)
+        self._keep(block)
+
+    def _segment(self, size: int, small: bool) -> Block:
+        large = LARGE_SEGMENT if size < LARGE else -(-size // ROUND) * ROUND
+        block = self._block(SMALL_SEGMENT if small else large, small)
+        self.reserved += block.size
+        return block
+
+    def _block(self, size: int, small: bool) -> Block:
+        self._numbers += 1
+        return Block(size, small, self._numbers)
+
+    def _cut(self, block: Block, size: int) -> None:
+        rest = self._block(block.size - size, block.small)
+        block.size, rest.before, rest.behind = size, block, block.behind
+        if rest.behind is not None:
+            rest.behind.before = rest
+        block.behind = rest
+        self._keep(rest)
+
+    def _join(self, block: Block, other: Block) -> None:
+        block.size += other.size
+        if other is block.before:
+            block.before = other.before
+            if block.before is not None:
+                block.before.behind = block
+        else:
+            block.behind = other.behind
+            if block.behind is not None:
+                block.behind.before = block
+
+    def _keep(self, block: Block) -> None:
+        block.free = True
+        insort(self._free[block.small], (block.size, block.number, block))

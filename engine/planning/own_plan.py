@@ -1,0 +1,176 @@
+"""Plans for networks that tile themselves: how many of their tiles at a time, and how many layers' weights stay on the
+device. None of both changes a bit."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+
+from .. import log
+from ..errors import PlanError
+from ..memory import in_gb
+from ..network.hosted import moving_bytes
+from ..network.ops.tokens import Tokens
+from ..network.plain import Network
+from ..network.tiled import TiledProgram
+from ..network.tokens import BUFFERS, KINDS, tiles_together, tokens_of, wide_of
+from ..request import Request
+from ..run.own_tiles import OwnTiles, Span
+from ..run.plan import Own, Plan, Steps
+from ..run.tiles import grid
+from .budget import Limits
+from .fused_walk import FusedWalk
+from .plain_walk import PlainWalk, Torch
+
+#: Tiles whose products take longer than the copy of a layer's weights: 0.4 ms each on an H200, against 2.7 ms at
+#: 50 GB/s, by arithmetic.
+MANY = 64
+#: A tile of pixels on its way in: as it comes, in float32, less the mean, in the network's units, filled up, in 16 bit.
+COPIES = 6
+#: Frames at full size at once, from roomy to lean; 0: all.
+STEPS = (0, 8, 4, 2, 1)
+
+
+class OwnPlanner:
+    """For one model. kind: of the decoder's products, None: as activations."""
+
+    def __init__(
+        self, model: Network, walk: FusedWalk, plain: PlainWalk, kind: str | None, fused: Callable[[], bool],
+        how: Callable[[], Torch], library: int,
+    ) -> None:  # fmt: skip
+        """model: without values. fused: whether the fused operators run what they can. how: plain torch
+        takes memory. library: bytes that libraries hold besides."""
+        self._walk, self._plain, self._kind, self._dtype = walk, plain, kind, walk.dtype
+        self._fused, self._how, self._library = fused, how, library
+        self._model = model
+
+    def plan(
+        self, half: str, size: tuple[int, int, int], request: Request, limits: Limits, rest: tuple[int, int]
+    ) -> Plan:
+        """As Planner.plan. Raises PlanError where nothing stays below the target."""
+        own = self._program(half).own
+        if request.tile or request.tiling in ("exact", "blended"):
+            log.once("this network tiles itself, which is part of the model: tiles that are asked for are not used")
+        most = [limits.target]
+        if request.tiling == "auto" and limits.target is not None and (limits.room or 0) > limits.target:
+            most.append(limits.room)
+        make = self._decodes if half == "decoder" else self._encodes
+        least = None
+        for limit in most:
+            for plan in make(own, size, request, replace(limits, target=limit), rest):
+                plan = replace(plan, peak_bytes=plan.peak_bytes + self._weights + self._library)
+                if limit is None or plan.peak_bytes <= limit:
+                    return plan if limit == limits.target else _raised(plan, limits)
+                least = plan
+        pixels = f"{own.unit * size[2] + rest[1]}x{own.unit * size[1] + rest[0]}"
+        needs = f"needs {in_gb(least.peak_bytes)} at least and the target is {in_gb(most[-1])}"
+        raise PlanError(f"{pixels} in its own tiles {needs}: raise vram_gb, or use smaller frames")
+
+    @functools.cached_property
+    def _weights(self) -> int:
+        """Bytes of the model's own that move to the device with it."""
+        return moving_bytes(self._model, self._dtype.itemsize)
+
+    def _program(self, half: str) -> TiledProgram:
+        return getattr(self._model, half).program
+
+    # -- decode ----------------------------------------------------------------------------------------------------
+
+    def _decodes(
+        self, own: OwnTiles, size: tuple[int, int, int], request: Request, limits: Limits, rest: tuple[int, int]
+    ) -> Iterator[Plan]:
+        """All layers on the device, then as few tiles less as it takes, and as many layers as there is room for."""
+        step = next(s for s in self._program("decoder").steps if isinstance(s, Tokens))
+        latents, rows, columns = size[0], *(own.spans(own.unit * n) for n in size[1:])
+        section = own.sections(latents)[0]
+        frames = section.last - section.first
+        tokens = tokens_of(step, frames, *(s[0].end // own.unit for s in (rows, columns)))
+        # A CPU, where nothing is anywhere else, has no host memory beside it.
+        device = torch.device("cpu" if limits.host == 0 else "cuda")
+        together, total = tiles_together(tokens, device), len(rows) * len(columns) * len(own.sections(latents))
+        layer = layer_bytes(step, self._dtype, self._kind)
+        besides = group_bytes(step, together * tokens, self._dtype, self._kind)
+        besides += blend_bytes(own, rows, columns, frames, self._dtype, request.dtype)
+
+        def plan(tiles: int, resident: int) -> Plan:
+            groups = -(-tiles // together)
+            peak = besides + groups * together * tokens * step.width * self._dtype.itemsize
+            peak += (resident + (BUFFERS if resident < step.layers else 0)) * layer
+            how = Own(groups * together, (len(rows), len(columns)), resident, step.layers)
+            whole = grid(*size[1:], own.unit * max(size[1:]), 0, own.unit)
+            host = (step.layers - resident) * layer if self._kind else 0
+            return Plan(Steps(own.latents), whole, peak, host_bytes=host, own=how)
+
+        yield plan(together, step.layers)
+        if limits.host == 0:
+            return
+        tiles = min(max(MANY, together), -(-total // together) * together)
+        most = limits.target if limits.target is not None else math.inf
+        while tiles > together and plan(tiles, 0).peak_bytes + self._weights + self._library > most:
+            tiles = max(together, tiles // 2)
+        bare = plan(tiles, 0).peak_bytes + self._weights + self._library
+        yield plan(tiles, max(0, min(step.layers - 1, int((most - bare) // layer))) if most < math.inf else 0)
+
+    # -- encode ----------------------------------------------------------------------------------------------------
+
+    def _encodes(
+        self, own: OwnTiles, size: tuple[int, int, int], request: Request, limits: Limits, rest: tuple[int, int]
+    ) -> Iterator[Plan]:
+        """A tile at a time: it fills a GPU at full size."""
+        frames = 1 if size[0] == 1 else own.frames
+        latents = 1 if size[0] == 1 else own.latents
+        spans = [own.spans(own.unit * n + r) for n, r in zip(size[1:], rest, strict=True)]
+        height, width = (max(s.end - s.start for s in axis) for axis in spans)
+        how, whole = Own(1, (len(spans[0]), len(spans[1]))), grid(*size[1:], own.unit * max(size[1:]), 0, own.unit)
+        fused = self._fused() and self._walk.why_not("encoder") is None
+        besides = 4 * COPIES * frames * height * width * self._program("encoder").takes
+        besides += 3 * 4 * latents * math.prod(size[1:]) * 2 * self._model.config.latent_channels
+        for count in STEPS:
+            steps = Steps(own.latents, count)
+            if fused:
+                peak = self._walk.tile_bytes(frames, height, width, count)
+            else:
+                tile = (height // own.unit, width // own.unit)
+                over = (height % own.unit, width % own.unit)
+                peak = self._plain.peak("encoder", latents, steps, tile, tile, over, self._how())
+            yield Plan(steps, whole, peak + besides, fused, own=how)
+
+
+def _raised(plan: Plan, limits: Limits) -> Plan:
+    note = f"the target of {in_gb(limits.target)} is raised to the {in_gb(limits.room)} that are free: it needs them"
+    return replace(plan, raised=limits.room, note=note)
+
+
+def layer_bytes(step: Tokens, dtype: torch.dtype, kind: str | None) -> int:
+    """Of one layer's weights on the device."""
+    w, g = step.width, step.gates
+    outputs = 3 * w + w + 2 * g + w
+    products = w * (3 * w) + w * w + w * 2 * g + g * w
+    if kind is None:
+        return (products + outputs + 4 * w) * dtype.itemsize
+    return products * KINDS[kind].itemsize + outputs * (4 + wide_of(kind, dtype).itemsize) + 4 * w * dtype.itemsize
+
+
+def group_bytes(step: Tokens, rows: int, dtype: torch.dtype, kind: str | None) -> int:
+    """What one group of tiles takes on its way through a layer, besides its tokens: scratch, and what attention or the
+    last sum make."""
+    w, g, narrow, wide = step.width, step.gates, KINDS.get(kind or "", dtype), wide_of(kind, dtype)
+    scratch = (w + g) * narrow.itemsize + (3 * w + 2 * g + w) * wide.itemsize
+    scratch += 4 * (kind is not None) + 4 * max(3 * w, 2 * g) * (kind == "int8")
+    return rows * (scratch + 2 * w * wide.itemsize + 4 * w // step.head)
+
+
+def blend_bytes(
+    own: OwnTiles, rows: list[Span], columns: list[Span], frames: int, dtype: torch.dtype, output: torch.dtype
+) -> int:
+    """Of one tile's pixels as they come (made, and in order), in fp32 until they leave, and what neighbours and the
+    next section are blended with. frames: latents of a section."""
+    height, width, shown = rows[0].end, columns[0].end, own.frames + own.blended
+    tile = 3 * height * width * (3 * own.rate * frames * dtype.itemsize + shown * (4 * 4 + 4 * output.itemsize))
+    below, right = (max(s.shared for s in spans) for spans in (rows, columns))
+    tails = 3 * shown * dtype.itemsize * (2 * below * width * len(columns) + 2 * right * height)
+    return tile + tails + 3 * own.blended * rows[-1].end * columns[-1].end * dtype.itemsize

@@ -1,0 +1,39 @@
+"""Whether a device has the libraries' 8-bit products with scales of rows, which transformers take."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from ..kernels.targets import FP8
+from .modes import Mode
+
+#: Of the product that is tried.
+SIZE = 64
+
+
+def scaled_mode(mode: Mode, device: torch.device, min_db: float, plain: str) -> Mode:
+    """`mode` for a transformer: without 8 bit where the device has none, or where a floor is to be kept, which nobody
+    measures there. plain: what runs then."""
+    if mode.kind is None:
+        return mode
+    why = f"min_db={min_db:g} is not measured on its products" if min_db else why_not(mode.kind, device)
+    return mode if why is None else Mode(refused=f"{mode.kind} is not to be had ({why}): {plain} runs instead")
+
+
+@functools.cache
+def why_not(kind: str, device: torch.device) -> str | None:
+    """The reason torch has no such products on a device, or None. A CPU has their numbers."""
+    if device.type == "cpu":
+        return None
+    ones = torch.ones(SIZE, SIZE, device=device)
+    try:
+        if kind == "int8":
+            torch._int_mm(ones.to(torch.int8), ones.to(torch.int8).t())
+        else:
+            eight, scale, bias = ones.to(FP8), ones[:, :1].contiguous(), ones[0].bfloat16()
+            torch._scaled_mm(eight, eight.t(), scale, scale.t(), bias=bias, out_dtype=torch.bfloat16)
+    except (RuntimeError, ValueError, AttributeError) as error:
+        return f"torch {torch.__version__} has no such products here: {str(error).splitlines()[0]}"
+    return None

@@ -1,0 +1,84 @@
+"""What files hold, from their headers alone: for the loader's list, and for plans before anything is loaded."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+
+from ..engine import demo_vae_path, log, read_checkpoint
+from ..engine.archs import by_file, detect
+from ..engine.loader import stored_groups
+from . import folders
+from .planning import KNOWN
+
+DEMO = "demo (small)"
+#: Longest the list of files waits for the headers of new ones.
+SECONDS = 0.5
+
+# Headers are read apart from the list that is asked for: a folder of many large files must not hold up the server.
+_reader = ThreadPoolExecutor(1, "zerowaste-headers")
+_read: set[tuple[str, int, int]] = set()
+#: File -> whether it holds a VAE of the engine's; of files that were not read yet, nothing.
+_kinds: dict[str, bool] = {}
+
+
+def path_of(name: str) -> Path:
+    """Of a file of models/vae, or the demo VAE's."""
+    return demo_vae_path() if name == DEMO else folders.vae_file(name)
+
+
+def listed() -> list[str]:
+    """Files of models/vae, those first that the engine can run; the planner gets to know them.
+
+    The demo VAE stands before files that cannot run: the first entry is what a new node starts with.
+    """
+    files = folders.vae_files()
+    read = _reader.submit(_learn_all, [*files, DEMO])
+    # Headers are read within milliseconds; a slow disk's come with the next list.
+    wait([read], SECONDS)
+    runs = [name for name in files if _runs(name)]
+    return [*runs, DEMO, *(name for name in files if name not in runs)]
+
+
+def learn_checkpoint(name: str) -> None:
+    """Have the planner know the VAE in a file of models/checkpoints, if `name` is one that it does not know yet."""
+    if KNOWN.find(name) is None and not KNOWN.is_foreign(name) and (path := folders.checkpoint_file(name)):
+        _learn(name, path)
+
+
+def _runs(name: str) -> bool:
+    return _kinds[name] if name in _kinds else by_file(name) is not None
+
+
+def _learn_all(names: list[str]) -> None:
+    for name in names:
+        try:
+            path = path_of(name)
+        except OSError as error:  # gone since it was listed
+            log.debug(f"{name}: {error}")
+            continue
+        runs = _learn(name, path)
+        if runs is not None:
+            _kinds[name] = runs
+
+
+def _learn(name: str, path: Path) -> bool | None:
+    """Whether it holds a VAE of the engine's; None: it was read before, or cannot be read."""
+    try:
+        stat = path.stat()
+        stamp = (str(path), stat.st_mtime_ns, stat.st_size)
+        if stamp in _read:
+            return None
+        _read.add(stamp)
+        header = read_checkpoint(path, shapes_only=True)
+        architecture = detect(header.tensors)
+        if architecture is None:
+            KNOWN.learn(name, None, None)
+        else:
+            shapes = {key: tuple(t.shape) for key, t in header.tensors.items()}
+            config = architecture.config_of(shapes, header.metadata, stored_groups(header))
+            KNOWN.learn(name, architecture.of(config), config)
+        return architecture is not None
+    except Exception as error:  # one strange file must not keep the others from being read
+        log.debug(f"{name}: no plans before it is loaded ({error})")
+        return None

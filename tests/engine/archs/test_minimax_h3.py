@@ -1,0 +1,301 @@
+"""MiniMax H3's VAE against recorded outputs of the original, in batches, parts and streams, in 8 bit, and its encoder
+on the fused operators."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from zerowaste_vae import CheckpointError, load
+from zerowaste_vae.engine.archs import by_file, detect
+from zerowaste_vae.engine.archs.minimax_h3 import ARCHITECTURE, OWN, Config
+from zerowaste_vae.engine.errors import PlanError
+from zerowaste_vae.engine.memory import GIB
+from zerowaste_vae.engine.network.fused import fuse
+from zerowaste_vae.engine.network.tokens import TokenNetwork
+from zerowaste_vae.engine.options import DEFAULTS
+from zerowaste_vae.engine.own_halves import FusedTileHalf
+from zerowaste_vae.engine.planning.budget import Limits
+from zerowaste_vae.engine.request import Request
+from zerowaste_vae.engine.run import own_clip
+from zerowaste_vae.engine.run.guard import Guard
+from zerowaste_vae.engine.run.own_tiles import OwnTiles
+from zerowaste_vae.engine.run.progress import Ticker
+
+CPU = torch.device("cpu")
+#: Of an output's standard deviation.
+BOUND = 4e-5
+PUBLISHED = ARCHITECTURE.published.config
+#: Tiles of two latent pixels more than they share: many of them in few tokens.
+SMALL = OwnTiles(size=64, least=32, mean=OWN.mean, deviation=OWN.deviation)
+
+
+def deviation(actual, expected):
+    return float((actual - expected).abs().max() / expected.std())
+
+
+@pytest.fixture(scope="module")
+def golden(shared):
+    """(VAE of the recorded weights, recorded tensors)"""
+    folder = shared / "golden" / "minimax_h3"
+    vae = load(folder / "minimax_h3.weights.safetensors", device="cpu")
+    return vae, load_file(folder / "minimax_h3.io.safetensors")
+
+
+@pytest.mark.parametrize("name", ["T1", "T2", "T2tiles", "T7", "T12"])
+def test_decodes_are_the_originals(golden, name):
+    vae, tensors = golden
+    assert deviation(vae.decode_raw(tensors[f"{name}.latent"]), tensors[f"{name}.decode"]) < BOUND
+    assert "own" in vae.last_report.plan and vae.last_report.mode.startswith("a transformer")
+
+
+@pytest.mark.parametrize("name", ["F1", "F5tiles", "F22", "F39"])
+def test_encodes_are_the_originals(golden, name):
+    vae, tensors = golden
+    moments = vae.encode_raw(tensors[f"{name}.pixels"])
+    assert deviation(vae.model.sample(moments), tensors[f"{name}.latent_out"]) < BOUND
+
+
+def test_published_widths_and_names():
+    with torch.device("meta"):
+        model = ARCHITECTURE.build(PUBLISHED)
+    state = model.state_dict()
+    assert sum(p.numel() for p in model.parameters()) == 2_570_688_488
+    assert detect(state) is ARCHITECTURE
+    assert ARCHITECTURE.config_of({k: tuple(v.shape) for k, v in state.items()}, {}) == PUBLISHED
+    assert by_file("minimax_h3_video_vae_fp16.safetensors") is ARCHITECTURE
+    assert by_file("minimax_h3_audio_vae.safetensors") is None and by_file("taeminimax_h3.safetensors") is None
+
+
+def test_statistics_stay_in_fp32(shared):
+    vae = load(shared / "golden" / "minimax_h3" / "minimax_h3.weights.safetensors", precision="fp16", device="cpu")
+    assert vae.model.latents_mean.dtype == vae.model.latents_std.dtype == torch.float32
+    assert vae.model.decoder.x_embedder.weight.dtype == torch.float16
+
+
+# -- a network whose tiles are small -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def weights(seed_model):
+    model = ARCHITECTURE.build(Config((8,) * 6, 128, 2, 128, norm_groups=8)).requires_grad_(False)
+    seed_model(model, 5)
+    model.latents_std.abs_().add_(0.5)
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+@pytest.fixture
+def make(weights, tmp_path, monkeypatch):
+    """make(precision) -> VAE with SMALL tiles"""
+    def small(program):
+        return lambda config: replace(program(config), own=SMALL)
+
+    halves = {half: small(getattr(ARCHITECTURE, half)) for half in ("encoder", "decoder")}
+    architecture = replace(ARCHITECTURE, own=SMALL, **halves)
+    monkeypatch.setattr("zerowaste_vae.engine.loader.detect", lambda _: architecture)
+    save_file(weights, tmp_path / "small.safetensors", {"norm_num_groups": "8"})
+    return lambda precision="fp32": load(tmp_path / "small.safetensors", precision, "cpu")
+
+
+@pytest.fixture
+def with_plans(monkeypatch):
+    """with_plans(vae, **of Own): what plans say from now on."""
+
+    def change(vae, **own):
+        plain = vae.planner.plan
+
+        def plan(*args, **given):
+            made = plain(*args, **given)
+            return replace(made, own=replace(made.own, **own))
+
+        monkeypatch.setattr(vae.planner, "plan", plan)
+
+    return change
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "fp8", "int8"])
+def test_batches_change_no_bit(make, noise, with_plans, precision):
+    """Tiles at a time, within a section and across sections and clips."""
+    vae, z = make(precision), noise(2, 24, 8, 5, 6)
+    frames = vae.decode(z)
+    assert frames.shape == (2, OWN.decoded(8), 80, 96, 3) and frames.std() > 0.05
+    for tiles in (2, 7, 64):
+        with_plans(vae, tiles=tiles)
+        assert torch.equal(vae.decode(z), frames), tiles
+
+
+def test_groups_of_small_tiles_change_little_and_are_alike(make, noise, monkeypatch):
+    """What a GPU multiplies together is filled up: no tile knows how many there are."""
+    vae, z = make(), noise(9, 24, 7, 4, 4)
+    network = TokenNetwork(vae.model.decoder, torch.float32, CPU)
+    alone = list(network.decode(list(z), lambda: None))
+    monkeypatch.setattr("zerowaste_vae.engine.network.tokens.tiles_together", lambda *_: 4)
+    together = list(network.decode(list(z), lambda: None))
+    assert deviation(torch.stack(together), torch.stack(alone)) < BOUND
+    for count in (1, 4, 6):
+        some = network.decode(list(z[:count]), lambda: None)
+        assert all(torch.equal(a, b) for a, b in zip(some, together, strict=False))
+
+
+def test_parts_streams_and_devices_are_those_of_one(make, noise):
+    vae, z = make(), noise(1, 24, 13, 3, 5)
+    whole = vae.decode(z)
+    assert whole.shape[1] == 43
+    for start, frames in ((0, 5), (16, 3), (22, 4), (34, None), (38, 5)):
+        part = vae.decode(z, start=start, frames=frames)
+        assert torch.equal(part, whole[:, start:][:, :frames]), start
+    pieces = list(vae.stream(z, start=3))
+    assert len(pieces) == 3 and torch.equal(torch.cat(pieces, 1), whole[:, 3:])
+    assert torch.equal(vae.decode(z, devices=["cpu"] * 2), whole)
+    assert len(vae.last_report.parts) == 2
+    assert torch.equal(vae.decode(z, output="uint8").float(), (whole * 255).round())
+
+
+def test_encodes_in_streams_and_on_devices_are_those_of_one(make, noise):
+    vae, video = make(), noise(1, 39, 32, 80, 3).sigmoid()
+    whole = vae.encode(video)
+    assert whole.shape == (1, 24, 12, 2, 5)
+    pieces = list(vae.encode_stream(iter(video[0])))
+    assert [p.shape[2] for p in pieces] == [5, 5, 2] and torch.equal(torch.cat(pieces, 2), whole)
+    assert torch.equal(vae.encode(video, devices=["cpu"] * 2), whole)
+    assert not torch.equal(vae.encode(video, seed=1), whole)
+    one = vae.encode(video[:, :1])
+    assert torch.equal(torch.cat(list(vae.encode_stream(iter(video[0, :1]))), 2), one) and one.shape[2] == 1
+
+
+def test_an_attempt_goes_on_where_one_before_ran_out_of_memory(make, noise, monkeypatch):
+    vae, z = make(), noise(1, 24, 13, 3, 5)
+    whole, plain, calls, failures = vae.decode(z), own_clip._Canvas.add, Counter(), ["once"]
+
+    def add(canvas, place, made):
+        calls[place.section.index] += 1
+        if calls[2] and failures:
+            failures.clear()
+            raise torch.cuda.OutOfMemoryError("no memory")
+        return plain(canvas, place, made)
+
+    monkeypatch.setattr(own_clip._Canvas, "add", add)
+    assert torch.equal(vae.decode(z), whole)
+    assert vae.last_report.events["oom_step_downs"] == 1
+    # The section in front is made again, for what the next one is blended with.
+    assert calls[1] == 2 * calls[0] == 2 * (calls[2] - 1)
+
+
+@pytest.mark.parametrize("kind, least", [("fp8", 25), ("int8", 32)])
+def test_8_bit_products_are_near(make, noise, kind, least):
+    vae, z = make(kind), noise(1, 24, 7, 4, 4)
+    exact = make().decode(z)
+    error = (vae.decode(z) - exact).square().mean()
+    assert 10 * torch.log10(1.0 / error) > least
+    assert f"in {kind}" in vae.last_report.mode
+    assert make(kind).encode(exact[:, :5]).isfinite().all()
+
+
+def test_a_floor_leaves_8_bit_out(make, noise):
+    vae = make("fp8")
+    vae.options = replace(vae.options, min_db=40.0)
+    assert vae.precision == "fp16"
+    assert "min_db=40 is not measured" in vae.unused()["fp8"]
+
+
+def test_values_out_of_range_go_on_in_a_wider_type(make, noise):
+    vae, z = make("fp16"), noise(1, 24, 2, 2, 2)
+    assert vae.decode(1e6 * z).isfinite().all()
+    assert vae.last_report.events["nan_reruns"] == 1 and vae.last_report.precision == "fp16, then bf16"
+
+
+# -- the encoder on the fused operators --------------------------------------------------------------------------------
+
+
+def test_the_fused_encoder_is_the_plain_one(make, noise):
+    vae = make()
+    encoder, guard = vae.model.encoder, Guard(Ticker(None, None), CPU, Counter())
+    assert encoder.program.why_not_fused() is None
+    network = fuse(encoder, torch.float32)
+    for frames, height, width, step in ((17, 32, 48, 4), (17, 32, 33, 0), (1, 64, 32, 0)):
+        tile = noise(frames, height, width, 3)
+        want = encoder(tile.permute(3, 0, 1, 2)[None])[0].permute(1, 2, 3, 0)
+        half = FusedTileHalf(network, encoder.program, DEFAULTS, step)
+        with half.memory(guard):
+            first, health = half.encode(tile)
+            first = first.clone()
+            assert deviation(first, want) < BOUND and health == 0
+            assert torch.equal(half.encode(tile)[0], first)
+
+
+def test_plans_of_the_fused_encoder_are_what_it_takes(make):
+    vae = make()
+    network = fuse(vae.model.encoder, torch.float32)
+    run = network.tile_run(17, 32, 48, 4, CPU)
+    stated = run.nbytes
+    run.allocate()
+    assert run.nbytes == stated
+    assert network.tile_run(17, 32, 48, 1, CPU).nbytes < stated
+
+
+# -- plans of the published network ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def planner():
+    from zerowaste_vae.engine.planning.make import make_planner
+    from zerowaste_vae.engine.planning.plain_walk import Torch
+    from zerowaste_vae.engine.precision.modes import Mode
+
+    return lambda kind=None: make_planner(
+        ARCHITECTURE, PUBLISHED, torch.float16, DEFAULTS, Mode(kind), lambda: True, Torch
+    )
+
+
+#: 1344x768, 90 frames.
+SIZE = 27, 48, 84
+
+
+def test_plans_keep_targets_by_streaming_weights(planner):
+    peaks = []
+    for gb in (16, 8, 6, 4, 3):
+        limits = Limits(gb * GIB, host=64 * GIB)
+        plan = planner().plan("decoder", SIZE, limits=limits)
+        assert plan.peak_bytes <= limits.target and plan.own.grid == (4, 7) and plan.own.layers == 36
+        peaks.append((plan.own.resident, plan.own.tiles))
+    assert [p for p in peaks if p[0] == 36] == [(36, 1), (36, 1), (36, 1)]
+    (four, many), (three, fewer) = peaks[3:]
+    assert 0 <= three < four < 36 and many == fewer == 64
+    eight = planner("fp8").plan("decoder", SIZE, limits=Limits(4 * GIB, host=64 * GIB))
+    assert eight.own.resident == 36
+    assert planner("int8").plan("decoder", SIZE, limits=Limits(2 * GIB, host=64 * GIB)).host_bytes > 0
+
+
+def test_plans_that_cannot_be_say_so(planner):
+    with pytest.raises(PlanError, match="1344x768 in its own tiles needs"):
+        planner().plan("decoder", SIZE, limits=Limits(GIB // 2, host=64 * GIB))
+    raised = planner().plan("decoder", SIZE, limits=Limits(GIB // 2, 8 * GIB, 64 * GIB))
+    assert raised.raised == 8 * GIB and "raised" in raised.note
+    with pytest.raises(PlanError, match="own tiles"):  # a CPU has nowhere else to keep them
+        planner().plan("decoder", SIZE, limits=Limits(4 * GIB, host=0))
+
+
+def test_tiles_that_are_asked_for_are_not_used(planner, caplog):
+    for request in (Request("blended", 256), Request("exact", 512)):
+        plan = planner().plan("decoder", SIZE, request, Limits(16 * GIB, host=0))
+        assert plan.own.grid == (4, 7) and not plan.tiled
+
+
+def test_encodes_are_planned(planner):
+    plan = planner().plan("encoder", SIZE, limits=Limits(4 * GIB, host=64 * GIB))
+    assert plan.fused and plan.own.tiles == 1 and plan.peak_bytes <= 4 * GIB
+    lean = planner().plan("encoder", SIZE, limits=Limits(int(1.4 * GIB), host=64 * GIB))
+    assert 0 < lean.steps.frames < 17
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def test_what_no_such_network_can_be_is_refused(weights, tmp_path):
+    path, groups = tmp_path / "odd.safetensors", {"norm_num_groups": "8"}
+    save_file({**weights, "decoder.x_embedder.bias": torch.zeros(100)}, path, groups)
+    with pytest.raises(CheckpointError, match="100 channels are no heads of 64"):
+        load(path, device="cpu")
+    save_file({k: v for k, v in weights.items() if not k.startswith("encoder")}, path, groups)
+    assert not load(path, device="cpu").can_encode

@@ -1,0 +1,128 @@
+"""Passes over tokens against their references, and rows that do not depend on each other."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from zerowaste_vae.engine.kernels.targets import FP8
+from zerowaste_vae.engine.kernels.tokens import LIMITS, gated, normalised, rotated, rounded, summed
+
+sys.path.insert(0, str(Path(__file__).parent))
+from helpers import CAST_STEP, TOLERANCE, error
+
+pytestmark = pytest.mark.usefixtures("interpreter")
+HALF = torch.float16
+ROWS, WIDTH = 5, 192
+
+
+def normal(*shape, dtype=torch.float32):
+    return torch.randn(shape).to(dtype)
+
+
+def outputs(dtype, rows=ROWS, width=WIDTH):
+    """(out, scales)"""
+    return torch.empty(rows, width, dtype=dtype), torch.empty(rows) if dtype in LIMITS else None
+
+
+def values(out, scales):
+    return out.float() if scales is None else out.float() * scales[:, None]
+
+
+def compare(call, dtype, width=WIDTH):
+    made = []
+    for backend in ("triton", "reference"):
+        out, scales = outputs(dtype, width=width)
+        call(out, scales, backend)
+        made.append(values(out, scales))
+    # The interpreter truncates where hardware rounds to fp8.
+    assert error(*made) < CAST_STEP.get(dtype, TOLERANCE[dtype])
+    return made[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, HALF, FP8, torch.int8])
+@pytest.mark.parametrize("adds", [False, True])
+def test_normalised(dtype, adds):
+    x, y = normal(ROWS, WIDTH, dtype=HALF), normal(ROWS, WIDTH, dtype=HALF)
+    weight, scale = 1 + 0.1 * normal(WIDTH, dtype=HALF), normal(WIDTH, dtype=HALF)
+    more = {"y": y, "scale": scale} if adds else {}
+    streams = []
+
+    def call(out, scales, backend):
+        streams.append(x.clone())
+        normalised(streams[-1], weight, 1e-5, out, scales, backend=backend, **more)
+
+    made = compare(call, dtype)
+    want = torch.addcmul(x.float(), y.float(), scale.float()).half() if adds else x
+    assert torch.equal(streams[0], streams[1])
+    assert error(streams[0], want) < 1e-3
+    wide = streams[0].float()
+    expected = wide * (wide.square().mean(1, keepdim=True) + 1e-5).rsqrt() * weight.float()
+    assert error(made, expected) < (0.1 if dtype in LIMITS else 1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+def test_rotated(dtype):
+    heads, head, half, tokens = 3, 16, 6, 4
+    qkv = normal(2 * tokens, heads * 3 * head, dtype=dtype)
+    angles = normal(tokens, half)
+    turns = torch.stack((angles.cos(), angles.sin()), 1)
+    made = {}
+    for backend in ("triton", "reference"):
+        made[backend] = qkv.clone()
+        rotated(made[backend], turns, head, 1e-5, backend=backend)
+    assert error(made["triton"], made["reference"]) < TOLERANCE[dtype]
+    parts = made["reference"].view(2, tokens, heads, 3, head)
+    before = qkv.view(2, tokens, heads, 3, head)
+    assert torch.equal(parts[:, :, :, 2], before[:, :, :, 2])
+    # A rotation keeps lengths: those of heads that are normalised.
+    assert torch.allclose(parts[:, :, :, :2].float().square().mean(4), torch.ones(()), atol=5e-3)
+    turned = parts[0, 1, 0, 0].float()
+    q = before[0, 1, 0, 0].float()
+    q = q * (q.square().mean() + 1e-5).rsqrt()
+    pairs = torch.complex(q[:half], q[half : 2 * half]) * torch.polar(torch.ones(half), angles[1])
+    assert torch.allclose(turned, torch.cat((pairs.real, pairs.imag, q[2 * half :])), atol=5e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, HALF, FP8, torch.int8])
+def test_gated(dtype):
+    x = normal(ROWS, 2 * WIDTH, dtype=HALF)
+    made = compare(lambda out, scales, backend: gated(x, out, scales, backend=backend), dtype)
+    gate, value = x.float().chunk(2, 1)
+    assert error(made, torch.nn.functional.silu(gate) * value) < (0.1 if dtype in LIMITS else 1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, FP8, torch.int8])
+def test_rounded(dtype):
+    """NaN becomes 0, a row of zeros stays one."""
+    x = normal(ROWS, WIDTH)
+    x[1, 3], x[2] = torch.nan, 0.0
+    made = compare(lambda out, scales, backend: rounded(x, out, scales, backend=backend), dtype)
+    assert made[1, 3] == 0
+    assert not made[2].any()
+    assert error(made, x.nan_to_num(0.0)) < (0.1 if dtype in LIMITS else 1e-6)
+
+
+def test_summed():
+    sums = torch.randint(-5000, 5000, (ROWS, WIDTH), dtype=torch.int32)
+    rows, columns, bias = normal(ROWS), normal(WIDTH), normal(WIDTH, dtype=HALF)
+    made = compare(lambda out, _, backend: summed(sums, rows, columns, bias, out, backend=backend), HALF)
+    assert error(made, sums.double() * rows[:, None] * columns + bias) < 1e-3
+
+
+@pytest.mark.parametrize("dtype", [HALF, FP8])
+@pytest.mark.parametrize("backend", ["triton", "reference"])
+def test_rows_know_nothing_of_each_other(dtype, backend):
+    x = normal(ROWS, 2 * WIDTH, dtype=HALF)
+    whole, one = outputs(dtype), outputs(dtype, rows=1)
+    gated(x, *whole, backend=backend)
+    gated(x[3:4], *one, backend=backend)
+    assert torch.equal(values(*whole)[3:4], values(*one))
+
+
+def test_scales_belong_to_8_bit():
+    x = torch.zeros(2, WIDTH)
+    with pytest.raises(ValueError, match="rows need scales"):
+        rounded(x, torch.empty(2, WIDTH, dtype=FP8))
+    with pytest.raises(ValueError, match="rows have no scales"):
+        rounded(x, torch.empty(2, WIDTH), torch.empty(2))

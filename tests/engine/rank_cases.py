@@ -1,0 +1,68 @@
+"""Run under torchrun, with a VAE file and a folder: what ranks do together; rank 0 prints what came of it as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+
+import torch
+from zerowaste_vae import Cancelled, load
+from zerowaste_vae.engine import call, core, several
+from zerowaste_vae.engine.planning import shares
+from zerowaste_vae.engine.ranks import joined
+
+made = call.decode
+
+
+def failing(vae, z, request, tick, results, wanted, *rest):
+    """Behind the first frames."""
+    yield from made(vae, z, request, tick, results, range(wanted.start, wanted.start + 3), *rest)
+    raise RuntimeError("CUDA error: lost")
+
+
+def stream(vae, z, **options):
+    return torch.cat([*vae.stream(z, chunk=1, **options), torch.empty(1, 0, 8, 16, 3)], 1)
+
+
+def cases(ranks, vae):
+    z = torch.randn(1, 16, 12, 1, 2, generator=torch.Generator().manual_seed(1))
+    whole, out = vae.decode(z, chunk=1), {}
+    found = stream(vae, z, devices=ranks)
+    if ranks.rank == 0:
+        out["stream"] = torch.equal(found, whole), len(vae.last_report.parts), vae.last_report.complete
+    call.decode = failing if ranks.rank else made
+    found = stream(vae, z, devices=ranks)
+    call.decode = made
+    if ranks.rank == 0:
+        out["failed"] = torch.equal(found, whole), vae.last_report.events["handed_over"]
+    told = []
+    cancel = (lambda: bool(told)) if ranks.rank == 0 else None
+    try:
+        stream(vae, z, devices=ranks, progress=lambda *at: told.append(at), cancel=cancel)
+    except Cancelled:
+        out["cancelled"] = True
+    dropped = vae.stream(z, chunk=1, devices=ranks)
+    next(dropped, None)  # on rank 1 there is none
+    dropped.close()
+    batch = torch.cat([z, -z])[:, :, :5]
+    found = vae.decode(batch, chunk=1, devices=ranks)
+    latent = vae.encode(whole, chunk=1, devices=ranks)
+    if ranks.rank == 0:
+        out["decode"] = torch.equal(found, vae.decode(batch, chunk=1))
+        out["encode"] = torch.equal(latent, vae.encode(whole, chunk=1))
+        out["threads"] = [t.name for t in threading.enumerate() if t.name.startswith("zerowaste")]
+        print(json.dumps(out), flush=True)
+
+
+def main(path):
+    torch.set_num_threads(1)
+    core.why_off = lambda *_: "off"
+    shares.Leads.__call__ = lambda self, first: 0.1 * bool(first)
+    several.waiting_room = lambda request: 2 * 4 * 3 * (8 * 16 * 3 * 4)  # two latents of each
+    with joined() as ranks:
+        cases(ranks, load(path, device="cpu"))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
