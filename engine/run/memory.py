@@ -273,7 +273,7 @@ class Memory:
         if self.walk.open:
             joined = self._joined.get(follow, self.parked.parking.keys is None and not self.after)
             self._joined[follow] = joined and (not step or frames <= step)
-        return self._joined[follow]
+        return self._joined.get(follow, False)
 
     def grown(self, x: Tensor, frames: int) -> Tensor:
         """x with so many frames in the memory that `planned` made room for."""
