@@ -86,7 +86,7 @@ def encode(
         walk = clip if plan.own is None else own_clip
         return walk.encode(vae._half("encoder", plan), video, plan, results, guard, wanted)
 
-    if program.gathers or program.waits:  # all frames have to be there, and plans depend on how many there are
+    if program.unstreamed:
         video.fill(clip.UNKNOWN)
     rest = video.height % s, video.width % s
     samples = functools.partial(encoder_samples, video)
@@ -176,7 +176,7 @@ def _attempt(
         on_plan(plan)
     if plan.fused:
         _pack(vae, report, f"{report.operation}r")
-    if not plan.fused:  # plans of plain torch have no packed weights
+    if not plan.fused and plan.own is None:  # plans of plain torch have no packed weights
         vae.release_packed(keep=other_half(f"{report.operation}r"))
     if plan.tiled or not plan.fused:
         KEPT.release(vae.device)  # other runs take it up, or free it themselves
@@ -229,7 +229,10 @@ def describe(vae: Core, report: Report, plan: Plan) -> None:
         log.once(f"{vae.arch} {half}: plain torch instead of the fused kernels: {why}")
     report.plan = plan.describe()
     report.predicted_gb, report.parked_gb = plan.peak_bytes / GIB, plan.host_bytes / GIB
-    report.off = list(vae.unused(plan.fused).items())
+    off = vae.unused(plan.fused or plan.own is not None)
+    if plan.own is not None:
+        off.setdefault("cuda_graphs", "networks that tile themselves run without them")
+    report.off = list(off.items())
     if plan.fused:
         report.schedules = tuning.words(vae.device)
         _describe_operands(vae, report)

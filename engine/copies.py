@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from .core import Core
+from .network.hosted import staying
 
 
 def on(vae: Core, devices: Sequence[torch.device]) -> list[Core]:
@@ -31,7 +32,8 @@ def _copied(vae: Core, device: torch.device) -> Core:
     other._separate()
     other.device, other.on_pressure = device, None
     if there is None:
-        other.model = other._loaded = copy.deepcopy(vae.model).to(device)
+        shared = {id(p): p for p in staying(vae.model)}
+        other.model = other._loaded = copy.deepcopy(vae.model, shared).to(device)
     else:
         other.model, other._loaded = there.model, there._loaded
     other._use(vae.options)

@@ -51,15 +51,9 @@ class Core:
     """Weights in one precision on one device, under one set of options: what calls (call.py) work with."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        architecture: Architecture,
-        precision: str,
-        dtype: torch.dtype,
-        device: torch.device,
-        path: Path | None = None,
-        asked: str | None = None,
-    ) -> None:
+        self, model: nn.Module, architecture: Architecture, precision: str, dtype: torch.dtype, device: torch.device,
+        path: Path | None = None, asked: str | None = None,
+    ) -> None:  # fmt: skip
         """precision: the name of `dtype`. asked: the precision as the user named it, such as "auto" or "fp8"."""
         self._asked = asked or precision
         native = PRECISIONS[architecture.native]
@@ -206,6 +200,9 @@ class Core:
     def release(self) -> int:
         """Give back the memory that only makes the next run start sooner: graphs, packed weights, copies on other
         devices and page-locked host memory, torch's own included. Returns the bytes of the packed weights."""
+        if self._timed is not None:
+            self._timed[1].release()
+            self._timed = None
         self.release_copies()
         return self._release_here()
 
@@ -227,7 +224,7 @@ class Core:
     @property
     def packed_bytes(self) -> int:
         """Bytes of the packed weights now on the device, beside the model's own."""
-        return self._tiled.nbytes + sum(map(self._fused.packed_bytes, ("encoder", "decoder")))
+        return sum(map(self._packed, ("encoder", "decoder")))
 
     def frames(self, latents: int) -> int:
         """That `latents` decode to."""
@@ -236,8 +233,10 @@ class Core:
     def _held(self, half: str) -> int:
         """Bytes on its device that a plan for `half` counts, or that are freed before it runs: they are not foreign."""
         here = (p for p in self.model.parameters() if p.device.type == self.device.type)
-        packed = self._tiled.nbytes * (half == "decoder") + self._fused.packed_bytes(half)
-        return sum(p.nbytes for p in here) + packed + KEPT.nbytes(self.device)
+        return sum(p.nbytes for p in here) + self._packed(half) + KEPT.nbytes(self.device)
+
+    def _packed(self, half: str) -> int:
+        return self._tiled.nbytes * (half == "decoder") + self._fused.packed_bytes(half)
 
     def _plan(
         self, half: str, size: tuple[int, int, int], request: Request, rest: tuple[int, int] = (0, 0), below: int = 0,
@@ -246,8 +245,8 @@ class Core:
         """size, rest, check: as for `Planner.plan`. below: the first plan whose peak is less than so many bytes,
         whatever is free; 0: the one for what is free. made: one for the same clip, to be kept where it still fits."""
         self.planner.walk.rates = kept.rates(self.device)
-        limits = Machine.now(self.device, self._held(half)).limits(request).shared(self.sharing, self.device)
-        beside = self._fused.packed_bytes(other_half(half))
+        beside = self._packed(other_half(half))
+        limits = Machine.now(self.device, self._held(half), beside).limits(request).shared(self.sharing, self.device)
         if below:
             limits = Limits(below - 1 - beside, host=limits.host)
         elif made is not None and limits.hold(made):

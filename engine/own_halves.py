@@ -45,10 +45,14 @@ class OwnHalves:
         if kept is None or kept.device != device or kept.resident != plan.own.resident:
             self.release()
             del kept
-            self._tokens = TokenNetwork(self._model.decoder, self._dtype, device, self._kind, plan.own.resident)
+            backend = "auto" if self._options.triton_fusion else "reference"
+            self._tokens = TokenNetwork(
+                self._model.decoder, self._dtype, device, self._kind, plan.own.resident, backend
+            )
             if device.type == "cuda":
                 empty_device_cache()  # 8-bit weights are made from fp32 ones
-        return TokenHalf(self._tokens, self._model.decoder.program, self._options)
+        rows, columns = plan.own.grid
+        return TokenHalf(self._tokens, self._model.decoder.program, self._options, rows * columns)
 
     def release(self, keep: str = "") -> int:
         """Returns the bytes that this gives back on the device; keep: a half whose weights stay."""
@@ -66,7 +70,9 @@ class OwnHalves:
 class TokenHalf:
     """A decoder made of a transformer."""
 
-    def __init__(self, network: TokenNetwork, program: TiledProgram, options: Options) -> None:
+    def __init__(self, network: TokenNetwork, program: TiledProgram, options: Options, tiles: int) -> None:
+        """tiles: of a frame."""
+        self._tiles = tiles
         self.program, self.ahead, self.dtype = program, options.async_offload, network.dtype
         self._network = network
 
@@ -74,7 +80,7 @@ class TokenHalf:
         return nullcontext()
 
     def decode(self, tiles: Sequence[Tensor], check: Callable[[], None]) -> Iterator[Tensor]:
-        return self._network.decode(tiles, check)
+        return self._network.decode(tiles, self._tiles, check)
 
 
 class FusedTileHalf:

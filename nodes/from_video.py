@@ -72,6 +72,8 @@ class EncodeFromVideo(io.ComfyNode):
 
 def _encode(vae: EngineVAE, clip: _Frames, settings: Settings) -> tuple[dict[str, object], Outcome]:
     filled, multiple = vae.engine.architecture.filled, vae.layout.multiple
+    if clip.count is None and vae.engine.can_encode and vae.engine.model.encoder.program.unstreamed:
+        clip.count = sum(1 for _ in clip)  # its plan is for so many, and no file of this kind says it
     given = iter(clip)
     first = next(given, None)
     if first is None:

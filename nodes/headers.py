@@ -14,12 +14,12 @@ from .planning import KNOWN
 DEMO = "demo (small)"
 #: Longest the list of files waits for the headers of new ones.
 SECONDS = 0.5
+#: Rank of what the engine cannot run; video VAEs have 0, image VAEs 1.
+_FOREIGN = 2
 
 # Headers are read apart from the list that is asked for: a folder of many large files must not hold up the server.
 _reader = ThreadPoolExecutor(1, "zerowaste-headers")
 _read: set[tuple[str, int, int]] = set()
-#: File -> whether it holds a VAE of the engine's; of files that were not read yet, nothing.
-_kinds: dict[str, bool] = {}
 
 
 def path_of(name: str) -> Path:
@@ -28,7 +28,8 @@ def path_of(name: str) -> Path:
 
 
 def listed() -> list[str]:
-    """Files of models/vae, those first that the engine can run; the planner gets to know them.
+    """Files of models/vae, video VAEs first, then image VAEs, then what the engine cannot run; the planner gets to know
+    them.
 
     The demo VAE stands before files that cannot run: the first entry is what a new node starts with.
     """
@@ -36,7 +37,8 @@ def listed() -> list[str]:
     read = _reader.submit(_learn_all, [*files, DEMO])
     # Headers are read within milliseconds; a slow disk's come with the next list.
     wait([read], SECONDS)
-    runs = [name for name in files if _runs(name)]
+    ranks = {name: _rank(name) for name in files}
+    runs = sorted((name for name in files if ranks[name] < _FOREIGN), key=ranks.__getitem__)
     return [*runs, DEMO, *(name for name in files if name not in runs)]
 
 
@@ -46,29 +48,27 @@ def learn_checkpoint(name: str) -> None:
         _learn(name, path)
 
 
-def _runs(name: str) -> bool:
-    return _kinds[name] if name in _kinds else by_file(name) is not None
+def _rank(name: str) -> int:
+    """By its header, or before that was read by its name."""
+    found = KNOWN.find(name)
+    architecture = found[0] if found else None if KNOWN.is_foreign(name) else by_file(name)
+    return _FOREIGN if architecture is None else int(architecture.still)
 
 
 def _learn_all(names: list[str]) -> None:
     for name in names:
         try:
-            path = path_of(name)
+            _learn(name, path_of(name))
         except OSError as error:  # gone since it was listed
             log.debug(f"{name}: {error}")
-            continue
-        runs = _learn(name, path)
-        if runs is not None:
-            _kinds[name] = runs
 
 
-def _learn(name: str, path: Path) -> bool | None:
-    """Whether it holds a VAE of the engine's; None: it was read before, or cannot be read."""
+def _learn(name: str, path: Path) -> None:
     try:
         stat = path.stat()
         stamp = (str(path), stat.st_mtime_ns, stat.st_size)
         if stamp in _read:
-            return None
+            return
         _read.add(stamp)
         header = read_checkpoint(path, shapes_only=True)
         architecture = detect(header.tensors)
@@ -78,7 +78,5 @@ def _learn(name: str, path: Path) -> bool | None:
             shapes = {key: tuple(t.shape) for key, t in header.tensors.items()}
             config = architecture.config_of(shapes, header.metadata, stored_groups(header))
             KNOWN.learn(name, architecture.of(config), config)
-        return architecture is not None
     except Exception as error:  # one strange file must not keep the others from being read
         log.debug(f"{name}: no plans before it is loaded ({error})")
-        return None

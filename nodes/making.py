@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ..engine import Checkpoint, CheckpointError, read_checkpoint
+from ..engine import Checkpoint, CheckpointError, InputError, log, read_checkpoint
 from ..engine.archs import detect
 from .host import EngineVAE, offload_device
 from .packages import needing_gguf
@@ -66,9 +66,17 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 def known(vae: object) -> bool:
-    """Whether the engine has the network of a host VAE."""
-    if getattr(vae, "first_stage_model", None) is None:
-        return False
-    names = vae.get_sd()
+    """Whether the engine has the network of a host VAE. It says once why not where only its sizes are in the way."""
+    network = getattr(vae, "first_stage_model", None)
+    names = () if network is None else vae.get_sd()
+    architecture = detect(names)
     # Layers that the host has quantised are in a form of its own, which its own code runs.
-    return detect(names) is not None and not any(name.endswith(".comfy_quant") for name in names)
+    if architecture is None or any(name.endswith(".comfy_quant") for name in names):
+        return False
+    checkpoint = of_network(network)
+    try:
+        architecture.config_of({key: tuple(t.shape) for key, t in checkpoint.tensors.items()}, checkpoint.metadata)
+    except InputError as error:
+        log.once(f"{type(network).__name__} runs by ComfyUI's own code: {error}")
+        return False
+    return True

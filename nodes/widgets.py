@@ -8,7 +8,10 @@ from .settings import DEFAULT_OVERLAP
 #: The pack's name, wherever a user reads it.
 CATEGORY = "Zero-Waste VAE"
 #: Whose VAEs the engine runs, as descriptions say it.
-MODELS = "SeedVR2, Wan, Qwen-Image, HunyuanVideo, LTX, Mochi, Cosmos, Flux, Z-Image, SD3, SDXL and Stable Diffusion"
+MODELS = (
+    "SeedVR2, Wan, Qwen-Image, HunyuanVideo, LTX, MiniMax H3, Mochi, Cosmos, Flux, Z-Image, SD3, SDXL and Stable "
+    "Diffusion"
+)
 
 _TILE = (
     "Tile size in pixels. 0 lets the planner choose one for the VRAM target; any other value is used as it is, "

@@ -70,7 +70,7 @@ def test_a_circle_is_found(arrows):
 
 # -- where architectures are named ------------------------------------------------------------------------------------
 
-FAMILY = re.compile(r"(seedvr|wan|hunyuan|ltx|mochi|cosmos|taehv|qwen)(video)?\d*")
+FAMILY = re.compile(r"(seedvr|wan|hunyuan|ltx|minimax|mochi|cosmos|taehv|qwen)(video)?\d*")
 #: A string of more words than this is a sentence for people.
 NAME_WORDS = 3
 

@@ -55,13 +55,15 @@ def take(browser: conftest.Browser, folder: Path) -> None:
     browser("view", file=str(folder / "plan.png"))
     left, top = min(box["x"], sheet[0] - 12), box["y"]
     right, bottom = max(box["x"] + box["width"], sheet[2] + 12), sheet[3] + 12
-    Image.open(folder / "plan.png").crop((round(left), round(top), round(right), round(bottom))).save(folder / "plan.png")
+    part = tuple(map(round, (left, top, right, bottom)))
+    Image.open(folder / "plan.png").crop(part).save(folder / "plan.png")
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as base, running.serving(Path(base), running.newest()) as comfy:
         packages = Path(os.environ.get("PLAYWRIGHT_DIR") or ROOT / "tests" / "browser")
-        browser = conftest.Browser(packages, os.environ.get("CHROMIUM", "/usr/bin/chromium"), Path(base) / "browser.log")
+        chromium = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+        browser = conftest.Browser(packages, chromium, Path(base) / "browser.log")
         try:
             pages.opened(browser, comfy)
             take(browser, Path(base))

@@ -19,8 +19,13 @@ class Hosted(nn.Module):
         return super()._apply(here, recurse)
 
 
+def staying(network: nn.Module) -> list[nn.Parameter]:
+    """The parameters that stay in host memory: copies of the network for other devices share them."""
+    return list({id(p): p for m in network.modules() if isinstance(m, Hosted) for p in m.parameters()}.values())
+
+
 def moving_bytes(network: nn.Module, itemsize: int = 0) -> int:
     """Bytes of the parameters that move to a device with the network. itemsize: of a value, where not as they are."""
-    stay = {id(p) for m in network.modules() if isinstance(m, Hosted) for p in m.parameters()}
+    stay = {id(p) for p in staying(network)}
     moving = (p for p in network.parameters() if id(p) not in stay)
     return sum(p.numel() * (itemsize or p.itemsize) for p in moving)

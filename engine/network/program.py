@@ -281,6 +281,11 @@ class Program:
         """Nothing comes out before a clip ends, however it is cut."""
         return any(s.waits for s in self.every())
 
+    @property
+    def unstreamed(self) -> bool:
+        """All of a clip has to be there before any of its results is, and what it takes depends on how long it is."""
+        return self.gathers or self.waits
+
     def whole_frames(self, count: int) -> int:
         """Of `count` frames those that fill whole latents: trailing ones are not read."""
         every = math.prod(s.time[1] for s in self.steps)

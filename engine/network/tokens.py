@@ -24,8 +24,8 @@ from .plain import Half
 LEAST_SCALE = 1e-12
 #: Layers whose weights are on their way or in use.
 BUFFERS = 2
-#: Rows that fill a GPU in one product: groups of small tiles have as many.
-ROWS = 2048
+#: Rows that fill a GPU in one product: a group of tiles has as many, if a frame has so many tiles.
+ROWS = 8192
 #: Operand types of products by the name of their precision.
 KINDS = {"fp8": FP8, "int8": torch.int8}
 
@@ -45,8 +45,9 @@ class Product:
         if kind is None:
             return cls(weight.to(dtype), bias)
         packed, wide = torch.empty(weight.shape, dtype=KINDS[kind], device=device), weight.float()
-        scales = (wide.abs().amax(1) / LIMITS[KINDS[kind]]).clamp_min_(LEAST_SCALE)
-        wide = wide / scales[:, None]
+        low, high = torch.aminmax(wide, dim=1)
+        scales = (torch.maximum(-low, high) / LIMITS[KINDS[kind]]).clamp_min_(LEAST_SCALE)
+        wide = (wide.clone() if wide is weight else wide).div_(scales[:, None])
         packed.copy_(wide.round_() if kind == "int8" else wide)
         return cls(packed, bias, scales)
 
@@ -105,9 +106,9 @@ def tokens_of(step: Tokens, frames: int, height: int, width: int) -> int:
     return frames * height * width + step.behind
 
 
-def tiles_together(tokens: int, device: torch.device) -> int:
-    """Tiles of one group: small ones would leave a GPU idle."""
-    return 1 if device.type == "cpu" else max(1, ROWS // tokens)
+def tiles_together(tokens: int, tiles: int, device: torch.device) -> int:
+    """Tiles of one group, of a frame of so many: one by one they would leave a part of a GPU idle."""
+    return 1 if device.type == "cpu" else max(1, min(ROWS // tokens, tiles))
 
 
 class Scratch:
@@ -130,12 +131,13 @@ class TokenNetwork:
     """The Tokens step of a half. dtype: of activations. kind: of products ("fp8", "int8", or None: `dtype`)."""
 
     def __init__(
-        self, half: Half, dtype: torch.dtype, device: torch.device, kind: str | None = None, resident: int | None = None
-    ) -> None:
-        """resident: layers whose weights stay on the device; None: all."""
+        self, half: Half, dtype: torch.dtype, device: torch.device, kind: str | None = None,
+        resident: int | None = None, backend: str = "auto",
+    ) -> None:  # fmt: skip
+        """resident: layers whose weights stay on the device; None: all. backend: of what lies between products."""
         self.step: Tokens = next(s for s in half.program.steps if isinstance(s, Tokens))
         self.dtype, self.device, self.kind, s = dtype, device, kind, self.step
-        self.wide = wide_of(kind, dtype)
+        self.wide, self._how = wide_of(kind, dtype), {"backend": backend}
         self.resident = s.layers if resident is None else resident
 
         def here(name: str, of: torch.dtype = dtype) -> tuple[Tensor, Tensor]:
@@ -172,16 +174,17 @@ class TokenNetwork:
         """Of layers that are streamed."""
         return sum(layer.nbytes for layer in self.layers[self.resident :])
 
-    def decode(self, z: Sequence[Tensor], check: Callable[[], None]) -> Iterator[Tensor]:
+    def decode(self, z: Sequence[Tensor], tiles: int, check: Callable[[], None]) -> Iterator[Tensor]:
         """Tiles' latents [C, T, h, w], all of one size and on the device -> of each tile in order its pixels, as they
-        come out of the last product: [3, rate * T, patch * h, patch * w]. check: called between layers, may raise."""
+        come out of the last product: [3, rate * T, patch * h, patch * w]. tiles: of a frame. check: called between
+        layers, may raise."""
         with torch.no_grad():
-            yield from self._decoded(z, check)
+            yield from self._decoded(z, tiles, check)
 
-    def _decoded(self, z: Sequence[Tensor], check: Callable[[], None]) -> Iterator[Tensor]:
+    def _decoded(self, z: Sequence[Tensor], tiles: int, check: Callable[[], None]) -> Iterator[Tensor]:
         size, s = tuple(z[0].shape[1:]), self.step
         tokens = tokens_of(s, *size)
-        real, together = tokens - s.behind, tiles_together(tokens, self.device)
+        real, together = tokens - s.behind, tiles_together(tokens, tiles, self.device)
         x = torch.zeros(-(-len(z) // together), together * tokens, s.width, dtype=self.dtype, device=self.device)
         rows = x.view(-1, tokens, s.width)
         for latents, own in zip(z, rows, strict=False):
@@ -217,16 +220,17 @@ class TokenNetwork:
 
     def _layer(self, w: LayerWeights, x: Tensor, tokens: int, table: Tensor, s: Scratch) -> None:
         """x [R, width] in place; R is a multiple of `tokens`."""
-        normalised(x, w.norm1, EPS, s.narrow, s.scales)
+        how = self._how
+        normalised(x, w.norm1, EPS, s.narrow, s.scales, **how)
         self._product(w.qkv, s.narrow, s.qkv, s)
-        rotated(s.qkv, table, self.step.head, EPS)
+        rotated(s.qkv, table, self.step.head, EPS, **how)
         for i in range(0, x.shape[0], tokens):
             tile = slice(i, i + tokens)
-            rounded(self._attended(s.qkv[tile]), s.narrow[tile], None if s.scales is None else s.scales[tile])
+            rounded(self._attended(s.qkv[tile]), s.narrow[tile], None if s.scales is None else s.scales[tile], **how)
         self._product(w.out, s.narrow, s.made, s)
-        normalised(x, w.norm2, EPS, s.narrow, s.scales, y=s.made, scale=w.scale1)
+        normalised(x, w.norm2, EPS, s.narrow, s.scales, y=s.made, scale=w.scale1, **how)
         self._product(w.up, s.narrow, s.up, s)
-        gated(s.up, s.gate, s.scales)
+        gated(s.up, s.gate, s.scales, **how)
         self._product(w.down, s.gate, s.made, s)
         x.addcmul_(s.made.to(x.dtype), w.scale2)
 
@@ -243,7 +247,7 @@ class TokenNetwork:
         elif p.weight.dtype == torch.int8:
             sums = s.sums[: out.numel()].view(out.shape)
             torch._int_mm(x, p.weight.t(), out=sums)
-            summed(sums, s.scales, p.scales, p.bias, out)
+            summed(sums, s.scales, p.scales, p.bias, out, **self._how)
         elif x.is_cuda:
             torch._scaled_mm(x, p.weight.t(), s.scales[:, None], p.scales[None, :], bias=p.bias, out_dtype=out.dtype,
                              use_fast_accum=True, out=out)  # fmt: skip

@@ -66,10 +66,11 @@ class Machine:
         return cls(device, card, _half_ram(device))
 
     @classmethod
-    def now(cls, device: torch.device, held: int = 0) -> Machine:
-        """For a run that starts now. held: bytes of its own weights on the device."""
+    def now(cls, device: torch.device, held: int = 0, beside: int = 0) -> Machine:
+        """For a run that starts now. held: bytes of its own weights on the device. beside: of others of its VAE there,
+        as far as those are known."""
         if device.type != "cuda":
-            return cls(device, None, _half_ram(device), held=held)
+            return cls(device, None, _half_ram(device), foreign=beside, held=held)
         free, total = torch.cuda.mem_get_info(device)
         others = max(0, total - free - torch.cuda.memory_reserved(device))
         foreign = max(0, torch.cuda.memory_allocated(device) - held)
@@ -91,7 +92,7 @@ class Machine:
             most, source = (vram_gb * GIB, "vram_gb") if vram_gb else (DEFAULT_SHARE * self.card, "card")
             return self._reachable(most), source
         if vram_gb or ram_gb:
-            return int((vram_gb or ram_gb) * GIB), "vram_gb" if vram_gb else "ram_gb"
+            return max(0, int((vram_gb or ram_gb) * GIB) - self.foreign), "vram_gb" if vram_gb else "ram_gb"
         return None if self.half_ram is None else self.held + self.half_ram, "half_ram"
 
     def room(self, vram_gb: float | None) -> int | None:

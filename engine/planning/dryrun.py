@@ -41,7 +41,7 @@ class _Products(TorchFunctionMode):
 
 
 class _Follow(TorchDispatchMode):
-    """Counts bytes of live storages, or with an allocator what that reserves for them. Convolutions also hold a
+    """Counts bytes of live storages; an allocator follows what it would reserve for them. Convolutions also hold a
     re-laid-out input, weight and output while they run."""
 
     def __init__(self, allocator: Allocator | None) -> None:

@@ -91,7 +91,8 @@ class OwnPlanner:
         tokens = tokens_of(step, frames, *(s[0].end // own.unit for s in (rows, columns)))
         # A CPU, where nothing is anywhere else, has no host memory beside it.
         device = torch.device("cpu" if limits.host == 0 else "cuda")
-        together, total = tiles_together(tokens, device), len(rows) * len(columns) * len(own.sections(latents))
+        frame = len(rows) * len(columns)
+        together, total = tiles_together(tokens, frame, device), frame * len(own.sections(latents))
         layer = layer_bytes(step, self._dtype, self._kind)
         besides = group_bytes(step, together * tokens, self._dtype, self._kind)
         besides += blend_bytes(own, rows, columns, frames, self._dtype, request.dtype)

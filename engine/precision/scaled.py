@@ -30,10 +30,12 @@ def why_not(kind: str, device: torch.device) -> str | None:
     ones = torch.ones(SIZE, SIZE, device=device)
     try:
         if kind == "int8":
-            torch._int_mm(ones.to(torch.int8), ones.to(torch.int8).t())
+            sums = torch.empty(SIZE, SIZE, dtype=torch.int32, device=device)
+            torch._int_mm(ones.to(torch.int8), ones.to(torch.int8).t(), out=sums)
         else:
             eight, scale, bias = ones.to(FP8), ones[:, :1].contiguous(), ones[0].bfloat16()
-            torch._scaled_mm(eight, eight.t(), scale, scale.t(), bias=bias, out_dtype=torch.bfloat16)
+            torch._scaled_mm(eight, eight.t(), scale, scale.t(), bias=bias, out_dtype=torch.bfloat16,
+                             use_fast_accum=True, out=torch.empty_like(ones, dtype=torch.bfloat16))  # fmt: skip
     except (RuntimeError, ValueError, AttributeError) as error:
         return f"torch {torch.__version__} has no such products here: {str(error).splitlines()[0]}"
     return None

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -58,7 +60,33 @@ def numbered(device: torch.device) -> torch.device:
     return device
 
 
-_streams = threading.local()
+_Streams = dict[torch.device, torch.cuda.Stream]
+#: Of threads that have ended.
+_idle: defaultdict[torch.device, deque[torch.cuda.Stream]] = defaultdict(deque)
+
+
+class _Own(threading.local):
+    """A thread's streams. When it ends they are for others: what torch has reserved for one stream serves no other."""
+
+    def __init__(self) -> None:
+        self._streams: _Streams = {}
+        weakref.finalize(threading.current_thread(), _give_back, self._streams)
+
+    def stream(self, device: torch.device) -> torch.cuda.Stream:
+        if device not in self._streams:
+            try:
+                self._streams[device] = _idle[device].pop()
+            except IndexError:
+                self._streams[device] = torch.cuda.Stream(device)
+        return self._streams[device]
+
+
+def _give_back(streams: _Streams) -> None:
+    for device, stream in streams.items():
+        _idle[device].append(stream)
+
+
+_own = _Own()
 _uploads: dict[torch.device, torch.cuda.Stream] = {}
 
 
@@ -76,9 +104,8 @@ def aside(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    streams, current = vars(_streams), torch.cuda.current_stream(device)
-    stream = streams.get(str(current.device)) or torch.cuda.Stream(current.device)
-    streams[str(current.device)] = stream
+    current = torch.cuda.current_stream(device)
+    stream = _own.stream(current.device)
     stream.wait_stream(current)
     try:
         with torch.cuda.stream(stream):

@@ -12,7 +12,7 @@ from torch import Tensor
 from .guard import Guard
 from .own_tiles import OwnTiles, Section, Span
 from .passes import UNKNOWN, Latents, Video
-from .pixels import StagedWriter
+from .pixels import StagedReader, StagedWriter
 from .plan import Plan
 from .regions import RegionWriter
 from .results import Results
@@ -235,6 +235,7 @@ def encode(half: OwnHalf, video: Video, plan: Plan, results: Results, guard: Gua
     known = length()
     guard.count(None if known == UNKNOWN else min(wanted.stop, known) - wanted.start, own.latents, video.batch)
     rows, columns = own.spans(video.height), own.spans(video.width)
+    reader = StagedReader(guard.device, half.ahead)
     with half.memory(guard), StagedWriter(results, own.latents, guard.device, guard.finish, half.ahead) as writer:
         for clip in range(video.batch):
             first = max(wanted.start, guard.finished[clip]) // own.latents
@@ -243,7 +244,7 @@ def encode(half: OwnHalf, video: Video, plan: Plan, results: Results, guard: Gua
                 yield section.end + 1  # whether more follow decides what becomes of its last latents
                 if own.latents * section.index >= length():
                     break
-                _encode_section(half, video, clip, section, (rows, columns), writer, guard, wanted)
+                _encode_section(half, video, clip, section, (rows, columns), reader, writer, guard, wanted)
                 done = own.latents * (section.index - first + 1)
                 left = 0 if length() == UNKNOWN else max(0, min(wanted.stop, length()) - wanted.start - done)
                 guard.reach(clip, done, left)
@@ -252,7 +253,7 @@ def encode(half: OwnHalf, video: Video, plan: Plan, results: Results, guard: Gua
 
 def _encode_section(
     half: OwnHalf, video: Video, clip: int, section: Section, spans: tuple[Sequence[Span], Sequence[Span]],
-    writer: StagedWriter, guard: Guard, wanted: range,
+    reader: StagedReader, writer: StagedWriter, guard: Guard, wanted: range,
 ) -> None:  # fmt: skip
     own, (rows, columns) = half.program.own, spans
     frames = video.frames(clip, section.begin, section.end)
@@ -260,8 +261,8 @@ def _encode_section(
     for i, row in enumerate(rows):
         for j, column in enumerate(columns):
             guard.tick.check()
-            cut = frames[:, row.start : row.end, column.start : column.end].to(guard.device)
-            tile, health_of = half.encode(_filled(own, cut, video.count))
+            cut = frames[:, row.start : row.end, column.start : column.end].contiguous()
+            tile, health_of = half.encode(_filled(own, reader.read(cut), video.count))
             part = blend.add(i, j, tile.permute(3, 0, 1, 2))
             if moments is None:
                 size = blend.rows[-1].end, blend.columns[-1].end

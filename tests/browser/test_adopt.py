@@ -315,6 +315,28 @@ def test_a_replaced_decode_runs_and_is_compared(browser, comfy, shots, host_plac
     assert browser("problems") == []
 
 
+def test_a_wider_node_covers_no_neighbour(browser, comfy):
+    """A decode with its preview close beside it and a node below: both make room, and undo puts them back."""
+    opened(browser, comfy)
+    loaded = graph("tiny.safetensors", "VAEDecode", ())
+    loaded["nodes"][2] |= {"size": [210, 46], "pos": [1200, 60]}
+    loaded["nodes"][3] |= {"pos": [1440, 60]}
+    loaded["nodes"].append(loaded["nodes"][1] | {"id": 5, "pos": [1200, 150], "outputs": []})
+    browser("load", workflow=loaded)
+    before = {n["id"]: n["pos"] for n in browser("nodes")}
+    adopt(browser, "3")
+    nodes = browser("nodes")
+    ours = next(n for n in nodes if n["type"] == "ZeroWasteVAEDecode")
+    x, y, w, h = *ours["pos"], *ours["size"]
+    for other in nodes:
+        x2, y2, w2, h2 = *other["pos"], *other["size"]
+        assert other is ours or x + w <= x2 or x2 + w2 <= x or y + h <= y2 - 30 or y2 + h2 <= y - 30, other["type"]
+    browser("key", keys="Control+z")
+    time.sleep(1)
+    assert {n["id"]: n["pos"] for n in browser("nodes")} == before
+    assert browser("problems") == []
+
+
 def test_nodes_of_others_have_no_such_entry(browser, comfy):
     opened(browser, comfy)
     browser("load", workflow=graph("tiny.safetensors"))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 import urllib.parse
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from zerowaste_vae.engine.archs import kl
 
 pytestmark = pytest.mark.host
 
@@ -33,10 +35,20 @@ def decode(comfy, vae: str = "tiny.safetensors", **widgets) -> dict:
 
 
 def test_the_loader_starts_with_a_vae_it_can_run(comfy):
-    """Files of its networks first, then the demo, then what it cannot run."""
-    info = comfy.get("/object_info/ZeroWasteVAELoader")["ZeroWasteVAELoader"]
-    kind, extra = info["input"]["required"]["vae_name"]
-    options = kind if isinstance(kind, list) else extra["options"]
+    """Files of its networks first, of videos before those of pictures, then the demo, then what it cannot run."""
+    picture = comfy.base / "models" / "vae" / "a_picture.safetensors"
+    with torch.device("meta"):
+        state = kl.FLUX.build(kl.Config(4 * (32,), 4 * (32,))).state_dict()
+    save_file({name: torch.zeros(tensor.shape) for name, tensor in state.items()}, picture)
+    for _ in range(50):  # until its header was read
+        info = comfy.get("/object_info/ZeroWasteVAELoader")["ZeroWasteVAELoader"]
+        kind, extra = info["input"]["required"]["vae_name"]
+        options = kind if isinstance(kind, list) else extra["options"]
+        if options.index(picture.name) < options.index("demo (small)"):
+            break
+        time.sleep(0.1)
+    picture.unlink()
+    assert options.index("tiny.safetensors") < options.index(picture.name) < options.index("demo (small)")
     # What other tests have saved is listed as well, with the first.
     assert options[-2:] == ["demo (small)", "not_a_vae.safetensors"]
     assert {"tiny.gguf", "tiny.safetensors"} <= set(options[:-2])

@@ -15,6 +15,7 @@ const LOADERS = ["VAELoader"];
 // Values of ComfyUI's tiled nodes, and the widgets of ours that mean the same.
 const TILES = { tile_size: "tiling.tile", overlap: "tiling.overlap" };
 const GAP = 50;
+const BESIDE = 20;
 // In which a status line can be read to its end.
 const WIDTH = 380;
 
@@ -125,7 +126,8 @@ function replace(old, kind, whole) {
   const users = (old.outputs ?? []).map((_, slot) => targets(old, slot));
   const node = create(kind, old);
   graph.add(node);
-  node.setSize([Math.max(old.size[0], node.size[0], WIDTH), node.computeSize()[1]]);
+  const [least, height] = node.computeSize();
+  node.setSize([Math.max(old.size[0], least, WIDTH), height]);
   keepValues(old, node);
   // The engine plans whole frames by itself. A network that stays ComfyUI's own keeps the tiles it was given, as do
   // tiles that another node gives.
@@ -137,7 +139,10 @@ function replace(old, kind, whole) {
   users.forEach((some, slot) => some.forEach((user) => connectOutput(node, slot, user)));
   graph.remove(old);
   if (old.flags?.collapsed) node.collapse?.(true);
-  else makeRoom(node, old.pos[1] + old.size[1]);
+  else {
+    makeRoomBeside(node, old.pos[0] + old.size[0]);
+    makeRoom(node, old.pos[1] + old.size[1]);
+  }
   app.canvas.selectNode?.(node);
   return node;
 }
@@ -202,6 +207,23 @@ function insertOptimize(loader) {
   for (const target of users) connectOutput(node, 0, target);
   makeRoom(node, loader.pos[1] + loader.size[1]);
   return node;
+}
+
+// Where a neighbour on the right would be covered, all that begins there moves on, with its groups.
+function makeRoomBeside(node, from) {
+  const { graph } = node;
+  const title = window.LiteGraph.NODE_TITLE_HEIGHT ?? 30;
+  const [top, bottom] = [node.pos[1] - title, node.pos[1] + node.size[1]];
+  const beside = [...graph.nodes].filter(
+    (other) => other !== node && other.pos[0] >= from && other.pos[1] - title < bottom && other.pos[1] + other.size[1] > top,
+  );
+  const first = Math.min(...beside.map((other) => other.pos[0]));
+  const missing = node.pos[0] + node.size[0] + BESIDE - first;
+  if (!beside.length || missing <= 0) return;
+  const border = graph.outputNode ? [graph.outputNode] : [];
+  for (const other of [...graph.nodes, ...(graph.groups ?? []), ...border]) {
+    if (other !== node && other.pos[0] >= first - BESIDE) other.pos = [other.pos[0] + missing, other.pos[1]];
+  }
 }
 
 // What the new node would cover moves down, and what stands below that with it.

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from zerowaste_vae.engine.request import Request
+from zerowaste_vae.engine.run.kept import KEPT
 from zerowaste_vae.engine.run.parking import Parking
 from zerowaste_vae.engine.run.plan import Steps
 
@@ -65,6 +66,8 @@ def test_rounding_is_no_worse_than_plain_torchs(vae, noise):
 
 
 def test_a_lean_plan_takes_what_it_states(noise):
+    KEPT.release()
+    others = torch.cuda.memory_allocated()  # the fixture's latest VAE is still there
     vae = make("flux", "bf16")
     z = noise(1, vae.latent_channels, 1, 256, 256)
     vae.decode(z[..., :8, :8])
@@ -72,7 +75,7 @@ def test_a_lean_plan_takes_what_it_states(noise):
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     whole = vae.decode(z)
-    assert 0.95 * roomy < torch.cuda.max_memory_reserved() < 1.05 * roomy
+    assert 0.95 * roomy < torch.cuda.max_memory_reserved() - others < 1.05 * roomy
     lean = vae._plan("decoder", (1, 256, 256), Request(), below=roomy)
     assert lean.parking is not None
     assert torch.equal(vae.decode(z, vram_gb=lean.peak_bytes / 2**30 + 0.01), whole)

@@ -255,6 +255,11 @@ def test_noise_is_of_the_seed_and_timesteps_are_asked_for(fused_file, noise):
     for timestep in (1.5, float("nan")):
         with pytest.raises(InputError, match="give 0 to 1"):
             quick.decode(z, timestep=timestep)
+    quick.decode(z, timestep=0.5)
+    timed = quick.at(0.5)
+    assert timed.packed_bytes
+    quick.release()  # that of the other timestep, too, which would else stay where this VAE was
+    assert not timed.packed_bytes and quick.at(0.5) is not timed
     rounded = z.half()  # as floats have it: a file's latents are read as floats
     assert torch.equal(plain.decode(rounded), plain.decode(rounded.float()))
 

@@ -17,6 +17,7 @@ def test_cpu_target(monkeypatch):
     assert budget.Machine.now(CPU, GIB).target(0, 0)[0] == 5 * GIB
     assert budget.Machine.now(CPU, 0).target(None, 3)[0] == 3 * GIB
     assert budget.Machine.now(CPU, 0).target(2, 3)[0] == 2 * GIB
+    assert budget.Machine.now(CPU, 0, GIB).target(2, 3)[0] == GIB
     monkeypatch.setattr(budget, "available_ram", lambda: None)
     assert budget.Machine.now(CPU, 0).target(None, None)[0] is None
 

@@ -1,6 +1,8 @@
 """A run's events, streams and launches belong to its device, whatever the caller's current one is."""
 
+import gc
 import threading
+from collections import defaultdict, deque
 
 import pytest
 import torch
@@ -100,6 +102,35 @@ def test_uploads_of_all_calls_and_threads_share_a_stream(current, monkeypatch):
         assert pixels.StagedReader(torch.device("cuda"))._stream == 1
     assert pixels.StagedReader(torch.device("cuda", 0))._stream == 2
     assert pixels.StagedReader(SECOND, ahead=False)._stream is None
+
+
+def test_streams_of_threads_that_have_ended_serve_later_ones(monkeypatch):
+    """Several GPUs have threads for each call: with streams of their own, every call would reserve its memory anew."""
+    made = []
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: made.append(device) or len(made))
+    monkeypatch.setattr(devices, "_idle", defaultdict(deque))
+    monkeypatch.setattr(devices, "_own", devices._Own())
+
+    def used(count):
+        """By so many threads at once."""
+        together, streams = threading.Barrier(count), []
+
+        def work():
+            streams.extend(devices._own.stream(SECOND) for _ in range(2))
+            together.wait(10)
+
+        threads = [threading.Thread(target=work) for _ in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        threads.clear()
+        gc.collect()
+        return sorted(streams)
+
+    assert used(2) == [1, 1, 2, 2]
+    assert used(1) in ([1, 1], [2, 2]) and len(made) == 2
+    assert used(3) == [1, 1, 2, 2, 3, 3]
 
 
 def test_a_gpu_without_a_number_is_the_one_current_at_loading(current, monkeypatch):

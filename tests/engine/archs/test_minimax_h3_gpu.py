@@ -1,0 +1,135 @@
+"""MiniMax H3's VAE on a real GPU, two layers of the published width: bits in every batch, placement and step, memory
+within plans, and rounding beside fp32."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from zerowaste_vae import Checkpoint, load
+from zerowaste_vae.engine.archs.minimax_h3 import ARCHITECTURE, Config
+from zerowaste_vae.engine.memory import GIB
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
+]
+PUBLISHED = ARCHITECTURE.published.config
+CONFIG = replace(PUBLISHED, encoder_widths=(32, 32, 64, 64, 64, 128), layers=4)
+#: Two tiles wide, two high, three sections of which the last is filled up.
+SIZE = (13, 20, 24)
+
+
+def weights(config: Config) -> dict[str, torch.Tensor]:
+    generator = torch.Generator("cuda").manual_seed(0)
+    with torch.device("meta"):
+        model = ARCHITECTURE.build(config)
+    out = {}
+    for name, p in sorted(model.named_parameters()):
+        noise = torch.randn(p.shape, generator=generator, device="cuda")
+        if name.endswith("tokens") or name == "latents_mean":
+            pass
+        elif name == "latents_std":
+            noise = 1 + 0.1 * noise.abs()
+        elif p.ndim > 1:
+            noise = noise * (1.4 / p[0].numel()) ** 0.5
+        elif "scale" in name:
+            noise = 0.5 + 0.1 * noise
+        else:
+            noise = 1 + 0.1 * noise if "norm" in name and name.endswith("weight") else 0.05 * noise
+        out[name] = noise.half().cpu()
+    return out
+
+
+@pytest.fixture(scope="module")
+def make():
+    values = weights(CONFIG)
+    return lambda precision: load(Checkpoint(dict(values), {}), precision, "cuda")
+
+
+@pytest.fixture(scope="module")
+def z():
+    return torch.randn(1, 24, *SIZE, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module", params=["fp16", "bf16", "fp32", "fp8", "int8"])
+def vae(request, make):
+    vae = make(request.param)
+    if vae.precision != request.param:
+        pytest.skip(vae.unused().get(request.param, "not here"))
+    return vae
+
+
+def test_every_batch_and_placement_has_the_same_bits(vae, z, monkeypatch):
+    """Tiles at a time, and layers on the device or streamed."""
+    frames, plain = vae.decode(z), vae.planner.plan
+    assert frames.isfinite().all() and frames.std() > 0.02
+    for tiles, resident in ((1, 4), (3, 4), (64, 4), (1, 0), (5, 2), (64, 3)):
+
+        def plan(*a, tiles=tiles, resident=resident, **k):
+            made = plain(*a, **k)
+            return replace(made, own=replace(made.own, tiles=tiles, resident=resident))
+
+        monkeypatch.setattr(vae.planner, "plan", plan)
+        for _ in range(2):
+            assert torch.equal(vae.decode(z), frames), (tiles, resident)
+    assert torch.equal(vae.decode(z, start=20, frames=15), frames[:, 20:35])
+    assert torch.equal(torch.cat(list(vae.stream(z)), 1), frames)
+
+
+def test_one_picture_is_the_same_alone_and_among_others(vae):
+    for size in ((6, 7), (20, 24)):
+        z = torch.randn(5, 24, 1, *size, generator=torch.Generator().manual_seed(2))
+        together = vae.decode(z)
+        assert torch.equal(vae.decode(z[2:3]), together[2:3])
+
+
+@pytest.mark.parametrize("share", [1.0, 0.94])
+def test_decodes_stay_within_plans(vae, z, share):
+    """With all weights on the device, and with some streamed."""
+    vae.release()
+    gb = share * vae.plan_decode(*SIZE).peak_bytes / GIB + 0.001
+    plan = vae.plan_decode(*SIZE, vram_gb=gb)
+    assert (plan.own.resident < 4) == (share < 1) and plan.peak_bytes <= gb * GIB
+    torch.cuda.reset_peak_memory_stats()
+    vae.decode(z, vram_gb=gb)
+    assert torch.cuda.max_memory_allocated() <= plan.peak_bytes
+
+
+def decibels(frames, exact):
+    return 10 * math.log10(4.0 / (4 * (frames.double() - exact.double()).square().mean().item()))
+
+
+@pytest.mark.parametrize("precision, least", [("fp16", 50), ("bf16", 35), ("fp8", 25), ("int8", 30)])
+def test_rounding(make, z, precision, least):
+    exact = make("fp32").decode(z[:, :, :2])
+    vae = make(precision)
+    if vae.precision != precision:
+        pytest.skip(vae.unused().get(precision, "not here"))
+    assert decibels(vae.decode(z[:, :, :2]), exact) > least
+
+
+def test_kernels_agree_with_torch(make, z):
+    vae = make("fp16")
+    with_kernels = vae.decode(z[:, :, :2])
+    vae.options = vae.options.switched(off=["triton_fusion"])
+    assert decibels(vae.decode(z[:, :, :2]), with_kernels) > 50
+
+
+def test_encodes_have_the_same_bits_in_every_step(make, monkeypatch):
+    vae = make("fp16")
+    video = torch.rand(1, 22, 288, 272, 3, generator=torch.Generator().manual_seed(3))
+    whole, plain = vae.encode(video), vae.planner.plan
+    assert vae.last_report.mode.startswith("fused") and whole.isfinite().all()
+    for frames in (8, 4, 1):
+        monkeypatch.setattr(vae.planner, "plan", lambda *a, n=frames, **k: replace(
+            plain(*a, **k), steps=replace(plain(*a, **k).steps, frames=n)))  # fmt: skip
+        assert torch.equal(vae.encode(video), whole), frames
+    monkeypatch.undo()
+    torch.cuda.reset_peak_memory_stats()
+    plan = vae.plan_encode(7, 18, 17)
+    vae.encode(video)
+    assert torch.cuda.max_memory_allocated() <= plan.peak_bytes
+    exact = make("fp32").encode(video)
+    error = (whole - exact).square().mean() / exact.square().mean()
+    assert 10 * math.log10(1 / error) > 40

@@ -1,0 +1,119 @@
+"""A transformer's walk: weights that come layer by layer, products in 8 bit, positions."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from zerowaste_vae.engine.archs.minimax_h3 import ARCHITECTURE, Config
+from zerowaste_vae.engine.network.hosted import Hosted, moving_bytes, staying
+from zerowaste_vae.engine.network.ops.tokens import turns
+from zerowaste_vae.engine.network.tokens import LayerWeights, Product, TokenNetwork
+from zerowaste_vae.engine.planning.own_plan import layer_bytes
+from zerowaste_vae.engine.precision.modes import Mode
+from zerowaste_vae.engine.precision.scaled import scaled_mode, why_not
+
+CPU = torch.device("cpu")
+LAYERS = 5
+
+
+@pytest.fixture(scope="module")
+def decoder(seed_model):
+    model = ARCHITECTURE.build(Config(None, 64, LAYERS, 96)).requires_grad_(False)
+    seed_model(model, 4)
+    return model.decoder
+
+
+class Stream:
+    """Whose work is done at once."""
+
+    def wait_event(self, event):
+        assert event.recorded
+
+    def wait_stream(self, stream):
+        pass
+
+
+class Event:
+    recorded = False
+
+    def record(self, stream):
+        self.recorded = True
+
+
+@pytest.mark.parametrize("resident", [0, 1, 3, 4, LAYERS])
+@pytest.mark.parametrize("kind", [None, "fp8"])
+def test_layers_come_in_order_whatever_stays(decoder, monkeypatch, resident, kind):
+    """And what is being computed with is not overwritten."""
+    network = TokenNetwork(decoder, torch.float32, CPU, kind, resident)
+    network._copies = Stream()
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    for _ in range(2):
+        count = 0
+        for own, layer in zip(network.layers, network.streamed(), strict=True):
+            assert all(torch.equal(a.float(), b.float()) for a, b in zip(own.tensors(), layer.tensors(), strict=True))
+            assert (layer is own) == (count < resident)
+            count += 1
+        assert count == LAYERS
+    assert network.nbytes == resident * network.layers[0].nbytes
+
+
+@pytest.mark.parametrize("kind", [None, "fp8", "int8"])
+def test_plans_know_a_layers_bytes(decoder, kind):
+    network = TokenNetwork(decoder, torch.float16, CPU, kind)
+    assert network.layers[0].nbytes == layer_bytes(network.step, torch.float16, kind)
+
+
+@pytest.mark.parametrize("kind, bound", [("fp8", 0.04), ("int8", 0.008)])
+def test_weights_have_a_scale_for_each_row(kind, bound, noise):
+    linear = torch.nn.Linear(32, 16)
+    linear.weight.data = noise(16, 32) * torch.logspace(-3, 3, 16)[:, None]
+    before = linear.weight.detach().clone()
+    packed = Product.of(linear, kind, torch.float32, CPU)
+    assert torch.equal(linear.weight, before)
+    error = (packed.weight.float() * packed.scales[:, None] - before).norm(dim=1) / before.norm(dim=1)
+    assert error.max() < bound
+
+
+def test_what_stays_does_not_move():
+    """But takes another type; where it would go is asked of an empty tensor."""
+    model = ARCHITECTURE.build(Config(None, 64, 2, 96))
+    assert all(p.dtype == torch.float16 for p in model.to(torch.float16).parameters())
+
+    class There:
+        """As a tensor on a GPU says where it is."""
+
+        device, dtype = torch.device("cuda", 0), torch.bfloat16
+
+    asked = []
+    next(m for m in model.modules() if isinstance(m, Hosted))._apply(lambda t: asked.append(t.numel()) or There)
+    assert set(asked) == {0}
+    kept = [p for p in staying(model) if p.dtype == torch.bfloat16]
+    assert len(kept) == 12 and all(p.device == CPU for p in kept)
+    assert moving_bytes(model) + sum(p.nbytes for p in staying(model)) == sum(p.nbytes for p in model.parameters())
+    assert len(staying(model)) == 2 * 12
+
+
+def test_positions_are_the_middles_of_equal_parts():
+    """The second of two frames, first of one row, third of four columns: 0.5, 0 and 0.25; the others are not turned."""
+    table = turns(2, 1, 4, 64, 5, CPU)
+    assert table.shape == (13, 2, 24) and torch.equal(table[8:], table[8:9].expand(5, -1, -1))
+    frequencies = 100.0 ** -(torch.arange(8) / 8)
+    angles = torch.cat([2 * torch.pi * place * frequencies for place in (0.5, 0.0, 0.25)])
+    assert torch.allclose(table[6], torch.stack((angles.cos(), angles.sin())), atol=1e-6)
+    assert torch.equal(table[8], torch.stack((torch.ones(24), torch.zeros(24))))
+
+
+def test_what_torch_lacks_is_said(monkeypatch):
+    assert why_not("fp8", CPU) is None and scaled_mode(Mode("int8"), CPU, 0.0, "fp16") == Mode("int8")
+    refused = scaled_mode(Mode("fp8"), CPU, 45.0, "fp16")
+    assert refused.kind is None and refused.refused == (
+        "fp8 is not to be had (min_db=45 is not measured on its products): fp16 runs instead"
+    )
+
+
+def test_layers_are_what_the_modules_hold(decoder):
+    weights = LayerWeights.of(decoder.part("transformer_blocks.1"), None, torch.float32, torch.float32, CPU)
+    assert torch.equal(weights.up.weight, decoder.part("transformer_blocks.1").ff.w1.weight)
+    assert weights.nbytes == sum(p.nbytes for p in decoder.part("transformer_blocks.1").parameters())

@@ -1,0 +1,86 @@
+"""MiniMax H3's VAE of the host's own class, small and seeded: the engine computes what it does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+from safetensors.torch import load_file
+from zerowaste_vae import load
+
+pytestmark = pytest.mark.host
+#: Of an output's standard deviation.
+BOUND = 4e-5
+#: [T, h, w] and [F, H, W].
+LATENTS = [(1, 9, 7), (2, 5, 4), (3, 4, 6), (4, 6, 4), (5, 4, 4), (6, 4, 5), (8, 3, 4), (13, 4, 3), (2, 17, 30)]
+CLIPS = [(1, 64, 48), (3, 48, 64), (17, 32, 32), (18, 32, 48), (1, 272, 272), (5, 32, 460)]
+#: Writes minimax.safetensors and minimax.io.safetensors into a folder.
+SCRIPT = f"""
+import functools, sys
+sys.argv = [sys.argv[0], "--cpu", *sys.argv[1:]]
+folder = sys.argv.pop()
+import comfy.options
+comfy.options.enable_args_parsing()
+from safetensors.torch import save_file
+from comfy.ldm.minimax import vae
+
+torch.set_grad_enabled(False)
+vae.ViT3DDecoder = functools.partial(vae.ViT3DDecoder, num_layers=3, heads=3)
+network = vae.MiniMaxH3VideoVAE(ch=32, ch_mult=(1, 1, 2, 2, 2, 3)).eval()
+network.decoder.mask_token.zero_()
+g = torch.Generator().manual_seed(7)
+for name, p in sorted(network.named_parameters()):
+    noise = torch.randn(p.shape, generator=g)
+    if "tokens" in name:
+        p.copy_(noise)
+    elif p.ndim >= 2:
+        p.copy_(noise * (1.4 / p[0].numel()) ** 0.5)
+    elif "scale" in name:
+        p.copy_(0.5 + 0.1 * noise)
+    else:
+        p.copy_(1 + 0.1 * noise if "norm" in name and name.endswith("weight") else 0.05 * noise)
+io = {{}}
+for size in {LATENTS}:
+    name, z = "x".join(map(str, size)), torch.randn(1, 24, *size, generator=g)
+    io |= {{"latent " + name: z, "decoded " + name: network.decode(z)}}
+for size in {CLIPS}:
+    name, x = "x".join(map(str, size)), torch.rand(1, 3, *size, generator=g) * 2 - 1
+    io |= {{"pixels " + name: x, "encoded " + name: network.encode(x)}}
+for name, tensors in (("minimax", network.state_dict()), ("minimax.io", io)):
+    save_file({{k: v.contiguous().clone() for k, v in tensors.items()}}, f"{{folder}}/{{name}}.safetensors")
+"""
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory, host_places):
+    """(VAE of the host's weights, what its class makes)"""
+    checkout, venv = host_places
+    folder = tmp_path_factory.mktemp("minimax")
+    python = venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    ran = subprocess.run(
+        [python, "-c", SCRIPT, str(folder)], capture_output=True, text=True, cwd=checkout, timeout=300,
+        env={**os.environ, "PYTHONPATH": str(checkout)},
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    return load(folder / "minimax.safetensors", device="cpu"), load_file(folder / "minimax.io.safetensors")
+
+
+def deviation(actual, expected):
+    return float((actual - expected).abs().max() / expected.std())
+
+
+@pytest.mark.parametrize("size", LATENTS, ids=str)
+def test_decodes_are_the_hosts(written, size):
+    vae, tensors = written
+    name = "x".join(map(str, size))
+    assert deviation(vae.decode_raw(tensors[f"latent {name}"]), tensors[f"decoded {name}"]) < BOUND
+
+
+@pytest.mark.parametrize("size", CLIPS, ids=str)
+def test_encodes_are_the_hosts(written, size):
+    """Also where sides are no whole latents: its last tile is then smaller."""
+    vae, tensors = written
+    name = "x".join(map(str, size))
+    moments = vae.encode_raw(tensors[f"pixels {name}"])
+    assert deviation(vae.model.sample(moments), tensors[f"encoded {name}"]) < BOUND
