@@ -111,7 +111,8 @@ def lines(tuning: Tuning, found: Outcome, here: Target) -> list[str]:
         out.append(f"{kind}: {spent:.3g} ms{beside}: {what}")
     out += [f"dropped for {kind}: {_tile(schedule)}: {why}" for kind, schedule, why in found.dropped]
     out += [f"kept from the table, no time was left: {kind}" for kind in found.left]
-    out += [f"kept from the table, nothing tried was right: {kind}" for kind in found.broken]
+    out += [f"no schedule is right here for {kind}: run with --off triton_fusion, and open an issue"
+            for kind in found.broken]  # fmt: skip
     if tuning.link:
         out.append(f"host memory: {tuning.link / 1e9:.1f} GB/s each way at once")
     return out

@@ -18,6 +18,8 @@ GAIN = 0.98
 #: And is faster in this part of the rounds, in which all are timed one after the other: a GPU that gets slower or
 #: faster while it is measured does so for all of them.
 SURE = 0.75
+#: Seconds between two looks at whether all is cancelled, while something is compiled.
+PULSE = 1.0
 
 
 class Compiler(Protocol):
@@ -73,7 +75,10 @@ def search(
     for done, (layer, schedules) in enumerate(jobs):
         check()
         progress(done, len(jobs))
-        failed = compiler.wait(layer, until) if clock() < until else None
+        failed = None
+        while failed is None and clock() < until:
+            failed = compiler.wait(layer, min(until, clock() + PULSE))
+            check()
         if failed is None:
             out.left.append(layer.kind)
             continue
