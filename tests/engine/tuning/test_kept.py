@@ -103,6 +103,16 @@ def test_a_cache_folder_that_takes_nothing_costs_a_line(here, tuning, monkeypatc
     assert len(caplog.records) == 1
 
 
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15\nGCC 12.2", "535.104.05"),
+     ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.10  Release Build  (b@h)  Mon", "570.86.10"),
+     ("GCC version: 12.2.0", "")],
+)  # fmt: skip
+def test_the_drivers_version(text, version):
+    assert kept.version_in(text) == version
+
+
 def test_a_cpu_has_none():
     cpu = torch.device("cpu")
     assert kept.of(cpu) is None and kept.words(cpu) == "" and kept.rates(cpu) == Rates()
