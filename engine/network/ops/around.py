@@ -17,6 +17,7 @@ from ...run.weights import Conv
 from ..chain import Link, given, pack_chain, through
 from ..program import CAUSAL, Size, Step, Style, Taps, Work
 from ..state import State
+from .means import mean
 
 
 def duplicate_up(x: Tensor, channels: int, temporal: bool, starts: bool) -> Tensor:
@@ -37,7 +38,7 @@ def average_down(x: Tensor, channels: int, temporal: bool, down: bool) -> Tensor
     x = F.pad(x, (0, 0, 0, 0, x.shape[2] % z, 0))
     b, c, t, h, w = x.shape
     x = x.view(b, c, t // z, z, h // s, s, w // s, s).permute(0, 1, 3, 5, 7, 2, 4, 6)
-    return x.reshape(b, channels, c * z * s * s // channels, t // z, h // s, w // s).mean(2)
+    return mean(x.reshape(b, channels, c * z * s * s // channels, t // z, h // s, w // s), 2)
 
 
 def store_duplicates(x: Tensor, out: Tensor, temporal: bool, starts: bool) -> None:

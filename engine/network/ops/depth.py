@@ -19,6 +19,7 @@ from ..program import CAUSAL, Size, Step, Style, Taps, Work
 from ..state import State
 from ..tree import find, graft
 from .conv import ClipConv, conv_work, styled, taps_of
+from .means import mean
 
 _PLAIN = Geometry()
 #: Samples of a position in frames, rows and columns.
@@ -95,7 +96,7 @@ class Down(nn.Module):
         rows, columns = (n // s for n, s in zip(both.shape[3:], self.stride[1:], strict=True))
         both = both[:, :, :ready, : rows * self.stride[1], : columns * self.stride[2]]
         x, y = (to_channels(part.contiguous(), self.stride) for part in both.split((x.shape[1], y.shape[1]), 1))
-        return y + x.unflatten(1, (self.c_out, x.shape[1] // self.c_out)).mean(2)
+        return y + mean(x.unflatten(1, (self.c_out, x.shape[1] // self.c_out)), 2)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from ..packed import clip_kernel, conv_of, norm_of
 from ..program import CAUSAL, Size, Step, Style, Taps, Work
 from ..state import State
 from .conv import Matrix, conv_work, pointwise, styled, taps_of
+from .means import mean
 from .norm import Norm
 
 
@@ -217,7 +218,7 @@ class Moments(_End):
             return y
         if state is not None:
             x = state.aligned(f"{self.name} means", x, y)
-        return y + x.unflatten(1, (self.width, -1)).mean(2)
+        return y + mean(x.unflatten(1, (self.width, -1)), 2)
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> PackedEnd:
         return PackedEnd(norm_of(part(self.norm_name)), conv_of(part(self.name), operands))

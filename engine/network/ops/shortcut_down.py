@@ -18,6 +18,7 @@ from ..program import CAUSAL, Resampling, Size, Style, Taps, Work
 from ..state import State
 from ..tree import find, graft
 from .conv import ClipConv, conv_work, styled, taps_of
+from .means import mean
 
 
 def gathered(x: Tensor, z: int) -> Tensor:
@@ -57,7 +58,7 @@ class Downsample(nn.Module):
         return torch.cat((gathered(y[:, :, :1], 1).repeat(1, 2, 1, 1, 1) + self._means(x[:, :, :1], 1), rest), 2)
 
     def _means(self, x: Tensor, z: int) -> Tensor:
-        return gathered(x, z).unflatten(1, (self.width, -1)).mean(2)
+        return mean(gathered(x, z).unflatten(1, (self.width, -1)), 2)
 
 
 def _blocks(x: Tensor, z: int) -> Tensor:

@@ -4,6 +4,7 @@ import pytest
 import torch
 from zerowaste_vae.engine.network.ops.attention import SplitAttention
 from zerowaste_vae.engine.network.ops.conv import ClipConv
+from zerowaste_vae.engine.network.ops.means import mean
 from zerowaste_vae.engine.network.ops.norm import Group
 from zerowaste_vae.engine.network.ops.resnet import Resnet
 from zerowaste_vae.engine.network.ops.shuffle_up import Upsample
@@ -78,3 +79,13 @@ def test_history_does_not_pin_the_input(units):
     module(x, state)
     history = state.histories[module.key]
     assert history.untyped_storage().nbytes() == history.numel() * history.element_size()
+
+
+def test_means_of_some_frames_are_those_of_all(noise):
+    """Sums in torch's own order depend on how many there are."""
+    x = noise(1, 4, 8, 5, 4, 5)
+    whole = mean(x, 2)
+    torch.testing.assert_close(whole, x.mean(2))
+    for first, end in ((0, 1), (1, 3), (4, 5)):
+        assert torch.equal(mean(x[:, :, :, first:end].contiguous(), 2), whole[:, :, first:end])
+    assert mean(x.half(), 2).dtype == torch.float16
