@@ -126,7 +126,14 @@ def _planning(
         nonlocal made
         kept, made = made, None
         changed = not below and vae._settle(half, lambda: samples(vae), policy)
-        return vae._plan(half, size(), request, rest, below, check, None if changed or vae is not core else kept)
+        again = functools.partial(vae._plan, half, size(), request, rest, below, check)
+        try:
+            return again(None if changed or vae is not core else kept)
+        except PlanError:
+            # A transformer's weights, which wait on the device for the next decode, may be all that is in the way.
+            if vae.architecture.own is None or half == "decoder" or not vae.release_packed(keep=half):
+                raise
+        return again()
 
     return plan
 

@@ -64,8 +64,7 @@ class Core:
         self.architecture = architecture
         self.arch = architecture.name
         self._float = precision
-        self.dtype = dtype
-        self.device = device
+        self.dtype, self.device = dtype, device
         self.path = path
         #: Of latents outside; the network's own are those of `architecture` and `model.config`.
         self.latent_channels: int = model.config.latent_channels * architecture.side**2

@@ -46,9 +46,10 @@ class OwnHalves:
             self.release()
             del kept
             backend = "auto" if self._options.triton_fusion else "reference"
-            self._tokens = TokenNetwork(
-                self._model.decoder, self._dtype, device, self._kind, plan.own.resident, backend
-            )
+            with torch.inference_mode(False), torch.no_grad():  # whatever the caller's mode: it will serve others
+                self._tokens = TokenNetwork(
+                    self._model.decoder, self._dtype, device, self._kind, plan.own.resident, backend
+                )
             if device.type == "cuda":
                 empty_device_cache()  # 8-bit weights are made from fp32 ones
         rows, columns = plan.own.grid

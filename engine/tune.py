@@ -22,8 +22,8 @@ from .tuning.layers import Layer, layers
 from .tuning.processes import Gpu, Pool
 from .tuning.search import Outcome, search
 
-#: Seconds that all of it may take, and what is left at the end for the answer of a measurement under way.
-BUDGET, MARGIN = 120.0, 5.0
+#: Seconds that all of it may take, and those of them that its end takes.
+BUDGET, MARGIN = 120.0, 3.0
 Progress = Callable[[int, int], None]
 
 
@@ -66,10 +66,10 @@ def tune(
         gpu, pool = Gpu(device), Pool(here.sm)
         stack.callback(gpu.end)
         stack.callback(pool.end)
-        gpu.start()
-        until = began + budget
-        found = search(jobs, pool, gpu, time.monotonic, max(0.0, until - MARGIN - time.monotonic()), check, progress)
+        pool.start(jobs)
+        until = began + budget - MARGIN
         link = before.link if before.link and not again else gpu.link(until)
+        found = search(jobs, pool, gpu, time.monotonic, max(0.0, until - time.monotonic()), check, progress)
         check()
     tuning = _merged(before, found, wanted, here, link)
     kept.write(tuning)
@@ -111,7 +111,8 @@ def lines(tuning: Tuning, found: Outcome, here: Target) -> list[str]:
         out.append(f"{kind}: {spent:.3g} ms{beside}: {what}")
     out += [f"dropped for {kind}: {_tile(schedule)}: {why}" for kind, schedule, why in found.dropped]
     out += [f"kept from the table, no time was left: {kind}" for kind in found.left]
-    out += [f"kept from the table, nothing tried was right: {kind}" for kind in found.broken]
+    out += [f"no schedule is right here for {kind}: run with --off triton_fusion, and open an issue"
+            for kind in found.broken]  # fmt: skip
     if tuning.link:
         out.append(f"host memory: {tuning.link / 1e9:.1f} GB/s each way at once")
     return out

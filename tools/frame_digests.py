@@ -156,7 +156,7 @@ def seeded_file(family: str, folder: Path) -> Path:
         noise = torch.randn(shape, generator=generator, device=device)
         if key.endswith("gamma") or ("norm" in key and key.endswith("weight")):
             noise = 1 + 0.2 * noise
-        elif key.endswith(("running_var", "std-of-means", "latent_std")):
+        elif key.endswith(("running_var", "std-of-means", "latent_std", "latents_std")):
             noise = 0.5 + noise.abs()
         else:
             noise *= noise[0].numel() ** -0.5 if len(shape) > 1 else 0.1
@@ -189,7 +189,7 @@ def video(vae: Any, size: tuple[int, int, int]) -> Tensor:
     """Seeded frames or pictures [F, H, W, 3] in uint8 for so many latents: noise on coarse colours. Whole numbers, for
     the same bits on every CPU."""
     (count, h, w), s, generator = size, vae.spatial, torch.Generator().manual_seed(2)
-    frames = vae.temporal * (count - 1) + 1
+    frames = vae.architecture.frames(count)
     coarse = torch.randint(32, 224, (frames, h, w, 3), generator=generator)
     coarse = coarse.repeat_interleave(s, 1).repeat_interleave(s, 2)
     return (coarse + torch.randint(-32, 32, coarse.shape, generator=generator)).to(torch.uint8)
@@ -259,7 +259,7 @@ def timed(folder: Path) -> dict[str, Any]:
         files[family] = files.get(family) or seeded_file(family, folder)
         vae = load(files[family], precision, False)
         source = latent(vae, size) if half == "decode" else video(vae, size).float() / 255
-        frames, times = vae.temporal * (size[0] - 1) + 1, []
+        frames, times = vae.architecture.frames(size[0]), []
         for _ in range(RUNS + 1):
             begin = time.perf_counter()
             getattr(vae, half)(source)

@@ -109,6 +109,8 @@ def describe_vae(path: Path, norm_groups: int | None) -> Lines:
     yield "file", f"{path} ({path.stat().st_size / (1 << 20):.1f} MiB)"
     time = "of one picture" if vae.architecture.still else f"and {vae.temporal} frames"
     yield "architecture", f"{vae.arch}, {vae.spatial}x{vae.spatial} pixels {time} per latent"
+    if (own := vae.architecture.own) is not None:
+        yield "tiles", f"its own, of {own.size} pixels in sections of {own.frames} frames: they are part of the model"
     scale = "the network's own" if vae.scale == 1.0 else f"the network's times {vae.scale}"
     yield "latents", f"{vae.latent_channels} channels, {scale}"
     yield "encoder", _half(vae.can_encode, config.encoder_widths)
@@ -125,6 +127,9 @@ def describe_calibration(vae: VideoVAE) -> Lines:
     """What `calibrate` or a first 8-bit run has measured of the file."""
     from .calibrate import describe
 
+    if vae.architecture.own is not None:
+        yield "calibration", "none is needed: 8-bit products of its decoder scale each row as it comes"
+        return
     tables = [(half, vae.store.table(half)) for half in ("encoder", "decoder")]
     for half, table in tables:
         for line in describe(half, table) if table else ():

@@ -7,6 +7,7 @@ import functools
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from ..archs import Architecture
     from ..network.program import Program
     from ..planning.budget import Limits
+    from ..planning.cost import Rates
     from ..planning.planner import Planner
     from ..request import Request
     from ..run.plan import Plan
@@ -44,6 +46,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     memory.add_argument("--table", action="store_true", help="plans for a range of targets")
     parser.add_argument("--devices", type=int, metavar="N",
                         help="also compute what up to N GPUs of one kind would do together")  # fmt: skip
+    parser.add_argument("--link", type=float, metavar="GB/s", help="what host memory gives while as much goes back, in "
+                        "10^9 bytes (default: as `tune` has measured it here, else 50)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
@@ -67,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     rest = (height % spatial, width % spatial) if args.encode else (0, 0)
     half = "encoder" if args.encode else "decoder"
     plan = functools.partial(planner.plan, half, size, request, rest=rest)
-    rows = [_row(plan, limits) for limits in _limits(args, request)]
+    rows = [_row(plan, limits, architecture.temporal, planner.walk.rates) for limits in _limits(args, request)]
     frames = architecture.frames(latents)
     result = frames * height * width * 3 * request.dtype.itemsize
     shared = _shared(args, architecture, planner, size) if args.devices else []
@@ -147,8 +151,23 @@ def _planner(args: argparse.Namespace) -> tuple[Planner, Architecture, str]:
     planner = make_planner(
         architecture, config, dtype, DEFAULTS, mode, lambda: reason is None and not exact,
         lambda: Torch(products=exact, reserves=True),  # plans are for a GPU, without TF32
+        _rates(args.link),
     )
     return planner, architecture, note
+
+
+def _rates(link: float | None) -> Rates:
+    """Of this machine's GPU; link: GB/s in place of its own."""
+    import torch
+
+    from ..tuning import kept
+
+    rates = kept.rates(torch.device("cuda"))
+    if link is None:
+        return rates
+    if not 0 < link < 10_000:
+        raise InputError(f"--link {link:g}: give GB/s")
+    return replace(rates, link=link * 1e9)
 
 
 def _shared(
@@ -210,7 +229,8 @@ def _by_rows(
              "text": text}]  # fmt: skip
 
 
-def _row(planned: Callable[..., Plan], limits: Limits) -> dict[str, object]:
+def _row(planned: Callable[..., Plan], limits: Limits, temporal: int, rates: Rates) -> dict[str, object]:
+    """temporal: frames of a latent."""
     from ..memory import GIB
 
     gb = limits.target / GIB
@@ -218,9 +238,15 @@ def _row(planned: Callable[..., Plan], limits: Limits) -> dict[str, object]:
         plan = planned(limits=limits)
     except PlanError as error:
         return {"target_gb": gb, "fits": False, "text": str(error)}
+    moved = plan.far_bytes / (plan.steps.latents * temporal) if plan.far_bytes else 0.0
+    text = plan.describe()
+    if moved:
+        least = f"{1e3 * moved / rates.link:.1f} ms at {rates.link / 1e9:g} GB/s"
+        text += f"; {moved / GIB:.2f} GB of histories per frame come and go, {least}"
     return {
         "target_gb": gb,
         "fits": True,
+        "moved_gb": moved / GIB,
         "peak_gb": plan.peak_bytes / GIB,
         "host_gb": plan.host_bytes / GIB,
         "latents_per_chunk": plan.steps.latents,
@@ -228,5 +254,5 @@ def _row(planned: Callable[..., Plan], limits: Limits) -> dict[str, object]:
         "tiles": len(plan.grid),
         "parked": plan.parking is not None,
         "note": plan.note,
-        "text": plan.describe(),
+        "text": text,
     }

@@ -28,7 +28,7 @@ from .plain_walk import PlainWalk, Torch
 
 #: Tiles whose products take longer than the copy of a layer's weights: 0.4 ms each on an H200, against 2.7 ms at
 #: 50 GB/s, by arithmetic.
-MANY = 64
+MANY = 32
 #: A tile of pixels on its way in: as it comes, in float32, less the mean, in the network's units, filled up, in 16 bit.
 COPIES = 6
 #: Frames at full size at once, from roomy to lean; 0: all.
@@ -53,8 +53,9 @@ class OwnPlanner:
     ) -> Plan:
         """As Planner.plan. Raises PlanError where nothing stays below the target."""
         own = self._program(half).own
-        if request.tile or request.tiling in ("exact", "blended"):
-            log.once("this network tiles itself, which is part of the model: tiles that are asked for are not used")
+        if request.tile or request.chunk or request.tiling in ("exact", "blended"):
+            log.once("this network tiles itself, in space and time, which is part of the model: tiles and chunks that "
+                     "are asked for are not used")  # fmt: skip
         most = [limits.target]
         if request.tiling == "auto" and limits.target is not None and (limits.room or 0) > limits.target:
             most.append(limits.room)

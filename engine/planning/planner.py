@@ -293,7 +293,7 @@ class Planner:
 
     def _fused_plan(self, ask: _Ask, tiles: Grid, steps: Steps, parking: Parking | None) -> Plan:
         sizes = self._sizes(ask, tiles, steps, parking)
-        return Plan(steps, tiles, sizes.device, True, parking, sizes.host)
+        return Plan(steps, tiles, sizes.device, True, parking, sizes.host, far_bytes=sizes.far)
 
     def _sizes(self, ask: _Ask, tiles: Grid, steps: Steps, parking: Parking | None) -> Sizes:
         frame = None if len(tiles) == 1 else (ask.height, ask.width)

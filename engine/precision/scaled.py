@@ -16,6 +16,8 @@ SIZE = 64
 def scaled_mode(mode: Mode, device: torch.device, min_db: float, plain: str) -> Mode:
     """`mode` for a transformer: without 8 bit where the device has none, or where a floor is to be kept, which nobody
     measures there. plain: what runs then."""
+    if mode.half_accumulate:
+        return Mode(refused=f"fp16_fast is not to be had (its products sum in fp32): {plain} runs instead")
     if mode.kind is None:
         return mode
     why = f"min_db={min_db:g} is not measured on its products" if min_db else why_not(mode.kind, device)

@@ -268,12 +268,12 @@ class Memory:
 
     def joins(self, follow: int, frames: int, step: int) -> bool:
         """Whether the stage which so many `follow` and the next one are walked as one, since all of its `frames` make
-        one `step`: nothing has to wait there then, which is memory for histories that would else be parked. Runs that
-        park none have room."""
+        one `step` (0: whatever they are): nothing has to wait there then, which is memory for histories that would else
+        be parked. Runs that park none have room."""
         if self.walk.open:
-            most = self._joined.get(follow, True)
-            self._joined[follow] = most and self.parked.parking.keys is None and not self.after and frames <= step
-        return self._joined[follow]
+            joined = self._joined.get(follow, self.parked.parking.keys is None and not self.after)
+            self._joined[follow] = joined and (not step or frames <= step)
+        return self._joined.get(follow, False)
 
     def grown(self, x: Tensor, frames: int) -> Tensor:
         """x with so many frames in the memory that `planned` made room for."""

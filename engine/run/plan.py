@@ -63,6 +63,8 @@ class Plan:
     #: Histories that wait in host memory, if any, and the bytes they take there.
     parking: Parking | None = None
     host_bytes: int = 0
+    #: Of those, what comes to the device in a chunk; as much goes back.
+    far_bytes: int = field(default=0, compare=False)
     #: Of a network that tiles itself; its grid is then one tile.
     own: Own | None = None
 

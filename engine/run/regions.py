@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 import torch
@@ -14,13 +15,13 @@ from .pixels import Finish
 from .pressure import out_of_memory
 from .results import Results
 
-#: Regions on their way.
-BUFFERS = 3
+#: Regions on their way at most: as many as come at once while the ones before are still being copied.
+BUFFERS = 16
 
 
 class _Region(NamedTuple):
-    """Pixels on their way into `target`, in a buffer where there is one. place: clip, first frame and count. done: when
-    they are there. land: behind the last one of these frames, all of them."""
+    """Pixels on their way into `target`, in page-locked memory where that is to be had. place: clip, first frame and
+    count. done: when they are there. land: behind the last one of these frames, all of them."""
 
     place: tuple[int, int, int]
     target: Tensor
@@ -28,19 +29,20 @@ class _Region(NamedTuple):
     health: Tensor
     done: torch.cuda.Event | None
     land: Tensor | None
-    buffer: tuple[Tensor, Tensor] | None
 
 
 class RegionWriter:
-    """Results [f, H, W, C] of clips, region after region, through page-locked memory while the GPU goes on. As
-    StagedWriter at the end of the `with`."""
+    """Results [f, H, W, C] of clips, region after region, in order. On a GPU they pass through page-locked memory, and
+    a thread copies them on while the GPU and the caller go on; what it finds is raised by a later `write`, or at the
+    end of the `with`. That ends as StagedWriter's does."""
 
     def __init__(self, results: Results, device: torch.device, finish: Finish, ahead: bool = True) -> None:
         self._results, self._device, self._finish = results, device, finish
         self._ahead = ahead and device.type == "cuda"
-        self._waiting: deque[_Region] = deque()
+        self._inference = torch.is_inference_mode_enabled()
+        self._thread: ThreadPoolExecutor | None = None
+        self._waiting: deque[tuple[Future[None], tuple[Tensor, Tensor]]] = deque()
         self._free: list[tuple[Tensor, Tensor]] = []
-        self._made = 0
         self._open: tuple[int, int, Tensor] | None = None
 
     def __enter__(self) -> RegionWriter:
@@ -48,8 +50,14 @@ class RegionWriter:
 
     def __exit__(self, kind: type | None, error: BaseException | None, *_: object) -> None:
         keep = error is None or out_of_memory(error)
-        while self._waiting:
-            self._deliver(keep)
+        try:
+            while self._waiting and keep:
+                self._next()
+        finally:
+            if self._thread is not None:
+                self._thread.shutdown(cancel_futures=True)
+            if self._waiting:  # nothing is copied into memory that others may have by then
+                torch.cuda.current_stream(self._device).synchronize()
 
     def write(
         self, clip: int, first: int, pixels: Tensor, region: tuple[slice, slice], health: Tensor, last: bool
@@ -65,25 +73,28 @@ class RegionWriter:
             self._open = None
         if self._results.dtype == torch.uint8:
             pixels = (pixels * 255.0).round_()
-        pixels = pixels.to(self._results.dtype)
+        pixels, place = pixels.to(self._results.dtype), (clip, first, count)
         buffer = self._buffer(pixels) if self._ahead else None
         if buffer is None:
-            self._waiting.append(_Region((clip, first, count), target, pixels, health, None, land, None))
-            self._deliver(True)
+            while self._waiting:
+                self._next()
+            self._deliver(_Region(place, target, pixels, health, None, land))
             return
-        staged, sum_of_one = buffer
-        there = staged[: pixels.numel()].view(pixels.shape)
+        there = buffer[0][: pixels.numel()].view(pixels.shape)
         there.copy_(pixels, non_blocking=True)
-        sum_of_one.copy_(health, non_blocking=True)
+        buffer[1].copy_(health, non_blocking=True)
         done = torch.cuda.Event()
         done.record(torch.cuda.current_stream(self._device))
-        self._waiting.append(_Region((clip, first, count), target, there, sum_of_one, done, land, buffer))
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "zerowaste regions")
+        work = self._thread.submit(self._deliver, _Region(place, target, there, buffer[1], done, land))
+        self._waiting.append((work, buffer))
 
     def _buffer(self, pixels: Tensor) -> tuple[Tensor, Tensor] | None:
         """Page-locked memory for so many values, and one more; None where there is none."""
         size = math.prod(pixels.shape)
-        while len(self._waiting) >= BUFFERS:
-            self._deliver(True)
+        while len(self._waiting) >= BUFFERS or (self._waiting and self._waiting[0][0].done()):
+            self._next()
         for i, (values, _) in enumerate(self._free):
             if values.numel() >= size:
                 return self._free.pop(i)
@@ -92,15 +103,19 @@ class RegionWriter:
         self._ahead = values is not None and one is not None
         return (values, one) if self._ahead else None
 
-    def _deliver(self, keep: bool) -> None:
-        entry = self._waiting.popleft()
-        if entry.done is not None:
-            entry.done.synchronize()
-        if keep:
-            entry.target.copy_(entry.pixels)
-            clip, first, count = entry.place
-            self._finish(clip, first, 0 if entry.land is None else count, float(entry.health))
-            if entry.land is not None:
-                self._results.land(clip, first, entry.land)
-        if entry.buffer is not None:
-            self._free.append(entry.buffer)
+    def _next(self) -> None:
+        """Wait for the oldest region; raises what was found with it."""
+        work, buffer = self._waiting.popleft()
+        work.result()
+        self._free.append(buffer)
+
+    def _deliver(self, region: _Region) -> None:
+        """In the thread, where there is one: regions come in their order."""
+        with torch.inference_mode(self._inference):
+            if region.done is not None:
+                region.done.synchronize()
+            region.target.copy_(region.pixels)
+            clip, first, count = region.place
+            self._finish(clip, first, 0 if region.land is None else count, float(region.health))
+            if region.land is not None:
+                self._results.land(clip, first, region.land)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
 from ..kernels.conv3d.schedules import SMALL_PLANE, Schedule, fit
 from ..kernels.conv3d.schedules import pick as direct
 from ..kernels.conv3d.tuned import Kind
@@ -37,10 +39,15 @@ def candidates(target: Target, kind: Kind) -> list[Schedule]:
         if kind.form == "winograd" and kind.phases > 1:  # whole steps of a tap, one tile at a time
             made.append(replace(one, depth=min(one.depth, kind.channels & -kind.channels)))
         else:
-            made.append(fit(one, kind.channels, kind.outputs, kind.row if kind.form == "direct" else 1))
+            one = fit(one, kind.channels, kind.outputs, kind.row if kind.form == "direct" else 1)
+            # Beside a second tile, wide 8-bit steps leave registers for quarters only.
+            made.append(replace(one, slices=4) if one.tail and kind.dtype.itemsize == 1 else one)
     deepest = HALF_DEPTH if kind.accumulate == "f16" and kind.dtype.itemsize == 1 else max(deep, 128)
     lowest = 64 if kind.small or kind.form == "winograd" else 128
     narrowest = min(16, max(kind.outputs // 4, 1))
+    # Two sums, and int8 on sm_100, leave a second tile no registers but in the table's own pairs.
+    if kind.form == "winograd" or (kind.dtype == torch.int8 and target.sm >= 100):
+        made = [s for s in made if not s.tail]
     fits = [s for s in made if s.depth <= deepest and s.positions >= lowest and s.stages >= 2
             and min(s.columns // s.slices, s.tail or s.columns) >= narrowest]  # fmt: skip
     return list(dict.fromkeys([first, *fits]))
@@ -59,9 +66,12 @@ def _direct(target: Target, kind: Kind) -> list[Schedule]:
         return [*made, Schedule(64, 256, d, 4, 4), Schedule(64, 128, d, 4, 4)] if kind.small else made
     # Sums in the registers that products are fed from.
     d = 32 if half else 64
-    made = [Schedule(128, 128, d, 8, 3, slices=4), Schedule(128, 128, d, 8, 4, slices=4),
+    slices = 4 if half else 2
+    made = [Schedule(128, 128, d, 8, 3, slices=slices), Schedule(128, 128, d, 8, 4, slices=slices),
             Schedule(128, 64, d, 4, 4), Schedule(128, 64, 2 * d, 4, 2)]  # fmt: skip
-    return [*made, Schedule(64, 128, d, 4, 3), Schedule(64, 64, d, 4, 4)] if kind.small else made
+    if kind.small and kind.phases == 1:
+        made += [Schedule(64, 128, d, 4, 3), Schedule(64, 64, d, 4, 4)]
+    return made
 
 
 def _winograd(target: Target, kind: Kind) -> list[Schedule]:

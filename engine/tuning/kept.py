@@ -99,9 +99,8 @@ def machine(device: torch.device) -> dict[str, Any]:
 def driver() -> str:
     """NVIDIA's, as the system tells it; the version of CUDA that it has where it does not."""
     try:
-        found = re.search(r"Kernel Module\D*([\d.]+)", Path("/proc/driver/nvidia/version").read_text(encoding="utf-8"))
-        if found:
-            return found[1]
+        if found := version_in(Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")):
+            return found
     except OSError:
         pass
     if shutil.which("nvidia-smi"):
@@ -113,6 +112,12 @@ def driver() -> str:
         if lines:
             return lines[0]
     return str(torch.cuda.driver_version()) if hasattr(torch.cuda, "driver_version") else "unknown"
+
+
+def version_in(text: str) -> str:
+    """The driver's in what Linux says of it; empty where there is none."""
+    found = re.search(r"Kernel Module.*?\s(\d+\.\d[\d.]*)\s", text)
+    return found[1] if found else ""
 
 
 def place(machine: Mapping[str, Any]) -> Path | None:

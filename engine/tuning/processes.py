@@ -51,7 +51,8 @@ class Worker:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         self._answers: queue.Queue[str | None] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         for line in self._process.stdout:
@@ -73,6 +74,7 @@ class Worker:
     def end(self) -> None:
         self._process.kill()
         self._process.wait()
+        self._reader.join()
         for stream in (self._process.stdin, self._process.stdout):
             stream.close()
 

@@ -18,11 +18,12 @@ GAIN = 0.98
 #: And is faster in this part of the rounds, in which all are timed one after the other: a GPU that gets slower or
 #: faster while it is measured does so for all of them.
 SURE = 0.75
+#: Seconds between two looks at whether all is cancelled, while something is compiled.
+PULSE = 1.0
 
 
 class Compiler(Protocol):
-    def start(self, jobs: Sequence[tuple[Layer, list[Schedule]]]) -> None:
-        """Compile all of these, in order."""
+    """Compiles the jobs' schedules, in their order."""
 
     def wait(self, layer: Layer, until: float) -> list[str | None] | None:
         """For each schedule of a layer None or why it does not compile; None where that takes longer than `until`."""
@@ -71,11 +72,13 @@ def search(
     """jobs: layers with their schedules, the table's first; the most important ones first. budget: seconds from now.
     check: may raise to cancel. progress(done, total): after each layer."""
     until, out = clock() + budget, Outcome()
-    compiler.start(jobs)
     for done, (layer, schedules) in enumerate(jobs):
         check()
         progress(done, len(jobs))
-        failed = compiler.wait(layer, until) if clock() < until else None
+        failed = None
+        while failed is None and clock() < until:
+            failed = compiler.wait(layer, min(until, clock() + PULSE))
+            check()
         if failed is None:
             out.left.append(layer.kind)
             continue

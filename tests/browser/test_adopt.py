@@ -87,7 +87,7 @@ def test_one_action_in_cores_seedvr2_template(browser, comfy, shots, renderer, h
     browser("load", workflow=template(host_places, "utility_seedvr2_3b_int8_upscale_video"))
     before = browser("prompt")
     browser("js", source=INTO_SUBGRAPH)
-    browser("menu", node="55", entry=ENTRY)
+    adopt(browser, "55")
     after = browser("prompt")
     ((name, inputs),) = of(after, "ZeroWasteVAEDecode").items()
     assert (inputs["samples"], inputs["vae"], inputs["tiling"]) == (["66:103", 0], ["66:51", 0], "auto")
@@ -116,7 +116,7 @@ def adopt(browser, node: str, entry: str = ENTRY) -> None:
     """A right click and this entry, until the node is another one: whether tiles are needed is asked of the server."""
     browser("menu", node=node, entry=entry)
     for _ in range(100):
-        if node not in {n["id"] for n in browser("nodes")}:
+        if browser("js", source=f"!app.canvas.graph.getNodeById({node})"):
             return
         time.sleep(0.1)
     pytest.fail(f"node {node} is still there")
@@ -292,7 +292,7 @@ def test_a_replaced_decode_runs_and_is_compared(browser, comfy, shots, host_plac
     path = tiny_wan(comfy, host_places)
     opened(browser, comfy)
     browser("load", workflow=graph(path.name))
-    browser("menu", node="3", entry=ENTRY)
+    adopt(browser, "3")
     assert browser("run") == ["execution_success", None]
     browser("line", until="/frame")
     # What changes after the run (seeds do by themselves) is not what is compared.

@@ -32,10 +32,11 @@ def test_every_family_has_sizes(tool):
     for family, architecture in tool.architectures().items():
         pixels, still = architecture.spatial * architecture.side, architecture.temporal == 1
         vae = SimpleNamespace(latent_channels=4, temporal=architecture.temporal, spatial=pixels)
+        vae.architecture = architecture
         count, height, width = tool.SIZES[pixels][0]
         shape = (count, 4, height, width) if still else (1, 4, count, height, width)
         assert tuple(tool.latent(vae, (count, height, width)).shape) == shape, family
-        frames = architecture.temporal * (count - 1) + 1
+        frames = architecture.frames(count)
         assert tuple(tool.video(vae, (count, height, width)).shape) == (frames, 256, 256, 3), family
 
 

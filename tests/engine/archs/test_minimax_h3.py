@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from zerowaste_vae import CheckpointError, load
 from zerowaste_vae.engine.archs import by_file, detect
 from zerowaste_vae.engine.archs.minimax_h3 import ARCHITECTURE, OWN, Config
+from zerowaste_vae.engine.cli import main
 from zerowaste_vae.engine.errors import PlanError
 from zerowaste_vae.engine.memory import GIB
 from zerowaste_vae.engine.network.fused import fuse
@@ -272,7 +273,7 @@ def test_plans_keep_targets_by_streaming_weights(planner):
         peaks.append((plan.own.resident, plan.own.tiles))
     assert [p for p in peaks if p[0] == 36] == [(36, 4), (36, 4), (36, 4)]
     (four, many), (three, fewer) = peaks[3:]
-    assert 0 <= three < four < 36 and many == fewer == 64
+    assert 0 <= three < four < 36 and many == fewer == 32
     eight = planner("fp8").plan("decoder", SIZE, limits=Limits(4 * GIB, host=64 * GIB))
     assert eight.own.resident == 36
     assert planner("int8").plan("decoder", SIZE, limits=Limits(2 * GIB, host=64 * GIB)).host_bytes > 0
@@ -287,10 +288,20 @@ def test_plans_that_cannot_be_say_so(planner):
         planner().plan("decoder", SIZE, limits=Limits(4 * GIB, host=0))
 
 
-def test_tiles_that_are_asked_for_are_not_used(planner, caplog):
-    for request in (Request("blended", 256), Request("exact", 512)):
+def test_tiles_that_are_asked_for_are_not_used(planner, monkeypatch):
+    told = []
+    monkeypatch.setattr("zerowaste_vae.engine.planning.own_plan.log.once", told.append)
+    for request in (Request(), Request("blended", 256), Request("exact", 512), Request(chunk=2)):
         plan = planner().plan("decoder", SIZE, request, Limits(16 * GIB, host=0))
         assert plan.own.grid == (4, 7) and not plan.tiled
+    assert len(told) == 3 and "part of the model" in told[0]
+
+
+def test_info_says_how_it_cuts(weights, tmp_path, capsys):
+    save_file(weights, tmp_path / "small.safetensors", {"norm_num_groups": "8"})
+    assert main(["info", str(tmp_path / "small.safetensors")]) == 0
+    said = capsys.readouterr().out
+    assert "its own, of 256 pixels in sections of 17 frames" in said and "each row as it comes" in said
 
 
 def test_encodes_are_planned(planner):

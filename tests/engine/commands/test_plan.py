@@ -26,6 +26,18 @@ def test_table_and_json(capsys):
         assert row["parked"] == (row["host_gb"] > 0)
 
 
+def test_a_link_of_another_speed(capsys):
+    def moved(*more):
+        assert main(["plan", "--size", "1280x720", "--vram-gb", "8", "--ram-gb", "62", "--json", *more]) == 0
+        return json.loads(capsys.readouterr().out)["plans"][0]
+
+    usual, slow = moved(), moved("--link", "12")
+    assert 0 < slow["moved_gb"] < usual["moved_gb"]
+    assert "of histories per frame come and go" in usual["text"] and slow["text"].endswith("ms at 12 GB/s")
+    assert main(["plan", "--size", "1280x720", "--vram-gb", "8", "--link", "-1"]) == 2
+    assert "--link -1" in capsys.readouterr().err
+
+
 def test_a_file_of_its_own_and_plain_torch(capsys, vae_file):
     small = ["plan", "--size", "96x64", "--vae", str(vae_file), "--vram-gb", "1", "--plain", "--precision", "fp32"]
     assert main([*small, "--encode"]) == 0

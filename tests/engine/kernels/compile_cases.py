@@ -196,7 +196,8 @@ def tuning_cases(here: Target):
                 for dtype, accumulate in types if every else types[:1]:
                     if every or (layer.kind.sums and layer.share > 0.08):
                         name, mix = str(dtype).split(".")[1], dtype == INT8 and layer.kind.form == "winograd"
-                        kind = layer.kind._replace(operands=name, accumulate=accumulate)
+                        wide = padded_channels(layer.kind.channels, dtype)
+                        kind = layer.kind._replace(operands=name, accumulate=accumulate, channels=wide)
                         fast = accumulate == "f16"
                         yield from _tried(here, replace(layer, kind=kind, mix=mix, half_accumulate=fast), seen)
 

@@ -11,7 +11,7 @@ from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
 from zerowaste_vae.engine.errors import PlanError
 from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.planning.budget import Limits
-from zerowaste_vae.engine.planning.cost import leanest, quickest
+from zerowaste_vae.engine.planning.cost import Rates, leanest, quickest
 from zerowaste_vae.engine.planning.fused_walk import FusedWalk
 from zerowaste_vae.engine.planning.planner import Planner
 from zerowaste_vae.engine.request import Request
@@ -61,6 +61,48 @@ def test_nothing_is_parked_without_need(planner, walk):
         assert sizes.host == found.host_bytes
         work.append(sizes.work / steps.latents)
     assert work == sorted(work)
+
+
+def test_720p_under_4_gb_moves_every_history_once_per_latent(planner, walk):
+    """Steps of fewer frames than a latent has would move those of the last resolutions twice: 2.9 GB per frame."""
+    found = plan(planner, 720, 1280, 4)
+    assert (found.steps.latents, found.steps.frames) == (1, 4)
+    assert found.host_bytes < 4 * found.far_bytes / 3.9 < 1.1 * found.host_bytes
+    size = 1, 4, 90, 160, torch.float32, None
+    assert walk.sizes("decoder", *size, found.parking).work < 1.85 * walk.sizes("decoder", *size).work
+
+
+@pytest.mark.parametrize("link", [25e9, 12e9])
+def test_a_slow_link_has_plans_that_move_less(planner, walk, link):
+    slow = Planner(FusedWalk(ARCHITECTURE, CONFIG, torch.float16, DEFAULTS, Rates(link=link)), lambda: True)
+    assert plan(slow, 720, 1280, 13) == plan(planner, 720, 1280, 13)
+    fewer = 0
+    for gb in (9.75, 8, 6.5, 4, 3):
+        usual, found = plan(planner, 720, 1280, gb), plan(slow, 720, 1280, gb)
+        assert found.peak_bytes <= gb * GIB
+
+        def time(p):
+            size = p.steps.latents, p.steps.frames, 90, 160, torch.float32, None
+            return slow.walk.sizes("decoder", *size, p.parking).work / p.steps.latents
+
+        assert time(found) <= time(usual)
+        moved, before = (p.far_bytes / p.steps.latents for p in (found, usual))
+        assert moved <= before
+        fewer += moved < before
+    assert fewer >= 2
+
+
+def test_rates_of_the_machine_are_taken_up(walk):
+    own = FusedWalk(ARCHITECTURE, CONFIG, torch.float16, DEFAULTS)
+    ask = functools.partial(own.sizes, "decoder", 1, 4, 90, 160, torch.float16, None, Parking(None, 0))
+    before = ask()
+    own.rates = Rates(link=12e9)
+    after = ask()
+    assert after.work > 2 * before.work and replace(after, work=before.work) == before
+    own.rates = Rates()
+    assert ask() == before
+    # Half the work a second hides twice the bytes.
+    assert Rates(work=325e12, link=25e9).far_work == Rates().far_work == 15000
 
 
 def test_1080p_hides_its_copies_below_13_gb(planner, walk):

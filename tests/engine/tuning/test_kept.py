@@ -11,6 +11,7 @@ from zerowaste_vae.engine.kernels.conv3d.schedules import Schedule
 from zerowaste_vae.engine.kernels.conv3d.tuned import Kind
 from zerowaste_vae.engine.kernels.targets import capabilities
 from zerowaste_vae.engine.planning.cost import Rates
+from zerowaste_vae.engine.report import Report
 from zerowaste_vae.engine.tuning import kept
 from zerowaste_vae.engine.tuning.candidates import candidates
 from zerowaste_vae.engine.tuning.kept import Tuning
@@ -102,11 +103,39 @@ def test_a_cache_folder_that_takes_nothing_costs_a_line(here, tuning, monkeypatc
     assert len(caplog.records) == 1
 
 
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15\nGCC 12.2", "535.104.05"),
+     ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.10  Release Build  (b@h)  Mon", "570.86.10"),
+     ("GCC version: 12.2.0", "")],
+)  # fmt: skip
+def test_the_drivers_version(text, version):
+    assert kept.version_in(text) == version
+
+
 def test_a_cpu_has_none():
     cpu = torch.device("cpu")
     assert kept.of(cpu) is None and kept.words(cpu) == "" and kept.rates(cpu) == Rates()
     if not torch.cuda.is_available():
         assert kept.of(torch.device("cuda", 0)) is None
+
+
+@pytest.mark.parametrize(
+    ("sm", "words"),
+    [(89, "schedules chosen without measuring"), (90, "as measured on an H200"), (120, "schedules chosen without meas"),
+     (75, "")],
+)  # fmt: skip
+def test_where_schedules_are_from(tuning, monkeypatch, sm, words):
+    place = torch.device("cuda", 7)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(kept, "target", lambda device: capabilities("a card", sm, (3, 7)))
+    monkeypatch.setattr(kept, "_known", {place: None})
+    assert kept.words(place).startswith(words) and bool(kept.words(place)) == bool(words)
+    monkeypatch.setattr(kept, "_known", {place: tuning})
+    assert kept.words(place) == ("tuned on this GPU (2 kinds of layers)" if words else "")
+    report = Report("decode", (1, 1, 8, 8), "a", "fp16", "cuda:7", schedules=kept.words(place))
+    assert ("kernels tuned on this GPU" in report.text()) == bool(words)
+    assert report.as_dict()["schedules"] == kept.words(place)
 
 
 def test_what_is_taken_up_counts(tuning, monkeypatch):

@@ -23,7 +23,7 @@ class Machine:
         """ms: of each schedule, or its rounds. fails, wrong: schedule -> why."""
         self.ms, self.each = ms, (compile_s, measure_s)
         self.fails, self.wrong = fails or {}, wrong or {}
-        self.now, self.asked = 100.0, []
+        self.now, self.asked, self.ready = 100.0, [], {}
 
     def __call__(self):
         return self.now
@@ -40,7 +40,9 @@ class Machine:
 
     def wait(self, layer, until):
         schedules = self.jobs[layer.kind]
-        if not self._spend(self.each[0] * len(schedules), until):
+        ready = self.ready.setdefault(layer.kind, self.now + self.each[0] * len(schedules))
+        self.now = max(self.now, min(ready, until))
+        if ready > until:
             return None
         return [self.fails.get(s) for s in schedules]
 
@@ -55,6 +57,7 @@ class Machine:
 
 def run(machine, budget=100.0, layers=(256,), schedules=TILES, **options):
     jobs = [(layer(n), list(schedules)) for n in layers]
+    machine.start(jobs)
     return search(jobs, machine, machine, machine, budget, **options)
 
 
@@ -131,3 +134,12 @@ def test_progress_and_cancel():
     with pytest.raises(Cancelled):
         run(machine, check=cancel)
     assert not machine.asked
+
+    def later():
+        if machine.now > 130:
+            raise Cancelled
+
+    machine = Machine(dict.fromkeys(TILES, 1.0), compile_s=500.0)
+    with pytest.raises(Cancelled):
+        run(machine, budget=3000.0, check=later)
+    assert machine.now < 133  # while it compiles, too

@@ -1,0 +1,47 @@
+"""The processes that compile, without a GPU: what they make, what they refuse, and how they end."""
+
+import importlib.util
+import queue
+import time
+from dataclasses import replace
+
+import pytest
+from zerowaste_vae.engine.kernels.conv3d.schedules import Schedule
+from zerowaste_vae.engine.kernels.conv3d.tuned import Kind
+from zerowaste_vae.engine.tuning.layers import Layer
+from zerowaste_vae.engine.tuning.processes import Pool, Worker
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="compiling needs Triton")
+KIND = Kind("direct", "float16", "f32", 16, 16, False, 1, 3, False, False)
+LAYER = Layer(KIND, 0.5, (1, 3, 3), (1, 1, 1), 0, False, False, (1, 1, 1), (0, 0), 1, (64, 64), 0, False, False, 1,
+              "float16")  # fmt: skip
+
+
+def test_they_compile_for_a_gpu_that_is_not_here(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    pool, other = Pool(90), replace(LAYER, kind=KIND._replace(sums=True))
+    try:
+        pool.start([(LAYER, [Schedule(128, 16, 16, 4, 2), Schedule(100, 16, 16, 4, 2)])])
+        assert pool.wait(LAYER, time.monotonic() - 1) is None
+        right, wrong = pool.wait(LAYER, time.monotonic() + 120)
+    finally:
+        pool.end()
+    assert right is None and "100" not in str(right) and wrong and "\n" not in wrong
+    assert list(tmp_path.rglob("*.cubin"))
+    assert all(worker._process.poll() is not None for worker in pool._workers)
+    with pytest.raises(KeyError):  # nobody was asked
+        pool.wait(other, time.monotonic())
+
+
+def test_a_process_that_ends_says_nothing_more():
+    worker = Worker("compile", "nonsense")
+    worker.ask({})
+    assert worker.answer(60) is None
+    worker.end()
+
+
+def test_who_waits_is_not_held_up():
+    worker = Worker("compile", "90")
+    with pytest.raises(queue.Empty):
+        worker.answer(0.01)
+    worker.end()

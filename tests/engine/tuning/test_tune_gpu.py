@@ -1,0 +1,106 @@
+"""On a real GPU: a tuning ends in time, counts from then on, here and in other processes, and all plans stay equal."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from zerowaste_vae.engine import tune as module
+from zerowaste_vae.engine.errors import Cancelled
+from zerowaste_vae.engine.kernels.conv3d import tuned
+from zerowaste_vae.engine.kernels.conv3d.schedules import Schedule
+from zerowaste_vae.engine.tuning import kept
+from zerowaste_vae.engine.tuning.candidates import candidates
+from zerowaste_vae.engine.tuning.processes import Gpu
+
+from ..gpu_models import make
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
+]
+DEVICE = torch.device("cuda", 0)
+#: More shared memory than any GPU has.
+TOO_LARGE = Schedule(256, 256, 128, 8, 6)
+
+
+@pytest.fixture
+def clean(tmp_path, monkeypatch):
+    """A cache of its own, and the table's schedules before and after."""
+    monkeypatch.setenv("ZEROWASTE_CACHE", str(tmp_path))
+    monkeypatch.setattr(kept, "_known", {})
+    tuned.offer(DEVICE, {})
+    yield tmp_path
+    tuned.offer(DEVICE, {})
+
+
+@pytest.fixture(scope="module")
+def vae():
+    return make("seedvr2-small", "fp16")
+
+
+def decodes(vae):
+    """Under plans of every kind."""
+    z = torch.randn(1, 16, 5, 30, 40, generator=torch.Generator().manual_seed(0))
+    peak = vae.plan_decode(5, 30, 40).peak_bytes / 2**30
+    plans = {"usual": {}, "one by one": {"chunk": 1}, "parked": {"vram_gb": 0.7 * peak, "ram_gb": 8},
+             "bands": {"tiling": "exact", "tile": 64, "ram_gb": 8}}  # fmt: skip
+    return {name: vae.decode(z, **options) for name, options in plans.items()}
+
+
+def test_it_counts_from_then_on_and_all_plans_stay_bit_equal(clean, vae, monkeypatch):
+    def offered(here, kind):
+        return [*candidates(here, kind), TOO_LARGE][:6]
+
+    monkeypatch.setattr(module, "candidates", offered)
+    before = decodes(vae)["usual"]
+    assert "tuned" not in vae.last_report.schedules
+    began = time.monotonic()
+    tuning, found = module.tune(vae.planner.walk, DEVICE, budget=120)
+    assert time.monotonic() - began < 120
+    assert found.chosen and not found.left and not found.broken
+    assert TOO_LARGE in [schedule for _, schedule, _ in found.dropped]
+    assert all(schedule == TOO_LARGE for _, schedule, _ in found.dropped), found.dropped
+    assert all(table is None or ms <= table for ms, table in found.times.values())
+    assert tuning.link > 1e9 and tuning.work > 1e12
+    assert dict(tuned.table(DEVICE)) == tuning.schedules
+    after = decodes(vae)
+    assert "tuned on this GPU" in vae.last_report.schedules
+    for name, frames in after.items():
+        assert torch.equal(frames, after["usual"]), name
+    assert (before - after["usual"]).abs().max() < 0.02  # other sums, the same frames
+    assert vae.planner.walk.rates == tuning.rates()
+    code = "from zerowaste_vae.engine.tuning import kept; import torch; print(kept.words(torch.device('cuda', 0)))"
+    words = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert words.startswith("tuned on this GPU")
+    # All of it is known now.
+    again, nothing = module.tune(vae.planner.walk, DEVICE, budget=60)
+    assert again == tuning and not nothing.chosen
+
+
+def test_cancelled_it_leaves_nothing(clean, vae):
+    with pytest.raises(Cancelled):
+        module.tune(vae.planner.walk, DEVICE, budget=60, cancel=lambda: True)
+    assert not list(clean.rglob("*.json*")) and not tuned.table(DEVICE)
+
+
+def test_without_time_all_layers_keep_the_table(clean, vae):
+    tuning, found = module.tune(vae.planner.walk, DEVICE, budget=3.5)
+    assert not found.chosen and found.left and not tuned.table(DEVICE)
+    assert tuning.left == [str(kind) for kind in found.left]
+
+
+def test_a_process_that_ends_takes_only_its_schedule_along(vae, monkeypatch):
+    here = module.proven(DEVICE)
+    layer = module.layers(vae.planner.walk, here)[0]
+    gpu, schedules = Gpu(DEVICE), candidates(here, layer.kind)[:2]
+    try:
+        gpu.start()
+        gpu._worker._process.kill()  # before anything is asked: nobody's fault
+        assert gpu.measure(layer, schedules, time.monotonic() + 60) is None
+        times, wrong = gpu.measure(layer, [*schedules, TOO_LARGE], time.monotonic() + 60)
+        assert wrong[:2] == [None, None] and "OutOfResources" in wrong[2]
+        assert len(times[0]) == len(times[1]) >= 3 and not times[2]
+    finally:
+        gpu.end()
