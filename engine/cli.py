@@ -36,6 +36,8 @@ EXIT_CANCELLED = 130  # what a shell reports for a program stopped by Ctrl-C
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line. Returns 0, 2 after an error (one line on stderr) or 130 after Ctrl-C."""
     args = list(sys.argv[1:] if argv is None else argv)
+    if args[:1] == ["--"]:  # launchers take what follows it for ours alone
+        args = args[1:]
     try:
         if args and args[0].partition("=")[0] in documented.FLAGS:
             return documented.run(args, PROGRAM)

@@ -49,7 +49,7 @@ class Ranks:
     local: int
     neighbours: int = 1
     #: How they share a clip: one of SPLITS.
-    split: str = "auto"
+    split: str = "segments"
 
     @property
     def device(self) -> str | None:

@@ -61,9 +61,9 @@ def add_device_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--devices", metavar="LIST",
                        help="GPUs that share the clip, with the bits of one: all, or a list such as cuda:0,cuda:1 "
                        "(default: one)")  # fmt: skip
-    group.add_argument("--split", default="auto", metavar="S",
-                       help="under torchrun: segments of the clip, rows of every frame, or auto (default), which "
-                       "takes less time as computed")  # fmt: skip
+    group.add_argument("--split", default="segments", metavar="S",
+                       help="under torchrun: segments of the clip (default), rows of every frame, which no GPUs have "
+                       "run yet, or auto: what takes less time as computed")  # fmt: skip
     group.add_argument("--mixed-devices", action="store_true",
                        help="allow GPUs of different kinds, whose bits differ")  # fmt: skip
 

@@ -33,8 +33,8 @@ def latent(tmp_path, make_vae_file):
 
 
 def test_two_ranks_write_what_one_does(tmp_path, latent, monkeypatch):
-    common = ["--vae", latent, "--device", "cpu", "--chunk", "1", "--frames", "170", "--report"]
-    process = start(tmp_path, "decode", "z.safetensors", "two/", *common, "two.json")
+    common = ["--vae", latent, "--device", "cpu", "--chunk", "1", "--start", "1", "--frames", "170", "--report"]
+    process = start(tmp_path, "--", "decode", "z.safetensors", "two/", *common, "two.json")
     monkeypatch.chdir(tmp_path)
     assert cli.main(["decode", "z.safetensors", "one/", *common, "one.json", "--quiet"]) == 0
     said = process.communicate(timeout=240)[0]
@@ -43,7 +43,7 @@ def test_two_ranks_write_what_one_does(tmp_path, latent, monkeypatch):
     assert len(one) == 170 and one == two
     assert said.count("170 frames 16x8") == 1
     parts = json.loads((tmp_path / "two.json").read_text())["parts"]
-    assert parts[0]["first"] == 0 and parts[0]["end"] == parts[1]["first"] and parts[1]["end"] == 170
+    assert parts[0]["first"] == 1 and parts[0]["end"] == parts[1]["first"] and parts[1]["end"] == 171
 
 
 def test_ranks_stream_fail_and_stop(tmp_path, make_vae_file):
