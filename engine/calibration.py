@@ -31,6 +31,7 @@ class Outcome:
     whole: dict[str, tuple[float, int, int]]
 
 
+@torch.no_grad()
 def calibrate(
     vae: VideoVAE, source: str, video: Tensor | None, latent: Tensor | None, errors: bool, tick: Callable[[], None]
 ) -> Iterator[Outcome]:
@@ -45,19 +46,18 @@ def calibrate(
     if reason:
         raise InputError(f"{vae.path}: cannot be calibrated here, its 8-bit path is off ({reason})")
     side = CPU_SIDE if errors and vae.device.type == "cpu" else SIDE
-    with torch.no_grad():
-        if video is not None:
-            frames = [to_unit(p.to(vae.device)) for p in video_samples(video)]
-            small = [to_unit(p.to(vae.device)) for p in video_samples(video, side=side)]
-            network = fuse(vae.model.encoder, vae.dtype, vae.options)
-            latents = [encode(network, x) for x in frames], [encode(network, x) for x in small]
-            yield _half(vae, "encoder", source, frames, small, errors, tick)
-        else:
-            clip = vae.inside(latent)
-            latents = tuple(
-                [p.to(vae.device).float() / vae.scale for p in latent_samples(clip, side=s)] for s in (SIDE, side)
-            )
-        yield _half(vae, "decoder", source, *latents, errors, tick)
+    if video is not None:
+        frames = [to_unit(p.to(vae.device)) for p in video_samples(video)]
+        small = [to_unit(p.to(vae.device)) for p in video_samples(video, side=side)]
+        network = fuse(vae.model.encoder, vae.dtype, vae.options)
+        latents = [encode(network, x) for x in frames], [encode(network, x) for x in small]
+        yield _half(vae, "encoder", source, frames, small, errors, tick)
+    else:
+        clip = vae.inside(latent)
+        latents = tuple(
+            [p.to(vae.device).float() / vae.scale for p in latent_samples(clip, side=s)] for s in (SIDE, side)
+        )
+    yield _half(vae, "decoder", source, *latents, errors, tick)
 
 
 def passes(vae: VideoVAE, halves: tuple[str, ...], errors: bool) -> int:

@@ -132,6 +132,15 @@ def gpu_as_found(request):
     assert settings() == before
 
 
+@pytest.fixture(autouse=True)
+def gradients_as_found():
+    """A call that left them off, or a stream that was dropped within one, would do so for everybody."""
+    yield
+    left_on = torch.is_grad_enabled()
+    torch.set_grad_enabled(True)
+    assert left_on, "gradients are left off"
+
+
 @pytest.fixture(scope="module", autouse=True)
 def page_locked_memory_given_back():
     """Within a module it stays: locking takes 0.7 s a GB."""

@@ -95,7 +95,9 @@ def problems(target: Path) -> list[str]:
     for name, path in files.items():
         if name.endswith(".py"):
             flagged = {match.group().strip() for match in FLAGGED.finditer(path.read_text(encoding="utf-8"))}
-            bad = [call for call in sorted(flagged) if not ("/bench/" in name and "subprocess" in call)]
+            # Measurements beside others and of kernels that may end a process need processes of their own.
+            own = name.startswith(("engine/bench/", "engine/tuning/"))
+            bad = [call for call in sorted(flagged) if not (own and "subprocess" in call)]
             found += [f"{name}: the registry's scan flags {call!r}" for call in bad]
     size = sum(path.stat().st_size for path in files.values())
     if size > MOST_BYTES:

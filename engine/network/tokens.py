@@ -174,14 +174,11 @@ class TokenNetwork:
         """Of layers that are streamed."""
         return sum(layer.nbytes for layer in self.layers[self.resident :])
 
+    @torch.no_grad()
     def decode(self, z: Sequence[Tensor], tiles: int, check: Callable[[], None]) -> Iterator[Tensor]:
         """Tiles' latents [C, T, h, w], all of one size and on the device -> of each tile in order its pixels, as they
         come out of the last product: [3, rate * T, patch * h, patch * w]. tiles: of a frame. check: called between
         layers, may raise."""
-        with torch.no_grad():
-            yield from self._decoded(z, tiles, check)
-
-    def _decoded(self, z: Sequence[Tensor], tiles: int, check: Callable[[], None]) -> Iterator[Tensor]:
         size, s = tuple(z[0].shape[1:]), self.step
         tokens = tokens_of(s, *size)
         real, together = tokens - s.behind, tiles_together(tokens, tiles, self.device)

@@ -6,7 +6,6 @@ long_clip.py KIND FRAMES FOLDER: "trivial", a network that is next to nothing at
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import sys
@@ -27,8 +26,8 @@ from zerowaste_vae.engine.network.ops.strided_down import StridedDown
 from zerowaste_vae.engine.network.program import STEP, TILES, Program
 from zerowaste_vae.engine.vae import VideoVAE
 
-#: Frames before the first look at memory: by then all that stays is there.
-SETTLED = 200
+#: Frames by which all that stays is there, and how many are looked at before each end.
+SETTLED, SPAN = 200, 100
 
 
 class Config:
@@ -59,19 +58,28 @@ class Watch:
     """Bytes of the frames that are alive, and of the process, as they pass by."""
 
     def __init__(self) -> None:
-        self.frames = self.alive = self.most = self.settled = self.last = 0
+        self.frames = self.alive = self.most = 0
+        self._resident: list[tuple[int, int]] = []
 
     def see(self, frames: torch.Tensor, count: int) -> torch.Tensor:
         self.alive += frames.nbytes
         self.most = max(self.most, self.alive)
         weakref.finalize(frames, self._gone, frames.nbytes)
-        before, self.frames = self.frames, self.frames + count
-        if before < SETTLED <= self.frames:
-            gc.collect()
-            self.settled = resident()
-        if self.frames % 50 < count:
-            self.last = resident()
+        self.frames += count
+        self._resident.append((self.frames, resident()))
         return frames
+
+    @property
+    def settled(self) -> int:
+        return self._most(SETTLED)
+
+    @property
+    def last(self) -> int:
+        return self._most(self.frames)
+
+    def _most(self, end: int) -> int:
+        """Of the SPAN frames before: single looks differ by what a convolution just holds."""
+        return max(size for frame, size in self._resident if end - SPAN < frame <= end)
 
     def _gone(self, size: int) -> None:
         self.alive -= size
