@@ -22,6 +22,7 @@ sys.argv = [sys.argv[0], "--cpu", *sys.argv[1:]]
 folder = sys.argv.pop()
 import comfy.options
 comfy.options.enable_args_parsing()
+import torch
 from safetensors.torch import save_file
 from comfy.ldm.minimax import vae
 
