@@ -118,6 +118,25 @@ class Run:
         return [(d["value"], d["max"]) for kind, d in self.events if kind == "progress" and d.get("node") == node]
 
 
+def python_of(venv: Path) -> Path:
+    return venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+
+def printed(
+    places: tuple[Path, Path], script: str, *arguments: str, given: str | None = None, folder: Path | None = None
+) -> str:
+    """What `script` prints, run by a host's Python in its checkout. given: its standard input. folder: to import from
+    as well."""
+    checkout, venv = places
+    paths = os.pathsep.join(str(path) for path in (checkout, folder) if path is not None)
+    ran = subprocess.run(
+        [python_of(venv), "-c", script, *arguments], input=given, text=True, capture_output=True, cwd=checkout,
+        env={**os.environ, "PYTHONPATH": paths}, timeout=300,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    return ran.stdout
+
+
 class Comfy:
     """A running ComfyUI; its folders lie in `base`."""
 
@@ -129,7 +148,7 @@ class Comfy:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        python = venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+        python = python_of(venv)
         self._log_path = base / "server.log"
         arguments = [*device, "--listen", "127.0.0.1", "--port", str(self.port), "--base-directory", str(base)]
         arguments += ["--disable-api-nodes", "--database-url", "sqlite:///:memory:"]
@@ -293,10 +312,4 @@ def serving(
 
 def write_tiny_wan(places: tuple[Path, Path], path: Path) -> None:
     """A small Wan 2.1 VAE of the host's own class, which its stock loader loads."""
-    checkout, venv = places
-    python = venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    ran = subprocess.run(
-        [python, "-c", TINY_WAN, str(path)], capture_output=True, text=True, cwd=checkout, timeout=300,
-        env={**os.environ, "PYTHONPATH": str(checkout)},
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr[-2000:]
+    printed(places, TINY_WAN, str(path))

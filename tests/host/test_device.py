@@ -1,8 +1,7 @@
 """What the pack's VAE does inside a host that says it has a GPU: plans, giving memory back, scoped settings."""
 
-import os
-import subprocess
 
+import running
 from zerowaste_vae import demo_vae_path
 
 PLAN = """
@@ -236,15 +235,7 @@ print("forbidden:", pinned._forbidden)
 
 def inside(host_places, pack_folder, script: str) -> str:
     """What `script` prints, run by the host's Python in its checkout; the demo VAE's path is its input."""
-    checkout, venv = host_places
-    python = venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    paths = os.pathsep.join((str(checkout), str(pack_folder)))
-    ran = subprocess.run(
-        [python, "-c", script], input=str(demo_vae_path()), text=True, capture_output=True, cwd=checkout,
-        env={**os.environ, "PYTHONPATH": paths}, timeout=300,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    return ran.stdout
+    return running.printed(host_places, script, given=str(demo_vae_path()), folder=pack_folder)
 
 
 def test_plans_are_made_for_the_device_of_the_run(host_places, pack_folder):

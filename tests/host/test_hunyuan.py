@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 
 import numpy as np
 import pytest
+import running
 import torch
 from safetensors.torch import load_file, save_file
 from zerowaste_vae import Checkpoint, load
@@ -71,14 +70,8 @@ JOBS = {
 @pytest.fixture(params=JOBS)
 def theirs(request, host_places, tmp_path):
     """(name, weights, results) of one of the host's networks."""
-    checkout, venv = host_places
     job = JOBS[request.param] | {key: str(tmp_path / key) for key in ("weights", "results")}
-    python = venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    ran = subprocess.run(
-        [python, "-c", THEIRS, json.dumps(job)], capture_output=True, text=True, cwd=checkout, timeout=300,
-        env={**os.environ, "PYTHONPATH": str(checkout)},
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr[-2000:]
+    running.printed(host_places, THEIRS, json.dumps(job))
     return request.param, load_file(job["weights"]), load_file(job["results"])
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-
 import pytest
+import running
 from safetensors.torch import load_file
 from zerowaste_vae import load
 
@@ -56,14 +54,8 @@ for name, tensors in (("minimax", network.state_dict()), ("minimax.io", io)):
 @pytest.fixture(scope="module")
 def written(tmp_path_factory, host_places):
     """(VAE of the host's weights, what its class makes)"""
-    checkout, venv = host_places
     folder = tmp_path_factory.mktemp("minimax")
-    python = venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    ran = subprocess.run(
-        [python, "-c", SCRIPT, str(folder)], capture_output=True, text=True, cwd=checkout, timeout=300,
-        env={**os.environ, "PYTHONPATH": str(checkout)},
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr[-2000:]
+    running.printed(host_places, SCRIPT, str(folder))
     return load(folder / "minimax.safetensors", device="cpu"), load_file(folder / "minimax.io.safetensors")
 
 

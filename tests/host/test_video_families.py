@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 
 import numpy as np
 import pytest
+import running
 import torch
 from safetensors.torch import load_file, save_file
 from zerowaste_vae import load
@@ -87,14 +86,8 @@ write("mochi", network, {}, latent=z, decoded=network.decoder(z), pixels=x, enco
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory, host_places):
-    checkout, venv = host_places
     folder = tmp_path_factory.mktemp("families")
-    python = venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    ran = subprocess.run(
-        [python, "-c", SCRIPT, str(folder)], capture_output=True, text=True, cwd=checkout, timeout=300,
-        env={**os.environ, "PYTHONPATH": str(checkout)},
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr[-2000:]
+    running.printed(host_places, SCRIPT, str(folder))
     return folder
 
 
