@@ -14,11 +14,12 @@ from ...options import Options
 from ...run.run import Run
 from ...run.weights import Conv
 from ..packed import conv_of
-from ..program import CAUSAL, Resampling, Size, Style, Taps, Work
+from ..program import CAUSAL, Size, Style, Work
 from ..state import State
 from ..tree import find, graft
-from .conv import ClipConv, conv_work, styled, taps_of
+from .conv import ClipConv, conv_work, styled
 from .means import mean
+from .shortcut import Shortcut
 
 
 def gathered(x: Tensor, z: int) -> Tensor:
@@ -77,15 +78,7 @@ def _means(x: Tensor, z: int, out: Tensor) -> None:
 
 
 @dataclass(frozen=True)
-class ShortcutDown(Resampling):
-    """lead: of Downsample. conv: the convolution's name within the step."""
-
-    name: str
-    c_in: int
-    c_out: int
-    temporal: bool
-    lead: bool = True
-    conv: str = "conv"
+class ShortcutDown(Shortcut):
     space = (1, 2)
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
@@ -96,7 +89,7 @@ class ShortcutDown(Resampling):
 
     def run(self, packed: Conv, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
-        lead = int(self.lead and self.temporal and first == 0)
+        lead = self.leads(first)
         with run.arena.scope():
             y = run.take(*x.shape[:3], packed.out_channels)
             run.conv(packed, x, y)
@@ -110,15 +103,6 @@ class ShortcutDown(Resampling):
                     _means(x[lead:], z, out[lead:])
                     out[lead:].unflatten(3, (z, 2, 2, -1)).add_(_blocks(y[lead:], z))
         return out, None
-
-    def size(self, size: Size, starts: bool) -> Size:
-        return super().size(size, starts and self.lead)
-
-    def channels(self, channels: int) -> int:
-        return self.c_out
-
-    def taps(self, style: Style) -> Taps:
-        return taps_of(style)
 
     def work(self, size: Size, style: Style = CAUSAL) -> Work:
         return conv_work(size, self.c_out // (4 * self.time[1]))

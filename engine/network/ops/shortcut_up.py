@@ -14,10 +14,11 @@ from ...options import Options
 from ...run.run import COPY, Run
 from ...run.weights import Conv
 from ..packed import scaling
-from ..program import CAUSAL, Resampling, Size, Style, Taps, Work
+from ..program import CAUSAL, Size, Style, Work
 from ..state import State
 from ..tree import find, graft
-from .conv import ClipConv, conv_work, styled, taps_of
+from .conv import ClipConv, conv_work, styled
+from .shortcut import Shortcut
 
 
 def shuffled(x: Tensor, z: int) -> Tensor:
@@ -68,15 +69,7 @@ def _by_phase(rows: Tensor, z: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class ShortcutUp(Resampling):
-    """lead: of Upsample. conv: the convolution's name within the step."""
-
-    name: str
-    c_in: int
-    c_out: int
-    temporal: bool
-    lead: bool = True
-    conv: str = "conv"
+class ShortcutUp(Shortcut):
     space = (2, 1)
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
@@ -95,7 +88,7 @@ class ShortcutUp(Resampling):
 
     def run(self, packed: Conv, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
-        lead = int(self.lead and self.temporal and first == 0)
+        lead = self.leads(first)
         if self.lead and self.temporal:
             groups = 0  # the first frame's sums would be of other tiles: a norm makes its own
         if not run.dry:
@@ -132,15 +125,6 @@ class ShortcutUp(Resampling):
             some = replace(weight, data=weight.data[at : at + k], scale=scale, phases=(1, 1, 1))
             conv, target = replace(packed, weight=some, bias=packed.bias[at : at + k]), out[:, row::2, column::2]
             run.product(conv, data, target, geometry=geometry, residual=target, start=start)
-
-    def size(self, size: Size, starts: bool) -> Size:
-        return super().size(size, starts and self.lead)
-
-    def channels(self, channels: int) -> int:
-        return self.c_out
-
-    def taps(self, style: Style) -> Taps:
-        return taps_of(style)
 
     def work(self, size: Size, style: Style = CAUSAL) -> Work:
         return conv_work(size, 4 * self.time[0] * self.c_out)
