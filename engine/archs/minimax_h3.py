@@ -97,7 +97,7 @@ ARCHITECTURE = Architecture(
     KeySet("minimaxh3", ("decoder.transformer_blocks.0.scale1",)),
     16, RATE, 1.0, Config.from_shapes, encoder, decoder,
     published=Published(
-        "MiniMax H3", Config((128, 128, 256, 256, 512, 1024), 2048, 36, 8192),
+        "MiniMax H3", Config((128, 256, 256, 512, 512, 1024), 2048, 36, 8192),
         r"minimax(?!.*(audio|music))", ("minimax", "h3"),
     ),
     own=OWN, wide=(MEAN, DEVIATION),
