@@ -246,7 +246,7 @@ def nearest() -> None:
         for c, k in ((96, 96), (160, 96), (384, 192), (256, 1024)):
             for shape in ((2, 37, 53), (1, 9, 1920)):
                 d, h, w = shape
-                weight, bias = pack_nearest(torch.randn(k, c, 3, 3, device=DEVICE) * (c * 9) ** -0.5,
+                weight, bias = pack_nearest(torch.randn(k, c, 1, 3, 3, device=DEVICE) * (c * 9) ** -0.5,
                                             torch.randn(k, device=DEVICE), dtype)
                 x = bordered(dtype, d, h, w, c)
                 residual = torch.randn(d, 2 * h, 2 * w, k, device=DEVICE).bfloat16()

@@ -26,6 +26,8 @@ LEAST_SCALE = 1e-12
 BUFFERS = 2
 #: Rows that fill a GPU in one product: a group of tiles has as many, if a frame has so many tiles.
 ROWS = 8192
+#: 8-bit products of the libraries refuse row counts that are small or odd: 47 in fp8, less than 17 in int8.
+FEWEST, STEP = 128, 16
 #: Operand types of products by the name of their precision.
 KINDS = {"fp8": FP8, "int8": torch.int8}
 
@@ -111,12 +113,19 @@ def tiles_together(tokens: int, tiles: int, device: torch.device) -> int:
     return 1 if device.type == "cpu" else max(1, min(ROWS // tokens, tiles))
 
 
+def product_rows(rows: int, kind: str | None) -> int:
+    """Rows of a product for `rows` tokens: those behind them hold nothing."""
+    return rows if kind is None else max(FEWEST, -(-rows // STEP) * STEP)
+
+
 class Scratch:
     """Memory of one group of tiles on its way through a layer."""
 
     def __init__(
         self, rows: int, step: Tokens, dtype: torch.dtype, kind: str | None, device: torch.device
     ) -> None:
+        rows = product_rows(rows, kind)
+
         def empty(columns: int, of: torch.dtype) -> Tensor:
             return torch.empty(rows, columns, dtype=of, device=device)
 
@@ -217,19 +226,20 @@ class TokenNetwork:
 
     def _layer(self, w: LayerWeights, x: Tensor, tokens: int, table: Tensor, s: Scratch) -> None:
         """x [R, width] in place; R is a multiple of `tokens`."""
-        how = self._how
-        normalised(x, w.norm1, EPS, s.narrow, s.scales, **how)
+        how, rows = self._how, x.shape[0]
+        narrow, made, scales = s.narrow[:rows], s.made[:rows], None if s.scales is None else s.scales[:rows]
+        normalised(x, w.norm1, EPS, narrow, scales, **how)
         self._product(w.qkv, s.narrow, s.qkv, s)
-        rotated(s.qkv, table, self.step.head, EPS, **how)
-        for i in range(0, x.shape[0], tokens):
+        rotated(s.qkv[:rows], table, self.step.head, EPS, **how)
+        for i in range(0, rows, tokens):
             tile = slice(i, i + tokens)
-            rounded(self._attended(s.qkv[tile]), s.narrow[tile], None if s.scales is None else s.scales[tile], **how)
+            rounded(self._attended(s.qkv[tile]), narrow[tile], None if scales is None else scales[tile], **how)
         self._product(w.out, s.narrow, s.made, s)
-        normalised(x, w.norm2, EPS, s.narrow, s.scales, y=s.made, scale=w.scale1, **how)
+        normalised(x, w.norm2, EPS, narrow, scales, y=made, scale=w.scale1, **how)
         self._product(w.up, s.narrow, s.up, s)
-        gated(s.up, s.gate, s.scales, **how)
+        gated(s.up[:rows], s.gate[:rows], scales, **how)
         self._product(w.down, s.gate, s.made, s)
-        x.addcmul_(s.made.to(x.dtype), w.scale2)
+        x.addcmul_(made.to(x.dtype), w.scale2)
 
     def _attended(self, qkv: Tensor) -> Tensor:
         """Of one tile, whose tokens all see each other: [S, 3 * width] -> [S, width]. Tile by tile: how a library

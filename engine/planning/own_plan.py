@@ -17,7 +17,7 @@ from ..network.hosted import moving_bytes
 from ..network.ops.tokens import Tokens
 from ..network.plain import Network
 from ..network.tiled import TiledProgram
-from ..network.tokens import BUFFERS, KINDS, tiles_together, tokens_of, wide_of
+from ..network.tokens import BUFFERS, KINDS, product_rows, tiles_together, tokens_of, wide_of
 from ..request import Request
 from ..run.own_tiles import OwnTiles, Span
 from ..run.plan import Own, Plan, Steps
@@ -163,7 +163,7 @@ def group_bytes(step: Tokens, rows: int, dtype: torch.dtype, kind: str | None) -
     w, g, narrow, wide = step.width, step.gates, KINDS.get(kind or "", dtype), wide_of(kind, dtype)
     scratch = (w + g) * narrow.itemsize + (3 * w + 2 * g + w) * wide.itemsize
     scratch += 4 * (kind is not None) + 4 * max(3 * w, 2 * g) * (kind == "int8")
-    return rows * (scratch + 2 * w * wide.itemsize + 4 * w // step.head)
+    return product_rows(rows, kind) * (scratch + 2 * w * wide.itemsize + 4 * w // step.head)
 
 
 def blend_bytes(
