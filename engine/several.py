@@ -134,7 +134,7 @@ def _by_rows(
             log.once(f"the clip is shared by segments: {why}")
         return False
     program = getattr(vae.model, half).program
-    leads, last = Leads(program, height, width), program.rates()[-1]
+    leads, last = Leads(program, height, width), program.rates[-1]
     span = latent_of(wanted.start, last), latent_of(wanted.stop - 1, last) + 1
     shares = split(leads, count, [1.0] * ranks.count, bounds=span)
     rows = by_rows.duration(program, height, width, ranks.count) * (span[1] - span[0] + leads(span[0]))

@@ -271,7 +271,7 @@ class VideoVAE(Core, DocumentedMethods):
         """Results that a stream in blended tiles makes at once: no fewer than each of them depends on, so that what is
         made for that alone does not take longer than they do. 0: all, where each depends on all."""
         program = getattr(self.model, half).program
-        reach = sum(program.reach())
+        reach = sum(program.reach)
         return 0 if math.isinf(reach) else max(math.ceil(reach * program.rate), BLOCK)
 
     def encode_raw(self, x: Tensor, *, chunk: int = 0, frames: int = 0) -> Tensor:

@@ -51,7 +51,7 @@ class Fused:
         operands = operands or Operands(dtype, winograd=options.winograd)
         links = iter(pack_chain(program.steps, half.part, operands, options))
         self.stages = [tuple(next(links) for _ in steps) for steps in program.stages()]
-        self._rates = program.rates()
+        self._rates = program.rates
         #: Channels that attention sees; 0: there is none.
         self.attends = max((s.width for s in program.every() if isinstance(s, attention.Attention)), default=0)
         self.nbytes = tensor_bytes(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -195,7 +196,10 @@ class Resampling(Step):
 
 @dataclass(frozen=True)
 class Program:
-    """An encoder or decoder. `half` is its name in the file, before those of its steps."""
+    """An encoder or decoder. `half` is its name in the file, before those of its steps.
+
+    What follows from its steps in time is kept: every call asks for it, several times a chunk.
+    """
 
     half: Literal["encoder", "decoder"]
     items: tuple[Step | Mark, ...]
@@ -208,7 +212,7 @@ class Program:
         """style: fields of Style that differ from the default."""
         return cls(half, items, takes, Style(**style))
 
-    @property
+    @functools.cached_property
     def steps(self) -> tuple[Step, ...]:
         return tuple(i for i in self.items if isinstance(i, Step))
 
@@ -257,12 +261,12 @@ class Program:
         """Of its steps one has products that scale 8-bit operands as they come."""
         return any(s.scales for s in self.every())
 
-    @property
+    @functools.cached_property
     def late(self) -> bool:
         """Frames come out after others have gone in, the last ones when the clip ends."""
         return bool(self.style.after) or any(s.late for s in self.every())
 
-    @property
+    @functools.cached_property
     def chunk(self) -> tuple[int, int] | None:
         """Latents of a clip's first chunk and of all later ones that its norms take together; None: any will do."""
         rate = 1 if self.half == "decoder" else math.prod(s.time[1] for s in self.steps)
@@ -273,12 +277,12 @@ class Program:
             rate = rate * step.time[0] // step.time[1]
         return None
 
-    @property
+    @functools.cached_property
     def gathers(self) -> bool:
         """What sees whole frames sees whole clips, too: their latents, or what becomes of them, are there at once."""
         return any(s.whole for s in self.steps)
 
-    @property
+    @functools.cached_property
     def waits(self) -> bool:
         """Nothing comes out before a clip ends, however it is cut."""
         return any(s.waits for s in self.every())
@@ -293,6 +297,7 @@ class Program:
         every = math.prod(s.time[1] for s in self.steps)
         return (count - 1) // every * every + 1
 
+    @functools.cached_property
     def rates(self) -> tuple[int, ...]:
         """Frames for each latent that go into every step, and at the end those that come out."""
         rate = math.prod(s.time[1] for s in self.steps)
@@ -302,11 +307,12 @@ class Program:
             out.append(rate)
         return tuple(out)
 
-    @property
+    @functools.cached_property
     def rate(self) -> Fraction:
         """Of results to what goes in, in time."""
         return math.prod((Fraction(*s.time) for s in self.steps), start=Fraction(1))
 
+    @functools.cached_property
     def reach(self) -> tuple[Fraction | float, Fraction | float]:
         """Receptive field in time: frames before and after its own that a result may depend on, at the input's rate.
         Infinite where it may depend on all of them."""
@@ -321,7 +327,7 @@ class Program:
             rate *= Fraction(*step.time)
         return before, after
 
-    @property
+    @functools.cached_property
     def staged(self) -> bool:
         """Each chunk's results come out with it, at every step: so steps may begin one after the other."""
         return not (self.late or self.waits or self.gathers or self.style.single)
@@ -333,23 +339,33 @@ class Program:
         Where they are not `staged`, all begin with one latent, as with a clip of their own: its first latent stands for
         the one last frame of it.
         """
-        *rates, rate = self.rates()
-        every = math.lcm(*(s.cycle for s in self.every()))
+        every = self._cycle
         if not self.staged:
-            before, _ = self.reach()
+            before, _ = self.reach
             at = (first - 1) / self.rate + 1 - before if self.rate >= 1 else first - 1 + (1 - before) * self.rate
-            return (0 if math.inf == before or self.waits else max(0, math.floor(at)) // every * every,) * len(rates)
+            one = 0 if math.inf == before or self.waits else max(0, math.floor(at)) // every * every
+            return (one,) * len(self.steps)
         need, out = first, []
-        for step, rate in zip(reversed(self.steps), reversed(rates), strict=True):
-            made, of = step.time
+        for (made, of), before, rate in self._needs:
             own = -(-need // made) * of - (of - 1)  # the first frame that the needed one is made of
-            need = max(0, own - step.taps(self.style).before)
+            need = max(0, own - before)
             out.append(-(-need // rate) // every * every)
         return tuple(reversed(out))
 
+    @functools.cached_property
+    def _cycle(self) -> int:
+        return math.lcm(*(s.cycle for s in self.every()))
+
+    @functools.cached_property
+    def _needs(self) -> tuple[tuple[tuple[int, int], int, int], ...]:
+        """Of each step, the last one first: frames made of how many, frames before its own that it reads, and frames
+        for each latent that go into it."""
+        both = zip(self.steps, self.rates, strict=False)
+        return tuple((step.time, step.taps(self.style).before, rate) for step, rate in both)[::-1]
+
     def window(self, first: int, end: int, latents: int) -> tuple[int, int]:
         """The latents [a, b) of a clip of `latents` that are enough for its results [first, end)."""
-        _, after = self.reach()
+        _, after = self.reach
         if after == math.inf:
             return 0, latents
         last = (end - 1) / self.rate + after if self.rate >= 1 else end - 1 + after * self.rate

@@ -73,7 +73,7 @@ class PlainWalk:
     def _behind(self, half: str, latents: int) -> int:
         """Latents after which as many frames wait within the network as ever will; of `latents` at most."""
         program = getattr(self._model, half).program
-        before, after = program.reach()
+        before, after = program.reach
         if program.late and program.chunk:
             return 2 * program.chunk[1]
         if math.inf in (before, after):  # something of every frame stays

@@ -37,8 +37,8 @@ class Leads:
 
     def __init__(self, program: Program, height: int, width: int) -> None:
         """height, width: of what goes into the program."""
-        self._steps, self.results = program.begins, program.rates()[-1]
-        size, self._costs = Size(program.rates()[0] * _MIDDLE, height, width, program.takes), []
+        self._steps, self.results = program.begins, program.rates[-1]
+        size, self._costs = Size(program.rates[0] * _MIDDLE, height, width, program.takes), []
         for step in program.steps:
             self._costs.append(step.work(size, program.style).composed_flop)
             size = step.size(size, False)

@@ -114,7 +114,7 @@ def main(kind: str, count: int, folder: Path) -> None:
             writer.write(latent)
         writer.finish()
     encode = {"frames": watch.frames, "alive": watch.most, "settled": watch.settled, "last": watch.last}
-    reach = float(vae.model.encoder.program.reach()[0])
+    reach = float(vae.model.encoder.program.reach[0])
     print(json.dumps({"loaded": loaded, "frame": each, "temporal": vae.temporal, "expected": frames, "latents": latents,
                       "made": made, "reach": reach, "decode": decode, "encode": encode}))  # fmt: skip
 

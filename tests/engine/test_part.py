@@ -67,7 +67,7 @@ def test_a_part_of_a_decode_has_the_bits_of_the_whole(vae, noise):
     z = noise(1, vae.latent_channels, T, 1, 1)
     whole = vae.decode(z, chunk=1)
     last = whole.shape[1]
-    reach = vae.model.decoder.program.reach()[0]
+    reach = vae.model.decoder.program.reach[0]
     for start, frames in ((2, 1), (last - 6, 4), (last - 1, None)):
         done = []
         part = vae.decode(z, chunk=1, start=start, frames=frames, progress=lambda n, total: done.append((n, total)))  # noqa: B023

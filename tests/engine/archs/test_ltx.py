@@ -341,7 +341,7 @@ def test_the_published_one():
     assert 406e6 < sum(p.numel() for p in model.parameters()) < 408e6
     later = model.decoder.program.work(3, 22, 40).flop - model.decoder.program.work(2, 22, 40).flop
     assert later / (8 * 704 * 1280) == pytest.approx(2.46e6, rel=0.01)
-    before, after = model.decoder.program.reach()
+    before, after = model.decoder.program.reach
     assert before == after == 6 + 5 / 2 + 9 / 4 + (13 + 9) / 8
     assert detect(shapes) is ARCHITECTURE
     assert ARCHITECTURE.config_of(shapes, {"config": '{"vae": {"spatial_padding_mode": "zeros"}}'}).decoder_widths == (

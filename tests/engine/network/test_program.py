@@ -141,7 +141,7 @@ def test_a_program_knows_its_frames_reach_and_work(toy):
     program = toy.decoder.program
     assert program.frames(5) == 9
     # Three convolutions of the latents see two before each, the upsampler one, five at the doubled rate two halves.
-    assert program.reach() == (3 * 2 + 1 + 5 * 2 / 2, 0)
+    assert program.reach == (3 * 2 + 1 + 5 * 2 / 2, 0)
     assert program.widths() == {32, 48}
     flops = program.work(1, 4, 4).flop
     deep, wide = 2 * 16 * 27 * (16 * 48 + 2 * 48 * 48), 2 * 64 * 27 * (48 * 32 + 3 * 32 * 32 + 32 * 3)
@@ -197,7 +197,7 @@ def test_it_sees_what_is_ahead_and_behind_its_chunk(looking, noise):
     changed[:, :, 5] += 1
     moved = (looking(z) != looking(changed)).any(-1).any(-1).any(1)[0]
     assert moved.any() and int(moved.nonzero()[0]) < 9  # frames 9 and 10 are of the latent itself
-    assert looking.program.reach()[1] > 0
+    assert looking.program.reach[1] > 0
 
 
 def test_the_fused_walk_says_why_not(looking):

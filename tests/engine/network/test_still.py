@@ -99,7 +99,7 @@ def test_they_run_in_8_bit(seed_model, noise):
 
 
 def test_a_picture_knows_nothing_of_others(model):
-    assert model.decoder.program.reach() == model.encoder.program.reach() == (0, 0)
+    assert model.decoder.program.reach == model.encoder.program.reach == (0, 0)
     assert model.decoder.program.frames(5) == 5
     one, five = (model.decoder.program.work(n, 8, 8).flop for n in (1, 5))
     assert five == 5 * one

@@ -122,5 +122,5 @@ def test_frames_of_latents():
 def test_attention_among_earlier_frames_needs_them_all():
     """A decoder of which a step sees all frames before its own: parts begin with the clip."""
     program = cosmos.ARCHITECTURE.decoder(cosmos.ARCHITECTURE.published.config)
-    assert program.reach()[0] == math.inf
+    assert program.reach[0] == math.inf
     assert program.window(4000, 4001, 600) == (0, 501)
