@@ -210,7 +210,7 @@ def _by_rows(
     args: argparse.Namespace, program: Program, planner: Planner, count: int, size: tuple[int, int, int]
 ) -> list[dict[str, object]]:
     """The same by rows of every frame, or nothing where that cannot be."""
-    from .. import by_rows
+    from ..devices import by_rows
     from ..memory import GIB
     from ..planning.budget import Limits
     from ..run.rows import Planned

@@ -6,11 +6,12 @@ import time
 import pytest
 import torch
 from zerowaste_vae import Cancelled, InputError, load
-from zerowaste_vae.engine import by_rows, call, kinds
+from zerowaste_vae.engine import call
 from zerowaste_vae.engine.archs import seedvr2, wan
-from zerowaste_vae.engine.copies import on
+from zerowaste_vae.engine.devices import by_rows, kinds
+from zerowaste_vae.engine.devices.copies import on
+from zerowaste_vae.engine.devices.kinds import resolve
 from zerowaste_vae.engine.errors import PlanError
-from zerowaste_vae.engine.kinds import resolve
 from zerowaste_vae.engine.planning import shares
 from zerowaste_vae.engine.request import Request
 from zerowaste_vae.engine.run.results import HandedOn, Landed
@@ -209,7 +210,7 @@ def rounds(monkeypatch):
     """Room for so many latents of each device; leads as `early` has them."""
 
     def room(latents, frame):
-        monkeypatch.setattr("zerowaste_vae.engine.several.waiting_room", lambda _: latents * 4 * 3 * frame)
+        monkeypatch.setattr("zerowaste_vae.engine.devices.several.waiting_room", lambda _: latents * 4 * 3 * frame)
 
     return room
 

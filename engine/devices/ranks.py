@@ -18,12 +18,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import log
-from .errors import Cancelled, InputError, PlanError, ZeroWasteError
+from .. import log
+from ..errors import Cancelled, InputError, PlanError, ZeroWasteError
+from ..report import Report
+from ..run.progress import Ticker
+from ..run.results import Finished, Results
 from .kinds import kind_of, same_kind
-from .report import Report
-from .run.progress import Ticker
-from .run.results import Finished, Results
 from .spread import Part, Spread, of_a_device
 
 #: Seconds of silence after which a rank takes another one for lost. A rank waits at most as long as another one's part

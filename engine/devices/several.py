@@ -10,23 +10,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import by_rows, call, log
+from .. import call, log
+from ..core import Core
+from ..errors import InputError
+from ..memory import GIB, available_ram
+from ..planning.shares import Leads, duration, split
+from ..report import Report
+from ..request import Request
+from ..run.passes import Latents
+from ..run.plan import Plan
+from ..run.progress import Ticker
+from ..run.results import Finished, Target
+from ..run.sections import latent_of
+from ..video import TensorVideo
+from . import by_rows
 from .copies import on
-from .core import Core
-from .errors import InputError
 from .kinds import kind_of, resolve, same_kind
-from .memory import GIB, available_ram
-from .planning.shares import Leads, duration, split
 from .ranks import Ranks, RankSpread
-from .report import Report
-from .request import Request
-from .run.passes import Latents
-from .run.plan import Plan
-from .run.progress import Ticker
-from .run.results import Finished, Target
-from .run.sections import latent_of
 from .spread import Operation, Spread, Told
-from .video import TensorVideo
 
 #: Names of devices (also as one string with commas), "all", None or "auto" for the VAE's own alone; or ranks.
 Devices = Ranks | Sequence[str | torch.device] | str | None

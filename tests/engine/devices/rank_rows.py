@@ -11,8 +11,8 @@ from dataclasses import replace
 import torch
 from zerowaste_vae import Cancelled, load
 from zerowaste_vae.engine import core
+from zerowaste_vae.engine.devices.ranks import joined
 from zerowaste_vae.engine.kernels.conv3d import reference
-from zerowaste_vae.engine.ranks import joined
 
 convolve = torch.nn.functional.conv3d
 

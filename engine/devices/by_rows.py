@@ -13,21 +13,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .core import Core
-from .errors import Cancelled, PlanError
-from .network.program import Program, Size
-from .network.tiled import TiledProgram
-from .operands.policy import Policy
-from .options import Options
-from .planning.budget import Limits, Machine
-from .planning.planner import Planner
+from ..core import Core
+from ..errors import Cancelled, PlanError
+from ..network.program import Program, Size
+from ..network.tiled import TiledProgram
+from ..operands.policy import Policy
+from ..options import Options
+from ..planning.budget import Limits, Machine
+from ..planning.planner import Planner
+from ..report import Report
+from ..request import Request
+from ..run.plan import Plan
+from ..run.progress import Ticker
+from ..run.results import Finished, HandedOn, Results, Target
+from ..run.rows import Planned, splits
 from .ranks import Ranks, told
-from .report import Report
-from .request import Request
-from .run.plan import Plan
-from .run.progress import Ticker
-from .run.results import Finished, HandedOn, Results, Target
-from .run.rows import Planned, splits
 from .spread import Operation, Told
 
 #: What an exchange among ranks takes (50 to 70 us between two H200s), in operations: at 650 TFLOP/s, as in fp16.
