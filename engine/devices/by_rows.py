@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from torch import Tensor
 from ..core import Core
 from ..errors import Cancelled, PlanError
 from ..network.program import Program, Size
-from ..network.tiled import TiledProgram
+from ..network.rows import row_stages, why_no_rows
 from ..operands.policy import Policy
 from ..options import Options
 from ..planning.budget import Limits, Machine
@@ -26,7 +25,7 @@ from ..request import Request
 from ..run.plan import Plan
 from ..run.progress import Ticker
 from ..run.results import Finished, HandedOn, Results, Target
-from ..run.rows import Planned, splits
+from ..run.rows import Planned
 from .ranks import Ranks, told
 from .spread import Operation, Told
 
@@ -133,37 +132,22 @@ def core_of(vae: Core, peers: RankPeers) -> RowCore:
 
 
 def why_not(vae: Core, half: str, request: Request, height: int, count: int) -> str | None:
-    """Why a call cannot be made row by row, or None. height: of latents."""
-    program: Program = getattr(vae.model, half).program
-    if half == "encoder":
-        return "an encoder's frames are not split into rows"
+    """Why a call cannot be made row by row, or None. height: of what goes in."""
     if vae.fused() is None or vae.planner.walk.why_not(half) is not None:
         return "only the fused kernels make rows of a frame"
-    if not vae.options.composed_upsample:
+    if half == "decoder" and not vae.options.composed_upsample:
         return "composed_upsample is switched off, and nothing else doubles some rows of a frame"
     if request.tiling in ("exact", "blended"):
         return f"tiling {request.tiling!r} has rows of its own"
-    return why_no_rows(program, height, count)
+    return why_no_rows(getattr(vae.model, half).program, height, count)
 
 
-def why_no_rows(program: Program, height: int, count: int) -> str | None:
-    """Why a network does not make rows of frames of so many in latents, or None."""
-    if program.style.still or program.late or program.gathers or isinstance(program, TiledProgram):
-        return "frames of this network are not split into rows"
-    steps = [s for stage in program.stages()[1:] for s in stage]
-    if other := next((s.name for s in steps if not s.by_rows), None):
-        return f"its step {other} does not make rows of a frame"
-    if all(s.whole for s in splits(height, _scales(program), count)):
-        return f"{height} rows of latent pixels are too few for {count} parts"
-    return None
-
-
-def fits(vae: Core, size: tuple[int, int, int], request: Request, count: int) -> bool:
+def fits(vae: Core, half: str, size: tuple[int, int, int], request: Request, count: int) -> bool:
     """Whether rows of whole frames keep below the memory target, with nothing parked. size: latents, rows, columns."""
-    limits = Machine.now(vae.device, vae._held("decoder")).limits(request)
+    limits = Machine.now(vae.device, vae._held(half)).limits(request)
     vae.planner.walk.share(Planned(0, count))
     try:
-        vae.planner.plan("decoder", size, replace(request, tiling="untiled", tile=0), Limits(limits.target, host=0))
+        vae.planner.plan(half, size, replace(request, tiling="untiled", tile=0), Limits(limits.target, host=0))
     except PlanError:
         return False
     finally:
@@ -171,17 +155,21 @@ def fits(vae: Core, size: tuple[int, int, int], request: Request, count: int) ->
     return True
 
 
-def decode(
-    vae: Core, peers: RankPeers, operation: Operation, into: Target, wanted: range, size: tuple[int, int, int],
+def run(
+    vae: Core, peers: RankPeers, half: str, operation: Operation, into: Target, wanted: range, height: int,
     policy: Policy, told: Told, report: Report,
 ) -> Generator[Finished, None, None]:  # fmt: skip
-    """Frames on rank 0, for one clip; nothing on the others. size: latents, their rows and columns. Raises Cancelled
-    and what one of the ranks raises: then the others find it gone."""
+    """Results on rank 0, for one clip; nothing on the others. height: of what goes in. Raises Cancelled and what one of
+    the ranks raises: then the others find it gone."""
     core, rank = core_of(vae, peers), peers.rank
-    network = core.planner.walk.network("decoder")
-    own = core.planner.walk.rows(network, size[1])
-    spans = [own.of(r).made(into.shape[0]) for r in range(peers.count)]
-    results = HandedOn((spans[rank][1] - spans[rank][0], *into.shape[1:]), into.dtype, wanted.start, 0)
+    own = core.planner.walk.rows(half, height)
+    # What an encoder makes of rows is whole in the end, on all ranks.
+    makers = peers.count if half == "decoder" else 1
+    spans = [own.of(r).made(into.shape[0]) for r in range(makers)]
+    read = [own.of(r).read() for r in range(peers.count)]
+    rows = [b - a for a, b in (spans if half == "decoder" else read)]
+    first, last = own.made(into.shape[0])
+    results = HandedOn((last - first, *into.shape[1:]), into.dtype, wanted.start, 0)
     tick = Ticker(told.progress if rank == 0 else None, None)
     whole = into.part(0, wanted.start)
     with closing(operation(core, slice(None), tick, results, wanted, told.on_plan, policy)) as done:
@@ -201,7 +189,7 @@ def decode(
                 break
             raise
         finally:
-            _told_of(report, vae, core, peers, spans)
+            _told_of(report, vae, core, half, rows)
 
 
 def _collect(peers: RankPeers, finished: Finished, spans: list[tuple[int, int]], whole: Results) -> None:
@@ -209,11 +197,12 @@ def _collect(peers: RankPeers, finished: Finished, spans: list[tuple[int, int]],
     part = finished.results
     if peers.rank:
         with told(peers.rank):
-            dist.send(part.contiguous(), 0)
+            if peers.rank < len(spans):
+                dist.send(part.contiguous(), 0)
         return
     room = whole.room(0, finished.first, len(part))
     room[:, slice(*spans[0])] = part
-    for peer in range(1, peers.count):
+    for peer in range(1, len(spans)):
         there = part.new_empty(len(part), spans[peer][1] - spans[peer][0], *part.shape[2:])
         with told(0):
             dist.recv(there, peer)
@@ -221,41 +210,31 @@ def _collect(peers: RankPeers, finished: Finished, spans: list[tuple[int, int]],
     whole.land(0, finished.first, room)
 
 
-def _told_of(
-    report: Report, vae: Core, core: Core, peers: RankPeers, spans: list[tuple[int, int]]
-) -> None:  # fmt: skip
-    """vae: whose operands were settled for all."""
+def _told_of(report: Report, vae: Core, core: Core, half: str, rows: list[int]) -> None:
+    """vae: whose operands were settled for all. rows: of each rank."""
     own = core.last_report
     if own is None:
         return
-    report.operands = vae._mixed.describe("decoder")
+    report.operands = vae._mixed.describe(half)
     for name in ("mode", "off", "precision", "predicted_gb", "reserved_gb", "allocated_gb", "before_gb",
                  "complete", "seconds", "events"):  # fmt: skip
         setattr(report, name, getattr(own, name))
-    rows = ", ".join(f"{b - a}" for a, b in spans)
-    report.plan = f"{peers.count} ranks with {rows} rows of every frame; {own.plan}"
+    report.plan = f"{len(rows)} ranks with {', '.join(map(str, rows))} rows of every frame; {own.plan}"
 
 
 # -- time -------------------------------------------------------------------------------------------------------------
 
 
-def _scales(program: Program) -> list[int]:
-    out = [1]
-    for stage in program.stages():
-        out.append(out[-1] * math.prod(step.space[0] for step in stage))
-    return out
-
-
 def duration(program: Program, height: int, width: int, count: int) -> float:
     """Of a latent by rows on so many devices, relative to one: by the steps' operations, and an exchange for every
-    convolution and norm. height, width: of latents."""
-    size, total, spent = Size(_MIDDLE, height, width, program.takes), 0.0, 0.0
-    for stage, split in zip(program.stages(), splits(height, _scales(program), count), strict=True):
+    convolution and norm. height, width: of what goes in."""
+    size, total, spent = Size(program.rates()[0] * _MIDDLE, height, width, program.takes), 0.0, 0.0
+    for stage, split in row_stages(program, height, count):
         own, blocks = (max(b - a for a, b in map(of, range(1 if split.whole else count))) / split.rows
                        for of in (split.of_rank, split.blocks))  # fmt: skip
         for step in stage:
             flop = step.work(size, program.style).composed_flop
-            share = blocks if step.space[0] > step.space[1] and not split.whole else own
+            share = blocks if split.wide and step is stage[0] and not split.whole else own
             total, spent = total + flop, spent + share * flop
             if not split.whole:
                 spent += _TOLD * EXCHANGE

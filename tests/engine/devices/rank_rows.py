@@ -19,7 +19,7 @@ convolve = torch.nn.functional.conv3d
 
 def cases(ranks, path, precision, height):
     vae, out = load(path, precision=precision, device="cpu"), {}
-    z = torch.randn(1, 16, 3, height, 1, generator=torch.Generator().manual_seed(1))
+    z = torch.randn(1, 16, 3, height, 1 + vae.can_encode, generator=torch.Generator().manual_seed(1))
     whole = vae.decode(z, chunk=1) if ranks.rank == 0 else None
     found = vae.decode(z, chunk=1, devices=ranks)
     if ranks.rank == 0:
@@ -30,6 +30,11 @@ def cases(ranks, path, precision, height):
     if ranks.rank == 0:
         part = vae.decode(z, chunk=1, start=2, frames=5, output="uint8")
         out["stream"] = torch.equal(torch.cat(pieces, 1), part) and len(pieces) > 1
+    if vae.can_encode:
+        video = torch.rand(1, 9, 8 * height, 16, 3, generator=torch.Generator().manual_seed(2))
+        latent = vae.encode(video, chunk=1, devices=ranks)
+        if ranks.rank == 0:
+            out["encode"] = vae.last_report.plan, torch.equal(latent, vae.encode(video, chunk=1))
     told = []
     try:
         vae.decode(z, chunk=1, devices=ranks, progress=lambda *at: told.append(at), cancel=lambda: bool(told))
@@ -45,7 +50,7 @@ def main(*files):
     torch.set_num_threads(1)
     core.why_off = lambda *_: None
     # Sums whose order is not seen: torch's convolutions on a CPU choose theirs by the size of the whole.
-    reference.F.conv3d = lambda x, w, *a, **k: convolve(x.double(), w.double(), *a, **k)
+    reference.F.conv3d = lambda x, w, *a, **k: convolve(x.double(), w.bfloat16().double(), *a, **k)
     with joined() as ranks:
         ranks = replace(ranks, split="rows")
         out = [cases(ranks, path, precision, int(height))
