@@ -6,14 +6,17 @@ import functools
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .. import log
 from ..core import Core
 from ..errors import Cancelled, PlanError
+from ..kernels.probe import from_triton
 from ..network.program import Program, Size
 from ..network.rows import row_stages, why_no_rows
 from ..operands.policy import Policy
@@ -26,8 +29,8 @@ from ..run.plan import Plan
 from ..run.progress import Ticker
 from ..run.results import Finished, HandedOn, Results, Target
 from ..run.rows import Planned
-from .ranks import Ranks, told
-from .spread import Operation, Told
+from .ranks import TIMEOUT, RankLost, Ranks, told
+from .spread import Operation, Told, of_a_device
 
 #: What an exchange among ranks takes (50 to 70 us between two H200s), in operations: at 650 TFLOP/s, as in fp16.
 EXCHANGE = 60e-6 * 650e12
@@ -37,12 +40,14 @@ EXCHANGE = 60e-6 * 650e12
 BY_ROWS = -1
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class RankPeers:
-    """All ranks, from top to bottom. group: of connections between their devices; None: by way of the host."""
+    """All ranks, from top to bottom. talk: connections between their hosts, that nothing else uses. group: those
+    between their devices, or the same."""
 
     ranks: Ranks
-    group: Any = None
+    talk: Any
+    group: Any
 
     @property
     def rank(self) -> int:
@@ -55,19 +60,34 @@ class RankPeers:
     def exchange(self, given: Mapping[int, Tensor], wanted: Mapping[int, Tensor]) -> None:
         ops = [dist.P2POp(dist.isend, tensor, peer, self.group) for peer, tensor in given.items()]
         ops += [dist.P2POp(dist.irecv, tensor, peer, self.group) for peer, tensor in wanted.items()]
-        with told(self.rank):
-            for work in dist.batch_isend_irecv(ops) if ops else ():
-                work.wait()
+        try:
+            with told(self.rank):
+                for work in dist.batch_isend_irecv(ops) if ops else ():
+                    work.wait()
+        finally:
+            ops.clear()  # an error's traceback would keep the connections open
+
+    def broadcast(self, value: Any = None) -> Any:
+        return self.ranks.broadcast(value, self.talk)
+
+    def gather(self, value: Any) -> list[Any]:
+        return self.ranks.gather(value, self.talk)
+
+    def close(self) -> None:
+        """Whoever waits for this rank hears of it, and this one of whoever has closed before."""
+        dist.destroy_process_group(self.talk)
+        self.talk = self.group = None
+        connected.cache_clear()
 
     def agreed(self, limits: Limits, plan: Callable[[Limits], Plan]) -> Plan:
-        targets = [t for t in self.ranks.gather(limits.target) if t is not None]
+        targets = [t for t in self.gather(limits.target) if t is not None]
         answer: Plan | PlanError | None = None
         if self.rank == 0:
             try:
                 answer = plan(Limits(min(targets, default=None), host=0))
             except PlanError as error:
                 answer = error
-        answer = self.ranks.broadcast(answer)
+        answer = self.broadcast(answer)
         if isinstance(answer, PlanError):
             raise answer
         return answer
@@ -76,11 +96,11 @@ class RankPeers:
 @functools.lru_cache(maxsize=1)
 def connected(ranks: Ranks, device: torch.device) -> RankPeers:
     """Called by all ranks."""
-    group = None
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-        group = dist.new_group(backend="nccl")
-    return RankPeers(ranks, group)
+    talk = dist.new_group(backend="gloo", timeout=timedelta(seconds=TIMEOUT))
+    if device.type != "cuda":
+        return RankPeers(ranks, talk, talk)
+    torch.cuda.set_device(device)
+    return RankPeers(ranks, talk, dist.new_group(backend="nccl"))
 
 
 class _Agreed:
@@ -113,6 +133,10 @@ class RowCore(Core):
         super()._use(options)
         self.planner.walk.share(self.peers)
         self.planner = _Agreed(self.planner, self.peers)  # type: ignore[assignment]
+
+    def _without_kernels(self, error: Exception) -> bool:
+        """Nothing else makes rows."""
+        return False
 
 
 def _unrecorded(vae: Core) -> Options:
@@ -158,10 +182,44 @@ def fits(vae: Core, half: str, size: tuple[int, int, int], request: Request, cou
 def run(
     vae: Core, peers: RankPeers, half: str, operation: Operation, into: Target, wanted: range, height: int,
     policy: Policy, told: Told, report: Report,
+) -> Generator[Finished, None, int]:  # fmt: skip
+    """Results on rank 0, for one clip; nothing on the others. height: of what goes in. Returns the end of the wanted
+    ones, or the first that is not made, where a rank has failed at what segments may do with less. Raises Cancelled and
+    RankLost."""
+    core, whole = core_of(vae, peers), into.part(0, wanted.start)
+    try:
+        yield from _made(vae, core, peers, half, operation, into, whole, wanted, height, policy, told, report)
+        return wanted.stop
+    except Exception as error:
+        if not (isinstance(error, RankLost) or of_a_device(error) or from_triton(error)):
+            raise
+        failed = error
+    yield from whole.ready()
+    return _stopped(vae, peers, failed, report, whole)
+
+
+def _stopped(vae: Core, peers: RankPeers, failed: Exception, report: Report, whole: Results) -> int:
+    """All ranks come here within a chunk. Returns the first result that is not made, on all of them."""
+    ranks = peers.ranks
+    if peers.group is not peers.talk:
+        # Nothing tells another rank's device that waits for this one's: torchrun ends its process when this one ends.
+        raise failed
+    peers.close()
+    vae._copies.pop((vae.device, BY_ROWS)).release_packed()
+    said = [text for text in ranks.gather(None if isinstance(failed, RankLost) else str(failed)) if text]
+    if not said:
+        raise failed
+    log.warn(f"{said[0]}; the rest of the clip is shared by segments")
+    report.events["handed_over"] += 1
+    return ranks.broadcast(whole.done)
+
+
+def _made(
+    vae: Core, core: RowCore, peers: RankPeers, half: str, operation: Operation, into: Target, whole: Results,
+    wanted: range, height: int, policy: Policy, told: Told, report: Report,
 ) -> Generator[Finished, None, None]:  # fmt: skip
-    """Results on rank 0, for one clip; nothing on the others. height: of what goes in. Raises Cancelled and what one of
-    the ranks raises: then the others find it gone."""
-    core, rank = core_of(vae, peers), peers.rank
+    """As `run`; `whole` gets all rows, on rank 0."""
+    rank = peers.rank
     own = core.planner.walk.rows(half, height)
     # What an encoder makes of rows is whole in the end, on all ranks.
     makers = peers.count if half == "decoder" else 1
@@ -171,21 +229,21 @@ def run(
     first, last = own.made(into.shape[0])
     results = HandedOn((last - first, *into.shape[1:]), into.dtype, wanted.start, 0)
     tick = Ticker(told.progress if rank == 0 else None, None)
-    whole = into.part(0, wanted.start)
     with closing(operation(core, slice(None), tick, results, wanted, told.on_plan, policy)) as done:
         try:
             for finished in done:
                 _collect(peers, finished, spans, whole)
-                if not peers.ranks.broadcast(rank == 0 and not (told.cancel is not None and told.cancel())):
+                if not peers.broadcast(rank == 0 and not (told.cancel is not None and told.cancel())):
                     if rank:
                         return
                     raise Cancelled("cancelled")
                 if rank == 0:
                     yield from whole.ready()
+            peers.gather(None)  # none has failed behind its last results
         except GeneratorExit:  # nobody takes more: at the end of the next chunk all stop
             for finished in done:
                 _collect(peers, finished, spans, whole)
-                peers.ranks.broadcast(False)
+                peers.broadcast(False)
                 break
             raise
         finally:
@@ -198,14 +256,14 @@ def _collect(peers: RankPeers, finished: Finished, spans: list[tuple[int, int]],
     if peers.rank:
         with told(peers.rank):
             if peers.rank < len(spans):
-                dist.send(part.contiguous(), 0)
+                dist.send(part.contiguous(), 0, group=peers.talk)
         return
     room = whole.room(0, finished.first, len(part))
     room[:, slice(*spans[0])] = part
     for peer in range(1, len(spans)):
         there = part.new_empty(len(part), spans[peer][1] - spans[peer][0], *part.shape[2:])
         with told(0):
-            dist.recv(there, peer)
+            dist.recv(there, peer, group=peers.talk)
         room[:, slice(*spans[peer])] = there
     whole.land(0, finished.first, room)
 

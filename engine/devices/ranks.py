@@ -57,18 +57,18 @@ class Ranks:
         gpus = torch.cuda.device_count()
         return f"cuda:{self.local % gpus}" if gpus else None
 
-    def broadcast(self, value: Any = None) -> Any:
-        """Rank 0's value, on every rank."""
+    def broadcast(self, value: Any = None, group: Any = None) -> Any:
+        """Rank 0's value, on every rank. group: of connections; None: those that all calls share."""
         box = [value]
         with told(self.rank):
-            dist.broadcast_object_list(box, src=0)
+            dist.broadcast_object_list(box, src=0, group=group)
         return box[0]
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: Any, group: Any = None) -> list[Any]:
         """Every rank's value, on every rank."""
         out: list[Any] = [None] * self.count
         with told(self.rank):
-            dist.all_gather_object(out, value)
+            dist.all_gather_object(out, value, group)
         return out
 
     def agree(self, device: torch.device, mixed: bool) -> None:

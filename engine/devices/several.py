@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from .kinds import kind_of, resolve, same_kind
 from .ranks import Ranks, RankSpread
 from .spread import Operation, Spread, Told
 
+T = TypeVar("T")
 #: Names of devices (also as one string with commas), "all", None or "auto" for the VAE's own alone; or ranks.
 Devices = Ranks | Sequence[str | torch.device] | str | None
 #: Of the free host memory, what finished results may take that wait for their turn in a stream; bytes where nobody
@@ -105,18 +106,21 @@ def _run(
         if ranks.broadcast(ranks.rank == 0 and _by_rows(vae, ranks, half, height, clips, wanted, latents, request)):
             peers = by_rows.connected(ranks, vae.device)
             done = by_rows.run(vae, peers, half, operation, into, wanted, height, policy, told, report)
-            yield from _reported(vae, done, report)
-            return
+            made = yield from _reported(vae, done, report)
+            if made == wanted.stop:
+                return
+            wanted = range(made, wanted.stop)
+        asked = half, into, clips, wanted, latents, request
         spread = RankSpread([vae] * ranks.count, *asked, policy, operation, told, ranks)
     yield from _reported(vae, spread.run(report), report)
 
 
 def _reported(
-    vae: Core, results: Generator[Finished, None, None], report: Report
-) -> Generator[Finished, None, None]:  # fmt: skip
+    vae: Core, results: Generator[Finished, None, T], report: Report
+) -> Generator[Finished, None, T]:  # fmt: skip
     try:
         with closing(results) as done:
-            yield from done
+            return (yield from done)
     finally:
         vae._tell(report)  # in place of its own part's
 
