@@ -196,8 +196,7 @@ def _attempt(
             raise
         # The others cannot go on under another plan without knowing of it.
         size = in_gb(plan.peak_bytes)
-        raise PlanError(f"rank {peers.rank} ran out of memory for its rows ({size} planned): lower vram_gb, or "
-                        "share the clip by segments") from error  # fmt: skip
+        raise PlanError(f"rank {peers.rank} ran out of memory for its rows of every frame ({size} planned)") from error
 
 
 def _planned(plan: Callable[[], Plan], guard: Guard) -> Plan:

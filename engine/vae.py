@@ -10,8 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import call, several
+from . import call
 from .core import Core, no_check
+from .devices import several
+from .devices.several import Devices
+from .devices.spread import Told
 from .documented import DocumentedMethods
 from .errors import InputError
 from .network.stream import frame_spans
@@ -20,8 +23,6 @@ from .run.passes import UNKNOWN, Latents
 from .run.plan import Plan, Steps
 from .run.progress import Cancel, Progress, Ticker
 from .run.results import Finished, HandedOn, Kept, Stream
-from .several import Devices
-from .spread import Told
 from .video import StreamVideo, TensorVideo
 
 #: Results that a stream in blended tiles makes at least at once.

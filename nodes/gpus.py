@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from ..engine import VideoVAE
-from ..engine.kinds import resolve
+from ..engine.devices.kinds import resolve
 from ..engine.run.plan import Plan
 
 

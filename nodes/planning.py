@@ -13,7 +13,7 @@ import torch
 
 from ..engine import InputError, PlanError
 from ..engine.archs import Architecture, by_file
-from ..engine.kinds import resolve
+from ..engine.devices.kinds import resolve
 from ..engine.loader import NAMES, PRECISIONS, auto_precision
 from ..engine.memory import GIB
 from ..engine.options import DEFAULTS, Options

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from ..devices.ranks import Ranks
     from ..files.latents import LatentFile
     from ..files.mp4 import Mp4Writer
     from ..files.pngs import PngWriter
-    from ..ranks import Ranks
     from ..run.progress import Progress
     from ..vae import VideoVAE
 
@@ -247,7 +247,7 @@ def _frames(args: argparse.Namespace, vae: VideoVAE, latent: LatentFile, notes: 
 
 def _identity(args: argparse.Namespace, vae: VideoVAE, latent: LatentFile, count: int, form: object) -> str:
     """Of everything that an unfinished file and its rest must have in common: all that frames' bits depend on."""
-    from ..kinds import kind_of
+    from ..devices.kinds import kind_of
 
     files = [_digest(path) for path in (args.latent, vae.path)]
     options = replace(vae.options, cuda_graphs=True, async_offload=True)  # which move no bit

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from ..ranks import Ranks
+    from ..devices.ranks import Ranks
     from ..run.progress import Progress
     from ..vae import VideoVAE
 

@@ -16,7 +16,7 @@ from ..errors import InputError
 from ..files.writing import check_target, replacing
 
 if TYPE_CHECKING:
-    from ..ranks import Ranks
+    from ..devices.ranks import Ranks
     from ..vae import VideoVAE
 
 
@@ -73,7 +73,7 @@ def with_ranks(
     help: Callable[[argparse.Namespace, Ranks], int],
 ) -> int:  # fmt: skip
     """run(args, ranks), and on the other ranks, where torchrun has started several, help(args, ranks)."""
-    from ..ranks import SPLITS, joined, under_torchrun
+    from ..devices.ranks import SPLITS, joined, under_torchrun
 
     if args.split not in SPLITS:
         raise InputError(f"--split {args.split} is not one of {', '.join(SPLITS)}")

@@ -202,25 +202,27 @@ def _shared(
         text = f"{count} GPUs, computed, not measured: {times:.2f} times as fast as one; frames {each}"
         out.append({"devices": count, "split": "segments", "computed_speedup": round(times, 3), "parts": parts,
                     "text": text})  # fmt: skip
-        out += _by_rows(args, program, planner, count, size)
+        out += _by_rows(args, program, planner, count, size, (scale * height, scale * width))
     return out
 
 
 def _by_rows(
-    args: argparse.Namespace, program: Program, planner: Planner, count: int, size: tuple[int, int, int]
-) -> list[dict[str, object]]:
-    """The same by rows of every frame, or nothing where that cannot be."""
-    from .. import by_rows
+    args: argparse.Namespace, program: Program, planner: Planner, count: int, size: tuple[int, int, int],
+    frame: tuple[int, int],
+) -> list[dict[str, object]]:  # fmt: skip
+    """The same by rows of every frame, or nothing where that cannot be. size: of latents; frame: of what goes in."""
+    from ..devices import by_rows
     from ..memory import GIB
+    from ..network.rows import why_no_rows
     from ..planning.budget import Limits
     from ..run.rows import Planned
 
-    if args.encode or planner.walk.why_not("decoder") or by_rows.why_no_rows(program, size[1], count):
+    if planner.walk.why_not(program.half) or why_no_rows(program, frame[0], count):
         return []
-    times = 1.0 / by_rows.duration(program, *size[1:], count)
+    times = 1.0 / by_rows.duration(program, *frame, count)
     planner.walk.share(Planned(0, count))
     try:
-        peak = planner.plan("decoder", size, limits=Limits(host=0)).peak_bytes
+        peak = planner.plan(program.half, size, limits=Limits(host=0)).peak_bytes
     finally:
         planner.walk.share(None)
     text = f"{count} GPUs by rows under torchrun, computed, not measured: {times:.2f} times as fast as one, about "

@@ -23,7 +23,7 @@ from .chain import Link, Result, given, pack_chain, sizes, take, through
 from .ops import attention
 from .packed import tensor_bytes
 from .plain import Half
-from .program import Size
+from .program import TILES, Size
 
 #: Tiles are clamped after they are blended.
 UNCLAMPED = Pixels(UNIT.gain, UNIT.offset, float("-inf"), float("inf"))
@@ -52,6 +52,8 @@ class Fused:
         links = iter(pack_chain(program.steps, half.part, operands, options))
         self.stages = [tuple(next(links) for _ in steps) for steps in program.stages()]
         self._rates = program.rates
+        #: Steps in front of the mark where an encoder's frames must be whole.
+        self.parted = program.before(TILES)
         #: Channels that attention sees; 0: there is none.
         self.attends = max((s.width for s in program.every() if isinstance(s, attention.Attention)), default=0)
         self.nbytes = tensor_bytes(self)
@@ -110,13 +112,6 @@ class FusedDecoder(Fused):
     def front(self) -> int:
         """Steps that must see whole frames."""
         return len(self.stages[0])
-
-    def scales(self) -> list[int]:
-        """Rows of what goes into each stage, and comes out of the last one, for each of a latent."""
-        out = [1]
-        for stage in self.stages:
-            out.append(out[-1] * math.prod(link.step.space[0] for link in stage))
-        return out
 
     @property
     def features(self) -> int:
@@ -266,11 +261,14 @@ class FusedEncoder(Fused):
 
     def plan(
         self, latents: int, height: int, width: int, frames: int, device: torch.device, parking: Parking | None = None,
-        clip: int = 0,
+        clip: int = 0, rows: Rows | None = None,
     ) -> Run:  # fmt: skip
         """A dry Run that knows its memory: chunks of `latents`, `frames` per step at full size; sizes in pixels. clip:
-        all latents."""
-        run = self.begin(device, parking)
+        all latents. rows: those of frames that it reads."""
+        run = self.begin(device, parking, rows)
+        if rows is not None:
+            first, last = rows.read()
+            height = last - first
         made = self.chunk(run, self._empty(self.every * latents, height, width, self.takes), frames)
         if self.gathers:
             run.gather(clip, *made.shape[1:])
@@ -293,23 +291,33 @@ class FusedEncoder(Fused):
         """Frames [F, H, W, 3] in -1..1 -> moments [T, h, w, 2C] in float32, or features to be gathered, valid until
         the next call; None while not all steps take part.
 
-        F is 1 + 4n at the clip's start and 4n later. frames: most frames per step at full size (0: all).
+        F is 1 + 4n at the clip's start and 4n later. frames: most frames per step at full size (0: all). Of a run that
+        makes some rows, the video is of those that it reads.
         """
         (fine, rest), going, whole = self.stages[:2], self._going(run), self.whole(run)
         ahead, result = rest[: max(0, going - len(fine))], None
-        before = sizes(run, fine, Size(*video.shape))
-        shapes = sizes(run, ahead, before[-1])
-        with run.arena.scope():
-            if ahead:
+        parted = self.parted - len(fine) if isinstance(run, RowRun) else 0
+        parts, ahead = ahead[:parted], ahead[parted:]
+        before = sizes(run, (*fine, *parts), Size(*video.shape))
+        shapes = sizes(run, ahead, before[-1]._replace(height=run.rows_of(before[-1].height)))
+
+        def source() -> Result:
+            some = through(run, parts, before[len(fine)], lambda: self._by_steps(run, video, frames))
+            return run.together(*some)
+
+        with run.arena.scope(), run.apart():
+            if ahead or parts:
                 out = take(run, ahead[-1].step, shapes[-1]) if whole else None
-                result, _ = through(run, ahead, before[-1], lambda: self._by_steps(run, video, frames), out)
-                for size in {s[1:3] for s in shapes}:
+                result, _ = through(run, ahead, shapes[0], source, out)
+                for size in {s[1:3] for s in (*before[len(fine) :], *shapes)}:
                     run.advance(*size)
             else:
                 for _ in self._steps(run, fine[:going], video, frames, None):
                     pass
             if whole and not self.gathers:
                 run.inspect(result)
+                if not run.dry:
+                    run.agree()
         run.done["frames"] += video.shape[0]
         run.done["latents"] += -(-video.shape[0] // self._rates[0])
         return result if whole else None

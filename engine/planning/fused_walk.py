@@ -13,13 +13,14 @@ from ..archs import Architecture
 from ..kernels.attention import reference
 from ..network.fused import FusedDecoder, FusedEncoder, fuse
 from ..network.program import Program
+from ..network.rows import row_splits
 from ..operands.forms import Operands
 from ..operands.policy import EXACT, Policy
 from ..options import Options
 from ..run.graphs import GRAPH_BYTES, one_step
 from ..run.memory import RESERVE_BYTES
 from ..run.parking import Parking
-from ..run.rows import Peers, Rows, splits
+from ..run.rows import Peers, Rows
 from ..run.run import Run
 from .cost import Rates, Sizes
 from .dryrun import peak_bytes
@@ -158,13 +159,16 @@ class FusedWalk:
         if half == "encoder":
             s, t = self.architecture.spatial, self.architecture.temporal
             rows, cols = s * height + rest[0], s * width + rest[1]
-            run = network.plan(latents, rows, cols, frames, meta, parking, clip)
+            shares = self._everyones(half, rows)
+            run = max((network.plan(latents, rows, cols, frames, meta, parking, clip, share) for share in shares),
+                      key=lambda r: r.nbytes)  # fmt: skip
+            rows = max(share.read()[1] - share.read()[0] if share else rows for share in shares)
             # Three chunks' frames as they arrive ahead of their turn, and two copies on the way in, all in float32;
             # graphs read another copy.
             besides += (5 + recorded) * 4 * network.takes * t * latents * rows * cols
         elif frame is None:
             run = max((network.plan(latents, height, width, frames, output, meta, parking, clip, rows)
-                       for rows in self._everyones(network, height)), key=lambda r: r.nbytes)  # fmt: skip
+                       for rows in self._everyones(half, height)), key=lambda r: r.nbytes)  # fmt: skip
             besides += _latent_bytes(clip or latents, height, width, network.latent_channels)
         else:
             # Front and tiles run one after the other.
@@ -178,14 +182,14 @@ class FusedWalk:
         sizes = Sizes.of(run, self._rates)
         return replace(sizes, device=sizes.device + besides)
 
-    def rows(self, network: FusedDecoder, height: int) -> Rows | None:
-        """Of frames of so many rows of latent pixels those that are made here; None: all."""
+    def rows(self, half: str, height: int) -> Rows | None:
+        """Of frames of so many rows that go into a half those that are made here; None: all."""
         if self.peers is None:
             return None
-        return Rows(self.peers, splits(height, network.scales(), self.peers.count))
+        return Rows(self.peers, row_splits(self._programs[half], height, self.peers.count))
 
-    def _everyones(self, network: FusedDecoder, height: int) -> list[Rows | None]:
-        own = self.rows(network, height)
+    def _everyones(self, half: str, height: int) -> list[Rows | None]:
+        own = self.rows(half, height)
         return [own] if own is None else [own.of(rank) for rank in range(own.peers.count)]
 
     def _tile_bytes(self, channels: int, frames: int, height: int, width: int) -> int:

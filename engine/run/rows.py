@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -16,6 +16,8 @@ from ..kernels.norm_act import Norm, coefficients, statistics
 from .parking import BAND_ROWS
 from .run import Run
 from .weights import Conv
+
+WHOLE = Geometry()
 
 
 class Peers(Protocol):
@@ -41,21 +43,22 @@ class Planned:
 
 @dataclass(frozen=True)
 class Split:
-    """Rows [edges[i], edges[i + 1]) of a frame are those of rank i. Whole: every rank has all."""
+    """Rows [edges[i], edges[i + 1]) of a frame are those of rank i. whole: every rank has all. wide: what reads them
+    first doubles rows, in whole blocks, and needs others beside them."""
 
     edges: tuple[int, ...]
     whole: bool
+    wide: bool = False
 
     @classmethod
-    def of(cls, rows: int, ranks: int, grows: int = 1) -> Split:
-        """Parts begin where sums for norms do, as equal as that allows; whole where one would get nothing. grows: rows
-        of what is made of one."""
-        step = BAND_ROWS // grows
+    def of(cls, rows: int, ranks: int, step: int = BAND_ROWS, wide: bool = False) -> Split:
+        """Parts begin with a multiple of `step`, as where sums for norms do, as equal as that allows; whole where one
+        would get nothing."""
         cuts = [round(rows * i / ranks / step) * step for i in range(ranks)]
         edges = (*cuts, rows)
         if all(a < b for a, b in pairwise(edges)):
-            return cls(edges, False)
-        return cls((0, rows), True)
+            return cls(edges, False, wide)
+        return cls((0, rows), True, wide)
 
     @property
     def rows(self) -> int:
@@ -68,6 +71,15 @@ class Split:
             return 0, scale * self.rows
         return scale * self.edges[rank], scale * self.edges[rank + 1]
 
+    def at(self, rank: int, rows: int) -> Split:
+        """The same split of frames at the resolution at which this rank has so many rows."""
+        first, last = self.of_rank(rank)
+        if rows >= last - first:
+            return replace(self, edges=tuple(rows // (last - first) * e for e in self.edges))
+        # Resolutions are halves of each other, and the last row of an odd number is left out.
+        shrinks = (last - first) // rows
+        return replace(self, edges=tuple(e >> (shrinks.bit_length() - 1) for e in self.edges))
+
     def blocks(self, rank: int) -> tuple[int, int]:
         """As of_rank, from where the sums of the first row begin to where those of the last one end."""
         a, b = self.of_rank(rank)
@@ -76,7 +88,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Rows:
-    """splits: of what goes into each stage of a network, of which the first sees whole frames."""
+    """splits: of what goes into each stage of a network, as `network.rows.row_stages` has them."""
 
     peers: Peers
     splits: tuple[Split, ...]
@@ -84,6 +96,10 @@ class Rows:
     def of(self, rank: int) -> Rows:
         """Another rank's, for a plan."""
         return Rows(Planned(rank, self.peers.count), self.splits)
+
+    def read(self) -> tuple[int, int]:
+        """Of frames that go in those that are needed here."""
+        return self.splits[0].of_rank(self.peers.rank)
 
     def made(self, rows: int) -> tuple[int, int]:
         """Of results of so many rows those that are made here."""
@@ -129,6 +145,26 @@ class RowRun(Run):
         finally:
             self._now, self._wide = before, outer
 
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._now = self._splits[0]
+
+    def rows_of(self, rows: int) -> int:
+        return rows if self._now.whole else self._now.at(self._peers.rank, rows).rows
+
+    def together(self, x: Tensor, sums: Partials | None) -> tuple[Tensor, Partials | None]:
+        """From here on this run makes whole frames, as all others do."""
+        if self._now.whole:
+            return x, sums
+        have = self._now.at(self._peers.rank, x.shape[1])
+        if sums is not None and not self.dry and x.shape[0]:
+            sums = self._all(sums, have)
+        self._now = Split((0, have.rows), True)
+        return self._moved(x, have, self._now), sums
+
     def conv(self, conv: Conv, x: Tensor, out: Tensor, *normed: Any, **options: Any) -> Partials | None:
         if self._now.whole or conv.weight.phases[1] == 1:
             return super().conv(conv, x, out, *normed, **options)
@@ -153,7 +189,9 @@ class RowRun(Run):
         (first, last), (top, bottom) = self._span, self._read(self._now, self._peers.rank)
         return first - top, bottom - last
 
-    def product(self, conv: Conv, data: Tensor, out: Tensor, *, geometry: Geometry, **options: Any) -> Partials | None:
+    def product(
+        self, conv: Conv, data: Tensor, out: Tensor, *, geometry: Geometry = WHOLE, **options: Any
+    ) -> Partials | None:
         if not self._now.whole:
             rows = out.shape[1] // (options.get("weight") or conv.weight).phases[1]
             first, frame = self._here(rows)
@@ -164,8 +202,8 @@ class RowRun(Run):
         if self._now.whole or norm.kind != "group" or self.dry or not x.shape[0]:
             return super()._coefficients(x, norm, sums)
         sums = self.attempt(statistics, x, norm.groups) if sums is None else sums
-        positions = self._here(x.shape[1])[1] * x.shape[2]
-        return self.attempt(coefficients, self._all(sums), norm, positions, health=self.health)
+        split = self._now.at(self._peers.rank, x.shape[1])
+        return self.attempt(coefficients, self._all(sums, split), norm, split.rows * x.shape[2], health=self.health)
 
     def edges(self, data: Tensor, slot: int, count: int) -> None:
         if self._now.whole or self.dry or not count:
@@ -189,13 +227,13 @@ class RowRun(Run):
         """(the first of this rank's rows, rows of the frame), where those are `rows`."""
         if self._span is not None:
             return self._span[0], self._now.rows
-        a, b = self._now.of_rank(self._peers.rank)
-        return a * rows // (b - a), self._now.rows * rows // (b - a)
+        split = self._now.at(self._peers.rank, rows)
+        return split.of_rank(self._peers.rank)[0], split.rows
 
     @staticmethod
     def _read(split: Split, rank: int) -> tuple[int, int]:
-        """Rows that the first convolution of a stage reads."""
-        if split.whole:
+        """Rows that a stage reads."""
+        if split.whole or not split.wide:
             return split.of_rank(rank)
         first, last = split.blocks(rank)
         return max(first - 1, 0), min(last + 1, split.rows)
@@ -205,11 +243,13 @@ class RowRun(Run):
         rank, ranks = self._peers.rank, range(self._peers.count)
         scale = x.shape[1] // (have.of_rank(rank)[1] - have.of_rank(rank)[0])
         (a, b), (c, d) = have.of_rank(rank, scale), self._read(want, rank)
-        if have.whole:
+        if have.whole and (want.wide or want.whole):
             return x[:, c:d]
         out = self.take(x.shape[0], d - c, *x.shape[2:])
-        if self.dry:
+        if self.dry or not x.shape[0]:
             return out
+        if have.whole:
+            return out.copy_(x[:, c:d])
         given, wanted = {}, {}
         for peer in ranks:
             (e, f), (g, h) = have.of_rank(peer, scale), self._read(want, peer)
@@ -228,11 +268,11 @@ class RowRun(Run):
             out[:, first : first + part.shape[1]] = part
         return out
 
-    def _all(self, sums: Partials) -> Partials:
-        """Of the whole frame, in its order."""
+    def _all(self, sums: Partials, split: Split) -> Partials:
+        """Of the whole frame, in its order. split: of the rows that they are sums of."""
         own, rank = sums.data, self._peers.rank
         others = [r for r in range(self._peers.count) if r != rank]
-        place = self._now, type(sums), own.shape[1:]
+        place = split, type(sums), own.shape[1:]
         if place not in self._blocks:
             mine = torch.tensor([own.shape[1]], device=own.device)
             told = {r: torch.empty_like(mine) for r in others}
@@ -250,11 +290,3 @@ class RowRun(Run):
             twice = [self._now.blocks(r)[0] < self._now.of_rank(r)[0] for r in whole]
             ordered = [p[:, each * again :] for p, again in zip(ordered, twice, strict=True)]
         return Partials(torch.cat(ordered, 1), sums.span)
-
-
-def splits(rows: int, scales: Sequence[int], ranks: int) -> tuple[Split, ...]:
-    """Of what goes into each stage, where frames have `rows` at a scale of 1, and results the last scale. The first
-    stage sees whole frames."""
-    grows = [b // a for a, b in pairwise(scales)]
-    later = zip(scales[1:-1], grows[1:], strict=True)
-    return (Split((0, rows), True), *(Split.of(rows * scale, ranks, grow) for scale, grow in later))

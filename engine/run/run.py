@@ -117,6 +117,7 @@ class Run(Memory):
             return
         if self.watch is not None:
             self.watch(conv, inside)
+        self.edges(buffer, 0, buffer.shape[0])
         self.product(conv, buffer, out, residual=residual)
 
     def _called(self, conv: Conv, weight: Weight, out: Tensor, geometry: Geometry, groups: int, added: bool) -> None:
@@ -193,6 +194,18 @@ class Run(Memory):
     def portion(self, x: Tensor, left: int) -> AbstractContextManager[Tensor]:
         """What this run makes of x, which goes into a stage with so many from there on."""
         return nullcontext(x)
+
+    def apart(self) -> AbstractContextManager[None]:
+        """What this run makes of frames inside, up to `together`."""
+        return nullcontext()
+
+    def rows_of(self, rows: int) -> int:
+        """Of the whole frame, of which this run has so many."""
+        return rows
+
+    def together(self, x: Tensor, sums: Partials | None) -> tuple[Tensor, Partials | None]:
+        """Whole frames, where this run has made some rows of them."""
+        return x, sums
 
     def agree(self) -> None:
         """Others who share the frames see what was not finite here, and this run what was not there."""

@@ -48,6 +48,7 @@ class Patches(Step):
     block: int
     patch: int = 2
     wide = True
+    by_rows = True
     stream: ClassVar[bool] = False
 
     @property

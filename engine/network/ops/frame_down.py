@@ -63,6 +63,7 @@ class FrameDown(Resampling):
     width: int
     temporal: bool
     space = (1, 2)
+    by_rows = True
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
         return {self.name: Downsample(self.width, self.temporal)}

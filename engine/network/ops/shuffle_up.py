@@ -61,6 +61,7 @@ class ShuffleUp(Resampling):
     temporal: bool
     space = (2, 1)
     by_rows = True
+    wider = True
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
         return {self.name: Upsample(self.width, self.temporal, style)}

@@ -109,4 +109,7 @@ def test_several_gpus_are_computed_and_said_to_be(capsys):
     assert main([*asked, "--encode"]) == 0
     said = capsys.readouterr().out.splitlines()[-1]
     assert said.startswith("8 GPUs, computed, not measured: ") and "of lead" in said
+    tall = ["plan", "--size", "1920x1088", "--frames", "21", "--vram-gb", "24", "--devices", "2", "--encode", "--json"]
+    assert main(tall) == 0
+    assert [row["split"] for row in json.loads(capsys.readouterr().out)["devices"]] == ["segments", "rows"]
     assert main(["plan", "--size", "64x64", "--vram-gb", "4", "--devices", "-1"]) == 2

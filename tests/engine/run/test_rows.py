@@ -1,14 +1,17 @@
 """Rows of frames on several ranks, for which threads stand in: the bits of one."""
 
+import copy
 import queue
 import threading
 
 import pytest
 import torch
-from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
+from zerowaste_vae.engine.archs import seedvr2, wan
+from zerowaste_vae.engine.archs.registry import ARCHITECTURES
 from zerowaste_vae.engine.kernels.conv3d import reference
-from zerowaste_vae.engine.network.fused import FusedDecoder
-from zerowaste_vae.engine.run.rows import Rows, Split, splits
+from zerowaste_vae.engine.network.fused import FusedDecoder, FusedEncoder
+from zerowaste_vae.engine.network.rows import row_splits, why_no_rows
+from zerowaste_vae.engine.run.rows import Rows, Split
 
 CPU = torch.device("cpu")
 
@@ -31,62 +34,138 @@ class Threads:
 
 @pytest.fixture(autouse=True)
 def wide(monkeypatch):
-    """Sums whose order is not seen: torch's convolutions on a CPU choose theirs by the size of the whole."""
+    """Sums whose order is not seen, of products with few bits: torch's convolutions on a CPU choose theirs by the size
+    of the whole."""
     convolve = torch.nn.functional.conv3d
-    monkeypatch.setattr(
-        reference.F, "conv3d", lambda x, w, *a, **k: convolve(x.double(), w.double(), *a, **k)
-    )
+
+    def exact(x, w, *args, **options):
+        return convolve(x.double(), w.bfloat16().double(), *args, **options)
+
+    monkeypatch.setattr(reference.F, "conv3d", exact)
+    # Where vectors end is seen, too: lines of frames are multiples of them, and no thread begins within one.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
-def decode(fused, z, chunk, frames, rows=None):
-    run = fused.plan(min(chunk, z.shape[1]), *z.shape[2:], frames, torch.float32, CPU, rows=rows)
+def decode(fused, z, chunk, rows=None):
+    """A clip's latents [C, T, h, w] to this rank's rows of its frames, and the bytes of the run."""
+    run = fused.plan(min(chunk, z.shape[1]), *z.shape[2:], 0, torch.float32, CPU, rows=rows)
+    return through(run, z.permute(1, 2, 3, 0).split(chunk), lambda part, emit: fused.chunk(
+        run, part, 0, torch.float32, emit))  # fmt: skip
+
+
+def encode(fused, video, chunk, rows=None):
+    """A clip's frames [F, H, W, 3], of which this rank reads its rows, to all of its moments."""
+    run, of = fused.plan(chunk, *video.shape[1:3], 2, CPU, rows=rows), fused.every
+    video = video if rows is None else video[:, slice(*rows.read())]
+    first = 1 + of * (chunk - 1)
+    parts = [video[:first], *video[first:].split(of * chunk)]
+    return through(run, parts, lambda part, emit: emit(fused.chunk(run, part, 2)))
+
+
+def through(run, parts, step):
     stated = run.nbytes
     run.allocate()
     assert run.nbytes == stated
     out = []
-    for part in z.permute(1, 2, 3, 0).split(chunk):
-        fused.chunk(run, part, frames, torch.float32, lambda pixels: out.append(pixels.clone()))
+    for part in parts:
+        step(part, lambda made: out.append(made.clone()))
     return torch.cat(out), stated
 
 
-def shared(fused, z, chunk, frames, count):
+def shared(work, program, height, count):
+    """Of each rank: what `work(rows)` gives, and how often it has told the others something."""
     boxes = {(a, b): queue.Queue() for a in range(count) for b in range(count)}
     parts, errors = [None] * count, []
 
-    def work(rank):
+    def of(rank):
         try:
             with torch.no_grad():
                 peers = Threads(rank, count, boxes)
-                rows = Rows(peers, splits(z.shape[2], fused.scales(), count))
-                parts[rank] = decode(fused, z, chunk, frames, rows), peers.told
+                parts[rank] = *work(Rows(peers, row_splits(program, height, count))), peers.told
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=work, args=(r,)) for r in range(count)]
+    threads = [threading.Thread(target=of, args=(r,)) for r in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     if errors:
         raise errors[0]
-    return torch.cat([out for (out, _), _ in parts], 1), [(size, told) for (_, size), told in parts]
+    return parts
+
+
+FAMILIES = {
+    "seedvr2": seedvr2.ARCHITECTURE.build(seedvr2.Config((16, 16, 32, 32), (8, 16, 16, 16), 16, 4)),
+    "wan2.1": wan.WAN21.build(wan.Config((16, 16, 32, 32), (16, 32, 32, 32), 4)),
+    "wan2.2": wan.WAN22.build(wan.Config((16, 16, 32, 32), (16, 16, 32, 32), 6, 2)),
+}
+
+
+@pytest.fixture
+def half(family, seed_model):
+    """Of a small network of the family, in a type."""
+
+    def made(name, dtype):
+        model = copy.deepcopy(FAMILIES[family]).requires_grad_(False)
+        seed_model(model, 3)
+        return getattr(model, name).to(dtype)
+
+    return made
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("count, h, w", [(2, 35, 3), (2, 67, 2), (3, 50, 1)])
-def test_decoder(noise, seed_model, count, h, w, dtype):
-    model = ARCHITECTURE.build(Config(None, (8, 16, 16, 16), 16, 4)).requires_grad_(False)
-    seed_model(model, 3)
-    fused, z = FusedDecoder(model.decoder.to(dtype), dtype), noise(16, 3, h, w)
-    whole, size = decode(fused, z, 2, 0)
-    found, ranks = shared(fused, z, 2, 0, count)
+@pytest.mark.parametrize("family, count, h, w", [("seedvr2", 2, 35, 3), ("seedvr2", 3, 50, 1), ("wan2.1", 2, 35, 2),
+                                                ("wan2.1", 3, 51, 1), ("wan2.2", 2, 33, 2)])  # fmt: skip
+def test_decoder(noise, half, count, h, w, dtype):
+    decoder = half("decoder", dtype)
+    fused, z = FusedDecoder(decoder, dtype), noise(decoder.program.takes, 3, h, w)
+    whole, size = decode(fused, z, 2)
+    ranks = shared(lambda rows: decode(fused, z, 2, rows), decoder.program, h, count)
+    found = torch.cat([out for out, *_ in ranks], 1)
     assert found.shape == whole.shape
     assert torch.equal(found, whole)
-    assert all(own < size and told > 0 for own, told in ranks)
+    assert all(own < size and told > 0 for _, own, told in ranks)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("family, count, h, w", [("seedvr2", 2, 1043, 16), ("wan2.1", 2, 152, 16),
+                                                ("wan2.1", 3, 203, 16), ("wan2.2", 2, 272, 32)])  # fmt: skip
+def test_encoder(noise, half, count, h, w, dtype):
+    encoder = half("encoder", dtype)
+    fused, video = FusedEncoder(encoder, dtype), noise(9, h, w, 3)
+    whole, size = encode(fused, video, 2)
+    ranks = shared(lambda rows: encode(fused, video, 2, rows), encoder.program, h, count)
+    assert all(torch.equal(out, whole) for out, *_ in ranks)
+    assert all(own < size and told > 0 for _, own, told in ranks)
 
 
 def test_splits_begin_with_blocks():
     assert Split.of(180, 2).edges == (0, 64, 180) and Split.of(360, 2).edges == (0, 192, 360)
-    assert Split.of(180, 2, 2).edges == (0, 96, 180) and Split.of(180, 2, 2).blocks(1) == (64, 180)
+    assert Split.of(180, 2, 32).edges == (0, 96, 180) and Split.of(180, 2, 32).blocks(1) == (64, 180)
     assert Split.of(90, 2).edges == (0, 64, 90) and Split.of(64, 2).whole
+
+
+def test_splits_at_other_resolutions():
+    split = Split.of(1043, 2, 512)
+    assert split.edges == (0, 512, 1043)
+    assert split.at(1, 132).edges == split.at(0, 128).edges == (0, 128, 260)
+    assert Split.of(90, 2).at(1, 52).edges == (0, 128, 180)
+
+
+def test_which_published_networks_have_rows():
+    """The others say which of their steps has none, or why the network has not."""
+    have = {}
+    for architecture in ARCHITECTURES:
+        for program in architecture.programs(architecture.published.config):
+            height = 1088 if program.half == "encoder" else 1088 // architecture.spatial
+            have[architecture.name, program.half] = why_no_rows(program, height, 2)
+    assert {name for name, why in have.items() if why is None} == {
+        (name, half) for name in ("seedvr2", "wan2.1", "wan2.2") for half in ("encoder", "decoder")
+    }
+    assert all("does not make rows of a frame" in why or "are not split" in why for why in have.values() if why)

@@ -16,18 +16,18 @@ from typing import Any, Protocol
 
 import torch
 
-from . import log
-from .core import Core
-from .errors import Cancelled, PlanError, ZeroWasteError
+from .. import log
+from ..core import Core
+from ..errors import Cancelled, PlanError, ZeroWasteError
+from ..operands.policy import Policy
+from ..planning.shares import in_rounds, leads_of, split
+from ..report import Report
+from ..request import Request
+from ..run.plan import Plan
+from ..run.progress import Cancel, Progress, Ticker
+from ..run.results import Finished, Results, Target
+from ..run.within import within
 from .kinds import measured
-from .operands.policy import Policy
-from .planning.shares import in_rounds, leads_of, split
-from .report import Report
-from .request import Request
-from .run.plan import Plan
-from .run.progress import Cancel, Progress, Ticker
-from .run.results import Finished, Results, Target
-from .run.within import within
 
 #: Seconds that devices get to come to the end of a chunk when the call is over for another reason.
 PATIENCE = 120.0

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import log
-from .errors import Cancelled, InputError, PlanError, ZeroWasteError
+from .. import log
+from ..errors import Cancelled, InputError, PlanError, ZeroWasteError
+from ..report import Report
+from ..run.progress import Ticker
+from ..run.results import Finished, Results
 from .kinds import kind_of, same_kind
-from .report import Report
-from .run.progress import Ticker
-from .run.results import Finished, Results
 from .spread import Part, Spread, of_a_device
 
 #: Seconds of silence after which a rank takes another one for lost. A rank waits at most as long as another one's part
@@ -57,18 +57,18 @@ class Ranks:
         gpus = torch.cuda.device_count()
         return f"cuda:{self.local % gpus}" if gpus else None
 
-    def broadcast(self, value: Any = None) -> Any:
-        """Rank 0's value, on every rank."""
+    def broadcast(self, value: Any = None, group: Any = None) -> Any:
+        """Rank 0's value, on every rank. group: of connections; None: those that all calls share."""
         box = [value]
         with told(self.rank):
-            dist.broadcast_object_list(box, src=0)
+            dist.broadcast_object_list(box, src=0, group=group)
         return box[0]
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: Any, group: Any = None) -> list[Any]:
         """Every rank's value, on every rank."""
         out: list[Any] = [None] * self.count
         with told(self.rank):
-            dist.all_gather_object(out, value)
+            dist.all_gather_object(out, value, group)
         return out
 
     def agree(self, device: torch.device, mixed: bool) -> None:

@@ -6,11 +6,12 @@ import time
 import pytest
 import torch
 from zerowaste_vae import Cancelled, InputError, load
-from zerowaste_vae.engine import by_rows, call, kinds
-from zerowaste_vae.engine.archs import seedvr2, wan
-from zerowaste_vae.engine.copies import on
+from zerowaste_vae.engine import call
+from zerowaste_vae.engine.archs import seedvr2
+from zerowaste_vae.engine.devices import by_rows, kinds
+from zerowaste_vae.engine.devices.copies import on
+from zerowaste_vae.engine.devices.kinds import resolve
 from zerowaste_vae.engine.errors import PlanError
-from zerowaste_vae.engine.kinds import resolve
 from zerowaste_vae.engine.planning import shares
 from zerowaste_vae.engine.request import Request
 from zerowaste_vae.engine.run.results import HandedOn, Landed
@@ -209,7 +210,7 @@ def rounds(monkeypatch):
     """Room for so many latents of each device; leads as `early` has them."""
 
     def room(latents, frame):
-        monkeypatch.setattr("zerowaste_vae.engine.several.waiting_room", lambda _: latents * 4 * 3 * frame)
+        monkeypatch.setattr("zerowaste_vae.engine.devices.several.waiting_room", lambda _: latents * 4 * 3 * frame)
 
     return room
 
@@ -292,21 +293,20 @@ def test_why_rows_are_not_shared(small, vae):
         return by_rows.why_not(of, half, Request(**options), height, 2)
 
     assert why() is None
-    assert "encoder" in why(half="encoder")
+    assert why(half="encoder", height=1080) is None
+    assert "720 rows are too few for 4 parts" in by_rows.why_not(small, "encoder", Request(), 720, 4)
     assert "tiling 'blended'" in why(tiling="blended")
-    assert "8 rows of latent pixels are too few" in why(height=8)
+    assert "8 rows are too few" in why(height=8)
     assert "composed_upsample" in why(small.with_options(small.options.switched(off=["composed_upsample"])))
     assert "fused kernels" in why(small.with_options(small.options.switched(off=["triton_fusion"])))
-    published = wan.WAN21.published.config
-    assert "does not make rows" in by_rows.why_no_rows(wan.WAN21.decoder(published), 90, 2)
 
 
 @pytest.mark.parametrize("fused", [True])
 def test_rows_that_do_not_fit_are_not_chosen(small):
     size, whole = (3, 70, 4), small.plan_decode(3, 70, 4).peak_bytes
     target = whole / 2**30
-    assert by_rows.fits(small, size, Request(vram_gb=target), 2)
-    assert not by_rows.fits(small, size, Request(vram_gb=0.5 * target), 2)
+    assert by_rows.fits(small, "decoder", size, Request(vram_gb=target), 2)
+    assert not by_rows.fits(small, "decoder", size, Request(vram_gb=0.5 * target), 2)
     assert small.plan_decode(3, 70, 4).peak_bytes == whole
 
 

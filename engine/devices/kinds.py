@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import torch
 
-from . import log
-from .core import Core
-from .errors import InputError
-from .run.devices import synchronize
+from .. import log
+from ..core import Core
+from ..errors import InputError
+from ..run.devices import synchronize
 
 #: Rows of the matrices whose product is timed, and how many products.
 _SIDE, _PRODUCTS = 2048, 4

@@ -5,29 +5,31 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from . import by_rows, call, log
+from .. import call, log
+from ..core import Core
+from ..errors import InputError
+from ..memory import GIB, available_ram
+from ..planning.shares import Leads, duration, split
+from ..report import Report
+from ..request import Request
+from ..run.passes import Latents
+from ..run.plan import Plan
+from ..run.progress import Ticker
+from ..run.results import Finished, Target
+from ..run.sections import latent_of
+from ..video import TensorVideo
+from . import by_rows
 from .copies import on
-from .core import Core
-from .errors import InputError
 from .kinds import kind_of, resolve, same_kind
-from .memory import GIB, available_ram
-from .planning.shares import Leads, duration, split
 from .ranks import Ranks, RankSpread
-from .report import Report
-from .request import Request
-from .run.passes import Latents
-from .run.plan import Plan
-from .run.progress import Ticker
-from .run.results import Finished, Target
-from .run.sections import latent_of
 from .spread import Operation, Spread, Told
-from .video import TensorVideo
 
+T = TypeVar("T")
 #: Names of devices (also as one string with commas), "all", None or "auto" for the VAE's own alone; or ranks.
 Devices = Ranks | Sequence[str | torch.device] | str | None
 #: Of the free host memory, what finished results may take that wait for their turn in a stream; bytes where nobody
@@ -61,7 +63,7 @@ def decode(
 
     samples = functools.partial(call.decoder_samples, z)
     asked = "decoder", into, z.shape[0], wanted, tuple(z.shape[2:]), request
-    yield from _run(vae, devices, mixed, operation, asked, samples, size, told, plan)
+    yield from _run(vae, devices, mixed, operation, asked, z.shape[3], samples, size, told, plan)
 
 
 def encode(
@@ -79,14 +81,14 @@ def encode(
     given = TensorVideo(video, still)
     samples = functools.partial(call.encoder_samples, given)
     asked = "encoder", into, given.batch, range(size[0]), size, request
-    yield from _run(vae, devices, mixed, operation, asked, samples, given.size, told, plan)
+    yield from _run(vae, devices, mixed, operation, asked, given.height, samples, given.size, told, plan)
 
 
 def _run(
-    vae: Core, devices: Devices, mixed: bool, operation: Operation, asked: tuple[Any, ...],
+    vae: Core, devices: Devices, mixed: bool, operation: Operation, asked: tuple[Any, ...], height: int,
     samples: Callable[[Core], list[Tensor]], size: tuple[int, int, int, int], told: Told, plan: Plan | None,
 ) -> Generator[Finished, None, None]:  # fmt: skip
-    """asked: what Spread says of a call, from `half` to `request`."""
+    """asked: what Spread says of a call, from `half` to `request`. height: of what goes in."""
     ranks = devices if isinstance(devices, Ranks) else None
     named = [vae.device] if ranks else _named(vae, devices, mixed)
     half, into, clips, wanted, latents, request = asked
@@ -101,37 +103,41 @@ def _run(
     else:
         ranks.agree(vae.device, mixed)
         policy = ranks.broadcast(policy)
-        if ranks.broadcast(ranks.rank == 0 and _by_rows(vae, ranks, half, clips, wanted, latents, request)):
+        if ranks.broadcast(ranks.rank == 0 and _by_rows(vae, ranks, half, height, clips, wanted, latents, request)):
             peers = by_rows.connected(ranks, vae.device)
-            done = by_rows.decode(vae, peers, operation, into, wanted, latents, policy, told, report)
-            yield from _reported(vae, done, report)
-            return
+            done = by_rows.run(vae, peers, half, operation, into, wanted, height, policy, told, report)
+            made = yield from _reported(vae, done, report)
+            if made == wanted.stop:
+                return
+            wanted = range(made, wanted.stop)
+        asked = half, into, clips, wanted, latents, request
         spread = RankSpread([vae] * ranks.count, *asked, policy, operation, told, ranks)
     yield from _reported(vae, spread.run(report), report)
 
 
 def _reported(
-    vae: Core, results: Generator[Finished, None, None], report: Report
-) -> Generator[Finished, None, None]:  # fmt: skip
+    vae: Core, results: Generator[Finished, None, T], report: Report
+) -> Generator[Finished, None, T]:  # fmt: skip
     try:
         with closing(results) as done:
-            yield from done
+            return (yield from done)
     finally:
         vae._tell(report)  # in place of its own part's
 
 
 def _by_rows(
-    vae: Core, ranks: Ranks, half: str, clips: int, wanted: range, latents: tuple[int, int, int], request: Request
-) -> bool:
+    vae: Core, ranks: Ranks, half: str, height: int, clips: int, wanted: range, latents: tuple[int, int, int],
+    request: Request,
+) -> bool:  # fmt: skip
     """Whether ranks share every frame, and not the clip."""
     if ranks.split == "segments":
         return False
-    count, height, width = latents
+    count, width = latents[0], latents[2] * (vae.architecture.spatial if half == "encoder" else 1)
     why = by_rows.why_not(vae, half, request, height, ranks.count)
     why = why or ("several clips are shared one by one" if clips > 1 else None)
     if why is not None:
         if ranks.split == "rows":
-            log.once(f"the clip is shared by segments: {why}")
+            log.once(f"{vae.arch} {half}: the clip is shared by segments: {why}")
         return False
     program = getattr(vae.model, half).program
     leads, last = Leads(program, height, width), program.rates[-1]
@@ -140,7 +146,7 @@ def _by_rows(
     rows = by_rows.duration(program, height, width, ranks.count) * (span[1] - span[0] + leads(span[0]))
     if ranks.split == "rows":
         return True
-    return rows < duration(shares, [1.0] * ranks.count) and by_rows.fits(vae, latents, request, ranks.count)
+    return rows < duration(shares, [1.0] * ranks.count) and by_rows.fits(vae, half, latents, request, ranks.count)
 
 
 def _named(vae: Core, devices: Devices, mixed: bool) -> list[torch.device]:

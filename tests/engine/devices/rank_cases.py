@@ -8,9 +8,10 @@ import threading
 
 import torch
 from zerowaste_vae import Cancelled, load
-from zerowaste_vae.engine import call, core, several
+from zerowaste_vae.engine import call, core
+from zerowaste_vae.engine.devices import several
+from zerowaste_vae.engine.devices.ranks import joined
 from zerowaste_vae.engine.planning import shares
-from zerowaste_vae.engine.ranks import joined
 
 made = call.decode
 

@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .core import Core
-from .errors import Cancelled, PlanError
-from .network.program import Program, Size
-from .network.tiled import TiledProgram
-from .operands.policy import Policy
-from .options import Options
-from .planning.budget import Limits, Machine
-from .planning.planner import Planner
-from .ranks import Ranks, told
-from .report import Report
-from .request import Request
-from .run.plan import Plan
-from .run.progress import Ticker
-from .run.results import Finished, HandedOn, Results, Target
-from .run.rows import Planned, splits
-from .spread import Operation, Told
+from .. import log
+from ..core import Core
+from ..errors import Cancelled, PlanError
+from ..kernels.probe import from_triton
+from ..network.program import Program, Size
+from ..network.rows import row_stages, why_no_rows
+from ..operands.policy import Policy
+from ..options import Options
+from ..planning.budget import Limits, Machine
+from ..planning.planner import Planner
+from ..report import Report
+from ..request import Request
+from ..run.plan import Plan
+from ..run.progress import Ticker
+from ..run.results import Finished, HandedOn, Results, Target
+from ..run.rows import Planned
+from .ranks import TIMEOUT, RankLost, Ranks, told
+from .spread import Operation, Told, of_a_device
 
 #: What an exchange among ranks takes (50 to 70 us between two H200s), in operations: at 650 TFLOP/s, as in fp16.
 EXCHANGE = 60e-6 * 650e12
@@ -38,12 +40,14 @@ EXCHANGE = 60e-6 * 650e12
 BY_ROWS = -1
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class RankPeers:
-    """All ranks, from top to bottom. group: of connections between their devices; None: by way of the host."""
+    """All ranks, from top to bottom. talk: connections between their hosts, that nothing else uses. group: those
+    between their devices, or the same."""
 
     ranks: Ranks
-    group: Any = None
+    talk: Any
+    group: Any
 
     @property
     def rank(self) -> int:
@@ -56,19 +60,34 @@ class RankPeers:
     def exchange(self, given: Mapping[int, Tensor], wanted: Mapping[int, Tensor]) -> None:
         ops = [dist.P2POp(dist.isend, tensor, peer, self.group) for peer, tensor in given.items()]
         ops += [dist.P2POp(dist.irecv, tensor, peer, self.group) for peer, tensor in wanted.items()]
-        with told(self.rank):
-            for work in dist.batch_isend_irecv(ops) if ops else ():
-                work.wait()
+        try:
+            with told(self.rank):
+                for work in dist.batch_isend_irecv(ops) if ops else ():
+                    work.wait()
+        finally:
+            ops.clear()  # an error's traceback would keep the connections open
+
+    def broadcast(self, value: Any = None) -> Any:
+        return self.ranks.broadcast(value, self.talk)
+
+    def gather(self, value: Any) -> list[Any]:
+        return self.ranks.gather(value, self.talk)
+
+    def close(self) -> None:
+        """Whoever waits for this rank hears of it, and this one of whoever has closed before."""
+        dist.destroy_process_group(self.talk)
+        self.talk = self.group = None
+        connected.cache_clear()
 
     def agreed(self, limits: Limits, plan: Callable[[Limits], Plan]) -> Plan:
-        targets = [t for t in self.ranks.gather(limits.target) if t is not None]
+        targets = [t for t in self.gather(limits.target) if t is not None]
         answer: Plan | PlanError | None = None
         if self.rank == 0:
             try:
                 answer = plan(Limits(min(targets, default=None), host=0))
             except PlanError as error:
                 answer = error
-        answer = self.ranks.broadcast(answer)
+        answer = self.broadcast(answer)
         if isinstance(answer, PlanError):
             raise answer
         return answer
@@ -77,11 +96,11 @@ class RankPeers:
 @functools.lru_cache(maxsize=1)
 def connected(ranks: Ranks, device: torch.device) -> RankPeers:
     """Called by all ranks."""
-    group = None
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-        group = dist.new_group(backend="nccl")
-    return RankPeers(ranks, group)
+    talk = dist.new_group(backend="gloo", timeout=timedelta(seconds=TIMEOUT))
+    if device.type != "cuda":
+        return RankPeers(ranks, talk, talk)
+    torch.cuda.set_device(device)
+    return RankPeers(ranks, talk, dist.new_group(backend="nccl"))
 
 
 class _Agreed:
@@ -115,6 +134,10 @@ class RowCore(Core):
         self.planner.walk.share(self.peers)
         self.planner = _Agreed(self.planner, self.peers)  # type: ignore[assignment]
 
+    def _without_kernels(self, error: Exception) -> bool:
+        """Nothing else makes rows."""
+        return False
+
 
 def _unrecorded(vae: Core) -> Options:
     """What ranks tell each other cannot be recorded."""
@@ -133,37 +156,22 @@ def core_of(vae: Core, peers: RankPeers) -> RowCore:
 
 
 def why_not(vae: Core, half: str, request: Request, height: int, count: int) -> str | None:
-    """Why a call cannot be made row by row, or None. height: of latents."""
-    program: Program = getattr(vae.model, half).program
-    if half == "encoder":
-        return "an encoder's frames are not split into rows"
+    """Why a call cannot be made row by row, or None. height: of what goes in."""
     if vae.fused() is None or vae.planner.walk.why_not(half) is not None:
         return "only the fused kernels make rows of a frame"
-    if not vae.options.composed_upsample:
+    if half == "decoder" and not vae.options.composed_upsample:
         return "composed_upsample is switched off, and nothing else doubles some rows of a frame"
     if request.tiling in ("exact", "blended"):
         return f"tiling {request.tiling!r} has rows of its own"
-    return why_no_rows(program, height, count)
+    return why_no_rows(getattr(vae.model, half).program, height, count)
 
 
-def why_no_rows(program: Program, height: int, count: int) -> str | None:
-    """Why a network does not make rows of frames of so many in latents, or None."""
-    if program.style.still or program.late or program.gathers or isinstance(program, TiledProgram):
-        return "frames of this network are not split into rows"
-    steps = [s for stage in program.stages()[1:] for s in stage]
-    if other := next((s.name for s in steps if not s.by_rows), None):
-        return f"its step {other} does not make rows of a frame"
-    if all(s.whole for s in splits(height, _scales(program), count)):
-        return f"{height} rows of latent pixels are too few for {count} parts"
-    return None
-
-
-def fits(vae: Core, size: tuple[int, int, int], request: Request, count: int) -> bool:
+def fits(vae: Core, half: str, size: tuple[int, int, int], request: Request, count: int) -> bool:
     """Whether rows of whole frames keep below the memory target, with nothing parked. size: latents, rows, columns."""
-    limits = Machine.now(vae.device, vae._held("decoder")).limits(request)
+    limits = Machine.now(vae.device, vae._held(half)).limits(request)
     vae.planner.walk.share(Planned(0, count))
     try:
-        vae.planner.plan("decoder", size, replace(request, tiling="untiled", tile=0), Limits(limits.target, host=0))
+        vae.planner.plan(half, size, replace(request, tiling="untiled", tile=0), Limits(limits.target, host=0))
     except PlanError:
         return False
     finally:
@@ -171,37 +179,75 @@ def fits(vae: Core, size: tuple[int, int, int], request: Request, count: int) ->
     return True
 
 
-def decode(
-    vae: Core, peers: RankPeers, operation: Operation, into: Target, wanted: range, size: tuple[int, int, int],
+def run(
+    vae: Core, peers: RankPeers, half: str, operation: Operation, into: Target, wanted: range, height: int,
     policy: Policy, told: Told, report: Report,
+) -> Generator[Finished, None, int]:  # fmt: skip
+    """Results on rank 0, for one clip; nothing on the others. height: of what goes in. Returns the end of the wanted
+    ones, or the first that is not made, where a rank has failed at what segments may do with less. Raises Cancelled and
+    RankLost."""
+    core, whole = core_of(vae, peers), into.part(0, wanted.start)
+    try:
+        yield from _made(vae, core, peers, half, operation, into, whole, wanted, height, policy, told, report)
+        return wanted.stop
+    except Exception as error:
+        if not (isinstance(error, RankLost) or of_a_device(error) or from_triton(error)):
+            raise
+        failed = error
+    yield from whole.ready()
+    return _stopped(vae, peers, failed, report, whole)
+
+
+def _stopped(vae: Core, peers: RankPeers, failed: Exception, report: Report, whole: Results) -> int:
+    """All ranks come here within a chunk. Returns the first result that is not made, on all of them."""
+    ranks = peers.ranks
+    if peers.group is not peers.talk:
+        # Nothing tells another rank's device that waits for this one's: torchrun ends its process when this one ends.
+        raise failed
+    peers.close()
+    vae._copies.pop((vae.device, BY_ROWS)).release_packed()
+    said = [text for text in ranks.gather(None if isinstance(failed, RankLost) else str(failed)) if text]
+    if not said:
+        raise failed
+    log.warn(f"{said[0]}; the rest of the clip is shared by segments")
+    report.events["handed_over"] += 1
+    return ranks.broadcast(whole.done)
+
+
+def _made(
+    vae: Core, core: RowCore, peers: RankPeers, half: str, operation: Operation, into: Target, whole: Results,
+    wanted: range, height: int, policy: Policy, told: Told, report: Report,
 ) -> Generator[Finished, None, None]:  # fmt: skip
-    """Frames on rank 0, for one clip; nothing on the others. size: latents, their rows and columns. Raises Cancelled
-    and what one of the ranks raises: then the others find it gone."""
-    core, rank = core_of(vae, peers), peers.rank
-    network = core.planner.walk.network("decoder")
-    own = core.planner.walk.rows(network, size[1])
-    spans = [own.of(r).made(into.shape[0]) for r in range(peers.count)]
-    results = HandedOn((spans[rank][1] - spans[rank][0], *into.shape[1:]), into.dtype, wanted.start, 0)
+    """As `run`; `whole` gets all rows, on rank 0."""
+    rank = peers.rank
+    own = core.planner.walk.rows(half, height)
+    # What an encoder makes of rows is whole in the end, on all ranks.
+    makers = peers.count if half == "decoder" else 1
+    spans = [own.of(r).made(into.shape[0]) for r in range(makers)]
+    read = [own.of(r).read() for r in range(peers.count)]
+    rows = [b - a for a, b in (spans if half == "decoder" else read)]
+    first, last = own.made(into.shape[0])
+    results = HandedOn((last - first, *into.shape[1:]), into.dtype, wanted.start, 0)
     tick = Ticker(told.progress if rank == 0 else None, None)
-    whole = into.part(0, wanted.start)
     with closing(operation(core, slice(None), tick, results, wanted, told.on_plan, policy)) as done:
         try:
             for finished in done:
                 _collect(peers, finished, spans, whole)
-                if not peers.ranks.broadcast(rank == 0 and not (told.cancel is not None and told.cancel())):
+                if not peers.broadcast(rank == 0 and not (told.cancel is not None and told.cancel())):
                     if rank:
                         return
                     raise Cancelled("cancelled")
                 if rank == 0:
                     yield from whole.ready()
+            peers.gather(None)  # none has failed behind its last results
         except GeneratorExit:  # nobody takes more: at the end of the next chunk all stop
             for finished in done:
                 _collect(peers, finished, spans, whole)
-                peers.ranks.broadcast(False)
+                peers.broadcast(False)
                 break
             raise
         finally:
-            _told_of(report, vae, core, peers, spans)
+            _told_of(report, vae, core, half, rows)
 
 
 def _collect(peers: RankPeers, finished: Finished, spans: list[tuple[int, int]], whole: Results) -> None:
@@ -209,53 +255,44 @@ def _collect(peers: RankPeers, finished: Finished, spans: list[tuple[int, int]],
     part = finished.results
     if peers.rank:
         with told(peers.rank):
-            dist.send(part.contiguous(), 0)
+            if peers.rank < len(spans):
+                dist.send(part.contiguous(), 0, group=peers.talk)
         return
     room = whole.room(0, finished.first, len(part))
     room[:, slice(*spans[0])] = part
-    for peer in range(1, peers.count):
+    for peer in range(1, len(spans)):
         there = part.new_empty(len(part), spans[peer][1] - spans[peer][0], *part.shape[2:])
         with told(0):
-            dist.recv(there, peer)
+            dist.recv(there, peer, group=peers.talk)
         room[:, slice(*spans[peer])] = there
     whole.land(0, finished.first, room)
 
 
-def _told_of(
-    report: Report, vae: Core, core: Core, peers: RankPeers, spans: list[tuple[int, int]]
-) -> None:  # fmt: skip
-    """vae: whose operands were settled for all."""
+def _told_of(report: Report, vae: Core, core: Core, half: str, rows: list[int]) -> None:
+    """vae: whose operands were settled for all. rows: of each rank."""
     own = core.last_report
     if own is None:
         return
-    report.operands = vae._mixed.describe("decoder")
+    report.operands = vae._mixed.describe(half)
     for name in ("mode", "off", "precision", "predicted_gb", "reserved_gb", "allocated_gb", "before_gb",
                  "complete", "seconds", "events"):  # fmt: skip
         setattr(report, name, getattr(own, name))
-    rows = ", ".join(f"{b - a}" for a, b in spans)
-    report.plan = f"{peers.count} ranks with {rows} rows of every frame; {own.plan}"
+    report.plan = f"{len(rows)} ranks with {', '.join(map(str, rows))} rows of every frame; {own.plan}"
 
 
 # -- time -------------------------------------------------------------------------------------------------------------
 
 
-def _scales(program: Program) -> list[int]:
-    out = [1]
-    for stage in program.stages():
-        out.append(out[-1] * math.prod(step.space[0] for step in stage))
-    return out
-
-
 def duration(program: Program, height: int, width: int, count: int) -> float:
     """Of a latent by rows on so many devices, relative to one: by the steps' operations, and an exchange for every
-    convolution and norm. height, width: of latents."""
-    size, total, spent = Size(_MIDDLE, height, width, program.takes), 0.0, 0.0
-    for stage, split in zip(program.stages(), splits(height, _scales(program), count), strict=True):
+    convolution and norm. height, width: of what goes in."""
+    size, total, spent = Size(program.rates()[0] * _MIDDLE, height, width, program.takes), 0.0, 0.0
+    for stage, split in row_stages(program, height, count):
         own, blocks = (max(b - a for a, b in map(of, range(1 if split.whole else count))) / split.rows
                        for of in (split.of_rank, split.blocks))  # fmt: skip
         for step in stage:
             flop = step.work(size, program.style).composed_flop
-            share = blocks if step.space[0] > step.space[1] and not split.whole else own
+            share = blocks if split.wide and step is stage[0] and not split.whole else own
             total, spent = total + flop, spent + share * flop
             if not split.whole:
                 spent += _TOLD * EXCHANGE

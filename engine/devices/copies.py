@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from .core import Core
-from .network.hosted import staying
+from ..core import Core
+from ..network.hosted import staying
 
 
 def on(vae: Core, devices: Sequence[torch.device]) -> list[Core]:

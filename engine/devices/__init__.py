@@ -1,0 +1,1 @@
+"""One call on several devices: of this process, or of torchrun's ranks."""
