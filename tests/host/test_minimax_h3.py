@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import running
+import torch
 from safetensors.torch import load_file
 from zerowaste_vae import load
+from zerowaste_vae.engine.archs.minimax_h3 import ARCHITECTURE
 
 pytestmark = pytest.mark.host
 #: Of an output's standard deviation.
@@ -49,6 +53,26 @@ for size in {CLIPS}:
 for name, tensors in (("minimax", network.state_dict()), ("minimax.io", io)):
     save_file({{k: v.contiguous().clone() for k, v in tensors.items()}}, f"{{folder}}/{{name}}.safetensors")
 """
+#: Prints the shapes of the published network's parameters.
+PUBLISHED = """
+import json, sys
+sys.argv = [sys.argv[0], "--cpu"]
+import comfy.options
+comfy.options.enable_args_parsing()
+import torch
+from comfy.ldm.minimax import vae
+
+with torch.device("meta"):
+    network = vae.MiniMaxH3VideoVAE()
+print(json.dumps({name: list(p.shape) for name, p in network.state_dict().items()}))
+"""
+
+
+def test_the_published_network_is_the_hosts(host_places):
+    with torch.device("meta"):
+        state = ARCHITECTURE.build(ARCHITECTURE.published.config).state_dict()
+    shapes = json.loads(running.printed(host_places, PUBLISHED).splitlines()[-1])
+    assert {name: list(p.shape) for name, p in state.items()} == shapes
 
 
 @pytest.fixture(scope="module")

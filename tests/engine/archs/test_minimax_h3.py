@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from zerowaste_vae import CheckpointError, load
 from zerowaste_vae.engine.archs import by_file, detect
 from zerowaste_vae.engine.archs.minimax_h3 import ARCHITECTURE, OWN, Config
+from zerowaste_vae.engine.bench.subject import random_checkpoint
 from zerowaste_vae.engine.cli import main
 from zerowaste_vae.engine.errors import PlanError
 from zerowaste_vae.engine.memory import GIB
@@ -62,11 +63,23 @@ def test_published_widths_and_names():
     with torch.device("meta"):
         model = ARCHITECTURE.build(PUBLISHED)
     state = model.state_dict()
-    assert sum(p.numel() for p in model.parameters()) == 2_570_688_488
+    assert sum(p.numel() for p in model.parameters()) == 2_603_871_080
     assert detect(state) is ARCHITECTURE
     assert ARCHITECTURE.config_of({k: tuple(v.shape) for k, v in state.items()}, {}) == PUBLISHED
     assert by_file("minimax_h3_video_vae_fp16.safetensors") is ARCHITECTURE
     assert by_file("minimax_h3_audio_vae.safetensors") is None and by_file("taeminimax_h3.safetensors") is None
+
+
+def test_random_weights_are_drawn_as_the_recorded_ones(shared):
+    recorded = load_file(shared / "golden" / "minimax_h3" / "minimax_h3.weights.safetensors")
+    config = ARCHITECTURE.config_of({k: tuple(v.shape) for k, v in recorded.items()}, {})
+    drawn = random_checkpoint(config, 5001, ARCHITECTURE).tensors
+    assert drawn.keys() == recorded.keys()
+    for name, values in recorded.items():
+        if name in ARCHITECTURE.wide:  # written with four digits
+            assert torch.allclose(drawn[name], values, rtol=0, atol=6e-5), name
+        else:
+            assert torch.equal(drawn[name], values), name
 
 
 def test_statistics_stay_in_fp32(shared):
