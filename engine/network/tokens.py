@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..kernels.observe import observed
 from ..kernels.targets import FP8
 from ..kernels.tokens import LIMITS, gated, normalised, rotated, rounded, summed
 from ..run.pinned import staged
@@ -97,6 +98,34 @@ class LayerWeights:
         return sum(t.nbytes for t in self.tensors())
 
 
+@observed
+def product(
+    p: Product, x: Tensor, out: Tensor, scales: Tensor | None = None, sums: Tensor | None = None, *,
+    backend: str = "auto",
+) -> None:  # fmt: skip
+    """x [R, K] by the weight, plus the bias, into out [R, N]. scales [R] of 8-bit rows; sums: memory for those of
+    int8."""
+    if p.scales is None:
+        torch.addmm(p.bias, x, p.weight.t(), out=out)
+    elif p.weight.dtype == torch.int8:
+        sums = sums[: out.numel()].view(out.shape)
+        torch._int_mm(x, p.weight.t(), out=sums)
+        summed(sums, scales, p.scales, p.bias, out, backend=backend)
+    elif x.is_cuda:
+        torch._scaled_mm(x, p.weight.t(), scales[:, None], p.scales[None, :], bias=p.bias, out_dtype=out.dtype,
+                         use_fast_accum=True, out=out)  # fmt: skip
+    else:  # the same numbers, for a CPU
+        summed(x.float() @ p.weight.float().t(), scales, p.scales, p.bias, out)
+
+
+@observed
+def attended(qkv: Tensor, head: int) -> Tensor:
+    """Of one tile, whose tokens all see each other: [S, 3 * width] -> [S, width]. Tile by tile: how a library splits
+    the work may depend on how much there is."""
+    q, k, v = qkv.view(1, qkv.shape[0], -1, 3, head).permute(3, 0, 2, 1, 4)
+    return F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1).flatten(1)
+
+
 def wide_of(kind: str | None, dtype: torch.dtype) -> torch.dtype:
     """Type of what products give: the libraries' fp8 products with a scale for each row sum to bf16 alone."""
     return torch.bfloat16 if kind == "fp8" else dtype
@@ -147,7 +176,7 @@ class TokenNetwork:
         self._units = mean.to(device).float(), deviation.to(device).float()
         weight, bias = here(s.first, torch.float32)  # few channels at the latent, where rounding would be compounded
         self._first = weight.flatten(1), bias
-        self._enter, self._norm, self._leave = here(s.enters), here(s.norm), here(s.leaves)
+        self._enter, self._norm, self._leave = here(s.enters), here(s.norm), Product(*here(s.leaves))
         self._learned = self._learned[0].to(device, dtype)
         self.layers = [self._packed(half.part(f"{s.name}.{i}"), i) for i in range(s.layers)]
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -197,7 +226,9 @@ class TokenNetwork:
         del scratch
         for own in rows[: len(z)]:
             own = F.layer_norm(own[:real], (s.width,), *self._norm, EPS)
-            yield self._pixels(torch.addmm(self._leave[1], own, self._leave[0].t()), *size)
+            made = own.new_empty(real, len(self._leave.bias))
+            product(self._leave, own, made)
+            yield self._pixels(made, *size)
 
     def _entered(self, latents: Tensor) -> Tensor:
         """float32 [n, C] -> [n, width]"""
@@ -219,38 +250,18 @@ class TokenNetwork:
         """x [R, width] in place; R is a multiple of `tokens`."""
         how = self._how
         normalised(x, w.norm1, EPS, s.narrow, s.scales, **how)
-        self._product(w.qkv, s.narrow, s.qkv, s)
+        product(w.qkv, s.narrow, s.qkv, s.scales, s.sums, **how)
         rotated(s.qkv, table, self.step.head, EPS, **how)
         for i in range(0, x.shape[0], tokens):
             tile = slice(i, i + tokens)
-            rounded(self._attended(s.qkv[tile]), s.narrow[tile], None if s.scales is None else s.scales[tile], **how)
-        self._product(w.out, s.narrow, s.made, s)
+            scales = None if s.scales is None else s.scales[tile]
+            rounded(attended(s.qkv[tile], self.step.head), s.narrow[tile], scales, **how)
+        product(w.out, s.narrow, s.made, s.scales, s.sums, **how)
         normalised(x, w.norm2, EPS, s.narrow, s.scales, y=s.made, scale=w.scale1, **how)
-        self._product(w.up, s.narrow, s.up, s)
+        product(w.up, s.narrow, s.up, s.scales, s.sums, **how)
         gated(s.up, s.gate, s.scales, **how)
-        self._product(w.down, s.gate, s.made, s)
+        product(w.down, s.gate, s.made, s.scales, s.sums, **how)
         x.addcmul_(s.made.to(x.dtype), w.scale2)
-
-    def _attended(self, qkv: Tensor) -> Tensor:
-        """Of one tile, whose tokens all see each other: [S, 3 * width] -> [S, width]. Tile by tile: how a library
-        splits the work may depend on how much there is."""
-        head = self.step.head
-        q, k, v = qkv.view(1, qkv.shape[0], -1, 3, head).permute(3, 0, 2, 1, 4)
-        return F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1).flatten(1)
-
-    def _product(self, p: Product, x: Tensor, out: Tensor, s: Scratch) -> None:
-        if p.scales is None:
-            torch.addmm(p.bias, x, p.weight.t(), out=out)
-        elif p.weight.dtype == torch.int8:
-            sums = s.sums[: out.numel()].view(out.shape)
-            torch._int_mm(x, p.weight.t(), out=sums)
-            summed(sums, s.scales, p.scales, p.bias, out, **self._how)
-        elif x.is_cuda:
-            torch._scaled_mm(x, p.weight.t(), s.scales[:, None], p.scales[None, :], bias=p.bias, out_dtype=out.dtype,
-                             use_fast_accum=True, out=out)  # fmt: skip
-        else:  # the same numbers, for a CPU
-            sums = x.float() @ p.weight.float().t()
-            summed(sums, s.scales, p.scales, p.bias, out)
 
     # -- weights ---------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from ..kernels.observe import observed
 from .guard import Guard
 from .own_tiles import OwnTiles, Section, Span
 from .passes import UNKNOWN, Latents, Video
@@ -196,6 +197,7 @@ class _Canvas:
     def _at(self, place: _Tile) -> tuple[int, int]:
         return self.rows[place.row].start, self.columns[place.column].start
 
+    @observed
     def add(self, place: _Tile, made: Tensor) -> tuple[Tensor, Tensor]:
         """[3, F, H, W] of a tile, in the order of places -> its part of the section's frames, and at the clip's end of
         those behind them: [f, h, w, 3] in 0..1, and their health."""
@@ -262,7 +264,7 @@ def _encode_section(
         for j, column in enumerate(columns):
             guard.tick.check()
             cut = frames[:, row.start : row.end, column.start : column.end].contiguous()
-            tile, health_of = half.encode(_filled(own, reader.read(cut), video.count))
+            tile, health_of = half.encode(filled(own, reader.read(cut), video.count))
             part = blend.add(i, j, tile.permute(3, 0, 1, 2))
             if moments is None:
                 size = blend.rows[-1].end, blend.columns[-1].end
@@ -277,7 +279,7 @@ def _encode_section(
         writer.write(clip, at, moments[:, at - first : end - first].permute(1, 2, 3, 0), health)
 
 
-def _filled(own: OwnTiles, frames: Tensor, count: int | None) -> Tensor:
+def filled(own: OwnTiles, frames: Tensor, count: int | None) -> Tensor:
     """[f, H, W, 3] in 0..1, or bytes -> float32 in the network's units, and the last one again up to a whole section;
     a clip of one frame stays one."""
     x = frames.float()

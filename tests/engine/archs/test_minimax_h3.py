@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from zerowaste_vae import CheckpointError, load
 from zerowaste_vae.engine.archs import by_file, detect
 from zerowaste_vae.engine.archs.minimax_h3 import ARCHITECTURE, OWN, Config
+from zerowaste_vae.engine.bench.profile import BETWEEN, profile
 from zerowaste_vae.engine.bench.subject import random_checkpoint
 from zerowaste_vae.engine.cli import main
 from zerowaste_vae.engine.errors import PlanError
@@ -257,6 +258,42 @@ def test_plans_of_the_fused_encoder_are_what_it_takes(make):
     run.allocate()
     assert run.nbytes == stated
     assert network.tile_run(17, 32, 48, 1, CPU).nbytes < stated
+
+
+# -- profiles ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp8", "int8"])
+def test_profiles_of_decodes_have_all_work(make, noise, precision):
+    """Products and attention of every tile, and the rest of a layer beside them."""
+    vae = make(precision)
+    found = profile(vae, "decode", noise(1, 24, 7, 3, 5), 1)
+    assert found.frames == 22 and [s["name"] for s in found.stages()] == ["1x", "16x", BETWEEN]
+    calls = Counter()
+    for row in found.rows:
+        calls[row.operator] += row.calls
+    tiles, layers = 2, 2
+    assert calls["product"] == tiles * (4 * layers + 1) and calls["attention"] == calls["gated"] == tiles * layers
+    assert calls["normalised"] == 2 * tiles * layers and calls["blend"] == tiles
+    work = vae.model.decoder.program.work(7, 3, 5).flop
+    # What the program counts besides are products of latents, and those of registers at the end.
+    assert 0.95 * work < sum(r.flop for r in found.rows) <= work
+
+
+def test_profiles_of_encodes_are_those_of_tiles(make, noise):
+    found = profile(make(), "encode", noise(1, 32, 80, 3).sigmoid(), 1)
+    assert {r.operator for r in found.rows} >= {"conv3d", "norm_act", BETWEEN}
+    assert [s["name"] for s in found.stages()] == ["1x", "2x", "4x", "8x", "16x", BETWEEN]
+
+
+def test_profiles_are_of_frames_that_latents_decode_to(weights, tmp_path, capsys):
+    save_file(weights, tmp_path / "small.safetensors", {"norm_num_groups": "8"})
+    common = ["profile", "decode", "--weights", str(tmp_path / "small.safetensors"), "--device", "cpu"]
+    common += ["--size", "32x32", "--runs", "1"]
+    assert main(common) == 0
+    assert "decode of 5 frames" in capsys.readouterr().out
+    assert main([*common, "--frames", "6"]) == 2
+    assert "give 17n+5 of them, such as 22" in capsys.readouterr().err
 
 
 # -- plans of the published network ------------------------------------------------------------------------------------
