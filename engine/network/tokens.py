@@ -7,6 +7,7 @@ up. So a tile's bits depend on no other tile, and the number of tiles at once is
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -18,9 +19,12 @@ from ..kernels.observe import observed
 from ..kernels.targets import FP8
 from ..kernels.tokens import LIMITS, gated, normalised, rotated, rounded, summed
 from ..run.pinned import staged
+from ..run.run import Run
 from .ops.tokens import EPS, Layer, Tokens, turns
 from .plain import Half
 
+#: through(walk, x): walk(x), the same function every time, as launches or as what they did before.
+Through = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
 #: Of a row of zeros.
 LEAST_SCALE = 1e-12
 #: Layers whose weights are on their way or in use.
@@ -141,19 +145,23 @@ def tiles_together(tokens: int, tiles: int, device: torch.device) -> int:
 
 
 class Scratch:
-    """Memory of one group of tiles on its way through a layer."""
+    """Memory of one group of tiles on its way through a layer: of a run, at the same place every time."""
 
-    def __init__(
-        self, rows: int, step: Tokens, dtype: torch.dtype, kind: str | None, device: torch.device
-    ) -> None:
-        def empty(columns: int, of: torch.dtype) -> Tensor:
-            return torch.empty(rows, columns, dtype=of, device=device)
+    def __init__(self, run: Run, rows: int, step: Tokens, kind: str | None) -> None:
+        take, w, i = run.arena.take, step.width, step.gates
+        narrow, wide = KINDS.get(kind or "", run.dtype), wide_of(kind, run.dtype)
+        self.narrow, self.gate = take((rows, w), narrow), take((rows, i), narrow)
+        self.qkv, self.up, self.made = (take((rows, columns), wide) for columns in (3 * w, 2 * i, w))
+        self.scales = None if kind is None else take((rows,), torch.float32)
+        self.sums = take((rows * max(3 * w, 2 * i),), torch.int32) if kind == "int8" else None
 
-        w, i, narrow, wide = step.width, step.gates, KINDS.get(kind or "", dtype), wide_of(kind, dtype)
-        self.narrow, self.gate = empty(w, narrow), empty(i, narrow)
-        self.qkv, self.up, self.made = empty(3 * w, wide), empty(2 * i, wide), empty(w, wide)
-        self.scales = None if kind is None else torch.empty(rows, device=device)
-        self.sums = torch.empty(rows * max(3 * w, 2 * i), dtype=torch.int32, device=device) if kind == "int8" else None
+
+def planned(rows: int, step: Tokens, dtype: torch.dtype, kind: str | None, device: torch.device) -> Run:
+    """A dry Run for groups of so many tokens."""
+    run = Run(dtype, device)
+    with run.arena.scope():
+        Scratch(run, rows, step, kind)
+    return run
 
 
 class TokenNetwork:
@@ -203,11 +211,19 @@ class TokenNetwork:
         """Of layers that are streamed."""
         return sum(layer.nbytes for layer in self.layers[self.resident :])
 
+    def memory(self, size: tuple[int, ...], tiles: int) -> Run:
+        """A dry Run for tiles of `size` (T, h, w); tiles: of a frame."""
+        tokens = tokens_of(self.step, *size)
+        together = tiles_together(tokens, tiles, self.device)
+        return planned(together * tokens, self.step, self.dtype, self.kind, self.device)
+
     @torch.no_grad()
-    def decode(self, z: Sequence[Tensor], tiles: int, check: Callable[[], None]) -> Iterator[Tensor]:
+    def decode(
+        self, z: Sequence[Tensor], tiles: int, check: Callable[[], None], run: Run, through: Through | None = None
+    ) -> Iterator[Tensor]:
         """Tiles' latents [C, T, h, w], all of one size and on the device -> of each tile in order its pixels, as they
         come out of the last product: [3, rate * T, patch * h, patch * w]. tiles: of a frame. check: called between
-        layers, may raise."""
+        layers, may raise. run: as `memory` gives it, allocated. through: launches all layers or replays them."""
         size, s = tuple(z[0].shape[1:]), self.step
         tokens = tokens_of(s, *size)
         real, together = tokens - s.behind, tiles_together(tokens, tiles, self.device)
@@ -216,19 +232,28 @@ class TokenNetwork:
         for latents, own in zip(z, rows, strict=False):
             own[:real] = self._entered(latents.flatten(1).t().float())
         rows[:, real : tokens - 1] = self._learned
-        scratch = Scratch(together * tokens, s, self.dtype, self.kind, self.device)
         if self._turns is None or self._turns[0] != size:
-            self._turns = size, turns(*size, s.head, s.behind, self.device)
-        for layer in self.streamed():
-            check()
-            for group in x:
-                self._layer(layer, group, tokens, self._turns[1], scratch)
-        del scratch
+            with torch.inference_mode(False):  # it will serve others, too
+                self._turns = size, turns(*size, s.head, s.behind, self.device)
+        walk = functools.partial(self._walk, run, tokens, check)
+        x = walk(x) if through is None else through(walk, x)
+        rows = x.view(-1, tokens, s.width)
         for own in rows[: len(z)]:
             own = F.layer_norm(own[:real], (s.width,), *self._norm, EPS)
             made = own.new_empty(real, len(self._leave.bias))
             product(self._leave, own, made)
             yield self._pixels(made, *size)
+
+    def _walk(self, run: Run, tokens: int, check: Callable[[], None], x: Tensor) -> Tensor:
+        """x [groups, R, width] through all layers, in place."""
+        with run.arena.scope():
+            scratch = Scratch(run, x.shape[1], self.step, self.kind)
+            for layer in self.streamed():
+                if not run.recording:
+                    check()
+                for group in x:
+                    self._layer(layer, group, tokens, self._turns[1], scratch)
+        return x
 
     def _entered(self, latents: Tensor) -> Tensor:
         """float32 [n, C] -> [n, width]"""

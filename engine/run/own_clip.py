@@ -17,6 +17,7 @@ from .pixels import StagedReader, StagedWriter
 from .plan import Plan
 from .regions import RegionWriter
 from .results import Results
+from .within import within
 
 #: What finished results are counted by: those of another way of tiling there are none.
 LAYOUT = "its own tiles"
@@ -36,8 +37,12 @@ class OwnHalf(Protocol):
     def memory(self, guard: Guard) -> AbstractContextManager[object]:
         """Whatever it needs is there inside."""
 
-    def decode(self, tiles: Sequence[Tensor], check: Callable[[], None]) -> Iterator[Tensor]:
-        """Latents [C, T, h, w] -> of each tile its pixels [3, F, H, W], in the network's units."""
+    def aside(self) -> AbstractContextManager[object]:
+        """Where a decode's work is queued; between two batches it may be left."""
+
+    def decode(self, tiles: Sequence[Tensor], check: Callable[[], None], left: int) -> Iterator[Tensor]:
+        """Latents [C, T, h, w] -> of each tile its pixels [3, F, H, W], in the network's units. left: batches of so
+        many tiles that come, this one included, at least."""
 
     def encode(self, frames: Tensor) -> tuple[Tensor, Tensor]:
         """A tile [F, H, W, 3] in the network's units, float32 -> moments [T, h, w, 2C] float32, and their health."""
@@ -56,6 +61,12 @@ def decode(
     half: OwnHalf, z: Latents, plan: Plan, results: Results, guard: Guard, wanted: range
 ) -> Iterator[int]:
     """Latents into the wanted frames of every clip. Yields before each batch of tiles."""
+    yield from within(half.aside, _decode(half, z, plan, results, guard, wanted))
+
+
+def _decode(
+    half: OwnHalf, z: Latents, plan: Plan, results: Results, guard: Guard, wanted: range
+) -> Iterator[int]:
     own, (batch, _, latents, height, width) = half.program.own, z.shape
     rows, columns = own.spans(own.unit * height), own.spans(own.unit * width)
     if guard.begin(LAYOUT, results.given):
@@ -64,12 +75,10 @@ def decode(
     guard.count(own.latents * len(needed), own.latents, batch)
     # What an attempt before has finished stays: a section in front of the rest is made again for its last frames alone.
     left = [range(max(wanted.start, guard.finished[clip]), wanted.stop) for clip in range(batch)]
+    sections = [(clip, s) for clip, r in enumerate(left) if r for s in own.needed(r.start, wanted.stop, latents)]
+    coming = len(rows) * len(columns) * len(sections)
     places = (
-        _Tile(clip, section, i, j)
-        for clip in range(batch)
-        for section in (own.needed(left[clip].start, wanted.stop, latents) if left[clip] else ())
-        for i in range(len(rows))
-        for j in range(len(columns))
+        _Tile(clip, section, i, j) for clip, section in sections for i in range(len(rows)) for j in range(len(columns))
     )
     cut = _Cuts(z, own, guard.device)
     with (
@@ -81,7 +90,8 @@ def decode(
             yield latents
             guard.tick.check()
             tiles = [cut(place, rows[place.row], columns[place.column]) for place in some]
-            made = half.decode(tiles, guard.tick.check)
+            made = half.decode(tiles, guard.tick.check, max(1, coming // plan.own.tiles))
+            coming -= len(some)
             for place in some:
                 if canvas is None or canvas.clip != place.clip:
                     canvas = _Canvas(own, rows, columns, place.clip, half.dtype, guard.device)

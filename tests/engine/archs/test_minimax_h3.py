@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from zerowaste_vae import CheckpointError, load
+from zerowaste_vae.engine import core
 from zerowaste_vae.engine.archs import by_file, detect
 from zerowaste_vae.engine.archs.minimax_h3 import ARCHITECTURE, OWN, Config
 from zerowaste_vae.engine.bench.profile import BETWEEN, profile
@@ -17,14 +18,17 @@ from zerowaste_vae.engine.errors import PlanError
 from zerowaste_vae.engine.memory import GIB
 from zerowaste_vae.engine.network.fused import fuse
 from zerowaste_vae.engine.network.tokens import TokenNetwork
-from zerowaste_vae.engine.options import DEFAULTS
+from zerowaste_vae.engine.options import DEFAULTS, unavailable
 from zerowaste_vae.engine.own_halves import FusedTileHalf
 from zerowaste_vae.engine.planning.budget import Limits
 from zerowaste_vae.engine.request import Request
-from zerowaste_vae.engine.run import own_clip
+from zerowaste_vae.engine.run import graphs, own_clip, reuse
 from zerowaste_vae.engine.run.guard import Guard
+from zerowaste_vae.engine.run.kept import KEPT
 from zerowaste_vae.engine.run.own_tiles import OwnTiles
 from zerowaste_vae.engine.run.progress import Ticker
+
+from ..run.fake_graph import FakeClock, FakeGraph
 
 CPU = torch.device("cpu")
 #: Of an output's standard deviation.
@@ -155,13 +159,18 @@ def test_groups_of_small_tiles_change_little_and_are_alike(make, noise, monkeypa
     """What a GPU multiplies together is filled up: no tile knows how many there are."""
     vae, z = make(), noise(9, 24, 7, 4, 4)
     network = TokenNetwork(vae.model.decoder, torch.float32, CPU)
-    alone = list(network.decode(list(z), 9, lambda: None))
+
+    def decoded(tiles):
+        run = network.memory((7, 4, 4), 9)
+        run.allocate()
+        return list(network.decode(list(tiles), 9, lambda: None, run))
+
+    alone = decoded(z)
     monkeypatch.setattr("zerowaste_vae.engine.network.tokens.tiles_together", lambda *_: 4)
-    together = list(network.decode(list(z), 9, lambda: None))
+    together = decoded(z)
     assert deviation(torch.stack(together), torch.stack(alone)) < BOUND
     for count in (1, 4, 6):
-        some = network.decode(list(z[:count]), 9, lambda: None)
-        assert all(torch.equal(a, b) for a, b in zip(some, together, strict=False))
+        assert all(torch.equal(a, b) for a, b in zip(decoded(z[:count]), together, strict=False))
 
 
 def test_parts_streams_and_devices_are_those_of_one(make, noise):
@@ -229,6 +238,64 @@ def test_values_out_of_range_go_on_in_a_wider_type(make, noise):
     vae, z = make("fp16"), noise(1, 24, 2, 2, 2)
     assert vae.decode(1e6 * z).isfinite().all()
     assert vae.last_report.events["nan_reruns"] == 1 and vae.last_report.precision == "fp16, then bf16"
+
+
+# -- replayed layers ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """Graphs on a CPU, recorded whenever a batch of a kind comes again."""
+    monkeypatch.setattr(graphs, "CudaGraph", FakeGraph)
+    monkeypatch.setattr(graphs, "Clock", FakeClock)
+    monkeypatch.setattr(graphs, "pays", lambda *_: True)
+    monkeypatch.setattr(reuse, "why_not_on", lambda _: None)
+    monkeypatch.setattr(core, "unavailable", lambda *args: unavailable(*args) | {"cuda_graphs": None})
+    yield
+    KEPT.release()
+
+
+def why_no_graphs(vae):
+    return dict(vae.last_report.off).get("cuda_graphs")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+def test_replayed_layers_have_the_same_bits(make, noise, recorded, precision):
+    """Of a picture from call to call, and of one batch after the other; the last one is smaller."""
+    vae = make(precision)
+    plain = vae.with_options(DEFAULTS.switched(off=["cuda_graphs"]))
+    pictures = [noise(1, 24, 1, 3, 4, seed=seed) for seed in range(3)]
+    expected = [plain.decode(z) for z in pictures]
+    assert not torch.equal(expected[1], expected[2]) and why_no_graphs(plain) == "switched off"
+    for z, frames, count in zip(pictures, expected, (0, 1, 1), strict=True):
+        assert torch.equal(vae.decode(z), frames) and vae._tiled.runs.replayed == (count, 1)
+    assert "1 of 1 chunks replayed" in vae.last_report.mode and why_no_graphs(vae) is None
+    clip = noise(1, 24, 8, 3, 5)
+    assert torch.equal(vae.decode(clip), plain.decode(clip)) and vae._tiled.runs.replayed == (3, 4)
+
+
+def test_graphs_go_with_the_weights_they_read(make, noise, recorded):
+    vae, z, other = make(), noise(1, 24, 1, 3, 4), noise(1, 24, 1, 4, 3)
+    frames, size = vae.decode(z), KEPT.nbytes(CPU)
+    assert not size
+    vae.decode(z)
+    assert KEPT.nbytes(CPU) > 0 and torch.equal(vae.decode(z), frames)
+    vae.release()
+    assert KEPT.nbytes(CPU) == 0
+    assert torch.equal(vae.decode(z), frames) and torch.equal(vae.decode(z), frames)
+    # As many tokens, elsewhere in the frame.
+    turned = vae.with_options(DEFAULTS.switched(off=["cuda_graphs"])).decode(other)
+    assert torch.equal(vae.decode(other), turned) and torch.equal(vae.decode(z), frames)
+
+
+def test_streamed_weights_are_not_recorded(make, noise, recorded, with_plans):
+    vae, z = make(), noise(1, 24, 1, 3, 4)
+    with_plans(vae, resident=1)
+    for _ in range(3):
+        vae.decode(z)
+    assert why_no_graphs(vae) == "weights come from host memory in every chunk"
+    frames = vae.encode(noise(1, 32, 32, 3).sigmoid())
+    assert frames.isfinite().all() and "tiles" in why_no_graphs(vae)
 
 
 # -- the encoder on the fused operators --------------------------------------------------------------------------------
