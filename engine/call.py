@@ -112,7 +112,8 @@ def decoder_samples(z: clip.Latents, vae: Core) -> list[Tensor]:
 
 def encoder_samples(video: TensorVideo | StreamVideo, vae: Core) -> list[Tensor]:
     """What the encoder's operands are settled by."""
-    return [to_unit(p.to(vae.device)) for p in video_samples(video.sample())]
+    in_units = to_unit if vae.architecture.own is None else vae.architecture.own.in_units
+    return [in_units(p.to(vae.device)) for p in video_samples(video.sample())]
 
 
 def _planning(

@@ -292,9 +292,6 @@ def _encode_section(
 def filled(own: OwnTiles, frames: Tensor, count: int | None) -> Tensor:
     """[f, H, W, 3] in 0..1, or bytes -> float32 in the network's units, and the last one again up to a whole section;
     a clip of one frame stays one."""
-    x = frames.float()
-    if frames.dtype == torch.uint8:
-        x = x / 255.0
-    x = (x - x.new_tensor(own.mean)) / x.new_tensor(own.deviation)
+    x = own.in_units(frames)
     missing = 0 if count == 1 else own.frames - len(x)
     return torch.cat((x, x[-1:].expand(missing, -1, -1, -1))) if missing else x

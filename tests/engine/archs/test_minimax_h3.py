@@ -1,26 +1,31 @@
 """MiniMax H3's VAE against recorded outputs of the original, in batches, parts and streams, in 8 bit, and its encoder
 on the fused operators."""
 
+import math
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from zerowaste_vae import CheckpointError, load
+from zerowaste_vae import Checkpoint, CheckpointError, load
 from zerowaste_vae.engine import core
 from zerowaste_vae.engine.archs import by_file, detect
 from zerowaste_vae.engine.archs.minimax_h3 import ARCHITECTURE, OWN, Config
 from zerowaste_vae.engine.bench.profile import BETWEEN, profile
 from zerowaste_vae.engine.bench.subject import random_checkpoint
+from zerowaste_vae.engine.calibration import calibrate
+from zerowaste_vae.engine.call import encoder_samples
 from zerowaste_vae.engine.cli import main
-from zerowaste_vae.engine.errors import PlanError
+from zerowaste_vae.engine.errors import InputError, PlanError
 from zerowaste_vae.engine.memory import GIB
 from zerowaste_vae.engine.network.fused import fuse
 from zerowaste_vae.engine.network.tokens import TokenNetwork
 from zerowaste_vae.engine.options import DEFAULTS, unavailable
 from zerowaste_vae.engine.own_halves import FusedTileHalf
 from zerowaste_vae.engine.planning.budget import Limits
+from zerowaste_vae.engine.precision import sampling
 from zerowaste_vae.engine.request import Request
 from zerowaste_vae.engine.run import graphs, own_clip, reuse
 from zerowaste_vae.engine.run.guard import Guard
@@ -224,7 +229,24 @@ def test_8_bit_products_are_near(make, noise, kind, least):
     error = (vae.decode(z) - exact).square().mean()
     assert 10 * torch.log10(1.0 / error) > least
     assert f"in {kind}" in vae.last_report.mode
-    assert make(kind).encode(exact[:, :5]).isfinite().all()
+
+
+@pytest.mark.parametrize("kind, least", [("fp8", 17), ("int8", 25)])
+def test_encodes_in_8_bit_measure_ranges_in_its_own_units(seed_model, noise, kind, least):
+    """Of the first clips, as other encoders do; nothing is measured of the decoder."""
+    model = ARCHITECTURE.build(Config((32,) * 6, 64, 1, 64, norm_groups=8)).requires_grad_(False)
+    seed_model(model, 6)
+    model.latents_std.abs_().add_(0.5)
+    values, groups = {k: v.clone() for k, v in model.state_dict().items()}, {"norm_num_groups": "8"}
+    exact, vae = (load(Checkpoint(dict(values), groups), p, "cpu") for p in ("fp32", kind))
+    video = noise(1, 32, 48, 3).sigmoid()
+    want, found = exact.encode(video), vae.encode(video)
+    assert vae.precision == kind and f"convolutions in {kind}" in vae.last_report.operands
+    assert 10 * math.log10(want.square().mean() / (found - want).square().mean()) > least
+    (sample,) = encoder_samples(SimpleNamespace(sample=lambda: video), vae)
+    assert torch.equal(sample, (video - torch.tensor(OWN.mean)) / torch.tensor(OWN.deviation))
+    assert torch.equal(vae.encode(video), found)
+    assert vae.decode(noise(1, 24, 1, 2, 2)).isfinite().all() and not vae._mixed.policy("decoder").kinds
 
 
 def test_a_floor_leaves_8_bit_out(make, noise):
@@ -315,6 +337,20 @@ def test_the_fused_encoder_is_the_plain_one(make, noise):
             first = first.clone()
             assert deviation(first, want) < BOUND and health == 0
             assert torch.equal(half.encode(tile)[0], first)
+
+
+@pytest.mark.parametrize("frames", [1, 5])
+def test_samples_are_encoded_as_sections_are(make, noise, frames):
+    """What ranges are measured on."""
+    encoder, sample = make().model.encoder, noise(frames, 32, 32, 3)
+    want = encoder(sample.permute(3, 0, 1, 2)[None])[0].permute(1, 2, 3, 0)[..., :24]
+    assert deviation(sampling.encode(fuse(encoder, torch.float32), sample), want) < BOUND
+
+
+def test_its_files_are_not_calibrated(make):
+    vae = make("int8")
+    with pytest.raises(InputError, match="its encoder measures the first clips"):
+        next(calibrate(vae, "a clip", torch.zeros(1, 32, 32, 3), None, False, lambda: None))
 
 
 def test_plans_of_the_fused_encoder_are_what_it_takes(make):

@@ -164,3 +164,20 @@ def test_encodes_have_the_same_bits_in_every_step(make, monkeypatch):
     exact = make("fp32").encode(video)
     error = (whole - exact).square().mean() / exact.square().mean()
     assert 10 * math.log10(1 / error) > 40
+
+
+@pytest.mark.parametrize("precision", ["fp8", "int8"])
+def test_encodes_in_8_bit_have_the_same_bits_in_every_step(make, monkeypatch, precision):
+    vae = make(precision)
+    if vae.precision != precision:
+        pytest.skip(vae.unused().get(precision, "not here"))
+    video = torch.rand(1, 22, 288, 272, 3, generator=torch.Generator().manual_seed(3))
+    whole, plain = vae.encode(video), vae.planner.plan
+    assert f"convolutions in {precision}" in vae.last_report.operands and whole.isfinite().all()
+    for frames in (8, 1):
+        monkeypatch.setattr(vae.planner, "plan", lambda *a, n=frames, **k: replace(
+            plain(*a, **k), steps=replace(plain(*a, **k).steps, frames=n)))  # fmt: skip
+        assert torch.equal(vae.encode(video), whole), frames
+    exact = make("fp32").encode(video)
+    error = (whole - exact).square().mean() / exact.square().mean()
+    assert 10 * math.log10(1 / error) > 15
