@@ -41,6 +41,9 @@ def calibrate(
     each pass. Tables are kept in the VAE's store. Raises InputError for a VAE that has no 8-bit path and for a clip
     whose values overflow.
     """
+    if vae.architecture.own is not None:
+        raise InputError(f"{vae.path}: is not calibrated: its decoder scales each row as it comes, and its encoder "
+                         "measures the first clips it sees")
     reason = why_off(vae.arch, vae.model.config, vae.dtype, vae.device, emulate=True)
     reason = reason or no_8_bit(vae.architecture.programs(vae.model.config), vae.dtype)
     if reason:

@@ -112,7 +112,8 @@ def decoder_samples(z: clip.Latents, vae: Core) -> list[Tensor]:
 
 def encoder_samples(video: TensorVideo | StreamVideo, vae: Core) -> list[Tensor]:
     """What the encoder's operands are settled by."""
-    return [to_unit(p.to(vae.device)) for p in video_samples(video.sample())]
+    in_units = to_unit if vae.architecture.own is None else vae.architecture.own.in_units
+    return [in_units(p.to(vae.device)) for p in video_samples(video.sample())]
 
 
 def _planning(
@@ -185,7 +186,7 @@ def _attempt(
         _pack(vae, report, f"{report.operation}r")
     if not plan.fused and plan.own is None:  # plans of plain torch have no packed weights
         vae.release_packed(keep=other_half(f"{report.operation}r"))
-    if plan.tiled or not plan.fused:
+    if plan.tiled or not (plan.fused if plan.own is None else plan.own.layers):
         KEPT.release(vae.device)  # other runs take it up, or free it themselves
     # Its time is that of the steps: between them someone else is at work.
     try:
@@ -245,8 +246,10 @@ def describe(vae: Core, report: Report, plan: Plan) -> None:
     report.plan = plan.describe()
     report.predicted_gb, report.parked_gb = plan.peak_bytes / GIB, plan.host_bytes / GIB
     off = vae.unused(plan.fused or plan.own is not None)
-    if plan.own is not None:
-        off.setdefault("cuda_graphs", "networks that tile themselves run without them")
+    if plan.own is not None and not plan.own.layers:
+        off.setdefault("cuda_graphs", "an encoder of tiles runs without them")
+    elif plan.own is not None and vae.device.type == "cuda" and vae.options.cuda_graphs:
+        off.pop("cuda_graphs", None)  # its products are the libraries', with fused kernels or without
     report.off = list(off.items())
     if plan.fused:
         report.schedules = tuning.words(vae.device)
@@ -265,8 +268,9 @@ def _describe_operands(vae: Core, report: Report) -> None:
 
 def _describe_graphs(vae: Core, report: Report, plan: Plan) -> None:
     """What the report says of CUDA graphs after a run."""
-    runs = vae._fused.runs
-    if not plan.fused or plan.own is not None or "cuda_graphs" in dict(report.off):
+    layers = plan.own is not None and plan.own.layers
+    runs = vae._tiled.runs if layers else vae._fused.runs
+    if not (layers or (plan.fused and plan.own is None)) or "cuda_graphs" in dict(report.off):
         return
     if runs.no_graphs:
         report.off.append(("cuda_graphs", runs.no_graphs))

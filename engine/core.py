@@ -183,8 +183,8 @@ class Core:
     def _settle(self, half: str, samples: Callable[[], list[Tensor]], given: Policy | None = None) -> bool:
         """Choose the operands of a half for a clip, before it is planned, or take those `given`. Returns whether they
         are others now."""
-        if self.architecture.own is not None:  # no ranges are measured
-            return False
+        if getattr(self.model, half).program.scales or (self.architecture.own is not None and self.fused() is None):
+            return False  # what its products read is scaled as it comes, or plain torch runs
         if given is None or self._mixed.mode.plain:
             with torch.no_grad(), self._scope():
                 given = self._mixed.settle(half, samples)

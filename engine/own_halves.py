@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -17,7 +19,7 @@ from .options import Options
 from .run.devices import empty_device_cache
 from .run.guard import Guard
 from .run.plan import Plan, Steps
-from .run.reuse import allocated
+from .run.reuse import Runs, allocated
 
 
 class OwnHalves:
@@ -27,6 +29,8 @@ class OwnHalves:
     def __init__(self, model: Network, dtype: torch.dtype, options: Options, kind: str | None) -> None:
         self._model, self._dtype, self._options, self._kind = model, dtype, options, kind
         self._tokens: TokenNetwork | None = None
+        #: The decoder's.
+        self.runs = Runs(options.cuda_graphs)
 
     def half(
         self, name: str, plan: Plan, device: torch.device, fused: Callable[[], FusedEncoder]
@@ -52,11 +56,11 @@ class OwnHalves:
                 )
             if device.type == "cuda":
                 empty_device_cache()  # 8-bit weights are made from fp32 ones
-        rows, columns = plan.own.grid
-        return TokenHalf(self._tokens, self._model.decoder.program, self._options, rows * columns)
+        return TokenHalf(self._tokens, self._model.decoder.program, self._options, plan, self.runs)
 
     def release(self, keep: str = "") -> int:
-        """Returns the bytes that this gives back on the device; keep: a half whose weights stay."""
+        """Give graphs and weights back. Returns the weights' bytes on the device; keep: a half whose weights stay."""
+        self.runs.forget()
         if keep == "decoder":
             return 0
         freed, self._tokens = self.nbytes, None
@@ -71,17 +75,32 @@ class OwnHalves:
 class TokenHalf:
     """A decoder made of a transformer."""
 
-    def __init__(self, network: TokenNetwork, program: TiledProgram, options: Options, tiles: int) -> None:
-        """tiles: of a frame."""
-        self._tiles = tiles
+    def __init__(
+        self, network: TokenNetwork, program: TiledProgram, options: Options, plan: Plan, runs: Runs
+    ) -> None:  # fmt: skip
         self.program, self.ahead, self.dtype = program, options.async_offload, network.dtype
-        self._network = network
+        self._network, self._plan, self._runs = network, plan, runs
+        self._frame = math.prod(plan.own.grid)
 
-    def memory(self, guard: Guard) -> AbstractContextManager[None]:
-        return nullcontext()
+    def aside(self) -> AbstractContextManager[None]:
+        return self._runs.aside(self._plan, self._network.device)
 
-    def decode(self, tiles: Sequence[Tensor], check: Callable[[], None]) -> Iterator[Tensor]:
-        return self._network.decode(tiles, self._tiles, check)
+    @contextmanager
+    def memory(self, guard: Guard) -> Iterator[None]:
+        """Taken when the first tile is there."""
+        with ExitStack() as self._stack:
+            self._guard, self._taken = guard, None
+            yield
+
+    def decode(self, tiles: Sequence[Tensor], check: Callable[[], None], left: int) -> Iterator[Tensor]:
+        if self._taken is None:
+            size = tuple(tiles[0].shape[1:])
+            make = functools.partial(self._network.memory, size, self._frame)
+            taken = self._runs.run(make, self._network, (size, self._frame), self._plan, self._guard)
+            self._taken = self._stack.enter_context(taken)
+        run, graphs = self._taken
+        through = graphs and functools.partial(graphs.chunk, left=left)
+        return self._network.decode(tiles, self._frame, check, run, through)
 
 
 class FusedTileHalf:

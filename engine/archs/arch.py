@@ -37,6 +37,22 @@ class KeySet:
 
 
 @dataclass(frozen=True)
+class Draws:
+    """How random weights of a family are drawn so that activations stay of order one: normal, matrices with a deviation
+    of `matrices` / fan-in^0.5, norms' weights with one of `norms` around 1, other vectors with one of `vectors`.
+
+    named: (end of a parameter's name, mean, deviation) of those that differ. fixed: (name, values) of those that are
+    not drawn, one value for all elements or one for each.
+    """
+
+    matrices: float = 1.2
+    norms: float = 0.2
+    vectors: float = 0.1
+    named: tuple[tuple[str, float, float], ...] = ()
+    fixed: tuple[tuple[str, tuple[float, ...]], ...] = ()
+
+
+@dataclass(frozen=True)
 class Published:
     """A family's published VAE: what people call it, its sizes, and what its files are called and found by.
 
@@ -50,6 +66,8 @@ class Published:
     words: tuple[str, ...]
     #: What its files say of themselves besides.
     metadata: tuple[tuple[str, str], ...] = ()
+    #: For benchmarks without its files.
+    draws: Draws = Draws()
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from ..network.ops.tokens import Tokens
 from ..network.program import STEP, TILES, Program, Step, Style
 from ..network.tiled import TiledProgram
 from ..run.own_tiles import OwnTiles
-from .arch import DEFAULT_GROUPS, Architecture, KeySet, Published, Shapes, Widths, groups_of, level_widths
+from .arch import DEFAULT_GROUPS, Architecture, Draws, KeySet, Published, Shapes, Widths, groups_of, level_widths
 
 NAMES = Names(conv_shortcut="nin_shortcut")
 LEVELS, RESNETS = 6, 2
@@ -28,6 +28,21 @@ HEAD, RATE, PATCH = 64, 4, 16
 #: Pixels are ImageNet's, in units of their deviation.
 OWN = OwnTiles(mean=(0.485, 0.456, 0.406), deviation=(0.229, 0.224, 0.225))
 MEAN, DEVIATION = "latents_mean", "latents_std"
+#: Random weights with the published statistics of latents, to four digits.
+DRAWS = Draws(
+    1.4**0.5, 0.1, 0.05, (("scale1", 0.5, 0.1), ("scale2", 0.5, 0.1), ("register_tokens", 0.0, 1.0)),
+    (
+        ("decoder.mask_token", (0.0,)),
+        (MEAN, (
+            0.8581, -0.9607, 1.0662, -0.5090, -0.2728, -1.3675, -0.2553, -0.2691, -0.5377, -0.0464, 0.6657, 0.1969,
+            -0.5461, -0.4035, -0.2368, 0.2593, -0.3013, 0.2113, -1.1207, 0.3582, -0.0423, 0.2605, 0.2286, 0.7056,
+        )),
+        (DEVIATION, (
+            1.2224, 1.2767, 1.6832, 1.7549, 1.5636, 2.1941, 0.9653, 1.0570, 0.8419, 0.7730, 1.8956, 0.9468,
+            0.7997, 0.4499, 0.7197, 0.6936, 2.9611, 2.7694, 3.0496, 2.1088, 3.2762, 3.1627, 2.2817, 2.6128,
+        )),
+    ),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -98,7 +113,7 @@ ARCHITECTURE = Architecture(
     16, RATE, 1.0, Config.from_shapes, encoder, decoder,
     published=Published(
         "MiniMax H3", Config((128, 256, 256, 512, 512, 1024), 2048, 36, 8192),
-        r"minimax(?!.*(audio|music))", ("minimax", "h3"),
+        r"minimax(?!.*(audio|music))", ("minimax", "h3"), draws=DRAWS,
     ),
     own=OWN, wide=(MEAN, DEVIATION),
 )  # fmt: skip

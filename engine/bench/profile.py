@@ -7,8 +7,10 @@ plus bytes at that of copies, both measured right after the runs, when the GPU i
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +21,10 @@ from torch import Tensor
 from ..kernels.observe import watching
 from ..network.fused import fuse
 from ..network.stream import frame_spans
+from ..own_halves import FusedTileHalf
+from ..run import own_clip
+from ..run.guard import Guard
+from ..run.progress import Ticker
 from ..vae import VideoVAE
 from .rows import word
 from .timing import copy_rate, matrix_rate
@@ -30,8 +36,8 @@ _LAYOUT = "{:17} {:>5} {:34} {:>6} {:>9} {:>7} {:>8} {:>6} {:>8} {:>8}"
 
 @dataclass(frozen=True)
 class Work:
-    """What one call does: FLOP in products of `dtype` operands, bytes read and written once each. Its stage follows
-    from the width of a row, or from the positions of a frame where it knows no rows."""
+    """What one call does: FLOP in products of `dtype` operands, bytes read and written once each. Its stage is `scale`
+    or follows from the width of a row, or from the positions of a frame where it knows no rows."""
 
     operator: str
     what: str
@@ -40,6 +46,7 @@ class Work:
     moved: float
     width: int = 0
     positions: int = 0
+    scale: int = 0
 
 
 @dataclass
@@ -111,17 +118,18 @@ class Profile:
 def profile(vae: VideoVAE, half: str, data: Tensor, runs: int = 3) -> Profile:
     """Profile "decode" of a host-scaled latent [1, C, T, h, w], or "encode" of frames [F, H, W, 3] in 0..1.
 
-    On the fused kernels it is the call itself that is watched, after one unwatched; where they are off, the same
-    steps on the reference operators.
+    On the fused kernels, and of a transformer, it is the call itself that is watched, after one unwatched; where they
+    are off, the same steps on the reference operators.
     """
-    fused = vae.fused() is not None
-    if fused:
+    fused, own = vae.fused() is not None, vae.architecture.own
+    if fused or (own is not None and half == "decode"):
         call = (lambda: vae.decode(data)) if half == "decode" else (lambda: vae.encode(data))
     else:
         call = _reference(vae, half, data)
     frames = vae.frames(data.shape[2]) if half == "decode" else data.shape[0]
     height, width = data.shape[3:] if half == "decode" else (n // vae.spatial for n in data.shape[1:3])
-    watch = _Watch(vae.device, height, width)
+    tile = (height, width) if own is None else [own.spans(own.unit * n)[0].end // own.unit for n in (height, width)]
+    watch = _Watch(vae.device, *tile)
     call()
     total = whole = 0.0
     for _ in range(runs):
@@ -147,7 +155,8 @@ class _Watch:
     """Times every operator call and sums by kind."""
 
     def __init__(self, device: torch.device, height: int, width: int) -> None:
-        """height, width: of the frame in latent pixels, from which stages take their names."""
+        """height, width: of the frame, or of a tile that the network cuts, in latent pixels, from which stages take
+        their names."""
         self._cuda = device.type == "cuda"
         self._width = width
         self._positions = height * width
@@ -169,7 +178,9 @@ class _Watch:
         return event
 
     def _row(self, work: Work) -> Row:
-        scale = work.width / self._width if work.width else math.sqrt(work.positions / self._positions)
+        scale = work.scale or (
+            work.width / self._width if work.width else math.sqrt(work.positions / self._positions)
+        )
         key = (work.operator, f"{round(scale)}x", work.what, word(work.dtype))
         row = self.rows.setdefault(key, Row(*key))
         row.calls += 1
@@ -219,7 +230,20 @@ def _reference(vae: VideoVAE, half: str, data: Tensor) -> Callable[[], None]:
         for a, b in frame_spans(x.shape[0], 1, vae.temporal):
             network.chunk(run, x[a:b], 1)
 
-    return torch.no_grad()(decode if half == "decode" else encode)
+    def encode_tiles() -> None:
+        program, own = vae.model.encoder.program, vae.architecture.own
+        tiles = FusedTileHalf(fuse(vae.model.encoder, vae.dtype, vae.options), program, vae.options, 1)
+        guard = Guard(Ticker(None, None), vae.device, Counter())
+        rows, columns = (own.spans(n) for n in data.shape[1:3])
+        with tiles.memory(guard):
+            for part in data.to(vae.device).split(own.frames):
+                for row, column in itertools.product(rows, columns):
+                    tiles.encode(own_clip.filled(
+                        own, part[:, row.start : row.end, column.start : column.end], len(data)))  # fmt: skip
+
+    if half == "decode":
+        return torch.no_grad()(decode)
+    return torch.no_grad()(encode if vae.architecture.own is None else encode_tiles)
 
 
 def _conv3d(x: Tensor, weight: Any, out: Tensor, *, geometry: Any = None, epilogue: Any = None, **_: Any) -> Work:
@@ -265,7 +289,44 @@ def _to_pixels(x: Tensor, weight: Any, bias: Tensor, out: Tensor, **_: Any) -> W
                 weight.flops_per_position * positions, moved, out.shape[2])
 
 
+def _normalised(
+    x: Tensor, weight: Tensor, eps: float, out: Tensor, *_: Any, y: Tensor | None = None, **__: Any
+) -> Work:  # fmt: skip
+    moved = x.nbytes + out.nbytes + (0 if y is None else x.nbytes + y.nbytes)
+    what = f"{x.shape[1]} rms -> {word(out.dtype)}" + ("" if y is None else " +residual")
+    return Work("normalised", what, x.dtype, 0.0, moved, scale=1)
+
+
+def _rotated(qkv: Tensor, turns: Tensor, head: int, *_: Any, **__: Any) -> Work:
+    return Work("rotated", f"head {head}", qkv.dtype, 0.0, 2 * 2 / 3 * qkv.nbytes + turns.nbytes, scale=1)
+
+
+def _rows(operator: str) -> Callable[..., Work]:
+    """Of operators that make rows `out` of rows x."""
+
+    def work(x: Tensor, out: Tensor, *_: Any, **__: Any) -> Work:
+        return Work(operator, f"{out.shape[1]} -> {word(out.dtype)}", x.dtype, 0.0, x.nbytes + out.nbytes, scale=1)
+
+    return work
+
+
+def _product(p: Any, x: Tensor, out: Tensor, *_: Any, **__: Any) -> Work:
+    what = f"{x.shape[1]}->{out.shape[1]} {word(out.dtype)}"
+    moved = x.nbytes + p.weight.nbytes + out.nbytes
+    return Work("product", what, x.dtype, 2.0 * x.shape[0] * p.weight.numel(), moved, scale=1)
+
+
+def _attended(qkv: Tensor, head: int) -> Work:
+    tokens, width = qkv.shape[0], qkv.shape[1] // 3
+    return Work("attention", f"head {head}", qkv.dtype, 4.0 * tokens**2 * width, 4 / 3 * qkv.nbytes, scale=1)
+
+
+def _blended(canvas: Any, place: Any, made: Tensor) -> Work:
+    return Work("blend", "a tile's pixels", made.dtype, 0.0, made.nbytes + 4.0 * made.numel(), scale=canvas.own.unit)
+
+
 _DESCRIBE: dict[str, Callable[..., Work]] = {
     "conv3d": _conv3d, "norm_act": _norm_act, "statistics": _statistics, "coefficients": _coefficients,
-    "attention": _attention, "to_pixels": _to_pixels,
+    "attention": _attention, "to_pixels": _to_pixels, "normalised": _normalised, "rotated": _rotated,
+    "gated": _rows("gated"), "rounded": _rows("rounded"), "product": _product, "attended": _attended, "add": _blended,
 }  # fmt: skip

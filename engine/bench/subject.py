@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..archs import ARCHITECTURES, DEFAULT, Architecture, by_name
+from ..archs.arch import Draws
 from ..errors import InputError
 from ..files.checkpoint import Checkpoint, read_checkpoint
 from ..loader import demo_vae_path
@@ -17,7 +18,7 @@ from ..loader import demo_vae_path
 PUBLISHED = DEFAULT.published.config
 RANDOM, DEMO = "random", "demo"
 #: Parameters that latents are divided by end so.
-SPREADS = ("running_var", "std-of-means", "latents_std")
+SPREADS = ("running_var", "std-of-means")
 
 
 def default_weights(device: torch.device) -> str:
@@ -38,27 +39,30 @@ def read_weights(weights: str) -> Checkpoint:
 
 
 def random_checkpoint(config: Any = None, seed: int = 0, architecture: Architecture = DEFAULT) -> Checkpoint:
-    """Seeded fp16 weights of a family's network (config None: the published one), scaled so that activations stay of
-    order one: time and memory are those of real weights."""
+    """Seeded fp16 weights of a family's network (config None: the published one), as its `Draws` say: time and memory
+    are those of real weights."""
     published = architecture.published
     config = config or published.config
     with torch.device("meta"):
         state = architecture.build(config).state_dict()
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {}
-    for name, p in sorted(state.items()):
-        draw = torch.randn(p.shape, generator=generator)
-        if name.endswith("gamma") or (p.ndim == 1 and name.endswith("weight")):
-            draw = 1 + 0.2 * draw
-        elif p.ndim >= 2:
-            draw *= 1.2 / p[0].numel() ** 0.5
-        elif name.endswith(SPREADS):
-            draw = 0.5 + 0.5 * draw.abs()
-        else:
-            draw = 0.1 * draw
-        tensors[name] = draw.half()
+    generator, draws = torch.Generator().manual_seed(seed), published.draws
+    tensors = {name: torch.tensor(values).expand(state[name].shape).contiguous() for name, values in draws.fixed}
+    for name in sorted(state.keys() - tensors):
+        tensors[name] = _drawn(name, torch.randn(state[name].shape, generator=generator), draws).half()
     metadata = {} if config.norm_groups is None else {"norm_num_groups": str(config.norm_groups)}
     return Checkpoint(tensors, metadata | dict(published.metadata if config == published.config else {}))
+
+
+def _drawn(name: str, draw: Tensor, draws: Draws) -> Tensor:
+    """A parameter's values of normal ones."""
+    for end, mean, deviation in draws.named:
+        if name.endswith(end):
+            return mean + deviation * draw
+    if name.endswith("gamma") or (draw.ndim == 1 and name.endswith("weight")):
+        return 1 + draws.norms * draw
+    if draw.ndim >= 2:
+        return draw * (draws.matrices / draw[0].numel() ** 0.5)
+    return 0.5 + 0.5 * draw.abs() if name.endswith(SPREADS) else draws.vectors * draw
 
 
 def copy_of(checkpoint: Checkpoint) -> Checkpoint:

@@ -128,14 +128,16 @@ def describe_calibration(vae: VideoVAE) -> Lines:
     from .calibrate import describe
 
     if vae.architecture.own is not None:
-        yield "calibration", "none is needed: 8-bit products of its decoder scale each row as it comes"
-        return
-    tables = [(half, vae.store.table(half)) for half in ("encoder", "decoder")]
+        yield "calibration", "8-bit products of its decoder scale each row as it comes"
+    there = [(half, getattr(vae.model, half)) for half in ("encoder", "decoder")]
+    halves = [half for half, made in there if made is not None and not made.program.scales]
+    tables = [(half, vae.store.table(half)) for half in halves]
     for half, table in tables:
         for line in describe(half, table) if table else ():
             yield "calibration", line
-    if not any(table for _, table in tables):
-        yield "calibration", "none; fp8 and int8 measure the first clips they see (see the command `calibrate`)"
+    if halves and not any(table for _, table in tables):
+        more = " (see the command `calibrate`)" if vae.architecture.own is None else ""
+        yield "calibration", f"none of {' and '.join(halves)}; fp8 and int8 measure the first clips they see{more}"
 
 
 def _half(present: bool, widths: tuple[int, ...] | None) -> str:

@@ -19,7 +19,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
                         "or the same of another family by its name (default: random on a GPU, demo on a CPU)")
     parser.add_argument("--size", metavar="WxH", help="pixels (default: 1280x720; CPU: 64x48)")
     parser.add_argument("--frames", type=int, metavar="N",
-                        help="1 more than a multiple of a latent's frames (default: 21 or what fits; CPU: 5)")
+                        help="as many as latents decode to (default: 21 or what fits; CPU: 5)")
     parser.add_argument("--runs", type=int, default=3, metavar="N", help="calls after the first one (default: 3)")
     parser.add_argument("--precision", default="auto", metavar="P", help="auto (CUDA fp16, CPU fp32), fp32, bf16, fp16")
     parser.add_argument("--device", metavar="D", help="cuda, cuda:N or cpu (default: CUDA when there is one)")
@@ -40,16 +40,15 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--runs {args.runs}: at least one is needed")
     weights = read_weights(args.weights or default_weights(device))
     vae = load(weights, precision=args.precision, device=device, norm_groups=args.norm_groups)
-    if vae.architecture.own is not None:
-        raise InputError(f"profile follows the fused walk of a clip, and {vae.arch} tiles itself: use bench")
-    every = vae.temporal
-    frames = args.frames if args.frames is not None else 1 + (4 if small else 20) // every * every
-    if frames < 1 or (frames - 1) % every:
-        raise InputError(f"--frames {frames}: give {every}n+1 of them, such as {4 * every + 1}")
+    about, every = vae.architecture, vae.temporal
+    frames = args.frames if args.frames is not None else about.filled(1 + (4 if small else 20) // every * every)
+    if frames < 1 or about.filled(frames) != frames:
+        rule = f"{every}n+1" if about.own is None else f"{about.own.frames}n+{about.own.blended}"
+        raise InputError(f"--frames {frames}: give {rule} of them, such as {about.filled(4 * every + 1)}")
     width, height = check_size(args.size or ("64x48" if small else "1280x720"), vae.spatial)
     if args.half == "decode":
-        latents, s = (frames - 1) // vae.temporal + 1, vae.spatial
-        data = noise_latent(vae.latent_channels, latents, height // s, width // s)
+        s = vae.spatial
+        data = noise_latent(vae.latent_channels, about.latents(frames), height // s, width // s)
     elif not vae.can_encode:
         raise InputError(f"{args.weights}: holds a decoder only; profile decode")
     else:

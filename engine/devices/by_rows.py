@@ -286,7 +286,7 @@ def _told_of(report: Report, vae: Core, core: Core, half: str, rows: list[int]) 
 def duration(program: Program, height: int, width: int, count: int) -> float:
     """Of a latent by rows on so many devices, relative to one: by the steps' operations, and an exchange for every
     convolution and norm. height, width: of what goes in."""
-    size, total, spent = Size(program.rates()[0] * _MIDDLE, height, width, program.takes), 0.0, 0.0
+    size, total, spent = Size(program.rates[0] * _MIDDLE, height, width, program.takes), 0.0, 0.0
     for stage, split in row_stages(program, height, count):
         own, blocks = (max(b - a for a, b in map(of, range(1 if split.whole else count))) / split.rows
                        for of in (split.of_rank, split.blocks))  # fmt: skip

@@ -45,7 +45,3 @@ class TiledProgram(Program):
             return needed[0].first, min(needed[-1].last, latents)
         size = self.own.latents
         return first // size * size, min(-(-end // size) * size, latents)
-
-    def eligible(self, least: int) -> list[str]:
-        """None by ranges that are measured before: what its products read is scaled as it comes."""
-        return []

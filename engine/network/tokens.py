@@ -7,6 +7,7 @@ up. So a tile's bits depend on no other tile, and the number of tiles at once is
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -14,12 +15,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..kernels.observe import observed
 from ..kernels.targets import FP8
 from ..kernels.tokens import LIMITS, gated, normalised, rotated, rounded, summed
 from ..run.pinned import staged
+from ..run.run import Run
 from .ops.tokens import EPS, Layer, Tokens, turns
 from .plain import Half
 
+#: through(walk, x): walk(x), the same function every time, as launches or as what they did before.
+Through = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
 #: Of a row of zeros.
 LEAST_SCALE = 1e-12
 #: Layers whose weights are on their way or in use.
@@ -99,6 +104,34 @@ class LayerWeights:
         return sum(t.nbytes for t in self.tensors())
 
 
+@observed
+def product(
+    p: Product, x: Tensor, out: Tensor, scales: Tensor | None = None, sums: Tensor | None = None, *,
+    backend: str = "auto",
+) -> None:  # fmt: skip
+    """x [R, K] by the weight, plus the bias, into out [R, N]. scales [R] of 8-bit rows; sums: memory for those of
+    int8."""
+    if p.scales is None:
+        torch.addmm(p.bias, x, p.weight.t(), out=out)
+    elif p.weight.dtype == torch.int8:
+        sums = sums[: out.numel()].view(out.shape)
+        torch._int_mm(x, p.weight.t(), out=sums)
+        summed(sums, scales, p.scales, p.bias, out, backend=backend)
+    elif x.is_cuda:
+        torch._scaled_mm(x, p.weight.t(), scales[:, None], p.scales[None, :], bias=p.bias, out_dtype=out.dtype,
+                         use_fast_accum=True, out=out)  # fmt: skip
+    else:  # the same numbers, for a CPU
+        summed(x.float() @ p.weight.float().t(), scales, p.scales, p.bias, out)
+
+
+@observed
+def attended(qkv: Tensor, head: int) -> Tensor:
+    """Of one tile, whose tokens all see each other: [S, 3 * width] -> [S, width]. Tile by tile: how a library splits
+    the work may depend on how much there is."""
+    q, k, v = qkv.view(1, qkv.shape[0], -1, 3, head).permute(3, 0, 2, 1, 4)
+    return F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1).flatten(1)
+
+
 def wide_of(kind: str | None, dtype: torch.dtype) -> torch.dtype:
     """Type of what products give: the libraries' fp8 products with a scale for each row sum to bf16 alone."""
     return torch.bfloat16 if kind == "fp8" else dtype
@@ -119,21 +152,23 @@ def product_rows(rows: int, kind: str | None) -> int:
 
 
 class Scratch:
-    """Memory of one group of tiles on its way through a layer."""
+    """Memory of one group of tiles on its way through a layer: of a run, at the same place every time."""
 
-    def __init__(
-        self, rows: int, step: Tokens, dtype: torch.dtype, kind: str | None, device: torch.device
-    ) -> None:
-        rows = product_rows(rows, kind)
+    def __init__(self, run: Run, rows: int, step: Tokens, kind: str | None) -> None:
+        rows, take, w, i = product_rows(rows, kind), run.arena.take, step.width, step.gates
+        narrow, wide = KINDS.get(kind or "", run.dtype), wide_of(kind, run.dtype)
+        self.narrow, self.gate = take((rows, w), narrow), take((rows, i), narrow)
+        self.qkv, self.up, self.made = (take((rows, columns), wide) for columns in (3 * w, 2 * i, w))
+        self.scales = None if kind is None else take((rows,), torch.float32)
+        self.sums = take((rows * max(3 * w, 2 * i),), torch.int32) if kind == "int8" else None
 
-        def empty(columns: int, of: torch.dtype) -> Tensor:
-            return torch.empty(rows, columns, dtype=of, device=device)
 
-        w, i, narrow, wide = step.width, step.gates, KINDS.get(kind or "", dtype), wide_of(kind, dtype)
-        self.narrow, self.gate = empty(w, narrow), empty(i, narrow)
-        self.qkv, self.up, self.made = empty(3 * w, wide), empty(2 * i, wide), empty(w, wide)
-        self.scales = None if kind is None else torch.empty(rows, device=device)
-        self.sums = torch.empty(rows * max(3 * w, 2 * i), dtype=torch.int32, device=device) if kind == "int8" else None
+def planned(rows: int, step: Tokens, dtype: torch.dtype, kind: str | None, device: torch.device) -> Run:
+    """A dry Run for groups of so many tokens."""
+    run = Run(dtype, device)
+    with run.arena.scope():
+        Scratch(run, rows, step, kind)
+    return run
 
 
 class TokenNetwork:
@@ -156,7 +191,7 @@ class TokenNetwork:
         self._units = mean.to(device).float(), deviation.to(device).float()
         weight, bias = here(s.first, torch.float32)  # few channels at the latent, where rounding would be compounded
         self._first = weight.flatten(1), bias
-        self._enter, self._norm, self._leave = here(s.enters), here(s.norm), here(s.leaves)
+        self._enter, self._norm, self._leave = here(s.enters), here(s.norm), Product(*here(s.leaves))
         self._learned = self._learned[0].to(device, dtype)
         self.layers = [self._packed(half.part(f"{s.name}.{i}"), i) for i in range(s.layers)]
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -183,11 +218,19 @@ class TokenNetwork:
         """Of layers that are streamed."""
         return sum(layer.nbytes for layer in self.layers[self.resident :])
 
+    def memory(self, size: tuple[int, ...], tiles: int) -> Run:
+        """A dry Run for tiles of `size` (T, h, w); tiles: of a frame."""
+        tokens = tokens_of(self.step, *size)
+        together = tiles_together(tokens, tiles, self.device)
+        return planned(together * tokens, self.step, self.dtype, self.kind, self.device)
+
     @torch.no_grad()
-    def decode(self, z: Sequence[Tensor], tiles: int, check: Callable[[], None]) -> Iterator[Tensor]:
+    def decode(
+        self, z: Sequence[Tensor], tiles: int, check: Callable[[], None], run: Run, through: Through | None = None
+    ) -> Iterator[Tensor]:
         """Tiles' latents [C, T, h, w], all of one size and on the device -> of each tile in order its pixels, as they
         come out of the last product: [3, rate * T, patch * h, patch * w]. tiles: of a frame. check: called between
-        layers, may raise."""
+        layers, may raise. run: as `memory` gives it, allocated. through: launches all layers or replays them."""
         size, s = tuple(z[0].shape[1:]), self.step
         tokens = tokens_of(s, *size)
         real, together = tokens - s.behind, tiles_together(tokens, tiles, self.device)
@@ -196,17 +239,28 @@ class TokenNetwork:
         for latents, own in zip(z, rows, strict=False):
             own[:real] = self._entered(latents.flatten(1).t().float())
         rows[:, real : tokens - 1] = self._learned
-        scratch = Scratch(together * tokens, s, self.dtype, self.kind, self.device)
         if self._turns is None or self._turns[0] != size:
-            self._turns = size, turns(*size, s.head, s.behind, self.device)
-        for layer in self.streamed():
-            check()
-            for group in x:
-                self._layer(layer, group, tokens, self._turns[1], scratch)
-        del scratch
+            with torch.inference_mode(False):  # it will serve others, too
+                self._turns = size, turns(*size, s.head, s.behind, self.device)
+        walk = functools.partial(self._walk, run, tokens, check)
+        x = walk(x) if through is None else through(walk, x)
+        rows = x.view(-1, tokens, s.width)
         for own in rows[: len(z)]:
             own = F.layer_norm(own[:real], (s.width,), *self._norm, EPS)
-            yield self._pixels(torch.addmm(self._leave[1], own, self._leave[0].t()), *size)
+            made = own.new_empty(real, len(self._leave.bias))
+            product(self._leave, own, made)
+            yield self._pixels(made, *size)
+
+    def _walk(self, run: Run, tokens: int, check: Callable[[], None], x: Tensor) -> Tensor:
+        """x [groups, R, width] through all layers, in place."""
+        with run.arena.scope():
+            scratch = Scratch(run, x.shape[1], self.step, self.kind)
+            for layer in self.streamed():
+                if not run.recording:
+                    check()
+                for group in x:
+                    self._layer(layer, group, tokens, self._turns[1], scratch)
+        return x
 
     def _entered(self, latents: Tensor) -> Tensor:
         """float32 [n, C] -> [n, width]"""
@@ -229,38 +283,18 @@ class TokenNetwork:
         how, rows = self._how, x.shape[0]
         narrow, made, scales = s.narrow[:rows], s.made[:rows], None if s.scales is None else s.scales[:rows]
         normalised(x, w.norm1, EPS, narrow, scales, **how)
-        self._product(w.qkv, s.narrow, s.qkv, s)
+        product(w.qkv, s.narrow, s.qkv, s.scales, s.sums, **how)
         rotated(s.qkv[:rows], table, self.step.head, EPS, **how)
         for i in range(0, rows, tokens):
             tile = slice(i, i + tokens)
-            rounded(self._attended(s.qkv[tile]), narrow[tile], None if scales is None else scales[tile], **how)
-        self._product(w.out, s.narrow, s.made, s)
+            found = attended(s.qkv[tile], self.step.head)
+            rounded(found, narrow[tile], None if scales is None else scales[tile], **how)
+        product(w.out, s.narrow, s.made, s.scales, s.sums, **how)
         normalised(x, w.norm2, EPS, narrow, scales, y=made, scale=w.scale1, **how)
-        self._product(w.up, s.narrow, s.up, s)
+        product(w.up, s.narrow, s.up, s.scales, s.sums, **how)
         gated(s.up[:rows], s.gate[:rows], scales, **how)
-        self._product(w.down, s.gate, s.made, s)
+        product(w.down, s.gate, s.made, s.scales, s.sums, **how)
         x.addcmul_(made.to(x.dtype), w.scale2)
-
-    def _attended(self, qkv: Tensor) -> Tensor:
-        """Of one tile, whose tokens all see each other: [S, 3 * width] -> [S, width]. Tile by tile: how a library
-        splits the work may depend on how much there is."""
-        head = self.step.head
-        q, k, v = qkv.view(1, qkv.shape[0], -1, 3, head).permute(3, 0, 2, 1, 4)
-        return F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1).flatten(1)
-
-    def _product(self, p: Product, x: Tensor, out: Tensor, s: Scratch) -> None:
-        if p.scales is None:
-            torch.addmm(p.bias, x, p.weight.t(), out=out)
-        elif p.weight.dtype == torch.int8:
-            sums = s.sums[: out.numel()].view(out.shape)
-            torch._int_mm(x, p.weight.t(), out=sums)
-            summed(sums, s.scales, p.scales, p.bias, out, **self._how)
-        elif x.is_cuda:
-            torch._scaled_mm(x, p.weight.t(), s.scales[:, None], p.scales[None, :], bias=p.bias, out_dtype=out.dtype,
-                             use_fast_accum=True, out=out)  # fmt: skip
-        else:  # the same numbers, for a CPU
-            sums = x.float() @ p.weight.float().t()
-            summed(sums, s.scales, p.scales, p.bias, out)
 
     # -- weights ---------------------------------------------------------------------------------------------------
 

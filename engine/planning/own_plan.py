@@ -17,8 +17,10 @@ from ..network.hosted import moving_bytes
 from ..network.ops.tokens import Tokens
 from ..network.plain import Network
 from ..network.tiled import TiledProgram
-from ..network.tokens import BUFFERS, KINDS, product_rows, tiles_together, tokens_of, wide_of
+from ..network.tokens import BUFFERS, KINDS, planned, tiles_together, tokens_of, wide_of
 from ..request import Request
+from ..run.graphs import GRAPH_BYTES, why_none
+from ..run.memory import RESERVE_BYTES
 from ..run.own_tiles import OwnTiles, Span
 from ..run.plan import Own, Plan, Steps
 from ..run.tiles import grid
@@ -96,16 +98,20 @@ class OwnPlanner:
         together, total = tiles_together(tokens, frame, device), frame * len(own.sections(latents))
         layer = layer_bytes(step, self._dtype, self._kind)
         besides = group_bytes(step, together * tokens, self._dtype, self._kind)
+        besides += 0 if limits.host == 0 else RESERVE_BYTES
         besides += blend_bytes(own, rows, columns, frames, self._dtype, request.dtype)
 
         def plan(tiles: int, resident: int) -> Plan:
-            groups = -(-tiles // together)
-            peak = besides + groups * together * tokens * step.width * self._dtype.itemsize
-            peak += (resident + (BUFFERS if resident < step.layers else 0)) * layer
-            how = Own(groups * together, (len(rows), len(columns)), resident, step.layers)
+            tiles = -(-tiles // together) * together
+            x = tiles * tokens * step.width * self._dtype.itemsize
+            peak = besides + x + (resident + (BUFFERS if resident < step.layers else 0)) * layer
+            how = Own(tiles, (len(rows), len(columns)), resident, step.layers)
             whole = grid(*size[1:], own.unit * max(size[1:]), 0, own.unit)
             host = (step.layers - resident) * layer if self._kind else 0
-            return Plan(Steps(own.latents), whole, peak, host_bytes=host, own=how)
+            made = Plan(Steps(own.latents), whole, peak, host_bytes=host, own=how)
+            recorded = limits.host != 0 and why_none(self._walk.options.cuda_graphs, made) is None
+            # A graph has its own copy of the tokens.
+            return replace(made, peak_bytes=peak + x + GRAPH_BYTES) if recorded else made
 
         yield plan(together, step.layers)
         if limits.host == 0:
@@ -160,10 +166,8 @@ def layer_bytes(step: Tokens, dtype: torch.dtype, kind: str | None) -> int:
 def group_bytes(step: Tokens, rows: int, dtype: torch.dtype, kind: str | None) -> int:
     """What one group of tiles takes on its way through a layer, besides its tokens: scratch, and what attention or the
     last sum make."""
-    w, g, narrow, wide = step.width, step.gates, KINDS.get(kind or "", dtype), wide_of(kind, dtype)
-    scratch = (w + g) * narrow.itemsize + (3 * w + 2 * g + w) * wide.itemsize
-    scratch += 4 * (kind is not None) + 4 * max(3 * w, 2 * g) * (kind == "int8")
-    return product_rows(rows, kind) * (scratch + 2 * w * wide.itemsize + 4 * w // step.head)
+    run = planned(rows, step, dtype, kind, torch.device("cpu"))
+    return run.nbytes + rows * (2 * step.width * wide_of(kind, dtype).itemsize + 4 * step.width // step.head)
 
 
 def blend_bytes(

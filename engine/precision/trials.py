@@ -45,8 +45,9 @@ class Trials:
         self._half(EXACT, self._samples, reader)
         ranges = reader.ranges()
         if self.half == "encoder":
-            edge = Reader()
-            self._half(EXACT, [white_noise(self._samples[0])], edge)
+            edge, noise = Reader(), white_noise(self._samples[0])
+            own = getattr(self._model.encoder.program, "own", None)
+            self._half(EXACT, [noise if own is None else own.in_units((noise + 1) / 2)], edge)
             noisy = edge.ranges()
             ranges = {key: found.united(noisy[key]) for key, found in ranges.items()}
         return Table(source, ranges, dict(reader.flops))

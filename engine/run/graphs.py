@@ -45,6 +45,8 @@ def why_none(wanted: bool, plan: Plan, rate: int = 4) -> str | None:
         return "switched off"
     if plan.tiled:
         return "blended tiles are not recorded"
+    if plan.own is not None and plan.own.resident < plan.own.layers:
+        return "weights come from host memory in every chunk"
     if plan.parking is not None:
         return "histories come from host memory and go back in every chunk"
     if not one_step(plan.steps.latents, plan.steps.frames, rate):

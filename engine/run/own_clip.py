@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from ..kernels.observe import observed
 from .guard import Guard
 from .own_tiles import OwnTiles, Section, Span
 from .passes import UNKNOWN, Latents, Video
@@ -16,6 +17,7 @@ from .pixels import StagedReader, StagedWriter
 from .plan import Plan
 from .regions import RegionWriter
 from .results import Results
+from .within import within
 
 #: What finished results are counted by: those of another way of tiling there are none.
 LAYOUT = "its own tiles"
@@ -35,8 +37,12 @@ class OwnHalf(Protocol):
     def memory(self, guard: Guard) -> AbstractContextManager[object]:
         """Whatever it needs is there inside."""
 
-    def decode(self, tiles: Sequence[Tensor], check: Callable[[], None]) -> Iterator[Tensor]:
-        """Latents [C, T, h, w] -> of each tile its pixels [3, F, H, W], in the network's units."""
+    def aside(self) -> AbstractContextManager[object]:
+        """Where a decode's work is queued; between two batches it may be left."""
+
+    def decode(self, tiles: Sequence[Tensor], check: Callable[[], None], left: int) -> Iterator[Tensor]:
+        """Latents [C, T, h, w] -> of each tile its pixels [3, F, H, W], in the network's units. left: batches of so
+        many tiles that come, this one included, at least."""
 
     def encode(self, frames: Tensor) -> tuple[Tensor, Tensor]:
         """A tile [F, H, W, 3] in the network's units, float32 -> moments [T, h, w, 2C] float32, and their health."""
@@ -55,6 +61,12 @@ def decode(
     half: OwnHalf, z: Latents, plan: Plan, results: Results, guard: Guard, wanted: range
 ) -> Iterator[int]:
     """Latents into the wanted frames of every clip. Yields before each batch of tiles."""
+    yield from within(half.aside, _decode(half, z, plan, results, guard, wanted))
+
+
+def _decode(
+    half: OwnHalf, z: Latents, plan: Plan, results: Results, guard: Guard, wanted: range
+) -> Iterator[int]:
     own, (batch, _, latents, height, width) = half.program.own, z.shape
     rows, columns = own.spans(own.unit * height), own.spans(own.unit * width)
     if guard.begin(LAYOUT, results.given):
@@ -63,12 +75,10 @@ def decode(
     guard.count(own.latents * len(needed), own.latents, batch)
     # What an attempt before has finished stays: a section in front of the rest is made again for its last frames alone.
     left = [range(max(wanted.start, guard.finished[clip]), wanted.stop) for clip in range(batch)]
+    sections = [(clip, s) for clip, r in enumerate(left) if r for s in own.needed(r.start, wanted.stop, latents)]
+    coming = len(rows) * len(columns) * len(sections)
     places = (
-        _Tile(clip, section, i, j)
-        for clip in range(batch)
-        for section in (own.needed(left[clip].start, wanted.stop, latents) if left[clip] else ())
-        for i in range(len(rows))
-        for j in range(len(columns))
+        _Tile(clip, section, i, j) for clip, section in sections for i in range(len(rows)) for j in range(len(columns))
     )
     cut = _Cuts(z, own, guard.device)
     with (
@@ -80,7 +90,8 @@ def decode(
             yield latents
             guard.tick.check()
             tiles = [cut(place, rows[place.row], columns[place.column]) for place in some]
-            made = half.decode(tiles, guard.tick.check)
+            made = half.decode(tiles, guard.tick.check, max(1, coming // plan.own.tiles))
+            coming -= len(some)
             for place in some:
                 if canvas is None or canvas.clip != place.clip:
                     canvas = _Canvas(own, rows, columns, place.clip, half.dtype, guard.device)
@@ -196,6 +207,7 @@ class _Canvas:
     def _at(self, place: _Tile) -> tuple[int, int]:
         return self.rows[place.row].start, self.columns[place.column].start
 
+    @observed
     def add(self, place: _Tile, made: Tensor) -> tuple[Tensor, Tensor]:
         """[3, F, H, W] of a tile, in the order of places -> its part of the section's frames, and at the clip's end of
         those behind them: [f, h, w, 3] in 0..1, and their health."""
@@ -262,7 +274,7 @@ def _encode_section(
         for j, column in enumerate(columns):
             guard.tick.check()
             cut = frames[:, row.start : row.end, column.start : column.end].contiguous()
-            tile, health_of = half.encode(_filled(own, reader.read(cut), video.count))
+            tile, health_of = half.encode(filled(own, reader.read(cut), video.count))
             part = blend.add(i, j, tile.permute(3, 0, 1, 2))
             if moments is None:
                 size = blend.rows[-1].end, blend.columns[-1].end
@@ -277,12 +289,9 @@ def _encode_section(
         writer.write(clip, at, moments[:, at - first : end - first].permute(1, 2, 3, 0), health)
 
 
-def _filled(own: OwnTiles, frames: Tensor, count: int | None) -> Tensor:
+def filled(own: OwnTiles, frames: Tensor, count: int | None) -> Tensor:
     """[f, H, W, 3] in 0..1, or bytes -> float32 in the network's units, and the last one again up to a whole section;
     a clip of one frame stays one."""
-    x = frames.float()
-    if frames.dtype == torch.uint8:
-        x = x / 255.0
-    x = (x - x.new_tensor(own.mean)) / x.new_tensor(own.deviation)
+    x = own.in_units(frames)
     missing = 0 if count == 1 else own.frames - len(x)
     return torch.cat((x, x[-1:].expand(missing, -1, -1, -1))) if missing else x

@@ -6,6 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
 #: Red, green and blue.
 Colour = tuple[float, float, float]
 
@@ -51,6 +54,13 @@ class OwnTiles:
     drop: int = 3
     mean: Colour = (0.0, 0.0, 0.0)
     deviation: Colour = (1.0, 1.0, 1.0)
+
+    def in_units(self, frames: Tensor) -> Tensor:
+        """[..., 3] in 0..1, or bytes -> float32 in the network's units."""
+        x = frames.float()
+        if frames.dtype == torch.uint8:
+            x = x / 255.0
+        return (x - x.new_tensor(self.mean)) / x.new_tensor(self.deviation)
 
     # -- time ------------------------------------------------------------------------------------------------------
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import running
+import torch
 from safetensors.torch import load_file
-from zerowaste_vae import load
+from zerowaste_vae import load, read_checkpoint
+from zerowaste_vae.engine.archs.minimax_h3 import ARCHITECTURE
 
 pytestmark = pytest.mark.host
 #: Of an output's standard deviation.
@@ -49,6 +53,68 @@ for size in {CLIPS}:
 for name, tensors in (("minimax", network.state_dict()), ("minimax.io", io)):
     save_file({{k: v.contiguous().clone() for k, v in tensors.items()}}, f"{{folder}}/{{name}}.safetensors")
 """
+#: Prints the shapes of the published network's parameters.
+PUBLISHED = """
+import json, sys
+sys.argv = [sys.argv[0], "--cpu"]
+import comfy.options
+comfy.options.enable_args_parsing()
+import torch
+from comfy.ldm.minimax import vae
+
+with torch.device("meta"):
+    network = vae.MiniMaxH3VideoVAE()
+print(json.dumps({name: list(p.shape) for name, p in network.state_dict().items()}))
+"""
+#: Writes int8.safetensors into a folder, its products in the host's int8 with rotated columns, and what the host makes
+#: of them again.
+INT8 = """
+import sys
+sys.argv = [sys.argv[0], "--cpu", *sys.argv[1:]]
+folder = sys.argv.pop()
+import functools, json
+import comfy.options
+comfy.options.enable_args_parsing()
+import torch
+from safetensors.torch import save_file
+from comfy.ldm.minimax import vae
+from comfy.quant_ops import TensorWiseINT8Layout
+
+torch.set_grad_enabled(False)
+vae.ViT3DDecoder = functools.partial(vae.ViT3DDecoder, num_layers=2, heads=4)
+network = vae.MiniMaxH3VideoVAE(ch=32, ch_mult=(1, 1, 1, 1, 1, 1)).half()
+g = torch.Generator().manual_seed(3)
+stored, again = {}, {}
+for name, p in sorted(network.state_dict().items()):
+    p = (torch.randn(p.shape, generator=g) * (p[0].numel() ** -0.5 if p.ndim > 1 else 0.1)).half()
+    if "transformer_blocks" not in name or p.ndim < 2:
+        stored[name] = again[name] = p
+        continue
+    rows, how = TensorWiseINT8Layout.quantize(p.float(), per_channel=True, convrot=True, convrot_groupsize=256)
+    told = {"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": 256}
+    again[name], layer = TensorWiseINT8Layout.dequantize(rows, how).half(), name.removesuffix(".weight")
+    stored |= {name: rows, f"{layer}.weight_scale": how.scale,
+               f"{layer}.comfy_quant": torch.tensor(list(json.dumps(told).encode()), dtype=torch.uint8)}
+for name, tensors in (("int8", stored), ("again", again)):
+    save_file({k: v.contiguous().clone() for k, v in tensors.items()}, f"{folder}/{name}.safetensors")
+"""
+
+
+def test_int8_files_are_read_as_the_host_does(host_places, tmp_path):
+    running.printed(host_places, INT8, str(tmp_path))
+    read, again = (read_checkpoint(tmp_path / f"{name}.safetensors").tensors for name in ("int8", "again"))
+    assert read.keys() == again.keys()
+    for name, values in again.items():
+        assert read[name].dtype == values.dtype == torch.float16
+        assert torch.allclose(read[name].float(), values.float(), rtol=2**-10, atol=2**-20), name
+    assert load(tmp_path / "int8.safetensors", device="cpu").decode(torch.zeros(1, 24, 1, 1, 1)).shape[1] == 1
+
+
+def test_the_published_network_is_the_hosts(host_places):
+    with torch.device("meta"):
+        state = ARCHITECTURE.build(ARCHITECTURE.published.config).state_dict()
+    shapes = json.loads(running.printed(host_places, PUBLISHED).splitlines()[-1])
+    assert {name: list(p.shape) for name, p in state.items()} == shapes
 
 
 @pytest.fixture(scope="module")

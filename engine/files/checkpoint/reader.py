@@ -13,8 +13,8 @@ import torch
 from ...archs import find_key_set, find_prefix
 from ...archs import native_names as to_native
 from . import dequantize, gguf_header, safetensors_file
-from .fp8 import apply_scales
 from .reading import Progress, ProgressCallback, failure, open_regular, read_into
+from .scales import apply_scales
 from .shapes import original_shape, split_merged_convs
 from .types import Checkpoint
 
@@ -44,9 +44,9 @@ def read_checkpoint(
     Any well-formed file is accepted. If it holds the keys of a known VAE, a container's prefix is stripped from the
     names, other models' tensors are left out and unread, and convolution shapes are restored; with `native_names`
     the diffusers names of a network are replaced by its original ones. Tensors keep the stored float type;
-    block-quantised ones become float32, fp8 becomes float16. progress(bytes done, bytes in all).
+    block-quantised ones become float32, fp8 and int8 become float16. progress(bytes done, bytes in all).
     shapes_only: reads the header alone; tensors are float16 ones on the meta device, whatever the file's type.
-    Memory: the result, and one tensor more while fp8 is converted. The file is read, not mapped.
+    Memory: the result, and one tensor more while 8 bit is converted. The file is read, not mapped.
     Raises CheckpointError: one line that starts with the path.
     """
     path = Path(path)

@@ -9,6 +9,9 @@ import torch
 from zerowaste_vae import Checkpoint, load
 from zerowaste_vae.engine.archs.minimax_h3 import ARCHITECTURE, Config
 from zerowaste_vae.engine.memory import GIB
+from zerowaste_vae.engine.options import DEFAULTS
+from zerowaste_vae.engine.run import graphs
+from zerowaste_vae.engine.run.kept import KEPT
 
 pytestmark = [
     pytest.mark.gpu,
@@ -84,6 +87,26 @@ def test_one_picture_is_the_same_alone_and_among_others(vae):
         assert torch.equal(vae.decode(z[2:3]), together[2:3])
 
 
+def test_replayed_layers_have_the_same_bits(vae, monkeypatch):
+    """Recorded whenever a batch comes again, whatever the host's speed; within plans too."""
+    monkeypatch.setattr(graphs, "pays", lambda *_: True)
+    plain = vae.with_options(DEFAULTS.switched(off=["cuda_graphs"]))
+    for size in ((1, 6, 7), (7, 20, 24)):
+        clips = [torch.randn(1, 24, *size, generator=torch.Generator().manual_seed(seed)) for seed in (4, 5)]
+        expected = [plain.decode(z) for z in clips]
+        plain.release()
+        peak = vae.plan_decode(*size).peak_bytes
+        for _ in range(3):
+            torch.cuda.reset_peak_memory_stats()
+            for z, frames in zip(clips, expected, strict=True):
+                assert torch.equal(vae.decode(z), frames), size
+            assert torch.cuda.max_memory_allocated() <= peak
+        replayed, batches = vae._tiled.runs.replayed
+        assert replayed == batches > 0 and "CUDA graphs" in vae.last_report.mode
+    vae.release()
+    assert KEPT.nbytes(torch.device("cuda", torch.cuda.current_device())) == 0
+
+
 @pytest.mark.parametrize("share", [1.0, 0.94])
 def test_decodes_stay_within_plans(vae, z, share):
     """With all weights on the device, and with some streamed."""
@@ -141,3 +164,20 @@ def test_encodes_have_the_same_bits_in_every_step(make, monkeypatch):
     exact = make("fp32").encode(video)
     error = (whole - exact).square().mean() / exact.square().mean()
     assert 10 * math.log10(1 / error) > 40
+
+
+@pytest.mark.parametrize("precision", ["fp8", "int8"])
+def test_encodes_in_8_bit_have_the_same_bits_in_every_step(make, monkeypatch, precision):
+    vae = make(precision)
+    if vae.precision != precision:
+        pytest.skip(vae.unused().get(precision, "not here"))
+    video = torch.rand(1, 22, 288, 272, 3, generator=torch.Generator().manual_seed(3))
+    whole, plain = vae.encode(video), vae.planner.plan
+    assert f"convolutions in {precision}" in vae.last_report.operands and whole.isfinite().all()
+    for frames in (8, 1):
+        monkeypatch.setattr(vae.planner, "plan", lambda *a, n=frames, **k: replace(
+            plain(*a, **k), steps=replace(plain(*a, **k).steps, frames=n)))  # fmt: skip
+        assert torch.equal(vae.encode(video), whole), frames
+    exact = make("fp32").encode(video)
+    error = (whole - exact).square().mean() / exact.square().mean()
+    assert 10 * math.log10(1 / error) > 15

@@ -11,7 +11,7 @@ from zerowaste_vae.engine.run import graph_rule, graphs
 from zerowaste_vae.engine.run import reuse as runs
 from zerowaste_vae.engine.run.kept import KEPT
 from zerowaste_vae.engine.run.parking import Parking
-from zerowaste_vae.engine.run.plan import Steps
+from zerowaste_vae.engine.run.plan import Own, Steps
 from zerowaste_vae.engine.run.tiles import grid
 from zerowaste_vae.engine.vae import VideoVAE
 
@@ -213,6 +213,8 @@ def test_why_there_are_none(vae, plain, noise):
     blended = replace(plan, grid=grid(16, 16, 96, 32, 8))
     assert graphs.why_none(True, plan) is None
     assert graphs.why_none(True, parked) == "histories come from host memory and go back in every chunk"
+    streamed = replace(plan, own=Own(1, (1, 1), 1, 2))
+    assert graphs.why_none(True, streamed) == "weights come from host memory in every chunk"
     assert graphs.why_none(True, small) == "a chunk's frames go through in several steps"
     assert graphs.why_none(True, blended) == "blended tiles are not recorded"
 

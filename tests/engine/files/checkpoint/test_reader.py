@@ -268,6 +268,67 @@ def test_fp8_is_exact_and_scales_are_applied(tmp_path):
     assert torch.equal(read["b.weight"], by_row) and torch.equal(read["c.weight"], values * 0.25)
 
 
+def told(**facts):
+    """As ComfyUI writes it beside a quantised weight."""
+    return torch.tensor(list(json.dumps(facts).encode()), dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("group", [4, 64, None])
+def test_int8_of_comfyui_is_multiplied_out_and_turned_back(tmp_path, group):
+    """Columns are rotated in groups before they are rounded: 256 where the file does not say of how many."""
+    size = group or 256
+    turn = four = torch.tensor([[1, 1, 1, -1], [1, 1, -1, 1], [1, -1, 1, 1], [-1, 1, 1, 1]]) / 2
+    while len(turn) < size:
+        turn = torch.kron(turn, four)
+    weight = torch.randn(6, 2 * size, generator=torch.Generator().manual_seed(1)) * torch.logspace(-2, 1, 6)[:, None]
+    rotated = (weight.view(6, 2, size) @ turn.T).view(6, -1)
+    scale = rotated.abs().amax(1, keepdim=True) / 127
+    groups = {} if group is None else {"convrot_groupsize": group}
+    plain = (weight / scale).round().clamp(-127, 127).to(torch.int8)
+    tensors = {
+        "a.weight": (rotated / scale).round().to(torch.int8),
+        "a.weight_scale": scale,
+        "a.comfy_quant": told(format="int8_tensorwise", convrot=True, **groups),
+        "a.bias": torch.ones(6),
+        "b.weight": plain,
+        "b.weight_scale": scale,
+        "b.comfy_quant": told(format="int8_tensorwise"),
+        "c.weight": (rotated / scale).round().to(torch.int8),
+        "c.weight_scale": scale,
+        "c.comfy_quant": told(format="int8_tensorwise", params={"convrot": True, **groups}),
+    }
+    path = tmp_path / "a.safetensors"
+    save_file({name: t.clone() for name, t in tensors.items()}, path)
+    read = read_checkpoint(path).tensors
+    assert read.keys() == {"a.weight", "a.bias", "b.weight", "c.weight"}
+    error = (read["a.weight"].float() - weight).norm(dim=1) / weight.norm(dim=1)
+    assert read["a.weight"].dtype == torch.float16 and error.max() < 0.01
+    assert torch.equal(read["c.weight"], read["a.weight"])
+    assert torch.equal(read["b.weight"], (plain * scale).half())
+
+
+@pytest.mark.parametrize("facts, words", [
+    ({"format": "asym_w4a8_int8"}, "a.weight is quantised in a way"),
+    ({"format": "int8_tensorwise", "convrot": True}, "groups of 256 columns"),
+    ({"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": 8}, "groups of 8 columns"),
+    ({"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": 4.0}, "groups of 4.0 columns"),
+    ({"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": [4]}, "groups of"),
+])  # fmt: skip
+def test_other_int8_is_refused(tmp_path, facts, words):
+    path, tensors = tmp_path / "a.safetensors", {"a.weight": torch.ones(2, 8, dtype=torch.int8)}
+    save_file({**tensors, "a.weight_scale": torch.ones(2, 1), "a.comfy_quant": told(**facts)}, path)
+    assert words in refusal(path)
+
+
+@pytest.mark.parametrize("damaged", [torch.tensor([91, 93]), torch.tensor([91] * 100_000), torch.ones(2) * 5])
+def test_what_is_said_of_int8_has_to_be_readable(tmp_path, damaged):
+    path = tmp_path / "a.safetensors"
+    damaged = damaged if damaged.is_floating_point() else damaged.to(torch.uint8)
+    tensors = {"a.weight": torch.ones(2, 8, dtype=torch.int8), "a.weight_scale": torch.ones(2, 1)}
+    save_file({**tensors, "a.comfy_quant": damaged}, path)
+    assert "how a.weight is quantised cannot be read" in refusal(path)
+
+
 def test_packed_weights_and_odd_scales_are_refused(tmp_path):
     path = tmp_path / "a.safetensors"
     save_file({"a.weight": torch.zeros(4, dtype=torch.uint8), "a.weight_scale": torch.ones(1)}, path)
