@@ -136,7 +136,7 @@ class Run(Memory):
     ) -> Partials | None:
         """The one place where a convolution is computed, but for `pixels`. weight: another one than conv's own."""
         epilogue = Epilogue(conv.bias, residual, groups, conv.scale, half_accumulate=conv.half_accumulate,
-                            pixels=pixels)  # fmt: skip
+                            pixels=pixels, health=self.health)  # fmt: skip
         return self.attempt(conv3d, data, weight or conv.weight, out, geometry=geometry, epilogue=epilogue,
                             start=start, first=first)  # fmt: skip
 
@@ -184,7 +184,7 @@ class Run(Memory):
             scratch = self.arena.take((scratch_floats(*out.shape),), torch.float32)
             for i in self.inputs(conv, x, norm, coefs, out.shape[1], _PLAIN):
                 self.attempt(to_pixels, i.data, conv.weight, conv.bias, i.rows(out), pixels=format, start=i.start,
-                             packed=conv.packed, scratch=scratch)  # fmt: skip
+                             packed=conv.packed, scratch=scratch, health=self.health)  # fmt: skip
 
     def inspect(self, x: Tensor) -> None:
         """Look for NaN and Inf in x, where no norm does: they are in its sum, finite values do not add up to either."""

@@ -35,11 +35,12 @@ def finish(x: Tensor, weight: Weight, out: Tensor, epilogue: Epilogue, partials:
     fmt = epilogue.format(out.dtype)
     form = fmt or Pixels(1.0, 0.0, 0.0, 0.0)
     numbers = [epilogue.scale, form.gain, form.offset, form.low, form.high]
-    tensors = [out if t is None else t for t in (residual, bias, scale, partials and partials.data)]
+    health = None if fmt is None else epilogue.health
+    tensors = [out if t is None else t for t in (residual, bias, scale, partials and partials.data, health)]
     constants = dict(
         BIAS="none" if bias is None else "border" if bias.dim() == 3 else "plain", SCALED=scale is not None,
         RESIDUAL=residual is not None, SPAN=0 if partials is None else partials.span, CLAMP=fmt is not None,
-        ROUND=not out.dtype.is_floating_point, UNIT=unit,
+        ROUND=not out.dtype.is_floating_point, HEALTH=health is not None, UNIT=unit,
     )  # fmt: skip
     return Finish(tensors, numbers, strides, constants)
 

@@ -21,6 +21,12 @@ def cast(values: Tensor, dtype: torch.dtype, fmt: Pixels | None) -> Tensor:
     return (values if dtype.is_floating_point else values.round()).to(dtype)
 
 
+def note(health: Tensor | None, values: Tensor) -> None:
+    """Makes `health` NaN if one of `values` is not finite, without waiting for a device."""
+    if health is not None:
+        health.add_(values.abs().sum(dtype=torch.float32) * 0)
+
+
 def frames_of(buffer: Tensor, start: int, count: int) -> Tensor:
     """`count` frames of a ring buffer from slot `start` on, in order."""
     if start + count <= buffer.shape[0]:
@@ -112,7 +118,10 @@ def conv3d(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
             target = slice(lo * pt + it - drop, (hi - 1) * pt + it - drop + 1, pt)
             if epilogue.residual is not None:
                 y = y + epilogue.residual[target, iy::py, ix::px].float()
-            result[target, iy::py, ix::px] = cast(y, out.dtype, epilogue.format(out.dtype))
+            fmt = epilogue.format(out.dtype)
+            if fmt is not None:
+                note(epilogue.health, y)
+            result[target, iy::py, ix::px] = cast(y, out.dtype, fmt)
     partials = partial_sums(result, epilogue.groups) if epilogue.groups else None
     out.copy_(result)
     return partials

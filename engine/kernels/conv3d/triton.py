@@ -27,6 +27,13 @@ def formatted(x, gain, offset, low, high, CLAMP: tl.constexpr, ROUND: tl.constex
 
 
 @triton.jit
+def note(health, sizes, mask):
+    """NaN into `health` if one of the sizes [n] is not finite: whoever stores, stores the same."""
+    # A comparison with NaN is false.
+    tl.store(health + tl.zeros(sizes.shape, tl.int32), float("nan"), mask=mask & ~(sizes < float("inf")))
+
+
+@triton.jit
 def _base(frame, row, column, stride_t, stride_y, stride_x, UNIT: tl.constexpr):
     """64-bit offset of one position. Strides come in units of 16 elements where they allow it, which tells the
     compiler that accesses are aligned."""
@@ -35,9 +42,10 @@ def _base(frame, row, column, stride_t, stride_y, stride_x, UNIT: tl.constexpr):
 
 
 @triton.jit
-def finish(acc, n0, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, act_scale, gain, offset, low, high,
-            K: tl.constexpr, WHOLE: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr, RESIDUAL: tl.constexpr,
-            SPAN: tl.constexpr, CLAMP: tl.constexpr, ROUND: tl.constexpr):
+def finish(acc, n0, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, health, act_scale, gain, offset,
+            low, high, K: tl.constexpr, WHOLE: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr,
+            RESIDUAL: tl.constexpr, SPAN: tl.constexpr, CLAMP: tl.constexpr, ROUND: tl.constexpr,
+            HEALTH: tl.constexpr):  # fmt: skip
     """Scale, bias, residual, cast, store and sum one slice [BM, BN] of the accumulator. WHOLE: all columns are real."""
     BM: tl.constexpr = acc.shape[0]
     BN: tl.constexpr = acc.shape[1]
@@ -58,6 +66,8 @@ def finish(acc, n0, out_rows, res_rows, keep, at_row, at_col, scales, biases, su
         value += rows * cols * tl.load(biases + 3 * K + n, mask=wanted, other=0.0)[None, :]
     if RESIDUAL:
         value += tl.load(res_rows[:, None] + n[None, :], mask=mask, other=0.0).to(tl.float32)
+    if HEALTH:
+        note(health, tl.sum(tl.where(mask, tl.abs(value), 0.0), 1), True)
     stored = formatted(value, gain, offset, low, high, CLAMP, ROUND).to(out_rows.dtype.element_ty)
     tl.store(out_rows[:, None] + n[None, :], stored, mask=mask)
     if SPAN > 0:
@@ -75,30 +85,32 @@ def finish(acc, n0, out_rows, res_rows, keep, at_row, at_col, scales, biases, su
 
 
 @triton.jit
-def finish_tile(acc, n0, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, act_scale, gain, offset, low,
-                 high, K: tl.constexpr, WHOLE: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr,
+def finish_tile(acc, n0, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, health, act_scale, gain,
+                 offset, low, high, K: tl.constexpr, WHOLE: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr,
                  RESIDUAL: tl.constexpr, SPAN: tl.constexpr, CLAMP: tl.constexpr, ROUND: tl.constexpr,
-                 SLICES: tl.constexpr):  # fmt: skip
+                 HEALTH: tl.constexpr, SLICES: tl.constexpr):  # fmt: skip
     """The whole tile at once would not fit the registers beside the accumulator: finish it in slices of its width."""
     BM: tl.constexpr = acc.shape[0]
     BN: tl.constexpr = acc.shape[1]
     if SLICES == 1:
-        finish(acc, n0, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, act_scale, gain, offset,
-                low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND)
+        finish(acc, n0, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, health, act_scale, gain, offset,
+                low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND, HEALTH)
     else:
         left, right = tl.split(tl.permute(tl.reshape(acc, (BM, 2, BN // 2)), (0, 2, 1)))
         for half in tl.static_range(2):
             part = left if half == 0 else right
             n1 = n0 + half * (BN // 2)
             if SLICES == 2:
-                finish(part, n1, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, act_scale,
-                        gain, offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND)
+                finish(part, n1, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, health, act_scale,
+                        gain, offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND, HEALTH)
             else:
                 first_part, last_part = tl.split(tl.permute(tl.reshape(part, (BM, 2, BN // 4)), (0, 2, 1)))
-                finish(first_part, n1, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, act_scale,
-                        gain, offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND)
+                finish(first_part, n1, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, health,
+                        act_scale, gain, offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND,
+                        HEALTH)
                 finish(last_part, n1 + BN // 4, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums,
-                        act_scale, gain, offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND)
+                        act_scale, gain, offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND,
+                        HEALTH)
 
 
 @triton.jit
@@ -168,14 +180,15 @@ def _sweep(acc, acc_tail, a, w, w_tail, rows, n0, group, slot0, slots, in_frame,
     "out_t", "out_y", "out_x", "res_t", "res_y", "res_x",
 ])
 def conv_kernel(
-    a, w, w_tail, a_rest, w_rest, w_tail_rest, out, res, bias, scale, partials, act_scale, gain, offset, low, high,
+    a, w, w_tail, a_rest, w_rest, w_tail_rest, out, res, bias, scale, partials, health, act_scale, gain, offset, low,
+    high,
     slots, start, in_frame, in_pitch, origin, height, width, pitch, row_block, block_tiles, frame_tiles, tiles,
     first, drop, first_row, last_row, out_t, out_y, out_x, res_t, res_y, res_x,
     C: tl.constexpr, RUN: tl.constexpr, K: tl.constexpr, KT: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
     ST: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PT: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr,
     SHIFTED: tl.constexpr, FOLDED: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr, RESIDUAL: tl.constexpr,
-    SPAN: tl.constexpr, CLAMP: tl.constexpr, ROUND: tl.constexpr, UNIT: tl.constexpr, ACC: tl.constexpr,
-    TMA: tl.constexpr, UPCAST: tl.constexpr, SLICES: tl.constexpr,
+    SPAN: tl.constexpr, CLAMP: tl.constexpr, ROUND: tl.constexpr, HEALTH: tl.constexpr, UNIT: tl.constexpr,
+    ACC: tl.constexpr, TMA: tl.constexpr, UPCAST: tl.constexpr, SLICES: tl.constexpr,
     GROUP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TAIL: tl.constexpr, BK: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
     N_TILES: tl.constexpr = (K + BN + TAIL - 1) // (BN + TAIL)
@@ -249,8 +262,8 @@ def conv_kernel(
     if SPAN > 0:
         sums += index * (K // SPAN * 2)
 
-    finish_tile(acc, n0, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, act_scale, gain, offset, low,
-                 high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND, SLICES)
+    finish_tile(acc, n0, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, health, act_scale, gain,
+                 offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND, HEALTH, SLICES)
     if TAIL > 0:
-        finish(acc_tail, n0 + BN, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, act_scale, gain,
-                offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND)
+        finish(acc_tail, n0 + BN, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, health, act_scale,
+                gain, offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND, HEALTH)

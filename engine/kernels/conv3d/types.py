@@ -150,6 +150,7 @@ class Epilogue:
     bias: [K], or [phases * K] with phases, or the composed upsampler's [rows, 4, K] table; float32.
     residual: [D, H, W, K] view, added in fp32. groups: > 0 asks for partial GroupNorm sums of the stored values.
     out_scale: an 8-bit result stores value / out_scale, saturated. pixels: overrides that with an output format.
+    health: float32 [], NaN from now on if a value was not finite where either of them clamps, which would hide it.
     """
 
     bias: Tensor | None = None
@@ -159,6 +160,7 @@ class Epilogue:
     out_scale: float = 1.0
     half_accumulate: bool = False
     pixels: Pixels | None = None
+    health: Tensor | None = None
 
     def format(self, dtype: torch.dtype) -> Pixels | None:
         """The affine map and clamp in front of the cast into `dtype`; None where the cast is all there is."""

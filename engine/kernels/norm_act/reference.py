@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..conv3d.reference import cast, partial_sums
+from ..conv3d.reference import cast, note, partial_sums
 from ..conv3d.types import QUANT_MAX, Partials, Pixels, quantiser
 from ..conv3d.winograd.planes import pairs_of, planes_of
 from .types import Norm, Store
@@ -14,12 +14,6 @@ from .types import Norm, Store
 
 def statistics(x: Tensor, groups: int) -> Partials:
     return partial_sums(x, groups)
-
-
-def note(health: Tensor | None, values: Tensor) -> None:
-    """Makes `health` NaN if one of `values` is not finite, without waiting for a device."""
-    if health is not None:
-        health.add_(values.abs().sum(dtype=torch.float32) * 0)
 
 
 def coefficients(partials: Partials, norm: Norm, positions: int, health: Tensor | None = None) -> Tensor:
@@ -40,7 +34,9 @@ def coefficients(partials: Partials, norm: Norm, positions: int, health: Tensor 
     shift = -mean * scale
     if norm.bias is not None:
         shift = shift + norm.bias.double()
-    return torch.stack((scale, shift), 1).float()
+    coefs = torch.stack((scale, shift), 1).float()
+    note(health, coefs)
+    return coefs
 
 
 def apply(x: Tensor, norm: Norm, coefs: Tensor | None) -> Tensor:
@@ -95,6 +91,9 @@ def norm_act(
     else:
         x = x[:, low + above : high - below]
     fmt = quantiser(buffer.dtype, store.scale) if buffer.dtype in QUANT_MAX else None
+    for values in (norm.weight, norm.bias, store.gain):
+        if values is not None and coefs is None:
+            note(health, values)
     for d in range(x.shape[0]):
         if coefs is None:
             note(health, x[d] if norm.kind == "none" else x[d].float().square())

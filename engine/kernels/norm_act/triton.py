@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..conv3d.triton import formatted
+from ..conv3d.triton import formatted, note
 
 
 @triton.jit(do_not_specialize=["height", "width", "x_t", "x_y", "x_x"])
@@ -60,8 +60,6 @@ def coefficients_kernel(partials, weight, bias, coefs, health, blocks, count, ep
         square += tl.sum(tl.load(at + 1, mask=keep, other=0.0).to(tl.float64), 1)
     mean = tl.sum(total, 0) / count
     size = tl.sum(square, 0)
-    if HEALTH:  # whoever stores, stores the same; all others store nothing. A comparison with NaN is false
-        tl.store(health, float("nan"), mask=~(tl.abs(mean) + size < float("inf")))
     spread = tl.maximum(size / count - mean * mean, 0.0)
     rstd = 1.0 / tl.sqrt(spread + eps)
     c = tl.arange(0, BG)
@@ -73,13 +71,17 @@ def coefficients_kernel(partials, weight, bias, coefs, health, blocks, count, ep
     shift = -mean * scale
     if AFFINE:
         shift += tl.load(bias + c, mask=keep, other=0.0).to(tl.float64)
-    tl.store(coefs + d * 2 * C + c, scale.to(tl.float32), mask=keep)
-    tl.store(coefs + d * 2 * C + C + c, shift.to(tl.float32), mask=keep)
+    scale = scale.to(tl.float32)
+    shift = shift.to(tl.float32)
+    if HEALTH:
+        note(health, (tl.abs(scale) + tl.abs(shift)).to(tl.float64) + (tl.abs(mean) + size), keep)
+    tl.store(coefs + d * 2 * C + c, scale, mask=keep)
+    tl.store(coefs + d * 2 * C + C + c, shift, mask=keep)
 
 
 @triton.jit
-def vectors(coefs, weight, bias, gains, d, c, C: tl.constexpr, KIND: tl.constexpr, WEIGHT: tl.constexpr,
-            BIAS: tl.constexpr, GAINS: tl.constexpr):  # fmt: skip
+def vectors(coefs, weight, bias, gains, health, d, c, C: tl.constexpr, KIND: tl.constexpr, WEIGHT: tl.constexpr,
+            BIAS: tl.constexpr, HEALTH: tl.constexpr, GAINS: tl.constexpr):  # fmt: skip
     """What the channels of a frame are multiplied by, what is added, and the gains behind the activation."""
     scale = tl.full(c.shape, 1.0, tl.float32)
     shift = tl.zeros(c.shape, tl.float32)
@@ -93,6 +95,8 @@ def vectors(coefs, weight, bias, gains, d, c, C: tl.constexpr, KIND: tl.constexp
         shift = tl.load(bias + c, mask=c < C, other=0.0)
     if GAINS:
         gain = tl.load(gains + c, mask=c < C, other=0.0)
+    if HEALTH and (WEIGHT or BIAS or GAINS):
+        note(health, tl.abs(scale) + tl.abs(shift) + tl.abs(gain), c < C)
     return scale, shift, gain
 
 
@@ -108,8 +112,8 @@ def activated(v, scale, shift, gain, health, eps, C: tl.constexpr, KIND: tl.cons
             size = tl.sum(v * v, 1)
         elif HEALTH:
             size = tl.sum(tl.abs(v), 1)
-        if HEALTH:  # the sum of a position shows it; only where it does is there anything to store
-            tl.store(health + tl.zeros((v.shape[0],), tl.int32), float("nan"), mask=~(size < float("inf")))
+        if HEALTH:  # the sum of a position shows it
+            note(health, size, True)
         if KIND == "l2":
             v *= (tl.sqrt(C * 1.0) / tl.maximum(tl.sqrt(size), eps))[:, None]
         if KIND == "rms":
@@ -163,7 +167,7 @@ def norm_act_kernel(x, coefs, weight, bias, gains, health, out, slots, slot, hei
     else:
         ptrs = base + at.to(tl.int64)[:, None] + c.to(tl.int64)[None, :] * x_c
     v = tl.load(ptrs, mask=inside[:, None] & (c < C)[None, :], other=0.0).to(tl.float32)
-    scale, shift, gain_row = vectors(coefs, weight, bias, gains, d, c, C, KIND, WEIGHT, BIAS, GAINS)
+    scale, shift, gain_row = vectors(coefs, weight, bias, gains, health, d, c, C, KIND, WEIGHT, BIAS, HEALTH, GAINS)
     v = activated(v, scale, shift, gain_row, health, eps, C, KIND, WEIGHT, BIAS, HEALTH, GAINS, SILU, FAST)
     v = tl.where(inside[:, None] & (c < C)[None, :], v, 0.0)
     v = formatted(v, gain, 0.0, -limit, limit, CLAMP, ROUND).to(out.dtype.element_ty)

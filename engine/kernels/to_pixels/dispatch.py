@@ -33,13 +33,15 @@ def columns_weight(weight: Weight) -> Tensor:
 
 @observed
 def to_pixels(x: Tensor, weight: Weight, bias: Tensor, out: Tensor, *, pixels: Pixels = UNIT, start: int = 0,
-              packed: Tensor | None = None, scratch: Tensor | None = None, backend: str = "auto") -> None:
+              packed: Tensor | None = None, scratch: Tensor | None = None, backend: str = "auto",
+              health: Tensor | None = None) -> None:
     """Convolve bordered frames and store pixels.
 
     x: [slots, H + 2, W + 2, C] fp16 or bf16, read from slot `start` on as conv3d does; weight: kernel
     (3|1, 3, 3); bias [K] float32; out: [D, H, W, K] in float32, float16 or uint8, unit channel stride.
     packed: `columns_weight(weight)`, kept by callers that run more than once. scratch: float32, as many as
-    `scratch_floats` says; allocated where there is none. Raises ValueError for other shapes.
+    `scratch_floats` says; allocated where there is none. health: float32 [], NaN from now on if a value was not finite
+    before it was clamped. Raises ValueError for other shapes.
     """
     d, h, w, k = out.shape
     kt = weight.kernel[0]
@@ -50,14 +52,16 @@ def to_pixels(x: Tensor, weight: Weight, bias: Tensor, out: Tensor, *, pixels: P
     if out.stride(3) != 1 or x.shape[3] != weight.channels or x.dtype != weight.data.dtype:
         raise ValueError("to_pixels needs unit channel stride and a weight of the buffer's type and channels")
     if x.dtype not in _FLOATS or not use_triton(x.device, backend):
-        reference.to_pixels(x, weight, bias, out, pixels, start)
+        reference.to_pixels(x, weight, bias, out, pixels, start, health)
         return
     if k > MOST_OUTPUTS:  # wide enough for the implicit GEMM
-        conv3d(x, weight, out, epilogue=Epilogue(bias=bias, pixels=pixels), start=start, backend=backend)
+        epilogue = Epilogue(bias=bias, pixels=pixels, health=health)
+        conv3d(x, weight, out, epilogue=epilogue, start=start, backend=backend)
         return
     here = target(x.device) if x.is_cuda else capabilities("interpreter", 90, triton_version())
     with on_device(x):
-        launch(x, columns_weight(weight) if packed is None else packed, bias, out, kt, pixels, start, here, scratch)
+        launch(x, columns_weight(weight) if packed is None else packed, bias, out, kt, pixels, start, here, scratch,
+               health)
 
 
 def scratch_floats(frames: int, height: int, width: int, outputs: int) -> int:
@@ -70,7 +74,7 @@ def _band(frames: int, height: int, pitch: int, outputs: int) -> int:
 
 
 def launch(x: Tensor, packed: Tensor, bias: Tensor, out: Tensor, kt: int, pixels: Pixels, start: int,
-           here: Target, scratch: Tensor | None = None) -> None:
+           here: Target, scratch: Tensor | None = None, health: Tensor | None = None) -> None:
     """Run both passes, band by band where the scratch would be large."""
     from . import triton as kernels
 
@@ -99,6 +103,7 @@ def launch(x: Tensor, packed: Tensor, bias: Tensor, out: Tensor, kt: int, pixels
         )  # fmt: skip
         part = out[:, top : top + n]
         kernels.gather_kernel[(-(-n * w // GATHER_POSITIONS), d)](
-            scratch, bias, part, count, pitch, n, w, *part.stride()[:3], pixels.gain, pixels.offset, pixels.low,
-            pixels.high, K=k, ROUND=out.dtype == torch.uint8, BP=GATHER_POSITIONS, num_warps=4,
+            scratch, bias, part, bias if health is None else health, count, pitch, n, w, *part.stride()[:3],
+            pixels.gain, pixels.offset, pixels.low, pixels.high, K=k, ROUND=out.dtype == torch.uint8,
+            HEALTH=health is not None, BP=GATHER_POSITIONS, num_warps=4,
         )  # fmt: skip

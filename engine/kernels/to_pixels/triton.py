@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..conv3d.triton import formatted
+from ..conv3d.triton import formatted, note
 
 
 @triton.jit
@@ -78,8 +78,8 @@ def columns_kernel(a, w, columns, slots, start, plane, first, count, frames,
 
 
 @triton.jit(do_not_specialize=["count", "pitch", "rows", "width", "out_t", "out_y", "out_x"])
-def gather_kernel(columns, bias, out, count, pitch, rows, width, out_t, out_y, out_x, gain, offset, low, high,
-                  K: tl.constexpr, ROUND: tl.constexpr, BP: tl.constexpr):  # fmt: skip
+def gather_kernel(columns, bias, out, health, count, pitch, rows, width, out_t, out_y, out_x, gain, offset, low, high,
+                  K: tl.constexpr, ROUND: tl.constexpr, HEALTH: tl.constexpr, BP: tl.constexpr):  # fmt: skip
     """out[d, y, x, k] = format(bias[k] + sum over (dh, dw) of columns[d, (dh, dw, k), (y + dh) * pitch + x + dw])."""
     d = tl.program_id(1)
     p = tl.program_id(0) * BP + tl.arange(0, BP)
@@ -93,5 +93,7 @@ def gather_kernel(columns, bias, out, count, pitch, rows, width, out_t, out_y, o
         for tap in tl.static_range(9):
             shift = (tap * K + k) * count.to(tl.int64) + (tap // 3) * pitch + tap % 3
             value += tl.load(base + shift, mask=keep, other=0.0)
+        if HEALTH:
+            note(health, tl.abs(value), keep)
         value = formatted(value, gain, offset, low, high, True, ROUND)
         tl.store(place + k, value.to(out.dtype.element_ty), mask=keep)

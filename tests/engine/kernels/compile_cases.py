@@ -30,7 +30,7 @@ from zerowaste_vae.engine.kernels.norm_act import dispatch as norm_act
 from zerowaste_vae.engine.kernels.norm_act import planes as plane_kernels
 from zerowaste_vae.engine.kernels.norm_act import triton as norm_kernels
 from zerowaste_vae.engine.kernels.targets import FP8, Target, capabilities, triton_version
-from zerowaste_vae.engine.kernels.to_pixels import UNIT
+from zerowaste_vae.engine.kernels.to_pixels import BYTES, UNIT
 from zerowaste_vae.engine.kernels.to_pixels import dispatch as to_pixels
 from zerowaste_vae.engine.kernels.to_pixels import triton as pixel_kernels
 from zerowaste_vae.engine.kernels.tokens import dispatch as tokens
@@ -253,8 +253,17 @@ def pixel_calls(here: Target, channels: int, kt: int = 3):
     packed = meta((4 if kt == 3 else 1) * to_pixels.COLUMNS, channels, dtype=HALF)
     with cross_compile.recorded(pixel_kernels, "columns_kernel", "gather_kernel") as calls:
         to_pixels.launch(meta(6, 722, 1282, channels, dtype=HALF), packed, meta(3),
-                         meta(4, 720, 1280, 3, dtype=torch.uint8), kt, UNIT, 0, here)
+                         meta(4, 720, 1280, 3, dtype=torch.uint8), kt, UNIT, 0, here, health=meta(1))
     return calls[:2]
+
+
+def patch_calls(here: Target):
+    """A last convolution whose channels hold 2x2 pixels, into bytes."""
+    weight, x = Weight(meta(12, 27 * 256, dtype=BF16), 256, 12, (3, 3, 3)), meta(4, 362, 642, 256, dtype=BF16)
+    epilogue = Epilogue(meta(12), pixels=BYTES, health=meta(1))
+    with cross_compile.recorded(conv_kernels, "conv_kernel") as calls:
+        conv.launch(x, weight, meta(2, 360, 640, 12, dtype=torch.uint8), Geometry(), epilogue, 0, 2, here)
+    return calls
 
 
 def attention_calls(here: Target, head: int):
@@ -320,6 +329,7 @@ def cases(sm: int):
     for channels in (128, 256):
         for call, name in zip(pixel_calls(here, channels), ("columns", "gather"), strict=True):
             yield f"to_pixels {name} {channels}", call
+    yield "conv bfloat16 to patches", patch_calls(here)[0]
     yield "to_pixels columns picture 128", pixel_calls(here, 128, 1)[0]
     kinds = [(HALF, HALF), (INT8, HALF), *([(FP8, BF16)] if here.fp8 else [])]
     for kind, wide in kinds:

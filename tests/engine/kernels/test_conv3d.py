@@ -88,6 +88,26 @@ def test_output_types(interpreter, stored):
         assert torch.equal(got, want) and got.max() == 127 and got.min() == -127  # saturated, never wrapped
 
 
+@pytest.mark.parametrize("backend", ["reference", "triton"])
+@pytest.mark.parametrize("stored", [FP8, INT8], ids=str)
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_what_8_bit_hides_shows_in_health(request, backend, stored, value):
+    """Sums of 8-bit products that are none any more, stored in 8 bit again."""
+    if backend == "triton":
+        request.getfixturevalue("interpreter")
+    health = torch.zeros(())
+    x, weight, epilogue = setup(INT8, 64, 40, (1, 5, 7), (3, 3, 3), (1, 1, 1), out_scale=0.01, health=health)
+    packed, plain, out = pack_weight(weight, INT8), *(torch.zeros(1, 5, 7, 40).to(stored) for _ in range(2))
+    conv3d(x, packed, plain, epilogue=replace(epilogue, health=None), backend=backend)
+    conv3d(x, packed, out, epilogue=epilogue, backend=backend)
+    assert torch.equal(out.float(), plain.float()) and health == 0
+    packed.scale[33] = value
+    conv3d(x, packed, torch.zeros(1, 5, 7, 40), epilogue=epilogue, backend=backend)
+    assert health == 0  # it is in the result
+    conv3d(x, packed, out, epilogue=epilogue, backend=backend)
+    assert health.isnan()
+
+
 @pytest.mark.parametrize("dtype", [HALF, FP8], ids=str)
 def test_chunks_bands_and_rings_keep_every_bit(interpreter, dtype):
     d, h, w, c = 2, 70, 5, 32

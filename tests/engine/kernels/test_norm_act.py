@@ -181,3 +181,21 @@ def test_what_is_not_finite_shows_in_health(request, backend, kind, stored, valu
     assert health.isnan()
     pass_(torch.zeros_like(x), health)
     assert health.isnan()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", ["group", "l2", "rms"])
+@pytest.mark.parametrize("which", ["weight", "bias"])
+def test_parameters_that_are_not_finite_show_in_health(request, backend, kind, which):
+    if backend == "triton":
+        request.getfixturevalue("interpreter")
+    x, health = torch.randn(2, 5, 6, 32).half(), torch.zeros(())
+    norm = Norm(kind, torch.ones(32), torch.zeros(32), groups=4)
+    for buffer in (torch.empty(2, 7, 8, 32).to(torch.int8), torch.empty(2, 4, 7, 3, 32).to(torch.int8)):
+        norm_act(x, norm, buffer, store=Store(scale=0.05), backend=backend, health=health)
+        assert health == 0
+        getattr(norm, which)[31] = torch.nan
+        norm_act(x, norm, buffer, store=Store(scale=0.05), backend=backend, health=health)
+        assert health.isnan()
+        getattr(norm, which)[31] = 0.0
+        health.zero_()

@@ -45,6 +45,23 @@ def test_frames_do_not_depend_on_the_call(interpreter):
         assert torch.equal(one[0], whole[f])
 
 
+@pytest.mark.parametrize("backend", ["reference", "triton"])
+@pytest.mark.parametrize("outputs", [3, 12])
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_what_a_clamp_hides_shows_in_health(request, backend, outputs, value):
+    if backend == "triton":
+        request.getfixturevalue("interpreter")
+    x, bias, health = bordered(torch.float16, 4, 5, 6, 32), torch.zeros(outputs), torch.zeros(())
+    packed = pack_weight(torch.randn(outputs, 32, 3, 3, 3) * 0.05, torch.float16)
+    plain, out = (torch.empty(2, 5, 6, outputs, dtype=torch.uint8) for _ in range(2))
+    to_pixels(x, packed, bias, plain, pixels=BYTES, backend=backend)
+    to_pixels(x, packed, bias, out, pixels=BYTES, backend=backend, health=health)
+    assert torch.equal(out, plain) and health == 0
+    x[1, 2, 3, 4] = value
+    to_pixels(x, packed, bias, out, pixels=BYTES, backend=backend, health=health)
+    assert health.isnan()
+
+
 def test_wrong_arguments_are_named():
     x, weight = bordered(torch.float16, 4, 5, 6, 32), pack_weight(torch.randn(3, 32, 3, 3, 3), torch.float16)
     with pytest.raises(ValueError, match="cannot fill"):

@@ -66,3 +66,12 @@ def test_what_is_not_finite_is_made_again(known, monkeypatch, key, value):
     out = vae.decode(z)
     assert (struck.done, vae.last_report.events["nan_reruns"]) == (1, 1)
     assert torch.equal(out, safer)
+
+
+def test_what_arises_behind_the_last_norm_is_made_again(known):
+    """Where a clamp would hide it. The rerun packs anew."""
+    vae, z, safer = known
+    vae._fused.decoder().stages[-1][-1].packed.conv.bias[1] = math.nan
+    out = vae.decode(z)
+    assert vae.last_report.events["nan_reruns"] == 1
+    assert torch.equal(out, safer)

@@ -104,13 +104,15 @@ def _combined(m1, m2, mix, n0, K: tl.constexpr, MIX: tl.constexpr):
     "tiles", "out_t", "out_y", "out_x", "res_t", "res_y", "res_x",
 ])
 def winograd_kernel(
-    a, w, w_tail, a_rest, w_rest, w_tail_rest, mix, out, res, bias, scale, partials, act_scale, gain, offset, low, high,
+    a, w, w_tail, a_rest, w_rest, w_tail_rest, mix, out, res, bias, scale, partials, health, act_scale, gain, offset,
+    low, high,
     slots, start, in_slot, in_plane, height, width, pairs, row_block, block_tiles, frame_tiles, tiles,
     out_t, out_y, out_x, res_t, res_y, res_x,
     C: tl.constexpr, K: tl.constexpr, KT: tl.constexpr, KH: tl.constexpr, MIX: tl.constexpr, BIAS: tl.constexpr,
     SCALED: tl.constexpr, RESIDUAL: tl.constexpr, SPAN: tl.constexpr, CLAMP: tl.constexpr, ROUND: tl.constexpr,
-    UNIT: tl.constexpr, ACC: tl.constexpr, TMA: tl.constexpr, UPCAST: tl.constexpr, SLICES: tl.constexpr,
-    GROUP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TAIL: tl.constexpr, BK: tl.constexpr, REST: tl.constexpr,
+    HEALTH: tl.constexpr, UNIT: tl.constexpr, ACC: tl.constexpr, TMA: tl.constexpr, UPCAST: tl.constexpr,
+    SLICES: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TAIL: tl.constexpr,
+    BK: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
     N_TILES: tl.constexpr = (K + BN + TAIL - 1) // (BN + TAIL)
     WHOLE: tl.constexpr = K % (BN + TAIL) == 0
@@ -177,9 +179,9 @@ def winograd_kernel(
         sums = partials
         if SPAN > 0:
             sums += ((d * frame_tiles + tile) * 2 + side).to(tl.int64) * (K // SPAN * 2)
-        finish_tile(acc, n0, rows_out, rows_res, wanted, keep, keep, scale, bias, sums, act_scale, gain, offset, low,
-                    high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND, SLICES)
+        finish_tile(acc, n0, rows_out, rows_res, wanted, keep, keep, scale, bias, sums, health, act_scale, gain, offset,
+                    low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND, HEALTH, SLICES)
         if TAIL > 0:
             acc_tail = even_tail if side == 0 else odd_tail
-            finish(acc_tail, n0 + BN, rows_out, rows_res, wanted, keep, keep, scale, bias, sums, act_scale, gain,
-                   offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND)
+            finish(acc_tail, n0 + BN, rows_out, rows_res, wanted, keep, keep, scale, bias, sums, health, act_scale,
+                   gain, offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND, HEALTH)

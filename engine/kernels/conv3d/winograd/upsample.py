@@ -19,14 +19,14 @@ from .triton import columns, inputs, sweep, weights
     "tiles", "first", "drop", "first_row", "last_row", "out_t", "out_y", "out_x", "res_t", "res_y", "res_x",
 ])
 def upsample_kernel(
-    a, w, mix, out, res, bias, scale, partials, act_scale, gain, offset, low, high,
+    a, w, mix, out, res, bias, scale, partials, health, act_scale, gain, offset, low, high,
     slots, start, in_slot, in_plane, height, width, pitch, row_block, block_tiles, frame_tiles, tiles,
     first, drop, first_row, last_row, out_t, out_y, out_x, res_t, res_y, res_x,
     C: tl.constexpr, K: tl.constexpr, KT: tl.constexpr, KH: tl.constexpr, PT: tl.constexpr, FOLDED: tl.constexpr,
     MIX: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr, RESIDUAL: tl.constexpr, SPAN: tl.constexpr,
-    CLAMP: tl.constexpr, ROUND: tl.constexpr, UNIT: tl.constexpr, ACC: tl.constexpr, TMA: tl.constexpr,
-    UPCAST: tl.constexpr, SLICES: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr,
+    CLAMP: tl.constexpr, ROUND: tl.constexpr, HEALTH: tl.constexpr, UNIT: tl.constexpr, ACC: tl.constexpr,
+    TMA: tl.constexpr, UPCAST: tl.constexpr, SLICES: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     N_TILES: tl.constexpr = (K + BN - 1) // BN
     N_ALL: tl.constexpr = N_TILES * PT * 4
@@ -113,5 +113,5 @@ def upsample_kernel(
         if SPAN > 0:
             index = ((frame * frame_tiles + tile) * 4 + iy * 2 + ix) * 2 + side
             sums += index.to(tl.int64) * (K // SPAN * 2)
-        finish_tile(acc, n0, rows_out, rows_res, wanted, at_row, at_col, scales, biases, sums, act_scale, gain, offset,
-                    low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND, SLICES)
+        finish_tile(acc, n0, rows_out, rows_res, wanted, at_row, at_col, scales, biases, sums, health, act_scale, gain,
+                    offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND, HEALTH, SLICES)
