@@ -148,6 +148,6 @@ def _cast(checkpoint: Checkpoint, key: str, dtype: torch.dtype) -> Tensor:
     return weight.contiguous()
 
 
-def _some(names: object, count: int = 6) -> str:
+def _some(names: object) -> str:
     listed = list(names)  # type: ignore[call-overload]
-    return ", ".join(listed[:count]) + (f", ... {len(listed)} in all" if len(listed) > count else "")
+    return ", ".join(listed[:6]) + (f", ... {len(listed)} in all" if len(listed) > 6 else "")

@@ -77,9 +77,9 @@ def rates(device: torch.device, precision: str) -> Rates:
                  2 * source.nbytes * 1e-12 / _median(lambda: target.copy_(source)))
 
 
-def _median(call: Callable[[], object], runs: int = 5) -> float:
+def _median(call: Callable[[], object]) -> float:
     times = []
-    for _ in range(runs + 1):
+    for _ in range(6):
         began = time.perf_counter()
         call()
         times.append(time.perf_counter() - began)
