@@ -39,11 +39,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ..calibration import calibrate, passes
-    from ..demo import demo_clip_path
     from ..files.latents import read_latent
     from ..files.media import read_video
     from ..files.writing import check_target, replacing
-    from ..loader import demo_vae_path, load
+    from ..loader import demo_clip_path, demo_vae_path, load
 
     if args.table is not None:
         if args.table.suffix.lower() != ".json":

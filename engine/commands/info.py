@@ -81,9 +81,9 @@ def describe_options(gpu: bool) -> Lines:
     import torch
 
     from ..archs import DEFAULT
-    from ..availability import availability
     from ..loader import PRECISIONS, auto_precision
     from ..options import DEFAULTS, OFF, TOGGLES, unused
+    from ..planning.fusable import availability
 
     device = torch.device("cuda" if gpu else "cpu")
     dtype = PRECISIONS[auto_precision(device, DEFAULT)]

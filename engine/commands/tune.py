@@ -41,7 +41,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> int:
     began = time.monotonic()
     from ..kernels.probe import proven
-    from ..tune import lines, tune
+    from ..tuning.tune import lines, tune
 
     if not LEAST <= args.seconds < 3600:
         raise InputError(f"--seconds {args.seconds:g}: give {LEAST:g} to 3600")
