@@ -78,6 +78,14 @@ def ram_input(tooltip: str) -> io.Float.Input:
     return advanced(widget)
 
 
+def parked_input(operation: str) -> io.Float.Input:
+    """operation: "decode" or "encode"."""
+    return ram_input(
+        f"Host memory the {operation} may take for what it parks there, in GB (2^30 bytes). 0: the value of the node "
+        f"before, else half of what is free. On a CPU: the memory the {operation} may take."
+    )
+
+
 def gpus_input() -> io.String.Input:
     widget = io.String.Input(
         "gpus", display_name="GPUs", default="auto", optional=True,
