@@ -67,7 +67,7 @@ def project(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             if precision not in card.peaks:
                 yield common | {"skipped": f"no published {precision} rate"}
                 continue
-            least = work.seconds(card.peaks[precision], card.bandwidth, speed_limit.value_bytes(precision))
+            least = speed_limit.seconds(work, precision, card.peaks[precision], card.bandwidth)
             yield common | {"skipped": None, "floor_s": least, "projected_s": least / row["floor_share"]}
 
 
