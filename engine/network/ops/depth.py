@@ -17,8 +17,7 @@ from ...run.run import COPY, Run
 from ...run.weights import Conv
 from ..program import CAUSAL, Size, Step, Style, Taps, Work
 from ..state import State, grouped
-from ..tree import find, graft
-from .conv import ClipConv, conv_work, styled, taps_of
+from .conv import ClipConv, OneConv, conv_work, styled, taps_of
 from .means import mean
 
 _PLAIN = Geometry()
@@ -43,20 +42,15 @@ def to_channels(x: Tensor, stride: Stride) -> Tensor:
     return x.reshape(b, c * math.prod(stride), t // pt, h // py, w // px)
 
 
-class Up(nn.Module):
+class Up(OneConv):
     """A clip's first position has only the last of its frames."""
 
     def __init__(self, c_in: int, c_out: int, stride: Stride, shortcut: bool, style: Style) -> None:
-        super().__init__()
+        super().__init__("conv.conv", styled(c_in, c_out * math.prod(stride), style))
         self.stride, self.shortcut = stride, shortcut
-        graft(self, "conv.conv", styled(c_in, c_out * math.prod(stride), style))
-
-    @property
-    def last(self) -> ClipConv:
-        return find(self, "conv.conv")  # type: ignore[return-value]
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
-        conv = self.last
+        conv = self.convolution
         y = conv(x, state)
         if self.shortcut and state is not None:
             x = state.aligned(f"{conv.key} residual", x, y)
@@ -68,20 +62,15 @@ class Up(nn.Module):
         return y[:, :, self.stride[0] - 1 :] if starts else y
 
 
-class Down(nn.Module):
+class Down(OneConv):
     """A clip's first frame comes as often as frames become one."""
 
     def __init__(self, c_in: int, c_out: int, stride: Stride, style: Style) -> None:
-        super().__init__()
+        super().__init__("conv.conv", styled(c_in, c_out // math.prod(stride), style))
         self.stride, self.c_out = stride, c_out
-        graft(self, "conv.conv", styled(c_in, c_out // math.prod(stride), style))
-
-    @property
-    def last(self) -> ClipConv:
-        return find(self, "conv.conv")  # type: ignore[return-value]
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
-        conv, frames = self.last, self.stride[0]
+        conv, frames = self.convolution, self.stride[0]
         y = conv(x, state)
         # In front of a clip both the samples and their convolution are those of its first frame.
         both = grouped(torch.cat((x, y), 1), state, f"{conv.key} samples", frames)
@@ -156,7 +145,7 @@ class DepthUp(ToSamples):
         return {self.name: Up(self.c_in, self.c_out, self.stride, self.shortcut, style)}
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Packed:
-        return self.packed(part(self.name).last, operands.dtype)
+        return self.packed(part(self.name).convolution, operands.dtype)
 
     def run(self, packed: Packed, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
