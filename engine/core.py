@@ -26,6 +26,7 @@ from .planning.plain_walk import Torch
 from .precision.digest import digest
 from .precision.mixed import Mixed
 from .precision.modes import MIXED, PRECISIONS
+from .precision.source import Source
 from .precision.store import Store
 from .report import Report
 from .request import Request
@@ -39,7 +40,6 @@ from .run.pinned import POOL
 from .run.plan import Plan
 from .run.pressure import out_of_memory
 from .run.scope import scoped_math
-from .source import Source
 from .tuning import kept
 
 

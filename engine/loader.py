@@ -14,8 +14,8 @@ from .archs import Architecture, detect, find_key_set
 from .errors import CheckpointError, InputError
 from .files.checkpoint import Checkpoint, read_checkpoint, restore_shapes
 from .precision.modes import MIXED, PRECISIONS
+from .precision.source import Source
 from .run.devices import numbered
-from .source import Source
 from .vae import VideoVAE
 
 #: All that `load` takes.
@@ -25,6 +25,11 @@ NAMES = ("auto", *PRECISIONS, *MIXED)
 def demo_vae_path() -> Path:
     """The small VAE that ships with the package (assets/demo_vae.safetensors)."""
     return Path(__file__).resolve().parent.parent / "assets" / "demo_vae.safetensors"
+
+
+def demo_clip_path() -> Path:
+    """The clip that ships with the package (assets/demo_clip.mp4)."""
+    return demo_vae_path().with_name("demo_clip.mp4")
 
 
 def load(
@@ -148,6 +153,6 @@ def _cast(checkpoint: Checkpoint, key: str, dtype: torch.dtype) -> Tensor:
     return weight.contiguous()
 
 
-def _some(names: object, count: int = 6) -> str:
+def _some(names: object) -> str:
     listed = list(names)  # type: ignore[call-overload]
-    return ", ".join(listed[:count]) + (f", ... {len(listed)} in all" if len(listed) > count else "")
+    return ", ".join(listed[:6]) + (f", ... {len(listed)} in all" if len(listed) > 6 else "")

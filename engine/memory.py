@@ -40,17 +40,17 @@ def _system_available() -> int | None:
         return None
 
 
-def _container_available(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> int | None:
+def _container_available() -> int | None:
     """What the tightest memory limit of this process' control groups leaves, the file cache that it can drop included.
     /proc/meminfo shows a container the whole machine, and beyond the limit the system ends the process."""
     try:
-        lines = [line.split(":", 2) for line in own.read_text().splitlines() if line.count(":") > 1]
+        lines = [line.split(":", 2) for line in OWN_CGROUPS.read_text().splitlines() if line.count(":") > 1]
     except (OSError, ValueError):
         lines = []
     left = []
     for mounted, controller, *names in (
-        (root, "", "memory.max", "memory.current", "inactive_file"),
-        (root / "memory", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        (CGROUPS, "", "memory.max", "memory.current", "inactive_file"),
+        (CGROUPS / "memory", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
         # The group's path is the host's; where the container sees only its own groups, the mounted one is its top.
         paths = {path for _, kinds, path in lines if controller in kinds.split(",")}

@@ -13,7 +13,7 @@ from .widgets import (
     chunk_input,
     gpus_input,
     output_input,
-    ram_input,
+    parked_input,
     report_output,
     schema,
     tiling_inputs,
@@ -46,8 +46,7 @@ class Decode(io.ComfyNode):
                 advanced(chunk_input()),
                 *tiling_inputs(),
                 output_input(),
-                ram_input("Host memory the decode may take for what it parks there, in GB (2^30 bytes). 0: the value "
-                          "of the node before, else half of what is free. On a CPU: the memory the decode may take."),
+                parked_input("decode"),
                 gpus_input(),
             ],
             outputs=[io.Image.Output(display_name="Images", tooltip="All frames, or all pictures."), report_output()],

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ..engine import CheckpointError, demo_vae_path
+from ..engine import CheckpointError
 from ..engine.files.media import read_video
+from ..engine.loader import demo_clip_path
 from .host import io
 from .reports import ui
 from .widgets import report_output, schema
@@ -37,7 +38,7 @@ class DemoClip(io.ComfyNode):
 
     @classmethod
     def execute(cls, frames: int) -> io.NodeOutput:
-        path = demo_vae_path().with_name("demo_clip.mp4")
+        path = demo_clip_path()
         if not path.is_file():
             raise CheckpointError(f"{path}: the demo clip is missing; install the pack again")
         images, fps = read_video(path, frames)

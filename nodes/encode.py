@@ -14,7 +14,7 @@ from .widgets import (
     advanced,
     chunk_input,
     gpus_input,
-    ram_input,
+    parked_input,
     report_output,
     schema,
     tiling_inputs,
@@ -45,8 +45,7 @@ class Encode(io.ComfyNode):
                 *tiling_inputs(),
                 # Saved workflows hold values in this order: what is new comes last.
                 advanced(chunk_input()),
-                ram_input("Host memory the encode may take for what it parks there, in GB (2^30 bytes). 0: the value "
-                          "of the node before, else half of what is free. On a CPU: the memory the encode may take."),
+                parked_input("encode"),
                 gpus_input(),
             ],
             outputs=[io.Latent.Output(display_name="Latent", tooltip="For a sampler or a decode."), report_output()],

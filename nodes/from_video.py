@@ -17,7 +17,7 @@ from .conversion import CONVERTED, engine_vae, host_encode
 from .host import EngineVAE, frames_of, io
 from .reports import Outcome
 from .settings import Settings, from_widgets
-from .widgets import advanced, chunk_input, ram_input, report_output, schema, tiling_inputs, vae_input, vram_input
+from .widgets import advanced, chunk_input, parked_input, report_output, schema, tiling_inputs, vae_input, vram_input
 
 #: Frames that a clip is planned for where its file does not announce them.
 _LONG = 1 << 12
@@ -43,8 +43,7 @@ class EncodeFromVideo(io.ComfyNode):
                 vram_input(),
                 advanced(chunk_input()),
                 *tiling_inputs(),
-                ram_input("Host memory the encode may take for what it parks there, in GB (2^30 bytes). 0: the value "
-                          "of the node before, else half of what is free. On a CPU: the memory the encode may take."),
+                parked_input("encode"),
             ],
             outputs=[
                 io.Latent.Output(display_name="Latent", tooltip="For a sampler or a decode."),

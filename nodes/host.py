@@ -22,12 +22,12 @@ from torch import Tensor
 
 from ..engine import Cancelled, Checkpoint, InputError, VideoVAE, load, log
 from ..engine.archs import DEFAULT
-from ..engine.availability import availability
 from ..engine.loader import PRECISIONS, auto_precision
 from ..engine.memory import GIB
 from ..engine.network.hosted import moving_bytes
 from ..engine.options import TOGGLES, Options
 from ..engine.planning.budget import Machine
+from ..engine.planning.fusable import availability
 from ..engine.request import Request
 from ..engine.run.devices import empty_host_cache
 from ..engine.run.kept import KEPT

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ..engine.archs import WORDS
-from ..engine.loader import NAMES
 from . import making
 from .headers import DEMO, listed, path_of
 from .host import io
@@ -30,7 +29,7 @@ class Loader(io.ComfyNode):
                     tooltip=f"A file of models/vae, or '{DEMO}': a reduced VAE that comes with this pack, for trying "
                     "things out.",
                 ),
-                precision_input(list(NAMES)),
+                precision_input(),
                 advanced(vram_input()),
                 advanced(
                     io.Int.Input(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ..engine.loader import NAMES
 from . import making
 from .conversion import check_vae
 from .decode import SEARCH
@@ -39,7 +38,7 @@ class Optimize(io.ComfyNode):
             "VAE that goes in stays as it is; one the engine does not know is passed on, and the report says so.",
             inputs=[
                 vae_input(f"From any loader. VAEs of {MODELS} are given to the engine."),
-                precision_input(list(NAMES)),
+                precision_input(),
                 vram_input(),
                 advanced(chunk_input()),
                 *(advanced(widget) for widget in tiling_inputs()),

@@ -9,9 +9,9 @@ from contextlib import ExitStack
 
 from torch import Tensor
 
-from ..engine.availability import availability
 from ..engine.kernels.precision import fp32_math
 from ..engine.options import Options
+from ..engine.planning.fusable import availability
 from ..engine.run.scope import CUDNN_BENCHMARK
 
 

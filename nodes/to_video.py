@@ -23,7 +23,7 @@ from .widgets import (
     advanced,
     chunk_input,
     gpus_input,
-    ram_input,
+    parked_input,
     report_output,
     schema,
     tiling_inputs,
@@ -62,8 +62,7 @@ class DecodeToVideo(io.ComfyNode):
                 vram_input(),
                 advanced(chunk_input()),
                 *tiling_inputs(),
-                ram_input("Host memory the decode may take for what it parks there, in GB (2^30 bytes). 0: the value "
-                          "of the node before, else half of what is free. On a CPU: the memory the decode may take."),
+                parked_input("decode"),
                 io.Audio.Input("audio", display_name="Audio", optional=True, tooltip="Sound for the video, cut to its "
                                "length."),
                 gpus_input(),

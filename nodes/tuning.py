@@ -10,7 +10,7 @@ import torch
 
 from ..engine import InputError, log
 from ..engine.errors import Cancelled, ZeroWasteError
-from ..engine.tune import tune, why_not
+from ..engine.tuning.tune import tune, why_not
 from . import planning
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..engine.loader import NAMES
 from .host import io
 from .settings import DEFAULT_OVERLAP
 
@@ -41,12 +42,12 @@ def report_output() -> io.String.Output:
     return io.String.Output(display_name="report", tooltip="What was done and what it took, as text.")
 
 
-def precision_input(options: list[str], default: str = "auto") -> io.Combo.Input:
+def precision_input() -> io.Combo.Input:
     return io.Combo.Input(
         "precision",
         display_name="Precision",
-        options=options,
-        default=default,
+        options=list(NAMES),
+        default="auto",
         optional=True,
         tooltip="auto is exact while no dB floor is set: on a CUDA GPU the 16-bit type the VAE was made for (fp16 or "
         "bf16), on the CPU fp32. fp8 and int8 compute most convolutions in 8 bit, fp16_fast sums in fp16 (for VAEs "
@@ -75,6 +76,14 @@ def ram_input(tooltip: str) -> io.Float.Input:
         tooltip=tooltip,
     )  # fmt: skip
     return advanced(widget)
+
+
+def parked_input(operation: str) -> io.Float.Input:
+    """operation: "decode" or "encode"."""
+    return ram_input(
+        f"Host memory the {operation} may take for what it parks there, in GB (2^30 bytes). 0: the value of the node "
+        f"before, else half of what is free. On a CPU: the memory the {operation} may take."
+    )
 
 
 def gpus_input() -> io.String.Input:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..network.ops.attention import Attention, Parts
 from ..network.ops.conv import Conv
 from ..network.ops.ends import Linear, Moments, Pixels
-from ..network.ops.norm import Group
+from ..network.ops.norm import Group, Norm
 from ..network.ops.repeat_up import RepeatUp
 from ..network.ops.resnet import Names, Res
 from ..network.ops.strided_down import StridedDown
@@ -49,7 +49,7 @@ class Config:
 def decoder(config: Config) -> Program | None:
     if config.decoder_widths is None:
         return None
-    w, latent = config.decoder_widths, config.latent_channels
+    w, latent, whole = config.decoder_widths, config.latent_channels, Group(config.norm_groups, "clip")
 
     def norm(rate: int) -> Group:
         """Of a level with so many frames for a latent: of the first one there is only one."""
@@ -64,7 +64,7 @@ def decoder(config: Config) -> Program | None:
 
     return Program.of(
         "decoder", latent,
-        Linear("/post_quant_conv", latent), Conv("conv_in.conv", latent, w[3]), *_middle(w[3], config), TILES,
+        Linear("/post_quant_conv", latent), Conv("conv_in.conv", latent, w[3]), *middle(w[3], whole), TILES,
         *level(3, 1), up(3),
         *level(2, 1), up(2),
         *level(1, 2), up(1),
@@ -92,18 +92,18 @@ def encoder(config: Config) -> Program | None:
         *level(1, 4), down(1),
         *level(2, 2), down(2),
         *level(3, 1), TILES,
-        *_middle(w[3], config), Moments("norm_out", "conv_out.conv", w[3], moments, whole),
+        *middle(w[3], whole), Moments("norm_out", "conv_out.conv", w[3], moments, whole),
         Linear("/quant_conv", moments),
         border="replicate",
     )  # fmt: skip
 
 
-def _middle(width: int, config: Config) -> list[Step]:
-    norm = Group(config.norm_groups, "clip")
+def middle(width: int, norm: Norm, names: Names = NAMES) -> list[Step]:
+    """What sees a whole clip."""
     return [
-        Res("mid.block_1", width, width, norm, NAMES),
+        Res("mid.block_1", width, width, norm, names),
         Attention("mid.attn_1", width, norm, parts=PARTS, whole=True),
-        Res("mid.block_2", width, width, norm, NAMES),
+        Res("mid.block_2", width, width, norm, names),
     ]
 
 

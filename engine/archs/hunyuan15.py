@@ -7,7 +7,6 @@ import itertools
 from dataclasses import dataclass
 
 from ..errors import InputError
-from ..network.ops.attention import Attention
 from ..network.ops.conv import Conv
 from ..network.ops.ends import Moments, Pixels
 from ..network.ops.norm import Length
@@ -16,7 +15,7 @@ from ..network.ops.shortcut_down import ShortcutDown
 from ..network.ops.shortcut_up import ShortcutUp
 from ..network.program import STEP, TILES, Program, Step
 from .arch import Architecture, KeySet, Published, Shapes, Widths, level_widths
-from .hunyuan import NAMES, PARTS
+from .hunyuan import NAMES, middle
 
 #: Resolutions, each but the last half of the one before.
 LEVELS = 5
@@ -76,7 +75,7 @@ def decoder(config: Config) -> Program | None:
 
     return Program.of(
         "decoder", config.latent_channels,
-        Conv("conv_in.conv", config.latent_channels, w[0], repeats=True), *_middle(w[0]), TILES,
+        Conv("conv_in.conv", config.latent_channels, w[0], repeats=True), *middle(w[0], norm), TILES,
         *level(0), up(0), STEP,
         *level(1), up(1), STEP,
         *level(2), up(2), STEP,
@@ -104,18 +103,10 @@ def encoder(config: Config) -> Program | None:
         *level(2), down(2),
         *level(3), down(3),
         *level(4), TILES,
-        *_middle(w[4]),
+        *middle(w[4], norm),
         Moments("norm_out", "conv_out.conv", w[4], 2 * config.latent_channels, norm, means=True),
         border="replicate",
     )  # fmt: skip
-
-
-def _middle(width: int) -> list[Step]:
-    return [
-        Res("mid.block_1", width, width, Length(), NAMES),
-        Attention("mid.attn_1", width, Length(), parts=PARTS, whole=True),
-        Res("mid.block_2", width, width, Length(), NAMES),
-    ]
 
 
 ARCHITECTURE = Architecture(

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..network.ops.attention import Attention
 from ..network.ops.conv import Conv
 from ..network.ops.ends import Moments, Pixels
 from ..network.ops.norm import Group
@@ -13,9 +12,9 @@ from ..network.ops.pictures import EachPicture
 from ..network.ops.resnet import Names, Res
 from ..network.ops.shortcut_down import ShortcutDown
 from ..network.ops.shortcut_up import ShortcutUp
-from ..network.program import STEP, TILES, Program, Step
+from ..network.program import STEP, TILES, Program
 from .arch import DEFAULT_GROUPS, Architecture, KeySet, Published, Shapes, Widths, groups_of
-from .hunyuan import PARTS
+from .hunyuan import middle
 from .hunyuan15 import sizes
 
 NAMES = Names(conv_shortcut="nin_shortcut")
@@ -50,7 +49,7 @@ def decoder(config: Config) -> Program | None:
     return Program.of(
         "decoder", config.latent_channels, TILES,
         EachPicture("pictures", (
-            Conv("conv_in", config.latent_channels, w[0], repeats=True), *_middle(w[0], norm), *steps,
+            Conv("conv_in", config.latent_channels, w[0], repeats=True), *middle(w[0], norm, NAMES), *steps,
             Pixels("norm_out", "conv_out", w[4], norm),
         )),
         head="zero", after=1,
@@ -68,19 +67,11 @@ def encoder(config: Config) -> Program | None:
     return Program.of(
         "encoder", 3,
         EachPicture("pictures", (
-            Conv("conv_in", 3, w[0], block=16), *steps, *_middle(w[4], norm),
+            Conv("conv_in", 3, w[0], block=16), *steps, *middle(w[4], norm, NAMES),
             Moments("norm_out", "conv_out", w[4], 2 * config.latent_channels, norm, means=True),
         ), FRAMES), STEP, TILES,
         head="zero", after=1,
     )  # fmt: skip
-
-
-def _middle(width: int, norm: Group) -> list[Step]:
-    return [
-        Res("mid.block_1", width, width, norm, NAMES),
-        Attention("mid.attn_1", width, norm, parts=PARTS, whole=True),
-        Res("mid.block_2", width, width, norm, NAMES),
-    ]
 
 
 ARCHITECTURE = Architecture(

@@ -209,7 +209,7 @@ class Bench:
         return {
             "half": case.half, "precision": vae.precision, "width": case.width, "height": case.height,
             "frames": case.frames, "target_gb": case.target or None, "skipped": None, "ceilings": vars(rates),
-            "floor_s": work.seconds(rates.matrix, rates.copy, speed_limit.value_bytes(case.precision)),
+            "floor_s": speed_limit.seconds(work, case.precision, rates.matrix, rates.copy),
             "tflop": work.flop * 1e-12, "composed_tflop": work.composed_flop * 1e-12, "values": work.values,
         }  # fmt: skip
 

@@ -38,8 +38,8 @@ def psnr(mse: float, peak: float = 1.0) -> float:
     return math.inf if mse == 0 else 10 * math.log10(peak**2 / mse)
 
 
-def ssim(a: Tensor, b: Tensor, peak: float = 1.0) -> float | None:
-    """Mean SSIM of two frames [H, W, C] over every full Gaussian window (11 x 11, sigma 1.5) and channel.
+def ssim(a: Tensor, b: Tensor) -> float | None:
+    """Mean SSIM of two frames [H, W, C] in 0..1 over every full Gaussian window (11 x 11, sigma 1.5) and channel.
 
     None for frames smaller than the window.
     """
@@ -53,7 +53,7 @@ def ssim(a: Tensor, b: Tensor, peak: float = 1.0) -> float | None:
 
     mx, my = mean(x), mean(y)
     vx, vy, cov = mean(x * x) - mx * mx, mean(y * y) - my * my, mean(x * y) - mx * my
-    c1, c2 = (0.01 * peak) ** 2, (0.03 * peak) ** 2
+    c1, c2 = 0.01**2, 0.03**2
     score = (2 * mx * my + c1) * (2 * cov + c2) / ((mx * mx + my * my + c1) * (vx + vy + c2))
     return score.mean().item()
 

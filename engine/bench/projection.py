@@ -37,13 +37,15 @@ CARDS = (
          "derived: NVIDIA's GA102 architecture paper, boost clock; has no fp8"),
 )  # fmt: skip
 
+#: Width, height and frames of the projected clip.
+CLIP = 1280, 720, 81
 
-def project(report: Mapping[str, Any], size: tuple[int, int, int] = (1280, 720, 81)) -> Iterator[dict[str, Any]]:
+
+def project(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Projected rows for every card and every half and precision that this pack's fused kernels were measured in.
 
-    report: of `bench decode` or `encode` at SeedVR2's published widths (others give no rows); size: (width, height,
-    frames) of the projected clip. The share is that of the largest clip measured. Rows carry `projected` True and never
-    look like measured ones: they have no median.
+    report: of `bench decode` or `encode` at SeedVR2's published widths (others give no rows). The share is that of the
+    largest clip measured. Rows carry `projected` True and never look like measured ones: they have no median.
     """
     about = report["settings"]
     if (about.get("architecture"), about.get("widths")) != (DEFAULT.name, list(PUBLISHED.decoder_widths)):
@@ -55,7 +57,7 @@ def project(report: Mapping[str, Any], size: tuple[int, int, int] = (1280, 720, 
         key = row["half"], row["precision"]
         if key not in best or _pixels(row) > _pixels(best[key]):
             best[key] = row
-    width, height, frames = size
+    width, height, frames = CLIP
     latents = (frames - 1) // DEFAULT.temporal + 1
     for (half, precision), row in best.items():
         work = speed_limit.work(DEFAULT, PUBLISHED, half, latents, height // DEFAULT.spatial, width // DEFAULT.spatial)
@@ -65,7 +67,7 @@ def project(report: Mapping[str, Any], size: tuple[int, int, int] = (1280, 720, 
             if precision not in card.peaks:
                 yield common | {"skipped": f"no published {precision} rate"}
                 continue
-            least = work.seconds(card.peaks[precision], card.bandwidth, speed_limit.value_bytes(precision))
+            least = speed_limit.seconds(work, precision, card.peaks[precision], card.bandwidth)
             yield common | {"skipped": None, "floor_s": least, "projected_s": least / row["floor_share"]}
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from ..archs import Architecture
+from ..network.program import Work
 from .timing import copy_rate, matrix_rate
 
 #: What the products of a precision are compared with; others (fp32, bf16, ...) with their own type.
@@ -23,22 +24,6 @@ MATRIX_TYPES = {
     "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp16_fast": torch.float16,
     "fp8": torch.float8_e4m3fn, "int8": torch.int8,
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Work:
-    """Of one clip: FLOP as the published network is written, FLOP with composed upsamplers, values moved.
-
-    `values` are activations read or written once each; times the bytes per value they are the traffic.
-    """
-
-    flop: float
-    composed_flop: float
-    values: float
-
-    def seconds(self, flop_rate: float, byte_rate: float, value_bytes: int) -> float:
-        """The speed limit, with rates in TFLOP/s and TB/s."""
-        return self.composed_flop * 1e-12 / flop_rate + self.values * value_bytes * 1e-12 / byte_rate
 
 
 @dataclass(frozen=True)
@@ -58,7 +43,13 @@ def work(architecture: Architecture, config: object, half: str, latents: int, he
     else:
         s = architecture.spatial
         size = architecture.frames(latents), s * height, s * width
-    return Work(*program.work(*size))
+    return program.work(*size)
+
+
+def seconds(work: Work, precision: str, flop_rate: float, byte_rate: float) -> float:
+    """The speed limit, with rates in TFLOP/s and TB/s. 8-bit precisions keep the outputs of convolutions in 16 bits."""
+    value_bytes = 4 if precision == "fp32" else 2
+    return work.composed_flop * 1e-12 / flop_rate + work.values * value_bytes * 1e-12 / byte_rate
 
 
 def rates(device: torch.device, precision: str) -> Rates:
@@ -77,15 +68,10 @@ def rates(device: torch.device, precision: str) -> Rates:
                  2 * source.nbytes * 1e-12 / _median(lambda: target.copy_(source)))
 
 
-def _median(call: Callable[[], object], runs: int = 5) -> float:
+def _median(call: Callable[[], object]) -> float:
     times = []
-    for _ in range(runs + 1):
+    for _ in range(6):
         began = time.perf_counter()
         call()
         times.append(time.perf_counter() - began)
     return statistics.median(times[1:])
-
-
-def value_bytes(precision: str) -> int:
-    """Bytes of an activation in memory: 8-bit precisions keep the outputs of convolutions in 16 bits."""
-    return 4 if precision == "fp32" else 2

@@ -12,6 +12,7 @@ import torch
 WARM_UP = 3
 SECONDS = 0.15  # of repetitions per measurement, at least MIN_RUNS of them
 MIN_RUNS = 7
+SIDE = 8192  # of the matrices
 
 
 @dataclass(frozen=True)
@@ -62,20 +63,20 @@ class Ceilings:
         return f"{matrix}; copy {self.copy:.2f} TB/s"
 
 
-def matrix_rate(device: torch.device, dtype: torch.dtype, size: int = 8192, fast: bool = True) -> float | None:
-    """TFLOP/s of a size^3 product of random data in `dtype`: cuBLAS, or `_scaled_mm` for fp8 (`fast` accumulation)."""
+def matrix_rate(device: torch.device, dtype: torch.dtype, fast: bool = True) -> float | None:
+    """TFLOP/s of a SIDE^3 product of random data in `dtype`: cuBLAS, or `_scaled_mm` for fp8 (`fast` accumulation)."""
     if dtype == torch.int8:
-        a, b = (torch.randint(-60, 60, (size, size), dtype=dtype, device=device) for _ in range(2))
+        a, b = (torch.randint(-60, 60, (SIDE, SIDE), dtype=dtype, device=device) for _ in range(2))
         call = partial(torch._int_mm, a, b.T)
     else:
-        a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+        a, b = (torch.randn(SIDE, SIDE, device=device).to(dtype) for _ in range(2))
         call = partial(torch.mm, a, b.T)
     if dtype == torch.float8_e4m3fn:
         if torch.cuda.get_device_capability(device) < (8, 9):
             return None
         one = torch.ones((), device=device)
         call = partial(torch._scaled_mm, a, b.T, one, one, out_dtype=torch.float16, use_fast_accum=fast)
-    return 2 * size**3 * 1e-9 / measure(call).median
+    return 2 * SIDE**3 * 1e-9 / measure(call).median
 
 
 def copy_rate(device: torch.device) -> float:

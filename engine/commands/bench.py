@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
+from .options import add_device, add_norm_groups
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +38,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     loading = what.add_parser("load", description="Time how long VAE files take from disk to a VAE ready to run.")
     loading.add_argument("files", nargs="+", type=Path, metavar="VAE", help=".safetensors or .gguf")
     loading.add_argument("--precisions", nargs="+", default=["auto"], metavar="P", help="as for decode (default: auto)")
-    loading.add_argument("--norm-groups", type=int, metavar="N", help="for files of unusual widths that do not name it")
+    add_norm_groups(loading)
     _add_common(loading)
     loading.set_defaults(run=run_load)
     report = what.add_parser(
@@ -90,7 +91,7 @@ def _add_half(what: argparse._SubParsersAction, half: str, reads: str) -> None:
     parser.add_argument(
         "--db-frames", type=int, default=9, metavar="N", help="frames compared with fp32 (default: 9; 0: no dB)"
     )
-    parser.add_argument("--norm-groups", type=int, metavar="N", help="for files of unusual widths that do not name it")
+    add_norm_groups(parser)
     _add_common(parser)
     _add_page(parser)
     parser.set_defaults(run=run_half, half=half)
@@ -98,7 +99,7 @@ def _add_half(what: argparse._SubParsersAction, half: str, reads: str) -> None:
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=int, default=5, metavar="N", help="calls after the first one (default: 5)")
-    parser.add_argument("--device", metavar="D", help="cuda, cuda:N or cpu (default: CUDA when there is one)")
+    add_device(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything to this file")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
-from .options import progress
+from .options import add_device, add_norm_groups, progress
 
 if TYPE_CHECKING:
     from ..precision.table import Table
@@ -31,19 +31,18 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--ranges-only", action="store_true", help="leave out what each convolution costs by itself")
     parser.add_argument("--table", type=Path, metavar="FILE", help="also write the result to this .json")
     parser.add_argument("--force", action="store_true", help="replace an existing table")
-    parser.add_argument("--device", metavar="D", help="cuda, cuda:N or cpu (default: CUDA when there is one)")
-    parser.add_argument("--norm-groups", type=int, metavar="N", help="for files of unusual widths that do not name it")
+    add_device(parser)
+    add_norm_groups(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     from ..calibration import calibrate, passes
-    from ..demo import demo_clip_path
     from ..files.latents import read_latent
     from ..files.media import read_video
     from ..files.writing import check_target, replacing
-    from ..loader import demo_vae_path, load
+    from ..loader import demo_clip_path, demo_vae_path, load
 
     if args.table is not None:
         if args.table.suffix.lower() != ".json":

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 # What --verify decodes: two latents (5 frames) of 16x16, small enough for the full-width network on a CPU.
 VERIFY_FRAMES = 5
 VERIFY_PIXELS = 128
-DEMO_CLIP = "demo_clip.mp4"
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -78,12 +77,11 @@ def _verify_latent(vae: VideoVAE) -> tuple[Tensor, str]:
     """Raw latent to compare decodes on: of the demo clip if the VAE can encode, else seeded noise."""
     import torch
 
-    from ..loader import demo_vae_path
-
     if vae.can_encode:
         from ..files.media import read_video
+        from ..loader import demo_clip_path
 
-        frames, _ = read_video(demo_vae_path().with_name(DEMO_CLIP), max_frames=VERIFY_FRAMES)
+        frames, _ = read_video(demo_clip_path(), max_frames=VERIFY_FRAMES)
         top, left = ((n - min(n, VERIFY_PIXELS)) // 2 for n in frames.shape[1:3])
         crop = frames[None, :, top : top + VERIFY_PIXELS, left : left + VERIFY_PIXELS]
         return vae.encode(crop) / vae.scale, f"{frames.shape[0]} frames of the demo clip"

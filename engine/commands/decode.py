@@ -13,19 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
-from .options import (
-    add_device_options,
-    add_memory_options,
-    add_output_options,
-    add_vae_options,
-    check_report,
-    give_report,
-    load_vae,
-    memory_options,
-    progress,
-    rate,
-    with_ranks,
-)
+from .options import add_run_options, check_report, give_report, load_vae, memory_options, progress, rate, with_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,10 +60,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     video.add_argument("--pixels", default="yuv420p", metavar="P",
                        help="yuv420p (default), yuv444p, yuv420p10 or yuv444p10 (10 bits)")  # fmt: skip
     video.add_argument("--audio", type=Path, metavar="FILE", help="a file whose sound goes with the frames")
-    add_vae_options(parser)
-    add_memory_options(parser)
-    add_device_options(parser)
-    add_output_options(parser)
+    add_run_options(parser)
     parser.set_defaults(run=run)
 
 

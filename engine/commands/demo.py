@@ -25,9 +25,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     check_folder(args.out, args.force)
-    from ..demo import contact_sheet, demo_clip_path, run_demo
+    from ..bench.demo import contact_sheet, run_demo
     from ..files.mp4 import write_mp4
     from ..files.writing import replacing
+    from ..loader import demo_clip_path
 
     vae = load_vae(args)
     if not vae.can_encode or not vae.can_decode:

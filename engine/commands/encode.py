@@ -10,19 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
-from .options import (
-    add_device_options,
-    add_memory_options,
-    add_output_options,
-    add_vae_options,
-    check_report,
-    give_report,
-    load_vae,
-    memory_options,
-    progress,
-    rate,
-    with_ranks,
-)
+from .options import add_run_options, check_report, give_report, load_vae, memory_options, progress, rate, with_ranks
 
 if TYPE_CHECKING:
     import torch
@@ -47,10 +35,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--frames", type=int, metavar="N", help="how many frames to read (default: all that follow)")
     parser.add_argument("--fps", type=rate, help="frame rate to note in the file (default: the video's; images: 24)")
     parser.add_argument("--seed", type=int, help="draw a sample from the posterior (default: its mean)")
-    add_vae_options(parser)
-    add_memory_options(parser)
-    add_device_options(parser)
-    add_output_options(parser)
+    add_run_options(parser)
     parser.set_defaults(run=run)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..hardware import Hardware, survey
 from ..memory import GIB
+from .options import add_norm_groups
 
 if TYPE_CHECKING:
     from ..vae import VideoVAE
@@ -23,7 +24,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         description="Show hardware, versions and which fast paths are on; with a VAE file, also what it holds.",
     )
     parser.add_argument("vae", nargs="?", type=Path, metavar="VAE", help="VAE weights (.safetensors or .gguf)")
-    parser.add_argument("--norm-groups", type=int, metavar="N", help="for files of unusual widths that do not name it")
+    add_norm_groups(parser)
     parser.set_defaults(run=run)
 
 
@@ -81,9 +82,9 @@ def describe_options(gpu: bool) -> Lines:
     import torch
 
     from ..archs import DEFAULT
-    from ..availability import availability
     from ..loader import PRECISIONS, auto_precision
     from ..options import DEFAULTS, OFF, TOGGLES, unused
+    from ..planning.fusable import availability
 
     device = torch.device("cuda" if gpu else "cpu")
     dtype = PRECISIONS[auto_precision(device, DEFAULT)]

@@ -27,11 +27,19 @@ def add_vae_options(parser: argparse.ArgumentParser) -> None:
                        help="auto (see README), fp32, bf16, fp16; approximate: fp8, int8, fp16_fast")  # fmt: skip
     group.add_argument("--min-db", type=float, default=0.0, metavar="DB",
                        help="PSNR these keep against the exact path, and auto may go down to (0: none)")  # fmt: skip
-    group.add_argument("--device", metavar="D", help="cuda, cuda:N or cpu (default: CUDA when there is one)")
-    group.add_argument("--norm-groups", type=int, metavar="N", help="for files of unusual widths that do not name it")
+    add_device(group)
+    add_norm_groups(group)
     text = "switch an optimisation {} by its name in `info`; may be repeated"
     group.add_argument("--on", action="append", default=[], metavar="NAME", help=text.format("on"))
     group.add_argument("--off", action="append", default=[], metavar="NAME", help=text.format("off"))
+
+
+def add_device(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument("--device", metavar="D", help="cuda, cuda:N or cpu (default: CUDA when there is one)")
+
+
+def add_norm_groups(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument("--norm-groups", type=int, metavar="N", help="for files of unusual widths that do not name it")
 
 
 def add_memory_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
@@ -56,7 +64,10 @@ def memory_options(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in ("tiling", "tile", "overlap", "chunk", "vram_gb", "ram_gb")}
 
 
-def add_device_options(parser: argparse.ArgumentParser) -> None:
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """What decode and encode share."""
+    add_vae_options(parser)
+    add_memory_options(parser)
     group = parser.add_argument_group("several GPUs (also: torchrun --nproc-per-node N -m zerowaste_vae ...)")
     group.add_argument("--devices", metavar="LIST",
                        help="GPUs that share the clip, with the bits of one: all, or a list such as cuda:0,cuda:1 "
@@ -66,6 +77,11 @@ def add_device_options(parser: argparse.ArgumentParser) -> None:
                        "run yet, or auto: what takes less time as computed")  # fmt: skip
     group.add_argument("--mixed-devices", action="store_true",
                        help="allow GPUs of different kinds, whose bits differ")  # fmt: skip
+    group = parser.add_argument_group("output")
+    group.add_argument("--force", action="store_true", help="replace an existing output")
+    group.add_argument("--quiet", action="store_true", help="no progress bar and no closing line")
+    group.add_argument("--verbose", action="store_true", help="what the run did: path, time, memory, what was off")
+    group.add_argument("--report", type=Path, metavar="FILE", help="the same as JSON")
 
 
 def with_ranks(
@@ -85,14 +101,6 @@ def with_ranks(
     with joined() as ranks:
         ranks = replace(ranks, split=args.split)
         return run(args, ranks) if ranks.rank == 0 else help(args, ranks)
-
-
-def add_output_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("output")
-    group.add_argument("--force", action="store_true", help="replace an existing output")
-    group.add_argument("--quiet", action="store_true", help="no progress bar and no closing line")
-    group.add_argument("--verbose", action="store_true", help="what the run did: path, time, memory, what was off")
-    group.add_argument("--report", type=Path, metavar="FILE", help="the same as JSON")
 
 
 def rate(text: str) -> Fraction:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InputError, PlanError
-from .options import add_memory_options, memory_options
+from ..memory import GIB
+from .options import add_memory_options, add_norm_groups, memory_options
 
 if TYPE_CHECKING:
     from ..archs import Architecture
@@ -37,7 +38,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--frames", type=int, metavar="N", help="frames of the clip (default: 81; pictures: 1)")
     parser.add_argument("--encode", action="store_true", help="plan an encode (default: a decode)")
     parser.add_argument("--vae", type=Path, metavar="FILE", help="VAE weights (default: published SeedVR2 widths)")
-    parser.add_argument("--norm-groups", type=int, metavar="N", help="for files of unusual widths that do not name it")
+    add_norm_groups(parser)
     parser.add_argument("--precision", default="auto", metavar="P",
                         help="auto (default: fp16, Wan bf16), fp16, bf16, fp32, fp8, int8, fp16_fast")  # fmt: skip
     parser.add_argument("--plain", action="store_true", help="for plain torch, where the fused kernels cannot run")
@@ -53,7 +54,6 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..memory import GIB
     from ..request import Request
 
     width, height = _size(args.size)
@@ -104,7 +104,6 @@ def _limits(args: argparse.Namespace, request: Request) -> list[Limits]:
     """Of each plan that is asked for."""
     import torch
 
-    from ..memory import GIB
     from ..planning.budget import Limits, Machine
 
     cuda = torch.device("cuda")
@@ -233,8 +232,6 @@ def _by_rows(
 
 def _row(planned: Callable[..., Plan], limits: Limits, temporal: int, rates: Rates) -> dict[str, object]:
     """temporal: frames of a latent."""
-    from ..memory import GIB
-
     gb = limits.target / GIB
     try:
         plan = planned(limits=limits)

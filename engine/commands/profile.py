@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from ..errors import InputError
+from .options import add_device, add_norm_groups
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -22,8 +23,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
                         help="as many as latents decode to (default: 21 or what fits; CPU: 5)")
     parser.add_argument("--runs", type=int, default=3, metavar="N", help="calls after the first one (default: 3)")
     parser.add_argument("--precision", default="auto", metavar="P", help="auto (CUDA fp16, CPU fp32), fp32, bf16, fp16")
-    parser.add_argument("--device", metavar="D", help="cuda, cuda:N or cpu (default: CUDA when there is one)")
-    parser.add_argument("--norm-groups", type=int, metavar="N", help="for files of unusual widths that do not name it")
+    add_device(parser)
+    add_norm_groups(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to this file")
     parser.set_defaults(run=run)
 

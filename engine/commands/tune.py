@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
+from .options import add_norm_groups
 
 if TYPE_CHECKING:
     from ..vae import VideoVAE
@@ -26,7 +27,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("vae", nargs="?", default="random", metavar="VAE", help="VAE weights, or a family by its name "
                         "(seedvr2, wan2.1, ...) with its published widths (default: seedvr2)")  # fmt: skip
     parser.add_argument("--precision", default="auto", metavar="P", help="as for decode (default: auto)")
-    parser.add_argument("--norm-groups", type=int, metavar="N", help="for files of unusual widths that do not name it")
+    add_norm_groups(parser)
     parser.add_argument("--device", metavar="D", help="cuda or cuda:N (default: the first GPU)")
     parser.add_argument("--on", nargs="+", default=[], metavar="NAME",
                         help="optimisations, as for decode; winograd has schedules of its own")  # fmt: skip
@@ -41,7 +42,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> int:
     began = time.monotonic()
     from ..kernels.probe import proven
-    from ..tune import lines, tune
+    from ..tuning.tune import lines, tune
 
     if not LEAST <= args.seconds < 3600:
         raise InputError(f"--seconds {args.seconds:g}: give {LEAST:g} to 3600")

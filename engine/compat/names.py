@@ -20,7 +20,6 @@ from torch.utils.data import DataLoader, Dataset
 from .. import log
 from ..archs import detect
 from ..archs.seedvr2 import ARCHITECTURE as SEEDVR2
-from ..availability import availability
 from ..bench.subject import noise_latent
 from ..documented import summary
 from ..errors import InputError, PlanError
@@ -30,6 +29,7 @@ from ..loader import PRECISIONS, auto_precision, load
 from ..memory import GIB
 from ..options import DEFAULTS, TOGGLES
 from ..planning.budget import Limits
+from ..planning.fusable import availability
 from ..request import Request
 from ..vae import VideoVAE
 from .passes import (

@@ -129,8 +129,8 @@ class Step:
     wide: ClassVar[bool] = False
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
-        """Parameters: name within the half -> module."""
-        raise NotImplementedError
+        """Parameters: name within the half -> module. Without any of its own, those of the steps it is made of."""
+        return {name: module for step in self.inner() for name, module in step.modules(style).items()}
 
     def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
         """[B, C, T, H, W] through the modules; `part` finds them by name."""
@@ -167,6 +167,8 @@ class Step:
 
     def channels(self, channels: int) -> int:
         """Of the result."""
+        for step in self.inner():
+            channels = step.channels(channels)
         return channels
 
     def taps(self, style: Style) -> Taps:

@@ -74,3 +74,16 @@ class State:
 
     def nbytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in self.histories.values())
+
+
+def grouped(x: torch.Tensor, state: State | None, key: str, every: int) -> torch.Tensor:
+    """[B, C, T, H, W] behind the frames that have waited for it, as far as they fill groups of `every`; the rest waits.
+    A clip's first frame comes as often as makes a group."""
+    if state is None or key not in state.histories:
+        x = torch.cat((x[:, :, :1].expand(-1, -1, every - 1, -1, -1), x), 2)
+    else:
+        x = torch.cat((state.histories[key].to(x), x), 2)
+    ready = x.shape[2] // every * every
+    if state is not None:
+        state.keep(key, x[:, :, ready:])
+    return x[:, :, :ready]

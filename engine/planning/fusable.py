@@ -1,4 +1,4 @@
-"""Whether the fused operators can run a model."""
+"""Whether the fused operators can run a model, and which optimisations can do something for it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ..kernels.conv3d import padded_channels
 from ..kernels.probe import proven
 from ..kernels.targets import target
 from ..network.program import Program
+from ..options import unavailable
 
 
 def why_off(
@@ -34,6 +35,17 @@ def why_off(
         if not here.supports(dtype):
             return f"no fused kernels for {dtype}: plain torch keeps its precision"
     return None if config is None else _not_fused(known, config, dtype)
+
+
+def availability(
+    device: torch.device | str, architecture: str, config: object, dtype: torch.dtype
+) -> dict[str, str | None]:
+    """For each toggle None where it can do something for this model on this device, else the reason why not.
+
+    architecture, config: as a VideoVAE's `arch` and `model.config` (None: the published widths). Imports no Triton.
+    """
+    device = torch.device(device)
+    return unavailable(device, dtype, why_off(architecture, config, dtype, device))
 
 
 @functools.cache  # asked several times for every run

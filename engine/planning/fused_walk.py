@@ -150,7 +150,7 @@ class FusedWalk:
 
     def _dry_run(
         self, half: str, latents: int, frames: int, height: int, width: int, output: torch.dtype,
-        frame: tuple[int, int] | None, parking: Parking | None, rest: tuple[int, int], clip: int = 0,
+        frame: tuple[int, int] | None, parking: Parking | None, rest: tuple[int, int], clip: int,
     ) -> Sizes:
         network, meta = self.network(half), torch.device("meta")
         recorded = self.options.cuda_graphs and frame is None and parking is None

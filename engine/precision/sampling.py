@@ -26,21 +26,21 @@ SIDE = 32
 COUNT = 6
 
 
-def latent_samples(z: Tensor | Latents, count: int = COUNT, side: int = SIDE) -> list[Tensor]:
-    """The first clip of [B, C, T, h, w] -> up to `count` parts of it [LATENTS, h', w', C], each to be decoded as a clip
-    of its own."""
+def latent_samples(z: Tensor | Latents, side: int = SIDE) -> list[Tensor]:
+    """The first clip of [B, C, T, h, w] -> up to COUNT parts of it [LATENTS, h', w', C], each to be decoded as a
+    clip of its own."""
     return [
         z[0, :, t : t + LATENTS][..., y : y + side, x : x + side].permute(1, 2, 3, 0)
-        for t, y, x in _places((z.shape[2], LATENTS), z.shape[3:], side, count)
+        for t, y, x in _places((z.shape[2], LATENTS), z.shape[3:], side)
     ]
 
 
-def video_samples(video: Tensor, count: int = COUNT, side: int = SIDE) -> list[Tensor]:
-    """Clip [F, H, W, 3] -> up to `count` parts of it [5 or 1 frames, H', W', 3], each to be encoded by itself."""
+def video_samples(video: Tensor, side: int = SIDE) -> list[Tensor]:
+    """Clip [F, H, W, 3] -> up to COUNT parts of it [5 or 1 frames, H', W', 3], each to be encoded by itself."""
     frames = 4 * (LATENTS - 1) + 1 if video.shape[0] >= 4 * (LATENTS - 1) + 1 else 1
     return [
         video[t : t + frames, y : y + 8 * side, x : x + 8 * side]
-        for t, y, x in _places((video.shape[0], frames), video.shape[1:3], 8 * side, count)
+        for t, y, x in _places((video.shape[0], frames), video.shape[1:3], 8 * side)
     ]
 
 
@@ -50,10 +50,10 @@ def white_noise(video: Tensor) -> Tensor:
     return (2 * torch.rand(video.shape, generator=generator) - 1).to(video)
 
 
-def _places(time: tuple[int, int], size: tuple[int, ...], side: int, count: int) -> list[tuple[int, int, int]]:
+def _places(time: tuple[int, int], size: tuple[int, ...], side: int) -> list[tuple[int, int, int]]:
     """Where samples start, without repetition."""
     room = [max(time[0] - time[1], 0), *(max(n - side, 0) for n in size)]
-    steps = [i / max(count - 1, 1) for i in range(count)]
+    steps = [i / (COUNT - 1) for i in range(COUNT)]
     return list(dict.fromkeys((*(round(s * r) for r in room),) for s in steps))
 
 

@@ -52,15 +52,15 @@ class Outcome:
     broken: list[Kind] = field(default_factory=list)
 
 
-def best(times: Mapping[int, Sequence[float]], table: int = 0) -> int:
-    """The number of the schedule to take, of those with times; `table` unless another one is faster beyond noise."""
+def best(times: Mapping[int, Sequence[float]]) -> int:
+    """The number of the schedule to take, of those with times: the table's, 0, unless one is faster beyond noise."""
     medians = {i: statistics.median(t) for i, t in times.items() if t}
-    if table not in medians:
+    if 0 not in medians:
         return min(medians, key=medians.__getitem__)
-    sure = [table]
+    sure = [0]
     for i, median in medians.items():
-        won = sum(a < b for a, b in zip(times[i], times[table], strict=True))
-        if median < GAIN * medians[table] and won >= SURE * len(times[i]):
+        won = sum(a < b for a, b in zip(times[i], times[0], strict=True))
+        if median < GAIN * medians[0] and won >= SURE * len(times[i]):
             sure.append(i)
     return min(sure, key=medians.__getitem__)
 

@@ -5,9 +5,9 @@ import itertools
 import pytest
 import torch
 from zerowaste_vae.engine import InputError, load
-from zerowaste_vae.engine.availability import availability
 from zerowaste_vae.engine.kernels.targets import capabilities
 from zerowaste_vae.engine.options import DEFAULTS, OFF, TOGGLES, Options, unavailable, unused
+from zerowaste_vae.engine.planning.fusable import availability
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 FUSED_ONLY = {"composed_upsample", "cuda_graphs", "async_offload", "winograd"}

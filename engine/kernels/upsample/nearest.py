@@ -14,8 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..conv3d.types import Balance, Weight, pack_weight, padded_channels
-from ..conv3d.winograd.planes import phase_planes, quantise_planes
+from ..conv3d.types import Balance, Weight, pack_weight
 from ..precision import exact_math
 
 #: [phase, tap on the small frame, tap on the doubled one]
@@ -34,22 +33,10 @@ def compose_nearest(conv: Tensor, temporal: bool = False) -> Tensor:
 
 
 def pack_nearest(
-    conv: Tensor, bias: Tensor, dtype: torch.dtype, balance: Balance | None = None, temporal: bool = False,
-    winograd: bool = False,
-) -> tuple[Weight, Tensor]:  # fmt: skip
+    conv: Tensor, bias: Tensor, dtype: torch.dtype, balance: Balance | None = None, temporal: bool = False
+) -> tuple[Weight, Tensor]:
     """Compose in fp32 and round once into `dtype`; the weight and its bias, for each phase, in float32. balance: scales
-    of the input channels, as for `pack_weight`. winograd: for buffers of planes, with a quarter fewer products, of
-    kernels with one tap in time."""
+    of the input channels, as for `pack_weight`."""
     z, kernels = 2 if temporal else 1, compose_nearest(conv.float(), temporal)
-    if not winograd:
-        weight = pack_weight(kernels, dtype, (z, 2, 2), balance=balance)
-        return replace(weight, shifted=True, folded=int(temporal)), bias.float().repeat(4 * z)
-    k, c = conv.shape[:2]
-    wide = padded_channels(c, dtype)
-    rows = kernels.permute(0, 2, 3, 4, 1)  # [4 * K, 1, 2, 2, C]
-    if balance is not None:
-        rows = rows * balance(rows.flatten(1, 3))
-    rows = torch.nn.functional.pad(rows, (0, wide - c)).unflatten(0, (4, k))
-    data, scale, mix = quantise_planes(phase_planes(rows), dtype, wide)
-    weight = Weight(data, wide, k, (1, 2, 2), scale, (1, 2, 2), shifted=True, winograd=True, mix=mix)
-    return weight, bias.float().repeat(4)
+    weight = pack_weight(kernels, dtype, (z, 2, 2), balance=balance)
+    return replace(weight, shifted=True, folded=int(temporal)), bias.float().repeat(4 * z)

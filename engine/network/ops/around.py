@@ -108,9 +108,6 @@ class Around(Step):
     def inner(self) -> tuple[Step, ...]:
         return self.steps
 
-    def modules(self, style: Style) -> dict[str, nn.Module]:
-        return {name: module for step in self.steps for name, module in step.modules(style).items()}
-
     def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
         temporal, last = self.time != (1, 1), self.steps[-1].name
         starts = temporal and part(last).time_conv.starts(state)
@@ -168,11 +165,6 @@ class Around(Step):
     def why_not_fused(self, style: Style) -> str | None:
         norms = any(s.groups for s in self.steps)
         return "sums of groups do not pass a shortcut around several steps" if norms else None
-
-    def channels(self, channels: int) -> int:
-        for step in self.steps:
-            channels = step.channels(channels)
-        return channels
 
     def taps(self, style: Style) -> Taps:
         return Taps(*map(sum, zip(*(s.taps(style) for s in self.steps), strict=True)))

@@ -21,6 +21,7 @@ from ...run.weights import Conv as Packed
 from ..packed import conv_of
 from ..program import CAUSAL, Border, Size, Step, Style, Taps, Work
 from ..state import State
+from ..tree import find, graft
 
 
 def _as_products(x: Tensor) -> bool:
@@ -118,6 +119,19 @@ class Matrix(nn.Linear):
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
         return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+
+
+class OneConv(nn.Module):
+    """A convolution under the dotted name that files have for it, and what goes on around it."""
+
+    def __init__(self, name: str, convolution: ClipConv | FrameConv) -> None:
+        super().__init__()
+        self._name = name
+        graft(self, name, convolution)
+
+    @property
+    def convolution(self) -> ClipConv | FrameConv:
+        return find(self, self._name)  # type: ignore[return-value]
 
 
 def styled(c_in: int, c_out: int, style: Style) -> ClipConv | FrameConv:

@@ -16,9 +16,8 @@ from ...options import Options
 from ...run.run import COPY, Run
 from ...run.weights import Conv
 from ..program import CAUSAL, Size, Step, Style, Taps, Work
-from ..state import State
-from ..tree import find, graft
-from .conv import ClipConv, conv_work, styled, taps_of
+from ..state import State, grouped
+from .conv import ClipConv, OneConv, conv_work, styled, taps_of
 from .means import mean
 
 _PLAIN = Geometry()
@@ -43,20 +42,15 @@ def to_channels(x: Tensor, stride: Stride) -> Tensor:
     return x.reshape(b, c * math.prod(stride), t // pt, h // py, w // px)
 
 
-class Up(nn.Module):
+class Up(OneConv):
     """A clip's first position has only the last of its frames."""
 
     def __init__(self, c_in: int, c_out: int, stride: Stride, shortcut: bool, style: Style) -> None:
-        super().__init__()
+        super().__init__("conv.conv", styled(c_in, c_out * math.prod(stride), style))
         self.stride, self.shortcut = stride, shortcut
-        graft(self, "conv.conv", styled(c_in, c_out * math.prod(stride), style))
-
-    @property
-    def last(self) -> ClipConv:
-        return find(self, "conv.conv")  # type: ignore[return-value]
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
-        conv = self.last
+        conv = self.convolution
         y = conv(x, state)
         if self.shortcut and state is not None:
             x = state.aligned(f"{conv.key} residual", x, y)
@@ -68,33 +62,20 @@ class Up(nn.Module):
         return y[:, :, self.stride[0] - 1 :] if starts else y
 
 
-class Down(nn.Module):
+class Down(OneConv):
     """A clip's first frame comes as often as frames become one."""
 
     def __init__(self, c_in: int, c_out: int, stride: Stride, style: Style) -> None:
-        super().__init__()
+        super().__init__("conv.conv", styled(c_in, c_out // math.prod(stride), style))
         self.stride, self.c_out = stride, c_out
-        graft(self, "conv.conv", styled(c_in, c_out // math.prod(stride), style))
-
-    @property
-    def last(self) -> ClipConv:
-        return find(self, "conv.conv")  # type: ignore[return-value]
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
-        conv, frames = self.last, self.stride[0]
-        waiting = f"{conv.key} samples"
+        conv, frames = self.convolution, self.stride[0]
         y = conv(x, state)
         # In front of a clip both the samples and their convolution are those of its first frame.
-        both = torch.cat((x, y), 1)
-        if state is None or waiting not in state.histories:
-            both = torch.cat((both[:, :, :1].expand(-1, -1, frames - 1, -1, -1), both), 2)
-        else:
-            both = torch.cat((state.histories[waiting].to(both), both), 2)
-        ready = both.shape[2] // frames * frames
-        if state is not None:
-            state.keep(waiting, both[:, :, ready:])
+        both = grouped(torch.cat((x, y), 1), state, f"{conv.key} samples", frames)
         rows, columns = (n // s for n, s in zip(both.shape[3:], self.stride[1:], strict=True))
-        both = both[:, :, :ready, : rows * self.stride[1], : columns * self.stride[2]]
+        both = both[..., : rows * self.stride[1], : columns * self.stride[2]]
         x, y = (to_channels(part.contiguous(), self.stride) for part in both.split((x.shape[1], y.shape[1]), 1))
         return y + mean(x.unflatten(1, (self.c_out, x.shape[1] // self.c_out)), 2)
 
@@ -109,9 +90,6 @@ class _Depth(Step):
     def channels(self, channels: int) -> int:
         return self.c_out
 
-    def taps(self, style: Style) -> Taps:
-        return taps_of(style)
-
 
 @dataclass(frozen=True)
 class Packed:
@@ -122,17 +100,8 @@ class Packed:
 
 
 @dataclass(frozen=True)
-class DepthUp(_Depth):
-    """shortcut: the input's own samples, repeated, around the convolution."""
-
-    shortcut: bool = False
-    looks_ahead = True
-
-    def why_not_fused(self, style: Style) -> str | None:
-        if self.stride[1:] == (1, 1) and self.c_in == self.c_out:
-            # Convolutions of one shape share a ring, and get as many frames each.
-            return "its frames double where their size and channels stay, which only the plain walk does"
-        return None
+class ToSamples(_Depth):
+    """What its layer makes of a position becomes samples, channels as `to_samples` has them."""
 
     @property
     def time(self) -> tuple[int, int]:  # type: ignore[override]
@@ -142,21 +111,41 @@ class DepthUp(_Depth):
     def space(self) -> tuple[int, int]:  # type: ignore[override]
         return self.stride[1], 1
 
+    def packed(self, layer: nn.Module, dtype: torch.dtype) -> Packed:
+        """Channels in the order in which the convolution's store makes samples of them."""
+        frames, rows, columns = self.stride
+        weight = layer.weight.float().view(self.c_out, *self.stride, self.c_in, *(layer.weight.shape[2:] or (1, 1, 1)))
+        bias = layer.bias.float().view(self.c_out, *self.stride)
+
+        def of(first: int) -> Conv:
+            order = weight[:, first:].permute(2, 3, 1, 0, 4, 5, 6, 7).flatten(0, 3)
+            made = pack_weight(order, dtype, (frames - first, rows, columns))
+            return Conv(layer.key, made, bias[:, first:].permute(2, 3, 1, 0).reshape(-1).contiguous())
+
+        return Packed(of(0), of(frames - 1))
+
+
+@dataclass(frozen=True)
+class DepthUp(ToSamples):
+    """shortcut: the input's own samples, repeated, around the convolution."""
+
+    shortcut: bool = False
+    looks_ahead = True
+
+    def taps(self, style: Style) -> Taps:
+        return taps_of(style)
+
+    def why_not_fused(self, style: Style) -> str | None:
+        if self.stride[1:] == (1, 1) and self.c_in == self.c_out:
+            # Convolutions of one shape share a ring, and get as many frames each.
+            return "its frames double where their size and channels stay, which only the plain walk does"
+        return None
+
     def modules(self, style: Style) -> dict[str, nn.Module]:
         return {self.name: Up(self.c_in, self.c_out, self.stride, self.shortcut, style)}
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Packed:
-        """Channels in the order in which the convolution's store makes samples of them."""
-        conv, dtype, (frames, rows, columns) = part(self.name).last, operands.dtype, self.stride
-        weight = conv.weight.float().unflatten(0, (self.c_out, frames, rows, columns))
-        bias = conv.bias.float().unflatten(0, (self.c_out, frames, rows, columns))
-
-        def of(first: int) -> Conv:
-            order = weight[:, first:].permute(2, 3, 1, 0, 4, 5, 6, 7).flatten(0, 3)
-            packed = pack_weight(order, dtype, (frames - first, rows, columns))
-            return Conv(conv.key, packed, bias[:, first:].permute(2, 3, 1, 0).reshape(-1).contiguous())
-
-        return Packed(of(0), of(frames - 1))
+        return self.packed(part(self.name).convolution, operands.dtype)
 
     def run(self, packed: Packed, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip

@@ -55,9 +55,6 @@ class Patches(Step):
     def space(self) -> tuple[int, int]:  # type: ignore[override]
         return 1, self.patch
 
-    def modules(self, style: Style) -> dict[str, nn.Module]:
-        return {}
-
     def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
         h, w = (n // self.block * self.block for n in x.shape[3:])
         return patches(x[..., :h, :w], self.patch)
@@ -88,9 +85,6 @@ class Fourier(Step):
     first: int = 6
     last: int = 7
     stream: ClassVar[bool] = False
-
-    def modules(self, style: Style) -> dict[str, nn.Module]:
-        return {}
 
     def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
         waves = torch.arange(self.first, self.last + 1, device=x.device)

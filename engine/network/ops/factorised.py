@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..program import CAUSAL, Resampling, Size, Step, Style, Taps, Work
-from ..state import State
+from ..state import State, grouped
 from ..tree import graft
 from . import ends, resnet
 from .conv import ClipConv, conv_work
@@ -115,16 +115,10 @@ class Downsampler(nn.Module):
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
         x = F.pad(x, (0, 1, 0, 1))
         x = self.conv1.conv3d(x) + F.avg_pool3d(x, (1, 2, 2))
-        if state is None or self.key not in state.histories:
-            pairs = torch.cat((x[:, :, :1], x), 2)
-        else:
-            pairs = torch.cat((state.histories[self.key].to(x), x), 2)
-        ready = pairs.shape[2] // 2 * 2
-        if state is not None:
-            state.keep(self.key, pairs[:, :, ready:])
+        pairs = grouped(x, state, self.key, 2)
         y = self.conv2.conv3d(x, state)
         if y.shape[2]:
-            y = y + F.avg_pool3d(pairs[:, :, :ready], (2, 1, 1))
+            y = y + F.avg_pool3d(pairs, (2, 1, 1))
         return self.conv3.conv3d(y)
 
 
@@ -230,15 +224,7 @@ class WaveletPatches(Step):
 
     def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
         n, (h, w) = self.patch, (n // self.block * self.block for n in x.shape[3:])
-        x = x[..., :h, :w]
-        if state is None or self.name not in state.histories:
-            x = torch.cat((x[:, :, :1].expand(-1, -1, n - 1, -1, -1), x), 2)
-        else:
-            x = torch.cat((state.histories[self.name].to(x), x), 2)
-        ready = x.shape[2] // n * n
-        if state is not None:
-            state.keep(self.name, x[:, :, ready:])
-        x = x[:, :, :ready]
+        x = grouped(x[..., :h, :w], state, self.name, n)
         for _ in range(int(math.log2(n))):
             x = to_wavelets(x)
         return x

@@ -17,25 +17,19 @@ from ...run.run import COPY, Run
 from ...run.weights import Conv
 from ..program import CAUSAL, Resampling, Size, Style, Taps, Work
 from ..state import State
-from ..tree import find, graft
-from .conv import ClipConv, FrameConv, conv_work
+from .conv import ClipConv, FrameConv, OneConv, conv_work
 
 
-class Downsample(nn.Module):
+class Downsample(OneConv):
     """Zero row below and column to the right, then a strided 3x3 convolution of every frame; where temporal, a
     time_conv makes one frame of the two new ones and the one before. A clip's first frame passes by the time_conv."""
 
     def __init__(self, channels: int, temporal: bool) -> None:
-        super().__init__()
-        graft(self, "resample.1", FrameConv(channels, channels, 3, stride=2))
+        super().__init__("resample.1", FrameConv(channels, channels, 3, stride=2))
         self.time_conv = ClipConv(channels, channels, (3, 1, 1), (2, 1, 1), head="none") if temporal else None
 
-    @property
-    def conv(self) -> FrameConv:
-        return find(self, "resample.1")  # type: ignore[return-value]
-
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
-        x = self.conv(F.pad(x, (0, 1, 0, 1)))
+        x = self.convolution(F.pad(x, (0, 1, 0, 1)))
         if self.time_conv is None:
             return x
         if not self.time_conv.starts(state):
@@ -70,7 +64,7 @@ class FrameDown(Resampling):
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Packed:
         block, dtype = part(self.name), operands.dtype
-        conv, time = block.conv, block.time_conv
+        conv, time = block.convolution, block.time_conv
         lead = Conv(conv.key, pack_weight(conv.weight.unsqueeze(2), dtype), conv.bias.float(), stride=(1, 2, 2))
         if time is None:
             return Packed(lead, None)

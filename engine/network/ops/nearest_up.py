@@ -20,11 +20,10 @@ from ...run.weights import Conv
 from ..packed import scaling
 from ..program import CAUSAL, Resampling, Size, Style, Taps, Work
 from ..state import State
-from ..tree import find, graft
-from .conv import ClipConv, FrameConv, conv_work
+from .conv import ClipConv, FrameConv, OneConv, conv_work
 
 
-class Upsample(nn.Module):
+class Upsample(OneConv):
     """Frames doubled by `time_conv` where temporal, then pixels doubled and a 3x3 convolution of every frame.
 
     A clip's first frame passes by the time_conv, which sees zeros in its place: T frames become 2T - 1 in the first
@@ -33,19 +32,13 @@ class Upsample(nn.Module):
 
     def __init__(self, c_in: int, c_out: int, temporal: bool, name: str) -> None:
         """name: the file's, of the 3x3 convolution."""
-        super().__init__()
-        self._name = name
-        graft(self, name, FrameConv(c_in, c_out, 3, padding=1))
+        super().__init__(name, FrameConv(c_in, c_out, 3, padding=1))
         self.time_conv = ClipConv(c_in, 2 * c_in, (3, 1, 1), head="zero") if temporal else None
-
-    @property
-    def frame_conv(self) -> FrameConv:
-        return find(self, self._name)  # type: ignore[return-value]
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
         if self.time_conv is not None:
             x = self._double_frames(x, state)
-        return self.frame_conv(F.interpolate(x, scale_factor=(1, 2, 2)))
+        return self.convolution(F.interpolate(x, scale_factor=(1, 2, 2)))
 
     def _double_frames(self, x: Tensor, state: State | None) -> Tensor:
         lead = x[:, :, : int(self.time_conv.starts(state))]
@@ -86,7 +79,7 @@ class NearestUp(Resampling):
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Packed:
         block, composed = part(self.name), options.composed_upsample
-        conv, time = block.frame_conv, block.time_conv
+        conv, time = block.convolution, block.time_conv
         form = operands.form(conv.key, normed=False) if composed else Form(operands.dtype)
 
         def make() -> Packed:

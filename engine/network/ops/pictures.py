@@ -23,9 +23,6 @@ class EachPicture(Step):
     def inner(self) -> tuple[Step, ...]:
         return self.steps
 
-    def modules(self, style: Style) -> dict[str, nn.Module]:
-        return {name: module for step in self.steps for name, module in step.modules(style).items()}
-
     def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
         made = []
         for picture in x.split(1, 2):
@@ -49,11 +46,6 @@ class EachPicture(Step):
         for step in self.steps:
             up, down = up * step.space[0], down * step.space[1]
         return up, down
-
-    def channels(self, channels: int) -> int:
-        for step in self.steps:
-            channels = step.channels(channels)
-        return channels
 
     def work(self, size: Size, style: Style = CAUSAL) -> Work:
         total, one = Work(), size._replace(frames=self.copies)

@@ -16,30 +16,23 @@ from ...run.weights import Conv
 from ..packed import conv_of, scaling
 from ..program import CAUSAL, Resampling, Size, Style, Taps, Work
 from ..state import State
-from ..tree import find, graft
-from .conv import ClipConv, conv_work, styled, taps_of
+from .conv import OneConv, conv_work, styled, taps_of
 
 
-class Upsample(nn.Module):
+class Upsample(OneConv):
     """Every value twice in height and width, and in time where `temporal`, then a 3x3x3 convolution.
 
     A clip's first frame is not repeated in time: T frames become 2T - 1 in the first call and 2T in later ones.
     """
 
     def __init__(self, channels: int, temporal: bool, conv: str, style: Style = CAUSAL) -> None:
-        super().__init__()
+        super().__init__(conv, styled(channels, channels, style))
         self.z = 2 if temporal else 1
-        self._name = conv
-        graft(self, conv, styled(channels, channels, style))
-
-    @property
-    def last(self) -> ClipConv:
-        return find(self, self._name)  # type: ignore[return-value]
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
-        lead, (b, c, t, h, w) = int(self.z == 2 and self.last.starts(state)), x.shape
+        lead, (b, c, t, h, w) = int(self.z == 2 and self.convolution.starts(state)), x.shape
         x = x[:, :, :, None, :, None, :, None].expand(b, c, t, self.z, h, 2, w, 2)
-        return self.last(x.reshape(b, c, t * self.z, 2 * h, 2 * w)[:, :, lead:], state)
+        return self.convolution(x.reshape(b, c, t * self.z, 2 * h, 2 * w)[:, :, lead:], state)
 
 
 @dataclass(frozen=True)
@@ -64,7 +57,7 @@ class RepeatUp(Resampling):
         return {self.name: Upsample(self.width, self.temporal, self.conv, style)}
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Packed:
-        conv = part(self.name).last
+        conv = part(self.name).convolution
         if not options.composed_upsample:
             return Packed(conv_of(conv, Operands(operands.dtype), normed=False), False)
         form = operands.form(conv.key, normed=False)

@@ -16,8 +16,7 @@ from ...run.weights import Conv
 from ..packed import conv_of
 from ..program import CAUSAL, Size, Style, Work
 from ..state import State
-from ..tree import find, graft
-from .conv import ClipConv, conv_work, styled
+from .conv import OneConv, conv_work, styled
 from .means import mean
 from .shortcut import Shortcut
 
@@ -29,7 +28,7 @@ def gathered(x: Tensor, z: int) -> Tensor:
     return x.reshape(b, 4 * z * c, t // z, h // 2, w // 2)
 
 
-class Downsample(nn.Module):
+class Downsample(OneConv):
     """3x3x3 convolution, then 2x2 pixels (x2 frames where `temporal`) become channels, added to the means over
     neighbouring channels of what the input's pixels become.
 
@@ -39,20 +38,15 @@ class Downsample(nn.Module):
     def __init__(
         self, c_in: int, c_out: int, temporal: bool, lead: bool, conv: str, style: Style = CAUSAL
     ) -> None:  # fmt: skip
-        super().__init__()
-        self.z, self.lead, self.width = 2 if temporal else 1, lead and temporal, c_out
-        self._name = conv
-        graft(self, conv, styled(c_in, c_out // (4 * self.z), style))
-
-    @property
-    def first(self) -> ClipConv:
-        return find(self, self._name)  # type: ignore[return-value]
+        z = 2 if temporal else 1
+        super().__init__(conv, styled(c_in, c_out // (4 * z), style))
+        self.z, self.lead, self.width = z, lead and temporal, c_out
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
-        lead = int(self.lead and self.first.starts(state) and x.shape[2] > 0)
-        y = self.first(x, state)
+        lead = int(self.lead and self.convolution.starts(state) and x.shape[2] > 0)
+        y = self.convolution(x, state)
         if state is not None:
-            x = state.aligned(f"{self.first.key} shortcut", x, y)
+            x = state.aligned(f"{self.convolution.key} shortcut", x, y)
         rest = gathered(y[:, :, lead:], self.z) + self._means(x[:, :, lead:], self.z)
         if not lead:
             return rest
@@ -85,7 +79,7 @@ class ShortcutDown(Shortcut):
         return {self.name: Downsample(self.c_in, self.c_out, self.temporal, self.lead, self.conv, style)}
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Conv:
-        return conv_of(part(self.name).first, operands, normed=False)
+        return conv_of(part(self.name).convolution, operands, normed=False)
 
     def run(self, packed: Conv, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip

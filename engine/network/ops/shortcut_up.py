@@ -16,8 +16,7 @@ from ...run.weights import Conv
 from ..packed import scaling
 from ..program import CAUSAL, Size, Style, Work
 from ..state import State
-from ..tree import find, graft
-from .conv import ClipConv, conv_work, styled
+from .conv import OneConv, conv_work, styled
 from .shortcut import Shortcut
 
 
@@ -28,7 +27,7 @@ def shuffled(x: Tensor, z: int) -> Tensor:
     return x.reshape(b, c // (4 * z), z * t, 2 * h, 2 * w)
 
 
-class Upsample(nn.Module):
+class Upsample(OneConv):
     """3x3x3 convolution and pixel shuffle (x2 in height and width, and in time where `temporal`), added to the input's
     channels repeated and shuffled the same way.
 
@@ -39,21 +38,15 @@ class Upsample(nn.Module):
     def __init__(
         self, c_in: int, c_out: int, temporal: bool, lead: bool, conv: str, style: Style = CAUSAL
     ) -> None:  # fmt: skip
-        super().__init__()
-        self.z, self.lead = 2 if temporal else 1, lead and temporal
-        self.repeats = 4 * self.z * c_out // c_in
-        self._name = conv
-        graft(self, conv, styled(c_in, 4 * self.z * c_out, style))
-
-    @property
-    def last(self) -> ClipConv:
-        return find(self, self._name)  # type: ignore[return-value]
+        z = 2 if temporal else 1
+        super().__init__(conv, styled(c_in, 4 * z * c_out, style))
+        self.z, self.lead, self.repeats = z, lead and temporal, 4 * z * c_out // c_in
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
-        lead = int(self.lead and self.last.starts(state) and x.shape[2] > 0)
-        y = self.last(x, state)
+        lead = int(self.lead and self.convolution.starts(state) and x.shape[2] > 0)
+        y = self.convolution(x, state)
         if state is not None:
-            x = state.aligned(f"{self.last.key} shortcut", x, y)
+            x = state.aligned(f"{self.convolution.key} shortcut", x, y)
         rest = shuffled(y[:, :, lead:], self.z)
         rest += shuffled(x[:, :, lead:].repeat_interleave(self.repeats, 1), self.z)
         if not lead:
@@ -76,7 +69,7 @@ class ShortcutUp(Shortcut):
         return {self.name: Upsample(self.c_in, self.c_out, self.temporal, self.lead, self.conv, style)}
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Conv:
-        conv, z = part(self.name).last, self.time[0]
+        conv, z = part(self.name).convolution, self.time[0]
         form = operands.form(conv.key, normed=False)
 
         def make() -> Conv:

@@ -17,11 +17,10 @@ from ...run.weights import Conv
 from ..packed import conv_of
 from ..program import CAUSAL, Resampling, Size, Style, Taps, Work
 from ..state import State
-from ..tree import find, graft
-from .conv import ClipConv, FrameConv, conv_work
+from .conv import ClipConv, FrameConv, OneConv, conv_work
 
 
-class Downsample(nn.Module):
+class Downsample(OneConv):
     """Zero row below and column to the right, then a strided conv: (1,3,3) in space, causal (3,3,3) in time too.
 
     reflected: (3,3,3) in any case, and that row and column are those in front of the last ones.
@@ -34,22 +33,17 @@ class Downsample(nn.Module):
         self, channels: int, temporal: bool, style: Style = CAUSAL, centred: bool = False, conv: str = "conv",
         reflected: bool = False,
     ) -> None:  # fmt: skip
-        super().__init__()
-        self.temporal, self.centred, self.reflected, self._name = temporal, centred, reflected, conv
-        if style.still:
-            graft(self, conv, FrameConv(channels, channels, 3, stride=2))
-            return
-        kt = 3 if temporal or centred or reflected else 1
+        kernel = (3 if temporal or centred or reflected else 1, 3, 3)
         stride = (2 if temporal else 1, 2, 2)
         around = {"border": style.border} if centred else {"padding": 0}
-        graft(self, conv, ClipConv(channels, channels, (kt, 3, 3), stride, head=style.head, **around))
-
-    @property
-    def first(self) -> ClipConv:
-        return find(self, self._name)  # type: ignore[return-value]
+        super().__init__(
+            conv, FrameConv(channels, channels, 3, stride=2) if style.still
+            else ClipConv(channels, channels, kernel, stride, head=style.head, **around),
+        )  # fmt: skip
+        self.temporal, self.centred, self.reflected = temporal, centred, reflected
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
-        conv = self.first
+        conv = self.convolution
         if not self.centred:
             x = F.pad(x, (0, 1, 0, 1, 0, 0), mode="reflect" if self.reflected else "constant")
         elif self.temporal and conv.starts(state):
@@ -77,7 +71,7 @@ class StridedDown(Resampling):
         return {self.name: Downsample(self.width, self.temporal, style, self.centred, self.conv, self.reflected)}
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Conv:
-        return conv_of(part(self.name).first, operands, normed=False)
+        return conv_of(part(self.name).convolution, operands, normed=False)
 
     def run(self, packed: Conv, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip

@@ -3,6 +3,7 @@ import torch
 from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE
 from zerowaste_vae.engine.bench import speed_limit
 from zerowaste_vae.engine.bench.subject import PUBLISHED
+from zerowaste_vae.engine.network.program import Work
 
 
 @pytest.mark.parametrize(("half", "tflop"), [("decoder", 1771.8), ("encoder", 677.9)])
@@ -17,13 +18,13 @@ def test_composed_upsamplers_save_a_fifth_of_the_decoder():
     work = speed_limit.work(ARCHITECTURE, PUBLISHED, "decoder", 21, 90, 160)
     assert 0.78 < work.composed_flop / work.flop < 0.80
     # 24.2 ms per frame is the contract's speed limit with upsamplers composed; its bytes are counted a little roomier.
-    assert 23.0 < 1e3 * work.seconds(793, 4.29, 2) / 81 < 24.2
+    assert 23.0 < 1e3 * speed_limit.seconds(work, "fp16", 793, 4.29) / 81 < 24.2
 
 
 def test_seconds_add_products_and_copies():
-    work = speed_limit.Work(2e12, 1e12, 5e11)
-    assert work.seconds(10.0, 2.0, 2) == pytest.approx(0.1 + 0.5)
-    assert [speed_limit.value_bytes(name) for name in ("fp32", "fp16", "fp8")] == [4, 2, 2]
+    work = Work(2e12, 1e12, 5e11)
+    for precision, copies in (("fp32", 1.0), ("fp16", 0.5), ("fp8", 0.5)):
+        assert speed_limit.seconds(work, precision, 10.0, 2.0) == pytest.approx(0.1 + copies)
 
 
 def test_rates_of_this_machine():

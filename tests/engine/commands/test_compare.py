@@ -5,9 +5,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from zerowaste_vae.engine.cli import main
-from zerowaste_vae.engine.demo import demo_clip_path
 from zerowaste_vae.engine.files.media import iter_frames, read_video
 from zerowaste_vae.engine.files.pngs import write_png_folder
+from zerowaste_vae.engine.loader import demo_clip_path
 
 
 @pytest.fixture

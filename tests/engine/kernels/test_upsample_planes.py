@@ -16,7 +16,7 @@ from zerowaste_vae.engine.kernels.conv3d import (
 )
 from zerowaste_vae.engine.kernels.norm_act import Norm, Store, norm_act
 from zerowaste_vae.engine.kernels.targets import FP8, capabilities
-from zerowaste_vae.engine.kernels.upsample import pack, pack_nearest, upsample
+from zerowaste_vae.engine.kernels.upsample import pack, upsample
 
 sys.path.insert(0, str(Path(__file__).parent))
 from helpers import error, group_sums, true_sums
@@ -119,21 +119,21 @@ def test_forms_of_other_generations(interpreter, monkeypatch, sm, dtype, fast, l
 
 @pytest.mark.parametrize("backend", ["reference", "triton"])
 @pytest.mark.parametrize("dtype", [HALF, INT8], ids=str)
-def test_nearest_neighbours(request, backend, dtype):
-    """Wan's: 96 channels are three steps of 32, outputs and residual in other strides, scales of channels."""
+def test_onto_what_is_there(request, backend, dtype):
+    """96 channels are three steps of 32, outputs and residual in other strides, scales of channels."""
     if backend == "triton":
         request.getfixturevalue("interpreter")
-    conv, bias, x = torch.randn(48, 96, 3, 3) * 0.03, torch.randn(48), torch.randn(1, 3, 5, 96)
-    scales = torch.logspace(-0.3, 0.3, 96)
-    weight, wide = pack_nearest(conv[:, :, None], bias, dtype, lambda rows: scales, winograd=True)
-    buffer = torch.empty(1, *buffer_shape(3, 5, 96, 2), dtype=dtype)
-    unit = scale_of(dtype)
+    args, x = pair(96, False), torch.randn(3, 3, 5, 96)
+    scales, unit = torch.logspace(-0.3, 0.3, 96), scale_of(dtype)
+    composed = pack(*args, dtype, lambda rows: scales, winograd=True)
+    buffer = torch.empty(3, *buffer_shape(3, 5, 96, 2), dtype=dtype)
     norm_act(x, Norm("none"), buffer, store=Store(silu=False, gain=1 / (scales * unit)))
-    out, residual = torch.full((1, 8, 12, 48), 3.0), torch.randn(1, 6, 10, 48)
-    conv3d(buffer, weight, out[:, 1:-1, 1:-1], epilogue=Epilogue(wide, residual, scale=unit), backend=backend)
-    doubled = x.permute(0, 3, 1, 2).repeat_interleave(2, 2).repeat_interleave(2, 3)
-    want = torch.nn.functional.conv2d(doubled, conv, bias, padding=1).permute(0, 2, 3, 1) + residual
-    assert error(out[:, 1:-1, 1:-1], want) < ROUNDING[dtype]
+    out, residual = torch.full((1, 8, 12, 96), 3.0), torch.randn(1, 6, 10, 96)
+    told = Epilogue(composed.bias, residual, scale=unit)
+    conv3d(buffer, composed.weight, out[:, 1:-1, 1:-1], epilogue=told, first=2, backend=backend)
+    want = torch.empty(1, 6, 10, 96)
+    upsample(stored(x, torch.float32, 0), pack(*args, torch.float32), want, first=2)
+    assert error(out[:, 1:-1, 1:-1], want + residual) < ROUNDING[dtype]
     assert (out[:, 0] == 3).all() and (out[:, :, -1] == 3).all()
 
 

@@ -127,7 +127,7 @@ def test_equal_steps_are_walked_once_and_count_as_often(family, half, parking, m
 
     def sizes(latents, frames):
         calls.clear()
-        found = walk._dry_run(half, latents, frames, 16, 24, torch.float32, None, parking, (0, 0))
+        found = walk._dry_run(half, latents, frames, 16, 24, torch.float32, None, parking, (0, 0), 0)
         return found, len(calls)
 
     short, few = sizes(4, 1)

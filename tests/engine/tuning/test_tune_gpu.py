@@ -6,11 +6,11 @@ import time
 
 import pytest
 import torch
-from zerowaste_vae.engine import tune as module
 from zerowaste_vae.engine.errors import Cancelled
 from zerowaste_vae.engine.kernels.conv3d import tuned
 from zerowaste_vae.engine.kernels.conv3d.schedules import Schedule
 from zerowaste_vae.engine.tuning import kept
+from zerowaste_vae.engine.tuning import tune as module
 from zerowaste_vae.engine.tuning.candidates import candidates
 from zerowaste_vae.engine.tuning.processes import Gpu
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from .errors import CheckpointError
-from .files.checkpoint import read_checkpoint, restore_shapes
-from .precision.digest import digest
+from ..errors import CheckpointError
+from ..files.checkpoint import read_checkpoint, restore_shapes
+from .digest import digest
 
 
 @dataclass(frozen=True)

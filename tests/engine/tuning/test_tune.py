@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from zerowaste_vae.engine import tune as module
 from zerowaste_vae.engine.archs import ARCHITECTURES
 from zerowaste_vae.engine.cli import main
 from zerowaste_vae.engine.errors import Cancelled, InputError
@@ -14,6 +13,7 @@ from zerowaste_vae.engine.loader import PRECISIONS
 from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.planning.fused_walk import FusedWalk
 from zerowaste_vae.engine.tuning import kept
+from zerowaste_vae.engine.tuning import tune as module
 from zerowaste_vae.engine.tuning.candidates import table
 
 DEVICE = torch.device("cuda", 5)

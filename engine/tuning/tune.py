@@ -9,18 +9,18 @@ from dataclasses import replace
 
 import torch
 
-from .errors import Cancelled, InputError
-from .kernels.conv3d.tuned import Kind
-from .kernels.probe import proven
-from .kernels.targets import Target
-from .planning.fused_walk import FusedWalk
-from .run.kept import KEPT
-from .tuning import kept
-from .tuning.candidates import candidates, table
-from .tuning.kept import Tuning
-from .tuning.layers import Layer, layers
-from .tuning.processes import Gpu, Pool
-from .tuning.search import Outcome, search
+from ..errors import Cancelled, InputError
+from ..kernels.conv3d.tuned import Kind
+from ..kernels.probe import proven
+from ..kernels.targets import Target
+from ..planning.fused_walk import FusedWalk
+from ..run.kept import KEPT
+from . import kept
+from .candidates import candidates, table
+from .kept import Tuning
+from .layers import Layer, layers
+from .processes import Gpu, Pool
+from .search import Outcome, search
 
 #: Seconds that all of it may take, and those of them that its end takes.
 BUDGET, MARGIN = 120.0, 3.0

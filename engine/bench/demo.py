@@ -15,9 +15,9 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from .bench import metrics
-from .files.media import read_video
-from .vae import VideoVAE
+from ..files.media import read_video
+from ..vae import VideoVAE
+from . import metrics
 
 #: bar(label) is a context manager that hands out a progress callback
 Bar = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
@@ -46,11 +46,6 @@ class Demo:
     @property
     def psnr(self) -> float:
         return psnr(self.source, self.result)
-
-
-def demo_clip_path() -> Path:
-    """The clip that ships with the package (assets/demo_clip.mp4)."""
-    return Path(__file__).resolve().parent.parent / "assets" / "demo_clip.mp4"
 
 
 def psnr(source: Tensor, result: Tensor) -> float:

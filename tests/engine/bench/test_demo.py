@@ -9,8 +9,9 @@ import torch
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from zerowaste_vae.engine import demo, demo_vae_path, load
+from zerowaste_vae.engine import demo_vae_path, load, loader
 from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
+from zerowaste_vae.engine.bench import demo
 from zerowaste_vae.engine.cli import main
 from zerowaste_vae.engine.files.media import read_video
 from zerowaste_vae.engine.files.mp4 import write_mp4
@@ -19,10 +20,10 @@ from zerowaste_vae.engine.files.mp4 import write_mp4
 @pytest.fixture
 def short_clip(tmp_path, monkeypatch):
     """The first five frames of the shipped clip, a corner of them, in its place."""
-    frames, fps = read_video(demo.demo_clip_path(), 5)
+    frames, fps = read_video(loader.demo_clip_path(), 5)
     clip = tmp_path / "short.mp4"
     write_mp4(clip, frames[:, :64, :96], fps)
-    monkeypatch.setattr(demo, "demo_clip_path", lambda: clip)
+    monkeypatch.setattr(loader, "demo_clip_path", lambda: clip)
     return clip
 
 
@@ -35,7 +36,7 @@ def call(capsys, *args):
 def test_assets_are_small_and_named_as_published():
     path = demo_vae_path()
     assert path.stat().st_size <= 10_000_000
-    assert demo.demo_clip_path().stat().st_size < 1_000_000
+    assert loader.demo_clip_path().stat().st_size < 1_000_000
     with safe_open(path, "pt") as file:
         assert file.metadata()["norm_num_groups"] == "8"
     tensors = load_file(path)
@@ -48,7 +49,7 @@ def test_assets_are_small_and_named_as_published():
 
 
 def test_the_shipped_clip_comes_back_at_28_db():
-    source, _ = read_video(demo.demo_clip_path())
+    source, _ = read_video(loader.demo_clip_path())
     assert source.shape[0] % 4 == 1 and source.shape[1] % 8 == 0 and source.shape[2] % 8 == 0
     source = source[:9]
     vae = load(demo_vae_path(), device="cpu", precision="fp32")
@@ -96,7 +97,7 @@ def test_psnr():
 
 def test_peak_memory_follows_this_process():
     program = (
-        "import torch; from zerowaste_vae.engine.demo import peak_memory as p; d = torch.device('cpu'); a = p(d);"
+        "import torch; from zerowaste_vae.engine.bench.demo import peak_memory as p; d = torch.device('cpu'); a = p(d);"
         "x = torch.ones(64 << 20); del x; b = p(d); print(b - a)"
     )
     grown = int(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout)
