@@ -211,7 +211,6 @@ def _by_rows(
 ) -> list[dict[str, object]]:  # fmt: skip
     """The same by rows of every frame, or nothing where that cannot be. size: of latents; frame: of what goes in."""
     from ..devices import by_rows
-    from ..memory import GIB
     from ..network.rows import why_no_rows
     from ..planning.budget import Limits
     from ..run.rows import Planned
