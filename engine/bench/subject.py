@@ -38,14 +38,14 @@ def read_weights(weights: str) -> Checkpoint:
     return read_checkpoint(demo_vae_path() if weights == DEMO else Path(weights))
 
 
-def random_checkpoint(config: Any = None, architecture: Architecture = DEFAULT) -> Checkpoint:
+def random_checkpoint(config: Any = None, seed: int = 0, architecture: Architecture = DEFAULT) -> Checkpoint:
     """Seeded fp16 weights of a family's network (config None: the published one), as its `Draws` say: time and memory
     are those of real weights."""
     published = architecture.published
     config = config or published.config
     with torch.device("meta"):
         state = architecture.build(config).state_dict()
-    generator, draws = torch.Generator().manual_seed(0), published.draws
+    generator, draws = torch.Generator().manual_seed(seed), published.draws
     tensors = {name: torch.tensor(values).expand(state[name].shape).contiguous() for name, values in draws.fixed}
     for name in sorted(state.keys() - tensors):
         tensors[name] = _drawn(name, torch.randn(state[name].shape, generator=generator), draws).half()

@@ -34,6 +34,7 @@ class TiledProgram(Program):
                 total += super().work(each, *size)
         return Work(*(count * value for value in total))
 
+    @property
     def reach(self) -> tuple[Fraction | float, Fraction | float]:
         """As far as sections do: nobody may cut a clip elsewhere."""
         return math.inf, math.inf

@@ -379,8 +379,10 @@ def test_profiles_of_decodes_have_all_work(make, noise, precision):
     assert calls["product"] == tiles * (4 * layers + 1) and calls["attention"] == calls["gated"] == tiles * layers
     assert calls["normalised"] == 2 * tiles * layers and calls["blend"] == tiles
     work = vae.model.decoder.program.work(7, 3, 5).flop
-    # What the program counts besides are products of latents, and those of registers at the end.
-    assert 0.95 * work < sum(r.flop for r in found.rows) <= work
+    # What the program counts besides are products of latents, and those of registers at the end; products in 8 bit
+    # have rows that hold nothing.
+    tokens = tokens_of(vae._packed.step, 7, 3, 5)
+    assert 0.95 * work < sum(r.flop for r in found.rows) <= work * product_rows(tokens, vae._kind) / tokens
 
 
 def test_profiles_of_encodes_are_those_of_tiles(make, noise):
