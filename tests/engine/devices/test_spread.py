@@ -284,6 +284,54 @@ def test_a_stream_follows_into_a_wider_type(make_vae_file, noise, early, rounds,
     assert 0 < kept < vae.last_report.parts[0][0].stop and torch.equal(out[:, kept:], wide[:, kept:])
 
 
+@pytest.mark.parametrize("fused", [True, False])
+def test_frames_that_come_one_by_one_are_shared(small, noise, early, rounds):
+    """Taken by the caller's thread, a window of parts ahead at most, and let go behind it."""
+    video, read, seen = noise(61, 16, 16, 3).sigmoid(), [], []
+    rounds(2.1, 16 * 16 * 3 * 4)
+
+    def frames():
+        for at, frame in enumerate(video):
+            assert threading.current_thread() is threading.main_thread()
+            read.append(at)
+            yield frame
+
+    options = {"chunk": 1, "count": 61, "seed": 3}
+    for piece in small.encode_stream(frames(), devices=TWO, **options):
+        seen.append((piece, len(read)))
+    assert len(small.last_report.parts) > 4 and small.last_report.complete
+    assert torch.equal(torch.cat([p for p, _ in seen], 2), small.encode(video, chunk=1, seed=3))
+    assert seen[0][1] < 40 and read == list(range(61))
+    with pytest.raises(InputError, match="count of all frames"):
+        small.encode_stream(iter(video), devices=TWO)
+
+
+def test_frames_of_what_one_device_makes_alone_are_not_held(small, noise):
+    """Leads would take longer than is saved."""
+    video, read = noise(33, 16, 16, 3).sigmoid(), []
+    stream = small.encode_stream((read.append(0) or f for f in video), chunk=1, count=33, devices=TWO)
+    first = next(stream)
+    assert len(read) < 20
+    assert torch.equal(torch.cat([first, *stream], 2), small.encode(video, chunk=1))
+
+
+def test_a_stream_of_frames_goes_on_where_one_fails(small, noise, early, rounds, monkeypatch):
+    video, made = noise(61, 16, 16, 3).sigmoid(), call.encode
+    whole = small.encode(video, chunk=1)
+
+    def failing(core, frames, request, tick, results, wanted, *rest):
+        if core is small:
+            yield from made(core, frames, request, tick, results, wanted, *rest)
+            return
+        yield from made(core, frames, request, tick, results, range(wanted.start, wanted.start + 1), *rest)
+        raise RuntimeError("CUDA error: lost")
+
+    monkeypatch.setattr(call, "encode", failing)
+    rounds(2.1, 16 * 16 * 3 * 4)
+    found = torch.cat(list(small.encode_stream(iter(video), chunk=1, count=61, devices=TWO)), 2)
+    assert torch.equal(found, whole) and small.last_report.events["handed_over"] == 1
+
+
 # -- rows of every frame -----------------------------------------------------------------------------------------------
 
 
