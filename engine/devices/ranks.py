@@ -34,6 +34,8 @@ TIMEOUT = 1800.0
 
 #: "segments": parts of the clip, each with a lead; "rows": every rank rows of each frame; "auto": what takes less time.
 SPLITS = ("auto", "segments", "rows")
+#: Where nobody says how. "auto" once GPUs have run rows; README and the help of --split say what it is.
+DEFAULT_SPLIT = "segments"
 
 
 class RankLost(ZeroWasteError):
@@ -50,7 +52,7 @@ class Ranks:
     local: int
     neighbours: int = 1
     #: How they share a clip: one of SPLITS.
-    split: str = "segments"
+    split: str = DEFAULT_SPLIT
 
     @property
     def device(self) -> str | None:

@@ -14,7 +14,6 @@ from .. import call, log
 from ..core import Core
 from ..errors import InputError
 from ..memory import GIB, available_ram
-from ..planning.shares import Leads, duration, split
 from ..report import Report
 from ..request import Request
 from ..run.passes import Latents
@@ -153,14 +152,13 @@ def _by_rows(
         if ranks.split == "rows":
             log.once(f"{vae.arch} {half}: the clip is shared by segments: {why}")
         return False
-    program = getattr(vae.model, half).program
-    leads, last = Leads(program, height, width), program.rates()[-1]
-    span = latent_of(wanted.start, last), latent_of(wanted.stop - 1, last) + 1
-    shares = split(leads, count, [1.0] * ranks.count, bounds=span)
-    rows = by_rows.duration(program, height, width, ranks.count) * (span[1] - span[0] + leads(span[0]))
     if ranks.split == "rows":
         return True
-    return rows < duration(shares, [1.0] * ranks.count) and by_rows.fits(vae, half, latents, request, ranks.count)
+    program = getattr(vae.model, half).program
+    last = program.rates()[-1]
+    span = latent_of(wanted.start, last), latent_of(wanted.stop - 1, last) + 1
+    sooner = by_rows.sooner(program, height, width, ranks.count, count, span)
+    return sooner and by_rows.fits(vae, half, latents, request, ranks.count)
 
 
 def _named(vae: Core, devices: Devices, mixed: bool) -> list[torch.device]:

@@ -367,7 +367,8 @@ class Spread:
         first, reports = made[0].report, [p.report for p in made]
         report.parts = [(range(p.first, p.end), p.report) for p in made]
         report.mode, report.operands, report.off, report.db = first.mode, first.operands, first.off, first.db
-        held = f", at most {self.held} frames waiting" if self.into.room is not None else ""
+        what = "frames" if self.half == "decoder" else "latents"
+        held = f", at most {self.held} {what} waiting" if self.into.room is not None else ""
         report.plan = f"{len({p.device for p in made})} devices, {len(made)} parts{held}; {first.plan}"
         report.precision = max(reports, key=lambda r: len(r.precision)).precision
         report.predicted_gb = max(r.predicted_gb or 0.0 for r in reports)

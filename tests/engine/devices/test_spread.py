@@ -8,9 +8,10 @@ import torch
 from zerowaste_vae import Cancelled, InputError, load
 from zerowaste_vae.engine import call
 from zerowaste_vae.engine.archs import seedvr2
-from zerowaste_vae.engine.devices import by_rows, kinds
+from zerowaste_vae.engine.devices import by_rows, kinds, several
 from zerowaste_vae.engine.devices.copies import on
 from zerowaste_vae.engine.devices.kinds import resolve
+from zerowaste_vae.engine.devices.ranks import Ranks
 from zerowaste_vae.engine.errors import PlanError
 from zerowaste_vae.engine.planning import shares
 from zerowaste_vae.engine.request import Request
@@ -300,6 +301,7 @@ def test_frames_that_come_one_by_one_are_shared(small, noise, early, rounds):
     for piece in small.encode_stream(frames(), devices=TWO, **options):
         seen.append((piece, len(read)))
     assert len(small.last_report.parts) > 4 and small.last_report.complete
+    assert "latents waiting" in small.last_report.plan
     assert torch.equal(torch.cat([p for p, _ in seen], 2), small.encode(video, chunk=1, seed=3))
     assert seen[0][1] < 40 and read == list(range(61))
     with pytest.raises(InputError, match="count of all frames"):
@@ -358,11 +360,22 @@ def test_rows_that_do_not_fit_are_not_chosen(small):
     assert small.plan_decode(3, 70, 4).peak_bytes == whole
 
 
-def test_rows_take_less_time_for_short_clips_and_more_for_long_ones():
-    config = seedvr2.PUBLISHED.config
-    program = seedvr2.decoder(config)
-    rows = by_rows.duration(program, 90, 160, 2)
-    assert 0.5 < rows < 0.7
-    leads = shares.Leads(program, 90, 160)
-    for latents, shorter in ((6, True), (150, False)):
-        assert (rows * latents < shares.duration(shares.split(leads, latents, [1.0, 1.0]), [1.0, 1.0])) == shorter
+@pytest.mark.parametrize("half", ["decoder", "encoder"])
+def test_rows_take_less_time_for_short_clips_and_more_for_long_ones(half):
+    program = getattr(seedvr2, half)(seedvr2.PUBLISHED.config)
+    size = (90, 160) if half == "decoder" else (1080, 1920)
+    assert 0.5 < by_rows.duration(program, *size, 2) < 0.75
+    assert by_rows.sooner(program, *size, 2, 6)
+    assert not by_rows.sooner(program, *size, 2, 150)
+    assert by_rows.sooner(program, *size, 2, 150, (140, 146))  # of a long clip a few
+
+
+@pytest.mark.parametrize("fused", [True])
+@pytest.mark.parametrize("asked, sooner, by", [("segments", True, False), ("rows", False, True), ("auto", True, True),
+                                              ("auto", False, False), (None, True, False)])  # fmt: skip
+def test_auto_takes_what_is_computed_to_be_done_sooner(small, monkeypatch, asked, sooner, by):
+    """Whoever says nothing gets segments, until GPUs have run rows."""
+    ranks = Ranks(0, 2, 0, split=asked) if asked else Ranks(0, 2, 0)
+    monkeypatch.setattr(by_rows, "sooner", lambda *_: sooner)
+    size = (6, 90, 4)
+    assert several._by_rows(small, ranks, "decoder", 90, 1, range(21), size, Request()) == by
