@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import call
 from .core import Core, no_check
 from .devices import several
 from .devices.several import Devices
@@ -21,8 +20,8 @@ from .network.stream import frame_spans
 from .request import Request, check_frame, check_latent, check_out, check_part, check_video
 from .run.passes import UNKNOWN, Latents
 from .run.plan import Plan, Steps
-from .run.progress import Cancel, Progress, Ticker
-from .run.results import Finished, HandedOn, Kept, Stream
+from .run.progress import Cancel, Progress
+from .run.results import Finished, Kept, Stream
 from .video import StreamVideo, TensorVideo
 
 #: Results that a stream in blended tiles makes at least at once.
@@ -214,7 +213,7 @@ class VideoVAE(Core, DocumentedMethods):
         size = given.batch, 2 * self.model.config.latent_channels, latents, given.height // s, given.width // s
         moments = torch.empty(size)
         into, latent = Kept(moments.permute(0, 2, 3, 4, 1), 0), size[2:]
-        for _ in several.encode(self, devices, mixed, x, request, into, latent, told, plan):
+        for _ in several.encode(self, devices, mixed, given, request, into, latent, told, plan):
             pass
         return moments[0].unflatten(1, x.shape[:2]).transpose(0, 1) if still else moments
 
@@ -235,6 +234,8 @@ class VideoVAE(Core, DocumentedMethods):
         cancel: Cancel | None = None,
         on_plan: Callable[[Plan], None] | None = None,
         plan: Plan | None = None,
+        devices: Devices = None,
+        mixed_devices: bool = False,
         **options: Any,
     ) -> Iterator[Tensor]:
         """The latents of `encode`, for one clip whose frames come from an iterable: [1, C, t, h, w], t >= 1, as they
@@ -243,26 +244,33 @@ class VideoVAE(Core, DocumentedMethods):
         frames: [H, W, 3] or [f, H, W, 3] in 0..1 (or uint8) each, taken when they are needed. count: of all of them,
         where it is known: for the total that `progress` is told (else 0), and needed with a seed, whose noise is drawn
         for the whole latent at once. Frames of a few chunks are in memory at any time, and so many as a latent depends
-        on. Ending the iterator early frees all that the run holds.
+        on. devices, mixed_devices: as for `encode`, with the count; each device makes a segment at a time, for which
+        frames wait in a quarter of the free host memory at most (in ram_gb, where that is less), and those that the
+        first latent of one depends on. Ending the iterator early frees all that the run holds.
         """
         self._need_encoder()
         if self.architecture.still:
             raise InputError(f"{self.arch} takes pictures, which do not follow each other: encode takes them")
         if seed is not None and count is None:
             raise InputError("a seed needs the count of all frames: its noise is drawn for the whole clip at once")
-        request = Request(**options, output="float32")
-        return self._encoded(frames, count, request, Ticker(progress, cancel), seed, on_plan, plan)
+        if devices not in (None, "auto") and count is None:
+            raise InputError("several devices need the count of all frames: each makes parts of the whole clip")
+        request, told = Request(**options, output="float32"), Told(progress, cancel, on_plan)
+        return self._encoded(frames, count, request, told, seed, plan, devices, mixed_devices)
 
     def _encoded(
-        self, frames: Iterable[Tensor], count: int | None, request: Request, ticker: Ticker, seed: int | None,
-        on_plan: Callable[[Plan], None] | None, plan: Plan | None,
+        self, frames: Iterable[Tensor], count: int | None, request: Request, told: Told, seed: int | None,
+        plan: Plan | None, devices: Devices, mixed: bool,
     ) -> Iterator[Tensor]:  # fmt: skip
         video, noise, part = StreamVideo(frames, self.spatial, count, self.colours[0]), None, None
         size = video.height // self.spatial, video.width // self.spatial
         if seed is not None:
             noise = self.model.noise((1, self.latent_channels, self.architecture.latents(count), *size), seed)
-        results = HandedOn((*size, 2 * self.latent_channels), torch.float32, 0, self._block("encoder"))
-        with closing(call.encode(self, video, request, ticker, results, range(UNKNOWN), on_plan, plan)) as done:
+        latents, room = UNKNOWN if count is None else self.architecture.latents(count), several.waiting_room(request)
+        beside = self.temporal * video.frames(0, 0, 1).nbytes
+        into = Stream((*size, 2 * self.latent_channels), torch.float32, self._block("encoder"), room, beside)
+        encoded = several.encode(self, devices, mixed, video, request, into, (latents, *size), told, plan)
+        with closing(encoded) as done:
             for _, first, moments in done:
                 if noise is not None:
                     part = noise[:, :, first : first + len(moments)]

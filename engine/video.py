@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 
@@ -19,8 +20,13 @@ class TensorVideo:
         """still: pictures, which are frames of one clip."""
         #: Clips, frames, height and width, as they were given.
         self.size = tuple(video.shape[:4])
+        self._still = still
         self._video = video.flatten(0, 1)[None] if still else video
         self.batch, self.count, self.height, self.width, _ = self._video.shape
+
+    def of(self, clips: slice) -> TensorVideo:
+        """Some of the clips."""
+        return self if self._still else TensorVideo(self._video[clips])  # pictures are frames of one clip
 
     def frames(self, clip: int, first: int, end: int) -> Tensor:
         return self._video[clip, first:end]
@@ -39,7 +45,7 @@ class TensorVideo:
 class StreamVideo:
     """One clip's frames as an iterator gives them: [H, W, C] or [f, H, W, C] each, all of one size and type.
 
-    `fill` takes what is asked for from the iterator, `drop` lets go of it.
+    `fill` takes what is asked for from the iterator, `drop` lets go of it; `frames` may be called by any thread.
     """
 
     batch = 1
@@ -49,6 +55,7 @@ class StreamVideo:
         self._coming: Iterator[Tensor] | None = iter(frames)
         self._spatial, self._colours = spatial, colours
         self._pieces: deque[Tensor] = deque()
+        self._changing = threading.Lock()
         #: Frames in front of the first piece, and of all pieces together with those.
         self._first = self._end = 0
         self.count = count
@@ -61,6 +68,14 @@ class StreamVideo:
     def size(self) -> tuple[int, int, int, int]:
         return 1, self.count or 0, self.height, self.width
 
+    def of(self, clips: slice) -> StreamVideo | SharedVideo:
+        """For a device alone, or for one of several."""
+        return self if clips == slice(None) else SharedVideo(self)
+
+    def has(self, end: int) -> bool:
+        """Whether frames in front of number `end`, or all there are, have been taken."""
+        return self._end >= end or self._coming is None or self._end == self.count
+
     def fill(self, end: int) -> None:
         """Have the frames in front of number `end`, or all there are."""
         while self._end < end and self._coming is not None:
@@ -69,8 +84,9 @@ class StreamVideo:
                 self._finish()
                 return
             piece = self._checked(piece)
-            self._pieces.append(piece)
-            self._end += len(piece)
+            with self._changing:
+                self._pieces.append(piece)
+                self._end += len(piece)
 
     def _finish(self) -> None:
         self._coming = None
@@ -93,12 +109,14 @@ class StreamVideo:
 
     def drop(self, first: int) -> None:
         """Let go of frames in front of number `first`."""
-        while len(self._pieces) > 1 and self._first + len(self._pieces[0]) <= first:
-            self._first += len(self._pieces.popleft())
+        with self._changing:
+            while len(self._pieces) > 1 and self._first + len(self._pieces[0]) <= first:
+                self._first += len(self._pieces.popleft())
 
     def frames(self, clip: int, first: int, end: int) -> Tensor:
-        parts, at = [], self._first
-        for piece in self._pieces:
+        with self._changing:
+            parts, at, pieces = [], self._first, list(self._pieces)
+        for piece in pieces:
             part = piece[max(first - at, 0) : max(end - at, 0)]
             if len(part):
                 parts.append(part)
@@ -107,3 +125,19 @@ class StreamVideo:
 
     def sample(self) -> Tensor:
         return torch.cat(list(self._pieces))
+
+
+class SharedVideo:
+    """Frames of a stream that several devices read, and someone else takes and lets go."""
+
+    batch = 1
+
+    def __init__(self, video: StreamVideo) -> None:
+        self.size, self.count, self.height, self.width = video.size, video.count, video.height, video.width
+        self.frames, self.sample = video.frames, video.sample
+
+    def fill(self, end: int) -> None:
+        """They are there."""
+
+    def drop(self, first: int) -> None:
+        """None is let go."""

@@ -49,8 +49,12 @@ def _help(args: argparse.Namespace, ranks: Ranks) -> int:
 
     vae = load_vae(args, ranks)
     frames = Padded(Clip(args.video), args.start, args.frames, vae.architecture.filled, vae.spatial)
-    if ranks.broadcast():
-        _encoded(args, ranks, vae, frames, None)
+    asked = ranks.broadcast()
+    if asked is not None:
+        at_once, count = asked
+        made = [_at_once(args, ranks, vae, frames, None)] if at_once else _made(args, ranks, vae, frames, count, None)
+        for _ in made:
+            pass
     return 0
 
 
@@ -80,14 +84,25 @@ def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
     return 0
 
 
-def _encoded(
+def _made(
+    args: argparse.Namespace, ranks: Ranks | None, vae: VideoVAE, frames: Padded, count: int | None,
+    report: Progress | None,
+) -> Iterator[Tensor]:  # fmt: skip
+    """The latents of frames that are read as they are needed; count: of them, where somebody has to know it."""
+    if ranks is not None and ranks.rank == 0:
+        ranks.broadcast((False, count))
+    return vae.encode_stream(frames, count=count, seed=args.seed, devices=ranks or args.devices, progress=report,
+                             mixed_devices=args.mixed_devices, **memory_options(args))  # fmt: skip
+
+
+def _at_once(
     args: argparse.Namespace, ranks: Ranks | None, vae: VideoVAE, frames: Padded, report: Progress | None
 ) -> Tensor:
-    """The latent of frames that are all in memory, as several devices take them."""
+    """The latent of frames that are all in memory."""
     import torch
 
     if ranks is not None and ranks.rank == 0:
-        ranks.broadcast(True)
+        ranks.broadcast((True, None))
     return vae.encode(torch.stack(list(frames)), seed=args.seed, devices=ranks or args.devices, progress=report,
                       mixed_devices=args.mixed_devices, **memory_options(args))  # fmt: skip
 
@@ -98,16 +113,13 @@ def _clip(
     """Frames as they are read, latents as they are made; returns the latent's shape."""
     from ..files.latents import LatentWriter
 
-    several, count = ranks is not None or bool(args.devices), None
-    if args.seed is not None and not several:  # its noise is drawn for the whole clip at once
+    count = None
+    # Noise is drawn for the whole clip at once, and devices make parts of it.
+    if args.seed is not None or ranks is not None or args.devices:
         count = sum(1 for _ in frames)
     with LatentWriter(args.out) as writer:
-        if several:
-            writer.write(_encoded(args, ranks, vae, frames, report))
-        else:
-            options = memory_options(args)
-            for latent in vae.encode_stream(frames, count=count, seed=args.seed, progress=report, **options):
-                writer.write(latent)
+        for latent in _made(args, ranks, vae, frames, count, report):
+            writer.write(latent)
         writer.finish({"fps": fps, "frames": str(frames.read), **_sides(frames)})
     return writer.shape
 
@@ -118,7 +130,7 @@ def _pictures(
     """All of them at once: they do not follow each other."""
     from ..files.latents import write_latent
 
-    latent = _encoded(args, ranks, vae, frames, report)[:, :, 0]
+    latent = _at_once(args, ranks, vae, frames, report)[:, :, 0]
     write_latent(args.out, latent, _sides(frames))
     return latent.shape
 

@@ -72,7 +72,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--devices", metavar="LIST",
                        help="GPUs that share the clip, with the bits of one: all, or a list such as cuda:0,cuda:1 "
                        "(default: one)")  # fmt: skip
-    group.add_argument("--split", default="segments", metavar="S",
+    group.add_argument("--split", metavar="S",
                        help="under torchrun: segments of the clip (default), rows of every frame, which no GPUs have "
                        "run yet, or auto: what takes less time as computed")  # fmt: skip
     group.add_argument("--mixed-devices", action="store_true",
@@ -91,7 +91,7 @@ def with_ranks(
     """run(args, ranks), and on the other ranks, where torchrun has started several, help(args, ranks)."""
     from ..devices.ranks import SPLITS, joined, under_torchrun
 
-    if args.split not in SPLITS:
+    if args.split not in (None, *SPLITS):
         raise InputError(f"--split {args.split} is not one of {', '.join(SPLITS)}")
     if not under_torchrun():
         return run(args, None)
@@ -99,7 +99,7 @@ def with_ranks(
         raise InputError(f"--devices {args.devices}: under torchrun each process has one device; leave it out")
     check_report(args)
     with joined() as ranks:
-        ranks = replace(ranks, split=args.split)
+        ranks = replace(ranks, split=args.split or ranks.split)
         return run(args, ranks) if ranks.rank == 0 else help(args, ranks)
 
 

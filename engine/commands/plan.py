@@ -225,8 +225,10 @@ def _by_rows(
         planner.walk.share(None)
     text = f"{count} GPUs by rows under torchrun, computed, not measured: {times:.2f} times as fast as one, about "
     text += f"{peak / GIB:.2f} GB each without a target"
+    sooner = by_rows.sooner(program, *frame, count, size[0])
+    text += f"; --split auto takes {'rows' if sooner else 'segments'}"
     return [{"devices": count, "split": "rows", "computed_speedup": round(times, 3), "peak_gb": peak / GIB,
-             "text": text}]  # fmt: skip
+             "sooner": sooner, "text": text}]  # fmt: skip
 
 
 def _row(planned: Callable[..., Plan], limits: Limits, temporal: int, rates: Rates) -> dict[str, object]:

@@ -21,6 +21,7 @@ from ..network.program import Program, Size
 from ..network.rows import row_stages, why_no_rows
 from ..operands.policy import Policy
 from ..options import Options
+from ..planning import shares
 from ..planning.budget import Limits, Machine
 from ..planning.planner import Planner
 from ..report import Report
@@ -298,6 +299,16 @@ def duration(program: Program, height: int, width: int, count: int) -> float:
                 spent += _TOLD * EXCHANGE
             size = step.size(size, False)
     return spent / max(total, 1.0)
+
+
+def sooner(
+    program: Program, height: int, width: int, count: int, latents: int, span: tuple[int, int] | None = None
+) -> bool:
+    """Whether so many devices of one kind are computed to make a clip's latents [a, b) (None: all) by rows before they
+    make them by segments; height, width: of what goes in."""
+    leads, rates, (first, end) = shares.Leads(program, height, width), [1.0] * count, span or (0, latents)
+    segments = shares.duration(shares.split(leads, latents, rates, bounds=(first, end)), rates)
+    return duration(program, height, width, count) * (end - first + leads(first)) < segments
 
 
 #: Latents that the work of a step is taken from, and exchanges in a step: two convolutions' rows, two norms' sums.

@@ -24,7 +24,8 @@ from ..report import Report
 from ..run.progress import Ticker
 from ..run.results import Finished, Results
 from .kinds import kind_of, same_kind
-from .spread import Part, Spread, of_a_device
+from .parts import Part
+from .spread import Spread, of_a_device
 
 #: Seconds of silence after which a rank takes another one for lost. A rank waits at most as long as another one's part
 #: takes longer than its own.
@@ -33,6 +34,8 @@ TIMEOUT = 1800.0
 
 #: "segments": parts of the clip, each with a lead; "rows": every rank rows of each frame; "auto": what takes less time.
 SPLITS = ("auto", "segments", "rows")
+#: Where nobody says how. "auto" once GPUs have run rows; README and the help of --split say what it is.
+DEFAULT_SPLIT = "segments"
 
 
 class RankLost(ZeroWasteError):
@@ -49,7 +52,7 @@ class Ranks:
     local: int
     neighbours: int = 1
     #: How they share a clip: one of SPLITS.
-    split: str = "segments"
+    split: str = DEFAULT_SPLIT
 
     @property
     def device(self) -> str | None:
@@ -156,7 +159,7 @@ class RankSpread(Spread):
             yield from super().made(part, results, tick)
             return
         self._deaf.add(peer)
-        self._say(peer, (part.clip, part.first, part.end, part.level))
+        self._say(peer, (part.clip, part.first, part.end, part.level, self.parts[self._front].first))
         cancelled = None
         while True:
             kind, value = self._hear(peer)
@@ -191,7 +194,9 @@ class RankSpread(Spread):
     def _serve(self) -> None:
         """Parts as rank 0 asks for them, until it asks for none."""
         while (asked := self._hear(0)) is not None:
-            clip, first, end, level = asked
+            clip, first, end, level, front = asked
+            self.feed.drop(front)
+            self.feed.fill(first, end)
             part, said = Part(clip, first, end, self.ranks.rank, level), queue.SimpleQueue()
             teller = _Teller(self, said)
             teller.start()

@@ -14,7 +14,6 @@ from .. import call, log
 from ..core import Core
 from ..errors import InputError
 from ..memory import GIB, available_ram
-from ..planning.shares import Leads, duration, split
 from ..report import Report
 from ..request import Request
 from ..run.passes import Latents
@@ -22,9 +21,10 @@ from ..run.plan import Plan
 from ..run.progress import Ticker
 from ..run.results import Finished, Target
 from ..run.sections import latent_of
-from ..video import TensorVideo
+from ..video import StreamVideo, TensorVideo
 from . import by_rows
 from .copies import on
+from .feed import GIVEN, Feed, Streamed
 from .kinds import kind_of, resolve, same_kind
 from .ranks import Ranks, RankSpread
 from .spread import Operation, Spread, Told
@@ -67,39 +67,39 @@ def decode(
 
 
 def encode(
-    vae: Core, devices: Devices, mixed: bool, video: Tensor, request: Request, into: Target,
+    vae: Core, devices: Devices, mixed: bool, video: TensorVideo | StreamVideo, request: Request, into: Target,
     size: tuple[int, int, int], told: Told, plan: Plan | None,
 ) -> Generator[Finished, None, None]:  # fmt: skip
-    """Frames, checked, into moments [T, h, w, 2C] of each clip; size: T, h and w."""
-    still = vae.architecture.still
+    """Frames, checked, into moments [T, h, w, 2C] of each clip; size: T, h and w. Where T is not known, one device has
+    to do."""
 
     def operation(core: Core, clips: slice, tick: Ticker, *rest: Any, made: Plan | None = None) -> Iterator[Finished]:
         results, wanted, on_plan, policy = rest
-        given = TensorVideo(video if still else video[clips], still)  # pictures are frames of one clip
-        return call.encode(core, given, request, tick, results, wanted, on_plan, made, policy)
+        return call.encode(core, video.of(clips), request, tick, results, wanted, on_plan, made, policy)
 
-    given = TensorVideo(video, still)
-    samples = functools.partial(call.encoder_samples, given)
-    asked = "encoder", into, given.batch, range(size[0]), size, request
-    yield from _run(vae, devices, mixed, operation, asked, given.height, samples, given.size, told, plan)
+    samples = functools.partial(call.encoder_samples, video)
+    asked, feed = ("encoder", into, video.batch, range(size[0]), size, request), GIVEN
+    if isinstance(video, StreamVideo):
+        feed = Streamed(vae, video)
+    yield from _run(vae, devices, mixed, operation, asked, video.height, samples, video.size, told, plan, feed)
 
 
 def _run(
     vae: Core, devices: Devices, mixed: bool, operation: Operation, asked: tuple[Any, ...], height: int,
     samples: Callable[[Core], list[Tensor]], size: tuple[int, int, int, int], told: Told, plan: Plan | None,
+    feed: Feed = GIVEN,
 ) -> Generator[Finished, None, None]:  # fmt: skip
     """asked: what Spread says of a call, from `half` to `request`. height: of what goes in."""
     ranks = devices if isinstance(devices, Ranks) else None
     named = [vae.device] if ranks else _named(vae, devices, mixed)
     half, into, clips, wanted, latents, request = asked
     if not ranks and len(named) == 1:
-        tick, results = Ticker(told.progress, told.cancel), into.whole(wanted.start)
-        yield from operation(vae, slice(None), tick, results, wanted, told.on_plan, None, made=plan)
+        yield from _alone(vae, operation, into, wanted, told, plan)
         return
     policy = vae.settled(half, samples) if ranks is None or ranks.rank == 0 else None
     report = vae._begin(half[:-1], size)
     if ranks is None:
-        spread = Spread(on(vae, named), *asked, policy, operation, told)
+        spread = Spread(on(vae, named), *asked, policy, operation, told, feed)
     else:
         ranks.agree(vae.device, mixed)
         policy = ranks.broadcast(policy)
@@ -111,8 +111,21 @@ def _run(
                 return
             wanted = range(made, wanted.stop)
         asked = half, into, clips, wanted, latents, request
-        spread = RankSpread([vae] * ranks.count, *asked, policy, operation, told, ranks)
+        spread = RankSpread([vae] * ranks.count, *asked, policy, operation, told, feed, ranks)
+    if feed is not GIVEN:  # nobody holds a whole stream for a part that is all of it
+        alone = spread.alone
+        if ranks.broadcast(alone) if ranks else alone:
+            if ranks is None or ranks.rank == 0:
+                yield from _alone(vae, operation, into, wanted, told, None)
+            return
     yield from _reported(vae, spread.run(report), report)
+
+
+def _alone(
+    vae: Core, operation: Operation, into: Target, wanted: range, told: Told, plan: Plan | None
+) -> Iterator[Finished]:
+    tick, results = Ticker(told.progress, told.cancel), into.whole(wanted.start)
+    return operation(vae, slice(None), tick, results, wanted, told.on_plan, None, made=plan)
 
 
 def _reported(
@@ -139,14 +152,13 @@ def _by_rows(
         if ranks.split == "rows":
             log.once(f"{vae.arch} {half}: the clip is shared by segments: {why}")
         return False
-    program = getattr(vae.model, half).program
-    leads, last = Leads(program, height, width), program.rates[-1]
-    span = latent_of(wanted.start, last), latent_of(wanted.stop - 1, last) + 1
-    shares = split(leads, count, [1.0] * ranks.count, bounds=span)
-    rows = by_rows.duration(program, height, width, ranks.count) * (span[1] - span[0] + leads(span[0]))
     if ranks.split == "rows":
         return True
-    return rows < duration(shares, [1.0] * ranks.count) and by_rows.fits(vae, half, latents, request, ranks.count)
+    program = getattr(vae.model, half).program
+    last = program.rates[-1]
+    span = latent_of(wanted.start, last), latent_of(wanted.stop - 1, last) + 1
+    sooner = by_rows.sooner(program, height, width, ranks.count, count, span)
+    return sooner and by_rows.fits(vae, half, latents, request, ranks.count)
 
 
 def _named(vae: Core, devices: Devices, mixed: bool) -> list[torch.device]:

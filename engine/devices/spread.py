@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -27,14 +26,14 @@ from ..run.plan import Plan
 from ..run.progress import Cancel, Progress, Ticker
 from ..run.results import Finished, Results, Target
 from ..run.within import within
+from .feed import Feed
 from .kinds import measured
+from .parts import DONE, RUNNING, WAITING, Part
 
 #: Seconds that devices get to come to the end of a chunk when the call is over for another reason.
 PATIENCE = 120.0
 #: How often the caller is asked whether to cancel, in seconds.
 PULSE = 0.1
-#: What becomes of a part.
-WAITING, RUNNING, DONE = range(3)
 
 
 @dataclass(frozen=True)
@@ -55,35 +54,6 @@ class Operation(Protocol):
     ) -> Iterator[Finished]: ...  # fmt: skip
 
 
-@dataclass(eq=False)
-class Part:
-    """Results [first, end) of a clip, for the device of this number. level: types that were too narrow in front of it.
-
-    again: it is to be stopped, and made at another level. share: of it that is through the network. ready: finished
-    results that wait for their turn.
-    """
-
-    clip: int
-    first: int
-    end: int
-    device: int
-    level: int = 0
-    state: int = WAITING
-    again: bool = False
-    share: float = 0.0
-    report: Report | None = None
-    ready: deque[Finished] = field(default_factory=deque)
-
-    @property
-    def after(self) -> int:
-        """The level behind it."""
-        return self.level + (self.report.events["nan_reruns"] if self.report is not None else 0)
-
-    def restart(self, level: int) -> None:
-        self.level, self.state, self.again, self.share, self.report = level, WAITING, False, 0.0, None
-        self.ready.clear()
-
-
 @dataclass
 class Spread:
     """What is asked for: `wanted` results of each of so many clips, to where `into` has them. size: latents, rows and
@@ -99,6 +69,7 @@ class Spread:
     policy: Policy
     operation: Operation
     told: Told
+    feed: Feed
 
     def __post_init__(self) -> None:
         self.parts: list[Part] = []
@@ -109,10 +80,11 @@ class Spread:
         self._working = list(range(len(self.cores)))
         self._safer: dict[tuple[int, int], Core] = {}
         self._reached = 0
+        self.rates = measured(self.cores)
 
     def run(self, report: Report) -> Generator[Finished, None, None]:
         """Raises what the last device raises, Cancelled, and what is not a device's fault at once."""
-        self.report, self.rates = report, measured(self.cores)
+        self.report = report
         report.device = self.describe_devices()
         self.parts = self.first_parts()
         for core in self.cores:
@@ -124,6 +96,11 @@ class Spread:
                 core.sharing = 1
             self._describe(report)
         report.complete = True
+
+    @property
+    def alone(self) -> bool:
+        """Whether one device does best without the others."""
+        return len({part.device for part in self.first_parts()}) == 1
 
     @property
     def neighbours(self) -> int:
@@ -237,6 +214,7 @@ class Spread:
                 thread.start()
             while self._front < len(self.parts):
                 caller.check()
+                self._read()
                 self._listen(pressure)
                 yield from self._turned()
         finally:
@@ -247,6 +225,14 @@ class Spread:
                     log.warn(f"{thread.name}: a device has not come to the end of its chunk in {PATIENCE:g} s")
             core.on_pressure = pressure
         self._progress()
+
+    def _read(self) -> None:
+        """What the next part that may be made is made of."""
+        self.feed.drop(self.parts[self._front].first)
+        for part in self.parts[self._front : self._front + self._window()]:
+            if not self.feed.has(part.first, part.end):
+                self.feed.fill(part.first, part.end)
+                return
 
     def _turned(self) -> Iterator[Finished]:
         """What is ready of the parts whose turn it is."""
@@ -312,7 +298,8 @@ class Spread:
             while not self._stop.is_set() and self._front < len(self.parts):
                 end = None if self.into.room is None else self._front + self._window()
                 for part in self.parts[self._front : end]:
-                    if part.device == device and part.state == WAITING:
+                    mine = part.device == device and part.state == WAITING
+                    if mine and self.feed.has(part.first, part.end):
                         part.state = RUNNING
                         return part
                 self._turn.wait(PULSE)
@@ -380,7 +367,8 @@ class Spread:
         first, reports = made[0].report, [p.report for p in made]
         report.parts = [(range(p.first, p.end), p.report) for p in made]
         report.mode, report.operands, report.off, report.db = first.mode, first.operands, first.off, first.db
-        held = f", at most {self.held} frames waiting" if self.into.room is not None else ""
+        what = "frames" if self.half == "decoder" else "latents"
+        held = f", at most {self.held} {what} waiting" if self.into.room is not None else ""
         report.plan = f"{len({p.device for p in made})} devices, {len(made)} parts{held}; {first.plan}"
         report.precision = max(reports, key=lambda r: len(r.precision)).precision
         report.predicted_gb = max(r.predicted_gb or 0.0 for r in reports)

@@ -173,9 +173,16 @@ class Target:
 class Stream(Target):
     """Whoever takes them, as they are finished."""
 
-    def __init__(self, shape: tuple[int, int, int], dtype: torch.dtype, block: int, room: int) -> None:
+    def __init__(
+        self, shape: tuple[int, int, int], dtype: torch.dtype, block: int, room: int, beside: int = 0
+    ) -> None:
+        """beside: bytes of what a result is made of, where that waits with it."""
         super().__init__(shape, dtype, block)
-        self.room = room
+        self.room, self._beside = room, beside
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + self._beside
 
 
 class Kept(Target):

@@ -111,5 +111,8 @@ def test_several_gpus_are_computed_and_said_to_be(capsys):
     assert said.startswith("8 GPUs, computed, not measured: ") and "of lead" in said
     tall = ["plan", "--size", "1920x1088", "--frames", "21", "--vram-gb", "24", "--devices", "2", "--encode", "--json"]
     assert main(tall) == 0
-    assert [row["split"] for row in json.loads(capsys.readouterr().out)["devices"]] == ["segments", "rows"]
+    both = json.loads(capsys.readouterr().out)["devices"]
+    assert [row["split"] for row in both] == ["segments", "rows"]
+    assert both[1]["sooner"] and not by_rows[0]["sooner"]
+    assert main(tall[:-1]) == 0 and capsys.readouterr().out.rstrip().endswith("; --split auto takes rows")
     assert main(["plan", "--size", "64x64", "--vram-gb", "4", "--devices", "-1"]) == 2

@@ -49,9 +49,11 @@ def cases(ranks, vae):
     batch = torch.cat([z, -z])[:, :, :5]
     found = vae.decode(batch, chunk=1, devices=ranks)
     latent = vae.encode(whole, chunk=1, devices=ranks)
+    pieces = [*vae.encode_stream(iter(whole[0]), chunk=1, count=whole.shape[1], devices=ranks), latent[:, :, :0]]
     if ranks.rank == 0:
         out["decode"] = torch.equal(found, vae.decode(batch, chunk=1))
         out["encode"] = torch.equal(latent, vae.encode(whole, chunk=1))
+        out["encode_stream"] = len(pieces) > 3 and torch.equal(latent, torch.cat(pieces, 2))
         out["threads"] = [t.name for t in threading.enumerate() if t.name.startswith("zerowaste")]
         print(json.dumps(out), flush=True)
 

@@ -8,9 +8,10 @@ import torch
 from zerowaste_vae import Cancelled, InputError, load
 from zerowaste_vae.engine import call
 from zerowaste_vae.engine.archs import seedvr2
-from zerowaste_vae.engine.devices import by_rows, kinds
+from zerowaste_vae.engine.devices import by_rows, kinds, several
 from zerowaste_vae.engine.devices.copies import on
 from zerowaste_vae.engine.devices.kinds import resolve
+from zerowaste_vae.engine.devices.ranks import Ranks
 from zerowaste_vae.engine.errors import PlanError
 from zerowaste_vae.engine.planning import shares
 from zerowaste_vae.engine.request import Request
@@ -284,6 +285,55 @@ def test_a_stream_follows_into_a_wider_type(make_vae_file, noise, early, rounds,
     assert 0 < kept < vae.last_report.parts[0][0].stop and torch.equal(out[:, kept:], wide[:, kept:])
 
 
+@pytest.mark.parametrize("fused", [True, False])
+def test_frames_that_come_one_by_one_are_shared(small, noise, early, rounds):
+    """Taken by the caller's thread, a window of parts ahead at most, and let go behind it."""
+    video, read, seen = noise(61, 16, 16, 3).sigmoid(), [], []
+    rounds(2.1, 16 * 16 * 3 * 4)
+
+    def frames():
+        for at, frame in enumerate(video):
+            assert threading.current_thread() is threading.main_thread()
+            read.append(at)
+            yield frame
+
+    options = {"chunk": 1, "count": 61, "seed": 3}
+    for piece in small.encode_stream(frames(), devices=TWO, **options):
+        seen.append((piece, len(read)))
+    assert len(small.last_report.parts) > 4 and small.last_report.complete
+    assert "latents waiting" in small.last_report.plan
+    assert torch.equal(torch.cat([p for p, _ in seen], 2), small.encode(video, chunk=1, seed=3))
+    assert seen[0][1] < 40 and read == list(range(61))
+    with pytest.raises(InputError, match="count of all frames"):
+        small.encode_stream(iter(video), devices=TWO)
+
+
+def test_frames_of_what_one_device_makes_alone_are_not_held(small, noise):
+    """Leads would take longer than is saved."""
+    video, read = noise(33, 16, 16, 3).sigmoid(), []
+    stream = small.encode_stream((read.append(0) or f for f in video), chunk=1, count=33, devices=TWO)
+    first = next(stream)
+    assert len(read) < 20
+    assert torch.equal(torch.cat([first, *stream], 2), small.encode(video, chunk=1))
+
+
+def test_a_stream_of_frames_goes_on_where_one_fails(small, noise, early, rounds, monkeypatch):
+    video, made = noise(61, 16, 16, 3).sigmoid(), call.encode
+    whole = small.encode(video, chunk=1)
+
+    def failing(core, frames, request, tick, results, wanted, *rest):
+        if core is small:
+            yield from made(core, frames, request, tick, results, wanted, *rest)
+            return
+        yield from made(core, frames, request, tick, results, range(wanted.start, wanted.start + 1), *rest)
+        raise RuntimeError("CUDA error: lost")
+
+    monkeypatch.setattr(call, "encode", failing)
+    rounds(2.1, 16 * 16 * 3 * 4)
+    found = torch.cat(list(small.encode_stream(iter(video), chunk=1, count=61, devices=TWO)), 2)
+    assert torch.equal(found, whole) and small.last_report.events["handed_over"] == 1
+
+
 # -- rows of every frame -----------------------------------------------------------------------------------------------
 
 
@@ -310,11 +360,22 @@ def test_rows_that_do_not_fit_are_not_chosen(small):
     assert small.plan_decode(3, 70, 4).peak_bytes == whole
 
 
-def test_rows_take_less_time_for_short_clips_and_more_for_long_ones():
-    config = seedvr2.PUBLISHED.config
-    program = seedvr2.decoder(config)
-    rows = by_rows.duration(program, 90, 160, 2)
-    assert 0.5 < rows < 0.7
-    leads = shares.Leads(program, 90, 160)
-    for latents, shorter in ((6, True), (150, False)):
-        assert (rows * latents < shares.duration(shares.split(leads, latents, [1.0, 1.0]), [1.0, 1.0])) == shorter
+@pytest.mark.parametrize("half", ["decoder", "encoder"])
+def test_rows_take_less_time_for_short_clips_and_more_for_long_ones(half):
+    program = getattr(seedvr2, half)(seedvr2.PUBLISHED.config)
+    size = (90, 160) if half == "decoder" else (1080, 1920)
+    assert 0.5 < by_rows.duration(program, *size, 2) < 0.75
+    assert by_rows.sooner(program, *size, 2, 6)
+    assert not by_rows.sooner(program, *size, 2, 150)
+    assert by_rows.sooner(program, *size, 2, 150, (140, 146))  # of a long clip a few
+
+
+@pytest.mark.parametrize("fused", [True])
+@pytest.mark.parametrize("asked, sooner, by", [("segments", True, False), ("rows", False, True), ("auto", True, True),
+                                              ("auto", False, False), (None, True, False)])  # fmt: skip
+def test_auto_takes_what_is_computed_to_be_done_sooner(small, monkeypatch, asked, sooner, by):
+    """Whoever says nothing gets segments, until GPUs have run rows."""
+    ranks = Ranks(0, 2, 0, split=asked) if asked else Ranks(0, 2, 0)
+    monkeypatch.setattr(by_rows, "sooner", lambda *_: sooner)
+    size = (6, 90, 4)
+    assert several._by_rows(small, ranks, "decoder", 90, 1, range(21), size, Request()) == by
