@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -40,6 +41,16 @@ class _Products(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+class Event(NamedTuple):
+    """A storage takes bytes, or gives them back. number: of the storage, None: a convolution's own while it runs. own:
+    it was made since the record began."""
+
+    number: int | None
+    size: int
+    takes: bool = True
+    own: bool = True
+
+
 class _Follow(TorchDispatchMode):
     """Counts bytes of live storages; an allocator follows what it would reserve for them. Convolutions also hold a
     re-laid-out input, weight and output while they run."""
@@ -51,6 +62,13 @@ class _Follow(TorchDispatchMode):
         self.allocator = allocator
         self._holders: dict[int, int] = {}
         self._blocks: dict[int, Block] = {}
+        #: Of living storages, in the order in which they were made.
+        self.numbers: dict[int, int] = {}
+        self._made = 0
+        self.events: list[Event] | None = None
+        self._first = 0
+        #: What the next storage lies in: it is counted already.
+        self.given: tuple[Block | None] | None = None
         self._held: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -63,19 +81,63 @@ class _Follow(TorchDispatchMode):
         extra = 0
         if func is torch.ops.aten.convolution.default:
             extra = _nbytes(args[0]) + _nbytes(args[1]) + _nbytes(out)
+            self._note(None, extra)
             if self.allocator is not None:
                 self.allocator.give(self.allocator.take(extra))
         self.peak = max(self.peak, self.live + extra)
         return out
+
+    def record(self) -> list[Event]:
+        """What happens from now on, until the next record or `events` is None."""
+        self.events, self._first = [], self._made
+        return self.events
+
+    def _note(self, number: int | None, size: int, takes: bool = True) -> None:
+        if self.events is not None:
+            self.events.append(Event(number, size, takes, number is None or number >= self._first))
+
+    def follow(
+        self, events: Iterable[tuple[Event, str | None]], drop: Callable[[str], object]
+    ) -> dict[int, Block | None]:
+        """The events once more, without tensors; drop(key) where one was about what there was before. Returns what has
+        been taken and not given back."""
+        blocks: dict[int, Block | None] = {}
+        allocator = self.allocator
+        for (number, size, takes, _), key in events:
+            if key is not None:
+                drop(key)
+            elif not takes:
+                self.live -= size
+                block = blocks.pop(number)
+                if block is not None:
+                    allocator.give(block)
+            else:
+                block = allocator.take(size) if allocator is not None and size else None
+                self.peak = max(self.peak, self.live + size)
+                if number is not None:
+                    self.live += size
+                    blocks[number] = block
+                elif block is not None:
+                    allocator.give(block)
+        return blocks
 
     def _hold(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         if key not in self._holders:
             self._holders[key] = 0
-            self.live += size
-            if self.allocator is not None and size:
-                self._blocks[key] = self.allocator.take(size)
+            self.numbers[key] = self._made
+            self._made += 1
+            block: Block | None = None
+            if self.given is not None:
+                (block,), self.given = self.given, None
+            else:
+                self._note(self.numbers[key], size)
+                self.live += size
+                if self.allocator is not None and size:
+                    block = self.allocator.take(size)
+            if block is not None:
+                self._blocks[key] = block
         self._holders[key] += 1
         ref = weakref.ref(tensor, self._release)
         self._held[id(ref)] = ref, key, size
@@ -85,6 +147,7 @@ class _Follow(TorchDispatchMode):
         self._holders[key] -= 1
         if self._holders[key] == 0:
             del self._holders[key]
+            self._note(self.numbers.pop(key), size, takes=False)
             self.live -= size
             if key in self._blocks:
                 self.allocator.give(self._blocks.pop(key))
@@ -162,6 +225,30 @@ class PeakMemory:
     def need(self, more: int) -> None:
         """As if work that needs so many bytes besides what is there were done."""
         self._follow.peak = max(self._follow.peak, self._follow.live + more)
+
+    def number(self, tensor: Tensor) -> int:
+        """Of its storage, -1 where that was not made inside."""
+        return self._follow.numbers.get(tensor.untyped_storage()._cdata, -1)
+
+    @contextmanager
+    def recorded(self) -> Iterator[list[Event]]:
+        """What is taken and given back inside."""
+        try:
+            yield self._follow.record()
+        finally:
+            self._follow.events = None
+
+    def follow(
+        self, events: Iterable[tuple[Event, str | None]], drop: Callable[[str], object]
+    ) -> dict[int, Block | None]:
+        """As if what was recorded were done once more; drop(key) lets go of what was there before."""
+        return self._follow.follow(events, drop)
+
+    @contextmanager
+    def given(self, block: Block | None) -> Iterator[None]:
+        """The storage that is made inside is one that `follow` has taken."""
+        self._follow.given = (block,)
+        yield
 
 
 def peak_bytes(program: Callable[[], Any], memory: PeakMemory | None = None) -> int:

@@ -23,6 +23,7 @@ from ..run.plan import Steps
 from ..run.scope import attention_scope
 from .dryrun import PeakMemory, peak_bytes
 from .meta import meta_model
+from .repeated import repeated
 
 Size = tuple[int, int]
 T = TypeVar("T")
@@ -106,13 +107,15 @@ class PlainWalk:
         self, half: str, latents: int, chunk: int, frame: Size, how: Torch
     ) -> tuple[int, int]:
         """The part that sees whole frames at latent resolution, and the channels of the features beside it."""
-        part, channels = getattr(self._model, half), 0
+        memory, channels = PeakMemory(how.products, how.reserves), 0
+        part = repeated(getattr(self._model, half), memory)
         if half == "encoder":
             # What a tile of one latent pixel is made into has as many channels as any.
             shape = (1, part.program.takes, 1, 2 * self._spatial, 2 * self._spatial)
             video = torch.empty(shape, device="meta", dtype=self._dtype)
             with torch.inference_mode(False), torch.no_grad():
-                channels = part.between(part.high(video, State()), State()).shape[1]
+                whole = getattr(self._model, half)
+                channels = whole.between(whole.high(video, State()), State()).shape[1]
 
         def program() -> None:
             nonlocal channels
@@ -123,7 +126,7 @@ class PlainWalk:
             else:
                 _run(encode_moments(part, self._features(latents, chunk, frame, channels), _nothing))
 
-        return self._peak(program, PeakMemory(how.products, how.reserves)), channels
+        return self._peak(program, memory), channels
 
     def _walk_tile(
         self, half: str, latents: int, steps: Steps, tile: Size, rest: Size, channels: int, how: Torch
@@ -142,7 +145,7 @@ class PlainWalk:
 
     def _sampled(self, half: str, how: Torch) -> tuple[_Sampled, PeakMemory]:
         memory = PeakMemory(how.products, how.reserves)
-        return _Sampled(getattr(self._model, half), memory), memory
+        return _Sampled(repeated(getattr(self._model, half), memory), memory), memory
 
     def _peak(self, program: Callable[[], None], memory: PeakMemory) -> int:
         with attention_scope(self._flash_attention):

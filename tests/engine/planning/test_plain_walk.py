@@ -17,6 +17,7 @@ from zerowaste_vae.engine.network.stream import (
     encode_moments,
     frame_spans,
 )
+from zerowaste_vae.engine.planning import dryrun, plain_walk
 from zerowaste_vae.engine.planning.dryrun import PeakMemory, peak_bytes
 from zerowaste_vae.engine.planning.meta import meta_model
 from zerowaste_vae.engine.planning.plain_walk import PlainWalk, Torch
@@ -123,3 +124,33 @@ def test_a_sampled_walk_takes_what_all_of_the_clip_does(family, half):
         whole = program(model, architecture, half, steps, latents, "meta")
         real = peak_bytes(whole, PeakMemory(products=True))
         assert 0.99 * real <= stated <= 1.01 * real, steps
+
+
+@pytest.mark.parametrize(
+    ("family", "half"),
+    [(f, half) for f in FAMILIES for half in ("decoder", "encoder") if getattr(f[1], f"{half}_widths")],
+    ids=lambda x: x if isinstance(x, str) else x[0].name,
+)  # fmt: skip
+def test_steps_that_repeat_take_and_reserve_what_they_did(monkeypatch, family, half):
+    architecture, config = family
+    counts, peaks = [], []
+    dispatch = dryrun._Follow.__torch_dispatch__
+
+    def counted(self, *args, **options):
+        counts[-1] += 1
+        return dispatch(self, *args, **options)
+
+    monkeypatch.setattr(dryrun._Follow, "__torch_dispatch__", counted)
+    for each in (plain_walk.repeated, lambda part, _: part):
+        monkeypatch.setattr(plain_walk, "repeated", each)
+        walk = PlainWalk(architecture, config, torch.float32, True)
+        counts.append(0)
+        peaks.append([
+            walk.peak(half, latents, steps, (ROWS, COLS), tile, (0, 0), how)
+            for steps, latents in ((Steps(1, 1), 6), (Steps(2, 0), 5))
+            for tile in ((ROWS, COLS), (4, 4))
+            for how in (Torch(), Torch(products=True, reserves=True))
+        ])  # fmt: skip
+    assert peaks[0] == peaks[1]
+    many = architecture in (ltx.ARCHITECTURE, mochi.ARCHITECTURE, cosmos.ARCHITECTURE)  # frame by frame, or all of a clip
+    assert counts[0] <= (0.8 if many else 1.0) * counts[1]
