@@ -65,8 +65,8 @@ def _gaussian() -> Tensor:
     return weights / weights.sum()
 
 
-def chunk_starts(frames: int, chunk: int, temporal: int = 4) -> list[int]:
-    """First frames of every chunk but the first, for `chunk` latents per chunk (the first latent is one frame)."""
+def chunk_starts(frames: int, chunk: int, temporal: int) -> list[int]:
+    """First frames of every chunk but the first: of `chunk` latents, of `temporal` frames each but the first one."""
     return list(range(temporal * (chunk - 1) + 1, frames, temporal * chunk))
 
 

@@ -29,10 +29,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         )
     parser.add_argument("--tile", type=int, default=0, metavar="PX", help="size of this pack's blended tiles")
     parser.add_argument("--overlap", type=int, default=64, metavar="PX", help="what they share (default: 64)")
-    parser.add_argument("--scale", type=int, default=8, metavar="PX", help="latent pixel (default: 8; Wan 2.2: 16)")
+    parser.add_argument("--scale", type=int, default=8, metavar="PX", help="latent pixel (default: 8; others: 16, 32)")
     parser.add_argument("--rows", type=int, nargs="+", default=[], metavar="PX", help="rows at which a tile begins")
     parser.add_argument("--columns", type=int, nargs="+", default=[], metavar="PX", help="columns, likewise")
     parser.add_argument("--chunk", type=int, default=0, metavar="N", help="latents per chunk: looks at chunk starts")
+    parser.add_argument("--per-latent", type=int, default=4, metavar="N", help="frames of a latent (default: 4; "
+                        "Mochi: 6, LTX and Cosmos: 8)")  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     parser.add_argument("--force", action="store_true", help="replace an existing FILE")
     parser.set_defaults(run=run)
@@ -45,15 +47,17 @@ def run(args: argparse.Namespace) -> int:
     if args.json is not None:
         check_target(args.json, args.force)
     if args.scale < 1:
-        raise InputError(f"--scale {args.scale}: give pixels per latent pixel, 8 or 16")
+        raise InputError(f"--scale {args.scale}: give pixels per latent pixel, such as 8")
     if args.chunk < 0:
         raise InputError(f"--chunk {args.chunk}: give latents per chunk")
+    if args.per_latent < 1:
+        raise InputError(f"--per-latent {args.per_latent}: give frames per latent, such as 4")
     rows, columns = list(args.rows), list(args.columns)
     frames, height, width = measure(args.a)
     if args.tile:
         more = tile_edges(height, width, args.tile, args.overlap, args.scale)
         rows, columns = rows + more[0], columns + more[1]
-    starts = chunk_starts(frames, args.chunk) if args.chunk else []
+    starts = chunk_starts(frames, args.chunk, args.per_latent) if args.chunk else []
     result = compare(read(args.a), read(args.b), rows, columns, starts)
     for line in lines(result):
         print(line)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor, nn
@@ -200,10 +201,8 @@ class Resampling(Step):
 
 @dataclass(frozen=True)
 class Program:
-    """An encoder or decoder. `half` is its name in the file, before those of its steps.
-
-    What follows from its steps in time is kept: every call asks for it, several times a chunk.
-    """
+    """An encoder or decoder. `half` is its name in the file, before those of its steps. What follows from these in time
+    is kept: every call asks for it, several times a chunk."""
 
     half: Literal["encoder", "decoder"]
     items: tuple[Step | Mark, ...]
@@ -250,8 +249,7 @@ class Program:
 
     def before(self, mark: Mark) -> int:
         """Steps in front of the first such mark."""
-        at = self.items.index(mark)
-        return sum(isinstance(i, Step) for i in self.items[:at])
+        return sum(isinstance(i, Step) for i in self.items[: self.items.index(mark)])
 
     def frames(self, count: int) -> int:
         """Frames or latents that a whole clip of `count` becomes."""
@@ -304,12 +302,8 @@ class Program:
     @functools.cached_property
     def rates(self) -> tuple[int, ...]:
         """Frames for each latent that go into every step, and at the end those that come out."""
-        rate = math.prod(s.time[1] for s in self.steps)
-        out = [rate]
-        for step in self.steps:
-            rate = rate * step.time[0] // step.time[1]
-            out.append(rate)
-        return tuple(out)
+        first = math.prod(s.time[1] for s in self.steps)
+        return tuple(accumulate(self.steps, lambda rate, s: rate * s.time[0] // s.time[1], initial=first))
 
     @functools.cached_property
     def rate(self) -> Fraction:
@@ -362,8 +356,7 @@ class Program:
 
     @functools.cached_property
     def _needs(self) -> tuple[tuple[tuple[int, int], int, int], ...]:
-        """Of each step, the last one first: frames made of how many, frames before its own that it reads, and frames
-        for each latent that go into it."""
+        """Of each step, the last one first: its `time`, frames before its own that it reads, and its rate."""
         both = zip(self.steps, self.rates, strict=False)
         return tuple((step.time, step.taps(self.style).before, rate) for step, rate in both)[::-1]
 
@@ -402,7 +395,6 @@ class Program:
     def why_not_fused(self) -> str | None:
         """The reason the fused walk cannot run it, or None."""
         reasons = (s.why_not_fused(self.style) for s in self.every())
-        style = self.style
-        if style.after and any(s.taps(style) != Taps() and not s.looks_ahead for s in self.every()):
-            return f"its convolutions look {style.after} frame(s) ahead, which only the plain walk does"
+        if self.style.after and any(s.taps(self.style) != Taps() and not s.looks_ahead for s in self.every()):
+            return f"its convolutions look {self.style.after} frame(s) ahead, which only the plain walk does"
         return next((r for r in reasons if r), None)

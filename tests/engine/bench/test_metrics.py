@@ -138,9 +138,9 @@ def test_what_cannot_be_compared_is_named(a, b, options, says):
 
 
 def test_chunk_starts_and_tile_edges():
-    assert chunk_starts(25, 2) == [5, 13, 21]
-    assert chunk_starts(25, 1) == [1, 5, 9, 13, 17, 21]
-    assert chunk_starts(5, 4) == []
+    assert chunk_starts(25, 2, 4) == [5, 13, 21]
+    assert chunk_starts(25, 1, 4) == [1, 5, 9, 13, 17, 21]
+    assert chunk_starts(5, 4, 4) == []
     assert tile_edges(192, 224, 128, 64) == ([64, 128], [48, 96, 128, 176])
     assert tile_edges(192, 224, 96, 0) == ([96], [80, 144])
     with pytest.raises(InputError, match="tile=8"):

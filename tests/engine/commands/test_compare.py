@@ -52,6 +52,19 @@ def test_a_seam_is_found_and_written(capsys, clips, tmp_path):
     assert code == 2 and "--force" in err
 
 
+def test_chunks_begin_where_the_latents_frames_say(capsys, clips, tmp_path):
+    """A jump at frame 6 of 9: where chunks of one latent of 5 frames begin, and none of 4."""
+    jumps = clips.clone()
+    jumps[6:] += 0.05
+    save_file({"frames": jumps[None]}, "jumps.safetensors")
+    for frames, found in ((5, 6), (4, None)):
+        code, out, _ = run(capsys, "jumps.safetensors", "a", "--chunk", 1, "--per-latent", frames)
+        shown = {line[:16].strip(): line[16:] for line in out.splitlines()}
+        assert code == 0 and shown["at chunk starts"].endswith("frame 6") == bool(found), frames
+    code, _, err = run(capsys, "a", "a", "--per-latent", 0)
+    assert code == 2 and "--per-latent 0" in err
+
+
 def test_a_video_streams_the_frames_read_video_gives():
     streamed = torch.stack(list(islice(iter_frames(demo_clip_path()), 7)))
     assert torch.equal(streamed, read_video(demo_clip_path(), 7)[0])
