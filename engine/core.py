@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from . import log
-from .archs import Architecture
+from .archs import Architecture, colours_of
 from .errors import CheckpointError, InputError, NonFiniteError
 from .halves import FusedHalves, PlainHalves, other_half
 from .kernels.probe import from_triton, give_up
@@ -70,7 +70,7 @@ class Core:
         self.latent_channels: int = model.config.latent_channels * architecture.side**2
         self.spatial = architecture.spatial * architecture.side
         #: Channels of a pixel that goes in and of one that comes out.
-        self.colours = (getattr(model.config, "encoder_colours", 3), getattr(model.config, "decoder_colours", 3))
+        self.colours = colours_of(model.config)
         self.temporal, self.scale = architecture.temporal, architecture.scale
         self._separate()
         #: Asked to free memory that is not the engine's when a run finds none; None: there is nobody to ask.

@@ -194,8 +194,8 @@ class EngineVAE(comfy.sd.VAE):
 
     def outcome(self, run: Running, size: tuple[int, int, int, int], settings: Settings) -> Outcome:
         """What a decode did."""
-        outcome, plan = Outcome(self.engine.last_report, run.loaded), run.plans[-1]
-        facts = plan_facts(plan, *size[:2], self.engine.architecture, OUTPUTS[run.options["output"]])
+        outcome, plan, engine = Outcome(self.engine.last_report, run.loaded), run.plans[-1], self.engine
+        facts = plan_facts(plan, *size[:2], engine.architecture, engine.colours[1], OUTPUTS[run.options["output"]])
         outcome.plan = facts | self._facts(settings) | raised_facts(plan)
         if settings.tiling == "exact" and settings.tile and plan.parking is None:
             outcome.notes.append(f"bands of {settings.tile} pixels were not used: this plan gives the same frames")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from ..engine import InputError, PlanError
-from ..engine.archs import Architecture, by_file
+from ..engine.archs import Architecture, by_file, colours_of
 from ..engine.devices.kinds import resolve
 from ..engine.loader import NAMES, PRECISIONS, auto_precision
 from ..engine.memory import GIB
@@ -213,7 +213,8 @@ def answer(question: Question, machine: Machine) -> dict[str, object]:
         clip = {"frames": question.frames, "batch": question.batch}
         clip |= {"width": architecture.spatial * width, "height": architecture.spatial * height}
         return {"fits": False, "text": labelled(str(error)), **clip, **facts}
-    return {**plan_facts(plan, batch, latents, architecture, request.dtype), **facts, **raised_facts(plan)}
+    shown = plan_facts(plan, batch, latents, architecture, colours_of(config)[1], request.dtype)
+    return {**shown, **facts, **raised_facts(plan)}
 
 
 def raised_facts(plan: Plan) -> dict[str, object]:
@@ -222,9 +223,9 @@ def raised_facts(plan: Plan) -> dict[str, object]:
 
 
 def plan_facts(
-    plan: Plan, batch: int, latents: int, architecture: Architecture, output: torch.dtype
+    plan: Plan, batch: int, latents: int, architecture: Architecture, colours: int, output: torch.dtype
 ) -> dict[str, object]:
-    """What the panel draws of a plan: sizes in pixels, memory in GB."""
+    """What the panel draws of a plan: sizes in pixels, memory in GB. colours: of a pixel."""
     s, still = architecture.spatial, architecture.still
     rows, cols = plan.grid.rows, plan.grid.cols
     # The planner has pictures behind each other, a user beside each other.
@@ -252,7 +253,7 @@ def plan_facts(
         "chunks": -(-latents // plan.steps.latents),
         "frames_per_step": plan.steps.frames,
         "predicted_gb": _gb(plan.peak_bytes),
-        "result_gb": _gb(batch * frames * height * width * 3 * output.itemsize),
+        "result_gb": _gb(batch * frames * height * width * colours * output.itemsize),
     }
     if plan.parking is not None:
         facts |= {"mode": "parked", "parked_gb": _gb(plan.host_bytes), "band_rows": plan.parking.rows}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..engine import InputError
-from ..engine.files.mp4 import CODECS, PIXELS, Format, Mp4Writer
+from ..engine.files.mp4 import CODECS, NO_ALPHA, PIXELS, Format, Mp4Writer
 from . import folders, frames
 from .conversion import CONVERTED, engine_vae, host_decode
 from .decode import SEARCH
@@ -83,7 +83,7 @@ class DecodeToVideo(io.ComfyNode):
             with writer:
                 if fast is None:
                     images, outcome = host_decode(vae, samples["samples"], wishes)
-                    for piece in images[..., :3].split(_PIECE):
+                    for piece in images.split(_PIECE):
                         writer.write(piece)
                 else:
                     outcome = _decode(fast, samples, wishes.over(fast.settings), writer, form.deep)
@@ -96,6 +96,8 @@ class DecodeToVideo(io.ComfyNode):
                 sound.unlink(missing_ok=True)
         if fast is not vae and fast is not None:
             outcome.notes.append(CONVERTED)
+        if writer.transparent:
+            outcome.notes.append(f"{NO_ALPHA}: Zero-Waste VAE Decode with Save Image writes PNGs, which have it")
         outcome.notes.append(f"{writer.done} frames at {float(form.fps):g} per second, {codec} {pixels}: {path.name}")
         shown = {"images": [{"filename": path.name, "subfolder": "", "type": "temp"}], "animated": (True,)}
         return io.NodeOutput(video_of(str(path)), outcome.text(), ui=outcome.ui() | shown)

@@ -3,7 +3,7 @@
 To add one, see CONTRIBUTING.md: one file here, named in registry.py.
 """
 
-from .arch import Architecture, KeySet, Published
+from .arch import Architecture, KeySet, Published, colours_of
 from .registry import (
     ARCHITECTURES,
     DEFAULT,
@@ -25,6 +25,7 @@ __all__ = [
     "Published",
     "by_file",
     "by_name",
+    "colours_of",
     "detect",
     "find_key_set",
     "find_prefix",

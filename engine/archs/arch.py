@@ -166,6 +166,11 @@ class Architecture:
         return [p for p in (self.encoder(config), self.decoder(config)) if p is not None]
 
 
+def colours_of(config: Any) -> tuple[int, int]:
+    """Channels of a pixel that goes into networks of these sizes, and of one that comes out."""
+    return getattr(config, "encoder_colours", 3), getattr(config, "decoder_colours", 3)
+
+
 def level_widths(shapes: Shapes, names: list[str]) -> Widths | None:
     """The sizes of these biases (they survive every file dialect); None if one of them is missing."""
     if not all(n in shapes for n in names):

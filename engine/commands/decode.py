@@ -194,7 +194,8 @@ def _by_and_by(
         writer = PngWriter(target, args.start, identity, args.resume)
     else:
         writer = Mp4Writer(target, form, identity, args.resume)
-    resumed, shape = writer.done, (1, count, vae.spatial * latent.shape[3], vae.spatial * latent.shape[4], 3)
+    size = vae.spatial * latent.shape[3], vae.spatial * latent.shape[4]
+    resumed, shape = writer.done, (1, count, *size, vae.colours[1])
     try:
         with progress("decode", args.quiet) as report, writer:
             if resumed < count:
@@ -216,7 +217,7 @@ def _by_and_by(
             writer.discard()
         raise
     sizes = zip(("height", "width"), shape[2:4], strict=True)
-    return (1, count, *(int(notes[n]) if _noted(notes, n, s, vae.spatial) else s for n, s in sizes), 3), resumed
+    return (1, count, *(int(notes[n]) if _noted(notes, n, s, vae.spatial) else s for n, s in sizes), shape[4]), resumed
 
 
 def _frames(args: argparse.Namespace, vae: VideoVAE, latent: LatentFile, notes: dict[str, str]) -> int:

@@ -54,6 +54,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from ..archs import colours_of
     from ..request import Request
 
     width, height = _size(args.size)
@@ -73,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     plan = functools.partial(planner.plan, half, size, request, rest=rest)
     rows = [_row(plan, limits, architecture.temporal, planner.walk.rates) for limits in _limits(args, request)]
     frames = architecture.frames(latents)
-    result = frames * height * width * 3 * request.dtype.itemsize
+    result = frames * height * width * colours_of(planner.walk.config)[1] * request.dtype.itemsize
     shared = _shared(args, architecture, planner, size) if args.devices else []
     if args.json:
         answer = {"size": [width, height], "frames": frames, "precision": precision, "result_gb": result / GIB,

@@ -44,6 +44,8 @@ CODECS = {
     "h265": Codec("libx265", 14, 51, {"preset": "medium", "x265-params": "open-gop=0:log-level=error"}, "hvc1"),
     "av1": Codec("libsvtav1", 18, 63, {"preset": "8"}),
 }
+#: What is said of frames with a fourth channel.
+NO_ALPHA = "an MP4 holds no transparency, and alpha is dropped"
 #: Name -> (ffmpeg's name, whether it has 10 bits, whether colours have half the size).
 PIXELS = {
     "yuv420p": ("yuv420p", False, True),
@@ -173,6 +175,8 @@ class Mp4Writer:
         if self._before is not None:
             check_identity(self.part, identity.encode() in self._before.header)
             self.done = self._before.samples
+        #: Whether a fourth channel of the frames was left out.
+        self.transparent = False
         self._queue: queue.Queue[torch.Tensor | None] = queue.Queue(WAITING)
         self._ended = False
         self._error: BaseException | None = None
@@ -189,7 +193,8 @@ class Mp4Writer:
             raise self._error
 
     def write(self, frames: torch.Tensor) -> None:
-        """[f, H, W, 3], floats in 0..1 or bytes; not to be changed afterwards. Waits where the encoder is behind."""
+        """[f, H, W, 3], floats in 0..1 or bytes; not to be changed afterwards. A fourth channel is left out, and a line
+        says so. Waits where the encoder is behind."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name=f"encodes {self._name}", daemon=True)
             self._thread.start()
@@ -252,6 +257,9 @@ class Mp4Writer:
         try:
             for frames in self._given():
                 for frame in frames:
+                    if frame.shape[-1] > 3 and not self.transparent:
+                        self.transparent = True
+                        log.once(f"{self._name}: {NO_ALPHA}; write a PNG folder, which has it")
                     encoder = encoder or Encoder(container, self._form, *frame.shape[:2], self._name)
                     mux(encoder.packets(frame, index))
                     index += 1

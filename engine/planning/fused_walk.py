@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..archs import Architecture
+from ..archs import Architecture, colours_of
 from ..kernels.attention import reference
 from ..network.fused import FusedDecoder, FusedEncoder, fuse
 from ..network.program import Program
@@ -195,8 +195,8 @@ class FusedWalk:
     def _tile_bytes(self, channels: int, frames: int, height: int, width: int) -> int:
         """A tile's features as they arrive and those of the chunk before, the weights of its pixels, and the weighted
         pixels of a step in 16 bit. channels: of all latents in a chunk."""
-        pixels = self.architecture.spatial**2 * height * width
-        return 2 * self.dtype.itemsize * channels * height * width + (4 + 3 * 2 * frames) * pixels
+        pixels, colours = self.architecture.spatial**2 * height * width, colours_of(self.config)[1]
+        return 2 * self.dtype.itemsize * channels * height * width + (4 + colours * 2 * frames) * pixels
 
 
 def _latent_bytes(latents: int, height: int, width: int, channels: int) -> int:

@@ -120,6 +120,15 @@ def test_answer_for_odd_sizes(tiny):
     assert found["result_gb"] == 13 * 48 * 56 * 3 * 4 / GIB
 
 
+def test_transparency_counts_as_a_colour():
+    widths = (16, 16, 32, 32)
+    question = {"model": "colours", "width": "64", "height": "64", "frames": "5"}
+    KNOWN.learn("colours", wan.WAN21, wan.Config(widths, widths))
+    three = answer(Question.parse(question), CPU)
+    KNOWN.learn("colours", wan.WAN21, wan.Config(widths, widths, 16, 1, 4, 4))
+    assert answer(Question.parse(question), CPU)["result_gb"] == pytest.approx(4 / 3 * three["result_gb"])
+
+
 def test_tiles_cover_the_frame(tiny):
     query = {**tiny, "width": "200", "height": "96", "tiling": "blended", "tile": "64", "overlap": "16"}
     found = answer(Question.parse(query), CPU)

@@ -1,5 +1,7 @@
 """Wan 2.1 and 2.2 against the recorded outputs of the originals, whole and streamed, and as a user loads them."""
 
+import json
+
 import pytest
 import torch
 from PIL import Image
@@ -195,7 +197,7 @@ def colourful(request, seed_model):
     return request.param, model
 
 
-def test_other_colours_are_read_from_shapes(colourful, noise, tmp_path, monkeypatch):
+def test_other_colours_are_read_from_shapes(colourful, noise, tmp_path, capsys):
     """Transparency (Qwen-Image-Layered), and four pixels in one; on the fused walk, too."""
     (takes, gives), model = colourful
     save_file(model.state_dict(), tmp_path / "w.safetensors")
@@ -222,6 +224,10 @@ def test_other_colours_are_read_from_shapes(colourful, noise, tmp_path, monkeypa
         assert Image.open(tmp_path / "p.png").mode == "RGBA"
     with pytest.raises(InputError, match=rf"\[B, F, H, W, {takes}\]"):
         vae.encode(torch.rand(1, 24, 16, 5))
+    capsys.readouterr()
+    plan = ["plan", "--vae", str(tmp_path / "w.safetensors"), "--size", "64x64", "--frames", "5", "--vram-gb", "8"]
+    assert main([*plan, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["result_gb"] * 2**30 == 5 * 64 * 64 * gives * 4
 
 
 def test_odd_colours_are_refused():

@@ -51,6 +51,18 @@ def write(path, frames, piece=5, **options):
     return writer
 
 
+def test_transparency_that_is_dropped_is_said_once(path, monkeypatch):
+    said = []
+    monkeypatch.setattr("zerowaste_vae.engine.log.once", said.append)
+    opaque = ramp(12)
+    assert not write(path, opaque).transparent and not said
+    clear = torch.cat((opaque, torch.rand(12, 48, 64, 1)), 3)
+    writer = write(path.with_name("clear.mp4"), clear)
+    assert writer.transparent and len(said) == 1
+    assert said[0].startswith("clear.mp4: an MP4 holds no transparency") and "PNG" in said[0]
+    assert numbers(writer.part) == counted(12)
+
+
 def test_an_unfinished_file_plays_and_the_name_comes_last(path):
     writer = write(path, ramp(60))
     assert writer.done == 60 and writer.part == path.with_name("clip.part.mp4") == part_of(path)

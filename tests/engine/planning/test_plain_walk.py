@@ -152,5 +152,5 @@ def test_steps_that_repeat_take_and_reserve_what_they_did(monkeypatch, family, h
             for how in (Torch(), Torch(products=True, reserves=True))
         ])  # fmt: skip
     assert peaks[0] == peaks[1]
-    many = architecture in (ltx.ARCHITECTURE, mochi.ARCHITECTURE, cosmos.ARCHITECTURE)  # frames or a clip
+    many = architecture in (ltx.ARCHITECTURE, mochi.ARCHITECTURE, cosmos.ARCHITECTURE)  # of single frames
     assert counts[0] <= (0.8 if many else 1.0) * counts[1]
