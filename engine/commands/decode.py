@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
+import json
 import os
 import sys
 import time
@@ -16,7 +18,7 @@ from ..errors import InputError
 from .options import add_run_options, check_report, give_report, load_vae, memory_options, progress, rate, with_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
@@ -24,7 +26,11 @@ if TYPE_CHECKING:
     from ..files.latents import LatentFile
     from ..files.mp4 import Mp4Writer
     from ..files.pngs import PngWriter
+    from ..operands.policy import Policy
+    from ..devices.ranks import Ranks
+    from ..run.plan import Plan
     from ..run.progress import Progress
+    from ..run.tiles import Grid
     from ..vae import VideoVAE
 
 
@@ -188,7 +194,8 @@ def _by_and_by(
 
     last = _frames(args, vae, latent, notes)
     count = last - args.start
-    identity = _identity(args, vae, latent, count, form)
+    plan, policy = _plan(args, vae, latent) if ranks is None else (None, None)
+    identity = _identity(args, vae, latent, count, form, plan, policy)
     writer: Mp4Writer | PngWriter
     if form is None:
         writer = PngWriter(target, args.start, identity, args.resume)
@@ -201,6 +208,8 @@ def _by_and_by(
             if resumed < count:
                 output = "float32" if form is not None and form.deep else "uint8"
                 part = {"output": output, "start": args.start + resumed, "frames": count - resumed}
+                if plan is not None:
+                    part |= {"plan": plan if plan.tiled else None, "on_plan": _keeps_to(plan, writer)}
                 for frames in _decoded(args, ranks, vae, latent, report, False, **part):
                     writer.write(crop(frames, notes, vae.spatial)[0])
             elif ranks is not None:
@@ -231,13 +240,52 @@ def _frames(args: argparse.Namespace, vae: VideoVAE, latent: LatentFile, notes: 
     return check_part(args.start, args.frames, count).stop
 
 
-def _identity(args: argparse.Namespace, vae: VideoVAE, latent: LatentFile, count: int, form: object) -> str:
-    """Of everything that an unfinished file and its rest must have in common: all that frames' bits depend on."""
+def _plan(args: argparse.Namespace, vae: VideoVAE, latent: LatentFile) -> tuple[Plan, Policy]:
+    """Of the whole clip, and its operands."""
+    from ..call import decoder_samples
+
+    way = vae.at(args.timestep)
+    policy = way.settled("decoder", functools.partial(decoder_samples, latent))
+    return way.plan_decode(*latent.shape[2:], **memory_options(args)), policy
+
+
+def _tiles(plan: Plan) -> Grid | None:
+    """Whole frames are the same whatever the bands and chunks."""
+    return plan.grid if plan.tiled else None
+
+
+def _keeps_to(first: Plan, writer: Mp4Writer | PngWriter) -> Callable[[Plan], None]:
+    """Refuses to go on behind frames of other tiles."""
+    resumed = writer.done
+
+    def check(plan: Plan) -> None:
+        if resumed and _tiles(plan) != _tiles(first):
+            raise InputError(f"{writer.part}: what is free now takes other tiles than its frames were made in; free "
+                             "memory, or give --force to begin anew")  # fmt: skip
+
+    return check
+
+
+def _identity(
+    args: argparse.Namespace, vae: VideoVAE, latent: LatentFile, count: int, form: object, plan: Plan | None,
+    policy: Policy | None,
+) -> str:  # fmt: skip
+    """Of everything that an unfinished file and its rest must have in common: all that frames' bits depend on. plan and
+    policy: None where ranks plan for themselves."""
+    import torch
+
+    from ..kernels.conv3d.tuned import table
+    from ..kernels.targets import triton_version
     from ..devices.kinds import kind_of
 
     files = [_digest(path) for path in (args.latent, vae.path)]
     options = replace(vae.options, cuda_graphs=True, async_offload=True)  # which move no bit
-    way = vae.precision, options, kind_of(vae.device), args.norm_groups, args.tiling, args.tile, args.overlap
+    way = vae.precision, options, kind_of(vae.device), args.norm_groups
+    if plan is None:
+        way += args.tiling, args.tile, args.overlap
+    else:  # 8-bit ranges grow with every clip that a file is used on
+        way += _tiles(plan), plan.fused, json.dumps(policy.as_dict(), sort_keys=True)
+    way += torch.__version__, triton_version(), sorted(map(repr, table(vae.device).items()))
     text = repr((*files, args.item, args.start, count, *way, form, *_taken(args).items()))
     return "zerowaste " + hashlib.sha256(text.encode()).hexdigest()[:32]
 

@@ -168,8 +168,9 @@ def _result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not _MAKES[func]:
         return func(*args, **kwargs)
     question = func, _outline(args), _outline(tuple(kwargs.items()))
-    if question in _MADE:
-        made = [torch.empty_strided(size, by, dtype=dtype, device="meta") for size, by, dtype in _MADE[question]]
+    known = _MADE.get(question)  # other threads plan too, and may clear it
+    if known is not None:
+        made = [torch.empty_strided(size, by, dtype=dtype, device="meta") for size, by, dtype in known]
         return made if len(made) > 1 else made[0]
     out = func(*args, **kwargs)
     results = out if isinstance(out, (tuple, list)) else [out]

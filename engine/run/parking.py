@@ -178,6 +178,8 @@ class Parked:
 
     def restart(self) -> None:
         """Forget the clip."""
+        if self._entered:  # it was broken off, and nobody has waited for the copies that were under way
+            self.wait()
         self._discard()
         self._left += self._entered
         if self._aside:

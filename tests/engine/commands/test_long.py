@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import av
@@ -14,12 +15,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from zerowaste_vae import load
+from zerowaste_vae import VideoVAE, load
 from zerowaste_vae.engine.cli import main
 from zerowaste_vae.engine.files.latents import read_latent, write_latent
 from zerowaste_vae.engine.files.media import read_video
 from zerowaste_vae.engine.files.mp4 import Mp4Writer, write_mp4
 from zerowaste_vae.engine.files.pngs import PngWriter, write_png_folder
+from zerowaste_vae.engine.planning.budget import Limits
+from zerowaste_vae.engine.planning.planner import Planner
 
 
 @pytest.fixture
@@ -87,6 +90,68 @@ def test_pngs_of_an_interrupted_run_stay_and_are_not_made_again(place, vae_file,
     assert place("decode", "l.safetensors", "frames", "--chunk", 1, "--resume", "--off", "cuda_graphs") == 0
     assert f"behind {len(there)} that were there" in capsys.readouterr().out
     assert same(pngs("frames"), pngs("whole")) and not Path("frames.part").exists()
+
+
+def test_what_is_resumed_has_the_tiles_that_it_began_with(place, monkeypatch, capsys):
+    """Automatic ones depend on what is free. Whole frames are the same, however they are asked for."""
+    tiles = "--tiling", "blended", "--chunk", 1
+    with monkeypatch.context() as patch:
+        interrupt(patch, PngWriter, 5)
+        assert place("decode", "l.safetensors", "blended", *tiles, "--tile", 16, "--overlap", 8) == 130
+        interrupt(patch, PngWriter, 5)
+        assert place("decode", "l.safetensors", "frames", "--chunk", 1, "--tiling", "untiled") == 130
+    capsys.readouterr()
+    for other in (("--tiling", "untiled"), (), (*tiles, "--tile", 16, "--overlap", 0)):
+        assert place("decode", "l.safetensors", "blended", *other, "--resume") == 2
+        assert "is of another clip or was made with other settings" in capsys.readouterr().err
+    assert place("decode", "l.safetensors", "blended", *tiles, "--tile", 16, "--overlap", 8, "--resume") == 0
+    assert place("decode", "l.safetensors", "whole", *tiles, "--tile", 16, "--overlap", 8) == 0
+    assert same(pngs("blended"), pngs("whole"))
+    assert place("decode", "l.safetensors", "frames", "--chunk", 2, "--resume") == 0
+
+
+def test_an_automatic_plan_of_other_tiles_does_not_go_on(place, monkeypatch, capsys):
+    """Whether it is another one from the start, or once the run plans for itself."""
+    monkeypatch.setattr(VideoVAE, "_block", lambda *_: 4)
+    plan, grids, arguments = Planner.plan, [], ("decode", "l.safetensors", "frames", "--chunk", 1)
+
+    def planned(self, half, size, request, *rest):
+        return plan(self, half, size, replace(request, tiling="blended", tile=grids.pop(0), overlap=8), *rest)
+
+    monkeypatch.setattr(Planner, "plan", planned)
+    with monkeypatch.context() as patch:
+        interrupt(patch, PngWriter, 4)
+        grids[:] = [16]
+        assert place(*arguments) == 130
+    assert not grids and 4 <= len(pngs("frames.part")) < 19
+    grids[:] = [24]
+    assert place(*arguments, "--resume") == 2
+    assert "is of another clip or was made with other settings" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr(Limits, "hold", lambda *_: False)
+        grids[:] = [16, 24]
+        assert place(*arguments, "--resume") == 2
+    assert "takes other tiles than its frames were made in; free memory" in capsys.readouterr().err
+    grids[:] = [16]
+    assert place(*arguments, "--resume") == 0
+    grids[:] = [16]
+    assert place(*arguments[:2], "whole", *arguments[3:]) == 0
+    assert same(pngs("frames"), pngs("whole"))
+
+
+def test_an_8_bit_decode_is_not_resumed_with_other_ranges(place, make_vae_file, monkeypatch, tmp_path, capsys):
+    """Another clip in between has widened them."""
+    monkeypatch.setenv("ZEROWASTE_CACHE", str(tmp_path / "cache"))
+    wide = make_vae_file((16, 16, 32, 32), (16, 16, 32, 32), 4, 6)
+    eight = "--precision", "int8", "--chunk", 1, "--vae", wide
+    with monkeypatch.context() as patch:
+        interrupt(patch, PngWriter, 5)
+        assert place("decode", "l.safetensors", "frames", *eight) == 130
+    vae = load(wide, precision="int8", device="cpu")
+    vae.decode(3 * torch.randn(1, 16, 2, 3, 4, generator=torch.Generator().manual_seed(9)), chunk=1)
+    capsys.readouterr()
+    assert place("decode", "l.safetensors", "frames", *eight, "--resume") == 2
+    assert "is of another clip or was made with other settings" in capsys.readouterr().err
 
 
 def test_an_mp4_of_an_interrupted_run_goes_on(place, monkeypatch, capsys):

@@ -1,6 +1,7 @@
 """The dry run counts what a program really holds."""
 
 import torch
+from zerowaste_vae.engine.planning import dryrun
 from zerowaste_vae.engine.planning.dryrun import peak_bytes
 
 
@@ -54,3 +55,22 @@ def test_the_callers_inference_mode_changes_nothing():
     with torch.inference_mode():
         inside = peak_bytes(program)
     assert inside == peak_bytes(program)
+
+
+def test_another_thread_may_forget_what_operators_make(monkeypatch):
+    """Between the question and its answer."""
+
+    class Cleared(dict):
+        def __contains__(self, key):
+            found = super().__contains__(key)
+            self.clear()
+            return found
+
+        def get(self, key, default=None):
+            found = super().get(key, default)
+            self.clear()
+            return found
+
+    monkeypatch.setattr(dryrun, "_MADE", Cleared())
+    x = torch.empty(4, 1024, device="meta")
+    assert peak_bytes(lambda: [torch.cat((x, x)) for _ in range(3)]) == 3 * 2 * 4 * 4096

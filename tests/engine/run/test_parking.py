@@ -186,6 +186,27 @@ def test_a_use_nobody_announced_is_fetched_all_the_same():
     parked.free()
 
 
+def test_what_a_refused_allocation_has_taken_is_given_back():
+    """The host's memory comes first, and is nobody's where the device then has none."""
+    parked = Parked(Parking(None, 0), CPU)
+    (band,) = parked.bands("a", (6, 3, 1), torch.float32, 2, 1, 4, 1, 3, 1)
+    parked.note("a", band, 1)
+    POOL.release()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Parked, "nbytes", property(lambda self: 1 << 60))
+        with pytest.raises(RuntimeError):
+            parked.allocate()
+    assert POOL.nbytes > POOL.idle_bytes
+    parked.free()
+    assert POOL.nbytes == POOL.idle_bytes > 0
+    parked.allocate()
+    buffer = parked.enter("a", band, 1)
+    assert buffer.view.shape == (3, 6, 3, 1)
+    parked.free()
+    POOL.release()
+    assert POOL.nbytes == 0
+
+
 def test_pool_uses_blocks_again_and_gives_them_back():
     pool = PinnedPool()
     a = pool.take(100_000)

@@ -3,6 +3,7 @@ each queue has waited for. In program order, as a CPU runs it, everything is rig
 
 import itertools
 import random
+import weakref
 from contextlib import contextmanager
 
 import pytest
@@ -13,6 +14,7 @@ from zerowaste_vae.engine.run.parking import Parked, Parking
 from zerowaste_vae.engine.run.pinned import POOL
 
 CPU = torch.device("cpu")
+QUEUES = weakref.WeakSet()
 
 
 class Queue:
@@ -20,6 +22,7 @@ class Queue:
 
     def __init__(self, name):
         self.name, self.at, self.knows = name, 0, {}
+        QUEUES.add(self)
 
     def record_event(self):
         return {**self.knows, self: self.at}
@@ -29,7 +32,9 @@ class Queue:
             self.knows[queue] = max(self.knows.get(queue, 0), at)
 
     def synchronize(self):
-        pass
+        """The program waits, and with it whatever it queues later."""
+        for queue in QUEUES:
+            queue.knows[self] = self.at
 
 
 class Gpu(TorchFunctionMode):
@@ -153,3 +158,63 @@ def test_a_wait_that_is_left_out_is_found(gpu):
         buffer = parked.enter("a", band, 1)
         gpu.touch(buffer.view[2:], True)
         parked.arrive(buffer, "zero")
+
+
+@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize(("buffers", "near"), [(2, 0), (3, 20_000)])
+def test_a_clip_that_is_broken_off_anywhere_leaves_nothing_to_meet(gpu, seed, buffers, near):
+    """Before a copy, between two of them, or before the convolution: the next clip begins in the same memory."""
+    draw = random.Random(seed)
+    network = list(layers(draw))
+    parked = Parked(Parking(None, 0, buffers, near=near), CPU)
+
+    def bands(key, plane, rows, frames):
+        return parked.bands(key, plane, torch.float32, 2, frames, rows, 1, 3, 1)
+
+    def announce():
+        for key, plane, rows, frames, visits, _ in network:
+            for _ in range(visits):
+                for band in bands(key, plane, rows, frames):
+                    parked.note(key, band, frames)
+
+    announce()
+    parked.allocate()
+    parked._aside, parked._in, parked._out = True, Queue("in"), Queue("out")
+    breaks = 0
+
+    class Broken(Exception):
+        pass
+
+    def chunk(left):
+        for key, plane, rows, frames, visits, _ in network:
+            for _ in range(visits):
+                for band in bands(key, plane, rows, frames):
+                    buffer = parked.enter(key, band, frames)
+                    if (left := left - 1) == 0:
+                        raise Broken
+                    gpu.touch(buffer.view[2:], True)
+                    if (left := left - 1) == 0:
+                        with pytest.MonkeyPatch.context() as patch:
+                            patch.setattr(parked._out, "record_event", broken)
+                            parked.arrive(buffer, "zero")
+                            raise Broken  # a history near by
+                    parked.arrive(buffer, "zero")
+                    if (left := left - 1) == 0:
+                        raise Broken
+                    finish(parked, gpu, buffer)
+
+    def broken():
+        raise Broken
+
+    with gpu:
+        for _ in range(8):
+            announce()
+            try:
+                for _ in range(3):
+                    chunk(draw.choice([draw.randrange(1, 60), -1]))
+                    announce()
+            except Broken:
+                breaks += 1
+            parked.restart()
+            assert not parked._entered and not parked._ahead and not parked.coming
+    assert breaks
