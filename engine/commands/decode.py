@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ..files.mp4 import Mp4Writer
     from ..files.pngs import PngWriter
     from ..operands.policy import Policy
-    from ..devices.ranks import Ranks
     from ..run.plan import Plan
     from ..run.progress import Progress
     from ..run.tiles import Grid
@@ -274,9 +273,9 @@ def _identity(
     policy: None where ranks plan for themselves."""
     import torch
 
+    from ..devices.kinds import kind_of
     from ..kernels.conv3d.tuned import table
     from ..kernels.targets import triton_version
-    from ..devices.kinds import kind_of
 
     files = [_digest(path) for path in (args.latent, vae.path)]
     options = replace(vae.options, cuda_graphs=True, async_offload=True)  # which move no bit
