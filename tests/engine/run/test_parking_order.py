@@ -140,6 +140,7 @@ def test_no_two_queues_meet(gpu, seed, buffers, near):
     assert ahead >= 1 and gpu.beside  # queues did run side by side
     for a, b in itertools.pairwise(sorted(parked._left, key=lambda buffer: buffer.start)):
         assert a.end <= parked._room and b.end <= parked._room
+    parked.free()
 
 
 def finish(parked, gpu, buffer):
@@ -158,6 +159,7 @@ def test_a_wait_that_is_left_out_is_found(gpu):
         buffer = parked.enter("a", band, 1)
         gpu.touch(buffer.view[2:], True)
         parked.arrive(buffer, "zero")
+    parked.free()
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -218,3 +220,4 @@ def test_a_clip_that_is_broken_off_anywhere_leaves_nothing_to_meet(gpu, seed, bu
             parked.restart()
             assert not parked._entered and not parked._ahead and not parked.coming
     assert breaks
+    parked.free()
