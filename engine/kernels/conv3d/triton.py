@@ -108,7 +108,7 @@ def finish_tile(acc, n0, out_rows, res_rows, keep, at_row, at_col, scales, biase
                 finish(first_part, n1, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, health,
                         act_scale, gain, offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND,
                         HEALTH)
-                finish(last_part, n1 + BN // 4, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums,
+                finish(last_part, n1 + BN // 4, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, health,
                         act_scale, gain, offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND,
                         HEALTH)
 
