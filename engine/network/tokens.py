@@ -32,7 +32,7 @@ BUFFERS = 2
 #: Rows that fill a GPU in one product: a group of tiles has as many, if a frame has so many tiles.
 ROWS = 8192
 #: 8-bit products of the libraries refuse row counts that are small or odd: 47 in fp8, less than 17 in int8.
-FEWEST, STEP = 128, 16
+FEWEST_ROWS, ROW_STEP = 128, 16
 #: Operand types of products by the name of their precision.
 KINDS = {"fp8": FP8, "int8": torch.int8}
 
@@ -148,7 +148,7 @@ def tiles_together(tokens: int, tiles: int, device: torch.device) -> int:
 
 def product_rows(rows: int, kind: str | None) -> int:
     """Rows of a product for `rows` tokens: those behind them hold nothing."""
-    return rows if kind is None else max(FEWEST, -(-rows // STEP) * STEP)
+    return rows if kind is None else max(FEWEST_ROWS, -(-rows // ROW_STEP) * ROW_STEP)
 
 
 class Scratch:

@@ -141,6 +141,19 @@ def test_cancelling_stops_all(small, noise, early):
     assert torch.equal(small.decode(z, chunk=1, devices=TWO), small.decode(z, chunk=1))
 
 
+def overflows(monkeypatch, where):
+    """fp16 decodes do where where(first result of their part, results so far) says so."""
+    original = call.clip.decode
+
+    def poisoned(half, z, plan, results, guard, wanted):
+        for step in original(half, z, plan, results, guard, wanted):
+            if half._dtype == torch.float16 and where(wanted.start, results.done):
+                raise call.NonFinite(0, results.done, 1)
+            yield step
+
+    monkeypatch.setattr(call.clip, "decode", poisoned)
+
+
 @pytest.mark.parametrize("bad", [0, 1])
 def test_later_parts_follow_into_a_wider_type(make_vae_file, noise, early, monkeypatch, bad):
     """Where the first part overflows, the second one is made again; where only the second does, the first stays."""
@@ -148,15 +161,7 @@ def test_later_parts_follow_into_a_wider_type(make_vae_file, noise, early, monke
     vae = load(make_vae_file((8, 8, 8, 8), (8, 8, 8, 8), 2, 3), precision="fp16", device="cpu")
     z = noise(1, 16, 7, 2, 2)
     narrow, wide = vae.decode(z, chunk=1), vae._safer("").decode(z, chunk=1)
-    original = call.clip.decode
-
-    def poisoned(half, z, plan, results, guard, wanted):
-        for step in original(half, z, plan, results, guard, wanted):
-            if half._dtype == torch.float16 and bool(wanted.start) == bool(bad) and results.done > wanted.start + 4:
-                raise call.NonFinite(0, results.done, 1)
-            yield step
-
-    monkeypatch.setattr(call.clip, "decode", poisoned)
+    overflows(monkeypatch, lambda start, done: bool(start) == bool(bad) and done > start + 4)
     out = vae.decode(z, chunk=1, devices=TWO)
     kept = next((n for n in range(25) if not torch.equal(out[:, n], narrow[:, n])), 25)
     border = vae.last_report.parts[0][0].stop
@@ -270,15 +275,7 @@ def test_a_stream_follows_into_a_wider_type(make_vae_file, noise, early, rounds,
     vae = load(make_vae_file((8, 8, 8, 8), (8, 8, 8, 8), 2, 3), precision="fp16", device="cpu")
     z = noise(1, 16, 12, 2, 2)
     narrow, wide = vae.decode(z, chunk=1), vae._safer("").decode(z, chunk=1)
-    original = call.clip.decode
-
-    def poisoned(half, z, plan, results, guard, wanted):
-        for step in original(half, z, plan, results, guard, wanted):
-            if half._dtype == torch.float16 and not wanted.start and results.done > 0:
-                raise call.NonFinite(0, results.done, 1)
-            yield step
-
-    monkeypatch.setattr(call.clip, "decode", poisoned)
+    overflows(monkeypatch, lambda start, done: not start and done > 0)
     rounds(2, 16 * 16 * 3 * 4)
     out = torch.cat(list(vae.stream(z, chunk=1, devices=TWO)), 1)
     kept = next(n for n in range(45) if not torch.equal(out[:, n], narrow[:, n]))
