@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from zerowaste_vae import Checkpoint, VideoVAE, load
-from zerowaste_vae.engine.archs import hunyuan, hunyuan15, kl, ltx, mochi, seedvr2, wan
+from zerowaste_vae.engine.archs import hunyuan, hunyuan15, kl, ltx, minimax_h3, mochi, seedvr2, wan
 
 SEEDVR2, WAN21, WAN22 = (seedvr2.ARCHITECTURE, seedvr2.Config), (wan.WAN21, wan.Config), (wan.WAN22, wan.Config)
 #: Name -> (architecture and configuration, arguments of the latter).
@@ -21,6 +23,8 @@ MODELS = {
     "ltx": (ltx.ARCHITECTURE, lambda: ltx.ARCHITECTURE.published.config),
     "mochi": (mochi.ARCHITECTURE, lambda: mochi.Config(None, mochi.ARCHITECTURE.published.config.decoder_levels)),
     **{a.name: (a, lambda a=a: a.published.config) for a in (hunyuan.ARCHITECTURE, hunyuan15.ARCHITECTURE)},
+    "minimaxh3": (minimax_h3.ARCHITECTURE, lambda: replace(
+        minimax_h3.ARCHITECTURE.published.config, encoder_widths=(32, 32, 64, 64, 64, 128), layers=4)),
     "wan2.2": (*WAN22, (160, 320, 640, 640), (256, 512, 1024, 1024), 48, 2),
 }
 
@@ -30,14 +34,32 @@ def make(name: str, precision: str) -> VideoVAE:
     bit, in every precision. No file, so 8 bit leaves nothing in a cache."""
     architecture, configuration, *arguments = MODELS[name]
     config = configuration(*arguments)
-    dtype = torch.float16 if name.startswith("seedvr2") else torch.bfloat16
+    dtype = torch.float16 if name.startswith(("seedvr2", "minimax")) else torch.bfloat16
     generator = torch.Generator("cuda").manual_seed(0)
     with torch.device("meta"):
         model = architecture.build(config)
     weights = {}
     for key, p in sorted(model.named_parameters()):
         noise = torch.randn(p.shape, generator=generator, device="cuda")
-        norm = key.endswith("gamma") or ("norm" in key and key.endswith("weight"))
-        weights[key] = (1 + 0.2 * noise if norm else noise * (p[0].numel() ** -0.5 if p.ndim > 1 else 0.1)).to(dtype)
+        weights[key] = (_token_weight if name == "minimaxh3" else _weight)(key, noise).to(dtype)
     groups = {} if config.norm_groups is None else {"norm_num_groups": str(config.norm_groups)}
     return load(Checkpoint(weights, groups), precision, "cuda")
+
+
+def _weight(key: str, noise: torch.Tensor) -> torch.Tensor:
+    if key.endswith("gamma") or ("norm" in key and key.endswith("weight")):
+        return 1 + 0.2 * noise
+    return noise * (noise[0].numel() ** -0.5 if noise.ndim > 1 else 0.1)
+
+
+def _token_weight(key: str, noise: torch.Tensor) -> torch.Tensor:
+    """Under which layers of a transformer say something."""
+    if key.endswith("tokens") or key == "latents_mean":
+        return noise
+    if key == "latents_std":
+        return 1 + 0.1 * noise.abs()
+    if noise.ndim > 1:
+        return noise * (1.4 / noise[0].numel()) ** 0.5
+    if "scale" in key:
+        return 0.5 + 0.1 * noise
+    return 1 + 0.1 * noise if "norm" in key and key.endswith("weight") else 0.05 * noise

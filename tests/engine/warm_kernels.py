@@ -1,4 +1,4 @@
-"""Compiles what the GPU tests run, in a process of its own: python warm_kernels.py MODEL PRECISION
+"""Compiles what the GPU tests run, in a process of its own: python warm_kernels.py MODEL PRECISION HALF
 
 Triton compiles on one core, some 30 s for each network in each precision, and keeps the result on disk. Processes side
 by side, one for each of CELLS, do in a minute what the tests, one after the other, would take seven for.
@@ -7,52 +7,73 @@ by side, one for each of CELLS, do in a minute what the tests, one after the oth
 from __future__ import annotations
 
 import sys
+from itertools import product
 
 import torch
 
-#: Model, precision, sizes in latents [T, h, w].
-SMALL, TINY = ((4, 21, 13),), ((16, 6, 7), (4, 9, 7))
+#: Latents [T, h, w].
+SMALL, TINY, LARGE = ((4, 21, 13),), ((16, 6, 7), (4, 9, 7)), ((4, 42, 27), (2, 90, 160))
+HALVES = ("decode", "encode")
+#: (model, precision, half or halves) -> sizes, in the order in which the tests want them.
 CELLS = {
-    **{("seedvr2", precision): ((4, 42, 27), (2, 90, 160)) for precision in ("fp16", "fp8", "int8")},
-    ("seedvr2", "bf16"): ((6, 48, 64),),
-    **{(f"wan2.{n}", precision): SMALL for n in (1, 2) for precision in ("bf16", "fp8", "int8")},
-    ("seedvr2-small", "fp16"): ((6, 48, 64), (5, 8, 8)),
-    ("seedvr2-tiny", "fp16"): TINY,
-    **{(f"wan2.{n}-tiny", "bf16"): TINY for n in (1, 2)},
-    **{("seedvr2-8-bit", precision): ((3, 6, 7),) for precision in ("fp16", "fp8", "int8")},
-    **{("flux", precision): ((3, 37, 21),) for precision in ("bf16", "fp16", "fp8", "int8")},
-    ("ltx", "bf16"): ((6, 7, 9),),
-    ("mochi", "fp16"): ((4, 20, 24),),
-    ("hunyuanvideo", "bf16"): ((5, 14, 11),),
-    ("hunyuanvideo1.5", "fp16"): ((4, 7, 6),),
+    **{key: ((3, 37, 21),) for key in product(["flux"], ["bf16", "fp16", "fp8", "int8"], HALVES)},
+    **{key: ((7, 20, 24),) for key in product(["minimaxh3"], ["fp16", "fp8", "int8"], ["encode"])},
+    ("ltx", "bf16", "decode"): ((6, 7, 9),),
+    ("mochi", "fp16", "decode"): ((4, 20, 24),),
+    **{key: ((5, 14, 11),) for key in product(["hunyuanvideo"], ["bf16"], HALVES)},
+    **{key: ((4, 7, 6),) for key in product(["hunyuanvideo1.5"], ["fp16"], HALVES)},
+    **{key: SMALL for key in product(["wan2.1", "wan2.2"], ["bf16", "fp8", "int8"], HALVES)},
+    **{key: LARGE for key in product(["seedvr2"], ["fp16", "fp8", "int8"], HALVES)},
+    **{key: SMALL for key in product(["seedvr2-winograd"], ["fp16", "fp8", "int8"], HALVES)},
+    ("seedvr2", "bf16", "decode encode"): ((6, 48, 64),),
+    ("seedvr2-small", "fp16", "decode encode"): ((6, 48, 64), (5, 8, 8)),
+    ("seedvr2-tiny", "fp16", "decode encode"): TINY,
+    **{key: TINY for key in product(["wan2.1-tiny", "wan2.2-tiny"], ["bf16"], ["decode encode"])},
+    **{key: ((3, 6, 7),) for key in product(["seedvr2-8-bit"], ["fp16", "fp8", "int8"], ["decode encode"])},
 }
 
 
-def main(name: str, precision: str) -> None:
+def main(name: str, precision: str, halves: str) -> None:
     from gpu_models import make
+    from zerowaste_vae.engine.options import DEFAULTS
+
+    vae = make(name.removesuffix("-winograd"), precision)
+    if name.endswith("-winograd"):
+        vae.options = DEFAULTS.switched(on=["winograd"])
+    for half in halves.split():
+        for i, size in enumerate(CELLS[name, precision, halves]):
+            compiled(vae, half, size, everything=not i)
+
+
+def compiled(vae, half: str, size: tuple[int, int, int], everything: bool) -> None:
+    """What this half takes; `everything`: in small steps, tiles, bands and with histories parked too. Kernels know
+    whether a plane is small, and nothing else of its size, so one size is enough for that."""
     from zerowaste_vae import PlanError
 
-    vae = make(name, precision)
-    encodes = vae.can_encode and vae.planner.walk.why_not("encoder") is None
-    for i, (latents, h, w) in enumerate(CELLS[name, precision]):
-        z = torch.randn(1, vae.latent_channels, latents, h, w)
-        video = torch.randint(256, (4 * latents - 3, vae.spatial * h, vae.spatial * w, 3), dtype=torch.uint8)
-        for output in ("float32", "uint8"):
-            vae.decode(z, output=output)
-        if encodes:
-            vae.encode(video)
-        if i:  # kernels know whether a plane is small, and nothing else of its size
+    latents, h, w = size
+    if half == "decode":
+        source, work, plan = torch.randn(1, vae.latent_channels, *size), vae.decode, vae.plan_decode
+        outputs = ("float32", "uint8")
+    elif vae.can_encode and vae.planner.walk.why_not("encoder") is None:
+        shape = (vae.frames(latents), vae.spatial * h, vae.spatial * w, 3)
+        source, work, plan = torch.randint(256, shape, dtype=torch.uint8), vae.encode, vae.plan_encode
+        outputs = ("",)
+    else:
+        return
+    for output in outputs:
+        options = {"output": output} if output else {}
+        work(source, **options)
+        if everything and output and not vae.architecture.own:
+            work(source, chunk=1, **options)
+            work(source, tiling="blended", tile=96, overlap=32, **options)
+    if not everything or vae.architecture.own:
+        return
+    peak = plan(*size).peak_bytes / 2**30
+    for share in (0.8, 0.6):  # in bands, or with histories parked
+        try:
+            work(source, vram_gb=share * peak, ram_gb=8, tiling="untiled")
+        except PlanError:
             continue
-        for options in ({"chunk": 1}, {"tiling": "blended", "tile": 96, "overlap": 32}):
-            for output in ("float32", "uint8"):
-                vae.decode(z, output=output, **options)
-        peak = vae.plan_decode(latents, h, w).peak_bytes / 2**30
-        for share in (0.8, 0.6):  # in bands, or with histories parked
-            for work, source in ((vae.decode, z), *([(vae.encode, video)] if encodes else [])):
-                try:
-                    work(source, vram_gb=share * peak, ram_gb=8, tiling="untiled")
-                except PlanError:
-                    continue
 
 
 if __name__ == "__main__":

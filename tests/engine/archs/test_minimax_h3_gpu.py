@@ -1,53 +1,31 @@
-"""MiniMax H3's VAE on a real GPU, two layers of the published width: bits in every batch, placement and step, memory
+"""MiniMax H3's VAE on a real GPU, four layers of the published width: bits in every batch, placement and step, memory
 within plans, and rounding beside fp32."""
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
-from zerowaste_vae import Checkpoint, load
-from zerowaste_vae.engine.archs.minimax_h3 import ARCHITECTURE, Config
 from zerowaste_vae.engine.memory import GIB
 from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.run import graphs
 from zerowaste_vae.engine.run.kept import KEPT
 
+from .. import gpu_models
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
 ]
-PUBLISHED = ARCHITECTURE.published.config
-CONFIG = replace(PUBLISHED, encoder_widths=(32, 32, 64, 64, 64, 128), layers=4)
+WARM = ("minimaxh3",)
 #: Two tiles wide, two high, three sections of which the last is filled up.
 SIZE = (13, 20, 24)
 
 
-def weights(config: Config) -> dict[str, torch.Tensor]:
-    generator = torch.Generator("cuda").manual_seed(0)
-    with torch.device("meta"):
-        model = ARCHITECTURE.build(config)
-    out = {}
-    for name, p in sorted(model.named_parameters()):
-        noise = torch.randn(p.shape, generator=generator, device="cuda")
-        if name.endswith("tokens") or name == "latents_mean":
-            pass
-        elif name == "latents_std":
-            noise = 1 + 0.1 * noise.abs()
-        elif p.ndim > 1:
-            noise = noise * (1.4 / p[0].numel()) ** 0.5
-        elif "scale" in name:
-            noise = 0.5 + 0.1 * noise
-        else:
-            noise = 1 + 0.1 * noise if "norm" in name and name.endswith("weight") else 0.05 * noise
-        out[name] = noise.half().cpu()
-    return out
-
-
 @pytest.fixture(scope="module")
 def make():
-    values = weights(CONFIG)
-    return lambda precision: load(Checkpoint(dict(values), {}), precision, "cuda")
+    return partial(gpu_models.make, "minimaxh3")
 
 
 @pytest.fixture(scope="module")

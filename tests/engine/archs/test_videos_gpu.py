@@ -15,6 +15,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
 ]
+WARM = ("ltx", "mochi", "hunyuanvideo", "hunyuanvideo1.5")
 #: Family -> its type of 16 bit, and latents [T, h, w] of a clip.
 FAMILIES = {
     "ltx": ("bf16", (6, 7, 9)), "mochi": ("fp16", (4, 20, 24)),

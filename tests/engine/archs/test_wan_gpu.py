@@ -14,6 +14,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
 ]
+WARM = ("wan2.1", "wan2.2")
 
 VERSIONS = ("2.1", "2.2")
 #: Latents of the clip whose rounding is looked at.

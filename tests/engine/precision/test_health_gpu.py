@@ -56,9 +56,9 @@ class Struck:
         return call
 
 
-@pytest.mark.parametrize("value", [math.inf, math.nan])
-@pytest.mark.parametrize("key", [
-    "mid_block.resnets.0.conv1", "up_blocks.0.resnets.2.conv2", "up_blocks.3.resnets.1.conv1",
+@pytest.mark.parametrize(("key", "value"), [
+    ("mid_block.resnets.0.conv1", math.inf), ("up_blocks.0.resnets.2.conv2", math.nan),
+    ("up_blocks.3.resnets.1.conv1", math.inf), ("up_blocks.3.resnets.1.conv1", math.nan),
 ])  # fmt: skip
 def test_what_is_not_finite_is_made_again(known, monkeypatch, key, value):
     vae, z, safer = known

@@ -4,6 +4,7 @@ import pytest
 import torch
 from zerowaste_vae import load
 from zerowaste_vae.engine.run.pinned import POOL
+from zerowaste_vae.engine.run.run import Run
 
 pytestmark = [
     pytest.mark.gpu,
@@ -68,8 +69,9 @@ def test_a_plan_that_does_not_fit_after_all(vae, noise, capped):
 
 
 @pytest.mark.parametrize("given_back", [True, False])
-def test_memory_that_others_take_during_a_run(vae, noise, capped, given_back):
-    """Given back when asked, the decode goes on as it was; else it moves, between two chunks, into what is left."""
+def test_memory_that_others_take_during_a_run(vae, noise, capped, monkeypatch, given_back):
+    """Given back when asked, the decode goes on as it was; else, and where its reserve is gone too, it moves, between
+    two chunks, into what is left."""
     z, hog = noise(*SIZE), []
     expected = vae.decode(z, output="float16", chunk=1)
     capped(vae.plan_decode(*SIZE[2:], output="float16", chunk=1).peak_bytes + (512 << 20))
@@ -78,6 +80,14 @@ def test_memory_that_others_take_during_a_run(vae, noise, capped, given_back):
         if done == 3:
             hog.extend(take_everything())
 
+    def recover(run):
+        if run.pressed:
+            hog.extend(take_everything())
+        return recovers(run)
+
+    recovers = Run.recover
+    if not given_back:
+        monkeypatch.setattr(Run, "recover", recover)
     vae.on_pressure = hog.clear if given_back else None
     try:
         out = vae.decode(z, output="float16", chunk=1, progress=others)
