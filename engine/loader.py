@@ -13,6 +13,7 @@ from . import log
 from .archs import Architecture, detect, find_key_set
 from .errors import CheckpointError, InputError
 from .files.checkpoint import Checkpoint, read_checkpoint, restore_shapes
+from .finite import all_finite
 from .precision.modes import MIXED, PRECISIONS
 from .precision.source import Source
 from .run.devices import numbered
@@ -147,8 +148,8 @@ def _cast(checkpoint: Checkpoint, key: str, dtype: torch.dtype) -> Tensor:
     if not tensor.is_floating_point():
         raise CheckpointError(f"{checkpoint.path}: {key} holds {tensor.dtype}, not floating-point weights")
     weight = tensor.to(dtype)
-    # The reader has refused NaN and Inf; only a narrower type can make new ones. aminmax: one pass, no temporaries.
-    if weight.dtype != tensor.dtype and not all(map(torch.isfinite, torch.aminmax(weight))):
+    # The reader has refused NaN and Inf; only a narrower type can make new ones.
+    if weight.dtype != tensor.dtype and not all_finite(weight):
         raise CheckpointError(f"{checkpoint.path}: {key} is beyond the range of {dtype}; use fp32 or bf16")
     return weight.contiguous()
 

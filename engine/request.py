@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .errors import InputError
+from .finite import all_finite
 from .run.pixels import OUTPUTS
 from .run.tiles import check_tile
 
@@ -94,7 +95,7 @@ def check_latent(latent: Tensor, channels: int, still: bool = False) -> Tensor:
         raise InputError(f"the latent {list(latent.shape)} is empty: it needs at least one frame and pixel")
     if z.dtype.itemsize == 1:  # torch knows little of such floats
         z = z.float()
-    if not torch.isfinite(z).all():
+    if not all_finite(z):
         raise InputError("the latent holds NaN or Inf: the step that made it failed")
     return z
 
@@ -126,6 +127,6 @@ def check_video(video: Tensor, spatial: int, still: bool = False, colours: int =
     if min(x.shape[2:4]) < spatial:
         least = f"{spatial}x{spatial}"
         raise InputError(f"frames of {x.shape[3]}x{x.shape[2]} are too small: at least {least} pixels")
-    if x.dtype != torch.uint8 and not all(torch.isfinite(f).all() for clip in x for f in clip):
+    if x.dtype != torch.uint8 and not all_finite(x):
         raise InputError("the video holds NaN or Inf")
     return x

@@ -14,6 +14,7 @@ import torch
 
 from .. import log
 from ..errors import InputError
+from ..finite import all_finite
 from .writing import replacing, unwritable, write_tensors
 
 _LEGACY_SCALE = 1 / 0.18215  # ComfyUI's Load Latent applies it to files without the version marker
@@ -91,7 +92,7 @@ class LatentFile:
         part = part.float()
         if self._scale != 1.0:
             part = part * self._scale
-        if not torch.isfinite(part).all():
+        if not all_finite(part):
             raise InputError(f"{self.path}: the latent holds NaN or infinite values; it was broken before it was saved")
         return part
 

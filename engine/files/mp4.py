@@ -17,6 +17,7 @@ import torch
 
 from .. import log
 from ..errors import InputError
+from ..finite import all_finite
 from .fragments import Appended, scan
 from .media import BT709, FULL, LIMITED, SWS_FLAGS, Frames
 from .mp4_finish import finish_file
@@ -304,7 +305,7 @@ def to_integers(frame: torch.Tensor, index: int, deep: bool = False) -> np.ndarr
         pixels = np.ascontiguousarray(frame.cpu().numpy())
         return pixels.astype(np.uint16) * 257 if deep else pixels
     frame = frame.float()
-    if not torch.isfinite(frame).all():
+    if not all_finite(frame):
         raise InputError(f"frame {index} holds NaN or infinite values")
     if deep:
         return frame.mul(65535).round_().clamp_(0, 65535).cpu().numpy().astype(np.uint16)

@@ -17,6 +17,7 @@ from typing import BinaryIO
 import torch
 
 from ...errors import CheckpointError
+from ...finite import all_finite
 from ...log import info
 
 LOG_AFTER_SECONDS = 5.0
@@ -112,9 +113,7 @@ def check_finite(name: str, tensor: torch.Tensor, path: Path) -> None:
     """Refuse NaN and infinity by the tensor's name."""
     if not tensor.is_floating_point() or not tensor.numel():
         return
-    # aminmax propagates NaN: one pass and no temporaries, about 15x faster than isfinite().all() on fp16 (2 cores).
-    low, high = torch.aminmax(tensor)
-    if not (torch.isfinite(low) and torch.isfinite(high)):
+    if not all_finite(tensor):
         raise not_finite(name, path)
 
 
