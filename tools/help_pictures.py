@@ -47,7 +47,7 @@ def take(browser: conftest.Browser, folder: Path) -> None:
         time.sleep(1)
         browser("shot", file=str(folder / f"{name}.png"), nodes=[pages.node(browser("nodes"), kind)["id"]])
     browser("load", workflow=pages.workflow("Wan 2.1 - text to video"))
-    browser("js", source=FIT.format(320, FIND.format(decode)))
+    browser("js", source=FIT.format(380, FIND.format(decode)))
     browser("line", until="Fits")
     shown = pages.node(browser("nodes"), decode)["id"]
     box = browser("shot", file=str(folder / "plan.png"), nodes=[shown])
