@@ -220,16 +220,19 @@ def until(browser, holds) -> None:
     pytest.fail(f"not in a minute: {browser('lines')[:5]}")
 
 
-def test_a_cancelled_run_says_so(browser, comfy):
-    opened(browser, comfy)
+@pytest.mark.parametrize(
+    ("language", "running", "cancelled"), [("en", "encode: planning", "Cancelled"), ("zh", "编码：正在规划", "已取消")]
+)
+def test_a_cancelled_run_says_so(browser, comfy, language, running, cancelled):
+    opened(browser, comfy, language=language)
     browser("load", workflow=workflow("Try it - demo clip", frames=25))
     comfy.post("/free", {"unload_models": True, "free_memory": True})
     time.sleep(1)
     browser("js", source="void app.queuePrompt(0, 1)")
     # Something is said before the first chunk is done.
-    browser("line", until="encode:")
+    browser("line", until=running)
     comfy.interrupt()
-    assert browser("line", until="Cancelled")["mood"] == "quiet"
+    assert browser("line", until=cancelled)["mood"] == "quiet"
 
 
 @pytest.mark.parametrize("renderer", ["canvas", "vue"])
