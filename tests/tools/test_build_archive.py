@@ -45,6 +45,7 @@ def test_addresses_follow_from_one(staged):
     for name in ("Documentation", "Bug Tracker", "Icon", "Banner"):
         assert name in text
     assert "/OWNER/" not in text
+    assert "git clone https://github.com/somebody/" in (staged / "README.md").read_text()
     assert "OWNER" in (ROOT / "pyproject.toml").read_text()
 
 
