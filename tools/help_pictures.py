@@ -23,7 +23,7 @@ from PIL import Image  # noqa: E402
 
 PICTURES = ROOT / "web" / "docs" / "pictures"
 #: Text on flat grounds; more would only keep the smoothing of letters.
-COLOURS = 64
+COLOURS = 128
 FIND = "app.graph.nodes.find((n) => n.type === '{}')"
 FIT = "void ((n) => n.setSize([{}, n.computeSize()[1]]))({})"
 # As on a machine where every optimisation can do something: what is said of this one is no news to a reader.
