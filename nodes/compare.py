@@ -118,12 +118,13 @@ def _heads(sides: dict[str, dict]) -> list[str]:
 
 
 def _lines(found: Comparison) -> Iterator[str]:
-    alike = (
-        "equal"
-        if found.max_error == 0
-        else f"{found.psnr:.1f} dB PSNR, largest error {255 * found.max_error:.1f} of 255"
-    )
-    yield f"The frames: {alike} ({found.frames} compared)"
+    if found.max_error == 0:
+        yield f"The frames: equal ({found.frames} compared)"
+    else:
+        yield (
+            f"The frames: {found.psnr:.1f} dB PSNR, largest error {255 * found.max_error:.1f} of 255 "
+            f"({found.frames} compared)"
+        )
     seams = [s for s in (found.seam_rows, found.seam_columns) if s is not None]
     worst = max((s.ratio for s in seams), default=None)
     yield (

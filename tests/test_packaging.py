@@ -86,6 +86,16 @@ def test_public_names_exist():
             _ = module.no_such_name
 
 
+def test_readme_begins_for_users_of_comfyui():
+    """The one sentence, then how to install it and when to use Optimize or Loader; all else comes later."""
+    assert README.split("\n\n")[1].startswith("**In ComfyUI: replace VAE Decode by Zero-Waste VAE Decode. Done.**")
+    chapter, title, text = re.split(r"^## (.+)$", README, maxsplit=1, flags=re.M)
+    assert title == "ComfyUI" and "zerowaste-vae " not in chapter
+    text = text.partition("\n## ")[0]
+    for named in ("custom_nodes", "| **Optimize** after Load VAE", "| **Loader** in the place of Load VAE", "`WANVAE`"):
+        assert named in text
+
+
 def test_readme_links_lead_somewhere():
     targets = re.findall(r"\]\(([^)#]+)\)", README)
     assert "assets/demo_contact_sheet.png" in targets

@@ -4,7 +4,8 @@
 
 Leaves dist/zerowaste-vae (what `comfy node publish` uploads when run inside it) and dist/zerowaste-vae.zip. Shipped are
 the tracked files that .comfyignore does not name, with workflows/ as example_workflows/. The addresses of the icon, the
-banner, the documentation and the issue tracker follow from `Repository` in pyproject.toml, the one place to fill.
+banner, the documentation and the issue tracker, and what the README says to clone, follow from `Repository` in
+pyproject.toml, the one place to fill.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ NEEDED = (
     "nodes/__init__.py", "web/js/zerowaste.js", "locales/en/main.json", "assets/demo_vae.safetensors",
 )  # fmt: skip
 REFUSED = ("tests", "workflows", "registry", "tools/train_demo", ".github", ".ci")
-#: What the registry's scan flags. `subprocess` is allowed in the bench alone, which starts ComfyUI and nvidia-smi.
+#: What the registry's scan flags. `subprocess` is allowed in the bench and in tuning (below).
 FLAGGED = re.compile(
     r"(?<![\w.])(?:eval|exec)\(|\bos\.system\(|^\s*(?:import|from) (?:subprocess|pickle)", re.MULTILINE
 )
@@ -60,15 +61,18 @@ def stage(target: Path, owner: str | None) -> None:
         copy(ROOT / path, target / path)
     for path in sorted((ROOT / "workflows").iterdir()):
         copy(path, target / "example_workflows" / path.name)
-    project = target / "pyproject.toml"
-    project.write_text(addressed(project.read_text(encoding="utf-8"), owner), encoding="utf-8")
-
-
-def addressed(text: str, owner: str | None) -> str:
-    """pyproject.toml with every address that follows from `Repository`."""
+    project, readme = target / "pyproject.toml", target / "README.md"
+    text = project.read_text(encoding="utf-8")
     (repository,) = re.findall(r'^Repository = "(.+)"$', text, re.M)
     if owner:
         repository = repository.replace("OWNER", owner)
+    project.write_text(addressed(text, repository), encoding="utf-8")
+    said = readme.read_text(encoding="utf-8")
+    readme.write_text(said.replace("URL_OF_THIS_REPOSITORY", repository), encoding="utf-8")
+
+
+def addressed(text: str, repository: str) -> str:
+    """pyproject.toml with every address that follows from that of the repository."""
     raw = repository.replace("https://github.com/", "https://raw.githubusercontent.com/") + "/main/registry"
     urls = f'Repository = "{repository}"\nDocumentation = "{repository}#readme"\n"Bug Tracker" = "{repository}/issues"'
     text = re.sub(r'^Repository = ".+"$', lambda _: urls, text, flags=re.M)

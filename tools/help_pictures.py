@@ -22,8 +22,6 @@ import running  # noqa: E402
 from PIL import Image  # noqa: E402
 
 PICTURES = ROOT / "web" / "docs" / "pictures"
-#: Text on flat grounds; more would only keep the smoothing of letters.
-COLOURS = 64
 FIND = "app.graph.nodes.find((n) => n.type === '{}')"
 FIT = "void ((n) => n.setSize([{}, n.computeSize()[1]]))({})"
 # As on a machine where every optimisation can do something: what is said of this one is no news to a reader.
@@ -47,7 +45,7 @@ def take(browser: conftest.Browser, folder: Path) -> None:
         time.sleep(1)
         browser("shot", file=str(folder / f"{name}.png"), nodes=[pages.node(browser("nodes"), kind)["id"]])
     browser("load", workflow=pages.workflow("Wan 2.1 - text to video"))
-    browser("js", source=FIT.format(320, FIND.format(decode)))
+    browser("js", source=FIT.format(380, FIND.format(decode)))
     browser("line", until="Fits")
     shown = pages.node(browser("nodes"), decode)["id"]
     box = browser("shot", file=str(folder / "plan.png"), nodes=[shown])
@@ -70,7 +68,7 @@ def main() -> None:
         finally:
             browser.close()
         for picture in sorted(Path(base).glob("*.png")):
-            Image.open(picture).convert("RGB").quantize(COLOURS).save(PICTURES / picture.name, optimize=True)
+            Image.open(picture).convert("RGB").save(PICTURES / picture.name, optimize=True)
             print(PICTURES / picture.name)
 
 

@@ -110,7 +110,7 @@ def contact_sheet(demo: Demo) -> Image.Image:
     sheet = Image.new("RGB", size, _PAPER)
     draw = ImageDraw.Draw(sheet)
     title, text, small = (ImageFont.load_default(points) for points in (26, 18, 14))
-    draw.text((_MARGIN, _MARGIN - 6), "ZeroWaste VAE: one clip, encoded and decoded", fill=_INK, font=title)
+    draw.text((_MARGIN, _MARGIN - 6), "Zero-Waste VAE: one clip, encoded and decoded", fill=_INK, font=title)
     pixels, values = demo.source.numel(), demo.latent.numel()
     facts = f"{count} frames {width} x {height} | {pixels / values:.0f} pixel values to 1 latent value | "
     facts += f"PSNR {demo.psnr:.2f} dB | {demo.precision} on {demo.device}"

@@ -40,7 +40,7 @@ svg text { font-family: inherit }
 def page(reports: Sequence[Mapping[str, Any]], figures: Mapping[str, Figure]) -> str:
     """The page as text. `figures` are those of plots.plots for the same reports."""
     body = [
-        "<h1>ZeroWaste VAE: measured</h1>",
+        "<h1>Zero-Waste VAE: measured</h1>",
         '<p class="dim">Times are medians of whole calls, host memory to host memory, after a first call that is '
         "stated apart; in brackets the fastest and the slowest. GB are 2<sup>30</sup> bytes. The speed limit is the "
         "FLOP at the rate of the vendor's matrix products plus the bytes at that of copies, both measured in the same "
@@ -55,7 +55,7 @@ def page(reports: Sequence[Mapping[str, Any]], figures: Mapping[str, Figure]) ->
     light, dark = (";".join(f"--{role}: {pair[i]}" for role, pair in COLOURS.items()) for i in (0, 1))
     style = _STYLE.replace("LIGHT", light).replace("DARK", dark)
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-    return (f'<!doctype html>\n<html lang="en"><head>{head}<title>ZeroWaste VAE: measured</title>'
+    return (f'<!doctype html>\n<html lang="en"><head>{head}<title>Zero-Waste VAE: measured</title>'
             f"<style>{style}</style></head><body>\n" + "\n".join(body) + "\n</body></html>\n")
 
 

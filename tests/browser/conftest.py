@@ -57,19 +57,26 @@ class Browser:
 
 
 @pytest.fixture(scope="session")
-def browser(tmp_path_factory):
+def chromium(tmp_path_factory):
     packages = Path(os.environ.get("PLAYWRIGHT_DIR") or HERE)
-    chromium = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+    program = os.environ.get("CHROMIUM", "/usr/bin/chromium")
     for missing, what in (
         (not shutil.which("node"), "node"),
-        (not Path(chromium).exists(), f"Chromium at {chromium} (set CHROMIUM)"),
+        (not Path(program).exists(), f"Chromium at {program} (set CHROMIUM)"),
         (not (packages / "node_modules" / "playwright-core").is_dir(), f"playwright-core in {packages}"),
     ):
         if missing:
             pytest.skip(f"browser tests need {what}")
-    page = Browser(packages, chromium, tmp_path_factory.mktemp("browser") / "errors.log")
+    page = Browser(packages, program, tmp_path_factory.mktemp("browser") / "errors.log")
     yield page
     page.close()
+
+
+@pytest.fixture
+def browser(chromium):
+    """The page, in which no error may have come up by the end of a test."""
+    yield chromium
+    assert chromium("problems") == []
 
 
 @pytest.fixture(scope="session")

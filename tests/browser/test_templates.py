@@ -38,7 +38,6 @@ def test_every_workflow_opens_with_all_its_nodes(browser, comfy, shots, name, re
             apart = x + w <= x2 or x2 + w2 <= x or y + h <= y2 - 30 or y2 + h2 <= y - 30
             assert apart, f"node {a} and node {b} overlap"
     browser("view", file=str(shots / f"template-{name.replace(' ', '_')}-{renderer}.png"))
-    assert browser("problems") == []
 
 
 @pytest.mark.parametrize("name", sorted(SAVED))
@@ -65,7 +64,6 @@ def test_workflows_of_the_first_version_load_with_their_values(browser, comfy, n
         assert {key: inputs[key] for key in values} == values
         seen += 1
     assert seen
-    assert browser("problems") == []
 
 
 @pytest.mark.parametrize("name", sorted(STATES))
@@ -87,4 +85,3 @@ def test_workflows_of_later_states_load_with_their_values(browser, comfy, name):
         later |= {("ZeroWasteVAEDecode", "gpus"): "auto", ("ZeroWasteVAEEncode", "gpus"): "auto"}
         later |= {("ZeroWasteVAEOptimize", "winograd"): False}
     assert added == later
-    assert browser("problems") == []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -43,7 +45,22 @@ def test_addresses_follow_from_one(staged):
     for name in ("Documentation", "Bug Tracker", "Icon", "Banner"):
         assert name in text
     assert "/OWNER/" not in text
+    assert "git clone https://github.com/somebody/" in (staged / "README.md").read_text()
     assert "OWNER" in (ROOT / "pyproject.toml").read_text()
+
+
+def test_the_registrys_own_tool_accepts_it(staged, tmp_path):
+    """Version patterns, classifiers, and what its scan for unsafe calls finds; all it would say are warnings."""
+    comfy = shutil.which("comfy")
+    if not comfy:
+        pytest.skip("needs comfy-cli")
+    said = subprocess.run(
+        [comfy, "--skip-prompt", "--no-enable-telemetry", "node", "validate"], cwd=staged, text=True,
+        capture_output=True, env={**os.environ, "HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert said.returncode == 0, said.stderr
+    text = (said.stdout + said.stderr).lower()
+    assert "all validation checks passed" in text and "warning" not in text, text
 
 
 @pytest.mark.parametrize(

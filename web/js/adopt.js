@@ -16,8 +16,6 @@ const LOADERS = ["VAELoader"];
 const TILES = { tile_size: "tiling.tile", overlap: "tiling.overlap" };
 const GAP = 50;
 const BESIDE = 20;
-// In which a status line can be read to its end.
-const WIDTH = 380;
 
 /** What the menu of a node offers: nothing, or the one entry, and for a decode whose frames become a video another. */
 export function menuItems(node) {
@@ -126,8 +124,7 @@ function replace(old, kind, whole) {
   const users = (old.outputs ?? []).map((_, slot) => targets(old, slot));
   const node = create(kind, old);
   graph.add(node);
-  const [least, height] = node.computeSize();
-  node.setSize([Math.max(old.size[0], least, WIDTH), height]);
+  node.setSize([Math.max(old.size[0], node.size[0]), node.computeSize()[1]]);
   keepValues(old, node);
   // The engine plans whole frames by itself. A network that stays ComfyUI's own keeps the tiles it was given, as do
   // tiles that another node gives.

@@ -4,7 +4,7 @@ import { api } from "../../../scripts/api.js";
 import { el } from "./dom.js";
 import { allNodes, nodeOfRun } from "./graph.js";
 import { promptOf } from "./runs.js";
-import { gb, t } from "./strings.js";
+import { gb, said, t } from "./strings.js";
 
 const NAME = "zerowaste-compare";
 const results = new WeakMap();
@@ -110,6 +110,6 @@ function outcome(output) {
     el("table", { class: "zerowaste-table" },
       el("tr", {}, el("th", {}, ""), el("th", {}, t("compare_ms")), el("th", {}, t("compare_memory")), el("th", {}, t("compare_mode"))),
       row(t("compare_ours"), facts.ours), row(t("compare_theirs"), facts.theirs)),
-    ...facts.lines.map((text) => el("div", { class: "zerowaste-line" }, text)),
+    ...facts.lines.map((text) => el("div", { class: "zerowaste-line" }, said(text))),
   ];
 }

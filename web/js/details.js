@@ -1,7 +1,7 @@
 // What a click on the line shows: the plan to scale, and the figures of the last run.
 import { el } from "./dom.js";
 import { drawMemory, drawPlan, drawSeconds, memoryLabel } from "./draw.js";
-import { gb, perFrame, reason, seconds, t } from "./strings.js";
+import { gb, perFrame, said, seconds, t } from "./strings.js";
 
 // What a user can change about an optimisation that was not in use: a switch, a start option, an installation.
 const CHANGEABLE = /switched off|install|older than \d|cudaMallocAsync|--/;
@@ -47,9 +47,9 @@ function chunking(plan) {
 }
 
 function footnotes(plan) {
-  const kernels = plan.kernels_off ? t("plain_torch", { reason: reason(plan.kernels_off) }) : t("fused");
+  const kernels = plan.kernels_off ? t("plain_torch", { reason: said(plan.kernels_off) }) : t("fused");
   const notes = [`${plan.precision}, ${plan.device}: ${kernels}`];
-  if (plan.note) notes.push(plan.note);
+  if (plan.note) notes.push(said(plan.note));
   if (plan.assumed) notes.push(t("assumed", { name: plan.assumed_as ?? "" }));
   return notes.map((note) => line(note, "note"));
 }
@@ -66,13 +66,13 @@ export function result(report) {
   for (const [name, n] of Object.entries(report.events)) {
     if (n) parts.push(line(t(n === 1 ? `event_${name}_one` : `event_${name}`, { n }), "problem"));
   }
-  for (const note of report.notes) parts.push(line(note, "note"));
+  for (const note of report.notes) parts.push(line(said(note), "note"));
   const off = report.off.filter(({ name, reason: why }) => CHANGEABLE.test(why) && !offByDefault(name));
   if (off.length) parts.push(offList(off));
   return parts;
 }
 
 function offList(off) {
-  const entries = off.map(({ name, reason: why }) => el("li", {}, el("b", {}, name), `: ${reason(why)}`));
+  const entries = off.map(({ name, reason: why }) => el("li", {}, el("b", {}, name), `: ${said(why)}`));
   return el("div", { class: "zerowaste-off" }, line(t(off.length === 1 ? "off_one" : "off", { n: off.length })), el("ul", {}, ...entries));
 }

@@ -1,5 +1,5 @@
 // One switch for everything but the first settings, in both renderers; saved values do not depend on it.
-import { reason, t } from "./strings.js";
+import { said, t } from "./strings.js";
 
 
 /** Hides the advanced widgets of a drawn node until its switch is pressed; nodes of elements have their own. */
@@ -41,7 +41,7 @@ export function markUseless(node) {
     const widget = spec[1]?.zerowaste_off && node.widgets?.find((entry) => entry.name === name);
     if (!widget) continue;
     widget.label = t("no_effect", { label: widget.label ?? name });
-    widget.tooltip = t("no_effect_why", { reason: reason(spec[1].zerowaste_off) });
+    widget.tooltip = t("no_effect_why", { reason: said(spec[1].zerowaste_off) });
   }
 }
 

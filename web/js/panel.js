@@ -10,6 +10,8 @@ import { gb, perFrame, t } from "./strings.js";
 
 // Milliseconds between two looks at all the nodes, whichever way and renderer they were changed in.
 const INTERVAL = 400;
+// Of a new node: the line can be read to its end.
+const WIDTH = 380;
 const APPROXIMATE = ["fp8", "int8", "fp16_fast"];
 
 const panels = new Set();
@@ -19,6 +21,7 @@ let timer = null;
 export function attachPanel(node, { plan = false, streams = false } = {}) {
   const panel = new Panel(node, plan, streams);
   panels.add(panel);
+  node.setSize([Math.max(node.size[0], WIDTH), node.size[1]]);
   const removed = node.onRemoved;
   node.onRemoved = function (...rest) {
     panels.delete(panel);

@@ -1,7 +1,7 @@
 // What becomes of a node's run: its progress from the first second, the end of a cancelled or failed one.
 import { api } from "../../../scripts/api.js";
 import { nodeOfRun } from "./graph.js";
-import { t } from "./strings.js";
+import { saidRunning, t } from "./strings.js";
 
 const listeners = new Map();
 const prompts = new WeakMap();
@@ -42,7 +42,7 @@ export function followRuns() {
   });
   api.addEventListener("executing", ({ detail }) => moveTo(typeof detail === "object" ? detail?.node ?? null : detail));
   api.addEventListener("zerowaste_vae.progress", ({ detail }) => {
-    tell(detail.node, { state: "running", text: detail.text });
+    tell(detail.node, { state: "running", text: saidRunning(detail.text) });
   });
   api.addEventListener("executed", ({ detail }) => {
     const node = nodeOfRun(detail?.node ?? "");

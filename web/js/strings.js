@@ -22,9 +22,21 @@ export function t(key, values = {}) {
   return text.replace(/\{(\w+)\}/g, (whole, name) => values[name] ?? whole);
 }
 
-/** A reason the server gives, in the user's language where it is one that is known there. */
-export function reason(text) {
-  return own.reasons?.[text] ?? text;
+const NUMBER = /\d+(?:\.\d+)?/g;
+
+function translated(text, known) {
+  const numbers = text.match(NUMBER) ?? [];
+  return (known?.[text] ?? known?.[text.replace(NUMBER, "#")])?.replace(/#/g, () => numbers.shift()) ?? text;
+}
+
+/** What the server says, in the user's language where it is known there: whole, or with # for each of its numbers. */
+export function said(text) {
+  return translated(text, own.said);
+}
+
+/** The line of a running node, whose parts are known and not their every combination. */
+export function saidRunning(text) {
+  return text.split(/(: |, )/).map((part) => translated(part, own.running)).join("");
 }
 
 // Three significant digits are as many as a plan is good for.

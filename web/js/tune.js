@@ -1,7 +1,7 @@
 // Optimize's button that lets this GPU choose its own schedules; its label says how that goes, and a click ends it.
 import { api } from "../../../scripts/api.js";
 import { sourceNode, value } from "./graph.js";
-import { reason, t } from "./strings.js";
+import { said, t } from "./strings.js";
 
 const ROUTE = "/zerowaste_vae/tune";
 const PAUSE = 1000;
@@ -25,7 +25,7 @@ async function click(node, show) {
     await ask("POST", { model: modelOf(node) });
     await follow(show);
   } catch (error) {
-    show(t("tune_not", { why: reason(error.message) }), error.message);
+    show(t("tune_not", { why: said(error.message) }), error.message);
   }
 }
 
