@@ -1,4 +1,4 @@
-"""Which devices share a call, of what kind they are, and how fast."""
+"""Which devices share a call, of what kind they are, how fast, and what one may fail at that others do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from .. import log
 from ..core import Core
-from ..errors import InputError
+from ..errors import InputError, PlanError, ZeroWasteError
 from ..run.devices import synchronize
 
 #: Rows of the matrices whose product is timed, and how many products.
@@ -79,3 +79,10 @@ def measured(cores: Sequence[Core]) -> list[float]:
             spent = time.perf_counter() - start
         times.append(spent)
     return [min(times) / spent for spent in times]
+
+
+def of_a_device(error: Exception) -> bool:
+    """Whether another device may do what this one failed at."""
+    if isinstance(error, ZeroWasteError):
+        return isinstance(error, PlanError)
+    return isinstance(error, RuntimeError | MemoryError)

@@ -18,7 +18,8 @@ ROOT = str(Path(cli.__file__).resolve().parents[2])
 
 
 def start(folder, *command, module="zerowaste_vae"):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([ROOT, *sys.path]), "OMP_NUM_THREADS": "1"}
+    paths = os.pathsep.join([ROOT, str(Path(__file__).parent), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     return subprocess.Popen(
         [*torchrun, "-m", module, *command],
@@ -101,4 +102,24 @@ def test_a_killed_rank_ends_the_others(tmp_path, latent):
         process.kill()
     assert process.returncode
     assert "rank 0: stopped by torchrun" in said or "rank 0: another rank has failed or ended" in said
+    assert not (tmp_path / "out.mp4").exists()
+
+
+@pytest.mark.parametrize("how, says", [("stopped", "rank 1 has said nothing for 3 s"),
+                                       ("stuck", "rank 1 has not come to the end of a chunk for 10 s")])  # fmt: skip
+def test_a_rank_that_hangs_ends_the_others(tmp_path, latent, how, says):
+    """What was finished stays, and a line says how it goes on."""
+    save_file({"latent": torch.zeros(1, 16, 400, 1, 2)}, tmp_path / "long.safetensors")
+    process = start(tmp_path, how, latent, "long.safetensors", module="rank_hangs")
+    said = ""
+    try:
+        hangs = next(line for line in process.stdout if "rank 1 hangs" in line)
+        for line in process.stdout:
+            said += line
+            if "rank 0: " in line:  # torchrun would wait for half a minute
+                os.kill(int(hangs.split()[-1]), signal.SIGKILL)
+    finally:
+        process.kill()
+    assert f"rank 0: {says}, so this one stops too" in said, said
+    assert "the same command with --resume goes on from there" in said
     assert not (tmp_path / "out.mp4").exists()
