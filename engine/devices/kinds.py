@@ -65,20 +65,26 @@ def measured(cores: Sequence[Core]) -> list[float]:
     """How fast the devices are, relative: by a matrix product where they are of different kinds."""
     if len({kind_of(core.device) for core in cores}) == 1:
         return [1.0] * len(cores)
-    times = []
-    for core in cores:
-        x = torch.ones(_SIDE, _SIDE, dtype=core.dtype, device=core.device)
-        for _ in range(2):  # the first one also loads libraries
-            if core.device.type == "cuda":
-                synchronize(core.device)
-            start = time.perf_counter()
-            for _ in range(_PRODUCTS):
-                x @ x
-            if core.device.type == "cuda":
-                synchronize(core.device)
-            spent = time.perf_counter() - start
-        times.append(spent)
+    return relative([seconds(core) for core in cores])
+
+
+def relative(times: Sequence[float]) -> list[float]:
     return [min(times) / spent for spent in times]
+
+
+def seconds(core: Core) -> float:
+    """What the product takes on a device."""
+    x = torch.ones(_SIDE, _SIDE, dtype=core.dtype, device=core.device)
+    for _ in range(2):  # the first one also loads libraries
+        if core.device.type == "cuda":
+            synchronize(core.device)
+        start = time.perf_counter()
+        for _ in range(_PRODUCTS):
+            x @ x
+        if core.device.type == "cuda":
+            synchronize(core.device)
+        spent = time.perf_counter() - start
+    return spent
 
 
 def of_a_device(error: Exception) -> bool:

@@ -22,7 +22,7 @@ from ..errors import Cancelled, InputError, PlanError, ZeroWasteError
 from ..report import Report
 from ..run.progress import Ticker
 from ..run.results import Finished, Results
-from .kinds import kind_of, of_a_device, same_kind
+from .kinds import kind_of, of_a_device, relative, same_kind, seconds
 from .parts import Part
 from .spread import Spread
 from .watch import Watch, end
@@ -116,8 +116,8 @@ def joined() -> Iterator[Ranks]:
 
 
 def _ended(rank: int, *_: object) -> None:
-    """torchrun ends the other ranks so when one of them has failed."""
-    why = "stopped by torchrun: another rank has failed or ended"
+    """torchrun ends the ranks so when one of them has failed, and when it is ended itself."""
+    why = "stopped by torchrun, as another rank has failed or ended, or it was interrupted"
     if rank:
         end(rank, why)
     raise RankLost(why)  # what is written is to be closed
@@ -135,6 +135,12 @@ class RankSpread(Spread):
         #: Ranks that listen to nothing: they make a part, or are lost.
         self._deaf: set[int] = set()
         yield from super().run(report)
+
+    def measured(self) -> list[float]:
+        own = self.cores[0]
+        if len(set(self.ranks.gather(kind_of(own.device)))) == 1:
+            return [1.0] * self.ranks.count
+        return relative(self.ranks.gather(seconds(own)))
 
     @property
     def neighbours(self) -> int:

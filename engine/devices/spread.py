@@ -82,7 +82,7 @@ class Spread:
         self._working = list(range(len(self.cores)))
         self._safer: dict[tuple[int, int], Core] = {}
         self._reached = 0
-        self.rates = measured(self.cores)
+        self.rates = self.measured()
 
     def run(self, report: Report) -> Generator[Finished, None, None]:
         """Raises what the last device raises, Cancelled, and what is not a device's fault at once."""
@@ -98,6 +98,10 @@ class Spread:
                 core.sharing = 1
             self._describe(report)
         report.complete = True
+
+    def measured(self) -> list[float]:
+        """How fast the devices are, relative."""
+        return measured(self.cores)
 
     @property
     def alone(self) -> bool:

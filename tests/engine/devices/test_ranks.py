@@ -60,6 +60,8 @@ def test_ranks_stream_fail_and_stop(tmp_path, make_vae_file):
     assert same and parts > 4 and complete
     assert found["failed"] == [True, 1]
     assert found["cancelled"] and found["decode"] and found["encode"] and found["encode_stream"]
+    same, more = found["unequal"]
+    assert same and 2 < more < 4  # of one that is three times as fast
     assert found["threads"] == []
     assert "CUDA error: lost; the rest of its part goes to" in said
 
@@ -74,7 +76,7 @@ def test_ranks_make_rows_of_every_frame(tmp_path, make_vae_file, seed_model):
     asked = [str(small), "fp32", "33", str(tmp_path / "both.safetensors"), "fp32", "33", str(wide), "fp8", "35"]
     process = start(Path(__file__).parent, *asked, module="rank_rows")
     said = process.communicate(timeout=400)[0]
-    assert process.returncode and ("rank 0: another rank has failed" in said or "rank 0: stopped by" in said), said
+    assert process.returncode and re.search("rank 0: (another rank has|rank 1 has ended|stopped by)", said), said
     assert "[{" in said, said
     for found in json.loads(next(line for line in said.splitlines() if line.startswith("[{"))):
         assert found["decode"] and found["stream"] and found["cancelled"], found
