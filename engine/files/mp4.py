@@ -55,8 +55,8 @@ PIXELS = {
 }
 #: Frames a second; clocks of MP4s end not far above.
 FASTEST = 10_000
-#: Seconds between two frames that stand for themselves. As much, and what an encoder looks ahead, is lost at most when a
-#: process is killed: 76 to 92 frames of 24 a second.
+#: Seconds between two frames that stand for themselves. As much, and what an encoder looks ahead, is lost at most when
+#: a process is killed: 76 to 92 frames of 24 a second.
 GROUP = 2
 #: Frames that all are late by in a part file: none begins before 0, whatever order they are stored in.
 LEAD = 32
