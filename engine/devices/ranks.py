@@ -163,6 +163,8 @@ class RankSpread(Spread):
         try:
             yield from super().results()
         finally:
+            if self.ranks.watch is not None:
+                self.ranks.watch.on_lost = None
             for peer in set(range(1, self.ranks.count)) - self._deaf if self._patient else ():
                 with suppress(RankLost):
                     self._say(peer, None)
