@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .core import Core, no_check
 from .devices import several
+from .devices.ranks import Ranks
 from .devices.several import Devices
 from .devices.spread import Told
 from .documented import DocumentedMethods
@@ -242,11 +243,12 @@ class VideoVAE(Core, DocumentedMethods):
         are finished.
 
         frames: [H, W, 3] or [f, H, W, 3] in 0..1 (or uint8) each, taken when they are needed. count: of all of them,
-        where it is known: for the total that `progress` is told (else 0), and needed with a seed, whose noise is drawn
-        for the whole latent at once. Frames of a few chunks are in memory at any time, and so many as a latent depends
-        on. devices, mixed_devices: as for `encode`, with the count; each device makes a segment at a time, for which
-        frames wait in a quarter of the free host memory at most (in ram_gb, where that is less), and those that the
-        first latent of one depends on. Ending the iterator early frees all that the run holds.
+        where it is known (another number is an InputError): for the total that `progress` is told (else 0), and needed
+        with a seed, whose noise is drawn for the whole latent at once. Frames of a few chunks are in memory at any
+        time, and so many as a latent depends on. devices, mixed_devices: as for `encode`, with the count; each device
+        makes a segment at a time, for which frames wait in a quarter of the free host memory at most (in ram_gb, where
+        that is less), and those that the first latent of one depends on. Ending the iterator early frees all that the
+        run holds.
         """
         self._need_encoder()
         if self.architecture.still:
@@ -275,6 +277,8 @@ class VideoVAE(Core, DocumentedMethods):
                 if noise is not None:
                     part = noise[:, :, first : first + len(moments)]
                 yield self._sampled(moments.permute(3, 0, 1, 2)[None].contiguous(), None, part)
+        if not isinstance(devices, Ranks) or devices.rank == 0:
+            video.end()
 
     def _block(self, half: str) -> int:
         """Results that a stream in blended tiles makes at once: no fewer than each of them depends on, so that what is

@@ -88,6 +88,13 @@ class StreamVideo:
                 self._pieces.append(piece)
                 self._end += len(piece)
 
+    def end(self) -> None:
+        """All are made of: raises InputError where more come than were announced."""
+        if self.count is not None:
+            self.fill(self.count + 1)
+            if self._end > self.count:
+                raise InputError(f"the stream of frames goes on behind the {self.count} that were announced")
+
     def _finish(self) -> None:
         self._coming = None
         if self.count is not None and self._end < self.count:

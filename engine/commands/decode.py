@@ -142,13 +142,13 @@ def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
 
 def _decoded(
     args: argparse.Namespace, ranks: Ranks | None, vae: VideoVAE, latent: LatentFile, report: Progress, at_once: bool,
-    **part: object,
+    on_plan: Callable[[Plan], None] | None = None, **part: object,
 ) -> Iterator[Tensor]:  # fmt: skip
     """The wanted frames as they are finished, or all at once."""
     part |= _taken(args)
     if ranks is not None:
         ranks.broadcast((part, at_once))
-    return _made(args, ranks, vae, latent, at_once, progress=report, **part)
+    return _made(args, ranks, vae, latent, at_once, progress=report, on_plan=on_plan, **part)
 
 
 def _made(
@@ -193,7 +193,7 @@ def _by_and_by(
 
     last = _frames(args, vae, latent, notes)
     count = last - args.start
-    plan, policy = _plan(args, vae, latent) if ranks is None else (None, None)
+    plan, policy = _plan(args, vae, latent)
     identity = _identity(args, vae, latent, count, form, plan, policy)
     writer: Mp4Writer | PngWriter
     if form is None:
@@ -207,9 +207,9 @@ def _by_and_by(
             if resumed < count:
                 output = "float32" if form is not None and form.deep else "uint8"
                 part = {"output": output, "start": args.start + resumed, "frames": count - resumed}
-                if plan is not None:
-                    part |= {"plan": plan if plan.tiled else None, "on_plan": _keeps_to(plan, writer)}
-                for frames in _decoded(args, ranks, vae, latent, report, False, **part):
+                if ranks is None:  # which else plan for themselves
+                    part["plan"] = plan if plan.tiled else None
+                for frames in _decoded(args, ranks, vae, latent, report, False, _keeps_to(plan, writer), **part):
                     writer.write(crop(frames, notes, vae.spatial)[0])
             elif ranks is not None:
                 ranks.broadcast(None)
@@ -266,11 +266,9 @@ def _keeps_to(first: Plan, writer: Mp4Writer | PngWriter) -> Callable[[Plan], No
 
 
 def _identity(
-    args: argparse.Namespace, vae: VideoVAE, latent: LatentFile, count: int, form: object, plan: Plan | None,
-    policy: Policy | None,
-) -> str:  # fmt: skip
-    """Of everything that an unfinished file and its rest must have in common: all that frames' bits depend on. plan and
-    policy: None where ranks plan for themselves."""
+    args: argparse.Namespace, vae: VideoVAE, latent: LatentFile, count: int, form: object, plan: Plan, policy: Policy
+) -> str:
+    """Of everything that an unfinished file and its rest must have in common: all that frames' bits depend on."""
     import torch
 
     from ..devices.kinds import kind_of
@@ -280,10 +278,10 @@ def _identity(
     files = [_digest(path) for path in (args.latent, vae.path)]
     options = replace(vae.options, cuda_graphs=True, async_offload=True)  # which move no bit
     way = vae.precision, options, kind_of(vae.device), args.norm_groups
-    if plan is None:
-        way += args.tiling, args.tile, args.overlap
-    else:  # 8-bit ranges grow with every clip that a file is used on
-        way += _tiles(plan), plan.fused, json.dumps(policy.as_dict(), sort_keys=True)
+    if vae.device.type == "cpu":  # whose products are summed by so many threads, in so long vectors
+        way += torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()
+    # 8-bit ranges grow with every clip that a file is used on.
+    way += _tiles(plan), plan.fused, json.dumps(policy.as_dict(), sort_keys=True)
     way += torch.__version__, triton_version(), sorted(map(repr, table(vae.device).items()))
     text = repr((*files, args.item, args.start, count, *way, form, *_taken(args).items()))
     return "zerowaste " + hashlib.sha256(text.encode()).hexdigest()[:32]

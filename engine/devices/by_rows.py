@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -30,8 +29,9 @@ from ..run.plan import Plan
 from ..run.progress import Ticker
 from ..run.results import Finished, HandedOn, Results, Target
 from ..run.rows import Planned
-from .ranks import TIMEOUT, RankLost, Ranks, told
-from .spread import Operation, Told, of_a_device
+from .kinds import of_a_device
+from .ranks import UNLIMITED, RankLost, Ranks, told
+from .spread import Operation, Told
 
 #: What an exchange among ranks takes (50 to 70 us between two H200s), in operations: at 650 TFLOP/s, as in fp16.
 EXCHANGE = 60e-6 * 650e12
@@ -62,7 +62,7 @@ class RankPeers:
         ops = [dist.P2POp(dist.isend, tensor, peer, self.group) for peer, tensor in given.items()]
         ops += [dist.P2POp(dist.irecv, tensor, peer, self.group) for peer, tensor in wanted.items()]
         try:
-            with told(self.rank):
+            with told():
                 for work in dist.batch_isend_irecv(ops) if ops else ():
                     work.wait()
         finally:
@@ -97,7 +97,7 @@ class RankPeers:
 @functools.lru_cache(maxsize=1)
 def connected(ranks: Ranks, device: torch.device) -> RankPeers:
     """Called by all ranks."""
-    talk = dist.new_group(backend="gloo", timeout=timedelta(seconds=TIMEOUT))
+    talk = dist.new_group(backend="gloo", timeout=UNLIMITED)
     if device.type != "cuda":
         return RankPeers(ranks, talk, talk)
     torch.cuda.set_device(device)
@@ -182,14 +182,14 @@ def fits(vae: Core, half: str, size: tuple[int, int, int], request: Request, cou
 
 def run(
     vae: Core, peers: RankPeers, half: str, operation: Operation, into: Target, wanted: range, height: int,
-    policy: Policy, told: Told, report: Report,
+    policy: Policy, request: Request, told: Told, report: Report,
 ) -> Generator[Finished, None, int]:  # fmt: skip
     """Results on rank 0, for one clip; nothing on the others. height: of what goes in. Returns the end of the wanted
     ones, or the first that is not made, where a rank has failed at what segments may do with less. Raises Cancelled and
     RankLost."""
     core, whole = core_of(vae, peers), into.part(0, wanted.start)
     try:
-        yield from _made(vae, core, peers, half, operation, into, whole, wanted, height, policy, told, report)
+        yield from _made(vae, core, peers, half, operation, into, whole, wanted, height, policy, request, told, report)
         return wanted.stop
     except Exception as error:
         if not (isinstance(error, RankLost) or of_a_device(error) or from_triton(error)):
@@ -217,7 +217,7 @@ def _stopped(vae: Core, peers: RankPeers, failed: Exception, report: Report, who
 
 def _made(
     vae: Core, core: RowCore, peers: RankPeers, half: str, operation: Operation, into: Target, whole: Results,
-    wanted: range, height: int, policy: Policy, told: Told, report: Report,
+    wanted: range, height: int, policy: Policy, request: Request, told: Told, report: Report,
 ) -> Generator[Finished, None, None]:  # fmt: skip
     """As `run`; `whole` gets all rows, on rank 0."""
     rank = peers.rank
@@ -229,11 +229,14 @@ def _made(
     rows = [b - a for a, b in (spans if half == "decoder" else read)]
     first, last = own.made(into.shape[0])
     results = HandedOn((last - first, *into.shape[1:]), into.dtype, wanted.start, 0)
-    tick = Ticker(told.progress if rank == 0 else None, None)
-    with closing(operation(core, slice(None), tick, results, wanted, told.on_plan, policy)) as done:
+    watch = peers.ranks.watch
+    tick = Ticker(told.progress if rank == 0 else None, watch and functools.partial(watch.at_work, vae.device))
+    with closing(operation(core, slice(None), tick, results, wanted, told.on_plan, policy, request)) as done:
         try:
             for finished in done:
                 _collect(peers, finished, spans, whole)
+                if watch is not None:  # whoever takes the frames may take its time
+                    watch.idle()
                 if not peers.broadcast(rank == 0 and not (told.cancel is not None and told.cancel())):
                     if rank:
                         return
@@ -255,7 +258,7 @@ def _collect(peers: RankPeers, finished: Finished, spans: list[tuple[int, int]],
     """All rows of what each rank has finished, on rank 0."""
     part = finished.results
     if peers.rank:
-        with told(peers.rank):
+        with told():
             if peers.rank < len(spans):
                 dist.send(part.contiguous(), 0, group=peers.talk)
         return
@@ -263,7 +266,7 @@ def _collect(peers: RankPeers, finished: Finished, spans: list[tuple[int, int]],
     room[:, slice(*spans[0])] = part
     for peer in range(1, len(spans)):
         there = part.new_empty(len(part), spans[peer][1] - spans[peer][0], *part.shape[2:])
-        with told(0):
+        with told():
             dist.recv(there, peer, group=peers.talk)
         room[:, slice(*spans[peer])] = there
     whole.land(0, finished.first, room)

@@ -1,4 +1,4 @@
-"""Which devices share a call, of what kind they are, and how fast."""
+"""Which devices share a call, of what kind they are, how fast, and what one may fail at that others do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from .. import log
 from ..core import Core
-from ..errors import InputError
+from ..errors import InputError, PlanError, ZeroWasteError
 from ..run.devices import synchronize
 
 #: Rows of the matrices whose product is timed, and how many products.
@@ -65,17 +65,30 @@ def measured(cores: Sequence[Core]) -> list[float]:
     """How fast the devices are, relative: by a matrix product where they are of different kinds."""
     if len({kind_of(core.device) for core in cores}) == 1:
         return [1.0] * len(cores)
-    times = []
-    for core in cores:
-        x = torch.ones(_SIDE, _SIDE, dtype=core.dtype, device=core.device)
-        for _ in range(2):  # the first one also loads libraries
-            if core.device.type == "cuda":
-                synchronize(core.device)
-            start = time.perf_counter()
-            for _ in range(_PRODUCTS):
-                x @ x
-            if core.device.type == "cuda":
-                synchronize(core.device)
-            spent = time.perf_counter() - start
-        times.append(spent)
+    return relative([seconds(core) for core in cores])
+
+
+def relative(times: Sequence[float]) -> list[float]:
     return [min(times) / spent for spent in times]
+
+
+def seconds(core: Core) -> float:
+    """What the product takes on a device."""
+    x = torch.ones(_SIDE, _SIDE, dtype=core.dtype, device=core.device)
+    for _ in range(2):  # the first one also loads libraries
+        if core.device.type == "cuda":
+            synchronize(core.device)
+        start = time.perf_counter()
+        for _ in range(_PRODUCTS):
+            x @ x
+        if core.device.type == "cuda":
+            synchronize(core.device)
+        spent = time.perf_counter() - start
+    return spent
+
+
+def of_a_device(error: Exception) -> bool:
+    """Whether another device may do what this one failed at."""
+    if isinstance(error, ZeroWasteError):
+        return isinstance(error, PlanError)
+    return isinstance(error, RuntimeError | MemoryError)

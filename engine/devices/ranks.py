@@ -7,11 +7,10 @@ import functools
 import os
 import queue
 import signal
-import sys
 import threading
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -23,13 +22,13 @@ from ..errors import Cancelled, InputError, PlanError, ZeroWasteError
 from ..report import Report
 from ..run.progress import Ticker
 from ..run.results import Finished, Results
-from .kinds import kind_of, same_kind
+from .kinds import kind_of, of_a_device, relative, same_kind, seconds
 from .parts import Part
-from .spread import Spread, of_a_device
+from .spread import Spread
+from .watch import Watch, end
 
-#: Seconds of silence after which a rank takes another one for lost. A rank waits at most as long as another one's part
-#: takes longer than its own.
-TIMEOUT = 1800.0
+#: Ranks wait for each other as long as it takes: `Watch` sees those that do not come.
+UNLIMITED = timedelta(days=365)
 
 
 #: "segments": parts of the clip, each with a lead; "rows": every rank rows of each frame; "auto": what takes less time.
@@ -53,6 +52,7 @@ class Ranks:
     neighbours: int = 1
     #: How they share a clip: one of SPLITS.
     split: str = DEFAULT_SPLIT
+    watch: Watch | None = field(default=None, compare=False)
 
     @property
     def device(self) -> str | None:
@@ -63,14 +63,14 @@ class Ranks:
     def broadcast(self, value: Any = None, group: Any = None) -> Any:
         """Rank 0's value, on every rank. group: of connections; None: those that all calls share."""
         box = [value]
-        with told(self.rank):
+        with told():
             dist.broadcast_object_list(box, src=0, group=group)
         return box[0]
 
     def gather(self, value: Any, group: Any = None) -> list[Any]:
         """Every rank's value, on every rank."""
         out: list[Any] = [None] * self.count
-        with told(self.rank):
+        with told():
             dist.all_gather_object(out, value, group)
         return out
 
@@ -80,13 +80,13 @@ class Ranks:
 
 
 @contextmanager
-def told(rank: int) -> Iterator[None]:
+def told() -> Iterator[None]:
     """What breaks the connection off becomes one line."""
     try:
         yield
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise RankLost(f"rank {rank}: another rank has failed or ended, so this one stops too ({reason})") from error
+        raise RankLost(f"another rank has failed or ended ({reason})") from error
 
 
 def under_torchrun() -> bool:
@@ -99,22 +99,28 @@ def joined() -> Iterator[Ranks]:
     """The ranks, connected by gloo; results travel through host memory in any case."""
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     before = signal.signal(signal.SIGTERM, functools.partial(_ended, rank))
-    with told(rank):
-        dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT))
+    with told():
+        dist.init_process_group("gloo", timeout=UNLIMITED)
+        watch = Watch(rank, count)
+    watch.start()
     log.info(f"rank {rank} of {count}: process {os.getpid()}")
     try:
         local, neighbours = os.environ.get("LOCAL_RANK", rank), os.environ.get("LOCAL_WORLD_SIZE", 1)
-        yield Ranks(rank, count, int(local), int(neighbours))
+        yield Ranks(rank, count, int(local), int(neighbours), watch=watch)
+    except RankLost as error:
+        end(rank, watch.lost or str(error))
     finally:
         signal.signal(signal.SIGTERM, before)
+        watch.leave()
         dist.destroy_process_group()
 
 
 def _ended(rank: int, *_: object) -> None:
-    """torchrun ends the other ranks so when one of them has failed."""
-    print(f"zerowaste-vae: error: rank {rank}: stopped by torchrun, as another rank has failed or ended; of the output "
-          "there is what was finished, with .part in its name", file=sys.stderr, flush=True)  # fmt: skip
-    os._exit(2)
+    """torchrun ends the ranks so when one of them has failed, and when it is ended itself."""
+    why = "stopped by torchrun, as another rank has failed or ended, or it was interrupted"
+    if rank:
+        end(rank, why)
+    raise RankLost(why)  # what is written is to be closed
 
 
 @dataclass
@@ -129,6 +135,12 @@ class RankSpread(Spread):
         #: Ranks that listen to nothing: they make a part, or are lost.
         self._deaf: set[int] = set()
         yield from super().run(report)
+
+    def measured(self) -> list[float]:
+        own = self.cores[0]
+        if len(set(self.ranks.gather(kind_of(own.device)))) == 1:
+            return [1.0] * self.ranks.count
+        return relative(self.ranks.gather(seconds(own)))
 
     @property
     def neighbours(self) -> int:
@@ -146,17 +158,24 @@ class RankSpread(Spread):
         if self.ranks.rank:
             self._serve()
             return
+        if self.ranks.watch is not None:
+            self.ranks.watch.on_lost = lambda why: self._messages.put(("fatal", None, RankLost(why)))
         try:
             yield from super().results()
         finally:
-            for peer in set(range(1, self.ranks.count)) - self._deaf:
+            if self.ranks.watch is not None:
+                self.ranks.watch.on_lost = None
+            for peer in set(range(1, self.ranks.count)) - self._deaf if self._patient else ():
                 with suppress(RankLost):
                     self._say(peer, None)
 
     def made(self, part: Part, results: Results, tick: Ticker) -> Generator[Finished, None, None]:
         peer = part.device
         if peer == 0:
-            yield from super().made(part, results, tick)
+            try:
+                yield from super().made(part, results, tick)
+            finally:
+                self._idle()
             return
         self._deaf.add(peer)
         self._say(peer, (part.clip, part.first, part.end, part.level, self.parts[self._front].first))
@@ -169,7 +188,7 @@ class RankSpread(Spread):
             if kind == "results":
                 first, shape = value
                 there = torch.empty(shape, dtype=self.into.dtype)
-                with told(0):
+                with told():
                     dist.recv(there, peer)
                 room = results.room(0, first, len(there))
                 room.copy_(there)
@@ -189,6 +208,20 @@ class RankSpread(Spread):
             of_a_device, text = failed
             raise (PlanError if of_a_device else InputError)(f"rank {peer}: {text}")
 
+    @property
+    def _patient(self) -> bool:
+        return self.ranks.watch is None or self.ranks.watch.lost is None
+
+    def _stops(self, part: Part) -> bool:
+        return (part.device == 0 and self._at_work()) or super()._stops(part)
+
+    def _at_work(self) -> bool:
+        return self.ranks.watch is not None and self.ranks.watch.at_work(self.cores[0].device)
+
+    def _idle(self) -> None:
+        if self.ranks.watch is not None:
+            self.ranks.watch.idle()
+
     # -- the others ------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
@@ -201,6 +234,7 @@ class RankSpread(Spread):
             teller = _Teller(self, said)
             teller.start()
             failed = self._answer(part, said, teller)
+            self._idle()
             said.put(("ended", (part.report, failed), None))
             teller.join()
             if teller.error is not None:
@@ -213,7 +247,7 @@ class RankSpread(Spread):
             said.put(("progress", done / max(total, 1), None))
 
         def stop() -> bool:
-            return teller.stop.is_set() or (self.told.cancel is not None and self.told.cancel())
+            return self._at_work() or teller.stop.is_set() or (self.told.cancel is not None and self.told.cancel())
 
         results, tick = self.into.handed(part.first), Ticker(tick_told, stop)
         try:
@@ -234,12 +268,12 @@ class RankSpread(Spread):
     # -- messages --------------------------------------------------------------------------------------------------
 
     def _say(self, peer: int, value: Any) -> None:
-        with told(self.ranks.rank):
+        with told():
             dist.send_object_list([value], peer)
 
     def _hear(self, peer: int) -> Any:
         box = [None]
-        with told(self.ranks.rank):
+        with told():
             dist.recv_object_list(box, peer)
         return box[0]
 
@@ -259,7 +293,7 @@ class _Teller(threading.Thread):
                 kind, value, results = self._said.get()
                 self._spread._say(0, (kind, value))
                 if results is not None:
-                    with told(self._spread.ranks.rank):
+                    with told():
                         dist.send(results.contiguous(), 0)
                 if kind != "ended" and not self._spread._hear(0):
                     self.stop.set()

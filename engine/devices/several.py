@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from .. import call, log
 from ..core import Core
-from ..errors import InputError
+from ..errors import InputError, PlanError
 from ..memory import GIB, available_ram
 from ..report import Report
 from ..request import Request
@@ -21,6 +22,7 @@ from ..run.plan import Plan
 from ..run.progress import Ticker
 from ..run.results import Finished, Target
 from ..run.sections import latent_of
+from ..run.tiles import grid
 from ..video import StreamVideo, TensorVideo
 from . import by_rows
 from .copies import on
@@ -57,7 +59,7 @@ def decode(
         devices = None
 
     def operation(core: Core, clips: slice, tick: Ticker, *rest: Any, made: Plan | None = None) -> Iterator[Finished]:
-        results, wanted, on_plan, policy = rest
+        results, wanted, on_plan, policy, request = rest
         these = z[clips] if isinstance(z, Tensor) else z  # files are read by one clip
         return call.decode(core, these, request, tick, results, wanted, size, on_plan, made, seed, policy)
 
@@ -74,7 +76,7 @@ def encode(
     to do."""
 
     def operation(core: Core, clips: slice, tick: Ticker, *rest: Any, made: Plan | None = None) -> Iterator[Finished]:
-        results, wanted, on_plan, policy = rest
+        results, wanted, on_plan, policy, request = rest
         return call.encode(core, video.of(clips), request, tick, results, wanted, on_plan, made, policy)
 
     samples = functools.partial(call.encoder_samples, video)
@@ -94,38 +96,56 @@ def _run(
     named = [vae.device] if ranks else _named(vae, devices, mixed)
     half, into, clips, wanted, latents, request = asked
     if not ranks and len(named) == 1:
-        yield from _alone(vae, operation, into, wanted, told, plan)
+        yield from _alone(vae, operation, into, wanted, request, told, plan)
         return
     policy = vae.settled(half, samples) if ranks is None or ranks.rank == 0 else None
     report = vae._begin(half[:-1], size)
     if ranks is None:
+        asked = half, into, clips, wanted, latents, in_tiles_of(vae, half, latents, request)
         spread = Spread(on(vae, named), *asked, policy, operation, told, feed)
     else:
         ranks.agree(vae.device, mixed)
         policy = ranks.broadcast(policy)
         if ranks.broadcast(ranks.rank == 0 and _by_rows(vae, ranks, half, height, clips, wanted, latents, request)):
             peers = by_rows.connected(ranks, vae.device)
-            done = by_rows.run(vae, peers, half, operation, into, wanted, height, policy, told, report)
+            done = by_rows.run(vae, peers, half, operation, into, wanted, height, policy, request, told, report)
             made = yield from _reported(vae, done, report)
             if made == wanted.stop:
                 return
             wanted = range(made, wanted.stop)
+        request = ranks.broadcast(in_tiles_of(vae, half, latents, request) if ranks.rank == 0 else None)
         asked = half, into, clips, wanted, latents, request
         spread = RankSpread([vae] * ranks.count, *asked, policy, operation, told, feed, ranks)
     if feed is not GIVEN:  # nobody holds a whole stream for a part that is all of it
         alone = spread.alone
         if ranks.broadcast(alone) if ranks else alone:
             if ranks is None or ranks.rank == 0:
-                yield from _alone(vae, operation, into, wanted, told, None)
+                yield from _alone(vae, operation, into, wanted, request, told, None)
             return
     yield from _reported(vae, spread.run(report), report)
 
 
 def _alone(
-    vae: Core, operation: Operation, into: Target, wanted: range, told: Told, plan: Plan | None
+    vae: Core, operation: Operation, into: Target, wanted: range, request: Request, told: Told, plan: Plan | None
 ) -> Iterator[Finished]:
     tick, results = Ticker(told.progress, told.cancel), into.whole(wanted.start)
-    return operation(vae, slice(None), tick, results, wanted, told.on_plan, None, made=plan)
+    return operation(vae, slice(None), tick, results, wanted, told.on_plan, None, request, made=plan)
+
+
+def in_tiles_of(vae: Core, half: str, size: tuple[int, int, int], request: Request) -> Request:
+    """The tiles that one device would take are those of all: what is free on another does not change the bits."""
+    if request.tiling not in ("auto", "blended") or vae.architecture.own is not None:
+        return request
+    try:
+        plan = vae._plan(half, size, request)
+    except PlanError:  # another one may do it
+        return request
+    if not plan.tiled:
+        return request
+    s = vae.architecture.spatial
+    tile = s * max(plan.grid.rows.size, plan.grid.cols.size)
+    shared = next(o for o in (request.overlap, Request.overlap, s) if grid(*size[1:], tile, o, s) == plan.grid)
+    return replace(request, tiling="blended", tile=tile, overlap=shared, chunk=0)
 
 
 def _reported(

@@ -6,8 +6,10 @@ caller's thread, while later parts are made.
 
 from __future__ import annotations
 
+import functools
 import queue
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ import torch
 
 from .. import log
 from ..core import Core
-from ..errors import Cancelled, PlanError, ZeroWasteError
+from ..errors import Cancelled, PlanError
 from ..operands.policy import Policy
 from ..planning.shares import in_rounds, leads_of, split
 from ..report import Report
@@ -27,7 +29,7 @@ from ..run.progress import Cancel, Progress, Ticker
 from ..run.results import Finished, Results, Target
 from ..run.within import within
 from .feed import Feed
-from .kinds import measured
+from .kinds import measured, of_a_device
 from .parts import DONE, RUNNING, WAITING, Part
 
 #: Seconds that devices get to come to the end of a chunk when the call is over for another reason.
@@ -50,7 +52,7 @@ class Operation(Protocol):
 
     def __call__(
         self, core: Core, clips: slice, tick: Ticker, results: Results, wanted: range,
-        on_plan: Callable[[Plan], None] | None, policy: Policy,
+        on_plan: Callable[[Plan], None] | None, policy: Policy, request: Request,
     ) -> Iterator[Finished]: ...  # fmt: skip
 
 
@@ -80,7 +82,7 @@ class Spread:
         self._working = list(range(len(self.cores)))
         self._safer: dict[tuple[int, int], Core] = {}
         self._reached = 0
-        self.rates = measured(self.cores)
+        self.rates = self.measured()
 
     def run(self, report: Report) -> Generator[Finished, None, None]:
         """Raises what the last device raises, Cancelled, and what is not a device's fault at once."""
@@ -96,6 +98,10 @@ class Spread:
                 core.sharing = 1
             self._describe(report)
         report.complete = True
+
+    def measured(self) -> list[float]:
+        """How fast the devices are, relative."""
+        return measured(self.cores)
 
     @property
     def alone(self) -> bool:
@@ -219,9 +225,11 @@ class Spread:
                 yield from self._turned()
         finally:
             self._stop.set()
+            end = time.monotonic() + PATIENCE
             for thread in threads:
-                thread.join(PATIENCE)
-                if thread.is_alive():
+                while thread.is_alive() and self._patient and time.monotonic() < end:
+                    thread.join(PULSE)
+                if thread.is_alive() and self._patient:
                     log.warn(f"{thread.name}: a device has not come to the end of its chunk in {PATIENCE:g} s")
             core.on_pressure = pressure
         self._progress()
@@ -278,6 +286,11 @@ class Spread:
             self._reached = max(self._reached, min(total, made))
             self.told.progress(self._reached, total)
 
+    @property
+    def _patient(self) -> bool:
+        """Whether devices may come to the end of a chunk when the call is over."""
+        return True
+
     def _ask(self) -> None:
         """Have the caller's thread free memory, and wait for it."""
         done = threading.Event()
@@ -310,7 +323,7 @@ class Spread:
             self._messages.put(("progress", part, done / max(total, 1)))
 
         results, error = self.into.part(part.clip, part.first), None
-        tick = Ticker(progress, lambda: self._stop.is_set() or part.again)
+        tick = Ticker(progress, lambda: self._stops(part))
         try:
             with closing(self.made(part, results, tick)) as done:
                 for finished in done:
@@ -333,16 +346,25 @@ class Spread:
             self._turn.notify_all()
         self._messages.put(("made", part, None))
 
+    def _stops(self, part: Part) -> bool:
+        """Asked at the end of each chunk."""
+        return self._stop.is_set() or part.again
+
     def made(self, part: Part, results: Results, tick: Ticker) -> Generator[Finished, None, None]:
         """A part's results, by its device."""
         core = self._core(part.device, part.level)
         try:
             yield from self.operation(
                 core, slice(part.clip, part.clip + 1), tick, results, range(part.first, part.end),
-                lambda plan: self._messages.put(("plan", part, plan)), self.policy,
+                functools.partial(self._planned, part), self.policy, self.request,
             )  # fmt: skip
         finally:
             part.report = core.last_report
+
+    def _planned(self, part: Part, plan: Plan) -> None:
+        if plan.tiled and self.request.tiling == "auto":
+            raise PlanError(f"whole frames do not fit there, and other parts have them ({plan.note})")
+        self._messages.put(("plan", part, plan))
 
     def _keep(self, part: Part, finished: Finished) -> None:
         with self._turn:
@@ -378,10 +400,3 @@ class Spread:
             setattr(report, name, max(found, default=None))
         for r in {id(r): r for r in reports}.values():
             report.events.update(r.events)
-
-
-def of_a_device(error: Exception) -> bool:
-    """Whether another device may do what this one failed at."""
-    if isinstance(error, ZeroWasteError):
-        return isinstance(error, PlanError)
-    return isinstance(error, RuntimeError | MemoryError)

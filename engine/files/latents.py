@@ -50,6 +50,7 @@ class LatentFile:
         """item: the one clip of the file that is meant. still: four axes are pictures, [B, C, h, w]."""
         self.path = Path(path)
         with _opened(self.path) as file:
+            self._stamp = _stamp(self.path)
             names = set(file.keys())
             comfy = "latent" not in names
             self._name = "latent_tensor" if comfy else "latent"
@@ -79,6 +80,8 @@ class LatentFile:
         clip, _, frames = place
         clip, (first, end, _) = self._first + clip, frames.indices(self.shape[2])
         with _opened(self.path) as file:
+            if _stamp(self.path) != self._stamp:
+                raise InputError(f"{self.path}: was written anew while it was read; begin again")
             there = file.get_slice(self._name)
             if self._form == "whole":
                 part = there[clip : clip + 1, :, first:end][0]
@@ -127,6 +130,12 @@ def _opened(path: Path) -> Iterator[Any]:
             yield file
     except SafetensorError as error:
         raise InputError(f"{path}: not a readable safetensors latent file ({error})") from error
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """Of a file, another one when it has been written."""
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _five_axes(path: str | Path, shape: list[int], channels: int, batched: bool) -> tuple[list[int], str]:

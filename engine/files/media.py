@@ -99,7 +99,10 @@ class Clip:
                     if pixels.shape != size:
                         raise InputError(f"{self.name}: the picture size changes at frame {read}; split the file there")
                     read += 1
-                    pace.see(frame)
+                    if pace.breaks(frame):
+                        log.warn(f"{self.name}: its frame rate varies; every frame is taken as it comes, "
+                                 f"{float(self.fps):g} a second on average: sound may run ahead of the picture or "
+                                 "behind it")  # fmt: skip
                     yield pixels
         except av.FFmpegError as error:
             where = f" after {read} frames" if read else ""
@@ -108,21 +111,16 @@ class Clip:
             raise InputError(f"{self.name}: the video holds no frames")
         if (self.count or 0) > read:
             log.warn(f"{self.name}: announces {self.count} frames, {read} could be read")
-        if pace.varies:
-            log.warn(f"{self.name}: its frame rate varies; every frame is taken as it comes, {float(self.fps):g} a "
-                     "second on average: sound may run ahead of the picture or behind it")  # fmt: skip
 
     @contextmanager
     def _open(self) -> Iterator[tuple[InputContainer, VideoStream]]:
         import av
-        from av.stream import Disposition
 
         if not isinstance(self._source, Path):
             self._source.seek(0)
         try:
             with av.open(str(self._source) if isinstance(self._source, Path) else self._source) as container:
-                # A sound file's cover is a video stream of one picture.
-                pictures = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
+                pictures = [s for s in container.streams.video if not is_cover(s)]
                 if not pictures:
                     raise InputError(f"{self.name}: holds no video stream")
                 yield container, pictures[0]
@@ -136,20 +134,27 @@ class _Pace:
     def __init__(self) -> None:
         self._last: Fraction | None = None
         self._least = self._most = None
+        self._broken = False
 
-    def see(self, frame: VideoFrame) -> None:
-        if frame.pts is None:
-            return
+    def breaks(self, frame: VideoFrame) -> bool:
+        """Whether it does not come when the ones before made expect it; true for one frame of a clip at most."""
+        if frame.pts is None or self._broken:
+            return False
         now = frame.pts * frame.time_base
         if self._last is not None:
             step = now - self._last
             self._least = step if self._least is None else min(step, self._least)
             self._most = step if self._most is None else max(step, self._most)
+            self._broken = self._most > 1.5 * self._least
         self._last = now
+        return self._broken
 
-    @property
-    def varies(self) -> bool:
-        return self._most is not None and self._most > 1.5 * self._least
+
+def is_cover(stream: VideoStream) -> bool:
+    """A sound file's cover is a video stream of one picture."""
+    from av.stream import Disposition
+
+    return bool(stream.disposition & Disposition.attached_pic)
 
 
 def read_video(path: str | Path, max_frames: int | None = None) -> tuple[torch.Tensor, Fraction]:

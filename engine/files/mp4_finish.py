@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
+from .media import is_cover
 
 if TYPE_CHECKING:
     from av.container import InputContainer, OutputContainer
@@ -30,7 +31,20 @@ def check_audio(path: str | Path) -> None:
 
 
 def finish_file(part: Path, target: Path, audio: str | Path | None, start: Fraction, seconds: Fraction) -> None:
-    """Everything in one piece, from 0 on, the index in front."""
+    """Everything in one piece, from 0 on, the index in front. Raises OSError, and InputError where sound cannot be
+    read."""
+    import av
+
+    try:
+        _joined(part, target, audio, start, seconds)
+    except av.FFmpegError as error:
+        if isinstance(error, OSError):
+            raise
+        said = f"cannot be taken into an MP4 ({error.strerror})"
+        raise InputError(f"{audio}: {said}; give other sound, or none" if audio else f"{part}: {said}") from error
+
+
+def _joined(part: Path, target: Path, audio: str | Path | None, start: Fraction, seconds: Fraction) -> None:
     import av
 
     front = {"movflags": "+faststart"}
@@ -47,6 +61,10 @@ def finish_file(part: Path, target: Path, audio: str | Path | None, start: Fract
                 sound.close()
 
 
+#: Samples a second of what else has more or fewer than AAC knows.
+_USUAL_RATE = 48_000
+#: By the number of channels: a WAV need not say which they are.
+_LAYOUTS = {1: "mono", 6: "5.1", 8: "7.1"}
 #: (second, number of the stream, packet).
 _Timed = tuple[Fraction, int, Any]
 
@@ -69,13 +87,18 @@ def _video(source: InputContainer, out: OutputContainer) -> Iterator[_Timed]:
 
 
 def _audio(source: InputContainer, out: OutputContainer, start: Fraction, seconds: Fraction) -> Iterator[_Timed]:
-    """The sound of [start, start + seconds), as it is where an MP4 takes that."""
+    """The sound of [start, start + seconds) from the file's first picture on, as it is where an MP4 takes that."""
     import av
 
     given = source.streams.audio[0]
-    copied = given.codec_context.name in SOUNDS
-    rate = given.codec_context.sample_rate
-    stream = out.add_stream_from_template(given, opaque=True) if copied else out.add_stream("aac", rate=rate)
+    start += _begin(source)
+    copied = given.codec_context.codec.canonical_name in SOUNDS
+    if copied:
+        stream = out.add_stream_from_template(given, opaque=True)
+    else:
+        rate, rates = given.codec_context.sample_rate, av.Codec("aac", "w").audio_rates
+        layout = _LAYOUTS.get(given.codec_context.channels, "stereo")
+        stream = out.add_stream("aac", rate=rate if rate in rates else _USUAL_RATE, layout=layout)
 
     def cut(pieces: Iterator[Any]) -> Iterator[Any]:
         for piece in pieces:
@@ -102,6 +125,14 @@ def _audio(source: InputContainer, out: OutputContainer, start: Fraction, second
                 yield packet.dts * packet.time_base, 1, packet
 
     return packets()
+
+
+def _begin(source: InputContainer) -> Fraction:
+    """When a file's first picture is shown, or where it has none, when it begins: in a transport stream hardly at 0."""
+    for stream in source.streams.video:
+        if stream.start_time is not None and not is_cover(stream):
+            return stream.start_time * stream.time_base
+    return Fraction(source.start_time or 0, 1_000_000)
 
 
 def _each(frames: Iterator[Any], resampler: Any) -> Iterator[Any]:

@@ -30,10 +30,9 @@ class PngWriter:
         self.done = 0
         if self.path.is_dir():
             refuse_foreign_files(self.path)
-        if resume and self.part.is_dir():
+        if resume and any(self.part.glob("frame_*.png")):
             check_identity(self.part, _read(self.part / IDENTITY) == identity)
-            while (self.part / FRAME_NAME.format(first + self.done)).exists():
-                self.done += 1
+            self.done = self._there()
         elif self.part.is_dir():
             refuse_foreign_files(self.part)
             shutil.rmtree(self.part)
@@ -45,9 +44,12 @@ class PngWriter:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, *_: object) -> None:
-        self._pool.shutdown(wait=True)
-        with suppress(OSError) if error is not None else nullcontext():
-            self._settle(0)
+        try:
+            self._pool.shutdown(wait=True)
+            with suppress(OSError) if error is not None else nullcontext():
+                self._settle(0)
+        finally:  # a second Ctrl-C, too
+            self.done = self._there()
 
     def write(self, frames: torch.Tensor) -> None:
         """[f, H, W, 3], floats in 0..1 or bytes."""
@@ -76,7 +78,13 @@ class PngWriter:
     def _settle(self, most: int) -> None:
         while len(self._waiting) > most:
             self._waiting.popleft().result()
-            self.done += 1
+
+    def _there(self) -> int:
+        """Frames of the part folder, up to the first that lacks."""
+        count = 0
+        while (self.part / FRAME_NAME.format(self._first + count)).exists():
+            count += 1
+        return count
 
     def _save(self, pixels: object, name: str) -> None:
         from PIL import Image

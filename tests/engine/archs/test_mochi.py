@@ -45,6 +45,9 @@ def test_every_chunking_is_the_whole_clip(tiny, tmp_path, noise):
     whole = vae.decode_raw(z)
     assert whole.shape == (1, 3, 49, 16, 16)
     assert torch.equal(vae.decode_raw(z, chunk=2, frames=3), whole)
+    frames = vae.decode(z, chunk=1)
+    for start in (1, 7, 40):
+        assert torch.equal(vae.decode(z, chunk=1, start=start, frames=4), frames[:, start : start + 4])
     x = noise(1, 3, 13, 16, 24)
     moments = vae.encode_raw(x)
     assert moments.shape == (1, 24, 3, 2, 3)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -90,6 +91,33 @@ def test_pngs_of_an_interrupted_run_stay_and_are_not_made_again(place, vae_file,
     assert place("decode", "l.safetensors", "frames", "--chunk", 1, "--resume", "--off", "cuda_graphs") == 0
     assert f"behind {len(there)} that were there" in capsys.readouterr().out
     assert same(pngs("frames"), pngs("whole")) and not Path("frames.part").exists()
+
+
+def test_a_second_interrupt_keeps_pngs_too(place, monkeypatch, capsys):
+    shut = ThreadPoolExecutor.shutdown
+
+    def impatient(self, **how):
+        shut(self, **how)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        interrupt(patch, PngWriter, 4)
+        patch.setattr("zerowaste_vae.engine.files.pngs.ThreadPoolExecutor.shutdown", impatient)
+        assert place("decode", "l.safetensors", "frames", "--chunk", 1) == 130
+    assert f"frames.part: {len(pngs('frames.part'))} of 19 frames; the same" in capsys.readouterr().err
+    Path("empty.part").mkdir()  # killed before its first frame
+    assert place("decode", "l.safetensors", "empty", "--chunk", 1, "--frames", 1, "--resume") == 0
+
+
+def test_other_sums_of_a_cpu_are_not_mixed(place, monkeypatch, capsys):
+    """Products of matrices are summed by threads."""
+    with monkeypatch.context() as patch:
+        interrupt(patch, PngWriter, 4)
+        assert place("decode", "l.safetensors", "frames", "--chunk", 1) == 130
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads + 1)
+    assert place("decode", "l.safetensors", "frames", "--chunk", 1, "--resume") == 2
+    assert "was made with other settings" in capsys.readouterr().err
 
 
 def test_what_is_resumed_has_the_tiles_that_it_began_with(place, monkeypatch, capsys):
@@ -304,7 +332,7 @@ def test_what_other_inputs_become(place, capsys, caplog):
     assert place("decode", "odd.safetensors", "odd") == 0
     assert next(iter(pngs("odd").values())).shape == (18, 34, 3)  # padded to even sizes when it was written
     uneven(clip)
-    assert place("encode", "uneven.mkv", "uneven.safetensors") == 0
+    assert place("encode", "uneven.mkv", "uneven.safetensors", "--frames", 4) == 0  # not all that varies is read
     assert "uneven.mkv: its frame rate varies" in caplog.text
     capsys.readouterr()
     with av.open("sound.m4a", "w", format="mp4") as file:

@@ -9,6 +9,7 @@ import threading
 import torch
 from zerowaste_vae import Cancelled, load
 from zerowaste_vae.engine import call, core
+from zerowaste_vae.engine.devices import ranks as ranks_
 from zerowaste_vae.engine.devices import several
 from zerowaste_vae.engine.devices.ranks import joined
 from zerowaste_vae.engine.planning import shares
@@ -37,6 +38,13 @@ def cases(ranks, vae):
     call.decode = made
     if ranks.rank == 0:
         out["failed"] = torch.equal(found, whole), vae.last_report.events["handed_over"]
+    kind_of, seconds, rank = ranks_.kind_of, ranks_.seconds, ranks.rank
+    ranks_.kind_of, ranks_.seconds = lambda _: f"kind {rank}", lambda _: 1.0 + 2 * rank
+    found = vae.decode(z, chunk=1, devices=ranks, mixed_devices=True)
+    ranks_.kind_of, ranks_.seconds = kind_of, seconds
+    if rank == 0:
+        first, second = (len(made) for made, _ in vae.last_report.parts)
+        out["unequal"] = torch.equal(found, whole), first / second
     told = []
     cancel = (lambda: bool(told)) if ranks.rank == 0 else None
     try:

@@ -90,6 +90,7 @@ def main(*files):
         if ranks.rank == 0:
             print(json.dumps(out), flush=True)
             print(json.dumps({"failed": failed}), flush=True)
+        ranks.gather(None)  # rank 0 has printed
         vae = load(files[0], device="cpu")
         pieces = vae.stream(torch.zeros(1, 16, 8, 33, 1), chunk=1, devices=ranks)
         next(pieces, None) if ranks.rank == 0 else ended_behind(0.5)

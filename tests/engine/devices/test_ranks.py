@@ -18,7 +18,8 @@ ROOT = str(Path(cli.__file__).resolve().parents[2])
 
 
 def start(folder, *command, module="zerowaste_vae"):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([ROOT, *sys.path]), "OMP_NUM_THREADS": "1"}
+    paths = os.pathsep.join([ROOT, str(Path(__file__).parent), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     return subprocess.Popen(
         [*torchrun, "-m", module, *command],
@@ -59,6 +60,8 @@ def test_ranks_stream_fail_and_stop(tmp_path, make_vae_file):
     assert same and parts > 4 and complete
     assert found["failed"] == [True, 1]
     assert found["cancelled"] and found["decode"] and found["encode"] and found["encode_stream"]
+    same, more = found["unequal"]
+    assert same and 2 < more < 4  # of one that is three times as fast
     assert found["threads"] == []
     assert "CUDA error: lost; the rest of its part goes to" in said
 
@@ -73,7 +76,7 @@ def test_ranks_make_rows_of_every_frame(tmp_path, make_vae_file, seed_model):
     asked = [str(small), "fp32", "33", str(tmp_path / "both.safetensors"), "fp32", "33", str(wide), "fp8", "35"]
     process = start(Path(__file__).parent, *asked, module="rank_rows")
     said = process.communicate(timeout=400)[0]
-    assert process.returncode and ("rank 0: another rank has failed" in said or "rank 0: stopped by" in said), said
+    assert process.returncode and re.search("rank 0: (another rank has|rank 1 has ended|stopped by)", said), said
     assert "[{" in said, said
     for found in json.loads(next(line for line in said.splitlines() if line.startswith("[{"))):
         assert found["decode"] and found["stream"] and found["cancelled"], found
@@ -101,4 +104,24 @@ def test_a_killed_rank_ends_the_others(tmp_path, latent):
         process.kill()
     assert process.returncode
     assert "rank 0: stopped by torchrun" in said or "rank 0: another rank has failed or ended" in said
+    assert not (tmp_path / "out.mp4").exists()
+
+
+@pytest.mark.parametrize("how, says", [("stopped", "rank 1 has said nothing for 3 s"),
+                                       ("stuck", "rank 1 has not come to the end of a chunk for 10 s")])  # fmt: skip
+def test_a_rank_that_hangs_ends_the_others(tmp_path, latent, how, says):
+    """What was finished stays, and a line says how it goes on."""
+    save_file({"latent": torch.zeros(1, 16, 400, 1, 2)}, tmp_path / "long.safetensors")
+    process = start(tmp_path, how, latent, "long.safetensors", module="rank_hangs")
+    said = ""
+    try:
+        hangs = next(line for line in process.stdout if "rank 1 hangs" in line)
+        for line in process.stdout:
+            said += line
+            if "rank 0: " in line:  # torchrun would wait for half a minute
+                os.kill(int(hangs.split()[-1]), signal.SIGKILL)
+    finally:
+        process.kill()
+    assert f"rank 0: {says}, so this one stops too" in said, said
+    assert "the same command with --resume goes on from there" in said
     assert not (tmp_path / "out.mp4").exists()

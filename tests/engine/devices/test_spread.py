@@ -2,10 +2,11 @@
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
-from zerowaste_vae import Cancelled, InputError, load
+from zerowaste_vae import Cancelled, InputError, VideoVAE, load
 from zerowaste_vae.engine import call
 from zerowaste_vae.engine.archs import seedvr2
 from zerowaste_vae.engine.devices import by_rows, kinds, several
@@ -168,6 +169,35 @@ def test_later_parts_follow_into_a_wider_type(make_vae_file, noise, early, monke
     assert 0 < kept < 25 and (kept < border) == (bad == 0)
     assert torch.equal(out[:, kept:], wide[:, kept:])
     assert vae.last_report.precision == "fp16, then bf16"
+
+
+def other_memory(monkeypatch, own, sizes):
+    """Automatic plans of the VAE itself are in tiles of sizes[0] (0: whole frames), those of its copies of sizes[1]."""
+    plan = VideoVAE._plan
+
+    def planned(self, half, size, request, *rest):
+        tile = sizes[self is not own]
+        if request.tiling == "auto" and tile:
+            request = replace(request, tiling="blended", tile=tile, overlap=8, chunk=0)
+        return plan(self, half, size, request, *rest)
+
+    monkeypatch.setattr(VideoVAE, "_plan", planned)
+
+
+def test_tiles_are_those_of_the_first(small, noise, early, monkeypatch):
+    z = noise(1, 16, 7, 4, 5)
+    tiled = small.decode(z, chunk=1, tiling="blended", tile=24, overlap=8)
+    other_memory(monkeypatch, small, (24, 16))
+    assert torch.equal(small.decode(z, chunk=1, devices=TWO), tiled)
+
+
+def test_who_has_no_room_for_whole_frames_makes_none(small, noise, early, monkeypatch, caplog):
+    z = noise(1, 16, 7, 4, 5)
+    whole = small.decode(z, chunk=1)
+    other_memory(monkeypatch, small, (0, 16))
+    assert torch.equal(small.decode(z, chunk=1, devices=TWO), whole)
+    assert small.last_report.events["handed_over"] == 1
+    assert "whole frames do not fit there, and other parts have them" in caplog.text
 
 
 def test_which_devices(vae, monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from zerowaste_vae.engine import InputError
-from zerowaste_vae.engine.files.latents import latent_metadata, read_latent, write_latent
+from zerowaste_vae.engine.files.latents import LatentFile, latent_metadata, read_latent, write_latent
 
 
 def test_round_trip_with_notes(tmp_path):
@@ -21,6 +21,26 @@ def test_half_precision_becomes_float32(tmp_path):
     latent = torch.randn(1, 16, 1, 2, 2).half()
     write_latent(tmp_path / "a.safetensors", latent)
     assert torch.equal(read_latent(tmp_path / "a.safetensors"), latent.float())
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("shape", [(2, 16, 5, 2, 3), (2, 16 * 5, 2, 3)])
+def test_any_float_is_read_piece_by_piece(tmp_path, kind, shape):
+    latent = torch.randn(shape).to(getattr(torch, kind))
+    save_file({"latent": latent}, tmp_path / "a.safetensors")
+    file, whole = LatentFile(tmp_path / "a.safetensors"), latent.float().view(2, 16, 5, 2, 3)
+    assert all(torch.equal(file[1, :, a:b], whole[1, :, a:b]) for a, b in ((0, 1), (1, 4), (4, 9)))
+    assert torch.equal(LatentFile(tmp_path / "a.safetensors", item=1)[0, :, 2:3], whole[1, :, 2:3])
+
+
+def test_a_file_that_is_written_anew_meanwhile_is_no_clip(tmp_path):
+    path = tmp_path / "a.safetensors"
+    write_latent(path, torch.zeros(1, 16, 5, 2, 3))
+    file = LatentFile(path)
+    assert not file[0, :, :2].any()
+    write_latent(path, torch.ones(1, 16, 5, 2, 3))
+    with pytest.raises(InputError, match=r"a\.safetensors: was written anew while it was read"):
+        file[0, :, 2:4]
 
 
 def test_comfyui_files(tmp_path, caplog):

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import wave
 from fractions import Fraction
@@ -146,6 +147,40 @@ def test_a_full_disk_keeps_what_is_complete(path, monkeypatch, full):
     assert writer.done == 90
 
 
+def test_a_disk_that_is_full_when_a_fragment_is_complete_is_said_to_be(path, monkeypatch):
+    """Not what the muxer makes of it when it is closed."""
+    end = Appended._end
+
+    def full(self):
+        if self._kind == b"mdat":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        end(self)
+
+    monkeypatch.setattr(Appended, "_end", full)
+    with pytest.raises(OSError, match=r"cannot be written \(No space left on device"):
+        write(path, torch.rand(90, 48, 64, 3, generator=torch.Generator().manual_seed(0)))
+
+
+def test_a_second_interrupt_does_not_forget_what_is_finished(path, monkeypatch):
+    join = threading.Thread.join
+
+    def impatient(self, *wait):
+        if not self.name.startswith("encodes"):
+            return join(self, *wait)
+        while not part_of(path).exists() or not scan(part_of(path)).samples:
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(threading.Thread, "join", impatient)
+        writer = Mp4Writer(path, Format(Fraction(1)))
+        with writer:
+            writer.write(ramp(300))
+            raise KeyboardInterrupt
+    assert writer.done
+    writer._thread.join()
+
+
 KILLED = """
 import sys
 from fractions import Fraction
@@ -200,6 +235,66 @@ def test_sound_goes_with_the_frames(path, tmp_path):
         check_audio(tmp_path / "silent.mp4")
     with pytest.raises(InputError, match=r"gone\.wav: cannot be read"):
         check_audio(tmp_path / "gone.wav")
+
+
+def clicks(path, kind, offset, rate=8000):
+    """A file of three seconds whose picture and sound begin `offset` seconds late, with a click a second later."""
+    with av.open(str(path), "w", format=kind) as file:
+        video, sound = file.add_stream("libx264", rate=10), file.add_stream("aac", rate=rate, layout="mono")
+        video.width, video.height, video.pix_fmt = 64, 48, "yuv420p"
+        packets = []
+        for n in range(30):
+            picture = av.VideoFrame(64, 48, "yuv420p")
+            picture.pts, picture.time_base = n, Fraction(1, 10)
+            packets += video.encode(picture)
+        samples = torch.zeros(1, 3 * rate)
+        samples[:, rate : rate + rate // 10] = torch.arange(rate // 10).mul(0.7).sin()
+        for n, part in enumerate(samples.split(1000, 1)):
+            frame = av.AudioFrame.from_ndarray(part.numpy(), format="fltp", layout="mono")
+            frame.sample_rate, frame.pts, frame.time_base = rate, 1000 * n, Fraction(1, rate)
+            packets += sound.encode(frame)
+        for packet in [*packets, *video.encode(None), *sound.encode(None)]:
+            packet.pts += int(offset / packet.time_base)
+            packet.dts += int(offset / packet.time_base)
+            file.mux(packet)
+
+
+def clicked(path):
+    """The second of the click."""
+    with av.open(str(path)) as file:
+        for frame in file.decode(audio=0):
+            loud = torch.from_numpy(frame.to_ndarray()).abs().amax(0) > 0.3
+            if loud.any():
+                return float(frame.pts * frame.time_base) + int(loud.nonzero()[0]) / frame.sample_rate
+    return None
+
+
+@pytest.mark.parametrize("kind, offset", [("mp4", 0), ("mpegts", 3), ("matroska", 1.5)])
+def test_sound_begins_with_the_first_picture(path, tmp_path, kind, offset):
+    """Wherever its clock begins."""
+    clicks(tmp_path / "source", kind, offset)
+    for start in (0, 0.5):
+        write(path, ramp(20), form=Format(Fraction(10))).finish(tmp_path / "source", Fraction(start))
+        assert clicked(path) == pytest.approx(1 - start, abs=0.02)
+
+
+def test_sound_that_an_mp4_does_not_take_as_it_is(path, tmp_path):
+    """A rate that AAC lacks, and channels without names; none that can be read is a line."""
+    with wave.open(str(tmp_path / "odd.wav"), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(37800)
+        file.writeframes(bytes(2 * 37800))
+    writer = write(path, ramp(12))
+    (tmp_path / "broken.wav").write_bytes(b"RIFF and no more")
+    with pytest.raises(InputError, match=r"broken\.wav: cannot be taken into an MP4 \(.*\); give other sound, or none"):
+        writer.finish(tmp_path / "broken.wav")
+    assert not path.exists() and writer.part.exists()
+    writer.finish(tmp_path / "odd.wav")
+    with av.open(str(path)) as file:
+        context = file.streams.audio[0].codec_context
+        assert (context.sample_rate, context.layout.name) == (48000, "mono")
+        assert file.streams.video[0].frames == 12
 
 
 def test_ten_bits_keep_what_eight_lose(path):

@@ -190,6 +190,8 @@ def test_streams_of_something_else(make_vae, noise):
             list(vae.encode_stream(iter(frames)))
     with pytest.raises(InputError, match="ends after 5, and 9 were announced"):
         list(vae.encode_stream(iter(x), count=9))
+    with pytest.raises(InputError, match="goes on behind the 4 that were announced"):
+        list(vae.encode_stream(iter(x), count=4))
     with pytest.raises(InputError, match="a seed needs the count"):
         vae.encode_stream(iter(x), seed=1)
     with pytest.raises(InputError, match="a stream is of one clip, and the latent holds 2"):
