@@ -193,7 +193,9 @@ def _result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _outline(value: Any) -> Any:
     if isinstance(value, Tensor):
         return tuple(value.shape), value.stride(), value.dtype
-    return tuple(map(_outline, value)) if isinstance(value, (tuple, list)) else value
+    if not isinstance(value, (tuple, list)):
+        return value
+    return tuple([_outline(v) if isinstance(v, (Tensor, tuple, list)) else v for v in value])
 
 
 def _nbytes(tensor: Tensor) -> int:

@@ -81,9 +81,11 @@ class PlainWalk:
             enough = self._enough(program, latents, steps)
             return self._long(lambda n: self._whole(half, n, steps, frame, rest, how), enough, program.waits)
         # What sees whole frames and what sees tiles run one after the other.
-        at = program.before(TILES)
-        parts = [replace(program, items=items) for items in (program.steps[:at], program.steps[at:])]
-        whole, single = parts if half == "decoder" else parts[::-1]
+        whole = single = program
+        if keeps(program):  # only one of them may
+            at = program.before(TILES)
+            parts = [replace(program, items=items) for items in (program.steps[:at], program.steps[at:])]
+            whole, single = parts if half == "decoder" else parts[::-1]
         channels = 0
 
         def front(latents: int) -> Taken:
@@ -108,7 +110,7 @@ class PlainWalk:
         if program.late and program.chunk:
             after = 2 * program.chunk[1]
         else:
-            after = program.reach[1] / (program.rates[0] if program.half == "encoder" else 1)
+            after = program.reach[1] / (self._temporal if program.half == "encoder" else 1)
         return min(latents, 2 * steps.latents + math.ceil(after))
 
     def _long(self, walk: Callable[[int], Taken], latents: int, waits: bool) -> int:

@@ -220,8 +220,8 @@ def test_a_walk_takes_no_longer_for_a_long_chunk(vae_file, operations, half):
         with pytest.raises(PlanError):
             vae.planner.plan(half, (25_000, 40, 60), Request(chunk=chunk), Limits(1 << 20))
         costs.append(operations[0])
-    assert costs[1] < 1.1 * costs[0]
-    assert costs[1] < 20_000  # of a handful of walks
+    assert costs[1] < 1.5 * costs[0]
+    assert costs[1] < 5_000  # of a handful of walks
 
 
 #: Of torch, for a first plan: what a walk of a few latents takes of the largest network, some times over.
