@@ -150,7 +150,8 @@ class Spread:
     def _step(self) -> int:
         """Latents per chunk: parts begin where one device's chunks do."""
         try:
-            plan = self.cores[0]._plan(self.half, self.size, self.request)
+            check = Ticker(None, self.told.cancel).check
+            plan = self.cores[0]._plan(self.half, self.size, self.request, check=check)
             return plan.steps.latents if plan.own is None and plan.steps.latents else 1
         except PlanError:
             return 1

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .packing import PackedLatents
-from .program import TILES, Program, Step
+from .program import TILES, Program, Size, Step
 from .state import State
 from .tree import find, graft
 
@@ -73,10 +73,10 @@ class Half(nn.Module):
         """Every frame of x through all of the steps before the next one, so that few are between them at once, also
         where a clip's end brings many out. Of the frames the last one may be the clip's. At least one result, which may
         have no frames."""
-        if not steps:
-            yield x
+        if not steps or not (x.shape[2] or state.ending):
+            yield _nothing(steps, x) if steps else x
             return
-        frames, ending, made = x.split(1, 2), state.ending, False
+        frames, ending, made = (x.split(1, 2) if x.shape[2] > 1 else (x,)), state.ending, False
         for i, frame in enumerate(frames, 1):
             state.ending = ending and i == len(frames)
             y = steps[0].plain(self.part, frame, state)
@@ -104,6 +104,14 @@ class Half(nn.Module):
         if self.program.half == "encoder" and state is None:
             x = x[:, :, : self.program.whole_frames(x.shape[2])]
         return self.run(self.program.steps, x, state)
+
+
+def _nothing(steps: Sequence[Step], x: Tensor) -> Tensor:
+    """What the steps make of no frames: none of the size that they would have."""
+    size = Size(0, *x.shape[3:], x.shape[1])
+    for step in steps:
+        size = step.size(size, False)
+    return x.new_empty(x.shape[0], size.channels, 0, size.height, size.width)
 
 
 def _whole() -> State:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +28,8 @@ class State:
         #: Of noise that is added within the network; None: there is none.
         self.seed = seed
         self.histories: dict[str, torch.Tensor] = {}
+        #: Frames that all wait for the clip's end, in their order, by what they wait for.
+        self.waiting: defaultdict[str, list[torch.Tensor]] = defaultdict(list)
         #: Norms over chunks whose first chunk is through.
         self.through: set[str] = set()
         self.counts: Counter[str] = Counter()
@@ -73,7 +75,8 @@ class State:
             self.histories[key] = frames.clone()
 
     def nbytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in self.histories.values())
+        waiting = (t for frames in self.waiting.values() for t in frames)
+        return sum(t.numel() * t.element_size() for t in (*self.histories.values(), *waiting))
 
 
 def grouped(x: torch.Tensor, state: State | None, key: str, every: int) -> torch.Tensor:

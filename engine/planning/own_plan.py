@@ -51,8 +51,9 @@ class OwnPlanner:
         self._model = model
 
     def plan(
-        self, half: str, size: tuple[int, int, int], request: Request, limits: Limits, rest: tuple[int, int]
-    ) -> Plan:
+        self, half: str, size: tuple[int, int, int], request: Request, limits: Limits, rest: tuple[int, int],
+        check: Callable[[], None],
+    ) -> Plan:  # fmt: skip
         """As Planner.plan. Raises PlanError where nothing stays below the target."""
         own = self._program(half).own
         if request.tile or request.chunk or request.tiling in ("exact", "blended"):
@@ -63,12 +64,14 @@ class OwnPlanner:
             most.append(limits.room)
         make = self._decodes if half == "decoder" else self._encodes
         least = None
+        check()
         for limit in most:
             for plan in make(own, size, request, replace(limits, target=limit), rest):
                 plan = replace(plan, peak_bytes=plan.peak_bytes + self._weights + self._library)
                 if limit is None or plan.peak_bytes <= limit:
                     return plan if limit == limits.target else _raised(plan, limits)
                 least = plan
+                check()
         pixels = f"{own.unit * size[2] + rest[1]}x{own.unit * size[1] + rest[0]}"
         needs = f"needs {in_gb(least.peak_bytes)} at least and the target is {in_gb(most[-1])}"
         raise PlanError(f"{pixels} in its own tiles {needs}: raise vram_gb, or use smaller frames")

@@ -7,6 +7,7 @@ Each candidate's peak comes from a dry walk: of the fused program, or of the net
 from __future__ import annotations
 
 import functools
+import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -27,7 +28,7 @@ from .cost import Sizes, leanest, quickest
 from .fused_walk import FusedWalk
 from .meta import meta_model
 from .own_plan import OwnPlanner
-from .plain_walk import PlainWalk, Torch
+from .plain_walk import PlainWalk, Torch, keeps
 
 #: What cuBLAS and cuDNN hold besides (40 to 60 MiB measured on an H200).
 LIBRARY_BYTES = 96 << 20
@@ -89,7 +90,7 @@ class Planner:
         request.check(self.spatial)
         check_frame(self._program(half), *size[1:])
         if self._own is not None:
-            return self._own.plan(half, size, request, limits, rest)
+            return self._own.plan(half, size, request, limits, rest, check)
         chunk, chunks = request.chunk, self._chunks(half)
         if chunk and chunks is not None and chunk != chunks[1] and self._fused():
             log.once(f"chunk={chunk} is not used: this network's norms take {chunks[1]} latents at a time together")
@@ -137,7 +138,7 @@ class Planner:
             if self._fit_tiles(ask, self._grids(ask, 0, 0), target):
                 refusal += f"that share overlap={overlap} {target_is}: lower the overlap, or raise vram_gb"
             else:
-                refusal += f"{target_is}: raise vram_gb, or use smaller frames"
+                refusal += f"{target_is}: raise vram_gb, or use {self._smaller(ask)}"
         raise PlanError(refusal)
 
     def _auto(self, ask: _Ask, target: int | None, room: int | None) -> Plan:
@@ -157,7 +158,7 @@ class Planner:
                         return self._noted(plan, ask, a, target, limit)
         needs = in_gb(self._least(asks[-1], grids[-1]))
         raise PlanError(f"{self._size(ask)} needs {needs} even in the smallest tiles and the target is "
-                        f"{in_gb(limits[-1])}: raise vram_gb, or use smaller frames")  # fmt: skip
+                        f"{in_gb(limits[-1])}: raise vram_gb, or use {self._smaller(ask)}")  # fmt: skip
 
     def _noted(self, plan: Plan, ask: _Ask, used: _Ask, target: int | None, limit: int | None) -> Plan:
         """With what was given up: `ask` and `target` were asked for, `used` and `limit` are what the plan is for."""
@@ -264,7 +265,8 @@ class Planner:
         yield Plan(best, tiles, self._plain_peak(ask, tiles, best))
 
     def _plain_steps(self, ask: _Ask) -> Iterator[Steps]:
-        return _steps(ask.latents, ask.chunk or int(self.walk.single(ask.half)))
+        single = self.walk.single(ask.half)  # they go through one by one whatever the frames per step
+        return itertools.islice(_steps(ask.latents, ask.chunk or int(single)), 1 if single else None)
 
     def _fused_steps(self, ask: _Ask, rows: int, cols: int) -> Iterator[Steps]:
         """From what fills the GPU down to one frame per step."""
@@ -329,6 +331,10 @@ class Planner:
 
     def _size(self, ask: _Ask) -> str:
         return f"{self.spatial * ask.width}x{self.spatial * ask.height}"
+
+    def _smaller(self, ask: _Ask) -> str:
+        program = self._program(ask.half)
+        return "smaller frames" + " or a shorter clip" * (keeps(program) or program.gathers)
 
     def _no_whole(self, ask: _Ask, target: int | None) -> str:
         """Why whole frames do not fit and what would make them; ends where another way out may follow."""

@@ -75,15 +75,16 @@ class WholeClip(nn.Module):
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
         if state is not None:
-            waiting = state.histories.pop(self.key, None)
-            x = x if waiting is None else torch.cat((waiting, x), 2)
             if not state.ending:
-                state.histories[self.key] = x
-                return x[:, :, :0]
-        x = torch.cat([x, self.norm(x)], 1)
+                state.waiting[self.key].append(x)
+                return x.new_empty(*x.shape[:2], 0, *x.shape[3:])
+            x = torch.cat((*state.waiting.pop(self.key, ()), x), 2)
         # As many rows at once as take no more than one frame does.
-        rows = max(x.shape[3] // max(x.shape[2], 1), 1)
-        return torch.cat([self._rows(*part.chunk(2, 1)) for part in x.split(rows, 3)], 3)
+        rows, y = max(x.shape[3] // max(x.shape[2], 1), 1), torch.empty_like(x)
+        parts = list(zip(*(z.split(rows, 3) for z in (x, self.norm(x), y)), strict=True))
+        for part, normed, out in parts[:: len(parts) - 1 or 1] if x.is_meta else parts:  # all take what the first does
+            out.copy_(self._rows(part, normed))
+        return y
 
     def _rows(self, x: Tensor, normed: Tensor) -> Tensor:
         b, c, t, h, w = x.shape

@@ -148,3 +148,13 @@ def test_repeats_in_time_and_space_are_composed(request, backend, dtype):
         assert torch.equal(part, same) if backend == "triton" else error(part, same) < 1e-4  # of fp16
         at += len(part)
     assert at == len(whole)
+
+
+@pytest.mark.parametrize("z", [1, 2])
+def test_composed_without_values_has_its_sizes(z):
+    """What plans count; nothing is composed then."""
+    given = weights(8, 8, z)
+    real, meta = pack(*given, torch.float16), pack(*(w.to("meta") for w in given), torch.float16)
+    for made, counted in ((real.weight.data, meta.weight.data), (real.bias, meta.bias)):
+        assert counted.is_meta
+        assert (counted.shape, counted.dtype) == (made.shape, made.dtype)

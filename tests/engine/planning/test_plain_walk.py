@@ -97,10 +97,12 @@ BLOCKS = tuple(
     for b in ([ltx.Block(width, stride=ltx.STRIDES[kind])] if kind else []) + [ltx.Block(width, 1)]
 )  # fmt: skip
 MOCHI = (mochi.Level(32, 1), *(mochi.Level(32, 1, s) for s in ((3, 2, 2), (2, 2, 2), (1, 2, 2))), mochi.Level(16, 1))
+MOCHI_DOWN = (mochi.Level(32, 1), *(mochi.Level(32, 1, s, True) for s in ((1, 2, 2), (2, 2, 2), (3, 2, 2))),
+              mochi.Level(32, 1, None, True))  # fmt: skip
 FAMILIES = [
     SEEDVR2, WAN,
     (ltx.ARCHITECTURE, ltx.Config(None, BLOCKS, 0, 64, latent_channels=16, decoder_border="zero")),
-    (mochi.ARCHITECTURE, mochi.Config(None, MOCHI, norm_groups=8)),
+    (mochi.ARCHITECTURE, mochi.Config(MOCHI_DOWN, MOCHI, norm_groups=8)),
     (cosmos.ARCHITECTURE, cosmos.Config((16, 32, 32), (16, 32, 32), 16)),
     (hunyuan.ARCHITECTURE, hunyuan.Config((8, 16, 16, 24), (8, 16, 16, 24), 4, norm_groups=4)),
     (hunyuan15.ARCHITECTURE, hunyuan15.Config((8, 8, 16, 32, 64), (8, 16, 32, 32, 64), 16)),
@@ -141,7 +143,7 @@ def test_steps_that_repeat_take_and_reserve_what_they_did(monkeypatch, family, h
         return dispatch(self, *args, **options)
 
     monkeypatch.setattr(dryrun._Follow, "__torch_dispatch__", counted)
-    for each in (plain_walk.repeated, lambda part, _: part):
+    for each in (plain_walk.repeated, lambda part, *_: part):
         monkeypatch.setattr(plain_walk, "repeated", each)
         walk = PlainWalk(architecture, config, torch.float32, True)
         counts.append(0)
