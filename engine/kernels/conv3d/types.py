@@ -81,6 +81,8 @@ def quantise_rows(rows: Tensor, dtype: torch.dtype, channels: int) -> tuple[Tens
     """
     if dtype not in QUANT_MAX:
         return rows.to(dtype), None
+    if rows.is_meta:
+        return rows.to(dtype), rows.new_empty(len(rows))
     largest = rows.abs().amax(1).clamp_min(1e-12) / QUANT_MAX[dtype]
     scale = largest
     if dtype == FP8:
