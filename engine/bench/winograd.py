@@ -83,21 +83,21 @@ def upsampling(bench: Meter, shape: tuple[int, int, int, int, bool], dtype: torc
     """A composed upsampler in both forms: its copy into the buffer, its products, both, and candidate tiles."""
     d, h, w, c, temporal = shape
     bench.ceiling = matrix_rate(bench.device, dtype)
-    z, halo = (2, 1) if temporal else (1, 2)
+    z, history = (2, 1) if temporal else (1, 2)
     sizes = ((4 * z * c, c, 1, 1, 1), (4 * z * c,), (c, c, 3, 3, 3), (c,))
     args = [torch.randn(size, device=bench.device) * 0.02 for size in sizes]
     x, out = bench.random(d, h, w, c), bench.random(d * z, 2 * h, 2 * w, c)
     scale = 1.0 if dtype.itemsize == 2 else 0.05
     forms = {
-        "direct": (torch.zeros(d + halo, h + 2, w + 2, c, dtype=dtype, device=bench.device), pack(*args, dtype)),
-        "Winograd": (torch.zeros(d + halo, *buffer_shape(h, w, c, 2), dtype=dtype, device=bench.device),
+        "direct": (torch.zeros(d + history, h + 2, w + 2, c, dtype=dtype, device=bench.device), pack(*args, dtype)),
+        "Winograd": (torch.zeros(d + history, *buffer_shape(h, w, c, 2), dtype=dtype, device=bench.device),
                      pack(*args, dtype, winograd=True)),
     }
     name = f"{d}x{h}x{w} {c} {'time' if temporal else 'space'}"
     work = forms["direct"][1].weight.flops_per_position * d * h * w
 
     def copied(form: str) -> None:
-        norm_act(x, Norm("none"), forms[form][0], slot=halo, store=Store(silu=False, scale=scale))
+        norm_act(x, Norm("none"), forms[form][0], slot=history, store=Store(silu=False, scale=scale))
 
     def grown(form: str, schedule: Schedule | None = None) -> None:
         buffer, composed = forms[form]
@@ -110,7 +110,7 @@ def upsampling(bench: Meter, shape: tuple[int, int, int, int, bool], dtype: torc
 
     for form in forms:
         copied(form)
-        forms[form][0][:halo] = forms[form][0][halo]
+        forms[form][0][:history] = forms[form][0][history]
     for who in (*forms, "direct"):
         yield bench.flops("winograd upsample", name, dtype, who, work, lambda who=who: grown(who))
     for s in candidates(dtype, c, (h, w))[2:]:

@@ -1,4 +1,4 @@
-"""The names of the original documents. Those of names.py are looked up when first used: a VAE needs only methods.py."""
+"""The names of the original documents. names.py has them and is imported when the first one is used."""
 
 from __future__ import annotations
 

@@ -68,9 +68,9 @@ class Sizes:
 
 
 def quickest(measure: Callable[[Parking | None], Sizes], room: int, host: int | None) -> tuple[Parking, Sizes] | None:
-    """The placement below `room` bytes on the device and `host` bytes beside it that takes least time; None if none is.
+    """The parking below `room` bytes on the device and `host` bytes beside it that takes least time; None if none is.
 
-    `measure` walks the run dry under a placement.
+    `measure` walks the run dry with it.
     """
     best: tuple[Parking, Sizes] | None = None
     for size in BAND_BYTES:

@@ -36,7 +36,7 @@ def split_rows(rows: int, step: int, reach: int, band: int) -> Iterator[Band]:
 
 
 @dataclass
-class Segment:
+class Stretch:
     """Bordered rows [first, last) of all frames of a history, [frames, rows, W + 2, C]: all that some bands read, and
     after the last band the rows that no band does."""
 
@@ -53,9 +53,9 @@ class Segment:
 @dataclass
 class History:
     """One convolution's last frames [frames, H + 2, W + 2, C], oldest at slot `oldest`: the rows of `near` of its
-    bands, evenly spread, each in a segment on the GPU, and those of the bands between them in segments in host memory.
+    bands, evenly spread, each in a stretch on the GPU, and those of the bands between them in stretches in host memory.
 
-    Every band finds all it reads in one segment: rows that two of them need are in both.
+    Every band finds all it reads in one stretch: rows that two of them need are in both.
     """
 
     plane: Plane
@@ -66,7 +66,7 @@ class History:
     times: int = 0
     work: int = 0
     near: int = 0
-    segments: list[Segment] = field(default_factory=list)
+    stretches: list[Stretch] = field(default_factory=list)
     oldest: int = 0
     started: bool = False
     #: The last pass has left what the next one fetches.
@@ -100,8 +100,8 @@ class History:
         return (self.plane[0] - self.bands[-1].top + (first.bottom - first.top) * (near - 1)) * self.row_bytes
 
     def allocate(self, near: Tensor, far: Tensor) -> tuple[Tensor, Tensor]:
-        """Take the segments from the two blocks' beginning; returns what is left of the blocks."""
-        self.segments = []
+        """Take the stretches from the two blocks' beginning; returns what is left of the blocks."""
+        self.stretches = []
         n = len(self.bands)
         spread = [(i + 1) * self.near // n > i * self.near // n for i in range(n)]
         for here, group in groupby(range(n), key=spread.__getitem__):
@@ -111,13 +111,13 @@ class History:
                 size = (last - first) * self.row_bytes
                 block = near if here else far
                 data = block[:size].view(self.dtype).view(self.frames, last - first, *self.plane[1:])
-                self.segments.append(Segment(first, last, here, data))
+                self.stretches.append(Stretch(first, last, here, data))
                 near, far = (near[size:], far) if here else (near, far[size:])
         return near, far
 
-    def segment(self, band: Band) -> Segment:
+    def stretch(self, band: Band) -> Stretch:
         """Where the rows of `band` wait."""
-        return next(s for s in self.segments if s.first <= band.top and band.bottom <= s.last)
+        return next(s for s in self.stretches if s.first <= band.top and band.bottom <= s.last)
 
     def fresh(self, slots: int) -> tuple[int, int]:
         """(how many of the last of `slots` frames to store, slot of the first): a running history takes only what is
@@ -130,7 +130,7 @@ class History:
         ends = [b.stored for b in self.bands[:-1]] + [self.plane[0]]
         for i in range(self.frames):
             for band, end in zip(self.bands, ends, strict=True):
-                rows = self.segment(band).part((self.oldest + i) % self.frames, band.top, end)
+                rows = self.stretch(band).part((self.oldest + i) % self.frames, band.top, end)
                 yield Piece(i, band.top, rows)
 
 

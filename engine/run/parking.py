@@ -168,7 +168,7 @@ class Parked:
         self._block = self._memory = None
         self._forget()
         for history in self._histories.values():
-            history.segments = []
+            history.stretches = []
 
     def wait(self) -> None:
         """Until every copy is done."""
@@ -233,8 +233,8 @@ class Parked:
         """`key` goes on behind these frames [frames, H + 2, W + 2, C], oldest first."""
         history = self._histories[key]
         self.wait()
-        for segment in history.segments:
-            segment.data.copy_(frames[:, segment.first : segment.last])
+        for stretch in history.stretches:
+            stretch.data.copy_(frames[:, stretch.first : stretch.last])
         history.started, history.oldest = True, 0
         if self._aside:
             history.stored = torch.cuda.current_stream(self.device).record_event()
@@ -272,7 +272,7 @@ class Parked:
             if any(buffer.overlaps(*at) for buffer in live) or (use[0] in seen and use[1].first == 0):
                 return
             buffer = self._placed_at(*at, use)
-            if not self._histories[use[0]].segment(use[1]).near:
+            if not self._histories[use[0]].stretch(use[1]).near:
                 self._fetch(buffer)
             seen.add(use[0])
             live.append(buffer)
@@ -325,14 +325,14 @@ class Parked:
         elif buffer.arrived is not None:
             torch.cuda.current_stream(self.device).wait_event(buffer.arrived)
         count, first = history.fresh(data.shape[0])
-        segment = history.segment(band)
-        last = band.bottom if band.bottom == segment.last else band.stored
-        aside = self._aside and not segment.near
+        stretch = history.stretch(band)
+        last = band.bottom if band.bottom == stretch.last else band.stored
+        aside = self._aside and not stretch.near
         if aside:
             self._out.wait_event(torch.cuda.current_stream(self.device).record_event())
         with _on(self._out if aside else None):
             for i, frame in enumerate(data[data.shape[0] - count :]):
-                target = segment.part((first + i) % history.frames, band.top, last)
+                target = stretch.part((first + i) % history.frames, band.top, last)
                 target.copy_(frame[: last - band.top], non_blocking=aside)
         if aside:
             buffer.stored = self._out.record_event()
@@ -359,13 +359,13 @@ class Parked:
         buffer.fetched = True
         if not history.started:
             return
-        segment = history.segment(band)
-        aside = self._aside and not segment.near
+        stretch = history.stretch(band)
+        aside = self._aside and not stretch.near
         if aside and history.stored is not None:
             self._in.wait_event(history.stored)
         with _on(self._in if aside else None):
             for i, frame in enumerate(_view(buffer, history, band, 0)):
-                source = segment.part((history.oldest + i) % history.frames, band.top, band.bottom)
+                source = stretch.part((history.oldest + i) % history.frames, band.top, band.bottom)
                 frame.copy_(source, non_blocking=aside)
         if aside:
             buffer.arrived = self._in.record_event()

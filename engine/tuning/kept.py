@@ -21,7 +21,7 @@ from .. import log
 from ..files.writing import write_json
 from ..kernels.conv3d.schedules import Schedule
 from ..kernels.conv3d.tuned import Kind, offer
-from ..kernels.targets import target, triton_version
+from ..kernels.targets import capabilities, target, triton_version
 from ..planning.cost import Rates
 from ..precision.store import cache_folder, say_unkept
 from .candidates import candidates
@@ -81,8 +81,6 @@ class Tuning:
 
 def target_of(sm: int) -> Any:
     """What candidates depend on."""
-    from ..kernels.targets import capabilities
-
     return capabilities(f"sm_{sm}", sm, triton_version())
 
 

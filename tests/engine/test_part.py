@@ -89,6 +89,7 @@ def test_a_part_of_an_encode_has_the_bits_of_the_whole(vae, noise):
         assert torch.equal(moments.chunk(2, 1)[0] * vae.scale, whole[:, :, first:end])
 
 
+@pytest.mark.parametrize(("model", "vae"), [("seedvr2", False), ("wan2.1", True)], indirect=True, ids=str)
 def test_a_part_in_tiles_has_the_bits_of_the_whole(vae, noise):
     z = noise(1, vae.latent_channels, T, 2, 3)
     options = {"tiling": "blended", "tile": 2 * vae.spatial, "overlap": vae.spatial, "chunk": 1}

@@ -83,38 +83,43 @@ def varied_latent(seed, frames, height, width):
     return (offset[None] + 0.6 * torch.randn(1, 16, frames, height, width, generator=g)) * amplitude
 
 
-def seam_ratio(vae, tile, overlap, clips=6, height=24, width=28):
+@pytest.fixture(scope="module")
+def varied(vae):
+    """Latents, and the frames they are without tiles."""
+    latents = [varied_latent(seed, 1, 20, 24) for seed in range(3)]
+    return latents, [vae.decode(z)[0, 0] for z in latents]
+
+
+def seam_ratio(vae, varied, tile, overlap):
     """The largest step of tiled - untiled at a tile edge, over the median step elsewhere; clips count as frames."""
-    tiled, whole = [], []
-    for seed in range(clips):
-        z = varied_latent(seed, 1, height, width)
-        tiled.append(vae.decode(z, tiling="blended", tile=tile, overlap=overlap)[0, 0])
-        whole.append(vae.decode(z)[0, 0])
-        assert (tiled[-1].amax((0, 2)) > 0).all()
-        assert (tiled[-1].amax((1, 2)) > 0).all()
-    found = compare(tiled, whole, *tile_edges(8 * height, 8 * width, tile, overlap))
+    latents, whole = varied
+    tiled = [vae.decode(z, tiling="blended", tile=tile, overlap=overlap)[0, 0] for z in latents]
+    for frame in tiled:
+        assert (frame.amax((0, 2)) > 0).all()
+        assert (frame.amax((1, 2)) > 0).all()
+    found = compare(tiled, whole, *tile_edges(*whole[0].shape[:2], tile, overlap))
     return max(found.seam_rows.ratio, found.seam_columns.ratio)
 
 
-@pytest.mark.parametrize(("tile", "overlap"), [(128, 64), (96, 32), (100, 20), (64, 16)])
-def test_tiles_leave_no_seam(vae, tile, overlap):
-    assert seam_ratio(vae, tile, overlap) <= 2.0
+@pytest.mark.parametrize(("tile", "overlap"), [(128, 64), (100, 20), (64, 16)])
+def test_tiles_leave_no_seam(vae, varied, tile, overlap):
+    assert seam_ratio(vae, varied, tile, overlap) <= 2.0
 
 
-def test_the_seam_measure_sees_a_hard_cut(vae):
-    assert seam_ratio(vae, 96, 0) > 2.0
+def test_the_seam_measure_sees_a_hard_cut(vae, varied):
+    assert seam_ratio(vae, varied, 96, 0) > 2.0
 
 
-@pytest.mark.parametrize(("height", "width"), [(6, 23), (23, 6), (9, 9), (17, 21)])
+@pytest.mark.parametrize(("height", "width"), [(3, 11), (11, 3), (5, 5), (7, 9)])
 def test_tiles_of_odd_frames(vae, noise, height, width):
-    z = noise(1, 16, 3, height, width)
-    assert vae.decode(z, tiling="blended", tile=64, overlap=24, chunk=1).shape == (1, 9, 8 * height, 8 * width, 3)
+    z = noise(1, 16, 2, height, width)
+    assert vae.decode(z, tiling="blended", tile=32, overlap=9, chunk=1).shape == (1, 5, 8 * height, 8 * width, 3)
 
 
 def test_tiled_encode_matches_the_untiled_grid(vae):
-    video = torch.rand(1, 6, 99, 133, 3, generator=torch.Generator().manual_seed(0))
+    video = torch.rand(1, 6, 75, 101, 3, generator=torch.Generator().manual_seed(0))
     whole, tiled = vae.encode(video), vae.encode(video, tiling="blended", tile=64, overlap=32)
-    assert tiled.shape == whole.shape == (1, 16, 2, 12, 16)
+    assert tiled.shape == whole.shape == (1, 16, 2, 9, 12)
     assert (tiled.abs().amax((0, 1, 2, 4)) > 0).all()
     assert (tiled - whole).square().mean() < 0.1 * whole.square().mean()
 
@@ -242,14 +247,14 @@ def test_fused_decode_equals_plain(vae, fused_vae, noise, atol, options):
 
 
 def test_fused_tiles_equal_plain_tiles(vae, fused_vae, noise, atol):
-    z, seen = noise(2, 16, 3, 7, 9), []
+    z, seen = noise(2, 16, 3, 5, 7), []
     options = {"tiling": "blended", "tile": 32, "overlap": 16, "chunk": 2}
-    assert fused_vae.plan_decode(3, 7, 9, **options).fused
+    assert fused_vae.plan_decode(3, 5, 7, **options).fused
     tiled = fused_vae.decode(z, progress=lambda done, total: seen.append((done, total)), **options)
     torch.testing.assert_close(tiled, vae.decode(z, **options), rtol=0, atol=atol)
     assert seen == [(i + 1, len(seen)) for i in range(len(seen))]
-    half = fused_vae.decode(z, output="float16", **options)
-    assert (half.float() - tiled).abs().max() < 2e-3
+    half = fused_vae.decode(z[:1], output="float16", **options)
+    assert (half.float() - tiled[:1]).abs().max() < 2e-3
 
 
 def test_fused_encode_equals_plain(vae, fused_vae, atol):

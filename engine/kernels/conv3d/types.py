@@ -22,7 +22,7 @@ class Weight:
 
     data: [sets * phases * K, taps * C] in the operand type, taps (t, y, x) outermost, C padded as the buffer is.
     scale: [K] float32 that turns the product back into real units (None: 1); includes nothing of the activation.
-    phases: sub-outputs (t, y, x) per input position, in the order ((y * 2 + x) * t_count + t).
+    phases: sub-outputs (t, y, x) per input position, in the order ((y * 2 + x) * phases[0] + t).
     folded: sets of rows where frames double (composed temporal upsampling): 3 for stream frames 0, 1 and 2+, 1 for all;
     the first one makes only its last sub-frame. 0: frames do not double.
     early: for clips whose history is copies of their first frame, the same convolution of the clip's frames 0 and 1,
@@ -81,6 +81,8 @@ def quantise_rows(rows: Tensor, dtype: torch.dtype, channels: int) -> tuple[Tens
     """
     if dtype not in QUANT_MAX:
         return rows.to(dtype), None
+    if rows.is_meta:
+        return rows.to(dtype), rows.new_empty(len(rows))
     largest = rows.abs().amax(1).clamp_min(1e-12) / QUANT_MAX[dtype]
     scale = largest
     if dtype == FP8:

@@ -4,11 +4,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, Partials, conv3d
+from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, Partials, conv3d, pack_planes, pack_weight
 from zerowaste_vae.engine.kernels.targets import FP8
 from zerowaste_vae.engine.kernels.upsample import compose, compose_nearest, pack, pack_nearest, upsample
 from zerowaste_vae.engine.kernels.upsample.reference import plain_pair
 from zerowaste_vae.engine.network.ops.shuffle_up import Upsample
+from zerowaste_vae.engine.network.packed import tensor_bytes
 
 sys.path.insert(0, str(Path(__file__).parent))
 from helpers import error, group_sums, true_sums
@@ -150,11 +151,18 @@ def test_repeats_in_time_and_space_are_composed(request, backend, dtype):
     assert at == len(whole)
 
 
-@pytest.mark.parametrize("z", [1, 2])
-def test_composed_without_values_has_its_sizes(z):
-    """What plans count; nothing is composed then."""
-    given = weights(8, 8, z)
-    real, meta = pack(*given, torch.float16), pack(*(w.to("meta") for w in given), torch.float16)
-    for made, counted in ((real.weight.data, meta.weight.data), (real.bias, meta.bias)):
-        assert counted.is_meta
-        assert (counted.shape, counted.dtype) == (made.shape, made.dtype)
+@pytest.mark.parametrize("winograd", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, FP8, torch.int8])
+def test_without_values_packed_weights_have_their_shapes(dtype, winograd):
+    """Plans count them and prepared weights are read into them."""
+    expand, expand_bias, conv, bias = weights(8, 16, 2)
+
+    def packed(device):
+        given = (x.to(device) for x in (expand, expand_bias, conv, bias))
+        composed = pack(*given, dtype, winograd=winograd)
+        of = (pack_planes if winograd else pack_weight)(conv.to(device), dtype, early=True)
+        parts = [w for one in (composed.weight, of) for w in (one, *one.early)]
+        tensors = [t for w in parts for t in (w.data, w.scale, w.mix)] + [composed.bias]
+        return tensor_bytes([composed, of]), [t if t is None else (t.dtype, t.shape, t.stride()) for t in tensors]
+
+    assert packed("meta") == packed("cpu")

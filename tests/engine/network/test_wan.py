@@ -160,8 +160,8 @@ def test_the_vae_runs_them(vaes, noise, atol):
     assert fused.plan_encode(2, 2, 2).fused
     torch.testing.assert_close(fused.encode(video), plain.encode(video), rtol=0, atol=atol)
     tiles = {"tiling": "blended", "tile": 4 * plain.spatial, "overlap": 2 * plain.spatial, "chunk": 2}
-    z = noise(1, c, 3, 6, 7)
-    assert fused.plan_decode(3, 6, 7, **tiles).tiled
+    z = noise(1, c, 3, 5, 6)
+    assert fused.plan_decode(3, 5, 6, **tiles).tiled
     torch.testing.assert_close(fused.decode(z, **tiles), plain.decode(z, **tiles), rtol=0, atol=atol)
 
 

@@ -150,8 +150,7 @@ def test_steps_that_repeat_take_and_reserve_what_they_did(monkeypatch, family, h
         peaks.append([
             walk.peak(half, latents, steps, (ROWS, COLS), tile, (0, 0), how)
             for steps, latents in ((Steps(1, 1), 6), (Steps(2, 0), 5))
-            for tile in ((ROWS, COLS), (4, 4))
-            for how in (Torch(), Torch(products=True, reserves=True))
+            for tile, how in (((ROWS, COLS), Torch(products=True, reserves=True)), ((4, 4), Torch()))
         ])  # fmt: skip
     assert peaks[0] == peaks[1]
     many = architecture in (ltx.ARCHITECTURE, mochi.ARCHITECTURE, cosmos.ARCHITECTURE)  # of single frames

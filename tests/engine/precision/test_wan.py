@@ -165,8 +165,8 @@ def test_every_chunking_of_an_encode_has_the_same_bits(network, ranges, kind, mo
     monkeypatch.setattr(reference, "product", exact_product)
     model = network[1]
     # An odd width, and more than one band at full size.
-    size = (72 * model.config.patch, 24 * model.config.patch + 3 - model.config.patch)
-    video = torch.rand(13, *size, 3, generator=torch.Generator().manual_seed(4)).to(BF16) * 2 - 1
+    size = (72 * model.config.patch, 16 * model.config.patch + 3 - model.config.patch)
+    video = torch.rand(9, *size, 3, generator=torch.Generator().manual_seed(4)).to(BF16) * 2 - 1
     encoder = mixed(model, "encoder", kind, ranges)
 
     def encode(lengths, frames, parking=None):
@@ -180,9 +180,9 @@ def test_every_chunking_of_an_encode_has_the_same_bits(network, ranges, kind, mo
         assert run.nbytes == stated
         return torch.cat(out)
 
-    whole = encode([13], 0)
+    whole = encode([9], 0)
     assert whole.isfinite().all() and whole.std() > 0.01
-    for options in (([1, 4, 4, 4], 1), ([5, 8], 3, Parking(None, 0))):
+    for options in (([1, 4, 4], 1), ([5, 4], 3, Parking(None, 0))):
         assert torch.equal(encode(*options), whole), options
 
 

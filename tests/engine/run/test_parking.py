@@ -137,15 +137,15 @@ def test_every_band_finds_its_rows_in_one_place(rows, near, unread):
     h.near = near = min(near, len(h.bands))
     blocks = torch.zeros(h.near_bytes(near), dtype=torch.uint8), torch.zeros(h.far_bytes, dtype=torch.uint8)
     assert [len(left) for left in h.allocate(*blocks)] == [0, 0]
-    assert sum(s.near for s in h.segments) == near
-    shared = 2 * 3 * 2 * 4 * (len(h.segments) - 1)
+    assert sum(s.near for s in h.stretches) == near
+    shared = 2 * 3 * 2 * 4 * (len(h.stretches) - 1)
     height = rows + 2 + unread
     assert sum(map(len, blocks)) == height * 3 * 2 * 4 + shared
     frame = torch.arange(height * 3.0).view(height, 3, 1)
-    for s in h.segments:
+    for s in h.stretches:
         s.part(1, s.first, s.last).copy_(frame[s.first : s.last])
     for band in h.bands:
-        assert torch.equal(h.segment(band).part(1, band.top, band.bottom), frame[band.top : band.bottom])
+        assert torch.equal(h.stretch(band).part(1, band.top, band.bottom), frame[band.top : band.bottom])
     whole = torch.full((2, *frame.shape), torch.nan)
     for piece in h.pieces():
         target = whole[piece.frame, piece.first : piece.first + len(piece.rows)]

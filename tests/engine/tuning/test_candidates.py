@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from zerowaste_vae.engine.archs import ARCHITECTURES, DEFAULT
+from zerowaste_vae.engine.kernels.conv3d import schedules
 from zerowaste_vae.engine.kernels.conv3d.schedules import Schedule
 from zerowaste_vae.engine.kernels.conv3d.tuned import Kind
 from zerowaste_vae.engine.kernels.conv3d.types import HALF_DEPTH
@@ -66,8 +67,6 @@ def plain(schedule, kind):
 
 def test_the_h200s_own_tiles_are_among_what_is_tried_without_them(monkeypatch):
     """Started from another generation's table, its fp16 tiles for SeedVR2 are still found."""
-    from zerowaste_vae.engine.kernels.conv3d import schedules
-
     here, own = capabilities("sm_90", 90, (3, 7)), {}
     all_layers = layers(walk(DEFAULT), here)
     for layer in all_layers:

@@ -105,6 +105,8 @@ def quantise_planes(rows: Tensor, dtype: torch.dtype, channels: int) -> tuple[Te
     if dtype != torch.int8:
         data, scale = quantise_rows(rows.transpose(1, 2).reshape(sets * k, -1), dtype, channels)
         return data.view(sets, k, planes, depth).transpose(1, 2).reshape(-1, depth).contiguous(), scale, None
+    if rows.is_meta:
+        return rows.flatten(0, 2).to(dtype), rows.new_empty(sets * k), rows.new_empty(sets, planes - 2, k)
     scale = rows.abs().amax(3).clamp_min(1e-12) / QUANT_MAX[torch.int8]
     outer = torch.maximum(scale[:, :1], scale[:, -1:])
     scale = torch.cat((outer, scale[:, 1:-1], outer), 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 import sys
 
 import numpy as np
@@ -180,8 +181,6 @@ def test_full_disk_leaves_nothing(half_file, tmp_path, monkeypatch, name):
 @pytest.mark.parametrize("name", ["out.gguf", "out.safetensors"])
 def test_file_size_limit_stops_the_real_write(half_file, tmp_path, name):
     """The system itself refuses to let the file grow."""
-    import subprocess
-
     script = """
 import resource, signal, sys
 from zerowaste_vae.engine.files.checkpoint import convert_checkpoint

@@ -7,9 +7,11 @@ import json
 import os
 import pickle
 import struct
+import subprocess
 import sys
 import zipfile
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -342,10 +344,6 @@ def test_packed_weights_and_odd_scales_are_refused(tmp_path):
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the peak memory from /proc")
 def test_memory_is_the_result_and_little_else(tmp_path):
     """64 MB of F32 and 64 MB decoded from Q8_0, read in a fresh process: no second copy of either."""
-    import subprocess
-
-    import gguf
-
     writer = gguf.GGUFWriter(tmp_path / "a.gguf", "wan")
     writer.add_tensor("f", np.zeros((1 << 14, 1 << 10), np.float32))
     writer.add_tensor(

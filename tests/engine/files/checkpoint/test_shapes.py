@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from zerowaste_vae.engine import load
 from zerowaste_vae.engine.archs import find_key_set, native_names
 from zerowaste_vae.engine.archs.wan import DIFFUSERS
 from zerowaste_vae.engine.errors import CheckpointError
 from zerowaste_vae.engine.files.checkpoint import Checkpoint, read_checkpoint, restore_shapes
+from zerowaste_vae.engine.files.checkpoint.gguf_types import TYPES
 
 gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
 
@@ -88,8 +90,6 @@ def test_every_block_type_the_package_decodes(tmp_path, craft):
 
     The tensor is longer than one decoding step (2^16 values) and does not end at one.
     """
-    from zerowaste_vae.engine.files.checkpoint.gguf_types import TYPES
-
     rng = np.random.default_rng(0)
     checked = 0
     for kind in TYPES.values():
@@ -159,8 +159,6 @@ def test_shapes_no_writer_makes_are_refused(stored, expected):
 
 def test_flat_rows_without_a_record_load(tmp_path, vae_file, vae, craft):
     """Only the architecture can tell: the loader reshapes, and the decode is the original's."""
-    from zerowaste_vae.engine import load
-
     weights = load_file(vae_file)
     flat = {n: t.reshape(-1, 256) if t.ndim == 5 and t.numel() % 256 == 0 else t for n, t in weights.items()}
     assert sum(flat[n].ndim != t.ndim for n, t in weights.items()) > 20
@@ -267,8 +265,6 @@ def test_no_renaming_unless_every_name_has_a_counterpart():
 
 
 def test_old_attention_names_of_seedvr2_load(tmp_path, vae_file, vae):
-    from zerowaste_vae.engine import load
-
     old = {".to_q.": ".query.", ".to_k.": ".key.", ".to_v.": ".value.", ".to_out.0.": ".proj_attn."}
     weights = load_file(vae_file)
     for new, name in old.items():
