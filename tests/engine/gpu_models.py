@@ -42,6 +42,8 @@ def make(name: str, precision: str) -> VideoVAE:
     for key, p in sorted(model.named_parameters()):
         noise = torch.randn(p.shape, generator=generator, device="cuda")
         weights[key] = (_token_weight if name == "minimaxh3" else _weight)(key, noise).to(dtype)
+        if name == "minimaxh3":  # its layers may wait in host memory
+            weights[key] = weights[key].cpu()
     groups = {} if config.norm_groups is None else {"norm_num_groups": str(config.norm_groups)}
     return load(Checkpoint(weights, groups), precision, "cuda")
 

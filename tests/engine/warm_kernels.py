@@ -24,7 +24,7 @@ CELLS = {
     **{key: ((4, 7, 6),) for key in product(["hunyuanvideo1.5"], ["fp16"], HALVES)},
     **{key: SMALL for key in product(["wan2.1", "wan2.2"], ["bf16", "fp8", "int8"], HALVES)},
     **{key: LARGE for key in product(["seedvr2"], ["fp16", "fp8", "int8"], HALVES)},
-    **{key: SMALL for key in product(["seedvr2-winograd"], ["fp16", "fp8", "int8"], HALVES)},
+    **{key: ((4, 37, 27),) for key in product(["seedvr2-winograd"], ["fp16", "fp8", "int8"], HALVES)},
     ("seedvr2", "bf16", "decode encode"): ((6, 48, 64),),
     ("seedvr2-small", "fp16", "decode encode"): ((6, 48, 64), (5, 8, 8)),
     ("seedvr2-tiny", "fp16", "decode encode"): TINY,

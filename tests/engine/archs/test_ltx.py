@@ -123,7 +123,7 @@ def fused(network, z, chunk, frames, parking=None):
     ids=["2.3", "timed", "no shortcut", "four levels", "causal"],
 )
 @torch.no_grad()
-def test_the_fused_walk_looks_ahead(build, noise, config, atol):
+def test_the_fused_walk_looks_ahead(build, noise, exact_sums, config, atol):
     decoder = build(config).decoder
     assert decoder.program.why_not_fused() is None
     network = fuse(decoder, torch.float32)
@@ -139,7 +139,7 @@ def test_the_fused_walk_looks_ahead(build, noise, config, atol):
 
 
 @torch.no_grad()
-def test_a_clip_goes_on_in_other_memory(build, noise):
+def test_a_clip_goes_on_in_other_memory(build, noise, exact_sums):
     """Streams that wait are handed over with the histories, whatever follows."""
     decoder = build(tiny()).decoder
     network, z = fuse(decoder, torch.float32), noise(16, 5, 3, 4)

@@ -45,7 +45,7 @@ def test_every_batch_and_placement_has_the_same_bits(vae, z, monkeypatch):
     """Tiles at a time, and layers on the device or streamed."""
     frames, plain = vae.decode(z), vae.planner.plan
     assert frames.isfinite().all() and frames.std() > 0.02
-    for tiles, resident in ((1, 4), (3, 4), (64, 4), (1, 0), (5, 2), (64, 3)):
+    for tiles, resident in ((1, 4), (64, 4), (1, 0), (5, 2)):
 
         def plan(*a, tiles=tiles, resident=resident, **k):
             made = plain(*a, **k)
