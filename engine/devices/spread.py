@@ -72,6 +72,8 @@ class Spread:
     operation: Operation
     told: Told
     feed: Feed
+    #: Whether devices may come to the end of a chunk when the call is over.
+    _patient = True
 
     def __post_init__(self) -> None:
         self.parts: list[Part] = []
@@ -286,11 +288,6 @@ class Spread:
             made = sum(int((p.end - p.first) * (1.0 if p.state == DONE else p.share)) for p in list(self.parts))
             self._reached = max(self._reached, min(total, made))
             self.told.progress(self._reached, total)
-
-    @property
-    def _patient(self) -> bool:
-        """Whether devices may come to the end of a chunk when the call is over."""
-        return True
 
     def _ask(self) -> None:
         """Have the caller's thread free memory, and wait for it."""
