@@ -175,11 +175,11 @@ def other_memory(monkeypatch, own, sizes):
     """Automatic plans of the VAE itself are in tiles of sizes[0] (0: whole frames), those of its copies of sizes[1]."""
     plan = VideoVAE._plan
 
-    def planned(self, half, size, request, *rest):
+    def planned(self, half, size, request, *rest, **options):
         tile = sizes[self is not own]
         if request.tiling == "auto" and tile:
             request = replace(request, tiling="blended", tile=tile, overlap=8, chunk=0)
-        return plan(self, half, size, request, *rest)
+        return plan(self, half, size, request, *rest, **options)
 
     monkeypatch.setattr(VideoVAE, "_plan", planned)
 
