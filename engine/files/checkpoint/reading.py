@@ -111,9 +111,7 @@ class Progress:
 
 def check_finite(name: str, tensor: torch.Tensor, path: Path) -> None:
     """Refuse NaN and infinity by the tensor's name."""
-    if not tensor.is_floating_point() or not tensor.numel():
-        return
-    if not all_finite(tensor):
+    if tensor.is_floating_point() and not all_finite(tensor):
         raise not_finite(name, path)
 
 
