@@ -275,7 +275,9 @@ class _Sampled:
 
 
 def _sizes(state: State) -> list[torch.Size]:
-    return [history.shape for history in state.histories.values()]
+    """Of what stays, frames that wait for the clip's end among it."""
+    waiting = (frame for frames in state.waiting.values() for frame in frames)
+    return [kept.shape for kept in (*state.histories.values(), *waiting)]
 
 
 def _run(parts: Iterable[object]) -> None:
