@@ -15,8 +15,39 @@ import torch
 from .kernels.checks import PARTS, check
 from .warm_kernels import CELLS
 
+CHECKS = "test_kernels_gpu.py"
 #: Fewer tests than this compile what they need themselves.
 MANY = 30
+#: Cores, and threads of torch, for the tests themselves while others compile: threads that wait for each other on cores
+#: that are taken made one of them twice as long (10 s and 22).
+OWN = 3
+
+
+@pytest.hookimpl(tryfirst=True)  # before what was asked for on the command line
+def pytest_collection_modifyitems(items):
+    """Tests whose kernels are compiled first come first, so that hardly any waits."""
+    order = list(dict.fromkeys(model for model, *_ in CELLS))
+
+    def place(item):
+        wanted = max(map(order.index, models(item.module)), default=-1)
+        return item.get_closest_marker("gpu") is not None, wanted, item.path.name == CHECKS
+
+    if crowd(items):
+        items.sort(key=place)
+
+
+def crowd(items):
+    """Whether so many run on a GPU that it pays, on one that holds the tests and all that compiles."""
+    if sum(item.get_closest_marker("gpu") is not None for item in items) < MANY or not torch.cuda.is_available():
+        return False
+    return torch.cuda.get_device_properties(0).total_memory > 64 << 30
+
+
+def models(module):
+    """Those whose kernels a module's tests take: what it names in WARM, or all of them; none where it is mostly for a
+    CPU."""
+    everything = dict.fromkeys(model for model, *_ in CELLS) if module.__name__.endswith("_gpu") else ()
+    return getattr(module, "WARM", everything)
 
 
 def compile_one(cell):
@@ -36,23 +67,23 @@ def compile_one(cell):
 def side_by_side(request):
     """{what: {its argument: the future of it}}, in processes of one core each, on cards that hold all of them: first
     the kernels of every cell, then the checks of kernels, which wait for nothing."""
-    gpu = [item for item in request.session.items if item.get_closest_marker("gpu") is not None]
-    if len(gpu) < MANY or not torch.cuda.is_available() or torch.cuda.get_device_properties(0).total_memory < 64 << 30:
+    if not crowd(request.session.items):
         yield {}
         return
-    checked = any(item.path.name == "test_kernels_gpu.py" for item in gpu)
-    pool = ThreadPoolExecutor(os.cpu_count() or 1)
+    checked = any(item.path.name == CHECKS for item in request.session.items)
+    pool, threads = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) - OWN)), torch.get_num_threads()
+    torch.set_num_threads(OWN)
     yield {
         compile_one: {cell: pool.submit(compile_one, cell) for cell in CELLS},
         check: {part: pool.submit(check, part) for part in PARTS if checked},
     }
     pool.shutdown(cancel_futures=True)
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled(request, side_by_side):
-    """A module's tests wait for the kernels of the models that it names in WARM, or of all."""
-    models = getattr(request.module, "WARM", None)
+    """A module's tests wait for the kernels of their models."""
     for (model, *_), future in side_by_side.get(compile_one, {}).items():
-        if (models is None or model in models) and (trouble := future.result()):
+        if model in models(request.module) and (trouble := future.result()):
             warnings.warn(f"kernels were not compiled beforehand: {trouble}", stacklevel=1)

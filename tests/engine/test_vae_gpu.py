@@ -13,6 +13,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
 ]
+WARM = ("seedvr2",)
 GIB = 1 << 30
 
 

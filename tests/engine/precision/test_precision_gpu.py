@@ -11,6 +11,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
 ]
+WARM = ("seedvr2", "seedvr2-8-bit")
 GIB = 1 << 30
 KINDS = ["fp8", "int8"]
 

@@ -20,6 +20,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
 ]
+WARM = ("seedvr2-tiny", "seedvr2", "wan2.1-tiny", "wan2.2-tiny")
 OFF = DEFAULTS.switched(off=["cuda_graphs"])
 #: Name -> the precision its architecture is made for.
 MODELS = {"seedvr2-tiny": "fp16", "seedvr2": "fp16", "wan2.1-tiny": "bf16", "wan2.2-tiny": "bf16"}

@@ -10,6 +10,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
 ]
+WARM = ("seedvr2",)
 GIB = 1 << 30
 #: 512 x 384 pixels, 21 frames.
 SIZE = (1, 16, 6, 48, 64)

@@ -17,6 +17,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
 ]
+WARM = ("seedvr2-tiny", "seedvr2")
 
 
 @pytest.fixture(scope="module")

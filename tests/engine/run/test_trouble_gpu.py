@@ -27,6 +27,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
 ]
+WARM = ("seedvr2-small",)
 GIB = 1 << 30
 #: 512 x 384 pixels, 21 frames; and what is small enough for graphs.
 SIZE, SMALL = (1, 16, 6, 48, 64), (1, 16, 5, 8, 8)

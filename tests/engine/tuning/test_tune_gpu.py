@@ -20,6 +20,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
 ]
+WARM = ("seedvr2-small",)
 DEVICE = torch.device("cuda", 0)
 #: More shared memory than any GPU has.
 TOO_LARGE = Schedule(256, 256, 128, 8, 6)
