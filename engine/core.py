@@ -82,6 +82,8 @@ class Core:
         self._timed = None
         self._options = options
         model, dtype = self.model, self.dtype
+        #: To look for them takes longer than to count their bytes, which every plan does.
+        self._parameters = tuple(model.parameters())
         self._plain = PlainHalves(model, self.architecture, dtype)
         self._mixed = self._mode_of(options)
         self.planner = make_planner(
@@ -231,8 +233,8 @@ class Core:
 
     def _held(self, half: str) -> int:
         """Bytes on its device that a plan for `half` counts, or that are freed before it runs: they are not foreign."""
-        here = (p for p in self.model.parameters() if p.device.type == self.device.type)
-        return sum(p.nbytes for p in here) + self._packed(half) + KEPT.nbytes(self.device)
+        own = sum(p.nbytes for p in self._parameters if p.device.type == self.device.type)
+        return own + self._packed(half) + KEPT.nbytes(self.device)
 
     def _packed(self, half: str) -> int:
         return self._tiled.nbytes * (half == "decoder") + self._fused.packed_bytes(half)

@@ -168,7 +168,8 @@ class FusedHalf:
         return FusedPass(
             network, clips,
             lambda: self._runs.run(
-                lambda: network.plan(*size, parking, clip, rows), network, (*size, clip, version(self._device)),
+                lambda: network.plan(*size, parking, clip, rows), network,
+                (*size, clip, rows, version(self._device)),
                 plan, clips.guard,
             ),
             load, step, None if rows else replay, lambda: self._runs.aside(plan, self._device), **ends,
