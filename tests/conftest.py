@@ -91,10 +91,9 @@ def shuffle(items, draw):
 
 
 def pytest_collection_finish():
-    """What is imported by now stays: later collections, two for each test on a GPU, need not look at it."""
-    if torch.cuda.is_available():
-        gc.collect()
-        gc.freeze()
+    """What is imported by now stays: later collections, which many tests ask for, need not look at it."""
+    gc.collect()
+    gc.freeze()
 
 
 def settle_gpu():

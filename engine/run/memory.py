@@ -163,12 +163,13 @@ class Memory:
             self.recover()
 
     def free(self) -> None:
-        """Give the memory back; `allocate` may follow again."""
+        """Give the memory back, and with it the clip; `allocate` may follow again, and fail."""
         self.parked.free()
         self.arena.free()
         for holder in (*self.rings.values(), *self.delays.values()):
             holder.data = None
         self._reserve = self.health = self.gathered = None
+        self.between = False
 
     def restart(self) -> None:
         """A new clip of the same size in the same memory."""

@@ -13,7 +13,7 @@ from zerowaste_vae.engine.network.fused import FusedDecoder, FusedEncoder
 from zerowaste_vae.engine.network.rows import row_splits, why_no_rows
 from zerowaste_vae.engine.run.rows import Rows, Split
 
-CPU = torch.device("cpu")
+CPU, FP16, FP32 = torch.device("cpu"), torch.float16, torch.float32
 
 
 class Threads:
@@ -118,9 +118,9 @@ def half(family, seed_model):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("family, count, h, w", [("seedvr2", 2, 35, 3), ("seedvr2", 3, 50, 1), ("wan2.1", 2, 35, 2),
-                                                ("wan2.1", 3, 51, 1), ("wan2.2", 2, 33, 2)])  # fmt: skip
+@pytest.mark.parametrize("family, count, h, w, dtype", [
+    ("seedvr2", 2, 35, 3, FP16), ("seedvr2", 3, 50, 1, FP32), ("wan2.1", 2, 35, 2, FP32), ("wan2.1", 3, 51, 1, FP16),
+    ("wan2.2", 2, 33, 2, FP16)])  # fmt: skip
 def test_decoder(noise, half, count, h, w, dtype):
     decoder = half("decoder", dtype)
     fused, z = FusedDecoder(decoder, dtype), noise(decoder.program.takes, 3, h, w)
@@ -133,9 +133,9 @@ def test_decoder(noise, half, count, h, w, dtype):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("family, count, h, w", [("seedvr2", 2, 691, 16), ("wan2.1", 2, 152, 16),
-                                                ("wan2.1", 3, 203, 16), ("wan2.2", 2, 272, 32)])  # fmt: skip
+@pytest.mark.parametrize("family, count, h, w, dtype", [
+    ("seedvr2", 2, 691, 16, FP16), ("wan2.1", 2, 152, 16, FP32), ("wan2.1", 3, 203, 16, FP16),
+    ("wan2.2", 2, 272, 32, FP16)])  # fmt: skip
 def test_encoder(noise, half, count, h, w, dtype):
     encoder = half("encoder", dtype)
     fused, video = FusedEncoder(encoder, dtype), noise(9, h, w, 3)
