@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 from zerowaste_vae.engine import options
 from zerowaste_vae.engine.options import TOGGLES, Toggle
 
+ROOT, NODE = Path(__file__).resolve().parents[2], "ZeroWasteVAEOptimize"
 #: Optimize's widgets by place, as saved workflows know them.
 SAVED = [
     "vae", "precision", "vram_gb", "chunk", "tiling", "min_db", "fp8", "channels_last_3d", "triton_fusion",
@@ -71,6 +74,22 @@ def test_a_toggle_that_comes_later_shifts_none(optimize, monkeypatch):
     monkeypatch.setitem(options.TOGGLES, "later", Toggle("Later", "Does nothing.", False))
     monkeypatch.setattr(options.Options, "later", False, raising=False)
     assert [widget.id for widget in inputs(optimize)] == [*before, "later"]
+
+
+def test_texts_of_toggles_are_in_both_languages():
+    """Without a host, which would show the English ones only."""
+    english, chinese = (
+        json.loads((ROOT / "locales" / language / "nodeDefs.json").read_text("utf-8"))[NODE]["inputs"]
+        for language in ("en", "zh")
+    )
+    pages = [
+        " ".join((ROOT / "web" / "docs" / page).read_text("utf-8").split()) for page in (f"{NODE}.md", f"{NODE}/zh.md")
+    ]
+    for name, toggle in TOGGLES.items():
+        assert english[name] == {"name": toggle.label, "tooltip": toggle.text}
+        assert chinese[name]["name"] and chinese[name]["tooltip"] != toggle.text
+        assert f"**{toggle.label}** (`{name}`)" in pages[0]
+        assert f"**{chinese[name]['name']}**(`{name}`)" in pages[1], name
 
 
 def test_widgets_say_what_the_engine_says(optimize):
