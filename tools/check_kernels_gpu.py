@@ -372,6 +372,8 @@ def main() -> int:
     parts = parser.parse_args().parts
     if unknown := set(parts) - set(PARTS):
         parser.error(f"no such part: {', '.join(sorted(unknown))}")
+    if not torch.cuda.is_available():
+        parser.error("no CUDA GPU: pytest tests/engine/kernels runs the kernels in Triton's interpreter")
     print(torch.cuda.get_device_name(), target(DEVICE))
     for part in parts or PARTS:
         torch.manual_seed(0)
