@@ -31,7 +31,7 @@ def test_the_way_from_a_decode_to_the_kernel(vae_file, noise, monkeypatch):
     stacks, conv3d = [], run.conv3d
 
     def observed(*args, **options):
-        stacks.append([(f.filename, f.name) for f in traceback.extract_stack()])
+        stacks.append([(Path(f.filename).as_posix(), f.name) for f in traceback.extract_stack()])
         return conv3d(*args, **options)
 
     monkeypatch.setattr(run, "conv3d", observed)
