@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -107,14 +108,30 @@ def test_readme_names_every_family_with_its_sizes_and_type():
     rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in re.findall(r"^\|.*\|$", README, re.M)]
     rows = {row[0]: row[1:] for row in rows if len(row) == 4 and row[3] in ("fp16", "bf16")}
     families = {a.published.title: a for a in ARCHITECTURES}
-    assert len(rows) == len(families)
+    # Rows stand for what the family is called after.
+    known = {row: next(t for t in sorted(families, key=len) if t.startswith(row.partition(",")[0])) for row in rows}
+    assert set(known.values()) == set(families) and len(known) == len(families)
     for title, (_, latent, native) in rows.items():
-        # Rows stand for what the family is called after.
-        architecture = families[next(t for t in sorted(families, key=len) if t.startswith(title.partition(",")[0]))]
+        architecture = families[known[title]]
         side, channels = architecture.spatial * architecture.side, architecture.published.config.latent_channels
         frames = "" if architecture.still else f" x {architecture.temporal}"
         assert latent.startswith(f"{channels * architecture.side**2}") and latent.endswith(f", {side}x{side}{frames}")
         assert native == architecture.native
+
+
+@pytest.mark.parametrize("page", ["ZeroWasteVAELoader.md", "ZeroWasteVAELoader/zh.md"])
+def test_the_loaders_help_names_every_family(page):
+    text = (ROOT / "web" / "docs" / page).read_text("utf-8").lower()
+    assert [a.name for a in ARCHITECTURES if not any(word in text for word in a.published.words)] == []
+
+
+def test_nodes_name_the_same_models_in_both_languages():
+    english, chinese = (json.loads((ROOT / "locales" / x / "nodeDefs.json").read_text("utf-8")) for x in ("en", "zh"))
+    models = re.match("Loads VAEs of (.+?): ", english["ZeroWasteVAELoader"]["description"])[1]
+    listed = {node: str(chinese[node]) for node, texts in english.items() if models in str(texts)}
+    assert len(listed) == 4
+    missing = {node: [m for m in re.split(", | and ", models) if m not in text] for node, text in listed.items()}
+    assert not any(missing.values()), missing
 
 
 def parser_of(command):

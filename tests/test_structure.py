@@ -70,7 +70,9 @@ def test_a_circle_is_found(arrows):
 
 # -- where architectures are named ------------------------------------------------------------------------------------
 
-FAMILY = re.compile(r"(seedvr|wan|hunyuan|ltx|minimax|mochi|cosmos|taehv|qwen)(video)?\d*")
+# Those with a file of their own, what Wan is called elsewhere, and one that is not run.
+FAMILIES = {re.match("[a-z]+", p.stem)[0] for p in (ROOT / "engine/archs").glob("[a-z]*.py")} - {"arch", "registry"}
+FAMILY = re.compile(rf"({'|'.join(sorted(FAMILIES | {'taehv', 'qwen'}))})(video)?\d*")
 #: A string of more words than this is a sentence for people.
 NAME_WORDS = 3
 

@@ -18,7 +18,7 @@ from zerowaste_vae.engine.kernels.attention import attention
 from zerowaste_vae.engine.kernels.attention.reference import attention as reference_attention
 from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, Partials, conv3d, pack_weight, padded_channels
 from zerowaste_vae.engine.kernels.conv3d.dispatch import launch
-from zerowaste_vae.engine.kernels.conv3d.schedules import SCHEDULES, Schedule, fit, generation
+from zerowaste_vae.engine.kernels.conv3d.schedules import SCHEDULES, Schedule, fit, of_generation
 from zerowaste_vae.engine.kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
 from zerowaste_vae.engine.kernels.targets import FP8, target
 from zerowaste_vae.engine.kernels.to_pixels import BYTES, RAW, to_pixels
@@ -91,7 +91,7 @@ def schedules(dtype: torch.dtype) -> None:
     sizes = {torch.float16: ("16 bit",), torch.bfloat16: ("16 bit",), FP8: ("8 bit", "fp8"),
              torch.int8: ("8 bit", "int8")}  # fmt: skip
     here = target(DEVICE)
-    for layer, schedule in SCHEDULES[generation(here.sm)].items():
+    for layer, schedule in of_generation(SCHEDULES, here.sm).items():
         # Upsamplers' phases are checked by their own cases.
         if layer.operands not in sizes[dtype] or "phases" in layer.kind or not here.supports(dtype):
             continue
@@ -372,6 +372,8 @@ def main() -> int:
     parts = parser.parse_args().parts
     if unknown := set(parts) - set(PARTS):
         parser.error(f"no such part: {', '.join(sorted(unknown))}")
+    if not torch.cuda.is_available():
+        parser.error("no CUDA GPU: pytest tests/engine/kernels runs the kernels in Triton's interpreter")
     print(torch.cuda.get_device_name(), target(DEVICE))
     for part in parts or PARTS:
         torch.manual_seed(0)

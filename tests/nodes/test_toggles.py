@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import importlib
+import itertools
+import json
+import re
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
 from zerowaste_vae.engine import options
+from zerowaste_vae.engine.kernels.targets import capabilities
 from zerowaste_vae.engine.options import TOGGLES, Toggle
 
+ROOT, NODE = Path(__file__).resolve().parents[2], "ZeroWasteVAEOptimize"
 #: Optimize's widgets by place, as saved workflows know them.
 SAVED = [
     "vae", "precision", "vram_gb", "chunk", "tiling", "min_db", "fp8", "channels_last_3d", "triton_fusion",
@@ -71,6 +78,38 @@ def test_a_toggle_that_comes_later_shifts_none(optimize, monkeypatch):
     monkeypatch.setitem(options.TOGGLES, "later", Toggle("Later", "Does nothing.", False))
     monkeypatch.setattr(options.Options, "later", False, raising=False)
     assert [widget.id for widget in inputs(optimize)] == [*before, "later"]
+
+
+def test_texts_of_toggles_are_in_both_languages():
+    """Without a host, which would show the English ones only."""
+    english, chinese = (
+        json.loads((ROOT / "locales" / language / "nodeDefs.json").read_text("utf-8"))[NODE]["inputs"]
+        for language in ("en", "zh")
+    )
+    pages = [
+        " ".join((ROOT / "web" / "docs" / page).read_text("utf-8").split()) for page in (f"{NODE}.md", f"{NODE}/zh.md")
+    ]
+    for name, toggle in TOGGLES.items():
+        assert english[name] == {"name": toggle.label, "tooltip": toggle.text}
+        assert chinese[name]["name"] and chinese[name]["tooltip"] != toggle.text
+        assert f"**{toggle.label}** (`{name}`)" in pages[0]
+        assert f"**{chinese[name]['name']}**(`{name}`)" in pages[1], name
+
+
+def test_reasons_of_toggles_are_known_in_chinese(monkeypatch):
+    """All but those that name the card."""
+    known = json.loads((ROOT / "locales" / "zh" / "main.json").read_text("utf-8"))["zerowaste"]["said"]
+    said = {toggle.off for toggle in TOGGLES.values()}
+    types, devices = (torch.float16, torch.float32), (torch.device("cpu"), torch.device("cuda"))
+    for sm, dtype, device in itertools.product((75, 90), types, devices):
+        monkeypatch.setattr(options, "target", lambda _, sm=sm: capabilities("card", sm, (3, 6)))
+        said |= {toggle.here(options.Place(device, dtype, None)) for toggle in TOGGLES.values()}
+    asked = [options.DEFAULTS, options.DEFAULTS.switched(off=["channels_last_3d"])]
+    for dtype, fused, chosen in itertools.product(types, (True, False), asked):
+        said |= {toggle.walk(options.Walk(chosen, dtype, fused)) for toggle in TOGGLES.values()}
+    said = {reason for reason in said if reason and not reason.startswith("card ")}
+    assert len(said) > 8
+    assert [text for text in said if text not in known and re.sub(r"\d+(\.\d+)?", "#", text) not in known] == []
 
 
 def test_widgets_say_what_the_engine_says(optimize):

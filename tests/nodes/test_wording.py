@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
+from pathlib import Path
 
 import pytest
 from zerowaste_vae.engine import InputError, PlanError
+from zerowaste_vae.engine.archs import ARCHITECTURES
+from zerowaste_vae.engine.planning.fusable import half_not_fused
+from zerowaste_vae.engine.precision.modes import PRECISIONS
 from zerowaste_vae.nodes.packages import needing_gguf
 from zerowaste_vae.nodes.saving import MOST_CHARACTERS, check_prefix, without_suffix
 from zerowaste_vae.nodes.settings import from_widgets
 from zerowaste_vae.nodes.wording import counted, fitting, labelled
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_options_are_named_by_their_labels():
     said = labelled("needs 3 GB and the target is 1 GB: use a smaller tile, tile=0 for automatic, or raise vram_gb")
     assert said.endswith("use a smaller Tile size (tile), tile=0 for automatic, or raise VRAM limit (vram_gb)")
     assert labelled("ram_gb, vram_gb_like and titles") == "RAM limit (ram_gb), vram_gb_like and titles"
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda a: a.name)
+def test_why_a_family_is_not_fused_is_known_in_chinese(architecture):
+    """The panel says so beside the plan."""
+    known = json.loads((ROOT / "locales" / "zh" / "main.json").read_text("utf-8"))["zerowaste"]["said"]
+    programs, dtype = architecture.programs(architecture.published.config), PRECISIONS[architecture.native]
+    reasons = {reason for program in programs if (reason := half_not_fused(program, dtype))}
+    assert {re.sub(r"\d+", "#", reason) for reason in reasons} <= known.keys()
 
 
 def test_counts():

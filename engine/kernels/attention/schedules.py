@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..conv3d.schedules import generation
+from ..conv3d.schedules import of_generation
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Blocks:
 
 
 def pick(sm: int) -> tuple[Schedule, Schedule]:
-    return SCHEDULES[generation(sm, SCHEDULES)]
+    return of_generation(SCHEDULES, sm)
 
 
 def block_rows(tokens: int, row_bytes: int, tile: int, room: int = 0) -> int:

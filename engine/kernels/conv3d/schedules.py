@@ -3,14 +3,16 @@ every chunk, tail and band of a decode computes the same bits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 
 from ..targets import FP8, Target
 from .types import stat_span
+
+Table = TypeVar("Table")
 
 
 @dataclass(frozen=True)
@@ -155,9 +157,10 @@ def sums_bytes(out: tuple[int, ...], groups: int, phases: tuple[int, int] = (1, 
     return 4 * 2 * d * tiles * py * px * (k // span)
 
 
-def generation(sm: int, tables: Iterable[int] = SCHEDULES) -> int:
-    """The key of `tables` for a compute capability: its own, or that of the newest generation before it."""
-    return max((key for key in tables if key <= sm), default=min(tables))
+def of_generation(tables: Mapping[int, Table], sm: int) -> Table:
+    """The table for a compute capability: its own, or that of the newest generation before it. Each form has tables of
+    its own, and need not have them for the same generations."""
+    return tables[max((key for key in tables if key <= sm), default=min(tables))]
 
 
 def _power_of_two(n: int) -> int:
@@ -212,7 +215,7 @@ def pick(target: Target, dtype: torch.dtype, channels: int, out_channels: int, f
     4 where the layer upsamples time and space, or space, `row` the taps in a row of its window, `sums`: whether it
     makes those of a norm."""
     size = _HALF if dtype not in TYPES else _BYTE
-    table = SCHEDULES[generation(target.sm)]
+    table = of_generation(SCHEDULES, target.sm)
     kind = "narrow" if out_channels <= 128 else "small plane" if frame[0] * frame[1] < SMALL_PLANE else "wide"
     if kind == "small plane" and out_channels % table[Layer(size, kind)].columns:
         kind = "wide"  # its low tiles have no room for a second one

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from zerowaste_vae.engine.kernels.attention import schedules as attention
 from zerowaste_vae.engine.kernels.conv3d import (
     Epilogue,
     Geometry,
@@ -15,6 +16,7 @@ from zerowaste_vae.engine.kernels.conv3d import (
     schedules,
 )
 from zerowaste_vae.engine.kernels.conv3d.schedules import Layer, fit, pick
+from zerowaste_vae.engine.kernels.conv3d.winograd import schedules as winograd
 from zerowaste_vae.engine.kernels.targets import FP8, capabilities
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -153,7 +155,7 @@ def test_forms_of_other_generations(interpreter, monkeypatch, dtype, sm, fast, l
     monkeypatch.setattr(dispatch, "capabilities", lambda *_: capabilities("other", sm, (3, 6)))
     small = schedules.Schedule(positions=32, columns=32, depth=32, warps=4, stages=2)
     tiles = dict.fromkeys(schedules.SCHEDULES[90], small)
-    monkeypatch.setitem(schedules.SCHEDULES, schedules.generation(sm), tiles)
+    monkeypatch.setattr(schedules, "SCHEDULES", {sm: tiles})
     x, weight, epilogue = setup(dtype, 64, 32, (2, 5, 7), (3, 3, 3), (1, 1, 1), groups=8, half_accumulate=fast)
     got, want = (torch.full((2, 5, 7, 32), float("nan")) for _ in range(2))
     sums = conv3d(x, pack_weight(weight, dtype), got, epilogue=epilogue, backend="triton")
@@ -165,6 +167,21 @@ def test_forms_of_other_generations(interpreter, monkeypatch, dtype, sm, fast, l
 def test_schedules_never_see_the_chunk():
     here = capabilities("any", 90, (3, 6))
     assert pick(here, HALF, 512, 512, (360, 640)) == pick(here, HALF, 512, 512, (360, 640))
+
+
+@pytest.mark.parametrize("tables", [schedules, winograd, attention], ids=["direct", "winograd", "attention"])
+def test_a_generation_may_have_a_table_of_one_form_only(monkeypatch, tables):
+    """The other forms take theirs from the generation before it, and older GPUs keep their own."""
+
+    def chosen(sm):
+        layer = capabilities("any", sm, (3, 6)), HALF, 512, 512, (90, 160)
+        return [pick(*layer), winograd.pick(*layer), attention.pick(sm)]
+
+    before = {sm: chosen(sm) for sm in (80, 86, 89, 90)}
+    place = [schedules, winograd, attention].index(tables)
+    monkeypatch.setitem(tables.SCHEDULES, 89, tables.SCHEDULES[90])
+    own = [*before[80][:place], before[90][place], *before[80][place + 1 :]]
+    assert {sm: chosen(sm) for sm in before} == before | {89: own}
 
 
 @pytest.mark.parametrize(

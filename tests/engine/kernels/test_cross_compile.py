@@ -26,19 +26,20 @@ INSTRUCTION = {
 
 
 @pytest.fixture(scope="module")
-def builds():
-    """Compiled in a process of its own: here the interpreter has taken Triton's place."""
+def builds(request):
+    """Of the generations that tests were chosen for, compiled in two processes of their own: here the interpreter has
+    taken Triton's place."""
+    chosen = {item.callspec.params["sm"] for item in request.session.items if "builds" in item.fixturenames}
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     script = str(Path(__file__).with_name("compile_cases.py"))
-    halves = [list(SHARED_LIMIT)[i::2] for i in range(2)]
-    runs = [subprocess.Popen([sys.executable, script, *map(str, half)], env=environment, stdout=subprocess.PIPE,
-                             stderr=subprocess.PIPE, text=True) for half in halves]
+    runs = [subprocess.Popen([sys.executable, script, half, *map(str, sorted(chosen))], env=environment,
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for half in "01"]
     rows = []
     for run in runs:
         out, errors = run.communicate()
         assert run.returncode == 0, errors[-2000:]
         rows += [json.loads(line) for line in out.splitlines() if line.startswith("{")]
-    return {sm: [r for r in rows if r["sm"] == sm] for sm in SHARED_LIMIT}
+    return {sm: [r for r in rows if r["sm"] == sm] for sm in chosen}
 
 
 def problems(row, sm):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from ...targets import Target
-from ..schedules import SMALL_PLANE, TYPES, Schedule, fit, generation
+from ..schedules import SMALL_PLANE, TYPES, Schedule, fit, of_generation
 
 _HALF, _BYTE = "16 bit", "8 bit"
 # Two accumulators: a tile of 128 x 128 holds what one of 256 x 128 does in the direct form. Where sums are in registers
@@ -85,7 +85,7 @@ def pick(target: Target, dtype: torch.dtype, channels: int, out_channels: int, f
          phases: int = 1) -> Schedule:
     """The one schedule for a layer: `channels` as padded in the buffer, `frame` the full frame's (H, W), `phases` of
     an upsampler, whose kernel takes whole steps of a tap and one tile at a time."""
-    table = SCHEDULES[generation(target.sm)]
+    table = of_generation(SCHEDULES, target.sm)
     kind = "small plane" if frame[0] * frame[1] < SMALL_PLANE and phases == 1 else "plane"
     size = _BYTE if dtype in TYPES else _HALF
     words = (TYPES.get(dtype, size), size)
