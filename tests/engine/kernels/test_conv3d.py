@@ -164,11 +164,6 @@ def test_forms_of_other_generations(interpreter, monkeypatch, dtype, sm, fast, l
     assert error(group_sums(sums, 8), true_sums(got, 8)) < 1e-5
 
 
-def test_schedules_never_see_the_chunk():
-    here = capabilities("any", 90, (3, 6))
-    assert pick(here, HALF, 512, 512, (360, 640)) == pick(here, HALF, 512, 512, (360, 640))
-
-
 @pytest.mark.parametrize("tables", [schedules, winograd, attention], ids=["direct", "winograd", "attention"])
 def test_a_generation_may_have_a_table_of_one_form_only(monkeypatch, tables):
     """The other forms take theirs from the generation before it, and older GPUs keep their own."""
