@@ -11,8 +11,7 @@ that graphs replay them. The file written has for each case the SHA-256 of the r
 bytes, and what ran. --compare prints a line for every digest and peak that differs and exits with 1 where one does.
 Bits are those of one kind of GPU, torch and Triton.
 
---small: the demo VAE on a CPU, fp32 and int8, two sizes. --time: milliseconds per frame instead of digests, in five
-calls after a first one.
+--small: the demo VAE on a CPU, fp32 and int8, two sizes.
 """
 
 from __future__ import annotations
@@ -22,11 +21,9 @@ import gc
 import hashlib
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -48,14 +45,6 @@ SIZES = {
 SMALL = ((2, 3, 5), (3, 4, 4))
 #: Decoded and encoded three times: 61 frames in chunks of 4 latents.
 TINY = (16, 6, 7)
-#: Family, precision, half, [T, h, w] in latents.
-TIMED = (
-    ("seedvr2", "fp16", "decode", (6, 90, 160)),
-    ("seedvr2", "fp16", "encode", (6, 90, 160)),
-    ("seedvr2", "fp8", "decode", (6, 90, 160)),
-    ("wan2.1", "bf16", "decode", (9, 90, 160)),
-)
-RUNS = 5
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -64,20 +53,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--compare", type=Path, metavar="OLD", help="say what differs from this earlier record")
     parser.add_argument("--small", action="store_true", help="the demo VAE on a CPU")
     parser.add_argument("--families", nargs="+", metavar="F", help="only these (default: all)")
-    parser.add_argument("--time", action="store_true", help="times instead of digests")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes side by side")
     parser.add_argument("--cell", nargs=2, metavar=("FAMILY", "PRECISION"), help=argparse.SUPPRESS)
     parser.add_argument("--weights", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    if args.compare and args.time:
-        parser.error("--compare looks at digests: leave out --time")
     if not args.small and not torch.cuda.is_available():
         parser.error("no CUDA GPU: --small runs on a CPU")
     if args.cell:
         found: dict[str, Any] = dict(cell(*args.cell, args.weights, args.small))
     else:
         with tempfile.TemporaryDirectory() as folder:
-            found = timed(Path(folder)) if args.time else every_cell(Path(folder), args.small, args.jobs, args.families)
+            found = every_cell(Path(folder), args.small, args.jobs, args.families)
     args.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     if args.compare:
         return report(differences(json.loads(args.compare.read_text(encoding="utf-8")), found), len(found))
@@ -249,31 +235,6 @@ def parked(vae: Any, half: str, size: tuple[int, int, int]) -> dict[str, Any]:
         if parks:
             return case(vae, half, size, {"tiling": "untiled", **options})
     return {"digest": "none", "peak": 0, "ran": "no target makes it park"}
-
-
-def timed(folder: Path) -> dict[str, Any]:
-    """Case -> milliseconds per frame: median, min, max of `RUNS` calls after a first one."""
-    os.environ["ZEROWASTE_CACHE"] = str(folder / "cache")
-    found, files = {}, {}
-    for family, precision, half, size in TIMED:
-        files[family] = files.get(family) or seeded_file(family, folder)
-        vae = load(files[family], precision, False)
-        source = latent(vae, size) if half == "decode" else video(vae, size).float() / 255
-        frames, times = vae.architecture.frames(size[0]), []
-        for _ in range(RUNS + 1):
-            begin = time.perf_counter()
-            getattr(vae, half)(source)
-            torch.cuda.synchronize()
-            times.append((time.perf_counter() - begin) * 1e3 / frames)
-        steady = times[1:]
-        name = f"{family} {precision} {half} {size[2] * vae.spatial}x{size[1] * vae.spatial} x {frames}"
-        found[name] = {"median": statistics.median(steady), "min": min(steady), "max": max(steady), "runs": RUNS}
-        print(f"{name}: {found[name]['median']:.2f} ms/frame ({min(steady):.2f} to {max(steady):.2f})", flush=True)
-        vae.release()
-        del vae, source
-        gc.collect()
-        torch.cuda.empty_cache()
-    return found
 
 
 if __name__ == "__main__":

@@ -1,0 +1,139 @@
+"""Times two checkouts of this pack in one process, call by call in turns: whether a change costs speed.
+
+    PYTHONPATH=FOLDER python tools/compare_speed.py OTHER [--runs 9] [--json FILE]
+
+FOLDER holds one checkout as zerowaste_vae, OTHER is the folder of the other one. On a GPU: decodes and encodes of the
+published widths with seeded weights, each after the kernels of both have been compiled side by side. Two processes one
+after the other differ by 1.5 % with the same code (H200); calls in turns see the same clocks. --small: the demo VAE on
+a CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import frame_digests
+import torch
+
+#: Family, precision, half, [T, h, w] in latents.
+CASES = (
+    ("seedvr2", "fp16", "decode", (6, 90, 160)),
+    ("seedvr2", "fp16", "encode", (6, 90, 160)),
+    ("seedvr2", "fp8", "decode", (6, 90, 160)),
+    ("wan2.1", "bf16", "decode", (9, 90, 160)),
+    ("flux", "bf16", "decode", (1, 128, 128)),
+)
+SMALL = (("demo", "fp32", "decode", (2, 3, 5)), ("demo", "fp32", "encode", (2, 3, 5)))
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Time two checkouts in turns.")
+    parser.add_argument("other", type=Path, help="folder of the other checkout")
+    parser.add_argument("--runs", type=int, default=9, help="calls of each (default: 9)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the times there")
+    parser.add_argument("--small", action="store_true", help="the demo VAE on a CPU")
+    parser.add_argument("--warm", nargs=3, metavar=("CASE", "WHO", "WEIGHTS"), help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if not (args.other / "__init__.py").is_file():
+        parser.error(f"{args.other}: no checkout of this pack")
+    if not args.small and not torch.cuda.is_available():
+        parser.error("no CUDA GPU: --small runs on a CPU")
+    packs = {"this": importlib.import_module("zerowaste_vae"), "other": other_pack(args.other)}
+    cases = SMALL if args.small else CASES
+    if args.warm:
+        case, who, weights = args.warm
+        turns(cases[int(case)], packs, Path(weights), 0, args.small, [who])
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["ZEROWASTE_CACHE"] = str(Path(folder) / "cache")
+        families = [] if args.small else dict.fromkeys(family for family, *_ in cases)
+        files = {family: frame_digests.seeded_file(family, Path(folder)) for family in families}
+        if not args.small:
+            warm(args.other, [(str(i), who, str(files[case[0]])) for i, case in enumerate(cases) for who in packs])
+        found = {}
+        for case in cases:
+            times = turns(case, packs, files.get(case[0]), args.runs, args.small)
+            name = " ".join((*case[:3], "x".join(map(str, case[3]))))
+            found[name] = {who: {"median": statistics.median(ms), "min": min(ms), "max": max(ms), "runs": len(ms)}
+                           for who, ms in times.items()}  # fmt: skip
+            print(line(name, found[name]), flush=True)
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def line(name: str, found: dict[str, dict[str, float]]) -> str:
+    each = (f"{who} {t['median']:.2f} ({t['min']:.2f} to {t['max']:.2f})" for who, t in found.items())
+    more = found["this"]["median"] / found["other"]["median"] - 1
+    return f"{name}: {', '.join(each)} ms/frame, {100 * more:+.1f} %"
+
+
+def other_pack(folder: Path) -> ModuleType:
+    """Under another name: its imports are relative."""
+    init = folder / "__init__.py"
+    spec = importlib.util.spec_from_file_location("other_vae", init, submodule_search_locations=[str(folder)])
+    module = sys.modules["other_vae"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def warm(other: Path, calls: list[tuple[str, str, str]]) -> None:
+    """Compile what each call takes, in processes side by side."""
+
+    def run(call: tuple[str, str, str]) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(Path(__file__).resolve()), str(other), "--warm", *call]
+        return subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        for done in pool.map(run, calls):
+            if done.returncode:
+                raise SystemExit(done.stderr[-3000:])
+
+
+def turns(
+    case: tuple[str, str, str, tuple[int, int, int]], packs: dict[str, ModuleType], file: Path | None, runs: int,
+    small: bool, called: Sequence[str] = ("this", "other"),
+) -> dict[str, list[float]]:  # fmt: skip
+    """Milliseconds per frame of each pack's calls, after a first one. Every other time the last one begins."""
+    _, precision, half, size = case
+    vaes: dict[str, Any] = {}
+    for who, pack in packs.items():
+        vaes[who] = pack.load(file or pack.demo_vae_path(), precision, "cpu" if small else "cuda")
+    vae = vaes["this"]  # the other one may be so old that it cannot be asked for its sizes
+    frames = vae.architecture.frames(size[0])
+    make = frame_digests.latent if half == "decode" else frame_digests.video
+    source = make(vae, size) if half == "decode" else make(vae, size).float() / 255
+    times: dict[str, list[float]] = {who: [] for who in called}
+    for call in range(runs + 1):
+        for who in called[:: -1 if call % 2 else 1]:
+            begin = time.perf_counter()
+            getattr(vaes[who], half)(source)
+            if not small:
+                torch.cuda.synchronize()
+            times[who] += [(time.perf_counter() - begin) * 1e3 / frames] * bool(call)
+    for each in vaes.values():
+        each.release()
+    vaes.clear()
+    del vae
+    gc.collect()
+    if not small:
+        torch.cuda.empty_cache()
+    return times
+
+
+if __name__ == "__main__":
+    sys.exit(main())
