@@ -135,7 +135,7 @@ class Planner:
             refusal = refusals.TILE_SMALLER if smaller else refusals.TILE
         else:
             refusal = refusals.SMALLEST_OVERLAP if smaller else self._smallest(ask)
-        raise PlanError(refusal.format(**self._needs(ask, grids[-1], target), tile=tile, overlap=overlap))
+        raise PlanError(refusal.format(**self._needs(ask, grids[-1], target), tile_px=tile, overlap_px=overlap))
 
     def _auto(self, ask: _Ask, target: int | None, room: int | None) -> Plan:
         """Whole frames below the target, or below what it may be raised to; else blended tiles."""

@@ -1,6 +1,6 @@
 """What plans say where nothing fits or a wish gives way: whole sentences, which the panel has in other languages.
 
-size: a frame in pixels, "1280x720"; needs, target and other memory as `in_gb` gives it; tile, overlap: in pixels.
+size: a frame in pixels, "1280x720"; needs, target and other memory as `in_gb` gives it; tile_px, overlap_px: in pixels.
 ways: further ways out, each of which may have more behind it.
 """
 
@@ -9,13 +9,13 @@ SMALLEST = (
 )
 SMALLEST_CLIP = f"{SMALLEST} or a shorter clip"
 SMALLEST_OVERLAP = (
-    "{size} needs {needs} even in the smallest tiles that share overlap={overlap} and the target is {target}: "
+    "{size} needs {needs} even in the smallest tiles that share overlap={overlap_px} and the target is {target}: "
     "lower the overlap, or raise vram_gb"
 )
-TILE = "tile={tile} at {size} needs {needs} and the target is {target}: raise vram_gb"
+TILE = "tile={tile_px} at {size} needs {needs} and the target is {target}: raise vram_gb"
 TILE_SMALLER = (
-    "tile={tile} at {size} needs {needs} and the target is {target}: use a smaller tile (0: automatic) or overlap, or "
-    "raise vram_gb"
+    "tile={tile_px} at {size} needs {needs} and the target is {target}: use a smaller tile (0: automatic) or overlap, "
+    "or raise vram_gb"
 )
 CHUNK = (
     "chunk={chunk} needs {needs} at {size} and the target is {target}: lower chunk ({fits} fits; 0 lets the planner "
