@@ -21,7 +21,8 @@ console.log(JSON.stringify(texts.map((text) => translatedAll(text, known))));
 """
 FIGURES = {
     "size": "1280x720", "needs": "9.84 GB", "target": "4.00 GB", "room": "11.50 GB", "gpu": "6.31 GB",
-    "ram": "56.61 GB", "allowed": "30.00 GB", "tile_px": 96, "overlap_px": 32, "chunk": 8, "fits": 3, "why": refusals.NOTHING_SMALLER,
+    "ram": "56.61 GB", "allowed": "30.00 GB", "tile_px": 96, "overlap_px": 32, "chunk": 8, "fits": 3,
+    "why": refusals.NOTHING_SMALLER,
 }  # fmt: skip
 #: Of people's settings and units; all else is in Chinese.
 KEPT = {"vram_gb", "ram_gb", "tile", "overlap", "chunk", "tiling", "auto", "blended", "fp", "bf", "GB", "x"}

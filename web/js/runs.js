@@ -56,12 +56,12 @@ export function followRuns() {
     running = null;
     tell(name, { state: "cancelled", text: t("cancelled") });
   });
-  // Before the frontend's own listener, which shows the words that the event brings.
   api.addEventListener("execution_error", ({ detail }) => {
     running = null;
     const english = first(detail?.exception_message);
     const text = detail?.exception_type?.startsWith(OURS) ? said(english) : english;
+    // Newer frontends keep this object and show its words when they are looked for.
     if (text !== english) detail.exception_message = detail.exception_message.replace(english, () => text);
     tell(detail?.node_id, { state: "failed", text: t("failed", { text }), full: text });
-  }, { capture: true });
+  });
 }
