@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -56,7 +57,7 @@ def load(
     path = checkpoint.path or "these weights"
     architecture = detect(checkpoint.tensors)
     if architecture is None:
-        raise CheckpointError(f"{path}: {_unknown(checkpoint)}")
+        _refuse(path, checkpoint)
     name = precision
     if precision == "auto":
         name = auto_precision(where, architecture)
@@ -90,11 +91,12 @@ def load(
     return vae
 
 
-def _unknown(checkpoint: Checkpoint) -> str:
+def _refuse(path: object, checkpoint: Checkpoint) -> NoReturn:
     family = find_key_set(checkpoint.tensors)
     if family is not None:
-        return f"{family.title or f'a VAE of the family {family.name}'}, which this pack does not run"
-    return f"not a VAE this pack knows (keys: {_some(sorted(checkpoint.tensors))})"
+        title = family.title or f"a VAE of the family {family.name}"
+        raise CheckpointError(f"{path}: {title}, which this pack does not run")
+    raise CheckpointError(f"{path}: not a VAE this pack knows (keys: {_some(sorted(checkpoint.tensors))})")
 
 
 def placement(precision: str, device: torch.device | str | None) -> torch.device:

@@ -35,6 +35,7 @@ from ..engine.run.pinned import POOL, forbid
 from ..engine.run.pixels import OUTPUTS
 from ..engine.run.plan import Plan
 from .bar import Progress, say_here, shows_previews
+from .direct import Direct
 from .frames import Layout, too_many
 from .gpus import others
 from .planning import KNOWN, plan_facts, raised_facts
@@ -84,7 +85,6 @@ class EngineVAE(comfy.sd.VAE):
         self.source, self.settings = source, settings
         self.name = name or f"{engine.arch} {_widths(engine)}"
         KNOWN.learn(self.name, engine.architecture, engine.model.config)
-        self.first_stage_model = engine.model
         self.patcher = _Patcher(engine.model, load_device=self.device, offload_device=mm.vae_offload_device())
         self.patcher.size = moving_bytes(engine.model)  # what stays in host memory needs no room
         self._engines = self.patcher.engines = engines = weakref.WeakSet()
@@ -112,6 +112,7 @@ class EngineVAE(comfy.sd.VAE):
 
     def _use(self, engine: VideoVAE) -> None:
         self.engine = engine
+        self.first_stage_model = Direct(engine.model, weakref.proxy(self))
         self._engines.add(engine)
         self.memory_used_decode = lambda shape, dtype: self._peak("decoder", self.layout.latent_size(shape))
         self.memory_used_encode = lambda shape, dtype: self._peak("encoder", self.layout.pixel_size(shape))
@@ -344,9 +345,8 @@ def own_vae(vae: comfy.sd.VAE) -> comfy.sd.VAE:
         own = comfy.sd.VAE(sd=dict(checkpoint.tensors), **told)
         own.throw_exception_if_invalid()
     except RuntimeError as error:
-        raise InputError(
-            f"{vae.name}: this ComfyUI has no network of its own for this VAE ({_first(error)})"
-        ) from error
+        why = _first(error)
+        raise InputError(f"{vae.name}: this ComfyUI has no network of its own for this VAE ({why})") from error
     return own
 
 

@@ -24,6 +24,7 @@ from ..run.memory import RESERVE_BYTES
 from ..run.own_tiles import OwnTiles, Span
 from ..run.plan import Own, Plan, Steps
 from ..run.tiles import grid
+from . import refusals
 from .budget import Limits
 from .fused_walk import FusedWalk
 from .plain_walk import PlainWalk, Torch
@@ -73,8 +74,8 @@ class OwnPlanner:
                 least = plan
                 check()
         pixels = f"{own.unit * size[2] + rest[1]}x{own.unit * size[1] + rest[0]}"
-        needs = f"needs {in_gb(least.peak_bytes)} at least and the target is {in_gb(most[-1])}"
-        raise PlanError(f"{pixels} in its own tiles {needs}: raise vram_gb, or use smaller frames")
+        needs, target = in_gb(least.peak_bytes), in_gb(most[-1])
+        raise PlanError(refusals.OWN_TILES.format(size=pixels, needs=needs, target=target))
 
     @functools.cached_property
     def _weights(self) -> int:
@@ -152,7 +153,8 @@ class OwnPlanner:
 
 
 def _raised(plan: Plan, limits: Limits) -> Plan:
-    note = f"the target of {in_gb(limits.target)} is raised to the {in_gb(limits.room)} that are free: it needs them"
+    target, room = in_gb(limits.target), in_gb(limits.room)
+    note = refusals.RAISED.format(target=target, room=room, why=refusals.FOR_OWN_TILES)
     return replace(plan, raised=limits.room, note=note)
 
 

@@ -23,6 +23,7 @@ from ..request import Request, check_frame
 from ..run.parking import Parking
 from ..run.plan import Plan, Steps
 from ..run.tiles import Grid, grid, shrinking
+from . import refusals
 from .budget import Limits
 from .cost import Sizes, leanest, quickest
 from .fused_walk import FusedWalk
@@ -116,8 +117,9 @@ class Planner:
             ask = replace(ask, band=0)
         plan = self._first_fit(ask, self._whole(ask), target)
         if plan is None:
-            cure = "or use tiling='auto' or 'blended' (approximate; tile=0 picks the size)"
-            raise PlanError(self._long_chunk(ask, [self._whole(ask)], target) or self._no_whole(ask, target) + cure)
+            raise PlanError(
+                self._long_chunk(ask, [self._whole(ask)], target) or self._no_whole(ask, target, refusals.TILED)
+            )
         return plan
 
     def _blended(self, ask: _Ask, tile: int, overlap: int, target: int | None) -> Plan:
@@ -128,18 +130,12 @@ class Planner:
             return plan
         if refusal := self._long_chunk(ask, grids, target):
             raise PlanError(refusal)
-        needs, target_is = f"needs {in_gb(self._least(ask, grids[-1]))}", f"and the target is {in_gb(target)}"
+        smaller = self._fit_tiles(ask, self._grids(ask, 0, 0), target)
         if tile:
-            smaller = self._fit_tiles(ask, self._grids(ask, 0, 0), target)
-            cure = "use a smaller tile (0: automatic) or overlap, or raise vram_gb" if smaller else "raise vram_gb"
-            refusal = f"tile={tile} at {self._size(ask)} {needs} {target_is}: {cure}"
+            refusal = refusals.TILE_SMALLER if smaller else refusals.TILE
         else:
-            refusal = f"{self._size(ask)} {needs} even in the smallest tiles "
-            if self._fit_tiles(ask, self._grids(ask, 0, 0), target):
-                refusal += f"that share overlap={overlap} {target_is}: lower the overlap, or raise vram_gb"
-            else:
-                refusal += f"{target_is}: raise vram_gb, or use {self._smaller(ask)}"
-        raise PlanError(refusal)
+            refusal = refusals.SMALLEST_OVERLAP if smaller else self._smallest(ask)
+        raise PlanError(refusal.format(**self._needs(ask, grids[-1], target), tile_px=tile, overlap_px=overlap))
 
     def _auto(self, ask: _Ask, target: int | None, room: int | None) -> Plan:
         """Whole frames below the target, or below what it may be raised to; else blended tiles."""
@@ -156,21 +152,18 @@ class Planner:
                     plan = fit(a, limit)
                     if plan is not None:
                         return self._noted(plan, ask, a, target, limit)
-        needs = in_gb(self._least(asks[-1], grids[-1]))
-        raise PlanError(f"{self._size(ask)} needs {needs} even in the smallest tiles and the target is "
-                        f"{in_gb(limits[-1])}: raise vram_gb, or use {self._smaller(ask)}")  # fmt: skip
+        raise PlanError(self._smallest(ask).format(**self._needs(asks[-1], grids[-1], limits[-1])))
 
     def _noted(self, plan: Plan, ask: _Ask, used: _Ask, target: int | None, limit: int | None) -> Plan:
         """With what was given up: `ask` and `target` were asked for, `used` and `limit` are what the plan is for."""
         notes = []
         if plan.tiled:
-            without = self._no_whole(used, limit)
-            notes.append(f"blended tiles are approximate; {without}or use smaller frames to have them exact")
+            notes += [refusals.APPROXIMATE, self._no_whole(used, limit, refusals.SMALLER)]
         if limit != target:
-            why = "nothing smaller fits" if plan.tiled else "whole frames need it"
-            notes.append(f"the target of {in_gb(target)} is raised to the {in_gb(limit)} that are free: {why}")
+            why = refusals.NOTHING_SMALLER if plan.tiled else refusals.FOR_WHOLE
+            notes.append(refusals.RAISED.format(target=in_gb(target), room=in_gb(limit), why=why))
         if used.chunk != ask.chunk:
-            notes.append(f"chunk={ask.chunk} does not fit the target and is not used: same frames")
+            notes.append(refusals.CHUNK_UNUSED.format(chunk=ask.chunk))
         raised = limit if limit != target else None
         return replace(plan, raised=raised, note="; ".join(notes))
 
@@ -332,37 +325,40 @@ class Planner:
     def _size(self, ask: _Ask) -> str:
         return f"{self.spatial * ask.width}x{self.spatial * ask.height}"
 
-    def _smaller(self, ask: _Ask) -> str:
-        program = self._program(ask.half)
-        return "smaller frames" + " or a shorter clip" * (keeps(program) or program.gathers)
+    def _needs(self, ask: _Ask, tiles: Grid, target: int | None) -> dict[str, str]:
+        """What every refusal says: the frame, what it takes in these tiles, and the target."""
+        return {"size": self._size(ask), "needs": in_gb(self._least(ask, tiles)), "target": in_gb(target)}
 
-    def _no_whole(self, ask: _Ask, target: int | None) -> str:
-        """Why whole frames do not fit and what would make them; ends where another way out may follow."""
-        needs = f"needs {in_gb(self._least(ask, self._whole(ask)))} and the target is {in_gb(target)}"
-        return f"{self._size(ask)} untiled {needs}: raise vram_gb, {self._parked(ask, target)}"
+    def _smallest(self, ask: _Ask) -> str:
+        program = self._program(ask.half)
+        return refusals.SMALLEST_CLIP if keeps(program) or program.gathers else refusals.SMALLEST
+
+    def _no_whole(self, ask: _Ask, target: int | None, last: str) -> str:
+        """Why whole frames do not fit and what would make them; last: the last way out."""
+        ways = self._ways(ask, target, last)
+        return refusals.WHOLE.format(**self._needs(ask, self._whole(ask), target), ways=ways)
 
     def _long_chunk(self, ask: _Ask, grids: list[Grid], target: int | None) -> str:
         """A refusal where the chunk that the user chose is the cause."""
         plan = self._fit_tiles(replace(ask, chunk=0), grids, target) if ask.chunk > 1 else None
         if plan is None:
             return ""
-        needs = f"needs {in_gb(self._least(ask, grids[-1]))} at {self._size(ask)} and the target is {in_gb(target)}"
-        return f"chunk={ask.chunk} {needs}: lower chunk ({plan.steps.latents} fits; 0 lets the planner choose)"
+        needs = self._needs(ask, grids[-1], target)
+        return refusals.CHUNK.format(**needs, chunk=ask.chunk, fits=plan.steps.latents)
 
-    def _parked(self, ask: _Ask, target: int | None) -> str:
-        """What parking would take, where that is more than the host may give; for refusals."""
+    def _ways(self, ask: _Ask, target: int | None, last: str) -> str:
+        """Ways to whole frames: `last`, before it what parking would take where that is more than the host may give."""
         if not self._can_fuse(ask):
             leaner = self._dtype == torch.float32 and ask.host != 0
-            return "or use fp16 or bf16, which need less, " if leaner else ""
-        if ask.host is None:
-            return ""
+            return refusals.LEANER.format(ways=last) if leaner else last
+        if ask.host in (None, 0):
+            return last
         least = self._leanest(ask, self._whole(ask))
-        if ask.host == 0 or least.host <= ask.host:
-            return ""
+        if least.host <= ask.host:
+            return last
         needed = self._total(least.device)
-        if target is not None and needed > target:
-            return f"or vram_gb to {in_gb(needed)} and ram_gb to {in_gb(least.host)} (it is {in_gb(ask.host)}), "
-        return f"or ram_gb to {in_gb(least.host)} (it is {in_gb(ask.host)}; {in_gb(needed)} of GPU memory then do), "
+        more = refusals.MORE_OF_BOTH if target is not None and needed > target else refusals.MORE_RAM
+        return more.format(gpu=in_gb(needed), ram=in_gb(least.host), allowed=in_gb(ask.host), ways=last)
 
     def _why_no_bands(self, ask: _Ask, tiles: Grid, target: int | None) -> str:
         if ask.host == 0 or not self._can_fuse(ask):

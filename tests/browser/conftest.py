@@ -92,6 +92,12 @@ def comfy(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def old_comfy(tmp_path_factory):
+    with running.serving(tmp_path_factory.mktemp("old_comfy"), running.oldest()) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def shots(tmp_path_factory) -> Path:
     """Where screenshots go: SCREENSHOTS, else a temporary folder."""
     return Path(os.environ.get("SCREENSHOTS") or tmp_path_factory.mktemp("screenshots"))

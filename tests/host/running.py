@@ -30,6 +30,13 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 CACHE = Path.home() / ".cache" / "zerowaste-vae"
 PACK = "ComfyUI-ZeroWasteVAE"
 PROGRESS = "zerowaste_vae.progress"
+#: Folders of other packs -> a node that shows that it has loaded.
+PACKS = {
+    "ComfyUI-KJNodes": "VAELoaderKJ",
+    "ComfyUI-VideoHelperSuite": "VHS_VideoCombine",
+    "ComfyUI-GGUF": "UnetLoaderGGUF",
+    "ComfyUI-WanVideoWrapper": "WanVideoVAELoader",
+}
 FINAL = {"execution_success": "success", "execution_error": "error", "execution_interrupted": "interrupted"}
 
 # Weights under which every layer counts and frames use the whole range.
@@ -144,7 +151,7 @@ class Comfy:
         self, checkout: Path, venv: Path, base: Path, packs: Sequence[str] = (PACK,), device: Sequence[str] = ("--cpu",)
     ) -> None:
         """device: arguments of the server that say where and how models run."""
-        self.base = base
+        self.base, self.others = base, set()
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
@@ -274,6 +281,20 @@ def random_weights(config: Config) -> dict[str, torch.Tensor]:
             1 + 0.1 * noise if is_norm else noise * (shape[1:].numel() ** -0.5 if len(shape) > 1 else 0.1)
         ).half()
     return weights
+
+
+@contextmanager
+def crowded(base: Path, places: tuple[Path, Path]) -> Iterator[Comfy]:
+    """A host with other packs beside this one, whose names are in `others`: COMFY_PACKS names a folder of their
+    checkouts; what they need is in the host's environment. Skips the test where none is there."""
+    folder = Path(os.environ.get("COMFY_PACKS") or "nowhere")
+    others = [folder / name for name in PACKS if (folder / name).is_dir()]
+    if not others:
+        pytest.skip("needs checkouts of other packs (COMFY_PACKS)")
+    with serving(base, places, others=others) as server:
+        server.others = {path.name for path in others}
+        write_tiny_wan(places, base / "models" / "vae" / "tiny_wan.safetensors")
+        yield server
 
 
 @contextmanager

@@ -3,34 +3,25 @@ environment, or on PYTHONPATH). Each that is there must load, and ours must go o
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
+import av
 import numpy as np
 import pytest
 import running
+import test_kl as kl
 
 pytestmark = pytest.mark.host
-
-#: Folder -> a node that shows it has loaded.
-KNOWN = {
-    "ComfyUI-KJNodes": "VAELoaderKJ",
-    "ComfyUI-VideoHelperSuite": "VHS_VideoCombine",
-    "ComfyUI-GGUF": "UnetLoaderGGUF",
-    "ComfyUI-WanVideoWrapper": "WanVideoVAELoader",
-}
 
 
 @pytest.fixture(scope="module")
 def crowded(tmp_path_factory, host_places):
-    folder = Path(os.environ.get("COMFY_PACKS") or "nowhere")
-    others = [folder / name for name in KNOWN if (folder / name).is_dir()]
-    if not others:
-        pytest.skip("needs checkouts of other packs (COMFY_PACKS)")
-    with running.serving(tmp_path_factory.mktemp("crowded"), host_places, others=others) as server:
-        server.others = {path.name for path in others}
-        running.write_tiny_wan(host_places, server.base / "models" / "vae" / "tiny_wan.safetensors")
+    with running.crowded(tmp_path_factory.mktemp("crowded"), host_places) as server:
+        kl.write("sd", server.base / "models" / "vae" / "tiny_sd.safetensors")
         yield server
+
+
+def needing(server, pack: str) -> None:
+    if pack not in server.others:
+        pytest.skip(f"needs {pack} in COMFY_PACKS")
 
 
 def node(kind: str, **inputs) -> dict:
@@ -39,14 +30,13 @@ def node(kind: str, **inputs) -> dict:
 
 def test_all_of_them_load(crowded):
     nodes = crowded.get("/object_info")
-    assert [KNOWN[name] for name in crowded.others if KNOWN[name] not in nodes] == []
+    assert [name for name in crowded.others if running.PACKS[name] not in nodes] == []
     assert len([name for name in nodes if name.startswith("ZeroWaste")]) == 9
 
 
 def test_a_vae_of_another_packs_loader_runs_on_the_engine(crowded):
     """The same frames as from the host's own loader."""
-    if "ComfyUI-KJNodes" not in crowded.others:
-        pytest.skip("needs KJNodes")
+    needing(crowded, "ComfyUI-KJNodes")
     kj = node("VAELoaderKJ", vae_name="tiny_wan.safetensors", device="main_device", weight_dtype="fp32")
     prompt = {"z": node("EmptyHunyuanLatentVideo", width=64, height=48, length=5, batch_size=1), "kj": kj}
     prompt["stock"] = node("VAELoader", vae_name="tiny_wan.safetensors")
@@ -61,8 +51,7 @@ def test_a_vae_of_another_packs_loader_runs_on_the_engine(crowded):
 
 def test_a_vae_type_of_its_own_is_refused_before_the_run(crowded):
     """WanVideoWrapper's WANVAE fits no VAE socket: the host says so for our node as for its own."""
-    if "ComfyUI-WanVideoWrapper" not in crowded.others:
-        pytest.skip("needs WanVideoWrapper")
+    needing(crowded, "ComfyUI-WanVideoWrapper")
     prompt = {
         "z": node("EmptyHunyuanLatentVideo", width=64, height=48, length=5, batch_size=1),
         "wan": node("WanVideoVAELoader", model_name="tiny_wan.safetensors", precision="fp32"),
@@ -72,3 +61,74 @@ def test_a_vae_type_of_its_own_is_refused_before_the_run(crowded):
     refused = crowded.run(prompt)
     assert refused.status == "invalid"
     assert "WANVAE" in refused.error
+
+
+def test_a_node_that_calls_the_network_itself(crowded):
+    """KJNodes' Decode and Save Video decodes behind the VAE's back, whole and in tiles: as the host's VAE does it."""
+    needing(crowded, "ComfyUI-KJNodes")
+    tiles = {"tiling.tile_size": 64, "tiling.overlap": 0, "tiling.temporal_size": 4096, "tiling.temporal_overlap": 16}
+    prompt = {"z": node("EmptyHunyuanLatentVideo", width=64, height=48, length=5, batch_size=1)}
+    prompt["stock"] = node("VAELoader", vae_name="tiny_wan.safetensors")
+    prompt["ours"] = node("ZeroWasteVAEOptimize", vae=["stock", 0])
+    for vae in ("stock", "ours"):
+        for tiling in ("disabled", "enabled"):
+            prompt[f"{vae} {tiling}"] = node(
+                "DecodeAndSaveVideo", video_latent=["z", 0], video_vae=[vae, 0], fps=8.0, format="auto", codec="auto",
+                filename_prefix=f"kj-{vae}-{tiling}", **{"tiling": tiling, **tiles},
+            )  # fmt: skip
+    run = crowded.run(prompt)
+    assert run.status == "success", run.error
+    for tiling in ("disabled", "enabled"):
+        theirs, ours = (video(crowded, run, f"{vae} {tiling}") for vae in ("stock", "ours"))
+        assert theirs.shape == (5, 48, 64, 3) and theirs.std() > 10
+        assert np.abs(theirs - ours).mean() < 1
+
+
+def video(server, run, name: str) -> np.ndarray:
+    """What a node saved as a video: [F, H, W, 3] in 0..255."""
+    (saved,) = (run.outputs[name].get("images") or run.outputs[name]["gifs"])[-1:]
+    with av.open(str(server.base / "output" / saved["subfolder"] / saved["filename"])) as container:
+        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]).astype(np.float32)
+
+
+def test_videos_of_another_pack_on_both_ends(crowded):
+    """VideoHelperSuite's Load Video before our Encode, its Video Combine behind our Decode."""
+    needing(crowded, "ComfyUI-VideoHelperSuite")
+    prompt = {
+        "load": load_video(),
+        "vae": node("ZeroWasteVAELoader", vae_name="tiny_wan.safetensors"),
+        "encode": node("ZeroWasteVAEEncode", pixels=["load", 0], vae=["vae", 0]),
+        "decode": node("ZeroWasteVAEDecode", samples=["encode", 0], vae=["vae", 0]),
+        "save": node(
+            "VHS_VideoCombine", images=["decode", 0], frame_rate=8, loop_count=0, filename_prefix="vhs",
+            format="video/h264-mp4", pingpong=False, save_output=True,
+        ),
+    }  # fmt: skip
+    run = crowded.run(prompt)
+    assert run.status == "success", run.error
+    assert video(crowded, run, "save").shape == (5, 48, 64, 3)
+
+
+def load_video(**more) -> dict:
+    whole = {"force_rate": 0, "custom_width": 0, "custom_height": 0, "frame_load_cap": 5, "skip_first_frames": 0}
+    return node("VHS_LoadVideo", video="clip.mp4", **whole, select_every_nth=1, format="None", **more)
+
+
+def test_our_vae_in_another_packs_nodes(crowded):
+    """VideoHelperSuite encodes as it loads and decodes in batches, which it does with image VAEs: the same pictures."""
+    needing(crowded, "ComfyUI-VideoHelperSuite")
+    prompt = {"ours": node("ZeroWasteVAELoader", vae_name="tiny_sd.safetensors"), "load": load_video(vae=["ours", 0])}
+    prompt["frames"] = load_video()
+    prompt["encode"] = node("ZeroWasteVAEEncode", pixels=["frames", 0], vae=["ours", 0])
+    prompt["batches"] = node("VHS_VAEEncodeBatched", pixels=["frames", 0], vae=["ours", 0], per_batch=2)
+    for z in ("load", "encode", "batches"):
+        prompt[f"decode {z}"] = node("ZeroWasteVAEDecode", samples=[z, 0], vae=["ours", 0])
+    prompt["decode by two"] = node("VHS_VAEDecodeBatched", samples=["encode", 0], vae=["ours", 0], per_batch=2)
+    decodes = [name for name in prompt if name.startswith("decode")]
+    for name in decodes:
+        prompt[f"save {name}"] = node("SaveImage", images=[name, 0], filename_prefix=name.replace(" ", "-"))
+    run = crowded.run(prompt)
+    assert run.status == "success", run.error
+    first, *others = (crowded.images(run, f"save {name}") for name in decodes)
+    assert len(first) == 5 and first.std() > 10
+    assert all(np.array_equal(first, other) for other in others)

@@ -8,7 +8,6 @@ import re
 from pathlib import Path
 
 import pytest
-from zerowaste_vae.engine.options import OFF
 from zerowaste_vae.engine.report import EVENTS
 
 pytestmark = pytest.mark.host
@@ -119,23 +118,6 @@ def base_locale():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def test_what_is_known_in_chinese_is_what_the_server_says(comfy):
-    """A reason or note that is worded anew would be shown in English."""
-    texts = json.loads((ROOT / "locales" / "zh" / "main.json").read_text())["zerowaste"]["said"]
-    source = "".join(path.read_text() for room in ("engine", "nodes") for path in (ROOT / room).rglob("*.py"))
-    # Literals that go on in the next line are one; # stands for numbers and for what is filled in.
-    source = numberless(re.sub(r"\{[^{}\"]*\}", "#", re.sub(r'"\s+f?"', "", source)))
-    assert len(texts) > 8
-    # What is switched off by default says why behind that.
-    written = {text: numberless(text.removeprefix(f"{OFF}: ")) for text in texts}
-    assert [text for text, literal in written.items() if f'"{literal}"' not in source] == []
-    assert [text for text, chinese in texts.items() if text.count("#") != chinese.count("#")] == []
-
-
-def numberless(text: str) -> str:
-    return re.sub(r"\d+(\.\d+)?", "#", text)
 
 
 def test_every_stage_and_event_of_a_report_has_a_name(comfy):

@@ -9,9 +9,12 @@ const DECODE = "ZeroWasteVAEDecode";
 const ENCODE = "ZeroWasteVAEEncode";
 const OPTIMIZE = "ZeroWasteVAEOptimize";
 const TO_VIDEO = "ZeroWasteVAEDecodeToVideo";
-const REPLACED = { VAEDecode: DECODE, VAEDecodeTiled: DECODE, VAEEncode: ENCODE, VAEEncodeTiled: ENCODE };
+const REPLACED = {
+  VAEDecode: DECODE, VAEDecodeTiled: DECODE, VHS_VAEDecodeBatched: DECODE,
+  VAEEncode: ENCODE, VAEEncodeTiled: ENCODE, VHS_VAEEncodeBatched: ENCODE,
+};
 const TILED = ["VAEDecodeTiled", "VAEEncodeTiled"];
-const LOADERS = ["VAELoader"];
+const LOADERS = ["VAELoader", "VAELoaderKJ"];
 // Values of ComfyUI's tiled nodes, and the widgets of ours that mean the same.
 const TILES = { tile_size: "tiling.tile", overlap: "tiling.overlap" };
 const GAP = 50;
@@ -45,9 +48,16 @@ export async function adoptAll() {
     left.forEach(insertOptimize);
     return left.length;
   });
-  const detail = done ? t("adopted", { n: done }) : t("adopted_none");
-  app.extensionManager?.toast?.add?.({ severity: done ? "success" : "info", summary: t("adopt"), detail, life: 4000 });
+  const type = foreignVAE();
+  const detail = [done ? t("adopted", { n: done }) : t("adopted_none"), type ? t("foreign_vae", { type }) : ""].join(" ");
+  app.extensionManager?.toast?.add?.({ severity: done ? "success" : "info", summary: t("adopt"), detail, life: type ? 12000 : 4000 });
   return done;
+}
+
+// The VAE type of another pack's own in this workflow, which fits no socket of the host's or ours.
+function foreignVAE() {
+  const types = allNodes().flatMap((node) => (node.outputs ?? []).map((output) => output.type));
+  return types.find((type) => /.VAE$/.test(type));
 }
 
 // Those of the nodes for which an answer of the server's is yes.

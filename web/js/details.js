@@ -19,7 +19,7 @@ function line(text, kind = "line") {
 /** `streams`: its frames go to a file and are not held. */
 export function outlook(plan, source, streams) {
   const parts = [line(`${clip(plan)} (${t(`source_${source}`)})`), drawPlan(plan)];
-  if (!plan.fits) return [...parts, line(plan.text, "problem"), ...footnotes(plan)];
+  if (!plan.fits) return [...parts, line(said(plan.text), "problem"), ...footnotes(plan)];
   parts.push(drawMemory(plan.predicted_gb, plan.target_gb, memoryLabel(plan)));
   parts.push(line(`${layout(plan)}; ${chunking(plan)}`));
   if (plan.parked_gb >= 0.01) parts.push(line(t("memory_parked", { size: gb(plan.parked_gb) })));

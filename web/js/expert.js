@@ -10,6 +10,10 @@ export function addExpertSwitch(node) {
     // Not `advanced`: a drawn node keeps the room of such widgets.
     const hidden = () => !window.LiteGraph.vueNodesMode && !node.showAdvanced;
     Object.defineProperty(widget, "hidden", { get: hidden, set: () => {}, configurable: true });
+    // Older frontends keep the room of hidden ones too, and 4 pixels below each: the node would grow when it is drawn.
+    const own = widget.computeSize;
+    const size = () => (hidden() ? () => [0, -4] : own);
+    Object.defineProperty(widget, "computeSize", { get: size, set: () => {}, configurable: true });
   }
   const fit = () => {
     const wide = node.size[0];

@@ -6,7 +6,7 @@ import { outlook, result } from "./details.js";
 import { onRuns } from "./runs.js";
 import { forgetAssumed, planFor } from "./plans.js";
 import { question, traceSize, vaeFile } from "./question.js";
-import { gb, perFrame, t } from "./strings.js";
+import { gb, perFrame, said, t } from "./strings.js";
 
 // Milliseconds between two looks at all the nodes, whichever way and renderer they were changed in.
 const INTERVAL = 400;
@@ -100,7 +100,7 @@ class Panel {
     }
     if (!this.plans) return { text: t("no_run"), mood: "quiet" };
     if (this.asked.why) return { text: t(`why_${this.asked.why}`, { names: this.asked.names?.join(", ") }), mood: "quiet" };
-    if (error !== undefined) return { text: error || t("unreachable"), mood: error ? "bad" : "quiet" };
+    if (error !== undefined) return { text: said(error) || t("unreachable"), mood: error ? "bad" : "quiet" };
     if (!plan) return { text: t("planning"), mood: "quiet" };
     if (plan.unknown) return { text: t(plan.host ? "host_network" : "why_no_vae"), mood: "quiet" };
     if (!plan.fits) return { text: t("fits_not", { target: gb(plan.target_gb) }), mood: "bad" };
@@ -115,8 +115,8 @@ class Panel {
     const { plan, error } = this.answer ?? {};
     if (plan && !plan.unknown) parts.push(section(t("before"), outlook(plan, this.asked.source, this.streams)));
     else if (this.plans && !this.report) {
-      const said = error || (this.asked.why ? t(`help_${this.asked.why}`) : plan?.host ? t("help_host_network") : this.say().text);
-      parts.push(section(t("before"), [el("div", { class: "zerowaste-line" }, said)]));
+      const why = said(error ?? "") || (this.asked.why ? t(`help_${this.asked.why}`) : plan?.host ? t("help_host_network") : this.say().text);
+      parts.push(section(t("before"), [el("div", { class: "zerowaste-line" }, why)]));
     }
     if (this.run?.state === "failed") parts.push(section(t("stopped"), [el("div", { class: "zerowaste-line" }, this.run.full)]));
     if (this.report) parts.push(section(t("after"), result(this.report)));

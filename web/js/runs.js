@@ -1,7 +1,10 @@
 // What becomes of a node's run: its progress from the first second, the end of a cancelled or failed one.
 import { api } from "../../../scripts/api.js";
 import { nodeOfRun } from "./graph.js";
-import { saidRunning, t } from "./strings.js";
+import { said, saidRunning, t } from "./strings.js";
+
+// What the types of this pack's errors begin with.
+const OURS = "Zero-Waste VAE.";
 
 const listeners = new Map();
 const prompts = new WeakMap();
@@ -55,7 +58,10 @@ export function followRuns() {
   });
   api.addEventListener("execution_error", ({ detail }) => {
     running = null;
-    const text = first(detail?.exception_message);
+    const english = first(detail?.exception_message);
+    const text = detail?.exception_type?.startsWith(OURS) ? said(english) : english;
+    // Newer frontends keep this object and show its words when they are looked for.
+    if (text !== english) detail.exception_message = detail.exception_message.replace(english, () => text);
     tell(detail?.node_id, { state: "failed", text: t("failed", { text }), full: text });
   });
 }

@@ -1,6 +1,7 @@
 // Texts of the panels, from locales/<language>/main.json (section "zerowaste"), which the server hands out as /i18n.
 import { app } from "../../../scripts/app.js";
 import { api } from "../../../scripts/api.js";
+import { translated, translatedAll } from "./said.js";
 
 let own = {};
 let english = {};
@@ -22,16 +23,9 @@ export function t(key, values = {}) {
   return text.replace(/\{(\w+)\}/g, (whole, name) => values[name] ?? whole);
 }
 
-const NUMBER = /\d+(?:\.\d+)?/g;
-
-function translated(text, known) {
-  const numbers = text.match(NUMBER) ?? [];
-  return (known?.[text] ?? known?.[text.replace(NUMBER, "#")])?.replace(/#/g, () => numbers.shift()) ?? text;
-}
-
-/** What the server says, in the user's language where it is known there: whole, or with # for each of its numbers. */
+/** What the server says, in the user's language where it is known there. */
 export function said(text) {
-  return translated(text, own.said);
+  return translatedAll(text, own.said);
 }
 
 /** The line of a running node, whose parts are known and not their every combination. */

@@ -1,0 +1,40 @@
+"""What plans say where nothing fits or a wish gives way: whole sentences, which the panel has in other languages.
+
+size: a frame in pixels, "1280x720"; needs, target and other memory as `in_gb` gives it; tile_px, overlap_px: in pixels.
+ways: further ways out, each of which may have more behind it.
+"""
+
+SMALLEST = (
+    "{size} needs {needs} even in the smallest tiles and the target is {target}: raise vram_gb, or use smaller frames"
+)
+SMALLEST_CLIP = f"{SMALLEST} or a shorter clip"
+SMALLEST_OVERLAP = (
+    "{size} needs {needs} even in the smallest tiles that share overlap={overlap_px} and the target is {target}: "
+    "lower the overlap, or raise vram_gb"
+)
+TILE = "tile={tile_px} at {size} needs {needs} and the target is {target}: raise vram_gb"
+TILE_SMALLER = (
+    "tile={tile_px} at {size} needs {needs} and the target is {target}: use a smaller tile (0: automatic) or overlap, "
+    "or raise vram_gb"
+)
+CHUNK = (
+    "chunk={chunk} needs {needs} at {size} and the target is {target}: lower chunk ({fits} fits; 0 lets the planner "
+    "choose)"
+)
+OWN_TILES = (
+    "{size} in its own tiles needs {needs} at least and the target is {target}: raise vram_gb, or use smaller frames"
+)
+
+WHOLE = "{size} untiled needs {needs} and the target is {target}: raise vram_gb, {ways}"
+LEANER = "or use fp16 or bf16, which need less, {ways}"
+MORE_OF_BOTH = "or vram_gb to {gpu} and ram_gb to {ram} (it is {allowed}), {ways}"
+MORE_RAM = "or ram_gb to {ram} (it is {allowed}; {gpu} of GPU memory then do), {ways}"
+TILED = "or use tiling='auto' or 'blended' (approximate; tile=0 picks the size)"
+SMALLER = "or use smaller frames to have them exact"
+
+APPROXIMATE = "blended tiles are approximate"
+RAISED = "the target of {target} is raised to the {room} that are free: {why}"
+NOTHING_SMALLER = "nothing smaller fits"
+FOR_WHOLE = "whole frames need it"
+FOR_OWN_TILES = "it needs them"
+CHUNK_UNUSED = "chunk={chunk} does not fit the target and is not used: same frames"

@@ -1,0 +1,31 @@
+"""A VAE's network as nodes of other packs call it behind the VAE's back, by the names that the host's networks have."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+
+class _VAE(Protocol):
+    def decode(self, samples_in: Tensor) -> Tensor: ...
+    def encode(self, pixel_samples: Tensor) -> Tensor: ...
+
+
+class Direct:
+    """All that the network is, with its two halves run by the engine under the wishes of `vae`."""
+
+    def __init__(self, network: nn.Module, vae: _VAE) -> None:
+        """vae: a weak reference, else it and what it holds would wait for the garbage collector."""
+        self._network, self._vae = network, vae
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(object.__getattribute__(self, "_network"), name)
+
+    def decode(self, z: Tensor) -> Tensor:
+        """Latents [B, C, T, h, w] (of pictures [B, C, h, w]) -> [B, 3, F, H, W] (or [B, 3, H, W]) in -1..1."""
+        return self._vae.decode(z).mul(2).sub(1).movedim(-1, 1)
+
+    def encode(self, x: Tensor) -> Tensor:
+        """[B, 3, F, H, W] (or [B, 3, H, W]) in -1..1 -> latents, as `decode` takes them."""
+        return self._vae.encode(x.movedim(1, -1).add(1).div(2))
