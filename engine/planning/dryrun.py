@@ -102,16 +102,16 @@ class _Follow(TorchDispatchMode):
             self.events.append(Event(number, size, takes, number is None or number >= self._first))
 
     def follow(
-        self, events: Iterable[tuple[Event, str | None]], drop: Callable[[str], object]
+        self, events: Iterable[tuple[Event, Any]], drop: Callable[[Any], object]
     ) -> dict[int, Block | None]:
-        """The events once more, without tensors; drop(key) where one was about what there was before. Returns what has
+        """The events once more, without tensors; drop(what) where one was about what there was before. Returns what has
         been taken and not given back."""
         blocks: dict[int, Block | None] = {}
         allocator, live, peak = self.allocator, self.live, self.peak
-        for (number, size, takes, _), key in events:
-            if key is not None:
+        for (number, size, takes, _), what in events:
+            if what is not None:
                 self.live = live
-                drop(key)
+                drop(what)
                 live = self.live
             elif not takes:
                 live -= size
@@ -256,9 +256,9 @@ class PeakMemory:
             self._follow.events = None
 
     def follow(
-        self, events: Iterable[tuple[Event, str | None]], drop: Callable[[str], object]
+        self, events: Iterable[tuple[Event, Any]], drop: Callable[[Any], object]
     ) -> dict[int, Block | None]:
-        """As if what was recorded were done once more; drop(key) lets go of what was there before."""
+        """As if what was recorded were done once more; drop(what) lets go of what was there before."""
         return self._follow.follow(events, drop)
 
     def give(self, block: Block | None) -> None:

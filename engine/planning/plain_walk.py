@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..archs import Architecture
 from ..kernels.exact import as_products
 from ..network.plain import Half
-from ..network.program import TILES, Program
+from ..network.program import TILES, Program, Step
 from ..network.state import State
 from ..network.stream import decode_features, decode_frames, encode_features, encode_moments, frame_spans, split
 from ..run.devices import keeps_blocks
@@ -68,7 +68,7 @@ class PlainWalk:
         self._front = functools.lru_cache(maxsize=1024)(self._walk_front)
         self._tile = functools.lru_cache(maxsize=1024)(self._walk_tile)
         #: Of the steps of a half, as products or not.
-        self._known: dict[tuple[str, bool], defaultdict[str, Known]] = defaultdict(lambda: defaultdict(Known))
+        self._known: dict[tuple[str, bool], defaultdict[Step, Known]] = defaultdict(lambda: defaultdict(Known))
 
     def peak(
         self, half: str, latents: int, steps: Steps, frame: Size, tile: Size, rest: Size, how: Torch
