@@ -51,7 +51,8 @@ class Allocator:
     def give(self, block: Block) -> None:
         for other in (block.before, block.behind):
             if other is not None and other.free:
-                self._free[other.small].remove((other.size, other.number, other))
+                free = self._free[other.small]
+                del free[bisect_left(free, (other.size, other.number))]
                 self._join(block, other)
         self._keep(block)
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from ..run.tiles import Grid
 
-#: Sizes that are guessed from what the last tiles took, before those that are left are halved.
-GUESSES = 4
+#: Sizes that are guessed from what others take, before those that are left are halved.
+GUESSES = 5
 
 
 def largest(grids: Sequence[Grid], target: int, fixed: int, least: Callable[[Grid], int]) -> int:
@@ -18,11 +18,21 @@ def largest(grids: Sequence[Grid], target: int, fixed: int, least: Callable[[Gri
     so that two or three are asked for. Only which of them fit decides.
     """
     areas = [grid.rows.size * grid.cols.size for grid in grids]
-    at, found, above, below, walks = 0, least(grids[0]), 0, len(grids), 0
-    while below - above > 1:
-        most = (target - fixed) * areas[at] / (found - fixed)
-        guess = next((i for i in range(above + 1, below - 1) if areas[i] <= most), below - 1)
-        at, walks = guess if walks < GUESSES else (above + below) // 2, walks + 1
-        found = least(grids[at])
-        above, below = (above, at) if found <= target else (at, below)
+    above, below = 0, len(grids)
+    #: Area and bytes of the smallest tiles that are too large, and of the largest that are not.
+    high, low = (areas[0], least(grids[0])), (0, fixed)
+    for tries in range(len(grids)):
+        if below - above == 1:
+            break
+        at = (above + below) // 2
+        if tries == 1 and below == len(grids):  # the guess was wrong: perhaps nothing fits
+            at = below - 1
+        elif tries < GUESSES:
+            most = low[0] + (target - low[1]) * (high[0] - low[0]) / max(high[1] - low[1], 1)
+            at = next((i for i in range(above + 1, below - 1) if areas[i] <= most), below - 1)
+        found = areas[at], least(grids[at])
+        if found[1] <= target:
+            below, low = at, found
+        else:
+            above, high = at, found
     return below

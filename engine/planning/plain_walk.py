@@ -6,7 +6,7 @@ import copy
 import functools
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -53,6 +53,8 @@ class Taken(NamedTuple):
 
 #: Latents of clips through which longer ones are extrapolated: 121 frames of Cosmos are 16, of Mochi 21.
 LINE, PARABOLA = (4, 10), (8, 20, 32)
+#: The same where all of them are gathered, each a tensor of its own: 4093 frames of HunyuanVideo are 1024.
+GATHERED = (512, 1024)
 
 
 class PlainWalk:
@@ -79,7 +81,7 @@ class PlainWalk:
         gathers = program.gathers
         if tile == frame and not gathers:
             enough = self._enough(program, latents, steps)
-            return self._long(lambda n: self._whole(half, n, steps, frame, rest, how), enough, program.waits)
+            return self._long(lambda n: self._whole(half, n, steps, frame, rest, how), enough, _short(program))
         # What sees whole frames and what sees tiles run one after the other.
         whole = single = program
         if keeps(program):  # only one of them may
@@ -93,12 +95,14 @@ class PlainWalk:
             taken, channels = self._front(half, latents, steps.latents, frame, how)
             return taken
 
-        enough = self._enough(whole, latents, steps)
-        most = front(clip).reserved if gathers else self._long(front, enough, whole.waits)
+        if gathers:
+            most = self._long(front, clip, GATHERED)
+        else:
+            most = self._long(front, self._enough(whole, latents, steps), _short(whole))
         waiting = self._dtype.itemsize * channels * math.prod(frame) * clip if gathers and tile == frame else 0
         tiles = self._long(
             lambda n: self._tile(half, n, steps, tile, rest, channels, how), self._enough(single, latents, steps),
-            single.waits,
+            _short(single),
         )  # fmt: skip
         return max(most, waiting + tiles)
 
@@ -113,12 +117,13 @@ class PlainWalk:
             after = program.reach[1] / (self._temporal if program.half == "encoder" else 1)
         return min(latents, 2 * steps.latents + math.ceil(after))
 
-    def _long(self, walk: Callable[[int], Taken], latents: int, waits: bool) -> int:
-        """Of a walk of so many latents. Where something of every frame stays, what is in use grows by as much with each
-        latent. What is reserved does so too where frames wait one by one for the clip's end (`waits`), and by more each
-        time where pieces grow: longer clips than of a few latents are then on a line, or a parabola, through shorter
-        ones. Against walks of all latents: a line within 3 % (30 latents of 424x240 pixels, the one point tried)."""
-        short = LINE if waits else PARABOLA
+    def _long(self, walk: Callable[[int], Taken], latents: int, short: Sequence[int]) -> int:
+        """Of a walk of so many latents; short: those that longer ones are extrapolated from. Where something of every
+        frame stays, what is in use grows by as much with each latent. What is reserved does so too where frames wait
+        one by one for the clip's end, or are gathered, and by more each time where pieces grow: longer clips are then
+        on a line, or a parabola, through shorter ones. Against walks of all latents: a line within 3 % (30 latents of
+        424x240 pixels, the one point tried), and within 0.5 % where they are gathered (1500 and 5000 latents of 512x512
+        and 640x360 pixels)."""
         if latents <= short[-1]:
             return walk(latents).reserved
         *earlier, before, last = (walk(n) for n in short)
@@ -219,6 +224,10 @@ class PlainWalk:
 def keeps(program: Program) -> bool:
     """Whether something of every frame stays until the clip ends."""
     return program.waits or (math.inf in program.reach and not (program.late and program.chunk))
+
+
+def _short(program: Program) -> tuple[int, ...]:
+    return LINE if program.waits else PARABOLA
 
 
 class _Sampled:
