@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..kernels import exact
 from .allocator import Allocator, Block
+from .layouts import result
 
 T = TypeVar("T")
 
@@ -80,9 +81,9 @@ class _Follow(TorchDispatchMode):
         if func in _IN_PLACE:  # nothing new, nothing to compute
             return args[0]
         out = _result(func, args, kwargs or {})
-        for result in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(result, Tensor):
-                self._hold(result)
+        for made in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(made, Tensor):
+                self._hold(made)
         extra = 0
         if func is torch.ops.aten.convolution.default:
             extra = _nbytes(args[0]) + _nbytes(args[1]) + _nbytes(out)
@@ -170,18 +171,17 @@ _MOST_MADE = 1 << 14
 
 
 def _result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """func's, on the meta device. torch's rules for that are slow Python for many operators (1 ms for a group norm), so
-    each question is asked once."""
+    """func's, on the meta device. Rules for that are slow Python, so each question is asked once."""
     if func not in _MAKES:
         _MAKES[func] = not any(a.alias_info for a in (*func._schema.arguments, *func._schema.returns))
     if not _MAKES[func]:
-        return func(*args, **kwargs)
+        return result(func, args, kwargs)
     question = func, _outline(args), _outline(tuple(kwargs.items()))
     known = _MADE.get(question)  # other threads plan too, and may clear it
     if known is not None:
         made = [torch.empty_strided(size, by, dtype=dtype, device="meta") for size, by, dtype in known]
         return made if len(made) > 1 else made[0]
-    out = func(*args, **kwargs)
+    out = result(func, args, kwargs)
     results = out if isinstance(out, (tuple, list)) else [out]
     if results and all(isinstance(r, Tensor) for r in results):
         if len(_MADE) >= _MOST_MADE:
