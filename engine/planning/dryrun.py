@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,26 +21,35 @@ from .layouts import result
 T = TypeVar("T")
 
 
-class _LeanAttention(TorchFunctionMode):
-    """Attention as the fused kernels do it: one output, no score matrix (the meta device would build it)."""
+class _Functions(TorchFunctionMode):
+    """Attention as the fused kernels do it: one output, no score matrix (the meta device would build it). products:
+    convolutions as fp32 has them on a GPU."""
+
+    def __init__(self, products: bool) -> None:
+        super().__init__()
+        self._others: dict[Any, Callable[..., Any]] = {F.scaled_dot_product_attention: _lean_attention}
+        if products:
+            self._others[F.conv3d] = _as_products
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.nn.functional.scaled_dot_product_attention:
-            return torch.empty_like(args[0])
-        return func(*args, **(kwargs or {}))
+        return self._others.get(func, func)(*args, **(kwargs or {}))
+
+
+def _lean_attention(q: Tensor, *_: Any, **__: Any) -> Tensor:
+    return torch.empty_like(q)
+
+
+def _as_products(*args: Any) -> Tensor:
+    return exact.conv3d(*args[:5], taps=1)
 
 
 _aten = torch.ops.aten
-_IN_PLACE = {_aten.add_.Tensor, _aten.mul_.Tensor, _aten.silu_.default, _aten.copy_.default, _aten.addmm_.default}
-
-
-class _Products(TorchFunctionMode):
-    """Convolutions as fp32 has them on a GPU."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.nn.functional.conv3d:
-            return exact.conv3d(*args[:5], taps=1)
-        return func(*args, **(kwargs or {}))
+#: By their places in memory.
+_IN_PLACE = {
+    id(func) for func in (
+        _aten.add_.Tensor, _aten.mul_.Tensor, _aten.silu_.default, _aten.copy_.default, _aten.addmm_.default
+    )
+}  # fmt: skip
 
 
 class Event(NamedTuple):
@@ -78,7 +88,7 @@ class _Follow(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _IN_PLACE:  # nothing new, nothing to compute
+        if id(func) in _IN_PLACE:  # nothing new, nothing to compute
             return args[0]
         out = _result(func, args, kwargs or {})
         for made in out if isinstance(out, (tuple, list)) else (out,):
@@ -163,8 +173,9 @@ class _Follow(TorchDispatchMode):
                 self.allocator.give(self._blocks.pop(key))
 
 
-#: Operator -> whether what it returns is new, and what it is given stays as it is. One that does not say so is not.
-_MAKES: dict[Any, bool] = {_aten._unsafe_view.default: False}
+#: Operator (by its place in memory: it stays, and its own hash is slow) -> whether what it returns is new, and what it
+#: is given stays as it is. One that does not say so is not.
+_MAKES: dict[int, bool] = {id(_aten._unsafe_view.default): False}
 #: Operator and arguments without values -> sizes, strides and types of what it makes of them.
 _MADE: dict[Any, list[tuple[Any, ...]]] = {}
 _MOST_MADE = 1 << 14
@@ -172,11 +183,13 @@ _MOST_MADE = 1 << 14
 
 def _result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """func's, on the meta device. Rules for that are slow Python, so each question is asked once."""
-    if func not in _MAKES:
-        _MAKES[func] = not any(a.alias_info for a in (*func._schema.arguments, *func._schema.returns))
-    if not _MAKES[func]:
+    makes = _MAKES.get(id(func))
+    if makes is None:
+        makes = not any(a.alias_info for a in (*func._schema.arguments, *func._schema.returns))
+        _MAKES[id(func)] = makes
+    if not makes:
         return result(func, args, kwargs)
-    question = func, _outline(args), _outline(tuple(kwargs.items()))
+    question = id(func), _outline(args), _outline(tuple(kwargs.items())) if kwargs else ()
     known = _MADE.get(question)  # other threads plan too, and may clear it
     if known is not None:
         made = [torch.empty_strided(size, by, dtype=dtype, device="meta") for size, by, dtype in known]
@@ -192,7 +205,7 @@ def _result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _outline(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return tuple(value.shape), value.stride(), value.dtype
+        return value.shape, value.stride(), value.dtype
     if not isinstance(value, (tuple, list)):
         return value
     return tuple([_outline(v) if isinstance(v, (Tensor, tuple, list)) else v for v in value])
@@ -209,7 +222,7 @@ class PeakMemory:
         """products: convolutions are matrix products (engine/kernels/exact.py). reserves: `peak` is what torch's
         caching allocator reserves."""
         self._follow = _Follow(Allocator() if reserves else None)
-        self._modes = [_LeanAttention(), *([_Products()] if products else []), self._follow]
+        self._modes = [_Functions(products), self._follow]
 
     def __enter__(self) -> PeakMemory:
         for mode in self._modes:

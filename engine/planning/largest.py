@@ -25,7 +25,7 @@ def largest(grids: Sequence[Grid], target: int, fixed: int, least: Callable[[Gri
         if below - above == 1:
             break
         at = (above + below) // 2
-        if tries == 1 and below == len(grids):  # the guess was wrong: perhaps nothing fits
+        if tries == 2 and below == len(grids):  # the guesses were wrong: perhaps nothing fits
             at = below - 1
         elif tries < GUESSES:
             most = low[0] + (target - low[1]) * (high[0] - low[0]) / max(high[1] - low[1], 1)
