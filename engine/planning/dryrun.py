@@ -90,6 +90,10 @@ class _Follow(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if id(func) in _IN_PLACE:  # nothing new, nothing to compute
             return args[0]
+        if self.given is not None:  # an empty one
+            out = func(*args, **(kwargs or {}))
+            self._hold(out)
+            return out
         out = _result(func, args, kwargs or {})
         for made in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(made, Tensor):
@@ -99,7 +103,7 @@ class _Follow(TorchDispatchMode):
             extra = _nbytes(args[0]) + _nbytes(args[1]) + _nbytes(out)
             self._note(None, extra)
             if self.allocator is not None:
-                self.allocator.give(self.allocator.take(extra))
+                self.allocator.touch(extra)
         self.peak = max(self.peak, self.live + extra)
         return out
 
@@ -130,14 +134,13 @@ class _Follow(TorchDispatchMode):
                 if block is not None:
                     allocator.give(block)
             else:
-                block = allocator.take(size) if allocator is not None and size else None
                 if live + size > peak:
                     peak = live + size
                 if number is not None:
                     live += size
-                    blocks[number] = block
-                elif block is not None:
-                    allocator.give(block)
+                    blocks[number] = allocator.take(size) if allocator is not None and size else None
+                elif allocator is not None:
+                    allocator.touch(size)
         self.live, self.peak = live, peak
         return blocks
 
