@@ -167,12 +167,15 @@ def why_not(vae: Core, half: str, request: Request, height: int, count: int) -> 
     return why_no_rows(getattr(vae.model, half).program, height, count)
 
 
-def fits(vae: Core, half: str, size: tuple[int, int, int], request: Request, count: int) -> bool:
-    """Whether rows of whole frames keep below the memory target, with nothing parked. size: latents, rows, columns."""
-    limits = Machine.now(vae.device, vae._held(half)).limits(request)
+def fits(
+    vae: Core, half: str, size: tuple[int, int, int], request: Request, count: int, check: Callable[[], None]
+) -> bool:
+    """Whether rows of whole frames keep below the memory target, with nothing parked. size: latents, rows, columns.
+    check: called between dry walks, may raise."""
+    limits = Limits(Machine.now(vae.device, vae._held(half)).limits(request).target, host=0)
     vae.planner.walk.share(Planned(0, count))
     try:
-        vae.planner.plan(half, size, replace(request, tiling="untiled", tile=0), Limits(limits.target, host=0))
+        vae.planner.plan(half, size, replace(request, tiling="untiled", tile=0), limits, check=check)
     except PlanError:
         return False
     finally:

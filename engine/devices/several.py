@@ -13,13 +13,13 @@ from torch import Tensor
 
 from .. import call, log
 from ..core import Core
-from ..errors import InputError, PlanError
+from ..errors import Cancelled, InputError, PlanError
 from ..memory import GIB, available_ram
 from ..report import Report
 from ..request import Request
 from ..run.passes import Latents
 from ..run.plan import Plan
-from ..run.progress import Ticker
+from ..run.progress import Cancel, Ticker
 from ..run.results import Finished, Target
 from ..run.sections import latent_of
 from ..run.tiles import grid
@@ -106,7 +106,11 @@ def _run(
     else:
         ranks.agree(vae.device, mixed)
         policy = ranks.broadcast(policy)
-        if ranks.broadcast(ranks.rank == 0 and _by_rows(vae, ranks, half, height, clips, wanted, latents, request)):
+        about = half, height, clips, wanted, latents, request
+        rows = _answered(ranks, lambda: _by_rows(vae, ranks, *about, told.cancel))
+        if rows is None:
+            return
+        if rows:
             peers = by_rows.connected(ranks, vae.device)
             done = by_rows.run(vae, peers, half, operation, into, wanted, height, policy, request, told, report)
             made = yield from _reported(vae, done, report)
@@ -158,11 +162,21 @@ def _reported(
         vae._tell(report)  # in place of its own part's
 
 
+def _answered(ranks: Ranks, ask: Callable[[], bool]) -> bool | None:
+    """What ask() says on rank 0, on all of them. None where it was told to stop, which raises Cancelled there."""
+    try:
+        answer = ranks.rank == 0 and ask()
+    except Cancelled:
+        ranks.broadcast(None)
+        raise
+    return ranks.broadcast(answer)
+
+
 def _by_rows(
     vae: Core, ranks: Ranks, half: str, height: int, clips: int, wanted: range, latents: tuple[int, int, int],
-    request: Request,
+    request: Request, cancel: Cancel | None,
 ) -> bool:  # fmt: skip
-    """Whether ranks share every frame, and not the clip."""
+    """Whether ranks share every frame, and not the clip. Raises Cancelled."""
     if ranks.split == "segments":
         return False
     count, width = latents[0], latents[2] * (vae.architecture.spatial if half == "encoder" else 1)
@@ -178,7 +192,7 @@ def _by_rows(
     last = program.rates[-1]
     span = latent_of(wanted.start, last), latent_of(wanted.stop - 1, last) + 1
     sooner = by_rows.sooner(program, height, width, ranks.count, count, span)
-    return sooner and by_rows.fits(vae, half, latents, request, ranks.count)
+    return sooner and by_rows.fits(vae, half, latents, request, ranks.count, Ticker(None, cancel).check)
 
 
 def _named(vae: Core, devices: Devices, mixed: bool) -> list[torch.device]:

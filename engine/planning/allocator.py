@@ -13,7 +13,7 @@ SMALL, SMALL_SEGMENT = 1 << 20, 2 << 20
 LARGE, LARGE_SEGMENT, ROUND = 10 << 20, 20 << 20, 2 << 20
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Block:
     """Bytes in a row of a segment, between two others of it."""
 
@@ -37,7 +37,7 @@ class Allocator:
 
     def take(self, size: int) -> Block:
         """A block of so many bytes, which may be a little larger."""
-        size = max(-(-size // UNIT), 1) * UNIT
+        size = -(-size // UNIT) * UNIT or UNIT
         small = size <= SMALL
         free = self._free[small]
         at = bisect_left(free, (size,))
@@ -48,10 +48,17 @@ class Allocator:
             self._cut(block, size)
         return block
 
+    def touch(self, size: int) -> None:
+        """As a block that is given back at once: one that fits is as it was then."""
+        free = self._free[size <= SMALL]
+        if not free or free[-1][0] < size:
+            self.give(self.take(size))
+
     def give(self, block: Block) -> None:
+        free = self._free[block.small]  # as of all of its segment
         for other in (block.before, block.behind):
             if other is not None and other.free:
-                self._free[other.small].remove((other.size, other.number, other))
+                del free[bisect_left(free, (other.size, other.number))]
                 self._join(block, other)
         self._keep(block)
 

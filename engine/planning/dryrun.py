@@ -9,36 +9,47 @@ from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..kernels import exact
 from .allocator import Allocator, Block
+from .layouts import result
 
 T = TypeVar("T")
 
 
-class _LeanAttention(TorchFunctionMode):
-    """Attention as the fused kernels do it: one output, no score matrix (the meta device would build it)."""
+class _Functions(TorchFunctionMode):
+    """Attention as the fused kernels do it: one output, no score matrix (the meta device would build it). products:
+    convolutions as fp32 has them on a GPU."""
+
+    def __init__(self, products: bool) -> None:
+        super().__init__()
+        self._others: dict[Any, Callable[..., Any]] = {F.scaled_dot_product_attention: _lean_attention}
+        if products:
+            self._others[F.conv3d] = _as_products
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.nn.functional.scaled_dot_product_attention:
-            return torch.empty_like(args[0])
-        return func(*args, **(kwargs or {}))
+        return self._others.get(func, func)(*args, **(kwargs or {}))
+
+
+def _lean_attention(q: Tensor, *_: Any, **__: Any) -> Tensor:
+    return torch.empty_like(q)
+
+
+def _as_products(*args: Any) -> Tensor:
+    return exact.conv3d(*args[:5], taps=1)
 
 
 _aten = torch.ops.aten
-_IN_PLACE = {_aten.add_.Tensor, _aten.mul_.Tensor, _aten.silu_.default, _aten.copy_.default, _aten.addmm_.default}
-
-
-class _Products(TorchFunctionMode):
-    """Convolutions as fp32 has them on a GPU."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.nn.functional.conv3d:
-            return exact.conv3d(*args[:5], taps=1)
-        return func(*args, **(kwargs or {}))
+#: By their places in memory.
+_IN_PLACE = {
+    id(func) for func in (
+        _aten.add_.Tensor, _aten.mul_.Tensor, _aten.silu_.default, _aten.copy_.default, _aten.addmm_.default
+    )
+}  # fmt: skip
 
 
 class Event(NamedTuple):
@@ -77,18 +88,22 @@ class _Follow(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _IN_PLACE:  # nothing new, nothing to compute
+        if id(func) in _IN_PLACE:  # nothing new, nothing to compute
             return args[0]
+        if self.given is not None:  # an empty one
+            out = func(*args, **(kwargs or {}))
+            self._hold(out)
+            return out
         out = _result(func, args, kwargs or {})
-        for result in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(result, Tensor):
-                self._hold(result)
+        for made in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(made, Tensor):
+                self._hold(made)
         extra = 0
         if func is torch.ops.aten.convolution.default:
             extra = _nbytes(args[0]) + _nbytes(args[1]) + _nbytes(out)
             self._note(None, extra)
             if self.allocator is not None:
-                self.allocator.give(self.allocator.take(extra))
+                self.allocator.touch(extra)
         self.peak = max(self.peak, self.live + extra)
         return out
 
@@ -102,16 +117,16 @@ class _Follow(TorchDispatchMode):
             self.events.append(Event(number, size, takes, number is None or number >= self._first))
 
     def follow(
-        self, events: Iterable[tuple[Event, str | None]], drop: Callable[[str], object]
+        self, events: Iterable[tuple[Event, Any]], drop: Callable[[Any], object]
     ) -> dict[int, Block | None]:
-        """The events once more, without tensors; drop(key) where one was about what there was before. Returns what has
+        """The events once more, without tensors; drop(what) where one was about what there was before. Returns what has
         been taken and not given back."""
         blocks: dict[int, Block | None] = {}
         allocator, live, peak = self.allocator, self.live, self.peak
-        for (number, size, takes, _), key in events:
-            if key is not None:
+        for (number, size, takes, _), what in events:
+            if what is not None:
                 self.live = live
-                drop(key)
+                drop(what)
                 live = self.live
             elif not takes:
                 live -= size
@@ -119,14 +134,13 @@ class _Follow(TorchDispatchMode):
                 if block is not None:
                     allocator.give(block)
             else:
-                block = allocator.take(size) if allocator is not None and size else None
                 if live + size > peak:
                     peak = live + size
                 if number is not None:
                     live += size
-                    blocks[number] = block
-                elif block is not None:
-                    allocator.give(block)
+                    blocks[number] = allocator.take(size) if allocator is not None and size else None
+                elif allocator is not None:
+                    allocator.touch(size)
         self.live, self.peak = live, peak
         return blocks
 
@@ -162,26 +176,28 @@ class _Follow(TorchDispatchMode):
                 self.allocator.give(self._blocks.pop(key))
 
 
-#: Operator -> whether what it returns is new, and what it is given stays as it is. One that does not say so is not.
-_MAKES: dict[Any, bool] = {_aten._unsafe_view.default: False}
+#: Operator (by its place in memory: it stays, and its own hash is slow) -> whether what it returns is new, and what it
+#: is given stays as it is. One that does not say so is not.
+_MAKES: dict[int, bool] = {id(_aten._unsafe_view.default): False}
 #: Operator and arguments without values -> sizes, strides and types of what it makes of them.
 _MADE: dict[Any, list[tuple[Any, ...]]] = {}
 _MOST_MADE = 1 << 14
 
 
 def _result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """func's, on the meta device. torch's rules for that are slow Python for many operators (1 ms for a group norm), so
-    each question is asked once."""
-    if func not in _MAKES:
-        _MAKES[func] = not any(a.alias_info for a in (*func._schema.arguments, *func._schema.returns))
-    if not _MAKES[func]:
-        return func(*args, **kwargs)
-    question = func, _outline(args), _outline(tuple(kwargs.items()))
+    """func's, on the meta device. Rules for that are slow Python, so each question is asked once."""
+    makes = _MAKES.get(id(func))
+    if makes is None:
+        makes = not any(a.alias_info for a in (*func._schema.arguments, *func._schema.returns))
+        _MAKES[id(func)] = makes
+    if not makes:
+        return result(func, args, kwargs)
+    question = id(func), _outline(args), _outline(tuple(kwargs.items())) if kwargs else ()
     known = _MADE.get(question)  # other threads plan too, and may clear it
     if known is not None:
         made = [torch.empty_strided(size, by, dtype=dtype, device="meta") for size, by, dtype in known]
         return made if len(made) > 1 else made[0]
-    out = func(*args, **kwargs)
+    out = result(func, args, kwargs)
     results = out if isinstance(out, (tuple, list)) else [out]
     if results and all(isinstance(r, Tensor) for r in results):
         if len(_MADE) >= _MOST_MADE:
@@ -192,7 +208,7 @@ def _result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _outline(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return tuple(value.shape), value.stride(), value.dtype
+        return value.shape, value.stride(), value.dtype
     if not isinstance(value, (tuple, list)):
         return value
     return tuple([_outline(v) if isinstance(v, (Tensor, tuple, list)) else v for v in value])
@@ -209,7 +225,7 @@ class PeakMemory:
         """products: convolutions are matrix products (engine/kernels/exact.py). reserves: `peak` is what torch's
         caching allocator reserves."""
         self._follow = _Follow(Allocator() if reserves else None)
-        self._modes = [_LeanAttention(), *([_Products()] if products else []), self._follow]
+        self._modes = [_Functions(products), self._follow]
 
     def __enter__(self) -> PeakMemory:
         for mode in self._modes:
@@ -256,9 +272,9 @@ class PeakMemory:
             self._follow.events = None
 
     def follow(
-        self, events: Iterable[tuple[Event, str | None]], drop: Callable[[str], object]
+        self, events: Iterable[tuple[Event, Any]], drop: Callable[[Any], object]
     ) -> dict[int, Block | None]:
-        """As if what was recorded were done once more; drop(key) lets go of what was there before."""
+        """As if what was recorded were done once more; drop(what) lets go of what was there before."""
         return self._follow.follow(events, drop)
 
     def give(self, block: Block | None) -> None:

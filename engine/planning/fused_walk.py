@@ -25,6 +25,7 @@ from ..run.run import Run
 from .cost import Rates, Sizes
 from .dryrun import peak_bytes
 from .fusable import half_not_fused
+from .layouts import ByRules
 from .meta import meta_model
 
 #: What operators allocate themselves besides the sums that a walk counts (coefficients of norms, scales, a library's
@@ -144,7 +145,7 @@ class FusedWalk:
     @functools.cached_property
     def _networks(self) -> dict[str, FusedDecoder | FusedEncoder]:
         model = meta_model(self.architecture, self.config)
-        with torch.device("meta"), torch.no_grad():
+        with torch.device("meta"), torch.no_grad(), ByRules():
             halves = [h for h in ("encoder", "decoder") if getattr(model, h) is not None and not self.why_not(h)]
             return {h: fuse(getattr(model, h), self.dtype, self.options, self.operands(h)) for h in halves}
 

@@ -6,7 +6,7 @@ import copy
 import functools
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..archs import Architecture
 from ..kernels.exact import as_products
 from ..network.plain import Half
-from ..network.program import TILES, Program
+from ..network.program import TILES, Program, Step
 from ..network.state import State
 from ..network.stream import decode_features, decode_frames, encode_features, encode_moments, frame_spans, split
 from ..run.devices import keeps_blocks
@@ -24,6 +24,7 @@ from ..run.pixels import to_network
 from ..run.plan import Steps
 from ..run.scope import attention_scope
 from .dryrun import PeakMemory, peak_bytes
+from .layouts import ByRules
 from .meta import meta_model
 from .repeated import Known, repeated
 
@@ -53,6 +54,8 @@ class Taken(NamedTuple):
 
 #: Latents of clips through which longer ones are extrapolated: 121 frames of Cosmos are 16, of Mochi 21.
 LINE, PARABOLA = (4, 10), (8, 20, 32)
+#: The same where all of them are gathered, each a tensor of its own: 4093 frames of HunyuanVideo are 1024.
+GATHERED = (512, 1024)
 
 
 class PlainWalk:
@@ -68,7 +71,7 @@ class PlainWalk:
         self._front = functools.lru_cache(maxsize=1024)(self._walk_front)
         self._tile = functools.lru_cache(maxsize=1024)(self._walk_tile)
         #: Of the steps of a half, as products or not.
-        self._known: dict[tuple[str, bool], defaultdict[str, Known]] = defaultdict(lambda: defaultdict(Known))
+        self._known: dict[tuple[str, bool], defaultdict[Step, Known]] = defaultdict(lambda: defaultdict(Known))
 
     def peak(
         self, half: str, latents: int, steps: Steps, frame: Size, tile: Size, rest: Size, how: Torch
@@ -79,7 +82,7 @@ class PlainWalk:
         gathers = program.gathers
         if tile == frame and not gathers:
             enough = self._enough(program, latents, steps)
-            return self._long(lambda n: self._whole(half, n, steps, frame, rest, how), enough, program.waits)
+            return self._long(lambda n: self._whole(half, n, steps, frame, rest, how), enough, _short(program))
         # What sees whole frames and what sees tiles run one after the other.
         whole = single = program
         if keeps(program):  # only one of them may
@@ -93,12 +96,14 @@ class PlainWalk:
             taken, channels = self._front(half, latents, steps.latents, frame, how)
             return taken
 
-        enough = self._enough(whole, latents, steps)
-        most = front(clip).reserved if gathers else self._long(front, enough, whole.waits)
+        if gathers:
+            most = self._long(front, clip, GATHERED)
+        else:
+            most = self._long(front, self._enough(whole, latents, steps), _short(whole))
         waiting = self._dtype.itemsize * channels * math.prod(frame) * clip if gathers and tile == frame else 0
         tiles = self._long(
             lambda n: self._tile(half, n, steps, tile, rest, channels, how), self._enough(single, latents, steps),
-            single.waits,
+            _short(single),
         )  # fmt: skip
         return max(most, waiting + tiles)
 
@@ -113,12 +118,13 @@ class PlainWalk:
             after = program.reach[1] / (self._temporal if program.half == "encoder" else 1)
         return min(latents, 2 * steps.latents + math.ceil(after))
 
-    def _long(self, walk: Callable[[int], Taken], latents: int, waits: bool) -> int:
-        """Of a walk of so many latents. Where something of every frame stays, what is in use grows by as much with each
-        latent. What is reserved does so too where frames wait one by one for the clip's end (`waits`), and by more each
-        time where pieces grow: longer clips than of a few latents are then on a line, or a parabola, through shorter
-        ones. Against walks of all latents: a line within 3 % (30 latents of 424x240 pixels, the one point tried)."""
-        short = LINE if waits else PARABOLA
+    def _long(self, walk: Callable[[int], Taken], latents: int, short: Sequence[int]) -> int:
+        """Of a walk of so many latents; short: those that longer ones are extrapolated from. Where something of every
+        frame stays, what is in use grows by as much with each latent. What is reserved does so too where frames wait
+        one by one for the clip's end, or are gathered, and by more each time where pieces grow: longer clips are then
+        on a line, or a parabola, through shorter ones. Against walks of all latents: a line within 3 % (30 latents of
+        424x240 pixels, the one point tried), and within 0.5 % where they are gathered (1500 and 5000 latents of 512x512
+        and 640x360 pixels)."""
         if latents <= short[-1]:
             return walk(latents).reserved
         *earlier, before, last = (walk(n) for n in short)
@@ -160,7 +166,7 @@ class PlainWalk:
             # What a tile of one latent pixel is made into has as many channels as any.
             shape = (1, part.program.takes, 1, 2 * self._spatial, 2 * self._spatial)
             video = torch.empty(shape, device="meta", dtype=self._dtype)
-            with torch.inference_mode(False), torch.no_grad():
+            with torch.inference_mode(False), torch.no_grad(), ByRules():
                 whole = getattr(self._model, half)
                 channels = whole.between(whole.high(video, State()), State()).shape[1]
 
@@ -219,6 +225,10 @@ class PlainWalk:
 def keeps(program: Program) -> bool:
     """Whether something of every frame stays until the clip ends."""
     return program.waits or (math.inf in program.reach and not (program.late and program.chunk))
+
+
+def _short(program: Program) -> tuple[int, ...]:
+    return LINE if program.waits else PARABOLA
 
 
 class _Sampled:

@@ -27,6 +27,7 @@ from . import refusals
 from .budget import Limits
 from .cost import Sizes, leanest, quickest
 from .fused_walk import FusedWalk
+from .largest import largest
 from .meta import meta_model
 from .own_plan import OwnPlanner
 from .plain_walk import PlainWalk, Torch, keeps
@@ -183,16 +184,7 @@ class Planner:
         plan = self._first_fit(ask, grids[0], target)  # whole frames may be parked, which tiles are not
         if plan is not None or len(grids) == 1:
             return plan
-        fits = lambda g: self._least(ask, g) <= target  # noqa: E731
-        # What a plan takes besides the weights goes about with the tiles' area: a walk or two, where that is right.
-        whole, fixed = grids[0], self._total(0)
-        each = (self._least(ask, whole) - fixed) / (whole.rows.size * whole.cols.size)
-        areas = (g.rows.size * g.cols.size for g in grids[1:-1])
-        at = 1 + next((i for i, area in enumerate(areas) if fixed + each * area <= target), len(grids) - 2)
-        if not fits(grids[at]):
-            at = bisect_left(grids, True, lo=at + 1, key=fits)
-        elif at > 1 and fits(grids[at - 1]):
-            at = bisect_left(grids, True, lo=1, hi=at - 1, key=fits)
+        at = largest(grids, target, self._total(0), functools.partial(self._least, ask))
         return self._first_fit(ask, grids[at], target) if at < len(grids) else None
 
     def _first_fit(self, ask: _Ask, tiles: Grid, target: int | None) -> Plan | None:

@@ -1,5 +1,5 @@
 """Steps of a dry walk that are walked once for the sizes they meet: what they take and leave depends on nothing else.
-Later ones follow the record."""
+Later ones, and others that differ in nothing but their names, follow the record."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import copy
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -42,18 +42,24 @@ class _Made:
         return whole.as_strided(self.shape, self.stride, self.offset)
 
 
+#: The key of a history, or that and the place of a frame that has waited for the clip's end.
+_Gone = tuple[str, "int | None"]
+
+
 @dataclass(frozen=True)
 class _Record:
-    """events: of its memory; of histories that went, the key. result: None: its input. counts, through, waits: what it
-    noted besides, the last one of where its input waits for the clip's end."""
+    """events: of its memory; where what was there before went, what that was. result: None: its input. counts, through,
+    waits, taken: what it noted besides, the last two of where its input waits for the clip's end, and of whose frames
+    have done so."""
 
-    events: list[tuple[Event, str | None]]
+    events: list[tuple[Event, _Gone | None]]
     result: _Made | None
     histories: dict[str, _Made | None]
     constants: dict[str, _Made]
     counts: Counter[str]
     through: frozenset[str]
     waits: list[str]
+    taken: list[str]
 
 
 class _Histories(dict[str, Tensor]):
@@ -113,18 +119,22 @@ class _Through(set[str]):
 @dataclass(frozen=True)
 class _Facts:
     """asks: what a step has asked its State for: histories, constants, counts and norms that are through. records: by
-    those."""
+    those. All keys are as the step's own name is `_OWN`."""
 
     asks: tuple[frozenset[str], ...] = (frozenset(),) * 4
     records: dict[Hashable, _Record] = field(default_factory=dict)
 
 
 class Known:
-    """What walks have found out of one step, for all of one half under the same operators. Threads may share it: facts
-    are replaced, not changed, when a step asks for more."""
+    """What walks have found out of steps that are alike, for all of one half under the same operators. Threads may
+    share it: facts are replaced, not changed, when a step asks for more."""
 
     def __init__(self) -> None:
         self.facts = _Facts()
+
+
+#: Stands for the name of a step.
+_OWN = "\0"
 
 
 class Repeated:
@@ -133,6 +143,12 @@ class Repeated:
     def __init__(self, step: Step, memory: PeakMemory, known: Known) -> None:
         self.name, self.size = step.name, step.size
         self._step, self._memory, self._known = step, memory, known
+
+    def _local(self, key: str) -> str:
+        return key.replace(self.name, _OWN, 1)
+
+    def _full(self, key: str) -> str:
+        return key.replace(_OWN, self.name, 1)
 
     def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
         if state is None:
@@ -152,11 +168,14 @@ class Repeated:
         """All that what the step takes, makes and leaves depends on."""
         histories, constants, counts, through = facts.asks
         with torch._C.DisableTorchFunction():
-            found = [(key, _form(dict.__getitem__(state.histories, key)))
-                     for key in histories if dict.__contains__(state.histories, key)]  # fmt: skip
-            found += [key for key in constants if dict.__contains__(state.constants, key)]
-            found += [key for key in counts if dict.get(state.counts, key)]
-            found += [key for key in through if set.__contains__(state.through, key)]
+            found = [(key, _form(history)) for key in histories
+                     if (history := dict.get(state.histories, self._full(key))) is not None]  # fmt: skip
+            found += [key for key in constants if dict.__contains__(state.constants, self._full(key))]
+            found += [key for key in counts if dict.get(state.counts, self._full(key))]
+            found += [key for key in through if set.__contains__(state.through, self._full(key))]
+            if state.ending:  # before it, whoever waits does not look at those that have waited
+                found += [(self._local(key), *map(_form, frames)) for key, frames in state.waiting.items()
+                          if self.name in key]  # fmt: skip
             return _form(x), state.ending, state.inside, frozenset(found)
 
     def _walked(
@@ -166,33 +185,46 @@ class Repeated:
         for each in watched:
             each.asked.clear()
         state.histories.written, state.constants.written = set(), set()
-        numbers = {memory.number(h): k for k, h in state.histories.items()}
+        local = self._local
+        gone = {memory.number(h): (local(k), None) for k, h in state.histories.items()}
+        gone |= {memory.number(f): (local(k), i) for k, frames in state.waiting.items() for i, f in enumerate(frames)}
         counts, through = dict(state.counts), frozenset(state.through)
         waiting = {k: len(frames) for k, frames in state.waiting.items()}
         with memory.recorded() as events:
             y = self._step.plain(part, x, state)
         written = state.histories.written
         asked = [written | state.histories.asked, *(each.asked for each in watched[1:])]
-        asks = tuple(known | more for known, more in zip(facts.asks, asked, strict=True))
+        asks = tuple(known.union(map(local, more)) for known, more in zip(facts.asks, asked, strict=True))
         if asks != facts.asks:  # its questions were too short
             self._known.facts = _Facts(asks)
             return y
         noted = {k: dict.__getitem__(state.constants, k) for k in state.constants.written}
         left = {k: dict.get(state.histories, k) for k in written}
         made = _named(memory, events, [y if y is not x else None, *left.values(), *noted.values()])
-        gone = [(e, None if e.own else numbers.get(e.number)) for e in events]
-        if made is not None and all(e.own or key is not None for e, key in gone):
-            result, rest = made[0], iter(made[1:])
+        named = [(e, None if e.own else gone.get(e.number)) for e in events]
+        if made is not None and all(e.own or what is not None for e, what in named):
+            rest = iter(made[1:])
             facts.records[question] = _Record(
-                gone, result, {k: next(rest) for k in left}, {k: next(rest) for k in noted},
-                Counter({k: n - counts.get(k, 0) for k, n in state.counts.items() if n != counts.get(k, 0)}),
-                frozenset(state.through) - through,
-                [k for k, frames in state.waiting.items() if len(frames) > waiting.get(k, 0)],
+                named, made[0], {local(k): next(rest) for k in left}, {local(k): next(rest) for k in noted},
+                Counter({local(k): n - counts.get(k, 0) for k, n in state.counts.items() if n != counts.get(k, 0)}),
+                frozenset(map(local, state.through - through)),
+                [local(k) for k, frames in state.waiting.items() if len(frames) > waiting.get(k, 0)],
+                [local(k) for k in waiting if k not in state.waiting],
             )  # fmt: skip
         return y
 
     def _followed(self, record: _Record, x: Tensor, state: State) -> Tensor:
-        blocks = self._memory.follow(record.events, lambda key: dict.pop(state.histories, key))
+        full = self._full
+        waited: dict[str, list[Tensor | None]] = {key: [*state.waiting.pop(full(key))] for key in record.taken}
+
+        def drop(what: _Gone) -> None:
+            key, place = what
+            if place is None:
+                dict.pop(state.histories, full(key))
+            else:
+                waited[key][place] = None
+
+        blocks = self._memory.follow(record.events, drop)
 
         def again(made: _Made) -> Tensor:
             self._memory.give(blocks[made.number])
@@ -200,15 +232,15 @@ class Repeated:
 
         for key, history in record.histories.items():
             if history is None:
-                dict.pop(state.histories, key, None)
+                dict.pop(state.histories, full(key), None)
             else:
-                state.histories[key] = again(history)
+                state.histories[full(key)] = again(history)
         for key, made in record.constants.items():
-            state.constants[key] = again(made)
-        state.counts.update(record.counts)
-        state.through |= record.through
+            state.constants[full(key)] = again(made)
+        state.counts.update({full(key): more for key, more in record.counts.items()})
+        state.through |= set(map(full, record.through))
         for key in record.waits:
-            state.waiting[key].append(x)
+            state.waiting[full(key)].append(x)
         return x if record.result is None else again(record.result)
 
 
@@ -228,9 +260,14 @@ def _named(memory: PeakMemory, events: Iterable[Event], tensors: list[Tensor | N
     return [None if t is None else _Made.of(t, next(found)) for t in tensors]
 
 
-def repeated(half: Half, memory: PeakMemory, known: Mapping[str, Known]) -> Half:
-    """The half with steps that are walked once for the sizes they meet. known: of its steps, by their names."""
+def repeated(half: Half, memory: PeakMemory, known: Mapping[Step, Known]) -> Half:
+    """The half with steps that are walked once for the sizes they meet. known: of its steps, without their names."""
     other = copy.copy(half)
     for part in ("_low", "_mid", "_high"):
-        setattr(other, part, [Repeated(step, memory, known[step.name]) for step in getattr(half, part)])
+        setattr(other, part, [Repeated(step, memory, known[_nameless(step)]) for step in getattr(half, part)])
     return other
+
+
+def _nameless(step: Step) -> Step:
+    named = any(field.name == "name" for field in fields(step))  # type: ignore[arg-type]
+    return replace(step, name="") if named else step  # type: ignore[type-var]

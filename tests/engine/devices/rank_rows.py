@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 from zerowaste_vae import Cancelled, load
 from zerowaste_vae.engine import core
+from zerowaste_vae.engine.devices import by_rows
 from zerowaste_vae.engine.devices.ranks import joined
 from zerowaste_vae.engine.kernels.conv3d import reference
 from zerowaste_vae.engine.network.fused import FusedDecoder
@@ -42,6 +43,10 @@ def cases(ranks, path, precision, height):
         vae.decode(z, chunk=1, devices=ranks, progress=lambda *at: told.append(at), cancel=lambda: bool(told))
     except Cancelled:
         out["cancelled"] = True
+    try:  # while rank 0 plans whether rows fit, and the others wait
+        vae.decode(z, devices=replace(ranks, split="auto"), cancel=lambda: True)
+    except Cancelled:
+        out["stopped"] = True
     dropped = vae.stream(z, chunk=1, devices=ranks)
     next(dropped, None)
     dropped.close()
@@ -80,6 +85,7 @@ def failing(ranks, path, who):
 def main(*files):
     torch.set_num_threads(1)
     core.why_off = lambda *_: None
+    by_rows.sooner = lambda *_: True
     # Sums whose order is not seen: torch's convolutions on a CPU choose theirs by the size of the whole.
     reference.F.conv3d = lambda x, w, *a, **k: convolve(x.double(), w.bfloat16().double(), *a, **k)
     with joined() as ranks:

@@ -79,7 +79,7 @@ def test_ranks_make_rows_of_every_frame(tmp_path, make_vae_file, seed_model):
     assert process.returncode and re.search("rank 0: (another rank has|rank 1 has ended|stopped by)", said), said
     assert "[{" in said, said
     for found in json.loads(next(line for line in said.splitlines() if line.startswith("[{"))):
-        assert found["decode"] and found["stream"] and found["cancelled"], found
+        assert found["decode"] and found["stream"] and found["cancelled"] and found["stopped"], found
         assert "2 ranks with 128, " in found["plan"]
         plan, same = found.get("encode", ("2 ranks with 128, 136 rows of every frame", True))
         assert plan.startswith("2 ranks with 128, 136 rows of every frame") and same

@@ -8,29 +8,15 @@ import pytest
 import torch
 from zerowaste_vae import Cancelled, InputError, VideoVAE, load
 from zerowaste_vae.engine import call
-from zerowaste_vae.engine.archs import seedvr2
-from zerowaste_vae.engine.devices import by_rows, kinds, several
+from zerowaste_vae.engine.devices import kinds
 from zerowaste_vae.engine.devices.copies import on
 from zerowaste_vae.engine.devices.kinds import resolve
-from zerowaste_vae.engine.devices.ranks import Ranks
 from zerowaste_vae.engine.errors import PlanError
 from zerowaste_vae.engine.planning import shares
-from zerowaste_vae.engine.request import Request
 from zerowaste_vae.engine.run.results import HandedOn, Landed
 
 CPU = torch.device("cpu")
 TWO = ["cpu", "cpu"]
-
-
-@pytest.fixture
-def fused():
-    return False
-
-
-@pytest.fixture
-def small(fused, make_vae_file, monkeypatch):
-    monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None if fused else "off")
-    return load(make_vae_file((8, 8, 8, 8), (8, 8, 8, 8), 2, 3), device="cpu")
 
 
 @pytest.fixture
@@ -359,50 +345,3 @@ def test_a_stream_of_frames_goes_on_where_one_fails(small, noise, early, rounds,
     rounds(2.1, 16 * 16 * 3 * 4)
     found = torch.cat(list(small.encode_stream(iter(video), chunk=1, count=61, devices=TWO)), 2)
     assert torch.equal(found, whole) and small.last_report.events["handed_over"] == 1
-
-
-# -- rows of every frame -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("fused", [True])
-def test_why_rows_are_not_shared(small, vae):
-    def why(of=small, half="decoder", height=90, **options):
-        return by_rows.why_not(of, half, Request(**options), height, 2)
-
-    assert why() is None
-    assert why(half="encoder", height=1080) is None
-    assert "720 rows are too few for 4 parts" in by_rows.why_not(small, "encoder", Request(), 720, 4)
-    assert "tiling 'blended'" in why(tiling="blended")
-    assert "8 rows are too few" in why(height=8)
-    assert "composed_upsample" in why(small.with_options(small.options.switched(off=["composed_upsample"])))
-    assert "fused kernels" in why(small.with_options(small.options.switched(off=["triton_fusion"])))
-
-
-@pytest.mark.parametrize("fused", [True])
-def test_rows_that_do_not_fit_are_not_chosen(small):
-    size, whole = (3, 70, 4), small.plan_decode(3, 70, 4).peak_bytes
-    target = whole / 2**30
-    assert by_rows.fits(small, "decoder", size, Request(vram_gb=target), 2)
-    assert not by_rows.fits(small, "decoder", size, Request(vram_gb=0.5 * target), 2)
-    assert small.plan_decode(3, 70, 4).peak_bytes == whole
-
-
-@pytest.mark.parametrize("half", ["decoder", "encoder"])
-def test_rows_take_less_time_for_short_clips_and_more_for_long_ones(half):
-    program = getattr(seedvr2, half)(seedvr2.PUBLISHED.config)
-    size = (90, 160) if half == "decoder" else (1080, 1920)
-    assert 0.5 < by_rows.duration(program, *size, 2) < 0.75
-    assert by_rows.sooner(program, *size, 2, 6)
-    assert not by_rows.sooner(program, *size, 2, 150)
-    assert by_rows.sooner(program, *size, 2, 150, (140, 146))  # of a long clip a few
-
-
-@pytest.mark.parametrize("fused", [True])
-@pytest.mark.parametrize("asked, sooner, by", [("segments", True, False), ("rows", False, True), ("auto", True, True),
-                                              ("auto", False, False), (None, True, False)])  # fmt: skip
-def test_auto_takes_what_is_computed_to_be_done_sooner(small, monkeypatch, asked, sooner, by):
-    """Whoever says nothing gets segments, until GPUs have run rows."""
-    ranks = Ranks(0, 2, 0, split=asked) if asked else Ranks(0, 2, 0)
-    monkeypatch.setattr(by_rows, "sooner", lambda *_: sooner)
-    size = (6, 90, 4)
-    assert several._by_rows(small, ranks, "decoder", 90, 1, range(21), size, Request()) == by

@@ -1,0 +1,38 @@
+"""The largest tiles that fit, with few walks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..run.tiles import Grid
+
+#: Sizes that are guessed from what others take, before those that are left are halved.
+GUESSES = 5
+
+
+def largest(grids: Sequence[Grid], target: int, fixed: int, least: Callable[[Grid], int]) -> int:
+    """The place of the first of `grids`, from large to small tiles, that takes no more than `target`; their number
+    where none does. The very first one is known to be too large.
+
+    least: bytes that a plan takes with tiles; what it takes besides those that are `fixed` goes about with their area,
+    so that two or three are asked for. Only which of them fit decides.
+    """
+    areas = [grid.rows.size * grid.cols.size for grid in grids]
+    above, below = 0, len(grids)
+    #: Area and bytes of the smallest tiles that are too large, and of the largest that are not.
+    high, low = (areas[0], least(grids[0])), (0, fixed)
+    for tries in range(len(grids)):
+        if below - above == 1:
+            break
+        at = (above + below) // 2
+        if tries == 2 and below == len(grids):  # the guesses were wrong: perhaps nothing fits
+            at = below - 1
+        elif tries < GUESSES:
+            most = low[0] + (target - low[1]) * (high[0] - low[0]) / max(high[1] - low[1], 1)
+            at = next((i for i in range(above + 1, below - 1) if areas[i] <= most), below - 1)
+        found = areas[at], least(grids[at])
+        if found[1] <= target:
+            below, low = at, found
+        else:
+            above, high = at, found
+    return below

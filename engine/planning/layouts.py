@@ -1,0 +1,192 @@
+"""Sizes, strides and types that torch's operators give what they make on the meta device. For many of them torch has
+rules in Python there, which import its compiler when they are first asked: 1.8 s of CPU."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
+
+
+class Layout(NamedTuple):
+    """Of one tensor."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, x: Tensor) -> Layout:
+        return cls(tuple(x.shape), x.stride(), x.dtype)
+
+    @classmethod
+    def ordered(cls, shape: Sequence[int], order: Iterable[int], dtype: torch.dtype) -> Layout:
+        """Without gaps; order: of the axes, from the outermost to the innermost."""
+        strides, size = [1] * len(shape), 1
+        for axis in reversed(list(order)):
+            strides[axis] = size
+            size *= max(shape[axis], 1)
+        return cls(tuple(shape), tuple(strides), dtype)
+
+    @classmethod
+    def dense(cls, shape: Sequence[int], dtype: torch.dtype) -> Layout:
+        """Row by row."""
+        return cls.ordered(shape, range(len(shape)), dtype)
+
+    def made(self) -> Tensor:
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
+
+
+def _order(tensors: Sequence[Tensor]) -> list[int]:
+    """Axes of what is made of tensors of one shape, from the outermost to the innermost: as in the first tensor that
+    tells them apart."""
+    axes, plain = range(tensors[0].dim()), all(t.is_contiguous() for t in tensors)
+    last = len(axes) == 4 and all(t.is_contiguous(memory_format=torch.channels_last) for t in tensors)
+    if plain != last:
+        return [0, 2, 3, 1] if last else list(axes)
+
+    def swapped(a: int, b: int) -> int:
+        for t in tensors:
+            x, y = t.stride(a), t.stride(b)
+            if x and y and (x != y or t.shape[a] > t.shape[b]):
+                return 1 if x >= y else -1
+        return 0
+
+    order = list(reversed(axes))
+    for i in axes[1:]:
+        for j in reversed(range(i)):
+            found = swapped(order[j], order[i])
+            if found > 0:
+                order[j], order[i], i = order[i], order[j], j
+            elif found < 0:
+                break
+    return order[::-1]
+
+
+def _each(*args: Any, floats: bool = False, dtype: torch.dtype | None = None, alpha: float = 1) -> Layout:
+    """Of a function of single values. floats: also of whole numbers."""
+    tensors = [a for a in args if isinstance(a, Tensor)]
+    if dtype is None:
+        dtype = torch.result_type(*args) if len(args) > 1 else args[0].dtype
+        if floats and not dtype.is_floating_point:
+            dtype = torch.get_default_dtype()
+    if len(tensors) == 1:
+        return Layout.of(torch.empty_like(tensors[0], dtype=dtype))
+    if any(t.shape != tensors[0].shape for t in tensors):
+        tensors = list(torch.broadcast_tensors(*tensors))
+    return Layout.ordered(tensors[0].shape, _order(tensors), dtype)
+
+
+def _channels_last(x: Tensor) -> bool:
+    """Whether torch takes strides for those of channels behind the other axes."""
+    least, axes = 0, (1, *range(x.dim() - 1, 1, -1), 0)
+    if x.dim() not in (4, 5) or not x.stride(1):
+        return False
+    for axis in axes:
+        size, stride = x.shape[axis], x.stride(axis)
+        if not size or stride < least or (not axis and least == x.stride(1)):
+            return False
+        least = stride * size if size > 1 else stride
+    return True
+
+
+def _joined(tensors: Sequence[Tensor], dim: int = 0) -> Layout:
+    parts = [t for t in tensors if t.dim() > 1 or t.numel()] or tensors  # torch lets empty ones of one axis pass
+    shape, dim = list(parts[0].shape), dim % parts[0].dim()
+    shape[dim] = sum(t.shape[dim] for t in parts)
+    dtype = functools.reduce(torch.promote_types, (t.dtype for t in tensors))
+    order = list(range(len(shape)))
+    if all(map(_channels_last, tensors)):
+        order = [0, *order[2:], 1]
+    return Layout.ordered(shape, order, dtype)
+
+
+def _stacked(tensors: Sequence[Tensor], dim: int = 0) -> Layout:
+    dim %= tensors[0].dim() + 1
+    if dim == tensors[0].dim():
+        return _joined([t.unsqueeze(dim) for t in tensors], dim)
+    shape = list(tensors[0].shape)
+    return Layout.of(_joined(tensors, dim).made().view(*shape[:dim], len(tensors), *shape[dim:]))
+
+
+def _mean(x: Tensor, dims: Sequence[int] | None, keep: bool = False, *, dtype: torch.dtype | None = None) -> Layout:
+    gone = {d % x.dim() for d in (dims or range(x.dim()))}
+    shape = [1 if i in gone else n for i, n in enumerate(x.shape) if keep or i not in gone]
+    return Layout.dense(shape, dtype or x.dtype)
+
+
+def _norm(x: Tensor, order: float, dims: Sequence[int] | None, keep: bool = False, *, dtype: Any = None) -> Layout:
+    return _mean(x, dims, keep, dtype=dtype)
+
+
+def _product(*tensors: Tensor) -> Layout:
+    *_, a, b = tensors
+    return Layout.dense((a.shape[0], *b.shape[1:]), a.dtype)
+
+
+def _square(count: int, *, dtype: Any = None, device: torch.device | None = None, **_: Any) -> Layout | None:
+    if device is None or device.type != "meta":
+        return None
+    return Layout.dense((count, count), dtype or torch.get_default_dtype())
+
+
+def _groups(x: Tensor, weight: Tensor | None, bias: Tensor | None, count: int, channels: int, size: int, groups: int,
+            eps: float) -> list[Layout] | None:  # fmt: skip
+    sums = Layout.dense((count, groups), x.dtype)
+    return [Layout.dense(x.shape, x.dtype), sums, sums] if x.is_contiguous() else None
+
+
+_floats, _bools = functools.partial(_each, floats=True), functools.partial(_each, dtype=torch.bool)
+#: What these operators make of their arguments; None: that is left to torch.
+RULES: dict[Any, Callable[..., Layout | list[Layout] | None]] = {
+    **dict.fromkeys((
+        aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.mul.Scalar, aten.pow.Tensor_Scalar, aten.pow.Scalar,
+        aten.remainder.Scalar, aten.floor_divide.default, aten.clamp_min.default, aten.abs.default,
+    ), _each),
+    **dict.fromkeys((
+        aten.div.Tensor, aten.rsqrt.default, aten.sin.default, aten.cos.default, aten.exp.default, aten.log.default,
+    ), _floats),
+    aten.eq.Tensor: _bools,
+    aten.cat.default: _joined,
+    aten.stack.default: _stacked,
+    aten.eye.default: _square,
+    aten.mean.dim: _mean,
+    aten.linalg_vector_norm.default: _norm,
+    aten.addmm.default: _product,
+    aten.mv.default: _product,
+    aten.native_group_norm.default: _groups,
+}  # fmt: skip
+
+
+def result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """func(*args, **kwargs) on the meta device."""
+    rule = RULES.get(func)
+    if rule is not None and all(map(_valueless, args)):
+        made = rule(*args, **kwargs)
+        if made is not None:
+            return made.made() if isinstance(made, Layout) else tuple(each.made() for each in made)
+    return func(*args, **kwargs)
+
+
+def _valueless(arg: Any) -> bool:
+    if isinstance(arg, Tensor):
+        return arg.is_meta
+    return not isinstance(arg, (list, tuple)) or all(map(_valueless, arg))
+
+
+class ByRules(TorchDispatchMode):
+    """Tensors on the meta device are made by RULES inside."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch would import its compiler to have that leave the mode alone."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return result(func, args, kwargs or {})

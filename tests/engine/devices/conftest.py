@@ -1,0 +1,15 @@
+"""What tests of several devices share."""
+
+import pytest
+from zerowaste_vae import load
+
+
+@pytest.fixture
+def fused():
+    return False
+
+
+@pytest.fixture
+def small(fused, make_vae_file, monkeypatch):
+    monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None if fused else "off")
+    return load(make_vae_file((8, 8, 8, 8), (8, 8, 8, 8), 2, 3), device="cpu")

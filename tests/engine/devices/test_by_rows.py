@@ -1,0 +1,64 @@
+"""Rows of every frame on each rank: when that is chosen."""
+
+import pytest
+from zerowaste_vae import Cancelled
+from zerowaste_vae.engine.archs import seedvr2
+from zerowaste_vae.engine.devices import by_rows, several
+from zerowaste_vae.engine.devices.ranks import Ranks
+from zerowaste_vae.engine.request import Request
+
+
+@pytest.mark.parametrize("fused", [True])
+def test_why_rows_are_not_shared(small, vae):
+    def why(of=small, half="decoder", height=90, **options):
+        return by_rows.why_not(of, half, Request(**options), height, 2)
+
+    assert why() is None
+    assert why(half="encoder", height=1080) is None
+    assert "720 rows are too few for 4 parts" in by_rows.why_not(small, "encoder", Request(), 720, 4)
+    assert "tiling 'blended'" in why(tiling="blended")
+    assert "8 rows are too few" in why(height=8)
+    assert "composed_upsample" in why(small.with_options(small.options.switched(off=["composed_upsample"])))
+    assert "fused kernels" in why(small.with_options(small.options.switched(off=["triton_fusion"])))
+
+
+@pytest.mark.parametrize("fused", [True])
+def test_rows_that_do_not_fit_are_not_chosen(small):
+    size, whole = (3, 70, 4), small.plan_decode(3, 70, 4).peak_bytes
+    target = whole / 2**30
+    assert by_rows.fits(small, "decoder", size, Request(vram_gb=target), 2, print)
+    assert not by_rows.fits(small, "decoder", size, Request(vram_gb=0.5 * target), 2, print)
+    assert small.plan_decode(3, 70, 4).peak_bytes == whole
+
+
+@pytest.mark.parametrize("fused", [True])
+def test_a_plan_for_rows_stops_when_it_is_told_to(small, monkeypatch):
+    """What is planned next is for whole frames."""
+    size, whole = (3, 70, 4), small.plan_decode(3, 70, 4)
+    monkeypatch.setattr(by_rows, "sooner", lambda *_: True)
+    asked = small, Ranks(0, 2, 0, split="auto"), "decoder", 70, 1, range(9), size, Request()
+    assert several._by_rows(*asked, lambda: False)
+    with pytest.raises(Cancelled):
+        several._by_rows(*asked, lambda: True)
+    assert small.plan_decode(3, 70, 4) == whole
+
+
+@pytest.mark.parametrize("half", ["decoder", "encoder"])
+def test_rows_take_less_time_for_short_clips_and_more_for_long_ones(half):
+    program = getattr(seedvr2, half)(seedvr2.PUBLISHED.config)
+    size = (90, 160) if half == "decoder" else (1080, 1920)
+    assert 0.5 < by_rows.duration(program, *size, 2) < 0.75
+    assert by_rows.sooner(program, *size, 2, 6)
+    assert not by_rows.sooner(program, *size, 2, 150)
+    assert by_rows.sooner(program, *size, 2, 150, (140, 146))  # of a long clip a few
+
+
+@pytest.mark.parametrize("fused", [True])
+@pytest.mark.parametrize("asked, sooner, by", [("segments", True, False), ("rows", False, True), ("auto", True, True),
+                                              ("auto", False, False), (None, True, False)])  # fmt: skip
+def test_auto_takes_what_is_computed_to_be_done_sooner(small, monkeypatch, asked, sooner, by):
+    """Whoever says nothing gets segments, until GPUs have run rows."""
+    ranks = Ranks(0, 2, 0, split=asked) if asked else Ranks(0, 2, 0)
+    monkeypatch.setattr(by_rows, "sooner", lambda *_: sooner)
+    size = (6, 90, 4)
+    assert several._by_rows(small, ranks, "decoder", 90, 1, range(21), size, Request(), None) == by
