@@ -59,7 +59,7 @@ def test_they_are_torchs(func):
     for args in calls(str(func).removeprefix("aten.")):
         try:
             expected = func(*args, **options)
-        except (RuntimeError, IndexError, ValueError):  # of shapes that do not go together
+        except (RuntimeError, IndexError, ValueError, AssertionError):  # of shapes that do not go together
             continue
         found = RULES[func](*args, **options)
         if found is None:
