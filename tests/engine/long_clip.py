@@ -26,8 +26,8 @@ from zerowaste_vae.engine.network.ops.strided_down import StridedDown
 from zerowaste_vae.engine.network.program import STEP, TILES, Program
 from zerowaste_vae.engine.vae import VideoVAE
 
-#: Frames by which all that stays is there, and how many are looked at before each end.
-SETTLED, SPAN = 200, 100
+#: Frames by which all that stays is there, of long clips; half as many are looked at before each end.
+SETTLED = 200
 
 
 class Config:
@@ -57,7 +57,8 @@ def resident() -> int:
 class Watch:
     """Bytes of the frames that are alive, and of the process, as they pass by."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: int) -> None:
+        self._settled = min(SETTLED, count // 2)
         self.frames = self.alive = self.most = 0
         self._resident: list[tuple[int, int]] = []
 
@@ -71,15 +72,15 @@ class Watch:
 
     @property
     def settled(self) -> int:
-        return self._most(SETTLED)
+        return self._most(self._settled)
 
     @property
     def last(self) -> int:
         return self._most(self.frames)
 
     def _most(self, end: int) -> int:
-        """Of the SPAN frames before: single looks differ by what a convolution just holds."""
-        return max(size for frame, size in self._resident if end - SPAN < frame <= end)
+        """Of frames before: single looks differ by what a convolution just holds."""
+        return max(size for frame, size in self._resident if end - self._settled // 2 < frame <= end)
 
     def _gone(self, size: int) -> None:
         self.alive -= size
@@ -100,13 +101,13 @@ def main(kind: str, count: int, folder: Path) -> None:
         for _ in range(latents):
             writer.write(torch.randn(1, vae.latent_channels, 1, *size))
         writer.finish()
-    loaded, watch = resident(), Watch()
+    loaded, watch = resident(), Watch(frames)
     with Mp4Writer(folder / "clip.mp4", Format(24, crf=40)) as file:
         for piece in vae.stream(LatentFile(folder / "l.safetensors", vae.latent_channels), output="uint8", chunk=4):
             file.write(watch.see(piece, piece.shape[1])[0])
     file.finish()
     decode = {"frames": watch.frames, "alive": watch.most, "settled": watch.settled, "last": watch.last}
-    each, watch = piece[0, 0].nbytes, Watch()
+    each, watch = piece[0, 0].nbytes, Watch(frames)
     made = 0
     with LatentWriter(folder / "again.safetensors") as writer:
         for latent in vae.encode_stream((watch.see(f, 1) for f in Clip(folder / "clip.mp4")), chunk=4):
