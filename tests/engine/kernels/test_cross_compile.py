@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -32,13 +33,15 @@ def builds(request):
     chosen = {item.callspec.params["sm"] for item in request.session.items if "builds" in item.fixturenames}
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     script = str(Path(__file__).with_name("compile_cases.py"))
-    runs = [subprocess.Popen([sys.executable, script, half, *map(str, sorted(chosen))], env=environment,
-                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for half in "01"]
-    rows = []
-    for run in runs:
-        out, errors = run.communicate()
-        assert run.returncode == 0, errors[-2000:]
-        rows += [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+
+    def compiled(half):  # read as it comes: one whose pipe is full would wait for the other one's end
+        command = [sys.executable, script, half, *map(str, sorted(chosen))]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+    with ThreadPoolExecutor(2) as pool:
+        rows = [row for each in pool.map(compiled, "01") for row in each]
     return {sm: [r for r in rows if r["sm"] == sm] for sm in chosen}
 
 
