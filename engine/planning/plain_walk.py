@@ -24,7 +24,6 @@ from ..run.pixels import to_network
 from ..run.plan import Steps
 from ..run.scope import attention_scope
 from .dryrun import PeakMemory, peak_bytes
-from .layouts import ByRules
 from .meta import meta_model
 from .repeated import Known, repeated
 
@@ -166,7 +165,7 @@ class PlainWalk:
             # What a tile of one latent pixel is made into has as many channels as any.
             shape = (1, part.program.takes, 1, 2 * self._spatial, 2 * self._spatial)
             video = torch.empty(shape, device="meta", dtype=self._dtype)
-            with torch.inference_mode(False), torch.no_grad(), ByRules():
+            with torch.inference_mode(False), torch.no_grad(), PeakMemory():
                 whole = getattr(self._model, half)
                 channels = whole.between(whole.high(video, State()), State()).shape[1]
 

@@ -79,9 +79,12 @@ def test_what_has_values_is_left_to_torch():
 
 
 SCRIPT = """
+import contextlib
 import sys
 from zerowaste_vae.engine.archs import ARCHITECTURES
+from zerowaste_vae.engine.errors import InputError
 from zerowaste_vae.engine.options import DEFAULTS
+from zerowaste_vae.engine.request import Request
 from zerowaste_vae.engine.planning.make import make_planner
 from zerowaste_vae.engine.planning.plain_walk import Torch
 from zerowaste_vae.engine.precision.modes import Mode
@@ -92,7 +95,10 @@ for a in ARCHITECTURES:
         planner = make_planner(a, config, dtype, DEFAULTS, Mode(), lambda: not products, lambda: Torch(products, True))
         for half in ("encoder", "decoder"):
             if getattr(a, half)(config) is not None:
-                planner.plan(half, (3 if a.temporal > 1 else 1, 8, 8))
+                size, tile = (3 if a.temporal > 1 else 1, 16, 16), 8 * a.spatial
+                planner.plan(half, size)
+                with contextlib.suppress(InputError):  # of those that cut tiles of their own
+                    planner.plan(half, size, Request(tiling="blended", tile=tile, overlap=tile // 2))
                 assert "torch._dynamo" not in sys.modules, (a.name, half, dtype)
 print("planned")
 """
