@@ -82,8 +82,7 @@ class Core:
         self._timed = None
         self._options = options
         model, dtype = self.model, self.dtype
-        #: To look for them takes longer than to count their bytes, which every plan does.
-        self._parameters = tuple(model.parameters())
+        self._parameters = tuple(model.parameters())  # every plan counts their bytes; to look for them takes longer
         self._plain = PlainHalves(model, self.architecture, dtype)
         self._mixed = self._mode_of(options)
         self.planner = make_planner(

@@ -19,7 +19,7 @@ from ..report import Report
 from ..request import Request
 from ..run.passes import Latents
 from ..run.plan import Plan
-from ..run.progress import Cancel, Ticker
+from ..run.progress import Ticker
 from ..run.results import Finished, Target
 from ..run.sections import latent_of
 from ..run.tiles import grid
@@ -107,7 +107,7 @@ def _run(
         ranks.agree(vae.device, mixed)
         policy = ranks.broadcast(policy)
         about = half, height, clips, wanted, latents, request
-        rows = _answered(ranks, lambda: _by_rows(vae, ranks, *about, told.cancel))
+        rows = _answered(ranks, lambda: _by_rows(vae, ranks, *about, told.check))
         if rows is None:
             return
         if rows:
@@ -174,7 +174,7 @@ def _answered(ranks: Ranks, ask: Callable[[], bool]) -> bool | None:
 
 def _by_rows(
     vae: Core, ranks: Ranks, half: str, height: int, clips: int, wanted: range, latents: tuple[int, int, int],
-    request: Request, cancel: Cancel | None,
+    request: Request, check: Callable[[], None],
 ) -> bool:  # fmt: skip
     """Whether ranks share every frame, and not the clip. Raises Cancelled."""
     if ranks.split == "segments":
@@ -192,7 +192,7 @@ def _by_rows(
     last = program.rates[-1]
     span = latent_of(wanted.start, last), latent_of(wanted.stop - 1, last) + 1
     sooner = by_rows.sooner(program, height, width, ranks.count, count, span)
-    return sooner and by_rows.fits(vae, half, latents, request, ranks.count, Ticker(None, cancel).check)
+    return sooner and by_rows.fits(vae, half, latents, request, ranks.count, check)
 
 
 def _named(vae: Core, devices: Devices, mixed: bool) -> list[torch.device]:

@@ -46,6 +46,10 @@ class Told:
     cancel: Cancel | None = None
     on_plan: Callable[[Plan], None] | None = None
 
+    def check(self) -> None:
+        """Raises Cancelled where it says so."""
+        Ticker(None, self.cancel).check()
+
 
 class Operation(Protocol):
     """A decode or encode of some clips: `call.decode` or `call.encode` with what they read."""
@@ -152,8 +156,7 @@ class Spread:
     def _step(self) -> int:
         """Latents per chunk: parts begin where one device's chunks do."""
         try:
-            check = Ticker(None, self.told.cancel).check
-            plan = self.cores[0]._plan(self.half, self.size, self.request, check=check)
+            plan = self.cores[0]._plan(self.half, self.size, self.request, check=self.told.check)
             return plan.steps.latents if plan.own is None and plan.steps.latents else 1
         except PlanError:
             return 1
@@ -214,7 +217,7 @@ class Spread:
 
     def results(self) -> Generator[Finished, None, None]:
         """In their order, while the devices' threads go on."""
-        inference, core, caller = torch.is_inference_mode_enabled(), self.cores[0], Ticker(None, self.told.cancel)
+        inference, core = torch.is_inference_mode_enabled(), self.cores[0]
         pressure, core.on_pressure = core.on_pressure, core.on_pressure and self._ask
         threads = [threading.Thread(target=self._work, args=(i, inference), name=f"zerowaste {i}", daemon=True)
                    for i in sorted({p.device for p in self.parts})]  # fmt: skip
@@ -222,7 +225,7 @@ class Spread:
             for thread in threads:
                 thread.start()
             while self._front < len(self.parts):
-                caller.check()
+                self.told.check()
                 self._read()
                 self._listen(pressure)
                 yield from self._turned()

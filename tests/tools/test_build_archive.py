@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -15,13 +14,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def tool():
+def tool(load_tool):
     if subprocess.run(["git", "rev-parse"], cwd=ROOT, capture_output=True).returncode:
         pytest.skip("needs the git checkout: what is tracked is what is shipped")
-    spec = importlib.util.spec_from_file_location("build_archive", ROOT / "tools" / "build_archive.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_tool("build_archive")
 
 
 @pytest.fixture

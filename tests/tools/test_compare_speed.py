@@ -1,6 +1,5 @@
 """Two checkouts in one process: both run, and the line says which is slower."""
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -11,13 +10,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def tool():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "tools"))
-        spec = importlib.util.spec_from_file_location("compare_speed", ROOT / "tools" / "compare_speed.py")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        yield module
+def tool(load_tool):
+    return load_tool("compare_speed")
 
 
 def test_a_checkout_beside_itself(tool, tmp_path, capsys):

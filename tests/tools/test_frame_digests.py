@@ -1,22 +1,15 @@
 """The record of digests: every case of a run is in it, and no difference between two goes unsaid."""
 
-import importlib.util
 import json
 import math
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-TOOL = Path(__file__).parents[2] / "tools" / "frame_digests.py"
-
 
 @pytest.fixture(scope="module")
-def tool():
-    spec = importlib.util.spec_from_file_location("frame_digests", TOOL)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def tool(load_tool):
+    return load_tool("frame_digests")
 
 
 def test_the_published_shapes_are_known(tool):

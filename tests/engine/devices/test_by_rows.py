@@ -5,6 +5,7 @@ from zerowaste_vae import Cancelled
 from zerowaste_vae.engine.archs import seedvr2
 from zerowaste_vae.engine.devices import by_rows, several
 from zerowaste_vae.engine.devices.ranks import Ranks
+from zerowaste_vae.engine.devices.spread import Told
 from zerowaste_vae.engine.request import Request
 
 
@@ -37,9 +38,9 @@ def test_a_plan_for_rows_stops_when_it_is_told_to(small, monkeypatch):
     size, whole = (3, 70, 4), small.plan_decode(3, 70, 4)
     monkeypatch.setattr(by_rows, "sooner", lambda *_: True)
     asked = small, Ranks(0, 2, 0, split="auto"), "decoder", 70, 1, range(9), size, Request()
-    assert several._by_rows(*asked, lambda: False)
+    assert several._by_rows(*asked, Told(cancel=lambda: False).check)
     with pytest.raises(Cancelled):
-        several._by_rows(*asked, lambda: True)
+        several._by_rows(*asked, Told(cancel=lambda: True).check)
     assert small.plan_decode(3, 70, 4) == whole
 
 
@@ -61,4 +62,4 @@ def test_auto_takes_what_is_computed_to_be_done_sooner(small, monkeypatch, asked
     ranks = Ranks(0, 2, 0, split=asked) if asked else Ranks(0, 2, 0)
     monkeypatch.setattr(by_rows, "sooner", lambda *_: sooner)
     size = (6, 90, 4)
-    assert several._by_rows(small, ranks, "decoder", 90, 1, range(21), size, Request(), None) == by
+    assert several._by_rows(small, ranks, "decoder", 90, 1, range(21), size, Request(), Told().check) == by
