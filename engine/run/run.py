@@ -151,8 +151,8 @@ class Run(Memory):
             tokens = self.take(1, h, w, c)
             q, k, v = (self.take(1, many * n, c) for _ in range(3))
             # Our kernels are done with a query when its result comes.
-            y, clip = (q, c) if block.whole else (self.take(1, n, c), 0)
-            size = scratch_bytes(many * n, self.dtype.itemsize, clip) if block.flash else 0
+            y = q if block.whole else self.take(1, n, c)
+            size = scratch_bytes(many * n, self.dtype.itemsize, c, block.whole) if block.flash else 0
             scratch = self.arena.take((size,), torch.uint8)
             if self.dry:
                 return None
@@ -171,7 +171,7 @@ class Run(Memory):
                 for out in (q, k, v):
                     self.inspect(out)  # a softmax gives -Inf no weight
                 backend = "auto" if block.flash else "reference"
-                mixed = self.attempt(attention, q, k, v, out=y, scratch=scratch, clip=clip, backend=backend)
+                mixed = self.attempt(attention, q, k, v, out=y, scratch=scratch, clip=block.whole, backend=backend)
                 for i in range(many):
                     product(mixed[0, i * n : (i + 1) * n], block.out, tokens.view(n, c))
                     x[first + i].view(n, c).add_(tokens.view(n, c))

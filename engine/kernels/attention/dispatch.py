@@ -12,22 +12,23 @@ from torch import Tensor
 from ..observe import observed
 from ..targets import Target, capabilities, interpreted, on_device, target, triton_version, use_triton
 from . import reference
-from .schedules import MERGE_ROWS, MERGE_TILES, SCHEDULES, Blocks, Schedule, pick
+from .schedules import GATHER, SCHEDULES, Blocks, Schedule, pick
 
 FLASH_HEAD = 256  # torch's flash kernels stop here
 LARGEST_HEAD = 1024
 
 
-def scratch_bytes(tokens: int, itemsize: int, clip: int = 0) -> int:
+def scratch_bytes(tokens: int, itemsize: int, head: int, clip: bool = False) -> int:
     """Bytes of `scratch` that `attention` uses at most for one call over this many tokens, on any GPU. clip: as there.
     """
-    return max(Blocks.of(tokens, itemsize, scores, clip).split(itemsize)[1] for scores, _ in SCHEDULES.values())
+    return max(Blocks.of(tokens, itemsize, scores, head, clip).split(itemsize, head)[2]
+               for scores, _ in SCHEDULES.values())  # fmt: skip
 
 
 @observed
 def attention(q: Tensor, k: Tensor, v: Tensor, *, out: Tensor | None = None, scratch: Tensor | None = None,
-              clip: int = 0, backend: str = "auto") -> Tensor:
-    """Single-head attention within each of B frames, or (clip: D, else 0) clips.
+              clip: bool = False, backend: str = "auto") -> Tensor:
+    """Single-head attention within each of B frames, or (`clip`) clips.
 
     q, k, v: [B, N, D] contiguous, fp16 or bf16 (fp32 runs torch), D a multiple of 8. Returns [B, N, D]:
     softmax(q k^T / sqrt(D)) v. Memory is O(N): about 128 MiB of scratch, or for a `clip` up to 1 GiB, allocated unless
@@ -55,20 +56,22 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, out: Tensor | None = None, scr
 
 def launch(q: Tensor, k: Tensor, v: Tensor, here: Target,
            schedules: tuple[Schedule, Schedule] | None = None, out: Tensor | None = None,
-           scratch: Tensor | None = None, clip: int = 0) -> Tensor:
+           scratch: Tensor | None = None, clip: bool = False) -> Tensor:
     """Run the kernels on contiguous tensors; `schedules` overrides the table (checks and tuning only)."""
     from . import triton as kernels
 
     frames, tokens, head = q.shape
     scores, values = schedules or pick(here.sm)
-    blocks = Blocks.of(tokens, q.element_size(), scores, clip)
+    blocks = Blocks.of(tokens, q.element_size(), scores, head, clip)
     rows, stride, tiles = blocks.rows, blocks.stride, blocks.tiles
-    split, end = blocks.split(q.element_size())
+    split, behind, end = blocks.split(q.element_size(), head)
     if scratch is None or scratch.numel() < end:
         scratch = torch.empty(end, dtype=torch.uint8, device=q.device)
     weights = scratch[:split].view(q.dtype).view(rows, stride)
-    peaks, totals = scratch[split:end].view(torch.float32).view(2, tiles, rows)
+    peaks, totals = scratch[split:behind].view(torch.float32).view(2, tiles, rows)
     out = torch.empty_like(q) if out is None else out
+    cut = blocks.parts > 1
+    sums = scratch[behind:end].view(torch.float32) if cut else out
     operands: list[Any] = [q, k, weights, v]
     if here.tma:
         from triton.tools.tensor_descriptor import TensorDescriptor
@@ -78,6 +81,7 @@ def launch(q: Tensor, k: Tensor, v: Tensor, here: Target,
         flat = [t.view(-1, t.shape[-1]) for t in operands]
         operands = [TensorDescriptor(t, t.shape, t.stride(), b) for t, b in zip(flat, boxes, strict=True)]
     qs, ks, ws, vs = operands
+    merge_rows, merge_tiles = blocks.merge
     common = {"D": head, "TMA": here.tma, "UNIT": scores.columns,
               "UPCAST": interpreted() and not q.is_cuda and q.dtype == torch.bfloat16}
     for frame in range(frames):
@@ -90,11 +94,15 @@ def launch(q: Tensor, k: Tensor, v: Tensor, here: Target,
                 BM=scores.positions, BN=scores.columns, BK=scores.depth,
                 num_warps=scores.warps, num_stages=scores.stages,
             )  # fmt: skip
-            kernels.merge_kernel[(row_tiles * scores.positions // MERGE_ROWS,)](
-                peaks, totals, row_tiles * scores.positions, tiles, BT=MERGE_TILES, BR=MERGE_ROWS, num_warps=4)
-            kernels.values_kernel[(row_tiles, -(-head // values.columns))](
-                ws, vs, totals, out, *place, **common, KEYS=scores.columns,
+            padded = row_tiles * scores.positions
+            kernels.merge_kernel[(padded // merge_rows,)](
+                peaks, totals, padded, tiles, BT=merge_tiles, BR=merge_rows, num_warps=4)
+            kernels.values_kernel[(row_tiles, -(-head // values.columns), blocks.parts)](
+                ws, vs, totals, sums, *place, blocks.each, **common, KEYS=scores.columns, SPLIT=cut,
                 BM=values.positions, BN=values.columns, BK=values.depth,
                 num_warps=values.warps, num_stages=values.stages,
             )  # fmt: skip
+            if cut:
+                kernels.gather_kernel[(-(-n // GATHER[0]), -(-head // GATHER[1]))](
+                    sums, out, place[0], n, padded, blocks.parts, D=head, BR=GATHER[0], BD=GATHER[1], num_warps=4)
     return out

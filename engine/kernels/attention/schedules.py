@@ -41,33 +41,50 @@ SCHEDULES: dict[int, tuple[Schedule, Schedule]] = {
 }
 # Softmax weights kept at once; queries run in equal blocks of rows that fit (3,712 of 14,400 at 1280x720).
 SCRATCH_BYTES = 128 * 2**20
-# Over a whole clip they may be so many bytes, for rows whose results are so many values: a tile for each processor of
-# an H200 in the second product.
-CLIP_BYTES, CLIP_VALUES = 2**30, 132 * 128 * 128
-# Rows and key tiles per step of the merge.
-MERGE_ROWS, MERGE_TILES = 32, 32
+# Values of results that fill an H200: a tile for each of its processors in the second product. Over a whole clip the
+# weights of rows with so many results may take so many bytes.
+FILLING, CLIP_BYTES = 132 * 128 * 128, 2**30
+# Fewest key tiles of a part of the second product; where there are more rows than parts, they are not cut.
+PART_TILES = 64
+# Rows and key tiles per step of the merge, and both where blocks have many tiles, and so few rows.
+MERGE, LONG_MERGE, LONG = (32, 32), (8, 128), 256
+# Rows and columns of a program that adds the parts.
+GATHER = (8, 256)
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """How one call shares its scratch: queries per block, softmax weights in a row of one, and tiles of keys."""
+    """How one call shares its scratch: queries per block, softmax weights in a row of one, tiles of keys, and parts
+    that these are cut into where the rows alone would leave processors idle (4096x4096: 256 rows of 512 channels are
+    8 programs)."""
 
     rows: int
     stride: int
     tiles: int
+    parts: int
 
     @classmethod
-    def of(cls, tokens: int, itemsize: int, scores: Schedule, clip: int = 0) -> Blocks:
-        """clip: of a whole one, channels of the head."""
+    def of(cls, tokens: int, itemsize: int, scores: Schedule, head: int, clip: bool = False) -> Blocks:
         tiles = -(-tokens // scores.columns)
         stride = tiles * scores.columns
-        room = max(SCRATCH_BYTES, min(CLIP_VALUES // clip * stride * itemsize, CLIP_BYTES)) if clip else 0
-        return cls(block_rows(tokens, stride * itemsize, scores.positions, room), stride, tiles)
+        room = max(SCRATCH_BYTES, min(FILLING // head * stride * itemsize, CLIP_BYTES)) if clip else 0
+        rows = block_rows(tokens, stride * itemsize, scores.positions, room)
+        return cls(rows, stride, tiles, max(1, min(FILLING // (rows * head), tiles // PART_TILES)))
 
-    def split(self, itemsize: int) -> tuple[int, int]:
-        """Bytes of the weights, and of all: behind them lie a peak and a sum per query and tile, in fp32."""
+    @property
+    def each(self) -> int:
+        """Key tiles of a part."""
+        return -(-self.tiles // self.parts)
+
+    @property
+    def merge(self) -> tuple[int, int]:
+        return LONG_MERGE if self.tiles >= LONG else MERGE
+
+    def split(self, itemsize: int, head: int) -> tuple[int, int, int]:
+        """Bytes of the weights; with a peak and a sum per query and tile, in fp32; and with the parts' results."""
         weights = self.rows * self.stride * itemsize
-        return weights, weights + 8 * self.tiles * self.rows
+        factors = weights + 8 * self.tiles * self.rows
+        return weights, factors, factors + (4 * self.parts * self.rows * head if self.parts > 1 else 0)
 
 
 def pick(sm: int) -> tuple[Schedule, Schedule]:

@@ -3,7 +3,8 @@
 
 A flash kernel keeps a whole output row in registers, which at 512 columns leaves tiles too small for the matrix units.
 Here a block of queries stores its softmax weights, each tile of keys relative to the tile's own peak; the merge finds
-what each tile must be scaled by; the second product scales as it sums.
+what each tile must be scaled by; the second product scales as it sums. Where a block has too few rows to occupy a GPU,
+the second product is cut into parts of the keys.
 """
 
 from __future__ import annotations
@@ -76,18 +77,23 @@ def merge_kernel(peaks, totals, rows, tiles, BT: tl.constexpr, BR: tl.constexpr)
         tl.store(totals + at, factor / total[None, :], mask=mask)
 
 
-@triton.jit(do_not_specialize=["query", "key", "rows", "tokens", "stride"])
-def values_kernel(weights, v, factors, out, query, key, rows, tokens, stride,
+@triton.jit(do_not_specialize=["query", "key", "rows", "tokens", "stride", "each"])
+def values_kernel(weights, v, factors, out, query, key, rows, tokens, stride, each,
                   D: tl.constexpr, KEYS: tl.constexpr, TMA: tl.constexpr, UPCAST: tl.constexpr, UNIT: tl.constexpr,
-                  BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
-    """Program (row tile, slice of BN columns): out[r] = sum over tiles of factor * weights[r, tile] @ v[tile].
+                  SPLIT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+    """Program (row tile, slice of BN columns, part): out[r] = sum over tiles of factor * weights[r, tile] @ v[tile].
 
-    KEYS: keys of one tile of the factors, a multiple of BK.
+    KEYS: keys of one tile of the factors, a multiple of BK. SPLIT: a part is `each` of the tiles, and its sum in fp32
+    goes to out[part, r].
     """
     m0, n0 = tl.program_id(0) * BM, tl.program_id(1) * BN
     m, n, j = m0 + tl.arange(0, BM), n0 + tl.arange(0, BN), tl.arange(0, BK)
     acc = tl.zeros((BM, BN), tl.float32)
-    for j0 in range(0, stride * UNIT, BK):
+    begin, end = 0, stride * UNIT
+    if SPLIT:
+        begin = tl.program_id(2) * each * KEYS
+        end = tl.minimum(begin + each * KEYS, end)
+    for j0 in range(begin, end, BK):
         if TMA:
             wt = weights.load([m0, j0])
             vt = v.load([key + j0, n0])
@@ -97,5 +103,19 @@ def values_kernel(weights, v, factors, out, query, key, rows, tokens, stride,
                          mask=(j0 + j < tokens)[:, None] & (n < D)[None, :], other=0.0)
         factor = tl.load(factors + j0 // KEYS * (tl.num_programs(0) * BM) + m)
         acc += _dot(wt, vt, tl.zeros((BM, BN), tl.float32), UPCAST) * factor[:, None]
-    where = out + (query + m).to(tl.int64)[:, None] * D + n[None, :]
+    row = query + m
+    if SPLIT:
+        row = tl.program_id(2) * (tl.num_programs(0) * BM) + m
+    where = out + row.to(tl.int64)[:, None] * D + n[None, :]
     tl.store(where, acc.to(out.dtype.element_ty), mask=(m < rows)[:, None] & (n < D)[None, :])
+
+
+@triton.jit(do_not_specialize=["query", "rows", "padded", "parts"])
+def gather_kernel(sums, out, query, rows, padded, parts, D: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr):
+    """out[r] = the parts' sums, added in their order. padded: rows of a part."""
+    r, n = tl.program_id(0) * BR + tl.arange(0, BR), tl.program_id(1) * BD + tl.arange(0, BD)
+    real = (r < rows)[:, None] & (n < D)[None, :]
+    acc = tl.zeros((BR, BD), tl.float32)
+    for part in range(0, parts):
+        acc += tl.load(sums + (part * padded + r).to(tl.int64)[:, None] * D + n[None, :], mask=real, other=0.0)
+    tl.store(out + (query + r).to(tl.int64)[:, None] * D + n[None, :], acc.to(out.dtype.element_ty), mask=real)

@@ -46,7 +46,7 @@ from zerowaste_vae.engine.tuning.problem import problem
 HALF, BF16, INT8 = torch.float16, torch.bfloat16, torch.int8
 # (H, W, C) at 720p, one per schedule: narrow, wide, small plane.
 NARROW, WIDE, SMALL = (720, 1280, 128), (360, 640, 512), (60, 107, 512)
-ATTENTION = ("scores_kernel", "merge_kernel", "values_kernel")
+ATTENTION = ("scores_kernel", "merge_kernel", "values_kernel", "gather_kernel")
 TOKENS = ("normalised_kernel", "rotated_kernel", "gated_kernel", "rounded_kernel", "summed_kernel")
 
 
@@ -268,11 +268,12 @@ def patch_calls(here: Target):
     return calls
 
 
-def attention_calls(here: Target, head: int):
-    q = meta(2, 14400, head, dtype=HALF)
+def attention_calls(here: Target, head: int, tokens: int = 14400):
+    """Of a frame of 1280x720; in 3840x2160 the second product is cut into parts."""
+    q = meta(2, tokens, head, dtype=HALF)
     with cross_compile.recorded(attention_kernels, *ATTENTION) as calls:
         attention.launch(q, q, q, here)
-    return zip(ATTENTION, calls[:3], strict=True)
+    return zip(ATTENTION, calls[: 3 + (tokens > 14400)], strict=False)
 
 
 def token_calls(stored: torch.dtype, wide: torch.dtype):
@@ -340,6 +341,9 @@ def cases(sm: int):
     for head in (512, 1024):
         for name, call in attention_calls(here, head):
             yield f"attention {name} {head}", call
+    for name, call in attention_calls(here, 512, 129600):
+        if name != "scores_kernel":
+            yield f"attention {name} 512 in parts", call
 
 
 if __name__ == "__main__":

@@ -35,12 +35,38 @@ def test_blocks_of_queries_give_the_bits_of_one(interpreter, monkeypatch):
     assert torch.equal(attention(q, k, v, backend="triton"), whole)
 
 
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_few_rows_are_summed_in_parts_of_the_keys(interpreter, monkeypatch, parts):
+    """Rows of a block that is not full, and tiles that the parts do not share evenly, among them."""
+    q, k, v = (torch.randn(2, 600, 264).half() for _ in range(3))
+    monkeypatch.setattr(schedules, "SCRATCH_BYTES", 500_000)
+    monkeypatch.setattr(schedules, "PART_TILES", 5 // parts)
+    monkeypatch.setattr(schedules, "LONG", 2)
+    blocks = schedules.Blocks.of(600, 2, schedules.pick(90)[0], 264)
+    assert (blocks.rows, blocks.tiles, blocks.parts) == (384, 5, 5 // (5 // parts))
+    got = attention(q, k, v, backend="triton")
+    assert error(got, exact(q, k, v)) < TOLERANCE[torch.float16] * 2
+    assert torch.equal(attention(q[1:], k[1:], v[1:], backend="triton"), got[1:])
+
+
+def test_blocks_occupy_a_gpu():
+    """Programs of the second product, of 132 processors: large frames had 8 of them at 4096x4096."""
+    scores, values = schedules.pick(90)
+    for tokens in (14_400, 32_400, 65_536, 129_600, 262_144):
+        blocks = schedules.Blocks.of(tokens, 2, scores, 512)
+        programs = blocks.parts * blocks.rows * 512 // (values.positions * values.columns)
+        assert 100 < programs <= 132, (tokens, blocks)
+        assert (blocks.parts - 1) * blocks.each < blocks.tiles <= blocks.parts * blocks.each
+
+
 @pytest.mark.parametrize("tokens", [130, 300, 650])
-def test_the_scratch_it_states_is_all_it_takes(interpreter, monkeypatch, tokens):
+@pytest.mark.parametrize("least", [1, 64])
+def test_the_scratch_it_states_is_all_it_takes(interpreter, monkeypatch, tokens, least):
+    monkeypatch.setattr(schedules, "PART_TILES", least)
     q, k, v = (torch.randn(1, tokens, 264).half() for _ in range(3))
-    want = attention(q, k, v, backend="triton")
     monkeypatch.setattr(schedules, "SCRATCH_BYTES", 300_000)
-    scratch, out = torch.empty(scratch_bytes(tokens, 2), dtype=torch.uint8), torch.empty_like(q)
+    want = attention(q, k, v, backend="triton")
+    scratch, out = torch.empty(scratch_bytes(tokens, 2, 264), dtype=torch.uint8), torch.empty_like(q)
     taken = []
     monkeypatch.setattr(dispatch.torch, "empty", lambda *size, **_: taken.append(size))
     got = attention(q, k, v, out=out, scratch=scratch, backend="triton")
@@ -53,7 +79,7 @@ def test_the_scratch_it_states_is_all_it_takes(interpreter, monkeypatch, tokens)
 def test_scratch_is_stated_for_every_generation(height, width):
     """At 3072x2048 a call took 124 MiB where 102 were stated."""
     tokens = height * width // 64
-    stated = scratch_bytes(tokens, 2)
+    stated = scratch_bytes(tokens, 2, 512)
     for scores, _ in schedules.SCHEDULES.values():
         tiles = -(-tokens // scores.columns)
         rows = schedules.block_rows(tokens, 2 * tiles * scores.columns, scores.positions)
@@ -78,16 +104,16 @@ def test_a_clips_attention_may_overwrite_its_queries(interpreter, monkeypatch):
     want = attention(q, k, v, backend="triton")
     monkeypatch.setattr(schedules, "SCRATCH_BYTES", 1)
     monkeypatch.setattr(schedules, "CLIP_BYTES", 300_000)
-    size = scratch_bytes(400, 2, 264)
-    assert scratch_bytes(400, 2) < size < 400_000
+    size = scratch_bytes(400, 2, 264, clip=True)
+    assert scratch_bytes(400, 2, 264) < size < 400_000
     scratch = torch.empty(size, dtype=torch.uint8)
-    got = attention(q, k, v, out=q, scratch=scratch, clip=264, backend="triton")
+    got = attention(q, k, v, out=q, scratch=scratch, clip=True, backend="triton")
     assert got.data_ptr() == q.data_ptr()
     assert torch.equal(got, want)
 
 
 def test_a_clips_scratch_fills_the_gpu_and_ends(interpreter):
     # 33 frames of 1280x720 in 512 channels, then 129: the limit.
-    assert 2**30 - 2**26 < scratch_bytes(9 * 14400, 2, 512) <= 1.05 * 2**30
-    assert scratch_bytes(33 * 14400, 2, 512) <= 1.1 * 2**30
-    assert scratch_bytes(9 * 3600, 2, 1024) < 2**28
+    assert 2**30 - 2**26 < scratch_bytes(9 * 14400, 2, 512, clip=True) <= 1.05 * 2**30
+    assert scratch_bytes(33 * 14400, 2, 512, clip=True) <= 1.1 * 2**30
+    assert scratch_bytes(9 * 3600, 2, 1024, clip=True) < 2**28
