@@ -204,7 +204,7 @@ TOGGLES: dict[str, Toggle] = {
         "Winograd convolutions",
         "Convolutions with a third fewer products, of rounded sums and differences of neighbouring values. Frames have "
         "other bits, and about 2 dB more rounding; histories on the GPU take twice the memory.",
-        True, _kernels, _fused_only, "other bits, and no gain in time has been measured on any GPU",
+        True, _kernels, _fused_only, "other bits, and histories of twice the size on the GPU",
     ),
 }  # fmt: skip
 DEFAULTS = Options()

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,8 @@ class Worker:
         self._process.wait()
         self._reader.join()
         for stream in (self._process.stdin, self._process.stdout):
-            stream.close()
+            with suppress(OSError):  # a question that nobody read is still in its buffer
+                stream.close()
 
 
 class Pool:

@@ -20,7 +20,7 @@ CHECKS = "test_kernels_gpu.py"
 MANY = 30
 #: Cores, and threads of torch, for the tests themselves while others compile: threads that wait for each other on cores
 #: that are taken made one of them twice as long (10 s and 22).
-OWN = 3
+OWN, THREADS = 3, torch.get_num_threads()
 
 
 @pytest.hookimpl(tryfirst=True)  # before what was asked for on the command line
@@ -71,19 +71,21 @@ def side_by_side(request):
         yield {}
         return
     checked = any(item.path.name == CHECKS for item in request.session.items)
-    pool, threads = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) - OWN)), torch.get_num_threads()
+    pool = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) - OWN))
     torch.set_num_threads(OWN)
     yield {
         compile_one: {cell: pool.submit(compile_one, cell) for cell in CELLS},
         check: {part: pool.submit(check, part) for part in PARTS if checked},
     }
     pool.shutdown(cancel_futures=True)
-    torch.set_num_threads(threads)
+    torch.set_num_threads(THREADS)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled(request, side_by_side):
-    """A module's tests wait for the kernels of their models."""
+    """A module's tests wait for the kernels of their models, and get all cores once nothing is compiled any more."""
+    if side_by_side and all(future.done() for futures in side_by_side.values() for future in futures.values()):
+        torch.set_num_threads(THREADS)
     for (model, *_), future in side_by_side.get(compile_one, {}).items():
         if model in models(request.module) and (trouble := future.result()):
             warnings.warn(f"kernels were not compiled beforehand: {trouble}", stacklevel=1)

@@ -10,6 +10,9 @@ from zerowaste_vae.engine.kernels.conv3d import conv3d, pack_weight
 from zerowaste_vae.engine.kernels.norm_act import Norm, norm_act
 from zerowaste_vae.engine.kernels.observe import watching
 
+#: Whose kernels its test on a GPU takes.
+WARM = ("seedvr2",)
+
 
 def test_a_listener_sees_outermost_calls_and_leaves():
     x, buffer = torch.randn(1, 3, 4, 8), torch.empty(1, 5, 6, 8)

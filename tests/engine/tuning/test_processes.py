@@ -40,6 +40,15 @@ def test_a_process_that_ends_says_nothing_more():
     worker.end()
 
 
+def test_a_question_that_nobody_reads_breaks_nothing():
+    worker = Worker("compile", "nonsense")
+    worker._process.kill()
+    worker._process.wait()
+    worker.ask({})  # stays in the buffer
+    assert worker.answer(60) is None
+    worker.end()
+
+
 def test_who_waits_is_not_held_up():
     worker = Worker("compile", "90")
     with pytest.raises(queue.Empty):
