@@ -15,11 +15,12 @@ LARGE, LARGE_SEGMENT, ROUND = 10 << 20, 20 << 20, 2 << 20
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """Bytes in a row of a segment, between two others of it."""
+    """Bytes in a row of a segment, between two others of it. place: its address, as far as order goes: each segment
+    lies below the ones before it, as a driver hands them out (H200: what torch reserved came out to the byte)."""
 
     size: int
     small: bool
-    number: int
+    place: int
     free: bool = False
     before: Block | None = field(default=None, repr=False)
     behind: Block | None = field(default=None, repr=False)
@@ -31,9 +32,8 @@ class Allocator:
 
     def __init__(self) -> None:
         self.reserved = 0
-        #: Free blocks by size, of the small ones' segments and of the others.
+        #: Free blocks by size and place, of the small ones' segments and of the others.
         self._free: dict[bool, list[tuple[int, int, Block]]] = {True: [], False: []}
-        self._numbers = 0
 
     def take(self, size: int) -> Block:
         """A block of so many bytes, which may be a little larger."""
@@ -58,22 +58,17 @@ class Allocator:
         free = self._free[block.small]  # as of all of its segment
         for other in (block.before, block.behind):
             if other is not None and other.free:
-                del free[bisect_left(free, (other.size, other.number))]
+                del free[bisect_left(free, (other.size, other.place))]
                 self._join(block, other)
         self._keep(block)
 
     def _segment(self, size: int, small: bool) -> Block:
         large = LARGE_SEGMENT if size < LARGE else -(-size // ROUND) * ROUND
-        block = self._block(SMALL_SEGMENT if small else large, small)
-        self.reserved += block.size
-        return block
-
-    def _block(self, size: int, small: bool) -> Block:
-        self._numbers += 1
-        return Block(size, small, self._numbers)
+        self.reserved += SMALL_SEGMENT if small else large
+        return Block(SMALL_SEGMENT if small else large, small, -self.reserved)
 
     def _cut(self, block: Block, size: int) -> None:
-        rest = self._block(block.size - size, block.small)
+        rest = Block(block.size - size, block.small, block.place + size)
         block.size, rest.before, rest.behind = size, block, block.behind
         if rest.behind is not None:
             rest.behind.before = rest
@@ -83,7 +78,7 @@ class Allocator:
     def _join(self, block: Block, other: Block) -> None:
         block.size += other.size
         if other is block.before:
-            block.before = other.before
+            block.place, block.before = other.place, other.before
             if block.before is not None:
                 block.before.behind = block
         else:
@@ -93,4 +88,4 @@ class Allocator:
 
     def _keep(self, block: Block) -> None:
         block.free = True
-        insort(self._free[block.small], (block.size, block.number, block))
+        insort(self._free[block.small], (block.size, block.place, block))

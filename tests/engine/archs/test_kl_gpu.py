@@ -1,10 +1,9 @@
 """Flux's VAE at its published widths on a real GPU: bits in every batch, band and placement, memory as stated, rounding
 beside plain torch."""
 
+import gc
 import math
 from dataclasses import replace
-
-import gc
 
 import pytest
 import torch
