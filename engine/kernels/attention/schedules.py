@@ -44,7 +44,7 @@ SCRATCH_BYTES = 128 * 2**20
 # Values of results that fill an H200: a tile for each of its processors in the second product. Over a whole clip the
 # weights of rows with so many results may take so many bytes.
 FILLING, CLIP_BYTES = 132 * 128 * 128, 2**30
-# Fewest key tiles of a part of the second product; where there are more rows than parts, they are not cut.
+# Fewest key tiles of a part of the second product.
 PART_TILES = 64
 # Rows and key tiles per step of the merge, and both where blocks have many tiles, and so few rows.
 MERGE, LONG_MERGE, LONG = (32, 32), (8, 128), 256

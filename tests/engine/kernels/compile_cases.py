@@ -273,7 +273,8 @@ def attention_calls(here: Target, head: int, tokens: int = 14400):
     q = meta(2, tokens, head, dtype=HALF)
     with cross_compile.recorded(attention_kernels, *ATTENTION) as calls:
         attention.launch(q, q, q, here)
-    return zip(ATTENTION, calls[: 3 + (tokens > 14400)], strict=False)
+    names = ATTENTION if tokens > 14400 else ATTENTION[:3]
+    return zip(names, calls[: len(names)], strict=True)
 
 
 def token_calls(stored: torch.dtype, wide: torch.dtype):

@@ -101,7 +101,8 @@ def test_a_process_that_ends_takes_only_its_schedule_along(vae, monkeypatch):
         gpu._worker._process.kill()  # before anything is asked: nobody's fault
         assert gpu.measure(layer, schedules, time.monotonic() + 60) is None
         times, wrong = gpu.measure(layer, [*schedules, TOO_LARGE], time.monotonic() + 60)
-        assert wrong[:2] == [None, None] and wrong[2]  # this layer is less deep than it: other numbers, if it launches
+        # This layer is less deep than that tile, which gives other numbers where it launches.
+        assert wrong[:2] == [None, None] and any(w in wrong[2] for w in ("OutOfResources", "against the reference"))
         assert len(times[0]) == len(times[1]) >= 3 and not times[2]
     finally:
         gpu.end()
