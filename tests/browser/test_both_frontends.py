@@ -43,6 +43,16 @@ def test_refusals_are_chinese(browser, host, shots, request):
     browser("key", keys="Escape")
 
 
+def test_tiles_are_named_in_chinese(browser, host):
+    """The oldest host has their widgets beside the choice, the newest brings them with it."""
+    opened(browser, host, language="zh")
+    decode = node(browser("load", workflow=workflow("Try it - demo clip")), "ZeroWasteVAEDecode")["id"]
+    browser("set", node=decode, widget="tiling", value="blended")
+    find = f"app.graph.nodes.find((n) => String(n.id) === '{decode}')"
+    labels = browser("js", source=f"{find}.widgets.map((w) => w.label)")
+    assert {"分块大小（像素），0 = 自动", "分块重叠（像素）"} <= set(labels)
+
+
 def overlapping(browser) -> list[tuple[str, str]]:
     """Pairs of nodes that cover each other, their titles included."""
 
@@ -83,8 +93,8 @@ def test_what_is_put_in_covers_nobody(browser, shots, request, kind, number, ser
     assert len(nodes) == before + (kind == "VAELoader")
     assert overlapping(browser) == []
     (ours,) = (n for n in nodes if n["type"].startswith("ZeroWaste"))
+    assert ours["size"][1] < 260
     if renderer == "canvas":
-        assert ours["size"][1] < 260
         find = f"app.graph.nodes.find((n) => String(n.id) === '{ours['id']}')"
         browser("js", source=f"void {find}.widgets.find((w) => w.name === 'expert').callback()")
         time.sleep(1)

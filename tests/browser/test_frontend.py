@@ -276,14 +276,15 @@ def test_chinese(browser, comfy, shots):
     nodes = browser("load", workflow=workflow("Try it - demo clip"))
     assert browser("line", until="放得下")["text"].endswith("整帧，精确")
     sheet = browser("details", until="放得下")
-    assert "没有 CUDA 设备" in sheet["text"]
+    assert "没有 CUDA 设备" in sheet["text"] and "（来自前面的节点）" in sheet["text"]
+    assert not set("(;:") & set(sheet["text"])
     check_sheet(sheet)
+    browser("view", file=str(shots / "plan-zh.png"))
     decode = node(nodes, "ZeroWasteVAEDecode")["id"]
     browser("set", node=decode, widget="tiling", value="blended")
     labels = f"app.graph.nodes.find((n) => String(n.id) === '{decode}').widgets.map((w) => w.label)"
     found = browser("js", source=labels)
     assert "显存上限 (GB)，0 = 自动" in found and "分块大小（像素），0 = 自动" in found
-    browser("view", file=str(shots / "plan-zh.png"))
     browser("key", keys="Escape")
 
 

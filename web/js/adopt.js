@@ -216,11 +216,16 @@ function insertOptimize(loader) {
   return node;
 }
 
+// Where a new node will end: its badge and footer make one of elements up to 40 pixels higher than the host computes.
+function end(node) {
+  return node.pos[1] + node.size[1] + (window.LiteGraph.vueNodesMode ? 40 : 0);
+}
+
 // Where a neighbour on the right would be covered, all that begins there moves on, with its groups.
 function makeRoomBeside(node, from) {
   const { graph } = node;
   const title = window.LiteGraph.NODE_TITLE_HEIGHT ?? 30;
-  const [top, bottom] = [node.pos[1] - title, node.pos[1] + node.size[1]];
+  const [top, bottom] = [node.pos[1] - title, end(node)];
   const beside = [...graph.nodes].filter(
     (other) => other !== node && other.pos[0] >= from && other.pos[1] - title < bottom && other.pos[1] + other.size[1] > top,
   );
@@ -242,7 +247,7 @@ function makeRoom(node, from) {
   );
   if (!below.length) return;
   const top = Math.min(...below.map((other) => other.pos[1]));
-  const missing = node.pos[1] + node.size[1] + title + 10 - top;
+  const missing = end(node) + title + 10 - top;
   if (missing <= 0) return;
   for (const other of below) other.pos = [other.pos[0], other.pos[1] + missing];
 }

@@ -18,10 +18,10 @@ function line(text, kind = "line") {
 
 /** `streams`: its frames go to a file and are not held. */
 export function outlook(plan, source, streams) {
-  const parts = [line(`${clip(plan)} (${t(`source_${source}`)})`), drawPlan(plan)];
+  const parts = [line(t("aside", { text: clip(plan), more: t(`source_${source}`) })), drawPlan(plan)];
   if (!plan.fits) return [...parts, line(said(plan.text), "problem"), ...footnotes(plan)];
   parts.push(drawMemory(plan.predicted_gb, plan.target_gb, memoryLabel(plan)));
-  parts.push(line(`${layout(plan)}; ${chunking(plan)}`));
+  parts.push(line(t("layout", { frames: layout(plan), steps: chunking(plan) })));
   if (plan.parked_gb >= 0.01) parts.push(line(t("memory_parked", { size: gb(plan.parked_gb) })));
   if (streams) parts.push(line(t("memory_streamed")));
   else if (plan.result_gb >= 0.01) parts.push(line(t("memory_result", { size: gb(plan.result_gb) })));
@@ -36,7 +36,7 @@ function clip({ width, height, frames, batch, still }) {
 
 function layout(plan) {
   if (plan.mode === "untiled") return t(plan.still ? "untiled_images" : "untiled");
-  if (plan.mode === "parked") return t("parked");
+  if (plan.mode === "parked" || plan.mode === "rolled") return t(plan.mode);
   return t("blended", { n: plan.tiles, width: plan.tile_width, height: plan.tile_height });
 }
 
@@ -48,7 +48,7 @@ function chunking(plan) {
 
 function footnotes(plan) {
   const kernels = plan.kernels_off ? t("plain_torch", { reason: said(plan.kernels_off) }) : t("fused");
-  const notes = [`${plan.precision}, ${plan.device}: ${kernels}`];
+  const notes = [t("computed", { precision: plan.precision, device: plan.device, kernels })];
   if (plan.note) notes.push(said(plan.note));
   if (plan.assumed) notes.push(t("assumed", { name: plan.assumed_as ?? "" }));
   return notes.map((note) => line(note, "note"));

@@ -101,5 +101,6 @@ export function drawSeconds(stages) {
 
 export function memoryLabel(plan) {
   const target = plan.target_gb ? ` ${t("of")} ${gb(plan.target_gb)}` : "";
-  return `${t("predicted")} ${gb(plan.predicted_gb)}${target}${plan.target_gb ? ` (${t(`target_${plan.target_source}`)})` : ""}`;
+  const text = `${t("predicted")} ${gb(plan.predicted_gb)}${target}`;
+  return target ? t("aside", { text, more: t(`target_${plan.target_source}`) }) : text;
 }

@@ -1,6 +1,5 @@
 // One switch for everything but the first settings, in both renderers; saved values do not depend on it.
-import { said, t } from "./strings.js";
-
+import { inputTexts, said, t } from "./strings.js";
 
 /** Hides the advanced widgets of a drawn node until its switch is pressed; nodes of elements have their own. */
 export function addExpertSwitch(node) {
@@ -11,8 +10,9 @@ export function addExpertSwitch(node) {
     const hidden = () => !window.LiteGraph.vueNodesMode && !node.showAdvanced;
     Object.defineProperty(widget, "hidden", { get: hidden, set: () => {}, configurable: true });
     // Older frontends keep the room of hidden ones too, and 4 pixels below each: the node would grow when it is drawn.
+    // Nodes of elements hide them by themselves, and grow from the size set here to what they show.
     const own = widget.computeSize;
-    const size = () => (hidden() ? () => [0, -4] : own);
+    const size = () => (node.showAdvanced ? own : () => [0, -4]);
     Object.defineProperty(widget, "computeSize", { get: size, set: () => {}, configurable: true });
   }
   const fit = () => {
@@ -49,3 +49,11 @@ export function markUseless(node) {
   }
 }
 
+/** Hosts without nested widgets have those of tiles beside the choice, under names that no translation has. */
+export function nameTiles(node) {
+  for (const name of ["tile", "overlap"]) {
+    const texts = inputTexts(node.comfyClass, `tiling_${name}`);
+    const widget = texts && node.widgets?.find((entry) => entry.name === name);
+    if (widget) Object.assign(widget, { label: texts.name, tooltip: texts.tooltip });
+  }
+}

@@ -5,12 +5,15 @@ import { translated, translatedAll } from "./said.js";
 
 let own = {};
 let english = {};
+let nodes = {};
 
 export async function loadStrings() {
   try {
     const all = await (await api.fetchApi("/i18n")).json();
     english = all.en?.zerowaste ?? {};
-    own = all[app.extensionManager?.setting?.get("Comfy.Locale")]?.zerowaste ?? {};
+    const chosen = all[app.extensionManager?.setting?.get("Comfy.Locale")] ?? {};
+    own = chosen.zerowaste ?? {};
+    nodes = chosen.nodeDefs ?? {};
   } catch (error) {
     console.warn("[Zero-Waste VAE] no texts:", error);
   }
@@ -21,6 +24,11 @@ export async function loadStrings() {
 export function t(key, values = {}) {
   const text = own[key] ?? english[key] ?? key.replace(/^(stage|event)_/, "");
   return text.replace(/\{(\w+)\}/g, (whole, name) => values[name] ?? whole);
+}
+
+/** Name and tooltip of an input of a node, where the user's language has them: { name, tooltip }. */
+export function inputTexts(kind, input) {
+  return nodes[kind]?.inputs?.[input];
 }
 
 /** What the server says, in the user's language where it is known there. */

@@ -1,7 +1,7 @@
 // The pack's part of the frontend: status lines, the expert switch, "Use Zero-Waste VAE", refresh of the file list.
 import { app } from "../../../scripts/app.js";
 import { adoptAll, menuItems } from "./adopt.js";
-import { addExpertSwitch, markUseless } from "./expert.js";
+import { addExpertSwitch, markUseless, nameTiles } from "./expert.js";
 import { attachPanel } from "./panel.js";
 import { followRuns } from "./runs.js";
 import { loadStrings, t } from "./strings.js";
@@ -54,6 +54,7 @@ app.registerExtension({
     if (!node.comfyClass?.startsWith("ZeroWasteVAE")) return;
     if (node.comfyClass === "ZeroWasteVAELoader") addRefresh(node);
     if (node.comfyClass === "ZeroWasteVAEOptimize") markUseless(node);
+    nameTiles(node);
     addExpertSwitch(node);
     if (node.comfyClass === "ZeroWasteVAEOptimize") addTuning(node);
     const panel = PANELS[node.comfyClass];
