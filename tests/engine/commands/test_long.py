@@ -254,11 +254,10 @@ def test_killed_at_random_moments(tmp_path, vae_file, out):
 
 @pytest.mark.parametrize("devices", ["cpu", "cpu,cpu"])
 def test_a_full_disk_keeps_what_is_finished(place, monkeypatch, capsys, devices):
-    saved, save = [], Image.Image.save
+    save = Image.Image.save
 
     def full(self, file, **kind):
-        saved.append(file)
-        if len(saved) > 7:
+        if int(Path(file).stem[-6:]) >= 7:  # not by a count of calls: frames are written side by side
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         save(self, file, **kind)
 
