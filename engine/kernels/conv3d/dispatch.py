@@ -83,8 +83,6 @@ def _validate(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilog
 def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue: Epilogue, start: int, first: int,
            here: Target, schedule: Schedule | None = None) -> Partials | None:
     """Run the kernel with validated arguments; `schedule` overrides the table (checks and tuning only)."""
-    import triton
-
     from .triton import conv_kernel
 
     pt, py, px = weight.phases
@@ -103,8 +101,8 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     # Without sums nothing ties a tile to a band, and one block for the plane wastes least.
     block = ROW_BLOCK if epilogue.groups else h
     full, rest = divmod(h, block)
-    block_tiles = triton.cdiv(block * pitch, s.positions)
-    frame_tiles = full * block_tiles + triton.cdiv(rest * pitch, s.positions)
+    block_tiles = -(-block * pitch // s.positions)
+    frame_tiles = full * block_tiles + -(-rest * pitch // s.positions)
     span = stat_span(k, epilogue.groups, min(s.columns // s.slices, s.tail or s.columns)) if epilogue.groups else 0
     partials = None
     if span:
@@ -120,13 +118,12 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
         # Rows of a run overlap; none reaches beyond the buffer's end.
         rows = x.view(-1).as_strided((x.numel() // weight.channels - run // weight.channels + 1, run),
                                      (weight.channels, 1))
-        blocks = [(n, depth) for depth in (s.depth, s.rest) for n in (s.positions, s.columns, s.tail)]
-        operands = [
-            TensorDescriptor(t, t.shape, t.stride(), [*block]) if all(block) else t
-            for t, block in zip([rows, weight.data, weight.data] * 2, blocks, strict=True)
-        ]
+        tiles = [(n, depth) for depth in (s.depth, s.rest) for n in (s.positions, s.columns, s.tail)]
+        for i, (t, tile) in enumerate(zip([rows, weight.data, weight.data] * 2, tiles, strict=True)):
+            if all(tile):
+                operands[i] = TensorDescriptor(t, t.shape, t.stride(), [*tile])
     told = finish(x, weight, out, epilogue, partials)
-    conv_kernel[(d * frame_tiles * triton.cdiv(k, s.columns + s.tail) * phases,)](
+    conv_kernel[(d * frame_tiles * -(-k // (s.columns + s.tail)) * phases,)](
         *operands, out, *told.tensors, *told.numbers,
         x.shape[0], start, x.shape[1] * x.shape[2], x.shape[2], geometry.origin[0] * x.shape[2] + geometry.origin[1],
         h, w, pitch, block, block_tiles, frame_tiles, d * frame_tiles,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -214,9 +214,22 @@ def pick(target: Target, dtype: torch.dtype, channels: int, out_channels: int, f
     """The one schedule for a layer: `channels` as padded in the buffer, `frame` the full frame's (H, W), `phases` 8 or
     4 where the layer upsamples time and space, or space, `row` the taps in a row of its window, `sums`: whether it
     makes those of a norm."""
+    table, small = of_generation(SCHEDULES, target.sm), frame[0] * frame[1] < SMALL_PLANE
+    what = dtype, channels, out_channels, small, phases, row, sums
+    known = id(table), what
+    if known not in _picked:
+        _picked[known] = table, _pick(table, *what)
+    return _picked[known][1]
+
+
+#: What `pick` has chosen before, and from which table: to look again is a tenth of a launch's time on the host.
+_picked: dict[tuple[Any, ...], tuple[Mapping[Layer, Schedule], Schedule]] = {}
+
+
+def _pick(table: Mapping[Layer, Schedule], dtype: torch.dtype, channels: int, out_channels: int, small: bool,
+          phases: int, row: int, sums: bool) -> Schedule:
     size = _HALF if dtype not in TYPES else _BYTE
-    table = of_generation(SCHEDULES, target.sm)
-    kind = "narrow" if out_channels <= 128 else "small plane" if frame[0] * frame[1] < SMALL_PLANE else "wide"
+    kind = "narrow" if out_channels <= 128 else "small plane" if small else "wide"
     if kind == "small plane" and out_channels % table[Layer(size, kind)].columns:
         kind = "wide"  # its low tiles have no room for a second one
     # Four phases of 512 and more in 16 bit are as wide as any layer (626 against 536 TFLOP/s on an H200).

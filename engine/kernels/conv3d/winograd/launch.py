@@ -19,8 +19,6 @@ from .schedules import pick
 def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue: Epilogue, start: int, first: int,
            here: Target, schedule: Schedule | None = None) -> Partials | None:
     """As the direct form's, of a buffer of planes [slots, 4, H + 2, pairs, C]."""
-    import triton
-
     from .triton import winograd_kernel
     from .upsample import upsample_kernel
 
@@ -37,8 +35,8 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     # Without sums nothing ties a tile to a band, and one block for the plane wastes least.
     block = ROW_BLOCK if epilogue.groups else h
     full, rest = divmod(h, block)
-    block_tiles = triton.cdiv(block * pairs, s.positions)
-    frame_tiles = full * block_tiles + triton.cdiv(rest * pairs, s.positions)
+    block_tiles = -(-block * pairs // s.positions)
+    frame_tiles = full * block_tiles + -(-rest * pairs // s.positions)
     partials = None
     if epilogue.groups:
         span = stat_span(k, epilogue.groups, min(s.columns // s.slices, s.tail or s.columns))
@@ -62,7 +60,7 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
         **sums, TMA=here.tma, SLICES=s.slices, GROUP=s.group,
         BM=s.positions, BN=s.columns, BK=s.depth, num_warps=s.warps, num_stages=s.stages,
     )  # fmt: skip
-    programs = d * frame_tiles * triton.cdiv(k, s.columns + s.tail) * phases
+    programs = d * frame_tiles * -(-k // (s.columns + s.tail)) * phases
     if weight.shifted:
         upsample_kernel[(programs,)](
             *operands[:2], mix, out, *told.tensors, *told.numbers, *places, first, drop, geometry.first_row, rows - 1,
