@@ -43,9 +43,14 @@ class Allocator:
         at = bisect_left(free, (size,))
         block = free.pop(at)[2] if at < len(free) else self._segment(size, small)
         block.free = False
-        rest = block.size - size
-        if rest >= UNIT if small else rest > SMALL:
-            self._cut(block, size)
+        left = block.size - size
+        if left > SMALL or (small and left):
+            behind = block.behind
+            rest = Block(left, small, block.place + size, True, block, behind)
+            if behind is not None:
+                behind.before = rest
+            block.size, block.behind = size, rest
+            insort(free, (left, rest.place, rest))
         return block
 
     def touch(self, size: int) -> None:
@@ -56,36 +61,23 @@ class Allocator:
 
     def give(self, block: Block) -> None:
         free = self._free[block.small]  # as of all of its segment
-        for other in (block.before, block.behind):
-            if other is not None and other.free:
-                del free[bisect_left(free, (other.size, other.place))]
-                self._join(block, other)
-        self._keep(block)
+        before, behind = block.before, block.behind
+        if before is not None and before.free:
+            del free[bisect_left(free, (before.size, before.place))]
+            block.size, block.place = block.size + before.size, before.place
+            block.before = before = before.before
+            if before is not None:
+                before.behind = block
+        if behind is not None and behind.free:
+            del free[bisect_left(free, (behind.size, behind.place))]
+            block.size += behind.size
+            block.behind = behind = behind.behind
+            if behind is not None:
+                behind.before = block
+        block.free = True
+        insort(free, (block.size, block.place, block))
 
     def _segment(self, size: int, small: bool) -> Block:
         large = LARGE_SEGMENT if size < LARGE else -(-size // ROUND) * ROUND
         self.reserved += SMALL_SEGMENT if small else large
         return Block(SMALL_SEGMENT if small else large, small, -self.reserved)
-
-    def _cut(self, block: Block, size: int) -> None:
-        rest = Block(block.size - size, block.small, block.place + size)
-        block.size, rest.before, rest.behind = size, block, block.behind
-        if rest.behind is not None:
-            rest.behind.before = rest
-        block.behind = rest
-        self._keep(rest)
-
-    def _join(self, block: Block, other: Block) -> None:
-        block.size += other.size
-        if other is block.before:
-            block.place, block.before = other.place, other.before
-            if block.before is not None:
-                block.before.behind = block
-        else:
-            block.behind = other.behind
-            if block.behind is not None:
-                block.behind.before = block
-
-    def _keep(self, block: Block) -> None:
-        block.free = True
-        insort(self._free[block.small], (block.size, block.place, block))

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..kernels import exact
 from .allocator import Allocator, Block
-from .layouts import result
+from .layouts import IN_PLACE, result
 
 T = TypeVar("T")
 
@@ -44,12 +44,6 @@ def _as_products(*args: Any) -> Tensor:
 
 
 _aten = torch.ops.aten
-#: By their places in memory.
-_IN_PLACE = {
-    id(func) for func in (
-        _aten.add_.Tensor, _aten.mul_.Tensor, _aten.silu_.default, _aten.copy_.default, _aten.addmm_.default
-    )
-}  # fmt: skip
 
 
 class Event(NamedTuple):
@@ -78,8 +72,6 @@ class _Follow(TorchDispatchMode):
         self._made = 0
         self.events: list[Event] | None = None
         self._first = 0
-        #: What the next storage lies in: it is counted already.
-        self.given: tuple[Block | None] | None = None
         self._held: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
 
     @classmethod
@@ -88,12 +80,8 @@ class _Follow(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if id(func) in _IN_PLACE:  # nothing new, nothing to compute
+        if id(func) in IN_PLACE:
             return args[0]
-        if self.given is not None:  # an empty one
-            out = func(*args, **(kwargs or {}))
-            self._hold(out)
-            return out
         out = _result(func, args, kwargs or {})
         for made in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(made, Tensor):
@@ -148,19 +136,25 @@ class _Follow(TorchDispatchMode):
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         if key not in self._holders:
-            self._holders[key] = 0
-            self.numbers[key] = self._made
-            self._made += 1
-            block: Block | None = None
-            if self.given is not None:
-                (block,), self.given = self.given, None
-            else:
-                self._note(self.numbers[key], size)
-                self.live += size
-                if self.allocator is not None and size:
-                    block = self.allocator.take(size)
-            if block is not None:
-                self._blocks[key] = block
+            self._note(self._made, size)
+            self.live += size
+            self._lies(key, self.allocator.take(size) if self.allocator is not None and size else None)
+        self._held_by(tensor, key, size)
+
+    def lay(self, tensor: Tensor, block: Block | None) -> None:
+        """A new storage lies in what `follow` has taken, where it is counted already."""
+        storage = tensor.untyped_storage()
+        self._lies(storage._cdata, block)
+        self._held_by(tensor, storage._cdata, storage.nbytes())
+
+    def _lies(self, key: int, block: Block | None) -> None:
+        self._holders[key] = 0
+        self.numbers[key] = self._made
+        self._made += 1
+        if block is not None:
+            self._blocks[key] = block
+
+    def _held_by(self, tensor: Tensor, key: int, size: int) -> None:
         self._holders[key] += 1
         ref = weakref.ref(tensor, self._release)
         self._held[id(ref)] = ref, key, size
@@ -277,9 +271,12 @@ class PeakMemory:
         """As if what was recorded were done once more; drop(what) lets go of what was there before."""
         return self._follow.follow(events, drop)
 
-    def give(self, block: Block | None) -> None:
-        """The next storage that is made inside is one that `follow` has taken."""
-        self._follow.given = (block,)
+    def lay(self, make: Callable[[], Tensor], block: Block | None) -> Tensor:
+        """What make() gives, in a storage of its own that `follow` has taken."""
+        with torch._C._DisableTorchDispatch():
+            made = make()
+        self._follow.lay(made, block)
+        return made
 
 
 def peak_bytes(program: Callable[[], Any], memory: PeakMemory | None = None) -> int:

@@ -73,38 +73,50 @@ class PlainWalk:
         self._known: dict[tuple[str, bool], defaultdict[Step, Known]] = defaultdict(lambda: defaultdict(Known))
 
     def peak(
-        self, half: str, latents: int, steps: Steps, frame: Size, tile: Size, rest: Size, how: Torch
-    ) -> int:
+        self, half: str, latents: int, steps: Steps, frame: Size, tile: Size, rest: Size, how: Torch,
+        most: float = math.inf,
+    ) -> int:  # fmt: skip
         """Bytes besides the weights, for `latents` of frames or tiles of these latent pixels; rest: pixels that fill
-        none."""
-        program, clip = getattr(self._model, half).program, latents
-        gathers = program.gathers
-        if tile == frame and not gathers:
+        none. What takes more than `most` is walked until that is known: the bytes until then."""
+        program = getattr(self._model, half).program
+        if tile == frame and not program.gathers:
             enough = self._enough(program, latents, steps)
-            return self._long(lambda n: self._whole(half, n, steps, frame, rest, how), enough, _short(program))
+            return self._long(lambda n: self._whole(half, n, steps, frame, rest, how), enough, _short(program), most)
         # What sees whole frames and what sees tiles run one after the other.
-        whole = single = program
-        if keeps(program):  # only one of them may
-            at = program.before(TILES)
-            parts = [replace(program, items=items) for items in (program.steps[:at], program.steps[at:])]
-            whole, single = parts if half == "decoder" else parts[::-1]
-        channels = 0
+        front, channels = self._before_tiles(half, latents, steps, frame, how)
+        if front > most:
+            return front
+        single = self._parts(program)[1]
+        waits = program.gathers and tile == frame
+        waiting = self._dtype.itemsize * channels * math.prod(frame) * latents if waits else 0
+        tiles = self._long(
+            lambda n: self._tile(half, n, steps, tile, rest, channels, how), self._enough(single, latents, steps),
+            _short(single), most - waiting,
+        )  # fmt: skip
+        return max(front, waiting + tiles)
+
+    def _parts(self, program: Program) -> tuple[Program, Program]:
+        """What sees whole frames, and what sees tiles."""
+        if not keeps(program):  # only one of them may
+            return program, program
+        at = program.before(TILES)
+        parts = [replace(program, items=items) for items in (program.steps[:at], program.steps[at:])]
+        whole, single = parts if program.half == "decoder" else parts[::-1]
+        return whole, single
+
+    def _before_tiles(self, half: str, latents: int, steps: Steps, frame: Size, how: Torch) -> tuple[int, int]:
+        """Bytes of what sees whole frames, whatever the tiles, and the channels of the features beside it."""
+        program, channels = getattr(self._model, half).program, 0
 
         def front(latents: int) -> Taken:
             nonlocal channels
             taken, channels = self._front(half, latents, steps.latents, frame, how)
             return taken
 
-        if gathers:
-            most = self._long(front, clip, GATHERED)
-        else:
-            most = self._long(front, self._enough(whole, latents, steps), _short(whole))
-        waiting = self._dtype.itemsize * channels * math.prod(frame) * clip if gathers and tile == frame else 0
-        tiles = self._long(
-            lambda n: self._tile(half, n, steps, tile, rest, channels, how), self._enough(single, latents, steps),
-            _short(single),
-        )  # fmt: skip
-        return max(most, waiting + tiles)
+        if program.gathers:
+            return self._long(front, latents, GATHERED), channels
+        whole = self._parts(program)[0]
+        return self._long(front, self._enough(whole, latents, steps), _short(whole)), channels
 
     def _enough(self, program: Program, latents: int, steps: Steps) -> int:
         """Latents after which a part of a network takes no more: of `latents`, two chunks and those after which as many
@@ -117,15 +129,20 @@ class PlainWalk:
             after = program.reach[1] / (self._temporal if program.half == "encoder" else 1)
         return min(latents, 2 * steps.latents + math.ceil(after))
 
-    def _long(self, walk: Callable[[int], Taken], latents: int, short: Sequence[int]) -> int:
+    def _long(
+        self, walk: Callable[[int], Taken], latents: int, short: Sequence[int], most: float = math.inf
+    ) -> int:  # fmt: skip
         """Of a walk of so many latents; short: those that longer ones are extrapolated from. Where something of every
         frame stays, what is in use grows by as much with each latent. What is reserved does so too where frames wait
         one by one for the clip's end, or are gathered, and by more each time where pieces grow: longer clips are then
         on a line, or a parabola, through shorter ones. Against walks of all latents: a line within 3 % (30 latents of
         424x240 pixels, the one point tried), and within 0.5 % where they are gathered (1500 and 5000 latents of 512x512
-        and 640x360 pixels)."""
+        and 640x360 pixels). What is in use in a shorter one is so in a longer one too: where that is more than `most`,
+        no more are walked."""
         if latents <= short[-1]:
             return walk(latents).reserved
+        if walk(short[0]).live > most:
+            return walk(short[0]).live
         *earlier, before, last = (walk(n) for n in short)
         t = (latents - short[-1]) / (short[1] - short[0])
         slope = last.reserved - before.reserved

@@ -227,8 +227,7 @@ class Repeated:
         blocks = self._memory.follow(record.events, drop)
 
         def again(made: _Made) -> Tensor:
-            self._memory.give(blocks[made.number])
-            return made.again()
+            return self._memory.lay(made.again, blocks[made.number])
 
         for key, history in record.histories.items():
             if history is None:
