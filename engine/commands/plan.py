@@ -194,9 +194,9 @@ def _shared(
     for count in sorted({n for n in (2, 4, 8) if n < args.devices} | {args.devices}):
         rates = [1.0] * count
         shares = split(leads, latents, rates)
-        times = latents / duration(shares, rates)
+        times = (latents + leads(0)) / duration(shares, rates)
         parts = [{"first": frame(s.first), "end": frame(s.end), "latents": s.end - s.first,
-                  "lead_latents": round(s.lead, 2)} for s in shares]  # fmt: skip
+                  "lead_latents": round(max(s.lead, 0.0), 2)} for s in shares]  # fmt: skip
         each = ", ".join(f"{p['first']}-{p['end'] - 1} ({p['latents']} {unit} + {p['lead_latents']:.1f} of lead)"
                          for p in parts)  # fmt: skip
         text = f"{count} GPUs, computed, not measured: {times:.2f} times as fast as one; frames {each}"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Generator, Mapping
-from contextlib import closing
+import os
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,14 +29,25 @@ from ..request import Request
 from ..run.plan import Plan
 from ..run.progress import Ticker
 from ..run.results import Finished, HandedOn, Results, Target
-from ..run.rows import Planned
+from ..run.rows import Planned, Rows
 from .kinds import of_a_device
 from .ranks import UNLIMITED, RankLost, Ranks, told
 from .spread import Operation, Told
 
-#: What an exchange among ranks takes (50 to 70 us between two H200s), in operations: at 650 TFLOP/s, as in fp16.
-EXCHANGE = 60e-6 * 650e12
+#: What an exchange among ranks takes, in operations: at 650 TFLOP/s, as in fp16. Between two H200s NCCL gathers 8 KB to
+#: 0.7 MB in 50 to 80 us, and borders of rows take as much as 105 with the copies to and from where they lie.
+EXCHANGE = 80e-6 * 650e12
 
+
+#: Threads of rank 0, which launches, too, that write frames to host memory: an H200's host takes 6.3 ms for a fresh one
+#: of 1280x720 in float32 with one of them, 0.9 with eight, and a GPU makes it in 16.
+HOST_THREADS = 8
+#: Latents of a decoder's chunk, if there is room: what sees whole frames is then launched less often (10 to 17 ms of
+#: the host's time for SeedVR2), and ranks launch for longer than their GPUs compute. 0.03 GB a latent at 1280x720.
+LATENTS = 4
+
+#: Its name since torch 2.13; the old one, of the same function, has warned since.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 #: Among a VAE's copies, the number of the one that makes rows.
 BY_ROWS = -1
@@ -58,15 +70,21 @@ class RankPeers:
     def count(self) -> int:
         return self.ranks.count
 
-    def exchange(self, given: Mapping[int, Tensor], wanted: Mapping[int, Tensor]) -> None:
-        ops = [dist.P2POp(dist.isend, tensor, peer, self.group) for peer, tensor in given.items()]
-        ops += [dist.P2POp(dist.irecv, tensor, peer, self.group) for peer, tensor in wanted.items()]
+    def exchange(self, given: Sequence[tuple[int, Tensor]], wanted: Sequence[tuple[int, Tensor]]) -> None:
+        ops = [dist.P2POp(dist.isend, tensor, peer, self.group) for peer, tensor in given]
+        ops += [dist.P2POp(dist.irecv, tensor, peer, self.group) for peer, tensor in wanted]
         try:
             with told():
                 for work in dist.batch_isend_irecv(ops) if ops else ():
                     work.wait()
         finally:
             ops.clear()  # an error's traceback would keep the connections open
+
+    def stacked(self, own: Tensor) -> Tensor:
+        out = own.new_empty(self.count, *own.shape)
+        with told():
+            _all_gather(out.view(-1), own.view(-1), group=self.group)
+        return out
 
     def broadcast(self, value: Any = None) -> Any:
         return self.ranks.broadcast(value, self.talk)
@@ -101,6 +119,8 @@ def connected(ranks: Ranks, device: torch.device) -> RankPeers:
     if device.type != "cuda":
         return RankPeers(ranks, talk, talk)
     torch.cuda.set_device(device)
+    if torch.get_num_threads() == 1:  # which torchrun sets; a GPU's bits do not depend on it
+        torch.set_num_threads(max(1, min(HOST_THREADS, (os.cpu_count() or 1) // ranks.neighbours)))
     return RankPeers(ranks, talk, dist.new_group(backend="nccl"))
 
 
@@ -114,7 +134,14 @@ class _Agreed:
         self, half: str, size: tuple[int, int, int], request: Request, limits: Limits, *rest: Any
     ) -> Plan:  # fmt: skip
         whole = replace(request, tiling="untiled", tile=0)
-        return self._peers.agreed(limits, lambda least: self._plan(half, size, whole, least, *rest))
+
+        def plan(least: Limits) -> Plan:
+            if half == "decoder" and not whole.chunk:
+                with suppress(PlanError):
+                    return self._plan(half, size, replace(whole, chunk=LATENTS), least, *rest)
+            return self._plan(half, size, whole, least, *rest)
+
+        return self._peers.agreed(limits, plan)
 
 
 class RowCore(Core):
@@ -222,57 +249,64 @@ def _made(
     vae: Core, core: RowCore, peers: RankPeers, half: str, operation: Operation, into: Target, whole: Results,
     wanted: range, height: int, policy: Policy, request: Request, told: Told, report: Report,
 ) -> Generator[Finished, None, None]:  # fmt: skip
-    """As `run`; `whole` gets all rows, on rank 0."""
-    rank = peers.rank
-    own = core.planner.walk.rows(half, height)
-    # What an encoder makes of rows is whole in the end, on all ranks.
-    makers = peers.count if half == "decoder" else 1
-    spans = [own.of(r).made(into.shape[0]) for r in range(makers)]
-    read = [own.of(r).read() for r in range(peers.count)]
-    rows = [b - a for a, b in (spans if half == "decoder" else read)]
-    first, last = own.made(into.shape[0])
-    results = HandedOn((last - first, *into.shape[1:]), into.dtype, wanted.start, 0)
-    watch = peers.ranks.watch
-    tick = Ticker(told.progress if rank == 0 else None, watch and functools.partial(watch.at_work, vae.device))
+    """As `run`; `whole` gets the results, on rank 0."""
+    rank, own = peers.rank, core.planner.walk.rows(half, height)
+    rows = [b - a for a, b in _shares(own, half, peers.count, into.shape[0])]
+    results = HandedOn((0, *into.shape[1:]), into.dtype, wanted.start, 0) if rank else whole
+    tick = _Together(peers, told, vae.device)
     with closing(operation(core, slice(None), tick, results, wanted, told.on_plan, policy, request)) as done:
         try:
             for finished in done:
-                _collect(peers, finished, spans, whole)
-                if watch is not None:  # whoever takes the frames may take its time
-                    watch.idle()
-                if not peers.broadcast(rank == 0 and not (told.cancel is not None and told.cancel())):
-                    if rank:
-                        return
-                    raise Cancelled("cancelled")
+                tick.idle()  # whoever takes the frames may take its time
                 if rank == 0:
-                    yield from whole.ready()
+                    yield finished
             peers.gather(None)  # none has failed behind its last results
-        except GeneratorExit:  # nobody takes more: at the end of the next chunk all stop
-            for finished in done:
-                _collect(peers, finished, spans, whole)
-                peers.broadcast(False)
-                break
+        except GeneratorExit:  # nobody takes more: all stop before the next chunk
+            tick.over = True
+            with suppress(Cancelled):
+                for _ in done:
+                    pass
+                peers.gather(None)
             raise
+        except Cancelled:
+            if rank == 0:
+                raise
         finally:
             _told_of(report, vae, core, half, rows)
 
 
-def _collect(peers: RankPeers, finished: Finished, spans: list[tuple[int, int]], whole: Results) -> None:
-    """All rows of what each rank has finished, on rank 0."""
-    part = finished.results
-    if peers.rank:
-        with told():
-            if peers.rank < len(spans):
-                dist.send(part.contiguous(), 0, group=peers.talk)
-        return
-    room = whole.room(0, finished.first, len(part))
-    room[:, slice(*spans[0])] = part
-    for peer in range(1, len(spans)):
-        there = part.new_empty(len(part), spans[peer][1] - spans[peer][0], *part.shape[2:])
-        with told():
-            dist.recv(there, peer, group=peers.talk)
-        room[:, slice(*spans[peer])] = there
-    whole.land(0, finished.first, room)
+def _shares(own: Rows, half: str, count: int, rows: int) -> list[tuple[int, int]]:
+    """Rows of frames that each rank makes, or reads of those that go in. rows: of a result."""
+    ranks = map(own.of, range(count))
+    return [of.made(rows) if half == "decoder" else of.read() for of in ranks]
+
+
+class _Together(Ticker):
+    """All ranks stop before the same chunk: where one is told to that runs rank 0's, or nobody takes its results."""
+
+    def __init__(self, peers: RankPeers, told: Told, device: torch.device) -> None:
+        super().__init__(told.progress if peers.rank == 0 else None, None)
+        self._peers, self._asked, self._device, self._behind = peers, told.cancel, device, False
+        self.over = False
+
+    def reach(self, index: int, latents: int, left: int) -> bool:
+        self._behind = True
+        return super().reach(index, latents, left)
+
+    def check(self) -> None:
+        """Asks once behind each chunk: before the first one, ranks do not all come here as often."""
+        if self._behind:
+            self._behind = False
+            self.idle()
+            if self._peers.broadcast(self.over or (self._asked is not None and self._asked())):
+                raise Cancelled("cancelled")
+        if self._peers.ranks.watch is not None:
+            self._peers.ranks.watch.at_work(self._device)
+
+    def idle(self) -> None:
+        """This rank waits for another one, or for who takes the results."""
+        if self._peers.ranks.watch is not None:
+            self._peers.ranks.watch.idle()
 
 
 def _told_of(report: Report, vae: Core, core: Core, half: str, rows: list[int]) -> None:
@@ -292,17 +326,18 @@ def _told_of(report: Report, vae: Core, core: Core, half: str, rows: list[int]) 
 
 def duration(program: Program, height: int, width: int, count: int) -> float:
     """Of a latent by rows on so many devices, relative to one: by the steps' operations, and an exchange for every
-    convolution and norm. height, width: of what goes in."""
+    convolution and norm, in a decoder for each frame that goes into a stage. height, width: of what goes in."""
     size, total, spent = Size(program.rates[0] * _MIDDLE, height, width, program.takes), 0.0, 0.0
     for stage, split in row_stages(program, height, count):
         own, blocks = (max(b - a for a, b in map(of, range(1 if split.whole else count))) / split.rows
                        for of in (split.of_rank, split.blocks))  # fmt: skip
+        times = size.frames if program.half == "decoder" else 1
         for step in stage:
             flop = step.work(size, program.style).composed_flop
             share = blocks if split.wide and step is stage[0] and not split.whole else own
             total, spent = total + flop, spent + share * flop
             if not split.whole:
-                spent += _TOLD * EXCHANGE
+                spent += times * (4 if step.groups else 2) * EXCHANGE  # two convolutions' rows, two norms' sums
             size = step.size(size, False)
     return spent / max(total, 1.0)
 
@@ -317,5 +352,5 @@ def sooner(
     return duration(program, height, width, count) * (end - first + leads(first)) < segments
 
 
-#: Latents that the work of a step is taken from, and exchanges in a step: two convolutions' rows, two norms' sums.
-_MIDDLE, _TOLD = 1, 4
+#: Latents that the work of a step is taken from.
+_MIDDLE = 1

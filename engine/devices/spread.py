@@ -28,9 +28,10 @@ from ..run.plan import Plan
 from ..run.progress import Cancel, Progress, Ticker
 from ..run.results import Finished, Results, Target
 from ..run.within import within
+from .chunks import behind_a_lead
 from .feed import Feed
 from .kinds import measured, of_a_device
-from .parts import DONE, RUNNING, WAITING, Part
+from .parts import DONE, RUNNING, WAITING, Part, describe
 
 #: Seconds that devices get to come to the end of a chunk when the call is over for another reason.
 PATIENCE = 120.0
@@ -102,7 +103,8 @@ class Spread:
         finally:
             for core in self.cores:
                 core.sharing = 1
-            self._describe(report)
+            waited = self.held if self.parts and self.into.room is not None else None
+            describe(report, self.parts, "frames" if self.half == "decoder" else "latents", waited)
         report.complete = True
 
     def measured(self) -> list[float]:
@@ -353,11 +355,13 @@ class Spread:
 
     def made(self, part: Part, results: Results, tick: Ticker) -> Generator[Finished, None, None]:
         """A part's results, by its device."""
-        core = self._core(part.device, part.level)
+        core, request = self._core(part.device, part.level), self.request
+        if part.first:
+            request = behind_a_lead(core, self.half, self.size, request, self.told.check)
         try:
             yield from self.operation(
                 core, slice(part.clip, part.clip + 1), tick, results, range(part.first, part.end),
-                functools.partial(self._planned, part), self.policy, self.request,
+                functools.partial(self._planned, part), self.policy, request,
             )  # fmt: skip
         finally:
             part.report = core.last_report
@@ -380,24 +384,3 @@ class Spread:
         if (device, level) not in self._safer:
             self._safer[device, level] = self._core(device, level - 1)._safer("an earlier part of the clip")
         return self._safer[device, level]
-
-    # -- what the report says --------------------------------------------------------------------------------------
-
-    def _describe(self, report: Report) -> None:
-        made = [p for p in self.parts if p.report is not None]
-        if not made:
-            return
-        first, reports = made[0].report, [p.report for p in made]
-        report.parts = [(range(p.first, p.end), p.report) for p in made]
-        report.mode, report.operands, report.off, report.db = first.mode, first.operands, first.off, first.db
-        what = "frames" if self.half == "decoder" else "latents"
-        held = f", at most {self.held} {what} waiting" if self.into.room is not None else ""
-        report.plan = f"{len({p.device for p in made})} devices, {len(made)} parts{held}; {first.plan}"
-        report.precision = max(reports, key=lambda r: len(r.precision)).precision
-        report.predicted_gb = max(r.predicted_gb or 0.0 for r in reports)
-        report.parked_gb = sum(r.parked_gb for r in reports)
-        for name in ("reserved_gb", "allocated_gb", "before_gb"):
-            found = [value for r in reports if (value := getattr(r, name)) is not None]
-            setattr(report, name, max(found, default=None))
-        for r in {id(r): r for r in reports}.values():
-            report.events.update(r.events)

@@ -10,7 +10,8 @@ from ..run.rows import Split
 from .program import TILES, Program, Step
 from .tiled import TiledProgram
 
-#: Rows that parts begin with a multiple of, at the lowest resolution, where no sums ask for more.
+#: Rows that parts begin with a multiple of where no sums ask for more: at an encoder's lowest resolution, of what each
+#: stage of a decoder makes.
 _STEP = 8
 
 
@@ -22,18 +23,18 @@ def row_stages(program: Program, height: int, count: int) -> list[tuple[tuple[St
     equally as that allows; all of an encoder's steps follow one split, whose parts stay blocks of sums on their way
     down.
     """
+    block = BAND_ROWS if any(s.groups for s in program.every()) else _STEP
     if program.half == "decoder":
         first, *later = program.stages()
         out, rows = [(first, Split((0, height), True))], height * _grows(first)
         for stage in later:
-            out.append((stage, Split.of(rows, count, BAND_ROWS // _grows(stage), stage[0].wider)))
+            out.append((stage, Split.of(rows, count, block // _grows(stage), stage[0].wider)))
             rows *= _grows(stage)
         return out
     tiles = program.before(TILES)
     steps, low = program.steps[:tiles], program.steps[tiles:]
     down = math.prod(s.space[1] for s in steps)
-    sums = any(s.groups for s in program.every())
-    split = Split.of(height, count, down * (BAND_ROWS if sums else _STEP))
+    split = Split.of(height, count, down * block)
     return [(steps, split), (low, Split((0, height // down), True))]
 
 

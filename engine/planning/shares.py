@@ -33,15 +33,18 @@ class Share:
 
 
 class Leads:
-    """What a share takes before its first result, by its first latent within its clip. results: of a latent."""
+    """What a share takes besides its latents, by its first one within its clip: the lead, less what the clip's first
+    latent spares each step that begins with it, being one frame. results: of a latent."""
 
     def __init__(self, program: Program, height: int, width: int) -> None:
         """height, width: of what goes into the program."""
         self._steps, self.results = program.begins, program.rates[-1]
-        size, self._costs = Size(program.rates[0] * _MIDDLE, height, width, program.takes), []
+        self._costs, self._spared = [], []
+        size, one = (Size(n, height, width, program.takes) for n in (program.rates[0] * _MIDDLE, 1))
         for step in program.steps:
-            self._costs.append(step.work(size, program.style).composed_flop)
-            size = step.size(size, False)
+            self._costs.append(step.work(size, program.style).composed_flop / _MIDDLE)
+            self._spared.append(self._costs[-1] - step.work(one, program.style).composed_flop)
+            size, one = step.size(size, False), step.size(one, True)
         self._known: dict[int, float] = {}
 
     def of(self, result: int) -> int:
@@ -55,8 +58,8 @@ class Leads:
     def __call__(self, first: int) -> float:
         """In latents of the whole network."""
         if first not in self._known:
-            begins = self._steps(frames_of(first, self.results))
-            spent = sum(cost * max(0, first - begin) for cost, begin in zip(self._costs, begins, strict=True))
+            steps = zip(self._costs, self._spared, self._steps(frames_of(first, self.results)), strict=True)
+            spent = sum(cost * max(0, first - begin) - spared * (begin == 0) for cost, spared, begin in steps)
             self._known[first] = spent / max(sum(self._costs), 1.0)
         return self._known[first]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..kernels.conv3d import Geometry, Partials
+from ..kernels.conv3d import Geometry, Partials, Weight
 from ..kernels.norm_act import Norm, coefficients, statistics
 from .parking import BAND_ROWS
 from .run import Run
@@ -26,8 +26,11 @@ class Peers(Protocol):
     rank: int
     count: int
 
-    def exchange(self, given: Mapping[int, Tensor], wanted: Mapping[int, Tensor]) -> None:
-        """Contiguous tensors to other ranks, and into `wanted` what those give, as large and of that type."""
+    def exchange(self, given: Sequence[tuple[int, Tensor]], wanted: Sequence[tuple[int, Tensor]]) -> None:
+        """Contiguous tensors to ranks, and into `wanted` what others give, in its order, as large and of that type."""
+
+    def stacked(self, own: Tensor) -> Tensor:
+        """[count, ...]: a tensor of every rank, contiguous and of one size and type on all of them."""
 
     def agreed(self, limits: Any, plan: Callable[[Any], Any]) -> Any:
         """The plan of all, for the least of their limits. Raises PlanError on all of them."""
@@ -124,15 +127,27 @@ class RowRun(Run):
         self._wide: Tensor | None = None
         #: Rows that the convolution under way makes, if not this rank's.
         self._span: tuple[int, int] | None = None
+        #: Memory for its rows of a block of which some are another rank's, if it makes blocks one by one.
+        self._partial: Tensor | None = None
         #: Blocks of sums that each rank has, by where they are of.
         self._blocks: dict[tuple[Any, ...], list[int]] = {}
 
     def agree(self) -> None:
-        others = [r for r in range(self._peers.count) if r != self._peers.rank]
-        told = {r: torch.empty_like(self.health) for r in others}
-        self._peers.exchange(dict.fromkeys(others, self.health), told)
-        for health in told.values():
-            self.health.add_(health)
+        self.health.copy_(self._peers.stacked(self.health).sum())
+
+    def handed(self, x: Tensor) -> Tensor:
+        rank, frames = self._peers.rank, range(x.shape[0])
+        if rank and not (self._now.whole or self.dry):
+            self._peers.exchange([(0, x[i]) for i in frames], [])
+        if self._now.whole or rank:
+            return x[:, :0] if rank else x
+        split = self._now.at(rank, x.shape[1])
+        out = self.arena.take((x.shape[0], split.rows, *x.shape[2:]), x.dtype)
+        if not self.dry:
+            others = [(r, slice(*split.of_rank(r))) for r in range(1, self._peers.count)]
+            out[:, : x.shape[1]] = x
+            self._peers.exchange([], [(r, out[i, rows]) for r, rows in others for i in frames])
+        return out
 
     @contextmanager
     def portion(self, x: Tensor, left: int) -> Iterator[Tensor]:
@@ -172,13 +187,15 @@ class RowRun(Run):
         (a, b), (first, last) = self._now.of_rank(rank), self._now.blocks(rank)
         with self.arena.scope():
             made = out
-            if (a, b) != (first, last):
+            if conv.weight.winograd and (a, b) != (first, last):  # whose kernel makes all rows of its input
                 made = self.take(out.shape[0], factor * (last - first), *out.shape[2:])
+            elif (a, b) != (first, last):
+                self._partial = self.take(out.shape[0], factor * min(BAND_ROWS, last - first), *out.shape[2:])
             self._span = first, last
             try:
                 sums = super().conv(conv, self._wide, made, *normed, **options)
             finally:
-                self._span = None
+                self._span = self._partial = None
             if made is not out and not self.dry:
                 out.copy_(made[:, factor * (a - first) : factor * (b - first)])
         return sums if sums is None else Overlapping(sums.data, sums.span)
@@ -192,11 +209,37 @@ class RowRun(Run):
     def product(
         self, conv: Conv, data: Tensor, out: Tensor, *, geometry: Geometry = WHOLE, **options: Any
     ) -> Partials | None:
+        if self._partial is not None:
+            return self._in_blocks(conv, data, out, geometry, **options)
         if not self._now.whole:
             rows = out.shape[1] // (options.get("weight") or conv.weight).phases[1]
             first, frame = self._here(rows)
             geometry = replace(geometry, first_row=first + geometry.first_row, frame_rows=frame)
         return super().product(conv, data, out, geometry=geometry, **options)
+
+    def _in_blocks(
+        self, conv: Conv, data: Tensor, out: Tensor, geometry: Geometry, *, weight: Weight | None = None, **options: Any
+    ) -> Partials | None:
+        """`product` of all rows in `_span`, into `out` those that are this rank's: whole blocks at once, and one by way
+        of `_partial` of which some rows are not."""
+        weight = weight or conv.weight
+        partial, self._partial = self._partial, None
+        (first, last), (a, b), factor = self._span, self._now.of_rank(self._peers.rank), weight.phases[1]
+        cuts = {first, last}
+        cuts |= {min(first + BAND_ROWS, last)} if a > first else set()
+        cuts |= {b // BAND_ROWS * BAND_ROWS} if b < last else set()
+        parts = []
+        for c, d in pairwise(sorted(cuts)):
+            self._span = c, d
+            top, bottom = max(a, c), min(b, d)
+            target = out[:, factor * (top - a) : factor * (bottom - a)]
+            made = target if (top, bottom) == (c, d) else partial[: out.shape[0], : factor * (d - c)]
+            here = replace(geometry, origin=(geometry.origin[0] + c - first, geometry.origin[1]))
+            parts.append(self.product(conv, data, made, weight=weight, geometry=here, **options))
+            if made is not target:
+                target.copy_(made[:, factor * (top - c) : factor * (bottom - c)])
+        self._partial, self._span = partial, (first, last)
+        return self.joined(parts)
 
     def _coefficients(self, x: Tensor, norm: Norm, sums: Partials | None) -> Tensor | None:
         if self._now.whole or norm.kind != "group" or self.dry or not x.shape[0]:
@@ -209,17 +252,23 @@ class RowRun(Run):
         if self._now.whole or self.dry or not count:
             return
         slots, axis, rank = data.shape[0], data.dim() - 3, self._peers.rank
-        beside = [(rank - 1, 1, 0), (rank + 1, -2, -1)]
-        beside = [b for b in beside if 0 <= b[0] < self._peers.count]
+        above, below = rank > 0, rank + 1 < self._peers.count
         # 8-bit floats as bytes, which everything can copy.
         lines = (data.view(torch.uint8) if data.dtype.itemsize == 1 else data).movedim(axis, 0)
         wraps = max(slot + count - slots, 0)
-        given = {peer: torch.cat((lines[own][slot : slot + count], lines[own][:wraps])) for peer, own, _ in beside}
-        wanted = {peer: torch.empty_like(line) for peer, line in given.items()}
-        self._peers.exchange(given, wanted)
-        for peer, _, edge in beside:
-            lines[edge][slot : slot + count] = wanted[peer][: count - wraps]
-            lines[edge][:wraps] = wanted[peer][count - wraps :]
+        pieces = [(slice(slot, slot + count - wraps), slice(count - wraps)), (slice(wraps), slice(count - wraps, None))]
+        own = lines.new_empty(2, count, *lines.shape[2:])
+        for there, here in pieces[: 1 + (wraps > 0)]:
+            if above:
+                own[0, here] = lines[1, there]
+            if below:
+                own[1, here] = lines[-2, there]
+        told = self._peers.stacked(own)
+        for there, here in pieces[: 1 + (wraps > 0)]:
+            if above:
+                lines[0, there] = told[rank - 1, 1, here]
+            if below:
+                lines[-1, there] = told[rank + 1, 0, here]
 
     # -- what ranks tell each other ------------------------------------------------------------------------------------
 
@@ -250,7 +299,7 @@ class RowRun(Run):
             return out
         if have.whole:
             return out.copy_(x[:, c:d])
-        given, wanted = {}, {}
+        given, wanted, frames = [], [], range(x.shape[0])
         for peer in ranks:
             (e, f), (g, h) = have.of_rank(peer, scale), self._read(want, peer)
             if peer == rank:
@@ -259,29 +308,24 @@ class RowRun(Run):
                     out[:, first - c : last - c] = x[:, first - a : last - a]
                 continue
             if max(a, g) < min(b, h):
-                given[peer] = x[:, max(a, g) - a : min(b, h) - a].contiguous()
+                given += [(peer, x[i, max(a, g) - a : min(b, h) - a]) for i in frames]
             if max(e, c) < min(f, d):
-                wanted[peer] = x.new_empty(x.shape[0], min(f, d) - max(e, c), *x.shape[2:])
+                wanted += [(peer, out[i, max(e, c) - c : min(f, d) - c]) for i in frames]
         self._peers.exchange(given, wanted)
-        for peer, part in wanted.items():
-            first = max(have.of_rank(peer, scale)[0], c) - c
-            out[:, first : first + part.shape[1]] = part
         return out
 
     def _all(self, sums: Partials, split: Split) -> Partials:
         """Of the whole frame, in its order. split: of the rows that they are sums of."""
-        own, rank = sums.data, self._peers.rank
-        others = [r for r in range(self._peers.count) if r != rank]
+        own, whole = sums.data, range(self._peers.count)
         place = split, type(sums), own.shape[1:]
         if place not in self._blocks:
-            mine = torch.tensor([own.shape[1]], device=own.device)
-            told = {r: torch.empty_like(mine) for r in others}
-            self._peers.exchange(dict.fromkeys(others, mine), told)
-            self._blocks[place] = [own.shape[1] if r == rank else int(told[r]) for r in range(self._peers.count)]
-        blocks, whole = self._blocks[place], range(self._peers.count)
-        parts = {r: own.new_empty(own.shape[0], blocks[r], *own.shape[2:]) for r in others}
-        self._peers.exchange(dict.fromkeys(others, own.contiguous()), parts)
-        ordered = [own if r == rank else parts[r] for r in whole]
+            self._blocks[place] = self._peers.stacked(torch.tensor(own.shape[1], device=own.device)).tolist()
+        blocks = self._blocks[place]
+        padded = own.contiguous()
+        if own.shape[1] < max(blocks):
+            padded = own.new_empty(own.shape[0], max(blocks), *own.shape[2:])
+            padded[:, : own.shape[1]] = own
+        ordered = [part[:, :n] for part, n in zip(self._peers.stacked(padded), blocks, strict=True)]
         if isinstance(sums, Overlapping):
             end = self._now.blocks(0)[1]
             if end == self._now.rows:  # of the whole frame

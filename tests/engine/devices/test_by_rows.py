@@ -1,11 +1,14 @@
 """Rows of every frame on each rank: when that is chosen."""
 
+from types import SimpleNamespace
+
 import pytest
 from zerowaste_vae import Cancelled
 from zerowaste_vae.engine.archs import seedvr2
 from zerowaste_vae.engine.devices import by_rows, several
 from zerowaste_vae.engine.devices.ranks import Ranks
 from zerowaste_vae.engine.devices.spread import Told
+from zerowaste_vae.engine.planning.budget import Limits
 from zerowaste_vae.engine.request import Request
 
 
@@ -42,6 +45,19 @@ def test_a_plan_for_rows_stops_when_it_is_told_to(small, monkeypatch):
     with pytest.raises(Cancelled):
         several._by_rows(*asked, Told(cancel=lambda: True).check)
     assert small.plan_decode(3, 70, 4) == whole
+
+
+@pytest.mark.parametrize("fused", [True])
+def test_chunks_are_long_where_they_fit(small):
+    """What sees whole frames is launched less often then."""
+    planner, peers = small.planner, SimpleNamespace(agreed=lambda limits, plan: plan(limits))
+
+    def plan(target=None, **asked):
+        return by_rows._Agreed(planner, peers).plan("decoder", (6, 90, 160), Request(**asked), Limits(target, host=0))
+
+    short = plan(chunk=1)
+    assert plan().steps.latents == by_rows.LATENTS > 1 == short.steps.latents
+    assert plan(short.peak_bytes) == short
 
 
 @pytest.mark.parametrize("half", ["decoder", "encoder"])

@@ -20,11 +20,17 @@ def covered(shares, first, last):
 
 def test_the_lead_is_staged(leads):
     """Full resolution sees four latents before a border, the front all that a result depends on."""
-    assert leads(0) == 0
     assert leads(100) == leads(60)
     begins = seedvr2.decoder(seedvr2.Config(WIDTHS, WIDTHS)).begins(397)
     assert 5 < leads(100) < 10 < 100 - begins[0]
     assert leads(2) <= 2 and leads(20) < leads(60)
+
+
+def test_a_clips_first_latent_is_one_frame(leads):
+    """Where all but the front makes four of others: the first share has less to do than it has latents."""
+    assert -0.75 < leads(0) < -0.6
+    first, second = split(leads, 41, [1.0, 1.0])
+    assert first.lead == leads(0) and second.lead == leads(second.first) > 0
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 8])
@@ -44,12 +50,12 @@ def test_a_faster_device_gets_more(leads):
     even, uneven = split(leads, 100, [1, 1]), split(leads, 100, [1, 3])
     assert uneven[0].end < even[0].end
     assert abs((uneven[0].end) / 1 - (100 - uneven[0].end + uneven[1].lead) / 3) < 1.5
-    assert split(leads, 10, [1, 50]) == [Share(1, 0, 10, 0.0)]
+    assert split(leads, 10, [1, 50]) == [Share(1, 0, 10, leads(0))]
 
 
 def test_more_clips_than_devices_need_no_lead(leads):
     shares = split(leads, 5, [1, 1], clips=4)
-    assert [(s.first, s.end, s.lead) for s in shares] == [(0, 10, 0), (10, 20, 0)]
+    assert shares == [Share(0, 0, 10, leads(0)), Share(1, 10, 20, leads(0))]
     assert shares[1].parts(5) == [(2, 0, 5), (3, 0, 5)]
     assert Share(0, 3, 12, 0).parts(5) == [(0, 3, 5), (1, 0, 5), (2, 0, 2)]
 
