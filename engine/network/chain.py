@@ -14,6 +14,7 @@ from ..operands.forms import Operands
 from ..options import Options
 from ..run.run import Run
 from .program import Size, Step
+from .rolling import layers_of_both, through_both
 
 Result = tuple[Tensor, Partials | None]
 
@@ -74,13 +75,22 @@ def _from_end_to_end(
 ) -> Result:
     """As `through` for steps that follow each other but once, as those of pictures do: what is not made in place lies
     at the other end of the arena than its input, so that two results are the most there is at a time."""
-    tops = run.arena.tops
+    tops, within = run.arena.tops, False
     last = max((i for i, link in enumerate(links) if not link.step.in_place), default=-1)
     x, sums = source()
-    for i, (link, shape) in enumerate(zip(links, shapes[1:], strict=True)):
-        target = out if i == last else None
+    waiting = enumerate(zip(links, shapes[1:], strict=True))
+    for i, (link, shape) in waiting:
+        target, both = out if i == last else None, links[i : i + 2]
+        if out is None and (layers := layers_of_both(run, [(k.step, k.packed, k.groups) for k in both], x, shape)):
+            next(waiting)
+            run.done.update({k.step.name: x.shape[0] for k in both})
+            x, sums = through_both(run, layers, both[1].step.shortcut(both[1].packed), x, shapes[i + 2],
+                                   tops if within else None)  # fmt: skip
+            within = True
+            continue
         if not link.step.in_place and not (link.step.inside and target is None):
             run.arena.turn(tops)
+            within = target is None
             if target is None and link.step.below:
                 target = take(run, link.step, shape)
         x, sums = link(run, x, sums, target)

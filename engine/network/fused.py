@@ -248,6 +248,7 @@ class FusedDecoder(Fused):
             for size in used - outer:
                 run.advance(*size)
             if pixels is not None:
+                pixels = run.handed(pixels)
                 run.done["frames"] += pixels.shape[0]
                 if not run.dry and pixels.shape[0]:
                     run.agree()
@@ -318,6 +319,7 @@ class FusedEncoder(Fused):
                 run.inspect(result)
                 if not run.dry:
                     run.agree()
+                result = run.handed(result)
         run.done["frames"] += video.shape[0]
         run.done["latents"] += -(-video.shape[0] // self._rates[0])
         return result if whole else None

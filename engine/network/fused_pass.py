@@ -82,7 +82,7 @@ class FusedPass:
                 data = self._before(run, data, part)
             ends = part.end == self._clips.latents
             step = functools.partial(self._step, run, data, give, ends)
-            run.scout(step)
+            run.scout(step, ends)
             with run.chunk() if resumes else nullcontext():
                 if graphs is None or (ends and run.after) or not self._network.whole(run):
                     step()

@@ -146,7 +146,8 @@ class Around(Step):
             around = run.take(*x.shape[:3], self.channels(0))
             self._shortcut(packed, run, x, around, starts)
             y, _ = through(run, packed.links, size, given(x), out)
-            y.add_(around)
+            if not run.dry:
+                y.add_(around)
         return y, None
 
     def _shortcut(self, packed: Packed, run: Run, x: Tensor, out: Tensor, starts: bool) -> None:

@@ -15,10 +15,12 @@ from ...kernels.norm_act import Store, norm_act
 from ...kernels.upsample import pack_nearest
 from ...operands.forms import Form, Operands
 from ...options import Options
+from ...run.rolling import Layer
 from ...run.run import COPY, Run
 from ...run.weights import Conv
 from ..packed import scaling
 from ..program import CAUSAL, Resampling, Size, Style, Taps, Work
+from ..rolling import Layered
 from ..state import State
 from .conv import ClipConv, FrameConv, OneConv, conv_work
 
@@ -65,7 +67,7 @@ class Packed:
 
 
 @dataclass(frozen=True)
-class NearestUp(Resampling):
+class NearestUp(Resampling, Layered):
     name: str
     c_in: int
     c_out: int
@@ -109,6 +111,9 @@ class NearestUp(Resampling):
             if not run.dry:
                 frames.unflatten(2, (-1, 2)).unflatten(1, (-1, 2)).copy_(x[:, :, None, :, None])
             return run.conv(packed.space, frames, out, groups=groups)
+
+    def layers(self, packed: Packed, groups: int) -> tuple[Layer, ...]:
+        return (Layer(packed.space, COPY, groups),) if packed.composed and packed.time is None else ()
 
     def onto(self, packed: Packed, run: Run, x: Tensor, out: Tensor, first: int, add: bool) -> None:
         """x [D, H, W, C], overwritten, to out [F, 2H, 2W, K], or onto what is there (`add`)."""

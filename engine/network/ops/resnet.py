@@ -14,10 +14,12 @@ from ...kernels import norm_act
 from ...kernels.conv3d import Partials
 from ...operands.forms import Operands
 from ...options import Options
+from ...run.rolling import Layer, rolled, rolls
 from ...run.run import Run
 from ...run.weights import Conv
 from ..packed import conv_of, norm_of
-from ..program import CAUSAL, Size, Step, Style, Taps, Work
+from ..program import CAUSAL, Size, Style, Taps, Work
+from ..rolling import Layered
 from ..state import State
 from ..tree import find, graft
 from .conv import conv_work, pointwise, styled, taps_of
@@ -95,7 +97,7 @@ class Packed:
 
 
 @dataclass(frozen=True)
-class Res(Step):
+class Res(Layered):
     name: str
     c_in: int
     c_out: int
@@ -135,6 +137,8 @@ class Res(Step):
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
         """x is overwritten by the result where the widths agree. Else that is `out`, or lies in the first channels of
         x's memory with what lies between the convolutions in the next ones, if they are so many, or is new."""
+        if self.in_place and rolls(run, x.shape[0], x.numel(), x.numel()):
+            return x, rolled(run, x, sums, self.layers(packed, groups), x)
         d, h, w, _ = x.shape
         k, wide = self.c_out, _room(x) if out is None else x
         inside = out is None and self.inside
@@ -165,6 +169,12 @@ class Res(Step):
                     delay.waiting += d - made
             sums = run.conv(packed.conv2, inner, result, packed.norm2, sums, groups, residual=result)
         return result, sums
+
+    def layers(self, packed: Packed, groups: int) -> tuple[Layer, ...]:
+        return Layer(packed.conv1, packed.norm1, self.groups), Layer(packed.conv2, packed.norm2, groups)
+
+    def shortcut(self, packed: Packed) -> Conv | None:
+        return packed.shortcut
 
     def ahead(self, packed: Packed) -> tuple[str, ...]:
         return packed.conv1.key, packed.conv2.key

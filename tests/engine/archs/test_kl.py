@@ -1,5 +1,7 @@
 """Image VAEs of the KL family against the recorded outputs of the originals, and as a user loads them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from PIL import Image
@@ -8,6 +10,8 @@ from zerowaste_vae import Checkpoint, CheckpointError, InputError, load
 from zerowaste_vae.engine.archs import by_file, detect
 from zerowaste_vae.engine.archs.kl import FLUX, FLUX2, SD, Config
 from zerowaste_vae.engine.cli import main
+from zerowaste_vae.engine.run.parking import Parking
+from zerowaste_vae.engine.run.plan import Steps
 
 FAMILIES = {"sd": SD, "flux": FLUX, "flux2": FLUX2}
 #: Of the output's standard deviation.
@@ -143,6 +147,24 @@ def test_the_fused_walk_gives_the_same(family, seed_model, tmp_path, noise, monk
     for options in ({}, {"chunk": 1}, {"tiling": "exact", "tile": 64}, tiles):
         torch.testing.assert_close(fused.decode(z, **options), plain.decode(z, **options), rtol=0, atol=2e-5)
         torch.testing.assert_close(fused.encode(x, **options), plain.encode(x, **options), rtol=0, atol=5e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parts_of_pictures_are_computed_again_where_a_plan_says_so(
+    family, seed_model, tmp_path, noise, monkeypatch, exact_sums
+):
+    config = Config((16, 16, 32), (16, 16, 32), 4, 4, quantised=family != "flux", resnets=(1, 1), norm_groups=4)
+    model = FAMILIES[family].build(config).requires_grad_(False)
+    seed_model(model, 7)
+    monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
+    vae = load(saved(model, tmp_path / "w.safetensors"), device="cpu")
+    z = noise(2, vae.latent_channels, 1, 200 // vae.spatial, 2)  # more rows than are there at once
+    frames, plan = vae.decode(z), vae.planner.plan
+    latent, again = vae.encode(frames), {"steps": Steps(1, 0), "parking": Parking(None, 0, streams=0)}
+    monkeypatch.setattr(vae.planner, "plan", lambda *a, **k: replace(plan(*a, **k), **again))
+    for run, given, expected in ((vae.decode, z, frames), (vae.encode, frames, latent)):
+        torch.testing.assert_close(run(given), expected, rtol=0, atol=5e-5)
+        assert "recomputed band by band" in vae.last_report.plan
 
 
 def diffusers(name):

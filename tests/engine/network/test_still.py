@@ -1,6 +1,8 @@
 """Programs of single frames: pictures through the fused walk, whatever shares its chunk, in bands or whole."""
 
+import gc
 import os
+import weakref
 
 import pytest
 import torch
@@ -11,11 +13,12 @@ from zerowaste_vae.engine.operands.policy import Policy, eligible
 from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.precision import sampling
 from zerowaste_vae.engine.run.parking import Parking
+from zerowaste_vae.engine.run.rolling import Window
 
 CPU = torch.device("cpu")
 #: Widths where a level's first block narrows to less than a tile, and 1x1 convolutions at the latent.
 CONFIG = Config((16, 32, 32), (16, 32, 48), 4, 8, quantised=True, resnets=(1, 2), norm_groups=8)
-WAYS = [None, Parking(None, 0), Parking(None, 1 << 20), Parking(None, 0, rows=128)]
+WAYS = [None, Parking(None, 0), Parking(None, 1 << 20), Parking(None, 0, rows=128), Parking(None, 0, streams=0)]
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +75,26 @@ def test_pictures_are_encoded_fused_as_plainly(model, noise, atol):
 
 
 @torch.no_grad()
+def test_recomputed_pictures_leave_nothing_to_be_collected(model, noise, monkeypatch):
+    """On a GPU the next call would find the frame's memory still in use."""
+    network, alive, make = fuse(model.decoder, torch.float32), weakref.WeakSet(), Window.__init__
+    made = []
+
+    def noted(self, *args):
+        make(self, *args)
+        alive.add(self)
+        made.append(None)
+
+    monkeypatch.setattr(Window, "__init__", noted)
+    gc.disable()
+    try:
+        decode(network, noise(4, 1, 34, 3), Parking(None, 0, streams=0))
+        assert made and not alive
+    finally:
+        gc.enable()
+
+
+@torch.no_grad()
 def test_bands_take_less_memory_and_two_results_are_the_most(model):
     network = fuse(model.decoder, torch.float32)
     whole, banded = (network.plan(1, 256, 256, 0, torch.float32, CPU, p).nbytes for p in (None, Parking(None, 0)))
@@ -80,6 +103,15 @@ def test_bands_take_less_memory_and_two_results_are_the_most(model):
     streams = 4 * 512 * 512 * 48 + 4 * 1024 * 1024 * 32
     band = 4 * 66 * 1026 * 48
     assert streams < banded < 1.1 * (streams + 2 * band + 4 * 1024 * 1024 * (3 + 32))
+
+
+@torch.no_grad()
+def test_what_is_computed_again_takes_some_rows_and_one_result(model):
+    network = fuse(model.decoder, torch.float32)
+    rolled = network.plan(1, 256, 256, 0, torch.float32, CPU, Parking(None, 0, streams=0)).nbytes
+    # 16 channels at 1024x1024, in whose memory their input of 32 at 512x512 was, and the pixels with what they take.
+    stream, pixels = 4 * 1024 * 1024 * 16, 4 * 1024 * 1024 * (3 + 32)
+    assert stream < rolled < 1.1 * (stream + pixels)
 
 
 @torch.no_grad()
@@ -121,11 +153,14 @@ def test_kernels_give_the_same_bits_in_bands_and_in_company(seed_model, noise, k
     model = FLUX.build(config).requires_grad_(False)
     seed_model(model, 6)
     z, x = noise(16, 2, 33, 1), noise(2, 67, 3, 3)  # two bands at full size
+    tall, taller = noise(16, 1, 101, 1), noise(1, 195, 2, 3)  # two windows, too
     expected = model.decoder(z[None])[0].clamp(-1, 1).mul(0.5).add(0.5).permute(1, 2, 3, 0)
     network = fuse(model.half().decoder, torch.float16)
     whole = decode(network, z)
     assert (whole - expected).abs().max() < 0.02
     assert torch.equal(decode(network, z, Parking(None, 0), chunk=1), whole)
+    assert torch.equal(decode(network, tall, Parking(None, 0, streams=0)), decode(network, tall))
     network = fuse(model.encoder, torch.float16)
     whole = encode(network, x)
     assert torch.equal(torch.cat([encode(network, part, Parking(None, 0)) for part in x.split(1)]), whole)
+    assert torch.equal(encode(network, taller, Parking(None, 0, streams=0)), encode(network, taller, Parking(None, 0)))

@@ -122,7 +122,8 @@ def test_pictures_have_the_same_bits_in_bands_and_whole(seed_model, kind):
     exact = sampling.decode(fuse(half, torch.float16, WINOGRAD), z, reader)
     policy = Policy(dict.fromkeys(eligible(half), kind), reader.ranges()) if kind == "fp8" else Policy()
     network = fuse(half, torch.float16, WINOGRAD, Operands(torch.float16, policy, winograd=True))
-    whole, *others = (decode(network, z, 2, 0, parking) for parking in (None, Parking(None, 0, rows=64)))
+    plans = (2, 0), (2, 0, Parking(None, 0, rows=64)), (1, 0, Parking(None, 0, streams=0))
+    whole, *others = (decode(network, z, *plan) for plan in plans)
     assert all(torch.equal(whole, other) for other in others)
     assert kind == "fp16" or 20 < sampling.decibel(sampling.mse([sampling.decode(network, z)], [exact])) < 60
 

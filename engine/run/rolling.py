@@ -1,0 +1,167 @@
+"""Frames of pictures of which only some rows are there at a time: convolutions follow each other from the top of the
+frame to its bottom, and begin anew for each norm that has to see all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..kernels.conv3d import Geometry, Partials, padded_channels
+from ..kernels.norm_act import Norm, Store, coefficients
+from .memory import Visit
+from .parking import BAND_ROWS
+from .run import COPY, Run
+from .weights import Conv
+
+#: Rows of the frame that a convolution makes at once, at most. The one behind it stays a block of sums behind, so that
+#: its own bands are whole blocks.
+ROWS = 2 * BAND_ROWS
+#: Rows that are read again with the next ones: that block, and one for the border.
+AGAIN = BAND_ROWS + 1
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A 3x3 convolution of a picture. norm: of its input; groups: of the norm behind it (0: none)."""
+
+    conv: Conv
+    norm: Norm
+    groups: int
+
+
+class Window:
+    """The latest rows of a picture [1, H, W, C]; row r is at `r - top`."""
+
+    def __init__(self, run: Run, height: int, width: int, channels: int) -> None:
+        self._kept = AGAIN if height > ROWS else 0
+        self._dry = run.dry
+        self.data = run.take(1, self._kept + min(height, ROWS), width, channels)
+        self.top, self.made = -self._kept, 0
+
+    def more(self, count: int, needed: int) -> Tensor:
+        """Memory for the next rows. Of those before, the ones from `needed` on are read again, AGAIN at most."""
+        again = self.made - needed
+        if again and not self._dry:
+            first = needed - self.top
+            self.data[:, self._kept - again : self._kept].copy_(self.data[:, first : first + again])
+        self.top = self.made - self._kept
+        self.made += count
+        return self.data[:, self._kept : self._kept + count]
+
+
+def rolls(run: Run, frames: int, *streams: int) -> bool:
+    """Whether streams of so many values, which would be there at once, are more than the plan has room for."""
+    room = run.parked.parking.streams
+    return run.still and room is not None and frames == 1 and sum(streams) * run.dtype.itemsize > room
+
+
+def rolled(
+    run: Run, x: Tensor, sums: Partials | None, layers: Sequence[Layer], out: Tensor,
+    begin: Callable[[Tensor, int], None] | None = None,
+) -> Partials | None:  # fmt: skip
+    """A picture x [1, H, W, C] through all layers, added to `out` [1, H', W', K]; returns the sums of that.
+
+    Every layer is computed as often as norms follow it, and a last time; nothing but x and `out`, which may be x, is as
+    large as the frame. begin(rows, first): called with the first layer's results from row `first` on, before anything
+    is added to these rows of `out`.
+    """
+    found = [run._coefficients(x, layers[0].norm, sums)]
+    for count in range(1, len(layers)):
+        sums, (height, width) = _walk(run, x, layers[:count], found, None, None)
+        known = run.dry or layers[count].norm.kind != "group"
+        found.append(None if known else run.attempt(
+            coefficients, sums, layers[count].norm, height * width, health=run.health,
+        ))  # fmt: skip
+    run.done.update({layer.conv.key: x.shape[0] for layer in layers})
+    return _walk(run, x, layers, found, out, begin)[0]
+
+
+def _walk(
+    run: Run, x: Tensor, layers: Sequence[Layer], found: Sequence[Tensor | None], out: Tensor | None,
+    begin: Callable[[Tensor, int], None] | None,
+) -> tuple[Partials | None, tuple[int, int]]:  # fmt: skip
+    """Once from top to bottom. out None: only the sums of the last layer's results are wanted. Returns them, and the
+    rows and columns that they are of."""
+    sizes = [x.shape[1:3]]
+    for layer in layers:
+        _, tall, wide = layer.conv.weight.phases
+        sizes.append((sizes[-1][0] * tall, sizes[-1][1] * wide))
+    (height, width), channels = sizes[-1], layers[-1].conv.weight.out_channels
+    with run.arena.scope():
+        windows = [Window(run, *size, layer.conv.weight.out_channels)
+                   for layer, size in zip(layers[:-1], sizes[1:], strict=False)]  # fmt: skip
+        spill = run.take(1, min(height, ROWS), width, channels) if out is None else None
+        walk = _Walk(run, x, layers, sizes, found, windows, out, spill, begin)
+        walk.make(0)
+    if run.walk.open:
+        weight, whole = layers[-1].conv.weight, torch.empty(1, height, width, channels, device="meta")
+        return run.walk.sums(whole, layers[-1].groups, weight.phases[1:], weight.winograd), (height, width)
+    return run.joined(walk.parts), (height, width)
+
+
+class _Walk:
+    """Rows of all layers, from top to bottom. No function of its own that calls itself: it would refer to itself, and
+    the frame's memory would stay until the next collection."""
+
+    def __init__(
+        self, run: Run, x: Tensor, layers: Sequence[Layer], sizes: Sequence[tuple[int, int]],
+        found: Sequence[Tensor | None], windows: Sequence[Window], out: Tensor | None, spill: Tensor | None,
+        begin: Callable[[Tensor, int], None] | None,
+    ) -> None:  # fmt: skip
+        self._run, self._x, self._layers, self._sizes, self._found = run, x, layers, sizes, found
+        self._windows, self._out, self._spill, self._begin = windows, out, spill, begin
+        self._done = [0] * len(layers)
+        self.parts: list[Partials | None] = []
+
+    def make(self, i: int) -> None:
+        """All rows that layer i can make by now, and what they allow the layers behind it to make."""
+        layer, height, done, last = self._layers[i], self._sizes[i][0], self._done, len(self._layers) - 1
+        before = self._windows[i - 1] if i else None
+        there = before.made if before else height
+        ready, factor = there if there == height else (there - 1) // BAND_ROWS * BAND_ROWS, _factor(layer)
+        while done[i] < ready:
+            first, end = done[i], min(done[i] + ROWS // factor, ready)
+            done[i], count = end, factor * (end - first)
+            source, top = (before.data, before.top) if before else (self._x, 0)
+            if i < last:
+                target = self._windows[i].more(count, max(done[i + 1] - 1, 0))
+            elif self._out is None:
+                target = self._spill[:, :count]
+            else:
+                target = self._out[:, factor * first : factor * end]
+            added = target if i == last and self._out is not None else None
+            some = _band(self._run, layer, source, top, (first, end, height), self._found[i], target, added)
+            if self._begin is not None and i == 0:
+                self._begin(target, factor * first)
+            if i == last:
+                self.parts.append(some)
+            else:
+                self.make(i + 1)
+
+
+def _factor(layer: Layer) -> int:
+    return layer.conv.weight.phases[1]
+
+
+def _band(
+    run: Run, layer: Layer, x: Tensor, top: int, rows: tuple[int, int, int], coefs: Tensor | None, out: Tensor,
+    residual: Tensor | None,
+) -> Partials | None:  # fmt: skip
+    """What a convolution makes of rows [first, end) of a frame of so many; x has those from `top` on."""
+    (first, end, height), conv, (width, c) = rows, layer.conv, x.shape[2:]
+    a, b = max(first - 1, 0), min(end + 1, height)
+    if run.dry:
+        work = (end - first) * width * conv.weight.flops_per_position
+        run.visits.setdefault(conv.key, Visit(conv.history)).work += run.walk.repeats * work
+    with run.arena.scope():
+        plane = end - first + 2, width + 2, padded_channels(c, conv.dtype)
+        data = run.arena.take((1, *run._frame(conv, plane)), conv.dtype)
+        if run.dry:
+            return None
+        store = Store(layer.norm is not COPY, run.border, conv.scale, conv.gain, rounded=conv.weight.winograd)
+        run._write(x[:, a - top : b - top], layer.norm, data, store, coefs, first=first - a)
+        return run.product(conv, data, out, geometry=Geometry(first_row=first, frame_rows=height),
+                           groups=layer.groups, residual=residual)  # fmt: skip
