@@ -256,7 +256,8 @@ def plan_facts(
         "result_gb": _gb(batch * frames * height * width * colours * output.itemsize),
     }
     if plan.parking is not None:
-        facts |= {"mode": "parked", "parked_gb": _gb(plan.host_bytes), "band_rows": plan.parking.rows}
+        mode = "rolled" if plan.rolls else "untiled" if still else "parked"
+        facts |= {"mode": mode, "parked_gb": _gb(plan.host_bytes), "band_rows": plan.parking.rows}
     return facts
 
 

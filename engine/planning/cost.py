@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from ..run.parking import Parking
+from ..run.plan import Steps
 from ..run.run import Run
 
 #: Sizes of a parked history's buffer on the GPU: tall bands take fewer calls, low ones save memory.
@@ -22,6 +24,10 @@ NEAR_WORK = 700
 BAND_WORK = 132 * 256 * 128 * 27 * 256
 #: Histories on the GPU take a multiple of this, so that plans stay as they are while other memory varies a little.
 NEAR_STEP = 64 << 20
+#: What a clip's first chunk takes longer where it is of several latents, so several frames, two of which have weights
+#: of their own: the host launched 340 ms for what an H200 computes in 150; 97 and 31 for a single frame (SeedVR2 at
+#: 1280x720 under 6 and 4 GB).
+START_WORK = int(124e-3 * 650e12)
 #: Left free when histories could fill the target: torch's allocator reserved up to 0.18 GB more than plans stated.
 SPARE_BYTES = 256 << 20
 
@@ -86,6 +92,42 @@ def quickest(measure: Callable[[Parking | None], Sizes], room: int, host: int | 
     return best
 
 
-def leanest(measure: Callable[[Parking | None], Sizes]) -> Sizes:
-    """Everything in host memory and the smallest buffers: what a run needs at least."""
-    return measure(Parking(None, 0))
+def quickest_steps(
+    options: Iterable[Steps], measure: Callable[[Steps, Parking | None], Sizes], latents: int, room: int,
+    host: int | None,
+) -> tuple[Steps, Parking] | None:  # fmt: skip
+    """Of these steps the ones, and the parking, that take least time for a clip of `latents`; as `quickest`."""
+    best: tuple[float, Steps, Parking] | None = None
+    for steps in options:
+        found = quickest(functools.partial(measure, steps), room, host)
+        if found is None:
+            continue
+        work = found[1].work / steps.latents * latents + START_WORK * (steps.latents > 1)
+        if best is None or work < best[0]:
+            best = work, steps, found[0]
+    return None if best is None else best[1:]
+
+
+def rolling(measure: Callable[[Parking | None], Sizes], room: int) -> Parking | None:
+    """Of pictures: bands, and as much of their streams as there is room for, in `room` bytes on the device; None where
+    nothing fits. What does not is computed again wherever it is needed, which takes longer."""
+    for size in (*BAND_BYTES, 0):
+        least = Parking(None, size, streams=0)
+        if measure(least).device > room:
+            continue
+        streams = room // NEAR_STEP * NEAR_STEP
+        while streams > 0:
+            parking = replace(least, streams=streams)
+            over = measure(parking).device - room
+            if over <= 0:
+                return parking
+            streams -= -(-over // NEAR_STEP) * NEAR_STEP
+        return least
+    return None
+
+
+def leanest(measure: Callable[[Parking | None], Sizes], still: bool = False) -> Sizes:
+    """Everything in host memory and the smallest buffers, or of pictures nothing kept that can be computed again:
+    what a run needs at least."""
+    ways = [Parking(None, 0)] + [Parking(None, 0, streams=0)] * still
+    return min(map(measure, ways), key=lambda sizes: sizes.device)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -24,8 +25,9 @@ from ..run.parking import Parking
 from ..run.plan import Plan, Steps
 from ..run.tiles import Grid, grid, shrinking
 from . import refusals
+from .ask import Ask
 from .budget import Limits
-from .cost import Sizes, leanest, quickest
+from .cost import Sizes, leanest, quickest_steps, rolling
 from .fused_walk import FusedWalk
 from .largest import largest
 from .meta import meta_model
@@ -97,7 +99,7 @@ class Planner:
         if chunk and chunks is not None and chunk != chunks[1] and self._fused():
             log.once(f"chunk={chunk} is not used: this network's norms take {chunks[1]} latents at a time together")
         band = request.tile if request.tiling == "exact" else 0
-        ask = _Ask(half, *size, request.chunk, request.dtype, band, limits.host, rest, check)
+        ask = Ask(half, *size, request.chunk, request.dtype, band, limits.host, rest, check)
         if request.tiling == "blended":
             return self._blended(ask, request.tile, request.overlap, limits.target)
         if request.tiling == "auto":
@@ -106,7 +108,7 @@ class Planner:
 
     # -- one way of tiling each --------------------------------------------------------------------------------------
 
-    def _untiled(self, ask: _Ask, target: int | None) -> Plan:
+    def _untiled(self, ask: Ask, target: int | None) -> Plan:
         """Whole frames, in bands where they are asked for and can be."""
         if ask.band:
             plan = self._first_fit(ask, self._whole(ask), target)
@@ -118,12 +120,12 @@ class Planner:
             ask = replace(ask, band=0)
         plan = self._first_fit(ask, self._whole(ask), target)
         if plan is None:
-            raise PlanError(
-                self._long_chunk(ask, [self._whole(ask)], target) or self._no_whole(ask, target, refusals.TILED)
-            )
+            whole, last = self._whole(ask), refusals.TILED
+            refusal = self._long_chunk(ask, [whole], target)
+            raise PlanError(refusal or self._with_chunk(ask, whole, lambda a: self._no_whole(a, target, last)))
         return plan
 
-    def _blended(self, ask: _Ask, tile: int, overlap: int, target: int | None) -> Plan:
+    def _blended(self, ask: Ask, tile: int, overlap: int, target: int | None) -> Plan:
         """Tiles of this size in pixels, or (0) the largest that fit."""
         grids = self._grids(ask, tile, overlap)
         plan = self._fit_tiles(ask, grids, target)
@@ -131,14 +133,17 @@ class Planner:
             return plan
         if refusal := self._long_chunk(ask, grids, target):
             raise PlanError(refusal)
-        smaller = self._fit_tiles(ask, self._grids(ask, 0, 0), target)
+        smaller = self._fit_tiles(replace(ask, chunk=0), self._grids(ask, 0, 0), target)
         if tile:
             refusal = refusals.TILE_SMALLER if smaller else refusals.TILE
         else:
             refusal = refusals.SMALLEST_OVERLAP if smaller else self._smallest(ask)
-        raise PlanError(refusal.format(**self._needs(ask, grids[-1], target), tile_px=tile, overlap_px=overlap))
+        tiles, names = grids[-1], {"tile_px": tile, "overlap_px": overlap}
+        raise PlanError(
+            self._with_chunk(ask, tiles, lambda a: refusal.format(**self._needs(a, tiles, target), **names))
+        )
 
-    def _auto(self, ask: _Ask, target: int | None, room: int | None) -> Plan:
+    def _auto(self, ask: Ask, target: int | None, room: int | None) -> Plan:
         """Whole frames below the target, or below what it may be raised to; else blended tiles."""
         limits = [target] + ([room] if target is not None and room is not None and room > target else [])
         # A shorter chunk gives the same frames.
@@ -155,7 +160,7 @@ class Planner:
                         return self._noted(plan, ask, a, target, limit)
         raise PlanError(self._smallest(ask).format(**self._needs(asks[-1], grids[-1], limits[-1])))
 
-    def _noted(self, plan: Plan, ask: _Ask, used: _Ask, target: int | None, limit: int | None) -> Plan:
+    def _noted(self, plan: Plan, ask: Ask, used: Ask, target: int | None, limit: int | None) -> Plan:
         """With what was given up: `ask` and `target` were asked for, `used` and `limit` are what the plan is for."""
         notes = []
         if plan.tiled:
@@ -170,26 +175,26 @@ class Planner:
 
     # -- what fits ---------------------------------------------------------------------------------------------------
 
-    def _whole(self, ask: _Ask) -> Grid:
+    def _whole(self, ask: Ask) -> Grid:
         s = self.spatial
         return grid(ask.height, ask.width, s * max(ask.height, ask.width), 0, s)
 
-    def _grids(self, ask: _Ask, tile: int, overlap: int) -> list[Grid]:
+    def _grids(self, ask: Ask, tile: int, overlap: int) -> list[Grid]:
         """From large to small tiles."""
         size, s = (ask.height, ask.width), self.spatial
         return [grid(*size, tile, overlap, s)] if tile else list(shrinking(*size, overlap, s))
 
-    def _fit_tiles(self, ask: _Ask, grids: list[Grid], target: int | None) -> Plan | None:
+    def _fit_tiles(self, ask: Ask, grids: list[Grid], target: int | None) -> Plan | None:
         """The plan of the largest tiles below the target; None where none is."""
         plan = self._first_fit(ask, grids[0], target)  # whole frames may be parked, which tiles are not
         if plan is not None or len(grids) == 1:
             return plan
-        at = largest(grids, target, self._total(0), functools.partial(self._least, ask))
+        at = largest(grids, target, self._total(0), functools.partial(self._least, ask, target=target))
         return self._first_fit(ask, grids[at], target) if at < len(grids) else None
 
-    def _first_fit(self, ask: _Ask, tiles: Grid, target: int | None) -> Plan | None:
+    def _first_fit(self, ask: Ask, tiles: Grid, target: int | None) -> Plan | None:
         """The roomiest plan below the target."""
-        if target is not None and not ask.band and self._least(ask, tiles) > target:
+        if target is not None and not ask.band and self._least(ask, tiles, target) > target:
             return None
         for option in self._options(ask, tiles, target):
             ask.check()
@@ -201,12 +206,12 @@ class Planner:
     def _total(self, peak: int) -> int:
         return peak + LIBRARY_BYTES + self._weights
 
-    def _least(self, ask: _Ask, tiles: Grid) -> int:
-        """Peak of the leanest plan."""
+    def _least(self, ask: Ask, tiles: Grid, target: int | None = None) -> int:
+        """Peak of the leanest plan; of one above the target, perhaps less, but more than the target."""
         ask.check()
         if not self._runs_fused(ask, tiles):
             *_, steps = self._plain_steps(ask)
-            return self._total(self._plain_peak(ask, tiles, steps))
+            return self._total(self._plain_peak(ask, tiles, steps, target))
         *_, steps = self._fused_steps(ask, tiles.rows.size, tiles.cols.size)
         least = self._sizes(ask, tiles, steps, None).device
         if len(tiles) == 1 and ask.host != 0:
@@ -215,22 +220,26 @@ class Planner:
                 least = min(least, parked.device)
         return self._total(least)
 
-    def _leanest(self, ask: _Ask, tiles: Grid) -> Sizes:
-        return leanest(functools.partial(self._sizes, ask, tiles, self._step(ask, 1, 1)))
+    def _leanest(self, ask: Ask, tiles: Grid) -> Sizes:
+        return leanest(functools.partial(self._sizes, ask, tiles, self._step(ask, 1, 1)), self._still(ask))
 
-    def _runs_fused(self, ask: _Ask, tiles: Grid) -> bool:
+    def _still(self, ask: Ask) -> bool:
+        return self._program(ask.half).style.still
+
+    def _runs_fused(self, ask: Ask, tiles: Grid) -> bool:
         whole = len(tiles) == 1 or (ask.half == "decoder" and not self.walk.late(ask.half))
         return whole and self._can_fuse(ask)
 
-    def _can_fuse(self, ask: _Ask) -> bool:
+    def _can_fuse(self, ask: Ask) -> bool:
         return self._fused() and self.walk.why_not(ask.half) is None
 
-    def _plain_peak(self, ask: _Ask, tiles: Grid, steps: Steps) -> int:
+    def _plain_peak(self, ask: Ask, tiles: Grid, steps: Steps, target: int | None = None) -> int:
         tile = tiles.rows.size, tiles.cols.size
         frame = ask.height, ask.width
-        return self._plain.peak(ask.half, ask.latents, steps, frame, tile, ask.rest, self._how())
+        most = math.inf if target is None else target - self._total(0)
+        return self._plain.peak(ask.half, ask.latents, steps, frame, tile, ask.rest, self._how(), most)
 
-    def _options(self, ask: _Ask, tiles: Grid, target: int | None) -> Iterator[Plan]:
+    def _options(self, ask: Ask, tiles: Grid, target: int | None) -> Iterator[Plan]:
         """Plans without the weights in their peak, from roomy to lean."""
         rows, cols = tiles.rows.size, tiles.cols.size
         if self._runs_fused(ask, tiles):
@@ -244,23 +253,23 @@ class Planner:
 
         def fits(some: Steps) -> bool:
             ask.check()
-            return target is None or self._total(self._plain_peak(ask, tiles, some)) <= target
+            return target is None or self._total(self._plain_peak(ask, tiles, some, target)) <= target
 
         best = steps[bisect_left(steps, True, hi=len(steps) - 1, key=fits)]
         yield Plan(best, tiles, self._plain_peak(ask, tiles, best))
 
-    def _plain_steps(self, ask: _Ask) -> Iterator[Steps]:
+    def _plain_steps(self, ask: Ask) -> Iterator[Steps]:
         single = self.walk.single(ask.half)  # they go through one by one whatever the frames per step
         return itertools.islice(_steps(ask.latents, ask.chunk or int(single)), 1 if single else None)
 
-    def _fused_steps(self, ask: _Ask, rows: int, cols: int) -> Iterator[Steps]:
+    def _fused_steps(self, ask: Ask, rows: int, cols: int) -> Iterator[Steps]:
         """From what fills the GPU down to one frame per step."""
         frames = self.walk.frames_per_step(ask.half, self.spatial * rows, self.spatial * cols)
         while frames:
             yield self._step(ask, -(-frames // self._temporal), frames)
             frames //= 2
 
-    def _step(self, ask: _Ask, latents: int, frames: int) -> Steps:
+    def _step(self, ask: Ask, latents: int, frames: int) -> Steps:
         chunks = self._chunks(ask.half)
         if chunks is not None:
             lead, latents = chunks
@@ -278,17 +287,17 @@ class Planner:
         """Latents of a clip's first chunk and of the others that the fused walk of a half must take at once."""
         return self._program(half).chunk
 
-    def _fused_plan(self, ask: _Ask, tiles: Grid, steps: Steps, parking: Parking | None) -> Plan:
+    def _fused_plan(self, ask: Ask, tiles: Grid, steps: Steps, parking: Parking | None) -> Plan:
         sizes = self._sizes(ask, tiles, steps, parking)
         return Plan(steps, tiles, sizes.device, True, parking, sizes.host, far_bytes=sizes.far)
 
-    def _sizes(self, ask: _Ask, tiles: Grid, steps: Steps, parking: Parking | None) -> Sizes:
+    def _sizes(self, ask: Ask, tiles: Grid, steps: Steps, parking: Parking | None) -> Sizes:
         frame = None if len(tiles) == 1 else (ask.height, ask.width)
         size, walk = (tiles.rows.size, tiles.cols.size), self.walk
         clip = ask.latents if self._program(ask.half).gathers else 0
         return walk.sizes(ask.half, steps.latents, steps.frames, *size, ask.output, frame, parking, ask.rest, clip)
 
-    def _parking_plans(self, ask: _Ask, tiles: Grid, target: int | None) -> Iterator[Plan]:
+    def _parking_plans(self, ask: Ask, tiles: Grid, target: int | None) -> Iterator[Plan]:
         """With histories in host memory: the quickest plan per frame below the target, then the leanest."""
         # Histories travel once per step: more frames per step are more work to hide that behind, in more memory.
         sizes = ((4, 8), (2, 8), (2, 4), (1, 4), (2, 2), (1, 2), (1, 1))
@@ -300,37 +309,40 @@ class Planner:
                     yield plan
             return
         room = None if target is None else target - LIBRARY_BYTES - self._weights
-        best: tuple[float, Steps, Parking] | None = None
         fits = room is not None and self._leanest(ask, tiles).device <= room
-        for steps in options if fits else ():
+
+        def measure(steps: Steps, parking: Parking | None) -> Sizes:
             ask.check()
-            found = quickest(functools.partial(self._sizes, ask, tiles, steps), room, ask.host)
-            if found is not None and (best is None or found[1].work / steps.latents < best[0]):
-                best = found[1].work / steps.latents, steps, found[0]
+            return self._sizes(ask, tiles, steps, parking)
+
+        best = quickest_steps(options, measure, ask.latents, room, ask.host) if fits else None
+        if best is None and fits and self._still(ask):
+            parking = rolling(functools.partial(measure, options[-1]), room)
+            best = None if parking is None else (options[-1], parking)
         if best is not None:
-            yield self._fused_plan(ask, tiles, *best[1:])
+            yield self._fused_plan(ask, tiles, *best)
         elif ask.host is None or self._leanest(ask, tiles).host <= ask.host:
             yield self._fused_plan(ask, tiles, options[-1], Parking(None, 0))
 
     # -- refusals ----------------------------------------------------------------------------------------------------
 
-    def _size(self, ask: _Ask) -> str:
+    def _size(self, ask: Ask) -> str:
         return f"{self.spatial * ask.width}x{self.spatial * ask.height}"
 
-    def _needs(self, ask: _Ask, tiles: Grid, target: int | None) -> dict[str, str]:
+    def _needs(self, ask: Ask, tiles: Grid, target: int | None) -> dict[str, str]:
         """What every refusal says: the frame, what it takes in these tiles, and the target."""
         return {"size": self._size(ask), "needs": in_gb(self._least(ask, tiles)), "target": in_gb(target)}
 
-    def _smallest(self, ask: _Ask) -> str:
+    def _smallest(self, ask: Ask) -> str:
         program = self._program(ask.half)
         return refusals.SMALLEST_CLIP if keeps(program) or program.gathers else refusals.SMALLEST
 
-    def _no_whole(self, ask: _Ask, target: int | None, last: str) -> str:
+    def _no_whole(self, ask: Ask, target: int | None, last: str) -> str:
         """Why whole frames do not fit and what would make them; last: the last way out."""
         ways = self._ways(ask, target, last)
         return refusals.WHOLE.format(**self._needs(ask, self._whole(ask), target), ways=ways)
 
-    def _long_chunk(self, ask: _Ask, grids: list[Grid], target: int | None) -> str:
+    def _long_chunk(self, ask: Ask, grids: list[Grid], target: int | None) -> str:
         """A refusal where the chunk that the user chose is the cause."""
         plan = self._fit_tiles(replace(ask, chunk=0), grids, target) if ask.chunk > 1 else None
         if plan is None:
@@ -338,7 +350,14 @@ class Planner:
         needs = self._needs(ask, grids[-1], target)
         return refusals.CHUNK.format(**needs, chunk=ask.chunk, fits=plan.steps.latents)
 
-    def _ways(self, ask: _Ask, target: int | None, last: str) -> str:
+    def _with_chunk(self, ask: Ask, tiles: Grid, refusal: Callable[[Ask], str]) -> str:
+        """The refusal as it is without the chunk that the user chose, and what that takes where it is more."""
+        shorter = replace(ask, chunk=0)
+        needs = self._least(ask, tiles)
+        more = refusals.CHUNK_TOO.format(chunk=ask.chunk, needs=in_gb(needs))
+        return refusal(shorter) + (f"; {more}" if needs > self._least(shorter, tiles) else "")
+
+    def _ways(self, ask: Ask, target: int | None, last: str) -> str:
         """Ways to whole frames: `last`, before it what parking would take where that is more than the host may give."""
         if not self._can_fuse(ask):
             leaner = self._dtype == torch.float32 and ask.host != 0
@@ -352,7 +371,7 @@ class Planner:
         more = refusals.MORE_OF_BOTH if target is not None and needed > target else refusals.MORE_RAM
         return more.format(gpu=in_gb(needed), ram=in_gb(least.host), allowed=in_gb(ask.host), ways=last)
 
-    def _why_no_bands(self, ask: _Ask, tiles: Grid, target: int | None) -> str:
+    def _why_no_bands(self, ask: Ask, tiles: Grid, target: int | None) -> str:
         if ask.host == 0 or not self._can_fuse(ask):
             return "bands need parked histories, which only the fused kernels on a GPU have"
         least = self._sizes(ask, tiles, self._step(ask, 1, 1), Parking(None, 0, rows=ask.band))
@@ -360,22 +379,6 @@ class Planner:
         if ask.host is not None:
             needs += f"; {in_gb(least.host)} of host memory, and ram_gb allows {in_gb(ask.host)}"
         return f"its bands need {needs}"
-
-
-@dataclass(frozen=True)
-class _Ask:
-    """What is to be planned; sizes in latents and latent pixels."""
-
-    half: str
-    latents: int
-    height: int
-    width: int
-    chunk: int
-    output: torch.dtype
-    band: int
-    host: int | None
-    rest: tuple[int, int]
-    check: Callable[[], None]
 
 
 def _steps(latents: int, chunk: int) -> Iterator[Steps]:

@@ -21,6 +21,7 @@ CHUNK = (
     "chunk={chunk} needs {needs} at {size} and the target is {target}: lower chunk ({fits} fits; 0 lets the planner "
     "choose)"
 )
+CHUNK_TOO = "chunk={chunk} needs {needs}: lower it too (0 lets the planner choose)"
 OWN_TILES = (
     "{size} in its own tiles needs {needs} at least and the target is {target}: raise vram_gb, or use smaller frames"
 )

@@ -44,6 +44,11 @@ class Arena:
         self._end ^= 1
         self._tops[self._end] = tops[self._end]
 
+    def restart(self, tops: tuple[int, int]) -> None:
+        """Go on from where both stacks ended: what is taken next lies over what is there, which stays until it is
+        written to."""
+        self._tops = list(tops)
+
     def clear(self, tops: tuple[int, int]) -> None:
         """Nobody needs what is in the other stack, down to its end in `tops`."""
         self._tops[self._end ^ 1] = tops[self._end ^ 1]

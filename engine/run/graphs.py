@@ -48,7 +48,8 @@ def why_none(wanted: bool, plan: Plan, rate: int = 4) -> str | None:
     if plan.own is not None and plan.own.resident < plan.own.layers:
         return "weights come from host memory in every chunk"
     if plan.parking is not None:
-        return "histories come from host memory and go back in every chunk"
+        histories = "histories come from host memory and go back in every chunk"
+        return histories if plan.host_bytes else "frames go through in bands"
     if not one_step(plan.steps.latents, plan.steps.frames, rate):
         return "a chunk's frames go through in several steps"
     return None

@@ -17,13 +17,19 @@ from .rings import Piece, Plane
 @dataclass(frozen=True)
 class Band:
     """Output rows [first, last) of a convolution, the bordered input rows [top, bottom) they read, and where the next
-    band's begin (or the last row ends): history up to there is this band's to store."""
+    band's begin (or the last row ends): history up to there is this band's to store. parts: the bands that it stands
+    for, if those are several."""
 
     first: int
     last: int
     top: int
     bottom: int
     stored: int
+    parts: tuple[Band, ...] = ()
+
+    def with_next(self, band: Band) -> Band:
+        """This one and the next as one."""
+        return Band(self.first, band.last, self.top, band.bottom, band.stored, (*(self.parts or (self,)), band))
 
 
 def split_rows(rows: int, step: int, reach: int, band: int) -> Iterator[Band]:
@@ -69,6 +75,8 @@ class History:
     stretches: list[Stretch] = field(default_factory=list)
     oldest: int = 0
     started: bool = False
+    #: All frames are copies of one, as behind a clip's first frame: only the first slot holds it.
+    same: bool = False
     #: The last pass has left what the next one fetches.
     stored: torch.cuda.Event | None = None
 
@@ -76,6 +84,28 @@ class History:
     def row_bytes(self) -> int:
         """Bytes of one row of all frames."""
         return self.frames * math.prod(self.plane[1:]) * self.dtype.itemsize
+
+    def visit_bytes(self, band: Band, frames: int) -> int:
+        """Of a band of it with so many new frames behind it."""
+        rows = (band.bottom - band.top) * math.prod(self.plane[1:])
+        return (self.frames + frames) * rows * self.dtype.itemsize
+
+    def view(self, data: Tensor, band: Band, frames: int) -> Tensor:
+        """`data` as that: [history + frames, rows, W + 2, C]."""
+        shape = (self.frames + frames, band.bottom - band.top, *self.plane[1:])
+        return data[: self.visit_bytes(band, frames)].view(self.dtype).view(shape)
+
+    def taller(self, frames: int, room: int) -> list[Band]:
+        """The bands of a clip's first pass, which finds nothing here: several as one where they and so few new frames
+        take `room` bytes at most."""
+        made = [self.bands[0]]
+        for band in self.bands[1:]:
+            both = made[-1].with_next(band)
+            if self.visit_bytes(both, frames) <= room:
+                made[-1] = both
+            else:
+                made.append(band)
+        return made
 
     @property
     def far_bytes(self) -> int:
@@ -122,15 +152,19 @@ class History:
     def fresh(self, slots: int) -> tuple[int, int]:
         """(how many of the last of `slots` frames to store, slot of the first): a running history takes only what is
         new, in place of what is oldest."""
-        count = min(slots - self.frames, self.frames) if self.started else self.frames
+        count = min(slots - self.frames, self.frames) if self.started and not self.same else self.frames
         return count, self.oldest if count < self.frames else 0
+
+    def slot(self, frame: int) -> int:
+        """Where its frame lies, counted from the oldest one."""
+        return 0 if self.same else (self.oldest + frame) % self.frames
 
     def pieces(self) -> Iterator[Piece]:
         """Every row of every frame once, in order, where it is."""
         ends = [b.stored for b in self.bands[:-1]] + [self.plane[0]]
         for i in range(self.frames):
             for band, end in zip(self.bands, ends, strict=True):
-                rows = self.stretch(band).part((self.oldest + i) % self.frames, band.top, end)
+                rows = self.stretch(band).part(self.slot(i), band.top, end)
                 yield Piece(i, band.top, rows)
 
 

@@ -182,12 +182,14 @@ class Memory:
             ring.restart()
         self.parked.restart()
 
-    def scout(self, walk: Callable[[], None]) -> None:
-        """Walk dry ahead of the same steps for real, so that parked histories can be fetched before their turn."""
+    def scout(self, walk: Callable[[], None], ends: bool = False) -> None:
+        """Walk dry ahead of the same steps for real, so that parked histories can be fetched before their turn. ends:
+        nothing of the clip comes after them."""
         if not self.parked.nbytes:
             return
         done, ended = self.done.copy(), self.ended.copy()
         self.parked.coming.clear()
+        self.parked.ends = ends
         self.dry = True
         try:
             walk()

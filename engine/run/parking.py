@@ -39,6 +39,10 @@ class Parking:
     on the GPU, where they need no slots for new frames as a ring does; the others are in host memory. Copies within
     the GPU always are on its own queue: they are kernels, and beside a convolution they would wait for it and hold up
     the copies behind them.
+
+    Pictures have no histories, and bands only. Steps that would have more than `streams` bytes of whole frames at once
+    do not keep what lies between their convolutions: it is computed again, some rows at a time, for each norm that sees
+    all of it (engine/run/rolling.py).
     """
 
     keys: frozenset[str] | None
@@ -47,6 +51,7 @@ class Parking:
     rows: int = 0
     prefetch: bool = True
     near: int = 0
+    streams: int | None = None
 
     def holds(self, key: str) -> bool:
         return self.keys is None or key in self.keys
@@ -74,6 +79,8 @@ class Buffer:
     #: What the next use of this memory waits for: its history is stored, its convolution done.
     stored: torch.cuda.Event | None = None
     read: torch.cuda.Event | None = None
+    #: All frames that it leaves to the next pass are copies of one.
+    same: bool = False
 
     def overlaps(self, start: int, end: int) -> bool:
         return self.start < end and start < self.end
@@ -87,6 +94,8 @@ class Parked:
         self.device = device
         #: Uses still to come: noted while the Run is dry, consumed by `enter`.
         self.coming: deque[Use] = deque()
+        #: The clip ends with those: what no use of them reads need not be stored.
+        self.ends = False
         self._histories: dict[str, History] = {}
         #: Bytes of the largest use of each convolution, and of all, in whole parts.
         self._needs: dict[str, int] = {}
@@ -126,10 +135,10 @@ class Parked:
 
     def bands(
         self, key: str, plane: Plane, dtype: torch.dtype, kept: int, frames: int, rows: int, step: int, reach: int,
-        work: int, times: int = 1,
+        work: int, times: int = 1, starts: bool = False,
     ) -> Sequence[Band]:  # fmt: skip
         """The bands a convolution's output `rows` are computed in, with `work` operations, `times` times over.
-        Asked first for the most frames it will get at once, which settles how tall they are."""
+        Asked first for the most frames it will get at once, which settles how tall they are. starts: the clip does."""
         if key not in self._histories:
             line = (kept + frames) * plane[1] * plane[2] * dtype.itemsize
             fit = (self.parking.band_bytes // line - reach) // step + 1
@@ -140,12 +149,14 @@ class Parked:
             history.times += times
             history.work += times * work
             self._placed = False
+        elif starts and not history.started:  # of few frames, for which the host launches longer than the GPU computes
+            return history.taller(frames, self._needs[key])
         return history.bands
 
     def note(self, key: str, band: Band, frames: int) -> None:
         """Dry: this use is going to come."""
         if self._memory is None:
-            size = self._needs[key] = max(self._needs.get(key, 0), _bytes(self._histories[key], band, frames))
+            size = self._needs[key] = max(self._needs.get(key, 0), self._histories[key].visit_bytes(band, frames))
             self._largest = max(self._largest, -(-size // _WHOLE) * _WHOLE)
         self.coming.append((key, band, frames))
 
@@ -187,8 +198,9 @@ class Parked:
                 buffer.read = torch.cuda.current_stream(self.device).record_event()
         self._entered.clear()
         self.coming.clear()
+        self.ends = False
         for history in self._histories.values():
-            history.started, history.oldest = False, 0
+            history.started, history.same, history.oldest = False, False, 0
 
     def _forget(self) -> None:
         #: Fetched or to be fetched, in the order of their turns; entered; and left, whose memory is still to be waited
@@ -235,7 +247,7 @@ class Parked:
         self.wait()
         for stretch in history.stretches:
             stretch.data.copy_(frames[:, stretch.first : stretch.last])
-        history.started, history.oldest = True, 0
+        history.started, history.same, history.oldest = True, False, 0
         if self._aside:
             history.stored = torch.cuda.current_stream(self.device).record_event()
 
@@ -247,8 +259,9 @@ class Parked:
         use = key, band, frames
         if self.coming and self.coming[0] == use:
             self.coming.popleft()
-        else:  # not announced: nothing can be fetched ahead
+        else:  # not announced: nothing can be fetched ahead, and nobody knows what is still to be read
             self.coming.clear()
+            self.ends = False
         if self._ahead and self._ahead[0].use != use:
             self._discard()
         buffer = self._ahead.popleft() if self._ahead else self._placed_at(*self._next(use), use)
@@ -257,7 +270,7 @@ class Parked:
             torch.cuda.current_stream(self.device).wait_event(buffer.free)
         if not buffer.fetched:
             self._fetch(buffer)
-        buffer.view = _view(buffer, self._histories[key], band, frames)
+        buffer.view = self._histories[key].view(buffer.data, band, frames)
         self._fetch_ahead()
         return buffer
 
@@ -267,12 +280,14 @@ class Parked:
         seen = {buffer.use[0] for buffer in live}
         while len(self._ahead) < min(len(self.coming), MOST_AHEAD):
             use = self.coming[len(self._ahead)]
+            if not (history := self._histories[use[0]]).started:
+                return
             at = self._next(use)
             # The same convolution's next pass reads what this one is about to store.
             if any(buffer.overlaps(*at) for buffer in live) or (use[0] in seen and use[1].first == 0):
                 return
             buffer = self._placed_at(*at, use)
-            if not self._histories[use[0]].stretch(use[1]).near:
+            if not history.stretch(use[1]).near:
                 self._fetch(buffer)
             seen.add(use[0])
             live.append(buffer)
@@ -286,7 +301,7 @@ class Parked:
 
     def _next(self, use: Use) -> tuple[int, int]:
         """Where a use would lie."""
-        size = self._part(_bytes(self._histories[use[0]], use[1], use[2]))
+        size = self._part(self._histories[use[0]].visit_bytes(*use[1:]))
         start = -(-self._head // size) * size
         start = start if start + size <= self._room else 0
         return start, start + size
@@ -322,19 +337,28 @@ class Parked:
         history = self._histories[key]
         if not history.started:
             fill_head(data, list(range(history.frames + 1)), head)
-        elif buffer.arrived is not None:
-            torch.cuda.current_stream(self.device).wait_event(buffer.arrived)
+            buffer.same = head == "replicate" and data.shape[0] == history.frames + 1
+        else:
+            if buffer.arrived is not None:
+                torch.cuda.current_stream(self.device).wait_event(buffer.arrived)
+            for frame in data[1 : history.frames] if history.same else ():
+                frame.copy_(data[0])
+        if self.ends and not any(use[0] == key and use[1].first == band.first for use in self.coming):
+            return
         count, first = history.fresh(data.shape[0])
-        stretch = history.stretch(band)
-        last = band.bottom if band.bottom == stretch.last else band.stored
-        aside = self._aside and not stretch.near
-        if aside:
+        frames = data[-1:] if buffer.same else data[data.shape[0] - count :]
+        stretches = [(part, history.stretch(part)) for part in band.parts or (band,)]
+        far = self._aside and not all(stretch.near for _, stretch in stretches)
+        if far:
             self._out.wait_event(torch.cuda.current_stream(self.device).record_event())
-        with _on(self._out if aside else None):
-            for i, frame in enumerate(data[data.shape[0] - count :]):
-                target = stretch.part((first + i) % history.frames, band.top, last)
-                target.copy_(frame[: last - band.top], non_blocking=aside)
-        if aside:
+        for part, stretch in stretches:
+            last = part.bottom if part.bottom == stretch.last else part.stored
+            aside = far and not stretch.near
+            with _on(self._out if aside else None):
+                for i, frame in enumerate(frames):
+                    target = stretch.part((first + i) % history.frames, part.top, last)
+                    target.copy_(frame[part.top - band.top : last - band.top], non_blocking=aside)
+        if far:
             buffer.stored = self._out.record_event()
 
     def leave(self, buffer: Buffer) -> None:
@@ -346,10 +370,10 @@ class Parked:
         self._left.append(buffer)
         if self._aside:
             buffer.read = torch.cuda.current_stream(self.device).record_event()
-        if band is history.bands[-1]:
+        if band.last == history.bands[-1].last:
             count, first = history.fresh(data.shape[0])
             history.oldest = (first + count) % history.frames
-            history.started = True
+            history.started, history.same = True, buffer.same
             if self._aside:
                 history.stored = self._out.record_event()
 
@@ -364,22 +388,11 @@ class Parked:
         if aside and history.stored is not None:
             self._in.wait_event(history.stored)
         with _on(self._in if aside else None):
-            for i, frame in enumerate(_view(buffer, history, band, 0)):
-                source = stretch.part((history.oldest + i) % history.frames, band.top, band.bottom)
+            for i, frame in enumerate(history.view(buffer.data, band, 0)[: 1 if history.same else history.frames]):
+                source = stretch.part(history.slot(i), band.top, band.bottom)
                 frame.copy_(source, non_blocking=aside)
         if aside:
             buffer.arrived = self._in.record_event()
-
-
-def _view(buffer: Buffer, history: History, band: Band, frames: int) -> Tensor:
-    size = _bytes(history, band, frames)
-    shape = (history.frames + frames, band.bottom - band.top, *history.plane[1:])
-    return buffer.data[:size].view(history.dtype).view(shape)
-
-
-def _bytes(history: History, band: Band, frames: int) -> int:
-    rows = (band.bottom - band.top) * history.plane[1] * history.plane[2]
-    return (history.frames + frames) * rows * history.dtype.itemsize
 
 
 def _on(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:

@@ -89,6 +89,11 @@ class Plan:
     def tiled(self) -> bool:
         return len(self.grid) > 1
 
+    @property
+    def rolls(self) -> bool:
+        """Whether what does not fit of a picture is computed again wherever it is needed."""
+        return self.parking is not None and self.parking.streams is not None
+
     def describe(self) -> str:
         if self.own is not None:
             note = f" ({self.note})" if self.note else ""
@@ -97,6 +102,7 @@ class Plan:
         frames = f", {self.steps.frames} frame(s) per step at full size" if self.steps.frames else ""
         kernels = "fused kernels" if self.fused else "plain torch"
         parked = f", {in_gb(self.host_bytes)} of histories parked in host memory" if self.host_bytes else ""
+        again = ", what does not fit recomputed band by band" if self.rolls else ""
         size = f"about {in_gb(self.peak_bytes)}"
         note = f" ({self.note})" if self.note else ""
-        return f"{kernels}, {tiles}, {self.steps.latents} latent(s) per chunk{frames}{parked}, {size}{note}"
+        return f"{kernels}, {tiles}, {self.steps.latents} latent(s) per chunk{frames}{parked}{again}, {size}{note}"

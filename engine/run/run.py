@@ -207,6 +207,10 @@ class Run(Memory):
         """Whole frames, where this run has made some rows of them."""
         return x, sums
 
+    def handed(self, x: Tensor) -> Tensor:
+        """What this run hands on of results, [n, H, W, C], of which it may have made some rows."""
+        return x
+
     def agree(self) -> None:
         """Others who share the frames see what was not finite here, and this run what was not there."""
 
@@ -292,7 +296,7 @@ class Run(Memory):
         reach = geometry.origin[0] + kernel + int(conv.weight.shifted)
         waiting: deque[tuple[Input, Buffer]] = deque()
         size = conv.history, d, rows, geometry.stride[1], reach
-        for band in parked.bands(conv.key, plane, conv.dtype, *size, work, times):
+        for band in parked.bands(conv.key, plane, conv.dtype, *size, work, times, starts):
             if self.dry:
                 parked.note(conv.key, band, d)
                 with self.arena.scope():

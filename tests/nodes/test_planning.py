@@ -197,6 +197,17 @@ def test_a_full_card_parks_histories(monkeypatch):
     assert not plain["fused"]
 
 
+@pytest.mark.parametrize(("card", "mode"), [(24, "untiled"), (13.5, "untiled"), (8, "rolled"), (5, "blended")])
+def test_a_small_card_computes_parts_of_large_pictures_again(monkeypatch, card, mode):
+    monkeypatch.setattr(planning, "why_off", lambda *_: None)
+    monkeypatch.setattr(planning, "auto_precision", lambda *_: "bf16")
+    gpu = Machine(torch.device("cuda", 0), int(card * GIB), 64 * GIB)
+    found = answer(Question(model="flux_vae", width=4096, height=4096, frames=1), gpu)
+    assert found["mode"] == mode
+    assert ("recomputed band by band" in found["text"]) == (mode == "rolled")
+    assert not found.get("parked_gb") and found["predicted_gb"] <= found["target_gb"]
+
+
 @pytest.mark.parametrize("version", ["wan2.1", "wan2.2"])
 def test_wan_in_8_bit_takes_less(monkeypatch, version):
     """On a GPU with kernels and fp8 instructions; without those, fp8 is planned as the int8 that runs instead."""

@@ -168,6 +168,18 @@ def test_auto_gives_a_long_chunk_up_and_others_name_it(vae):
         plan(vae, chunk=8, gb=gb, tiling="untiled")
 
 
+def test_a_chunk_that_is_not_the_only_cause_is_told_of_too(vae):
+    """What is needed is of the frames then, and the chunk's own is told apart."""
+    for options in ({"tiling": "untiled"}, {"tiling": "blended", "tile": 96}):
+        with pytest.raises(PlanError) as short:
+            plan(vae, gb=0.0005, **options)
+        with pytest.raises(PlanError) as long:
+            plan(vae, gb=0.0005, chunk=8, **options)
+        said, _, more = str(long.value).partition("; chunk=8 needs ")
+        assert said == str(short.value)
+        assert more.endswith("GB: lower it too (0 lets the planner choose)")
+
+
 def test_the_smallest_tiles_are_named_with_what_would_help(vae):
     needed = plan(vae, tiling="blended", tile=128, overlap=64, chunk=1).peak_bytes
     while True:
@@ -225,7 +237,7 @@ def test_a_walk_takes_no_longer_for_a_long_chunk(vae_file, operations, half):
 
 
 #: Of torch, for a first plan: what a walk of a few latents takes of the largest network, some times over.
-MOST_OPERATIONS = 12_000
+MOST_OPERATIONS = 6_000
 
 
 @pytest.mark.parametrize("half", ["decoder", "encoder"])
@@ -275,6 +287,28 @@ def test_longer_clips_of_what_is_gathered_need_more(operations, half):
     operations[0] = 0
     planner_of(hunyuan.ARCHITECTURE).plan(half, (25_000, *size[1:]), Request(chunk=1))
     assert operations[0] < counts[0]
+
+
+def test_what_cannot_fit_is_walked_no_further_than_shows_it(monkeypatch):
+    """Whole frames of a clip as short as any; tiles not where what sees whole frames takes more, but for the smallest,
+    which the refusal tells of."""
+    walked = []
+
+    def noted(name):
+        walk = getattr(plain_walk.PlainWalk, name)
+
+        def walk_noted(self, half, latents, *more):
+            walked.append((name, latents, more[1]))
+            return walk(self, half, latents, *more)
+
+        monkeypatch.setattr(plain_walk.PlainWalk, name, walk_noted)
+
+    noted("_walk_whole")
+    noted("_walk_tile")
+    with pytest.raises(PlanError, match="smallest tiles"):
+        planner_of(mochi.ARCHITECTURE).plan("encoder", (100, 270, 480), limits=Limits(4 * GIB))
+    first, last = plain_walk.LINE
+    assert walked == [("_walk_whole", first, (270, 480)), ("_walk_tile", first, (2, 2)), ("_walk_tile", last, (2, 2))]
 
 
 def test_many_grids_take_few_walks(vae_file, operations):

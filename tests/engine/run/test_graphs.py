@@ -208,11 +208,13 @@ def test_why_there_are_none(vae, plain, noise):
     vae.decode(noise(1, 16, 1, 1, 1))
     assert reason(vae) == "no chunk came a second time"
     plan = vae.plan_decode(4, 1, 1)
-    parked = replace(plan, parking=Parking(None, 0))
+    banded = replace(plan, parking=Parking(None, 0))
+    parked = replace(banded, host_bytes=1)
     small = replace(plan, steps=Steps(2, 4))
     blended = replace(plan, grid=grid(16, 16, 96, 32, 8))
     assert graphs.why_none(True, plan) is None
     assert graphs.why_none(True, parked) == "histories come from host memory and go back in every chunk"
+    assert graphs.why_none(True, banded) == "frames go through in bands"
     streamed = replace(plan, own=Own(1, (1, 1), 1, 2))
     assert graphs.why_none(True, streamed) == "weights come from host memory in every chunk"
     assert graphs.why_none(True, small) == "a chunk's frames go through in several steps"

@@ -1,5 +1,6 @@
 """Parked histories: every placement, band height and chunking decodes to the same frames."""
 
+import functools
 import itertools
 
 import pytest
@@ -33,9 +34,11 @@ def decode(fused, z, chunk, frames, parking):
     stated = run.nbytes, run.host_bytes
     run.allocate()
     out = []
-    for part in z.permute(1, 2, 3, 0).split(chunk):
-        run.scout(lambda part=part: fused.chunk(run, part, frames, torch.float32, out.append))
-        fused.chunk(run, part, frames, torch.float32, lambda pixels: out.append(pixels.clone()))
+    parts = z.permute(1, 2, 3, 0).split(chunk)
+    for part in parts:
+        walk = functools.partial(fused.chunk, run, part, frames, torch.float32)
+        run.scout(lambda walk=walk: walk(out.append), part is parts[-1])
+        walk(lambda pixels: out.append(pixels.clone()))
     assert not run.parked.coming, "the walk ahead and the walk itself must name the same uses"
     assert (run.nbytes, run.host_bytes) == stated
     run.free()
@@ -53,6 +56,8 @@ def test_decoder_in_every_placement(model, noise, atol):
     for parking, chunk, frames in (
         (Parking(None, 1 << 30), 4, 0),
         (Parking(None, 0), 1, 1),
+        (Parking(None, 0), 1, 4),
+        (Parking(None, 0, near=300_000), 1, 4),
         (Parking(None, 0, buffers=3), 3, 2),
         (Parking(None, 0, rows=100, prefetch=False), 2, 4),
         (Parking(some, 0), 1, 1),
@@ -183,6 +188,74 @@ def test_a_use_nobody_announced_is_fetched_all_the_same():
         seen.append([int(f[0, 0, 0]) for f in buffer.view])
         parked.leave(buffer)
     assert seen == [[0, 0, 0], [0, 0, 1], [0, 1, 2], [1, 2, 3]]
+    parked.free()
+
+
+def test_only_what_is_read_again_travels():
+    """One frame of a history that is a clip's first one twice, and nothing when the clip ends with the last use."""
+    parked = Parked(Parking(None, 0), CPU)
+    (band,) = parked.bands("a", (6, 3, 1), torch.float32, 2, 2, 4, 1, 3, 1)
+    parked.note("a", band, 2)
+    parked.allocate()
+    parked.coming.clear()
+    (stretch,) = parked._histories["a"].stretches
+
+    def use(*values):
+        buffer = parked.enter("a", band, len(values))
+        buffer.view[2:] = torch.tensor(values).view(-1, 1, 1, 1)
+        parked.arrive(buffer, "replicate")
+        seen = [int(f[0, 0, 0]) for f in buffer.view]
+        parked.leave(buffer)
+        return seen
+
+    def stored():
+        return [int(f[0, 0, 0]) for f in stretch.data]
+
+    stretch.data.fill_(9)
+    assert use(1) == [1, 1, 1]
+    assert stored() == [1, 9]
+    assert [int(piece.rows[0, 0, 0]) for piece in parked.history("a")] == [1, 1]
+    assert use(2) == [1, 1, 2]  # both are stored now, though one of them is old
+    assert stored() == [1, 2]
+    assert use(3) == [1, 2, 3]
+    assert stored() == [3, 2]
+    for _ in range(2):
+        parked.coming.append(("a", band, 1))
+    parked.ends = True
+    assert use(4) == [2, 3, 4]
+    assert stored() == [3, 4]
+    assert use(5) == [3, 4, 5]
+    assert stored() == [3, 4]
+    parked.restart()
+    assert use(6, 7) == [6, 6, 6, 7]
+    assert stored() == [6, 7]
+    parked.ends = True  # of a use that nobody announced, nobody knows that it is the last one
+    assert use(8) == [6, 7, 8]
+    assert stored() == [8, 7]
+    parked.free()
+
+
+def test_a_clips_first_pass_takes_taller_bands():
+    """As many rows of one frame as there is memory for four; their sums are of whole blocks all the same."""
+    parked, of = Parked(Parking(None, 0), CPU), ("a", (202, 3, 1), torch.float32, 2)
+    planned = parked.bands(*of, 4, 200, 1, 3, 1)
+    for band in planned:
+        parked.note("a", band, 4)
+    parked.allocate()
+    parked.coming.clear()
+    tall = parked.bands(*of, 1, 200, 1, 3, 1, starts=True)
+    assert [(b.first, b.last) for b in tall] == [(0, 128), (128, 200)]
+    assert parked.bands(*of, 4, 200, 1, 3, 1, starts=True) == planned
+    for band in tall:
+        buffer = parked.enter("a", band, 1)
+        buffer.view[2] = torch.arange(band.top, band.bottom).view(-1, 1, 1)
+        parked.arrive(buffer, "replicate")
+        parked.leave(buffer)
+    whole = torch.full((2, 202, 3, 1), torch.nan)
+    for piece in parked.history("a"):
+        whole[piece.frame, piece.first : piece.first + len(piece.rows)] = piece.rows
+    assert torch.equal(whole, torch.arange(202.0).view(1, -1, 1, 1).expand(2, 202, 3, 1))
+    assert parked.bands(*of, 1, 200, 1, 3, 1, starts=True) == planned  # there is a history by now
     parked.free()
 
 

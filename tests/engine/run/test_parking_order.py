@@ -89,7 +89,7 @@ def layers(draw):
     for i in range(6):
         rows = draw.choice([64, 130, 200, 260])
         channels = draw.choice([1, 2, 4, 8])
-        numbers = draw.choice([1, 2, 3]), draw.choice([1, 2]), draw.choice([0, 1])
+        numbers = draw.choice([1, 2, 5]), draw.choice([1, 2]), draw.choice([0, 1])
         yield f"layer {i}", (rows + 2, 5, channels), rows, *numbers
 
 
@@ -100,12 +100,14 @@ def test_no_two_queues_meet(gpu, seed, buffers, near):
     network = list(layers(draw))
     parked = Parked(Parking(None, 0, buffers, near=near), CPU)
 
-    def uses(dry, left_out=None):
-        for key, plane, rows, frames, visits, behind in network:
+    def uses(dry, left_out=None, starts=False):
+        for key, plane, rows, most, visits, behind in network:
             if key == left_out:
                 continue
-            for _ in range(visits):
-                bands = parked.bands(key, plane, torch.float32, 2, frames, rows, 1, 3, 1)
+            for visit in range(visits):
+                first = starts and visit == 0
+                frames = 1 if first else most
+                bands = parked.bands(key, plane, torch.float32, 2, frames, rows, 1, 3, 1, starts=first)
                 if dry:
                     for band in bands:
                         parked.note(key, band, frames)
@@ -115,29 +117,32 @@ def test_no_two_queues_meet(gpu, seed, buffers, near):
     list(uses(True))
     parked.allocate()
     parked._aside, parked._in, parked._out = True, Queue("in"), Queue("out")
-    ahead = 0
+    ahead = tall = 0
     with gpu:
         for chunk in range(5):
             if chunk == 3:
                 parked.restart()
+            starts = chunk in (0, 3)
             if chunk == 1 or draw.random() < 0.8:  # else nobody announces it
-                list(uses(True))
+                list(uses(True, starts=starts))
             # Something else than what was announced.
             left_out = None if chunk == 1 else draw.choice([None, "layer 2", "layer 4"])
-            for key, bands, frames, behind in uses(False, left_out):
+            parked.ends = draw.random() < 0.3
+            head = draw.choice(["zero", "replicate"])
+            for key, bands, frames, behind in uses(False, left_out, starts):
                 waiting = []
                 for band in bands:
                     buffer = parked.enter(key, band, frames)
-                    ahead = max(ahead, len(parked._ahead))
+                    ahead, tall = max(ahead, len(parked._ahead)), tall + bool(band.parts)
                     gpu.touch(buffer.view[2:], True)
-                    parked.arrive(buffer, "zero")
+                    parked.arrive(buffer, head)
                     waiting.append(buffer)
                     if len(waiting) > behind:
                         finish(parked, gpu, waiting.pop(0))
                 for buffer in waiting:
                     finish(parked, gpu, buffer)
     assert not parked.coming and not parked._ahead and not parked._entered
-    assert ahead >= 1 and gpu.beside  # queues did run side by side
+    assert ahead >= 1 and tall and gpu.beside  # queues did run side by side
     for a, b in itertools.pairwise(sorted(parked._left, key=lambda buffer: buffer.start)):
         assert a.end <= parked._room and b.end <= parked._room
     parked.free()

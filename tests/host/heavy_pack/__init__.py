@@ -20,6 +20,9 @@ class Heavy(torch.nn.Module):
         half = comfy.ops.manual_cast.Linear  # of a GB in each
         layers = (half(1 << 14, 1 << 14, bias=False, dtype=torch.float16) for _ in range(2 * gib))
         self.layers = torch.nn.ModuleList(layers)
+        # With dynamic VRAM layers have no weights before some are loaded.
+        weights = {f"layers.{i}.weight": torch.empty(1 << 14, 1 << 14, dtype=torch.float16) for i in range(2 * gib)}
+        self.load_state_dict(weights)
 
 
 def patcher(gib):
