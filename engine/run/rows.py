@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..kernels.conv3d import Geometry, Partials, Weight
+from ..kernels.conv3d import Geometry, Partials
 from ..kernels.norm_act import Norm, coefficients, statistics
 from .parking import BAND_ROWS
 from .run import Run
@@ -125,10 +125,8 @@ class RowRun(Run):
         self._peers, self._splits, self._now = rows.peers, rows.splits, rows.splits[0]
         #: What goes into a stage, with all rows that its first convolution reads.
         self._wide: Tensor | None = None
-        #: Rows that the convolution under way makes, if not this rank's.
+        #: Whole blocks of rows that the convolution under way makes sums of; it stores this rank's.
         self._span: tuple[int, int] | None = None
-        #: Memory for its rows of a block of which some are another rank's, if it makes blocks one by one.
-        self._partial: Tensor | None = None
         #: Blocks of sums that each rank has, by where they are of.
         self._blocks: dict[tuple[Any, ...], list[int]] = {}
 
@@ -183,21 +181,11 @@ class RowRun(Run):
     def conv(self, conv: Conv, x: Tensor, out: Tensor, *normed: Any, **options: Any) -> Partials | None:
         if self._now.whole or conv.weight.phases[1] == 1:
             return super().conv(conv, x, out, *normed, **options)
-        rank, factor = self._peers.rank, conv.weight.phases[1]
-        (a, b), (first, last) = self._now.of_rank(rank), self._now.blocks(rank)
-        with self.arena.scope():
-            made = out
-            if conv.weight.winograd and (a, b) != (first, last):  # whose kernel makes all rows of its input
-                made = self.take(out.shape[0], factor * (last - first), *out.shape[2:])
-            elif (a, b) != (first, last):
-                self._partial = self.take(out.shape[0], factor * min(BAND_ROWS, last - first), *out.shape[2:])
-            self._span = first, last
-            try:
-                sums = super().conv(conv, self._wide, made, *normed, **options)
-            finally:
-                self._span = self._partial = None
-            if made is not out and not self.dry:
-                out.copy_(made[:, factor * (a - first) : factor * (b - first)])
+        self._span = self._now.blocks(self._peers.rank)
+        try:
+            sums = super().conv(conv, self._wide, out, *normed, **options)
+        finally:
+            self._span = None
         return sums if sums is None else Overlapping(sums.data, sums.span)
 
     def beside(self) -> tuple[int, int] | None:
@@ -209,37 +197,15 @@ class RowRun(Run):
     def product(
         self, conv: Conv, data: Tensor, out: Tensor, *, geometry: Geometry = WHOLE, **options: Any
     ) -> Partials | None:
-        if self._partial is not None:
-            return self._in_blocks(conv, data, out, geometry, **options)
         if not self._now.whole:
             rows = out.shape[1] // (options.get("weight") or conv.weight).phases[1]
             first, frame = self._here(rows)
-            geometry = replace(geometry, first_row=first + geometry.first_row, frame_rows=frame)
+            beside = (0, 0)
+            if self._span is not None:
+                (a, b), last = self._now.of_rank(self._peers.rank), self._span[1]
+                beside = a - first, last - b
+            geometry = replace(geometry, first_row=first + geometry.first_row, frame_rows=frame, beside=beside)
         return super().product(conv, data, out, geometry=geometry, **options)
-
-    def _in_blocks(
-        self, conv: Conv, data: Tensor, out: Tensor, geometry: Geometry, *, weight: Weight | None = None, **options: Any
-    ) -> Partials | None:
-        """`product` of all rows in `_span`, into `out` those that are this rank's: whole blocks at once, and one by way
-        of `_partial` of which some rows are not."""
-        weight = weight or conv.weight
-        partial, self._partial = self._partial, None
-        (first, last), (a, b), factor = self._span, self._now.of_rank(self._peers.rank), weight.phases[1]
-        cuts = {first, last}
-        cuts |= {min(first + BAND_ROWS, last)} if a > first else set()
-        cuts |= {b // BAND_ROWS * BAND_ROWS} if b < last else set()
-        parts = []
-        for c, d in pairwise(sorted(cuts)):
-            self._span = c, d
-            top, bottom = max(a, c), min(b, d)
-            target = out[:, factor * (top - a) : factor * (bottom - a)]
-            made = target if (top, bottom) == (c, d) else partial[: out.shape[0], : factor * (d - c)]
-            here = replace(geometry, origin=(geometry.origin[0] + c - first, geometry.origin[1]))
-            parts.append(self.product(conv, data, made, weight=weight, geometry=here, **options))
-            if made is not target:
-                target.copy_(made[:, factor * (top - c) : factor * (bottom - c)])
-        self._partial, self._span = partial, (first, last)
-        return self.joined(parts)
 
     def _coefficients(self, x: Tensor, norm: Norm, sums: Partials | None) -> Tensor | None:
         if self._now.whole or norm.kind != "group" or self.dry or not x.shape[0]:

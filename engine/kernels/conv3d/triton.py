@@ -42,18 +42,20 @@ def _base(frame, row, column, stride_t, stride_y, stride_x, UNIT: tl.constexpr):
 
 
 @triton.jit
-def finish(acc, n0, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, health, act_scale, gain, offset,
-            low, high, K: tl.constexpr, WHOLE: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr,
+def finish(acc, n0, out_rows, res_rows, keep, own, at_row, at_col, scales, biases, sums, health, act_scale, gain,
+            offset, low, high, K: tl.constexpr, WHOLE: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr,
             RESIDUAL: tl.constexpr, SPAN: tl.constexpr, CLAMP: tl.constexpr, ROUND: tl.constexpr,
             HEALTH: tl.constexpr):  # fmt: skip
-    """Scale, bias, residual, cast, store and sum one slice [BM, BN] of the accumulator. WHOLE: all columns are real."""
+    """Scale, bias, residual, cast, store (of positions `own`) and sum (`keep`) one slice [BM, BN] of the accumulator.
+    WHOLE: all columns are real."""
     BM: tl.constexpr = acc.shape[0]
     BN: tl.constexpr = acc.shape[1]
     n = n0 + tl.arange(0, BN)
     wanted = (n < K) | WHOLE
-    mask = keep[:, None]
+    mask, written = keep[:, None], own[:, None]
     if not WHOLE:
         mask &= wanted[None, :]
+        written &= wanted[None, :]
     value = acc.to(tl.float32)
     if SCALED:
         value *= (tl.load(scales + n, mask=wanted, other=0.0) * act_scale)[None, :]
@@ -69,7 +71,7 @@ def finish(acc, n0, out_rows, res_rows, keep, at_row, at_col, scales, biases, su
     if HEALTH:
         note(health, tl.sum(tl.where(mask, tl.abs(value), 0.0), 1), True)
     stored = formatted(value, gain, offset, low, high, CLAMP, ROUND).to(out_rows.dtype.element_ty)
-    tl.store(out_rows[:, None] + n[None, :], stored, mask=mask)
+    tl.store(out_rows[:, None] + n[None, :], stored, mask=written)
     if SPAN > 0:
         seen = tl.where(mask, stored.to(tl.float32), 0.0)
         total, square = seen, seen * seen
@@ -85,7 +87,7 @@ def finish(acc, n0, out_rows, res_rows, keep, at_row, at_col, scales, biases, su
 
 
 @triton.jit
-def finish_tile(acc, n0, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, health, act_scale, gain,
+def finish_tile(acc, n0, out_rows, res_rows, keep, own, at_row, at_col, scales, biases, sums, health, act_scale, gain,
                  offset, low, high, K: tl.constexpr, WHOLE: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr,
                  RESIDUAL: tl.constexpr, SPAN: tl.constexpr, CLAMP: tl.constexpr, ROUND: tl.constexpr,
                  HEALTH: tl.constexpr, SLICES: tl.constexpr):  # fmt: skip
@@ -93,24 +95,25 @@ def finish_tile(acc, n0, out_rows, res_rows, keep, at_row, at_col, scales, biase
     BM: tl.constexpr = acc.shape[0]
     BN: tl.constexpr = acc.shape[1]
     if SLICES == 1:
-        finish(acc, n0, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, health, act_scale, gain, offset,
-                low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND, HEALTH)
+        finish(acc, n0, out_rows, res_rows, keep, own, at_row, at_col, scales, biases, sums, health, act_scale, gain,
+                offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND, HEALTH)
     else:
         left, right = tl.split(tl.permute(tl.reshape(acc, (BM, 2, BN // 2)), (0, 2, 1)))
         for half in tl.static_range(2):
             part = left if half == 0 else right
             n1 = n0 + half * (BN // 2)
             if SLICES == 2:
-                finish(part, n1, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, health, act_scale,
-                        gain, offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND, HEALTH)
+                finish(part, n1, out_rows, res_rows, keep, own, at_row, at_col, scales, biases, sums, health,
+                        act_scale, gain, offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND,
+                        HEALTH)
             else:
                 first_part, last_part = tl.split(tl.permute(tl.reshape(part, (BM, 2, BN // 4)), (0, 2, 1)))
-                finish(first_part, n1, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, health,
+                finish(first_part, n1, out_rows, res_rows, keep, own, at_row, at_col, scales, biases, sums, health,
                         act_scale, gain, offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND,
                         HEALTH)
-                finish(last_part, n1 + BN // 4, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, health,
-                        act_scale, gain, offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND,
-                        HEALTH)
+                finish(last_part, n1 + BN // 4, out_rows, res_rows, keep, own, at_row, at_col, scales, biases, sums,
+                        health, act_scale, gain, offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP,
+                        ROUND, HEALTH)
 
 
 @triton.jit
@@ -176,19 +179,19 @@ def _sweep(acc, acc_tail, a, w, w_tail, rows, n0, group, slot0, slots, in_frame,
 
 @triton.jit(do_not_specialize=[
     "slots", "start", "in_frame", "in_pitch", "origin", "height", "width", "pitch", "row_block", "block_tiles",
-    "frame_tiles", "tiles", "first", "drop", "first_row", "last_row",
+    "frame_tiles", "tiles", "first", "drop", "first_row", "last_row", "above", "below",
     "out_t", "out_y", "out_x", "res_t", "res_y", "res_x",
 ])
 def conv_kernel(
     a, w, w_tail, a_rest, w_rest, w_tail_rest, out, res, bias, scale, partials, health, act_scale, gain, offset, low,
     high,
     slots, start, in_frame, in_pitch, origin, height, width, pitch, row_block, block_tiles, frame_tiles, tiles,
-    first, drop, first_row, last_row, out_t, out_y, out_x, res_t, res_y, res_x,
+    first, drop, first_row, last_row, above, below, out_t, out_y, out_x, res_t, res_y, res_x,
     C: tl.constexpr, RUN: tl.constexpr, K: tl.constexpr, KT: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
     ST: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PT: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr,
-    SHIFTED: tl.constexpr, FOLDED: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr, RESIDUAL: tl.constexpr,
-    SPAN: tl.constexpr, CLAMP: tl.constexpr, ROUND: tl.constexpr, HEALTH: tl.constexpr, UNIT: tl.constexpr,
-    ACC: tl.constexpr, TMA: tl.constexpr, UPCAST: tl.constexpr, SLICES: tl.constexpr,
+    SHIFTED: tl.constexpr, FOLDED: tl.constexpr, BESIDE: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr,
+    RESIDUAL: tl.constexpr, SPAN: tl.constexpr, CLAMP: tl.constexpr, ROUND: tl.constexpr, HEALTH: tl.constexpr,
+    UNIT: tl.constexpr, ACC: tl.constexpr, TMA: tl.constexpr, UPCAST: tl.constexpr, SLICES: tl.constexpr,
     GROUP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TAIL: tl.constexpr, BK: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
     N_TILES: tl.constexpr = (K + BN + TAIL - 1) // (BN + TAIL)
@@ -224,6 +227,9 @@ def conv_kernel(
     y = q // pitch
     x = q - y * pitch
     keep = (x < width) & (y < tl.minimum(top + row_block, height))
+    own = keep
+    if BESIDE:
+        own &= (y >= above) & (y < height - below)
 
     shift = origin
     if SHIFTED:
@@ -247,11 +253,14 @@ def conv_kernel(
     # Offsets are 32-bit within the tile, on 64-bit bases: half the registers, and any tensor size.
     frame = d * PT + it - drop
     y0 = q0 // pitch
-    base = _base(frame, y0 * PY + iy, ix, out_t, out_y, out_x, UNIT)
+    line = y0 * PY + iy
+    if BESIDE:
+        line -= above * PY
+    base = _base(frame, line, ix, out_t, out_y, out_x, UNIT)
     out_rows = out + base + ((y - y0) * (out_y * (PY * UNIT)) + x * (out_x * (PX * UNIT)))
     res_rows = out_rows
     if RESIDUAL:
-        base = _base(frame, y0 * PY + iy, ix, res_t, res_y, res_x, UNIT)
+        base = _base(frame, line, ix, res_t, res_y, res_x, UNIT)
         res_rows = res + base + ((y - y0) * (res_y * (PY * UNIT)) + x * (res_x * (PX * UNIT)))
     at_row = (y + first_row == iy * last_row).to(tl.float32)
     at_col = (x == ix * (width - 1)).to(tl.float32)
@@ -262,8 +271,8 @@ def conv_kernel(
     if SPAN > 0:
         sums += index * (K // SPAN * 2)
 
-    finish_tile(acc, n0, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, health, act_scale, gain,
+    finish_tile(acc, n0, out_rows, res_rows, keep, own, at_row, at_col, scales, biases, sums, health, act_scale, gain,
                  offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND, HEALTH, SLICES)
     if TAIL > 0:
-        finish(acc_tail, n0 + BN, out_rows, res_rows, keep, at_row, at_col, scales, biases, sums, health, act_scale,
-                gain, offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND, HEALTH)
+        finish(acc_tail, n0 + BN, out_rows, res_rows, keep, own, at_row, at_col, scales, biases, sums, health,
+                act_scale, gain, offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND, HEALTH)

@@ -179,9 +179,9 @@ def winograd_kernel(
         sums = partials
         if SPAN > 0:
             sums += ((d * frame_tiles + tile) * 2 + side).to(tl.int64) * (K // SPAN * 2)
-        finish_tile(acc, n0, rows_out, rows_res, wanted, keep, keep, scale, bias, sums, health, act_scale, gain, offset,
-                    low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND, HEALTH, SLICES)
+        finish_tile(acc, n0, rows_out, rows_res, wanted, wanted, keep, keep, scale, bias, sums, health, act_scale, gain,
+                    offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND, HEALTH, SLICES)
         if TAIL > 0:
             acc_tail = even_tail if side == 0 else odd_tail
-            finish(acc_tail, n0 + BN, rows_out, rows_res, wanted, keep, keep, scale, bias, sums, health, act_scale,
-                   gain, offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND, HEALTH)
+            finish(acc_tail, n0 + BN, rows_out, rows_res, wanted, wanted, keep, keep, scale, bias, sums, health,
+                   act_scale, gain, offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND, HEALTH)

@@ -113,5 +113,6 @@ def upsample_kernel(
         if SPAN > 0:
             index = ((frame * frame_tiles + tile) * 4 + iy * 2 + ix) * 2 + side
             sums += index.to(tl.int64) * (K // SPAN * 2)
-        finish_tile(acc, n0, rows_out, rows_res, wanted, at_row, at_col, scales, biases, sums, health, act_scale, gain,
-                    offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND, HEALTH, SLICES)
+        finish_tile(acc, n0, rows_out, rows_res, wanted, wanted, at_row, at_col, scales, biases, sums, health,
+                    act_scale, gain, offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND, HEALTH,
+                    SLICES)
