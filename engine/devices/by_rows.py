@@ -43,9 +43,8 @@ EXCHANGE = 80e-6 * 650e12
 #: of 1280x720 in float32 with one of them, 0.9 with eight, and a GPU makes it in 16.
 HOST_THREADS = 8
 #: Latents of a decoder's chunk, if there is room: what sees whole frames is then launched less often (10 to 17 ms of
-#: the host's time for SeedVR2). One more takes 0.03 GB at 1280x720: with four, each of two GPUs took 61 % of what one
-#: alone does.
-LATENTS = 2
+#: the host's time for SeedVR2), and ranks launch for longer than their GPUs compute. 0.03 GB a latent at 1280x720.
+LATENTS = 4
 
 #: Its name since torch 2.13; the old one, of the same function, has warned since.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

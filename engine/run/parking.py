@@ -26,14 +26,14 @@ MOST_AHEAD = 8
 _PARTS = (4, 2, 1)
 _WHOLE = _PARTS[0] * ALIGN
 #: Bands start at multiples of this many output rows, where their sums for the next norm are the frame's own.
-BAND_ROWS = 64
+BAND_ROWS = 32
 
 
 @dataclass(frozen=True)
 class Parking:
     """Which histories wait outside the rings (by convolution key, or all of them), and the GPU buffers they visit.
 
-    A convolution runs in bands of as many rows (a multiple of 64) as a buffer of `band_bytes` holds, or of `rows`.
+    A convolution runs in bands of as many rows (a multiple of 32) as a buffer of `band_bytes` holds, or of `rows`.
     There is room for `buffers` of the largest bands; of those at most half as large there are twice as many under way.
     `prefetch` off copies when the data is needed, on the GPU's own queue. Of the histories, `near` bytes at most stay
     on the GPU, where they need no slots for new frames as a ring does; the others are in host memory. Copies within

@@ -18,7 +18,7 @@ from .weights import Conv
 
 #: Rows of the frame that a convolution makes at once, at most. The one behind it stays a block of sums behind, so that
 #: its own bands are whole blocks.
-ROWS = 2 * BAND_ROWS
+ROWS = 4 * BAND_ROWS
 #: Rows that are read again with the next ones: that block, and one for the border.
 AGAIN = BAND_ROWS + 1
 

@@ -136,8 +136,9 @@ SCHEDULES: dict[int, dict[Layer, Schedule]] = {
 # Below this many positions tiles of 128 rows leave many processors idle (90 x 160 is the lowest stage of 720p).
 SMALL_PLANE = 90 * 160
 # Image rows whose positions share tiles: tiles restart at each such block, so that a band which starts at a multiple of
-# it has the frame's own tiles and partial sums. Even pitches (frames of even width) then fill whole tiles of 128.
-ROW_BLOCK = 64
+# it has the frame's own tiles and partial sums. Low blocks let ranks have equal parts (352 and 368 of 720 rows); what
+# the last tile of each leaves empty is 0.2 % of all in rows of 1280, 1.2 % in rows of 160.
+ROW_BLOCK = 32
 
 
 def sums_bytes(out: tuple[int, ...], groups: int, phases: tuple[int, int] = (1, 1), planes: bool = False) -> int:

@@ -35,7 +35,7 @@ def _on_triton(x: Tensor, backend: str) -> bool:
 def statistics(x: Tensor, groups: int, backend: str = "auto") -> Partials:
     """Partial sums of [D, H, W, C] (unit channel stride), for where no convolution's epilogue made them.
 
-    Bands that start at multiples of 64 rows concatenate to the frame's own sums.
+    Bands that start at multiples of STAT_ROWS rows concatenate to the frame's own sums.
     """
     if x.dim() != 4 or x.stride(3) != 1 or x.shape[3] % groups:
         raise ValueError(f"statistics need [D, H, W, C] with unit channel stride and C divisible by {groups}")

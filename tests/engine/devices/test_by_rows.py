@@ -19,9 +19,9 @@ def test_why_rows_are_not_shared(small, vae):
 
     assert why() is None
     assert why(half="encoder", height=1080) is None
-    assert "720 rows are too few for 4 parts" in by_rows.why_not(small, "encoder", Request(), 720, 4)
+    assert "360 rows are too few for 4 parts" in by_rows.why_not(small, "encoder", Request(), 360, 4)
     assert "tiling 'blended'" in why(tiling="blended")
-    assert "8 rows are too few" in why(height=8)
+    assert "4 rows are too few" in why(height=4)
     assert "composed_upsample" in why(small.with_options(small.options.switched(off=["composed_upsample"])))
     assert "fused kernels" in why(small.with_options(small.options.switched(off=["triton_fusion"])))
 

@@ -224,7 +224,7 @@ def test_no_pair_of_tiles():
     (dict(epilogue=Epilogue(groups=5)), "groups"),
     (dict(epilogue=Epilogue(residual=torch.empty(1, 5, 7, 32))), "residual"),
     (dict(start=4), "cannot fill"),
-    (dict(geometry=Geometry(first_row=3, frame_rows=9), epilogue=Epilogue(groups=8)), "multiple of 64"),
+    (dict(geometry=Geometry(first_row=3, frame_rows=9), epilogue=Epilogue(groups=8)), "multiple of 32"),
 ])  # fmt: skip
 def test_wrong_arguments_are_named(change, word):
     x, weight, _ = setup(HALF, 32, 32, (2, 5, 7), (3, 3, 3), (1, 1, 1))

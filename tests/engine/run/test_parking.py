@@ -237,7 +237,7 @@ def test_only_what_is_read_again_travels():
 
 def test_a_clips_first_pass_takes_taller_bands():
     """As many rows of one frame as there is memory for four; their sums are of whole blocks all the same."""
-    parked, of = Parked(Parking(None, 0), CPU), ("a", (202, 3, 1), torch.float32, 2)
+    parked, of = Parked(Parking(None, 0, rows=64), CPU), ("a", (202, 3, 1), torch.float32, 2)
     planned = parked.bands(*of, 4, 200, 1, 3, 1)
     for band in planned:
         parked.note("a", band, 4)

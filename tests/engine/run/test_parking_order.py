@@ -155,7 +155,7 @@ def finish(parked, gpu, buffer):
 
 def test_a_wait_that_is_left_out_is_found(gpu):
     parked = Parked(Parking(None, 0, 2), CPU)
-    (band,) = parked.bands("a", (66, 5, 4), torch.float32, 2, 1, 64, 1, 3, 1)
+    (band,) = parked.bands("a", (34, 5, 4), torch.float32, 2, 1, 32, 1, 3, 1)
     parked.note("a", band, 1)
     parked.allocate()
     parked._aside, parked._in, parked._out = True, Queue("in"), Queue("out")

@@ -150,16 +150,16 @@ def test_encoder(noise, half, count, h, w, dtype):
 
 
 def test_splits_begin_with_blocks():
-    assert Split.of(180, 2).edges == (0, 64, 180) and Split.of(360, 2).edges == (0, 192, 360)
-    assert Split.of(180, 2, 32).edges == (0, 96, 180) and Split.of(180, 2, 32).blocks(1) == (64, 180)
-    assert Split.of(90, 2).edges == (0, 64, 90) and Split.of(64, 2).whole
+    assert Split.of(180, 2).edges == (0, 96, 180) and Split.of(720, 2).edges == (0, 352, 720)
+    assert Split.of(90, 2, 16).edges == (0, 48, 90) and Split.of(90, 2, 16).blocks(1) == (32, 90)
+    assert Split.of(90, 2).edges == (0, 32, 90) and Split.of(32, 2).whole
 
 
 def test_splits_at_other_resolutions():
     split = Split.of(1043, 2, 512)
     assert split.edges == (0, 512, 1043)
     assert split.at(1, 132).edges == split.at(0, 128).edges == (0, 128, 260)
-    assert Split.of(90, 2).at(1, 52).edges == (0, 128, 180)
+    assert Split.of(90, 2).at(1, 116).edges == (0, 64, 180)
 
 
 def test_without_sums_parts_are_equal():

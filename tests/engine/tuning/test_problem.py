@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from zerowaste_vae.engine.archs import ARCHITECTURES, DEFAULT
-from zerowaste_vae.engine.kernels.conv3d.schedules import Schedule
+from zerowaste_vae.engine.kernels.conv3d.schedules import ROW_BLOCK, Schedule
 from zerowaste_vae.engine.kernels.conv3d.tuned import Kind
 from zerowaste_vae.engine.kernels.targets import capabilities, interpreted, triton_version
 from zerowaste_vae.engine.loader import PRECISIONS
@@ -90,6 +90,6 @@ def test_calls_fit_small_cards():
                         capabilities("sm_90", 90, (3, 7))):  # fmt: skip
         small = sized(layer)
         assert module._bytes(small) <= module.MOST_BYTES and small.frames >= 1
-        assert small.frame == layer.frame or small.frame[0] % 64 == 0
+        assert small.frame == layer.frame or small.frame[0] % ROW_BLOCK == 0
         run, small = problem(checked(layer), torch.device("meta")), checked(layer)
         assert run.out.shape[0] == small.frames * small.phases[0] and run.out.is_meta
