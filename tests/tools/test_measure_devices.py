@@ -1,0 +1,30 @@
+"""One device and several: both run, their frames are compared, and the line says what was measured."""
+
+import json
+
+import pytest
+from zerowaste_vae import demo_vae_path, read_checkpoint
+
+
+@pytest.fixture
+def tool(load_tool, monkeypatch):
+    made = load_tool("measure_devices")
+    monkeypatch.setattr(made, "random_checkpoint", lambda architecture: read_checkpoint(demo_vae_path()))
+    return made
+
+
+def test_two_devices_beside_one(tool, tmp_path, capsys):
+    file = tmp_path / "d.json"
+    asked = ["--cpu", "--sizes", "32x16", "--frames", "9", "17", "--runs", "1", "--json", str(file)]
+    assert tool.main(asked) == 0
+    short, long = map(json.loads, file.read_text().splitlines())
+    assert (short["frames"], long["frames"], long["devices"], long["split"]) == (9, 17, 2, "segments")
+    assert long["equal"] and long["ms_a_frame"]["several"] > 0 and 1 <= short["computed"] <= long["computed"] < 2
+    assert "bits equal" in capsys.readouterr().out
+
+
+def test_other_bits_are_an_error(tool, monkeypatch):
+    found = {"equal": False, "ms_a_frame": {"one": 1.0, "several": 1.0}, "spread": {"one": [1, 1], "several": [1, 1]},
+             "speedup": 1.0, "stated_gb": {}, "reserved_gb": {}}  # fmt: skip
+    monkeypatch.setattr(tool, "measured", lambda *_: found)
+    assert tool.main(["--cpu", "--sizes", "32x16", "--frames", "9"]) == 1

@@ -1,0 +1,152 @@
+"""What several GPUs gain: the same decodes by one and by several in turns, with medians, memory and equal bits, beside
+what the time model computes.
+
+    python tools/measure_devices.py --frames 81 161 597
+    torchrun --standalone --nproc-per-node 2 tools/measure_devices.py --split rows --frames 21
+
+In one process clips are shared by segments among 2, 4, 8, ... of the GPUs there are; under torchrun among all ranks, as
+--split says. Run where the pack is importable as zerowaste_vae. Each case prints one line and, with --json, is appended
+to a file as it is done. Weights are seeded ones of a family's published widths, frames go to host memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from zerowaste_vae import VideoVAE, load
+from zerowaste_vae.engine.archs import by_name
+from zerowaste_vae.engine.bench.subject import check_size, copy_of, noise_latent, random_checkpoint
+from zerowaste_vae.engine.devices import by_rows
+from zerowaste_vae.engine.devices.ranks import Ranks, joined, under_torchrun
+from zerowaste_vae.engine.network.rows import why_no_rows
+from zerowaste_vae.engine.planning.shares import duration, leads_of, split
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split(":")[0])
+    parser.add_argument("--weights", default="seedvr2", metavar="FAMILY")
+    parser.add_argument("--sizes", nargs="+", default=["1280x720"], metavar="WxH")
+    parser.add_argument("--frames", nargs="+", type=int, default=[161], metavar="N")
+    parser.add_argument("--precisions", nargs="+", default=["auto"], metavar="P")
+    parser.add_argument("--counts", nargs="+", type=int, metavar="N", help="of devices in one process (default: 2, 4, "
+                        "8 of those there are)")  # fmt: skip
+    parser.add_argument("--split", default="segments", help="under torchrun: segments or rows")
+    parser.add_argument("--runs", type=int, default=3, help="timed calls of each, after a first one")
+    parser.add_argument("--output", default="uint8", help="type of the frames: uint8, float16 or float32")
+    parser.add_argument("--cpu", action="store_true", help="also where there are GPUs")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    asked = parser.parse_args(argv)
+    equal = True
+    with joined() if under_torchrun() else nullcontext() as ranks:
+        for case in cases(asked, ranks):
+            if ranks is None or ranks.rank == 0:
+                tell(case, asked.json)
+                equal &= case["equal"]
+    return 0 if equal else 1
+
+
+def cases(asked: argparse.Namespace, ranks: Ranks | None) -> Iterator[dict[str, Any]]:
+    architecture = by_name(asked.weights)
+    weights = random_checkpoint(architecture=architecture)
+    gpus = 0 if asked.cpu else torch.cuda.device_count()
+    counts = [ranks.count] if ranks else asked.counts or [n for n in (2, 4, 8) if n <= max(gpus, 2)]
+    device = (ranks.device if ranks else "cuda:0") if gpus else "cpu"
+    for precision in asked.precisions:
+        vae = load(copy_of(weights), device=device, precision=precision)
+        for size, frames in product(asked.sizes, asked.frames):
+            width, height = check_size(size, architecture.spatial)
+            height, width = height // architecture.spatial, width // architecture.spatial
+            latents = (frames - 1) // architecture.temporal + 1
+            z = noise_latent(vae.latent_channels, latents, height, width)
+            for count in counts:
+                several = replace(ranks, split=asked.split) if ranks else [f"cuda:{i}" if gpus else "cpu"
+                                                                           for i in range(count)]  # fmt: skip
+                how = asked.split if ranks else "segments"
+                case = {"weights": asked.weights, "size": size, "frames": architecture.frames(latents), "split": how,
+                        "precision": vae.precision, "devices": count}  # fmt: skip
+                yield case | {"computed": computed(vae, how, latents, height, width, count)} | measured(
+                    vae, z, several, ranks, asked)  # fmt: skip
+        vae.release()
+
+
+def computed(vae: VideoVAE, how: str, latents: int, height: int, width: int, count: int) -> float | None:
+    """How many times as fast as one device by the steps' operations."""
+    program = vae.model.decoder.program
+    if how == "rows":
+        return None if why_no_rows(program, height, count) else 1.0 / by_rows.duration(program, height, width, count)
+    leads, rates = leads_of(program, height, width, latents), [1.0] * count
+    return (latents + leads(0)) / duration(split(leads, latents, rates), rates)
+
+
+def measured(
+    vae: VideoVAE, z: Tensor, several: Ranks | list[str], ranks: Ranks | None, asked: argparse.Namespace
+) -> dict[str, Any]:
+    """Calls in turns. Other ranks wait while one decodes alone."""
+    seconds: dict[str, list[float]] = {"one": [], "several": []}
+    reserved: dict[str, list[float | None]] = {}
+    stated, frames = {}, {}
+    calls: dict[str, Callable[[], Tensor | None]] = {
+        "one": lambda: vae.decode(z, output=asked.output) if ranks is None or ranks.rank == 0 else None,
+        "several": lambda: vae.decode(z, output=asked.output, devices=several),
+    }
+    for who in ("one", "several") * (asked.runs + 1):
+        with timed(seconds[who], ranks):
+            made = calls[who]()
+        if made is not None:
+            frames[who] = made
+        report = vae.last_report
+        own = report.reserved_gb if report is not None else None
+        reserved[who] = ranks.gather(own) if ranks else [own]
+        stated[who] = None if report is None else report.predicted_gb
+    count = vae.architecture.frames(z.shape[2])
+    each = {who: [1e3 * s / count for s in times[1:]] for who, times in seconds.items()}
+    medians = {who: statistics.median(times) for who, times in each.items()}
+    same = torch.equal(frames["one"], frames["several"]) if len(frames) == 2 else None
+    return {"ms_a_frame": medians, "spread": {who: [min(t), max(t)] for who, t in each.items()},
+            "speedup": medians["one"] / medians["several"], "equal": same, "stated_gb": stated,
+            "reserved_gb": reserved}  # fmt: skip
+
+
+@contextmanager
+def timed(seconds: list[float], ranks: Ranks | None) -> Iterator[None]:
+    """All ranks begin and end together."""
+    if ranks:
+        ranks.gather(None)
+    began = time.perf_counter()
+    yield
+    if ranks:
+        ranks.gather(None)
+    seconds.append(time.perf_counter() - began)
+
+
+def tell(case: dict[str, Any], file: Path | None) -> None:
+    one, several = case["ms_a_frame"]["one"], case["ms_a_frame"]["several"]
+    model = "none" if case["computed"] is None else f"{case['computed']:.2f}"
+    print(f"{case['weights']} {case['precision']} {case['size']} x {case['frames']}: {case['devices']} devices by "
+          f"{case['split']} {several:.2f} ms a frame {spread(case, 'several')}, one {one:.2f} {spread(case, 'one')}: "
+          f"{case['speedup']:.3f} times, computed {model}; stated GB {case['stated_gb']}, reserved "
+          f"{case['reserved_gb']}; bits {'equal' if case['equal'] else 'DIFFER'}", flush=True)  # fmt: skip
+    if file is not None:
+        with file.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(case) + "\n")
+
+
+def spread(case: dict[str, Any], who: str) -> str:
+    low, high = case["spread"][who]
+    return f"({low:.2f} to {high:.2f})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
