@@ -18,7 +18,7 @@ from zerowaste_vae.engine.kernels.attention import attention
 from zerowaste_vae.engine.kernels.attention.reference import attention as reference_attention
 from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, Partials, conv3d, pack_weight, padded_channels
 from zerowaste_vae.engine.kernels.conv3d.dispatch import launch
-from zerowaste_vae.engine.kernels.conv3d.schedules import SCHEDULES, Schedule, fit, of_generation
+from zerowaste_vae.engine.kernels.conv3d.schedules import ROW_BLOCK, SCHEDULES, Schedule, fit, of_generation
 from zerowaste_vae.engine.kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
 from zerowaste_vae.engine.kernels.targets import FP8, target
 from zerowaste_vae.engine.kernels.to_pixels import BYTES, RAW, to_pixels
@@ -146,8 +146,8 @@ def invariance(dtype: torch.dtype) -> None:
                        backend="triton")
             same.append(torch.equal(one, whole[f : f + 1]) and torch.equal(p.data, sums.data[f : f + 1]))
         parts = []
-        for top in range(0, h, 64):
-            n = min(64, h - top)
+        for top in range(0, h, ROW_BLOCK):
+            n = min(ROW_BLOCK, h - top)
             band = torch.empty(d, n, w, c, device=DEVICE, dtype=torch.float16)
             parts.append(conv3d(x[:, top : top + n + 2].contiguous(), weight, band,
                                 geometry=Geometry(first_row=top, frame_rows=h),
@@ -282,12 +282,17 @@ def up_case(temporal: bool, dtype: torch.dtype, c: int, d: int, h: int, w: int) 
         same.append(torch.equal(p.data, sums.data[at : at + n]))
         at += n
     bands = []
-    for top in range(0, h, 64):
-        n = min(64, h - top)
+    for top in range(0, h, ROW_BLOCK):
+        n = min(ROW_BLOCK, h - top)
         band = torch.empty(outs[1].shape[0], 2 * n, 2 * w, c, device=DEVICE, dtype=kind)
         bands.append(upsample(x[:, top : top + n + 2].contiguous(), composed, band, first=0, groups=32, scale=scale,
                               geometry=Geometry(first_row=top, frame_rows=h), backend="triton"))
         same.append(torch.equal(band, outs[1][:, 2 * top : 2 * top + 2 * n]))
+    above, below = 3, h // 2  # another rank's rows
+    part = torch.empty(outs[1].shape[0], 2 * (h - above - below), 2 * w, c, device=DEVICE, dtype=kind)
+    shared = upsample(x, composed, part, first=0, groups=32, scale=scale, backend="triton",
+                      geometry=Geometry(frame_rows=h, beside=(above, below)))
+    same += [torch.equal(part, outs[1][:, 2 * above : 2 * (h - below)]), torch.equal(shared.data, sums.data)]
     report(f"upsample {'time' if temporal else 'space'} {str(dtype)[6:]} {c} {d}x{h}x{w}", error(outs[1], outs[0]),
            TOLERANCE[dtype], torch.equal(outs[1], outs[2]), torch.equal(Partials.concat(bands).data, sums.data), *same)
 
