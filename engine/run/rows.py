@@ -186,18 +186,13 @@ class RowRun(Run):
         rank, factor = self._peers.rank, conv.weight.phases[1]
         (a, b), (first, last) = self._now.of_rank(rank), self._now.blocks(rank)
         with self.arena.scope():
-            made = out
-            if conv.weight.winograd and (a, b) != (first, last):  # whose kernel makes all rows of its input
-                made = self.take(out.shape[0], factor * (last - first), *out.shape[2:])
-            elif (a, b) != (first, last):
+            if (a, b) != (first, last):
                 self._partial = self.take(out.shape[0], factor * min(BAND_ROWS, last - first), *out.shape[2:])
             self._span = first, last
             try:
-                sums = super().conv(conv, self._wide, made, *normed, **options)
+                sums = super().conv(conv, self._wide, out, *normed, **options)
             finally:
                 self._span = self._partial = None
-            if made is not out and not self.dry:
-                out.copy_(made[:, factor * (a - first) : factor * (b - first)])
         return sums if sums is None else Overlapping(sums.data, sums.span)
 
     def beside(self) -> tuple[int, int] | None:

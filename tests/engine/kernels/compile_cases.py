@@ -26,7 +26,6 @@ from zerowaste_vae.engine.kernels.conv3d import triton as conv_kernels
 from zerowaste_vae.engine.kernels.conv3d.schedules import Schedule
 from zerowaste_vae.engine.kernels.conv3d.winograd import launch as winograd
 from zerowaste_vae.engine.kernels.conv3d.winograd import triton as winograd_kernels
-from zerowaste_vae.engine.kernels.conv3d.winograd import upsample as upsample_kernels
 from zerowaste_vae.engine.kernels.norm_act import Norm, Store
 from zerowaste_vae.engine.kernels.norm_act import dispatch as norm_act
 from zerowaste_vae.engine.kernels.norm_act import planes as plane_kernels
@@ -140,25 +139,8 @@ def winograd_calls(here: Target, dtype: torch.dtype, stage: tuple[int, int, int]
     out = meta(4, h, w, c, dtype=BF16 if dtype == BF16 else HALF)
     x = meta(6, *buffer_shape(h, w, wide), dtype=dtype)
     with cross_compile.recorded(winograd_kernels, "winograd_kernel") as calls:
-        winograd.launch(x, weight, out, Geometry(), Epilogue(meta(c), out, 32, half_accumulate=fast), 0, 2, here,
+        winograd.launch(x, weight, out, Geometry(), Epilogue(meta(c), out, 32, half_accumulate=fast), 0, here,
                         schedule)
-    return calls
-
-
-def winograd_upsample_calls(here: Target, dtype: torch.dtype, phases: tuple[int, int, int], *, fast: bool = False,
-                            schedule: Schedule | None = None):
-    """At 360 x 640 with 256 channels, twice as many where time doubles."""
-    h, w, c = (180, 320, 512) if phases[0] == 2 else (360, 640, 256)
-    count, kt = phases[0] * 4, 2 if phases[0] == 2 else 3
-    sets = count * (3 if phases[0] == 2 else 1)
-    scale, mix = (meta(sets * c) if dtype.itemsize == 1 else None), (meta(sets, 1, c) if dtype == INT8 else None)
-    weight = Weight(meta(sets * 3 * c, kt * 2 * c, dtype=dtype), c, c, (kt, 2, 2), scale, phases, True, phases[0] == 2,
-                    winograd=True, mix=mix)
-    out = meta(4 * phases[0], 2 * h, 2 * w, c, dtype=BF16 if dtype == BF16 else HALF)
-    x = meta(6, *buffer_shape(h, w, c, 2), dtype=dtype)
-    with cross_compile.recorded(upsample_kernels, "upsample_kernel") as calls:
-        winograd.launch(x, weight, out, Geometry(), Epilogue(meta(sets, 4, c), groups=32, half_accumulate=fast), 0, 2,
-                        here, schedule)
     return calls
 
 
@@ -167,7 +149,6 @@ def winograd_cases(here: Target):
     sm_80 and 120 only some of the latter, each takes seconds, unless ZEROWASTE_COMPILE is "all"."""
     if here.sm not in (90, 120) and os.environ.get("ZEROWASTE_COMPILE") != "all":
         yield "winograd int8 160", winograd_calls(here, INT8, (720, 1280, 160))[0]
-        yield "winograd int8 phases (2, 2, 2)", winograd_upsample_calls(here, INT8, (2, 2, 2))[0]
         return
     layers = [(HALF, False, (NARROW, SMALL)), (BF16, False, (96, 160, 192)), (INT8, False, (NARROW, SMALL, 96, 160))]
     if here.fp8:
@@ -179,9 +160,6 @@ def winograd_cases(here: Target):
         for stage in stages:
             size = (720, 1280, stage) if isinstance(stage, int) else stage
             yield f"winograd {word} {stage}", winograd_calls(here, dtype, size, fast=fast)[0]
-        if dtype != BF16:
-            for phases in ((2, 2, 2), (1, 2, 2)):
-                yield f"winograd {word} phases {phases}", winograd_upsample_calls(here, dtype, phases, fast=fast)[0]
 
 
 def tuning_cases(here: Target):
@@ -213,11 +191,10 @@ def _tried(here: Target, layer: Layer, seen: set):
         if case not in seen:
             seen.add(case)
             with (cross_compile.recorded(conv_kernels, "conv_kernel") as a,
-                  cross_compile.recorded(winograd_kernels, "winograd_kernel") as b,
-                  cross_compile.recorded(upsample_kernels, "upsample_kernel") as c):  # fmt: skip
+                  cross_compile.recorded(winograd_kernels, "winograd_kernel") as b):  # fmt: skip
                 problem(layer, torch.device("meta")).launch(here, s)
             stride = " stride 2" if kind.strided else ""
-            yield f"{'winograd' if b or c else 'conv'} {word} tried {kind}{stride} {s}", (a + b + c)[0]
+            yield f"{'winograd' if b else 'conv'} {word} tried {kind}{stride} {s}", (a + b)[0]
 
 
 def norm_calls(dtype: torch.dtype):
@@ -241,9 +218,9 @@ def norm_calls(dtype: torch.dtype):
             reflected = Store(border="reflect", scale=0.05)
             norm_act.norm_act(x, timed, meta(6, 722, 1282, 128, dtype=dtype), store=reflected, **health)
         with cross_compile.recorded(plane_kernels, "planes_kernel") as planes:
-            kinds = (128, False, 3, Norm()), (512, True, 3, Norm()), (96, False, 2, Norm("none"))
-            for c, rounded, taps, norm in kinds:
-                buffer = meta(6, *buffer_shape(720, 1280, padded_channels(c, dtype), taps), dtype=dtype)
+            kinds = (128, False, Norm()), (512, True, Norm()), (96, False, Norm("none"))
+            for c, rounded, norm in kinds:
+                buffer = meta(6, *buffer_shape(720, 1280, padded_channels(c, dtype)), dtype=dtype)
                 norm_act.norm_act(meta(4, 720, 1280, c, dtype=HALF), norm, buffer, coefs=meta(4, 2, c),
                                   store=Store(scale=0.05, rounded=rounded), **health)
     finally:

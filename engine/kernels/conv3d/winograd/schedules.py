@@ -3,8 +3,6 @@ depends on the layer and the full frame only."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from ...targets import Target
@@ -32,7 +30,6 @@ SCHEDULES: dict[int, dict[tuple[str, str], Schedule]] = {
     100: {
         (_HALF, "plane"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, slices=4),
         (_HALF, "small plane"): Schedule(positions=128, columns=64, depth=64, warps=4, stages=4, slices=4),
-        (_HALF, "phases"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, group=64),
         (_BYTE, "plane"): Schedule(positions=128, columns=128, depth=128, warps=8, stages=3, slices=4),
         (_BYTE, "small plane"): Schedule(positions=128, columns=64, depth=128, warps=4, stages=4, slices=4),
         (_HALF, "96"): Schedule(positions=128, columns=32, depth=64, warps=8, stages=3, slices=4),
@@ -72,26 +69,17 @@ for _sm in (80, 120):
 LEAST = 96
 
 
-def takes(dtype: torch.dtype, channels: int, out_channels: int, taps: int = 3) -> bool:
+def takes(dtype: torch.dtype, channels: int, out_channels: int) -> bool:
     """Whether a layer is in Winograd form where that is switched on. It depends on its widths and the type of its
-    operands only: the same on any device, for any frame and chunk. taps: along x; 2 for a composed upsampler, which
-    reads a residual stream: in 8 bit it alone would cost a decode 1.5 dB (demo VAE; all other layers together: 0 in
-    fp8, 1.6 in int8)."""
-    kinds = (torch.float16, torch.bfloat16, *(TYPES if taps == 3 else ()))
-    return dtype in kinds and min(channels, out_channels) >= LEAST
+    operands only: the same on any device, for any frame and chunk."""
+    return dtype in (torch.float16, torch.bfloat16, *TYPES) and min(channels, out_channels) >= LEAST
 
 
-def pick(target: Target, dtype: torch.dtype, channels: int, out_channels: int, frame: tuple[int, int],
-         phases: int = 1) -> Schedule:
-    """The one schedule for a layer: `channels` as padded in the buffer, `frame` the full frame's (H, W), `phases` of
-    an upsampler, whose kernel takes whole steps of a tap and one tile at a time."""
+def pick(target: Target, dtype: torch.dtype, channels: int, out_channels: int, frame: tuple[int, int]) -> Schedule:
+    """The one schedule for a layer: `channels` as padded in the buffer, `frame` the full frame's (H, W)."""
     table = of_generation(SCHEDULES, target.sm)
-    kind = "small plane" if frame[0] * frame[1] < SMALL_PLANE and phases == 1 else "plane"
+    kind = "small plane" if frame[0] * frame[1] < SMALL_PLANE else "plane"
     size = _BYTE if dtype in TYPES else _HALF
     words = (TYPES.get(dtype, size), size)
-    if phases > 1:
-        keys = [(word, k) for k in ("phases", kind) for word in words]
-        chosen = next(table[key] for key in keys if key in table)
-        return replace(chosen, depth=min(chosen.depth, channels & -channels), group=64)
     keys = [(word, k) for k in (str(out_channels), kind) for word in words]
     return fit(next(table[key] for key in keys if key in table), channels, out_channels)
