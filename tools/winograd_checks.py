@@ -180,12 +180,12 @@ def own(dtype: torch.dtype) -> Iterator[Row]:
     for c in (128, 512):
         for shape in SHAPES:
             yield from conv(dtype, c, c, shape)
-    for c in (96, 160, 192, 320):
-        yield from conv(dtype, c, c, (2, 37, 53), groups=0)
+    for c, k in ((192, 384), (320, 640)):
+        yield from conv(dtype, c, k, (2, 37, 53), groups=0)
     yield from conv(dtype, 128, 256, (2, 37, 53), kt=1, label=" another width")
-    for c, frame in ((128, (720, 1280)), (256, (90, 100)), (96, (720, 1280)), (192, (720, 1280))):
-        for schedule in candidates(dtype, c, frame) if dtype in (HALF, FP8) or c in (96, 192) else ():
+    for c, frame in ((128, (720, 1280)), (256, (90, 100))):
+        for schedule in candidates(dtype, c, frame) if dtype in (HALF, FP8) else ():
             yield from conv(dtype, c, c, (2, 37, 53), schedule)
-    for c, kind, border in ((128, "group", "zero"), (512, "group", "replicate"), (96, "l2", "zero")):
+    for c, kind, border in ((128, "group", "zero"), (512, "group", "replicate"), (192, "l2", "zero")):
         yield from written(dtype, c, kind, border)
     yield from invariance(dtype, 128, 150, 333)

@@ -42,8 +42,8 @@ def candidates(target: Target, kind: Kind) -> list[Schedule]:
     deepest = HALF_DEPTH if kind.accumulate == "f16" and kind.dtype.itemsize == 1 else max(deep, 128)
     lowest = 64 if kind.small or kind.form == "winograd" else 128
     narrowest = min(16, max(kind.outputs // 4, 1))
-    # Two sums, and int8 on sm_100, leave a second tile no registers but in the table's own pairs.
-    if kind.form == "winograd" or (kind.dtype == torch.int8 and target.sm >= 100):
+    # int8 on sm_100 leaves a second tile no registers but in the table's own pairs.
+    if kind.dtype == torch.int8 and target.sm >= 100:
         made = [s for s in made if not s.tail]
     fits = [s for s in made if s.depth <= deepest and s.positions >= lowest and s.stages >= 2
             and min(s.columns // s.slices, s.tail or s.columns) >= narrowest]  # fmt: skip
