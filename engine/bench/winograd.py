@@ -36,7 +36,7 @@ PLANE = (
 SMALL = (
     Schedule(positions=64, columns=64, depth=64, warps=4, stages=3),
     Schedule(positions=64, columns=128, depth=64, warps=4, stages=2),
-    Schedule(positions=128, columns=128, depth=64, warps=8, stages=3),
+    Schedule(positions=64, columns=128, depth=64, warps=4, stages=3),
 )
 #: Neighbouring pairs a program of norm_act walks along, elements of one column of its pairs.
 WALKS = ((1, 1024), (2, 1024), (4, 1024), (8, 1024), (4, 2048))

@@ -16,9 +16,10 @@ _HALF, _BYTE = "16 bit", "8 bit"
 SCHEDULES: dict[int, dict[tuple[str, str], Schedule]] = {
     90: {
         (_HALF, "plane"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, group=8),
-        (_HALF, "small plane"): Schedule(positions=64, columns=128, depth=64, warps=4, stages=3),
+        # Measured in fp16: 0.243 ms, and 0.293 of 64 x 128 with four warps.
+        (_HALF, "small plane"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3),
         (_BYTE, "plane"): Schedule(positions=128, columns=128, depth=128, warps=8, stages=3, group=8),
-        (_BYTE, "small plane"): Schedule(positions=64, columns=128, depth=128, warps=4, stages=3),
+        (_BYTE, "small plane"): Schedule(positions=128, columns=128, depth=128, warps=8, stages=3),
     },
     100: {
         (_HALF, "plane"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, slices=4),
