@@ -1,5 +1,4 @@
-"""A layer in both forms beside each other: norm_act and conv3d (or a composed upsampler), direct and in Winograd form,
-with candidate tiles.
+"""A layer in both forms beside each other: norm_act and conv3d, direct and in Winograd form, with candidate tiles.
 
 Rates are of the direct form's products, so that they compare. The direct form is measured twice, before and behind the
 others: a GPU that slows down within a case shows there.
@@ -17,16 +16,14 @@ from ..kernels.conv3d.schedules import SMALL_PLANE, Schedule, fit
 from ..kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
 from ..kernels.norm_act.schedules import WALK
 from ..kernels.targets import FP8, target
-from ..kernels.upsample import pack
 from .rows import Meter, Row
 from .timing import matrix_rate
 
-# D_out x H x W, C = K at 720p: widths that are powers of two down to the lowest stage, then others and in-between.
+# D_out x H x W, C = K at 720p, down to the lowest stage, then in-between. Widths of Wan that stay direct are left out.
 EVEN = ((4, 720, 1280, 128), (2, 720, 1280, 256), (4, 360, 640, 256), (4, 360, 640, 512), (2, 180, 320, 512),
            (1, 90, 160, 512))  # fmt: skip
 TUNED = EVEN[0], EVEN[3], EVEN[5]
-OTHERS = ((4, 720, 1280, 96), (4, 360, 640, 192), (4, 180, 320, 384), (4, 360, 640, 256), (4, 180, 320, 1024))
-UPSAMPLES = ((2, 180, 320, 512, True), (4, 360, 640, 256, False))
+OTHERS = ((4, 180, 320, 384), (4, 360, 640, 256), (4, 180, 320, 1024))
 # Beside the table's own. Two programs of 64 x 128 fit one processor of an H200: the one's epilogue beside the other's
 # products. Depths are of 16-bit types, twice as many in 8 bit.
 PLANE = (
@@ -39,25 +36,15 @@ PLANE = (
 SMALL = (
     Schedule(positions=64, columns=64, depth=64, warps=4, stages=3),
     Schedule(positions=64, columns=128, depth=64, warps=4, stages=2),
-    Schedule(positions=128, columns=128, depth=64, warps=8, stages=3),
+    Schedule(positions=64, columns=128, depth=64, warps=4, stages=3),
 )
-ODD = {
-    96: (
-        Schedule(positions=128, columns=32, depth=64, warps=4, stages=4, group=3),
-        Schedule(positions=64, columns=64, depth=64, warps=4, stages=2, slices=4, tail=32),
-    ),
-    192: (
-        Schedule(positions=128, columns=64, depth=64, warps=4, stages=2, group=8),
-        Schedule(positions=64, columns=64, depth=64, warps=4, stages=3, group=8),
-    ),
-}
 #: Neighbouring pairs a program of norm_act walks along, elements of one column of its pairs.
 WALKS = ((1, 1024), (2, 1024), (4, 1024), (8, 1024), (4, 2048))
 
 
 def candidates(dtype: torch.dtype, channels: int, frame: tuple[int, int]) -> list[Schedule]:
     """Tiles worth timing for a layer with as many outputs as inputs, the table's own not among them."""
-    kind = ODD.get(channels) or (SMALL if frame[0] * frame[1] < SMALL_PLANE else PLANE)
+    kind = SMALL if frame[0] * frame[1] < SMALL_PLANE else PLANE
     deeper = 2 if dtype.itemsize == 1 else 1
     wide = padded_channels(channels, dtype)
     return [fit(replace(s, depth=s.depth * deeper), wide, channels) for s in kind]
@@ -70,55 +57,11 @@ def cases(bench: Meter) -> Iterator[Row]:
         if able(dtype):
             for shape in EVEN:
                 yield from layer(bench, shape, dtype, tune=shape in TUNED)
-            for shape in UPSAMPLES:
-                yield from upsampling(bench, shape, dtype)
     for shape in OTHERS:
-        yield from layer(bench, shape, torch.bfloat16, tune=shape[3] in ODD)
+        yield from layer(bench, shape, torch.bfloat16)
     if able(torch.int8):
         for shape in EVEN[::3]:
             yield from layer(bench, shape, torch.int8)
-
-
-def upsampling(bench: Meter, shape: tuple[int, int, int, int, bool], dtype: torch.dtype) -> Iterator[Row]:
-    """A composed upsampler in both forms: its copy into the buffer, its products, both, and candidate tiles."""
-    d, h, w, c, temporal = shape
-    bench.ceiling = matrix_rate(bench.device, dtype)
-    z, history = (2, 1) if temporal else (1, 2)
-    sizes = ((4 * z * c, c, 1, 1, 1), (4 * z * c,), (c, c, 3, 3, 3), (c,))
-    args = [torch.randn(size, device=bench.device) * 0.02 for size in sizes]
-    x, out = bench.random(d, h, w, c), bench.random(d * z, 2 * h, 2 * w, c)
-    scale = 1.0 if dtype.itemsize == 2 else 0.05
-    forms = {
-        "direct": (torch.zeros(d + history, h + 2, w + 2, c, dtype=dtype, device=bench.device), pack(*args, dtype)),
-        "Winograd": (torch.zeros(d + history, *buffer_shape(h, w, c, 2), dtype=dtype, device=bench.device),
-                     pack(*args, dtype, winograd=True)),
-    }
-    name = f"{d}x{h}x{w} {c} {'time' if temporal else 'space'}"
-    work = forms["direct"][1].weight.flops_per_position * d * h * w
-
-    def copied(form: str) -> None:
-        norm_act(x, Norm("none"), forms[form][0], slot=history, store=Store(silu=False, scale=scale))
-
-    def grown(form: str, schedule: Schedule | None = None) -> None:
-        buffer, composed = forms[form]
-        conv3d(buffer, composed.weight, out, epilogue=Epilogue(composed.bias, groups=32, scale=scale), first=2,
-               schedule=schedule)
-
-    def both(form: str) -> None:
-        copied(form)
-        grown(form)
-
-    for form in forms:
-        copied(form)
-        forms[form][0][:history] = forms[form][0][history]
-    for who in (*forms, "direct"):
-        yield bench.flops("winograd upsample", name, dtype, who, work, lambda who=who: grown(who))
-    for s in candidates(dtype, c, (h, w))[2:]:
-        tile = f"{s.positions}x{s.columns}x{s.depth} {s.warps}w{s.stages}s g64"
-        yield bench.flops("winograd upsample", name, dtype, tile, work,
-                          lambda s=s: grown("Winograd", replace(s, group=64)))
-    for who in (*forms, "direct"):
-        yield bench.flops("winograd upsample+copy", name, dtype, who, work, lambda who=who: both(who))
 
 
 def layer(bench: Meter, shape: tuple[int, int, int, int], dtype: torch.dtype, tune: bool = False) -> Iterator[Row]:
@@ -163,8 +106,7 @@ def layer(bench: Meter, shape: tuple[int, int, int, int], dtype: torch.dtype, tu
         yield row("winograd conv3d", form, lambda form=form: convolved(form))
     if tune:
         for s in candidates(dtype, c, (h, w)):
-            columns = f"{s.columns}+{s.tail}" if s.tail else s.columns
-            tile = f"{s.positions}x{columns}x{s.depth} {s.warps}w{s.stages}s g{s.group}"
+            tile = f"{s.positions}x{s.columns}x{s.depth} {s.warps}w{s.stages}s g{s.group}"
             yield row("winograd conv3d", tile, lambda s=s: convolved("Winograd", s))
     for form in (*forms, "direct"):
         yield row("winograd layer", form, lambda form=form: both(form))
@@ -177,4 +119,4 @@ def layer(bench: Meter, shape: tuple[int, int, int, int], dtype: torch.dtype, tu
                           lambda walk=walk: normed("Winograd", walk))
 
 
-__all__ = ["candidates", "cases", "layer", "upsampling"]
+__all__ = ["candidates", "cases", "layer"]

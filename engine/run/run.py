@@ -320,7 +320,7 @@ class Run(Memory):
     def _frame(self, conv: Conv, plane: Frame) -> Frame:
         """How a plain frame (or band of it) [H + 2, W + 2, C] is stored where `conv` reads it."""
         h, w, c = plane[0] - 2, plane[1] - 2, plane[2]
-        return buffer_shape(h, w, c, conv.weight.kernel[2]) if conv.weight.winograd else plane
+        return buffer_shape(h, w, c) if conv.weight.winograd else plane
 
     def _as_read(self, conv: Conv, data: Tensor) -> Tensor:
         """A parked history's visit [frames, rows, W + 2, C] as `conv` reads it; what rings hold is that already."""

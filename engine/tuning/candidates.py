@@ -22,7 +22,7 @@ def table(target: Target, kind: Kind) -> Schedule:
     """What runs where nothing is tuned."""
     frame = (1, 1) if kind.small else (1, SMALL_PLANE)
     if kind.form == "winograd":
-        return winograd(target, kind.dtype, kind.channels, kind.outputs, frame, kind.phases)
+        return winograd(target, kind.dtype, kind.channels, kind.outputs, frame)
     return direct(target, kind.dtype, kind.channels, kind.outputs, frame, kind.phases, kind.row, kind.sums)
 
 
@@ -36,17 +36,14 @@ def candidates(target: Target, kind: Kind) -> list[Schedule]:
     for shape in _winograd(target, kind) if kind.form == "winograd" else _direct(target, kind):
         several = kind.outputs > shape.columns and not kind.small
         one = replace(shape, group=GROUPS[2 if kind.phases > 1 else int(several)])
-        if kind.form == "winograd" and kind.phases > 1:  # whole steps of a tap, one tile at a time
-            made.append(replace(one, depth=min(one.depth, kind.channels & -kind.channels)))
-        else:
-            one = fit(one, kind.channels, kind.outputs, kind.row if kind.form == "direct" else 1)
-            # Beside a second tile, wide 8-bit steps leave registers for quarters only.
-            made.append(replace(one, slices=4) if one.tail and kind.dtype.itemsize == 1 else one)
+        one = fit(one, kind.channels, kind.outputs, kind.row if kind.form == "direct" else 1)
+        # Beside a second tile, wide 8-bit steps leave registers for quarters only.
+        made.append(replace(one, slices=4) if one.tail and kind.dtype.itemsize == 1 else one)
     deepest = HALF_DEPTH if kind.accumulate == "f16" and kind.dtype.itemsize == 1 else max(deep, 128)
     lowest = 64 if kind.small or kind.form == "winograd" else 128
     narrowest = min(16, max(kind.outputs // 4, 1))
-    # Two sums, and int8 on sm_100, leave a second tile no registers but in the table's own pairs.
-    if kind.form == "winograd" or (kind.dtype == torch.int8 and target.sm >= 100):
+    # int8 on sm_100 leaves a second tile no registers but in the table's own pairs.
+    if kind.dtype == torch.int8 and target.sm >= 100:
         made = [s for s in made if not s.tail]
     fits = [s for s in made if s.depth <= deepest and s.positions >= lowest and s.stages >= 2
             and min(s.columns // s.slices, s.tail or s.columns) >= narrowest]  # fmt: skip

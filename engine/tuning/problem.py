@@ -15,7 +15,7 @@ from ..kernels.conv3d.reference import conv3d as reference
 from ..kernels.conv3d.schedules import ROW_BLOCK, Schedule
 from ..kernels.conv3d.types import quantise_rows
 from ..kernels.conv3d.winograd import launch as planes
-from ..kernels.conv3d.winograd.planes import sources
+from ..kernels.conv3d.winograd.planes import PLANES
 from ..kernels.targets import Target
 from .layers import Layer
 
@@ -46,8 +46,10 @@ class Problem:
 
     def launch(self, target: Target, schedule: Schedule) -> Partials | None:
         """Of a clip's middle."""
-        run = planes.launch if self.weight.winograd else direct.launch
-        return run(self.x, self.weight, self.out, self.geometry, self.epilogue, self.start, 2, target, schedule)
+        call = self.x, self.weight, self.out, self.geometry, self.epilogue, self.start
+        if self.weight.winograd:
+            return planes.launch(*call, target, schedule)
+        return direct.launch(*call, 2, target, schedule)
 
     def reference(self, out: Tensor) -> Partials | None:
         return reference(self.x, self.weight, out, self.geometry, self.epilogue, self.start, 2)
@@ -77,7 +79,7 @@ def problem(layer: Layer, device: torch.device, generator: torch.Generator | Non
     kind, (h, w), (kt, kh, kw) = layer.kind, layer.frame, layer.kernel
     pt, py, px = layer.phases
     sets = math.prod(layer.phases) * max(layer.folded, 1)
-    many = len(sources(kw, 0)) if kind.form == "winograd" else 1
+    many = PLANES if kind.form == "winograd" else 1
     values = _values(device, generator)
     spread = (kt * kh * kw * kind.channels) ** -0.5
     columns = kt * kh * (1 if kind.form == "winograd" else kw) * kind.channels
@@ -87,15 +89,15 @@ def problem(layer: Layer, device: torch.device, generator: torch.Generator | Non
     else:
         rows, scale = quantise_rows(spread * values(sets * many * kind.outputs, columns), kind.dtype, kind.channels)
         if scale is not None and many > 1:  # one for all planes of an output
-            scale = scale[: sets * kind.outputs].contiguous()
-    mix = values(sets, many - 2, kind.outputs).abs() if layer.mix else None
+            scale = scale[: kind.outputs].contiguous()
+    mix = values(2, kind.outputs).abs() if layer.mix else None
     weight = Weight(rows, kind.channels, kind.outputs, layer.kernel, scale, layer.phases, layer.shifted, layer.folded,
                     winograd=kind.form == "winograd", mix=mix)  # fmt: skip
     st, sh, sw = layer.stride
     slots = (layer.frames - 1) * st + kt + 1  # a ring of one more, so that it wraps around
     plane = (h * sh + 2, w * sw + 2, kind.channels)
     if kind.form == "winograd":
-        plane = buffer_shape(h, w, kind.channels, kw)
+        plane = buffer_shape(h, w, kind.channels)
     x = torch.empty(slots, *plane, dtype=kind.dtype, device=device)
     for slot in x if device.type != "meta" else ():  # of all at once there would be copies in wider types
         slot.copy_(_operand(values(*plane, dtype=_DRAWN.get(kind.dtype, torch.float16)), kind.dtype))

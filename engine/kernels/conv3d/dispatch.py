@@ -41,8 +41,9 @@ def conv3d(x: Tensor, weight: Weight, out: Tensor, *, geometry: Geometry = _PLAI
     if not x.is_cuda:  # Triton's interpreter stands in for the newest measured generation
         here = capabilities("interpreter", 90, triton_version())
     with on_device(x):
-        run = winograd.launch if weight.winograd else launch
-        return run(x, weight, out, geometry, epilogue, start, first, here, schedule)
+        if weight.winograd:
+            return winograd.launch(x, weight, out, geometry, epilogue, start, here, schedule)
+        return launch(x, weight, out, geometry, epilogue, start, first, here, schedule)
 
 
 def _validate(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue: Epilogue, start: int,
@@ -64,7 +65,7 @@ def _validate(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilog
     extra = (int(weight.shifted and py > 1), int(weight.shifted and px > 1))
     rows, columns = x.shape[-3:-1]
     if weight.winograd:  # the columns of a border are in the planes
-        fits = x.shape[1] == 4 and columns == pairs_of(size[2], weight.kernel[2])
+        fits = x.shape[1] == 4 and columns == pairs_of(size[2])
         if not fits or geometry.stride != (1, 1, 1) or geometry.origin != (0, 0):
             raise ValueError(f"conv3d of planes {list(x.shape)} cannot make {list(out.shape)} ({geometry})")
         columns = size[2] + 2

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..precision import exact_math
 from .schedules import ROW_BLOCK
 from .types import Epilogue, Geometry, Partials, Pixels, Weight, stat_span
-from .winograd.planes import combined, sources
+from .winograd.planes import PLANES, combined
 
 
 def cast(values: Tensor, dtype: torch.dtype, fmt: Pixels | None) -> Tensor:
@@ -51,10 +51,10 @@ def product(x: Tensor, rows: Tensor, weight: Weight, geometry: Geometry, shift: 
     [N, taps * C], or those of planes."""
     (st, sh, sw), (kt, kh, kw), (d, h, w) = geometry.stride, weight.kernel, size
     if weight.winograd:
-        plane, planes = replace(weight, kernel=(kt, kh, 1), winograd=False), sources(kw, shift[1])
+        plane = replace(weight, kernel=(kt, kh, 1), winograd=False)
         sums = [
-            product(x[:, at], part, plane, geometry, (shift[0], later), (d, h, -(-w // 2)))
-            for (at, later), part in zip(planes, rows.chunk(len(planes)), strict=True)
+            product(x[:, at], part, plane, geometry, shift, (d, h, -(-w // 2)))
+            for at, part in enumerate(rows.chunk(PLANES))
         ]
         return combined(sums, weight.mix, w)
     oy, ox = geometry.origin[0] + shift[0], geometry.origin[1] + shift[1]
@@ -93,7 +93,7 @@ def conv3d(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     count = (d - 1) * geometry.stride[0] + weight.kernel[0]
     frames = frames_of(x, start, count)
     sets = [min(first + i, 2) for i in range(d)] if weight.folded else [0] * d
-    planes = len(sources(weight.kernel[2], 0)) if weight.winograd else 1
+    planes = PLANES if weight.winograd else 1
     result = torch.empty(out.shape[0], py * h, *out.shape[2:], dtype=out.dtype, device=out.device)
     for phase in range(pt * py * px):
         iy, ix, it = phase // (px * pt), phase // pt % px, phase % pt
@@ -106,9 +106,8 @@ def conv3d(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
             group = min(index, max(weight.folded - 1, 0)) * pt * py * px + phase
             base = group * k
             part = frames[lo * geometry.stride[0] : (hi - 1) * geometry.stride[0] + weight.kernel[0]]
-            mix = None if weight.mix is None else weight.mix[base // k]
             rows = weight.data[base * planes : (base + k) * planes]
-            y = product(part, rows, replace(weight, mix=mix), geometry, shift, (hi - lo, h, w))
+            y = product(part, rows, weight, geometry, shift, (hi - lo, h, w))
             y = y * epilogue.scale
             if weight.scale is not None:
                 y = y * weight.scale[base : base + k]

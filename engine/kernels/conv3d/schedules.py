@@ -150,7 +150,7 @@ def sums_bytes(out: tuple[int, ...], groups: int, phases: tuple[int, int] = (1, 
     rows, pitch = h // py, w // px + 2
     tile = 64 if planes or rows * (w // px) < SMALL_PLANE else 128  # the lowest of all schedules
     if planes:
-        pitch, d = (pitch + 1) // 2, 2 * d
+        pitch, d = -(-w // 2), 2 * d
     full, rest = divmod(rows, ROW_BLOCK)
     tiles = full * -(-ROW_BLOCK * pitch // tile) + -(-rest * pitch // tile)
     # The narrowest slice of an epilogue is a quarter of the channels, and none is below 16 from 64 channels on.

@@ -27,8 +27,8 @@ class Weight:
     the first one makes only its last sub-frame. 0: frames do not double.
     early: for clips whose history is copies of their first frame, the same convolution of the clip's frames 0 and 1,
     with one tap in time and with two (taps on the same frame summed), or nothing; `pieces` says when.
-    winograd: rows of 4 planes (3 for two taps along x), [sets * phases * planes * K, kt * kh * C], for a buffer of
-    planes. mix: for int8, [sets * phases, planes - 2, K] float32, scales of the planes in between in units of `scale`.
+    winograd: rows of 4 planes, [4 * K, kt * kh * C], for a buffer of planes. mix: for int8, [2, K] float32, scales of
+    planes 1 and 2 in units of `scale`.
     """
 
     data: Tensor

@@ -89,12 +89,11 @@ def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: in
     """Normalise (or just copy, kind none) and write bordered frames.
 
     x: [D, H, W, C], any strides. buffer: [slots, H + 2 * border, W + 2 * border, Cp] contiguous, Cp >= C (the rest is
-    zeroed), or the planes of a convolution in Winograd form, [slots, 4, H + 2, ceil(W / 2), Cp], one column more for a
-    composed upsampler; frame d goes to slot (slot + d) mod slots. coefs: from `coefficients`; without them a group norm
-    sums x itself first. first: the buffer holds a band only, the bordered frame's rows from this one on. walk: another
-    schedule for planes (checks and tuning only). health: float32 [], NaN from now on if a value of x was not finite,
-    which 8 bit would hide, or too large for its norm to be; a group norm with `coefs` leaves that to them. Raises
-    ValueError where shapes do not fit.
+    zeroed), or the planes of a convolution in Winograd form, [slots, 4, H + 2, ceil(W / 2), Cp]; frame d goes to slot
+    (slot + d) mod slots. coefs: from `coefficients`; without them a group norm sums x itself first. first: the buffer
+    holds a band only, the bordered frame's rows from this one on. walk: another schedule for planes (checks and tuning
+    only). health: float32 [], NaN from now on if a value of x was not finite, which 8 bit would hide, or too large for
+    its norm to be; a group norm with `coefs` leaves that to them. Raises ValueError where shapes do not fit.
     """
     d, h, w, c = x.shape
     if norm.kind not in _KINDS or store.border not in _BORDERS:
@@ -107,8 +106,8 @@ def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: in
     fits = rows == whole if first is None else 0 <= first <= whole - rows
     if planes and (border != 1 or buffer.shape[1] != 4):
         raise ValueError(f"buffer {list(buffer.shape)} with a border of {border}: planes are 4, with a border of 1")
-    wanted = [pairs_of(w, taps) for taps in (3, 2)] if planes else [w + 2 * border]
-    if not buffer.is_contiguous() or not fits or columns not in wanted:
+    wanted = pairs_of(w) if planes else w + 2 * border
+    if not buffer.is_contiguous() or not fits or columns != wanted:
         raise ValueError(f"buffer {list(buffer.shape)} does not hold {h}x{w} with a border of {border}")
     first = first or 0
     if d > buffer.shape[0] or not 0 <= slot < buffer.shape[0] or co < c:
@@ -150,7 +149,7 @@ def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: in
             walks, block = rows * -(-columns // walk[0]), positions(wide, walk[1])
             gains = [1.0 / scale for scale in store.plane_scales]
             planes_kernel[(-(-walks // block), d)](*arguments, *gains, limit, **constants, ROUNDED=store.rounded,
-                                                   TAPS=3 - wanted.index(columns), WALK=walk[0], BP=block)
+                                                   WALK=walk[0], BP=block)
             return
         block = positions(wide)
         norm_act_kernel[(-(-(rows * columns) // block), d)](*arguments, limit, **constants, BORDER=border, BP=block)

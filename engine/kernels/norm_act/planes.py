@@ -56,13 +56,13 @@ def planes_kernel(x, coefs, weight, bias, gains, health, out, slots, slot, heigh
                   C: tl.constexpr, CO: tl.constexpr, CP: tl.constexpr, KIND: tl.constexpr, WEIGHT: tl.constexpr,
                   BIAS: tl.constexpr, HEALTH: tl.constexpr, GAINS: tl.constexpr, SILU: tl.constexpr,
                   EDGE: tl.constexpr, CLAMP: tl.constexpr, ROUND: tl.constexpr, ROUNDED: tl.constexpr,
-                  UNIT: tl.constexpr, DENSE: tl.constexpr, FAST: tl.constexpr, TAPS: tl.constexpr, WALK: tl.constexpr,
+                  UNIT: tl.constexpr, DENSE: tl.constexpr, FAST: tl.constexpr, WALK: tl.constexpr,
                   BP: tl.constexpr):  # fmt: skip
     """One program writes BP walks of WALK neighbouring pairs each, in the bordered rows `first`.. of one frame. A walk
     reads and activates every column once, but for the two it shares with its neighbours."""
     REPLICATE: tl.constexpr = EDGE == "replicate"
     d = tl.program_id(1)
-    pairs = (width + 1) // 2 + (3 - TAPS)
+    pairs = (width + 1) // 2
     walks = (pairs + WALK - 1) // WALK
     p = tl.program_id(0) * BP + tl.arange(0, BP)
     row = p // walks
@@ -110,15 +110,9 @@ def planes_kernel(x, coefs, weight, bias, gains, health, out, slots, slot, heigh
             raw3, inside3 = _column(lines, at + 1, y_inside, width, x_x, x_c, c, C, REPLICATE, UNIT, DENSE)
         mask = kept & (j + i < pairs)[:, None]
         here = places + i * CO
-        if TAPS == 3:
-            _store(here, d0 - d2, gain0, limit, mask, CLAMP, ROUND)
-            _store(here + plane, (d1 + d2) * 0.5, gain1, limit, mask, CLAMP, ROUND)
-            _store(here + 2 * plane, d2 - d1, gain2, limit, mask, CLAMP, ROUND)
-            _store(here + 3 * plane, d3 - d1, gain3, limit, mask, CLAMP, ROUND)
-        else:
-            _store(here, (d0 - d1) * 0.5, gain0, limit, mask, CLAMP, ROUND)
-            _store(here + plane, d1, gain1, limit, mask, CLAMP, ROUND)
-            _store(here + 2 * plane, d2, gain2, limit, mask, CLAMP, ROUND)
-            _store(here + 3 * plane, (d1 - d2) * 0.5, gain3, limit, mask, CLAMP, ROUND)
+        _store(here, d0 - d2, gain0, limit, mask, CLAMP, ROUND)
+        _store(here + plane, (d1 + d2) * 0.5, gain1, limit, mask, CLAMP, ROUND)
+        _store(here + 2 * plane, d2 - d1, gain2, limit, mask, CLAMP, ROUND)
+        _store(here + 3 * plane, d3 - d1, gain3, limit, mask, CLAMP, ROUND)
         d0 = d2
         d1 = d3

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..conv3d.reference import cast, note, partial_sums
 from ..conv3d.types import QUANT_MAX, Partials, Pixels, quantiser
-from ..conv3d.winograd.planes import pairs_of, planes_of
+from ..conv3d.winograd.planes import planes_of
 from .types import Norm, Store
 
 
@@ -55,14 +55,14 @@ def apply(x: Tensor, norm: Norm, coefs: Tensor | None) -> Tensor:
     return y if norm.bias is None else y + norm.bias
 
 
-def write_planes(y: Tensor, target: Tensor, store: Store, fmt: Pixels | None, taps: int) -> None:
+def write_planes(y: Tensor, target: Tensor, store: Store, fmt: Pixels | None) -> None:
     """One bordered frame, as `planes_of` takes it, in float32 -> its planes [4, Hp, pairs, C]."""
     dtype, gain = target.dtype, 1.0 if fmt is None else fmt.gain
     own = [None if fmt is None else quantiser(dtype, scale) for scale in (1.0, *store.plane_scales)]
     y = y * gain
     if store.rounded:
         y = cast(y, dtype, own[0]).float()
-    for plane, values, each in zip(target, planes_of(y, taps), own[1:], strict=True):
+    for plane, values, each in zip(target, planes_of(y), own[1:], strict=True):
         plane.copy_(cast(values, dtype, each))
 
 
@@ -79,8 +79,7 @@ def norm_act(
     """See dispatch.norm_act; writes frame by frame so that the fp32 copies stay small."""
     c, w = x.shape[3], x.shape[2]
     rows, planes = buffer.shape[-3], buffer.dim() == 5
-    taps = 3 if buffer.shape[-2] == pairs_of(w, 3) else 2
-    beyond = (w % 2 + (taps == 2)) * planes  # columns that no output reads, or only a later phase of an upsampler
+    beyond = w % 2 * planes  # a column that no output reads
     # Image rows this band touches, and how much of its border lies outside the image.
     low, high = first - border, first + rows - border
     above, below = max(-low, 0), max(high - x.shape[1], 0)
@@ -105,7 +104,7 @@ def norm_act(
             y = F.pad(y, (0, 0, border, border + beyond, above, below))
         target = buffer[(slot + d) % buffer.shape[0]]
         if planes:
-            write_planes(y[0], target[..., :c], store, fmt, taps)
+            write_planes(y[0], target[..., :c], store, fmt)
         else:
             target[..., :c] = cast(y[0], buffer.dtype, fmt)
         if target.shape[-1] > c:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from ..conv3d.types import Balance, Weight, padded_channels, quantise_rows
-from ..conv3d.winograd.planes import phase_planes, quantise_planes
 from ..precision import exact_math
 
 # Per fold and temporal phase: conv tap in time -> (input tap 0 = frame t-1 or 1 = frame t, sub-frame of the expansion).
@@ -88,23 +87,18 @@ def _compose_phase(iy: int, ix: int, plans: tuple, source: Tensor, shuffled_bias
 
 
 def pack(expand: Tensor, expand_bias: Tensor, conv: Tensor, conv_bias: Tensor, dtype: torch.dtype,
-         balance: Balance | None = None, winograd: bool = False) -> Composed:
+         balance: Balance | None = None) -> Composed:
     """Compose in fp32 and round once into `dtype` (8-bit types: one scale per row). Same arguments as `compose`.
 
-    balance: scales of the input channels, folded into the composed weights before they are rounded. winograd: for
-    buffers of planes, with a quarter fewer products.
+    balance: scales of the input channels, folded into the composed weights before they are rounded.
     """
     kernels, table = compose(expand.float(), expand_bias.float(), conv.float(), conv_bias.float())
     folds, phases, k, kt, _, _, c = kernels.shape
     if balance is not None:
         kernels *= balance(kernels.view(folds * phases * k, -1, c))
     wide = padded_channels(c, dtype)
-    rows, mix = torch.nn.functional.pad(kernels, (0, wide - c)), None
-    if winograd:
-        data, scale, mix = quantise_planes(phase_planes(rows.flatten(0, 1)), dtype, wide)
-    else:
-        data, scale = quantise_rows(rows.view(folds * phases * k, -1), dtype, wide)
+    rows = torch.nn.functional.pad(kernels, (0, wide - c))
+    data, scale = quantise_rows(rows.view(folds * phases * k, -1), dtype, wide)
     sets = folds if folds > 1 else 0
-    weight = Weight(data, wide, k, (kt, 2, 2), scale, (phases // 4, 2, 2), shifted=True, folded=sets, winograd=winograd,
-                    mix=mix)
+    weight = Weight(data, wide, k, (kt, 2, 2), scale, (phases // 4, 2, 2), shifted=True, folded=sets)
     return Composed(weight, table.view(folds * phases, 4, k).contiguous())

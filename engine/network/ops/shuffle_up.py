@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels.conv3d import Partials, pack_weight
-from ...kernels.conv3d.winograd import takes
 from ...kernels.upsample import pack
 from ...operands.forms import Operands
 from ...options import Options
@@ -77,8 +76,7 @@ class ShuffleUp(Resampling):
 
         def make() -> Conv:
             balancer = form.balancer()
-            planes = operands.winograd and takes(form.dtype, self.width, self.width, taps=2)
-            made = pack(expand.weight, expand.bias, conv.weight, conv.bias, form.dtype, balancer, planes)
+            made = pack(expand.weight, expand.bias, conv.weight, conv.bias, form.dtype, balancer)
             return Conv(conv.key, made.weight, made.bias, **scaling(form, balancer))
 
         return operands.once(f"{conv.key} composed", form, make)

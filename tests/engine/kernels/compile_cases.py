@@ -23,10 +23,8 @@ from zerowaste_vae.engine.kernels.attention import triton as attention_kernels
 from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, Weight, buffer_shape, padded_channels
 from zerowaste_vae.engine.kernels.conv3d import dispatch as conv
 from zerowaste_vae.engine.kernels.conv3d import triton as conv_kernels
-from zerowaste_vae.engine.kernels.conv3d.schedules import Schedule
 from zerowaste_vae.engine.kernels.conv3d.winograd import launch as winograd
 from zerowaste_vae.engine.kernels.conv3d.winograd import triton as winograd_kernels
-from zerowaste_vae.engine.kernels.conv3d.winograd import upsample as upsample_kernels
 from zerowaste_vae.engine.kernels.norm_act import Norm, Store
 from zerowaste_vae.engine.kernels.norm_act import dispatch as norm_act
 from zerowaste_vae.engine.kernels.norm_act import planes as plane_kernels
@@ -132,58 +130,37 @@ def depth_calls(here: Target, c: int, k: int, phases: tuple[int, int, int], kern
     return calls
 
 
-def winograd_calls(here: Target, dtype: torch.dtype, stage: tuple[int, int, int], *, fast: bool = False, kt: int = 3,
-                   schedule: Schedule | None = None):
-    """With all that an epilogue can have; int8 with a scale for each plane."""
+def winograd_calls(here: Target, dtype: torch.dtype, stage: tuple[int, int, int], *, k: int = 0, fast: bool = False):
+    """With all that an epilogue can have; int8 with a scale for each plane. k: other outputs than inputs."""
     h, w, c = stage
-    scale, mix = (meta(c) if dtype.itemsize == 1 else None), (meta(2, c) if dtype == INT8 else None)
-    wide = padded_channels(c, dtype)
-    weight = Weight(meta(4 * c, kt * 3 * wide, dtype=dtype), wide, c, (kt, 3, 3), scale, winograd=True, mix=mix)
-    out = meta(4, h, w, c, dtype=BF16 if dtype == BF16 else HALF)
-    x = meta(6, *buffer_shape(h, w, wide), dtype=dtype)
+    k = k or c
+    scale, mix = (meta(k) if dtype.itemsize == 1 else None), (meta(2, k) if dtype == INT8 else None)
+    weight = Weight(meta(4 * k, 9 * c, dtype=dtype), c, k, (3, 3, 3), scale, winograd=True, mix=mix)
+    out = meta(4, h, w, k, dtype=BF16 if dtype == BF16 else HALF)
+    x = meta(6, *buffer_shape(h, w, c), dtype=dtype)
     with cross_compile.recorded(winograd_kernels, "winograd_kernel") as calls:
-        winograd.launch(x, weight, out, Geometry(), Epilogue(meta(c), out, 32, half_accumulate=fast), 0, 2, here,
-                        schedule)
-    return calls
-
-
-def winograd_upsample_calls(here: Target, dtype: torch.dtype, phases: tuple[int, int, int], *, fast: bool = False,
-                            schedule: Schedule | None = None):
-    """At 360 x 640 with 256 channels, twice as many where time doubles."""
-    h, w, c = (180, 320, 512) if phases[0] == 2 else (360, 640, 256)
-    count, kt = phases[0] * 4, 2 if phases[0] == 2 else 3
-    sets = count * (3 if phases[0] == 2 else 1)
-    scale, mix = (meta(sets * c) if dtype.itemsize == 1 else None), (meta(sets, 1, c) if dtype == INT8 else None)
-    weight = Weight(meta(sets * 3 * c, kt * 2 * c, dtype=dtype), c, c, (kt, 2, 2), scale, phases, True, phases[0] == 2,
-                    winograd=True, mix=mix)
-    out = meta(4 * phases[0], 2 * h, 2 * w, c, dtype=BF16 if dtype == BF16 else HALF)
-    x = meta(6, *buffer_shape(h, w, c, 2), dtype=dtype)
-    with cross_compile.recorded(upsample_kernels, "upsample_kernel") as calls:
-        winograd.launch(x, weight, out, Geometry(), Epilogue(meta(sets, 4, c), groups=32, half_accumulate=fast), 0, 2,
-                        here, schedule)
+        winograd.launch(x, weight, out, Geometry(), Epilogue(meta(k), out, 32, half_accumulate=fast), 0, here)
     return calls
 
 
 def winograd_cases(here: Target):
     """Every tile of its table once, with a type that takes it, and int8, whose sums need the most registers. Between
-    sm_80 and 120 only some of the latter, each takes seconds, unless ZEROWASTE_COMPILE is "all"."""
+    sm_80 and 120 only one of the latter, each takes seconds, unless ZEROWASTE_COMPILE is "all"."""
+    rest = (360, 640, 192)  # of which 8-bit steps leave one
     if here.sm not in (90, 120) and os.environ.get("ZEROWASTE_COMPILE") != "all":
-        yield "winograd int8 160", winograd_calls(here, INT8, (720, 1280, 160))[0]
-        yield "winograd int8 phases (2, 2, 2)", winograd_upsample_calls(here, INT8, (2, 2, 2))[0]
+        yield "winograd int8 192->384", winograd_calls(here, INT8, rest, k=384)[0]
         return
-    layers = [(HALF, False, (NARROW, SMALL)), (BF16, False, (96, 160, 192)), (INT8, False, (NARROW, SMALL, 96, 160))]
+    layers = [(HALF, False, (NARROW, SMALL)), (BF16, False, (WIDE,)), (INT8, False, (NARROW, SMALL))]
     if here.fp8:
-        layers.append((FP8, here.sm == 89, (NARROW, SMALL, 192)))
+        layers.append((FP8, here.sm == 89, (NARROW, SMALL)))
     if here.half_accumulate:
         layers.append((HALF, True, (NARROW,)))
     for dtype, fast, stages in layers:
         word = str(dtype).split(".")[1].split("_")[0] + ("_fast" if fast else "")
         for stage in stages:
-            size = (720, 1280, stage) if isinstance(stage, int) else stage
-            yield f"winograd {word} {stage}", winograd_calls(here, dtype, size, fast=fast)[0]
-        if dtype != BF16:
-            for phases in ((2, 2, 2), (1, 2, 2)):
-                yield f"winograd {word} phases {phases}", winograd_upsample_calls(here, dtype, phases, fast=fast)[0]
+            yield f"winograd {word} {stage}", winograd_calls(here, dtype, stage, fast=fast)[0]
+        if dtype.itemsize == 1:
+            yield f"winograd {word} 192->384", winograd_calls(here, dtype, rest, k=384, fast=fast)[0]
 
 
 def tuning_cases(here: Target):
@@ -215,11 +192,10 @@ def _tried(here: Target, layer: Layer, seen: set):
         if case not in seen:
             seen.add(case)
             with (cross_compile.recorded(conv_kernels, "conv_kernel") as a,
-                  cross_compile.recorded(winograd_kernels, "winograd_kernel") as b,
-                  cross_compile.recorded(upsample_kernels, "upsample_kernel") as c):  # fmt: skip
+                  cross_compile.recorded(winograd_kernels, "winograd_kernel") as b):  # fmt: skip
                 problem(layer, torch.device("meta")).launch(here, s)
             stride = " stride 2" if kind.strided else ""
-            yield f"{'winograd' if b or c else 'conv'} {word} tried {kind}{stride} {s}", (a + b + c)[0]
+            yield f"{'winograd' if b else 'conv'} {word} tried {kind}{stride} {s}", (a + b)[0]
 
 
 def norm_calls(dtype: torch.dtype):
@@ -243,9 +219,9 @@ def norm_calls(dtype: torch.dtype):
             reflected = Store(border="reflect", scale=0.05)
             norm_act.norm_act(x, timed, meta(6, 722, 1282, 128, dtype=dtype), store=reflected, **health)
         with cross_compile.recorded(plane_kernels, "planes_kernel") as planes:
-            kinds = (128, False, 3, Norm()), (512, True, 3, Norm()), (96, False, 2, Norm("none"))
-            for c, rounded, taps, norm in kinds:
-                buffer = meta(6, *buffer_shape(720, 1280, padded_channels(c, dtype), taps), dtype=dtype)
+            kinds = (128, False, Norm()), (512, True, Norm()), (192, True, Norm("none"))
+            for c, rounded, norm in kinds:
+                buffer = meta(6, *buffer_shape(720, 1280, padded_channels(c, dtype)), dtype=dtype)
                 norm_act.norm_act(meta(4, 720, 1280, c, dtype=HALF), norm, buffer, coefs=meta(4, 2, c),
                                   store=Store(scale=0.05, rounded=rounded), **health)
     finally:

@@ -40,15 +40,13 @@ def test_both_forms_of_a_layer_run_beside_each_other(monkeypatch):
     assert [who for what, who in by if what == "winograd layer"] == forms
     assert [who for what, who in by if what == "winograd conv3d"][:3] == forms
     assert len(by) == 3 + tiles + 3 + 2
-    cases = winograd.upsampling(kernels.Bench(torch.device("cpu")), (1, 2, 3, 32, True), torch.float16)
-    assert [row.who for row in cases][:3] == forms
 
 
 def test_candidates_fill_their_layers():
     for dtype in (torch.float16, torch.int8):
         for _, h, w, c in (*winograd.EVEN, *winograd.OTHERS):
             for s in winograd.candidates(dtype, c, (h, w)):
-                assert c % (s.columns + s.tail) == 0 and (c % s.depth == 0 or c % s.depth % s.rest == 0)
+                assert c % s.columns == 0 and (c % s.depth == 0 or c % s.depth % s.rest == 0)
 
 
 @pytest.mark.gpu

@@ -171,18 +171,17 @@ def test_repeats_in_time_and_space_are_composed(request, backend, dtype):
     assert at == len(whole)
 
 
-@pytest.mark.parametrize("winograd", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, FP8, torch.int8])
-def test_without_values_packed_weights_have_their_shapes(dtype, winograd):
+def test_without_values_packed_weights_have_their_shapes(dtype):
     """Plans count them and prepared weights are read into them."""
     expand, expand_bias, conv, bias = weights(8, 16, 2)
 
     def packed(device):
         given = (x.to(device) for x in (expand, expand_bias, conv, bias))
-        composed = pack(*given, dtype, winograd=winograd)
-        of = (pack_planes if winograd else pack_weight)(conv.to(device), dtype, early=True)
-        parts = [w for one in (composed.weight, of) for w in (one, *one.early)]
+        composed = pack(*given, dtype)
+        made = [composed.weight, *(form(conv.to(device), dtype, early=True) for form in (pack_weight, pack_planes))]
+        parts = [w for one in made for w in (one, *one.early)]
         tensors = [t for w in parts for t in (w.data, w.scale, w.mix)] + [composed.bias]
-        return tensor_bytes([composed, of]), [t if t is None else (t.dtype, t.shape, t.stride()) for t in tensors]
+        return tensor_bytes([composed, made]), [t if t is None else (t.dtype, t.shape, t.stride()) for t in tensors]
 
     assert packed("meta") == packed("cpu")

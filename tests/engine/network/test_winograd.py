@@ -52,7 +52,7 @@ def decoder(norm):
 @pytest.fixture(autouse=True)
 def narrow(monkeypatch):
     """Layers of 32 channels take it, too."""
-    monkeypatch.setattr(schedules, "LEAST", 32)
+    monkeypatch.setattr(schedules, "WIDTH", 32)
 
 
 @pytest.fixture(scope="module")
@@ -129,19 +129,19 @@ def test_pictures_have_the_same_bits_in_bands_and_whole(seed_model, kind):
 
 
 def test_layers_take_it_by_width_and_type(monkeypatch):
-    monkeypatch.setattr(schedules, "LEAST", 96)
-    for taps, eight in ((3, True), (2, False)):
-        for dtype in (torch.float16, torch.bfloat16):
-            assert schedules.takes(dtype, 96, 128, taps) and not schedules.takes(dtype, 512, 64, taps)
-        assert schedules.takes(FP8, 512, 512, taps) == schedules.takes(torch.int8, 512, 512, taps) == eight
-        assert not schedules.takes(torch.float32, 512, 512, taps)
+    monkeypatch.setattr(schedules, "WIDTH", 128)
+    for dtype in (torch.float16, torch.bfloat16, FP8, torch.int8):
+        for channels in (96, 128, 192, 640):
+            taken = [n for n in (32, 64, 96, 128, 192, 384, 640) if schedules.takes(dtype, channels, n)]
+            assert taken == ([] if channels == 96 else [128, 384, 640])
+    assert not schedules.takes(torch.float32, 512, 512)
 
 
 def test_a_published_network_takes_it_where_it_is_switched_on(monkeypatch, convolutions):
-    monkeypatch.setattr(schedules, "LEAST", 96)
+    monkeypatch.setattr(schedules, "WIDTH", 128)
     config = Published((128, 256, 512, 512), (128, 256, 512, 512))
     off, on = (FusedWalk(ARCHITECTURE, config, torch.float16, o) for o in (DEFAULTS, WINOGRAD))
-    direct = ("conv_in", "downsamplers", "shortcut", "conv_out")
+    direct = ("conv_in", "downsamplers", "upsamplers", "shortcut", "conv_out")
     for half in ("decoder", "encoder"):
         assert not any(c.weight.winograd for c in convolutions(off.network(half)).values())
         for key, conv in convolutions(on.network(half)).items():

@@ -97,7 +97,8 @@ def test_winograd_is_tried_where_it_is_switched_on():
 
 
 def test_kinds_are_told_in_words():
-    kind = Kind("winograd", "float8_e4m3fn", "f16", 128, 256, True, 8, 2, True, True)
-    assert str(kind) == ("float8_e4m3fn summed in f16 128->256 winograd upsampling time and space strided with sums "
-                         "small planes")  # fmt: skip
+    kind = Kind("direct", "float8_e4m3fn", "f16", 128, 256, True, 8, 2, True, True)
+    assert str(kind) == ("float8_e4m3fn summed in f16 128->256 upsampling time and space strided with sums small "
+                         "planes")  # fmt: skip
+    assert str(Kind("winograd", "float16", "f32", 128, 256, False, 1, 3, False, False)) == "float16 128->256 winograd"
     assert Schedule(**vars(Schedule(1, 2, 3, 4, 5))) == Schedule(1, 2, 3, 4, 5)

@@ -16,20 +16,17 @@ from .planes import PLANES
 from .schedules import pick
 
 
-def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue: Epilogue, start: int, first: int,
-           here: Target, schedule: Schedule | None = None) -> Partials | None:
+def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue: Epilogue, start: int, here: Target,
+           schedule: Schedule | None = None) -> Partials | None:
     """As the direct form's, of a buffer of planes [slots, 4, H + 2, pairs, C]."""
     from .triton import winograd_kernel
-    from .upsample import upsample_kernel
 
-    pt, py, px = weight.phases
-    drop, phases = int(weight.folded and first == 0), pt * py * px
-    d, h, w = (out.shape[0] + drop) // pt, out.shape[1] // py, out.shape[2] // px
+    d, h, w = out.shape[:3]
     k, c, pairs = weight.out_channels, weight.channels, x.shape[3]
     rows = geometry.frame_rows or h
     sums = accumulation(x, epilogue, here)
     s = schedule or chosen(x.device, weight, sums["ACC"], (rows, w), geometry, epilogue.groups)
-    s = s or pick(here, x.dtype, c, k, (rows, w), phases)
+    s = s or pick(here, x.dtype, c, k, (rows, w))
     if not x.is_meta and out.data_ptr() == x.data_ptr():
         raise ValueError("conv3d in Winograd form cannot overwrite its input")
     # Without sums nothing ties a tile to a band, and one block for the plane wastes least.
@@ -39,17 +36,17 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     frame_tiles = full * block_tiles + -(-rest * pairs // s.positions)
     partials = None
     if epilogue.groups:
-        span = stat_span(k, epilogue.groups, min(s.columns // s.slices, s.tail or s.columns))
-        shape = (out.shape[0], frame_tiles * py * px * 2, k // span, 2)
+        span = stat_span(k, epilogue.groups, s.columns // s.slices)
+        shape = (d, frame_tiles * 2, k // span, 2)
         partials = Partials(torch.empty(shape, dtype=torch.float32, device=x.device), span)
-    operands: list[Any] = [x, weight.data, weight.data] * 2
+    operands: list[Any] = [x, weight.data] * 2
     if here.tma:
         from triton.tools.tensor_descriptor import TensorDescriptor
 
-        blocks = [(n, depth) for depth in (s.depth, s.rest) for n in (s.positions, s.columns, s.tail)]
+        blocks = [(n, depth) for depth in (s.depth, s.rest) for n in (s.positions, s.columns)]
         operands = [
             TensorDescriptor(t, t.shape, t.stride(), [*size]) if all(size) else t
-            for t, size in zip([x.view(-1, c), weight.data, weight.data] * 2, blocks, strict=True)
+            for t, size in zip([x.view(-1, c), weight.data] * 2, blocks, strict=True)
         ]
     told = finish(x, weight, out, epilogue, partials)
     mix = out if weight.mix is None else weight.mix
@@ -58,17 +55,9 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     constants = dict(
         C=c, K=k, KT=weight.kernel[0], KH=weight.kernel[1], MIX=weight.mix is not None, **told.constants,
         **sums, TMA=here.tma, SLICES=s.slices, GROUP=s.group,
-        BM=s.positions, BN=s.columns, BK=s.depth, num_warps=s.warps, num_stages=s.stages,
+        BM=s.positions, BN=s.columns, BK=s.depth, REST=s.rest, num_warps=s.warps, num_stages=s.stages,
     )  # fmt: skip
-    programs = d * frame_tiles * -(-k // (s.columns + s.tail)) * phases
-    if weight.shifted:
-        upsample_kernel[(programs,)](
-            *operands[:2], mix, out, *told.tensors, *told.numbers, *places, first, drop, geometry.first_row, rows - 1,
-            *told.strides, **constants, PT=pt, FOLDED=weight.folded,
-        )  # fmt: skip
-    else:
-        winograd_kernel[(programs,)](
-            *operands, mix, out, *told.tensors, *told.numbers, *places, *told.strides, **constants, TAIL=s.tail,
-            REST=s.rest,
-        )  # fmt: skip
+    winograd_kernel[(d * frame_tiles * -(-k // s.columns),)](
+        *operands, mix, out, *told.tensors, *told.numbers, *places, *told.strides, **constants
+    )
     return partials

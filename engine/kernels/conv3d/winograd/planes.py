@@ -7,13 +7,6 @@ Outputs 2j and 2j + 1 of a row read inputs d0..d3 at 2j - 1 .. 2j + 2. With taps
     outputs  2j: m0 + m1 + m2      2j + 1: m1 - m2 + m3
 Four products make two outputs, instead of six. v1 is a mean, so that it fits where its inputs did; the differences of
 what SiLU gives do, too.
-
-The composed upsamplers have two taps along x, which start at 2j - 1 + i for phase i. With e0, e1, e2 from there on,
-    outputs  2j: g0 (e0 - e1) + (g0 + g1) e1      2j + 1: (g0 + g1) e1 - g1 (e1 - e2)
-so three products make two outputs, instead of four. Both phases find them in the same planes,
-    inputs   v0 = (d0 - d1) / 2    v1 = d1    v2 = d2    v3 = (d1 - d2) / 2
-    weights  u0 = 2 g0             u1 = g0 + g1          u2 = -2 g1
-phase 0 takes v0, v1, v3 of pair j, phase 1 takes v3, v2 of pair j and v0 of pair j + 1, of which there is one more.
 """
 
 from __future__ import annotations
@@ -28,45 +21,29 @@ PLANES = 4
 _FINEST = 0.25
 
 
-def pairs_of(width: int, taps: int) -> int:
+def pairs_of(width: int) -> int:
     """Columns of a plane."""
-    return -(-width // 2) + (taps == 2)
+    return -(-width // 2)
 
 
-def buffer_shape(height: int, width: int, channels: int, taps: int = 3) -> tuple[int, int, int, int]:
-    """One frame of planes for `taps` taps along x: [4, H + 2, ceil(W / 2), C], with 2 taps one column more. The column
-    borders are in the planes already."""
-    return PLANES, height + 2, pairs_of(width, taps), channels
+def buffer_shape(height: int, width: int, channels: int) -> tuple[int, int, int, int]:
+    """One frame of planes: [4, H + 2, ceil(W / 2), C]. The column borders are in the planes already."""
+    return PLANES, height + 2, pairs_of(width), channels
 
 
-def planes_of(frame: Tensor, taps: int = 3) -> Tensor:
-    """[..., 2 * pairs + 2, C] (2 taps: + 1) with border columns on both sides -> [4, ..., pairs, C], in its type."""
+def planes_of(frame: Tensor) -> Tensor:
+    """[..., 2 * pairs + 2, C] with border columns on both sides -> [4, ..., pairs, C], in its type."""
     even, odd = frame[..., 0::2, :], frame[..., 1::2, :]
-    d0, d2 = even[..., :-1, :], even[..., 1:, :]
-    if taps == 2:
-        return torch.stack(((d0 - odd) * 0.5, odd, d2, (odd - d2) * 0.5))
-    d1, d3 = odd[..., :-1, :], odd[..., 1:, :]
+    d0, d1, d2, d3 = even[..., :-1, :], odd[..., :-1, :], even[..., 1:, :], odd[..., 1:, :]
     return torch.stack((d0 - d2, (d1 + d2) * 0.5, d2 - d1, d3 - d1))
-
-
-def sources(taps: int, phase: int) -> list[tuple[int, int]]:
-    """(input plane, pairs it starts later) of each of the weights' planes; `phase` along x."""
-    if taps == 3:
-        return [(plane, 0) for plane in range(PLANES)]
-    return [(3, 0), (2, 0), (0, 1)] if phase else [(0, 0), (1, 0), (3, 0)]
 
 
 def combined(sums: list[Tensor], mix: Tensor | None, width: int) -> Tensor:
     """The planes' sums [D, H, P, K] -> outputs [D, H, W, K], in units of the first and last plane."""
-    middle = sums[1:-1] if mix is None else [m * own for m, own in zip(sums[1:-1], mix, strict=True)]
-    even, odd = (middle[0], middle[0]) if len(sums) == 3 else (middle[0] + middle[1], middle[0] - middle[1])
-    return torch.stack((sums[0] + even, sums[-1] + odd), 3).flatten(2, 3)[:, :, :width]
-
-
-def phase_planes(kernels: Tensor) -> Tensor:
-    """Kernels of upsampling phases [S, K, kt, 2, 2, C] -> planes of their weights [S, 3, K, kt * 2 * C], float32."""
-    g0, g1 = kernels.float().unbind(4)
-    return torch.stack((2 * g0, g0 + g1, -2 * g1), 1).flatten(3)
+    m0, m1, m2, m3 = sums
+    if mix is not None:
+        m1, m2 = m1 * mix[0], m2 * mix[1]
+    return torch.stack((m0 + (m1 + m2), m3 + (m1 - m2)), 3).flatten(2, 3)[:, :, :width]
 
 
 def pack_planes(weight: Tensor, dtype: torch.dtype, early: bool = False, balance: Balance | None = None,
@@ -87,7 +64,7 @@ def pack_planes(weight: Tensor, dtype: torch.dtype, early: bool = False, balance
     rows = torch.stack((g0, g0 + g1 + g2, (g0 - g1 + g2) * 0.5, g2))
     rows = rows * rows.new_tensor(plane_scales).view(-1, 1, 1, 1, 1)
     rows = torch.nn.functional.pad(rows, (0, wide - c)).flatten(2)  # [4, K, kt * kh * C]
-    data, scale, mix = quantise_planes(rows[None], dtype, wide)
+    data, scale, mix = _quantise(rows, dtype, wide)
     first: tuple[Weight, ...] = ()
     if early:
         # The channels' scales are part of the taps already.
@@ -98,18 +75,18 @@ def pack_planes(weight: Tensor, dtype: torch.dtype, early: bool = False, balance
     return Weight(data, wide, k, (kt, kh, kw), scale, early=first, winograd=True, mix=mix)
 
 
-def quantise_planes(rows: Tensor, dtype: torch.dtype, channels: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """[S, planes, K, taps * channels] float32 -> data [S * planes * K, taps * channels], scale [S * K], and for int8
-    the scales of the planes in between, as parts of that of the first and last [S, planes - 2, K]."""
-    sets, planes, k, depth = rows.shape
+def _quantise(rows: Tensor, dtype: torch.dtype, channels: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """[4, K, taps * channels] float32 -> data [4 * K, taps * channels], scale [K], and for int8 the scales of planes 1
+    and 2, as parts of that of planes 0 and 3 [2, K]."""
+    planes, k, depth = rows.shape
     if dtype != torch.int8:
-        data, scale = quantise_rows(rows.transpose(1, 2).reshape(sets * k, -1), dtype, channels)
-        return data.view(sets, k, planes, depth).transpose(1, 2).reshape(-1, depth).contiguous(), scale, None
+        data, scale = quantise_rows(rows.transpose(0, 1).reshape(k, -1), dtype, channels)
+        return data.view(k, planes, depth).transpose(0, 1).reshape(-1, depth).contiguous(), scale, None
     if rows.is_meta:
-        return rows.flatten(0, 2).to(dtype), rows.new_empty(sets * k), rows.new_empty(sets, planes - 2, k)
-    scale = rows.abs().amax(3).clamp_min(1e-12) / QUANT_MAX[torch.int8]
-    outer = torch.maximum(scale[:, :1], scale[:, -1:])
-    scale = torch.cat((outer, scale[:, 1:-1], outer), 1)
-    scale = torch.maximum(scale, scale.amax(1, keepdim=True) * _FINEST)
+        return rows.flatten(0, 1).to(dtype), rows.new_empty(k), rows.new_empty(planes - 2, k)
+    scale = rows.abs().amax(2).clamp_min(1e-12) / QUANT_MAX[torch.int8]
+    outer = torch.maximum(scale[:1], scale[-1:])
+    scale = torch.cat((outer, scale[1:-1], outer))
+    scale = torch.maximum(scale, scale.amax(0, keepdim=True) * _FINEST)
     data = (rows / scale[..., None]).round().to(torch.int8)
-    return data.view(-1, depth), scale[:, 0].flatten(), (scale[:, 1:-1] / scale[:, :1]).contiguous()
+    return data.flatten(0, 1), scale[0], (scale[1:-1] / scale[:1]).contiguous()
