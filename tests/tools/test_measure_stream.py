@@ -1,0 +1,30 @@
+"""A long clip as a stream beside a decode: all parts run and say what they took."""
+
+import re
+
+import pytest
+from zerowaste_vae import demo_vae_path, read_checkpoint
+
+
+@pytest.fixture
+def tool(load_tool, monkeypatch):
+    made = load_tool("measure_stream")
+    monkeypatch.setattr(made, "random_checkpoint", lambda architecture: read_checkpoint(demo_vae_path()))
+    return made
+
+
+def test_a_stream_beside_a_decode(tool, tmp_path, capsys):
+    file = tmp_path / "a.mp4"
+    asked = ["--size", "32x16", "--frames", "17", "--decode", "5", "--runs", "1", "--mp4", str(file), "--device", "cpu"]
+    assert tool.main(asked) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"decode of 5 frames: [\d.]+ ms", said)
+    assert re.search(r"stream of 17 frames: .* at frame 17", said)
+    assert re.search(r"MP4 of 17 frames: .*\n.*a\.mp4: [\d.]+ MiB", said) and file.is_file()
+
+
+def test_latents_change_slowly(tool, noise):
+    few = noise(1, 4, 3, 2, 5)
+    many = tool.slow(few, 9)
+    assert many.shape == (1, 4, 9, 2, 5)
+    assert (many[:, :, ::4] - few).abs().max() < 1e-6 and (many.diff(dim=2).abs() <= few.diff(dim=2).abs().max()).all()

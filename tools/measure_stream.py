@@ -1,0 +1,107 @@
+"""What a long clip takes as a stream: milliseconds a frame beside `decode` of a shorter one, to nothing and to an MP4,
+and the process's memory on the way.
+
+    python tools/measure_stream.py --frames 3001 --decode 241 --mp4 clip.mp4
+
+Run where the pack is importable as zerowaste_vae, on Linux. Weights are seeded ones of a family's published widths, the
+last convolution's a tenth as large, and latents change slowly: frames of noise would measure the video encoder. Each
+part prints its line as it is done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import statistics
+import sys
+import time
+from fractions import Fraction
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from zerowaste_vae import VideoVAE, load
+from zerowaste_vae.engine.archs import by_name
+from zerowaste_vae.engine.bench.subject import check_size, noise_latent, random_checkpoint
+from zerowaste_vae.engine.files.checkpoint import Checkpoint
+from zerowaste_vae.engine.files.mp4 import Format, Mp4Writer
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split(":")[0])
+    parser.add_argument("--weights", default="seedvr2", metavar="FAMILY")
+    parser.add_argument("--size", default="1280x720", metavar="WxH")
+    parser.add_argument("--frames", type=int, default=3001, metavar="N", help="of the stream")
+    parser.add_argument("--decode", type=int, default=241, metavar="N", help="frames of a decode (default: 241)")
+    parser.add_argument("--runs", type=int, default=3, help="timed decodes, after a first one")
+    parser.add_argument("--mp4", type=Path, metavar="FILE", help="also write such a stream to this file")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    asked = parser.parse_args(argv)
+
+    architecture = by_name(asked.weights)
+    width, height = check_size(asked.size, architecture.spatial)
+    vae = load(calm(random_checkpoint(architecture=architecture)), device=asked.device)
+
+    def latents(frames: int) -> Tensor:
+        count = (frames - 1) // architecture.temporal + 1
+        return slow(noise_latent(vae.latent_channels, -(-count // 16) + 1, height // architecture.spatial,
+                                 width // architecture.spatial), count)  # fmt: skip
+
+    z, seconds = latents(asked.decode), []
+    for _ in range(asked.runs + 1):
+        began = time.perf_counter()
+        made = vae.decode(z, output="uint8").shape[1]
+        seconds.append(time.perf_counter() - began)
+    each = [1e3 * s / made for s in seconds[1:]]
+    print(f"decode of {made} frames: {statistics.median(each):.2f} ms a frame ({min(each):.2f} to {max(each):.2f})")
+
+    z = latents(asked.frames)
+    measured("stream", vae, z)
+    if asked.mp4 is not None:
+        measured("MP4", vae, z, asked.mp4)
+        print(f"{asked.mp4}: {asked.mp4.stat().st_size / 2**20:.1f} MiB")
+    return 0
+
+
+def calm(checkpoint: Checkpoint) -> Checkpoint:
+    """Frames with a tenth of the contrast, of SeedVR2 and Wan."""
+    for name in ("decoder.conv_out.weight", "decoder.head.2.weight"):
+        if name in checkpoint.tensors:
+            checkpoint.tensors[name] = checkpoint.tensors[name] * 0.1
+    return checkpoint
+
+
+def slow(noise: Tensor, count: int) -> Tensor:
+    """[1, C, n, h, w] -> as many latents as asked for, in between."""
+    flat = noise.movedim(2, -1).flatten(0, -2)[None]
+    wide = F.interpolate(flat, count, mode="linear", align_corners=True)[0]
+    return wide.view(*noise.shape[:2], *noise.shape[3:], count).movedim(-1, 2).contiguous()
+
+
+def measured(what: str, vae: VideoVAE, z: Tensor, file: Path | None = None) -> None:
+    """One run, with the memory of its first part, of frame 201 and of its end."""
+    began, count, marks = time.perf_counter(), 0, {}
+    writer = None if file is None else Mp4Writer(file, Format(Fraction(24)))
+    with contextlib.closing(vae.stream(z, output="uint8")) as frames, writer or contextlib.nullcontext():
+        for part in frames:
+            if writer is not None:
+                writer.write(part[0])
+            count += part.shape[1]
+            if not marks or max(marks) < 201 <= count:
+                marks[count] = resident()
+    if writer is not None:
+        writer.finish()
+    took, marks[count] = time.perf_counter() - began, resident()
+    memory = ", ".join(f"{size / 2**30:.3f} at frame {at}" for at, size in marks.items())
+    print(f"{what} of {count} frames: {1e3 * took / count:.2f} ms a frame; GiB of the process: {memory}", flush=True)
+
+
+def resident() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
