@@ -23,7 +23,7 @@ from ..run.devices import keeps_blocks
 from ..run.pixels import to_network
 from ..run.plan import Steps
 from ..run.scope import attention_scope
-from .dryrun import PeakMemory, peak_bytes
+from .dryrun import PeakMemory, peak_bytes, unseen
 from .meta import meta_model
 from .repeated import Known, repeated
 
@@ -220,7 +220,7 @@ class PlainWalk:
         return repeated(getattr(self._model, half), memory, self._known[half, how.products])
 
     def _peak(self, program: Callable[[], None], memory: PeakMemory) -> Taken:
-        with attention_scope(self._flash_attention):
+        with attention_scope(self._flash_attention), unseen():  # steps are seen by themselves
             return Taken(peak_bytes(program, memory), memory.live)
 
     def _latents(self, latents: int, chunk: int, size: Size) -> Iterable[Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -143,8 +144,9 @@ def test_steps_that_repeat_take_and_reserve_what_they_did(monkeypatch, family, h
         return dispatch(self, *args, **options)
 
     monkeypatch.setattr(dryrun._Follow, "__torch_dispatch__", counted)
-    for each in (plain_walk.repeated, lambda part, *_: part):
+    for each, unseen in ((plain_walk.repeated, plain_walk.unseen), (lambda part, *_: part, nullcontext)):
         monkeypatch.setattr(plain_walk, "repeated", each)
+        monkeypatch.setattr(plain_walk, "unseen", unseen)
         walk = PlainWalk(architecture, config, torch.float32, True)
         counts.append(0)
         peaks.append([
