@@ -77,7 +77,7 @@ class PlainWalk:
         most: float = math.inf,
     ) -> int:  # fmt: skip
         """Bytes besides the weights, for `latents` of frames or tiles of these latent pixels; rest: pixels that fill
-        none. What takes more than `most` is walked until that is known: the bytes until then."""
+        none. What takes more than `most` is walked until that is known: about its bytes, but more than `most`."""
         program = getattr(self._model, half).program
         if tile == frame and not program.gathers:
             enough = self._enough(program, latents, steps)
@@ -138,11 +138,12 @@ class PlainWalk:
         on a line, or a parabola, through shorter ones. Against walks of all latents: a line within 3 % (30 latents of
         424x240 pixels, the one point tried), and within 0.5 % where they are gathered (1500 and 5000 latents of 512x512
         and 640x360 pixels). What is in use in a shorter one is so in a longer one too: where that is more than `most`,
-        no more are walked."""
+        no more are walked, and it is taken for the same of each latent, from which `largest` guesses well."""
         if latents <= short[-1]:
             return walk(latents).reserved
-        if walk(short[0]).live > most:
-            return walk(short[0]).live
+        for n in short[:-1]:
+            if walk(n).live > most:
+                return walk(n).live * latents // n
         *earlier, before, last = (walk(n) for n in short)
         t = (latents - short[-1]) / (short[1] - short[0])
         slope = last.reserved - before.reserved
