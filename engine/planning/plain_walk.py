@@ -154,6 +154,8 @@ class PlainWalk:
     @functools.cached_property
     def _model(self) -> nn.Module:
         model = meta_model(self._architecture, self._config)
+        if self._dtype == torch.float32:
+            return model
         with torch.inference_mode(False):
             return copy.deepcopy(model).to(self._dtype)
 

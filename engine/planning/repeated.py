@@ -236,8 +236,9 @@ class Repeated:
                 state.histories[full(key)] = again(history)
         for key, made in record.constants.items():
             state.constants[full(key)] = again(made)
-        state.counts.update({full(key): more for key, more in record.counts.items()})
-        state.through |= set(map(full, record.through))
+        for key, more in record.counts.items():
+            state.counts[full(key)] += more
+        state.through.update(map(full, record.through))
         for key in record.waits:
             state.waiting[full(key)].append(x)
         return x if record.result is None else again(record.result)
