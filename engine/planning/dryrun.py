@@ -43,6 +43,10 @@ def _as_products(*args: Any) -> Tensor:
     return exact.conv3d(*args[:5], taps=1)
 
 
+#: Calls inside pass by _Functions, but for those inside of `seen`: each size that is asked for would take 4 us, and a
+#: walk asks for four of them a step.
+unseen, seen = torch._C.DisableTorchFunction, torch._C._EnableTorchFunction
+
 _aten = torch.ops.aten
 
 
@@ -82,12 +86,16 @@ class _Follow(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if id(func) in IN_PLACE:
             return args[0]
-        out = _result(func, args, kwargs or {})
+        with unseen():
+            return self._counted(func, args, kwargs or {})
+
+    def _counted(self, func: Any, args: Any, kwargs: Any) -> Any:
+        out = _result(func, args, kwargs)
         for made in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(made, Tensor):
                 self._hold(made)
         extra = 0
-        if func is torch.ops.aten.convolution.default:
+        if func is _aten.convolution.default:
             extra = _nbytes(args[0]) + _nbytes(args[1]) + _nbytes(out)
             self._note(None, extra)
             if self.allocator is not None:
@@ -271,10 +279,8 @@ class PeakMemory:
         """As if what was recorded were done once more; drop(what) lets go of what was there before."""
         return self._follow.follow(events, drop)
 
-    def lay(self, make: Callable[[], Tensor], block: Block | None) -> Tensor:
-        """What make() gives, in a storage of its own that `follow` has taken."""
-        with torch._C._DisableTorchDispatch():
-            made = make()
+    def lay(self, made: Tensor, block: Block | None) -> Tensor:
+        """`made`, in a storage of its own that `follow` has taken."""
         self._follow.lay(made, block)
         return made
 

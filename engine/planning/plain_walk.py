@@ -23,7 +23,7 @@ from ..run.devices import keeps_blocks
 from ..run.pixels import to_network
 from ..run.plan import Steps
 from ..run.scope import attention_scope
-from .dryrun import PeakMemory, peak_bytes
+from .dryrun import PeakMemory, peak_bytes, unseen
 from .meta import meta_model
 from .repeated import Known, repeated
 
@@ -55,6 +55,9 @@ class Taken(NamedTuple):
 LINE, PARABOLA = (4, 10), (8, 20, 32)
 #: The same where all of them are gathered, each a tensor of its own: 4093 frames of HunyuanVideo are 1024.
 GATHERED = (512, 1024)
+#: Where nothing of every frame stays, clips of no more than this are walked as they are: LTX 0.9.1, which looks
+#: farthest ahead, needs 33 to 39. The parabola was up to 1 % from what clips of 125 latents take.
+FEW = 40
 
 
 class PlainWalk:
@@ -77,11 +80,11 @@ class PlainWalk:
         most: float = math.inf,
     ) -> int:  # fmt: skip
         """Bytes besides the weights, for `latents` of frames or tiles of these latent pixels; rest: pixels that fill
-        none. What takes more than `most` is walked until that is known: the bytes until then."""
+        none. What takes more than `most` is walked until that is known: about its bytes, but more than `most`."""
         program = getattr(self._model, half).program
         if tile == frame and not program.gathers:
-            enough = self._enough(program, latents, steps)
-            return self._long(lambda n: self._whole(half, n, steps, frame, rest, how), enough, _short(program), most)
+            lengths = self._lengths(program, latents, steps)
+            return self._long(lambda n: self._whole(half, n, steps, frame, rest, how), *lengths, most)
         # What sees whole frames and what sees tiles run one after the other.
         front, channels = self._before_tiles(half, latents, steps, frame, how)
         if front > most:
@@ -89,10 +92,8 @@ class PlainWalk:
         single = self._parts(program)[1]
         waits = program.gathers and tile == frame
         waiting = self._dtype.itemsize * channels * math.prod(frame) * latents if waits else 0
-        tiles = self._long(
-            lambda n: self._tile(half, n, steps, tile, rest, channels, how), self._enough(single, latents, steps),
-            _short(single), most - waiting,
-        )  # fmt: skip
+        lengths = self._lengths(single, latents, steps)
+        tiles = self._long(lambda n: self._tile(half, n, steps, tile, rest, channels, how), *lengths, most - waiting)
         return max(front, waiting + tiles)
 
     def _parts(self, program: Program) -> tuple[Program, Program]:
@@ -115,19 +116,19 @@ class PlainWalk:
 
         if program.gathers:
             return self._long(front, latents, GATHERED), channels
-        whole = self._parts(program)[0]
-        return self._long(front, self._enough(whole, latents, steps), _short(whole)), channels
+        return self._long(front, *self._lengths(self._parts(program)[0], latents, steps)), channels
 
-    def _enough(self, program: Program, latents: int, steps: Steps) -> int:
+    def _lengths(self, program: Program, latents: int, steps: Steps) -> tuple[int, Sequence[int]]:
         """Latents after which a part of a network takes no more: of `latents`, two chunks and those after which as many
-        frames wait within it as ever will."""
+        frames wait within it as ever will. And those of the clips that are walked for it."""
         if keeps(program):
-            return latents
+            return latents, LINE if program.waits else PARABOLA
         if program.late and program.chunk:
             after = 2 * program.chunk[1]
         else:
             after = program.reach[1] / (self._temporal if program.half == "encoder" else 1)
-        return min(latents, 2 * steps.latents + math.ceil(after))
+        enough = min(latents, 2 * steps.latents + math.ceil(after))
+        return enough, (enough,) if enough <= FEW else PARABOLA
 
     def _long(
         self, walk: Callable[[int], Taken], latents: int, short: Sequence[int], most: float = math.inf
@@ -138,11 +139,12 @@ class PlainWalk:
         on a line, or a parabola, through shorter ones. Against walks of all latents: a line within 3 % (30 latents of
         424x240 pixels, the one point tried), and within 0.5 % where they are gathered (1500 and 5000 latents of 512x512
         and 640x360 pixels). What is in use in a shorter one is so in a longer one too: where that is more than `most`,
-        no more are walked."""
+        no more are walked, and it is taken for the same of each latent, from which `largest` guesses well."""
         if latents <= short[-1]:
             return walk(latents).reserved
-        if walk(short[0]).live > most:
-            return walk(short[0]).live
+        for n in short[:-1]:
+            if walk(n).live > most:
+                return walk(n).live * latents // n
         *earlier, before, last = (walk(n) for n in short)
         t = (latents - short[-1]) / (short[1] - short[0])
         slope = last.reserved - before.reserved
@@ -153,6 +155,8 @@ class PlainWalk:
     @functools.cached_property
     def _model(self) -> nn.Module:
         model = meta_model(self._architecture, self._config)
+        if self._dtype == torch.float32:
+            return model
         with torch.inference_mode(False):
             return copy.deepcopy(model).to(self._dtype)
 
@@ -220,7 +224,7 @@ class PlainWalk:
         return repeated(getattr(self._model, half), memory, self._known[half, how.products])
 
     def _peak(self, program: Callable[[], None], memory: PeakMemory) -> Taken:
-        with attention_scope(self._flash_attention):
+        with attention_scope(self._flash_attention), unseen():  # steps are seen by themselves
             return Taken(peak_bytes(program, memory), memory.live)
 
     def _latents(self, latents: int, chunk: int, size: Size) -> Iterable[Tensor]:
@@ -241,10 +245,6 @@ class PlainWalk:
 def keeps(program: Program) -> bool:
     """Whether something of every frame stays until the clip ends."""
     return program.waits or (math.inf in program.reach and not (program.late and program.chunk))
-
-
-def _short(program: Program) -> tuple[int, ...]:
-    return LINE if program.waits else PARABOLA
 
 
 class _Sampled:

@@ -207,7 +207,7 @@ class Planner:
         return peak + LIBRARY_BYTES + self._weights
 
     def _least(self, ask: Ask, tiles: Grid, target: int | None = None) -> int:
-        """Peak of the leanest plan; of one above the target, perhaps less, but more than the target."""
+        """Peak of the leanest plan; of one above the target, about that, but more than the target."""
         ask.check()
         if not self._runs_fused(ask, tiles):
             *_, steps = self._plain_steps(ask)

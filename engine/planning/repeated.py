@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..network.plain import Half
 from ..network.program import Step
 from ..network.state import State
-from .dryrun import Event, PeakMemory
+from .dryrun import Event, PeakMemory, seen
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,8 @@ class Repeated:
 
     def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
         if state is None:
-            return self._step.plain(part, x, None)
+            with seen():
+                return self._step.plain(part, x, None)
         if not isinstance(state.histories, _Histories):
             state.histories, state.constants = _Histories(state.histories), _Histories(state.constants)
             state.counts, state.through = _Counts(state.counts), _Through(state.through)
@@ -161,22 +162,21 @@ class Repeated:
         record = facts.records.get(question)
         if record is None:
             return self._walked(facts, question, part, x, state)
-        with torch._C.DisableTorchFunction():  # what the modes would make of it is known
+        with torch._C._DisableTorchDispatch():  # what the modes would make of it is known
             return self._followed(record, x, state)
 
     def _question(self, facts: _Facts, x: Tensor, state: State) -> Hashable:
         """All that what the step takes, makes and leaves depends on."""
         histories, constants, counts, through = facts.asks
-        with torch._C.DisableTorchFunction():
-            found = [(key, _form(history)) for key in histories
-                     if (history := dict.get(state.histories, self._full(key))) is not None]  # fmt: skip
-            found += [key for key in constants if dict.__contains__(state.constants, self._full(key))]
-            found += [key for key in counts if dict.get(state.counts, self._full(key))]
-            found += [key for key in through if set.__contains__(state.through, self._full(key))]
-            if state.ending:  # before it, whoever waits does not look at those that have waited
-                found += [(self._local(key), *map(_form, frames)) for key, frames in state.waiting.items()
-                          if self.name in key]  # fmt: skip
-            return _form(x), state.ending, state.inside, frozenset(found)
+        found = [(key, _form(history)) for key in histories
+                 if (history := dict.get(state.histories, self._full(key))) is not None]  # fmt: skip
+        found += [key for key in constants if dict.__contains__(state.constants, self._full(key))]
+        found += [key for key in counts if dict.get(state.counts, self._full(key))]
+        found += [key for key in through if set.__contains__(state.through, self._full(key))]
+        if state.ending:  # before it, whoever waits does not look at those that have waited
+            found += [(self._local(key), *map(_form, frames)) for key, frames in state.waiting.items()
+                      if self.name in key]  # fmt: skip
+        return _form(x), state.ending, state.inside, frozenset(found)
 
     def _walked(
         self, facts: _Facts, question: Hashable, part: Callable[[str], nn.Module], x: Tensor, state: State
@@ -190,7 +190,7 @@ class Repeated:
         gone |= {memory.number(f): (local(k), i) for k, frames in state.waiting.items() for i, f in enumerate(frames)}
         counts, through = dict(state.counts), frozenset(state.through)
         waiting = {k: len(frames) for k, frames in state.waiting.items()}
-        with memory.recorded() as events:
+        with memory.recorded() as events, seen():
             y = self._step.plain(part, x, state)
         written = state.histories.written
         asked = [written | state.histories.asked, *(each.asked for each in watched[1:])]
@@ -227,7 +227,7 @@ class Repeated:
         blocks = self._memory.follow(record.events, drop)
 
         def again(made: _Made) -> Tensor:
-            return self._memory.lay(made.again, blocks[made.number])
+            return self._memory.lay(made.again(), blocks[made.number])
 
         for key, history in record.histories.items():
             if history is None:
@@ -236,8 +236,9 @@ class Repeated:
                 state.histories[full(key)] = again(history)
         for key, made in record.constants.items():
             state.constants[full(key)] = again(made)
-        state.counts.update({full(key): more for key, more in record.counts.items()})
-        state.through |= set(map(full, record.through))
+        for key, more in record.counts.items():
+            state.counts[full(key)] += more
+        state.through.update(map(full, record.through))
         for key in record.waits:
             state.waiting[full(key)].append(x)
         return x if record.result is None else again(record.result)

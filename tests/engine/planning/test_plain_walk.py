@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -143,8 +144,9 @@ def test_steps_that_repeat_take_and_reserve_what_they_did(monkeypatch, family, h
         return dispatch(self, *args, **options)
 
     monkeypatch.setattr(dryrun._Follow, "__torch_dispatch__", counted)
-    for each in (plain_walk.repeated, lambda part, *_: part):
+    for each, unseen in ((plain_walk.repeated, plain_walk.unseen), (lambda part, *_: part, nullcontext)):
         monkeypatch.setattr(plain_walk, "repeated", each)
+        monkeypatch.setattr(plain_walk, "unseen", unseen)
         walk = PlainWalk(architecture, config, torch.float32, True)
         counts.append(0)
         peaks.append([
@@ -155,3 +157,17 @@ def test_steps_that_repeat_take_and_reserve_what_they_did(monkeypatch, family, h
     assert peaks[0] == peaks[1]
     many = architecture in (ltx.ARCHITECTURE, mochi.ARCHITECTURE, cosmos.ARCHITECTURE)  # of single frames
     assert counts[0] <= (0.8 if many else 1.0) * counts[1]
+
+
+def test_what_looks_far_ahead_is_walked_as_far():
+    """As LTX 0.9.1: once, and longer clips take the same."""
+    blocks = tuple(
+        b for layers, kind in ((8, ""), (7, "all"), (6, "all"), (5, "all"))
+        for b in ([ltx.Block(16, stride=ltx.STRIDES[kind])] if kind else []) + [ltx.Block(16, layers)]
+    )  # fmt: skip
+    config = ltx.Config(None, blocks, 0, 16, latent_channels=16)
+    walk, steps, how = PlainWalk(ltx.ARCHITECTURE, config, torch.float16, True), Steps(1, 0), Torch(reserves=True)
+    stated = walk.peak("decoder", 100_000, steps, (ROWS, COLS), (ROWS, COLS), (0, 0), how)
+    assert walk._whole.cache_info().currsize == 1
+    for latents in (34, 66):
+        assert walk._whole("decoder", latents, steps, (ROWS, COLS), (0, 0), how).reserved == pytest.approx(stated, 0.01)

@@ -311,6 +311,21 @@ def test_what_cannot_fit_is_walked_no_further_than_shows_it(monkeypatch):
     assert walked == [("_walk_whole", first, (270, 480)), ("_walk_tile", first, (2, 2)), ("_walk_tile", last, (2, 2))]
 
 
+@pytest.mark.parametrize("gb", [3, 6, 12])
+def test_the_largest_tiles_and_the_next_ones_are_walked_and_no_others(monkeypatch, gb):
+    """Whole frames were walked no further than shows that they do not fit: what they take of it tells of the rest."""
+    walk, sizes = plain_walk.PlainWalk._walk_tile, set()
+
+    def noted(self, half, latents, steps, tile, *more):
+        sizes.add(tile)
+        return walk(self, half, latents, steps, tile, *more)
+
+    monkeypatch.setattr(plain_walk.PlainWalk, "_walk_tile", noted)
+    found = planner_of(mochi.ARCHITECTURE).plan("encoder", (21, 76, 130), limits=Limits(gb * GIB))
+    rows = found.grid.rows.size
+    assert found.tiled and len(sizes) == 2 and min(sizes)[0] == rows < max(sizes)[0]
+
+
 def test_many_grids_take_few_walks(vae_file, operations):
     vae = load(vae_file, device="cpu")
     vae.planner.plan("decoder", (4, 64, 64))
