@@ -135,6 +135,12 @@ def _square(count: int, *, dtype: Any = None, device: torch.device | None = None
     return Layout.dense((count, count), dtype or torch.get_default_dtype())
 
 
+def _empty(shape: Sequence[int], *, dtype: Any = None, device: torch.device | None = None, **_: Any) -> Layout | None:
+    if device is None or device.type != "meta":
+        return None
+    return Layout.dense(shape, dtype or torch.get_default_dtype())
+
+
 def _of_one_type(*tensors: Tensor, **_: float) -> Layout | None:
     return _each(*tensors) if len({t.dtype for t in tensors}) == 1 else None
 
@@ -237,6 +243,8 @@ RULES: dict[Any, Callable[..., Layout | list[Layout] | None]] = {
     aten.cat.default: _joined,
     aten.stack.default: _stacked,
     aten.eye.default: _square,
+    aten.zeros.default: _empty,  # torch 2.6 imports sympy for these
+    aten.ones.default: _empty,
     aten.mean.dim: _mean,
     aten.sum.dim_IntList: _mean,
     aten.linalg_vector_norm.default: _norm,
@@ -249,7 +257,8 @@ RULES: dict[Any, Callable[..., Layout | list[Layout] | None]] = {
 #: By their places in memory: nothing new, nothing to compute.
 IN_PLACE = {
     id(func) for func in (
-        aten.add_.Tensor, aten.mul_.Tensor, aten.silu_.default, aten.copy_.default, aten.addmm_.default
+        aten.add_.Tensor, aten.mul_.Tensor, aten.silu_.default, aten.copy_.default, aten.addmm_.default,
+        aten.uniform_.default,
     )
 }  # fmt: skip
 

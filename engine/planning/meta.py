@@ -9,11 +9,12 @@ import torch
 
 from ..archs import Architecture
 from ..network.plain import Network
+from .layouts import ByRules
 
 
 @functools.lru_cache(maxsize=8)
 def meta_model(architecture: Architecture, config: Any) -> Network:
     """On the meta device, in fp32; nobody changes it."""
     # Its tensors outlive a caller's inference mode, and dry runs are made outside of it.
-    with torch.inference_mode(False), torch.device("meta"):
+    with torch.inference_mode(False), torch.device("meta"), ByRules():  # torch 2.6 would import sympy for first values
         return architecture.build(config).requires_grad_(False)

@@ -70,6 +70,8 @@ def calls(name):
         return [(empty(5), empty(7, 6), empty(6, 5)), (empty(5), empty(7, 6), empty(5, 6).t())]
     if name == "mv.default":
         return [(empty(5, 6), empty(6))]
+    if name in ("zeros.default", "ones.default"):
+        return [([3, 0, 2],), ([],)]
     if name == "eye.default":
         return [(4,)]
     if name == "pow.Scalar":
@@ -85,7 +87,7 @@ def layout(x):
 
 @pytest.mark.parametrize("func", RULES, ids=str)
 def test_they_are_torchs(func):
-    makes = func in (aten.eye.default, aten.arange.default, aten.arange.start)
+    makes = func in (aten.eye.default, aten.zeros.default, aten.ones.default, aten.arange.default, aten.arange.start)
     ruled, options = 0, {"device": torch.device("meta")} if makes else {}
     for args in calls(str(func).removeprefix("aten.")):
         try:
