@@ -186,6 +186,7 @@ def own(dtype: torch.dtype) -> Iterator[Row]:
     for c, frame in ((128, (720, 1280)), (256, (90, 100))):
         for schedule in candidates(dtype, c, frame) if dtype in (HALF, FP8) else ():
             yield from conv(dtype, c, c, (2, 37, 53), schedule)
-    for c, kind, border in ((128, "group", "zero"), (512, "group", "replicate"), (192, "l2", "zero")):
+    for c, kind, border in ((128, "group", "zero"), (512, "group", "replicate"), (192, "l2", "reflect"),
+                            (128, "group", "reflect")):
         yield from written(dtype, c, kind, border)
     yield from invariance(dtype, 128, 150, 333)

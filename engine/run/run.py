@@ -22,8 +22,6 @@ from .rings import Frame, Plane, Ring
 from .weights import Attention, Conv, Output
 
 COPY = Norm("none")
-#: Planes hold the values that a plain buffer of their type would: a history may be the one or the other.
-_ROUNDED = Store(silu=False, rounded=True)
 _PLAIN = Geometry()
 #: Of a picture's rows as a convolution reads them, where the plan says nothing else. All of 1024x1024 with 256 channels
 #: in 16 bit are 515 MiB.
@@ -347,8 +345,10 @@ class Run(Memory):
         return plain if planes else data
 
     def _planes(self, plain: Tensor, out: Tensor, slot: int = 0) -> None:
-        """Plain frames or bands [D, rows, W + 2, C], as stored, to planes of the same rows behind `slot`."""
-        self.attempt(norm_act, plain[:, :, 1:-1], COPY, out, slot=slot, store=_ROUNDED, first=1)
+        """Plain frames or bands [D, rows, W + 2, C], as stored, to planes of the same rows behind `slot`. They hold the
+        values that a plain buffer of their type would: a history may be the one or the other."""
+        store = Store(silu=False, border=self.border, rounded=True)
+        self.attempt(norm_act, plain[:, :, 1:-1], COPY, out, slot=slot, store=store, first=1)
 
     def _bands(
         self, conv: Conv, x: Tensor, norm: Norm, coefs: Tensor | None, store: Store, plane: Plane, rows: int,

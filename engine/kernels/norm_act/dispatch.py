@@ -99,9 +99,8 @@ def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: in
     if norm.kind not in _KINDS or store.border not in _BORDERS:
         raise ValueError(f"unknown norm {norm.kind!r} or border {store.border!r}")
     planes = buffer.dim() == 5
-    if store.border == "reflect" and (planes or min(h, w) <= border):
-        what = "planes have no border" if planes else f"a frame of {h}x{w} is too small"
-        raise ValueError(f"{what} to reflect {border} of its rows and columns")
+    if store.border == "reflect" and min(h, w) <= border:
+        raise ValueError(f"a frame of {h}x{w} is too small to reflect {border} of its rows and columns")
     (rows, columns, co), whole = buffer.shape[-3:], h + 2 * border
     fits = rows == whole if first is None else 0 <= first <= whole - rows
     if planes and (border != 1 or buffer.shape[1] != 4):

@@ -11,14 +11,16 @@ from .triton import activated, vectors
 
 
 @triton.jit
-def _column(base, xx, y_inside, width, x_x, x_c, c, C: tl.constexpr, REPLICATE: tl.constexpr, UNIT: tl.constexpr,
+def _column(base, xx, y_inside, width, x_x, x_c, c, C: tl.constexpr, EDGE: tl.constexpr, UNIT: tl.constexpr,
             DENSE: tl.constexpr):  # fmt: skip
     """Values [BP, CP] of column `xx` of each row as stored, and whether they are part of the frame or copies of it."""
     inside = y_inside
-    if REPLICATE:
-        xx = tl.minimum(tl.maximum(xx, 0), width - 1)
-    else:
+    if EDGE == "zero":
         inside &= (xx >= 0) & (xx < width)
+    else:
+        if EDGE == "reflect":
+            xx = width - 1 - tl.abs(width - 1 - tl.abs(xx))
+        xx = tl.minimum(tl.maximum(xx, 0), width - 1)  # a walk may go on behind the border
     if DENSE:
         pointers = base + (xx * (x_x * UNIT))[:, None] + c[None, :]
     else:
@@ -60,7 +62,6 @@ def planes_kernel(x, coefs, weight, bias, gains, health, out, slots, slot, heigh
                   BP: tl.constexpr):  # fmt: skip
     """One program writes BP walks of WALK neighbouring pairs each, in the bordered rows `first`.. of one frame. A walk
     reads and activates every column once, but for the two it shares with its neighbours."""
-    REPLICATE: tl.constexpr = EDGE == "replicate"
     d = tl.program_id(1)
     pairs = (width + 1) // 2
     walks = (pairs + WALK - 1) // WALK
@@ -70,7 +71,10 @@ def planes_kernel(x, coefs, weight, bias, gains, health, out, slots, slot, heigh
     real = row < rows
     y = row + first - 1
     y_inside = real & (y >= 0) & (y < height)
-    if REPLICATE:
+    if EDGE == "reflect":
+        y_inside = real
+        y = height - 1 - tl.abs(height - 1 - tl.abs(y))
+    if EDGE == "replicate":
         y_inside = real
         y = tl.minimum(tl.maximum(y, 0), height - 1)
     c = tl.arange(0, CP)
@@ -91,14 +95,14 @@ def planes_kernel(x, coefs, weight, bias, gains, health, out, slots, slot, heigh
     places = start + (((row - row0) * pairs + j) * CO)[:, None] + c[None, :]
     kept = (c < CO)[None, :] & real[:, None]
 
-    raw, inside = _column(lines, 2 * j - 1, y_inside, width, x_x, x_c, c, C, REPLICATE, UNIT, DENSE)
+    raw, inside = _column(lines, 2 * j - 1, y_inside, width, x_x, x_c, c, C, EDGE, UNIT, DENSE)
     d0 = _value(raw, inside, c, scale, shift, gain_row, health, eps, gain, limit, C, KIND, WEIGHT, BIAS, HEALTH, GAINS,
                 SILU, CLAMP, ROUND, ROUNDED, HELD, FAST)
-    raw, inside = _column(lines, 2 * j, y_inside, width, x_x, x_c, c, C, REPLICATE, UNIT, DENSE)
+    raw, inside = _column(lines, 2 * j, y_inside, width, x_x, x_c, c, C, EDGE, UNIT, DENSE)
     d1 = _value(raw, inside, c, scale, shift, gain_row, health, eps, gain, limit, C, KIND, WEIGHT, BIAS, HEALTH, GAINS,
                 SILU, CLAMP, ROUND, ROUNDED, HELD, FAST)
-    raw2, inside2 = _column(lines, 2 * j + 1, y_inside, width, x_x, x_c, c, C, REPLICATE, UNIT, DENSE)
-    raw3, inside3 = _column(lines, 2 * j + 2, y_inside, width, x_x, x_c, c, C, REPLICATE, UNIT, DENSE)
+    raw2, inside2 = _column(lines, 2 * j + 1, y_inside, width, x_x, x_c, c, C, EDGE, UNIT, DENSE)
+    raw3, inside3 = _column(lines, 2 * j + 2, y_inside, width, x_x, x_c, c, C, EDGE, UNIT, DENSE)
     for i in tl.static_range(WALK):
         d2 = _value(raw2, inside2, c, scale, shift, gain_row, health, eps, gain, limit, C, KIND, WEIGHT, BIAS, HEALTH,
                     GAINS, SILU, CLAMP, ROUND, ROUNDED, HELD, FAST)
@@ -106,8 +110,8 @@ def planes_kernel(x, coefs, weight, bias, gains, health, out, slots, slot, heigh
                     GAINS, SILU, CLAMP, ROUND, ROUNDED, HELD, FAST)
         if i < WALK - 1:  # the next pair's loads go out before this one's stores, which nothing moves them across
             at = 2 * (j + i) + 3
-            raw2, inside2 = _column(lines, at, y_inside, width, x_x, x_c, c, C, REPLICATE, UNIT, DENSE)
-            raw3, inside3 = _column(lines, at + 1, y_inside, width, x_x, x_c, c, C, REPLICATE, UNIT, DENSE)
+            raw2, inside2 = _column(lines, at, y_inside, width, x_x, x_c, c, C, EDGE, UNIT, DENSE)
+            raw3, inside3 = _column(lines, at + 1, y_inside, width, x_x, x_c, c, C, EDGE, UNIT, DENSE)
         mask = kept & (j + i < pairs)[:, None]
         here = places + i * CO
         _store(here, d0 - d2, gain0, limit, mask, CLAMP, ROUND)

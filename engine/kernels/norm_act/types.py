@@ -24,7 +24,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class Store:
-    """How results are written: silu first; border zero, replicate or (no planes) reflect; an 8-bit type holds
+    """How results are written: silu first; border zero, replicate or reflect; an 8-bit type holds
     value / scale, or with `gain` ([C] float32) value * gain per channel.
 
     For buffers of planes: `rounded` makes them of the values as a plain buffer of their type holds them, so that making
