@@ -143,12 +143,13 @@ def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: in
         UNIT=unit, DENSE=dense, FAST=not (interpreted() and not x.is_cuda), num_warps=WARPS,
     )  # fmt: skip
     limit = QUANT_MAX.get(buffer.dtype, 0.0)
+    # Sums over channels follow a compiled kernel's layout: planes and plain frames that become planes share one.
     with on_device(x):
-        if planes:
-            walks, block = rows * -(-columns // walk[0]), positions(wide, walk[1])
+        if planes or (store.rounded and affine and border == 1):
+            walks, block = rows * -(-pairs_of(w) // walk[0]), positions(wide, walk[1])
             gains = [1.0 / scale for scale in store.plane_scales]
-            planes_kernel[(-(-walks // block), d)](*arguments, *gains, limit, **constants, ROUNDED=store.rounded,
-                                                   WALK=walk[0], BP=block)
+            planes_kernel[(-(-walks // block), d)](*arguments, *gains, limit, int(not planes), **constants,
+                                                   ROUNDED=store.rounded, WALK=walk[0], BP=block)
             return
         block = positions(wide)
         norm_act_kernel[(-(-(rows * columns) // block), d)](*arguments, limit, **constants, BORDER=border, BP=block)

@@ -1,5 +1,6 @@
 """The Winograd form against the convolution itself, its kernels against the references."""
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -275,22 +276,36 @@ def test_planes_are_those_of_the_plain_buffer(request, backend, rounded, case):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("border", ["zero", "replicate", "reflect"])
-@pytest.mark.parametrize("dtype", [HALF, FP8, INT8], ids=str)
-def test_a_plain_history_becomes_the_same_planes(request, backend, dtype, border):
+@pytest.mark.parametrize(("kind", "border", "size"), [
+    *itertools.product(["group", "l2"], ["zero", "replicate", "reflect"], [(9, 11)]), ("rms", "zero", (9, 16)),
+    ("l2", "zero", (1, 1)), ("l2", "replicate", (3, 2)), ("rms", "reflect", (2, 2)), ("l2", "zero", (2, 8)),
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("dtype", [HALF, BF16, FP8, INT8], ids=str)
+def test_a_plain_history_becomes_the_same_planes(request, backend, dtype, kind, border, size):
     """What is parked plain comes back as planes: bit for bit what they would have been, frame by frame."""
     if backend == "triton":
         request.getfixturevalue("interpreter")
-    x, norm, scale = torch.randn(2, 9, 11, 32).half(), Norm("group", torch.ones(32), torch.zeros(32), 8), 0.05
-    plain, whole = torch.empty(2, 11, 13, 32, dtype=dtype), torch.empty(2, *buffer_shape(9, 11, 32), dtype=dtype)
-    norm_act(x, norm, plain, store=Store(True, border, scale), backend=backend)
-    norm_act(x, norm, whole, store=Store(True, border, scale, rounded=True), backend=backend)
-    for f in range(2):
-        for first, last in ((0, 11), (0, 4), (3, 8), (7, 11)):  # bands, with the rows of the border that they have
+    (h, w), scale = size, 0.05 if dtype.itemsize == 1 else 1.0
+    x, bias = torch.randn(2, h, w, 40).half(), None if kind == "l2" else torch.rand(40)
+    norm, wide = Norm(kind, torch.rand(40) + 0.5, bias, 8), padded_channels(40, dtype)
+    shapes = (h + 2, w + 2, wide), buffer_shape(h, w, wide)
+    plain, whole = (torch.full((3, *shape), 9.0).to(dtype) for shape in shapes)
+    for buffer in (plain, whole):
+        norm_act(x, norm, buffer, slot=2, store=Store(True, border, scale, rounded=True), backend=backend)
+    bands = (0, h + 2), (0, (h + 3) // 2), (h // 3, h // 3 + 3), (h // 2, h + 2)
+    for slot, frame in ((2, x[:1]), (0, x[1:])):
+        for first, last in bands:  # with the rows of the border that they have, of the frame alone
             later = torch.empty_like(whole[:1, :, first:last])
-            rows = plain[f : f + 1, first:last, 1:-1]
+            rows = plain[slot : slot + 1, first:last, 1:-1, :40]
             norm_act(rows, COPY, later, store=Store(False, border), first=1, backend=backend)
-            assert torch.equal(later[0], whole[f, :, first:last])
+            assert torch.equal(later[0], whole[slot, :, first:last])
+            again = torch.empty_like(plain[:1, first:last])
+            norm_act(frame, norm, again, store=Store(True, border, scale, rounded=True), first=first, backend=backend)
+            assert torch.equal(again[0], plain[slot, first:last])
+    assert not plain[[0, 2]][..., 40:].any() and (plain[1] == torch.tensor(9.0).to(dtype)).all()
+    unrounded = torch.empty_like(plain[1:])
+    norm_act(x, norm, unrounded, store=Store(True, border, scale), backend=backend)
+    assert error(plain[[2, 0]].float(), unrounded.float()) < {FP8: 1e-2, INT8: 1e-2}.get(dtype, 1e-4)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
