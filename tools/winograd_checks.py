@@ -122,11 +122,9 @@ def written(dtype: torch.dtype, c: int, kind: str, border: str) -> Iterator[Row]
         same.append(torch.equal(band.float(), whole[:, :, first : first + rows].float()))
     name = f"winograd planes {str(dtype)[6:]} {c} {kind} {border}"
     yield name, error(whole.float(), want.float()), LIMIT[dtype], *same
-    if kind != "group":
-        return
     plain = torch.empty(2, 69, 133, wide, device=DEVICE, dtype=dtype)
     direct, later = (torch.empty(2, *shape[1:], device=DEVICE, dtype=dtype) for _ in range(2))
-    norm_act(x, norm, plain, store=Store(True, border, scale), backend="triton")
+    norm_act(x, norm, plain, store=Store(True, border, scale, rounded=True), backend="triton")
     norm_act(x, norm, direct, store=Store(True, border, scale, rounded=True), backend="triton")
     norm_act(plain[:, 1:-1, 1:-1], Norm("none"), later, store=Store(False, border), backend="triton")
     yield name + " from a plain buffer", 0.0, 0.0, torch.equal(later.float(), direct.float())
@@ -186,6 +184,7 @@ def own(dtype: torch.dtype) -> Iterator[Row]:
     for c, frame in ((128, (720, 1280)), (256, (90, 100))):
         for schedule in candidates(dtype, c, frame) if dtype in (HALF, FP8) else ():
             yield from conv(dtype, c, c, (2, 37, 53), schedule)
-    for c, kind, border in ((128, "group", "zero"), (512, "group", "replicate"), (192, "l2", "zero")):
+    for c, kind, border in ((128, "group", "zero"), (512, "group", "replicate"), (192, "l2", "reflect"),
+                            (128, "group", "reflect")):
         yield from written(dtype, c, kind, border)
     yield from invariance(dtype, 128, 150, 333)

@@ -87,7 +87,8 @@ def layer(bench: Meter, shape: tuple[int, int, int, int], dtype: torch.dtype, tu
     }
 
     def normed(form: str, walk: tuple[int, int] = WALK) -> None:
-        norm_act(x, norm, forms[form][0], slot=2, store=Store(scale=scale), coefs=coefs, walk=walk)
+        store = Store(scale=scale, rounded=form == "Winograd")
+        norm_act(x, norm, forms[form][0], slot=2, store=store, coefs=coefs, walk=walk)
 
     def convolved(form: str, schedule: Schedule | None = None) -> None:
         conv3d(*forms[form], out, epilogue=epilogue, schedule=schedule)

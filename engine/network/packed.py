@@ -24,7 +24,7 @@ def conv_of(conv: Any, operands: Operands, normed: bool = True) -> Conv:
     n, c, taps = kernel.shape[:3]
     strided = stride != (1, 1, 1)
     # What no norm bounds may be so large that differences overflow.
-    suits = normed and not strided and kernel.shape[3:] == (3, 3) and _plain(conv)
+    suits = normed and not strided and kernel.shape[3:] == (3, 3)
     planes = operands.winograd and suits and takes(form.dtype, c, n)
     early = taps == 3 and n * c <= EARLY and conv.head == "replicate" and not strided and not conv.after
 
@@ -35,11 +35,6 @@ def conv_of(conv: Any, operands: Operands, normed: bool = True) -> Conv:
         return Conv(conv.key, weight, conv.bias.float(), stride=stride, **scaling(form, balancer))
 
     return operands.once(conv.key, form, make)
-
-
-def _plain(conv: Any) -> bool:
-    """Whether it looks back only, at frames among zeros; one of single frames does."""
-    return getattr(conv, "border", "zero") == "zero" and not getattr(conv, "after", 0)
 
 
 def clip_kernel(weight: Tensor) -> Tensor:

@@ -22,8 +22,6 @@ from .rings import Frame, Plane, Ring
 from .weights import Attention, Conv, Output
 
 COPY = Norm("none")
-#: Planes hold the values that a plain buffer of their type would: a history may be the one or the other.
-_ROUNDED = Store(silu=False, rounded=True)
 _PLAIN = Geometry()
 #: Of a picture's rows as a convolution reads them, where the plan says nothing else. All of 1024x1024 with 256 channels
 #: in 16 bit are 515 MiB.
@@ -270,26 +268,23 @@ class Run(Memory):
         if not (conv.history and self.parked.parking.holds(conv.key)):
             frame = self._frame(conv, plane)
             ring = self.rings.setdefault((plane, frame, conv.dtype), Ring(frame, conv.dtype))
-            with self.arena.scope():
-                # Sums over channels need not agree to the last bit between planes and a plain buffer.
-                between = planes and norm.kind in ("l2", "rms") and x.shape[0] > 0
-                plain = self.arena.take((x.shape[0], *plane), conv.dtype) if between else None
-                if self.dry:
-                    ring.join(conv.key, conv.history, d)
-                    return
-                start, slot = ring.place(conv.key, d, bool(self.after))
-                if x.shape[0]:
-                    first = beside[0] if beside else None
-                    plain = self._write(x, norm, ring.data, store, coefs, slot=slot, first=first, plain=plain)
-                if beside is None:
-                    self.edges(ring.data, slot, x.shape[0])
-                ring.begin(conv.key, self.head, start)
-                if d > x.shape[0]:
-                    self._follow(ring.data, slot + x.shape[0])
-                if self.watch is not None:
-                    seen = plain if planes else frames_of(ring.data, slot, d)
-                    if seen is not None:
-                        self.watch(conv, seen[:, 1:-1, 1:-1, :c])
+            if self.dry:
+                ring.join(conv.key, conv.history, d)
+                return
+            start, slot = ring.place(conv.key, d, bool(self.after))
+            plain = None
+            if x.shape[0]:
+                first = beside[0] if beside else None
+                plain = self._write(x, norm, ring.data, store, coefs, slot=slot, first=first)
+            if beside is None:
+                self.edges(ring.data, slot, x.shape[0])
+            ring.begin(conv.key, self.head, start)
+            if d > x.shape[0]:
+                self._follow(ring.data, slot + x.shape[0])
+            if self.watch is not None:
+                seen = plain if planes else frames_of(ring.data, slot, d)
+                if seen is not None:
+                    self.watch(conv, seen[:, 1:-1, 1:-1, :c])
             yield Input(ring.data, (start + late) % ring.slots, geometry, 0, rows)
             return
         parked, kernel = self.parked, conv.weight.kernel[1]
@@ -333,12 +328,12 @@ class Run(Memory):
 
     def _write(
         self, x: Tensor, norm: Norm, data: Tensor, store: Store, coefs: Tensor | None, *, slot: int = 0,
-        first: int | None = None, plain: Tensor | None = None,
+        first: int | None = None,
     ) -> Tensor | None:  # fmt: skip
-        """x, normalised, into `data` from `slot` on, where that is planes by way of `plain`, if it is given or x is
-        watched. Returns what is plain of it."""
-        planes = data.dim() == 5
-        if planes and plain is None and self.watch is not None:
+        """x, normalised, into `data` from `slot` on, where that is planes by way of a plain buffer, if x is watched.
+        Returns what is plain of it."""
+        planes, plain = data.dim() == 5, None
+        if planes and self.watch is not None:
             plain = data.new_empty(x.shape[0], data.shape[2], x.shape[2] + 2, data.shape[4])
         out, at = (data, slot) if plain is None else (plain, 0)
         self.attempt(norm_act, x, norm, out, slot=at, first=first, store=store, coefs=coefs, health=self.health)
@@ -347,8 +342,10 @@ class Run(Memory):
         return plain if planes else data
 
     def _planes(self, plain: Tensor, out: Tensor, slot: int = 0) -> None:
-        """Plain frames or bands [D, rows, W + 2, C], as stored, to planes of the same rows behind `slot`."""
-        self.attempt(norm_act, plain[:, :, 1:-1], COPY, out, slot=slot, store=_ROUNDED, first=1)
+        """Plain frames or bands [D, rows, W + 2, C], as stored, to planes of the same rows behind `slot`. They hold the
+        values that a plain buffer of their type would: a history may be the one or the other."""
+        store = Store(silu=False, border=self.border, rounded=True)
+        self.attempt(norm_act, plain[:, :, 1:-1], COPY, out, slot=slot, store=store, first=1)
 
     def _bands(
         self, conv: Conv, x: Tensor, norm: Norm, coefs: Tensor | None, store: Store, plane: Plane, rows: int,

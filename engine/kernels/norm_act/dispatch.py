@@ -99,9 +99,8 @@ def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: in
     if norm.kind not in _KINDS or store.border not in _BORDERS:
         raise ValueError(f"unknown norm {norm.kind!r} or border {store.border!r}")
     planes = buffer.dim() == 5
-    if store.border == "reflect" and (planes or min(h, w) <= border):
-        what = "planes have no border" if planes else f"a frame of {h}x{w} is too small"
-        raise ValueError(f"{what} to reflect {border} of its rows and columns")
+    if store.border == "reflect" and min(h, w) <= border:
+        raise ValueError(f"a frame of {h}x{w} is too small to reflect {border} of its rows and columns")
     (rows, columns, co), whole = buffer.shape[-3:], h + 2 * border
     fits = rows == whole if first is None else 0 <= first <= whole - rows
     if planes and (border != 1 or buffer.shape[1] != 4):
@@ -144,12 +143,13 @@ def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: in
         UNIT=unit, DENSE=dense, FAST=not (interpreted() and not x.is_cuda), num_warps=WARPS,
     )  # fmt: skip
     limit = QUANT_MAX.get(buffer.dtype, 0.0)
+    # Sums over channels follow a compiled kernel's layout: planes and plain frames that become planes share one.
     with on_device(x):
-        if planes:
-            walks, block = rows * -(-columns // walk[0]), positions(wide, walk[1])
+        if planes or (store.rounded and affine and border == 1):
+            walks, block = rows * -(-pairs_of(w) // walk[0]), positions(wide, walk[1])
             gains = [1.0 / scale for scale in store.plane_scales]
-            planes_kernel[(-(-walks // block), d)](*arguments, *gains, limit, **constants, ROUNDED=store.rounded,
-                                                   WALK=walk[0], BP=block)
+            planes_kernel[(-(-walks // block), d)](*arguments, *gains, limit, int(not planes), **constants,
+                                                   ROUNDED=store.rounded, WALK=walk[0], BP=block)
             return
         block = positions(wide)
         norm_act_kernel[(-(-(rows * columns) // block), d)](*arguments, limit, **constants, BORDER=border, BP=block)

@@ -11,14 +11,16 @@ from .triton import activated, vectors
 
 
 @triton.jit
-def _column(base, xx, y_inside, width, x_x, x_c, c, C: tl.constexpr, REPLICATE: tl.constexpr, UNIT: tl.constexpr,
+def _column(base, xx, y_inside, width, x_x, x_c, c, C: tl.constexpr, EDGE: tl.constexpr, UNIT: tl.constexpr,
             DENSE: tl.constexpr):  # fmt: skip
     """Values [BP, CP] of column `xx` of each row as stored, and whether they are part of the frame or copies of it."""
     inside = y_inside
-    if REPLICATE:
-        xx = tl.minimum(tl.maximum(xx, 0), width - 1)
-    else:
+    if EDGE == "zero":
         inside &= (xx >= 0) & (xx < width)
+    else:
+        if EDGE == "reflect":
+            xx = width - 1 - tl.abs(width - 1 - tl.abs(xx))
+        xx = tl.minimum(tl.maximum(xx, 0), width - 1)  # a walk may go on behind the border
     if DENSE:
         pointers = base + (xx * (x_x * UNIT))[:, None] + c[None, :]
     else:
@@ -50,17 +52,18 @@ def _store(pointers, v, gain, limit, mask, CLAMP: tl.constexpr, ROUND: tl.conste
     tl.store(pointers, formatted(v, gain, 0.0, -limit, limit, CLAMP, ROUND).to(pointers.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["slots", "slot", "height", "width", "first", "rows", "x_t", "x_y", "x_x", "x_c"])
+@triton.jit(do_not_specialize=["slots", "slot", "height", "width", "first", "rows", "x_t", "x_y", "x_x", "x_c",
+                             "plain"])
 def planes_kernel(x, coefs, weight, bias, gains, health, out, slots, slot, height, width, first, rows, x_t, x_y, x_x,
-                  x_c, eps, gain, gain0, gain1, gain2, gain3, limit,
+                  x_c, eps, gain, gain0, gain1, gain2, gain3, limit, plain,
                   C: tl.constexpr, CO: tl.constexpr, CP: tl.constexpr, KIND: tl.constexpr, WEIGHT: tl.constexpr,
                   BIAS: tl.constexpr, HEALTH: tl.constexpr, GAINS: tl.constexpr, SILU: tl.constexpr,
                   EDGE: tl.constexpr, CLAMP: tl.constexpr, ROUND: tl.constexpr, ROUNDED: tl.constexpr,
                   UNIT: tl.constexpr, DENSE: tl.constexpr, FAST: tl.constexpr, WALK: tl.constexpr,
                   BP: tl.constexpr):  # fmt: skip
     """One program writes BP walks of WALK neighbouring pairs each, in the bordered rows `first`.. of one frame. A walk
-    reads and activates every column once, but for the two it shares with its neighbours."""
-    REPLICATE: tl.constexpr = EDGE == "replicate"
+    reads and activates every column once, but for the two it shares with its neighbours. plain: after a norm over
+    channels, the plain bordered frame instead, in columns of these pairs."""
     d = tl.program_id(1)
     pairs = (width + 1) // 2
     walks = (pairs + WALK - 1) // WALK
@@ -70,7 +73,10 @@ def planes_kernel(x, coefs, weight, bias, gains, health, out, slots, slot, heigh
     real = row < rows
     y = row + first - 1
     y_inside = real & (y >= 0) & (y < height)
-    if REPLICATE:
+    if EDGE == "reflect":
+        y_inside = real
+        y = height - 1 - tl.abs(height - 1 - tl.abs(y))
+    if EDGE == "replicate":
         y_inside = real
         y = tl.minimum(tl.maximum(y, 0), height - 1)
     c = tl.arange(0, CP)
@@ -91,28 +97,56 @@ def planes_kernel(x, coefs, weight, bias, gains, health, out, slots, slot, heigh
     places = start + (((row - row0) * pairs + j) * CO)[:, None] + c[None, :]
     kept = (c < CO)[None, :] & real[:, None]
 
-    raw, inside = _column(lines, 2 * j - 1, y_inside, width, x_x, x_c, c, C, REPLICATE, UNIT, DENSE)
-    d0 = _value(raw, inside, c, scale, shift, gain_row, health, eps, gain, limit, C, KIND, WEIGHT, BIAS, HEALTH, GAINS,
-                SILU, CLAMP, ROUND, ROUNDED, HELD, FAST)
-    raw, inside = _column(lines, 2 * j, y_inside, width, x_x, x_c, c, C, REPLICATE, UNIT, DENSE)
-    d1 = _value(raw, inside, c, scale, shift, gain_row, health, eps, gain, limit, C, KIND, WEIGHT, BIAS, HEALTH, GAINS,
-                SILU, CLAMP, ROUND, ROUNDED, HELD, FAST)
-    raw2, inside2 = _column(lines, 2 * j + 1, y_inside, width, x_x, x_c, c, C, REPLICATE, UNIT, DENSE)
-    raw3, inside3 = _column(lines, 2 * j + 2, y_inside, width, x_x, x_c, c, C, REPLICATE, UNIT, DENSE)
-    for i in tl.static_range(WALK):
-        d2 = _value(raw2, inside2, c, scale, shift, gain_row, health, eps, gain, limit, C, KIND, WEIGHT, BIAS, HEALTH,
+    if KIND == "l2" or KIND == "rms":
+        # One column after the other by the same instructions, whatever becomes of it: sums over channels follow a
+        # compiled kernel's layout, and this one makes both the planes and the plain frames that they are made of later.
+        d0 = tl.zeros((BP, CP), tl.float32)
+        d1 = d0
+        d2 = d0
+        bordered = (at_slot.to(tl.int64) * rows + row0) * (width + 2) * CO
+        frame = out + bordered + (((row - row0) * (width + 2) + 2 * j) * CO)[:, None] + c[None, :]
+        raw, inside = _column(lines, 2 * j - 1, y_inside, width, x_x, x_c, c, C, EDGE, UNIT, DENSE)
+        for step in range(2 * WALK + 2):
+            v = _value(raw, inside, c, scale, shift, gain_row, health, eps, gain, limit, C, KIND, WEIGHT, BIAS, HEALTH,
+                       GAINS, SILU, CLAMP, ROUND, ROUNDED, HELD, FAST)
+            xx = 2 * j - 1 + step
+            raw, inside = _column(lines, xx + 1, y_inside, width, x_x, x_c, c, C, EDGE, UNIT, DENSE)
+            if plain != 0:
+                own = (xx == -1) | (xx == width) | ((step > 0) & (step <= 2 * WALK) & (xx < width))
+                tl.store(frame + step * CO, v.to(HELD), mask=kept & own[:, None])
+            elif step % 2 == 1 and step > 1:
+                mask = kept & (j + (step - 3) // 2 < pairs)[:, None]
+                here = places + (step - 3) // 2 * CO
+                _store(here, d0 - d2, gain0, limit, mask, CLAMP, ROUND)
+                _store(here + plane, (d1 + d2) * 0.5, gain1, limit, mask, CLAMP, ROUND)
+                _store(here + 2 * plane, d2 - d1, gain2, limit, mask, CLAMP, ROUND)
+                _store(here + 3 * plane, v - d1, gain3, limit, mask, CLAMP, ROUND)
+            d0 = d1
+            d1 = d2
+            d2 = v
+    else:
+        raw, inside = _column(lines, 2 * j - 1, y_inside, width, x_x, x_c, c, C, EDGE, UNIT, DENSE)
+        d0 = _value(raw, inside, c, scale, shift, gain_row, health, eps, gain, limit, C, KIND, WEIGHT, BIAS, HEALTH,
                     GAINS, SILU, CLAMP, ROUND, ROUNDED, HELD, FAST)
-        d3 = _value(raw3, inside3, c, scale, shift, gain_row, health, eps, gain, limit, C, KIND, WEIGHT, BIAS, HEALTH,
+        raw, inside = _column(lines, 2 * j, y_inside, width, x_x, x_c, c, C, EDGE, UNIT, DENSE)
+        d1 = _value(raw, inside, c, scale, shift, gain_row, health, eps, gain, limit, C, KIND, WEIGHT, BIAS, HEALTH,
                     GAINS, SILU, CLAMP, ROUND, ROUNDED, HELD, FAST)
-        if i < WALK - 1:  # the next pair's loads go out before this one's stores, which nothing moves them across
-            at = 2 * (j + i) + 3
-            raw2, inside2 = _column(lines, at, y_inside, width, x_x, x_c, c, C, REPLICATE, UNIT, DENSE)
-            raw3, inside3 = _column(lines, at + 1, y_inside, width, x_x, x_c, c, C, REPLICATE, UNIT, DENSE)
-        mask = kept & (j + i < pairs)[:, None]
-        here = places + i * CO
-        _store(here, d0 - d2, gain0, limit, mask, CLAMP, ROUND)
-        _store(here + plane, (d1 + d2) * 0.5, gain1, limit, mask, CLAMP, ROUND)
-        _store(here + 2 * plane, d2 - d1, gain2, limit, mask, CLAMP, ROUND)
-        _store(here + 3 * plane, d3 - d1, gain3, limit, mask, CLAMP, ROUND)
-        d0 = d2
-        d1 = d3
+        raw2, inside2 = _column(lines, 2 * j + 1, y_inside, width, x_x, x_c, c, C, EDGE, UNIT, DENSE)
+        raw3, inside3 = _column(lines, 2 * j + 2, y_inside, width, x_x, x_c, c, C, EDGE, UNIT, DENSE)
+        for i in tl.static_range(WALK):
+            d2 = _value(raw2, inside2, c, scale, shift, gain_row, health, eps, gain, limit, C, KIND, WEIGHT, BIAS,
+                        HEALTH, GAINS, SILU, CLAMP, ROUND, ROUNDED, HELD, FAST)
+            d3 = _value(raw3, inside3, c, scale, shift, gain_row, health, eps, gain, limit, C, KIND, WEIGHT, BIAS,
+                        HEALTH, GAINS, SILU, CLAMP, ROUND, ROUNDED, HELD, FAST)
+            if i < WALK - 1:  # the next pair's loads go out before this one's stores, which nothing moves them across
+                at = 2 * (j + i) + 3
+                raw2, inside2 = _column(lines, at, y_inside, width, x_x, x_c, c, C, EDGE, UNIT, DENSE)
+                raw3, inside3 = _column(lines, at + 1, y_inside, width, x_x, x_c, c, C, EDGE, UNIT, DENSE)
+            mask = kept & (j + i < pairs)[:, None]
+            here = places + i * CO
+            _store(here, d0 - d2, gain0, limit, mask, CLAMP, ROUND)
+            _store(here + plane, (d1 + d2) * 0.5, gain1, limit, mask, CLAMP, ROUND)
+            _store(here + 2 * plane, d2 - d1, gain2, limit, mask, CLAMP, ROUND)
+            _store(here + 3 * plane, d3 - d1, gain3, limit, mask, CLAMP, ROUND)
+            d0 = d2
+            d1 = d3

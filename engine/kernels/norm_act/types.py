@@ -24,13 +24,12 @@ class Norm:
 
 @dataclass(frozen=True)
 class Store:
-    """How results are written: silu first; border zero, replicate or (no planes) reflect; an 8-bit type holds
+    """How results are written: silu first; border zero, replicate or reflect; an 8-bit type holds
     value / scale, or with `gain` ([C] float32) value * gain per channel.
 
-    For buffers of planes: `rounded` makes them of the values as a plain buffer of their type holds them, so that making
-    them of such a buffer later (kind none, no silu, scale 1) gives the same bits (after a group norm or none; the sums
-    over channels of the others need not agree to the last bit). `plane_scales`: 8-bit planes hold
-    their value / (scale * their own).
+    For planes: `rounded` makes them of the values as a plain buffer of their type holds them, so that making
+    them of such a buffer later (kind none, no silu, scale 1) gives the same bits; plain buffers for that are written
+    with `rounded`, too. `plane_scales`: 8-bit planes hold their value / (scale * their own).
     """
 
     silu: bool = True

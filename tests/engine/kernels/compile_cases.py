@@ -219,11 +219,12 @@ def norm_calls(dtype: torch.dtype):
             reflected = Store(border="reflect", scale=0.05)
             norm_act.norm_act(x, timed, meta(6, 722, 1282, 128, dtype=dtype), store=reflected, **health)
         with cross_compile.recorded(plane_kernels, "planes_kernel") as planes:
-            kinds = (128, False, Norm()), (512, True, Norm()), (192, True, Norm("none"))
-            for c, rounded, norm in kinds:
+            kinds = ((128, False, Norm(), "zero"), (512, True, Norm(), "replicate"),
+                     (192, True, Norm("none"), "reflect"), (384, True, Norm("l2", meta(384)), "zero"))  # fmt: skip
+            for c, rounded, norm, border in kinds:
                 buffer = meta(6, *buffer_shape(720, 1280, padded_channels(c, dtype)), dtype=dtype)
                 norm_act.norm_act(meta(4, 720, 1280, c, dtype=HALF), norm, buffer, coefs=meta(4, 2, c),
-                                  store=Store(scale=0.05, rounded=rounded), **health)
+                                  store=Store(True, border, 0.05, rounded=rounded), **health)
     finally:
         norm_act.use_triton = kept
     return calls + planes

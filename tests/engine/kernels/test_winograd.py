@@ -1,5 +1,6 @@
 """The Winograd form against the convolution itself, its kernels against the references."""
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -45,9 +46,9 @@ def planes(x, dtype, **store):
     return buffer
 
 
-def true(x, weight, bias=None):
+def true(x, weight, bias=None, border="constant"):
     """In float64, [D, H, W, C] with its history -> [D', H, W, K]."""
-    x = F.pad(x.double(), (0, 0, 1, 1, 1, 1)).permute(3, 0, 1, 2)[None]
+    x = F.pad(x.double().permute(3, 0, 1, 2), (1, 1, 1, 1), border)[None]
     return F.conv3d(x, weight.double(), None if bias is None else bias.double())[0].permute(1, 2, 3, 0)
 
 
@@ -62,6 +63,15 @@ def test_reference_is_the_convolution(size, kt):
     out = torch.empty(*size, 10)
     conv3d(planes(x, torch.float32), pack_planes(weight, torch.float32), out, epilogue=Epilogue(bias=bias))
     assert error(out, true(x, weight, bias)) < 2e-6
+
+
+@pytest.mark.parametrize(("border", "size"), [
+    *(("replicate", size) for size in (*SIZES, (1, 1, 1))), *(("reflect", size) for size in ((2, 5, 7), (1, 2, 2))),
+], ids=str)  # fmt: skip
+def test_reference_is_the_convolution_beside_other_borders(border, size):
+    x, weight, out = frames(size[0] + 2, *size[1:], 6), torch.randn(10, 6, 3, 3, 3), torch.empty(*size, 10)
+    conv3d(planes(x, torch.float32, border=border), pack_planes(weight, torch.float32), out)
+    assert error(out, true(x, weight, border=border)) < 2e-6
 
 
 @pytest.mark.parametrize("dtype", [HALF, BF16, FP8, INT8], ids=str)
@@ -233,26 +243,30 @@ BACKENDS = ["reference", "triton"]
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("rounded", [False, True])
 @pytest.mark.parametrize("case", [
-    ("group", HALF, "zero", 48, 9), ("group", FP8, "zero", 32, 8), ("group", INT8, "replicate", 64, 2),
-    ("l2", BF16, "replicate", 20, 13), ("rms", HALF, "zero", 16, 1), ("none", torch.float32, "replicate", 8, 3),
+    ("group", HALF, "zero", 48, (5, 9)), ("group", FP8, "zero", 32, (5, 8)), ("rms", HALF, "zero", 16, (5, 1)),
+    ("l2", BF16, "replicate", 20, (5, 13)), ("none", torch.float32, "replicate", 8, (5, 3)),
+    ("group", INT8, "replicate", 64, (3, 2)), ("group", HALF, "replicate", 32, (1, 1)),
+    ("group", FP8, "replicate", 32, (1, 5)), ("group", HALF, "reflect", 32, (2, 2)),
+    ("rms", INT8, "reflect", 32, (3, 3)), ("l2", FP8, "reflect", 40, (5, 11)), ("none", BF16, "reflect", 16, (2, 8)),
 ], ids=str)  # fmt: skip
 def test_planes_are_those_of_the_plain_buffer(request, backend, rounded, case):
     if backend == "triton":
         request.getfixturevalue("interpreter")
-    kind, dtype, border, c, w = case
-    x = (torch.randn(2, 5, w, c) * 2 + 1).half()
+    kind, dtype, border, c, (h, w) = case
+    x = (torch.randn(2, h, w, c) * 2 + 1).half()
     norm = Norm(kind, torch.rand(c) + 0.5, torch.randn(c), 8)
     scale, wide = 0.05 if dtype.itemsize == 1 else 1.0, padded_channels(c, dtype)
     store = Store(kind != "none", border, scale, rounded=rounded)
-    got = torch.full((4, *buffer_shape(5, w, wide)), 9.0).to(dtype)
+    got = torch.full((4, *buffer_shape(h, w, wide)), 9.0).to(dtype)
     norm_act(x, norm, got, slot=3, store=store, backend=backend)
     assert (got[1:3].float() == torch.tensor(9.0).to(dtype).float()).all()  # other slots are left alone
     got = torch.stack((got[3], got[0])).float()
-    plain = torch.empty(2, 7, w + 2, wide, dtype=dtype if rounded else torch.float32)
+    plain = torch.empty(2, h + 2, w + 2, wide, dtype=dtype if rounded else torch.float32)
     norm_act(x, norm, plain, store=store, backend=backend)
     y = plain.float() / (scale if dtype.itemsize == 1 and not rounded else 1.0)
-    tail = y[:, :, -1:] if border == "replicate" else torch.zeros_like(y[:, :, -1:])
-    y = torch.cat((y, tail, tail), 2)
+    # Behind the border of an odd width, which no output reads: zeros, the last column, or the third from the end.
+    tail = {"zero": torch.zeros_like(y[:, :, :1]), "replicate": y[:, :, -1:], "reflect": y[:, :, -4:][:, :, :1]}
+    y = torch.cat((y, tail[border]), 2)
     d0, d1, d2, d3 = (y[:, :, i : i + 2 * got.shape[3] : 2] for i in range(4))
     want = torch.stack((d0 - d2, (d1 + d2) / 2, d2 - d1, d3 - d1), 1)
     if dtype in (FP8, INT8):
@@ -262,24 +276,40 @@ def test_planes_are_those_of_the_plain_buffer(request, backend, rounded, case):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dtype", [HALF, FP8, INT8], ids=str)
-def test_a_plain_history_becomes_the_same_planes(request, backend, dtype):
+@pytest.mark.parametrize(("kind", "border", "size"), [
+    *itertools.product(["group", "l2"], ["zero", "replicate", "reflect"], [(9, 11)]), ("rms", "zero", (9, 16)),
+    ("l2", "zero", (1, 1)), ("l2", "replicate", (3, 2)), ("rms", "reflect", (2, 2)), ("l2", "zero", (2, 8)),
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("dtype", [HALF, BF16, FP8, INT8], ids=str)
+def test_a_plain_history_becomes_the_same_planes(request, backend, dtype, kind, border, size):
     """What is parked plain comes back as planes: bit for bit what they would have been, frame by frame."""
     if backend == "triton":
         request.getfixturevalue("interpreter")
-    x, norm, scale = torch.randn(2, 9, 11, 32).half(), Norm("group", torch.ones(32), torch.zeros(32), 8), 0.05
-    plain, whole = torch.empty(2, 11, 13, 32, dtype=dtype), torch.empty(2, *buffer_shape(9, 11, 32), dtype=dtype)
-    norm_act(x, norm, plain, store=Store(scale=scale), backend=backend)
-    norm_act(x, norm, whole, store=Store(scale=scale, rounded=True), backend=backend)
-    for f in range(2):
-        later = torch.empty_like(whole[:1])
-        inside = plain[f : f + 1, 1:-1, 1:-1]
-        norm_act(inside, COPY, later, store=Store(silu=False), backend=backend)
-        assert torch.equal(later[0], whole[f])
+    (h, w), scale = size, 0.05 if dtype.itemsize == 1 else 1.0
+    x, bias = torch.randn(2, h, w, 40).half(), None if kind == "l2" else torch.rand(40)
+    norm, wide = Norm(kind, torch.rand(40) + 0.5, bias, 8), padded_channels(40, dtype)
+    shapes = (h + 2, w + 2, wide), buffer_shape(h, w, wide)
+    plain, whole = (torch.full((3, *shape), 9.0).to(dtype) for shape in shapes)
+    for buffer in (plain, whole):
+        norm_act(x, norm, buffer, slot=2, store=Store(True, border, scale, rounded=True), backend=backend)
+    bands = (0, h + 2), (0, (h + 3) // 2), (h // 3, h // 3 + 3), (h // 2, h + 2)
+    for slot, frame in ((2, x[:1]), (0, x[1:])):
+        for first, last in bands:  # with the rows of the border that they have, of the frame alone
+            later = torch.empty_like(whole[:1, :, first:last])
+            rows = plain[slot : slot + 1, first:last, 1:-1, :40]
+            norm_act(rows, COPY, later, store=Store(False, border), first=1, backend=backend)
+            assert torch.equal(later[0], whole[slot, :, first:last])
+            again = torch.empty_like(plain[:1, first:last])
+            norm_act(frame, norm, again, store=Store(True, border, scale, rounded=True), first=first, backend=backend)
+            assert torch.equal(again[0], plain[slot, first:last])
+    assert not plain[[0, 2]][..., 40:].any() and (plain[1] == torch.tensor(9.0).to(dtype)).all()
+    unrounded = torch.empty_like(plain[1:])
+    norm_act(x, norm, unrounded, store=Store(True, border, scale), backend=backend)
+    assert error(plain[[2, 0]].float(), unrounded.float()) < {FP8: 1e-2, INT8: 1e-2}.get(dtype, 1e-4)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("border", ["zero", "replicate"])
+@pytest.mark.parametrize("border", ["zero", "replicate", "reflect"])
 def test_bands_hold_the_frames_own_rows(request, backend, border):
     if backend == "triton":
         request.getfixturevalue("interpreter")

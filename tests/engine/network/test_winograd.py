@@ -1,11 +1,12 @@
 """Winograd convolutions in a network: chosen by layer, and the same bits in every plan."""
 
+import itertools
 from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
 import torch
-from zerowaste_vae.engine.archs import kl
+from zerowaste_vae.engine.archs import ARCHITECTURES, kl
 from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE
 from zerowaste_vae.engine.archs.seedvr2 import Config as Published
 from zerowaste_vae.engine.kernels.conv3d.winograd import schedules
@@ -105,12 +106,40 @@ def test_every_plan_has_the_same_bits(build, norm, kind):
     assert {"float16": 50, "bfloat16": 35, "fp8": 20, "int8": 20}[kind] < db < 100
 
 
-def test_borders_of_other_values_and_views_ahead_stay_direct(build, convolutions):
-    for style in ({"after": 1}, {"border": "replicate"}, {"border": "reflect"}, {}):
-        program = Program.of("decoder", 8, Conv("enter", 8, 32), TILES, Res("wide.0", 32, 32, Group(4)),
-                             Pixels("leave.norm", "leave.conv", 32, Group(4)), **style)  # fmt: skip
-        found = convolutions(fuse(build(program, torch.float16), torch.float16, WINOGRAD))
-        assert {c.weight.winograd for key, c in found.items() if "wide" in key} == {not style}
+REPLICATE, REFLECT = {"border": "replicate"}, {"border": "reflect", "head": "zero"}
+AHEAD = {"after": 1}
+
+
+#: Norm, and dB between both forms at least.
+KINDS = {"float16": (Group(4), 70), "bfloat16": (Length(), 50), "fp8": (Group(4), 32), "int8": (Length(), 38)}
+STYLED = [
+    *itertools.product(KINDS, (REPLICATE,), ((70, 3), (3, 2), (1, 1))),
+    *itertools.product(KINDS, (REFLECT,), ((2, 2),)), *itertools.product(("float16", "int8"), (REFLECT,), ((70, 3),)),
+    # 8 bit is for networks that look at no later frame.
+    *itertools.product(("float16", "bfloat16"), (AHEAD, AHEAD | REPLICATE), ((66, 3), (2, 5))),
+]
+
+
+@pytest.mark.parametrize(("kind", "style", "size"), STYLED, ids=str)
+@torch.no_grad()
+def test_other_borders_and_views_ahead(build, convolutions, exact_sums, kind, style, size):
+    """The same bits in every plan, near the direct form's: two bands of rows, odd widths, frames of a single pixel."""
+    norm, least = KINDS[kind]
+    dtype = torch.bfloat16 if kind == "bfloat16" else torch.float16
+    end = Pixels("leave.norm", "leave.conv", 32, norm, 2)
+    steps = Conv("enter", 8, 32), TILES, Res("deep.0", 32, 32, norm), Res("wide.0", 32, 32, norm), end
+    half, z = build(Program.of("decoder", 8, *steps, **style), dtype), torch.randn(3, *size, 8)
+    reader, policy = sampling.Reader(), Policy()
+    if kind in ("fp8", "int8"):
+        sampling.decode(fuse(half, dtype), z, reader)
+        policy = Policy(dict.fromkeys(eligible(half), kind), reader.ranges())
+    direct, network = (fuse(half, dtype, DEFAULTS, Operands(dtype, policy, winograd=on)) for on in (False, True))
+    formed = {key for key, conv in convolutions(network).items() if conv.weight.winograd}
+    assert formed == {f"decoder.{name}.0.conv{i}" for name in ("deep", "wide") for i in (1, 2)}
+    whole, *others = (decode(network, z, *plan) for plan in (*PLANS[:2], *PLANS[4:6]))
+    assert all(torch.equal(whole, other) for other in others)
+    db = sampling.decibel(sampling.mse([whole], [decode(direct, z, 3, 0)]))
+    assert least < db < 120
 
 
 @pytest.mark.parametrize("kind", ["fp16", "fp8"])
@@ -152,6 +181,16 @@ def test_a_published_network_takes_it_where_it_is_switched_on(monkeypatch, convo
         assert direct < planes < 2 * direct
         parked = [w.sizes(half, 1, 1, 90, 160, torch.float32, parking=Parking(None, 384 << 20)).host for w in (off, on)]
         assert parked[0] == parked[1]
+
+
+@pytest.mark.parametrize("name", ["hunyuanvideo", "hunyuanvideo1.5", "minimaxh3", "ltx"])
+def test_published_networks_with_other_borders_take_it(monkeypatch, name):
+    monkeypatch.setattr(schedules, "WIDTH", 128)
+    architecture = next(a for a in ARCHITECTURES if a.keys.name == name)
+    walk = FusedWalk(architecture, architecture.published.config, torch.float16, WINOGRAD)
+    for half in walk.halves:
+        calls = walk.run(half, 45, 80).calls.values()
+        assert sum(c.work for c in calls if c.weight.winograd) > 0.8 * sum(c.work for c in calls)
 
 
 @torch.no_grad()
