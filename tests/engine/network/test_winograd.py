@@ -89,7 +89,7 @@ PLANS = [
 @pytest.mark.parametrize("kind", ["float16", "bfloat16", "fp8", "int8"])
 @pytest.mark.parametrize("norm", [Group(4), Length()], ids=["group", "length"])
 @torch.no_grad()
-def test_every_plan_has_the_same_bits(build, norm, kind):
+def test_every_plan_has_the_same_bits(build, norm, kind, exact_sums):
     """Two bands of rows, an odd width, planes in rings and made of parked bands."""
     dtype = torch.bfloat16 if kind == "bfloat16" else torch.float16
     half = build(decoder(norm), dtype)
@@ -144,7 +144,7 @@ def test_other_borders_and_views_ahead(build, convolutions, exact_sums, kind, st
 
 @pytest.mark.parametrize("kind", ["fp16", "fp8"])
 @torch.no_grad()
-def test_pictures_have_the_same_bits_in_bands_and_whole(seed_model, kind):
+def test_pictures_have_the_same_bits_in_bands_and_whole(seed_model, kind, exact_sums):
     model = kl.SD.build(kl.Config((32, 32), (32, 32), 4, 8, quantised=True, resnets=(1, 2), norm_groups=8))
     seed_model(model, 3)
     half, z, reader = model.half().requires_grad_(False).decoder, torch.randn(2, 70, 3, 4), sampling.Reader()
