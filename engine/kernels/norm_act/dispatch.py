@@ -113,8 +113,6 @@ def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: in
         raise ValueError(f"{d} frames of {c} channels do not fit slot {slot} of {list(buffer.shape)}")
     if norm.kind == "group" and (norm.weight is None) != (norm.bias is None):
         raise ValueError("a group norm has both weight and bias, or neither")
-    if store.plane_scales != (1.0,) * 4 and buffer.dtype not in QUANT_MAX:
-        raise ValueError(f"planes of {buffer.dtype} have no scales")
     if norm.kind == "group" and coefs is None:
         coefs = coefficients(statistics(x, norm.groups, backend), norm, h * w, backend, health)
     if not _on_triton(x, backend):
@@ -147,8 +145,7 @@ def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: in
     with on_device(x):
         if planes or (store.rounded and affine and border == 1):
             walks, block = rows * -(-pairs_of(w) // walk[0]), positions(wide, walk[1])
-            gains = [1.0 / scale for scale in store.plane_scales]
-            planes_kernel[(-(-walks // block), d)](*arguments, *gains, limit, int(not planes), **constants,
+            planes_kernel[(-(-walks // block), d)](*arguments, limit, int(not planes), **constants,
                                                    ROUNDED=store.rounded, WALK=walk[0], BP=block)
             return
         block = positions(wide)

@@ -48,14 +48,14 @@ def _value(raw, inside, c, scale, shift, gain_row, health, eps, gain, limit, C: 
 
 
 @triton.jit
-def _store(pointers, v, gain, limit, mask, CLAMP: tl.constexpr, ROUND: tl.constexpr):
-    tl.store(pointers, formatted(v, gain, 0.0, -limit, limit, CLAMP, ROUND).to(pointers.dtype.element_ty), mask=mask)
+def _store(pointers, v, limit, mask, CLAMP: tl.constexpr, ROUND: tl.constexpr):
+    tl.store(pointers, formatted(v, 1.0, 0.0, -limit, limit, CLAMP, ROUND).to(pointers.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["slots", "slot", "height", "width", "first", "rows", "x_t", "x_y", "x_x", "x_c",
                              "plain"])
 def planes_kernel(x, coefs, weight, bias, gains, health, out, slots, slot, height, width, first, rows, x_t, x_y, x_x,
-                  x_c, eps, gain, gain0, gain1, gain2, gain3, limit, plain,
+                  x_c, eps, gain, limit, plain,
                   C: tl.constexpr, CO: tl.constexpr, CP: tl.constexpr, KIND: tl.constexpr, WEIGHT: tl.constexpr,
                   BIAS: tl.constexpr, HEALTH: tl.constexpr, GAINS: tl.constexpr, SILU: tl.constexpr,
                   EDGE: tl.constexpr, CLAMP: tl.constexpr, ROUND: tl.constexpr, ROUNDED: tl.constexpr,
@@ -117,10 +117,10 @@ def planes_kernel(x, coefs, weight, bias, gains, health, out, slots, slot, heigh
             elif step % 2 == 1 and step > 1:
                 mask = kept & (j + (step - 3) // 2 < pairs)[:, None]
                 here = places + (step - 3) // 2 * CO
-                _store(here, d0 - d2, gain0, limit, mask, CLAMP, ROUND)
-                _store(here + plane, (d1 + d2) * 0.5, gain1, limit, mask, CLAMP, ROUND)
-                _store(here + 2 * plane, d2 - d1, gain2, limit, mask, CLAMP, ROUND)
-                _store(here + 3 * plane, v - d1, gain3, limit, mask, CLAMP, ROUND)
+                _store(here, d0 - d2, limit, mask, CLAMP, ROUND)
+                _store(here + plane, (d1 + d2) * 0.5, limit, mask, CLAMP, ROUND)
+                _store(here + 2 * plane, d2 - d1, limit, mask, CLAMP, ROUND)
+                _store(here + 3 * plane, v - d1, limit, mask, CLAMP, ROUND)
             d0 = d1
             d1 = d2
             d2 = v
@@ -144,9 +144,9 @@ def planes_kernel(x, coefs, weight, bias, gains, health, out, slots, slot, heigh
                 raw3, inside3 = _column(lines, at + 1, y_inside, width, x_x, x_c, c, C, EDGE, UNIT, DENSE)
             mask = kept & (j + i < pairs)[:, None]
             here = places + i * CO
-            _store(here, d0 - d2, gain0, limit, mask, CLAMP, ROUND)
-            _store(here + plane, (d1 + d2) * 0.5, gain1, limit, mask, CLAMP, ROUND)
-            _store(here + 2 * plane, d2 - d1, gain2, limit, mask, CLAMP, ROUND)
-            _store(here + 3 * plane, d3 - d1, gain3, limit, mask, CLAMP, ROUND)
+            _store(here, d0 - d2, limit, mask, CLAMP, ROUND)
+            _store(here + plane, (d1 + d2) * 0.5, limit, mask, CLAMP, ROUND)
+            _store(here + 2 * plane, d2 - d1, limit, mask, CLAMP, ROUND)
+            _store(here + 3 * plane, d3 - d1, limit, mask, CLAMP, ROUND)
             d0 = d2
             d1 = d3

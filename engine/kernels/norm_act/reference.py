@@ -57,13 +57,12 @@ def apply(x: Tensor, norm: Norm, coefs: Tensor | None) -> Tensor:
 
 def write_planes(y: Tensor, target: Tensor, store: Store, fmt: Pixels | None) -> None:
     """One bordered frame, as `planes_of` takes it, in float32 -> its planes [4, Hp, pairs, C]."""
-    dtype, gain = target.dtype, 1.0 if fmt is None else fmt.gain
-    own = [None if fmt is None else quantiser(dtype, scale) for scale in (1.0, *store.plane_scales)]
-    y = y * gain
+    dtype = target.dtype
+    if fmt is not None:
+        y, fmt = y * fmt.gain, quantiser(dtype, 1.0)
     if store.rounded:
-        y = cast(y, dtype, own[0]).float()
-    for plane, values, each in zip(target, planes_of(y), own[1:], strict=True):
-        plane.copy_(cast(values, dtype, each))
+        y = cast(y, dtype, fmt).float()
+    target.copy_(cast(planes_of(y), dtype, fmt))
 
 
 def _inside(first: int, end: int, size: int, border: str, device: torch.device) -> Tensor:

@@ -29,7 +29,7 @@ class Store:
 
     For planes: `rounded` makes them of the values as a plain buffer of their type holds them, so that making
     them of such a buffer later (kind none, no silu, scale 1) gives the same bits; plain buffers for that are written
-    with `rounded`, too. `plane_scales`: 8-bit planes hold their value / (scale * their own).
+    with `rounded`, too.
     """
 
     silu: bool = True
@@ -37,4 +37,3 @@ class Store:
     scale: float = 1.0
     gain: Tensor | None = None
     rounded: bool = False
-    plane_scales: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0)

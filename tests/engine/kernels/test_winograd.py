@@ -216,21 +216,21 @@ def test_int8_planes_without_weights_of_their_own_stay_in_range(interpreter):
         assert error(out, true(x, weight)) < 3e-2
 
 
-def test_channels_of_int8_are_balanced_and_planes_have_scales():
-    """Both are folded into the weights, of the first frames too."""
+def test_channels_of_int8_are_balanced():
+    """Folded into the weights, of the first frames too."""
     gains = torch.logspace(-1, 1, 32)
     x, weight = frames(3, 5, 8, 32) * gains, torch.randn(16, 32, 3, 3, 3)
     x[:2] = x[2]
-    scales, seen = (1.0, 1.0, 0.8, 0.8), []
+    seen = []
 
     def balance(rows):
         seen.append(rows.shape)
-        return gains * 0.05
+        return gains * 0.04
 
-    packed = pack_planes(weight, INT8, early=True, balance=balance, plane_scales=scales)
+    packed = pack_planes(weight, INT8, early=True, balance=balance)
     assert seen == [(16, 27, 32)]
     buffer = torch.empty(3, *buffer_shape(5, 8, 32), dtype=INT8)
-    norm_act(x, COPY, buffer, store=Store(silu=False, gain=1 / (gains * 0.05), plane_scales=scales))
+    norm_act(x, COPY, buffer, store=Store(silu=False, gain=1 / (gains * 0.04)))
     for piece, start in ((packed, 0), (packed.early[0], 2), (packed.early[1], 1)):
         out = torch.empty(1, 5, 8, 16)
         conv3d(buffer, piece, out, start=start)
@@ -364,7 +364,6 @@ def test_wrong_arguments_are_named(change, word):
     (dict(border=0), "border of 1"),
     (dict(buffer=torch.empty(2, 3, 7, 3, 32)), "planes are 4"),
     (dict(buffer=torch.empty(2, 4, 7, 5, 32)), "does not hold"),
-    (dict(store=Store(plane_scales=(1.0, 1.0, 2.0, 1.0))), "no scales"),
 ])  # fmt: skip
 def test_wrong_planes_are_named(change, word):
     arguments = dict(buffer=torch.empty(2, *buffer_shape(5, 6, 32))) | change

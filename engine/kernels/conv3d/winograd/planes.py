@@ -46,12 +46,11 @@ def combined(sums: list[Tensor], mix: Tensor | None, width: int) -> Tensor:
     return torch.stack((m0 + (m1 + m2), m3 + (m1 - m2)), 3).flatten(2, 3)[:, :, :width]
 
 
-def pack_planes(weight: Tensor, dtype: torch.dtype, early: bool = False, balance: Balance | None = None,
-                plane_scales: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0)) -> Weight:
+def pack_planes(weight: Tensor, dtype: torch.dtype, early: bool = False, balance: Balance | None = None) -> Weight:
     """Conv weight [K, C, kt, kh, 3] -> Weight for buffers of planes. Computed in float32 and rounded once.
 
-    early, balance: as for `pack_weight`. plane_scales: as the Store of the inputs has them. fp8 rows have one scale
-    for all planes; int8 rows one for planes 0 and 3, and `mix` says what those of planes 1 and 2 are in it.
+    early, balance: as for `pack_weight`. fp8 rows have one scale for all planes; int8 rows one for planes 0 and 3, and
+    `mix` says what those of planes 1 and 2 are in it.
     """
     k, c, kt, kh, kw = weight.shape
     if kw != 3:
@@ -62,7 +61,6 @@ def pack_planes(weight: Tensor, dtype: torch.dtype, early: bool = False, balance
         taps = taps * balance(taps.permute(1, 2, 3, 0, 4).flatten(1, 3))
     g0, g1, g2 = taps
     rows = torch.stack((g0, g0 + g1 + g2, (g0 - g1 + g2) * 0.5, g2))
-    rows = rows * rows.new_tensor(plane_scales).view(-1, 1, 1, 1, 1)
     rows = torch.nn.functional.pad(rows, (0, wide - c)).flatten(2)  # [4, K, kt * kh * C]
     data, scale, mix = _quantise(rows, dtype, wide)
     first: tuple[Weight, ...] = ()
@@ -71,7 +69,7 @@ def pack_planes(weight: Tensor, dtype: torch.dtype, early: bool = False, balance
         scaled = taps.permute(1, 4, 2, 3, 0)
         before, last = scaled[:, :, :2].sum(2, keepdim=True), scaled[:, :, 2:]
         parts = before + last, torch.cat((before, last), 2)
-        first = tuple(pack_planes(part, dtype, plane_scales=plane_scales) for part in parts)
+        first = tuple(pack_planes(part, dtype) for part in parts)
     return Weight(data, wide, k, (kt, kh, kw), scale, early=first, winograd=True, mix=mix)
 
 
