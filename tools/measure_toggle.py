@@ -1,0 +1,100 @@
+"""What one optimisation changes: the same calls with and without it in turns, with medians, memory and dB.
+
+    python tools/measure_toggle.py winograd --weights seedvr2 --sizes 1280x720 --frames 21 --precisions fp16 fp8
+
+Run where the pack is importable as zerowaste_vae. Weights are seeded ones of a family's published widths; dB are those
+of the clip's first frames against fp32, without the toggle. Each case prints one line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+import time
+from itertools import product
+
+import torch
+from torch import Tensor
+from zerowaste_vae import VideoVAE, load
+from zerowaste_vae.engine.archs import by_name
+from zerowaste_vae.engine.bench.calls import synchronize
+from zerowaste_vae.engine.bench.subject import check_size, copy_of, noise_latent, noise_video, random_checkpoint
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split(":")[0])
+    parser.add_argument("toggle", help="its name, as for --on and --off")
+    parser.add_argument("--weights", default="seedvr2", metavar="FAMILY")
+    parser.add_argument("--sizes", nargs="+", default=["1280x720"], metavar="WxH")
+    parser.add_argument("--frames", type=int, default=21, metavar="N")
+    parser.add_argument("--precisions", nargs="+", default=["auto"], metavar="P")
+    parser.add_argument("--encode", action="store_true", help="encode (default: decode)")
+    parser.add_argument("--vram-gb", type=float, metavar="GB")
+    parser.add_argument("--runs", type=int, default=5, help="timed calls of each, after a first one")
+    parser.add_argument("--db-frames", type=int, default=5, metavar="N", help="frames compared with fp32 (0: none)")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    asked = parser.parse_args(argv)
+
+    weights = random_checkpoint(architecture=by_name(asked.weights))
+    for precision, size in product(asked.precisions, asked.sizes):
+        vae = load(copy_of(weights), device=asked.device, precision=precision)
+        forms = {on: vae.with_options(vae.options.switched(**{on: [asked.toggle]})) for on in ("off", "on")}
+        seconds, memory = measured(forms, drawn(vae, size, asked.frames, asked.encode), asked)
+        each = {on: [1e3 * s / asked.frames for s in times] for on, times in seconds.items()}
+        median = {on: statistics.median(times) for on, times in each.items()}
+        said = {on: f"{on} {median[on]:.2f} ({min(t):.2f} to {max(t):.2f}), {memory[on]}" for on, t in each.items()}
+        if asked.db_frames:
+            x = drawn(vae, size, asked.db_frames, asked.encode)
+            made = {on: call(form, x, asked) for on, form in forms.items()}
+            exact = call(load(copy_of(weights), device=asked.device, precision="fp32"), x, asked)
+            for on in forms:
+                said[on] += f", {decibel(made[on], exact, asked.encode):.1f} dB"
+        what = "encode" if asked.encode else "decode"
+        print(f"{asked.weights} {what} {precision} {size} x {asked.frames}, ms a frame, {asked.toggle} {said['off']}; "
+              f"{said['on']}: {median['on'] / median['off']:.3f} of the time", flush=True)
+        for one in (vae, *forms.values()):
+            one.release()
+    return 0
+
+
+def drawn(vae: VideoVAE, size: str, frames: int, encode: bool) -> Tensor:
+    """A seeded clip, or latents of one."""
+    a = vae.architecture
+    width, height = check_size(size, a.spatial)
+    if encode:
+        return noise_video(frames, height, width)
+    return noise_latent(vae.latent_channels, (frames - 1) // a.temporal + 1, height // a.spatial, width // a.spatial)
+
+
+def call(vae: VideoVAE, x: Tensor, asked: argparse.Namespace) -> Tensor:
+    return (vae.encode if asked.encode else vae.decode)(x, vram_gb=asked.vram_gb)
+
+
+def measured(
+    forms: dict[str, VideoVAE], x: Tensor, asked: argparse.Namespace
+) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """Seconds of calls in turns, and the memory of each."""
+    seconds: dict[str, list[float]] = {on: [] for on in forms}
+    memory = {}
+    for turn in range(asked.runs + 1):
+        for on in sorted(forms, reverse=turn % 2 == 1):
+            began = time.perf_counter()
+            call(forms[on], x, asked)
+            synchronize(torch.device(asked.device))
+            seconds[on].append(time.perf_counter() - began)
+            report = forms[on].last_report
+            taken = "memory not measured" if report.reserved_gb is None else f"{report.reserved_gb:.2f} GB"
+            memory[on] = taken if report.predicted_gb is None else f"{taken} ({report.predicted_gb:.2f} stated)"
+    return {on: times[1:] for on, times in seconds.items()}, memory
+
+
+def decibel(a: Tensor, exact: Tensor, latents: bool) -> float:
+    """Of values in 0..1; of latents against their standard deviation."""
+    error = (a.double() - exact.double()).square().mean().item()
+    return math.inf if error == 0 else 10 * math.log10((exact.double().var().item() if latents else 1.0) / error)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
