@@ -295,7 +295,9 @@ def test_the_parameters_tab_shows_values_only_and_leaves_the_line_alone(browser,
     before = browser("line", until="Fits:")["box"]
     find = f"app.graph.nodes.find((n) => String(n.id) === '{decode}')"
     toggle = "[...document.querySelectorAll('button')].find((e) => e.ariaLabel === 'Toggle properties panel')"
-    browser("js", source=f"(app.canvas.selectNode({find}), {toggle}.click(), new Promise((r) => setTimeout(r, 2000)))")
+    shown = "document.body.innerText.includes('Parameters')"  # the front end remembers whether it is open
+    browser("js", source=f"(app.canvas.selectNode({find}), {shown} || {toggle}.click(), "
+                         "new Promise((r) => setTimeout(r, 2000)))")  # fmt: skip
     text = browser("js", source="document.body.innerText")
     assert "Parameters" in text and "zerowaste_status" not in text
     # The tab writes the width of its column to every widget of the node.
