@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from zerowaste_vae.engine.bench.calls import synchronize
+from zerowaste_vae.engine.bench.calls import in_turns
 from zerowaste_vae.engine.bench.subject import PUBLISHED, check_size, noise_latent, noise_video, random_checkpoint
 
 
@@ -55,16 +55,10 @@ def compare(
     name: str, stock: Callable[[], Tensor], ours: Callable[[], Tensor], runs: int, device: torch.device
 ) -> None:
     clock = time.process_time if device.type == "cpu" else time.perf_counter
-    calls, seconds, results = {"stock": stock, "ours": ours}, {"stock": [], "ours": []}, {}
-    for turn in range(runs + 1):
-        for who in sorted(calls, reverse=turn % 2 == 1):
-            began = clock()
-            results[who] = calls[who]()
-            synchronize(device)
-            seconds[who].append(clock() - began)
-    medians = {who: statistics.median(times[1:]) for who, times in seconds.items()}
+    seconds, results = in_turns({"stock": stock, "ours": ours}, runs, device, clock)
+    medians = {who: statistics.median(times) for who, times in seconds.items()}
     for who, times in seconds.items():
-        print(f"{name} {who}: {medians[who]:.2f} s ({min(times[1:]):.2f} to {max(times[1:]):.2f}), {runs} calls")
+        print(f"{name} {who}: {medians[who]:.2f} s ({min(times):.2f} to {max(times):.2f}), {runs} calls")
     difference = (results["ours"].float() - results["stock"].float()).abs().max().item()
     ratio = medians["ours"] / medians["stock"]
     print(f"{name}: ours takes {ratio:.3f} of the time; largest difference {difference:.2e}", flush=True)

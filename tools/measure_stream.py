@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import statistics
 import sys
 import time
@@ -24,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from zerowaste_vae import VideoVAE, load
 from zerowaste_vae.engine.archs import by_name
+from zerowaste_vae.engine.bench.calls import resident_bytes
 from zerowaste_vae.engine.bench.subject import check_size, noise_latent, random_checkpoint
 from zerowaste_vae.engine.files.checkpoint import Checkpoint
 from zerowaste_vae.engine.files.mp4 import Format, Mp4Writer
@@ -90,17 +90,12 @@ def measured(what: str, vae: VideoVAE, z: Tensor, file: Path | None = None) -> N
                 writer.write(part[0])
             count += part.shape[1]
             if not marks or max(marks) < 201 <= count:
-                marks[count] = resident()
+                marks[count] = resident_bytes()
     if writer is not None:
         writer.finish()
-    took, marks[count] = time.perf_counter() - began, resident()
+    took, marks[count] = time.perf_counter() - began, resident_bytes()
     memory = ", ".join(f"{size / 2**30:.3f} at frame {at}" for at, size in marks.items())
     print(f"{what} of {count} frames: {1e3 * took / count:.2f} ms a frame; GiB of the process: {memory}", flush=True)
-
-
-def resident() -> int:
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 if __name__ == "__main__":

@@ -9,18 +9,19 @@ of the clip's first frames against fp32, without the toggle. Each case prints on
 from __future__ import annotations
 
 import argparse
-import math
+import functools
 import statistics
 import sys
-import time
 from itertools import product
 
 import torch
 from torch import Tensor
 from zerowaste_vae import VideoVAE, load
 from zerowaste_vae.engine.archs import by_name
-from zerowaste_vae.engine.bench.calls import synchronize
+from zerowaste_vae.engine.bench.calls import in_turns
+from zerowaste_vae.engine.bench.metrics import psnr
 from zerowaste_vae.engine.bench.subject import check_size, copy_of, noise_latent, noise_video, random_checkpoint
+from zerowaste_vae.engine.report import Report
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -41,10 +42,13 @@ def main(argv: list[str] | None = None) -> int:
     for precision, size in product(asked.precisions, asked.sizes):
         vae = load(copy_of(weights), device=asked.device, precision=precision)
         forms = {on: vae.with_options(vae.options.switched(**{on: [asked.toggle]})) for on in ("off", "on")}
-        seconds, memory = measured(forms, drawn(vae, size, asked.frames, asked.encode), asked)
+        x = drawn(vae, size, asked.frames, asked.encode)
+        calls = {on: functools.partial(call, form, x, asked) for on, form in forms.items()}
+        seconds, _ = in_turns(calls, asked.runs, vae.device)
         each = {on: [1e3 * s / asked.frames for s in times] for on, times in seconds.items()}
         median = {on: statistics.median(times) for on, times in each.items()}
-        said = {on: f"{on} {median[on]:.2f} ({min(t):.2f} to {max(t):.2f}), {memory[on]}" for on, t in each.items()}
+        said = {on: f"{on} {median[on]:.2f} ({min(t):.2f} to {max(t):.2f}), {memory(forms[on].last_report)}"
+                for on, t in each.items()}  # fmt: skip
         if asked.db_frames:
             x = drawn(vae, size, asked.db_frames, asked.encode)
             made = {on: call(form, x, asked) for on, form in forms.items()}
@@ -72,28 +76,15 @@ def call(vae: VideoVAE, x: Tensor, asked: argparse.Namespace) -> Tensor:
     return (vae.encode if asked.encode else vae.decode)(x, vram_gb=asked.vram_gb)
 
 
-def measured(
-    forms: dict[str, VideoVAE], x: Tensor, asked: argparse.Namespace
-) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """Seconds of calls in turns, and the memory of each."""
-    seconds: dict[str, list[float]] = {on: [] for on in forms}
-    memory = {}
-    for turn in range(asked.runs + 1):
-        for on in sorted(forms, reverse=turn % 2 == 1):
-            began = time.perf_counter()
-            call(forms[on], x, asked)
-            synchronize(torch.device(asked.device))
-            seconds[on].append(time.perf_counter() - began)
-            report = forms[on].last_report
-            taken = "memory not measured" if report.reserved_gb is None else f"{report.reserved_gb:.2f} GB"
-            memory[on] = taken if report.predicted_gb is None else f"{taken} ({report.predicted_gb:.2f} stated)"
-    return {on: times[1:] for on, times in seconds.items()}, memory
+def memory(report: Report) -> str:
+    taken = "memory not measured" if report.reserved_gb is None else f"{report.reserved_gb:.2f} GB"
+    return taken if report.predicted_gb is None else f"{taken} ({report.predicted_gb:.2f} stated)"
 
 
 def decibel(a: Tensor, exact: Tensor, latents: bool) -> float:
     """Of values in 0..1; of latents against their standard deviation."""
     error = (a.double() - exact.double()).square().mean().item()
-    return math.inf if error == 0 else 10 * math.log10((exact.double().var().item() if latents else 1.0) / error)
+    return psnr(error, exact.double().std().item() if latents else 1.0)
 
 
 if __name__ == "__main__":

@@ -119,6 +119,22 @@ class Watch:
         return [[round(p[0][0], 4), round(max(x[1] for x in p), 4), round(max(x[2] for x in p), 4)] for p in parts]
 
 
+def in_turns(
+    calls: dict[str, Callable[[], Any]], runs: int, device: torch.device, clock: Callable[[], float] = time.perf_counter
+) -> tuple[dict[str, list[float]], dict[str, Any]]:
+    """Seconds of `runs` calls of each, behind a first one of which nothing is told, and the last results. Every other
+    turn has them in the other order."""
+    seconds: dict[str, list[float]] = {who: [] for who in calls}
+    results: dict[str, Any] = {}
+    for turn in range(runs + 1):
+        for who in sorted(calls, reverse=turn % 2 == 1):
+            began = clock()
+            results[who] = calls[who]()
+            synchronize(device)
+            seconds[who].append(clock() - began)
+    return {who: times[1:] for who, times in seconds.items()}, results
+
+
 def resident_bytes() -> int | None:
     """What this process holds in RAM now; None where the system does not tell it cheaply (Linux does)."""
     if sys.platform != "linux":

@@ -3,14 +3,11 @@
 import json
 
 import pytest
-from zerowaste_vae import demo_vae_path, read_checkpoint
 
 
 @pytest.fixture
-def tool(load_tool, monkeypatch):
-    made = load_tool("measure_devices")
-    monkeypatch.setattr(made, "random_checkpoint", lambda architecture: read_checkpoint(demo_vae_path()))
-    return made
+def tool(load_measuring):
+    return load_measuring("measure_devices")
 
 
 def test_two_devices_beside_one(tool, tmp_path, capsys):

@@ -3,14 +3,11 @@
 import re
 
 import pytest
-from zerowaste_vae import demo_vae_path, read_checkpoint
 
 
 @pytest.fixture
-def tool(load_tool, monkeypatch):
-    made = load_tool("measure_stream")
-    monkeypatch.setattr(made, "random_checkpoint", lambda architecture: read_checkpoint(demo_vae_path()))
-    return made
+def tool(load_measuring):
+    return load_measuring("measure_stream")
 
 
 def test_a_stream_beside_a_decode(tool, tmp_path, capsys):

@@ -4,14 +4,11 @@ import re
 
 import pytest
 import torch
-from zerowaste_vae import demo_vae_path, read_checkpoint
 
 
 @pytest.fixture
-def tool(load_tool, monkeypatch):
-    made = load_tool("measure_toggle")
-    monkeypatch.setattr(made, "random_checkpoint", lambda architecture: read_checkpoint(demo_vae_path()))
-    return made
+def tool(load_measuring):
+    return load_measuring("measure_toggle")
 
 
 @pytest.mark.parametrize("half", [[], ["--encode"]])

@@ -52,6 +52,15 @@ def _store(pointers, v, limit, mask, CLAMP: tl.constexpr, ROUND: tl.constexpr):
     tl.store(pointers, formatted(v, 1.0, 0.0, -limit, limit, CLAMP, ROUND).to(pointers.dtype.element_ty), mask=mask)
 
 
+@triton.jit
+def _store_pair(pointers, plane, d0, d1, d2, d3, limit, mask, CLAMP: tl.constexpr, ROUND: tl.constexpr):
+    """The four planes of a pair, `plane` apart, of the columns that it reads."""
+    _store(pointers, d0 - d2, limit, mask, CLAMP, ROUND)
+    _store(pointers + plane, (d1 + d2) * 0.5, limit, mask, CLAMP, ROUND)
+    _store(pointers + 2 * plane, d2 - d1, limit, mask, CLAMP, ROUND)
+    _store(pointers + 3 * plane, d3 - d1, limit, mask, CLAMP, ROUND)
+
+
 @triton.jit(do_not_specialize=["slots", "slot", "height", "width", "first", "rows", "x_t", "x_y", "x_x", "x_c",
                              "plain"])
 def planes_kernel(x, coefs, weight, bias, gains, health, out, slots, slot, height, width, first, rows, x_t, x_y, x_x,
@@ -116,11 +125,7 @@ def planes_kernel(x, coefs, weight, bias, gains, health, out, slots, slot, heigh
                 tl.store(frame + step * CO, v.to(HELD), mask=kept & own[:, None])
             elif step % 2 == 1 and step > 1:
                 mask = kept & (j + (step - 3) // 2 < pairs)[:, None]
-                here = places + (step - 3) // 2 * CO
-                _store(here, d0 - d2, limit, mask, CLAMP, ROUND)
-                _store(here + plane, (d1 + d2) * 0.5, limit, mask, CLAMP, ROUND)
-                _store(here + 2 * plane, d2 - d1, limit, mask, CLAMP, ROUND)
-                _store(here + 3 * plane, v - d1, limit, mask, CLAMP, ROUND)
+                _store_pair(places + (step - 3) // 2 * CO, plane, d0, d1, d2, v, limit, mask, CLAMP, ROUND)
             d0 = d1
             d1 = d2
             d2 = v
@@ -143,10 +148,6 @@ def planes_kernel(x, coefs, weight, bias, gains, health, out, slots, slot, heigh
                 raw2, inside2 = _column(lines, at, y_inside, width, x_x, x_c, c, C, EDGE, UNIT, DENSE)
                 raw3, inside3 = _column(lines, at + 1, y_inside, width, x_x, x_c, c, C, EDGE, UNIT, DENSE)
             mask = kept & (j + i < pairs)[:, None]
-            here = places + i * CO
-            _store(here, d0 - d2, limit, mask, CLAMP, ROUND)
-            _store(here + plane, (d1 + d2) * 0.5, limit, mask, CLAMP, ROUND)
-            _store(here + 2 * plane, d2 - d1, limit, mask, CLAMP, ROUND)
-            _store(here + 3 * plane, d3 - d1, limit, mask, CLAMP, ROUND)
+            _store_pair(places + i * CO, plane, d0, d1, d2, d3, limit, mask, CLAMP, ROUND)
             d0 = d2
             d1 = d3
