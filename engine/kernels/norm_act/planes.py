@@ -109,9 +109,10 @@ def planes_kernel(x, coefs, weight, bias, gains, health, out, slots, slot, heigh
     if KIND == "l2" or KIND == "rms":
         # One column after the other by the same instructions, whatever becomes of it: sums over channels follow a
         # compiled kernel's layout, and this one makes both the planes and the plain frames that they are made of later.
+        # Three values of their own: Triton takes names of one value for one, and does not carry `d0 = d1` on.
         d0 = tl.zeros((BP, CP), tl.float32)
-        d1 = d0
-        d2 = d0
+        d1 = tl.zeros((BP, CP), tl.float32)
+        d2 = tl.zeros((BP, CP), tl.float32)
         bordered = (at_slot.to(tl.int64) * rows + row0) * (width + 2) * CO
         frame = out + bordered + (((row - row0) * (width + 2) + 2 * j) * CO)[:, None] + c[None, :]
         raw, inside = _column(lines, 2 * j - 1, y_inside, width, x_x, x_c, c, C, EDGE, UNIT, DENSE)
