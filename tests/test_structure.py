@@ -119,3 +119,32 @@ def test_a_name_of_an_architecture_is_found(source):
 @pytest.mark.parametrize("source", ["'As SeedVR2.'", "wanted = 1", "help('Loads VAEs of Wan and SeedVR2')", "# wan"])
 def test_words_about_architectures_may_be_anywhere(source):
     assert not families_in(source)
+
+
+def test_what_a_kernels_loop_carries_has_values_of_its_own():
+    """Triton compiles `b = a` in front of a loop that assigns both to one value, and `a = b` inside it to nothing; its
+    interpreter does not."""
+    kernels = 0
+    for path in FILES:
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(function, ast.FunctionDef) or "triton.jit" not in map(decorator, function.decorator_list):
+                continue
+            kernels += 1
+            for loop in ast.walk(function):
+                if not isinstance(loop, ast.For) or not ast.unparse(loop.iter).startswith("range("):
+                    continue
+                carried = {target for target, _ in assigned(loop)}
+                twice = [f"{path.name}: {a} = {b}" for a, b in assigned(function, loop.lineno) if {a, b} <= carried]
+                assert twice == []
+    assert kernels > 10
+
+
+def decorator(node: ast.expr) -> str:
+    return ast.unparse(node.func if isinstance(node, ast.Call) else node)
+
+
+def assigned(node: ast.AST, before: int = 1 << 30) -> Iterator[tuple[str, str]]:
+    """Names and what they are assigned, above a line."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.Assign) and each.lineno < before and isinstance(each.targets[0], ast.Name):
+            yield each.targets[0].id, ast.unparse(each.value)

@@ -158,7 +158,7 @@ def pointers() -> Iterator[Row]:
         told = Epilogue(torch.randn(128, device=DEVICE), scale=scale_of(dtype), half_accumulate=fast)
         conv3d(x, weight, outs[0], epilogue=told, backend="reference")
         for out in outs[1:]:
-            launch(x, weight, out, Geometry(), told, 0, 2, older)
+            launch(x, weight, out, Geometry(), told, 0, older)
         yield (f"winograd pointer form {str(dtype)[6:]} {'promoted fp16' if fast else ''}", error(outs[1], outs[0]),
                2e-3 if fast else LIMIT[dtype], torch.equal(outs[1], outs[2]))
 

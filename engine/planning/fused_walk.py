@@ -127,14 +127,16 @@ class FusedWalk:
     def sizes(
         self, half: str, latents: int, frames: int, height: int, width: int, output: torch.dtype,
         frame: tuple[int, int] | None = None, parking: Parking | None = None, rest: tuple[int, int] = (0, 0),
-        clip: int = 0,
-    ) -> Sizes:
+        clip: int = 0, alone: bool = False,
+    ) -> Sizes:  # fmt: skip
         """What a run takes besides the plain weights, for `latents` and `frames` per step.
 
         height, width: of the frame or tile, in latent pixels; frame: the whole frame's, where that is a tile. rest: an
         encoder's rows and columns of pixels that fill no latent pixel. clip: all latents, where they are gathered.
+        alone: the clip is one chunk.
         """
-        return self._sizes(half, latents, frames, height, width, output, frame, parking, rest, clip)
+        alone = alone and half == "encoder"  # latents are small
+        return self._sizes(half, latents, frames, height, width, output, frame, parking, rest, clip, alone)
 
     def tile_bytes(self, frames: int, height: int, width: int, step: int) -> int:
         """What an encoder that tiles itself takes besides the plain weights, for tiles of so many frames and pixels,
@@ -151,7 +153,7 @@ class FusedWalk:
 
     def _dry_run(
         self, half: str, latents: int, frames: int, height: int, width: int, output: torch.dtype,
-        frame: tuple[int, int] | None, parking: Parking | None, rest: tuple[int, int], clip: int,
+        frame: tuple[int, int] | None, parking: Parking | None, rest: tuple[int, int], clip: int, alone: bool,
     ) -> Sizes:
         network, meta = self.network(half), torch.device("meta")
         recorded = self.options.cuda_graphs and frame is None and parking is None
@@ -164,9 +166,9 @@ class FusedWalk:
             run = max((network.plan(latents, rows, cols, frames, meta, parking, clip, share) for share in shares),
                       key=lambda r: r.nbytes)  # fmt: skip
             rows = max(share.read()[1] - share.read()[0] if share else rows for share in shares)
-            # Three chunks' frames as they arrive ahead of their turn, and two copies on the way in, all in float32;
-            # graphs read another copy.
-            besides += (5 + recorded) * 4 * network.takes * t * latents * rows * cols
+            # Three chunks' frames as they arrive ahead of their turn, or one's, and two copies on the way in, all in
+            # float32; graphs read another copy.
+            besides += (3 + 2 * (not alone) + recorded) * 4 * network.takes * t * latents * rows * cols
         elif frame is None:
             run = max((network.plan(latents, height, width, frames, output, meta, parking, clip, rows)
                        for rows in self._everyones(half, height)), key=lambda r: r.nbytes)  # fmt: skip

@@ -295,7 +295,9 @@ class Planner:
         frame = None if len(tiles) == 1 else (ask.height, ask.width)
         size, walk = (tiles.rows.size, tiles.cols.size), self.walk
         clip = ask.latents if self._program(ask.half).gathers else 0
-        return walk.sizes(ask.half, steps.latents, steps.frames, *size, ask.output, frame, parking, ask.rest, clip)
+        alone = ask.latents <= steps.latents and not steps.lead
+        return walk.sizes(ask.half, steps.latents, steps.frames, *size, ask.output, frame, parking, ask.rest, clip,
+                          alone)  # fmt: skip
 
     def _parking_plans(self, ask: Ask, tiles: Grid, target: int | None) -> Iterator[Plan]:
         """With histories in host memory: the quickest plan per frame below the target, then the leanest."""

@@ -21,10 +21,11 @@ class Holder(Protocol):
 class Kept:
     """At most one holder's memory on each device. Whoever needs memory may `release` it; the holder then has none when
     it is taken up again. A holder that nobody else refers to any more is gone with its memory. Of two threads that ask
-    for the same memory one gets it."""
+    for the same memory one gets it, and none comes back before what it did not get is free: its holder may use the
+    same Run again."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._holders: dict[torch.device, weakref.ref[Holder]] = {}
 
     def keep(self, holder: Holder) -> None:
@@ -45,9 +46,9 @@ class Kept:
             ref = self._holders.pop(device, None)
             if new is not None:
                 self._holders[device] = new
-        kept = ref and ref()
-        if kept is not None and kept is not wanted:
-            kept.free()
+            kept = ref and ref()
+            if kept is not None and kept is not wanted:
+                kept.free()
         return kept is not None and kept is wanted
 
     def nbytes(self, device: torch.device) -> int:

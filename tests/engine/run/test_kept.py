@@ -1,5 +1,8 @@
 """Memory between two runs: one holder's at most on each device, and nobody's for longer than the holder lives."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import torch
 from zerowaste_vae.engine.run.kept import Kept
 
@@ -55,3 +58,23 @@ def test_devices_do_not_take_each_others():
     kept.keep(there)
     kept.release()
     assert there.freed == 2
+
+
+def test_nobody_goes_on_while_another_thread_frees_it():
+    """The memory of a VAE's run, which another VAE's thread wants back just when the first one's next call begins."""
+    kept, freeing, go_on = Kept(), threading.Event(), threading.Event()
+
+    class Slow(Holder):
+        def free(self):
+            freeing.set()
+            assert go_on.wait(10)
+            super().free()
+
+    holder = Slow(1)
+    kept.keep(holder)
+    with ThreadPoolExecutor(2) as pool:
+        other = pool.submit(kept.take, CPU, None)
+        assert freeing.wait(10)
+        own = pool.submit(lambda: (kept.take(CPU, holder), holder.freed))
+        threading.Timer(0.2, go_on.set).start()
+        assert own.result(10) == (False, 1) and other.result(10) is False
