@@ -295,7 +295,8 @@ class Planner:
         frame = None if len(tiles) == 1 else (ask.height, ask.width)
         size, walk = (tiles.rows.size, tiles.cols.size), self.walk
         clip = ask.latents if self._program(ask.half).gathers else 0
-        alone = ask.latents <= steps.latents and not steps.lead
+        # Pictures are one clip, however many; behind a clip of one chunk another one's frames may arrive.
+        alone = self._still(ask) and ask.latents <= steps.latents
         return walk.sizes(ask.half, steps.latents, steps.frames, *size, ask.output, frame, parking, ask.rest, clip,
                           alone)  # fmt: skip
 

@@ -14,7 +14,7 @@ from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.planning.budget import Limits
 from zerowaste_vae.engine.planning.cost import Rates, leanest, quickest
 from zerowaste_vae.engine.planning.fused_walk import FusedWalk
-from zerowaste_vae.engine.planning.planner import Planner
+from zerowaste_vae.engine.planning.planner import LIBRARY_BYTES, Planner
 from zerowaste_vae.engine.request import Request
 from zerowaste_vae.engine.run.graphs import GRAPH_BYTES
 from zerowaste_vae.engine.run.parking import Parking
@@ -193,3 +193,14 @@ def test_pictures_are_made_again_only_where_bands_do_not_fit():
     work = [walk.sizes("decoder", 1, 0, 512, 512, torch.float32, parking=p.parking).work for p in plans]
     assert work[0] == work[1] < work[2] < work[3] < 2 * work[0]
     assert plan(5).tiled
+
+
+def test_only_pictures_are_known_to_be_alone(walk, planner):
+    """Pictures are one clip, all of them; another video of a batch may arrive while one is encoded."""
+    flux = FusedWalk(kl.FLUX, kl.FLUX.published.config, torch.bfloat16, DEFAULTS)
+    for each, of, latents, alone in ((flux, Planner(flux, lambda: True), 1, True),
+                                     (flux, Planner(flux, lambda: True), 8, False), (walk, planner, 1, False)):
+        found = of.plan("encoder", (latents, 64, 64), limits=Limits(80 * GIB))
+        size = found.steps.latents, found.steps.frames, 64, 64, torch.float32
+        stated = each.sizes("encoder", *size, alone=alone).device
+        assert found.peak_bytes == stated + LIBRARY_BYTES + of._weights
