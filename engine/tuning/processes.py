@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from ..hardware import cores
 from ..kernels.conv3d.schedules import Schedule
 from ..memory import available_ram
 from .layers import Layer
+from .search import PULSE
 from .worker import as_ask
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -154,14 +155,16 @@ class Gpu:
         """Begin to load libraries."""
         self._worker = self._worker or Worker("measure", str(self._device))
 
-    def link(self, until: float) -> float | None:
-        """Bytes per second each way; None where it could not be measured."""
+    def link(self, until: float, check: Callable[[], None]) -> float | None:
+        """Bytes per second each way; None where it could not be measured. check: may raise to cancel."""
         self.start()
         self._worker.ask({"link": True})
-        try:
-            answer = self._worker.answer(min(SILENCE, until - time.monotonic()))
-        except queue.Empty:
-            answer = None
+        answer, until = None, min(until, time.monotonic() + SILENCE)
+        while (left := until - time.monotonic()) > 0:
+            check()
+            with suppress(queue.Empty):
+                answer = self._worker.answer(min(PULSE, left))
+                break
         if answer is None:
             self.end()
         return answer and answer["link"]

@@ -18,7 +18,7 @@ GAIN = 0.98
 #: And is faster in this part of the rounds, in which all are timed one after the other: a GPU that gets slower or
 #: faster while it is measured does so for all of them.
 SURE = 0.75
-#: Seconds between two looks at whether all is cancelled, while something is compiled.
+#: Seconds between two looks at whether all is cancelled, while something is compiled or a process begins.
 PULSE = 1.0
 
 

@@ -56,6 +56,7 @@ def tune(
         if cancel():
             raise Cancelled("tuning was cancelled; the schedules are as before")
 
+    check()
     here = proven(device)
     before = kept.of(device) or Tuning(kept.machine(device))
     wanted = [layer for layer in layers(walk, here) if again or layer.kind not in before.schedules]
@@ -68,7 +69,7 @@ def tune(
         stack.callback(pool.end)
         pool.start(jobs)
         until = began + budget - MARGIN
-        link = before.link if before.link and not again else gpu.link(until)
+        link = before.link if before.link and not again else gpu.link(until, check)
         found = search(jobs, pool, gpu, time.monotonic, max(0.0, until - time.monotonic()), check, progress)
         check()
     tuning = _merged(before, found, wanted, here, link)

@@ -10,6 +10,7 @@ from zerowaste_vae.engine.options import DEFAULTS, OFF, TOGGLES, Options, unavai
 from zerowaste_vae.engine.planning.fusable import availability
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
+WARM = ("seedvr2-tiny switched",)
 FUSED_ONLY = {"composed_upsample", "cuda_graphs", "async_offload", "winograd"}
 
 

@@ -18,6 +18,7 @@ HALVES = ("decode", "encode")
 CELLS = {
     **{key: ((7, 20, 24),) for key in product(["minimaxh3"], ["fp16", "fp8", "int8"], ["encode"])},
     ("seedvr2-tiny", "fp16", "decode encode"): TINY,
+    ("seedvr2-tiny switched", "fp16", "decode"): ((3, 10, 13),),
     ("seedvr2-small", "fp16", "decode encode"): ((6, 48, 64), (5, 8, 8)),
     **{key: TINY for key in product(["wan2.1-tiny", "wan2.2-tiny"], ["bf16"], ["decode encode"])},
     **{key: LARGE for key in product(["seedvr2"], ["fp16", "fp8", "int8"], HALVES)},
@@ -29,20 +30,23 @@ CELLS = {
     **{key: ((5, 14, 11),) for key in product(["hunyuanvideo"], ["bf16"], HALVES)},
     **{key: ((4, 7, 6),) for key in product(["hunyuanvideo1.5"], ["fp16"], HALVES)},
     **{key: ((3, 37, 21),) for key in product(["flux"], ["bf16", "fp16", "fp8", "int8"], HALVES)},
-    **{key: ((4, 37, 27),) for key in product(["seedvr2-winograd"], ["fp16", "fp8", "int8"], HALVES)},
+    **{key: ((4, 37, 27),) for key in product(["seedvr2 winograd"], ["fp16", "fp8", "int8"], HALVES)},
 }
 
 
 def main(name: str, precision: str, halves: str) -> None:
     from gpu_models import make
-    from zerowaste_vae.engine.options import DEFAULTS
+    from zerowaste_vae.engine.options import DEFAULTS, TOGGLES
 
-    vae = make(name.removesuffix("-winograd"), precision)
-    if name.endswith("-winograd"):
-        vae.options = DEFAULTS.switched(on=["winograd"])
-    for half in halves.split():
-        for i, size in enumerate(CELLS[name, precision, halves]):
-            compiled(vae, half, size, everything=not i)
+    model, _, form = name.partition(" ")
+    vae = make(model, precision)
+    switched = [DEFAULTS.switched(off=off) for off in (*([toggle] for toggle in TOGGLES), list(TOGGLES))]
+    forms = {"": [DEFAULTS], "winograd": [DEFAULTS.switched(on=["winograd"])], "switched": switched}
+    for options in forms[form]:
+        vae.options = options
+        for half in halves.split():
+            for i, size in enumerate(CELLS[name, precision, halves]):
+                compiled(vae, half, size, everything=not i and form != "switched")
 
 
 def compiled(vae, half: str, size: tuple[int, int, int], everything: bool) -> None:

@@ -6,10 +6,12 @@ import time
 from dataclasses import replace
 
 import pytest
+import torch
+from zerowaste_vae.engine.errors import Cancelled
 from zerowaste_vae.engine.kernels.conv3d.schedules import Schedule
 from zerowaste_vae.engine.kernels.conv3d.tuned import Kind
 from zerowaste_vae.engine.tuning.layers import Layer
-from zerowaste_vae.engine.tuning.processes import Pool, Worker
+from zerowaste_vae.engine.tuning.processes import Gpu, Pool, Worker
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="compiling needs Triton")
 KIND = Kind("direct", "float16", "f32", 16, 16, False, 1, 3, False, False)
@@ -54,3 +56,30 @@ def test_who_waits_is_not_held_up():
     with pytest.raises(queue.Empty):
         worker.answer(0.01)
     worker.end()
+
+
+def test_a_process_that_only_begins_is_cancelled_at_once():
+    """Its libraries take 5 to 10 s to load, in which it says nothing."""
+
+    class Silent:
+        ended = False
+
+        def ask(self, question):
+            assert question == {"link": True}
+
+        def answer(self, seconds):
+            raise queue.Empty
+
+        def end(self):
+            Silent.ended = True
+
+    def check():
+        looked.append(1)
+        if len(looked) == 3:
+            raise Cancelled
+
+    looked, gpu = [], Gpu(torch.device("cpu"))
+    gpu._worker = Silent()
+    with pytest.raises(Cancelled):
+        gpu.link(time.monotonic() + 60, check)
+    assert gpu.link(time.monotonic() + 0.01, lambda: None) is None and Silent.ended

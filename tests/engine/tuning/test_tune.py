@@ -50,7 +50,7 @@ def rig(tmp_path, monkeypatch):
             wrong = ["wrong numbers" if i == 1 else None for i in range(len(schedules))]
             return [[] if why else [2.0 - i / 10] * 5 for i, why in enumerate(wrong)], wrong
 
-        def link(self, until):
+        def link(self, until, check):
             return 12e9
 
     monkeypatch.setenv("ZEROWASTE_CACHE", str(tmp_path))
