@@ -56,20 +56,23 @@ def main(argv: list[str] | None = None) -> int:
     cases = SMALL if args.small else known(args.other)
     if args.warm:
         case, who, weights = args.warm
-        turns(cases[int(case)], packs, Path(weights), 0, args.small, [who])
+        print(turns(cases[int(case)], packs, Path(weights), 0, args.small, [who])[who][0])
         return 0
     with tempfile.TemporaryDirectory() as folder:
         os.environ["ZEROWASTE_CACHE"] = str(Path(folder) / "cache")
         families = [] if args.small else dict.fromkeys(family for family, *_ in cases)
         files = {family: frame_digests.seeded_file(family, Path(folder)) for family in families}
+        found, first = {}, {}
         if not args.small:
-            warm(args.other, [(str(i), who, str(files[case[0]])) for i, case in enumerate(cases) for who in packs])
-        found = {}
-        for case in cases:
+            calls = [(str(i), who, str(files[case[0]])) for i, case in enumerate(cases) for who in packs]
+            first = {(i, who): s for (i, who, _), s in zip(calls, warm(args.other, calls), strict=True)}
+        for i, case in enumerate(cases):
             times = turns(case, packs, files.get(case[0]), args.runs, args.small)
             name = " ".join((*case[:3], "x".join(map(str, case[3]))))
             found[name] = {who: {"median": statistics.median(ms), "min": min(ms), "max": max(ms), "runs": len(ms)}
-                           for who, ms in times.items()}  # fmt: skip
+                           for who, (_, *ms) in times.items()}  # fmt: skip
+            for who in packs if first else ():
+                found[name][who]["first"] = first[str(i), who]
             print(line(name, found[name]), flush=True)
     if args.json:
         args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
@@ -88,7 +91,9 @@ def known(other: Path) -> tuple[tuple[str, str, str, tuple[int, int, int]], ...]
 def line(name: str, found: dict[str, dict[str, float]]) -> str:
     each = (f"{who} {t['median']:.2f} ({t['min']:.2f} to {t['max']:.2f})" for who, t in found.items())
     more = found["this"]["median"] / found["other"]["median"] - 1
-    return f"{name}: {', '.join(each)} ms/frame, {100 * more:+.1f} %"
+    first = [f"{who} {t['first']:.0f}" for who, t in found.items() if "first" in t]
+    behind = f"; the first call {', '.join(first)}" if first else ""
+    return f"{name}: {', '.join(each)} ms/frame, {100 * more:+.1f} %{behind}"
 
 
 def other_pack(folder: Path) -> ModuleType:
@@ -100,24 +105,28 @@ def other_pack(folder: Path) -> ModuleType:
     return module
 
 
-def warm(other: Path, calls: list[tuple[str, str, str]]) -> None:
-    """Compile what each call takes, in processes side by side."""
+def warm(other: Path, calls: list[tuple[str, str, str]]) -> list[float]:
+    """Compile what each call takes, in processes side by side; milliseconds per frame of these first calls."""
 
     def run(call: tuple[str, str, str]) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, str(Path(__file__).resolve()), str(other), "--warm", *call]
         return subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
 
+    spent = []
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         for done in pool.map(run, calls):
             if done.returncode:
                 raise SystemExit(done.stderr[-3000:])
+            spent.append(float(done.stdout.split()[-1]))
+    return spent
 
 
 def turns(
     case: tuple[str, str, str, tuple[int, int, int]], packs: dict[str, ModuleType], file: Path | None, runs: int,
     small: bool, called: Sequence[str] = ("this", "other"),
 ) -> dict[str, list[float]]:  # fmt: skip
-    """Milliseconds per frame of each pack's calls, after a first one. Every other time the last one begins."""
+    """Milliseconds per frame of each pack's calls, the first one and so many more. Every other time the last one
+    begins."""
     _, precision, half, size = case
     vaes: dict[str, Any] = {}
     for who, pack in packs.items():
@@ -133,7 +142,7 @@ def turns(
             getattr(vaes[who], half)(source)
             if not small:
                 torch.cuda.synchronize()
-            times[who] += [(time.perf_counter() - begin) * 1e3 / frames] * bool(call)
+            times[who].append((time.perf_counter() - begin) * 1e3 / frames)
     for each in vaes.values():
         each.release()
     vaes.clear()
