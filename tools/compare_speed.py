@@ -4,8 +4,8 @@
 
 FOLDER holds one checkout as zerowaste_vae, OTHER is the folder of the other one. On a GPU: decodes and encodes of the
 published widths with seeded weights, each after the kernels of both have been compiled side by side. Two processes one
-after the other differ by 1.5 % with the same code (H200); calls in turns see the same clocks. --small: the demo VAE on
-a CPU.
+after the other differ by 1.5 % with the same code (H200); calls in turns see the same clocks. First calls, with
+planning and compiling, are those of the processes that compile, side by side. --small: the demo VAE on a CPU.
 """
 
 from __future__ import annotations
