@@ -7,7 +7,6 @@ long_clip.py KIND FRAMES FOLDER: "trivial", a network that is next to nothing at
 from __future__ import annotations
 
 import json
-import os
 import sys
 import weakref
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import torch
 from zerowaste_vae import demo_vae_path, load
 from zerowaste_vae.engine.archs import Architecture, KeySet
+from zerowaste_vae.engine.bench.calls import resident_bytes
 from zerowaste_vae.engine.files.latents import LatentFile, LatentWriter
 from zerowaste_vae.engine.files.media import Clip
 from zerowaste_vae.engine.files.mp4 import Format, Mp4Writer
@@ -49,11 +49,6 @@ TRIVIAL = Architecture(
 )  # fmt: skip
 
 
-def resident() -> int:
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 class Watch:
     """Bytes of the frames that are alive, and of the process, as they pass by."""
 
@@ -67,7 +62,7 @@ class Watch:
         self.most = max(self.most, self.alive)
         weakref.finalize(frames, self._gone, frames.nbytes)
         self.frames += count
-        self._resident.append((self.frames, resident()))
+        self._resident.append((self.frames, resident_bytes()))
         return frames
 
     @property
@@ -101,7 +96,7 @@ def main(kind: str, count: int, folder: Path) -> None:
         for _ in range(latents):
             writer.write(torch.randn(1, vae.latent_channels, 1, *size))
         writer.finish()
-    loaded, watch = resident(), Watch(frames)
+    loaded, watch = resident_bytes(), Watch(frames)
     with Mp4Writer(folder / "clip.mp4", Format(24, crf=40)) as file:
         for piece in vae.stream(LatentFile(folder / "l.safetensors", vae.latent_channels), output="uint8", chunk=4):
             file.write(watch.see(piece, piece.shape[1])[0])

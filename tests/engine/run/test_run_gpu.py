@@ -1,11 +1,11 @@
 """On a real GPU: every placement of histories gives the same bits, and 16 GB hold what plans for 13 GB say."""
 
-import os
 from dataclasses import replace
 
 import pytest
 import torch
 from zerowaste_vae import load
+from zerowaste_vae.engine.bench.calls import resident_bytes
 from zerowaste_vae.engine.memory import GIB
 from zerowaste_vae.engine.run.parking import SPARE_BYTES, Parked, Parking
 from zerowaste_vae.engine.run.pinned import POOL
@@ -182,14 +182,9 @@ def test_long_clips_need_no_more_host_memory_than_their_frames(settled, noise):
         settled.decode(z[:, :, :2], vram_gb=gb, output="uint8")
         idle = max((block.numel() for block in POOL._idle), default=0)
         parked = max(0, plan.host_bytes - idle)
-        before = resident()
+        before = resident_bytes()
         highest = []
-        settled.decode(z, vram_gb=gb, output="uint8", progress=lambda *_: highest.append(resident()))  # noqa: B023
+        settled.decode(z, vram_gb=gb, output="uint8", progress=lambda *_: highest.append(resident_bytes()))  # noqa: B023
         frames = (4 * latents - 3) * 720 * 1280 * 3
         print(f"{gb} GB: {(max(highest) - before - frames - parked) / GIB:.2f} GB besides")
         assert max(highest) - before <= frames + parked + 2 * GIB
-
-
-def resident():
-    with open("/proc/self/statm", encoding="ascii") as f:
-        return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
