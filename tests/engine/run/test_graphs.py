@@ -1,5 +1,8 @@
 """Recorded chunks: replayed where they fit and only there, equal bit by bit, gone when anything they read goes."""
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -12,6 +15,7 @@ from zerowaste_vae.engine.run import reuse as runs
 from zerowaste_vae.engine.run.kept import KEPT
 from zerowaste_vae.engine.run.parking import Parking
 from zerowaste_vae.engine.run.plan import Own, Steps
+from zerowaste_vae.engine.run.run import Run
 from zerowaste_vae.engine.run.tiles import grid
 from zerowaste_vae.engine.vae import VideoVAE
 
@@ -246,3 +250,24 @@ def test_idle_gpus_record_when_it_pays(vae, plain, noise, monkeypatch):
     # The third kind comes twice: it is compiled and timed in the first call, the others are timed in the second one.
     assert counts == [0, 2, 4]
     assert KEPT.nbytes(CPU) > 0
+
+
+def test_another_thread_wants_the_memory_back_as_the_next_call_begins(vae, plain, noise, monkeypatch):
+    """As another VAE's run does when memory is short."""
+    z, freeing, free = noise(1, 16, 3, 2, 3), threading.Event(), Run.free
+    frames = plain.decode(z, chunk=1)
+
+    def slowly(run):
+        freeing.set()
+        time.sleep(0.3)  # the next call would be in its first chunk
+        free(run)
+
+    for _ in range(2):
+        assert torch.equal(vae.decode(z, chunk=1), frames)
+    assert KEPT.nbytes(CPU)
+    monkeypatch.setattr(Run, "free", slowly)
+    with ThreadPoolExecutor(1) as pool:
+        freed = pool.submit(KEPT.release)
+        assert freeing.wait(10)
+        assert torch.equal(vae.decode(z, chunk=1), frames)
+        freed.result(10)
