@@ -1,4 +1,4 @@
-"""What a long clip takes as a stream: milliseconds a frame beside `decode` of a shorter one, to nothing and to an MP4,
+"""What a long clip takes as a stream, to nothing or to an MP4: milliseconds a frame beside `decode` of a shorter one,
 and the process's memory on the way.
 
     python tools/measure_stream.py --frames 3001 --decode 241 --mp4 clip.mp4
@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--frames", type=int, default=3001, metavar="N", help="of the stream")
     parser.add_argument("--decode", type=int, default=241, metavar="N", help="frames of a decode (default: 241)")
     parser.add_argument("--runs", type=int, default=3, help="timed decodes, after a first one")
-    parser.add_argument("--mp4", type=Path, metavar="FILE", help="also write such a stream to this file")
+    parser.add_argument("--mp4", type=Path, metavar="FILE", help="write the stream to this file (default: nowhere)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     asked = parser.parse_args(argv)
 
@@ -58,9 +58,8 @@ def main(argv: list[str] | None = None) -> int:
     print(f"decode of {made} frames: {statistics.median(each):.2f} ms a frame ({min(each):.2f} to {max(each):.2f})")
 
     z = latents(asked.frames)
-    measured("stream", vae, z)
+    measured("stream" if asked.mp4 is None else "MP4", vae, z, asked.mp4)
     if asked.mp4 is not None:
-        measured("MP4", vae, z, asked.mp4)
         print(f"{asked.mp4}: {asked.mp4.stat().st_size / 2**20:.1f} MiB")
     return 0
 
@@ -80,7 +79,7 @@ def slow(noise: Tensor, count: int) -> Tensor:
     return wide.view(*noise.shape[:2], *noise.shape[3:], count).movedim(-1, 2).contiguous()
 
 
-def measured(what: str, vae: VideoVAE, z: Tensor, file: Path | None = None) -> None:
+def measured(what: str, vae: VideoVAE, z: Tensor, file: Path | None) -> None:
     """One run, with the memory of its first part, of frame 201 and of its end."""
     began, count, marks = time.perf_counter(), 0, {}
     writer = None if file is None else Mp4Writer(file, Format(Fraction(24)))

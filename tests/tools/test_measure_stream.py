@@ -12,11 +12,13 @@ def tool(load_measuring):
 
 def test_a_stream_beside_a_decode(tool, tmp_path, capsys):
     file = tmp_path / "a.mp4"
-    asked = ["--size", "32x16", "--frames", "17", "--decode", "5", "--runs", "1", "--mp4", str(file), "--device", "cpu"]
+    asked = ["--size", "32x16", "--frames", "17", "--decode", "5", "--runs", "1", "--device", "cpu"]
     assert tool.main(asked) == 0
     said = capsys.readouterr().out
     assert re.search(r"decode of 5 frames: [\d.]+ ms", said)
     assert re.search(r"stream of 17 frames: .* at frame 17", said)
+    assert tool.main([*asked, "--mp4", str(file)]) == 0
+    said = capsys.readouterr().out
     assert re.search(r"MP4 of 17 frames: .*\n.*a\.mp4: [\d.]+ MiB", said) and file.is_file()
 
 
