@@ -144,7 +144,9 @@ def decorator(node: ast.expr) -> str:
 
 
 def assigned(node: ast.AST, before: int = 1 << 30) -> Iterator[tuple[str, str]]:
-    """Names and what they are assigned, above a line."""
+    """Names, of tuples too, and what they are assigned, above a line."""
     for each in ast.walk(node):
-        if isinstance(each, ast.Assign) and each.lineno < before and isinstance(each.targets[0], ast.Name):
-            yield each.targets[0].id, ast.unparse(each.value)
+        if isinstance(each, ast.Assign) and each.lineno < before:
+            for target in ast.walk(each.targets[0]):
+                if isinstance(target, ast.Name):
+                    yield target.id, ast.unparse(each.value)

@@ -11,6 +11,7 @@ planning and compiling, are those of the processes that compile, side by side. -
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import importlib.util
 import json
@@ -19,7 +20,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,6 +28,7 @@ from typing import Any
 
 import frame_digests
 import torch
+from zerowaste_vae.engine.bench.calls import in_turns
 
 #: Family, precision, half, [T, h, w] in latents.
 CASES = (
@@ -125,8 +126,7 @@ def turns(
     case: tuple[str, str, str, tuple[int, int, int]], packs: dict[str, ModuleType], file: Path | None, runs: int,
     small: bool, called: Sequence[str] = ("this", "other"),
 ) -> dict[str, list[float]]:  # fmt: skip
-    """Milliseconds per frame of each pack's calls, the first one and so many more. Every other time the last one
-    begins."""
+    """Milliseconds per frame of each pack's calls, the first one and so many more."""
     _, precision, half, size = case
     vaes: dict[str, Any] = {}
     for who, pack in packs.items():
@@ -135,22 +135,16 @@ def turns(
     frames = vae.architecture.frames(size[0])
     make = frame_digests.latent if half == "decode" else frame_digests.video
     source = make(vae, size) if half == "decode" else make(vae, size).float() / 255
-    times: dict[str, list[float]] = {who: [] for who in called}
-    for call in range(runs + 1):
-        for who in called[:: -1 if call % 2 else 1]:
-            begin = time.perf_counter()
-            getattr(vaes[who], half)(source)
-            if not small:
-                torch.cuda.synchronize()
-            times[who].append((time.perf_counter() - begin) * 1e3 / frames)
+    calls = {who: functools.partial(getattr(vaes[who], half), source) for who in called}
+    seconds = in_turns(calls, runs, vae.device)[0]
     for each in vaes.values():
         each.release()
     vaes.clear()
-    del vae
+    del vae, each, calls
     gc.collect()
     if not small:
         torch.cuda.empty_cache()
-    return times
+    return {who: [1e3 * s / frames for s in each] for who, each in seconds.items()}
 
 
 if __name__ == "__main__":

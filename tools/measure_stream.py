@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
     print(f"decode of {made} frames: {statistics.median(each):.2f} ms a frame ({min(each):.2f} to {max(each):.2f})")
 
     z = latents(asked.frames)
-    measured("stream" if asked.mp4 is None else "MP4", vae, z, asked.mp4)
+    measured(vae, z, asked.mp4)
     if asked.mp4 is not None:
         print(f"{asked.mp4}: {asked.mp4.stat().st_size / 2**20:.1f} MiB")
     return 0
@@ -79,7 +79,7 @@ def slow(noise: Tensor, count: int) -> Tensor:
     return wide.view(*noise.shape[:2], *noise.shape[3:], count).movedim(-1, 2).contiguous()
 
 
-def measured(what: str, vae: VideoVAE, z: Tensor, file: Path | None) -> None:
+def measured(vae: VideoVAE, z: Tensor, file: Path | None) -> None:
     """One run, with the memory of its first part, of frame 201 and of its end."""
     began, count, marks = time.perf_counter(), 0, {}
     writer = None if file is None else Mp4Writer(file, Format(Fraction(24)))
@@ -94,7 +94,8 @@ def measured(what: str, vae: VideoVAE, z: Tensor, file: Path | None) -> None:
         writer.finish()
     took, marks[count] = time.perf_counter() - began, resident_bytes()
     memory = ", ".join(f"{size / 2**30:.3f} at frame {at}" for at, size in marks.items())
-    print(f"{what} of {count} frames: {1e3 * took / count:.2f} ms a frame; GiB of the process: {memory}", flush=True)
+    print(f"{'stream' if file is None else 'MP4'} of {count} frames: {1e3 * took / count:.2f} ms a frame; "
+          f"GiB of the process: {memory}", flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":

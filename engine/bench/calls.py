@@ -122,17 +122,18 @@ class Watch:
 def in_turns(
     calls: dict[str, Callable[[], Any]], runs: int, device: torch.device, clock: Callable[[], float] = time.perf_counter
 ) -> tuple[dict[str, list[float]], dict[str, Any]]:
-    """Seconds of `runs` calls of each, behind a first one of which nothing is told, and the last results. Every other
-    turn has them in the other order."""
+    """Seconds of a first call of each and of `runs` more, and the last results. Every other turn has them in the other
+    order."""
     seconds: dict[str, list[float]] = {who: [] for who in calls}
     results: dict[str, Any] = {}
     for turn in range(runs + 1):
         for who in sorted(calls, reverse=turn % 2 == 1):
+            results.pop(who, None)
             began = clock()
             results[who] = calls[who]()
             synchronize(device)
             seconds[who].append(clock() - began)
-    return {who: times[1:] for who, times in seconds.items()}, results
+    return seconds, results
 
 
 def resident_bytes() -> int | None:

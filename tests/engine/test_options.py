@@ -9,6 +9,8 @@ from zerowaste_vae.engine.kernels.targets import capabilities
 from zerowaste_vae.engine.options import DEFAULTS, OFF, TOGGLES, Options, unavailable, unused
 from zerowaste_vae.engine.planning.fusable import availability
 
+from .warm_kernels import SWITCHED
+
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 WARM = ("seedvr2-tiny switched",)
 FUSED_ONLY = {"composed_upsample", "cuda_graphs", "async_offload", "winograd"}
@@ -186,7 +188,7 @@ def test_each_switch_on_a_gpu(gpu_file, noise):
     vae.options = DEFAULTS.switched(off=["triton_fusion"])
     plain = decibel(vae.decode(z), exact)
     benchmark, flash = torch.backends.cudnn.benchmark, torch.backends.cuda.flash_sdp_enabled()
-    for off in (*([name] for name in TOGGLES), list(TOGGLES)):
+    for off in SWITCHED:
         vae.options = DEFAULTS.switched(off=off)
         out = vae.decode(z)
         print(f"{', '.join(off)} off: {decibel(out, exact):.1f} dB, plain torch {plain:.1f}")

@@ -10,11 +10,14 @@ import sys
 from itertools import product
 
 import torch
+from zerowaste_vae.engine.options import DEFAULTS, TOGGLES
 
 #: Latents [T, h, w].
 SMALL, TINY, LARGE = ((4, 21, 13),), ((16, 6, 7), (4, 9, 7)), ((4, 42, 27), (2, 90, 160))
 HALVES = ("decode", "encode")
-#: (model, precision, half or halves) -> sizes. Tests of the first models run first.
+#: Each toggle off, and all of them.
+SWITCHED = (*([toggle] for toggle in TOGGLES), list(TOGGLES))
+#: (model and form, precision, half or halves) -> sizes. Tests of the first models run first.
 CELLS = {
     **{key: ((7, 20, 24),) for key in product(["minimaxh3"], ["fp16", "fp8", "int8"], ["encode"])},
     ("seedvr2-tiny", "fp16", "decode encode"): TINY,
@@ -36,12 +39,11 @@ CELLS = {
 
 def main(name: str, precision: str, halves: str) -> None:
     from gpu_models import make
-    from zerowaste_vae.engine.options import DEFAULTS, TOGGLES
 
     model, _, form = name.partition(" ")
     vae = make(model, precision)
-    switched = [DEFAULTS.switched(off=off) for off in (*([toggle] for toggle in TOGGLES), list(TOGGLES))]
-    forms = {"": [DEFAULTS], "winograd": [DEFAULTS.switched(on=["winograd"])], "switched": switched}
+    forms = {"": [DEFAULTS], "winograd": [DEFAULTS.switched(on=["winograd"])],
+             "switched": [DEFAULTS.switched(off=off) for off in SWITCHED]}  # fmt: skip
     for options in forms[form]:
         vae.options = options
         for half in halves.split():
