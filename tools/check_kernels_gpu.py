@@ -19,6 +19,7 @@ from zerowaste_vae.engine.kernels.attention.reference import attention as refere
 from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, Partials, conv3d, pack_weight, padded_channels
 from zerowaste_vae.engine.kernels.conv3d.dispatch import launch
 from zerowaste_vae.engine.kernels.conv3d.schedules import ROW_BLOCK, SCHEDULES, Schedule, fit, of_generation
+from zerowaste_vae.engine.kernels.duplicate import duplicate
 from zerowaste_vae.engine.kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
 from zerowaste_vae.engine.kernels.targets import FP8, target
 from zerowaste_vae.engine.kernels.to_pixels import BYTES, RAW, to_pixels
@@ -238,6 +239,12 @@ def ups() -> None:
         for dtype, c in ((torch.float16, 256), (torch.bfloat16, 512), (FP8, 256), (torch.int8, 256)):
             for shape in ((3, 150, 45), (1, 37, 53), (2, 64, 96), (2, 9, 1920)):
                 up_case(temporal, dtype, c, *shape)
+    for frames, drop, first in ((1, 0, True), (2, 1, True), (2, 0, False), (2, 1, False)):
+        x = torch.randn(3, 37, 53, 320, device=DEVICE).half()
+        outs = [torch.empty(3 * frames - drop, 74, 106, 160, device=DEVICE).half() for _ in range(2)]
+        for out, backend in zip(outs, ("reference", "triton"), strict=True):
+            duplicate(x, out, frames=frames, drop=drop, samples_first=first, backend=backend)
+        report(f"duplicate into {frames} frames, less {drop}", 0.0, 0.0, torch.equal(*outs))
 
 
 def nearest() -> None:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...kernels.conv3d import Partials, Weight, pack_weight
+from ...kernels.duplicate import duplicate
 from ...operands.forms import Operands
 from ...options import Options
 from ...run.run import Run
@@ -39,21 +40,6 @@ def average_down(x: Tensor, channels: int, temporal: bool, down: bool) -> Tensor
     b, c, t, h, w = x.shape
     x = x.view(b, c, t // z, z, h // s, s, w // s, s).permute(0, 1, 3, 5, 7, 2, 4, 6)
     return mean(x.reshape(b, channels, c * z * s * s // channels, t // z, h // s, w // s), 2)
-
-
-def store_duplicates(x: Tensor, out: Tensor, temporal: bool, starts: bool) -> None:
-    """`duplicate_up` of x [D, H, W, C] into out [F, 2H, 2W, K], K dividing C.
-
-    Of its 4 or 8 samples, number p = (frame * 2 + row) * 2 + column of channel k is channel (k + p / samples) * C / K.
-    """
-    z, step = (2 if temporal else 1), x.shape[3] // out.shape[3]
-    lead = int(starts and temporal)
-    for p in range(4 * z):
-        frame, row, column = p // 4, p // 2 % 2, p % 2
-        # A clip's first frame has only its last copy.
-        source = x[lead:] if frame == 0 else x
-        first = (frame + lead) % z
-        out[first::z, row::2, column::2].copy_(source[..., p * step // (4 * z) :: step])
 
 
 @dataclass(frozen=True)
@@ -155,7 +141,8 @@ class Around(Step):
         if run.dry:
             return
         if packed.average is None:
-            store_duplicates(x, out, self.time != (1, 1), starts)
+            frames = self.time[0]
+            duplicate(x, out, frames=frames, drop=int(starts and frames > 1))
             return
         means, lead = packed.average.means, int(starts and self.time != (1, 1))
         if lead:

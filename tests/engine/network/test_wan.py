@@ -7,7 +7,6 @@ from zerowaste_vae import load
 from zerowaste_vae.engine.archs import wan
 from zerowaste_vae.engine.kernels.targets import capabilities
 from zerowaste_vae.engine.network.fused import FusedDecoder, FusedEncoder
-from zerowaste_vae.engine.network.ops.around import duplicate_up, store_duplicates
 from zerowaste_vae.engine.network.ops.resnet import Res
 from zerowaste_vae.engine.network.stream import frame_spans
 from zerowaste_vae.engine.options import Options
@@ -163,16 +162,6 @@ def test_the_vae_runs_them(vaes, noise, atol):
     z = noise(1, c, 3, 5, 6)
     assert fused.plan_decode(3, 5, 6, **tiles).tiled
     torch.testing.assert_close(fused.decode(z, **tiles), plain.decode(z, **tiles), rtol=0, atol=atol)
-
-
-@pytest.mark.parametrize("channels", [2, 4, 8])
-@pytest.mark.parametrize(("temporal", "starts"), [(True, True), (True, False), (False, False)])
-def test_duplicates_are_the_plain_ones(noise, channels, temporal, starts):
-    x = noise(3, 4, 5, 8)
-    plain = duplicate_up(x.permute(3, 0, 1, 2)[None], channels, temporal, starts)[0].permute(1, 2, 3, 0)
-    out = torch.full_like(plain, 9.0)
-    store_duplicates(x, out, temporal, starts)
-    assert torch.equal(out, plain)
 
 
 def last_blocks(decoder):

@@ -1,0 +1,44 @@
+"""duplicate: Triton where it works, else torch."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..observe import observed
+from ..targets import on_device, use_triton
+from . import reference
+
+ELEMENTS = 4096  # of one program
+WARPS = 4
+
+
+@observed
+def duplicate(x: Tensor, out: Tensor, *, frames: int = 1, drop: int = 0, samples_first: bool = False,
+              backend: str = "auto") -> None:
+    """Every channel of x repeated into the samples that a position becomes.
+
+    x: [D, H, W, C], out: [frames * D - drop, 2H, 2W, K], of one type, channels next to each other; C divides
+    4 * frames * K. frames: those that one becomes, 1 or 2. drop: of the first frame's, those left out. With
+    p = (frame * 2 + row) * 2 + column, the channel of x that becomes k is, for `each` = 4 * frames * K / C,
+    (p * K + k) // each with `samples_first`, else (k * 4 * frames + p) // each. Raises ValueError on other shapes.
+    """
+    d, h, w, c = x.shape
+    f, rows, columns, k = out.shape
+    if (f, rows, columns) != (frames * d - drop, 2 * h, 2 * w) or 4 * frames * k % c or not 0 <= drop < frames:
+        raise ValueError(f"duplicate of {list(x.shape)} cannot fill {list(out.shape)} (frames {frames}, drop {drop})")
+    if x.stride(3) != 1 or out.stride(3) != 1 or x.dtype != out.dtype:
+        raise ValueError("duplicate takes tensors of one type with unit channel stride")
+    if not f:
+        return
+    if not use_triton(x.device, backend):
+        reference.duplicate(x, out, frames, drop, samples_first)
+        return
+    from .triton import duplicate_kernel
+
+    wide = 1 << max(k - 1, 1).bit_length()
+    block = max(ELEMENTS // wide, 1)
+    with on_device(x):
+        duplicate_kernel[(-(-rows * columns // block), f)](
+            x, out, h, w, drop, *x.stride()[:3], *out.stride()[:3], K=k, EACH=4 * frames * k // c, FRAMES=frames,
+            SAMPLES_FIRST=samples_first, KP=wide, BP=block, num_warps=WARPS,
+        )  # fmt: skip
