@@ -10,7 +10,7 @@ from ..conv3d.winograd.planes import pairs_of
 from ..observe import observed
 from ..targets import interpreted, on_device, use_triton
 from . import reference
-from .schedules import STAT_ELEMENTS, STAT_ROWS, WALK, WARPS, positions
+from .schedules import PLANE_WARPS, STAT_ELEMENTS, STAT_ROWS, WALK, WARPS, positions
 from .types import Norm, Store
 
 _DEFAULT = Store()
@@ -138,7 +138,7 @@ def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: in
         BIAS=affine and norm.bias is not None, HEALTH=health is not None and norm.kind != "group",
         GAINS=store.gain is not None, SILU=store.silu,
         EDGE=store.border, CLAMP=buffer.dtype in QUANT_MAX, ROUND=buffer.dtype == torch.int8,
-        UNIT=unit, DENSE=dense, FAST=not (interpreted() and not x.is_cuda), num_warps=WARPS,
+        UNIT=unit, DENSE=dense, FAST=not (interpreted() and not x.is_cuda),
     )  # fmt: skip
     limit = QUANT_MAX.get(buffer.dtype, 0.0)
     # Sums over channels follow a compiled kernel's layout: planes and plain frames that become planes share one.
@@ -146,7 +146,9 @@ def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: in
         if planes or (store.rounded and affine and border == 1):
             walks, block = rows * -(-pairs_of(w) // walk[0]), positions(wide, walk[1])
             planes_kernel[(-(-walks // block), d)](*arguments, limit, int(not planes), **constants,
-                                                   ROUNDED=store.rounded, WALK=walk[0], BP=block)
+                                                   ROUNDED=store.rounded, WALK=walk[0], BP=block,
+                                                   num_warps=PLANE_WARPS.get(buffer.dtype, WARPS) if affine else WARPS)
             return
         block = positions(wide)
-        norm_act_kernel[(-(-(rows * columns) // block), d)](*arguments, limit, **constants, BORDER=border, BP=block)
+        norm_act_kernel[(-(-(rows * columns) // block), d)](*arguments, limit, **constants, BORDER=border, BP=block,
+                                                            num_warps=WARPS)

@@ -107,29 +107,32 @@ def planes_kernel(x, coefs, weight, bias, gains, health, out, slots, slot, heigh
     kept = (c < CO)[None, :] & real[:, None]
 
     if KIND == "l2" or KIND == "rms":
-        # One column after the other by the same instructions, whatever becomes of it: sums over channels follow a
+        # Two columns after two by the same instructions, whatever becomes of them: sums over channels follow a
         # compiled kernel's layout, and this one makes both the planes and the plain frames that they are made of later.
-        # Three values of their own: Triton takes names of one value for one, and does not carry `d0 = d1` on.
         d0 = tl.zeros((BP, CP), tl.float32)
         d1 = tl.zeros((BP, CP), tl.float32)
-        d2 = tl.zeros((BP, CP), tl.float32)
         bordered = (at_slot.to(tl.int64) * rows + row0) * (width + 2) * CO
         frame = out + bordered + (((row - row0) * (width + 2) + 2 * j) * CO)[:, None] + c[None, :]
-        raw, inside = _column(lines, 2 * j - 1, y_inside, width, x_x, x_c, c, C, EDGE, UNIT, DENSE)
-        for step in range(2 * WALK + 2):
-            v = _value(raw, inside, c, scale, shift, gain_row, health, eps, gain, limit, C, KIND, WEIGHT, BIAS, HEALTH,
-                       GAINS, SILU, CLAMP, ROUND, ROUNDED, HELD, FAST)
-            xx = 2 * j - 1 + step
-            raw, inside = _column(lines, xx + 1, y_inside, width, x_x, x_c, c, C, EDGE, UNIT, DENSE)
+        raw2, inside2 = _column(lines, 2 * j - 1, y_inside, width, x_x, x_c, c, C, EDGE, UNIT, DENSE)
+        raw3, inside3 = _column(lines, 2 * j, y_inside, width, x_x, x_c, c, C, EDGE, UNIT, DENSE)
+        for i in range(WALK + 1):
+            d2 = _value(raw2, inside2, c, scale, shift, gain_row, health, eps, gain, limit, C, KIND, WEIGHT, BIAS,
+                        HEALTH, GAINS, SILU, CLAMP, ROUND, ROUNDED, HELD, FAST)
+            d3 = _value(raw3, inside3, c, scale, shift, gain_row, health, eps, gain, limit, C, KIND, WEIGHT, BIAS,
+                        HEALTH, GAINS, SILU, CLAMP, ROUND, ROUNDED, HELD, FAST)
+            xx = 2 * (j + i) - 1
+            raw2, inside2 = _column(lines, xx + 2, y_inside, width, x_x, x_c, c, C, EDGE, UNIT, DENSE)
+            raw3, inside3 = _column(lines, xx + 3, y_inside, width, x_x, x_c, c, C, EDGE, UNIT, DENSE)
             if plain != 0:
-                own = (xx == -1) | (xx == width) | ((step > 0) & (step <= 2 * WALK) & (xx < width))
-                tl.store(frame + step * CO, v.to(HELD), mask=kept & own[:, None])
-            elif step % 2 == 1 and step > 1:
-                mask = kept & (j + (step - 3) // 2 < pairs)[:, None]
-                _store_pair(places + (step - 3) // 2 * CO, plane, d0, d1, d2, v, limit, mask, CLAMP, ROUND)
-            d0 = d1
-            d1 = d2
-            d2 = v
+                own = (xx == -1) | (xx == width) | ((i > 0) & (xx < width))
+                tl.store(frame + 2 * i * CO, d2.to(HELD), mask=kept & own[:, None])
+                own = (xx + 1 == width) | ((i < WALK) & (xx + 1 < width))
+                tl.store(frame + (2 * i + 1) * CO, d3.to(HELD), mask=kept & own[:, None])
+            elif i > 0:
+                mask = kept & (j + i - 1 < pairs)[:, None]
+                _store_pair(places + (i - 1) * CO, plane, d0, d1, d2, d3, limit, mask, CLAMP, ROUND)
+            d0 = d2
+            d1 = d3
     else:
         raw, inside = _column(lines, 2 * j - 1, y_inside, width, x_x, x_c, c, C, EDGE, UNIT, DENSE)
         d0 = _value(raw, inside, c, scale, shift, gain_row, health, eps, gain, limit, C, KIND, WEIGHT, BIAS, HEALTH,
