@@ -77,7 +77,7 @@ class Run(Memory):
             target, added = i.rows(out, factor), None if residual is None else i.rows(residual)
             frames = []
             with self.arena.scope():
-                data = self._as_read(conv, i.data)
+                data = self.as_read(conv, i.data)
                 for weight, a, b, later in pieces or conv.weight.pieces(first, out.shape[0]):
                     frames.append(self.product(
                         conv, data, target[a:b], weight=weight, geometry=i.geometry, groups=groups, pixels=pixels,
@@ -296,7 +296,7 @@ class Run(Memory):
                 parked.note(conv.key, band, d)
                 with self.arena.scope():
                     shape = conv.history + d, band.bottom - band.top, *plane[1:]
-                    self._as_read(conv, torch.empty(shape, dtype=conv.dtype, device="meta"))
+                    self.as_read(conv, torch.empty(shape, dtype=conv.dtype, device="meta"))
                 continue
             buffer = parked.enter(conv.key, band, d)
             if x.shape[0]:
@@ -317,7 +317,7 @@ class Run(Memory):
         h, w, c = plane[0] - 2, plane[1] - 2, plane[2]
         return buffer_shape(h, w, c) if conv.weight.winograd else plane
 
-    def _as_read(self, conv: Conv, data: Tensor) -> Tensor:
+    def as_read(self, conv: Conv, data: Tensor) -> Tensor:
         """A parked history's visit [frames, rows, W + 2, C] as `conv` reads it; what rings hold is that already."""
         if not conv.weight.winograd or data.dim() == 5:
             return data

@@ -68,6 +68,8 @@ def _validate(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilog
         fits = x.shape[1] == 4 and columns == pairs_of(size[2])
         if not fits or geometry.stride != (1, 1, 1) or geometry.origin != (0, 0):
             raise ValueError(f"conv3d of planes {list(x.shape)} cannot make {list(out.shape)} ({geometry})")
+        if weight.phases != (1, 1, 1) and epilogue.groups:
+            raise ValueError("conv3d of planes makes no sums of outputs that lie between each other")
         columns = size[2] + 2
     if (reach[0] > x.shape[0] or not 0 <= start < x.shape[0] or reach[1] + geometry.origin[0] + extra[0] > rows
             or reach[2] + geometry.origin[1] + extra[1] > columns):

@@ -93,7 +93,6 @@ def conv3d(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     count = (d - 1) * geometry.stride[0] + weight.kernel[0]
     frames = frames_of(x, start, count)
     sets = [min(first + i, 2) for i in range(d)] if weight.folded else [0] * d
-    planes = PLANES if weight.winograd else 1
     result = torch.empty(out.shape[0], py * h, *out.shape[2:], dtype=out.dtype, device=out.device)
     for phase in range(pt * py * px):
         iy, ix, it = phase // (px * pt), phase // pt % px, phase % pt
@@ -106,8 +105,11 @@ def conv3d(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
             group = min(index, max(weight.folded - 1, 0)) * pt * py * px + phase
             base = group * k
             part = frames[lo * geometry.stride[0] : (hi - 1) * geometry.stride[0] + weight.kernel[0]]
-            rows = weight.data[base * planes : (base + k) * planes]
-            y = product(part, rows, weight, geometry, shift, (hi - lo, h, w))
+            own, rows = weight, weight.data[base : base + k]
+            if weight.winograd:
+                own = weight.phase(phase)
+                rows = own.data
+            y = product(part, rows, own, geometry, shift, (hi - lo, h, w))
             y = y * epilogue.scale
             if weight.scale is not None:
                 y = y * weight.scale[base : base + k]

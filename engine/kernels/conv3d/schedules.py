@@ -143,14 +143,13 @@ ROW_BLOCK = 32
 
 def sums_bytes(out: tuple[int, ...], groups: int, phases: tuple[int, int] = (1, 1), planes: bool = False) -> int:
     """Bytes of the sums that a convolution's epilogue makes of `out` [D, H, W, K], at most, on any GPU. phases: rows
-    and columns that each position of the input makes. planes: in Winograd form, where a tile has two sums, of the even
-    and of the odd columns."""
+    and columns that each position of the input makes. planes: in Winograd form, whose tiles are pairs of columns."""
     d, h, w, k = out
     py, px = phases
     rows, pitch = h // py, w // px + 2
     tile = 64 if planes or rows * (w // px) < SMALL_PLANE else 128  # the lowest of all schedules
     if planes:
-        pitch, d = -(-w // 2), 2 * d
+        pitch = -(-w // 2)
     full, rest = divmod(rows, ROW_BLOCK)
     tiles = full * -(-ROW_BLOCK * pitch // tile) + -(-rest * pitch // tile)
     # The narrowest slice of an epilogue is a quarter of the channels, and none is below 16 from 64 channels on.

@@ -42,12 +42,30 @@ def _base(frame, row, column, stride_t, stride_y, stride_x, UNIT: tl.constexpr):
 
 
 @triton.jit
-def finish(acc, n0, out_rows, res_rows, keep, own, at_row, at_col, scales, biases, sums, health, act_scale, gain,
-            offset, low, high, K: tl.constexpr, WHOLE: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr,
-            RESIDUAL: tl.constexpr, SPAN: tl.constexpr, CLAMP: tl.constexpr, ROUND: tl.constexpr,
-            HEALTH: tl.constexpr):  # fmt: skip
-    """Scale, bias, residual, cast, store (of positions `own`) and sum (`keep`) one slice [BM, BN] of the accumulator.
-    WHOLE: all columns are real."""
+def piece(acc, part: tl.constexpr, SLICES: tl.constexpr):
+    """One slice of an accumulator's width: the whole tile at once would not fit the registers beside it."""
+    if SLICES > 1:
+        BM: tl.constexpr = acc.shape[0]
+        BN: tl.constexpr = acc.shape[1]
+        left, right = tl.split(tl.permute(tl.reshape(acc, (BM, 2, BN // 2)), (0, 2, 1)))
+        half = left if part < SLICES // 2 else right
+        return piece(half, part % (SLICES // 2), SLICES // 2)
+    else:
+        return acc
+
+
+@triton.jit
+def _both(total, square, more, more_squares):
+    return total + more, square + more_squares
+
+
+@triton.jit
+def finish(acc, n0, out_rows, res_rows, keep, own, at_row, at_col, scales, biases, health, act_scale, gain, offset,
+           low, high, K: tl.constexpr, WHOLE: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr,
+           RESIDUAL: tl.constexpr, SPAN: tl.constexpr, CLAMP: tl.constexpr, ROUND: tl.constexpr,
+           HEALTH: tl.constexpr):  # fmt: skip
+    """Scale, bias, residual, cast and store (of positions `own`) one slice [BM, BN] of the accumulator. WHOLE: all
+    columns are real. What `keep` adds to `sum_up`, of each position: sums over neighbouring columns, and of squares."""
     BM: tl.constexpr = acc.shape[0]
     BN: tl.constexpr = acc.shape[1]
     n = n0 + tl.arange(0, BN)
@@ -73,47 +91,30 @@ def finish(acc, n0, out_rows, res_rows, keep, own, at_row, at_col, scales, biase
     stored = formatted(value, gain, offset, low, high, CLAMP, ROUND).to(out_rows.dtype.element_ty)
     tl.store(out_rows[:, None] + n[None, :], stored, mask=written)
     if SPAN > 0:
-        seen = tl.where(mask, stored.to(tl.float32), 0.0)
-        total, square = seen, seen * seen
-        if SPAN > 1:  # neighbouring columns share a thread: adding them first halves the exchange between lanes
-            total = tl.sum(tl.reshape(total, (BM, BN // 2, 2)), 2)
-            square = tl.sum(tl.reshape(square, (BM, BN // 2, 2)), 2)
-        LEFT: tl.constexpr = SPAN // 2 if SPAN > 1 else 1
-        total = tl.sum(tl.reshape(tl.sum(total, 0), (BN // SPAN, LEFT)), 1)
-        square = tl.sum(tl.reshape(tl.sum(square, 0), (BN // SPAN, LEFT)), 1)
-        column = n0 // SPAN + tl.arange(0, BN // SPAN)
-        tl.store(sums + column * 2, total, mask=column < K // SPAN)
-        tl.store(sums + column * 2 + 1, square, mask=column < K // SPAN)
+        # What a thread holds is added first, which leaves little to choose among and to exchange: whole rows of columns
+        # where a residual was loaded, pairs as products leave them.
+        NEAR: tl.constexpr = SPAN if RESIDUAL or SPAN < 2 else 2
+        seen = tl.reshape(stored.to(tl.float32), (BM, BN // NEAR, NEAR))
+        total, square = tl.reduce((seen, seen * seen), 2, _both)
+        return tl.where(keep[:, None], total, 0.0), tl.where(keep[:, None], square, 0.0)
+    else:
+        return value, value
 
 
 @triton.jit
-def finish_tile(acc, n0, out_rows, res_rows, keep, own, at_row, at_col, scales, biases, sums, health, act_scale, gain,
-                 offset, low, high, K: tl.constexpr, WHOLE: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr,
-                 RESIDUAL: tl.constexpr, SPAN: tl.constexpr, CLAMP: tl.constexpr, ROUND: tl.constexpr,
-                 HEALTH: tl.constexpr, SLICES: tl.constexpr):  # fmt: skip
-    """The whole tile at once would not fit the registers beside the accumulator: finish it in slices of its width."""
-    BM: tl.constexpr = acc.shape[0]
-    BN: tl.constexpr = acc.shape[1]
-    if SLICES == 1:
-        finish(acc, n0, out_rows, res_rows, keep, own, at_row, at_col, scales, biases, sums, health, act_scale, gain,
-                offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND, HEALTH)
-    else:
-        left, right = tl.split(tl.permute(tl.reshape(acc, (BM, 2, BN // 2)), (0, 2, 1)))
-        for half in tl.static_range(2):
-            part = left if half == 0 else right
-            n1 = n0 + half * (BN // 2)
-            if SLICES == 2:
-                finish(part, n1, out_rows, res_rows, keep, own, at_row, at_col, scales, biases, sums, health,
-                        act_scale, gain, offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND,
-                        HEALTH)
-            else:
-                first_part, last_part = tl.split(tl.permute(tl.reshape(part, (BM, 2, BN // 4)), (0, 2, 1)))
-                finish(first_part, n1, out_rows, res_rows, keep, own, at_row, at_col, scales, biases, sums, health,
-                        act_scale, gain, offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND,
-                        HEALTH)
-                finish(last_part, n1 + BN // 4, out_rows, res_rows, keep, own, at_row, at_col, scales, biases, sums,
-                        health, act_scale, gain, offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP,
-                        ROUND, HEALTH)
+def sum_up(total, square, sums, n0, BN: tl.constexpr, K: tl.constexpr, SPAN: tl.constexpr):
+    """Both sums over the positions of a tile, stored for every SPAN of the slice's BN columns. Both at once: its warps,
+    whose next products wait, meet half as often."""
+    if SPAN > 0:
+        LEFT: tl.constexpr = SPAN * total.shape[1] // BN
+        total, square = tl.reduce((total, square), 0, _both)
+        if LEFT > 1:
+            total = tl.reshape(total, (BN // SPAN, LEFT))
+            square = tl.reshape(square, (BN // SPAN, LEFT))
+            total, square = tl.reduce((total, square), 1, _both)
+        column = n0 // SPAN + tl.arange(0, BN // SPAN)
+        tl.store(sums + column * 2, total, mask=column < K // SPAN)
+        tl.store(sums + column * 2 + 1, square, mask=column < K // SPAN)
 
 
 @triton.jit
@@ -271,8 +272,19 @@ def conv_kernel(
     if SPAN > 0:
         sums += index * (K // SPAN * 2)
 
-    finish_tile(acc, n0, out_rows, res_rows, keep, own, at_row, at_col, scales, biases, sums, health, act_scale, gain,
-                 offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND, HEALTH, SLICES)
+    WIDE: tl.constexpr = BN // SLICES
+    for part in tl.static_range(SLICES):
+        n1 = n0 + part * WIDE
+        total, square = finish(piece(acc, part, SLICES), n1, out_rows, res_rows, keep, own, at_row, at_col, scales,
+                               biases, health, act_scale, gain, offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL,
+                               SPAN, CLAMP, ROUND, HEALTH)
+        sum_up(total, square, sums, n1, WIDE, K, SPAN)
     if TAIL > 0:
-        finish(acc_tail, n0 + BN, out_rows, res_rows, keep, own, at_row, at_col, scales, biases, sums, health,
-                act_scale, gain, offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND, HEALTH)
+        # Sums need registers, too.
+        NARROW: tl.constexpr = TAIL // 2 if TAIL > 64 and SPAN > 0 and SPAN <= TAIL // 2 else TAIL
+        for part in tl.static_range(TAIL // NARROW):
+            n1 = n0 + BN + part * NARROW
+            total, square = finish(piece(acc_tail, part, TAIL // NARROW), n1, out_rows, res_rows, keep, own, at_row,
+                                   at_col, scales, biases, health, act_scale, gain, offset, low, high, K, WHOLE, BIAS,
+                                   SCALED, RESIDUAL, SPAN, CLAMP, ROUND, HEALTH)
+            sum_up(total, square, sums, n1, NARROW, K, SPAN)

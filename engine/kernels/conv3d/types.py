@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -27,8 +27,8 @@ class Weight:
     the first one makes only its last sub-frame. 0: frames do not double.
     early: for clips whose history is copies of their first frame, the same convolution of the clip's frames 0 and 1,
     with one tap in time and with two (taps on the same frame summed), or nothing; `pieces` says when.
-    winograd: rows of 4 planes, [4 * K, kt * kh * C], for a buffer of planes. mix: for int8, [2, K] float32, scales of
-    planes 1 and 2 in units of `scale`.
+    winograd: rows of 4 planes, [phases * 4 * K, kt * kh * C], for a buffer of planes. mix: for int8, [2, phases * K]
+    float32, scales of planes 1 and 2 in units of `scale`.
     """
 
     data: Tensor
@@ -52,6 +52,14 @@ class Weight:
             at += 1
         if at < frames:
             yield self, at, frames, 0
+
+    def phase(self, number: int) -> Weight:
+        """The rows of one phase alone."""
+        k, planes = self.out_channels, 4 if self.winograd else 1
+        rows = slice(number * k, number * k + k)
+        data = self.data[rows.start * planes : rows.stop * planes]
+        scale, mix = (None if t is None else t[..., rows].contiguous() for t in (self.scale, self.mix))
+        return replace(self, data=data, scale=scale, mix=mix, phases=(1, 1, 1))
 
     @property
     def flops_per_position(self) -> int:

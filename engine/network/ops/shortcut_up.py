@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from ...kernels.conv3d import Geometry, Partials, pack_weight
+from ...kernels.conv3d import Geometry, Partials, pack_planes, pack_weight
+from ...kernels.conv3d.winograd import takes
+from ...kernels.duplicate import duplicate
 from ...operands.forms import Operands
 from ...options import Options
 from ...run.run import COPY, Run
@@ -71,10 +73,14 @@ class ShortcutUp(Shortcut):
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Conv:
         conv, z = part(self.name).convolution, self.time[0]
         form = operands.form(conv.key, normed=False)
+        # In 16 bit a difference that overflows is seen and made again; a scale of 8 bit that fits what no norm bounds
+        # would not fit its differences.
+        planes = operands.winograd and form.dtype.itemsize == 2 and takes(form.dtype, self.c_in, self.c_out)
 
         def make() -> Conv:
             balancer = form.balancer()
-            weight = pack_weight(_by_phase(conv.weight, z), form.dtype, (z, 2, 2), balance=balancer)
+            pack = pack_planes if planes else pack_weight
+            weight = pack(_by_phase(conv.weight, z), form.dtype, (z, 2, 2), balance=balancer)
             return Conv(conv.key, weight, _by_phase(conv.bias, z).float(), **scaling(form, balancer))
 
         return operands.once(conv.key, form, make)
@@ -82,41 +88,32 @@ class ShortcutUp(Shortcut):
     def run(self, packed: Conv, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
         lead = self.leads(first)
-        if self.lead and self.temporal:
-            groups = 0  # the first frame's sums would be of other tiles: a norm makes its own
-        if not run.dry:
-            self._shortcut(x, out, lead)
+        if packed.weight.winograd or (self.lead and self.temporal):
+            groups = 0  # a phase's sums would be of other tiles, as the first frame's: a norm makes its own
+        if not run.dry:  # what lies in `out` before the convolution is added; a first frame is shuffled in space only
+            duplicate(x[:lead], out[:lead], samples_first=True)
+            duplicate(x[lead:], out[lead:], frames=self.time[0], samples_first=True)
         parts = []
         for i in run.inputs(packed, x, COPY, None, x.shape[1], Geometry()):
             target, frames = i.rows(out, 2), []
-            if lead:
-                self._first(packed, run, i.data, i.start, i.geometry, target[:1])
-            if target.shape[0] > lead:
-                start = (i.start + lead) % i.data.shape[0]
-                frames.append(run.product(packed, i.data, target[lead:], geometry=i.geometry, residual=target[lead:],
-                                          groups=groups, start=start))  # fmt: skip
+            with run.arena.scope():
+                data = run.as_read(packed, i.data)
+                if lead:
+                    self._first(packed, run, data, i.start, i.geometry, target[:1])
+                if target.shape[0] > lead:
+                    start = (i.start + lead) % data.shape[0]
+                    frames.append(run.product(packed, data, target[lead:], geometry=i.geometry, residual=target[lead:],
+                                              groups=groups, start=start))  # fmt: skip
             parts.append(run.joined(frames, 0))
         return out, run.walk.sums(out, groups, (2, 2)) if run.walk.open else run.joined(parts)
-
-    def _shortcut(self, x: Tensor, out: Tensor, lead: int) -> None:
-        """x to what lies in `out` before the convolution is added."""
-        repeats = 4 * self.time[0] * self.c_out // self.c_in
-        for first, end, z, each in ((0, lead, 1, repeats // 2), (lead, x.shape[0], self.time[0], repeats)):
-            if first < end:
-                # [frames, h, w, C] -> [frames, z, h, 2, w, 2, C / (4 * z), each]
-                source = x[first:end].unflatten(3, (z, 2, 2, -1)).permute(0, 3, 1, 4, 2, 5, 6).unsqueeze(7)
-                target = out[: z * end] if first == 0 else out[lead:]
-                target = target.unflatten(2, (-1, 2)).unflatten(1, (-1, 2)).unflatten(0, (-1, z))
-                target.unflatten(6, (-1, each)).copy_(source)
 
     def _first(self, packed: Conv, run: Run, data: Tensor, start: int, geometry: Geometry, out: Tensor) -> None:
         """A clip's first frame, shuffled in space only: phase by phase from the rows that make it."""
         weight, k = packed.weight, self.c_out
         for row, column in ((0, 0), (0, 1), (1, 0), (1, 1)):
-            at = (4 * column + row) * k  # of all channels ((frame * 2 + row) * 2 + column), number 4 * row + 2 * column
-            scale = None if weight.scale is None else weight.scale[at : at + k]
-            some = replace(weight, data=weight.data[at : at + k], scale=scale, phases=(1, 1, 1))
-            conv, target = replace(packed, weight=some, bias=packed.bias[at : at + k]), out[:, row::2, column::2]
+            at = 4 * column + row  # of all channels ((frame * 2 + row) * 2 + column), number 4 * row + 2 * column
+            conv = replace(packed, weight=weight.phase(at), bias=packed.bias[at * k : at * k + k])
+            target = out[:, row::2, column::2]
             run.product(conv, data, target, geometry=geometry, residual=target, start=start)
 
     def work(self, size: Size, style: Style = CAUSAL) -> Work:

@@ -25,6 +25,8 @@ from zerowaste_vae.engine.kernels.conv3d import dispatch as conv
 from zerowaste_vae.engine.kernels.conv3d import triton as conv_kernels
 from zerowaste_vae.engine.kernels.conv3d.winograd import launch as winograd
 from zerowaste_vae.engine.kernels.conv3d.winograd import triton as winograd_kernels
+from zerowaste_vae.engine.kernels.duplicate import dispatch as duplicate
+from zerowaste_vae.engine.kernels.duplicate import triton as duplicate_kernels
 from zerowaste_vae.engine.kernels.norm_act import Norm, Store
 from zerowaste_vae.engine.kernels.norm_act import dispatch as norm_act
 from zerowaste_vae.engine.kernels.norm_act import planes as plane_kernels
@@ -54,7 +56,7 @@ def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def conv_calls(here: Target, dtype: torch.dtype, stage: tuple[int, int, int], *, plain: bool = False,
                fast: bool = False, stride: tuple[int, int, int] = (1, 1, 1), phases: tuple[int, int, int] = (1, 1, 1),
-               beside: tuple[int, int] = (0, 0)):
+               beside: tuple[int, int] = (0, 0), residual: bool = True):
     h, w, c = stage
     folded, temporal = (3, 2) if phases[0] == 2 else (0, 3)
     kernel = (3, 3, 3) if phases == (1, 1, 1) else (temporal, 2, 2)
@@ -67,7 +69,7 @@ def conv_calls(here: Target, dtype: torch.dtype, stage: tuple[int, int, int], *,
                dtype=BF16 if dtype == BF16 else HALF)
     bias = meta(rows // c, 4, c) if phases != (1, 1, 1) else meta(c)
     shared = phases == (1, 1, 1) and not plain
-    epilogue = Epilogue(bias, out if shared else None, 0 if plain else 32, half_accumulate=fast)
+    epilogue = Epilogue(bias, out if shared and residual else None, 0 if plain else 32, half_accumulate=fast)
     with cross_compile.recorded(conv_kernels, "conv_kernel") as calls:
         place = Geometry(stride, (1, 1) if stride[1] == 2 else (0, 0), beside=beside)
         conv.launch(x, weight, out[:, : out.shape[1] - sum(beside) * phases[1]], place, epilogue, 0, 2, here)
@@ -130,7 +132,8 @@ def depth_calls(here: Target, c: int, k: int, phases: tuple[int, int, int], kern
     return calls
 
 
-def winograd_calls(here: Target, dtype: torch.dtype, stage: tuple[int, int, int], *, k: int = 0, fast: bool = False):
+def winograd_calls(here: Target, dtype: torch.dtype, stage: tuple[int, int, int], *, k: int = 0, fast: bool = False,
+                   residual: bool = True):
     """With all that an epilogue can have; int8 with a scale for each plane. k: other outputs than inputs."""
     h, w, c = stage
     k = k or c
@@ -139,7 +142,8 @@ def winograd_calls(here: Target, dtype: torch.dtype, stage: tuple[int, int, int]
     out = meta(4, h, w, k, dtype=BF16 if dtype == BF16 else HALF)
     x = meta(6, *buffer_shape(h, w, c), dtype=dtype)
     with cross_compile.recorded(winograd_kernels, "winograd_kernel") as calls:
-        winograd.launch(x, weight, out, Geometry(), Epilogue(meta(k), out, 32, half_accumulate=fast), 0, here)
+        epilogue = Epilogue(meta(k), out if residual else None, 32, half_accumulate=fast)
+        winograd.launch(x, weight, out, Geometry(), epilogue, 0, here)
     return calls
 
 
@@ -196,6 +200,15 @@ def _tried(here: Target, layer: Layer, seen: set):
                 problem(layer, torch.device("meta")).launch(here, s)
             stride = " stride 2" if kind.strided else ""
             yield f"{'winograd' if b else 'conv'} {word} tried {kind}{stride} {s}", (a + b)[0]
+
+
+def duplicate_calls():
+    duplicate.use_triton = lambda *_: True
+    with cross_compile.recorded(duplicate_kernels, "duplicate_kernel") as calls:
+        for k, frames, first in ((128, 1, True), (512, 2, False)):
+            out = meta(4 * frames, 720, 1280, k, dtype=HALF)
+            duplicate.duplicate(meta(4, 360, 640, 256, dtype=HALF), out, frames=frames, samples_first=first)
+    return calls
 
 
 def norm_calls(dtype: torch.dtype):
@@ -309,6 +322,10 @@ def cases(sm: int):
     yield from winograd_cases(here)
     yield from tuning_cases(here)
     yield "conv bias only", conv_calls(here, HALF, WIDE, plain=True)[0]
+    yield "conv sums, no residual", conv_calls(here, HALF, NARROW, residual=False)[0]
+    yield "winograd sums, no residual", winograd_calls(here, HALF, NARROW, residual=False)[0]
+    for i, call in enumerate(duplicate_calls()):
+        yield f"duplicate {i}", call
     yield "conv stride 2", conv_calls(here, HALF, WIDE, stride=(2, 2, 2))[0]
     for i, call in enumerate(norm_calls(HALF) + norm_calls(stored)[2:]):
         yield f"norm_act {i}", call

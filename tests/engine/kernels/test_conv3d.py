@@ -233,20 +233,24 @@ def test_wrong_arguments_are_named(change, word):
         conv3d(x, pack_weight(weight, HALF), arguments.pop("out"), **arguments)
 
 
-@pytest.mark.parametrize(("dtype", "phases"), [(HALF, (1, 1, 1)), (BF16, (1, 2, 2)), (INT8, (1, 1, 1))])
-@pytest.mark.parametrize("groups", [0, 3])
-def test_two_tiles_of_one_program_make_odd_widths(interpreter, dtype, phases, groups):
-    x, weight, epilogue = setup(dtype, 32, 96 * phases[1] * phases[2], (2, 5, 7), (3, 3, 3), (1, 1, 1), groups=groups)
+@pytest.mark.parametrize(("dtype", "phases", "k"), [
+    (HALF, (1, 1, 1), 96), (BF16, (1, 2, 2), 96), (INT8, (1, 1, 1), 96), (HALF, (1, 1, 1), 384),
+])  # fmt: skip
+@pytest.mark.parametrize("groups", [0, 3, 12])
+def test_two_tiles_of_one_program_make_odd_widths(interpreter, dtype, phases, k, groups):
+    """The second tile of 384 is finished in halves, if a group lies within one."""
+    tiles = (32, 16) if k == 96 else (256, 128)
+    x, weight, epilogue = setup(dtype, 32, k * phases[1] * phases[2], (2, 5, 7), (3, 3, 3), (1, 1, 1), groups=groups)
     packed = pack_weight(weight, dtype, phases)
-    schedule = schedules.Schedule(positions=32, columns=32, depth=32, warps=4, stages=2, tail=16)
-    outs = [torch.zeros(2, 5 * phases[1], 7 * phases[2], 96) for _ in range(2)]
+    schedule = schedules.Schedule(positions=32, columns=tiles[0], depth=32, warps=4, stages=2, tail=tiles[1])
+    outs = [torch.zeros(2, 5 * phases[1], 7 * phases[2], k) for _ in range(2)]
     sums = [
         conv3d(x, packed, out, epilogue=epilogue, backend=backend, schedule=schedule)
         for out, backend in zip(outs, ("reference", "triton"), strict=True)
     ]
     assert error(outs[1], outs[0]) < TOLERANCE[dtype]
     if groups:
-        assert error(group_sums(sums[1], 3), group_sums(sums[0], 3)) < 1e-4
+        assert error(group_sums(sums[1], groups), group_sums(sums[0], groups)) < 1e-4
 
 
 @pytest.mark.parametrize("sm", [80, 90])

@@ -30,6 +30,14 @@ HALF, BF16, INT8 = torch.float16, torch.bfloat16, torch.int8
 COPY = Norm("none")
 
 
+@pytest.fixture(params=["reference", "triton"])
+def backend(request):
+    """Its name; kernels run in the interpreter."""
+    if request.param == "triton":
+        request.getfixturevalue("interpreter")
+    return request.param
+
+
 def scale_of(dtype):
     return {INT8: 0.03, FP8: 0.02}.get(dtype, 1.0)
 
@@ -132,12 +140,32 @@ def test_chunks_bands_and_rings_keep_every_bit(interpreter, dtype):
     assert torch.equal(Partials.concat(parts).data, sums.data)
 
 
-@pytest.mark.parametrize("backend", ["reference", "triton"])
+@pytest.mark.parametrize("dtype", [HALF, FP8, INT8], ids=str)
+@pytest.mark.parametrize("phases", [(2, 2, 2), (1, 2, 2)])
+def test_phases_are_shuffled_into_the_output(backend, dtype, phases):
+    """Each as the rows of its own weight would be; the residual lies where the result goes."""
+    (pt, py, px), (d, h, w), c, k = phases, (2, 5, 7), 32, 32
+    count = pt * py * px
+    x, weight, bias = frames(d + 2, h, w, c), torch.randn(count * k, c, 3, 3, 3) * 0.03, torch.randn(count * k)
+    buffer, packed = planes(x, dtype), pack_planes(weight, dtype, phases)
+    around = torch.randn(d * pt, h * py, w * px, k).half()
+    got = around.clone()
+    told = Epilogue(bias, got, scale=scale_of(dtype))
+    conv3d(buffer, packed, got, epilogue=told, backend=backend)
+    for number in range(count):
+        place = slice(number % pt, None, pt), slice(number // (pt * px), None, py), slice(number // pt % px, None, px)
+        rows = slice(number * k, number * k + k)
+        alone, want = pack_planes(weight[rows], dtype), torch.empty(d, h, w, k, dtype=HALF)
+        told = Epilogue(bias[rows], around[place], scale=scale_of(dtype))
+        conv3d(buffer, alone, want, epilogue=told, backend=backend)
+        assert torch.equal(got[place], want)
+    with pytest.raises(ValueError, match="makes no sums"):
+        conv3d(buffer, packed, got, epilogue=Epilogue(groups=8), backend=backend)
+
+
 @pytest.mark.parametrize("dtype", [HALF, INT8], ids=str)
-def test_a_clips_first_frames(request, backend, dtype):
+def test_a_clips_first_frames(backend, dtype):
     """Summed temporal taps: against all taps on the copies, and frame by frame against the whole."""
-    if backend == "triton":
-        request.getfixturevalue("interpreter")
     x, weight = frames(4, 5, 7, 32), torch.randn(32, 32, 3, 3, 3) * 0.03
     buffer = planes(torch.cat((x[:1], x[:1], x)), dtype)
     early, told = pack_planes(weight, dtype, early=True), Epilogue(scale=scale_of(dtype))
@@ -237,10 +265,6 @@ def test_channels_of_int8_are_balanced():
         assert error(out, true(x, weight)) < 4e-2
 
 
-BACKENDS = ["reference", "triton"]
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("rounded", [False, True])
 @pytest.mark.parametrize("case", [
     ("group", HALF, "zero", 48, (5, 9)), ("group", FP8, "zero", 32, (5, 8)), ("rms", HALF, "zero", 16, (5, 1)),
@@ -249,9 +273,7 @@ BACKENDS = ["reference", "triton"]
     ("group", FP8, "replicate", 32, (1, 5)), ("group", HALF, "reflect", 32, (2, 2)),
     ("rms", INT8, "reflect", 32, (3, 3)), ("l2", FP8, "reflect", 40, (5, 11)), ("none", BF16, "reflect", 16, (2, 8)),
 ], ids=str)  # fmt: skip
-def test_planes_are_those_of_the_plain_buffer(request, backend, rounded, case):
-    if backend == "triton":
-        request.getfixturevalue("interpreter")
+def test_planes_are_those_of_the_plain_buffer(backend, rounded, case):
     kind, dtype, border, c, (h, w) = case
     x = (torch.randn(2, h, w, c) * 2 + 1).half()
     norm = Norm(kind, torch.rand(c) + 0.5, torch.randn(c), 8)
@@ -275,16 +297,13 @@ def test_planes_are_those_of_the_plain_buffer(request, backend, rounded, case):
     assert not got[..., c:].any()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("kind", "border", "size"), [
     *itertools.product(["group", "l2"], ["zero", "replicate", "reflect"], [(9, 11)]), ("rms", "zero", (9, 16)),
     ("l2", "zero", (1, 1)), ("l2", "replicate", (3, 2)), ("rms", "reflect", (2, 2)), ("l2", "zero", (2, 8)),
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("dtype", [HALF, BF16, FP8, INT8], ids=str)
-def test_a_plain_history_becomes_the_same_planes(request, backend, dtype, kind, border, size):
+def test_a_plain_history_becomes_the_same_planes(backend, dtype, kind, border, size):
     """What is parked plain comes back as planes: bit for bit what they would have been, frame by frame."""
-    if backend == "triton":
-        request.getfixturevalue("interpreter")
     (h, w), scale = size, 0.05 if dtype.itemsize == 1 else 1.0
     x, bias = torch.randn(2, h, w, 40).half(), None if kind == "l2" else torch.rand(40)
     norm, wide = Norm(kind, torch.rand(40) + 0.5, bias, 8), padded_channels(40, dtype)
@@ -308,11 +327,8 @@ def test_a_plain_history_becomes_the_same_planes(request, backend, dtype, kind, 
     assert error(plain[[2, 0]].float(), unrounded.float()) < {FP8: 1e-2, INT8: 1e-2}.get(dtype, 1e-4)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("border", ["zero", "replicate", "reflect"])
-def test_bands_hold_the_frames_own_rows(request, backend, border):
-    if backend == "triton":
-        request.getfixturevalue("interpreter")
+def test_bands_hold_the_frames_own_rows(backend, border):
     x = torch.randn(2, 13, 9, 20).half()
     whole = torch.full((3, *buffer_shape(13, 9, 32)), -1.0).half()
     norm_act(x, COPY, whole, slot=1, store=Store(border=border), backend=backend)
@@ -322,12 +338,9 @@ def test_bands_hold_the_frames_own_rows(request, backend, border):
         assert torch.equal(band, whole[:, :, first : first + rows])
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", ["l2", "none"])
-def test_what_is_not_finite_shows_in_health(request, backend, kind):
+def test_what_is_not_finite_shows_in_health(backend, kind):
     """8 bit makes numbers of it. In any column of the last pair, too."""
-    if backend == "triton":
-        request.getfixturevalue("interpreter")
     buffer = torch.empty(1, *buffer_shape(3, 11, 32), dtype=INT8)
     for column in (None, 0, 5, 10):
         x, health = torch.randn(1, 3, 11, 32).half(), torch.zeros(())
@@ -340,7 +353,7 @@ def test_what_is_not_finite_shows_in_health(request, backend, kind):
 def test_channels_first_input_is_read_in_place(interpreter):
     x = torch.randn(2, 20, 5, 6).permute(0, 2, 3, 1)
     both = [torch.empty(2, *buffer_shape(5, 6, 32), dtype=HALF) for _ in range(2)]
-    for buffer, backend in zip(both, BACKENDS, strict=True):
+    for buffer, backend in zip(both, ("reference", "triton"), strict=True):
         norm_act(x, COPY, buffer, store=Store(silu=False), backend=backend)
     assert torch.equal(*both)
 

@@ -17,6 +17,7 @@ from zerowaste_vae.engine.network.ops.conv import Conv
 from zerowaste_vae.engine.network.ops.ends import Pixels
 from zerowaste_vae.engine.network.ops.norm import Group, Length
 from zerowaste_vae.engine.network.ops.resnet import Res
+from zerowaste_vae.engine.network.ops.shortcut_up import ShortcutUp
 from zerowaste_vae.engine.network.ops.shuffle_up import ShuffleUp
 from zerowaste_vae.engine.network.plain import Network
 from zerowaste_vae.engine.network.program import STEP, TILES, Program
@@ -140,6 +141,32 @@ def test_other_borders_and_views_ahead(build, convolutions, exact_sums, kind, st
     assert all(torch.equal(whole, other) for other in others)
     db = sampling.decibel(sampling.mse([whole], [decode(direct, z, 3, 0)]))
     assert least < db < 120
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16", "int8"])
+@torch.no_grad()
+def test_upsamplers_with_a_shortcut(build, convolutions, exact_sums, kind):
+    """In 16 bit, phase by phase from planes of what no norm bounds: the same bits in every plan, near the direct
+    form's."""
+    dtype, norm = torch.bfloat16 if kind == "bfloat16" else torch.float16, Length()
+    steps = [
+        Conv("enter", 8, 32), TILES, ShortcutUp("grow", 32, 64, temporal=True), STEP,
+        ShortcutUp("widen", 64, 32, temporal=False), Res("wide.0", 32, 32, norm),
+        Pixels("leave.norm", "leave.conv", 32, norm),
+    ]  # fmt: skip
+    half, z = build(Program.of("decoder", 8, *steps, **REPLICATE), dtype), torch.randn(5, 34, 3, 8)
+    reader, policy = sampling.Reader(), Policy()
+    if kind == "int8":
+        sampling.decode(fuse(half, dtype), z, reader)
+        policy = Policy(dict.fromkeys(eligible(half), kind), reader.ranges())
+    direct, network = (fuse(half, dtype, DEFAULTS, Operands(dtype, policy, winograd=on)) for on in (False, True))
+    formed = {key for key, conv in convolutions(network).items() if conv.weight.winograd}
+    ups = {"decoder.grow.conv", "decoder.widen.conv"}
+    assert formed & ups == (set() if kind == "int8" else ups)
+    whole, *others = (decode(network, z, *plan) for plan in PLANS)
+    assert all(torch.equal(whole, other) for other in others)
+    db = sampling.decibel(sampling.mse([whole], [decode(direct, z, 5, 0)]))
+    assert {"float16": 60, "bfloat16": 40, "int8": 38}[kind] < db < 120
 
 
 @pytest.mark.parametrize("kind", ["fp16", "fp8"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -18,7 +20,16 @@ from .schedules import pick
 
 def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue: Epilogue, start: int, here: Target,
            schedule: Schedule | None = None) -> Partials | None:
-    """As the direct form's, of a buffer of planes [slots, 4, H + 2, pairs, C]."""
+    """As the direct form's, of a buffer of planes [slots, 4, H + 2, pairs, C]; phase by phase."""
+    if weight.phases != (1, 1, 1):
+        (pt, py, px), k = weight.phases, weight.out_channels
+        for number, (iy, ix, it) in enumerate(product(range(py), range(px), range(pt))):
+            place = slice(it, None, pt), slice(iy, None, py), slice(ix, None, px)
+            bias, residual = epilogue.bias, epilogue.residual
+            one = replace(epilogue, bias=None if bias is None else bias[number * k : number * k + k],
+                          residual=None if residual is None else residual[place])  # fmt: skip
+            launch(x, weight.phase(number), out[place], geometry, one, start, here, schedule)
+        return None
     from .triton import winograd_kernel
 
     d, h, w = out.shape[:3]
@@ -37,7 +48,7 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     partials = None
     if epilogue.groups:
         span = stat_span(k, epilogue.groups, s.columns // s.slices)
-        shape = (d, frame_tiles * 2, k // span, 2)
+        shape = (d, frame_tiles, k // span, 2)
         partials = Partials(torch.empty(shape, dtype=torch.float32, device=x.device), span)
     operands: list[Any] = [x, weight.data] * 2
     if here.tma:

@@ -11,6 +11,8 @@ what SiLU gives do, too.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -46,23 +48,29 @@ def combined(sums: list[Tensor], mix: Tensor | None, width: int) -> Tensor:
     return torch.stack((m0 + (m1 + m2), m3 + (m1 - m2)), 3).flatten(2, 3)[:, :, :width]
 
 
-def pack_planes(weight: Tensor, dtype: torch.dtype, early: bool = False, balance: Balance | None = None) -> Weight:
-    """Conv weight [K, C, kt, kh, 3] -> Weight for buffers of planes. Computed in float32 and rounded once.
+def pack_planes(weight: Tensor, dtype: torch.dtype, phases: tuple[int, int, int] = (1, 1, 1), early: bool = False,
+                balance: Balance | None = None) -> Weight:
+    """Conv weight [N, C, kt, kh, 3] (N = phases * K) -> Weight for buffers of planes. Computed in float32 and rounded
+    once.
 
-    early, balance: as for `pack_weight`. fp8 rows have one scale for all planes; int8 rows one for planes 0 and 3, and
+    phases: as for `pack_weight`; the planes of one lie behind those of another, and each is computed by itself.
+    early, balance: as there. fp8 rows have one scale for all planes; int8 rows one for planes 0 and 3, and
     `mix` says what those of planes 1 and 2 are in it.
     """
-    k, c, kt, kh, kw = weight.shape
+    n, c, kt, kh, kw = weight.shape
     if kw != 3:
         raise ValueError(f"a kernel of {kw} columns has no Winograd form here: it takes 3")
     wide = padded_channels(c, dtype)
-    taps = weight.float().permute(4, 0, 2, 3, 1)  # [kw, K, kt, kh, C]
+    taps = weight.float().permute(4, 0, 2, 3, 1)  # [kw, N, kt, kh, C]
     if balance is not None:
         taps = taps * balance(taps.permute(1, 2, 3, 0, 4).flatten(1, 3))
     g0, g1, g2 = taps
     rows = torch.stack((g0, g0 + g1 + g2, (g0 - g1 + g2) * 0.5, g2))
-    rows = torch.nn.functional.pad(rows, (0, wide - c)).flatten(2)  # [4, K, kt * kh * C]
+    rows = torch.nn.functional.pad(rows, (0, wide - c)).flatten(2)  # [4, N, kt * kh * C]
     data, scale, mix = _quantise(rows, dtype, wide)
+    count = math.prod(phases)
+    if count > 1:
+        data = data.view(PLANES, count, n // count, -1).transpose(0, 1).reshape(data.shape)
     first: tuple[Weight, ...] = ()
     if early:
         # The channels' scales are part of the taps already.
@@ -70,7 +78,7 @@ def pack_planes(weight: Tensor, dtype: torch.dtype, early: bool = False, balance
         before, last = scaled[:, :, :2].sum(2, keepdim=True), scaled[:, :, 2:]
         parts = before + last, torch.cat((before, last), 2)
         first = tuple(pack_planes(part, dtype) for part in parts)
-    return Weight(data, wide, k, (kt, kh, kw), scale, early=first, winograd=True, mix=mix)
+    return Weight(data, wide, n // count, (kt, kh, kw), scale, phases, early=first, winograd=True, mix=mix)
 
 
 def _quantise(rows: Tensor, dtype: torch.dtype, channels: int) -> tuple[Tensor, Tensor | None, Tensor | None]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..triton import finish_tile, multiply
+from ..triton import finish, multiply, piece, sum_up
 
 
 @triton.jit
@@ -146,17 +146,27 @@ def winograd_kernel(
 
     # Offsets are 32-bit within the tile, on 64-bit bases: half the registers, and any tensor size.
     y0 = q0 // pairs
-    for side in tl.static_range(2):
-        acc = even if side == 0 else odd
-        wanted = keep & (x + side < width)
-        line = (d.to(tl.int64) * out_t + y0.to(tl.int64) * out_y) * UNIT
-        rows_out = out + line + ((y - y0) * (out_y * UNIT) + (x + side) * (out_x * UNIT))
-        rows_res = rows_out
-        if RESIDUAL:
-            line = (d.to(tl.int64) * res_t + y0.to(tl.int64) * res_y) * UNIT
-            rows_res = res + line + ((y - y0) * (res_y * UNIT) + (x + side) * (res_x * UNIT))
-        sums = partials
-        if SPAN > 0:
-            sums += ((d * frame_tiles + tile) * 2 + side).to(tl.int64) * (K // SPAN * 2)
-        finish_tile(acc, n0, rows_out, rows_res, wanted, wanted, keep, keep, scale, bias, sums, health, act_scale, gain,
-                    offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND, HEALTH, SLICES)
+    y -= y0
+    line = out + (d.to(tl.int64) * out_t + y0.to(tl.int64) * out_y) * UNIT
+    rows_even = line + (y * (out_y * UNIT) + x * (out_x * UNIT))
+    rows_odd = rows_even + out_x * UNIT
+    res_even = rows_even
+    res_odd = rows_odd
+    if RESIDUAL:
+        line = res + (d.to(tl.int64) * res_t + y0.to(tl.int64) * res_y) * UNIT
+        res_even = line + (y * (res_y * UNIT) + x * (res_x * UNIT))
+        res_odd = res_even + res_x * UNIT
+    keep_odd = keep & (x + 1 < width)
+    sums = partials
+    if SPAN > 0:
+        sums += (d * frame_tiles + tile).to(tl.int64) * (K // SPAN * 2)
+    WIDE: tl.constexpr = BN // SLICES
+    for part in tl.static_range(SLICES):
+        n1 = n0 + part * WIDE
+        total, square = finish(piece(even, part, SLICES), n1, rows_even, res_even, keep, keep, keep, keep, scale, bias,
+                               health, act_scale, gain, offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN,
+                               CLAMP, ROUND, HEALTH)
+        more, more_squares = finish(piece(odd, part, SLICES), n1, rows_odd, res_odd, keep_odd, keep_odd, keep, keep,
+                                    scale, bias, health, act_scale, gain, offset, low, high, K, WHOLE, BIAS, SCALED,
+                                    RESIDUAL, SPAN, CLAMP, ROUND, HEALTH)
+        sum_up(total + more, square + more_squares, sums, n1, WIDE, K, SPAN)
