@@ -14,10 +14,10 @@ import av
 import pytest
 import torch
 from zerowaste_vae import InputError
-from zerowaste_vae.engine.files import fragments
+from zerowaste_vae.engine.files import fragments, mp4
 from zerowaste_vae.engine.files.fragments import Appended, scan
 from zerowaste_vae.engine.files.media import Clip, read_video
-from zerowaste_vae.engine.files.mp4 import CODECS, PIXELS, Format, Mp4Writer, part_of
+from zerowaste_vae.engine.files.mp4 import CODECS, PIXELS, Encoder, Format, Mp4Writer, part_of
 from zerowaste_vae.engine.files.mp4_finish import check_audio
 
 #: Levels between two frames, more than a codec's rounding, and frames until they come again.
@@ -106,6 +106,23 @@ def test_every_number_of_lost_bytes_leaves_whole_frames(path, tmp_path):
             writer.write(ramp(101 - there, there))
         writer.finish()
         assert numbers(tmp_path / "cut.mp4") == counted(101)
+
+
+@pytest.mark.parametrize(("processors", "threads"), [(1, 1), (64, 16)])
+def test_whole_frames_are_encoded_side_by_side(path, monkeypatch, processors, threads):
+    """Threads that share each frame wait for each other."""
+    monkeypatch.setattr(mp4, "cores", lambda: processors)
+    makes, asked = Encoder.packets, set()
+
+    def packets(self, *frame):
+        context = self._stream.codec_context
+        asked.add((context.thread_type.name, context.thread_count))
+        return makes(self, *frame)
+
+    monkeypatch.setattr(Encoder, "packets", packets)
+    write(path, ramp(120))
+    assert asked == {("FRAME", threads)}
+    assert numbers(part_of(path)) == counted(120)
 
 
 def test_another_clips_part_is_not_continued(path):
