@@ -28,8 +28,9 @@ NEAR_STEP = 64 << 20
 #: of their own: the host launched 340 ms for what an H200 computes in 150; 97 and 31 for a single frame (SeedVR2 at
 #: 1280x720 under 6 and 4 GB).
 START_WORK = int(124e-3 * 650e12)
-#: Left free when histories could fill the target: torch's allocator reserved up to 0.18 GB more than plans stated.
-SPARE_BYTES = 256 << 20
+#: Left free when histories could fill the target, beside what the target itself leaves: torch's allocator reserved
+#: up to 0.18 GB more than plans stated, in all.
+SPARE_BYTES = 128 << 20
 
 
 @dataclass(frozen=True)

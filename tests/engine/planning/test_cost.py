@@ -68,7 +68,7 @@ def test_720p_under_4_gb_moves_every_history_once_per_latent(planner, walk):
     """Steps of fewer frames than a latent has would move those of the last resolutions twice: 2.9 GB per frame."""
     found = plan(planner, 720, 1280, 4)
     assert (found.steps.latents, found.steps.frames) == (1, 4)
-    assert found.host_bytes < 4 * found.far_bytes / 3.9 < 1.1 * found.host_bytes
+    assert found.host_bytes < 4 * found.far_bytes / 3.8 < 1.1 * found.host_bytes
     size = 1, 4, 90, 160, torch.float32, None
     assert walk.sizes("decoder", *size, found.parking).work < 1.85 * walk.sizes("decoder", *size).work
 
