@@ -147,15 +147,6 @@ def page_locked_memory_given_back():
     POOL.release()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def what_was_imported_is_not_collected():
-    """Every GPU test collects twice, in 0.08 s each where that looks at 150,000 objects."""
-    yield
-    if torch.cuda.is_available():
-        gc.collect()
-        gc.freeze()
-
-
 @pytest.fixture(scope="session", autouse=True)
 def cache_folder(tmp_path_factory):
     """What tests measure and prepare stays out of the user's cache, and what lies there out of the tests."""

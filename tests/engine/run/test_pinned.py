@@ -11,7 +11,7 @@ from zerowaste_vae.engine import log
 from zerowaste_vae.engine.planning import budget as memory
 from zerowaste_vae.engine.planning.budget import Machine
 from zerowaste_vae.engine.run import devices
-from zerowaste_vae.engine.run.pinned import POOL, PinnedPool
+from zerowaste_vae.engine.run.pinned import PinnedPool
 from zerowaste_vae.engine.run.pixels import StagedReader, StagedWriter
 from zerowaste_vae.engine.run.results import Whole
 
@@ -132,17 +132,17 @@ def test_two_threads_never_get_one_block():
 
 def test_what_the_pool_keeps_for_the_next_run_counts_as_free(monkeypatch):
     """The same parked call is planned the same way a second time."""
-    free = 10 << 20
-    monkeypatch.setattr(memory, "available_ram", lambda: free - POOL.nbytes)
-    POOL.release()
+    free, pool = 10 << 20, PinnedPool()  # other tests' runs may not be collected yet
+    monkeypatch.setattr(memory, "POOL", pool)
+    monkeypatch.setattr(memory, "available_ram", lambda: free - pool.nbytes)
     here = partial(Machine.bare, GPU, None)
     before = here().half_ram
     assert before == free // 2
-    block = POOL.take(4 << 20)
+    block = pool.take(4 << 20)
     assert here().half_ram == (free - (4 << 20)) // 2
-    POOL.give(block)
+    pool.give(block)
     assert here().half_ram == before
-    POOL.release()
+    pool.release()
 
 
 def test_blocks_serve_in_every_mode():
