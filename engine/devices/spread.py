@@ -257,13 +257,13 @@ class Spread:
                 part = self.parts[self._front]
                 ready, ended = list(part.ready), part.state == DONE
                 part.ready.clear()
-                if ended:
-                    self._follow(part)
-                    self._front += 1
-                    self._turn.notify_all()
             yield from ready
             if not ended:
                 return
+            with self._turn:  # only now: what nobody has taken yet waits, too
+                self._follow(part)
+                self._front += 1
+                self._turn.notify_all()
 
     def _listen(self, pressure: Callable[[], None]) -> None:
         """What the devices' threads have said, or say soon."""

@@ -11,6 +11,8 @@ from zerowaste_vae.engine import call
 from zerowaste_vae.engine.devices import kinds
 from zerowaste_vae.engine.devices.copies import on
 from zerowaste_vae.engine.devices.kinds import resolve
+from zerowaste_vae.engine.devices.parts import DONE
+from zerowaste_vae.engine.devices.spread import Spread
 from zerowaste_vae.engine.errors import PlanError
 from zerowaste_vae.engine.planning import shares
 from zerowaste_vae.engine.run.results import HandedOn, Landed
@@ -252,10 +254,19 @@ def test_a_stream_is_in_order_while_later_segments_are_made(small, noise, early,
     assert f"at most {held} frames waiting" in small.last_report.plan and held < 45
 
 
-def test_what_waits_is_bounded_when_nobody_takes_it(small, noise, early, rounds, monkeypatch):
-    z, landed, land = noise(1, 16, 16, 1, 2), [], HandedOn.land
+@pytest.mark.parametrize("late", [False, True])
+def test_what_waits_is_bounded_when_nobody_takes_it(small, noise, early, rounds, monkeypatch, late):
+    """Nor does a part whose last results are being taken make room for another one."""
+    z, landed, land, read = noise(1, 16, 16, 1, 2), [], HandedOn.land, Spread._read
     monkeypatch.setattr(HandedOn, "land", lambda self, *of: (landed.append(len(of[2])), land(self, *of)))
     rounds(2, 8 * 16 * 3 * 4)
+
+    def after_the_first_part(spread):
+        read(spread)
+        while late and spread.parts[0].state != DONE and spread.feed.has(spread.parts[0].first, spread.parts[0].end):
+            time.sleep(0.01)
+
+    monkeypatch.setattr(Spread, "_read", after_the_first_part)
     stream = small.stream(z, chunk=1, devices=TWO)
     next(stream)
     before = -1
