@@ -159,6 +159,37 @@ class History:
         """Where its frame lies, counted from the oldest one."""
         return 0 if self.same else (self.oldest + frame) % self.frames
 
+    def stays(self, band: Band) -> bool:
+        """Whether all rows of `band` wait on the GPU."""
+        return bool(self.stretches) and all(self.stretch(part).near for part in band.parts or (band,))
+
+    def held(self, band: Band) -> list[Tensor]:
+        """Of a band that stays: its frames [n, rows, W + 2, C], oldest first, in as few parts as they lie in. None
+        before its clip's first pass."""
+        if not self.started:
+            return []
+        data = self.stretch(band).data
+        if not self.oldest and not self.same:
+            return [data]
+        return [data[self.slot(i)][None] for i in range(self.frames)]
+
+    def keep(self, band: Band, count: int, head: str) -> list[tuple[Band, Tensor, int]]:
+        """A pass over a band that stays, of a history of two frames, leaves `count` new ones, two at most: for each
+        part of it (rows, frames [2, rows, W + 2, C], slot of the first new one). The last band ends the pass."""
+        kept, first = self.fresh(self.frames + count)
+        same = count == 1 and not self.started and head == "replicate"
+        slot = 0 if same else first + kept - count
+        targets = []
+        for part in band.parts or (band,):
+            data = self.stretch(part).data
+            if not self.started and not same:
+                data[:slot].zero_()  # count is 2, or a clip begins behind zeros
+            targets.append((part, data, slot))
+        if band.last == self.bands[-1].last:
+            self.oldest = 0 if same else (slot + count) % self.frames
+            self.started, self.same = True, same
+        return targets
+
     def pieces(self) -> Iterator[Piece]:
         """Every row of every frame once, in order, where it is."""
         ends = [b.stored for b in self.bands[:-1]] + [self.plane[0]]

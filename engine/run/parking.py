@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .arena import ALIGN
+from .buffers import Buffer, Use
 from .history import Band, History, keep_near, split_rows
 from .pinned import POOL
 from .rings import Piece, Plane, fill_head
@@ -55,35 +56,6 @@ class Parking:
 
     def holds(self, key: str) -> bool:
         return self.keys is None or key in self.keys
-
-
-#: A convolution's band of so many new frames.
-Use = tuple[str, Band, int]
-
-
-@dataclass
-class Buffer:
-    """Bytes [start, end) of the memory on the GPU that uses pass through; once entered, `view` is [history + frames,
-    rows, W + 2, C]."""
-
-    use: Use
-    start: int
-    end: int
-    data: Tensor
-    view: Tensor | None = None
-    #: Whether its history has been asked for, and when that is there.
-    fetched: bool = False
-    arrived: torch.cuda.Event | None = None
-    #: What was here before is stored: new frames may be written.
-    free: torch.cuda.Event | None = None
-    #: What the next use of this memory waits for: its history is stored, its convolution done.
-    stored: torch.cuda.Event | None = None
-    read: torch.cuda.Event | None = None
-    #: All frames that it leaves to the next pass are copies of one.
-    same: bool = False
-
-    def overlaps(self, start: int, end: int) -> bool:
-        return self.start < end and start < self.end
 
 
 class Parked:
@@ -250,6 +222,24 @@ class Parked:
         history.started, history.same, history.oldest = True, False, 0
         if self._aside:
             history.stored = torch.cuda.current_stream(self.device).record_event()
+
+    # -- bands that stay on the GPU and need no buffer ---------------------------------------------------------------
+
+    def begins(self, key: str) -> bool:
+        """Whether this is its clip's first pass."""
+        return not self._histories[key].started
+
+    def stays(self, key: str, band: Band) -> bool:
+        return self._histories[key].stays(band)
+
+    def held(self, key: str, band: Band) -> list[Tensor]:
+        return self._histories[key].held(band)
+
+    def keep(self, key: str, band: Band, count: int, head: str) -> list[tuple[Band, Tensor, int]]:
+        history = self._histories[key]
+        if self._aside and band.last == history.bands[-1].last:
+            history.stored = self._out.record_event()
+        return history.keep(band, count, head)
 
     # -- one use ---------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from ..kernels.conv3d import Geometry, Partials, padded_channels
 from ..kernels.norm_act import Norm, Store, coefficients
 from .memory import Visit
 from .parking import BAND_ROWS
+from .planes import frame_of
 from .run import COPY, Run
 from .weights import Conv
 
@@ -158,7 +159,7 @@ def _band(
         run.visits.setdefault(conv.key, Visit(conv.history)).work += run.walk.repeats * work
     with run.arena.scope():
         plane = end - first + 2, width + 2, padded_channels(c, conv.dtype)
-        data = run.arena.take((1, *run._frame(conv, plane)), conv.dtype)
+        data = run.arena.take((1, *frame_of(conv, plane)), conv.dtype)
         if run.dry:
             return None
         store = Store(layer.norm is not COPY, run.border, conv.scale, conv.gain, rounded=conv.weight.winograd)

@@ -12,16 +12,17 @@ import torch
 from torch import Tensor
 
 from ..kernels.attention import attention, scratch_bytes
-from ..kernels.conv3d import Epilogue, Geometry, Partials, Weight, buffer_shape, conv3d, frames_of, padded_channels
+from ..kernels.conv3d import Epilogue, Geometry, Partials, Weight, conv3d, frames_of, padded_channels
 from ..kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
 from ..kernels.to_pixels import Pixels, scratch_floats, to_pixels
+from .buffers import Buffer
 from .history import split_rows
 from .memory import Call, Memory, Visit
-from .parking import BAND_ROWS, Buffer, Parked
-from .rings import Frame, Plane, Ring
+from .parking import BAND_ROWS, Parked
+from .planes import COPY, as_read, frame_of, from_plain, planes_of_band, straight
+from .rings import Plane, Ring
 from .weights import Attention, Conv, Output
 
-COPY = Norm("none")
 _PLAIN = Geometry()
 #: Of a picture's rows as a convolution reads them, where the plan says nothing else. All of 1024x1024 with 256 channels
 #: in 16 bit are 515 MiB.
@@ -77,7 +78,7 @@ class Run(Memory):
             target, added = i.rows(out, factor), None if residual is None else i.rows(residual)
             frames = []
             with self.arena.scope():
-                data = self.as_read(conv, i.data)
+                data = as_read(self, conv, i.data)
                 for weight, a, b, later in pieces or conv.weight.pieces(first, out.shape[0]):
                     frames.append(self.product(
                         conv, data, target[a:b], weight=weight, geometry=i.geometry, groups=groups, pixels=pixels,
@@ -266,7 +267,7 @@ class Run(Memory):
             yield from self._bands(conv, x, norm, coefs, store, plane, rows, geometry, behind)
             return
         if not (conv.history and self.parked.parking.holds(conv.key)):
-            frame = self._frame(conv, plane)
+            frame = frame_of(conv, plane)
             ring = self.rings.setdefault((plane, frame, conv.dtype), Ring(frame, conv.dtype))
             if self.dry:
                 ring.join(conv.key, conv.history, d)
@@ -291,12 +292,21 @@ class Run(Memory):
         reach = geometry.origin[0] + kernel + int(conv.weight.shifted)
         waiting: deque[tuple[Input, Buffer]] = deque()
         size = conv.history, d, rows, geometry.stride[1], reach
+        direct = straight(self, conv, behind)
+        visits = min(d, conv.history) if direct else d
         for band in parked.bands(conv.key, plane, conv.dtype, *size, work, times, starts):
+            here = replace(geometry, first_row=band.first, frame_rows=rows)
             if self.dry:
-                parked.note(conv.key, band, d)
+                if not (direct and parked.stays(conv.key, band)):
+                    parked.note(conv.key, band, visits)
                 with self.arena.scope():
                     shape = conv.history + d, band.bottom - band.top, *plane[1:]
-                    self.as_read(conv, torch.empty(shape, dtype=conv.dtype, device="meta"))
+                    as_read(self, conv, torch.empty(shape, dtype=conv.dtype, device="meta"))
+                continue
+            if direct:
+                with self.arena.scope():
+                    data = planes_of_band(self, conv, x, norm, store, coefs, band, plane)
+                    yield Input(data, late, here, band.first, band.last)
                 continue
             buffer = parked.enter(conv.key, band, d)
             if x.shape[0]:
@@ -305,26 +315,11 @@ class Run(Memory):
             parked.arrive(buffer, self.head)
             if d > x.shape[0]:
                 self._follow(buffer.view, conv.history + x.shape[0])
-            here = replace(geometry, first_row=band.first, frame_rows=rows)
             waiting.append((Input(buffer.view, late, here, band.first, band.last), buffer))
             if len(waiting) > behind:
                 yield from _used(parked, waiting)
         while waiting:
             yield from _used(parked, waiting)
-
-    def _frame(self, conv: Conv, plane: Frame) -> Frame:
-        """How a plain frame (or band of it) [H + 2, W + 2, C] is stored where `conv` reads it."""
-        h, w, c = plane[0] - 2, plane[1] - 2, plane[2]
-        return buffer_shape(h, w, c) if conv.weight.winograd else plane
-
-    def as_read(self, conv: Conv, data: Tensor) -> Tensor:
-        """A parked history's visit [frames, rows, W + 2, C] as `conv` reads it; what rings hold is that already."""
-        if not conv.weight.winograd or data.dim() == 5:
-            return data
-        planes = self.arena.take((data.shape[0], *self._frame(conv, data.shape[1:])), data.dtype)
-        if not self.dry:
-            self._planes(data, planes)
-        return planes
 
     def _write(
         self, x: Tensor, norm: Norm, data: Tensor, store: Store, coefs: Tensor | None, *, slot: int = 0,
@@ -338,14 +333,8 @@ class Run(Memory):
         out, at = (data, slot) if plain is None else (plain, 0)
         self.attempt(norm_act, x, norm, out, slot=at, first=first, store=store, coefs=coefs, health=self.health)
         if plain is not None:
-            self._planes(plain, data, slot)
+            from_plain(self, plain, data, slot)
         return plain if planes else data
-
-    def _planes(self, plain: Tensor, out: Tensor, slot: int = 0) -> None:
-        """Plain frames or bands [D, rows, W + 2, C], as stored, to planes of the same rows behind `slot`. They hold the
-        values that a plain buffer of their type would: a history may be the one or the other."""
-        store = Store(silu=False, border=self.border, rounded=True)
-        self.attempt(norm_act, plain[:, :, 1:-1], COPY, out, slot=slot, store=store, first=1)
 
     def _bands(
         self, conv: Conv, x: Tensor, norm: Norm, coefs: Tensor | None, store: Store, plane: Plane, rows: int,
@@ -362,11 +351,11 @@ class Run(Memory):
             height = (room // line - reach) // geometry.stride[1] + 1
         bands = list(split_rows(rows, geometry.stride[1], reach, max(height // BAND_ROWS, 1) * BAND_ROWS))
         with self.arena.scope():
-            size = d * math.prod(self._frame(conv, (max(b.bottom - b.top for b in bands), *plane[1:])))
+            size = d * math.prod(frame_of(conv, (max(b.bottom - b.top for b in bands), *plane[1:])))
             memory = [self.arena.take((size,), conv.dtype) for _ in bands[: behind + 1]]
             waiting: deque[Input] = deque()
             for i, band in enumerate(bands if not self.dry else ()):
-                shape = (d, *self._frame(conv, (band.bottom - band.top, *plane[1:])))
+                shape = (d, *frame_of(conv, (band.bottom - band.top, *plane[1:])))
                 data = memory[i % len(memory)][: math.prod(shape)].view(shape)
                 plain = self._write(x, norm, data, store, coefs, first=band.top)
                 if self.watch is not None:

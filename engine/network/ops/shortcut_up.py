@@ -13,6 +13,7 @@ from ...kernels.conv3d.winograd import takes
 from ...kernels.duplicate import duplicate
 from ...operands.forms import Operands
 from ...options import Options
+from ...run.planes import as_read
 from ...run.run import COPY, Run
 from ...run.weights import Conv
 from ..packed import scaling
@@ -97,7 +98,7 @@ class ShortcutUp(Shortcut):
         for i in run.inputs(packed, x, COPY, None, x.shape[1], Geometry()):
             target, frames = i.rows(out, 2), []
             with run.arena.scope():
-                data = run.as_read(packed, i.data)
+                data = as_read(run, packed, i.data)
                 if lead:
                     self._first(packed, run, data, i.start, i.geometry, target[:1])
                 if target.shape[0] > lead:

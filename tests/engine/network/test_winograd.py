@@ -83,7 +83,8 @@ def decode(network, z, chunk, frames, parking=None):
 
 PLANS = [
     (5, 0, None), (1, 1, None), (2, 3, None), (5, 2, Parking(None, 0)), (2, 1, Parking(None, 0, buffers=3)),
-    (3, 2, Parking(KEYS, 0)), (2, 0, Parking(None, 1 << 30, near=1 << 20)),
+    (3, 2, Parking(KEYS, 0)), (2, 0, Parking(None, 1 << 30, near=1 << 20)), (1, 1, Parking(None, 0, near=1 << 30)),
+    (1, 2, Parking(None, 0, near=3 << 16)), (2, 3, Parking(None, 0, near=1 << 30)),
 ]  # fmt: skip
 
 
@@ -137,7 +138,7 @@ def test_other_borders_and_views_ahead(build, convolutions, exact_sums, kind, st
     direct, network = (fuse(half, dtype, DEFAULTS, Operands(dtype, policy, winograd=on)) for on in (False, True))
     formed = {key for key, conv in convolutions(network).items() if conv.weight.winograd}
     assert formed == {f"decoder.{name}.0.conv{i}" for name in ("deep", "wide") for i in (1, 2)}
-    whole, *others = (decode(network, z, *plan) for plan in (*PLANS[:2], *PLANS[4:6]))
+    whole, *others = (decode(network, z, *plan) for plan in (*PLANS[:2], *PLANS[4:6], *PLANS[7:9]))
     assert all(torch.equal(whole, other) for other in others)
     db = sampling.decibel(sampling.mse([whole], [decode(direct, z, 3, 0)]))
     assert least < db < 120
