@@ -97,6 +97,26 @@ def uploads(device: torch.device) -> torch.cuda.Stream:
     return _uploads.get(device) or _uploads.setdefault(device, torch.cuda.Stream(device))
 
 
+#: Pairs that no run has at present.
+_pairs: defaultdict[torch.device, deque[tuple[torch.cuda.Stream, torch.cuda.Stream]]] = defaultdict(deque)
+
+
+def lend_copies(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
+    """Two streams for copies from and to host memory beside a run's work, until `return_copies`: one run after the
+    other has the same. A GPU keeps all streams in a few queues (8, where CUDA_DEVICE_MAX_CONNECTIONS says nothing), and
+    a copy waits for the kernels in front of it in its own; these are of another priority than what computes, and so in
+    other queues."""
+    try:
+        return _pairs[device].pop()
+    except IndexError:
+        return torch.cuda.Stream(device, priority=-1), torch.cuda.Stream(device, priority=-1)
+
+
+def return_copies(device: torch.device, pair: tuple[torch.cuda.Stream, torch.cuda.Stream]) -> None:
+    """All that was queued on them is done."""
+    _pairs[device].append(pair)
+
+
 @contextmanager
 def aside(device: torch.device) -> Iterator[None]:
     """On a stream of this thread's own: the default one cannot be recorded. Its work begins after that of the current

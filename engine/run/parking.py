@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .arena import ALIGN
 from .buffers import Buffer, Use
+from .devices import lend_copies, return_copies
 from .history import Band, History, keep_near, split_rows
 from .pinned import POOL
 from .rings import Piece, Plane, fill_head
@@ -77,7 +78,8 @@ class Parked:
         self._memory: Tensor | None = None
         self._forget()
         self._aside = parking.prefetch and device.type == "cuda"
-        self._in, self._out = (torch.cuda.Stream(device) if self._aside else None for _ in range(2))
+        self._in: torch.cuda.Stream | None = None
+        self._out: torch.cuda.Stream | None = None
 
     @property
     def nbytes(self) -> int:
@@ -135,6 +137,8 @@ class Parked:
     def allocate(self) -> None:
         if not self._histories:
             return
+        if self._aside:
+            self._in, self._out = lend_copies(self.device)
         size, spare = self._far_bytes()
         self._block = POOL.take(size, spare) if size else None
         memory = torch.empty(self.nbytes, dtype=torch.uint8, device=self.device)
@@ -148,7 +152,9 @@ class Parked:
         self.wait()
         if self._block is not None:
             POOL.give(self._block)
-        self._block = self._memory = None
+        if self._in is not None:
+            return_copies(self.device, (self._in, self._out))
+        self._block = self._memory = self._in = self._out = None
         self._forget()
         for history in self._histories.values():
             history.stretches = []

@@ -104,6 +104,17 @@ def test_uploads_of_all_calls_and_threads_share_a_stream(current, monkeypatch):
     assert pixels.StagedReader(SECOND, ahead=False)._stream is None
 
 
+def test_one_run_after_the_other_copies_on_the_same_streams(monkeypatch):
+    """Of another priority than what computes; runs at the same time have streams of their own."""
+    made = []
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: made.append((device, priority)) or len(made))
+    monkeypatch.setattr(devices, "_pairs", defaultdict(deque))
+    first, other = devices.lend_copies(SECOND), devices.lend_copies(SECOND)
+    devices.return_copies(SECOND, first)
+    assert devices.lend_copies(SECOND) == first and not set(first) & set(other)
+    assert made == [(SECOND, -1)] * 4
+
+
 def test_streams_of_threads_that_have_ended_serve_later_ones(monkeypatch):
     """Several GPUs have threads for each call: with streams of their own, every call would reserve its memory anew."""
     made = []

@@ -80,16 +80,20 @@ def gpu(monkeypatch):
     made = Gpu()
     monkeypatch.setattr(module.torch.cuda, "current_stream", lambda device=None: made.now)
     monkeypatch.setattr(module.torch.cuda, "stream", made.stream)
+    lent = []
+    monkeypatch.setattr(module, "lend_copies", lambda device: lent.append(device) or (Queue("in"), Queue("out")))
+    monkeypatch.setattr(module, "return_copies", lambda device, pair: lent.remove(device))
     yield made
+    assert not lent
     POOL.release()
 
 
 def layers(draw):
-    """(key, plane, rows, frames, visits in a chunk, bands that are written ahead)."""
+    """(key, plane, rows, frames, visits in a chunk, bands that are written ahead; -1: visits only of what is kept)."""
     for i in range(6):
         rows = draw.choice([64, 130, 200, 260])
         channels = draw.choice([1, 2, 4, 8])
-        numbers = draw.choice([1, 2, 5]), draw.choice([1, 2]), draw.choice([0, 1])
+        numbers = draw.choice([1, 2, 5]), draw.choice([1, 2]), draw.choice([-1, 0, 1])
         yield f"layer {i}", (rows + 2, 5, channels), rows, *numbers
 
 
@@ -108,16 +112,18 @@ def test_no_two_queues_meet(gpu, seed, buffers, near):
                 first = starts and visit == 0
                 frames = 1 if first else most
                 bands = parked.bands(key, plane, torch.float32, 2, frames, rows, 1, 3, 1, starts=first)
+                frames = min(frames, 2) if behind < 0 else frames
                 if dry:
                     for band in bands:
-                        parked.note(key, band, frames)
+                        if behind >= 0 or not parked.stays(key, band):
+                            parked.note(key, band, frames)
                 else:
                     yield key, bands, frames, behind
 
     list(uses(True))
+    parked._aside = True
     parked.allocate()
-    parked._aside, parked._in, parked._out = True, Queue("in"), Queue("out")
-    ahead = tall = 0
+    ahead = tall = stayed = 0
     with gpu:
         for chunk in range(5):
             if chunk == 3:
@@ -132,6 +138,10 @@ def test_no_two_queues_meet(gpu, seed, buffers, near):
             for key, bands, frames, behind in uses(False, left_out, starts):
                 waiting = []
                 for band in bands:
+                    if behind < 0 and parked.stays(key, band):
+                        stayed += 1
+                        keep(parked, gpu, key, band, frames, head)
+                        continue
                     buffer = parked.enter(key, band, frames)
                     ahead, tall = max(ahead, len(parked._ahead)), tall + bool(band.parts)
                     gpu.touch(buffer.view[2:], True)
@@ -143,9 +153,19 @@ def test_no_two_queues_meet(gpu, seed, buffers, near):
                     finish(parked, gpu, buffer)
     assert not parked.coming and not parked._ahead and not parked._entered
     assert ahead >= 1 and tall and gpu.beside  # queues did run side by side
+    assert bool(stayed) == any(parked._histories[key].near for key, *_, behind in network if behind < 0)
     for a, b in itertools.pairwise(sorted(parked._left, key=lambda buffer: buffer.start)):
         assert a.end <= parked._room and b.end <= parked._room
     parked.free()
+
+
+def keep(parked, gpu, key, band, frames, head):
+    """What planes are made of stays: read, then written, by the queue that computes."""
+    for frame in parked.held(key, band):
+        gpu.touch(frame, False)
+    for _, data, slot in parked.keep(key, band, frames, head):
+        for i in range(frames):
+            gpu.touch(data[(slot + i) % 2], True)
 
 
 def finish(parked, gpu, buffer):
@@ -157,8 +177,8 @@ def test_a_wait_that_is_left_out_is_found(gpu):
     parked = Parked(Parking(None, 0, 2), CPU)
     (band,) = parked.bands("a", (34, 5, 4), torch.float32, 2, 1, 32, 1, 3, 1)
     parked.note("a", band, 1)
+    parked._aside = True
     parked.allocate()
-    parked._aside, parked._in, parked._out = True, Queue("in"), Queue("out")
     parked._out.wait_event = lambda event: None
     with gpu, pytest.raises(AssertionError, match="out meets main"):
         buffer = parked.enter("a", band, 1)
@@ -185,8 +205,8 @@ def test_a_clip_that_is_broken_off_anywhere_leaves_nothing_to_meet(gpu, seed, bu
                     parked.note(key, band, frames)
 
     announce()
+    parked._aside = True
     parked.allocate()
-    parked._aside, parked._in, parked._out = True, Queue("in"), Queue("out")
     breaks = 0
 
     class Broken(Exception):
