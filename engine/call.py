@@ -148,6 +148,7 @@ def _survive(
     tuning.of(core.device)
     # One clip has the schedules that it began with.
     with core._claimed() as vae, report.measured(core.device), held(core.device):
+        report.precision = vae.precision
         while True:
             try:
                 with report.stage("plan"):

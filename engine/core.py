@@ -200,9 +200,9 @@ class Core:
     def release(self) -> int:
         """Give back the memory that only makes the next run start sooner: graphs, packed weights, copies on other
         devices and page-locked host memory, torch's own included. Returns the bytes of the packed weights."""
-        if self._timed is not None:
-            self._timed[1].release()
-            self._timed = None
+        timed, self._timed = self._timed, None
+        if timed is not None:
+            timed[1].release()
         self.release_copies()
         return self._release_here()
 
@@ -297,7 +297,8 @@ class Core:
             raise InputError(f"the decoder of {self.arch} takes no timestep: leave it out")
         if not 0.0 <= timestep <= 1.0:
             raise InputError(f"timestep={timestep} is none: give 0 to 1")
-        if self._timed is None or self._timed[0] != timestep:
+        timed = self._timed
+        if timed is None or timed[0] != timestep:
             other = copy.copy(self)
             other._separate()
             other.model = other._loaded = copy.deepcopy(self.model, {id(p): p for p in self.model.parameters()})
@@ -305,8 +306,8 @@ class Core:
                 if getattr(module, "timestep", None) is not None:
                     module.timestep = timestep
             other._use(self._options)
-            self._timed = timestep, other
-        return self._timed[1]
+            timed = self._timed = timestep, other
+        return timed[1]  # another thread may have asked for another one by now
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
@@ -335,6 +336,8 @@ class Core:
         and plans for itself: calls share nothing that they write to, and none waits for another."""
         if self._busy.acquire(blocking=False):
             try:
+                if self._mixed.mode.kind and self.architecture.own is None and self.fused() is None:
+                    self._use(self._options)  # another VAE has found that the kernels fail: no 8 bit without them
                 yield self
             finally:
                 self._busy.release()

@@ -92,12 +92,13 @@ class VideoVAE(Core, DocumentedMethods):
         vae = self.at(timestep)
         z, inside = self.noised(z, seed, noise)
         target, told = Kept(into, wanted.start), Told(progress, cancel, on_plan)
-        for _ in several.decode(
-            vae, devices, mixed_devices, vae.inside(z), request, target, wanted, shape[:4], told, plan, inside
-        ):
-            pass
-        if vae is not self:
-            self._own.report = vae.last_report
+        try:
+            for _ in several.decode(
+                vae, devices, mixed_devices, vae.inside(z), request, target, wanted, shape[:4], told, plan, inside
+            ):
+                pass
+        finally:
+            self._reported(vae)
         return out
 
     def stream(
@@ -145,10 +146,17 @@ class VideoVAE(Core, DocumentedMethods):
 
     def _frames(self, vae: Core, done: Generator[Finished, None, None]) -> Iterator[Tensor]:
         with closing(done):
-            for finished in done:
-                if vae is not self:
-                    self._own.report = vae.last_report
-                yield finished.results[None]
+            try:
+                for finished in done:
+                    self._reported(vae)
+                    yield finished.results[None]
+            finally:
+                self._reported(vae)
+
+    def _reported(self, vae: Core) -> None:
+        """This VAE's last report is that of `vae`, if it has one: it may be this one at another timestep."""
+        if vae.last_report is not None:
+            self._own.report = vae.last_report
 
     def decode_raw(self, z: Tensor, *, chunk: int = 0, frames: int = 0) -> Tensor:
         """The network as it is: unscaled latent [B, C, T, h, w] -> [B, 3, F, H, W], not clamped, on the VAE's device.

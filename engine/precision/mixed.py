@@ -151,7 +151,7 @@ class Mixed:
         quality = self._quality.get(half)
         if quality is not None:
             report.db = quality.db
-            report.events["saturated"] += quality.saturated
+            report.events["saturated"] = quality.saturated
 
     def _keys(self, half: str) -> list[str]:
         return eligible(getattr(self._model, half))

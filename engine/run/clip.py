@@ -100,6 +100,11 @@ def _whole(
                     guard.origin = finished
                 edges, (done, out) = whole.begins(guard.origin), whole.begin(clip, guard.origin, left)
                 origin, place = _from(half, edges, done, out)
+                if left is not None and place > finished:  # what was under way then has not arrived
+                    guard.origin = finished
+                    edges, (done, out) = whole.begins(guard.origin), whole.begin(clip, guard.origin, None)
+                    origin, place = _from(half, edges, done, out)
+                left = None  # nor its histories, where they were of no use
                 done += origin
                 emit = _unfinished(guard, clip, place, clips.end, functools.partial(writer.write, clip))
                 part = Span(clip, done, None, clip, edges)

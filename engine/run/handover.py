@@ -58,10 +58,10 @@ def take_over(run: Run, clip: Handover) -> bool:
         return False
     run.restart()
     run.done.update(clip.done)
-    run.between = True
     if clip.gathered is not None:
         run.gathered.copy_(clip.gathered)
     for holder, key in run.holders():
         if key in clip.histories:
             holder.adopt(key, clip.histories.pop(key))
+    run.between = True  # only now: where memory ends before, half a clip is not handed over as a whole one
     return True

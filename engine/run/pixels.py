@@ -127,11 +127,12 @@ class StagedWriter:
         self._waiting.append((clip, first, count, buffer))
 
     def _deliver(self, keep: bool) -> None:
-        clip, first, count, buffer = self._waiting.pop(0)
-        target = self._out.room(clip, first, count)
+        clip, first, count, buffer = self._waiting[0]  # it stays the next one where there is no room for it
+        target = self._out.room(clip, first, count) if keep else None
         if keep and not buffer.done.query():
             target.zero_()  # the first touch of fresh pages takes longer than the copy: do it while waiting
         buffer.done.synchronize()
+        self._waiting.pop(0)
         self._free.append(buffer)
         if keep:
             target.copy_(buffer.pixels[:count])

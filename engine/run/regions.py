@@ -44,6 +44,8 @@ class RegionWriter:
         self._waiting: deque[tuple[Future[None], tuple[Tensor, Tensor]]] = deque()
         self._free: list[tuple[Tensor, Tensor]] = []
         self._open: tuple[int, int, Tensor] | None = None
+        #: A region went wrong: its frames are not finished by those that were under way behind it.
+        self._failed = False
 
     def __enter__(self) -> RegionWriter:
         return self
@@ -111,6 +113,9 @@ class RegionWriter:
 
     def _deliver(self, region: _Region) -> None:
         """In the thread, where there is one: regions come in their order."""
+        if self._failed:
+            return
+        self._failed = True
         with torch.inference_mode(self._inference):
             if region.done is not None:
                 region.done.synchronize()
@@ -119,3 +124,4 @@ class RegionWriter:
             self._finish(clip, first, 0 if region.land is None else count, float(region.health))
             if region.land is not None:
                 self._results.land(clip, first, region.land)
+        self._failed = False

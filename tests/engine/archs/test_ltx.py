@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from zerowaste_vae import CheckpointError, InputError, load
+from zerowaste_vae import Cancelled, CheckpointError, InputError, VideoVAE, load
 from zerowaste_vae.engine.archs import detect
 from zerowaste_vae.engine.archs.ltx import ARCHITECTURE, STRIDES, Block, Config
 from zerowaste_vae.engine.cli import main
@@ -259,6 +259,15 @@ def test_noise_is_of_the_seed_and_timesteps_are_asked_for(fused_file, noise):
     assert timed.packed_bytes
     quick.release()  # that of the other timestep, too, which would else stay where this VAE was
     assert not timed.packed_bytes and quick.at(0.5) is not timed
+    assert quick.last_report.complete
+    with pytest.raises(Cancelled):
+        quick.decode(z, timestep=0.5, cancel=lambda: True)
+    assert not quick.last_report.complete
+    with pytest.MonkeyPatch.context() as patch:  # another thread asks for another one meanwhile
+        seen = iter([None])
+        patch.setattr(VideoVAE, "_timed", property(lambda _: next(seen, (0.9, timed)), lambda *_: None), raising=False)
+        own = quick.at(0.3)
+        assert {m.timestep for m in own.model.modules() if getattr(m, "timestep", None) is not None} == {0.3}
     rounded = z.half()  # as floats have it: a file's latents are read as floats
     assert torch.equal(plain.decode(rounded), plain.decode(rounded.float()))
 

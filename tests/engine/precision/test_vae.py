@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from zerowaste_vae.engine import InputError, core, load
+from zerowaste_vae.engine import InputError, calibration, core, load
 from zerowaste_vae.engine.operands import policy
 from zerowaste_vae.engine.operands.policy import eligible
 from zerowaste_vae.engine.options import DEFAULTS
@@ -214,3 +214,23 @@ def test_measuring_that_finds_no_memory_is_tried_again(wide_file, noise, monkeyp
     assert len(calls) == 2
     assert asked
     assert vae.last_report.events["oom_retries"] == 1
+
+
+def test_what_saturates_is_counted_once(wide_file, noise):
+    vae, z = load(wide_file, precision="int8", device="cpu", min_db=5.0), noise(1, 16, 2, 2, 2)
+    list(calibration.calibrate(vae, "quiet", None, 0.05 * z, True, lambda: None))
+    vae.decode(3 * z)
+    assert vae.last_report.events["saturated"] == vae._mixed._quality["decoder"].saturated > 0
+
+
+def test_kernels_that_fail_in_another_vae_are_off_here_too(wide_file, noise, monkeypatch):
+    """A VAE that was loaded before does without 8 bit, and measures no ranges for it."""
+    why = []
+    monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: why[0] if why else None)
+    vae, z = load(wide_file, precision="int8", device="cpu"), noise(1, 16, 2, 2, 2)
+    why.append("Triton fails here")
+    monkeypatch.setattr(trials.Trials, "__init__", lambda *_: pytest.fail("measured"))
+    out = vae.decode(z)
+    assert vae.precision == vae.last_report.precision == "fp16" and not vae.last_report.operands
+    assert "int8" in dict(vae.last_report.off)
+    assert torch.equal(out, load(wide_file, precision="fp16", device="cpu").decode(z))

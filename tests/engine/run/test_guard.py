@@ -1,8 +1,11 @@
 """Out of memory and cancellation at every point of a run: nothing lost, nothing leaked, the VAE reusable."""
 
+import weakref
+
 import pytest
 import torch
 from zerowaste_vae import Cancelled, PlanError
+from zerowaste_vae.engine.network import fused_pass
 from zerowaste_vae.engine.network.plain import Half
 from zerowaste_vae.engine.planning.budget import Machine
 from zerowaste_vae.engine.run import handover, parking
@@ -136,6 +139,43 @@ def test_an_upload_that_fails_hands_over_as_well(make_vae, noise, monkeypatch, r
     trouble = {"oom_retries": 1, "oom_step_downs": 1}
     assert events(vae) == (trouble if room else trouble | {"replayed_chunks": 2})
     assert sorted(written) == [(clip, frame) for clip in range(2) for frame in range(13)]
+
+
+@pytest.mark.parametrize("nth", [1, 2, 5])
+def test_memory_that_ends_while_a_clip_is_taken_over_leaves_no_half_of_it(make_vae, noise, monkeypatch, nth):
+    """Histories that are missing then would count as what lies before a clip."""
+    monkeypatch.setattr(Machine, "host", lambda *_: 1 << 30)
+    vae, z, calls = make_vae(), noise(1, 16, 4, 2, 3), []
+    expected = vae.decode(z, chunk=1)
+    fail_calls(monkeypatch, StagedReader, "read", {3, 4})
+    for kind in (Ring, parking.Parked):
+
+        def adopt(self, key, frames, plain=kind.adopt):
+            calls.append(key)
+            if len(calls) == nth:
+                raise torch.OutOfMemoryError("injected")
+            plain(self, key, frames)
+
+        monkeypatch.setattr(kind, "adopt", adopt)
+    torch.testing.assert_close(vae.decode(z, chunk=1), expected, **CHUNKS)
+    assert len(calls) >= nth and vae.last_report.events["oom_step_downs"] == 2
+
+
+def test_histories_of_no_use_are_not_held(make_vae, noise, monkeypatch):
+    """A run that has them in another form begins the clip anew, with the host memory that they took."""
+    monkeypatch.setattr(Machine, "host", lambda *_: 1 << 30)
+    vae, z, there, alive = make_vae(), noise(1, 16, 5, 2, 3), [], []
+    expected = vae.decode(z, chunk=1)
+    fail_calls(monkeypatch, StagedReader, "read", {3, 4})
+
+    def refuse(run, left):
+        there.extend(map(weakref.ref, left.histories.values()))
+        return False
+
+    monkeypatch.setattr(fused_pass, "take_over", refuse)
+    out = vae.decode(z, chunk=1, progress=lambda *_: alive.append(sum(h() is not None for h in there)))
+    torch.testing.assert_close(out, expected, **CHUNKS)
+    assert there and not any(alive)
 
 
 @pytest.mark.parametrize("fused", [True, False])

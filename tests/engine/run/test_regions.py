@@ -1,10 +1,13 @@
 """Parts of frames on their way to the frames; a CPU stands for the GPU, whose copies are made at once."""
 
 import threading
+from collections import Counter
 
 import pytest
 import torch
 from zerowaste_vae.engine.run import regions
+from zerowaste_vae.engine.run.guard import Guard, NonFinite
+from zerowaste_vae.engine.run.progress import Ticker
 from zerowaste_vae.engine.run.regions import RegionWriter
 from zerowaste_vae.engine.run.results import HandedOn, Whole
 
@@ -88,3 +91,17 @@ def test_nothing_lands_after_an_error(gpu):
         writer.write(0, 0, torch.rand(3, 4, 8, 3), (slice(0, 4), slice(0, 8)), torch.zeros(()), False)
         raise KeyError
     assert all(count == 0 for _, _, count, _ in landed)
+
+
+def test_regions_behind_one_that_is_not_finite_finish_nothing(gpu, monkeypatch):
+    """They are under way when it is found, and the last one would say that all of their frames are there."""
+    out, found, guard = torch.zeros(1, 3, 8, 8, 3), threading.Event(), Guard(Ticker(None, None), CPU, Counter())
+    monkeypatch.setattr(Event, "synchronize", lambda _: found.wait(20))
+    writer = RegionWriter(Whole(out), CPU, guard.finish)
+    writer._ahead = True
+    with pytest.raises(NonFinite), writer:
+        for y, value in ((0, torch.nan), (4, 0.5)):
+            part = torch.full((3, 4, 8, 3), value)
+            writer.write(0, 0, part, (slice(y, y + 4), slice(0, 8)), part.sum(), y == 4)
+        found.set()
+    assert not guard.finished[0]

@@ -1,10 +1,14 @@
 """Frames and latents as they are finished: the same bits as all at once, and nothing left behind wherever it ends."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from zerowaste_vae import Cancelled, InputError
 from zerowaste_vae.engine.network.plain import Half
 from zerowaste_vae.engine.run import run as run_module
+from zerowaste_vae.engine.run.pixels import StagedWriter, _Staged
+from zerowaste_vae.engine.run.results import HandedOn
 from zerowaste_vae.engine.vae import VideoVAE
 
 from .faults import events, fail_calls, leftovers, record_writes
@@ -129,6 +133,31 @@ def test_out_of_memory_half_way(make_vae, noise, monkeypatch, fused):
     torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=0, atol=1.5e-5)
     assert vae.last_report.events["oom_step_downs"] == 1
     assert sorted(written) == [(0, n) for n in range(17)]
+
+
+@pytest.fixture
+def a_write_later(monkeypatch):
+    """Frames reach the host when their buffer is needed again, as behind a GPU."""
+    plain, event = StagedWriter.__init__, SimpleNamespace(record=lambda *_: None, query=lambda: True)
+    event.synchronize = lambda: None
+
+    def init(self, out, frames, device, finish, ahead=True):
+        plain(self, out, frames, device, finish, ahead)
+        self._free = [_Staged(torch.empty(frames, *out.shape, dtype=out.dtype), torch.empty(()), event) for _ in "ab"]
+        self._ahead = True
+
+    monkeypatch.setattr(StagedWriter, "__init__", init)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: None)
+
+
+@pytest.mark.parametrize("nth", range(1, 5))
+def test_no_room_for_frames_on_their_way(make_vae, noise, monkeypatch, a_write_later, nth):
+    """None is left out, whichever of them finds no host memory, be it after the last chunk."""
+    vae, z = make_vae(), noise(1, 16, 4, 2, 3)
+    expected = vae.decode(z, chunk=1)
+    fail_calls(monkeypatch, HandedOn, "room", {nth})
+    torch.testing.assert_close(joined(vae.stream(z, chunk=1), 1), expected, rtol=0, atol=1.5e-5)
+    assert vae.last_report.complete and vae.last_report.events["oom_step_downs"] == 1
 
 
 def test_out_of_memory_while_frames_come_in(make_vae, noise, monkeypatch):
