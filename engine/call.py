@@ -47,7 +47,7 @@ def decode(
     decoder adds itself. policy: that of the whole clips, where it has been settled."""
     report = core._begin("decode", size)
     count, h, w = z.shape[2:]
-    guard = Guard(tick, core.device, report.events, core.on_pressure)
+    guard = Guard(tick, core.device, report.events, core.asks())
     first, last = core.model.decoder.program.window(wanted.start, wanted.stop, count)
 
     def attempt(vae: Core, plan: Plan) -> Iterator[int]:
@@ -72,7 +72,7 @@ def encode(
     made, policy: as in `decode`."""
     report = core._begin("encode", video.size)
     s, t, program, own = core.architecture.spatial, core.temporal, core.model.encoder.program, core.architecture.own
-    guard = Guard(tick, core.device, report.events, core.on_pressure)
+    guard = Guard(tick, core.device, report.events, core.asks())
 
     def window(first: int) -> tuple[int, int]:
         latents = clip.UNKNOWN if video.count is None else core.architecture.latents(video.count)

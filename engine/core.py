@@ -197,6 +197,10 @@ class Core:
             vae._settle(half, lambda: samples(vae))
             return vae._mixed.policy(half)
 
+    def asks(self) -> Callable[[], None] | None:
+        """`on_pressure`, in threads of several devices by way of the caller's."""
+        return getattr(self._own, "asks", self.on_pressure)
+
     def release(self) -> int:
         """Give back the memory that only makes the next run start sooner: graphs, packed weights, copies on other
         devices and page-locked host memory, torch's own included. Returns the bytes of the packed weights."""

@@ -120,7 +120,7 @@ def _run(
         request = ranks.broadcast(in_tiles_of(vae, half, latents, request) if ranks.rank == 0 else None)
         asked = half, into, clips, wanted, latents, request
         spread = RankSpread([vae] * ranks.count, *asked, policy, operation, told, feed, ranks)
-    if feed is not GIVEN:  # nobody holds a whole stream for a part that is all of it
+    if into.room is not None:  # nobody holds a whole stream for a part that is all of it
         alone = spread.alone
         if ranks.broadcast(alone) if ranks else alone:
             if ranks is None or ranks.rank == 0:
@@ -148,7 +148,8 @@ def in_tiles_of(vae: Core, half: str, size: tuple[int, int, int], request: Reque
         return request
     s = vae.architecture.spatial
     tile = s * max(plan.grid.rows.size, plan.grid.cols.size)
-    shared = next(o for o in (request.overlap, Request.overlap, s) if grid(*size[1:], tile, o, s) == plan.grid)
+    overlaps = (min(o, tile - 1) for o in (request.overlap, Request.overlap, s))  # `tile` may be less than was asked
+    shared = next(o for o in overlaps if grid(*size[1:], tile, o, s) == plan.grid)
     return replace(request, tiling="blended", tile=tile, overlap=shared, chunk=0)
 
 

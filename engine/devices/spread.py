@@ -133,8 +133,8 @@ class Spread:
         if self.into.room is None:
             shares = split(leads, end, self.rates, self.clips, self._step(), (first, self.clips * end))
         else:
-            held = self.into.room // (self.into.nbytes * leads.results * self._window())
-            shares = in_rounds(leads, end, self.rates, self._step(), (first, end), held)
+            room = self.into.room // (self.into.nbytes * leads.results)
+            shares = in_rounds(leads, end, self.rates, self._step(), (first, end), room, self._window())
         parts = []
         for share in shares:
             for clip, a, b in share.parts(end):
@@ -220,9 +220,10 @@ class Spread:
     def results(self) -> Generator[Finished, None, None]:
         """In their order, while the devices' threads go on."""
         inference, core = torch.is_inference_mode_enabled(), self.cores[0]
-        pressure, core.on_pressure = core.on_pressure, core.on_pressure and self._ask
-        threads = [threading.Thread(target=self._work, args=(i, inference), name=f"zerowaste {i}", daemon=True)
-                   for i in sorted({p.device for p in self.parts})]  # fmt: skip
+        pressure = core.asks()
+        # Devices without a part, too: another one's may go to them.
+        threads = [threading.Thread(target=self._work, args=(i, inference, pressure is not None and not i),
+                                    name=f"zerowaste {i}", daemon=True) for i in range(len(self.cores))]  # fmt: skip
         try:
             for thread in threads:
                 thread.start()
@@ -235,11 +236,12 @@ class Spread:
             self._stop.set()
             end = time.monotonic() + PATIENCE
             for thread in threads:
+                if thread is threading.current_thread():  # one of them collects what nobody has closed
+                    continue
                 while thread.is_alive() and self._patient and time.monotonic() < end:
                     thread.join(PULSE)
                 if thread.is_alive() and self._patient:
                     log.warn(f"{thread.name}: a device has not come to the end of its chunk in {PATIENCE:g} s")
-            core.on_pressure = pressure
         self._progress()
 
     def _read(self) -> None:
@@ -303,8 +305,10 @@ class Spread:
 
     # -- a device's thread -----------------------------------------------------------------------------------------
 
-    def _work(self, device: int, inference: bool) -> None:
-        """Makes the device's parts, in their order, or fails."""
+    def _work(self, device: int, inference: bool, asks: bool) -> None:
+        """Makes the device's parts, in their order, or fails. asks: the caller's thread for memory."""
+        if asks:
+            self.cores[device]._own.asks = self._ask
         with torch.inference_mode(inference):
             while device in self._working and (part := self._next(device)) is not None:
                 self._make(part)

@@ -133,17 +133,37 @@ def split(
 
 
 def in_rounds(
+    leads: Leads | SectionLeads, latents: int, rates: Sequence[float], step: int, bounds: tuple[int, int], room: int,
+    window: int,
+) -> list[Share]:  # fmt: skip
+    """As `split` of one clip, over and over, no `window` shares behind each other larger than `room` latents. One
+    device has all where this does not save time, or cannot be."""
+    most = room // window
+    while most > 0:
+        shares = _rounds(leads, latents, rates, step, bounds, most)
+        held = max(sum(s.end - s.first for s in shares[i : i + window]) for i in range(len(shares)))
+        if held <= room or len(shares) == 1:
+            return shares
+        # They begin with chunks, and those of a fast device are larger than others.
+        most = min(most - 1, most * room // held)
+    return [_alone(leads, rates, bounds)]
+
+
+def _alone(leads: Leads | SectionLeads, rates: Sequence[float], bounds: tuple[int, int]) -> Share:
+    device = max(range(len(rates)), key=rates.__getitem__)
+    return Share(device, *bounds, leads(bounds[0]))
+
+
+def _rounds(
     leads: Leads | SectionLeads, latents: int, rates: Sequence[float], step: int, bounds: tuple[int, int], most: int
 ) -> list[Share]:
-    """As `split` of one clip, over and over: shares of about `most` latents, or of so many that their leads are a
-    LEAD_SHARE of them, if that is less. One device has all where this does not save time."""
+    """Shares of about `most` latents, or of so many that their leads are a LEAD_SHARE of them, if that is less."""
     first, last = bounds
     size = max(step, min(most, math.ceil(leads(last) / LEAD_SHARE)) * len(rates))
     size = math.ceil((last - first) / math.ceil((last - first) / size) / step) * step
     spans = [(a, min(a + size, last)) for a in range(first, last, size)]
     found = [split(leads, latents, rates, 1, step, span) for span in spans]
-    device = max(range(len(rates)), key=rates.__getitem__)
-    alone = [Share(device, first, last, leads(first))]
+    alone = [_alone(leads, rates, bounds)]
     spent = sum(duration(shares, rates) for shares in found)
     return [share for shares in found for share in shares] if spent < WORTH * duration(alone, rates) else alone
 

@@ -11,20 +11,14 @@ from zerowaste_vae.engine import call
 from zerowaste_vae.engine.devices import kinds
 from zerowaste_vae.engine.devices.copies import on
 from zerowaste_vae.engine.devices.kinds import resolve
-from zerowaste_vae.engine.devices.parts import DONE
-from zerowaste_vae.engine.devices.spread import Spread
 from zerowaste_vae.engine.errors import PlanError
 from zerowaste_vae.engine.planning import shares
-from zerowaste_vae.engine.run.results import HandedOn, Landed
+from zerowaste_vae.engine.run.results import Landed
+
+from .trouble import Failing, overflows
 
 CPU = torch.device("cpu")
 TWO = ["cpu", "cpu"]
-
-
-@pytest.fixture
-def early(monkeypatch):
-    """Every device gets a part of short clips, whatever its lead takes."""
-    monkeypatch.setattr(shares.Leads, "__call__", lambda self, first: 0.1 * bool(first))
 
 
 @pytest.mark.parametrize("count, fused", [(2, True), (3, False)])
@@ -70,26 +64,6 @@ def test_in_8_bit_all_follow_the_first(make_vae_file, noise, early, tmp_path, mo
     assert "in fp8" in vae.last_report.operands
 
 
-class Failing:
-    """call.decode, which fails on one of the copies behind its first frames."""
-
-    def __init__(self, vae, error, after=1):
-        self.own, self.error, self.after, self.calls = vae, error, after, []
-
-    def __call__(self, core, z, request, tick, results, wanted, *rest):
-        self.calls.append((core is self.own, wanted))
-        if core is self.own:
-            yield from call_decode(core, z, request, tick, results, wanted, *rest)
-            return
-        made = range(wanted.start, wanted.start + self.after)
-        if self.after:
-            yield from call_decode(core, z, request, tick, results, made, *rest)
-        raise self.error
-
-
-call_decode = call.decode
-
-
 @pytest.mark.parametrize("error", [PlanError("out of memory in the smallest steps"), RuntimeError("CUDA error: lost")])
 @pytest.mark.parametrize("after", [0, 3])
 def test_the_part_of_one_that_fails_goes_to_the_others(small, noise, early, monkeypatch, error, after, caplog):
@@ -128,19 +102,6 @@ def test_cancelling_stops_all(small, noise, early):
     assert not any(t.name.startswith("zerowaste") for t in threading.enumerate())
     assert not small.last_report.complete
     assert torch.equal(small.decode(z, chunk=1, devices=TWO), small.decode(z, chunk=1))
-
-
-def overflows(monkeypatch, where):
-    """fp16 decodes do where where(first result of their part, results so far) says so."""
-    original = call.clip.decode
-
-    def poisoned(half, z, plan, results, guard, wanted):
-        for step in original(half, z, plan, results, guard, wanted):
-            if half._dtype == torch.float16 and where(wanted.start, results.done):
-                raise call.NonFinite(0, results.done, 1)
-            yield step
-
-    monkeypatch.setattr(call.clip, "decode", poisoned)
 
 
 @pytest.mark.parametrize("bad", [0, 1])
@@ -226,133 +187,26 @@ def test_weights_are_copied_once(vae, noise):
     assert on(vae, [CPU, CPU])[1] is not two
 
 
-# -- streams ---------------------------------------------------------------------------------------------------------
+def test_what_fits_on_none_is_refused(small, noise):
+    """As one device refuses it, though only that one has a part."""
+    z, end = noise(1, 16, 3, 8, 8), time.monotonic() + 60
+    with pytest.raises(PlanError):
+        small.decode(z, tiling="untiled", vram_gb=1e-5, devices=TWO, cancel=lambda: time.monotonic() > end)
 
 
-@pytest.fixture
-def rounds(monkeypatch):
-    """Room for so many latents of each device; leads as `early` has them."""
-
-    def room(latents, frame):
-        monkeypatch.setattr("zerowaste_vae.engine.devices.several.waiting_room", lambda _: latents * 4 * 3 * frame)
-
-    return room
-
-
-@pytest.mark.parametrize("count, fused", [(2, True), (3, False)])
-def test_a_stream_is_in_order_while_later_segments_are_made(small, noise, early, rounds, count):
-    z = noise(1, 16, 12, 2, 3)
-    whole, frame = small.decode(z, chunk=1), 16 * 24 * 3 * 4
-    rounds(2 * (2 * count - 1) / 3, frame)
-    pieces = list(small.stream(z, chunk=1, devices=["cpu"] * count))
-    assert torch.equal(torch.cat(pieces, 1), whole) and len(pieces) >= 12
-    parts = small.last_report.parts
-    assert small.last_report.complete and len(parts) >= 5
-    assert [r.start for r, _ in parts] == [0, *(r.stop for r, _ in parts[:-1])]
-    n = 2 * count - 1
-    held = max(parts[min(i + n, len(parts)) - 1][0].stop - parts[i][0].start for i in range(len(parts)))
-    assert f"at most {held} frames waiting" in small.last_report.plan and held < 45
+def test_a_device_without_a_part_takes_over(small, noise, monkeypatch):
+    """Two parts for three devices, the second of which fails."""
+    monkeypatch.setattr(shares.Leads, "__call__", lambda self, first: 1.0 * bool(first))
+    z, end = noise(1, 16, 4, 2, 2), time.monotonic() + 60
+    whole = small.decode(z, chunk=2)
+    failing = Failing(small, RuntimeError("CUDA error: lost"), 0, once=True)
+    monkeypatch.setattr(call, "decode", failing)
+    assert torch.equal(small.decode(z, chunk=2, devices=["cpu"] * 3, cancel=lambda: time.monotonic() > end), whole)
+    assert failing.failed
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_what_waits_is_bounded_when_nobody_takes_it(small, noise, early, rounds, monkeypatch, late):
-    """Nor does a part whose last results are being taken make room for another one."""
-    z, landed, land, read = noise(1, 16, 16, 1, 2), [], HandedOn.land, Spread._read
-    monkeypatch.setattr(HandedOn, "land", lambda self, *of: (landed.append(len(of[2])), land(self, *of)))
-    rounds(2, 8 * 16 * 3 * 4)
-
-    def after_the_first_part(spread):
-        read(spread)
-        while late and spread.parts[0].state != DONE and spread.feed.has(spread.parts[0].first, spread.parts[0].end):
-            time.sleep(0.01)
-
-    monkeypatch.setattr(Spread, "_read", after_the_first_part)
-    stream = small.stream(z, chunk=1, devices=TWO)
-    next(stream)
-    before = -1
-    while before < len(landed):  # until the devices have stopped
-        before = len(landed)
-        time.sleep(0.5)
-    assert 1 < sum(landed) <= 3 * 8 + 1 < 61
-    stream.close()
-    assert not any(t.name.startswith("zerowaste") for t in threading.enumerate())
-    assert torch.equal(small.decode(z, chunk=1), torch.cat(list(small.stream(z, chunk=1, devices=TWO)), 1))
-
-
-@pytest.mark.parametrize("after", [0, 3])
-def test_a_stream_goes_on_where_one_fails(small, noise, early, rounds, monkeypatch, after):
-    z = noise(1, 16, 12, 2, 2)
-    whole = small.decode(z, chunk=1)
-    monkeypatch.setattr(call, "decode", Failing(small, RuntimeError("CUDA error: lost"), after))
-    rounds(2, 16 * 16 * 3 * 4)
-    assert torch.equal(torch.cat(list(small.stream(z, chunk=1, devices=TWO)), 1), whole)
-    assert small.last_report.events["handed_over"] == 1
-
-
-def test_cancelling_a_stream_stops_all(small, noise, early):
-    z, told = noise(1, 16, 9, 2, 3), []
-    with pytest.raises(Cancelled):
-        list(small.stream(z, chunk=1, devices=TWO, progress=lambda *at: told.append(at), cancel=lambda: bool(told)))
-    assert not any(t.name.startswith("zerowaste") for t in threading.enumerate())
-
-
-def test_a_stream_follows_into_a_wider_type(make_vae_file, noise, early, rounds, monkeypatch):
-    """What later segments have made by then is made again, and nobody has seen it."""
-    monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: "off")
-    vae = load(make_vae_file((8, 8, 8, 8), (8, 8, 8, 8), 2, 3), precision="fp16", device="cpu")
-    z = noise(1, 16, 12, 2, 2)
-    narrow, wide = vae.decode(z, chunk=1), vae._safer("").decode(z, chunk=1)
-    overflows(monkeypatch, lambda start, done: not start and done > 0)
-    rounds(2, 16 * 16 * 3 * 4)
-    out = torch.cat(list(vae.stream(z, chunk=1, devices=TWO)), 1)
-    kept = next(n for n in range(45) if not torch.equal(out[:, n], narrow[:, n]))
-    assert 0 < kept < vae.last_report.parts[0][0].stop and torch.equal(out[:, kept:], wide[:, kept:])
-
-
-@pytest.mark.parametrize("fused", [True, False])
-def test_frames_that_come_one_by_one_are_shared(small, noise, early, rounds):
-    """Taken by the caller's thread, a window of parts ahead at most, and let go behind it."""
-    video, read, seen = noise(61, 16, 16, 3).sigmoid(), [], []
-    rounds(2.1, 16 * 16 * 3 * 4)
-
-    def frames():
-        for at, frame in enumerate(video):
-            assert threading.current_thread() is threading.main_thread()
-            read.append(at)
-            yield frame
-
-    options = {"chunk": 1, "count": 61, "seed": 3}
-    for piece in small.encode_stream(frames(), devices=TWO, **options):
-        seen.append((piece, len(read)))
-    assert len(small.last_report.parts) > 4 and small.last_report.complete
-    assert "latents waiting" in small.last_report.plan
-    assert torch.equal(torch.cat([p for p, _ in seen], 2), small.encode(video, chunk=1, seed=3))
-    assert seen[0][1] < 40 and read == list(range(61))
-    with pytest.raises(InputError, match="count of all frames"):
-        small.encode_stream(iter(video), devices=TWO)
-
-
-def test_frames_of_what_one_device_makes_alone_are_not_held(small, noise):
-    """Leads would take longer than is saved."""
-    video, read = noise(33, 16, 16, 3).sigmoid(), []
-    stream = small.encode_stream((read.append(0) or f for f in video), chunk=1, count=33, devices=TWO)
-    first = next(stream)
-    assert len(read) < 20
-    assert torch.equal(torch.cat([first, *stream], 2), small.encode(video, chunk=1))
-
-
-def test_a_stream_of_frames_goes_on_where_one_fails(small, noise, early, rounds, monkeypatch):
-    video, made = noise(61, 16, 16, 3).sigmoid(), call.encode
-    whole = small.encode(video, chunk=1)
-
-    def failing(core, frames, request, tick, results, wanted, *rest):
-        if core is small:
-            yield from made(core, frames, request, tick, results, wanted, *rest)
-            return
-        yield from made(core, frames, request, tick, results, range(wanted.start, wanted.start + 1), *rest)
-        raise RuntimeError("CUDA error: lost")
-
-    monkeypatch.setattr(call, "encode", failing)
-    rounds(2.1, 16 * 16 * 3 * 4)
-    found = torch.cat(list(small.encode_stream(iter(video), chunk=1, count=61, devices=TWO)), 2)
-    assert torch.equal(found, whole) and small.last_report.events["handed_over"] == 1
+@pytest.mark.parametrize("tile, overlap", [(70, 64), (20, 17)])
+def test_tiles_between_latents(small, noise, early, tile, overlap):
+    """Rounded down to latents, where one device takes them, too."""
+    z, options = noise(1, 16, 5, 3, 11), {"tiling": "blended", "tile": tile, "overlap": overlap, "chunk": 1}
+    torch.testing.assert_close(small.decode(z, devices=TWO, **options), small.decode(z, **options))

@@ -3,7 +3,7 @@
 import pytest
 from zerowaste_vae.engine.archs import seedvr2, wan
 from zerowaste_vae.engine.network.program import Program
-from zerowaste_vae.engine.planning.shares import Leads, Share, duration, split
+from zerowaste_vae.engine.planning.shares import Leads, Share, duration, in_rounds, split
 
 WIDTHS = (128, 256, 512, 512)
 
@@ -71,3 +71,20 @@ def test_what_depends_on_the_whole_clip_is_not_shared(monkeypatch):
     program = wan.decoder(wan.Config((8, 8, 8, 8), (8, 8, 8, 8)))
     monkeypatch.setattr(Program, "begins", lambda self, first: (0,) * len(self.steps))
     assert len(split(Leads(program, 8, 8), 30, [1, 1])) == 1
+
+
+@pytest.mark.parametrize("rates", [[1.0, 1.0], [1.0, 0.25], [1.0, 1.0, 0.5]], ids=str)
+@pytest.mark.parametrize("step", [1, 4, 5, 8])
+def test_rounds_wait_in_the_room_there_is(rates, step):
+    def leads(first):
+        return 0.5 * (first > 0)
+
+    window, shared = 2 * len(rates) - 1, 0
+    for room in range(0, 90, 4):
+        for latents in (40, 97, 200):
+            shares = in_rounds(leads, latents, rates, step, (3, latents), room, window)
+            assert [s.first for s in shares] == [3, *(s.end for s in shares[:-1])] and shares[-1].end == latents
+            held = max(sum(s.end - s.first for s in shares[i : i + window]) for i in range(len(shares)))
+            assert held <= room or len(shares) == 1
+            shared += len({s.device for s in shares}) > 1
+    assert shared
