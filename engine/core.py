@@ -109,6 +109,11 @@ class Core:
         return mode.kind or ("fp16_fast" if mode.half_accumulate else self._float)
 
     @property
+    def asked(self) -> str:
+        """The precision as it was asked for, "auto" among others."""
+        return self._asked
+
+    @property
     def options(self) -> Options:
         """The optimisations it may use. Assigning others drops packed weights and plans, which depend on them."""
         return self._options

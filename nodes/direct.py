@@ -6,6 +6,11 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from ..engine import InputError
+
+#: What nodes set on a host's network and the engine reads when it takes that network over.
+SETTINGS = ("decode_timestep", "decode_noise_scale")
+
 
 class _VAE(Protocol):
     def decode(self, samples_in: Tensor) -> Tensor: ...
@@ -21,6 +26,11 @@ class Direct:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(object.__getattribute__(self, "_network"), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in SETTINGS:
+            raise InputError(f"{name} is set too late: set it behind Load VAE, with Zero-Waste VAE Optimize after it")
+        super().__setattr__(name, value)
 
     def decode(self, z: Tensor) -> Tensor:
         """Latents [B, C, T, h, w] (of pictures [B, C, h, w]) -> [B, 3, F, H, W] (or [B, 3, H, W]) in -1..1."""

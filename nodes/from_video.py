@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from itertools import islice
@@ -13,7 +14,8 @@ from ..engine import InputError
 from ..engine.archs import WORDS
 from ..engine.files.media import Clip
 from . import frames
-from .conversion import CONVERTED, engine_vae, host_encode
+from .conversion import CONVERTED, engine_vae
+from .encode import Encode
 from .host import EngineVAE, frames_of, io
 from .reports import Outcome
 from .settings import Settings, from_widgets
@@ -21,6 +23,7 @@ from .widgets import advanced, chunk_input, parked_input, report_output, schema,
 
 #: Frames that a clip is planned for where its file does not announce them.
 _LONG = 1 << 12
+_NONE = "The video has no frames there: lower the first frame"
 
 
 class EncodeFromVideo(io.ComfyNode):
@@ -57,12 +60,11 @@ class EncodeFromVideo(io.ComfyNode):
         wishes, fast = from_widgets(**widgets), engine_vae(vae)
         clip = _Frames(video, start, frames)
         if fast is None or fast.layout.still:
-            pixels = torch.stack([f.float() / 255 if f.dtype == torch.uint8 else f for f in clip])
-            if fast is None:
-                latent, outcome = host_encode(vae, pixels, wishes)
-            else:
-                latent, outcome = fast.run_encode(fast.layout.clip(pixels), wishes.over(fast.settings))
-            return io.NodeOutput({"samples": latent}, clip.fps, outcome.text(), ui=outcome.ui())
+            read = [f.float() / 255 if f.dtype == torch.uint8 else f for f in clip]
+            if not read:
+                raise InputError(_NONE)
+            given = Encode.execute(torch.stack(read), vae, **widgets)
+            return io.NodeOutput(given[0], clip.fps, given[1], ui=given.ui)
         latent, outcome = _encode(fast, clip, wishes.over(fast.settings))
         if fast is not vae:
             outcome.notes.append(CONVERTED)
@@ -76,7 +78,7 @@ def _encode(vae: EngineVAE, clip: _Frames, settings: Settings) -> tuple[dict[str
     given = iter(clip)
     first = next(given, None)
     if first is None:
-        raise InputError("The video has no frames there: lower the first frame")
+        raise InputError(_NONE)
     height, width = first.shape[:2]
     sides = (n + -n % multiple for n in (height, width))
     size = vae.layout.clip_size(1, clip.count or _LONG, *sides)
@@ -96,6 +98,11 @@ def _again(first: Tensor, rest: Iterator[Tensor]) -> Iterator[Tensor]:
     yield from rest
 
 
+def _from(second: float, fps: float) -> int:
+    """The first frame that begins then or later; clocks of files round."""
+    return max(0, math.ceil(second * fps - 1e-3))
+
+
 class _Frames:
     """Frames [H, W, 3] of a VIDEO within its own limits, `count` of them from `start` on (0: all)."""
 
@@ -104,8 +111,11 @@ class _Frames:
         self._source: Iterable[Tensor] = source if rate is not None else Clip(source)
         self.fps = float(self._source.fps if rate is None else rate)
         total = len(source) if rate is not None else self._source.count
-        first = round(begins * self.fps) if begins >= 0 else max(0, (total or 0) + round(begins * self.fps))
-        last = first + round(lasts * self.fps) if lasts else None
+        if begins < 0:
+            begins = max(0.0, (total or 0) / self.fps + begins)
+        # The host takes frames that begin within the window.
+        first = _from(begins, self.fps)
+        last = _from(begins + lasts, self.fps) if lasts else None
         end = None if not count else first + start + count
         self._span = first + start, min((n for n in (last, end) if n is not None), default=None)
         #: Of the frames, if that is known.

@@ -77,9 +77,13 @@ class EngineVAE(comfy.sd.VAE):
     `name` is what its file is listed under; plans for the panel are asked for by it.
     """
 
-    def __init__(self, source: Callable[[], Checkpoint], precision: str, settings: Settings, name: str = "") -> None:
+    def __init__(
+        self, source: Callable[[], Checkpoint], precision: str, settings: Settings, name: str = "",
+        device: torch.device | None = None,
+    ) -> None:  # fmt: skip
+        """device: where it runs; None: where the host runs VAEs."""
         # The smallest VAE of the host: whatever attributes this version of it gives a VAE are then there.
-        super().__init__(sd={"pixel_space_vae": torch.tensor(1.0)})
+        super().__init__(sd={"pixel_space_vae": torch.tensor(1.0)}, device=device)
         # The host moves the weights before a run; plans are made earlier, and depend on where the run will be.
         engine = load(source(), precision, self.device, weights_on=mm.vae_offload_device())
         self.source, self.settings = source, settings
@@ -253,6 +257,8 @@ class EngineVAE(comfy.sd.VAE):
     ) -> Iterator[Plan | None]:
         """Have the host make room for the plan and load the weights; a context in which to run that plan."""
         memory, plan, here = 0, None, _sample_machine()
+        if here.device != self.device:
+            here = _bare(self.device)
         for engine in self._engines:  # packed weights that this run's plan does not count
             engine.release_packed(keep=half if engine is self.engine else "")
         if self._on_gpu:
@@ -388,8 +394,12 @@ def _sample_machine() -> Machine:
     if getattr(args, "disable_pinned_memory", False):
         forbid("--disable-pinned-memory")
     device = mm.vae_device()
-    _machine = Machine.bare(device, None if device.type == "cpu" else mm.get_total_memory(device))
+    _machine = _bare(device)
     return _machine
+
+
+def _bare(device: torch.device) -> Machine:
+    return Machine.bare(device, None if device.type == "cpu" else mm.get_total_memory(device))
 
 
 @functools.cache

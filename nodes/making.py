@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..engine import Checkpoint, CheckpointError, InputError, log, read_checkpoint
 from ..engine.archs import detect
+from ..engine.precision.modes import MIXED
 from .host import EngineVAE, offload_device
 from .packages import needing_gguf
 from .settings import Settings
@@ -35,7 +36,7 @@ def from_host_vae(vae: object, precision: str) -> EngineVAE | None:
         return None
 
     network = vae.first_stage_model  # and not the VAE, whose end `conversion` waits for
-    return EngineVAE(lambda: of_network(network), precision, Settings())
+    return EngineVAE(lambda: of_network(network), precision, Settings(), device=vae.device)
 
 
 def of_network(network: object) -> Checkpoint:
@@ -52,9 +53,11 @@ def of_network(network: object) -> Checkpoint:
 
 def with_precision(vae: EngineVAE, precision: str) -> EngineVAE:
     """`vae` itself if it runs in `precision`, else a new one with its weights and settings."""
-    if precision == "auto" or precision == vae.engine.precision:
+    # Options may have chosen its 8 bit: others behind this node would take it away again.
+    chosen = precision in MIXED and vae.engine.asked != precision
+    if precision == "auto" or (precision == vae.engine.precision and not chosen):
         return vae
-    return EngineVAE(vae.source, precision, vae.settings, vae.name)
+    return EngineVAE(vae.source, precision, vae.settings, vae.name, vae.device)
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

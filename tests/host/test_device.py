@@ -220,6 +220,78 @@ assert len(said) == 1 and said[0].startswith("WanVAE runs by ComfyUI's own code:
 print("converted once")
 """
 
+CHOSEN = """
+import sys
+sys.argv = ["main.py", "--cpu"]
+import comfy.options
+comfy.options.enable_args_parsing()
+import comfy.sd
+import torch
+from comfy.ldm.wan.vae import WanVAE
+import comfy.model_management as mm
+from zerowaste_vae.engine import core
+from zerowaste_vae.nodes import conversion, making
+core.why_off = lambda *_: None
+shape = dict(dim_mult=[1, 2, 4, 4], num_res_blocks=2, attn_scales=[], temperal_downsample=[False, True, True])
+weights = WanVAE(dim=4, z_dim=16, image_channels=3, conv_out_channels=3, **shape).state_dict()
+stock = comfy.sd.VAE(sd={key: torch.randn_like(t) for key, t in weights.items()}, device=torch.device("cpu"))
+mm.vae_device = lambda: torch.device("cuda", 0)
+torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 2
+torch.cuda.get_device_capability = lambda *_: (9, 0)
+for device in (torch.device("cpu"), torch.device("cuda", 1)):
+    stock.device = stock.patcher.load_device = device
+    ours = making.from_host_vae(stock, "auto")
+    assert ours.device == ours.engine.device == making.with_precision(ours, "bf16").device == device, ours.device
+print("where it was put")
+"""
+
+STACKED = """
+import sys
+sys.argv = ["main.py", "--cpu"]
+import comfy.options
+comfy.options.enable_args_parsing()
+import torch
+import comfy.model_management as mm
+mm.vae_device = lambda: torch.device("cuda", 0)
+torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
+torch.cuda.get_device_capability, torch.cuda.get_device_name = lambda *_: (9, 0), lambda *_: "GPU"
+from zerowaste_vae.engine import core
+from zerowaste_vae.engine.kernels import targets
+from zerowaste_vae.nodes import making
+from zerowaste_vae.nodes.optimize import Optimize
+from zerowaste_vae.nodes.settings import Settings
+targets.triton_version, core.why_off = lambda: (3, 6), lambda *_: None
+vae = making.from_file(__import__("pathlib").Path(sys.stdin.read()), "auto", None, Settings())
+for first in ({"fp8": True}, {"min_db": 20.0}):
+    once = Optimize.execute(vae, **first)[0]
+    assert once.engine.precision == "fp8", once.engine.precision
+    twice = Optimize.execute(once, precision="fp8")[0]
+    assert twice.engine.precision == "fp8", (first, twice.engine.precision)
+print("still fp8")
+"""
+
+TRIMMED = """
+import sys
+sys.argv = ["main.py", "--cpu"]
+import comfy.options
+comfy.options.enable_args_parsing()
+import torch
+from pathlib import Path
+from comfy_api.latest import InputImpl
+from zerowaste_vae.nodes.from_video import _Frames
+clip = str(Path(sys.stdin.read()).parent / "demo_clip.mp4")
+full = InputImpl.VideoFromFile(clip).get_components().images
+def which(frames):
+    return [int((full - frame[None]).abs().mean((1, 2, 3)).argmin()) for frame in frames]
+if hasattr(InputImpl.VideoFromFile, "as_trimmed"):
+    for start, length in ((0.5, 0.5), (-0.5, 0), (-0.5, 0.2), (0.1, 0.1), (0.45, 0.3), (0.04, 0.05), (0.9, 5)):
+        video = InputImpl.VideoFromFile(clip).as_trimmed(start, length, strict_duration=False)
+        host = which(video.get_components().images)
+        ours = which(frame.float() / 255 for frame in _Frames(video, 0, 0))
+        assert host == ours, (start, length, host, ours)
+print("the same frames")
+"""
+
 PINNED = """
 import sys
 sys.argv = ["main.py", "--cpu", "--disable-pinned-memory"]
@@ -275,3 +347,16 @@ def test_a_conversion_lives_as_long_as_the_vae_it_was_made_from(host_places, pac
 
 def test_the_hosts_option_against_page_locking_holds_for_us(host_places, pack_folder):
     assert "forbidden: --disable-pinned-memory" in inside(host_places, pack_folder, PINNED)
+
+
+def test_a_vae_stays_on_the_device_that_was_chosen_for_it(host_places, pack_folder):
+    assert "where it was put" in inside(host_places, pack_folder, CHOSEN)
+
+
+def test_8_bit_that_options_chose_stays_where_it_is_asked_for(host_places, pack_folder):
+    """By an Optimize behind another one, whose options say nothing of it."""
+    assert "still fp8" in inside(host_places, pack_folder, STACKED)
+
+
+def test_a_trimmed_video_has_the_hosts_frames(host_places, pack_folder):
+    assert "the same frames" in inside(host_places, pack_folder, TRIMMED)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from zerowaste_vae.engine.archs import kl
+from zerowaste_vae.engine.files.mp4 import write_mp4
 
 pytestmark = pytest.mark.host
 
@@ -121,6 +122,26 @@ def test_encodes_agree_with_the_stock_vae(host):
     assert own.shape == (2, channels, -(-45 // side), -(-61 // side))
     torch.testing.assert_close(plain, stock, rtol=0, atol=1e-3)
     assert comfy.images(run, "save back").shape == (2, 45, 61, 3)
+
+
+def test_frames_of_a_video_are_pictures_as_they_are_to_encode(host):
+    """Of a size that fills no latents, which the decode comes back to; past the video's end there are none."""
+    comfy, file, _ = host
+    clip = torch.rand(2, 46, 62, 3, generator=torch.Generator().manual_seed(2))
+    write_mp4(comfy.base / "input" / "odd.mp4", clip, 8, crf=0)
+    prompt = {
+        "video": node("LoadVideo", file="odd.mp4"),
+        "vae": node("ZeroWasteVAELoader", vae_name=file),
+        "encode": node("ZeroWasteVAEEncodeFromVideo", video=["video", 0], vae=["vae", 0], start=0, frames=0),
+        "back": node("ZeroWasteVAEDecode", samples=["encode", 0], vae=["vae", 0]),
+        "save": node("SaveImage", images=["back", 0], filename_prefix="kl-video"),
+    }
+    run = comfy.run(prompt)
+    assert run.status == "success", run.error
+    assert comfy.images(run, "save").shape == (2, 46, 62, 3)
+    prompt["encode"]["inputs"]["start"] = 40
+    run = comfy.run(prompt)
+    assert run.status == "error" and "has no frames there" in run.error
 
 
 def test_a_video_latent_is_refused_in_our_words(host):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import weakref
 
+import pytest
 import torch
 from torch import nn
+from zerowaste_vae.engine import InputError
 from zerowaste_vae.nodes.direct import Direct
 
 
@@ -45,3 +47,13 @@ def test_it_is_the_network_otherwise_and_holds_no_vae():
         assert left() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("name", ["decode_timestep", "decode_noise_scale"])
+def test_what_nobody_would_read_is_refused(name):
+    """Nodes of other packs set these on a network; the engine has read them by then."""
+    direct = Vae().first_stage_model
+    with pytest.raises(InputError, match=f"{name} is set too late"):
+        setattr(direct, name, 0.5)
+    direct.something = 3
+    assert direct.something == 3

@@ -33,6 +33,18 @@ class Statistics(nn.Module):
         """(mean, deviation), float32 [C]."""
         return getattr(self, MEAN).float(), getattr(self, DEVIATION).float()
 
+    # By ComfyUI's names: its LTXVLatentUpsampler calls them on a VAE's network.
+
+    def un_normalize(self, x: Tensor) -> Tensor:
+        """Latents [B, C, T, h, w] in the network's own units."""
+        mean, deviation = (v.view(1, -1, 1, 1, 1).to(x) for v in self.values())
+        return x * deviation + mean
+
+    def normalize(self, x: Tensor) -> Tensor:
+        """The opposite."""
+        mean, deviation = (v.view(1, -1, 1, 1, 1).to(x) for v in self.values())
+        return (x - mean) / deviation
+
 
 @dataclass(frozen=True)
 class Denormalise(Step):

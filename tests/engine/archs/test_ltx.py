@@ -11,6 +11,7 @@ from zerowaste_vae.engine.archs import detect
 from zerowaste_vae.engine.archs.ltx import ARCHITECTURE, STRIDES, Block, Config
 from zerowaste_vae.engine.cli import main
 from zerowaste_vae.engine.network.fused import fuse
+from zerowaste_vae.engine.network.ops.statistics import DEVIATION, MEAN, Statistics
 from zerowaste_vae.engine.network.stream import decode_features, decode_frames
 from zerowaste_vae.engine.run.handover import hand_over, take_over
 from zerowaste_vae.engine.run.parking import Parking
@@ -396,3 +397,14 @@ def test_the_commands_take_its_files(build, tmp_path, noise, kind, monkeypatch, 
     assert "takes no noise" in capsys.readouterr().err
     assert main(["plan", "--vae", "w.gguf", "--size", "1280x704", "--frames", "121", "--vram-gb", "6"]) == 0
     assert "fused kernels" in capsys.readouterr().out
+
+
+def test_latents_change_units_by_the_names_that_upsamplers_call():
+    found = Statistics(2).requires_grad_(False)
+    getattr(found, MEAN).copy_(torch.tensor([1.0, -2.0]))
+    getattr(found, DEVIATION).copy_(torch.tensor([2.0, 0.5]))
+    z = torch.rand(1, 2, 3, 2, 2)
+    plain = found.un_normalize(z)
+    torch.testing.assert_close(plain[:, 0], 2 * z[:, 0] + 1)
+    torch.testing.assert_close(plain[:, 1], 0.5 * z[:, 1] - 2)
+    torch.testing.assert_close(found.normalize(plain), z)
