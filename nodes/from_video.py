@@ -23,7 +23,6 @@ from .widgets import advanced, chunk_input, parked_input, report_output, schema,
 
 #: Frames that a clip is planned for where its file does not announce them.
 _LONG = 1 << 12
-_NONE = "The video has no frames there: lower the first frame"
 
 
 class EncodeFromVideo(io.ComfyNode):
@@ -62,7 +61,7 @@ class EncodeFromVideo(io.ComfyNode):
         if fast is None or fast.layout.still:
             read = [f.float() / 255 if f.dtype == torch.uint8 else f for f in clip]
             if not read:
-                raise InputError(_NONE)
+                raise _nothing()
             given = Encode.execute(torch.stack(read), vae, **widgets)
             return io.NodeOutput(given[0], clip.fps, given[1], ui=given.ui)
         latent, outcome = _encode(fast, clip, wishes.over(fast.settings))
@@ -78,7 +77,7 @@ def _encode(vae: EngineVAE, clip: _Frames, settings: Settings) -> tuple[dict[str
     given = iter(clip)
     first = next(given, None)
     if first is None:
-        raise InputError(_NONE)
+        raise _nothing()
     height, width = first.shape[:2]
     sides = (n + -n % multiple for n in (height, width))
     size = vae.layout.clip_size(1, clip.count or _LONG, *sides)
@@ -96,6 +95,10 @@ def _encode(vae: EngineVAE, clip: _Frames, settings: Settings) -> tuple[dict[str
 def _again(first: Tensor, rest: Iterator[Tensor]) -> Iterator[Tensor]:
     yield first
     yield from rest
+
+
+def _nothing() -> InputError:
+    return InputError("The video has no frames there: lower the first frame")
 
 
 def _from(second: float, fps: float) -> int:
