@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -94,6 +95,7 @@ class Report:
         """The same as JSON has it."""
         out = dict(vars(self))
         out["clip"] = dict(zip(("batch", "frames", "height", "width"), self.clip, strict=True))
+        out["db"] = None if self.db is None or not math.isfinite(self.db) else self.db  # JSON knows no infinity
         out["seconds"] = dict(self.seconds)
         out["total_seconds"] = self.total_seconds
         out["off"] = [{"name": name, "reason": reason} for name, reason in self.off]

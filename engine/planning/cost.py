@@ -127,8 +127,16 @@ def rolling(measure: Callable[[Parking | None], Sizes], room: int) -> Parking | 
     return None
 
 
-def leanest(measure: Callable[[Parking | None], Sizes], still: bool = False) -> Sizes:
-    """Everything in host memory and the smallest buffers, or of pictures nothing kept that can be computed again:
-    what a run needs at least."""
-    ways = [Parking(None, 0)] + [Parking(None, 0, streams=0)] * still
-    return min(map(measure, ways), key=lambda sizes: sizes.device)
+def leanest(
+    measure: Callable[[Parking | None], Sizes], host: int | None, still: bool = False
+) -> tuple[Parking, Sizes]:
+    """What a run needs at least: everything in host memory, but what `host` bytes of that have no room for, and the
+    smallest buffers, or of pictures nothing kept that can be computed again."""
+    ways = []
+    for parking in [Parking(None, 0)] + [Parking(None, 0, streams=0)] * still:
+        sizes = measure(parking)
+        while host is not None and sizes.host > host:
+            parking = replace(parking, near=parking.near + -(-(sizes.host - host) // NEAR_STEP) * NEAR_STEP)
+            sizes = measure(parking)
+        ways.append((parking, sizes))
+    return min(ways, key=lambda way: way[1].device)

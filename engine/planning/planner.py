@@ -215,13 +215,11 @@ class Planner:
         *_, steps = self._fused_steps(ask, tiles.rows.size, tiles.cols.size)
         least = self._sizes(ask, tiles, steps, None).device
         if len(tiles) == 1 and ask.host != 0:
-            parked = self._leanest(ask, tiles)
-            if ask.host is None or parked.host <= ask.host:
-                least = min(least, parked.device)
+            least = min(least, self._leanest(ask, tiles, ask.host)[1].device)
         return self._total(least)
 
-    def _leanest(self, ask: Ask, tiles: Grid) -> Sizes:
-        return leanest(functools.partial(self._sizes, ask, tiles, self._step(ask, 1, 1)), self._still(ask))
+    def _leanest(self, ask: Ask, tiles: Grid, host: int | None = None) -> tuple[Parking, Sizes]:
+        return leanest(functools.partial(self._sizes, ask, tiles, self._step(ask, 1, 1)), host, self._still(ask))
 
     def _still(self, ask: Ask) -> bool:
         return self._program(ask.half).style.still
@@ -312,7 +310,8 @@ class Planner:
                     yield plan
             return
         room = None if target is None else target - LIBRARY_BYTES - self._weights
-        fits = room is not None and self._leanest(ask, tiles).device <= room
+        lean, least = self._leanest(ask, tiles, ask.host)
+        fits = room is not None and least.device <= room
 
         def measure(steps: Steps, parking: Parking | None) -> Sizes:
             ask.check()
@@ -324,8 +323,8 @@ class Planner:
             best = None if parking is None else (options[-1], parking)
         if best is not None:
             yield self._fused_plan(ask, tiles, *best)
-        elif ask.host is None or self._leanest(ask, tiles).host <= ask.host:
-            yield self._fused_plan(ask, tiles, options[-1], Parking(None, 0))
+        else:
+            yield self._fused_plan(ask, tiles, options[-1], lean)
 
     # -- refusals ----------------------------------------------------------------------------------------------------
 
@@ -367,7 +366,7 @@ class Planner:
             return refusals.LEANER.format(ways=last) if leaner else last
         if ask.host in (None, 0):
             return last
-        least = self._leanest(ask, self._whole(ask))
+        _, least = self._leanest(ask, self._whole(ask))
         if least.host <= ask.host:
             return last
         needed = self._total(least.device)

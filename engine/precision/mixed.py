@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -98,9 +99,10 @@ class Mixed:
             new = trials.table("")
             if not finite(new.ranges):
                 self._quality.pop(half, None)
+                exact = known is None or bool(self._options.min_db)  # no floor can be measured on it
                 log.warn(f"{half}: values of this clip overflow in {self._dtype}; its ranges are not kept"
-                         + ("" if known else f", and it runs without {self.mode.kind}"))  # fmt: skip
-                return EXACT if known is None else self._whole(half, known)
+                         + (f", and it runs without {self.mode.kind}" if exact else ""))  # fmt: skip
+                return EXACT if exact else self._whole(half, known)
             known = Table.first(clip, new) if known is None else known.widened(clip, new.ranges)
             known = self._store.measured(half, known)
             log.info(f"{half}: not calibrated; ranges from {known.source}, and kept")
@@ -115,12 +117,17 @@ class Mixed:
         if kind not in known.errors:
             log.info(f"{half}: measuring what each convolution costs in {kind}")
             errors = trials.errors(kind, known.ranges)
+            if not all(map(math.isfinite, errors.values())):
+                self._quality.pop(half, None)
+                log.warn(f"{half}: values of this clip overflow; it runs without {kind}, and nothing of it is kept")
+                return EXACT
             known = known.with_errors(kind, errors)
             self._store.measured(half, self._store.table(half).with_errors(kind, errors))
         chosen = self._chosen[half] if half in self._chosen else known.choose(kind, aim).kinds
         first = Policy(chosen, known.ranges)
         kept = self._guarded(half, trials, first, lambda p, db: known.stricter(p, kind, aim / from_decibel(db)))
-        self._chosen[half] = kept.kinds
+        if kept is not EXACT:
+            self._chosen[half] = kept.kinds
         return kept
 
     def _guarded(
@@ -130,6 +137,9 @@ class Mixed:
         floor = self._options.min_db
         while True:
             db, saturation = trials.quality(policy)
+            if math.isnan(db):  # the exact network's values overflow, too
+                self._quality.pop(half, None)
+                return EXACT
             if db >= floor or policy == EXACT or not (policy.kinds or policy.half_accumulate):
                 self._quality[half] = Quality(db, saturation.count)
                 return policy

@@ -18,7 +18,7 @@ from .table import Table
 #: Tables of other formats are measured anew.
 FORMAT = 2
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
-_WRONG = (OSError, ValueError, KeyError, TypeError, AttributeError)
+_WRONG = (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError)
 
 
 def cache_folder() -> Path | None:

@@ -27,7 +27,7 @@ from ..precision.store import cache_folder, say_unkept
 from .candidates import candidates
 
 FORMAT = 1
-_WRONG = (OSError, ValueError, KeyError, TypeError, AttributeError)
+_WRONG = (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError)
 
 
 @dataclass(frozen=True)

@@ -129,6 +129,14 @@ def test_more_host_memory_than_allowed_is_refused_with_the_way_out(planner):
     assert " ram_gb" not in str(e.value)  # more of it would not help
 
 
+@pytest.mark.parametrize("tiling", ["auto", "untiled"])
+@pytest.mark.parametrize("host_gb", [1, 2])
+def test_histories_are_parked_as_far_as_there_is_room(planner, tiling, host_gb):
+    """All of them would take 6.3 GB there; the others stay on the GPU."""
+    found = plan(planner, 720, 1280, 8, host_gb, tiling=tiling)
+    assert not found.tiled and 0 < found.host_bytes <= host_gb * GIB and found.peak_bytes <= 8 * GIB
+
+
 def test_exact_with_a_tile_works_in_bands_of_that_many_rows(planner):
     found = plan(planner, 720, 1280, 13, tiling="exact", tile=128)
     assert (found.parking.keys, found.parking.rows) == (None, 128)
@@ -163,7 +171,7 @@ def test_users_chunk_is_kept_when_parking(planner):
 
 def test_quickest_takes_the_room_and_no_longer_than_with_less(walk):
     measure = functools.partial(walk.sizes, "decoder", 1, 4, 90, 160, torch.float16, None)
-    free, least = measure(None), leanest(measure)
+    free, (_, least) = measure(None), leanest(measure, None)
     assert quickest(measure, least.device - 1, None) is None
     last = 2 * least.work
     for room in range(least.device, free.device, (free.device - least.device) // 5):

@@ -1,5 +1,6 @@
 """8 bit through the VAE object on a CPU: real bits, a floor that holds, second starts that measure nothing."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -234,3 +235,31 @@ def test_kernels_that_fail_in_another_vae_are_off_here_too(wide_file, noise, mon
     assert vae.precision == vae.last_report.precision == "fp16" and not vae.last_report.operands
     assert "int8" in dict(vae.last_report.off)
     assert torch.equal(out, load(wide_file, precision="fp16", device="cpu").decode(z))
+
+
+@pytest.mark.parametrize("errors", [False, True])
+def test_a_clip_that_overflows_under_a_floor(wide_file, noise, errors):
+    """It runs without 8 bit; later clips have what the others had."""
+    z = noise(1, 16, 2, 4, 4)
+    list(calibration.calibrate(load(wide_file, "int8", device="cpu"), "x", None, z, errors, lambda: None))
+    vae = load(wide_file, "int8", device="cpu", min_db=20.0)
+    if errors:
+        vae.decode(z)
+    assert vae.decode(3e5 * z).isfinite().all()
+    json.dumps(vae.last_report.as_dict(), allow_nan=False)
+    vae.decode(z)
+    assert vae.last_report.operands.startswith("18 of 18") and vae.last_report.db > 20
+
+
+def test_a_floor_holds_in_front_of_what_overflows(wide_file, noise):
+    """The ranges of a clip with such frames cannot be measured, nor what 8 bit costs there."""
+    load(wide_file, "int8", device="cpu").decode(noise(1, 16, 2, 4, 4))
+    vae = load(wide_file, "int8", device="cpu", min_db=200.0)
+    vae.decode(torch.cat([noise(1, 16, 6, 4, 4), torch.full((1, 16, 2, 4, 4), 3e5)], 2))
+    assert vae.last_report.operands.startswith("0 of")
+
+
+def test_reports_are_json_where_nothing_is_in_8_bit(wide_file, noise):
+    vae = load(wide_file, "int8", device="cpu", min_db=200.0)
+    vae.decode(noise(1, 16, 2, 4, 4))
+    assert vae.last_report.db == math.inf and json.loads(json.dumps(vae.last_report.as_dict(), allow_nan=False))

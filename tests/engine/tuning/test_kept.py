@@ -64,6 +64,8 @@ def damaged(tuning):
     yield text.replace('"float16"', '"float61"')
     yield text.replace("24000000000.0", "-1.0")
     yield text.replace("24000000000.0", "NaN")
+    yield text.replace("24000000000.0", "1" + "0" * 400)
+    yield "[" * 100_000
 
 
 def test_a_file_that_is_no_such_thing_costs_a_line(here, tuning, caplog, monkeypatch):
