@@ -92,10 +92,10 @@ def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
     from ..files.media import DEFAULT_FPS
     from ..files.mp4 import Format, part_of
     from ..files.mp4_finish import check_audio
-    from ..files.writing import check_target
+    from ..files.writing import check_name, check_target, held
 
     kind = _kind(args.out)
-    target = check_target(args.out, args.force, folder=kind == "folder")
+    target = check_target(args.out, args.force, kind == "folder", (args.latent, args.vae, args.audio))
     check_report(args)
     if args.output and kind != "safetensors":
         raise InputError(f"--output {args.output} is for .safetensors; {args.out} holds whole numbers in any case")
@@ -108,10 +108,13 @@ def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
         if kind != "mp4":
             raise InputError(f"--audio is for .mp4; {args.out} has no place for sound")
         check_audio(args.audio)
-    part = part_of(target)
-    if kind in ("mp4", "folder") and part.exists() and not (args.resume or args.force):
-        raise InputError(f"{part}: an interrupted run has left it; give --resume to go on with it, or --force to "
-                         "begin anew")  # fmt: skip
+    if kind in ("mp4", "folder"):
+        part = part_of(target)
+        check_name(part)
+        if part.exists() and not (args.resume or args.force):
+            with held(part):
+                raise InputError(f"{part}: an interrupted run has left it; give --resume to go on with it, or --force "
+                                 "to begin anew")  # fmt: skip
     vae = load_vae(args, ranks)
     still = vae.architecture.still
     if still and kind == "mp4":
@@ -197,13 +200,13 @@ def _by_and_by(
     identity = _identity(args, vae, latent, count, form, plan, policy)
     writer: Mp4Writer | PngWriter
     if form is None:
-        writer = PngWriter(target, args.start, identity, args.resume)
+        writer = PngWriter(target, args.start, identity, args.resume, args.force)
     else:
-        writer = Mp4Writer(target, form, identity, args.resume)
+        writer = Mp4Writer(target, form, identity, args.resume, force=args.force)
     size = vae.spatial * latent.shape[3], vae.spatial * latent.shape[4]
     resumed, shape = writer.done, (1, count, *size, vae.colours[1])
     try:
-        with progress("decode", args.quiet) as report, writer:
+        with writer, progress("decode", args.quiet) as report:
             if resumed < count:
                 output = "float32" if form is not None and form.deep else "uint8"
                 part = {"output": output, "start": args.start + resumed, "frames": count - resumed}
@@ -221,8 +224,6 @@ def _by_and_by(
         if writer.done:
             print(f"{writer.part}: {writer.done} of {count} frames; the same command with --resume goes on from there",
                   file=sys.stderr)  # fmt: skip
-        else:
-            writer.discard()
         raise
     sizes = zip(("height", "width"), shape[2:4], strict=True)
     return (1, count, *(int(notes[n]) if _noted(notes, n, s, vae.spatial) else s for n, s in sizes), shape[4]), resumed
