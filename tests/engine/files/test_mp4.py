@@ -9,6 +9,8 @@ import threading
 import time
 import wave
 from fractions import Fraction
+from pathlib import Path
+from types import SimpleNamespace
 
 import av
 import pytest
@@ -182,13 +184,13 @@ def test_two_runs_do_not_write_one_file(path):
     assert Mp4Writer(path, Format(Fraction(12)), resume=True).done == writer.done
 
 
-def test_what_nobody_can_lock_is_written(path, monkeypatch):
-    import fcntl
+def no_locks(*_):
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    def unknown(*_):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(fcntl, "flock", unknown)
+@pytest.mark.parametrize("fcntl", [None, SimpleNamespace(flock=no_locks, LOCK_EX=2, LOCK_NB=4)])
+def test_what_nobody_can_lock_is_written(path, monkeypatch, fcntl):
+    monkeypatch.setitem(sys.modules, "fcntl", fcntl)
     first, second = write(path, ramp(30)), write(path, ramp(30, 30), resume=True)
     with pytest.raises(InputError, match=r"clip\.part\.mp4: holds 60 frames, not 30: another run has written to it"):
         first.finish()
@@ -387,6 +389,16 @@ def test_sound_that_an_mp4_does_not_take_as_it_is(path, tmp_path):
         context = file.streams.audio[0].codec_context
         assert (context.sample_rate, context.layout.name) == (48000, "mono")
         assert file.streams.video[0].frames == 12
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no name has a colon there")
+def test_sound_of_a_name_with_a_colon(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    clicks("take1.mp4", "mp4", 0)
+    Path("take1.mp4").rename("take1:final.mp4")
+    check_audio("take1:final.mp4")
+    write(Path("take2:final.mp4"), ramp(12)).finish("take1:final.mp4")
+    assert numbers("take2:final.mp4") == counted(12) and clicked(tmp_path / "take2:final.mp4") is not None
 
 
 def test_ten_bits_keep_what_eight_lose(path):
