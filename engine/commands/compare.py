@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from ..files.writing import check_target, write_json
 
     if args.json is not None:
-        check_target(args.json, args.force)
+        check_target(args.json, args.force, inputs=(args.a, args.b))
     if args.scale < 1:
         raise InputError(f"--scale {args.scale}: give pixels per latent pixel, such as 8")
     if args.chunk < 0:

@@ -64,7 +64,7 @@ def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
 
     if args.out.suffix.lower() not in (".safetensors", ".latent"):
         raise InputError(f"{args.out}: a latent file ends in .safetensors or .latent")
-    check_target(args.out, args.force)
+    check_target(args.out, args.force, inputs=(args.video, args.vae))
     check_report(args)
     clip = Clip(args.video)
     vae = load_vae(args, ranks)

@@ -159,6 +159,30 @@ def test_existing_outputs_need_force(run, latent):
     one_error(run("encode", "a.mp4", latent, "--vae", "{vae}"), "--force")
 
 
+def test_inputs_are_not_replaced(run, latent, tmp_path, vae_file):
+    (tmp_path / "vae.safetensors").write_bytes(vae_file.read_bytes())
+    os.link(latent, tmp_path / "link.safetensors")
+    Image.new("RGB", (16, 16)).save(tmp_path / "a.png")
+    before = {f.name: f.read_bytes() for f in tmp_path.iterdir()}
+    for given, out in ((latent, latent), (latent, "vae.safetensors"), (latent, "link.safetensors"),
+                       ("link.safetensors", latent)):  # fmt: skip
+        for more in (), ("--force",):
+            said = run("decode", given, out, "--vae", "vae.safetensors", *more)
+            one_error(said, f"{out}: input and output are the same file; choose another output")
+    for command in ("encode", "a.png", "vae.safetensors", "--vae", "vae.safetensors"), \
+                   ("compare", "a.png", "a.png", "--json", "a.png"):  # fmt: skip
+        one_error(run(*command, "--force"), "input and output are the same file")
+    assert {f.name: f.read_bytes() for f in tmp_path.iterdir()} == before
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="whole paths are shorter there")
+def test_a_name_has_room_for_that_of_its_part(run, latent):
+    name = "b" * 248 + ".mp4"
+    one_error(run("decode", latent, name, "--vae", "missing"), "b.part.mp4: the name is too long (257, the file system")
+    assert run("decode", latent, name[-250:], "--vae", "{vae}")[0] == 0
+    assert run("decode", latent, "c" * 243 + ".safetensors", "--vae", "{vae}")[0] == 0
+
+
 def test_bad_latents_and_options_are_one_line_and_leave_nothing(run, tmp_path, latent, vae_file, noise):
     nan = noise(1, 16, 1, 2, 2)
     nan[0, 0, 0, 0, 0] = float("nan")
