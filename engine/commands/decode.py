@@ -15,7 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
-from .options import add_run_options, check_report, give_report, load_vae, memory_options, progress, rate, with_ranks
+from .options import (
+    add_run_options,
+    check_report,
+    frame_rate,
+    give_report,
+    load_vae,
+    memory_options,
+    progress,
+    rate,
+    with_ranks,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -234,7 +244,7 @@ def _frames(args: argparse.Namespace, vae: VideoVAE, latent: LatentFile, notes: 
     from ..request import check_part
 
     count = vae.frames(latent.shape[2])
-    noted = int(notes["frames"]) if notes.get("frames", "").isdecimal() else 0
+    noted = _number(notes, "frames")
     if 0 < noted <= count == vae.architecture.filled(noted):
         count = noted
     return check_part(args.start, args.frames, count).stop
@@ -314,11 +324,7 @@ def _kind(out: str) -> str:
 
 def stored_rate(notes: dict[str, str]) -> Fraction | None:
     """The frame rate `encode` noted in the latent file, None where there is none."""
-    try:
-        fps = Fraction(notes["fps"])
-    except (KeyError, ValueError, ZeroDivisionError):
-        return None
-    return fps if fps > 0 else None
+    return frame_rate(notes.get("fps", ""))
 
 
 def crop(frames: Tensor, notes: dict[str, str], spatial: int) -> Tensor:
@@ -331,5 +337,11 @@ def crop(frames: Tensor, notes: dict[str, str], spatial: int) -> Tensor:
 
 def _noted(notes: dict[str, str], name: str, size: int, step: int) -> bool:
     """Whether the notes hold a size that padding to `size` explains; others belong to another clip."""
-    noted = int(notes[name]) if notes.get(name, "").isdecimal() else 0
+    noted = _number(notes, name)
     return 0 < noted <= size < noted + step
+
+
+def _number(notes: dict[str, str], name: str) -> int:
+    """0: there is none."""
+    text = notes.get(name, "")
+    return int(text) if text.isdecimal() and len(text) < 20 else 0  # Python refuses to read thousands of digits

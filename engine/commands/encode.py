@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -157,7 +158,8 @@ class Padded:
     def __iter__(self) -> Iterator[Tensor]:
         frame = None
         self.read = 0
-        for frame in itertools.islice(self._clip, *self._span):
+        ends = (None if n is None else min(n, sys.maxsize) for n in self._span)
+        for frame in itertools.islice(self._clip, *ends):
             self.size = tuple(frame.shape[:2])
             frame = pad(frame[None], lambda n: n, self._spatial)[0]
             self.read += 1

@@ -12,6 +12,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import log
 from ..errors import InputError
 from .media import is_cover
 
@@ -59,8 +60,12 @@ def _joined(part: Path, target: Path, audio: str | Path | None, start: Fraction,
             streams = [_video(source, out)]
             if sound is not None:
                 streams.append(_audio(sound, out, start, seconds))
-            for _, _, packet in heapq.merge(*streams, key=lambda entry: entry[:2]):
+            silent = sound is not None
+            for _, number, packet in heapq.merge(*streams, key=lambda entry: entry[:2]):
+                silent = silent and number == 0
                 out.mux(packet)
+            if silent:
+                log.warn(f"{audio}: no sound of it can be read from second {float(start):g} on; the MP4 is silent")
         finally:
             if sound is not None:
                 sound.close()

@@ -29,7 +29,10 @@ NAME_MAX = 255
 
 def unwritable(error: OSError, path: Path) -> OSError:
     """The same, with the name of the file."""
-    return OSError(error.errno, f"cannot be written ({error.strerror or error})", str(path))
+    said = error.strerror or str(error)
+    if not said.startswith("cannot be written"):  # of a file within
+        said = f"cannot be written ({said})"
+    return OSError(error.errno, said, str(path))
 
 
 @contextmanager

@@ -391,6 +391,26 @@ def test_sound_that_an_mp4_does_not_take_as_it_is(path, tmp_path):
         assert file.streams.video[0].frames == 12
 
 
+@pytest.mark.parametrize("kind", ["pcm", "aac"])
+def test_sound_that_ends_before_the_frames_is_said_to(path, tmp_path, monkeypatch, kind):
+    said = []
+    monkeypatch.setattr("zerowaste_vae.engine.log.warn", said.append)
+    source = tmp_path / "short.wav"
+    with wave.open(str(source), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(8000)
+        file.writeframes(bytes(2 * 8000))
+    if kind == "aac":
+        source = tmp_path / "short.mp4"
+        write(source, ramp(12)).finish(tmp_path / "short.wav")
+    write(path, ramp(12)).finish(source)
+    assert not said
+    write(path, ramp(12)).finish(source, Fraction(5))
+    assert numbers(path) == counted(12)
+    assert said == [f"{source}: no sound of it can be read from second 5 on; the MP4 is silent"]
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="no name has a colon there")
 def test_sound_of_a_name_with_a_colon(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
