@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 FRAME_NAME = "frame_{:06d}.png"
 #: Beside the frames of an unfinished folder, of what they are.
 IDENTITY = ".zerowaste"
-
-
 #: Length of names where the file system does not say.
 NAME_MAX = 255
 
@@ -38,7 +36,7 @@ def unwritable(error: OSError, path: Path) -> OSError:
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
     """A temporary path beside `target`, which takes the target's place on success and is removed on any failure."""
-    # Threads, and containers that share a folder, may write the same file. Names may be as long as they can be.
+    # Threads, and containers that share a folder, may write the same file. No name but the target's may be too long.
     own = f".{target.name[:20]}.{secrets.token_hex(8)}"
     temporary = target.with_name(f"{own}.part")
     try:
