@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,8 @@ from .run.tiles import check_tile
 if TYPE_CHECKING:
     from .network.program import Program
 
+#: 2^63 bytes.
+MOST_GB = 2**33
 TILINGS = ("auto", "untiled", "exact", "blended")
 
 
@@ -60,10 +61,16 @@ class Request:
 
 
 def check_sizes(vram_gb: float | None, ram_gb: float | None) -> None:
-    """Raises InputError where one of them is negative or no finite number."""
+    """Raises InputError where one of them is negative, no number or beyond what can be addressed."""
     for name, value in (("vram_gb", vram_gb), ("ram_gb", ram_gb)):
-        if value is not None and not 0 <= value < math.inf:
+        if value is not None and not 0 <= value <= MOST_GB:
             raise InputError(f"{name}={value} is not a size: give GB (2^30 bytes), or 0 for automatic")
+
+
+def check_seed(seed: int | None) -> None:
+    """Raises InputError where torch takes no such seed."""
+    if seed is not None and not -(2**63) <= seed < 2**64:
+        raise InputError(f"seed={seed} is too large: give a number of at most 64 bits")
 
 
 def check_part(start: int, frames: int | None, count: int) -> range:

@@ -18,7 +18,7 @@ from .devices.spread import Told
 from .documented import DocumentedMethods
 from .errors import InputError
 from .network.stream import frame_spans
-from .request import Request, check_frame, check_latent, check_out, check_part, check_video
+from .request import Request, check_frame, check_latent, check_out, check_part, check_seed, check_video
 from .run.passes import UNKNOWN, Latents
 from .run.plan import Plan, Steps
 from .run.progress import Cancel, Progress
@@ -206,6 +206,7 @@ class VideoVAE(Core, DocumentedMethods):
         Options (but no output) and errors as in `decode`.
         """
         self._need_encoder()
+        check_seed(seed)
         request = Request(**options, output="float32")
         x = check_video(video, self.spatial, self.architecture.still, self.colours[0])
         moments = self._moments(x, request, Told(progress, cancel, on_plan), devices, mixed_devices, plan)
@@ -261,6 +262,7 @@ class VideoVAE(Core, DocumentedMethods):
         self._need_encoder()
         if self.architecture.still:
             raise InputError(f"{self.arch} takes pictures, which do not follow each other: encode takes them")
+        check_seed(seed)
         if seed is not None and count is None:
             raise InputError("a seed needs the count of all frames: its noise is drawn for the whole clip at once")
         if devices not in (None, "auto") and count is None:

@@ -142,7 +142,7 @@ def compare(
     """Compare two clips given as frames [H, W, 3] in 0..1.
 
     rows, columns: pixels at which a tile begins or ends; starts: first frames of chunks. Raises InputError when the
-    clips differ in size or length, hold nothing, or an edge lies outside.
+    clips differ in size or length, hold nothing, NaN or infinite values, or an edge lies outside.
     """
     errors, scores, largest = [], [], 0.0
     shift = torch.zeros(3, dtype=torch.float64)
@@ -158,6 +158,8 @@ def compare(
             raise InputError(f"frame {index} is {x.shape[1]}x{x.shape[0]}, the first one {width}x{height}")
         difference = x.double() - y.double()
         errors.append(difference.square().mean().item())
+        if not math.isfinite(errors[-1]):
+            raise InputError(f"frame {index} holds NaN or infinite values")
         largest = max(largest, difference.abs().max().item())
         scores.append(ssim(x, y))
         shift += difference.mean((0, 1))
@@ -192,7 +194,7 @@ def _pairs(a: Iterable[Tensor], b: Iterable[Tensor]) -> Iterator[tuple[Tensor, T
         y = next(right, None)
         if y is None:
             raise InputError(f"the second clip ends after {index} frames, the first goes on; compare equal lengths")
-        if x.shape != y.shape or x.ndim != 3 or x.shape[2] != 3:
+        if x.shape != y.shape or x.ndim != 3 or x.shape[2] != 3 or not x.numel():
             sizes = " and ".join("x".join(map(str, f.shape)) for f in (x, y))
             raise InputError(f"frame {index}: frames of one size [height, width, 3] are compared, not {sizes}")
         yield x, y

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from ..files.writing import check_target, write_json
 
     if args.json is not None:
-        check_target(args.json, args.force)
+        check_target(args.json, args.force, inputs=(args.a, args.b))
     if args.scale < 1:
         raise InputError(f"--scale {args.scale}: give pixels per latent pixel, such as 8")
     if args.chunk < 0:
@@ -88,8 +88,10 @@ def _stored(path: Path) -> Iterator[Tensor]:
     import torch
     from safetensors import SafetensorError, safe_open
 
-    if not path.exists():
-        raise InputError(f"{path}: no such file")
+    from ..files.latents import check_file
+    from ..finite import all_finite
+
+    check_file(path)
     try:
         with safe_open(path, "pt") as file:
             if "frames" not in file.keys():  # noqa: SIM118 (not a dictionary)
@@ -100,7 +102,10 @@ def _stored(path: Path) -> Iterator[Tensor]:
                 raise InputError(f"{path}: frames are {shape}; one clip [1, F, H, W, 3] is compared")
             for index in range(shape[1]):
                 frame = frames[:, index][0]
-                yield frame.float() / 255 if frame.dtype == torch.uint8 else frame.float()
+                frame = frame.float() / 255 if frame.dtype == torch.uint8 else frame.float()
+                if not all_finite(frame):
+                    raise InputError(f"{path}: frame {index} holds NaN or infinite values")
+                yield frame
     except SafetensorError as error:
         raise InputError(f"{path}: is not a readable safetensors file ({error})") from error
 

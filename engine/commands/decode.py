@@ -15,7 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
-from .options import add_run_options, check_report, give_report, load_vae, memory_options, progress, rate, with_ranks
+from .options import (
+    add_run_options,
+    check_report,
+    frame_rate,
+    give_report,
+    load_vae,
+    memory_options,
+    progress,
+    rate,
+    with_ranks,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -92,10 +102,10 @@ def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
     from ..files.media import DEFAULT_FPS
     from ..files.mp4 import Format, part_of
     from ..files.mp4_finish import check_audio
-    from ..files.writing import check_target
+    from ..files.writing import check_name, check_target, held
 
     kind = _kind(args.out)
-    target = check_target(args.out, args.force, folder=kind == "folder")
+    target = check_target(args.out, args.force, kind == "folder", (args.latent, args.vae, args.audio))
     check_report(args)
     if args.output and kind != "safetensors":
         raise InputError(f"--output {args.output} is for .safetensors; {args.out} holds whole numbers in any case")
@@ -108,10 +118,13 @@ def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
         if kind != "mp4":
             raise InputError(f"--audio is for .mp4; {args.out} has no place for sound")
         check_audio(args.audio)
-    part = part_of(target)
-    if kind in ("mp4", "folder") and part.exists() and not (args.resume or args.force):
-        raise InputError(f"{part}: an interrupted run has left it; give --resume to go on with it, or --force to "
-                         "begin anew")  # fmt: skip
+    if kind in ("mp4", "folder"):
+        part = part_of(target)
+        check_name(part)
+        if part.exists() and not (args.resume or args.force):
+            with held(part):
+                raise InputError(f"{part}: an interrupted run has left it; give --resume to go on with it, or --force "
+                                 "to begin anew")  # fmt: skip
     vae = load_vae(args, ranks)
     still = vae.architecture.still
     if still and kind == "mp4":
@@ -197,13 +210,13 @@ def _by_and_by(
     identity = _identity(args, vae, latent, count, form, plan, policy)
     writer: Mp4Writer | PngWriter
     if form is None:
-        writer = PngWriter(target, args.start, identity, args.resume)
+        writer = PngWriter(target, args.start, identity, args.resume, args.force)
     else:
-        writer = Mp4Writer(target, form, identity, args.resume)
+        writer = Mp4Writer(target, form, identity, args.resume, force=args.force)
     size = vae.spatial * latent.shape[3], vae.spatial * latent.shape[4]
     resumed, shape = writer.done, (1, count, *size, vae.colours[1])
     try:
-        with progress("decode", args.quiet) as report, writer:
+        with writer, progress("decode", args.quiet) as report:
             if resumed < count:
                 output = "float32" if form is not None and form.deep else "uint8"
                 part = {"output": output, "start": args.start + resumed, "frames": count - resumed}
@@ -221,8 +234,6 @@ def _by_and_by(
         if writer.done:
             print(f"{writer.part}: {writer.done} of {count} frames; the same command with --resume goes on from there",
                   file=sys.stderr)  # fmt: skip
-        else:
-            writer.discard()
         raise
     sizes = zip(("height", "width"), shape[2:4], strict=True)
     return (1, count, *(int(notes[n]) if _noted(notes, n, s, vae.spatial) else s for n, s in sizes), shape[4]), resumed
@@ -233,7 +244,7 @@ def _frames(args: argparse.Namespace, vae: VideoVAE, latent: LatentFile, notes: 
     from ..request import check_part
 
     count = vae.frames(latent.shape[2])
-    noted = int(notes["frames"]) if notes.get("frames", "").isdecimal() else 0
+    noted = _number(notes, "frames")
     if 0 < noted <= count == vae.architecture.filled(noted):
         count = noted
     return check_part(args.start, args.frames, count).stop
@@ -313,11 +324,7 @@ def _kind(out: str) -> str:
 
 def stored_rate(notes: dict[str, str]) -> Fraction | None:
     """The frame rate `encode` noted in the latent file, None where there is none."""
-    try:
-        fps = Fraction(notes["fps"])
-    except (KeyError, ValueError, ZeroDivisionError):
-        return None
-    return fps if fps > 0 else None
+    return frame_rate(notes.get("fps", ""))
 
 
 def crop(frames: Tensor, notes: dict[str, str], spatial: int) -> Tensor:
@@ -330,5 +337,11 @@ def crop(frames: Tensor, notes: dict[str, str], spatial: int) -> Tensor:
 
 def _noted(notes: dict[str, str], name: str, size: int, step: int) -> bool:
     """Whether the notes hold a size that padding to `size` explains; others belong to another clip."""
-    noted = int(notes[name]) if notes.get(name, "").isdecimal() else 0
+    noted = _number(notes, name)
     return 0 < noted <= size < noted + step
+
+
+def _number(notes: dict[str, str], name: str) -> int:
+    """0: there is none."""
+    text = notes.get(name, "")
+    return int(text) if text.isdecimal() and len(text) < 20 else 0  # Python refuses to read thousands of digits

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -64,7 +65,7 @@ def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
 
     if args.out.suffix.lower() not in (".safetensors", ".latent"):
         raise InputError(f"{args.out}: a latent file ends in .safetensors or .latent")
-    check_target(args.out, args.force)
+    check_target(args.out, args.force, inputs=(args.video, args.vae))
     check_report(args)
     clip = Clip(args.video)
     vae = load_vae(args, ranks)
@@ -157,7 +158,8 @@ class Padded:
     def __iter__(self) -> Iterator[Tensor]:
         frame = None
         self.read = 0
-        for frame in itertools.islice(self._clip, *self._span):
+        ends = (None if n is None else min(n, sys.maxsize) for n in self._span)
+        for frame in itertools.islice(self._clip, *ends):
             self.size = tuple(frame.shape[:2])
             frame = pad(frame[None], lambda n: n, self._spatial)[0]
             self.read += 1

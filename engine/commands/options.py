@@ -105,13 +105,22 @@ def with_ranks(
 
 def rate(text: str) -> Fraction:
     """argparse type of --fps: 25, 29.97 or 30000/1001."""
-    try:
-        value = Fraction(text)
-    except (ValueError, ZeroDivisionError):
-        value = Fraction(0)
-    if value <= 0:
+    value = frame_rate(text)
+    if value is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a frame rate; write 25, 29.97 or 30000/1001")
     return value
+
+
+def frame_rate(text: str) -> Fraction | None:
+    """None: it is none from 0.0001 to 10000."""
+    over, _, under = text.partition("/")
+    try:
+        # As floats at first: of some short texts a Fraction has millions of digits.
+        if 1e-4 <= float(over) / float(under or 1) <= 1e4:
+            return Fraction(text).limit_denominator(100_000)
+    except (ValueError, ZeroDivisionError):
+        pass
+    return None
 
 
 def load_vae(args: argparse.Namespace, ranks: Ranks | None = None) -> VideoVAE:

@@ -40,6 +40,8 @@ def scan(path: Path) -> Scan:
             elif kind == b"moof":
                 file.seek(at)
                 waiting = _samples(file.read(length))
+                if not waiting:  # damaged
+                    return Scan(size, fragments, samples, header)
             elif kind == b"mdat":
                 size, fragments, samples = at + length, fragments + 1, samples + waiting
             file.seek(at + length)
@@ -66,8 +68,8 @@ def _samples(moof: bytes) -> int:
             if length < 8:
                 break
             if kind == b"traf":
-                waiting.append((at + 8, at + length))
-            elif kind == b"trun":
+                waiting.append((at + 8, min(at + length, end)))
+            elif kind == b"trun" and at + 16 <= min(at + length, end):
                 count += struct.unpack_from(">I", moof, at + 12)[0]
             at += length
     return count

@@ -119,8 +119,7 @@ def latent_metadata(path: str | Path) -> dict[str, str]:
 def _opened(path: Path) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
 
-    if not path.is_file():
-        raise InputError(f"{path}: no such file" if not path.exists() else f"{path}: is a folder, not a latent file")
+    check_file(path)
     try:
         with safe_open(path, framework="pt") as file:
             names = set(file.keys())
@@ -130,6 +129,14 @@ def _opened(path: Path) -> Iterator[Any]:
             yield file
     except SafetensorError as error:
         raise InputError(f"{path}: not a readable safetensors latent file ({error})") from error
+
+
+def check_file(path: Path) -> None:
+    """Raises InputError where there is no ordinary file."""
+    if not path.exists():
+        raise InputError(f"{path}: no such file")
+    if not path.is_file():
+        raise InputError(f"{path}: is a {'folder' if path.is_dir() else 'pipe or a device'}, not a file")
 
 
 def _stamp(path: Path) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ Pixels are RGB [F, H, W, 3], float 0..1 or uint8 0..255.
 from __future__ import annotations
 
 import errno
+import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -77,12 +78,16 @@ class Clip:
         first = None
         for file in files:
             pixels = _read_image(file)
-            first = pixels.shape if first is None else first
-            if pixels.shape != first:
-                size, expected = (f"{p[1]}x{p[0]}" for p in (pixels.shape, first))
+            first = (pixels.shape, pixels.itemsize) if first is None else first
+            if pixels.shape != first[0]:
+                size, expected = (f"{p[1]}x{p[0]}" for p in (pixels.shape, first[0]))
                 raise InputError(
                     f"{self.name}: {file.name} is {size} but {files[0].name} is {expected}; make them one size"
                 )
+            if pixels.itemsize != first[1]:
+                bits, expected = (8 * size for size in (pixels.itemsize, first[1]))
+                raise InputError(f"{self.name}: {file.name} has {bits} bits per channel but {files[0].name} has "
+                                 f"{expected}; convert them to one depth")  # fmt: skip
             yield pixels
 
     def _from_video(self) -> Iterator[np.ndarray]:
@@ -119,7 +124,9 @@ class Clip:
         if not isinstance(self._source, Path):
             self._source.seek(0)
         try:
-            with av.open(str(self._source) if isinstance(self._source, Path) else self._source) as container:
+            # Absolute: ffmpeg takes what is before a colon for a protocol.
+            source = os.path.abspath(self._source) if isinstance(self._source, Path) else self._source
+            with av.open(source) as container:
                 pictures = [s for s in container.streams.video if not is_cover(s)]
                 if not pictures:
                     raise InputError(f"{self.name}: holds no video stream")

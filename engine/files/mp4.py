@@ -6,7 +6,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -22,7 +22,7 @@ from ..hardware import cores
 from .fragments import Appended, scan
 from .media import BT709, FULL, LIMITED, SWS_FLAGS, Frames
 from .mp4_finish import finish_file
-from .writing import replacing, unwritable
+from .writing import held, replacing, unwritable
 
 if TYPE_CHECKING:
     from av import Packet
@@ -165,24 +165,32 @@ class Mp4Writer:
     """Frames to `path`, encoded in a thread of its own.
 
     `with Mp4Writer(...) as w: w.write(frames)`, as often as there are some; then `w.finish()`. Until then they are in
-    `w.part`, in whole fragments, and stay there whatever happens. Raises InputError and OSError, if need be later.
+    `w.part`, in whole fragments, and stay there whatever happens, if there are any. Nobody else writes that meanwhile.
+    Raises InputError and OSError, if need be later.
     """
 
     def __init__(
-        self, path: str | Path, form: Format, identity: str = "", resume: bool = False, name: str = ""
-    ) -> None:
+        self, path: str | Path, form: Format, identity: str = "", resume: bool = False, name: str = "",
+        force: bool = True,
+    ) -> None:  # fmt: skip
         """identity: of what the frames are; resume: go on behind those that a run with the same one has left. name: for
-        messages, if not the path's."""
+        messages, if not the path's. force: replace what is at `path` when all is written."""
         self.path, self._form, self._identity = Path(path), form, identity
-        self._name = name or self.path.name
+        self._name, self._force = name or self.path.name, force
         self.part = part_of(self.path)
-        before = scan(self.part) if resume and self.part.is_file() else None
-        self._before = before if before is not None and before.samples else None
+        self.part.open("ab").close()
+        self._before = None
         #: Frames that are in complete fragments.
         self.done = 0
-        if self._before is not None:
-            check_identity(self.part, identity.encode() in self._before.header)
-            self.done = self._before.samples
+        with ExitStack() as stack:
+            stack.enter_context(held(self.part))
+            if resume and self.part.stat().st_size:
+                before = scan(self.part)
+                check_identity(self.part, before.header != b"" and identity.encode() in before.header)
+                if before.samples:
+                    self._before, self.done = before, before.samples
+            self._held = stack.pop_all()
+        self._count = self.done
         #: Whether a fourth channel of the frames was left out.
         self.transparent = False
         self._queue: queue.Queue[torch.Tensor | None] = queue.Queue(WAITING)
@@ -194,12 +202,21 @@ class Mp4Writer:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, *_: object) -> None:
-        if self._thread is not None:
-            try:
+        try:
+            if self._thread is not None:
                 self._queue.put(None)
                 self._thread.join()
-            finally:  # a second Ctrl-C, too
-                self._count()
+        except BaseException as second:  # another Ctrl-C
+            error = second
+            raise
+        finally:
+            if self._thread is not None:
+                self._look()
+            if error is not None or self._error is not None:
+                if self.done:
+                    self._held.close()
+                else:
+                    self.discard()
         if error is None and self._error is not None:
             raise self._error
 
@@ -211,19 +228,23 @@ class Mp4Writer:
             self._thread.start()
         if self._error is not None:
             raise self._error
+        self._count += len(frames)
         self._queue.put(frames)
 
     def finish(self, audio: str | Path | None = None, start: Fraction = Fraction(0)) -> None:
         """Everything is written: `path` takes the place of the part file. audio: a file whose sound from second `start`
         on goes with the frames."""
-        seconds = Fraction(self.done) / self._form.fps
-        with replacing(self.path) as temporary:
-            finish_file(self.part, temporary, audio, start, seconds)
-        self.part.unlink()
+        with self._held:
+            check_count(self.part, scan(self.part).samples, self._count)
+            with replacing(self.path) as temporary:
+                finish_file(self.part, temporary, audio, start, Fraction(self._count) / self._form.fps)
+                check_free(self.path, self._force)
+            self.part.unlink()
 
     def discard(self) -> None:
         """Nothing of it is kept."""
-        self.part.unlink(missing_ok=True)
+        with self._held:
+            self.part.unlink(missing_ok=True)
 
     # -- in the thread ------------------------------------------------------------------------------------------------
 
@@ -240,9 +261,9 @@ class Mp4Writer:
             self._error = _worded(sink.error or error, self.part)
             for _ in self._given():
                 pass
-        self._count()
+        self._look()
 
-    def _count(self) -> None:
+    def _look(self) -> None:
         with suppress(OSError):
             self.done = scan(self.part).samples
 
@@ -320,6 +341,20 @@ def check_identity(part: Path, same: bool) -> None:
     """Raises InputError where an unfinished file is not the same one's."""
     if not same:
         raise InputError(f"{part}: is of another clip or was made with other settings; give --force to begin anew")
+
+
+def check_count(part: Path, there: int, count: int) -> None:
+    """Raises InputError where an unfinished file holds another number of frames than it was given."""
+    if there != count:
+        raise InputError(f"{part}: holds {there} frames, not {count}: another run has written to it; give --force to "
+                         "begin anew")  # fmt: skip
+
+
+def check_free(path: Path, force: bool) -> None:
+    """Raises InputError where another run has put its result in place meanwhile (unless `force`)."""
+    if not force and path.exists():
+        raise InputError(f"{path}: another run has made it meanwhile; give --resume --force to replace it by "
+                         f"{part_of(path)}")  # fmt: skip
 
 
 def to_integers(frame: torch.Tensor, index: int, deep: bool = False) -> np.ndarray:

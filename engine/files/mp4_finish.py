@@ -1,13 +1,18 @@
-"""From the part file of a finished clip to the MP4 that people get: in one piece, with sound."""
+"""From the part file of a finished clip to the MP4 that people get: in one piece, with sound.
+
+Paths go to ffmpeg as absolute ones: it takes what is before a colon for a protocol.
+"""
 
 from __future__ import annotations
 
 import heapq
+import os
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import log
 from ..errors import InputError
 from .media import is_cover
 
@@ -23,7 +28,7 @@ def check_audio(path: str | Path) -> None:
     import av
 
     try:
-        with av.open(str(path)) as container:
+        with av.open(os.path.abspath(path)) as container:
             if not container.streams.audio:
                 raise InputError(f"{path}: holds no audio stream")
     except (av.FFmpegError, OSError) as error:
@@ -48,14 +53,19 @@ def _joined(part: Path, target: Path, audio: str | Path | None, start: Fraction,
     import av
 
     front = {"movflags": "+faststart"}
-    with av.open(str(part)) as source, av.open(str(target), "w", format="mp4", options=front) as out:
-        sound = None if audio is None else av.open(str(audio))
+    part, target = os.path.abspath(part), os.path.abspath(target)
+    with av.open(part) as source, av.open(target, "w", format="mp4", options=front) as out:
+        sound = None if audio is None else av.open(os.path.abspath(audio))
         try:
             streams = [_video(source, out)]
             if sound is not None:
                 streams.append(_audio(sound, out, start, seconds))
-            for _, _, packet in heapq.merge(*streams, key=lambda entry: entry[:2]):
+            silent = sound is not None
+            for _, number, packet in heapq.merge(*streams, key=lambda entry: entry[:2]):
+                silent = silent and number == 0
                 out.mux(packet)
+            if silent:
+                log.warn(f"{audio}: no sound of it can be read from second {float(start):g} on; the MP4 is silent")
         finally:
             if sound is not None:
                 sound.close()

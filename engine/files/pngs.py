@@ -6,15 +6,15 @@ import os
 import shutil
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 
 import torch
 
 from ..errors import InputError
 from .media import Frames
-from .mp4 import check_identity, part_of, to_integers
-from .writing import FRAME_NAME, IDENTITY, refuse_foreign_files, replacing, unwritable
+from .mp4 import check_count, check_free, check_identity, part_of, to_integers
+from .writing import FRAME_NAME, IDENTITY, held, refuse_foreign_files, replacing, unwritable
 
 #: Frames that are compressed side by side; as many wait.
 THREADS = 4
@@ -24,18 +24,26 @@ class PngWriter:
     """Frames as frame_000000.png, ... to the folder `path`; as Mp4Writer, with `part` a folder. first: number of the
     first one."""
 
-    def __init__(self, path: str | Path, first: int = 0, identity: str = "", resume: bool = False) -> None:
-        self.path, self._first, self._identity = Path(path), first, identity
+    def __init__(
+        self, path: str | Path, first: int = 0, identity: str = "", resume: bool = False, force: bool = True
+    ) -> None:
+        self.path, self._first, self._force = Path(path), first, force
         self.part = part_of(self.path)
         self.done = 0
         if self.path.is_dir():
             refuse_foreign_files(self.path)
-        if resume and any(self.part.glob("frame_*.png")):
-            check_identity(self.part, _read(self.part / IDENTITY) == identity)
-            self.done = self._there()
-        elif self.part.is_dir():
-            refuse_foreign_files(self.part)
-            shutil.rmtree(self.part)
+        self.part.mkdir(exist_ok=True)
+        with ExitStack() as stack:
+            stack.enter_context(held(self.part))
+            if resume and any(self.part.glob("frame_*.png")):
+                check_identity(self.part, _read(self.part / IDENTITY) == identity)
+                self.done = self._there()
+            else:
+                refuse_foreign_files(self.part)
+                for file in self.part.iterdir():
+                    file.unlink()
+                (self.part / IDENTITY).write_text(identity, encoding="utf-8")
+            self._held = stack.pop_all()
         self._given = self.done
         self._pool = ThreadPoolExecutor(THREADS)
         self._waiting: deque[Future[None]] = deque()
@@ -48,14 +56,19 @@ class PngWriter:
             self._pool.shutdown(wait=True)
             with suppress(OSError) if error is not None else nullcontext():
                 self._settle(0)
-        finally:  # a second Ctrl-C, too
+        except BaseException as second:  # another Ctrl-C, too
+            error = second
+            raise
+        finally:
             self.done = self._there()
+            if error is not None:
+                if self.done:
+                    self._held.close()
+                else:
+                    self.discard()
 
     def write(self, frames: torch.Tensor) -> None:
         """[f, H, W, 3], floats in 0..1 or bytes."""
-        if not self.part.is_dir():
-            self.part.mkdir()
-            (self.part / IDENTITY).write_text(self._identity, encoding="utf-8")
         for frame in frames:
             pixels = to_integers(frame, self._first + self._given)
             self._settle(2 * THREADS)
@@ -64,16 +77,20 @@ class PngWriter:
 
     def finish(self) -> None:
         """Everything is written: the folder takes its name."""
-        if self.path.is_dir():
-            with replacing(self.path) as temporary:
-                os.replace(self.part, temporary)
-        else:  # in one step: whatever happens, one of the two names is there
-            os.replace(self.part, self.path)
-        (self.path / IDENTITY).unlink()
+        with self._held:
+            check_count(self.part, sum(1 for _ in self.part.glob("frame_*.png")), self._given)
+            check_free(self.path, self._force)
+            if self.path.is_dir():
+                with replacing(self.path) as temporary:
+                    os.replace(self.part, temporary)
+            else:  # in one step: whatever happens, one of the two names is there
+                os.replace(self.part, self.path)
+            (self.path / IDENTITY).unlink()
 
     def discard(self) -> None:
         """Nothing of it is kept."""
-        shutil.rmtree(self.part, ignore_errors=True)
+        with self._held:
+            shutil.rmtree(self.part, ignore_errors=True)
 
     def _settle(self, most: int) -> None:
         while len(self._waiting) > most:

@@ -8,8 +8,8 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,18 +21,23 @@ if TYPE_CHECKING:
 FRAME_NAME = "frame_{:06d}.png"
 #: Beside the frames of an unfinished folder, of what they are.
 IDENTITY = ".zerowaste"
+#: Length of names where the file system does not say.
+NAME_MAX = 255
 
 
 def unwritable(error: OSError, path: Path) -> OSError:
     """The same, with the name of the file."""
-    return OSError(error.errno, f"cannot be written ({error.strerror or error})", str(path))
+    said = error.strerror or str(error)
+    if not said.startswith("cannot be written"):  # of a file within
+        said = f"cannot be written ({said})"
+    return OSError(error.errno, said, str(path))
 
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
     """A temporary path beside `target`, which takes the target's place on success and is removed on any failure."""
-    # Threads, and containers that share a folder, may write the same file.
-    own = f".{target.name}.{secrets.token_hex(8)}"
+    # Threads, and containers that share a folder, may write the same file. No name but the target's may be too long.
+    own = f".{target.name[:20]}.{secrets.token_hex(8)}"
     temporary = target.with_name(f"{own}.part")
     try:
         yield temporary
@@ -53,11 +58,40 @@ def replacing(target: Path) -> Iterator[Path]:
         if temporary.is_dir():
             shutil.rmtree(temporary, ignore_errors=True)
         else:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):  # it would hide what has happened
+                temporary.unlink(missing_ok=True)
 
 
-def check_target(path: str | Path, force: bool = False, folder: bool = False) -> Path:
-    """Refuse, before any work is done, an output that exists (unless `force`) or cannot be made. Raises InputError."""
+@contextmanager
+def held(part: Path) -> Iterator[None]:
+    """Keeps other runs from an unfinished file or folder, until the end or that of the process. Where nothing can be
+    locked (Windows, some file systems) it keeps nobody. Raises InputError where another run has it."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    lock = os.open(part, os.O_RDONLY if part.is_dir() else os.O_RDWR)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            free = os.path.samestat(os.fstat(lock), part.stat())  # not finished since it was opened
+        except (BlockingIOError, FileNotFoundError):
+            free = False
+        except OSError:
+            free = True
+        if not free:
+            raise InputError(f"{part}: another run is writing it; wait for it or choose another name")
+        yield
+    finally:
+        os.close(lock)
+
+
+def check_target(
+    path: str | Path, force: bool = False, folder: bool = False, inputs: Iterable[Path | None] = ()
+) -> Path:
+    """Refuse, before any work is done, an output that exists (unless `force`), is one of `inputs` or cannot be made.
+    Raises InputError."""
     path = Path(path)
     if path.name in ("", ".."):
         raise InputError(f"{path}: is no name; give the output one")
@@ -65,6 +99,9 @@ def check_target(path: str | Path, force: bool = False, folder: bool = False) ->
         raise InputError(f"{path}: its folder does not exist; create {path.parent} first")
     if not os.access(path.parent, os.W_OK):
         raise InputError(f"{path}: its folder is not writable; choose another place")
+    check_name(path)
+    if any(given is not None and given.exists() and path.exists() and path.samefile(given) for given in inputs):
+        raise InputError(f"{path}: input and output are the same file; choose another output")
     if path.exists() and not force:
         raise InputError(f"{path}: exists already; choose another name or give --force to replace it")
     if path.exists() and path.is_dir() != folder:
@@ -73,6 +110,16 @@ def check_target(path: str | Path, force: bool = False, folder: bool = False) ->
     if folder and path.exists():
         refuse_foreign_files(path)
     return path
+
+
+def check_name(path: Path) -> None:
+    """Raises InputError where a name is longer than its file system takes."""
+    try:
+        size, most = len(os.fsencode(path.name)), os.pathconf(path.parent, "PC_NAME_MAX")
+    except (AttributeError, OSError):  # Windows, and what does not say
+        size, most = len(path.name), NAME_MAX
+    if size > most:
+        raise InputError(f"{path}: the name is too long ({size}, the file system takes {most}); choose a shorter one")
 
 
 def refuse_foreign_files(folder: Path) -> None:

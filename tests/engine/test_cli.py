@@ -159,6 +159,30 @@ def test_existing_outputs_need_force(run, latent):
     one_error(run("encode", "a.mp4", latent, "--vae", "{vae}"), "--force")
 
 
+def test_inputs_are_not_replaced(run, latent, tmp_path, vae_file):
+    (tmp_path / "vae.safetensors").write_bytes(vae_file.read_bytes())
+    os.link(latent, tmp_path / "link.safetensors")
+    Image.new("RGB", (16, 16)).save(tmp_path / "a.png")
+    before = {f.name: f.read_bytes() for f in tmp_path.iterdir()}
+    for given, out in ((latent, latent), (latent, "vae.safetensors"), (latent, "link.safetensors"),
+                       ("link.safetensors", latent)):  # fmt: skip
+        for more in (), ("--force",):
+            said = run("decode", given, out, "--vae", "vae.safetensors", *more)
+            one_error(said, f"{out}: input and output are the same file; choose another output")
+    for command in ("encode", "a.png", "vae.safetensors", "--vae", "vae.safetensors"), \
+                   ("compare", "a.png", "a.png", "--json", "a.png"):  # fmt: skip
+        one_error(run(*command, "--force"), "input and output are the same file")
+    assert {f.name: f.read_bytes() for f in tmp_path.iterdir()} == before
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="whole paths are shorter there")
+def test_a_name_has_room_for_that_of_its_part(run, latent):
+    name = "b" * 248 + ".mp4"
+    one_error(run("decode", latent, name, "--vae", "missing"), "b.part.mp4: the name is too long (257, the file system")
+    assert run("decode", latent, name[-250:], "--vae", "{vae}")[0] == 0
+    assert run("decode", latent, "c" * 243 + ".safetensors", "--vae", "{vae}")[0] == 0
+
+
 def test_bad_latents_and_options_are_one_line_and_leave_nothing(run, tmp_path, latent, vae_file, noise):
     nan = noise(1, 16, 1, 2, 2)
     nan[0, 0, 0, 0, 0] = float("nan")
@@ -183,6 +207,8 @@ def test_bad_latents_and_options_are_one_line_and_leave_nothing(run, tmp_path, l
         ("cut_vae.safetensors",): ("--vae", "cut_vae.safetensors"),
         ("l.safetensors", "not a VAE"): ("--vae", "l.safetensors"),
         ("precision", "int3"): ("--vae", "{vae}", "--precision", "int3"),
+        ("device='meta': torch cannot compute there",): ("--vae", "{vae}", "--device", "meta"),
+        ("vram_gb=1e+308 is not a size",): ("--vae", "{vae}", "--vram-gb", 1e308),
         ("device", "toaster"): ("--vae", "{vae}", "--device", "toaster"),
         ("tiling", "odd"): ("--vae", "{vae}", "--tiling", "odd"),
         ("tile", "15"): ("--vae", "{vae}", "--tiling", "blended", "--tile", 15, "--overlap", 0),
@@ -212,6 +238,10 @@ def test_bad_videos_are_one_line_and_leave_nothing(run, tmp_path, make_vae_file)
         one_error(run("encode", name, "a.safetensors", "--vae", "{vae}"), name, word)
     one_error(run("encode", "ok.png", "a.mp4", "--vae", "{vae}"), "a.mp4", ".safetensors")
     one_error(run("encode", "ok.png", "a.safetensors", "--vae", "{vae}", "--frames", 0), "at least 1")
+    for start, frames in ((10**20, 1), (1, 2**63 - 1)):
+        said = run("encode", "ok.png", "a.safetensors", "--vae", "{vae}", "--start", start, "--frames", frames)
+        one_error(said, f"start={start} is behind the clip's last frame")
+    one_error(run("encode", "ok.png", "a.safetensors", "--vae", "{vae}", "--seed", 10**30), f"seed={10**30} is too")
     one_error(run("encode", "ok.png", "a.safetensors", "--vae", make_vae_file(encoder=None)), "decoder only")
     assert sorted(f.name for f in tmp_path.iterdir()) == before
 
@@ -283,12 +313,32 @@ def test_pad_repeats_and_crop_undoes_it():
         assert crop(padded[None], foreign, 8).shape[1:] == padded.shape
 
 
-@pytest.mark.parametrize(("text", "rate"), [("25/2", Fraction(25, 2)), ("x", None), ("1/0", None), ("-3", None)])
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("25/2", Fraction(25, 2)), ("30000/1001", Fraction(30000, 1001)), ("29.97", Fraction(2997, 100)),
+        ("1e4", 10_000), ("0.0001", Fraction(1, 10_000)), ("24." + "0" * 4000 + "1", 24), ("x", None), ("1/0", None),
+        ("-3", None), ("1e5", None), ("1e-5000", None), ("1e999999999", None), ("1e-999999999", None), ("nan", None),
+        ("9" * 5000, None),
+    ],
+)  # fmt: skip
 def test_stored_rate(text, rate):
     assert stored_rate({"fps": text}) == rate
+    assert stored_rate({}) is None
 
 
-@pytest.mark.parametrize("args", [["--fps", "0"], ["--fps", "1/0"], ["--fps", "fast"], ["--tile", "big"]])
+def test_notes_of_thousands_of_digits_are_none(run, latent, noise):
+    notes = {name: "9" * 5000 for name in ("frames", "height", "fps")}
+    save_file({"latent": noise(1, 16, 2, 2, 2)}, "n.safetensors", notes)
+    said = run("decode", "n.safetensors", "a.mp4", "--vae", "{vae}")
+    assert said[1].startswith("a.mp4: 5 frames 16x16 at 24 frames/s"), said
+
+
+@pytest.mark.parametrize(
+    "args",
+    [["--fps", "0"], ["--fps", "1/0"], ["--fps", "fast"], ["--fps", "1e5000"], ["--fps", "1e-999999999"],
+     ["--tile", "big"]],
+)  # fmt: skip
 def test_malformed_options(capsys, args):
     with pytest.raises(SystemExit) as ended:
         main(["decode", "l.safetensors", "a.mp4", *args])

@@ -1,11 +1,12 @@
 """What may be asked for: refused in one line that names the value."""
 
 import math
+import re
 
 import pytest
 import torch
 from zerowaste_vae import InputError
-from zerowaste_vae.engine.request import Request, check_latent, check_out, check_video
+from zerowaste_vae.engine.request import Request, check_latent, check_out, check_seed, check_video
 
 
 @pytest.mark.parametrize(
@@ -17,11 +18,21 @@ from zerowaste_vae.engine.request import Request, check_latent, check_out, check
         ({"vram_gb": -1.0}, "vram_gb=-1.0 is not a size"),
         ({"ram_gb": math.inf}, "ram_gb=inf is not a size"),
         ({"vram_gb": math.nan}, "vram_gb=nan is not a size"),
+        ({"ram_gb": 1e308}, "ram_gb=1e+308 is not a size"),
     ],
 )
 def test_what_no_vae_can_serve(values, says):
-    with pytest.raises(InputError, match=says.replace(".", r"\.")):
+    with pytest.raises(InputError, match=re.escape(says)):
         Request(**values)
+
+
+def test_seeds_have_64_bits():
+    for seed in (None, 0, -(2**63), 2**64 - 1):
+        check_seed(seed)
+        assert seed is None or torch.Generator().manual_seed(seed)
+    for seed in (-(2**63) - 1, 2**64, 10**30):
+        with pytest.raises(InputError, match=f"seed={seed} is too large"):
+            check_seed(seed)
 
 
 def test_tiles_are_judged_by_the_size_of_a_latent_pixel():

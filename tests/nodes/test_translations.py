@@ -20,9 +20,9 @@ ERRORS = {"PlanError", "InputError", "CheckpointError", "NonFiniteError"}
 PLACES = ("nodes/*.py", "engine/planning/*.py", "engine/run/*.py", "engine/devices/kinds.py", "engine/core.py")
 PLACES += ("engine/devices/several.py", "engine/request.py", "engine/loader.py")
 PYTHON_ONLY = (
-    "out is ", "start=", "frames={} ", "noise={}", "timestep={}", "the decoder of {} takes no", "{} is a list of at ",
-    "{} is a text of at most", "{}={} is not a number", "{}={} is out of bounds", "{} is not one of on",
-    "precision={}", "device={}", "metadata norm_num_groups={}",
+    "out is ", "start=", "frames={} ", "seed={}", "noise={}", "timestep={}", "the decoder of {} takes no",
+    "{} is a list of at ", "{} is a text of at most", "{}={} is not a number", "{}={} is out of bounds",
+    "{} is not one of on", "precision={}", "device={}", "metadata norm_num_groups={}",
 )  # fmt: skip
 PLACE = re.compile(r"\{\w+\}")
 

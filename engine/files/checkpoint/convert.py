@@ -72,9 +72,7 @@ def convert_checkpoint(
     and InputError (impossible option, existing target without `force`). `src` is never changed.
     """
     src, dst = Path(src), Path(dst)
-    _check_options(dst, type, force)
-    if dst.exists() and src.exists() and dst.samefile(src):
-        raise InputError(f"{one_line(str(dst))}: input and output are the same file; choose another output")
+    _check_options(dst, type, force, src)
     return save_checkpoint(_with_known_shapes(read_checkpoint(src, native_names=False)), dst, type, force, progress)
 
 
@@ -107,7 +105,7 @@ def save_checkpoint(
         raise failure(dst, error.strerror or str(error)) from error
 
 
-def _check_options(dst: Path, type: str, force: bool) -> None:
+def _check_options(dst: Path, type: str, force: bool, src: Path | None = None) -> None:
     if type not in TYPES:
         raise InputError(f"type {one_line(type)!r} is not one of {', '.join(TYPES)}")
     suffix = dst.suffix.lower()
@@ -115,7 +113,7 @@ def _check_options(dst: Path, type: str, force: bool) -> None:
         raise InputError(f"{one_line(str(dst))}: the output must end in .gguf or .safetensors")
     if suffix == ".safetensors" and type not in PLAIN:
         raise InputError(f"{one_line(str(dst))}: safetensors cannot hold {type}; write .gguf or use {', '.join(PLAIN)}")
-    check_target(dst, force)
+    check_target(dst, force, inputs=(src,))
 
 
 def _with_known_shapes(checkpoint: Checkpoint) -> Checkpoint:

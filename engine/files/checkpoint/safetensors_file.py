@@ -15,6 +15,8 @@ from .reading import check_finite, failure, read_into, read_tensor_bytes
 
 # Full checkpoints with thousands of tensors stay below 1 MB; the library would take 100 MB, ten times that parsed.
 MAX_HEADER_BYTES = 16 << 20
+# Of a tensor; no file is that large.
+MAX_ELEMENTS = 1 << 40
 
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
@@ -79,6 +81,8 @@ def parse_header(file: BinaryIO, size: int, path: Path) -> tuple[dict[str, str],
     for e in entries:
         if e.nbytes < 0 or e.offset < 8 + length or e.offset + e.nbytes > size:
             raise failure(path, f"tensor {e.name} lies outside the file; truncated download?")
+        if math.prod(n or 1 for n in e.shape) >= MAX_ELEMENTS:  # torch counts strides even where there are no elements
+            raise failure(path, f"damaged safetensors header: tensor {e.name} has the shape {e.shape}")
     return metadata, sorted(entries, key=lambda e: e.offset)
 
 

@@ -54,7 +54,7 @@ def split_merged_convs(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
         if bias is None or len(bias) != 1:
             continue
         out = bias[0]
-        if shape[0] != out and shape[0] % out == 0:
+        if out and shape[0] != out and shape[0] % out == 0:
             changed[name] = (out, shape[0] // out, *shape[1:])
     return changed
 

@@ -127,6 +127,8 @@ def test_clips_are_read_one_frame_at_a_time():
         (scene(4), scene(3), {}, "second clip ends after 3"),
         (scene(2), scene(2, 80, 128), {}, "80x128x3"),
         (scene(0), scene(0), {}, "no frames"),
+        (scene(2, 0, 4), scene(2, 0, 4), {}, "not 0x4x3 and 0x4x3"),
+        (scene(2), scene(2) / 0, {}, "frame 0 holds NaN or infinite values"),
         (scene(2), scene(2), {"rows": [80]}, "row 80"),
         (scene(2), scene(2), {"columns": [0]}, "column 0"),
         (scene(2), scene(2), {"starts": [2]}, "chunk start 2"),

@@ -23,6 +23,11 @@ def clips(tmp_path, monkeypatch):
     save_file({"frames": frames[None, :5].contiguous()}, "short.safetensors")
     save_file({"latent": frames}, "latent.safetensors")
     save_file({"frames": frames}, "rank.safetensors")
+    save_file({"frames": torch.zeros(1, 2, 0, 4, 3)}, "flat.safetensors")
+    broken = frames[None].clone()
+    broken[:, 3, 7] = torch.nan
+    save_file({"frames": broken}, "broken.safetensors")
+    (tmp_path / "folder.safetensors").mkdir()
     return frames
 
 
@@ -78,6 +83,10 @@ def test_a_video_streams_the_frames_read_video_gives():
         (("gone.safetensors", "a"), "gone.safetensors"),
         (("latent.safetensors", "a"), "frames"),
         (("rank.safetensors", "a"), "[9, 96, 160, 3]"),
+        (("flat.safetensors", "flat.safetensors"), "not 0x4x3 and 0x4x3"),
+        (("broken.safetensors", "broken.safetensors"), "broken.safetensors: frame 3 holds NaN or infinite values"),
+        (("a", "broken.safetensors"), "broken.safetensors: frame 3 holds NaN or infinite values"),
+        (("folder.safetensors", "a"), "folder.safetensors: is a folder, not a file"),
         (("a", "a", "--rows", "96"), "row 96"),
         (("a", "a", "--tile", "15"), "tile=15"),
         (("a", "a", "--chunk", "-1"), "--chunk -1"),

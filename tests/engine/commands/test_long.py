@@ -227,6 +227,45 @@ def test_force_begins_anew(place, monkeypatch):
     assert len(read_video("a.mp4")[0]) == 17 and len(pngs("frames")) == 17
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="nothing is locked there")
+@pytest.mark.parametrize("out, part", [("frames", "frames.part"), ("a.mp4", "a.part.mp4")])
+def test_a_second_run_to_the_same_output_is_refused(place, monkeypatch, capsys, out, part):
+    writer = Mp4Writer if out == "a.mp4" else PngWriter
+    write, codes = writer.write, []
+
+    def twice(self, frames):
+        write(self, frames)
+        if not codes:
+            codes.extend(place("decode", "l.safetensors", out, *more) for more in ((), ("--resume",), ("--force",)))
+
+    monkeypatch.setattr(writer, "write", twice)
+    assert place("decode", "l.safetensors", out, "--chunk", 1) == 0
+    assert codes == [2, 2, 2]
+    assert capsys.readouterr().err.count(f"{part}: another run is writing it; wait for it or choose another name") == 3
+    assert len(read_video(out)[0]) == 19 and not Path(part).exists()
+
+
+@pytest.mark.parametrize("out, part", [("frames", "frames.part"), ("a.mp4", "a.part.mp4")])
+def test_a_result_that_is_there_meanwhile_stays(place, monkeypatch, capsys, out, part):
+    writer = Mp4Writer if out == "a.mp4" else PngWriter
+    finish = writer.finish
+
+    def late(self, *sound):
+        Path(out).mkdir()
+        finish(self, *sound)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "finish", late)
+        assert place("decode", "l.safetensors", out) == 2
+    assert f"{out}: another run has made it meanwhile; give --resume --force to replace it by {part}" in (
+        capsys.readouterr().err
+    )
+    assert not any(Path(out).iterdir())
+    Path(out).rmdir()
+    assert place("decode", "l.safetensors", out, "--resume") == 0
+    assert "behind 19 that were there" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("out", ["frames", "a.mp4"])
 def test_killed_at_random_moments(tmp_path, vae_file, out):
     """Ten, five of each: what is finished stays, the name is there when all is, frames are those of a whole run."""

@@ -1,6 +1,7 @@
 """Latent files: our own, ComfyUI's, collapsed ones, and those that must be refused."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -117,6 +118,16 @@ def test_files_that_are_no_latents(tmp_path):
             with pytest.raises(InputError) as caught:
                 read(tmp_path / name)
             assert name in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with a name")
+def test_places_that_are_no_files(tmp_path):
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    device = "is a pipe or a device, not a file"
+    for path, says in {"folder": "is a folder, not a file", "pipe": device, "/dev/null": device}.items():
+        with pytest.raises(InputError, match=f"{path}: {says}"):
+            read_latent(tmp_path / path)
 
 
 def test_only_batches_are_written(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 from zerowaste_vae.engine import InputError, log
-from zerowaste_vae.engine.files.media import DEFAULT_FPS, natural_key, read_video
+from zerowaste_vae.engine.files.media import DEFAULT_FPS, Clip, natural_key, read_video
 from zerowaste_vae.engine.files.mp4 import write_mp4
 from zerowaste_vae.engine.files.pngs import write_png_folder
 
@@ -178,12 +178,24 @@ def test_kinds_of_images(tmp_path, caplog):
     Image.new("L", (4, 4), 77).save(tmp_path / "1.png")
     Image.new("RGBA", (4, 4), (*rgb, 128)).save(tmp_path / "2.png")
     Image.new("RGB", (4, 4), rgb).quantize(4).save(tmp_path / "3.png")
-    Image.fromarray(np.full((4, 4), 40000, np.uint16)).save(tmp_path / "4.png")
-    Image.new("1", (4, 4), 1).save(tmp_path / "5.png")
+    Image.new("1", (4, 4), 1).save(tmp_path / "4.png")
     frames, _ = read_video(tmp_path)
-    expected = [(77 / 255,) * 3, [v / 255 for v in rgb], [v / 255 for v in rgb], (40000 / 65535,) * 3, (1, 1, 1)]
+    expected = [(77 / 255,) * 3, [v / 255 for v in rgb], [v / 255 for v in rgb], (1, 1, 1)]
     assert torch.allclose(frames[:, 2, 2], torch.tensor(expected), atol=1e-6)
     assert "transparency is dropped" in caplog.text
+    Image.fromarray(np.full((4, 4), 40000, np.uint16)).save(tmp_path / "5.png")
+    assert torch.allclose(read_video(tmp_path / "5.png")[0], torch.tensor(40000 / 65535), atol=1e-6)
+    for read in (read_video, lambda path: torch.stack(list(Clip(path)))):
+        with pytest.raises(InputError, match=r"5\.png has 16 bits per channel but 1\.png has 8; convert them to"):
+            read(tmp_path)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no name has a colon there")
+def test_names_with_colons(tmp_path, monkeypatch):
+    """Which are no protocols."""
+    monkeypatch.chdir(tmp_path)
+    write_mp4("take1:final.mp4", moving_ramp(3), 25)
+    assert len(read_video("take1:final.mp4")[0]) == 3
 
 
 def test_exif_orientation(tmp_path):

@@ -9,6 +9,8 @@ import threading
 import time
 import wave
 from fractions import Fraction
+from pathlib import Path
+from types import SimpleNamespace
 
 import av
 import pytest
@@ -97,7 +99,8 @@ def test_a_file_goes_on_where_it_has_stopped(path, codec, pixels):
 
 def test_every_number_of_lost_bytes_leaves_whole_frames(path, tmp_path):
     whole = write(path, ramp(100)).part.read_bytes()
-    for size in (0, 10, 700, len(whole) // 3, len(whole) // 2, len(whole) - 1, len(whole)):
+    header = len(scan(part_of(path)).header)
+    for size in (0, header, header + 10, len(whole) // 3, len(whole) // 2, len(whole) - 1, len(whole)):
         (tmp_path / "cut.part.mp4").write_bytes(whole[:size])
         writer = Mp4Writer(tmp_path / "cut.mp4", Format(Fraction(12)), resume=True)
         there = writer.done
@@ -129,8 +132,81 @@ def test_another_clips_part_is_not_continued(path):
     write(path, ramp(20), identity="one clip")
     with pytest.raises(InputError, match=r"clip\.part\.mp4: is of another clip or was made with other settings"):
         Mp4Writer(path, Format(Fraction(12)), "another clip", resume=True)
-    part_of(path).write_bytes(b"no video at all, but some bytes")
-    assert Mp4Writer(path, Format(Fraction(12)), "another clip", resume=True).done == 0
+    write(path.with_name("whole.mp4"), ramp(20), identity="another clip").finish()
+    whole = path.with_name("whole.mp4").read_bytes()
+    for foreign in (b"no video at all, but some bytes", whole, whole[:10]):  # a video that is in no fragments
+        part_of(path).write_bytes(foreign)
+        for identity in ("one clip", ""):
+            if foreign is not whole or identity:
+                with pytest.raises(InputError, match="is of another clip or was made with other settings"):
+                    Mp4Writer(path, Format(Fraction(12)), identity, resume=True)
+        assert part_of(path).read_bytes() == foreign
+
+
+def test_a_damaged_fragment_ends_what_is_complete(path):
+    """One that counts no samples, or whose boxes end behind it."""
+    write(path, ramp(100))
+    whole, complete = part_of(path).read_bytes(), scan(part_of(path))
+    assert complete.fragments > 2
+    at = whole.index(b"trun", whole.index(b"moof", whole.index(b"moof") + 4)) - 4
+    traf = whole.rindex(b"traf", 0, at) - 4
+    last = whole.rindex(b"moof") - 4
+    for place, length, samples in ((at, 8, 24), (at, 15, 24), (traf, 1 << 31, 100)):
+        part_of(path).write_bytes(whole[:place] + length.to_bytes(4, "big") + whole[place + 4 :])
+        assert scan(part_of(path)).samples == samples
+    part_of(path).write_bytes(whole[:last] + (20).to_bytes(4, "big") + b"moof\0\0\0\x0ctraf\0\0\0\x08trun")
+    assert scan(part_of(path)).size == last
+
+
+def refused_while_held(path, **options):
+    """By the name of the part, which stays as it is."""
+    before = part_of(path).read_bytes()
+    with pytest.raises(InputError, match=r"clip\.part\.mp4: another run is writing it; wait for it or choose another"):
+        Mp4Writer(path, Format(Fraction(12)), **options)
+    assert part_of(path).read_bytes() == before
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="nothing is locked there")
+def test_two_runs_do_not_write_one_file(path):
+    with Mp4Writer(path, Format(Fraction(12))) as writer:
+        refused_while_held(path)
+        writer.write(ramp(60))
+        while not scan(part_of(path)).samples:
+            time.sleep(0.01)
+        for resume in (False, True):
+            refused_while_held(path, resume=resume)
+    refused_while_held(path, resume=True)  # until it has its name
+    writer.finish()
+    assert numbers(path) == counted(60)
+    with pytest.raises(InputError, match="frame 5 is"), Mp4Writer(path, Format(Fraction(12))) as writer:
+        writer.write(ramp(5))
+        writer.write(torch.zeros(1, 32, 32, 3))
+    assert Mp4Writer(path, Format(Fraction(12)), resume=True).done == writer.done
+
+
+def no_locks(*_):
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+
+@pytest.mark.parametrize("fcntl", [None, SimpleNamespace(flock=no_locks, LOCK_EX=2, LOCK_NB=4)])
+def test_what_nobody_can_lock_is_written(path, monkeypatch, fcntl):
+    monkeypatch.setitem(sys.modules, "fcntl", fcntl)
+    first, second = write(path, ramp(30)), write(path, ramp(30, 30), resume=True)
+    with pytest.raises(InputError, match=r"clip\.part\.mp4: holds 60 frames, not 30: another run has written to it"):
+        first.finish()
+    assert part_of(path).exists() and not path.exists()
+    second.finish()
+    assert numbers(path) == counted(60)
+
+
+def test_a_result_of_another_run_is_not_replaced(path):
+    writer = write(path, ramp(20), identity="one clip", force=False)
+    path.write_bytes(b"another")
+    with pytest.raises(InputError, match=r"clip\.mp4: another run has made it meanwhile; give --resume --force to"):
+        writer.finish()
+    assert path.read_bytes() == b"another" and {f.name for f in path.parent.iterdir()} == {path.name, writer.part.name}
+    Mp4Writer(path, Format(Fraction(12)), "one clip", resume=True).finish()
+    assert numbers(path) == counted(20)
 
 
 def test_another_encoder_is_refused(path):
@@ -140,7 +216,7 @@ def test_another_encoder_is_refused(path):
     assert scan(part_of(path)).samples == 20
 
 
-@pytest.mark.parametrize("full", [1, 9000])
+@pytest.mark.parametrize("full", [1, 9000, 24000])
 def test_a_full_disk_keeps_what_is_complete(path, monkeypatch, full):
     put, written = Appended._put, [0]
 
@@ -157,9 +233,10 @@ def test_a_full_disk_keeps_what_is_complete(path, monkeypatch, full):
             for _ in range(3):
                 write(path, noise, form=Format(Fraction(12), crf=40))
     assert raised.value.filename == str(part_of(path))
-    assert scan(part_of(path)).size == part_of(path).stat().st_size
+    assert part_of(path).exists() == (full == 24000)  # else no frame is complete
+    assert full < 24000 or scan(part_of(path)).size == part_of(path).stat().st_size
     there = Mp4Writer(path, Format(Fraction(12), crf=40), resume=True).done
-    assert there < 90
+    assert there < 90 and (there > 0) == (full == 24000)
     writer = write(path, noise[there:], form=Format(Fraction(12), crf=40), resume=True)
     assert writer.done == 90
 
@@ -312,6 +389,36 @@ def test_sound_that_an_mp4_does_not_take_as_it_is(path, tmp_path):
         context = file.streams.audio[0].codec_context
         assert (context.sample_rate, context.layout.name) == (48000, "mono")
         assert file.streams.video[0].frames == 12
+
+
+@pytest.mark.parametrize("kind", ["pcm", "aac"])
+def test_sound_that_ends_before_the_frames_is_said_to(path, tmp_path, monkeypatch, kind):
+    said = []
+    monkeypatch.setattr("zerowaste_vae.engine.log.warn", said.append)
+    source = tmp_path / "short.wav"
+    with wave.open(str(source), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(8000)
+        file.writeframes(bytes(2 * 8000))
+    if kind == "aac":
+        source = tmp_path / "short.mp4"
+        write(source, ramp(12)).finish(tmp_path / "short.wav")
+    write(path, ramp(12)).finish(source)
+    assert not said
+    write(path, ramp(12)).finish(source, Fraction(5))
+    assert numbers(path) == counted(12)
+    assert said == [f"{source}: no sound of it can be read from second 5 on; the MP4 is silent"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no name has a colon there")
+def test_sound_of_a_name_with_a_colon(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    clicks("take1.mp4", "mp4", 0)
+    Path("take1.mp4").rename("take1:final.mp4")
+    check_audio("take1:final.mp4")
+    write(Path("take2:final.mp4"), ramp(12)).finish("take1:final.mp4")
+    assert numbers("take2:final.mp4") == counted(12) and clicked(tmp_path / "take2:final.mp4") is not None
 
 
 def test_ten_bits_keep_what_eight_lose(path):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from zerowaste_vae.engine import InputError
+from zerowaste_vae.engine.files.mp4 import write_mp4
 from zerowaste_vae.engine.files.writing import check_target, replacing, write_tensors
 
 
@@ -52,6 +53,40 @@ def test_replacing_names_the_target_in_errors(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="whole paths are shorter there")
+def test_names_are_as_long_as_they_can_be(tmp_path):
+    for name in ("a" * 255, "ü" * 127, "例" * 85):
+        target = check_target(tmp_path / name)
+        write_tensors(target, {"x": torch.zeros(1)})
+        with replacing(target) as temporary:
+            temporary.write_text(name)
+        assert target.read_text() == name
+        with pytest.raises(InputError, match=r"the name is too long \(25[6-9], the file system takes 255\); choose"):
+            check_target(tmp_path / f"{name}éé")
+    write_mp4(tmp_path / f"{'b' * 246}.mp4", torch.zeros(1, 16, 16, 3), 25)
+
+
+def test_what_has_happened_is_not_hidden_by_what_is_left(tmp_path, monkeypatch):
+    def busy(path, missing_ok=False):
+        raise PermissionError(errno.EACCES, "busy", str(path))
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left") as caught:
+        patch.setattr("pathlib.Path.unlink", busy)
+        with replacing(tmp_path / "a.bin"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert caught.value.filename == str(tmp_path / "a.bin")
+
+
+def test_an_input_is_not_replaced(tmp_path):
+    (tmp_path / "a.safetensors").write_bytes(b"input")
+    os.link(tmp_path / "a.safetensors", tmp_path / "link.safetensors")
+    for name in ("a", "link"):
+        for inputs in ([tmp_path / "a.safetensors"], [None, tmp_path / "link.safetensors"]):
+            with pytest.raises(InputError, match=rf"{name}\.safetensors: input and output are the same file; choose"):
+                check_target(tmp_path / f"{name}.safetensors", True, inputs=inputs)
+    assert check_target(tmp_path / "b.safetensors", inputs=[tmp_path / "a.safetensors", tmp_path / "none"])
+
+
 def test_a_folder_is_put_back_when_its_successor_cannot_be_placed(tmp_path, monkeypatch):
     target = tmp_path / "frames"
     target.mkdir()
@@ -82,6 +117,7 @@ def test_a_full_disk_is_an_oserror_and_leaves_nothing(tmp_path):
     """A limit of 20 kB per file makes the system refuse the write, as a full disk does."""
     program = """
 import resource, signal, sys, torch
+from zerowaste_vae.engine.files.mp4 import write_mp4
 from zerowaste_vae.engine.files.writing import write_tensors
 from zerowaste_vae.engine.files.mp4 import write_mp4
 from zerowaste_vae.engine.files.pngs import write_png_folder

@@ -116,7 +116,7 @@ def test_other_files_are_named_for_what_they_are(save, blob, words):
 
 def test_damaged_safetensors(save):
     item = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
-    data = struct.pack("<2f", 1, 2)
+    none, data = {**item, "data_offsets": [0, 0]}, struct.pack("<2f", 1, 2)
     assert read_checkpoint(save(raw_safetensors({"a": item}, data))).tensors["a"].tolist() == [1, 2]
     whole = raw_safetensors({"a": item}, data)
     for length in range(len(whole)):
@@ -129,6 +129,8 @@ def test_damaged_safetensors(save):
         "shape of another size": raw_safetensors({"a": {**item, "shape": [3]}}, data),
         "negative shape": raw_safetensors({"a": {**item, "shape": [-2]}}, data),
         "overflowing shape": raw_safetensors({"a": {**item, "shape": [2**62, 8]}}, data),
+        "no elements": raw_safetensors({"a": {**none, "shape": [0, 2**63]}, "b": item}, data),
+        "no elements, strides": raw_safetensors({"a": {**none, "shape": [0, 2**62, 2]}, "b": item}, data),
         "unknown type": raw_safetensors({"a": {**item, "dtype": "F31"}}, data),
         "no tensors": raw_safetensors({"__metadata__": {"a": "b"}}),
         "not a table": raw_safetensors(b'{"a": 1}'),
@@ -141,6 +143,7 @@ def test_damaged_safetensors(save):
     for name, blob in cases.items():
         message = refusal(save(blob))
         assert name not in ("NaN", "infinity") or "tensor a contains NaN" in message
+        assert "no elements" not in name or "damaged safetensors header: tensor a has the shape (0, " in message
 
 
 def test_one_shard_is_not_a_checkpoint(tmp_path):

@@ -14,6 +14,7 @@ from zerowaste_vae.engine.archs.wan import DIFFUSERS
 from zerowaste_vae.engine.errors import CheckpointError
 from zerowaste_vae.engine.files.checkpoint import Checkpoint, read_checkpoint, restore_shapes
 from zerowaste_vae.engine.files.checkpoint.gguf_types import TYPES
+from zerowaste_vae.engine.files.checkpoint.shapes import split_merged_convs
 
 gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
 
@@ -272,3 +273,8 @@ def test_old_attention_names_of_seedvr2_load(tmp_path, vae_file, vae):
     save_file(weights, tmp_path / "a.safetensors")
     z = torch.randn(1, 16, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     assert torch.equal(load(tmp_path / "a.safetensors", device="cpu", norm_groups=4).decode_raw(z), vae.decode_raw(z))
+
+
+def test_a_bias_of_nothing_splits_nothing():
+    assert split_merged_convs({"a.weight": (4, 1, 1, 1), "a.bias": (0,)}) == {}
+    assert split_merged_convs({"a.weight": (4, 1, 1, 1), "a.bias": (2,)}) == {"a.weight": (2, 2, 1, 1, 1)}
