@@ -339,5 +339,6 @@ class TokenNetwork:
 def _lock(layer: Layer) -> None:
     """Page-lock its parameters, where the system lets us: copies of them then go on beside the GPU's work."""
     for parameter in layer.parameters():
-        if not parameter.is_pinned() and (locked := staged(parameter.data)) is not None:
-            parameter.data = locked
+        with torch.inference_mode(parameter.is_inference()):  # data of another mode would break it
+            if not parameter.is_pinned() and (locked := staged(parameter.data)) is not None:
+                parameter.data = locked

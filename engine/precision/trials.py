@@ -12,6 +12,7 @@ from ..network.fused import FusedDecoder, fuse
 from ..operands.forms import Operands
 from ..operands.policy import EXACT, Policy, Ranges, eligible
 from ..options import Options
+from ..run.devices import empty_device_cache
 from .sampling import Reader, Saturation, Watch, decibel, decode, encode, mse, white_noise
 from .table import Table
 
@@ -84,6 +85,6 @@ class Trials:
         if samples[0].is_cuda:
             # What libraries take for good (cuBLAS's workspace, at its first product) would lie in blocks that packing
             # has left, and keep all of them reserved: 0.4 GB of the published decoder's.
-            torch.cuda.empty_cache()
+            empty_device_cache()
         through = decode if self.half == "decoder" else encode
         return [through(network, sample, watch) for sample in samples]

@@ -14,6 +14,7 @@ from ..kernels.conv3d.tuned import Kind
 from ..kernels.probe import proven
 from ..kernels.targets import Target
 from ..planning.fused_walk import FusedWalk
+from ..run.devices import empty_device_cache
 from ..run.kept import KEPT
 from . import kept
 from .candidates import candidates, table
@@ -62,7 +63,7 @@ def tune(
     wanted = [layer for layer in layers(walk, here) if again or layer.kind not in before.schedules]
     jobs = [(layer, candidates(here, layer.kind)) for layer in wanted]
     KEPT.release(device)
-    torch.cuda.empty_cache()
+    empty_device_cache()
     with ExitStack() as stack:
         gpu, pool = Gpu(device), Pool(here.sm)
         stack.callback(gpu.end)

@@ -125,6 +125,7 @@ class Meter:
                 raise
             except Exception as error:
                 why = said(error)
+                torch.cuda.synchronize(self.device)  # raises where this process can run nothing more: another goes on
             if why is None:
                 right.append(i)
             else:

@@ -89,7 +89,7 @@ def launch(q: Tensor, k: Tensor, v: Tensor, here: Target,
             n = min(rows, tokens - top)
             place = (frame * tokens + top, frame * tokens, n, tokens, tiles)
             row_tiles = -(-n // scores.positions)
-            kernels.scores_kernel[(row_tiles, tiles)](
+            kernels.scores_kernel[(row_tiles * tiles,)](
                 qs, ks, weights, peaks, totals, *place, math.log2(math.e) / math.sqrt(head), **common,
                 BM=scores.positions, BN=scores.columns, BK=scores.depth,
                 num_warps=scores.warps, num_stages=scores.stages,

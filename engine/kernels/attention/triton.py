@@ -26,11 +26,14 @@ def _dot(x, y, acc, UPCAST: tl.constexpr):
 def scores_kernel(q, k, weights, peaks, totals, query, key, rows, tokens, stride, scale_log2,
                   D: tl.constexpr, TMA: tl.constexpr, UPCAST: tl.constexpr, UNIT: tl.constexpr,
                   BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
-    """Program (row tile, key tile): weights[r, j] = 2^(score - peak), and the tile's peak and total of each row.
+    """Program (row tile, key tile), row tiles first: weights[r, j] = 2^(score - peak), and the tile's peak and total of
+    each row. On one axis: a clip may have more key tiles than another one takes (65,535).
 
     query, key: the rows of q [.., D] and k [.., D] that this block and this frame start at.
     """
-    m0, n0 = tl.program_id(0) * BM, tl.program_id(1) * BN
+    row_tiles = (rows + BM - 1) // BM
+    m0, tile = tl.program_id(0) % row_tiles * BM, tl.program_id(0) // row_tiles
+    n0 = tile * BN
     m, n, d = m0 + tl.arange(0, BM), n0 + tl.arange(0, BN), tl.arange(0, BK)
     acc = tl.zeros((BM, BN), tl.float32)
     for c0 in range(0, D, BK):
@@ -47,11 +50,11 @@ def scores_kernel(q, k, weights, peaks, totals, query, key, rows, tokens, stride
     scores = tl.where((n < tokens)[None, :], acc * scale_log2, float("-inf"))
     peak = tl.max(scores, 1)
     weight = tl.exp2(scores - peak[:, None])
-    at = tl.program_id(1) * (tl.num_programs(0) * BM) + m
+    at = tile * (row_tiles * BM) + m
     tl.store(peaks + at, peak)
     tl.store(totals + at, tl.sum(weight, 1))
     base = weights + m0.to(tl.int64) * (stride * UNIT) + n0
-    where = base + tl.arange(0, BM)[:, None] * (stride * UNIT) + tl.arange(0, BN)[None, :]
+    where = base + tl.arange(0, BM).to(tl.int64)[:, None] * (stride * UNIT) + tl.arange(0, BN)[None, :]
     tl.store(where, weight.to(weights.dtype.element_ty))
 
 

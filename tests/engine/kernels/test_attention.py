@@ -1,9 +1,11 @@
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from zerowaste_vae.engine.kernels.attention import attention, dispatch, schedules, scratch_bytes
+from zerowaste_vae.engine.kernels.targets import capabilities
 
 sys.path.insert(0, str(Path(__file__).parent))
 from helpers import TOLERANCE, error
@@ -24,6 +26,26 @@ def test_kernel_and_reference(interpreter, head, dtype):
     got = attention(q, k, v, backend="triton")
     assert error(got, want) < TOLERANCE[dtype] * 2  # weights are rounded to the operand type as well
     assert torch.equal(attention(q[1:], k[1:], v[1:], backend="triton"), got[1:])
+
+
+@pytest.mark.parametrize("sm", [90, 120])
+@pytest.mark.parametrize("tokens", [583 * 90 * 160, 131 * 270 * 480])
+def test_launches_stay_within_a_gpus_limits(monkeypatch, sm, tokens):
+    """A clip has more tiles of keys than the second and third axis of a grid take."""
+    kernels, grids = pytest.importorskip("zerowaste_vae.engine.kernels.attention.triton"), []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            grids.append(grid)
+            return lambda *_, **__: None
+
+    for name in ("scores_kernel", "merge_kernel", "values_kernel", "gather_kernel"):
+        monkeypatch.setattr(kernels, name, Kernel())
+    monkeypatch.setattr(dispatch, "range", lambda *of: range(*of)[:2], raising=False)
+    q = torch.empty(1, tokens, 512, dtype=torch.bfloat16, device="meta")
+    here = replace(capabilities("gpu", sm, (3, 7)), tma=False)
+    dispatch.launch(q, q, q, here, out=q, clip=True)
+    assert grids and all(max(grid[1:], default=1) < 1 << 16 and grid[0] < 1 << 31 for grid in grids)
 
 
 def test_blocks_of_queries_give_the_bits_of_one(interpreter, monkeypatch):

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from zerowaste_vae.engine.archs.minimax_h3 import ARCHITECTURE, Config
+from zerowaste_vae.engine.network import tokens
 from zerowaste_vae.engine.network.hosted import Hosted, moving_bytes, staying
 from zerowaste_vae.engine.network.ops.tokens import turns
 from zerowaste_vae.engine.network.tokens import LayerWeights, Product, TokenNetwork
@@ -118,3 +119,20 @@ def test_layers_are_what_the_modules_hold(decoder):
     weights = LayerWeights.of(decoder.part("transformer_blocks.1"), None, torch.float32, torch.float32, CPU)
     assert torch.equal(weights.up.weight, decoder.part("transformer_blocks.1").ff.w1.weight)
     assert weights.nbytes == sum(p.nbytes for p in decoder.part("transformer_blocks.1").parameters())
+
+
+@pytest.mark.parametrize("made", [True, False])
+@pytest.mark.parametrize("used", [True, False])
+def test_parameters_that_are_locked_stay_what_they_were(monkeypatch, made, used):
+    """Made in inference mode, as a host loads them, and locked outside of it, or the other way round."""
+    monkeypatch.setattr(tokens, "staged", torch.clone)
+    with torch.inference_mode(made):
+        layer = torch.nn.Linear(3, 4).requires_grad_(False)
+        want = layer.weight.clone()
+    with torch.inference_mode(used):
+        tokens._lock(layer)
+    with torch.inference_mode():
+        assert torch.equal(layer.weight.t().t(), want)
+    assert layer.weight.is_inference() == made
+    if not made:
+        assert torch.equal(layer.weight.t().t(), want)

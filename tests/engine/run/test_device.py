@@ -3,6 +3,7 @@
 import gc
 import threading
 from collections import defaultdict, deque
+from pathlib import Path
 
 import pytest
 import torch
@@ -151,3 +152,12 @@ def test_a_gpu_without_a_number_is_the_one_current_at_loading(current, monkeypat
         assert placement("auto", "cuda") == placement("auto", None) == SECOND
     assert placement("auto", "cuda:1") == SECOND
     assert placement("auto", "cpu") == torch.device("cpu")
+
+
+def test_the_cache_is_emptied_in_one_place():
+    """Not beside another thread's recording; the others are processes and measurements of their own."""
+    root = Path(devices.__file__).parents[2]
+    found = {str(path.relative_to(root)) for folder in ("engine", "nodes") for path in (root / folder).rglob("*.py")
+             if "cuda.empty_cache()" in path.read_text(encoding="utf-8")}  # fmt: skip
+    assert {Path(name).as_posix() for name in found} == {
+        "engine/run/devices.py", "engine/tuning/worker.py", "engine/bench/calls.py"}  # fmt: skip

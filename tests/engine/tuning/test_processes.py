@@ -1,15 +1,19 @@
 """The processes that compile, without a GPU: what they make, what they refuse, and how they end."""
 
 import importlib.util
+import json
 import queue
 import time
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from zerowaste_vae.engine.errors import Cancelled
 from zerowaste_vae.engine.kernels.conv3d.schedules import Schedule
 from zerowaste_vae.engine.kernels.conv3d.tuned import Kind
+from zerowaste_vae.engine.tuning import processes, worker
 from zerowaste_vae.engine.tuning.layers import Layer
 from zerowaste_vae.engine.tuning.processes import Gpu, Pool, Worker
 
@@ -83,3 +87,51 @@ def test_a_process_that_only_begins_is_cancelled_at_once():
     with pytest.raises(Cancelled):
         gpu.link(time.monotonic() + 60, check)
     assert gpu.link(time.monotonic() + 0.01, lambda: None) is None and Silent.ended
+
+
+@pytest.mark.parametrize("bad", [0, 2])
+def test_a_schedule_that_breaks_the_gpus_context_is_the_only_one_dropped(monkeypatch, bad):
+    """After an illegal access everything fails in that process, right schedules too: another process goes on."""
+    schedules, broken = [Schedule(128, 16 * (i + 1), 16, 4, 2) for i in range(4)], []
+
+    def use(*_):
+        if broken:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    def wrong(layer, target, schedule, small, want):
+        use()
+        if schedule == schedules[bad]:
+            broken.append(schedule)
+            use()
+
+    class Answers:
+        """A process with a Meter in it, as `worker.main` runs it."""
+
+        def __init__(self, *_):
+            broken.clear()
+            self._said, self._meter = queue.Queue(), worker.Meter.__new__(worker.Meter)
+            self._meter.device = self._meter.target = None
+
+        def ask(self, question):
+            try:
+                for answer in self._meter(json.loads(json.dumps(question))):
+                    self._said.put(json.loads(json.dumps(answer)))
+            except RuntimeError:
+                self._said.put(None)
+
+        def answer(self, seconds):
+            return self._said.get(timeout=1)
+
+        def end(self):
+            pass
+
+    monkeypatch.setattr(worker, "wrong", wrong)
+    monkeypatch.setattr(worker.Meter, "_made", lambda *_: use() or SimpleNamespace(out=torch.empty(1), reference=use))
+    monkeypatch.setattr(worker.Meter, "_timed", lambda *_: use() or 1.0)
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, use)
+    monkeypatch.setattr(processes, "Worker", Answers)
+    times, why = Gpu(torch.device("cuda")).measure(LAYER, schedules, time.monotonic() + 60)
+    assert [bool(t) for t in times] == [i != bad for i in range(4)]
+    assert [i for i, w in enumerate(why) if w] == [bad]
