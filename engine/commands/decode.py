@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
+from .alike import check_alike, digest
 from .options import (
     add_run_options,
     check_report,
@@ -168,6 +169,7 @@ def _made(
     args: argparse.Namespace, ranks: Ranks | None, vae: VideoVAE, latent: LatentFile, at_once: bool, **part: object
 ) -> Iterator[Tensor]:
     """As `_decoded`; those of other ranks go to rank 0."""
+    check_alike(args, ranks, vae, latent=args.latent)
     options = {"devices": ranks or args.devices, "mixed_devices": args.mixed_devices, **part, **memory_options(args)}
     return iter([vae.decode(latent.read(), **options)]) if at_once else vae.stream(latent, **options)
 
@@ -286,7 +288,7 @@ def _identity(
     from ..kernels.conv3d.tuned import table
     from ..kernels.targets import triton_version
 
-    files = [_digest(path) for path in (args.latent, vae.path)]
+    files = [digest(path) for path in (args.latent, vae.path)]
     options = replace(vae.options, cuda_graphs=True, async_offload=True)  # which move no bit
     way = vae.precision, options, kind_of(vae.device), args.norm_groups
     if vae.device.type == "cpu":  # whose products are summed by so many threads, in so long vectors
@@ -296,15 +298,6 @@ def _identity(
     way += torch.__version__, triton_version(), sorted(map(repr, table(vae.device).items()))
     text = repr((*files, args.item, args.start, count, *way, form, *_taken(args).items()))
     return "zerowaste " + hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def _digest(path: Path) -> str:
-    """Of all that a file holds: a second for a gigabyte or two."""
-    found = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(1 << 24):
-            found.update(piece)
-    return found.hexdigest()
 
 
 def _taken(args: argparse.Namespace) -> dict[str, object]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
+from .alike import check_alike
 from .options import add_run_options, check_report, give_report, load_vae, memory_options, progress, rate, with_ranks
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ def _made(
     """The latents of frames that are read as they are needed; count: of them, where somebody has to know it."""
     if ranks is not None and ranks.rank == 0:
         ranks.broadcast((False, count))
+    check_alike(args, ranks, vae, video=args.video)
     return vae.encode_stream(frames, count=count, seed=args.seed, devices=ranks or args.devices, progress=report,
                              mixed_devices=args.mixed_devices, **memory_options(args))  # fmt: skip
 
@@ -104,6 +106,7 @@ def _at_once(
 
     if ranks is not None and ranks.rank == 0:
         ranks.broadcast((True, None))
+    check_alike(args, ranks, vae, video=args.video)
     return vae.encode(torch.stack(list(frames)), seed=args.seed, devices=ranks or args.devices, progress=report,
                       mixed_devices=args.mixed_devices, **memory_options(args))  # fmt: skip
 

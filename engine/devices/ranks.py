@@ -74,6 +74,13 @@ class Ranks:
             dist.all_gather_object(out, value, group)
         return out
 
+    def check_same(self, **had: Any) -> None:
+        """Raises InputError on every rank where one has something else than rank 0."""
+        first, *others = self.gather(had)
+        for rank, there in enumerate(others, 1):
+            if other := [name for name in first if there[name] != first[name]]:
+                raise InputError(f"rank {rank} has another {other[0]} than rank 0; give all ranks the same")
+
     def agree(self, device: torch.device, mixed: bool) -> None:
         """Raises InputError on every rank where their devices are of different kinds, unless that is asked for."""
         same_kind([(f"rank {i}", kind) for i, kind in enumerate(self.gather(kind_of(device)))], mixed)
@@ -108,7 +115,8 @@ def joined() -> Iterator[Ranks]:
         local, neighbours = os.environ.get("LOCAL_RANK", rank), os.environ.get("LOCAL_WORLD_SIZE", 1)
         yield Ranks(rank, count, int(local), int(neighbours), watch=watch)
     except RankLost as error:
-        end(rank, watch.lost or str(error))
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, which names nobody
+        end(rank, watch.who() or str(error))
     finally:
         signal.signal(signal.SIGTERM, before)
         watch.leave()

@@ -105,6 +105,7 @@ def _run(
         spread = Spread(on(vae, named), *asked, policy, operation, told, feed)
     else:
         ranks.agree(vae.device, mixed)
+        ranks.check_same(clip=size, precision=None if mixed else vae.precision)
         policy = ranks.broadcast(policy)
         about = half, height, clips, wanted, latents, request
         rows = _answered(ranks, lambda: _by_rows(vae, ranks, *about, told.check))

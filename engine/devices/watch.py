@@ -38,6 +38,7 @@ class Watch(threading.Thread):
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=2 * SILENCE))
         self._leaving, self._since = threading.Event(), (0.0, 0.0)
         self.lost: str | None = None
+        self._left: list[int] = []
         self.on_lost: Callable[[str], Any] | None = None
 
     def at_work(self, device: torch.device) -> bool:
@@ -53,6 +54,13 @@ class Watch(threading.Thread):
         """This rank is done with the others."""
         self._leaving.set()
         self.join()
+
+    def who(self) -> str | None:
+        """Which rank is lost or has left, where a few signs of life tell."""
+        end = time.monotonic() + 3 * PULSE
+        while self.lost is None and not self._left and time.monotonic() < end:
+            time.sleep(PULSE / 10)
+        return self.lost or (f"rank {self._left[0]} has stopped" if self._left else None)
 
     def run(self) -> None:
         while self._peers and self.lost is None:
@@ -81,6 +89,7 @@ class Watch(threading.Thread):
             return
         if leaves:
             self._peers.remove(peer)
+            self._left.append(peer)
         elif spent > limit:
             self.lost = self.lost or f"rank {peer} has not come to the end of a chunk for {limit:g} s"
 

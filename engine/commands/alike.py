@@ -1,0 +1,32 @@
+"""What all ranks of one command must have alike: they make parts of one result."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..devices.ranks import Ranks
+    from ..vae import VideoVAE
+
+
+def check_alike(args: argparse.Namespace, ranks: Ranks | None, vae: VideoVAE, **files: Path) -> None:
+    """Raises InputError on all ranks where one would make parts of something else."""
+    if ranks is not None:
+        options = replace(vae.options, cuda_graphs=True, async_offload=True)  # which move no bit
+        ranks.check_same(VAE=digest(vae.path), options=options, norm_groups=args.norm_groups,
+                         **{name: digest(path) for name, path in files.items()})  # fmt: skip
+
+
+def digest(path: Path) -> str:
+    """Of all that a file, or the files of a folder hold: a second for a gigabyte or two."""
+    found = hashlib.sha256()
+    for each in sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]:
+        found.update(b"" if each is path else each.name.encode())
+        with each.open("rb") as file:
+            while piece := file.read(1 << 24):
+                found.update(piece)
+    return found.hexdigest()
