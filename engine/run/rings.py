@@ -58,6 +58,8 @@ class Ring:
 
     def join(self, key: str, history: int, frames: int) -> None:
         """Dry: reserve `history` slots for `key`, which comes after all that joined before, and `frames` new ones."""
+        if self.data is not None:  # the same steps are walked ahead: its memory is settled
+            return
         if key not in self.histories:
             self.histories[key] = history
             self._ends[key] = sum(self.histories.values())

@@ -76,6 +76,17 @@ def test_decoder_in_every_placement(model, noise, atol):
 
 
 @torch.no_grad()
+def test_rings_do_not_grow_when_a_walk_is_announced(model, noise, atol):
+    """One convolution in a ring of its own, all others parked, in steps that are walked once while planned."""
+    fused, only = FusedDecoder(model.decoder, torch.float32), "decoder.up_blocks.1.upsamplers.0.conv"
+    z = noise(16, 2, 3, 2)
+    keys = frozenset(fused.plan(1, 3, 2, 1, torch.float32, CPU).visits) - {only}
+    expected, _ = decode(fused, z, 2, 0, None)
+    out, _ = decode(fused, z, 2, 2, Parking(keys, 0))  # looks at the bytes stated, too
+    torch.testing.assert_close(out, expected, rtol=0, atol=atol)
+
+
+@torch.no_grad()
 def test_encoder_in_bands(model, noise, atol):
     fused = FusedEncoder(model.encoder, torch.float32)
     video = noise(9, 139, 21, 3)
