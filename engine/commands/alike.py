@@ -10,15 +10,20 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..devices.ranks import Ranks
+    from ..options import Options
     from ..vae import VideoVAE
 
 
 def check_alike(args: argparse.Namespace, ranks: Ranks | None, vae: VideoVAE, **files: Path) -> None:
     """Raises InputError on all ranks where one would make parts of something else."""
     if ranks is not None:
-        options = replace(vae.options, cuda_graphs=True, async_offload=True)  # which move no bit
-        ranks.check_same(VAE=digest(vae.path), options=options, norm_groups=args.norm_groups,
+        ranks.check_same(VAE=digest(vae.path), options=of_bits(vae), norm_groups=args.norm_groups,
                          **{name: digest(path) for name, path in files.items()})  # fmt: skip
+
+
+def of_bits(vae: VideoVAE) -> Options:
+    """Its options, but for those that move no bit."""
+    return replace(vae.options, cuda_graphs=True, async_offload=True)
 
 
 def digest(path: Path) -> str:

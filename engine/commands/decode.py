@@ -9,13 +9,12 @@ import json
 import os
 import sys
 import time
-from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
-from .alike import check_alike, digest
+from .alike import check_alike, digest, of_bits
 from .options import (
     add_run_options,
     check_report,
@@ -289,8 +288,7 @@ def _identity(
     from ..kernels.targets import triton_version
 
     files = [digest(path) for path in (args.latent, vae.path)]
-    options = replace(vae.options, cuda_graphs=True, async_offload=True)  # which move no bit
-    way = vae.precision, options, kind_of(vae.device), args.norm_groups
+    way = vae.precision, of_bits(vae), kind_of(vae.device), args.norm_groups
     if vae.device.type == "cpu":  # whose products are summed by so many threads, in so long vectors
         way += torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()
     # 8-bit ranges grow with every clip that a file is used on.
