@@ -21,7 +21,7 @@ from .precision.sampling import latent_samples, video_samples
 from .report import Report
 from .request import Request
 from .run import clip, own_clip
-from .run.devices import synchronize
+from .run.devices import make_way, synchronize
 from .run.guard import Guard, NonFinite
 from .run.kept import KEPT
 from .run.pixels import to_unit
@@ -183,12 +183,16 @@ def _attempt(
 ) -> Iterator[int]:
     if on_plan is not None:
         on_plan(plan)
+    half = f"{report.operation}r"
     if plan.fused:
-        _pack(vae, report, f"{report.operation}r")
+        _pack(vae, report, half)
     if not plan.fused and plan.own is None:  # plans of plain torch have no packed weights
-        vae.release_packed(keep=other_half(f"{report.operation}r"))
-    if plan.tiled or not (plan.fused if plan.own is None else plan.own.layers):
+        vae.release_packed(keep=other_half(half))
+    as_run = plan.fused if plan.own is None else plan.own.layers
+    if plan.tiled or not as_run:
         KEPT.release(vae.device)  # other runs take it up, or free it themselves
+    if not as_run:
+        make_way(vae.device, getattr(vae.model, half))
     # Its time is that of the steps: between them someone else is at work.
     try:
         yield from within(lambda: report.stage(report.operation), attempt(vae, plan))

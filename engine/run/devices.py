@@ -18,12 +18,24 @@ import torch
 #: Held while launches are being recorded: in whichever thread, torch refuses to empty its cache then, and a wait for
 #: the whole device may break the recording off.
 RECORDING = threading.RLock()
+#: Who took memory of a GPU last.
+_owners: dict[torch.device, weakref.ref[object]] = {}
 
 
 def empty_device_cache() -> None:
     """Give back what torch has reserved on all GPUs and nobody uses."""
     with RECORDING:
         torch.cuda.empty_cache()
+
+
+def make_way(device: torch.device, owner: object) -> None:
+    """Before `owner` takes memory of a GPU: what another left in torch's cache goes, since blocks fit who cut them, and
+    what is reserved would grow to the sum of both (13.3 GB for two decodes in turns that take 7.3 each)."""
+    before = _owners.get(device)
+    if before is None or before() is not owner:
+        _owners[device] = weakref.ref(owner)
+        if keeps_blocks(device):
+            empty_device_cache()
 
 
 def keeps_blocks(device: torch.device) -> bool:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
-from .devices import aside
+from .devices import aside, make_way
 from .graph_rule import Notes
 from .graphs import Graphs, why_none, why_not_on
 from .guard import Guard
@@ -111,6 +111,7 @@ def allocated(run: Run, guard: Guard, keep: Callable[[], bool] = lambda: False) 
         if run.allocated:
             run.recover()
         else:
+            make_way(guard.device, run)
             run.allocate()
         yield
         stays = keep()

@@ -14,6 +14,9 @@ MODELS = {
     "seedvr2-tiny": (*SEEDVR2, (16, 32, 64, 64), (16, 32, 64, 64), 16, 8),
     "seedvr2-small": (*SEEDVR2, (32, 64, 128, 128), (32, 64, 128, 128), 16, 8),
     "seedvr2-8-bit": (*SEEDVR2, (16, 16, 32, 32), (16, 16, 32, 32), 16, 4),  # the narrowest that has 8-bit convolutions
+    # The narrowest all of whose convolutions have a Winograd form.
+    "seedvr2-128": (*SEEDVR2, (128, 128, 128, 128), (128, 128, 128, 128)),
+    "hunyuanvideo1.5-128": (hunyuan15.ARCHITECTURE, hunyuan15.Config, None, (128, 128, 128, 128, 128)),
     "seedvr2": (*SEEDVR2, (128, 256, 512, 512), (128, 256, 512, 512)),
     # Wan 2.1 halves a level's width when it upsamples, and kernels take no width below 16.
     "wan2.1-tiny": (*WAN21, (16, 32, 32, 32), (16, 32, 32, 32)),

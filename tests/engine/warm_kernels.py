@@ -33,7 +33,8 @@ CELLS = {
     **{key: ((5, 14, 11),) for key in product(["hunyuanvideo"], ["bf16"], HALVES)},
     **{key: ((4, 7, 6),) for key in product(["hunyuanvideo1.5"], ["fp16"], HALVES)},
     **{key: ((3, 37, 21),) for key in product(["flux"], ["bf16", "fp16", "fp8", "int8"], HALVES)},
-    **{key: ((4, 37, 27),) for key in product(["seedvr2 winograd"], ["fp16", "fp8", "int8"], HALVES)},
+    **{key: ((4, 37, 27),) for key in product(["seedvr2-128 winograd"], ["fp16", "fp8", "int8"], HALVES)},
+    ("hunyuanvideo1.5-128 winograd", "fp16", "decode"): ((4, 7, 6),),
 }
 
 

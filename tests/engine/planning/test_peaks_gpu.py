@@ -52,6 +52,12 @@ def test_calls_in_a_row_keep_to_what_is_stated(noise, name, precision, latents, 
         assert vae.last_report.mode.startswith("fused")
         assert 0.9 * stated <= most <= 1.05 * stated
         assert not gb or most <= gb + vae._fused.packed_bytes("decoder") / GIB
+    reserved()
+    stated = []
+    for work, source in ((vae.encode, video), (vae.decode, z)) * 2:  # none keeps blocks that the other cannot use
+        work(source, vram_gb=gb)
+        stated.append(vae.last_report.predicted_gb)
+    assert (torch.cuda.max_memory_reserved() - others) / GIB <= 1.05 * max(stated)
 
 
 def test_blended_tiles_of_what_looks_ahead_keep_to_their_target(noise):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from zerowaste_vae import Cancelled
 from zerowaste_vae.engine.network.fused import FusedDecoder, FusedEncoder
+from zerowaste_vae.engine.run import devices
 
 
 @pytest.fixture
@@ -54,3 +55,23 @@ def test_a_call_that_was_broken_off_leaves_nothing(make_vae, noise, dry):
     next(stream)
     stream.close()
     assert torch.equal(vae.decode(z, chunk=1), frames) and len(dry) == 2
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_blocks_in_torchs_cache_are_given_back_when_others_take_memory(make_vae, noise, monkeypatch, fused):
+    """Blocks fit who cut them: without this, two VAEs in turns reserve twice what each of them states."""
+    emptied = []
+    monkeypatch.setattr(devices, "keeps_blocks", lambda device: True)
+    monkeypatch.setattr(devices, "empty_device_cache", lambda: emptied.append(1))
+    monkeypatch.setattr(devices, "_owners", {})
+    vae = make_vae(fused=fused)
+    vaes = [vae, vae.with_options(vae.options) if fused else make_vae("fp16", False)]
+    z, video = noise(1, 16, 2, 2, 3), noise(5, 16, 24, 3).sigmoid()
+    for vae, work, source, times in (
+        (vaes[0], "decode", z, 1), (vaes[0], "decode", z, 0), (vaes[1], "decode", z, 1), (vaes[1], "decode", z, 0),
+        (vaes[1], "encode", video, 1), (vaes[1], "encode", video, 0), (vaes[0], "decode", z, 1),
+    ):  # fmt: skip
+        del emptied[:]
+        getattr(vae, work)(source)
+        assert vae.last_report.mode.startswith("fused" if fused else "plain")
+        assert len(emptied) == times, (work, times)
