@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..engine import InputError
 from ..engine.report import Report
+from .frames import of_frames
 from .host import EngineVAE
 from .making import from_host_vae
 from .reports import Outcome
@@ -48,8 +49,7 @@ def engine_vae(vae: object) -> EngineVAE | None:
 
 def host_decode(vae: object, samples: Tensor, settings: Settings) -> tuple[Tensor, Outcome]:
     """What the host's VAE Decode does -> images [F, H, W, C] in 0..1; the report says which wishes were in vain."""
-    if getattr(samples, "is_nested", False):
-        samples = samples.unbind()[0]
+    samples = of_frames(samples)
     report = _report(vae, "decode")
     with report.measured(torch.device(vae.device)), report.stage("decode"):
         images = _decode(vae, samples, settings)
@@ -71,6 +71,8 @@ def _decode(vae: object, samples: Tensor, settings: Settings) -> Tensor:
 
 def host_encode(vae: object, images: Tensor, settings: Settings) -> tuple[Tensor, Outcome]:
     """What the host's VAE Encode does with images [F, H, W, C] or [B, F, H, W, C] -> samples."""
+    if images.ndim not in (4, 5) or 0 in images.shape:
+        raise InputError(f"There are no frames in these images: connect [F, H, W, 3], not {list(images.shape)}")
     images = images.flatten(0, -4)
     report = _report(vae, "encode")
     report.clip = (1, *images.shape[:3])

@@ -41,12 +41,13 @@ Filled = Callable[[int], int]
 
 
 def pad_clip(clip: Tensor, filled: Filled, multiple: int = SIZE_MULTIPLE) -> Tensor:
-    """Clip [B, F, H, W, 3] clamped to 0..1, black at the bottom and right up to multiples of so many pixels, last frame
-    repeated up to `filled` frames: what the host's SeedVR2Preprocess does."""
+    """Clip [B, F, H, W, 3], bytes or clamped to 0..1, black at the bottom and right up to multiples of so many pixels,
+    last frame repeated up to `filled` frames: what the host's SeedVR2Preprocess does."""
     _, frames, height, width, _ = clip.shape
-    low, high = torch.aminmax(clip)
-    if not (low >= 0 and high <= 1):  # looking costs less than the copy, which nearly no clip needs
-        clip = clip.clamp(0, 1)
+    if clip.dtype != torch.uint8:  # bytes are 0..255
+        low, high = torch.aminmax(clip)
+        if not (low >= 0 and high <= 1):  # looking costs less than the copy, which nearly no clip needs
+            clip = clip.clamp(0, 1)
     if width % multiple or height % multiple:
         clip = F.pad(clip, (0, 0, 0, -width % multiple, 0, -height % multiple))
     missing = filled(frames) - frames
@@ -102,13 +103,19 @@ def unpadded(
     return tuple(size) if made == padded else made
 
 
-def as_latent(samples: Tensor, channels: int, still: bool = False) -> Tensor:
-    """LATENT samples [B, C, T, h, w], or with channels and time in one axis [B, C*T, h, w] -> [B, C, T, h, w]. still:
-    pictures, [B, C, h, w]; of others the first, as the host takes it."""
+def of_frames(samples: Tensor) -> Tensor:
+    """LATENT samples, and of those of several kinds in one (frames, then sound) the first. Raises InputError."""
     if getattr(samples, "is_nested", False):
         samples = samples.unbind()[0]
     if 0 in samples.shape:
         raise InputError(f"The latent is empty ({list(samples.shape)}): connect one with at least one frame")
+    return samples
+
+
+def as_latent(samples: Tensor, channels: int, still: bool = False) -> Tensor:
+    """LATENT samples [B, C, T, h, w], or with channels and time in one axis [B, C*T, h, w] -> [B, C, T, h, w]. still:
+    pictures, [B, C, h, w]; of others the first, as the host takes it."""
+    samples = of_frames(samples)
     if samples.ndim == 5 and samples.shape[1] == channels:
         return samples[:, :, :1] if still else samples
     if samples.ndim == 4 and (samples.shape[1] == channels or (not still and samples.shape[1] % channels == 0)):

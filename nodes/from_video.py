@@ -57,6 +57,8 @@ class EncodeFromVideo(io.ComfyNode):
     @classmethod
     def execute(cls, video: object, vae: object, start: int, frames: int, **widgets: object) -> io.NodeOutput:
         wishes, fast = from_widgets(**widgets), engine_vae(vae)
+        if min(start, frames) < 0:  # of a link, which no widget bounds
+            raise InputError(f"First frame {start}, number of frames {frames}: neither can be below 0")
         clip = _Frames(video, start, frames)
         if fast is None or fast.layout.still:
             read = [f.float() / 255 if f.dtype == torch.uint8 else f for f in clip]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..engine.archs import WORDS
 from . import making
+from .folders import vae_files
 from .headers import DEMO, listed, path_of
 from .host import io
 from .reports import ui
@@ -56,11 +57,10 @@ class Loader(io.ComfyNode):
         )
 
     @classmethod
-    def fingerprint_inputs(cls, vae_name: str, **_: object) -> tuple[str, int, int]:
-        """A file that was replaced is loaded anew."""
-        path = path_of(vae_name)
-        stat = path.stat()
-        return str(path), stat.st_mtime_ns, stat.st_size
+    def fingerprint_inputs(cls, vae_name: str = "", **_: object) -> list[tuple[str, int, int]]:
+        """A file that was replaced is loaded anew. A name that comes over a link is not known here: any file counts."""
+        stats = [(path, path.stat()) for path in map(path_of, [vae_name] if vae_name else vae_files())]
+        return [(str(path), stat.st_mtime_ns, stat.st_size) for path, stat in stats]
 
     @classmethod
     def execute(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -54,13 +55,14 @@ def _answer(question: Question) -> dict[str, object]:
 async def start_tuning(request: web.Request) -> web.Response:
     """200 with how it goes; 409 and a reason in one line where it cannot begin; 400 on a malformed question."""
     try:
-        model = (await request.json())["model"] if request.content_length in range(1, MAX_QUERY) else None
-    except (ValueError, KeyError, TypeError):
+        # Whatever its header calls the text: JSON is UTF.
+        model = json.loads(await request.read())["model"] if request.content_length in range(1, MAX_QUERY) else None
+    except (ValueError, KeyError, TypeError, RecursionError, ConnectionError, web.RequestPayloadError):
         model = None
     if not isinstance(model, str):
         return _refused(400, "a tuning is asked for with {\"model\": name}")
     try:
-        await asyncio.wrap_future(_worker.submit(TUNER.start, model, server.busy(), host.machine().device))
+        await asyncio.wrap_future(_worker.submit(TUNER.start, model, server.busy, host.machine().device))
     except InputError as error:
         return _refused(409, str(error))
     return web.json_response(TUNER.state())

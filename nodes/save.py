@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from ..engine import InputError
 from ..engine.files.checkpoint import save_checkpoint
 from . import folders, host
 from .host import io
@@ -51,6 +52,8 @@ class Save(io.ComfyNode):
 
     @classmethod
     def execute(cls, vae: object, filename_prefix: str, type: str) -> io.NodeOutput:
+        if type not in SAVE_TYPES:
+            raise InputError(f"type={type!r} is not known: use one of {', '.join(SAVE_TYPES)}")
         suffix, kind = SAVE_TYPES[type]
         checkpoint = checkpoint_of(vae)
         path = folders.output_file(filename_prefix, suffix)

@@ -9,6 +9,8 @@ from ..engine import InputError
 from ..engine.request import TILINGS
 
 DEFAULT_OVERLAP = 64
+#: Number types of the frames that nodes hand on.
+FRAMES = ("auto", "float32", "float16")
 
 
 @dataclass(frozen=True)
@@ -73,12 +75,14 @@ def from_widgets(
 ) -> Settings:
     """Settings from widget values; `tiling` is a dict (mode and its own widgets) where the host nests widgets.
 
-    Other inputs of a prompt are nobody's. Raises InputError on a tiling that is not known.
+    Other inputs of a prompt are nobody's. Raises InputError on a tiling or a number type that is not known.
     """
     if isinstance(tiling, dict):
         tile, overlap = tiling.get("tile", 0), tiling.get("overlap", DEFAULT_OVERLAP)
         tiling = tiling["tiling"]
     if tiling not in TILINGS:
         raise InputError(f"tiling={tiling!r} is not known: use one of {', '.join(TILINGS)}")
+    if output not in FRAMES:
+        raise InputError(f"output={output!r} is not known: use one of {', '.join(FRAMES)}")
     overlap_wish = overlap if tiling == "blended" else None
     return Settings(tiling, tile, overlap_wish, chunk, vram_gb, ram_gb, output, gpus.strip() or "auto")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import wave
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -75,11 +76,15 @@ class DecodeToVideo(io.ComfyNode):
         cls, samples: dict, vae: object, fps: float, codec: str, crf: int, pixels: str, audio: dict | None = None,
         **widgets: object,
     ) -> io.NodeOutput:  # fmt: skip
+        if not math.isfinite(fps):  # of a link, which no widget bounds
+            raise InputError(f"Frames per second are {fps}: give a number above 0")
         form = Format(Fraction(fps).limit_denominator(1001), codec, crf, pixels)
         wishes, fast = from_widgets(**widgets), engine_vae(vae)
-        path, sound = folders.temporary_file(".mp4"), None
+        path, sound = folders.temporary_file(".mp4"), None if audio is None else folders.temporary_file(".wav")
         writer = Mp4Writer(path, form)
         try:
+            if audio is not None:  # before the frames, which would be lost with it
+                _write_sound(audio, sound)
             with writer:
                 if fast is None:
                     images, outcome = host_decode(vae, samples["samples"], wishes)
@@ -87,8 +92,6 @@ class DecodeToVideo(io.ComfyNode):
                         writer.write(piece)
                 else:
                     outcome = _decode(fast, samples, wishes.over(fast.settings), writer, form.deep)
-            if audio is not None:
-                sound = _sound(audio)
             writer.finish(sound)
         finally:
             writer.discard()
@@ -122,13 +125,17 @@ def _decode(vae: EngineVAE, samples: dict, settings: Settings, writer: Mp4Writer
     return outcome
 
 
-def _sound(audio: dict) -> Path:
-    """AUDIO as a file of 16-bit samples, in the temp folder."""
-    path, wave_form = folders.temporary_file(".wav"), audio["waveform"][0].float().clamp(-1, 1)
+def _write_sound(audio: dict, path: Path) -> None:
+    """AUDIO as a file of 16-bit samples."""
+    given, rate = audio["waveform"], int(audio["sample_rate"])
+    if given.ndim != 3 or min(*given.shape[:2], rate) < 1:
+        raise InputError("The audio is no sound: connect [batch, channels, samples] of at least 1 sample a second, not "
+                         f"{list(given.shape)} of {rate}")  # fmt: skip
+    wave_form = given[0].float().clamp(-1, 1)
     with wave.open(str(path), "wb") as file:
         file.setnchannels(wave_form.shape[0])
         file.setsampwidth(2)
-        file.setframerate(int(audio["sample_rate"]))
+        file.setframerate(rate)
         for part in _parts(wave_form):
             file.writeframes(part.mul(32767).round_().to(torch.int16).t().contiguous().cpu().numpy().tobytes())
     return path

@@ -29,21 +29,22 @@ class Tuner:
         with self._lock:
             return dict(self._state)
 
-    def start(self, model: str, busy: bool, device: torch.device) -> None:
-        """Raises InputError, with the reason in one line, where it cannot begin."""
+    def start(self, model: str, busy: Callable[[], bool], device: torch.device) -> None:
+        """busy: whether a workflow runs or waits to; one that begins later ends the tuning, whose times it would spoil.
+        Raises InputError, with the reason in one line, where it cannot begin."""
         if why := self._why(device):
             raise InputError(why)
         walk, off = planning.walk_of(model, device)
         if off:
             raise InputError(off)
-        if busy:
-            raise InputError("a workflow is running: tune when the queue is empty")
+        _check_queue(busy)
         with self._lock:
             if self._state["state"] == "running":
                 raise InputError("a tuning is under way already")
             self._cancel.clear()
             self._state = {"state": "running", "done": 0, "total": 0, "text": ""}
-        self._thread = threading.Thread(target=self._work, args=(walk, device), name="zerowaste-tune", daemon=True)
+        work = walk, device, busy
+        self._thread = threading.Thread(target=self._work, args=work, name="zerowaste-tune", daemon=True)
         self._thread.start()
 
     def cancel(self) -> None:
@@ -54,9 +55,13 @@ class Tuner:
         if self._thread is not None:
             self._thread.join()
 
-    def _work(self, walk: Any, device: torch.device) -> None:
+    def _work(self, walk: Any, device: torch.device, busy: Callable[[], bool]) -> None:
+        def cancel() -> bool:
+            _check_queue(busy)
+            return self._cancel.is_set()
+
         try:
-            tuning, found = self._run(walk, device, progress=self._progress, cancel=self._cancel.is_set)
+            tuning, found = self._run(walk, device, progress=self._progress, cancel=cancel)
         except Cancelled:
             self._end("cancelled", "")
         except ZeroWasteError as error:
@@ -77,6 +82,11 @@ class Tuner:
     def _end(self, state: str, text: str) -> None:
         with self._lock:
             self._state |= {"state": state, "text": text}
+
+
+def _check_queue(busy: Callable[[], bool]) -> None:
+    if busy():
+        raise InputError("a workflow is running: tune when the queue is empty")
 
 
 TUNER = Tuner()

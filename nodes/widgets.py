@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..engine.loader import NAMES
 from .host import io
-from .settings import DEFAULT_OVERLAP
+from .settings import DEFAULT_OVERLAP, FRAMES
 
 #: The pack's name, wherever a user reads it.
 CATEGORY = "Zero-Waste VAE"
@@ -100,7 +100,7 @@ def output_input() -> io.Combo.Input:
         io.Combo.Input(
             "output",
             display_name="Number type of frames",
-            options=["auto", "float32", "float16"],
+            options=list(FRAMES),
             default="auto",
             optional=True,
             tooltip="Number type of the frames in host memory. auto: ComfyUI's own, float32 unless it was started with "

@@ -305,9 +305,9 @@ print("forbidden:", pinned._forbidden)
 """
 
 
-def inside(host_places, pack_folder, script: str) -> str:
+def inside(host_places, pack_folder, script: str, *arguments: str) -> str:
     """What `script` prints, run by the host's Python in its checkout; the demo VAE's path is its input."""
-    return running.printed(host_places, script, given=str(demo_vae_path()), folder=pack_folder)
+    return running.printed(host_places, script, *arguments, given=str(demo_vae_path()), folder=pack_folder)
 
 
 def test_plans_are_made_for_the_device_of_the_run(host_places, pack_folder):

@@ -56,6 +56,12 @@ def test_a_clip_that_needs_no_padding_is_not_copied():
     assert torch.equal(pad_clip(clip, FOURS).isnan(), clip.isnan())
 
 
+def test_bytes_stay_bytes():
+    clip = torch.randint(256, (1, 6, 45, 50, 3), dtype=torch.uint8)
+    out = pad_clip(clip, FOURS)
+    assert out.dtype == torch.uint8 and torch.equal(crop_clip(out, (6, 45, 50), FOURS), clip)
+
+
 @pytest.mark.parametrize("size", [None, (6, 90, 100), (10, 45, 50), (6, 45, 65)])
 def test_a_size_from_elsewhere_is_ignored(size):
     clip = torch.rand(1, 9, 48, 64, 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from zerowaste_vae.engine import InputError
 from zerowaste_vae.nodes.settings import Settings, from_widgets
 
 OPTIMIZE = Settings(tiling="blended", tile=320, overlap=32, chunk=2, vram_gb=8)
@@ -41,6 +42,12 @@ def test_three_nodes():
 )
 def test_widgets_nested_and_flat(widgets, settings):
     assert from_widgets(**widgets) == settings
+
+
+@pytest.mark.parametrize("widgets", [{"tiling": "every"}, {"output": "uint8"}, {"output": "int4"}])
+def test_what_a_link_brings_is_known_or_refused(widgets):
+    with pytest.raises(InputError, match=r"=.* is not known: use one of auto, "):
+        from_widgets(**widgets)
 
 
 def test_the_engine_gets_the_default_overlap():

@@ -21,6 +21,11 @@ def known(monkeypatch):
     monkeypatch.setattr(planning, "walk_of", lambda model, device: (model, "off here" if model == "plain" else ""))
 
 
+def idle() -> bool:
+    """The queue is empty."""
+    return False
+
+
 def tuner(run, why=None):
     return Tuner(run, lambda device: why)
 
@@ -36,12 +41,12 @@ def test_it_goes_and_ends():
 
     one = tuner(run)
     assert one.state()["state"] == "idle"
-    one.start("a.safetensors", False, GPU)
+    one.start("a.safetensors", idle, GPU)
     while one.state()["done"] != 3:
         pass
     assert one.state() == {"state": "running", "done": 3, "total": 9, "text": ""}
     with pytest.raises(InputError, match="under way already"):
-        one.start("b.safetensors", False, GPU)
+        one.start("b.safetensors", idle, GPU)
     go.set()
     one.wait()
     assert seen == [("a.safetensors", GPU, False)]
@@ -58,13 +63,29 @@ def test_cancel_and_begin_again():
         raise Cancelled
 
     one = tuner(run)
-    one.start("first", False, GPU)
+    one.start("first", idle, GPU)
     one.cancel()
     one.wait()
     assert one.state()["state"] == "cancelled"
-    one.start("second", False, GPU)
+    one.start("second", idle, GPU)
     one.wait()
     assert one.state()["state"] == "done"
+
+
+def test_a_workflow_that_begins_ends_it():
+    """Its times would be those of a GPU that does something else as well."""
+    queue = threading.Event()
+
+    def run(walk, device, progress, cancel):
+        queue.set()
+        cancel()
+        raise AssertionError("went on beside it")
+
+    one = tuner(run)
+    one.start("a", queue.is_set, GPU)
+    one.wait()
+    assert one.state()["state"] == "failed"
+    assert one.state()["text"] == "a workflow is running: tune when the queue is empty"
 
 
 @pytest.mark.parametrize("error", [InputError("no room"), RuntimeError("no room\nat all")])
@@ -73,18 +94,18 @@ def test_what_fails_says_so_in_a_line(error):
         raise error
 
     one = tuner(run)
-    one.start("a", False, GPU)
+    one.start("a", idle, GPU)
     one.wait()
     assert one.state()["state"] == "failed" and one.state()["text"].endswith("no room")
 
 
 def test_what_cannot_begin_says_why():
     with pytest.raises(InputError, match="needs a GPU"):
-        tuner(None, "needs a GPU").start("a", False, GPU)
+        tuner(None, "needs a GPU").start("a", idle, GPU)
     with pytest.raises(InputError, match="off here"):
-        tuner(None).start("plain", False, GPU)
+        tuner(None).start("plain", idle, GPU)
     with pytest.raises(InputError, match="queue is empty"):
-        tuner(None).start("a", True, GPU)
+        tuner(None).start("a", lambda: True, GPU)
 
 
 def test_a_vae_is_known_by_its_name_or_from_a_run(monkeypatch):

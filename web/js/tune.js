@@ -20,9 +20,11 @@ export function addTuning(node) {
 
 async function click(node, show) {
   try {
-    if ((await ask("GET")).state === "running") return void (await ask("DELETE"));
-    show(t("tune_starts"));
-    await ask("POST", { model: modelOf(node) });
+    if ((await ask("GET")).state === "running") await ask("DELETE"); // perhaps one of another page, or from before a reload
+    else {
+      show(t("tune_starts"));
+      await ask("POST", { model: modelOf(node) });
+    }
     await follow(show);
   } catch (error) {
     show(t("tune_not", { why: said(error.message) }), error.message);
@@ -32,7 +34,7 @@ async function click(node, show) {
 async function follow(show) {
   for (;;) {
     const { state, done, total, text } = await ask("GET");
-    if (state !== "running") return show(state === "failed" ? t("tune_not", { why: text }) : t(`tune_${state}`), text || undefined);
+    if (state !== "running") return show(state === "failed" ? t("tune_not", { why: said(text) }) : t(`tune_${state}`), text || undefined);
     show(total ? t("tune_runs", { done, total }) : t("tune_starts"));
     await new Promise((wait) => setTimeout(wait, PAUSE));
   }
