@@ -74,10 +74,12 @@ def load(
         raise CheckpointError(f"{path}: {e}") from e
     expected = {key: tuple(t.shape) for key, t in model.state_dict().items()}
     _check_complete(checkpoint, model.names("decoder"), expected, shapes)
-    if not all(key in shapes for key in model.names("encoder")):
-        log.once(f"{path}: encoder incomplete, loaded for decoding only")
+    encoder = model.names("encoder")
+    if encoder and not all(key in shapes for key in encoder):
         model.drop("encoder")
         expected = {key: tuple(t.shape) for key, t in model.state_dict().items()}
+    if not model.names("encoder") and any(key.startswith("encoder.") for key in shapes):
+        log.once(f"{path}: encoder incomplete, loaded for decoding only")
     checkpoint = restore_shapes(checkpoint, expected)
     rounded = any(torch.promote_types(checkpoint.tensors[key].dtype, dtype) != dtype for key in expected)
     exact = {*model.outside(), *architecture.wide}

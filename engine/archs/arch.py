@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -130,17 +132,32 @@ class Architecture:
 
     def config_of(self, shapes: Shapes, metadata: Mapping[str, object], norm_groups: int | None = None) -> Any:
         """The sizes of a file's networks. Raises InputError."""
-        if self.described is not None:
-            return self.described(shapes, metadata)
-        return self.configure(shapes, norm_groups)
+        with self._possible():
+            if self.described is not None:
+                return self.described(shapes, metadata)
+            return self.configure(shapes, norm_groups)
 
     @property
     def name(self) -> str:
         return self.keys.name
 
     def build(self, config: Any) -> Network:
-        """The parameters and the plain walk."""
-        return Network(config, self.encoder(config), self.decoder(config), self.packing and self.packing(config))
+        """The parameters and the plain walk. Raises InputError where no network has these sizes."""
+        with self._possible():
+            return Network(config, self.encoder(config), self.decoder(config), self.packing and self.packing(config))
+
+    @contextmanager
+    def _possible(self) -> Iterator[None]:
+        """Files can hold any shapes and say anything of themselves: what fails over them is their error."""
+        try:
+            yield
+        except InputError:
+            raise
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise InputError(
+                f"its tensors' shapes or its metadata are not those of a {self.name} VAE ({type(error).__name__}); "
+                "download the file again"
+            ) from error
 
     def of(self, config: Any) -> Architecture:
         """Itself with the compression of a file of these sizes."""
@@ -175,7 +192,26 @@ def level_widths(shapes: Shapes, names: list[str]) -> Widths | None:
     """The sizes of these biases (they survive every file dialect); None if one of them is missing."""
     if not all(n in shapes for n in names):
         return None
-    return tuple(shapes[n][0] for n in names)
+    return tuple(length(shapes, n) for n in names)
+
+
+def length(shapes: Shapes, name: str, absent: int = 0) -> int:
+    """Of a bias; `absent` where the file has none. Raises InputError where it holds nothing."""
+    shape = shapes.get(name, (absent,))
+    if name in shapes and (not shape or 0 in shape):
+        raise InputError(f"{name} has the shape {shape}: a list of numbers is needed; download the file again")
+    return shape[0]
+
+
+def rows(shapes: Shapes, row: str) -> int:
+    """Numbered parts in a row, up to the last one of which the file has anything: what the others lack is missing."""
+    found = (re.match(rf"{re.escape(row)}\.(\d{{1,3}})\.", name) for name in shapes)
+    return 1 + max((int(m[1]) for m in found if m), default=-1)
+
+
+def holds(shapes: Shapes, *places: str) -> bool:
+    """Whether a file has anything of a layer."""
+    return any(name.startswith(f"{place}.") for place in places for name in shapes)
 
 
 #: Groups of most published networks' norms; files of other widths name theirs in this metadata key.

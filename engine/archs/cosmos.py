@@ -11,7 +11,7 @@ from ..network.ops.resnet import Names
 from ..network.ops.statistics import ByFrame
 from ..network.ops.time_attention import SpaceAttention, TimeAttention
 from ..network.program import STEP, TILES, Program, Step
-from .arch import Architecture, KeySet, Published, Shapes
+from .arch import Architecture, KeySet, Published, Shapes, length, level_widths
 
 NAMES = Names("norm1.norm", "conv1", "norm2.norm", "conv2", "nin_shortcut.conv3d")
 NORM = Group(1)
@@ -39,10 +39,10 @@ class Config:
 
         def widths(half: str, row: str) -> Three | None:
             names = [f"{half}.{row}.{i}.block.0.conv1.0.conv3d.bias" for i in range(3)]
-            return tuple(shapes[n][0] for n in names) if all(n in shapes for n in names) else None
+            return level_widths(shapes, names)
 
-        latent = shapes.get("post_quant_conv.conv3d.bias", shapes.get("quant_conv.conv3d.bias", (16,)))[0]
-        enters = shapes.get("encoder.conv_in.0.conv3d.bias", (128,))[0]
+        latent = length(shapes, "post_quant_conv.conv3d.bias", length(shapes, "quant_conv.conv3d.bias", 16))
+        enters = length(shapes, "encoder.conv_in.0.conv3d.bias", 128)
         return cls(widths("encoder", "down"), widths("decoder", "up"), enters, latent)
 
 

@@ -14,7 +14,7 @@ from ..network.ops.repeat_up import RepeatUp
 from ..network.ops.resnet import Names, Res
 from ..network.ops.strided_down import StridedDown
 from ..network.program import STEP, TILES, Program, Step
-from .arch import DEFAULT_GROUPS, Architecture, KeySet, Published, Shapes, Widths, groups_of, level_widths
+from .arch import DEFAULT_GROUPS, Architecture, KeySet, Published, Shapes, Widths, groups_of, length, level_widths
 
 #: Every causal convolution lies within a module of its own.
 NAMES = Names(conv1="conv1.conv", conv2="conv2.conv", conv_shortcut="nin_shortcut.conv")
@@ -40,9 +40,9 @@ class Config:
         groups = groups_of([*(encoder or ()), *(decoder or ())], norm_groups)
         latent = 16
         if "post_quant_conv.bias" in shapes:
-            latent = shapes["post_quant_conv.bias"][0]
+            latent = length(shapes, "post_quant_conv.bias")
         elif "quant_conv.bias" in shapes:
-            latent = shapes["quant_conv.bias"][0] // 2
+            latent = length(shapes, "quant_conv.bias") // 2
         return cls(encoder, decoder, latent, groups)
 
 

@@ -14,7 +14,7 @@ from ..network.ops.resnet import Res
 from ..network.ops.shortcut_down import ShortcutDown
 from ..network.ops.shortcut_up import ShortcutUp
 from ..network.program import STEP, TILES, Program, Step
-from .arch import Architecture, KeySet, Published, Shapes, Widths, level_widths
+from .arch import Architecture, KeySet, Published, Shapes, Widths, length, level_widths
 from .hunyuan import NAMES, middle
 
 #: Resolutions, each but the last half of the one before.
@@ -44,7 +44,7 @@ def sizes(shapes: Shapes, conv: str) -> tuple[Widths | None, Widths | None, int]
     decoder = level_widths(shapes, [f"decoder.up.{LEVELS - 1 - i}.block.0.conv1{conv}.bias" for i in range(LEVELS)])
     latent = 32
     if f"encoder.conv_out{conv}.bias" in shapes:
-        latent = shapes[f"encoder.conv_out{conv}.bias"][0] // 2
+        latent = length(shapes, f"encoder.conv_out{conv}.bias") // 2
     elif len(shapes.get(f"decoder.conv_in{conv}.weight", ())) == 5:
         latent = shapes[f"decoder.conv_in{conv}.weight"][1]
     for half, widths, end in (("encoder", encoder, 2 * latent), ("decoder", decoder, latent)):

@@ -19,7 +19,19 @@ from ..network.ops.resnet import Names, Res
 from ..network.ops.strided_down import StridedDown
 from ..network.packing import PackedLatents
 from ..network.program import STEP, TILES, Program, Step
-from .arch import DEFAULT_GROUPS, Architecture, KeySet, Published, Shapes, Widths, groups_of, level_widths
+from .arch import (
+    DEFAULT_GROUPS,
+    Architecture,
+    KeySet,
+    Published,
+    Shapes,
+    Widths,
+    groups_of,
+    holds,
+    length,
+    level_widths,
+    rows,
+)
 
 NAMES = Names(conv_shortcut="nin_shortcut")
 PARTS = Parts("norm", "q", "k", "v", "proj_out", convs=2)
@@ -47,35 +59,33 @@ class Config:
         """`norm_groups` None means 32 if it divides all widths."""
         encoder, decoder = _widths(shapes, "encoder.down"), _widths(shapes, "decoder.up")
         normed = [*(encoder or ()), *(decoder or ())]
-        colours = {"decoder.conv_out.bias": shapes.get("decoder.conv_out.bias", (3,))[0]}
+        colours = {"decoder.conv_out.bias": length(shapes, "decoder.conv_out.bias", 3)}
         if encoder:
             colours["encoder.conv_in.weight"] = _inputs(shapes, "encoder.conv_in", encoder[0]) or 3
         for name, number in colours.items():
             if number != 3:
                 raise InputError(f"{name} is for {number} colour channels; only RGB networks are run")
         z = _inputs(shapes, "decoder.conv_in", decoder[-1]) if decoder else 0
-        z = z or shapes.get("encoder.conv_out.bias", (32,))[0] // 2
-        quantised = "post_quant_conv.bias" in shapes or "quant_conv.bias" in shapes
+        z = z or length(shapes, "encoder.conv_out.bias", 32) // 2
+        quantised = holds(shapes, "post_quant_conv", "quant_conv")
         latent = z
         if "post_quant_conv.weight" in shapes:
             latent = math.prod(shapes["post_quant_conv.weight"]) // z
         elif "quant_conv.bias" in shapes:
-            latent = shapes["quant_conv.bias"][0] // 2
-        resnets = (_count(shapes, "encoder.down.0.block.{}.conv1.bias") or 2,
-                   _count(shapes, "decoder.up.0.block.{}.conv1.bias") or 3)  # fmt: skip
-        attention = any(f"{half}.mid.attn_1.norm.bias" in shapes for half in ("encoder", "decoder"))
+            latent = length(shapes, "quant_conv.bias") // 2
+        resnets = _resnets(shapes, "encoder.down") or 2, _resnets(shapes, "decoder.up") or 3
+        attention = holds(shapes, "encoder.mid.attn_1", "decoder.mid.attn_1")
         return cls(encoder, decoder, latent, z, quantised, resnets, attention, groups_of(normed, norm_groups))
 
 
-def _count(shapes: Shapes, name: str) -> int:
-    """Names that there are, numbered from 0 on."""
-    return next(i for i in itertools.count() if name.format(i) not in shapes)
+def _resnets(shapes: Shapes, row: str) -> int:
+    """Of each level."""
+    return max((rows(shapes, f"{row}.{i}.block") for i in range(rows(shapes, row))), default=0)
 
 
 def _widths(shapes: Shapes, row: str) -> Widths | None:
-    name = row + ".{}.block.0.conv1.bias"
-    levels = _count(shapes, name)
-    return level_widths(shapes, [name.format(i) for i in range(levels)]) if levels > 1 else None
+    levels = rows(shapes, row)
+    return level_widths(shapes, [f"{row}.{i}.block.0.conv1.bias" for i in range(levels)]) if levels > 1 else None
 
 
 def _inputs(shapes: Shapes, conv: str, width: int) -> int:
@@ -154,13 +164,13 @@ _MOVED = {"encoder.quant_conv": "quant_conv", "decoder.post_quant_conv": "post_q
 
 def _original(names: list[str]) -> dict[str, str | None]:
     """Diffusers' names to the original ones; others stay as they are."""
-    levels = 1 + max((int(m[1]) for n in names if (m := re.match(r"decoder\.up_blocks\.(\d+)\.", n))), default=0)
+    levels = 1 + max((int(m[1]) for n in names if (m := re.match(r"decoder\.up_blocks\.(\d{1,3})\.", n))), default=0)
 
     def up(m: re.Match[str]) -> str:
         return f"decoder.up.{levels - 1 - int(m[1])}."
 
     def one(name: str) -> str:
-        name = re.sub(r"^decoder\.up_blocks\.(\d+)\.", up, name)
+        name = re.sub(r"^decoder\.up_blocks\.(\d{1,3})\.", up, name)
         name = re.sub(r"^encoder\.down_blocks\.(\d+)\.", r"encoder.down.\1.", name)
         name = re.sub(r"\.(up|down)samplers\.0\.", r".\1sample.", name)
         name = re.sub(r"\.mid_block\.resnets\.(\d)\.", lambda m: f".mid.block_{int(m[1]) + 1}.", name)

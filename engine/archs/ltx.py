@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ from ..network.ops.norm import MeanSquare
 from ..network.ops.resnet import Names, Res
 from ..network.ops.statistics import Denormalise, Normalise
 from ..network.program import STEP, TILES, Border, Mark, Program, Step
-from .arch import Architecture, KeySet, Published, Shapes
+from .arch import Architecture, KeySet, Published, Shapes, holds, length, rows
 
 NAMES = Names(conv1="conv1.conv", conv2="conv2.conv")
 NORM = MeanSquare(1e-8)
@@ -92,9 +91,9 @@ class Config:
         encoder = _encoder_blocks(shapes, _listed(given, "encoder_blocks"))
         latent, patch = 128, 4
         if "per_channel_statistics.mean-of-means" in shapes:
-            latent = shapes["per_channel_statistics.mean-of-means"][0]
+            latent = length(shapes, "per_channel_statistics.mean-of-means")
         if "decoder.conv_out.conv.bias" in shapes:
-            patch = math.isqrt(shapes["decoder.conv_out.conv.bias"][0] // 3)
+            patch = math.isqrt(length(shapes, "decoder.conv_out.conv.bias") // 3)
         for half, blocks in (("decoder", decoder), ("encoder", encoder)):
             strides = [b.stride for b in blocks or () if b.stride is not None]
             frames, rows, columns = (math.prod(s[axis] for s in strides) for axis in range(3))
@@ -106,14 +105,14 @@ class Config:
         mode = given.get("spatial_padding_mode")
         if mode is not None and mode not in BORDERS:
             raise InputError(f"spatial_padding_mode={mode!r} is not one of {', '.join(BORDERS)}")
-        takes = "decoder.timestep_scale_multiplier" in shapes
+        takes = "decoder.timestep_scale_multiplier" in shapes or holds(shapes, "decoder.last_time_embedder")
         return cls(
             encoder, decoder,
-            shapes.get("encoder.conv_in.conv.bias", (0,))[0], shapes.get("decoder.conv_in.conv.bias", (0,))[0],
+            length(shapes, "encoder.conv_in.conv.bias"), length(shapes, "decoder.conv_in.conv.bias"),
             latent, patch, BORDERS[mode or "zeros"], BORDERS[mode or "reflect"], bool(given.get("causal_decoder")),
-            shapes.get("encoder.conv_out.conv.bias", (latent + 1,))[0] != 2 * latent,
-            float(given.get("decode_timestep", TIMESTEP)) if takes else None,
-            float(given.get("decode_noise_scale", NOISE)) if takes else 0.0,
+            length(shapes, "encoder.conv_out.conv.bias", latent + 1) != 2 * latent,
+            _number(given, "decode_timestep", TIMESTEP) if takes else None,
+            _number(given, "decode_noise_scale", NOISE) if takes else 0.0,
         )  # fmt: skip
 
 
@@ -135,22 +134,23 @@ def _given(metadata: Mapping[str, object]) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
+def _number(given: Mapping[str, Any], key: str, usual: float) -> float:
+    found = given.get(key, usual)
+    if not isinstance(found, (int, float)) or not math.isfinite(found):
+        raise InputError(f"its metadata says {key}={found!r}, which is no number")
+    return float(found)
+
+
 def _listed(given: Mapping[str, Any], key: str) -> list[tuple[str, Mapping[str, Any]]]:
     """The blocks that a description lists, as (kind, parameters)."""
     blocks = given.get(key, given.get("blocks")) or []
     return [(kind, rest[0] if rest and isinstance(rest[0], Mapping) else {}) for kind, *rest in blocks]
 
 
-def _rows(shapes: Shapes, row: str) -> int:
-    """Numbered blocks in a row."""
-    found = (re.match(rf"{re.escape(row)}\.(\d+)\.", name) for name in shapes)
-    return 1 + max((int(m[1]) for m in found if m), default=-1)
-
-
 def _layers(shapes: Shapes, block: str) -> tuple[int, int] | None:
     """(width, number) of the residual blocks of one width in a block."""
     bias = f"{block}.res_blocks.0.conv1.conv.bias"
-    return (shapes[bias][0], _rows(shapes, f"{block}.res_blocks")) if bias in shapes else None
+    return (length(shapes, bias), rows(shapes, f"{block}.res_blocks")) if bias in shapes else None
 
 
 def _kind(listed: list[tuple[str, Mapping[str, Any]]], index: int, place: str) -> tuple[str, Mapping[str, Any]] | None:
@@ -165,18 +165,18 @@ def _kind(listed: list[tuple[str, Mapping[str, Any]]], index: int, place: str) -
 def _decoder_blocks(shapes: Shapes, listed: list[tuple[str, Mapping[str, Any]]]) -> tuple[Block, ...] | None:
     if "decoder.conv_in.conv.bias" not in shapes or "decoder.conv_out.conv.bias" not in shapes:
         return None
-    width, blocks = shapes["decoder.conv_in.conv.bias"][0], []
-    for i in range(_rows(shapes, "decoder.up_blocks")):
+    width, blocks = length(shapes, "decoder.conv_in.conv.bias"), []
+    for i in range(rows(shapes, "decoder.up_blocks")):
         place = f"decoder.up_blocks.{i}"
         said = _kind(listed, i, place)
-        noisy = f"{place}.res_blocks.0.per_channel_scale1" in shapes
+        noisy = any(name.startswith(f"{place}.") and ".per_channel_scale" in name for name in shapes)
         if (found := _layers(shapes, place)) is not None:
             blocks.append(Block(*found, noisy=noisy))
         elif f"{place}.conv1.conv.bias" in shapes:
-            width = shapes[f"{place}.conv1.conv.bias"][0]
-            blocks.append(Block(width, noisy=f"{place}.per_channel_scale1" in shapes))
+            width = length(shapes, f"{place}.conv1.conv.bias")
+            blocks.append(Block(width, noisy=noisy))
         elif f"{place}.conv.conv.bias" in shapes:
-            made, after = shapes[f"{place}.conv.conv.bias"][0], _after(shapes, i + 1)
+            made, after = length(shapes, f"{place}.conv.conv.bias"), _after(shapes, i + 1)
             kind = said[0].removeprefix("compress_") if said else _named(made / after, place)
             stride = _stride(kind, place)
             # Without a description: those that give up channels have a shortcut, as all published ones with them do.
@@ -215,7 +215,7 @@ def _stride(kind: str, place: str) -> Stride:
 def _encoder_blocks(shapes: Shapes, listed: list[tuple[str, Mapping[str, Any]]]) -> tuple[Block, ...] | None:
     if "encoder.conv_in.conv.bias" not in shapes or "encoder.conv_out.conv.bias" not in shapes:
         return None
-    width, blocks, count = shapes["encoder.conv_in.conv.bias"][0], [], _rows(shapes, "encoder.down_blocks")
+    width, blocks, count = length(shapes, "encoder.conv_in.conv.bias"), [], rows(shapes, "encoder.down_blocks")
     for i in range(count):
         place = f"encoder.down_blocks.{i}"
         said = _kind(listed, i, place)
@@ -223,10 +223,10 @@ def _encoder_blocks(shapes: Shapes, listed: list[tuple[str, Mapping[str, Any]]])
             width = found[0]
             blocks.append(Block(*found))
         elif f"{place}.conv1.conv.bias" in shapes:
-            width = shapes[f"{place}.conv1.conv.bias"][0]
+            width = length(shapes, f"{place}.conv1.conv.bias")
             blocks.append(Block(width))
         elif f"{place}.conv.conv.bias" in shapes:
-            made = shapes[f"{place}.conv.conv.bias"][0]
+            made = length(shapes, f"{place}.conv.conv.bias")
             later = [f for j in range(i + 1, count) if (f := _layers(shapes, f"encoder.down_blocks.{j}")) is not None]
             kind = said[0].removeprefix("compress_").removesuffix("_res") if said else (
                 _named(later[0][0] / made, place) if later else "all"
@@ -235,7 +235,7 @@ def _encoder_blocks(shapes: Shapes, listed: list[tuple[str, Mapping[str, Any]]])
             width = made * math.prod(stride)
             blocks.append(Block(width, stride=stride, shortcut=True))
         elif f"{place}.conv.bias" in shapes:
-            width = shapes[f"{place}.conv.bias"][0]
+            width = length(shapes, f"{place}.conv.bias")
             kind = said[0].removeprefix("compress_").removesuffix("_x_y") if said else "all"
             blocks.append(Block(width, stride=_stride(kind, place)))
         else:

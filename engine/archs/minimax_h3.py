@@ -17,7 +17,19 @@ from ..network.ops.tokens import Tokens
 from ..network.program import STEP, TILES, Program, Step, Style
 from ..network.tiled import TiledProgram
 from ..run.own_tiles import OwnTiles
-from .arch import DEFAULT_GROUPS, Architecture, Draws, KeySet, Published, Shapes, Widths, groups_of, level_widths
+from .arch import (
+    DEFAULT_GROUPS,
+    Architecture,
+    Draws,
+    KeySet,
+    Published,
+    Shapes,
+    Widths,
+    groups_of,
+    length,
+    level_widths,
+    rows,
+)
 
 NAMES = Names(conv_shortcut="nin_shortcut")
 LEVELS, RESNETS = 6, 2
@@ -68,13 +80,13 @@ class Config:
         encoder = level_widths(shapes, [f"encoder.down.{i}.block.0.conv1.bias" for i in range(LEVELS)])
         groups = groups_of([*(encoder or ())], norm_groups)
         ends = "decoder.x_embedder.bias", "decoder.transformer_blocks.0.ff.w1.bias"
-        width, inner = (shapes.get(name, (0,))[0] for name in ends)
-        layers = next(i for i in itertools.count() if f"decoder.transformer_blocks.{i}.scale1" not in shapes)
+        width, inner = (length(shapes, name) for name in ends)
+        layers = rows(shapes, "decoder.transformer_blocks")
         registers = shapes.get("decoder.register_tokens", (1, 4, width))[-2]
         if layers and (width % HEAD or not width or inner % 2):
             raise InputError(f"its transformer's {width} channels are no heads of {HEAD}")
-        latent = shapes.get("post_quant_conv.bias", shapes.get(MEAN, (24,)))[0]
-        return cls(encoder, width, layers if width else 0, inner // 2, registers, latent, groups)
+        latent = length(shapes, "post_quant_conv.bias", length(shapes, MEAN, 24))
+        return cls(encoder, width, layers if width and inner else 0, inner // 2, registers, latent, groups)
 
 
 def decoder(config: Config) -> Program | None:

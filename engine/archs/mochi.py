@@ -15,7 +15,7 @@ from ..network.ops.pointwise import Pointwise
 from ..network.ops.resnet import Names, Res
 from ..network.ops.time_attention import TimeAttention
 from ..network.program import STEP, TILES, Mark, Program, Step
-from .arch import Architecture, KeySet, Published, Shapes
+from .arch import Architecture, KeySet, Published, Shapes, holds, length, rows
 
 NAMES = Names("stack.0", "stack.2", "stack.3", "stack.5")
 GROUPS = 32
@@ -73,7 +73,7 @@ def _latent(shapes: Shapes) -> int:
 
 
 def _numbers(shapes: Shapes, row: str, end: str) -> list[int]:
-    found = (re.fullmatch(rf"{re.escape(row)}\.(\d+)\.{re.escape(end)}", name) for name in shapes)
+    found = (re.fullmatch(rf"{re.escape(row)}\.(\d{{1,3}})\.{re.escape(end)}", name) for name in shapes)
     return sorted(int(m[1]) for m in found if m)
 
 
@@ -81,35 +81,35 @@ def _decoder_levels(shapes: Shapes) -> Levels | None:
     if "decoder.blocks.0.0.bias" not in shapes or "decoder.output_proj.bias" not in shapes:
         return None
     ups = _numbers(shapes, "decoder.blocks", "proj.bias")
-    width = shapes["decoder.blocks.0.0.bias"][0]
-    levels = [Level(width, len(_numbers(shapes, "decoder.blocks.0", "stack.2.bias")))]
+    width = length(shapes, "decoder.blocks.0.0.bias")
+    levels = [Level(width, rows(shapes, "decoder.blocks.0") - 1)]
     for i in ups:
         after = "blocks.0." if i < ups[-1] else "0."
-        made, following = shapes[f"decoder.blocks.{i}.proj.bias"][0], f"decoder.blocks.{i + 1}.{after}stack.2.bias"
-        if following not in shapes or made // shapes[following][0] not in STRIDES:
+        made, following = length(shapes, f"decoder.blocks.{i}.proj.bias"), f"decoder.blocks.{i + 1}.{after}stack.2.bias"
+        if following not in shapes or made // length(shapes, following) not in STRIDES:
             raise InputError(f"decoder.blocks.{i}.proj makes {made} channels, of which no resampling is known")
-        count = len(_numbers(shapes, f"decoder.blocks.{i}.blocks", "stack.2.bias"))
-        levels.append(Level(width, count, STRIDES[made // shapes[following][0]]))
-        width = shapes[following][0]
+        samples = made // length(shapes, following)
+        levels.append(Level(width, rows(shapes, f"decoder.blocks.{i}.blocks"), STRIDES[samples]))
+        width = length(shapes, following)
     last = 1 + max(ups, default=0)
-    return (*levels, Level(width, len(_numbers(shapes, f"decoder.blocks.{last}", "stack.2.bias"))))
+    return (*levels, Level(width, rows(shapes, f"decoder.blocks.{last}")))
 
 
 def _encoder_levels(shapes: Shapes) -> Levels | None:
     if "encoder.layers.0.bias" not in shapes or "encoder.output_norm.bias" not in shapes:
         return None
     downs = _numbers(shapes, "encoder.layers", "layers.0.bias")
-    ends = _numbers(shapes, "encoder.layers", "stack.2.bias")
-    first = sum(i < min(downs, default=0) for i in ends)
-    levels = [Level(shapes["encoder.layers.0.bias"][0], first, None, "encoder.layers.1.attn_block.norm.bias" in shapes)]
+    first, last = min(downs, default=1) - 1, rows(shapes, "encoder.layers") - 1
+    attends = holds(shapes, "encoder.layers.1.attn_block")
+    levels = [Level(length(shapes, "encoder.layers.0.bias"), first, None, attends)]
     for order, i in enumerate(downs):
         kernel = shapes[f"encoder.layers.{i}.layers.0.weight"][2:]
         stride = tuple(kernel) if len(kernel) == 3 else (order + 1, 2, 2)
         row = f"encoder.layers.{i}.layers"
-        width, attends = shapes[f"{row}.0.bias"][0], f"{row}.1.attn_block.norm.bias" in shapes
-        levels.append(Level(width, len(_numbers(shapes, row, "stack.2.bias")), stride, attends))
-    attends = f"encoder.layers.{ends[-1]}.attn_block.norm.bias" in shapes
-    return (*levels, Level(levels[-1].width, len(ends) - first, None, attends))
+        width, attends = length(shapes, f"{row}.0.bias"), holds(shapes, f"{row}.1.attn_block")
+        levels.append(Level(width, rows(shapes, row) - 1, stride, attends))
+    attends = holds(shapes, f"encoder.layers.{last}.attn_block")
+    return (*levels, Level(levels[-1].width, last - max(downs, default=0), None, attends))
 
 
 def decoder(config: Config) -> Program | None:

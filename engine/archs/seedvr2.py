@@ -12,7 +12,7 @@ from ..network.ops.resnet import Res
 from ..network.ops.shuffle_up import ShuffleUp
 from ..network.ops.strided_down import StridedDown
 from ..network.program import STEP, TILES, Program, Step
-from .arch import DEFAULT_GROUPS, Architecture, KeySet, Published, Shapes, Widths, groups_of, level_widths
+from .arch import DEFAULT_GROUPS, Architecture, KeySet, Published, Shapes, Widths, groups_of, length, level_widths
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Config:
         if "decoder.conv_in.weight" in shapes and len(shapes["decoder.conv_in.weight"]) == 5:
             latent = shapes["decoder.conv_in.weight"][1]
         elif "encoder.conv_out.bias" in shapes:
-            latent = shapes["encoder.conv_out.bias"][0] // 2
+            latent = length(shapes, "encoder.conv_out.bias") // 2
         return cls(encoder, decoder, latent, norm_groups)
 
 

@@ -19,7 +19,7 @@ from ..network.ops.norm import Length
 from ..network.ops.resnet import Names, Res
 from ..network.program import STEP, TILES, Program, Step
 from . import wan_names
-from .arch import Architecture, KeySet, Published, Shapes, Widths, level_widths
+from .arch import Architecture, KeySet, Published, Shapes, Widths, length, level_widths
 
 #: The published numbering also counts activations and a dropout.
 NAMES = Names("residual.0", "residual.2", "residual.3", "residual.6", "shortcut")
@@ -57,7 +57,7 @@ class Config:
             decoder = (decoder[3], decoder[2], decoder[1], decoder[0])
             if patch == 2 and any(low % high for high, low in itertools.pairwise(decoder)):
                 raise InputError(f"decoder widths {decoder} do not divide each other, as its shortcuts need")
-        gives = shapes.get("decoder.head.2.bias", (3 * patch**2,))[0] // patch**2
+        gives = length(shapes, "decoder.head.2.bias", 3 * patch**2) // patch**2
         takes = 3
         if encoder and "encoder.conv1.weight" in shapes:
             takes = math.prod(shapes["encoder.conv1.weight"]) // (27 * encoder[0] * patch**2)
@@ -67,9 +67,9 @@ class Config:
                 raise InputError(f"{name} is for {number} colour channels; only {known} are run")
         latent = 48 if patch == 2 else 16
         if "conv2.bias" in shapes:
-            latent = shapes["conv2.bias"][0]
+            latent = length(shapes, "conv2.bias")
         elif "conv1.bias" in shapes:
-            latent = shapes["conv1.bias"][0] // 2
+            latent = length(shapes, "conv1.bias") // 2
         return cls(encoder, decoder, latent, patch, takes, gives)
 
 

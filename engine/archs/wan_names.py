@@ -48,17 +48,17 @@ def _inner(name: str, nested: bool) -> str | None:
         return _resnet(f"middle.{2 * int(m[1])}", m[2])
     if m := re.fullmatch(r"mid_block\.attentions\.0\.(\w+)", name):
         return f"middle.1.{m[1]}" if m[1] in _ATTENTION else None
-    if m := re.fullmatch(rf"up_blocks\.(\d+)\.upsamplers?(?:\.0)?\.{_RESAMPLE}", name):
+    if m := re.fullmatch(rf"up_blocks\.(\d{{1,3}})\.upsamplers?(?:\.0)?\.{_RESAMPLE}", name):
         return f"{_level('up', m[1], 3, nested)}.{m[2]}"
-    if m := re.fullmatch(r"up_blocks\.(\d+)\.resnets\.(\d+)\.(\w+)", name):
+    if m := re.fullmatch(r"up_blocks\.(\d{1,3})\.resnets\.(\d{1,3})\.(\w+)", name):
         return _resnet(_level("up", m[1], int(m[2]), nested), m[3])
-    if m := re.fullmatch(rf"down_blocks\.(\d+)\.downsampler\.{_RESAMPLE}", name):
+    if m := re.fullmatch(rf"down_blocks\.(\d{{1,3}})\.downsampler\.{_RESAMPLE}", name):
         return f"{_level('down', m[1], 2, nested)}.{m[2]}"
-    if m := re.fullmatch(r"down_blocks\.(\d+)\.resnets\.(\d+)\.(\w+)", name):
+    if m := re.fullmatch(r"down_blocks\.(\d{1,3})\.resnets\.(\d{1,3})\.(\w+)", name):
         return _resnet(_level("down", m[1], int(m[2]), nested), m[3])
-    if m := re.fullmatch(rf"down_blocks\.(\d+)\.{_RESAMPLE}", name):
+    if m := re.fullmatch(rf"down_blocks\.(\d{{1,3}})\.{_RESAMPLE}", name):
         return f"downsamples.{m[1]}.{m[2]}"
-    if m := re.fullmatch(r"down_blocks\.(\d+)\.(\w+)", name):
+    if m := re.fullmatch(r"down_blocks\.(\d{1,3})\.(\w+)", name):
         return _resnet(f"downsamples.{m[1]}", m[2])
     return None
 

@@ -7,6 +7,7 @@ in channels_last_3d, and switches of the whole process where their name says so;
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import time
@@ -148,7 +149,7 @@ class BlackwellSM120Optimizer:
     def decode(self, vae: VideoVAE, latent: Tensor, **options: Any) -> Tensor:
         """vae.decode(latent), step by step in time, or without `use_temporal_slicing` the whole clip at once: the same
         frames, more memory."""
-        if not self.use_temporal_slicing:
+        if not self.use_temporal_slicing and latent.dim() > 3:
             options["chunk"] = latent.shape[-3]
         return vae.decode(latent, **options)
 
@@ -178,7 +179,7 @@ class TiledDecoder:
         """Host-scaled latent [B, C, T, h, w] -> frames [B, F, H, W, 3] in 0..1; `options` as VideoVAE.decode's, so
         tiling="blended" gives soft tiles of that size instead."""
         given = {"chunk": self.temporal_chunk_size}
-        if options.get("tiling") or max(latent.shape[-2:]) * self.vae.spatial > self.tile_size:
+        if options.get("tiling") or max(latent.shape[-2:], default=0) * self.vae.spatial > self.tile_size:
             given.update(tiling="exact", tile=self.tile_size)
         return self.vae.decode(latent, **{**given, **options})
 
@@ -368,7 +369,10 @@ def _optimize_module(
 
 
 def _device(device: torch.device | str) -> torch.device:
-    where = torch.device(device)
+    try:
+        where = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise InputError(f"device={device!r} is not a device torch knows: use cpu, cuda or cuda:N") from error
     if where.type == "cuda" and not torch.cuda.is_available():
         log.once(f"device {device}: there is no CUDA GPU, the CPU is used")
         return torch.device("cpu")
@@ -376,7 +380,7 @@ def _device(device: torch.device | str) -> torch.device:
 
 
 def _target(vae: VideoVAE, vram_gb: float, usage: float) -> float:
-    if not vram_gb > 0 or not 0 < usage <= 1:
+    if not 0 < vram_gb < math.inf or not 0 < usage <= 1:
         raise InputError(f"vram_gb={vram_gb}, target_vram_usage={usage}: give GB above 0 and a share of 0 to 1")
     log.info(f"Target {_memory(vae)} usage: {usage:.1%} ({vram_gb * usage:.1f}GB)")
     return vram_gb * usage

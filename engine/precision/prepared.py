@@ -45,7 +45,7 @@ def load(plan: T, path: Path, made_from: str, device: torch.device) -> T | None:
     not what was written. The digest takes 0.2 s for the published decoder on one core, and cores share it."""
     from safetensors import SafetensorError, safe_open
 
-    expected = _tensors(plan)
+    expected, before = _tensors(plan), _stamp(path)
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             metadata = file.metadata() or {}
@@ -53,20 +53,36 @@ def load(plan: T, path: Path, made_from: str, device: torch.device) -> T | None:
                 return None
             found = {name: file.get_tensor(name) for name in expected}
             if metadata.get("digest") != digest(found):
-                log.once(f"{path}: not what was written (a damaged disk or copy?), weights are packed anew")
-                return None
+                return _unusable(path, before, "not what was written (a damaged disk or copy?)")
             found = {name: tensor.to(device, copy=True) for name, tensor in found.items()}
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, SafetensorError) as error:
-        log.once(f"{path}: not usable ({type(error).__name__}), weights are packed anew")
-        return None
+    except torch.OutOfMemoryError:
+        raise
+    except (OSError, RuntimeError, SafetensorError) as error:
+        return _unusable(path, before, f"not usable ({type(error).__name__})")
     for name, like in expected.items():
         upright = _upright(like)
         if (found[name].shape, found[name].dtype) != (upright.shape, upright.dtype):
             return None
         found[name] = found[name] if upright is like else found[name].t()
     return _mapped(plan, "", lambda name, _: found[name])
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """Which file has this name; None where none has."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
+
+
+def _unusable(path: Path, before: object, why: str) -> None:
+    """A line, unless another process has replaced the file meanwhile: the library opens it twice, for its header and
+    for its tensors."""
+    if _stamp(path) == before:
+        log.once(f"{path}: {why}, weights are packed anew")
 
 
 def moved(network: T, device: torch.device | str) -> T:

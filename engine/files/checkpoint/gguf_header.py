@@ -24,8 +24,9 @@ MAX_TENSORS = 20_000
 MAX_KEYS = 65_536
 MAX_HEADER_BYTES = 64 << 20
 MAX_STRING_BYTES = 1 << 20
+# Of all arrays of a file together: each number costs up to 40 bytes in a Python list, each string about 60.
 MAX_ARRAY_NUMBERS = 4 << 20
-MAX_ARRAY_STRINGS = 1 << 20  # each costs about 60 bytes as a Python string
+MAX_ARRAY_STRINGS = 1 << 20
 MAX_NAME_BYTES = 512
 MAX_DIMS = 8
 MAX_ELEMENTS = 1 << 31
@@ -66,6 +67,7 @@ class _Cursor:
 
     def __init__(self, file: BinaryIO, size: int, path: Path) -> None:
         self.file, self.size, self.path, self.offset = file, size, path, 0
+        self.numbers = self.strings = 0  # elements of arrays so far
 
     def fail(self, message: str) -> NoReturn:
         raise failure(self.path, message)
@@ -177,9 +179,11 @@ def _parse_array(cursor: _Cursor, key: str) -> tuple[int, list]:
         cursor.fail(f"key {key} is a nested array, which is not supported")
     if kind != _STRING and kind not in _SCALARS:
         cursor.fail(f"key {key} is an array of the unknown type {kind}")
-    limit = MAX_ARRAY_STRINGS if kind == _STRING else MAX_ARRAY_NUMBERS
-    if count > limit:
-        cursor.fail(f"key {key} is an array of {count} elements, more than {limit}")
+    cursor.strings += count if kind == _STRING else 0
+    cursor.numbers += count if kind != _STRING else 0
+    if cursor.strings > MAX_ARRAY_STRINGS or cursor.numbers > MAX_ARRAY_NUMBERS:
+        limit = MAX_ARRAY_STRINGS if kind == _STRING else MAX_ARRAY_NUMBERS
+        cursor.fail(f"key {key} is an array of {count} elements; all arrays together have more than {limit}")
     if kind == _STRING:
         cursor.require(count * 8, f"the array {key}")
         return kind, [cursor.text(f"an element of {key}", 0, MAX_STRING_BYTES) for _ in range(count)]

@@ -362,3 +362,17 @@ def test_load_and_optimise_from_a_path(vae_file, noise):
     vae = compat.optimize_vae_for_inference(vae_file, "cpu", enable_tf32=False, enable_cudnn_benchmark=False)
     z = noise(1, 16, 1, 2, 2)
     assert torch.equal(vae.decode(z), load(vae_file, device="cpu").decode(z))
+
+
+def test_impossible_arguments_are_refused_in_one_line(vae):
+    scalar = torch.ones(())
+    for call in (
+        lambda: compat.optimize_vae_for_inference(vae, "nonsense"),
+        lambda: compat.optimize_vae_for_training(vae, "nonsense"),
+        lambda: compat.optimize_vae_for_blackwell_sm120(vae, float("inf")),
+        lambda: compat.create_tiled_decoder(vae).decode(scalar),
+        lambda: compat.BlackwellSM120Optimizer(use_temporal_slicing=False).decode(vae, scalar),
+    ):
+        with pytest.raises(InputError) as error:
+            call()
+        assert len(str(error.value).splitlines()) == 1

@@ -205,3 +205,19 @@ def test_prepared_weights_are_the_packed_ones(tmp_path, seed_model, kind):
     assert prepared.load(plan, path, made_from, cpu) is not None
     path.write_bytes(whole[:-100])
     assert prepared.load(plan, path, made_from, cpu) is None
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_prepared_weights_that_another_process_replaces_are_packed_anew(tmp_path, monkeypatch, caplog, replaced):
+    """The library opens a file twice, for its header and for its tensors: between them there can be another file."""
+    plan, path = [torch.zeros(4)], tmp_path / "decoder.safetensors"
+    prepared.save(plan, path, "mine")
+
+    def opened(*_, **__):
+        if replaced:
+            prepared.save([torch.zeros(2)], path, "another's")
+        raise RuntimeError("file <decoder.safetensors> size <84> is smaller than the required mapping size <92>")
+
+    monkeypatch.setattr("safetensors.safe_open", opened)
+    assert prepared.load(plan, path, "mine", torch.device("cpu")) is None
+    assert ("packed anew" in caplog.text) != replaced

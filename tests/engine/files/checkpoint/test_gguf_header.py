@@ -86,6 +86,12 @@ def refused_files(c) -> dict[str, tuple[bytes, str]]:
         "nested arrays": (c.build([c.text("k") + struct.pack("<IIQ", 9, 9, 1) * 3000], [w], DATA), "nested"),
         "array past the end": (key("k", c.ARRAY, (10, []), count=1000), "8000 bytes"),
         "array of texts past the end": (key("k", c.ARRAY, (8, []), count=1000), "8000 bytes"),
+        "arrays together": (
+            c.build([c.entry(f"k{i}", c.ARRAY, (0, [0] * 2**18)) for i in range(17)], [w], DATA), "k16",
+        ),
+        "arrays of texts together": (
+            c.build([c.entry(f"k{i}", c.ARRAY, (8, [""] * 2**18)) for i in range(5)], [w], DATA), "k4",
+        ),
         "alignment as 64 bit": (key("general.alignment", 10, 32), "alignment"),
         "alignment as text": (key("general.alignment", c.STRING, "32"), "alignment"),
         "alignment as array": (key("general.alignment", c.ARRAY, (4, [32])), "alignment"),
