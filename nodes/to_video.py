@@ -138,7 +138,6 @@ def _write_sound(audio: dict, path: Path) -> None:
         file.setframerate(rate)
         for part in _parts(wave_form):
             file.writeframes(part.mul(32767).round_().to(torch.int16).t().contiguous().cpu().numpy().tobytes())
-    return path
 
 
 def _parts(wave_form: Tensor) -> Iterator[Tensor]:
