@@ -204,7 +204,8 @@ TOGGLES: dict[str, Toggle] = {
         "Winograd convolutions",
         "Convolutions with a third fewer products, of rounded sums and differences of neighbouring values. Frames have "
         "other bits, and about 2 dB more rounding; histories on the GPU take twice the memory.",
-        True, _kernels, _fused_only, "other bits, and histories of twice the size on the GPU",
+        True, _kernels, _fused_only,
+        "other bits, histories of twice the size on the GPU, and slower where a limit has them wait in host memory",
     ),
 }  # fmt: skip
 DEFAULTS = Options()
