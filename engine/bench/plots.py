@@ -4,12 +4,13 @@ speed."""
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .canvas import SERIES, Figure
 from .schema import OURS
-from .table import setting
+from .table import cell, setting, source
 
 Row = Mapping[str, Any]
 _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 860, 210, 90, 68, 46
@@ -17,30 +18,36 @@ _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 860, 210, 90, 68, 46
 
 def plots(reports: Sequence[Mapping[str, Any]], profile: Mapping[str, Any] | None = None) -> dict[str, Figure]:
     """Name -> figure, for every setting that was measured. Rows that did not run are in none of them."""
-    groups: dict[str, list[Row]] = {}
-    for report in reports:
-        for row in report["rows"]:
-            if row["skipped"] is None:
-                groups.setdefault(setting(row), []).append(row)
+    places = [source(report) for report in reports]
     found = {}
-    for name, rows in groups.items():
-        key = "".join(c if c.isalnum() else "-" for c in name.lower()).strip("-")
-        while "--" in key:
-            key = key.replace("--", "-")
-        found[f"time-{key}"] = time_plot(name, rows)
-        if any(row["trace"] for row in rows):
-            found[f"memory-{key}"] = memory_plot(name, rows)
-    by_clip: dict[str, list[Row]] = {}
-    for rows in groups.values():
-        for row in rows:
-            if row["db"] is not None:
-                what = "decode" if row["half"] == "decoder" else "encode"
-                by_clip.setdefault(f"{what} {row['width']}x{row['height']} x {row['frames']}", []).append(row)
-    for name, rows in by_clip.items():
-        found["quality-" + name.replace(" ", "-")] = quality_plot(name, rows)
+    for place in dict.fromkeys(places):
+        rows = [row for own, report in zip(places, reports, strict=True) if own == place for row in report["rows"]]
+        # Those of two cards, or of two VAEs, share no speed limit.
+        found |= _plots([row for row in rows if row["skipped"] is None], f"{place}: " if len(set(places)) > 1 else "")
     if profile is not None:
         found["stages"] = stage_plot(profile)
     return found
+
+
+def _plots(rows: Sequence[Row], place: str) -> dict[str, Figure]:
+    groups: dict[str, list[Row]] = {}
+    by_clip: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(place + setting(row), []).append(row)
+        if row["db"] is not None:
+            what = "decode" if row["half"] == "decoder" else "encode"
+            by_clip.setdefault(f"{place}{what} {row['width']}x{row['height']} x {row['frames']}", []).append(row)
+    found = {}
+    for name, own in groups.items():
+        found[f"time-{_key(name)}"] = time_plot(name, own)
+        if any(row["trace"] for row in own):
+            found[f"memory-{_key(name)}"] = memory_plot(name, own)
+    return found | {f"quality-{_key(name)}": quality_plot(name, own) for name, own in by_clip.items()}
+
+
+def _key(name: str) -> str:
+    """Letters and digits, the others as one "-"."""
+    return re.sub(r"[\W_]+", "-", name.lower()).strip("-")
 
 
 def time_plot(name: str, rows: Sequence[Row]) -> Figure:
@@ -94,7 +101,7 @@ def memory_plot(name: str, rows: Sequence[Row]) -> Figure:
         peak = row["process_gb"] if process else row["reserved_gb"]
         place = bottom + 56 + 18 * index
         figure.box(left, place - 9, 18, 4, colour)
-        figure.text(left + 26, place - 2, f"{row['who']}: peak {peak:.2f} GB{stated}", size=12)
+        figure.text(left + 26, place - 2, f"{row['who']}: peak {cell(peak)} GB{stated}", size=12)
     if target:
         figure.line([(left, y(target)), (_WIDTH - _RIGHT, y(target))], "limit", 1.5, dashed=True)
         figure.text(_WIDTH - _RIGHT, y(target) - 5, f"target {target:g} GB", "limit", 12, "end")
@@ -125,7 +132,8 @@ def stage_plot(profile: Mapping[str, Any]) -> Figure:
     stages = profile["stages"]
     pitch = 30
     figure = Figure(_WIDTH, _TOP + pitch * len(stages) + _BOTTOM, "Time by stage against the speed limit")
-    _title(figure, "Time by stage against the speed limit", profile.get("title", "red: the speed limit of each stage"))
+    below = profile.get("title", "red: the speed limit of each stage")
+    _title(figure, "Time by stage against the speed limit", str(below))
     scale = _axis_x(figure, _ticks(0, max(s["ms"] for s in stages)), _TOP + pitch * len(stages), "ms per frame")
     for index, stage in enumerate(stages):
         y = _TOP + pitch * index + 6

@@ -17,6 +17,8 @@ NAME, VERSION = "zerowaste-vae/bench", 1
 #: `who` of this pack's own rows; every other name is a peer.
 OURS = "this pack"
 _NUMBER, _TEXT = (int, float), (str,)
+#: No number is as large.
+_MOST = 1e18
 
 #: Fields of every row of decode and encode: (types, may be None, meaning).
 ROW = {
@@ -58,6 +60,24 @@ LOAD = {
     "precision": (_TEXT, False, "what was asked for"),
     "skipped": (_TEXT, True, "why there are no figures"),
 }
+#: Fields that only some rows have: may be None.
+SOME = {"stated_gb": (_NUMBER, True, "peak that the plan stated")}
+#: What `ceilings` holds.
+CEILINGS = {
+    "product": (_TEXT, False, "type of the products"),
+    "matrix": (_NUMBER, False, "TFLOP/s"),
+    "copy": (_NUMBER, False, "TB/s, read + written"),
+}
+#: What `settings` of decode and encode hold.
+SETTINGS = {
+    "weights": (_TEXT, False, "a name"),
+    "architecture": (_TEXT, False, "family of the VAE"),
+    "widths": ((list,), False, "of the decoder, from full to lowest resolution"),
+    "runs": ((int,), False, "steady calls"),
+    "input": (_TEXT, False, "what was decoded or encoded"),
+}
+#: Numbers that may be below 0, and those that others are divided by.
+_SIGNED, _DIVISORS = frozenset({"db"}), frozenset({"width", "height", "frames", "ms_per_frame", "floor_share"})
 LOADED = {name: RAN[name] for name in ("first_s", "median_s", "low_s", "high_s", "runs")}
 
 
@@ -73,6 +93,8 @@ def read(path: Path) -> dict[str, Any]:
     """A report from a file. Raises InputError where it is none."""
     found = read_json(path)
     check(found, str(path))
+    if found["kind"] != "load":
+        _check_fields(found["settings"], SETTINGS, f"{path}: settings")
     return found
 
 
@@ -86,19 +108,19 @@ def read_profile(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: holds no stages; give the JSON of `profile`")
     for stage in stages:
         known = isinstance(stage, dict) and {"floor_ms": 0, **{k: v for k, v in stage.items() if v is not None}}
-        if not known or not all(isinstance(known.get(name), types) for name, types in wanted):
-            raise InputError(f"{path}: a stage needs name, ms and floor_ms, not {stage!r}")
+        if not known or not all(_fits(known.get(name), types) for name, types in wanted):
+            raise InputError(f"{path}: a stage needs name, ms and floor_ms, not {repr(stage)[:80]}")
     return found
 
 
 def read_json(path: Path) -> Any:
     """Any JSON file. Raises InputError."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8-sig"))  # editors on Windows put a mark in front
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
-    except (ValueError, OSError) as error:
-        raise InputError(f"{path}: is no JSON ({error})") from error
+    except (ValueError, OSError, RecursionError) as error:
+        raise InputError(f"{path}: is no JSON ({getattr(error, 'strerror', None) or error})") from error
 
 
 def check(found: Any, name: str) -> None:
@@ -110,13 +132,36 @@ def check(found: Any, name: str) -> None:
     for part, kind in (("environment", dict), ("settings", dict), ("rows", list), ("kind", str)):
         if not isinstance(found.get(part), kind):
             raise InputError(f"{name}: {part} is missing or no {kind.__name__}")
-    always, ran = (LOAD, LOADED) if found["kind"] == "load" else (ROW, RAN)
+    load = found["kind"] == "load"
+    always, ran = (LOAD, LOADED) if load else (ROW, {**RAN, **SOME})
     for number, row in enumerate(found["rows"]):
         if not isinstance(row, dict):
             raise InputError(f"{name}: row {number} is no object")
-        fields = always if row.get("skipped") is not None else {**always, **ran}
-        for field, (types, optional, meaning) in fields.items():
-            value = row.get(field)
-            right = isinstance(value, types) and not isinstance(value, bool)
-            if not right and not (optional and field in row and value is None):
-                raise InputError(f"{name}: row {number}: {field} ({meaning}) is {value!r}")
+        place = f"{name}: row {number}"
+        _check_fields(row, always if row.get("skipped") is not None else {**always, **ran}, place)
+        if load:
+            continue
+        if row["half"] not in ("decoder", "encoder"):
+            raise InputError(f"{place}: half ({ROW['half'][2]}) is {row['half']!r}")
+        _check_fields(row["ceilings"], CEILINGS, f"{place}: ceilings")
+        for point in row["trace"] if row["skipped"] is None else ():
+            if not isinstance(point, list | tuple) or len(point) != 3 or not all(_fits(n, _NUMBER) for n in point):
+                raise InputError(f"{place}: trace ({RAN['trace'][2]}) holds {repr(point)[:40]}")
+
+
+def _check_fields(given: Mapping[str, Any], fields: Mapping[str, tuple], place: str) -> None:
+    for field, (types, optional, meaning) in fields.items():
+        value = given.get(field)
+        absent = value is None and optional and (field in given or field in SOME)
+        if not absent and not _fits(value, types, field):
+            raise InputError(f"{place}: {field} ({meaning}) is {repr(value)[:40]}")
+
+
+def _fits(value: Any, types: tuple[type, ...], field: str = "") -> bool:
+    """Whether it is one of them, and a number one that somebody can have measured."""
+    if not isinstance(value, types) or isinstance(value, bool):
+        return False
+    if not isinstance(value, _NUMBER):
+        return True
+    least = -_MOST if field in _SIGNED else 0
+    return least <= value < _MOST and (value > 0 or field not in _DIVISORS)

@@ -21,6 +21,12 @@ def environment_line(environment: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
+def source(report: Mapping[str, Any]) -> str:
+    """Where and of what a report is: `NVIDIA H200, flux`."""
+    about, settings = report["environment"], report["settings"]
+    return f"{about.get('gpu') or 'CPU'}, {settings['weights'] or settings['architecture']}"
+
+
 def setting(row: Mapping[str, Any]) -> str:
     """What a group of rows has in common: `decode 1280x720 x 21 frames, fp16, target 13 GB`."""
     what = "decode" if row["half"] == "decoder" else "encode"

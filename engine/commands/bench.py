@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
-from .options import add_device, add_norm_groups
+from .options import add_device, add_force, add_norm_groups
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     kernels.add_argument("--only", choices=OPERATORS, action="append", help="one operator; may be repeated")
     kernels.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to this file")
     kernels.add_argument("--device", default="cuda", help="the GPU to measure (default: cuda)")
+    add_force(kernels)
     kernels.set_defaults(run=run_kernels)
     loading = what.add_parser("load", description="Time how long VAE files take from disk to a VAE ready to run.")
     loading.add_argument("files", nargs="+", type=Path, metavar="VAE", help=".safetensors or .gguf")
@@ -49,6 +50,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     report.add_argument("--gpus", action="store_true", help="print a Markdown table of the GPUs that results are from")
     report.add_argument("--profile", type=Path, metavar="FILE", help="JSON of `profile`: time by stage in the page")
     _add_page(report)
+    add_force(report)
     report.set_defaults(run=run_report)
 
 
@@ -101,6 +103,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=int, default=5, metavar="N", help="calls after the first one (default: 5)")
     add_device(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything to this file")
+    add_force(parser)
 
 
 def _add_page(parser: argparse.ArgumentParser) -> None:
@@ -115,7 +118,7 @@ def run_half(args: argparse.Namespace) -> int:
     from ..bench.subject import DEMO, FAMILIES, RANDOM, default_weights, read_weights
     from ..files.writing import write_json
 
-    _check(args)
+    _check(args, Path(args.weights or ""))
     device = _device(args.device)
     weights = args.weights or default_weights(device)
     bench, cases = _prepare(args, read_weights(weights), device)
@@ -145,7 +148,10 @@ def _prepare(args: argparse.Namespace, weights: Any, device: torch.device) -> tu
     from ..bench.measure import Bench, Case
     from ..bench.subject import check_size
     from ..loader import auto_precision
+    from ..request import Request
 
+    if args.db_frames < 0:
+        raise InputError(f"--db-frames {args.db_frames}: give how many are compared with fp32, 0 for none")
     bench = Bench(weights, device, args.runs, args.db_frames, args.norm_groups)
     gpu = device.type == "cuda"
     arch = bench.architecture
@@ -164,7 +170,10 @@ def _prepare(args: argparse.Namespace, weights: Any, device: torch.device) -> tu
         Case(half, precision, count, *size, target, args.tiling, args.tile, args.overlap)
         for size in sizes for count in frames for precision in precisions for target in args.targets
     ]  # fmt: skip
-    bench.check(cases[0])
+    for case in cases:  # before anything is measured
+        Request(**case.options).check(arch.spatial)
+    for case in {case.precision: case for case in cases}.values():
+        bench.check(case)
     return bench, cases
 
 
@@ -195,7 +204,7 @@ def run_load(args: argparse.Namespace) -> int:
     from ..bench.environment import environment
     from ..bench.load import line, load_rows
 
-    _check(args)
+    _check(args, *args.files)
     for path in args.files:
         if not path.is_file():
             raise InputError(f"{path}: no such file")
@@ -216,8 +225,13 @@ def run_load(args: argparse.Namespace) -> int:
 def run_report(args: argparse.Namespace) -> int:
     from ..bench import projection, schema, table
 
+    _check(args, *args.results, *([args.profile] if args.profile else []))
     reports = [schema.read(path) for path in args.results]
+    profile = schema.read_profile(args.profile) if args.profile else None
     if args.gpus:
+        given = [f"--{name}" for name in ("html", "png", "profile") if getattr(args, name) is not None]
+        if given:
+            raise InputError(f"--gpus prints a table and nothing else; leave {given[0]} out")
         from ..bench.share import gpus
 
         print("\n".join(gpus(reports)))
@@ -233,17 +247,24 @@ def run_report(args: argparse.Namespace) -> int:
             print("\nprojected, not measured (published peaks at the measured share of the speed limit):")
         for row in projected:
             print(projection.line(row))
-    profile = schema.read_profile(args.profile) if args.profile else None
     _write_page(args, reports, profile)
     return 0
 
 
-def _check(args: argparse.Namespace) -> None:
-    if args.runs < 1:
+def _check(args: argparse.Namespace, *inputs: Path) -> None:
+    """Before any work: raises InputError where something could not be written, or would replace what is there."""
+    from ..files.writing import check_target
+
+    if getattr(args, "runs", 1) < 1:
         raise InputError(f"--runs {args.runs}: at least one call is needed")
-    for path in (args.json, getattr(args, "html", None)):
-        if path is not None and not path.parent.is_dir():
-            raise InputError(f"{path}: its folder does not exist; create {path.parent} first")
+    targets = [path for name in ("json", "html") if (path := getattr(args, name, None)) is not None]
+    for path in targets:
+        check_target(path, args.force, inputs=inputs)
+    if len(targets) == 2 and targets[0].absolute() == targets[1].absolute():
+        raise InputError(f"{targets[1]}: is the file of --json, too; choose another name")
+    folder = getattr(args, "png", None)
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: is a file; --png takes a folder")
 
 
 def _device(name: str | None) -> torch.device:
@@ -273,9 +294,10 @@ def run_kernels(args: argparse.Namespace) -> int:
 
     from ..files.writing import write_json
 
-    if not torch.cuda.is_available() or torch.device(args.device).type != "cuda":
+    device = _device(args.device) if torch.cuda.is_available() else None
+    if device is None or device.type != "cuda":
         raise InputError(f"--device {args.device}: bench kernels needs a CUDA GPU; on a CPU the operators run torch")
-    device = torch.device(args.device)
+    _check(args)
     with torch.cuda.device(device):
         report = measure_kernels(device, tuple(args.only or OPERATORS))
         rows = []

@@ -42,6 +42,10 @@ def add_norm_groups(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--norm-groups", type=int, metavar="N", help="for files of unusual widths that do not name it")
 
 
+def add_force(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument("--force", action="store_true", help="replace existing files")
+
+
 def add_memory_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     group = parser.add_argument_group("memory (GB means 2^30 bytes)")
     group.add_argument("--tiling", default="auto", metavar="T",

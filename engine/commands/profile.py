@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from ..errors import InputError
-from .options import add_device, add_norm_groups
+from .options import add_device, add_force, add_norm_groups
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -26,19 +26,22 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     add_device(parser)
     add_norm_groups(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to this file")
+    add_force(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     from ..bench.profile import profile
     from ..bench.subject import check_size, default_weights, noise_latent, noise_video, read_weights
-    from ..files.writing import write_json
+    from ..files.writing import check_target, write_json
     from ..loader import load, placement
 
     device = placement("auto", args.device)
     small = device.type != "cuda"
     if args.runs < 1:
         raise InputError(f"--runs {args.runs}: at least one is needed")
+    if args.json is not None:
+        check_target(args.json, args.force, inputs=(Path(args.weights or ""),))
     weights = read_weights(args.weights or default_weights(device))
     vae = load(weights, precision=args.precision, device=device, norm_groups=args.norm_groups)
     about, every = vae.architecture, vae.temporal

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
-from .options import add_norm_groups
+from .options import add_force, add_norm_groups
 
 if TYPE_CHECKING:
     from ..vae import VideoVAE
@@ -36,18 +36,20 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--share", type=Path, metavar="FILE",
                         help="then time a decode and write card, versions, times, dB and schedules: one file to paste "
                         "into an issue")  # fmt: skip
+    add_force(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     began = time.monotonic()
+    from ..files.writing import check_target
     from ..kernels.probe import proven
     from ..tuning.tune import lines, tune
 
     if not LEAST <= args.seconds < 3600:
         raise InputError(f"--seconds {args.seconds:g}: give {LEAST:g} to 3600")
-    if args.share is not None and not args.share.parent.is_dir():
-        raise InputError(f"{args.share}: its folder does not exist; create {args.share.parent} first")
+    if args.share is not None:
+        check_target(args.share, args.force, inputs=(Path(args.vae),))
     vae = _vae(args)
     here = proven(vae.device)
     print(f"{here.name}: schedules for {vae.arch} in {vae.precision}, up to {args.seconds:.0f} s", flush=True)

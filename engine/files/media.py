@@ -11,8 +11,9 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
+from statistics import median_low
 from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
@@ -35,6 +36,7 @@ DEFAULT_FPS = Fraction(24)  # for image folders and for latents that carry no ra
 # 44.1 dB with these and 40.7 dB with the default. Plain numbers, because PyAV 14 has no names for the last three.
 SWS_FLAGS = 0x4 | 0x2000 | 0x4000 | 0x40000
 BT709, _UNSPECIFIED, _BT601, LIMITED, FULL = 1, 2, 5, 1, 2  # ffmpeg's AVColorSpace and AVColorRange values
+_HDR = frozenset({16, 18})  # its AVColorTransferCharacteristic: PQ and HLG
 
 
 class Clip:
@@ -94,11 +96,13 @@ class Clip:
         import av
 
         reformatter = av.video.reformatter.VideoReformatter()  # one for all frames: it keeps its tables
-        read, size, pace = 0, None, _Pace()
+        read, size, pace, short = 0, None, _Pace(), None
         try:
             with self._open() as (container, stream):
                 stream.thread_type = "AUTO"
                 for frame in _frames(container, stream):
+                    for line in _surprises(container, stream, frame) if not read else ():
+                        log.once(f"{self.name}: {line}")
                     pixels = _to_rgb(frame, reformatter)
                     size = pixels.shape if size is None else size
                     if pixels.shape != size:
@@ -106,9 +110,10 @@ class Clip:
                     read += 1
                     if pace.breaks(frame):
                         log.warn(f"{self.name}: its frame rate varies; every frame is taken as it comes, "
-                                 f"{float(self.fps):g} a second on average: sound may run ahead of the picture or "
+                                 f"{float(self.fps):g} a second: sound may run ahead of the picture or "
                                  "behind it")  # fmt: skip
                     yield pixels
+                short = pace.short_of(stream, self.fps)
         except av.FFmpegError as error:
             where = f" after {read} frames" if read else ""
             raise InputError(f"{self.name}: cannot be read as a video{where} ({error.strerror})") from error
@@ -116,6 +121,8 @@ class Clip:
             raise InputError(f"{self.name}: the video holds no frames")
         if (self.count or 0) > read:
             log.warn(f"{self.name}: announces {self.count} frames, {read} could be read")
+        elif short:
+            log.warn(f"{self.name}: announces {short}; it may be cut off")
 
     @contextmanager
     def _open(self) -> Iterator[tuple[InputContainer, VideoStream]]:
@@ -145,16 +152,45 @@ class _Pace:
 
     def breaks(self, frame: VideoFrame) -> bool:
         """Whether it does not come when the ones before made expect it; true for one frame of a clip at most."""
-        if frame.pts is None or self._broken:
+        if frame.pts is None:
             return False
-        now = frame.pts * frame.time_base
-        if self._last is not None:
-            step = now - self._last
-            self._least = step if self._least is None else min(step, self._least)
-            self._most = step if self._most is None else max(step, self._most)
-            self._broken = self._most > 1.5 * self._least
+        now, before, broken = frame.pts * frame.time_base, self._last, self._broken
         self._last = now
+        if before is None or broken:
+            return False
+        step = now - before
+        self._least = step if self._least is None else min(step, self._least)
+        self._most = step if self._most is None else max(step, self._most)
+        self._broken = self._most > 1.5 * self._least
         return self._broken
+
+    def short_of(self, stream: VideoStream, fps: Fraction) -> str | None:
+        """What is lacking behind the last frame, in words. A Matroska file that is cut off ends like a whole one, but
+        its head says how long it was."""
+        said = re.fullmatch(r"(\d+):(\d+):(\d+(?:\.\d+)?)", stream.metadata.get("DURATION", ""))
+        if said is None or self._last is None:
+            return None
+        hours, minutes, seconds = map(float, said.groups())
+        end, there = 3600 * hours + 60 * minutes + seconds, float(self._last + 1 / fps)
+        return f"{end:.1f} seconds, its frames end at {there:.1f}" if end > there + 1 else None
+
+
+def _surprises(container: InputContainer, stream: VideoStream, frame: VideoFrame) -> Iterator[str]:
+    """What pixels taken as they are do not show, or show otherwise than a player."""
+    streams = sum(not is_cover(s) for s in container.streams.video)
+    if streams > 1:
+        yield f"holds {streams} video streams; the first is read"
+    # FFmpeg's own decoder of VP9 leaves alpha out; a GIF's frames always have a place for it.
+    alpha = any(c.is_alpha for c in frame.format.components) and stream.codec_context.name != "gif"
+    if alpha or stream.metadata.get("alpha_mode") == "1":
+        yield "transparency is dropped, the colours below it are used"
+    if frame.interlaced_frame:
+        yield "is interlaced, and lines of two moments are taken as one frame; deinterlace it first (ffmpeg -vf bwdif)"
+    if (stream.sample_aspect_ratio or 1) != 1:
+        yield (f"its pixels are not square ({stream.sample_aspect_ratio}) and are taken as if they were: pictures come "
+               "out narrower or wider than in a player; scale it first")  # fmt: skip
+    if stream.codec_context.color_trc in _HDR:
+        yield "is HDR, and its values are taken as they are: colours come out pale; tone-map it to BT.709 first"
 
 
 def is_cover(stream: VideoStream) -> bool:
@@ -197,7 +233,20 @@ def _images_in(folder: Path) -> list[Path]:
     files = [f for f in folder.iterdir() if f.suffix.lower() in IMAGE_SUFFIXES and not f.name.startswith(".")]
     if not files:
         raise InputError(f"{folder}: no images in this folder (looked for {', '.join(sorted(IMAGE_SUFFIXES))})")
-    return sorted(files, key=lambda f: natural_key(f.name))
+    files.sort(key=lambda f: natural_key(f.name))
+    _check_numbers(folder, files)
+    return files
+
+
+def _check_numbers(folder: Path, files: list[Path]) -> None:
+    """Says where the numbers of the names do not go on as elsewhere: a frame is missing, or there twice."""
+    numbers = [int((re.findall(r"[0-9]+", f.stem) or ["0"])[-1]) for f in files]
+    steps = [after - before for before, after in pairwise(numbers)]
+    for place, step in enumerate(steps):
+        if step != median_low(steps):
+            log.once(f"{folder}: {files[place].name} is followed by {files[place + 1].name}; its images are taken one "
+                     "after the other, so check that none is missing or there twice")  # fmt: skip
+            return
 
 
 def _read_image(path: Path) -> np.ndarray:
@@ -206,6 +255,12 @@ def _read_image(path: Path) -> np.ndarray:
 
     try:
         with Image.open(path) as opened:
+            if opened.format != "MPO" and getattr(opened, "n_frames", 1) > 1:  # cameras keep a preview in those
+                log.once(f"{path}: holds {opened.n_frames} pictures, and only the first is read; save each as an image "
+                         "of its own, in one folder")  # fmt: skip
+            deep = opened.mode in ("RGB", "RGBA") and any(";16" in str(tile[3]) for tile in opened.tile)
+            if deep:  # Pillow has no type for them
+                log.once(f"{path}: 8 of its 16 bits per channel are read; a lossless video (FFV1) keeps them all")
             image = ImageOps.exif_transpose(opened)
             if image.mode == "F":
                 raise InputError(f"{path}: float image; its range is unknown, convert it to 8 or 16 bit first")
@@ -264,6 +319,17 @@ def _to_rgb(frame: VideoFrame, reformatter: VideoReformatter) -> np.ndarray:
         interpolation=SWS_FLAGS,
     )
     pixels = rgb.to_ndarray()
-    # A phone writes upright clips as turned ones with a display matrix (degrees, counter-clockwise).
-    turns = round(frame.rotation / 90) % 4
-    return np.ascontiguousarray(np.rot90(pixels, turns)) if turns else pixels
+    # A phone writes upright clips as turned ones with a display matrix (degrees, counter-clockwise), selfies mirrored.
+    pixels = pixels[::-1] if _mirrored(frame) else pixels
+    return np.ascontiguousarray(np.rot90(pixels, round(frame.rotation / 90) % 4))
+
+
+def _mirrored(frame: VideoFrame) -> bool:
+    """Whether it is to be turned over top to bottom, before it is rotated."""
+    from av.sidedata.sidedata import Type
+
+    matrix = frame.side_data.get(Type.DISPLAYMATRIX)
+    if matrix is None:
+        return False
+    a, b, _, c, d = map(float, np.frombuffer(matrix, np.int32)[:5])
+    return a * d < b * c

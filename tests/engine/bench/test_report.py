@@ -33,6 +33,17 @@ def test_a_report_survives_its_file(measured, tmp_path):
         (lambda r: r["rows"][1].update(frames="5"), "row 1: frames"),
         (lambda r: r["rows"][1].update(floor_s=True), "floor_s"),
         (lambda r: r["rows"][0].update(who=None), "who"),
+        (lambda r: r["rows"][0].update(half="both"), "row 0: half"),
+        (lambda r: r["rows"][0].update(db=float("nan")), "row 0: db"),
+        (lambda r: r["rows"][0].update(high_s=float("inf")), "row 0: high_s"),
+        (lambda r: r["rows"][0].update(median_s=10**400), "row 0: median_s"),
+        (lambda r: r["rows"][0].update(low_s=-1), "row 0: low_s"),
+        (lambda r: r["rows"][0].update(frames=0), "row 0: frames"),
+        (lambda r: r["rows"][0].update(ms_per_frame=0), "row 0: ms_per_frame"),
+        (lambda r: r["rows"][0].update(stated_gb="much"), "row 0: stated_gb"),
+        (lambda r: r["rows"][0].update(trace=[[0, 1]]), "row 0: trace"),
+        (lambda r: r["rows"][0].update(trace=[[0, 1, None]]), "row 0: trace"),
+        (lambda r: r["rows"][0]["ceilings"].pop("copy"), "row 0: ceilings: copy"),
     ],
 )
 def test_what_is_no_report_is_named(measured, change, says):
@@ -42,7 +53,15 @@ def test_what_is_no_report_is_named(measured, change, says):
         schema.check(broken, "x.json")
 
 
-@pytest.mark.parametrize("text", ["", "[1", "3", "{}"])
+@pytest.mark.parametrize(("field", "value"), [("weights", None), ("widths", None), ("runs", "5"), ("input", 3)])
+def test_settings_that_lack_are_named(measured, tmp_path, field, value):
+    path, settings = tmp_path / "r.json", measured["settings"] | {field: value}
+    path.write_text(json.dumps(measured | {"settings": settings}))
+    with pytest.raises(InputError, match=rf"r\.json: settings: {field}"):
+        schema.read(path)
+
+
+@pytest.mark.parametrize("text", ["", "[1", "3", "{}", "[" * 100_000])
 def test_files_that_are_no_report(tmp_path, text):
     path = tmp_path / "r.json"
     path.write_text(text)
@@ -53,13 +72,39 @@ def test_files_that_are_no_report(tmp_path, text):
         schema.read(tmp_path / "gone.json")
 
 
-def test_profiles_are_checked(tmp_path):
+@pytest.mark.parametrize("coding", ["utf-8", "utf-8-sig"])
+def test_profiles_are_checked(tmp_path, coding):
     path = tmp_path / "p.json"
-    path.write_text(json.dumps(PROFILE))
+    path.write_text(json.dumps(PROFILE), encoding=coding)
     assert schema.read_profile(path) == PROFILE
-    path.write_text(json.dumps({"stages": [{"name": "x", "ms": "3", "floor_ms": 1}]}))
-    with pytest.raises(InputError, match="a stage needs"):
-        schema.read_profile(path)
+    for ms in ("3", float("nan"), -1, None):
+        path.write_text(json.dumps({"stages": [{"name": "x", "ms": ms, "floor_ms": 1}]}))
+        with pytest.raises(InputError, match="a stage needs"):
+            schema.read_profile(path)
+
+
+def test_cards_and_vaes_have_plots_of_their_own(gpu_report):
+    """They share neither a speed limit nor a name, whatever they have in common."""
+    other, same = copy.deepcopy(gpu_report), copy.deepcopy(gpu_report)
+    other["environment"]["gpu"] = "Another GPU"
+    alone = plots([gpu_report])
+    assert plots([gpu_report, same]).keys() == alone.keys()
+    both = plots([gpu_report, other])
+    assert len(both) == 2 * len(alone)
+    for name, figure in both.items():
+        assert ("another-gpu" in name) == ("Another GPU, tiny: " in figure.svg())
+    other["environment"]["gpu"], other["settings"]["weights"] = "Made-up GPU", "漢字"
+    assert len(plots([gpu_report, other])) == 2 * len(alone)
+
+
+def test_peaks_that_one_of_two_machines_does_not_know(measured):
+    """A CPU tells the process's memory on some systems only."""
+    other = copy.deepcopy(measured)
+    for row in measured["rows"]:
+        row.update(trace=[[0, 1, 1]], process_gb=1.0)
+    for row in other["rows"]:
+        row.update(trace=[[0, 1, 1]], process_gb=None, reserved_gb=None)
+    assert any("peak - GB" in figure.svg() for figure in plots([measured, other]).values())
 
 
 def test_the_table_groups_and_says_why(gpu_report):

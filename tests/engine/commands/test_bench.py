@@ -2,6 +2,7 @@ import json
 
 import pytest
 from zerowaste_vae.engine.bench import schema
+from zerowaste_vae.engine.bench.measure import Bench
 from zerowaste_vae.engine.cli import main
 
 
@@ -61,6 +62,11 @@ def test_load_times_files_and_says_what_does_not_load(capsys, tmp_path, vae_file
         (("decode", "--device", "toaster"), "toaster"),
         (("decode", "--json", "nowhere/r.json"), "nowhere"),
         (("decode", "--peers", "comfyui"), "--comfyui"),
+        (("decode", "--db-frames", "-3"), "--db-frames -3"),
+        (("decode", "--targets", "0", "nan"), "vram_gb=nan"),
+        (("decode", "--tiling", "diced"), "tiling='diced'"),
+        (("decode", "--tiling", "blended", "--tile", "3"), "tile=3"),
+        (("decode", "--json", "r", "--html", "r"), "r: is the file of --json"),
         (("load", "gone.safetensors"), "gone.safetensors"),
         (("report", "gone.json"), "gone.json"),
     ],
@@ -70,6 +76,7 @@ def test_bad_input_is_one_line(capsys, monkeypatch, tmp_path, args, says):
     monkeypatch.delenv("COMFYUI_DIR", raising=False)
     more = () if args[0] != "decode" or "--device" in args else ("--device", "cpu")
     more += ("--sizes", "8x8", "--frames", "1") if "comfyui" in args else ()
+    monkeypatch.setattr(Bench, "rates", lambda *_: pytest.fail("measured before it was refused"))
     code, _, err = run(capsys, *args, *more)
     assert code == 2 and err.count("\n") == 1 and says in err, err
     assert list(tmp_path.iterdir()) == []
@@ -78,3 +85,36 @@ def test_bad_input_is_one_line(capsys, monkeypatch, tmp_path, args, says):
 def test_an_encoder_is_needed_to_measure_one(capsys, make_vae_file):
     code, _, err = run(capsys, "encode", "--weights", make_vae_file(encoder=None), "--device", "cpu")
     assert code == 2 and "no encoder" in err
+
+
+def test_a_wrong_precision_behind_a_right_one_is_refused_before_anything_is_measured(capsys, monkeypatch, vae_file):
+    monkeypatch.setattr(Bench, "rates", lambda *_: pytest.fail("measured before it was refused"))
+    code, _, err = run(capsys, "decode", "--weights", vae_file, "--precisions", "fp32", "int3", "--device", "cpu")
+    assert code == 2 and "int3" in err
+
+
+def test_nothing_that_exists_is_replaced_unasked(capsys, monkeypatch, tmp_path, vae_file):
+    monkeypatch.chdir(tmp_path)
+    settings = {"weights": "w", "architecture": "a", "widths": [8], "runs": 1, "input": "seeded"}
+    (tmp_path / "r.json").write_text(json.dumps(schema.report("decode", {}, settings, [])))
+    (tmp_path / "old").write_text("precious")
+    before = vae_file.read_bytes()
+    small = ("--sizes", "8x8", "--frames", 1, "--runs", 1, "--device", "cpu", "--weights", vae_file)
+    cases = [
+        (("decode", *small, "--json", "old"), "old: exists already"),
+        (("encode", *small, "--html", "old"), "old: exists already"),
+        (("decode", *small, "--png", "old"), "old: is a file"),
+        (("decode", *small, "--json", vae_file, "--force"), "input and output are the same file"),
+        (("load", vae_file, "--device", "cpu", "--json", vae_file, "--force"), "input and output are the same file"),
+        (("report", "r.json", "--html", "old"), "old: exists already"),
+        (("report", "r.json", "--html", "r.json", "--force"), "input and output are the same file"),
+        (("report", "r.json", "--gpus", "--html", "new.html"), "leave --html out"),
+    ]
+    for args, says in cases:
+        code, out, err = run(capsys, *args)
+        assert (code, out, err.count("\n")) == (2, "", 1) and says in err, err
+    assert main(["profile", "decode", "--json", "old", "--device", "cpu"]) == 2
+    assert "old: exists already" in capsys.readouterr().err
+    assert (tmp_path / "old").read_text() == "precious" and vae_file.read_bytes() == before
+    assert run(capsys, "report", "r.json", "--html", "old", "--force")[0] == 0
+    assert (tmp_path / "old").read_text().startswith("<!doctype html>")
