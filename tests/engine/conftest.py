@@ -21,15 +21,16 @@ MANY = 30
 #: Cores, and threads of torch, for the tests themselves while others compile: threads that wait for each other on cores
 #: that are taken made one of them twice as long (10 s and 22).
 OWN, THREADS = 3, torch.get_num_threads()
+BEGUN, POOL = pytest.StashKey(), pytest.StashKey()
 
 
 @pytest.hookimpl(tryfirst=True)  # before what was asked for on the command line
 def pytest_collection_modifyitems(items):
-    """Tests whose kernels are compiled first come first, so that hardly any waits."""
+    """Tests that need no kernels come first, then those whose kernels are compiled first, so that hardly any waits."""
     order = list(dict.fromkeys(model for model, *_ in CELLS))
 
     def place(item):
-        wanted = max(map(order.index, models(item.module)), default=-1)
+        wanted = max(map(order.index, models(item)), default=-1)
         return item.get_closest_marker("gpu") is not None, wanted, item.path.name == CHECKS
 
     if crowd(items):
@@ -43,11 +44,13 @@ def crowd(items):
     return torch.cuda.get_device_properties(0).total_memory > 64 << 30
 
 
-def models(module):
-    """Those whose kernels a module's tests take: what it names in WARM, or all of them; none where it is mostly for a
-    CPU."""
-    everything = dict.fromkeys(model for model, *_ in CELLS) if module.__name__.endswith("_gpu") else ()
-    return getattr(module, "WARM", everything)
+def models(item):
+    """Those whose kernels a test takes: what its module names in WARM, or all of them; none where it is of plain torch,
+    or its module mostly for a CPU."""
+    if item.get_closest_marker("plain"):
+        return ()
+    everything = dict.fromkeys(model for model, *_ in CELLS) if item.module.__name__.endswith("_gpu") else ()
+    return getattr(item.module, "WARM", everything)
 
 
 def compile_one(cell):
@@ -63,29 +66,39 @@ def compile_one(cell):
     return f"{cell}: {done.stderr[-500:]}" if done.returncode else None
 
 
-@pytest.fixture(scope="session")
-def side_by_side(request):
+def begun(session):
     """{what: {its argument: the future of it}}, in processes of one core each, on cards that hold all of them: first
     the kernels of every cell, then the checks of kernels, which wait for nothing."""
-    if not crowd(request.session.items):
-        yield {}
-        return
-    checked = any(item.path.name == CHECKS for item in request.session.items)
-    pool = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) - OWN))
-    torch.set_num_threads(OWN)
-    yield {
-        compile_one: {cell: pool.submit(compile_one, cell) for cell in CELLS},
-        check: {part: pool.submit(check, part) for part in PARTS if checked},
-    }
-    pool.shutdown(cancel_futures=True)
-    torch.set_num_threads(THREADS)
+    if BEGUN not in session.stash:
+        session.stash[BEGUN] = {}
+        if crowd(session.items):
+            checked = any(item.path.name == CHECKS for item in session.items)
+            session.stash[POOL] = pool = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) - OWN))
+            torch.set_num_threads(OWN)
+            session.stash[BEGUN] = {
+                compile_one: {cell: pool.submit(compile_one, cell) for cell in CELLS},
+                check: {part: pool.submit(check, part) for part in PARTS if checked},
+            }
+    return session.stash[BEGUN]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled(request, side_by_side):
-    """A module's tests wait for the kernels of their models, and get all cores once nothing is compiled any more."""
-    if side_by_side and all(future.done() for futures in side_by_side.values() for future in futures.values()):
+def pytest_sessionfinish(session):
+    if POOL in session.stash:
+        session.stash[POOL].shutdown(cancel_futures=True)
         torch.set_num_threads(THREADS)
-    for (model, *_), future in side_by_side.get(compile_one, {}).items():
-        if model in models(request.module) and (trouble := future.result()):
+
+
+@pytest.fixture(scope="session")
+def side_by_side(request):
+    return begun(request.session)
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures, which may run kernels
+def pytest_runtest_setup(item):
+    """A test waits for the kernels of its models, and gets all cores once nothing is compiled any more."""
+    futures = begun(item.session)
+    if futures and all(future.done() for each in futures.values() for future in each.values()):
+        torch.set_num_threads(THREADS)
+    for (model, *_), future in futures.get(compile_one, {}).items():
+        if model in models(item) and (trouble := future.result()):
             warnings.warn(f"kernels were not compiled beforehand: {trouble}", stacklevel=1)

@@ -31,6 +31,7 @@ def tf32_allowed():
     torch.backends.cuda.matmul.allow_tf32 = before
 
 
+@pytest.mark.plain
 def test_fp32_equals_original_with_tf32_allowed(full_width, fixtures, atol, tf32_allowed):
     """The host may allow TF32; our fp32 is fp32 all the same, and the host's setting survives."""
     vae = load(full_width, precision="fp32", device="cuda")
@@ -107,7 +108,7 @@ def test_fused_is_as_exact_as_plain(full_width, noise):
         (1080, 1920, 3, {"vram_gb": 8.0, "tiling": "blended"}),
     ],
 )
-@pytest.mark.parametrize("fusion", [True, False])
+@pytest.mark.parametrize("fusion", [True, pytest.param(False, marks=pytest.mark.plain)])
 def test_measured_memory_stays_below_the_plan(fp16, noise, half, height, width, latents, options, fusion):
     vae = fp16.with_options(DEFAULTS.switched(**{"on" if fusion else "off": ["triton_fusion"]}))
     h, w = height // 8, width // 8
@@ -130,6 +131,7 @@ def test_measured_memory_stays_below_the_plan(fp16, noise, half, height, width, 
         assert allocated <= options["vram_gb"] * GIB
 
 
+@pytest.mark.plain
 @pytest.mark.parametrize(("half", "options"), [("decode", {"chunk": 1}), ("decode", {"chunk": 2}), ("encode", {})])
 def test_fp32_takes_what_is_stated(full_width, noise, half, options):
     """Convolutions are matrix products there: 0.8 to 3.5 GB more than cuDNN's would take at 1280x720."""

@@ -76,6 +76,7 @@ def test_blended_tiles_of_what_looks_ahead_keep_to_their_target(noise):
     assert 0.9 * stated <= most <= min(1.05 * stated, 2.0)
 
 
+@pytest.mark.plain
 @pytest.mark.parametrize(("name", "precision", "half"), [("seedvr2", "fp16", "decoder"), ("wan2.1", "bf16", "encoder")])
 def test_plain_torch_reserves_what_is_stated(noise, name, precision, half):
     others = reserved()
@@ -91,6 +92,7 @@ def test_plain_torch_reserves_what_is_stated(noise, name, precision, half):
     assert 0.9 * stated <= most <= 1.05 * stated
 
 
+@pytest.mark.plain
 @pytest.mark.parametrize(("half", "chunk"), [("decoder", 1), ("decoder", 2), ("encoder", 1)])
 def test_wan_in_fp32_reserves_what_is_stated(noise, half, chunk):
     """Its convolutions are matrix products there, among norms of other temporaries than SeedVR2's."""
