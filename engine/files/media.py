@@ -57,6 +57,8 @@ class Clip:
                 self._images = _images_in(self._source)
             elif not self._source.exists():
                 raise InputError(f"{source}: no such file or folder")
+            elif not self._source.is_file():  # it is opened more than once
+                raise InputError(f"{source}: is a pipe or a device; write it to a file first")
             elif self._source.suffix.lower() in IMAGE_SUFFIXES:
                 self._images = [self._source]
         if self._images is not None:
