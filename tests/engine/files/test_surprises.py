@@ -145,3 +145,18 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
         Clip(tmp_path / "a.mp4")
     with pytest.raises(InputError, match=r"a\.mp4: is a pipe or a device"):
         check_audio(tmp_path / "a.mp4")
+
+
+def test_a_trimmed_clip_has_the_frames_it_shows(tmp_path, caplog):
+    """An edit list shows a part of what the file holds."""
+    write(tmp_path / "a.mp4", 30)
+    data = bytearray((tmp_path / "a.mp4").read_bytes())
+    place = data.index(b"elst") + 12
+    lasts, begins = struct.unpack(">Ii", data[place : place + 8])
+    with av.open(str(tmp_path / "a.mp4")) as container:
+        ten = int(10 / 25 / container.streams.video[0].time_base)
+    data[place : place + 8] = struct.pack(">Ii", lasts * 20 // 30, begins + ten)
+    (tmp_path / "b.mp4").write_bytes(data)
+    assert Clip(tmp_path / "a.mp4").count == 30
+    clip = Clip(tmp_path / "b.mp4")
+    assert clip.count == len(list(clip)) == 20 and not caplog.records
