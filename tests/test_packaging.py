@@ -186,7 +186,7 @@ def test_set_up_script_installs_once(tmp_path, monkeypatch):
                 (tmp_path / "env" / folder / name).touch()
 
     monkeypatch.setattr(module.subprocess, "run", run)
-    monkeypatch.setattr(module.subprocess, "call", lambda *_, **__: 1)
+    monkeypatch.setattr(module.subprocess, "call", lambda command, **_: int("import torch" in command))
     module.prepare(tmp_path / "env", plain=False)
     assert [command[-1] for command in ran] == [str(tmp_path / "env"), module.TORCH, f"{ROOT}[standalone,test]"]
     module.prepare(tmp_path / "env", plain=False)

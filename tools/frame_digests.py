@@ -59,15 +59,25 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if not args.small and not torch.cuda.is_available():
         parser.error("no CUDA GPU: --small runs on a CPU")
+    if args.small and args.families:
+        parser.error("--families: --small looks at the demo VAE only")
+    if not args.output.parent.is_dir():
+        parser.error(f"{args.output}: its folder does not exist")
+    old = None
+    if args.compare:
+        if args.output.exists() and args.compare.exists() and args.output.samefile(args.compare):
+            parser.error(f"{args.output}: would replace the record that it is compared with; name another file")
+        try:
+            old = json.loads(args.compare.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            parser.error(f"--compare {args.compare}: cannot be read ({error})")
     if args.cell:
         found: dict[str, Any] = dict(cell(*args.cell, args.weights, args.small))
     else:
         with tempfile.TemporaryDirectory() as folder:
             found = every_cell(Path(folder), args.small, args.jobs, args.families)
     args.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    if args.compare:
-        return report(differences(json.loads(args.compare.read_text(encoding="utf-8")), found), len(found))
-    return 0
+    return 0 if old is None else report(differences(old, found), len(found))
 
 
 def report(lines: list[str], count: int) -> int:

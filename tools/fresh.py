@@ -19,6 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TORCH = "torch==2.13.0"  # installed when the environment has no torch yet
 STAMP = "zerowaste-installed"  # holds a digest of what was installed
+_QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 
 
 def main() -> int:
@@ -55,7 +56,8 @@ def prepare(venv: Path, plain: bool) -> Path:
     wanted = digest(plain)
     if python.exists() and stamp.exists() and stamp.read_text() == wanted:
         return python
-    if not python.exists():
+    # One that was interrupted may have no pip yet.
+    if not python.exists() or subprocess.call([python, "-m", "pip", "--version"], **_QUIET):
         print(f"Making a virtual environment in {venv}", flush=True)
         subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
     pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check"]

@@ -30,6 +30,7 @@ from zerowaste_vae.engine.archs import by_name
 from zerowaste_vae.engine.bench.subject import check_size, copy_of, noise_latent, random_checkpoint
 from zerowaste_vae.engine.devices import by_rows
 from zerowaste_vae.engine.devices.ranks import Ranks, joined, under_torchrun
+from zerowaste_vae.engine.errors import ZeroWasteError
 from zerowaste_vae.engine.network.rows import why_no_rows
 from zerowaste_vae.engine.planning.shares import duration, leads_of, split
 
@@ -149,4 +150,7 @@ def spread(case: dict[str, Any], who: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except ZeroWasteError as error:
+        sys.exit(f"error: {error}")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from torch import Tensor
 from zerowaste_vae.engine import VideoVAE, demo_vae_path, load, read_checkpoint
 from zerowaste_vae.engine.bench import metrics
 from zerowaste_vae.engine.bench.subject import PUBLISHED, copy_of, noise_video, random_checkpoint
+from zerowaste_vae.engine.errors import ZeroWasteError
 from zerowaste_vae.engine.kernels import targets
 from zerowaste_vae.engine.kernels.conv3d import dispatch
 from zerowaste_vae.engine.network.fused import fuse
@@ -158,4 +160,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ZeroWasteError as error:
+        sys.exit(f"error: {error}")

@@ -25,6 +25,7 @@ from zerowaste_vae import VideoVAE, load
 from zerowaste_vae.engine.archs import by_name
 from zerowaste_vae.engine.bench.calls import resident_bytes
 from zerowaste_vae.engine.bench.subject import check_size, noise_latent, random_checkpoint
+from zerowaste_vae.engine.errors import ZeroWasteError
 from zerowaste_vae.engine.files.checkpoint import Checkpoint
 from zerowaste_vae.engine.files.mp4 import Format, Mp4Writer
 
@@ -102,4 +103,7 @@ def measured(vae: VideoVAE, z: Tensor, file: Path | None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except ZeroWasteError as error:
+        sys.exit(f"error: {error}")

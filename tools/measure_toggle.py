@@ -21,6 +21,7 @@ from zerowaste_vae.engine.archs import by_name
 from zerowaste_vae.engine.bench.calls import in_turns
 from zerowaste_vae.engine.bench.metrics import psnr
 from zerowaste_vae.engine.bench.subject import check_size, copy_of, noise_latent, noise_video, random_checkpoint
+from zerowaste_vae.engine.errors import ZeroWasteError
 from zerowaste_vae.engine.report import Report
 
 
@@ -88,4 +89,7 @@ def decibel(a: Tensor, exact: Tensor, latents: bool) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except ZeroWasteError as error:
+        sys.exit(f"error: {error}")

@@ -57,6 +57,8 @@ class Clip:
                 self._images = _images_in(self._source)
             elif not self._source.exists():
                 raise InputError(f"{source}: no such file or folder")
+            elif not self._source.is_file():  # it is opened more than once
+                raise InputError(f"{source}: is a pipe or a device; write it to a file first")
             elif self._source.suffix.lower() in IMAGE_SUFFIXES:
                 self._images = [self._source]
         if self._images is not None:
@@ -64,7 +66,7 @@ class Clip:
         else:
             with self._open() as (_, stream):
                 self.fps = Fraction(stream.average_rate or stream.guessed_rate or DEFAULT_FPS)
-                self.count = stream.frames or None
+                self.count = _announced(stream, self.fps)
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         """[H, W, 3] each: uint8, or float32 in 0..1 where the source has more than 8 bits per channel."""
@@ -173,6 +175,15 @@ class _Pace:
         hours, minutes, seconds = map(float, said.groups())
         end, there = 3600 * hours + 60 * minutes + seconds, float(self._last + 1 / fps)
         return f"{end:.1f} seconds, its frames end at {there:.1f}" if end > there + 1 else None
+
+
+def _announced(stream: VideoStream, fps: Fraction) -> int | None:
+    """How many frames a file says it has. One that was trimmed without encoding it anew (phones do so) holds more than
+    it shows, and its duration is of those it shows."""
+    if not stream.frames or stream.duration is None:
+        return stream.frames or None
+    shown = round(stream.duration * stream.time_base * fps)
+    return shown if 0 < shown < stream.frames - 1 else stream.frames
 
 
 def _surprises(container: InputContainer, stream: VideoStream, frame: VideoFrame) -> Iterator[str]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import log
 from ..errors import InputError
+from .latents import check_file
 from .media import is_cover
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def check_audio(path: str | Path) -> None:
     """Raises InputError where a file has no sound to take over."""
     import av
 
+    check_file(Path(path))
     try:
         with av.open(os.path.abspath(path)) as container:
             if not container.streams.audio:

@@ -54,3 +54,22 @@ def test_a_run_and_its_comparison(tool, tmp_path, capsys):
                                                  f"{gone}: only in the new", "another: only in the old")),
                           strict=True):  # fmt: skip
         assert line.startswith(said)
+
+
+def test_a_record_is_never_compared_with_itself(tool, tmp_path, capsys):
+    """Nor found to be missing after the run."""
+    old = tmp_path / "old.json"
+    old.write_text("{}")
+    (tmp_path / "text").write_text("no record")
+    cases = [
+        ([old, "--compare", old], "would replace the record"),
+        ([tmp_path / "new.json", "--compare", tmp_path / "gone.json"], "cannot be read"),
+        ([tmp_path / "new.json", "--compare", tmp_path / "text"], "cannot be read"),
+        ([tmp_path / "no" / "new.json"], "its folder does not exist"),
+        ([tmp_path / "new.json", "--families", "flux"], "--small looks at the demo VAE only"),
+    ]
+    for arguments, says in cases:
+        with pytest.raises(SystemExit) as ended:
+            tool.main([*map(str, arguments), "--small", "--cell", "demo", "fp32"])
+        assert ended.value.code == 2 and says in capsys.readouterr().err
+    assert old.read_text() == "{}" and not (tmp_path / "new.json").exists()

@@ -1,13 +1,15 @@
 """Clips and images that are not what they look like: mirrored, cut off, or said in a line."""
 
+import os
 import struct
 from fractions import Fraction
 
 import numpy as np
 import pytest
 from PIL import Image
-from zerowaste_vae.engine import log
+from zerowaste_vae.engine import InputError, log
 from zerowaste_vae.engine.files.media import Clip
+from zerowaste_vae.engine.files.mp4_finish import check_audio
 
 av = pytest.importorskip("av", reason="the package av is not installed")
 
@@ -134,3 +136,27 @@ def test_a_frame_that_is_there_twice_is_said(tmp_path, caplog):
     for name in ("f1.png", "f2.jpg", "f2.png", "f3.png"):
         Image.new("RGB", (4, 4)).save(tmp_path / name)
     assert Clip(tmp_path).count == 4 and "f2.jpg is followed by f2.png" in caplog.text
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.mp4")
+    with pytest.raises(InputError, match=r"a\.mp4: is a pipe or a device"):
+        Clip(tmp_path / "a.mp4")
+    with pytest.raises(InputError, match=r"a\.mp4: is a pipe or a device"):
+        check_audio(tmp_path / "a.mp4")
+
+
+def test_a_trimmed_clip_has_the_frames_it_shows(tmp_path, caplog):
+    """An edit list shows a part of what the file holds."""
+    write(tmp_path / "a.mp4", 30)
+    data = bytearray((tmp_path / "a.mp4").read_bytes())
+    place = data.index(b"elst") + 12
+    lasts, begins = struct.unpack(">Ii", data[place : place + 8])
+    with av.open(str(tmp_path / "a.mp4")) as container:
+        ten = int(10 / 25 / container.streams.video[0].time_base)
+    data[place : place + 8] = struct.pack(">Ii", lasts * 20 // 30, begins + ten)
+    (tmp_path / "b.mp4").write_bytes(data)
+    assert Clip(tmp_path / "a.mp4").count == 30
+    clip = Clip(tmp_path / "b.mp4")
+    assert clip.count == len(list(clip)) == 20 and not caplog.records
