@@ -119,7 +119,7 @@ def settings():
 
 @pytest.fixture(autouse=True)
 def gpu_as_found(request):
-    """Every test marked gpu finds the device as a new process would. What it leaves there the next one clears."""
+    """Every test marked gpu finds the device as a new process would, and leaves it so."""
     if request.node.get_closest_marker("gpu") is None or not torch.cuda.is_available():
         yield
         return
@@ -127,6 +127,7 @@ def gpu_as_found(request):
     device, before = torch.cuda.current_device(), settings()
     yield
     torch.cuda.set_device(device)
+    settle_gpu()
     assert settings() == before
 
 
