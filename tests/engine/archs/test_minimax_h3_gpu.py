@@ -33,7 +33,7 @@ def z():
     return torch.randn(1, 24, *SIZE, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.fixture(scope="module", params=["fp16", "bf16", "fp32", "fp8", "int8"])
+@pytest.fixture(scope="module", params=["fp16", "bf16", pytest.param("fp32", marks=pytest.mark.plain), "fp8", "int8"])
 def vae(request, make):
     vae = make(request.param)
     if vae.precision != request.param:
