@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from .kernels.checks import PARTS, check
+from .run.own_processes import PROCESSES
 from .warm_kernels import CELLS
 
 CHECKS = "test_kernels_gpu.py"
@@ -66,16 +67,21 @@ def compile_one(cell):
     return f"{cell}: {done.stderr[-500:]}" if done.returncode else None
 
 
+def run_own(name):
+    return PROCESSES[name]()
+
+
 def begun(session):
-    """{what: {its argument: the future of it}}, in processes of one core each, on cards that hold all of them: first
-    the kernels of every cell, then the checks of kernels, which wait for nothing."""
+    """{what: {its argument: the future of it}}, in processes of one core each, on cards that hold all of them: what
+    tests run in their own, the kernels of every cell, then the checks of kernels, which wait for nothing."""
     if BEGUN not in session.stash:
         session.stash[BEGUN] = {}
         if crowd(session.items):
-            checked = any(item.path.name == CHECKS for item in session.items)
+            checked, names = any(item.path.name == CHECKS for item in session.items), {i.name for i in session.items}
             session.stash[POOL] = pool = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) - OWN))
             torch.set_num_threads(OWN)
             session.stash[BEGUN] = {
+                run_own: {name: pool.submit(run_own, name) for name in PROCESSES if name in names},
                 compile_one: {cell: pool.submit(compile_one, cell) for cell in CELLS},
                 check: {part: pool.submit(check, part) for part in PARTS if checked},
             }
@@ -91,6 +97,13 @@ def pytest_sessionfinish(session):
 @pytest.fixture(scope="session")
 def side_by_side(request):
     return begun(request.session)
+
+
+@pytest.fixture
+def own_process(request, side_by_side):
+    """What this test runs in a process of its own: a function of how that ended."""
+    begun_before = side_by_side.get(run_own)
+    return begun_before[request.node.name].result if begun_before else lambda: run_own(request.node.name)
 
 
 @pytest.hookimpl(tryfirst=True)  # before fixtures, which may run kernels

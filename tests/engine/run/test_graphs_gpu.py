@@ -3,8 +3,6 @@
 import gc
 import math
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -240,11 +238,8 @@ def test_the_rule_itself(vae_of, noise, monkeypatch, recording):
 
 
 @pytest.mark.skipif("ZEROWASTE_INNER" in os.environ, reason="one allocator is enough in there")
-def test_under_cuda_malloc_async():
-    command = [sys.executable, "-m", "pytest", __file__, "-q", "-m", "gpu", "-p", "no:cacheprovider", "-k", "other_one"]
-    environment = dict(os.environ, PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync", ZEROWASTE_INNER="1")
-    environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
-    inner = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90)
+def test_under_cuda_malloc_async(own_process):
+    inner = own_process()
     print(inner.stdout[-3000:], inner.stderr[-2000:])
     assert inner.returncode == 0 and " passed" in inner.stdout
 

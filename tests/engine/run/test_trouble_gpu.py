@@ -1,10 +1,7 @@
 """On real GPUs: the device, the host memory, the compiler and the threads of a run, each of them in trouble."""
 
 import gc
-import os
 import shutil
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -193,27 +190,10 @@ def test_the_same_parked_call_is_planned_again(vae, noise, monkeypatch):
 
 # -- Triton that does not work -----------------------------------------------------------------------------------------
 
-NO_COMPILER = """
-import logging, sys
-logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout)
-import torch
-from zerowaste_vae import load
-vae = load(sys.argv[1], precision="fp16", device="cuda")
-z = torch.randn(1, 16, 2, 8, 8, generator=torch.Generator().manual_seed(0))
-for _ in range(2):
-    frames = vae.decode(z)
-exact = load(sys.argv[1], precision="fp32", device="cuda").decode(z)
-print("error", float((frames - exact).abs().max()))
-print("mode", vae.last_report.mode)
-"""
-
 
 @pytest.mark.skipif(shutil.which("false") is None, reason="there is no program that always fails")
-def test_without_a_compiler_torch_runs(file, tmp_path):
-    environment = {**os.environ, "CC": shutil.which("false"), "TRITON_CACHE_DIR": str(tmp_path)}
-    ran = subprocess.run(
-        [sys.executable, "-c", NO_COMPILER, str(file)], env=environment, capture_output=True, text=True, timeout=240
-    )
+def test_without_a_compiler_torch_runs(own_process):
+    ran = own_process()
     assert ran.returncode == 0, ran.stderr[-2000:]
     said = [line for line in ran.stdout.splitlines() if "Triton fails here" in line]
     assert len(said) == 1 and "CC=" in said[0], ran.stdout
