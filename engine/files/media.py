@@ -98,14 +98,17 @@ class Clip:
         import av
 
         reformatter = av.video.reformatter.VideoReformatter()  # one for all frames: it keeps its tables
-        read, size, pace, short = 0, None, _Pace(), None
+        read, size, mirrored, pace, short = 0, None, False, _Pace(), None
         try:
             with self._open() as (container, stream):
                 stream.thread_type = "AUTO"
                 for frame in _frames(container, stream):
-                    for line in _surprises(container, stream, frame) if not read else ():
-                        log.once(f"{self.name}: {line}")
-                    pixels = _to_rgb(frame, reformatter)
+                    if not read:
+                        # Once: a frame whose side data were looked at refers to itself, and waits for the collector.
+                        mirrored = _mirrored(frame)
+                        for line in _surprises(container, stream, frame):
+                            log.once(f"{self.name}: {line}")
+                    pixels = _to_rgb(frame, reformatter, mirrored)
                     size = pixels.shape if size is None else size
                     if pixels.shape != size:
                         raise InputError(f"{self.name}: the picture size changes at frame {read}; split the file there")
@@ -309,8 +312,8 @@ def _frames(container: InputContainer, stream: VideoStream) -> Iterator[VideoFra
         yield from packet.decode()
 
 
-def _to_rgb(frame: VideoFrame, reformatter: VideoReformatter) -> np.ndarray:
-    """uint8 [H, W, 3], or uint16 when the source has more than 8 bits per channel, upright."""
+def _to_rgb(frame: VideoFrame, reformatter: VideoReformatter, mirrored: bool) -> np.ndarray:
+    """uint8 [H, W, 3], or uint16 when the source has more than 8 bits per channel, upright; `mirrored` as below."""
     deep = any(component.bits > 8 for component in frame.format.components)
     space = frame.colorspace
     if space == _UNSPECIFIED:  # as players do: HD is BT.709, smaller pictures are BT.601
@@ -331,7 +334,7 @@ def _to_rgb(frame: VideoFrame, reformatter: VideoReformatter) -> np.ndarray:
     )
     pixels = rgb.to_ndarray()
     # A phone writes upright clips as turned ones with a display matrix (degrees, counter-clockwise), selfies mirrored.
-    pixels = pixels[::-1] if _mirrored(frame) else pixels
+    pixels = pixels[::-1] if mirrored else pixels
     return np.ascontiguousarray(np.rot90(pixels, round(frame.rotation / 90) % 4))
 
 
