@@ -242,7 +242,7 @@ def describe(vae: Core, report: Report, plan: Plan) -> None:
     if plan.fused and vae.device.type == "cuda":
         log.once("Triton kernel fusion enabled for GroupNorm + SiLU.", log.info)
     report.mode = f"fused kernels ({layout})" if plan.fused else f"plain torch ({layout})"
-    half = "decoder" if report.operation == "decode" else "encoder"
+    half = f"{report.operation}r"
     if plan.own is not None and plan.own.layers:
         kind = vae._mixed.mode.kind
         report.mode = f"a transformer, its products in {kind or vae.precision} by the libraries"
@@ -262,7 +262,7 @@ def describe(vae: Core, report: Report, plan: Plan) -> None:
 
 
 def _describe_operands(vae: Core, report: Report) -> None:
-    half = "decoder" if report.operation == "decode" else "encoder"
+    half = f"{report.operation}r"
     report.operands = vae._mixed.describe(half)
     vae._mixed.note(report, half)
     if vae.device.type == "cpu" and vae._mixed.mode.kind:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from . import log
 from .archs import Architecture, detect, find_key_set
+from .archs.arch import holds
 from .errors import CheckpointError, InputError
 from .files.checkpoint import Checkpoint, read_checkpoint, restore_shapes
 from .finite import all_finite
@@ -78,7 +79,7 @@ def load(
     if encoder and not all(key in shapes for key in encoder):
         model.drop("encoder")
         expected = {key: tuple(t.shape) for key, t in model.state_dict().items()}
-    if not model.names("encoder") and any(key.startswith("encoder.") for key in shapes):
+    if not model.names("encoder") and holds(shapes, "encoder"):
         log.once(f"{path}: encoder incomplete, loaded for decoding only")
     checkpoint = restore_shapes(checkpoint, expected)
     rounded = any(torch.promote_types(checkpoint.tensors[key].dtype, dtype) != dtype for key in expected)

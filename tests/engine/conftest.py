@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 import torch
 
 from .kernels.checks import PARTS, check
-from .run.own_processes import PROCESSES
+from .run.own_processes import PROCESSES, python
 from .warm_kernels import CELLS
 
 CHECKS = "test_kernels_gpu.py"
@@ -56,12 +55,8 @@ def models(item):
 
 def compile_one(cell):
     """What went wrong, or None. It only saves time, and fails again in a test."""
-    script = str(Path(__file__).with_name("warm_kernels.py"))
-    paths = os.pathsep.join(path for path in sys.path if path)
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     try:
-        done = subprocess.run([sys.executable, script, *cell], env=environment, capture_output=True, text=True,
-                              timeout=240)  # fmt: skip
+        done = python(str(Path(__file__).with_name("warm_kernels.py")), *cell, OMP_NUM_THREADS="1")
     except subprocess.TimeoutExpired:
         return f"{cell}: not done in 240 s"
     return f"{cell}: {done.stderr[-500:]}" if done.returncode else None

@@ -105,6 +105,7 @@ def test_fused_is_as_exact_as_plain(full_width, noise):
         (720, 1280, 5, {"vram_gb": 24.0}),
         (720, 1280, 5, {"vram_gb": 14.5}),
         (720, 1280, 3, {"vram_gb": 6.0, "tiling": "blended"}),
+        (1080, 1920, 3, {"vram_gb": 8.0, "tiling": "blended"}),
     ],
 )
 @pytest.mark.parametrize("fusion", [True, pytest.param(False, marks=pytest.mark.plain)])

@@ -28,16 +28,17 @@ print("mode", vae.last_report.mode)
 def without_a_compiler() -> subprocess.CompletedProcess[str]:
     """Two decodes where every C compiler fails and nothing is compiled yet."""
     with tempfile.TemporaryDirectory() as empty:
-        return _run("-c", NO_COMPILER, CC=shutil.which("false"), TRITON_CACHE_DIR=empty)
+        return python("-c", NO_COMPILER, CC=shutil.which("false"), TRITON_CACHE_DIR=empty)
 
 
 def under_cuda_malloc_async() -> subprocess.CompletedProcess[str]:
     """The tests of graphs that are for the other allocator."""
-    return _run("-m", "pytest", str(HERE / "test_graphs_gpu.py"), "-q", "-m", "gpu", "-p", "no:cacheprovider",
-                "-k", "other_one", PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync", ZEROWASTE_INNER="1")  # fmt: skip
+    pytest = "-m", "pytest", str(HERE / "test_graphs_gpu.py"), "-q", "-m", "gpu", "-p", "no:cacheprovider"
+    return python(*pytest, "-k", "other_one", PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync", ZEROWASTE_INNER="1")
 
 
-def _run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Importing as this process does, and from tests/engine. Raises subprocess.TimeoutExpired after 240 s."""
     paths = os.pathsep.join(path for path in (*sys.path, str(HERE.parent)) if path)
     return subprocess.run([sys.executable, *arguments], env={**os.environ, **environment, "PYTHONPATH": paths},
                           capture_output=True, text=True, timeout=240)  # fmt: skip

@@ -107,9 +107,9 @@ def settled(vae):
 
 
 #: Half, height, width, latents, target in GB; the host memory that all are decoded with.
-CASES = [("decode", 720, 1280, 4, 13), ("decode", 720, 1280, 4, 8), ("decode", 720, 1280, 4, 4),
-         ("decode", 720, 1280, 4, 3), ("decode", 1080, 1920, 4, 13), ("decode", 1080, 1920, 3, 8),
-         ("decode", 1080, 1920, 3, 4.5), ("decode", 1200, 1600, 3, 6),
+CASES = [("decode", 1440, 2560, 2, 13), ("decode", 720, 1280, 4, 13), ("decode", 720, 1280, 4, 8),
+         ("decode", 720, 1280, 4, 4), ("decode", 720, 1280, 4, 3), ("decode", 1080, 1920, 4, 13),
+         ("decode", 1080, 1920, 3, 8), ("decode", 1080, 1920, 3, 4.5), ("decode", 1200, 1600, 3, 6),
          ("encode", 720, 1280, 4, 13), ("encode", 720, 1280, 4, 3), ("encode", 1080, 1920, 3, 8)]  # fmt: skip
 ROOM = 62
 

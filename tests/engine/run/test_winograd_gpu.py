@@ -25,7 +25,7 @@ PLACEMENTS = [
 ]
 WARM = ("seedvr2-128 winograd", "hunyuanvideo1.5-128 winograd")
 #: Of a decode in Winograd form against the direct one, dB: by the references 65.7, 27.5 and 35.1 for SeedVR2.
-LEAST = {"fp16": 60, "fp8": 25, "int8": 30}
+LEAST = {"fp16": 60, "fp8": 26, "int8": 30}
 
 
 @pytest.mark.parametrize("precision", LEAST)
