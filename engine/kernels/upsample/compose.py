@@ -8,6 +8,7 @@ frames 0 and 1 get weights of their own ("folds").
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -18,8 +19,8 @@ from ..precision import exact_math
 
 # Per fold and temporal phase: conv tap in time -> (input tap 0 = frame t-1 or 1 = frame t, sub-frame of the expansion).
 # Fold 0 has no second phase of its own: its one output is filed under phase 1, where the store expects it.
-_TEMPORAL: tuple[tuple[tuple[tuple[int, int], ...] | None, ...], ...] = (
-    (None, ((1, 0), (1, 0), (1, 0))),
+_TEMPORAL: tuple[tuple[tuple[tuple[int, int], ...], ...], ...] = (
+    ((), ((1, 0), (1, 0), (1, 0))),
     (((0, 0), (0, 0), (1, 0)), ((0, 0), (1, 0), (1, 1))),
     (((0, 0), (0, 1), (1, 0)), ((0, 1), (1, 0), (1, 1))),
 )
@@ -41,49 +42,47 @@ def compose(expand: Tensor, expand_bias: Tensor, conv: Tensor, conv_bias: Tensor
     [sets, phases, 4, K], in the dtype given. Phases in the expansion's own order, (row * 2 + column) * z + frame."""
     k, c = conv.shape[:2]
     z = expand.shape[0] // (4 * c)
+    source, shuffled_bias = expand.view(2, 2, z, c, c), expand_bias.view(2, 2, z, c)
+    time, space = (taps.to(conv) for taps in (_in_time(z), _in_space()))
+    folds, _, kt = time.shape[:3]
+    kernels = conv.new_zeros(folds, 2, 2, z, k, kt, 2, 2, c)
+    table = conv.new_zeros(folds, 2, 2, z, 2, 2, k)
+    if not conv.is_meta:  # plans need the sizes only
+        taps = conv.permute(2, 3, 4, 0, 1).contiguous()
+        # Rounded once, at the end. Sums of values have two operands: with more, another library decides their order.
+        with exact_math(conv.device):
+            for y, x, s in itertools.product(range(2), range(2), range(z)):
+                at = time[..., s, :], space[..., y, :], space[..., x, :]
+                chosen = torch.einsum("fnau,eibv,gjdw->fijngeabduvw", *at)
+                kernels += torch.einsum("fijnabduvw,uvwkc->fijnkabdc", chosen[:, :, :, :, 0, 0], taps @ source[y, x, s])
+                at_borders = chosen.sum((6, 7, 8))
+                table += torch.einsum("fijngeuvw,uvwk->fijngek", at_borders, taps @ shuffled_bias[y, x, s])
+            table[..., 0, 0, :] += conv_bias
+    return kernels.flatten(1, 3), table.flatten(4, 5).flatten(1, 3)
+
+
+def _in_time(z: int) -> Tensor:
+    """1 where an input tap's sub-frame is what a tap in time of the convolution reads, else 0: [fold, phase, input tap,
+    sub-frame, tap]."""
     plans = _TEMPORAL if z == 2 else _STILL
-    source = expand.view(2, 2, z, c, c)
-    shuffled_bias = expand_bias.view(2, 2, z, c)
-    kernels = conv.new_zeros(len(plans), 4 * z, k, 2 if z == 2 else 3, 2, 2, c)
-    table = conv.new_zeros(len(plans), 4 * z, 4, k)
-    if conv.is_meta:  # plans need the sizes; some 600 small operations for no values took most of a first plan
-        return kernels, table
-    with exact_math(conv.device):  # rounded once, at the end
-        for iy in range(2):
-            for ix in range(2):
-                _compose_phase(iy, ix, plans, source, shuffled_bias, conv, conv_bias, kernels, table)
-    return kernels, table
+    taken = torch.zeros(len(plans), z, 2 if z == 2 else 3, z, 3)
+    for fold, phases in enumerate(plans):
+        for phase, plan in enumerate(phases):
+            for tap, (at, s) in enumerate(plan):
+                taken[fold, phase, at, s, tap] = 1
+    return taken
 
 
-def _compose_phase(iy: int, ix: int, plans: tuple, source: Tensor, shuffled_bias: Tensor, conv: Tensor,
-                   conv_bias: Tensor, kernels: Tensor, table: Tensor) -> None:
-    z = source.shape[2]
-    for jh in range(3):
-        for jw in range(3):
-            (ay, sy), (ax, sx) = divmod(iy - 1 + jh, 2), divmod(ix - 1 + jw, 2)
-            ay, ax = ay + 1 - iy, ax + 1 - ix
-            out_row, out_col = jh == 2 * iy, jw == 2 * ix  # outside where the output is at that border
-            for jt in range(3):
-                tap = conv[:, :, jt, jh, jw]
-                products = [tap @ source[sy, sx, s] for s in range(z)]
-                biases = [tap @ shuffled_bias[sy, sx, s] for s in range(z)]
-                for fold, phases in enumerate(plans):
-                    for it, plan in enumerate(phases):
-                        if plan is None:
-                            continue
-                        at, s = plan[jt]
-                        phase = (iy * 2 + ix) * z + it
-                        kernels[fold, phase, :, at, ay, ax] += products[s]
-                        row = table[fold, phase]
-                        row[0] += biases[s]
-                        if out_row:
-                            row[1] -= biases[s]
-                        if out_col:
-                            row[2] -= biases[s]
-                        if out_row and out_col:
-                            row[3] += biases[s]
-    for it in range(z):
-        table[:, (iy * 2 + ix) * z + it, 0] += conv_bias
+def _in_space() -> Tensor:
+    """The same along rows or columns, and with -1 for the tap that is outside where the output is at that border:
+    [inside or border, phase, input tap, sub-sample, tap]."""
+    taken = torch.zeros(2, 2, 2, 2, 3)
+    for phase, tap in itertools.product(range(2), range(3)):
+        at, s = divmod(phase - 1 + tap, 2)
+        taken[0, phase, at + 1 - phase, s, tap] = 1
+        if tap == 2 * phase:
+            taken[1, phase, at + 1 - phase, s, tap] = -1
+    return taken
 
 
 def pack(expand: Tensor, expand_bias: Tensor, conv: Tensor, conv_bias: Tensor, dtype: torch.dtype,

@@ -29,7 +29,8 @@ def compose_nearest(conv: Tensor, temporal: bool = False) -> Tensor:
     fold = conv.new_tensor(_FOLD)
     late = conv.new_tensor(_LATE) if temporal else torch.eye(conv.shape[2]).to(conv)[None]
     with exact_math(conv.device):
-        return torch.einsum("pai,qbj,rel,kclij->pqrkceab", fold, fold, late, conv).flatten(0, 3)
+        chosen = torch.einsum("pai,qbj,rel->pqreablij", fold, fold, late)
+        return torch.einsum("pqreablij,kclij->pqrkceab", chosen, conv).flatten(0, 3)  # as in compose.py
 
 
 def pack_nearest(
