@@ -149,7 +149,7 @@ def gradients_as_found():
 
 @pytest.fixture(scope="module", autouse=True)
 def page_locked_memory_given_back():
-    """Within a module it stays: locking takes 0.7 s a GB."""
+    """Within a module it stays: locking takes time."""
     yield
     POOL.release()
 
@@ -259,6 +259,8 @@ def packed_convolutions(value) -> dict:
 @pytest.fixture(scope="session")
 def convolutions():
     return packed_convolutions
+
+
 @pytest.fixture(scope="session")
 def full_width(tmp_path_factory) -> Path:
     """A file of SeedVR2's published widths with the weights of the recorded outputs, in fp32."""

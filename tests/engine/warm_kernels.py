@@ -13,7 +13,7 @@ import torch
 from zerowaste_vae.engine.options import DEFAULTS, TOGGLES
 
 #: Latents [T, h, w].
-SMALL, TINY, LARGE = ((4, 21, 13),), ((16, 6, 7), (4, 9, 7)), ((4, 42, 27), (2, 90, 160))
+SMALL, TINY, LARGE = ((4, 21, 13),), ((16, 6, 7), (4, 9, 7)), ((4, 42, 27), (2, 90, 160), (2, 18, 23))
 HALVES = ("decode", "encode")
 #: Each toggle off, and all of them.
 SWITCHED = (*([toggle] for toggle in TOGGLES), list(TOGGLES))
@@ -32,7 +32,8 @@ CELLS = {
     ("mochi", "fp16", "decode"): ((4, 20, 24),),
     **{key: ((5, 14, 11),) for key in product(["hunyuanvideo"], ["bf16"], HALVES)},
     **{key: ((4, 7, 6),) for key in product(["hunyuanvideo1.5"], ["fp16"], HALVES)},
-    **{key: ((3, 37, 21),) for key in product(["flux"], ["bf16", "fp16", "fp8", "int8"], HALVES)},
+    **{key: ((3, 37, 21), (1, 256, 256)) for key in product(["flux"], ["bf16"], HALVES)},
+    **{key: ((3, 37, 21),) for key in product(["flux"], ["fp16", "fp8", "int8"], HALVES)},
     **{key: ((4, 37, 27),) for key in product(["seedvr2-128 winograd"], ["fp16", "fp8", "int8"], HALVES)},
     ("hunyuanvideo1.5-128 winograd", "fp16", "decode"): ((4, 7, 6),),
 }

@@ -37,6 +37,11 @@ def under_cuda_malloc_async() -> subprocess.CompletedProcess[str]:
     return python(*pytest, "-k", "other_one", PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync", ZEROWASTE_INNER="1")
 
 
+def long_clips() -> subprocess.CompletedProcess[str]:
+    """What host memory long decodes take."""
+    return python(str(HERE / "host_memory.py"))
+
+
 def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Importing as this process does, and from tests/engine. Raises subprocess.TimeoutExpired after 240 s."""
     paths = os.pathsep.join(path for path in (*sys.path, str(HERE.parent)) if path)
@@ -48,4 +53,5 @@ def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
 PROCESSES = {
     "test_without_a_compiler_torch_runs": without_a_compiler,
     "test_under_cuda_malloc_async": under_cuda_malloc_async,
+    "test_long_clips_need_no_more_host_memory_than_their_frames": long_clips,
 }
