@@ -23,8 +23,8 @@ SERVERS = {
     "no pinned memory": ("--disable-pinned-memory",),
 }
 GIB = 1 << 30
-#: 17 frames of 640x368 take 3 GB without a target.
-LATENT = (1, 16, 5, 46, 80)
+#: 17 frames of 640x368 take 3 GB without a target; 161 take a second, so that a request to stop finds them running.
+LATENTS = {"z": (1, 16, 5, 46, 80), "long": (1, 16, 41, 46, 80)}
 
 
 def node(kind: str, **inputs) -> dict:
@@ -40,16 +40,17 @@ def server(request, tmp_path_factory, host_places):
     with running.serving(base, host_places, others=[heavy], device=SERVERS[request.param]) as comfy:
         weights = running.random_weights(ARCHITECTURE.published.config)
         save_file(weights, comfy.base / "models" / "vae" / "full_width.safetensors")
-        z = torch.randn(LATENT, generator=torch.Generator().manual_seed(1))
-        content = {"latent_tensor": z, "latent_format_version_0": torch.tensor([])}
-        save_file(content, comfy.base / "input" / "z.latent")
+        for name, shape in LATENTS.items():
+            z = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+            content = {"latent_tensor": z, "latent_format_version_0": torch.tensor([])}
+            save_file(content, comfy.base / "input" / f"{name}.latent")
         yield comfy
 
 
-def decoding(**widgets) -> dict:
+def decoding(latent: str = "z", **widgets) -> dict:
     """Nodes 'z', 'vae', 'decode' and 'save'."""
     return {
-        "z": node("LoadLatent", latent="z.latent"),
+        "z": node("LoadLatent", latent=f"{latent}.latent"),
         "vae": node("ZeroWasteVAELoader", vae_name="full_width.safetensors"),
         "decode": node("ZeroWasteVAEDecode", samples=["z", 0], vae=["vae", 0], **widgets),
         "save": node("SaveImage", images=["decode", 0], filename_prefix="gpu"),
@@ -70,6 +71,13 @@ def memory(comfy) -> dict:
     run = comfy.run({"forget": node("TestForget")})
     assert run.status == "success", run.error
     return told(run, "forget")
+
+
+def free(comfy) -> None:
+    """Twice: what asks while the host collects garbage behind a prompt is looked at only when somebody asks again."""
+    for _ in range(2):
+        comfy.post("/free", {"unload_models": True, "free_memory": True})
+        time.sleep(2)  # the host frees in its own loop
 
 
 def test_stock_nodes_ours_and_every_target_give_the_same_frames(server):
@@ -100,16 +108,14 @@ def test_another_model_makes_room_and_comes_back(server):
 
 
 def test_stopping_and_free_give_the_memory_back(server):
-    server.post("/free", {"unload_models": True, "free_memory": True})
-    time.sleep(2)  # the host frees in its own loop
-    before = memory(server)
-    stopped = server.run(decoding(chunk=1, output="float16"), at="decode", do=server.interrupt, timeout=240)
-    assert stopped.status == "interrupted"
+    free(server)
+    before, said = memory(server), server.log().count("Traceback")
+    stopped = server.run(decoding("long", chunk=1, output="float16"), at="decode", do=server.interrupt, timeout=240)
+    assert stopped.status == "interrupted", stopped.error
     again = frames(server, decoding(chunk=3))
-    server.post("/free", {"unload_models": True, "free_memory": True})
-    time.sleep(2)
+    free(server)
     after = memory(server)
     assert after["allocated"] <= before["allocated"] + 0.1 * GIB
     assert after["free"] >= before["free"] - 0.3 * GIB
     assert np.array_equal(again, frames(server, decoding(chunk=2)))
-    assert "Traceback" not in server.log()
+    assert server.log().count("Traceback") == said, server.log()[-3000:]
