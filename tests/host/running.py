@@ -201,6 +201,13 @@ class Comfy:
         with urllib.request.urlopen(request, timeout=30) as answer:
             return json.loads(answer.read() or "{}")
 
+    def free(self) -> None:
+        """Twice: what asks while the host collects garbage behind a prompt is looked at only when somebody asks
+        again."""
+        for _ in range(2):
+            self.post("/free", {"unload_models": True, "free_memory": True})
+            time.sleep(2)  # the host frees in its own loop
+
     def interrupt(self) -> None:
         self.post("/interrupt", {})
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import numpy as np
@@ -73,13 +72,6 @@ def memory(comfy) -> dict:
     return told(run, "forget")
 
 
-def free(comfy) -> None:
-    """Twice: what asks while the host collects garbage behind a prompt is looked at only when somebody asks again."""
-    for _ in range(2):
-        comfy.post("/free", {"unload_models": True, "free_memory": True})
-        time.sleep(2)  # the host frees in its own loop
-
-
 def test_stock_nodes_ours_and_every_target_give_the_same_frames(server):
     expected = frames(server, decoding())
     assert expected.shape == (17, 368, 640, 3)
@@ -108,12 +100,12 @@ def test_another_model_makes_room_and_comes_back(server):
 
 
 def test_stopping_and_free_give_the_memory_back(server):
-    free(server)
+    server.free()
     before, said = memory(server), server.log().count("Traceback")
     stopped = server.run(decoding("long", chunk=1, output="float16"), at="decode", do=server.interrupt, timeout=240)
     assert stopped.status == "interrupted", stopped.error
     again = frames(server, decoding(chunk=3))
-    free(server)
+    server.free()
     after = memory(server)
     assert after["allocated"] <= before["allocated"] + 0.1 * GIB
     assert after["free"] >= before["free"] - 0.3 * GIB

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 import numpy as np
 import pytest
@@ -215,8 +214,7 @@ def test_decodes_alike_after_the_host_freed_everything(comfy):
         "save": save("decode"),
     }
     before = comfy.images(comfy.run(prompt), "save")
-    comfy.post("/free", {"unload_models": True, "free_memory": True})
-    time.sleep(1)  # the host frees in its own loop
+    comfy.free()
     after = comfy.run(prompt)
     assert "vae" in after.executed()
     assert np.array_equal(before, comfy.images(after, "save"))
