@@ -90,7 +90,8 @@ def planes_kernel(x, coefs, weight, bias, gains, health, out, slots, slot, heigh
         y = tl.minimum(tl.maximum(y, 0), height - 1)
     c = tl.arange(0, CP)
     HELD: tl.constexpr = out.dtype.element_ty
-    scale, shift, gain_row = vectors(coefs, weight, bias, gains, health, d, c, C, KIND, WEIGHT, BIAS, HEALTH, GAINS)
+    scale, shift, gain_row = vectors(coefs, weight, bias, gains, health, d, c, C, KIND, WEIGHT, BIAS, HEALTH, GAINS,
+                                     FAST)
     # Rows of the tile relative to its first one: 32-bit offsets on 64-bit bases.
     row0 = tl.program_id(0) * BP // walks
     y0 = tl.minimum(tl.maximum(row0 + first - 1, 0), height - 1)
