@@ -1,4 +1,4 @@
-# ruff: noqa: ANN001, ANN201, SIM108
+# ruff: noqa: ANN001, ANN201, ANN202, SIM108
 """Memory-bound passes: statistics, their reduction to coefficients, and normalise + SiLU + quantise + border."""
 
 from __future__ import annotations
