@@ -60,20 +60,11 @@ def _both(total, square, more, more_squares):
 
 
 @triton.jit
-def finish(acc, n0, out_rows, res_rows, keep, own, at_row, at_col, scales, biases, health, act_scale, gain, offset,
-           low, high, K: tl.constexpr, WHOLE: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr,
-           RESIDUAL: tl.constexpr, SPAN: tl.constexpr, CLAMP: tl.constexpr, ROUND: tl.constexpr,
-           HEALTH: tl.constexpr):  # fmt: skip
-    """Scale, bias, residual, cast and store (of positions `own`) one slice [BM, BN] of the accumulator. WHOLE: all
-    columns are real. What `keep` adds to `sum_up`, of each position: sums over neighbouring columns, and of squares."""
-    BM: tl.constexpr = acc.shape[0]
-    BN: tl.constexpr = acc.shape[1]
-    n = n0 + tl.arange(0, BN)
+def scaled(acc, n0, at_row, at_col, scales, biases, act_scale, K: tl.constexpr, WHOLE: tl.constexpr,
+           BIAS: tl.constexpr, SCALED: tl.constexpr):  # fmt: skip
+    """One slice [BM, BN] of the accumulator in real units, with its bias. WHOLE: all columns are real."""
+    n = n0 + tl.arange(0, acc.shape[1])
     wanted = (n < K) | WHOLE
-    mask, written = keep[:, None], own[:, None]
-    if not WHOLE:
-        mask &= wanted[None, :]
-        written &= wanted[None, :]
     value = acc.to(tl.float32)
     if SCALED:
         value *= (tl.load(scales + n, mask=wanted, other=0.0) * act_scale)[None, :]
@@ -84,21 +75,58 @@ def finish(acc, n0, out_rows, res_rows, keep, own, at_row, at_col, scales, biase
         value += rows * tl.load(biases + K + n, mask=wanted, other=0.0)[None, :]
         value += cols * tl.load(biases + 2 * K + n, mask=wanted, other=0.0)[None, :]
         value += rows * cols * tl.load(biases + 3 * K + n, mask=wanted, other=0.0)[None, :]
-    if RESIDUAL:
-        value += tl.load(res_rows[:, None] + n[None, :], mask=mask, other=0.0).to(tl.float32)
+    return value
+
+
+@triton.jit
+def added(res_rows, n0, keep, BN: tl.constexpr, K: tl.constexpr, WHOLE: tl.constexpr):
+    """The residual of one slice [BM, BN]."""
+    n = n0 + tl.arange(0, BN)
+    mask = keep[:, None]
+    if not WHOLE:
+        mask &= (n < K)[None, :]
+    return tl.load(res_rows[:, None] + n[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def stored(value, n0, out_rows, keep, own, health, gain, offset, low, high, K: tl.constexpr, WHOLE: tl.constexpr,
+           RESIDUAL: tl.constexpr, SPAN: tl.constexpr, CLAMP: tl.constexpr, ROUND: tl.constexpr,
+           HEALTH: tl.constexpr):  # fmt: skip
+    """Cast and store (of positions `own`) one slice [BM, BN]. What `keep` adds to `sum_up`, of each position: sums over
+    neighbouring columns, and of squares."""
+    BM: tl.constexpr = value.shape[0]
+    BN: tl.constexpr = value.shape[1]
+    n = n0 + tl.arange(0, BN)
+    mask, written = keep[:, None], own[:, None]
+    if not WHOLE:
+        mask &= (n < K)[None, :]
+        written &= (n < K)[None, :]
     if HEALTH:
         note(health, tl.sum(tl.where(mask, tl.abs(value), 0.0), 1), True)
-    stored = formatted(value, gain, offset, low, high, CLAMP, ROUND).to(out_rows.dtype.element_ty)
-    tl.store(out_rows[:, None] + n[None, :], stored, mask=written)
+    made = formatted(value, gain, offset, low, high, CLAMP, ROUND).to(out_rows.dtype.element_ty)
+    tl.store(out_rows[:, None] + n[None, :], made, mask=written)
     if SPAN > 0:
         # What a thread holds is added first, which leaves little to choose among and to exchange: whole rows of columns
         # where a residual was loaded, pairs as products leave them.
         NEAR: tl.constexpr = SPAN if RESIDUAL or SPAN < 2 else 2
-        seen = tl.reshape(stored.to(tl.float32), (BM, BN // NEAR, NEAR))
+        seen = tl.reshape(made.to(tl.float32), (BM, BN // NEAR, NEAR))
         total, square = tl.reduce((seen, seen * seen), 2, _both)
         return tl.where(keep[:, None], total, 0.0), tl.where(keep[:, None], square, 0.0)
     else:
         return value, value
+
+
+@triton.jit
+def _finish(acc, n0, out_rows, res_rows, keep, own, at_row, at_col, scales, biases, health, act_scale, gain, offset,
+            low, high, K: tl.constexpr, WHOLE: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr,
+            RESIDUAL: tl.constexpr, SPAN: tl.constexpr, CLAMP: tl.constexpr, ROUND: tl.constexpr,
+            HEALTH: tl.constexpr):  # fmt: skip
+    """The epilogue of one slice: `scaled`, with its residual, `stored`."""
+    value = scaled(acc, n0, at_row, at_col, scales, biases, act_scale, K, WHOLE, BIAS, SCALED)
+    if RESIDUAL:
+        value += added(res_rows, n0, keep, acc.shape[1], K, WHOLE).to(tl.float32)
+    return stored(value, n0, out_rows, keep, own, health, gain, offset, low, high, K, WHOLE, RESIDUAL, SPAN, CLAMP,
+                  ROUND, HEALTH)
 
 
 @triton.jit
@@ -275,16 +303,16 @@ def conv_kernel(
     WIDE: tl.constexpr = BN // SLICES
     for part in tl.static_range(SLICES):
         n1 = n0 + part * WIDE
-        total, square = finish(piece(acc, part, SLICES), n1, out_rows, res_rows, keep, own, at_row, at_col, scales,
-                               biases, health, act_scale, gain, offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL,
-                               SPAN, CLAMP, ROUND, HEALTH)
+        total, square = _finish(piece(acc, part, SLICES), n1, out_rows, res_rows, keep, own, at_row, at_col, scales,
+                                biases, health, act_scale, gain, offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL,
+                                SPAN, CLAMP, ROUND, HEALTH)
         sum_up(total, square, sums, n1, WIDE, K, SPAN)
     if TAIL > 0:
         # Sums need registers, too.
         NARROW: tl.constexpr = TAIL // 2 if TAIL > 64 and SPAN > 0 and SPAN <= TAIL // 2 else TAIL
         for part in tl.static_range(TAIL // NARROW):
             n1 = n0 + BN + part * NARROW
-            total, square = finish(piece(acc_tail, part, TAIL // NARROW), n1, out_rows, res_rows, keep, own, at_row,
-                                   at_col, scales, biases, health, act_scale, gain, offset, low, high, K, WHOLE, BIAS,
-                                   SCALED, RESIDUAL, SPAN, CLAMP, ROUND, HEALTH)
+            total, square = _finish(piece(acc_tail, part, TAIL // NARROW), n1, out_rows, res_rows, keep, own, at_row,
+                                    at_col, scales, biases, health, act_scale, gain, offset, low, high, K, WHOLE, BIAS,
+                                    SCALED, RESIDUAL, SPAN, CLAMP, ROUND, HEALTH)
             sum_up(total, square, sums, n1, NARROW, K, SPAN)

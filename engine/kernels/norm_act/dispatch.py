@@ -10,7 +10,7 @@ from ..conv3d.winograd.planes import pairs_of
 from ..observe import observed
 from ..targets import interpreted, on_device, use_triton
 from . import reference
-from .schedules import PLANE_WARPS, STAT_ELEMENTS, STAT_ROWS, WALK, WARPS, positions
+from .schedules import OTHER_PLANE_WARPS, PLANE_WARPS, STAT_ELEMENTS, STAT_ROWS, WALK, WARPS, positions
 from .types import Norm, Store
 
 _DEFAULT = Store()
@@ -145,9 +145,9 @@ def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: in
     with on_device(x):
         if planes or (store.rounded and affine and border == 1):
             walks, block = rows * -(-pairs_of(w) // walk[0]), positions(wide, walk[1])
+            warps = (PLANE_WARPS if affine else OTHER_PLANE_WARPS).get(buffer.dtype, WARPS)
             planes_kernel[(-(-walks // block), d)](*arguments, limit, int(not planes), **constants,
-                                                   ROUNDED=store.rounded, WALK=walk[0], BP=block,
-                                                   num_warps=PLANE_WARPS.get(buffer.dtype, WARPS) if affine else WARPS)
+                                                   ROUNDED=store.rounded, WALK=walk[0], BP=block, num_warps=warps)
             return
         block = positions(wide)
         norm_act_kernel[(-(-(rows * columns) // block), d)](*arguments, limit, **constants, BORDER=border, BP=block,

@@ -15,6 +15,8 @@ STAT_ELEMENTS = 4096
 # Planes behind a norm over channels: where fewer warps share a sum and two columns are made a turn, it takes 0.20
 # ms, not 0.24 (1280x720x128, fp16, H200). int8 would spill on sm_100.
 PLANE_WARPS = {torch.float16: 2, torch.bfloat16: 2, FP8: 2}
+# Those behind other norms: 0.21 ms, not 0.23 (the same in fp8); in fp16 four warps are as fast.
+OTHER_PLANE_WARPS = {FP8: 2}
 # Planes: the neighbouring pairs that a program walks along, and the elements of one column of all its walks (1024 of
 # 512 channels do not fit the registers of sm_80 to 89).
 WALK = (4, 512)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..triton import finish, multiply, piece, sum_up
+from ..triton import added, multiply, piece, scaled, stored, sum_up
 
 
 @triton.jit
@@ -163,10 +163,17 @@ def winograd_kernel(
     WIDE: tl.constexpr = BN // SLICES
     for part in tl.static_range(SLICES):
         n1 = n0 + part * WIDE
-        total, square = finish(piece(even, part, SLICES), n1, rows_even, res_even, keep, keep, keep, keep, scale, bias,
-                               health, act_scale, gain, offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN,
-                               CLAMP, ROUND, HEALTH)
-        more, more_squares = finish(piece(odd, part, SLICES), n1, rows_odd, res_odd, keep_odd, keep_odd, keep, keep,
-                                    scale, bias, health, act_scale, gain, offset, low, high, K, WHOLE, BIAS, SCALED,
+        if RESIDUAL:  # both are loaded before either is stored, which nothing would move a load across
+            add_even = added(res_even, n1, keep, WIDE, K, WHOLE)
+            add_odd = added(res_odd, n1, keep_odd, WIDE, K, WHOLE)
+        value = scaled(piece(even, part, SLICES), n1, keep, keep, scale, bias, act_scale, K, WHOLE, BIAS, SCALED)
+        if RESIDUAL:
+            value += add_even.to(tl.float32)
+        total, square = stored(value, n1, rows_even, keep, keep, health, gain, offset, low, high, K, WHOLE, RESIDUAL,
+                               SPAN, CLAMP, ROUND, HEALTH)
+        value = scaled(piece(odd, part, SLICES), n1, keep, keep, scale, bias, act_scale, K, WHOLE, BIAS, SCALED)
+        if RESIDUAL:
+            value += add_odd.to(tl.float32)
+        more, more_squares = stored(value, n1, rows_odd, keep_odd, keep_odd, health, gain, offset, low, high, K, WHOLE,
                                     RESIDUAL, SPAN, CLAMP, ROUND, HEALTH)
         sum_up(total + more, square + more_squares, sums, n1, WIDE, K, SPAN)
