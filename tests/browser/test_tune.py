@@ -92,10 +92,10 @@ def test_the_button_says_how_it_goes(browser, tuning, shots, renderer, language)
     assert says(failed, "failed") == failed.partition("：" if language == "zh" else ": ")[2]
 
 
-@pytest.mark.parametrize("renderer", ["canvas", "vue"])
-def test_what_cannot_begin_says_why(browser, comfy, shots, renderer):
+@pytest.mark.parametrize(("server", "renderer"), [("comfy", "canvas"), ("comfy", "vue"), ("old_comfy", "canvas")])
+def test_what_cannot_begin_says_why(browser, shots, request, server, renderer):
     """The route as it is, on a machine without a GPU; its reason is longer than the button, whose tooltip has it."""
-    opened(browser, comfy, renderer)
+    opened(browser, request.getfixturevalue(server), renderer)
     optimize = loaded(browser)
     browser("click", node=optimize, widget="tune")
     why = "tuning needs a CUDA GPU with Triton: a CPU runs torch's own operators"
@@ -105,4 +105,4 @@ def test_what_cannot_begin_says_why(browser, comfy, shots, renderer):
     drawn = "(app.canvas.ctx.font = `${LiteGraph.NODE_TEXT_SIZE}px ${LiteGraph.NODE_FONT}`, app.canvas.ctx)"
     assert label.endswith("…") and label[:-1] in f"not tuned: {why}"
     assert browser("js", source=f"{drawn}.measureText({json.dumps(label)}).width") < 350
-    browser("shot", file=str(shots / f"tune-refused-{renderer}.png"), nodes=[optimize])
+    browser("shot", file=str(shots / f"tune-refused-{server}-{renderer}.png"), nodes=[optimize])
