@@ -280,7 +280,8 @@ def _describe_graphs(vae: Core, report: Report, plan: Plan) -> None:
     if runs.no_graphs:
         report.off.append(("cuda_graphs", runs.no_graphs))
         return
-    report.mode += ", {} of {} chunks replayed from CUDA graphs".format(*runs.replayed)
+    done, chunks = runs.replayed
+    report.mode = f"{report.mode}, {done} of {chunks} chunks replayed from CUDA graphs"
     log.once("CUDA Graph Captured (Decoding Latency Optimized).", log.info)
 
 

@@ -93,6 +93,6 @@ def _outcome(report: Report, settings: Settings) -> Outcome:
     rest = settings
     if report.operation == "decode" and settings.tile:
         rest = replace(settings, tiling="auto", tile=0, overlap=None)
-        report.mode += f", in its own tiles of {settings.tile} pixels"
+        report.mode = f"{report.mode}, in its own tiles of {settings.tile} pixels"
     ignored = [] if rest == Settings() else [f"without effect on it: {rest.describe()}"]
     return Outcome(report, None, notes=ignored)

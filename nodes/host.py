@@ -357,7 +357,7 @@ def own_vae(vae: comfy.sd.VAE) -> comfy.sd.VAE:
 
 
 def _first(error: Exception) -> str:
-    return str(error).strip().split("\n", 1)[0][:120]
+    return str(error).strip().split("\n", 1)[0].rstrip(":")[:120]
 
 
 # -- videos -----------------------------------------------------------------------------------------------------------

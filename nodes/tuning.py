@@ -71,9 +71,10 @@ class Tuner:
             self._end("failed", f"{type(error).__name__}: {error}".splitlines()[0])
         else:
             planning._planner.cache_clear()  # plans know the link's rate from now on
-            left = f", {len(found.left)} without time" if found.left else ""
-            dropped = f", {len(found.dropped)} schedules dropped" if found.dropped else ""
-            self._end("done", f"{len(tuning.schedules)} kinds of layers tuned on this GPU{left}{dropped}")
+            ends = [f"kinds of layers tuned on this GPU: {len(tuning.schedules)}"]
+            ends += [f"left as they were, for lack of time: {len(found.left)}"] if found.left else []
+            ends += [f"schedules dropped: {len(found.dropped)}"] if found.dropped else []
+            self._end("done", "; ".join(ends))
 
     def _progress(self, done: int, total: int) -> None:
         with self._lock:

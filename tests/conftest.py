@@ -61,7 +61,17 @@ class Passed:
         self.path.write_text("".join(f"{name}\n" for name in sorted(self.names)), encoding="utf-8")
 
 
+class Root:
+    """The repository is a package whose folder has any name, `ComfyUI-ZeroWasteVAE` for one: pytest would import it by
+    that name before the first test, and cannot where it has a hyphen."""
+
+    @staticmethod
+    def pytest_collect_directory(path, parent):
+        return pytest.Dir.from_parent(parent, path=path) if path == ROOT else None
+
+
 def pytest_configure(config):
+    config.pluginmanager.register(Root())
     path = config.getoption("--passed")
     if path and not hasattr(config, "workerinput"):  # the workers of xdist report to this process
         config.pluginmanager.register(Passed(path))

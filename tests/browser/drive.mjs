@@ -27,8 +27,8 @@ page.on("pageerror", (error) => {
 });
 page.on("console", (message) => {
   const where = message.location().url ?? "";
-  // A plan that the server refuses, with the reason that the line then shows, is no error of the page.
-  const refused = where.includes("/zerowaste_vae/") && message.text().includes("status of 400");
+  // What the server refuses, with the reason that the line or the button then shows, is no error of the page.
+  const refused = where.includes("/zerowaste_vae/") && /status of 4(00|09)/.test(message.text());
   // Of an error's details the newest frontend asks a registry whose pack the node is of.
   const registry = message.text().includes("//api.comfy.org/nodes");
   if (message.type() === "error" && !refused && !registry && /zerowaste/i.test(`${message.text()} ${where}`)) problems.push(message.text());
@@ -102,6 +102,38 @@ const tasks = {
       const { values } = target.widgets.find((w) => w.name === name).options;
       return (typeof values === "function" ? values() : values).includes(value);
     }, [node, listed, until], { timeout: PATIENCE });
+  },
+  // A real click on a button widget: of a drawn node, or of one made of elements.
+  async click({ node, widget }) {
+    const at = await page.evaluate(async ([id, name]) => {
+      const { canvas, graph } = window.app;
+      const target = graph.nodes.find((n) => String(n.id) === String(id));
+      const button = target.widgets.find((w) => w.name === name);
+      canvas.ds.scale = 1;
+      canvas.ds.offset[0] = -target.pos[0] + 500;
+      canvas.ds.offset[1] = -target.pos[1] + 300;
+      canvas.setDirty(true, true);
+      await new Promise((done) => setTimeout(done, 700));
+      if (window.LiteGraph.vueNodesMode) {
+        const all = [...document.querySelectorAll(`[data-node-id="${id}"] button`)];
+        const box = all.find((e) => e.innerText.trim() === button.label)?.getBoundingClientRect();
+        return box && [box.left + box.width / 2, box.top + box.height / 2];
+      }
+      const rect = canvas.canvas.getBoundingClientRect();
+      return [rect.left + 500 + target.size[0] / 2, rect.top + 300 + button.y + 10];
+    }, [node, widget]);
+    if (!at) throw new Error(`no button shows the label of ${widget}`);
+    await page.mouse.click(...at);
+  },
+  // Waits until a widget's label, in the page where the node is made of elements, holds `until`; gives its tooltip.
+  async label({ node, widget, until, timeout = PATIENCE }) {
+    const found = await page.waitForFunction(([id, name, text]) => {
+      const target = window.app.graph.nodes.find((n) => String(n.id) === String(id));
+      const { label, tooltip } = target.widgets.find((w) => w.name === name);
+      const shown = window.LiteGraph.vueNodesMode ? document.querySelector(`[data-node-id="${id}"]`)?.innerText ?? "" : label;
+      return shown.includes(text) && label.includes(text) && { tooltip };
+    }, [node, widget, until], { timeout });
+    return (await found.jsonValue()).tooltip;
   },
   async prompt() {
     return page.evaluate(async () => (await window.app.graphToPrompt()).output);

@@ -286,6 +286,14 @@ def test_chinese(browser, comfy, shots):
     found = browser("js", source=labels)
     assert "显存上限 (GB)，0 = 自动" in found and "分块大小（像素），0 = 自动" in found
     browser("key", keys="Escape")
+    browser("set", node=decode, widget="tiling", value="auto")
+    comfy.post("/free", {"unload_models": True, "free_memory": True})
+    time.sleep(2)
+    assert browser("run") == ["execution_success", None]
+    ran = browser("details", until="每帧")["text"].partition("上次运行")[2]
+    assert "普通 torch（NCDHW），fp32" in ran and not set("(;:,") & set(ran)
+    browser("view", file=str(shots / "result-zh.png"))
+    browser("key", keys="Escape")
 
 
 def test_the_parameters_tab_shows_values_only_and_leaves_the_line_alone(browser, comfy, shots):

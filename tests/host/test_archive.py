@@ -34,7 +34,9 @@ def test_it_has_the_nodes_the_frontend_and_the_texts(installed):
     assert len(nodes) == 9
     assert any(path.endswith("/js/zerowaste.js") for path in installed.get("/extensions"))
     assert "zerowaste" in installed.get("/i18n")["zh"]
-    assert "IMPORT FAILED" not in installed.log()
+    # Of the host's own nodes some need packages that not every host has.
+    failed = [line for line in installed.log().splitlines() if "IMPORT FAILED" in line]
+    assert [line for line in failed if running.PACK in line] == []
 
 
 def test_its_templates_are_offered_once_and_run(installed):

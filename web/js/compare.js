@@ -98,7 +98,7 @@ function finished() {
 function outcome(output) {
   const facts = output.zerowaste[0];
   const row = (name, side) => el("tr", {}, el("th", {}, name), el("td", {}, side.ms.toFixed(side.ms < 10 ? 1 : 0)),
-    el("td", {}, side.gb ? gb(side.gb) : "–"), el("td", {}, side.mode));
+    el("td", {}, side.gb ? gb(side.gb) : "–"), el("td", {}, said(side.mode)));
   const pictures = (output.images ?? []).map(({ filename, subfolder, type }, index) => {
     const query = new URLSearchParams({ filename, subfolder, type });
     return el("figure", {}, el("img", { src: api.apiURL(`/view?${query}`), alt: "" }),

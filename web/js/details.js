@@ -62,7 +62,7 @@ export function result(report) {
   if (used) parts.push(drawMemory(used, report.predicted_gb, t("used", { used: gb(used), planned: gb(report.predicted_gb) })));
   else if (report.predicted_gb) parts.push(line(t("not_measured", { planned: gb(report.predicted_gb) })));
   if (report.db !== null) parts.push(line(t("quality", { db: report.db.toFixed(1) })));
-  parts.push(line(`${report.mode}, ${report.precision}`, "note"));
+  parts.push(line(t("ran_as", { mode: said(report.mode), precision: report.precision }), "note"));
   for (const [name, n] of Object.entries(report.events)) {
     if (n) parts.push(line(t(n === 1 ? `event_${name}_one` : `event_${name}`, { n }), "problem"));
   }

@@ -6,37 +6,57 @@ import { said, t } from "./strings.js";
 const ROUTE = "/zerowaste_vae/tune";
 const PAUSE = 1000;
 const MAX_NODES = 64;
+// Pixels beside a button's text.
+const MARGINS = 40;
 
 export function addTuning(node) {
-  const button = node.addWidget("button", "tune", null, () => click(node, show), { serialize: false });
-  button.serialize = false;
-  const show = (label, tooltip = t("tune_help")) => {
-    button.label = label;
-    button.tooltip = tooltip;
-    node.setDirtyCanvas?.(true, true);
-  };
-  show(t("tune"));
+  const tuning = { node, button: node.addWidget("button", "tune", null, () => click(tuning), { serialize: false }), turn: 0 };
+  tuning.button.serialize = false;
+  show(tuning, t("tune"));
+  // One may be under way since before this page or this node was there.
+  ask("GET").then(({ state }) => state === "running" && follow(tuning)).catch(() => {});
 }
 
-async function click(node, show) {
+function show({ node, button }, label, tooltip = t("tune_help")) {
+  button.label = fitting(label, node.size[0] - MARGINS);
+  button.tooltip = tooltip;
+  node.setDirtyCanvas?.(true, true);
+}
+
+// A drawn button writes over its edges and the node's: what has no room is in the tooltip.
+function fitting(text, width) {
+  const context = document.createElement("canvas").getContext("2d");
+  context.font = `${window.LiteGraph.NODE_TEXT_SIZE}px ${window.LiteGraph.NODE_FONT}`;
+  const fits = (shown) => context.measureText(shown).width <= width;
+  let end = text.length;
+  while (end > 1 && !fits(`${text.slice(0, end)}…`)) end -= 1;
+  return fits(text) ? text : `${text.slice(0, end).trimEnd()}…`;
+}
+
+async function click(tuning) {
   try {
-    if ((await ask("GET")).state === "running") await ask("DELETE"); // perhaps one of another page, or from before a reload
-    else {
-      show(t("tune_starts"));
-      await ask("POST", { model: modelOf(node) });
-    }
-    await follow(show);
+    const stopping = (await ask("GET")).state === "running";
+    show(tuning, t(stopping ? "tune_stops" : "tune_starts"));
+    if (stopping) await ask("DELETE");
+    else await ask("POST", { model: modelOf(tuning.node) });
+    await follow(tuning, stopping);
   } catch (error) {
-    show(t("tune_not", { why: said(error.message) }), error.message);
+    const why = said(error.message);
+    show(tuning, t("tune_not", { why }), why);
   }
 }
 
-async function follow(show) {
+// Until it ends, or another click has somebody else follow it. What is to stop still measures the layer it is at.
+async function follow(tuning, stopping = false) {
+  const turn = (tuning.turn += 1);
   for (;;) {
     const { state, done, total, text } = await ask("GET");
-    if (state !== "running") return show(state === "failed" ? t("tune_not", { why: said(text) }) : t(`tune_${state}`), text || undefined);
-    show(total ? t("tune_runs", { done, total }) : t("tune_starts"));
+    if (turn !== tuning.turn) return;
+    const why = said(text);
+    if (state !== "running") return show(tuning, state === "failed" ? t("tune_not", { why }) : t(`tune_${state}`), why || undefined);
+    show(tuning, stopping ? t("tune_stops") : total ? t("tune_runs", { done, total }) : t("tune_starts"));
     await new Promise((wait) => setTimeout(wait, PAUSE));
+    if (!tuning.node.graph) return;
   }
 }
 
