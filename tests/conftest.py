@@ -61,7 +61,17 @@ class Passed:
         self.path.write_text("".join(f"{name}\n" for name in sorted(self.names)), encoding="utf-8")
 
 
+class Plain:
+    """The repository's folder is not a package of tests: pytest would import its __init__.py, and could not in a folder
+    whose name is none of Python's, such as ComfyUI-ZeroWasteVAE."""
+
+    @staticmethod
+    def pytest_collect_directory(path, parent):
+        return pytest.Dir.from_parent(parent, path=path) if path == ROOT else None
+
+
 def pytest_configure(config):
+    config.pluginmanager.register(Plain())
     path = config.getoption("--passed")
     if path and not hasattr(config, "workerinput"):  # the workers of xdist report to this process
         config.pluginmanager.register(Passed(path))
