@@ -115,17 +115,36 @@ class EngineVAE(comfy.sd.VAE):
         log.info(f"{engine.arch} VAE ready: {engine.precision}, runs on {self.device}")
 
     def _use(self, engine: VideoVAE) -> None:
-        self.engine = engine
-        self.first_stage_model = Direct(engine.model, weakref.proxy(self))
+        self.engine, here = engine, weakref.proxy(self)  # nothing in it keeps it alive
+        self.first_stage_model = engine.model
         self._engines.add(engine)
-        self.memory_used_decode = lambda shape, dtype: self._peak("decoder", self.layout.latent_size(shape))
-        self.memory_used_encode = lambda shape, dtype: self._peak("encoder", self.layout.pixel_size(shape))
+        self.memory_used_decode = lambda shape, dtype: here._peak("decoder", here.layout.latent_size(shape))
+        self.memory_used_encode = lambda shape, dtype: here._peak("encoder", here.layout.pixel_size(shape))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        # Select VAE Device gives its copy the network that the patcher holds.
+        if name == "first_stage_model" and "engine" in vars(self) and value is self.engine.model:
+            value = Direct(value, weakref.proxy(self))
+        super().__setattr__(name, value)
+
+    def __copy__(self) -> EngineVAE:
+        """The same VAE: weights and what is packed of them are shared."""
+        vae = object.__new__(type(self))
+        vars(vae).update(vars(self))
+        vae._use(self.engine)
+        return vae
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> EngineVAE:
+        """With weights of its own: those that this one was made from."""
+        vae = EngineVAE(self.source, self.engine.asked, self.settings, self.name, self.device)
+        return vae.with_wishes(self.settings, self.engine.options)
 
     def with_wishes(self, settings: Settings, options: Options | None = None) -> EngineVAE:
         """The same VAE (weights shared) under other settings, and with other optimisations if any are given."""
         vae = copy.copy(self)
         vae.settings = settings
-        vae._use(self.engine if options is None else self.engine.with_options(options))
+        if options is not None:
+            vae._use(self.engine.with_options(options))
         return vae
 
     def describe(self) -> str:
@@ -308,6 +327,11 @@ class _Patcher(comfy.model_patcher.ModelPatcher):
     """Unloads what the host does not see first: the packed weights of the engines that run this model."""
 
     engines: Iterable[VideoVAE] = ()
+
+    def clone(self, *args: Any, **options: Any) -> _Patcher:
+        other = super().clone(*args, **options)
+        other.engines = self.engines
+        return other
 
     def partially_unload(self, device_to: torch.device, memory_to_free: float = 0, **options: object) -> int:
         freed = sum(engine.release() for engine in self.engines)
