@@ -87,6 +87,7 @@ class EngineVAE(comfy.sd.VAE):
         # The host moves the weights before a run; plans are made earlier, and depend on where the run will be.
         engine = load(source(), precision, self.device, weights_on=mm.vae_offload_device())
         self.source, self.settings = source, settings
+        self.decoder: dict[str, float] = {}  # see Direct
         self.name = name or f"{engine.arch} {_widths(engine)}"
         KNOWN.learn(self.name, engine.architecture, engine.model.config)
         self.patcher = _Patcher(engine.model, load_device=self.device, offload_device=mm.vae_offload_device())
@@ -137,6 +138,7 @@ class EngineVAE(comfy.sd.VAE):
     def __deepcopy__(self, memo: dict[int, Any]) -> EngineVAE:
         """With weights of its own: those that this one was made from."""
         vae = EngineVAE(self.source, self.engine.asked, self.settings, self.name, self.device)
+        vae.decoder = self.decoder
         return vae.with_wishes(self.settings, self.engine.options)
 
     def with_wishes(self, settings: Settings, options: Options | None = None) -> EngineVAE:
@@ -257,7 +259,8 @@ class EngineVAE(comfy.sd.VAE):
             say_here(f"{operation}: planning")
             watched = {"progress": shown, "cancel": mm.processing_interrupted, "on_plan": begin, "plan": made}
             try:
-                yield Running(options | watched | shared, plans, loaded)
+                told = self.decoder if operation == "decode" else {}
+                yield Running(options | watched | shared | told, plans, loaded)
             except Cancelled:
                 mm.throw_exception_if_processing_interrupted()
                 raise
