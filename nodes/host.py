@@ -34,6 +34,7 @@ from ..engine.run.kept import KEPT
 from ..engine.run.pinned import POOL, forbid
 from ..engine.run.pixels import OUTPUTS
 from ..engine.run.plan import Plan
+from .altered import altered
 from .bar import Progress, say_here, shows_previews
 from .direct import Direct
 from .frames import Layout, too_many
@@ -237,6 +238,9 @@ class EngineVAE(comfy.sd.VAE):
         of a Request; rest: as for plans; gpus: what shares the work."""
         if operation == "encode" and not self.engine.can_encode:
             raise InputError(f"{self.engine.path or 'this VAE'} holds a decoder only: encode with the whole VAE's file")
+        if layer := altered(self.engine.model):
+            raise InputError(f"Another node has changed the layer {layer} of this VAE, which the engine does not "
+                             "follow: use Load VAE in front of that node, and no node of this pack")  # fmt: skip
         shown, plans, started = Progress(), [], time.perf_counter()
 
         def begin(plan: Plan) -> None:

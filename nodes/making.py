@@ -8,6 +8,7 @@ from pathlib import Path
 from ..engine import Checkpoint, CheckpointError, InputError, log, read_checkpoint
 from ..engine.archs import detect
 from ..engine.precision.modes import MIXED
+from .altered import altered
 from .direct import SETTINGS
 from .host import EngineVAE, offload_device
 from .packages import needing_gguf
@@ -84,4 +85,12 @@ def known(vae: object) -> bool:
     except InputError as error:
         log.once(f"{type(network).__name__} runs by ComfyUI's own code: {error}")
         return False
-    return True
+    return follows(network)
+
+
+def follows(network: object) -> bool:
+    """Whether the engine computes what a host VAE's network does, as nodes have left it. It says once why not."""
+    layer = altered(network)
+    if layer is not None:
+        log.once(f"{type(network).__name__} runs by ComfyUI's own code: another node has changed its layer {layer}")
+    return layer is None
