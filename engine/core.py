@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -85,9 +86,10 @@ class Core:
         self._parameters = tuple(model.parameters())  # every plan counts their bytes; to look for them takes longer
         self._plain = PlainHalves(model, self.architecture, dtype)
         self._mixed = self._mode_of(options)
+        here = weakref.proxy(self)  # a VAE that nobody has any more is gone at once, with its weights
         self.planner = make_planner(
-            self.architecture, model.config, dtype, options, self._mixed.mode, lambda: self.fused() is not None,
-            lambda: Torch.on(self.device, dtype, options.tf32),
+            self.architecture, model.config, dtype, options, self._mixed.mode, lambda: here.fused() is not None,
+            lambda: Torch.on(here.device, dtype, options.tf32),
         )
         self._fused = FusedHalves(model, self.planner.walk, self.store)
         self._tiled = OwnHalves(model, dtype, options, self._mixed.mode.kind)

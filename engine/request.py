@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import TYPE_CHECKING
 
 import torch
@@ -45,6 +46,10 @@ class Request:
         for name, value, known in (("tiling", self.tiling, TILINGS), ("output", self.output, OUTPUTS)):
             if value not in known:
                 raise InputError(f"{name}={value!r} is not one of {', '.join(known)}")
+        check_whole(tile=self.tile, overlap=self.overlap, chunk=self.chunk)
+        for name in ("tile", "overlap"):  # also where the tiling takes none
+            if (value := getattr(self, name)) < 0:
+                raise InputError(f"{name}={value} is negative: give pixels")
         if self.chunk < 0:
             raise InputError(f"chunk={self.chunk} is negative: give latents per chunk, or 0 for automatic")
         check_sizes(self.vram_gb, self.ram_gb)
@@ -60,21 +65,30 @@ class Request:
             check_tile(self.tile, self.overlap if self.tiling == "blended" else 0, spatial)
 
 
+def check_whole(**values: object) -> None:
+    """Raises InputError where one of them is given and no whole number."""
+    for name, value in values.items():
+        if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
+            raise InputError(f"{name}={value!r} is no whole number: give one")
+
+
 def check_sizes(vram_gb: float | None, ram_gb: float | None) -> None:
     """Raises InputError where one of them is negative, no number or beyond what can be addressed."""
     for name, value in (("vram_gb", vram_gb), ("ram_gb", ram_gb)):
-        if value is not None and not 0 <= value <= MOST_GB:
-            raise InputError(f"{name}={value} is not a size: give GB (2^30 bytes), or 0 for automatic")
+        if value is not None and not (isinstance(value, Real) and 0 <= value <= MOST_GB):
+            raise InputError(f"{name}={value!r} is not a size: give GB (2^30 bytes), or 0 for automatic")
 
 
 def check_seed(seed: int | None) -> None:
     """Raises InputError where torch takes no such seed."""
+    check_whole(seed=seed)
     if seed is not None and not -(2**63) <= seed < 2**64:
         raise InputError(f"seed={seed} is too large: give a number of at most 64 bits")
 
 
 def check_part(start: int, frames: int | None, count: int) -> range:
     """Frames [start, start + frames) of `count`; None: up to the end. Raises InputError where there are none."""
+    check_whole(start=start, frames=frames)
     if not 0 <= start < count:
         raise InputError(f"start={start} is no frame of this clip: it has {count}, numbered from 0")
     if frames is not None and frames < 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
@@ -35,6 +36,14 @@ class VideoVAE(Core, DocumentedMethods):
     Latents of `decode` and `encode` are host-scaled (the network's times `scale`), those of the `_raw` pair are the
     network's own. Results lie in host memory. Memory options are in GB (2^30); 0 means automatic.
     """
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> VideoVAE:
+        """With weights of its own, and nothing packed."""
+        other = copy.copy(self)
+        other._separate()
+        other.model = other._loaded = copy.deepcopy(self.model, memo)
+        other._use(self._options)
+        return other
 
     # -- decode ---------------------------------------------------------------------------------------------------
 

@@ -24,6 +24,11 @@ class TensorVideo:
         self._video = video.flatten(0, 1)[None] if still else video
         self.batch, self.count, self.height, self.width, _ = self._video.shape
 
+    @property
+    def all(self) -> Tensor:
+        """Of every clip."""
+        return self._video
+
     def of(self, clips: slice) -> TensorVideo:
         """Some of the clips."""
         return self if self._still else TensorVideo(self._video[clips])  # pictures are frames of one clip

@@ -12,7 +12,7 @@ from ..engine import InputError
 from ..engine.report import Report
 from .frames import of_frames
 from .host import EngineVAE
-from .making import from_host_vae
+from .making import follows, from_host_vae
 from .reports import Outcome
 from .settings import DEFAULT_OVERLAP, Settings
 
@@ -34,7 +34,7 @@ def check_vae(vae: object) -> None:
 def engine_vae(vae: object) -> EngineVAE | None:
     """`vae` as the engine runs it: itself, or converted with the defaults of Zero-Waste VAE Optimize at its first use.
 
-    None: the engine does not know its network. Raises InputError where there is no VAE.
+    None: the engine does not know its network, or nodes have changed it. Raises InputError where there is no VAE.
     """
     check_vae(vae)
     if isinstance(vae, EngineVAE):
@@ -44,7 +44,7 @@ def engine_vae(vae: object) -> EngineVAE | None:
         if converted is None:
             return None
         _converted[vae] = converted
-    return _converted[vae]
+    return _converted[vae] if follows(vae.first_stage_model) else None
 
 
 def host_decode(vae: object, samples: Tensor, settings: Settings) -> tuple[Tensor, Outcome]:

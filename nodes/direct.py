@@ -6,13 +6,14 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from ..engine import InputError
-
-#: What nodes set on a host's network and the engine reads when it takes that network over.
-SETTINGS = ("decode_timestep", "decode_noise_scale")
+#: What nodes set on a host's network -> the option of a decode that it is.
+SETTINGS = {"decode_timestep": "timestep", "decode_noise_scale": "noise"}
 
 
 class _VAE(Protocol):
+    #: Options of its decodes that were set on its network.
+    decoder: dict[str, float]
+
     def decode(self, samples_in: Tensor) -> Tensor: ...
     def encode(self, pixel_samples: Tensor) -> Tensor: ...
 
@@ -25,12 +26,16 @@ class Direct:
         self._network, self._vae = network, vae
 
     def __getattr__(self, name: str) -> Any:
+        if name in SETTINGS and SETTINGS[name] in self._vae.decoder:
+            return self._vae.decoder[SETTINGS[name]]
         return getattr(object.__getattribute__(self, "_network"), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        """Unlike on a host's network, what is set counts for this VAE alone, whoever shares its weights."""
         if name in SETTINGS:
-            raise InputError(f"{name} is set too late: set it behind Load VAE, with Zero-Waste VAE Optimize after it")
-        super().__setattr__(name, value)
+            self._vae.decoder = {**self._vae.decoder, SETTINGS[name]: float(value)}
+        else:
+            super().__setattr__(name, value)
 
     def decode(self, z: Tensor) -> Tensor:
         """Latents [B, C, T, h, w] (of pictures [B, C, h, w]) -> [B, 3, F, H, W] (or [B, 3, H, W]) in -1..1."""

@@ -34,6 +34,7 @@ from ..engine.run.kept import KEPT
 from ..engine.run.pinned import POOL, forbid
 from ..engine.run.pixels import OUTPUTS
 from ..engine.run.plan import Plan
+from .altered import altered
 from .bar import Progress, say_here, shows_previews
 from .direct import Direct
 from .frames import Layout, too_many
@@ -87,6 +88,7 @@ class EngineVAE(comfy.sd.VAE):
         # The host moves the weights before a run; plans are made earlier, and depend on where the run will be.
         engine = load(source(), precision, self.device, weights_on=mm.vae_offload_device())
         self.source, self.settings = source, settings
+        self.decoder: dict[str, float] = {}  # see Direct
         self.name = name or f"{engine.arch} {_widths(engine)}"
         KNOWN.learn(self.name, engine.architecture, engine.model.config)
         self.patcher = _Patcher(engine.model, load_device=self.device, offload_device=mm.vae_offload_device())
@@ -115,17 +117,37 @@ class EngineVAE(comfy.sd.VAE):
         log.info(f"{engine.arch} VAE ready: {engine.precision}, runs on {self.device}")
 
     def _use(self, engine: VideoVAE) -> None:
-        self.engine = engine
-        self.first_stage_model = Direct(engine.model, weakref.proxy(self))
+        self.engine, here = engine, weakref.proxy(self)  # nothing in it keeps it alive
+        self.first_stage_model = engine.model
         self._engines.add(engine)
-        self.memory_used_decode = lambda shape, dtype: self._peak("decoder", self.layout.latent_size(shape))
-        self.memory_used_encode = lambda shape, dtype: self._peak("encoder", self.layout.pixel_size(shape))
+        self.memory_used_decode = lambda shape, dtype: here._peak("decoder", here.layout.latent_size(shape))
+        self.memory_used_encode = lambda shape, dtype: here._peak("encoder", here.layout.pixel_size(shape))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        # Select VAE Device gives its copy the network that the patcher holds.
+        if name == "first_stage_model" and "engine" in vars(self) and value is self.engine.model:
+            value = Direct(value, weakref.proxy(self))
+        super().__setattr__(name, value)
+
+    def __copy__(self) -> EngineVAE:
+        """The same VAE: weights and what is packed of them are shared."""
+        vae = object.__new__(type(self))
+        vars(vae).update(vars(self))
+        vae._use(self.engine)
+        return vae
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> EngineVAE:
+        """With weights of its own: those that this one was made from."""
+        vae = EngineVAE(self.source, self.engine.asked, self.settings, self.name, self.device)
+        vae.decoder = self.decoder
+        return vae.with_wishes(self.settings, self.engine.options)
 
     def with_wishes(self, settings: Settings, options: Options | None = None) -> EngineVAE:
         """The same VAE (weights shared) under other settings, and with other optimisations if any are given."""
         vae = copy.copy(self)
         vae.settings = settings
-        vae._use(self.engine if options is None else self.engine.with_options(options))
+        if options is not None:
+            vae._use(self.engine.with_options(options))
         return vae
 
     def describe(self) -> str:
@@ -216,6 +238,9 @@ class EngineVAE(comfy.sd.VAE):
         of a Request; rest: as for plans; gpus: what shares the work."""
         if operation == "encode" and not self.engine.can_encode:
             raise InputError(f"{self.engine.path or 'this VAE'} holds a decoder only: encode with the whole VAE's file")
+        if layer := altered(self.engine.model):
+            raise InputError(f"Another node has changed the layer {layer} of this VAE, which the engine does not "
+                             "follow: use Load VAE in front of that node, and no node of this pack")  # fmt: skip
         shown, plans, started = Progress(), [], time.perf_counter()
 
         def begin(plan: Plan) -> None:
@@ -238,7 +263,8 @@ class EngineVAE(comfy.sd.VAE):
             say_here(f"{operation}: planning")
             watched = {"progress": shown, "cancel": mm.processing_interrupted, "on_plan": begin, "plan": made}
             try:
-                yield Running(options | watched | shared, plans, loaded)
+                told = self.decoder if operation == "decode" else {}
+                yield Running(options | watched | shared | told, plans, loaded)
             except Cancelled:
                 mm.throw_exception_if_processing_interrupted()
                 raise
@@ -308,6 +334,11 @@ class _Patcher(comfy.model_patcher.ModelPatcher):
     """Unloads what the host does not see first: the packed weights of the engines that run this model."""
 
     engines: Iterable[VideoVAE] = ()
+
+    def clone(self, *args: Any, **options: Any) -> _Patcher:
+        other = super().clone(*args, **options)
+        other.engines = self.engines
+        return other
 
     def partially_unload(self, device_to: torch.device, memory_to_free: float = 0, **options: object) -> int:
         freed = sum(engine.release() for engine in self.engines)

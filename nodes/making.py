@@ -8,6 +8,8 @@ from pathlib import Path
 from ..engine import Checkpoint, CheckpointError, InputError, log, read_checkpoint
 from ..engine.archs import detect
 from ..engine.precision.modes import MIXED
+from .altered import altered
+from .direct import SETTINGS
 from .host import EngineVAE, offload_device
 from .packages import needing_gguf
 from .settings import Settings
@@ -45,8 +47,7 @@ def of_network(network: object) -> Checkpoint:
     config, metadata = getattr(network, "config", None), {}
     if isinstance(config, dict):
         # Nodes may have set these since.
-        settings = (name for name in ("decode_timestep", "decode_noise_scale") if hasattr(network, name))
-        now = {name: getattr(network, name) for name in settings}
+        now = {name: getattr(network, name) for name in SETTINGS if hasattr(network, name)}
         metadata = {"config": json.dumps({"vae": config | now})}
     return Checkpoint(detect(tensors).completed(tensors), metadata)
 
@@ -57,7 +58,9 @@ def with_precision(vae: EngineVAE, precision: str) -> EngineVAE:
     chosen = precision in MIXED and vae.engine.asked != precision
     if precision == "auto" or (precision == vae.engine.precision and not chosen):
         return vae
-    return EngineVAE(vae.source, precision, vae.settings, vae.name, vae.device)
+    other = EngineVAE(vae.source, precision, vae.settings, vae.name, vae.device)
+    other.decoder = vae.decoder
+    return other
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
@@ -82,4 +85,12 @@ def known(vae: object) -> bool:
     except InputError as error:
         log.once(f"{type(network).__name__} runs by ComfyUI's own code: {error}")
         return False
-    return True
+    return follows(network)
+
+
+def follows(network: object) -> bool:
+    """Whether the engine computes what a host VAE's network does, as nodes have left it. It says once why not."""
+    layer = altered(network)
+    if layer is not None:
+        log.once(f"{type(network).__name__} runs by ComfyUI's own code: another node has changed its layer {layer}")
+    return layer is None

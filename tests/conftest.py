@@ -120,7 +120,7 @@ def settle_gpu():
         with suppress(AttributeError):
             delattr(sys, name)
     KEPT.release()
-    gc.collect()  # a VAE and its plans refer to each other
+    gc.collect()  # what failed refers to itself
     torch.cuda.synchronize()
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()

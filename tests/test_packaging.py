@@ -4,6 +4,7 @@ import argparse
 import importlib.util
 import json
 import re
+import shutil
 import subprocess
 import sys
 from importlib import import_module
@@ -208,3 +209,15 @@ def test_readme_names_the_commands_of_the_set_up_script():
     assert "python3 tools/fresh.py test\n" in README
     ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert "tools/fresh.py --venv" in ci and "ruff" in ci
+
+
+def test_the_repository_may_be_in_a_folder_of_any_name(tmp_path):
+    """The README's own is no name of Python's: pytest would import its __init__.py as a module of its own."""
+    folder = tmp_path / "ComfyUI-ZeroWasteVAE"
+    (folder / "tests").mkdir(parents=True)
+    for name in ("__init__.py", "pyproject.toml", "tests/conftest.py"):
+        shutil.copy(ROOT / name, folder / name)
+    (folder / "tests" / "test_one.py").write_text("def test_one(atol):\n    assert atol\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
-from .alike import check_alike, digest, of_bits
+from .alike import check_alike
 from .options import (
     add_run_options,
     check_report,
@@ -283,11 +283,12 @@ def _identity(
     """Of everything that an unfinished file and its rest must have in common: all that frames' bits depend on."""
     import torch
 
+    from ..devices.alike import of_bits, of_file
     from ..devices.kinds import kind_of
     from ..kernels.conv3d.tuned import table
     from ..kernels.targets import triton_version
 
-    files = [digest(path) for path in (args.latent, vae.path)]
+    files = [of_file(path) for path in (args.latent, vae.path)]
     way = vae.precision, of_bits(vae), kind_of(vae.device), args.norm_groups
     if vae.device.type == "cpu":  # whose products are summed by so many threads, in so long vectors
         way += torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()

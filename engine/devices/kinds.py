@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -24,7 +24,9 @@ def resolve(devices: str | Sequence[str | torch.device] | None, own: torch.devic
     if devices == "all":
         others = [torch.device("cuda", i) for i in range(torch.cuda.device_count())] if own.type == "cuda" else []
         return [own, *(d for d in others if d != own)]
-    names = [n.strip() for n in devices.split(",")] if isinstance(devices, str) else list(devices)
+    if isinstance(devices, str):
+        devices = [n.strip() for n in devices.split(",")]
+    names = list(devices) if isinstance(devices, Iterable) else []
     if not names:
         raise InputError("devices names none: give a list such as cuda:0,cuda:1, or all")
     return [_device(name) for name in names]

@@ -25,6 +25,7 @@ from ..run.sections import latent_of
 from ..run.tiles import grid
 from ..video import StreamVideo, TensorVideo
 from . import by_rows
+from .alike import of_bits, of_contents, of_file, of_network
 from .copies import on
 from .feed import GIVEN, Feed, Streamed
 from .kinds import kind_of, resolve, same_kind
@@ -65,7 +66,7 @@ def decode(
 
     samples = functools.partial(call.decoder_samples, z)
     asked = "decoder", into, z.shape[0], wanted, tuple(z.shape[2:]), request
-    yield from _run(vae, devices, mixed, operation, asked, z.shape[3], samples, size, told, plan)
+    yield from _run(vae, devices, mixed, operation, asked, z.shape[3], samples, size, told, plan, {"latent": z})
 
 
 def encode(
@@ -83,15 +84,16 @@ def encode(
     asked, feed = ("encoder", into, video.batch, range(size[0]), size, request), GIVEN
     if isinstance(video, StreamVideo):
         feed = Streamed(vae, video)
-    yield from _run(vae, devices, mixed, operation, asked, video.height, samples, video.size, told, plan, feed)
+    given = {"video": video.all if isinstance(video, TensorVideo) else None}
+    yield from _run(vae, devices, mixed, operation, asked, video.height, samples, video.size, told, plan, given, feed)
 
 
 def _run(
     vae: Core, devices: Devices, mixed: bool, operation: Operation, asked: tuple[Any, ...], height: int,
     samples: Callable[[Core], list[Tensor]], size: tuple[int, int, int, int], told: Told, plan: Plan | None,
-    feed: Feed = GIVEN,
+    given: dict[str, Any], feed: Feed = GIVEN,
 ) -> Generator[Finished, None, None]:  # fmt: skip
-    """asked: what Spread says of a call, from `half` to `request`. height: of what goes in."""
+    """asked: what Spread says of a call, from `half` to `request`. height: of what goes in. given: that, by name."""
     ranks = devices if isinstance(devices, Ranks) else None
     named = [vae.device] if ranks else _named(vae, devices, mixed)
     half, into, clips, wanted, latents, request = asked
@@ -105,7 +107,7 @@ def _run(
         spread = Spread(on(vae, named), *asked, policy, operation, told, feed)
     else:
         ranks.agree(vae.device, mixed)
-        ranks.check_same(clip=size, precision=None if mixed else vae.precision)
+        _check_alike(vae, ranks, mixed, given, clip=(size, clips, latents), part=wanted, output=request.output)
         policy = ranks.broadcast(policy)
         about = half, height, clips, wanted, latents, request
         rows = _answered(ranks, lambda: _by_rows(vae, ranks, *about, told.check))
@@ -128,6 +130,13 @@ def _run(
                 yield from _alone(vae, operation, into, wanted, request, told, None)
             return
     yield from _reported(vae, spread.run(report), report)
+
+
+def _check_alike(vae: Core, ranks: Ranks, mixed: bool, given: dict[str, Any], **asked: Any) -> None:
+    """Raises InputError on all ranks where one would make something else of it, or of something else."""
+    network = of_network(vae) if not mixed else None if vae.path is None else of_file(vae.path)
+    contents = {name: of_contents(what) for name, what in given.items()}
+    ranks.check_same(**asked, precision=None if mixed else vae.precision, VAE=network, options=of_bits(vae), **contents)
 
 
 def _alone(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -28,7 +29,7 @@ class Half(nn.Module):
         first, self._mid, last = program.parts()
         self._low, self._high = (first, last) if program.half == "decoder" else (last, first)
         self._beside: dict[str, tuple[nn.Module]] = {}  # tuples are not registered: these belong to the network
-        self._network: tuple[nn.Module] | None = None
+        self._network: weakref.ref[nn.Module] | None = None
         for step in program.every():
             if step.inner():
                 continue
@@ -49,13 +50,16 @@ class Half(nn.Module):
 
     def belongs_to(self, network: nn.Module) -> None:
         """What is beside this half is found in `network` from now on, which may share it with the other half."""
-        self._network = (network,)
+        self._network = weakref.ref(network)  # both would wait for the garbage collector else, with their weights
+        for name in self._beside:  # for a half that outlives it
+            self._beside[name] = (find(network, name[1:]),)
 
     def part(self, name: str) -> nn.Module:
         """Of a step, by the name that it gave."""
         if not name.startswith("/"):
             return find(self, name)
-        return find(self._network[0], name[1:]) if self._network else self._beside[name][0]
+        network = self._network and self._network()
+        return find(network, name[1:]) if network is not None else self._beside[name][0]
 
     def run(self, steps: Sequence[Step], x: Tensor, state: State | None = None) -> Tensor:
         """Some of the Program's steps; no frames where one of them begins later."""
@@ -141,15 +145,22 @@ class Network(nn.Module):
         for half in (self.encoder, self.decoder):
             if half is None:
                 continue
-            half.belongs_to(self)
             for name, module in half.beside().items():
                 if name not in self._modules and name not in self._parameters:  # both halves may have it
                     graft(self, name, module)
+            half.belongs_to(self)
         if packing is not None:
             self.add_module(*packing)
         for name, module in self.named_modules():
             if hasattr(module, "key"):
                 module.key = name  # its history's, and its calibration's
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Of a copy: its halves belong to it."""
+        super().__setstate__(state)
+        for half in (self.encoder, self.decoder):
+            if half is not None:
+                half.belongs_to(self)
 
     @property
     def packing(self) -> PackedLatents | None:

@@ -6,13 +6,14 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..network.ops.pictures import EachPicture
 from ..network.plain import Half
 from ..network.program import Step
 from ..network.state import State
@@ -54,12 +55,12 @@ class _Record:
 
     events: list[tuple[Event, _Gone | None]]
     result: _Made | None
-    histories: dict[str, _Made | None]
-    constants: dict[str, _Made]
-    counts: Counter[str]
-    through: frozenset[str]
-    waits: list[str]
-    taken: list[str]
+    histories: dict[str, _Made | None] = field(default_factory=dict)
+    constants: dict[str, _Made] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    through: frozenset[str] = frozenset()
+    waits: list[str] = field(default_factory=list)
+    taken: list[str] = field(default_factory=list)
 
 
 class _Histories(dict[str, Tensor]):
@@ -244,6 +245,30 @@ class Repeated:
         return x if record.result is None else again(record.result)
 
 
+class _Picture:
+    """Stands for all that one picture goes through in a plain walk: without a State, so that a record needs to know
+    nothing but its size. A chunk may be of thousands."""
+
+    def __init__(self, steps: Sequence[Step], memory: PeakMemory, known: Known) -> None:
+        self._steps, self._memory, self._known = steps, memory, known
+
+    def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: None) -> Tensor:
+        question, memory = _form(x), self._memory
+        record = self._known.facts.records.get(question)
+        if record is not None:
+            with torch._C._DisableTorchDispatch():
+                blocks = memory.follow(record.events, lambda _: None)
+                return memory.lay(record.result.again(), blocks[record.result.number])
+        y = x
+        with memory.recorded() as events, seen():
+            for step in self._steps:
+                y = step.plain(part, y, state)
+        made = _named(memory, events, [y])
+        if made is not None and all(e.own for e in events):
+            self._known.facts.records[question] = _Record([(e, None) for e in events], made[0])
+        return y
+
+
 def _form(x: Tensor) -> Hashable:
     return x.shape, x.stride(), x.dtype
 
@@ -264,8 +289,14 @@ def repeated(half: Half, memory: PeakMemory, known: Mapping[Step, Known]) -> Hal
     """The half with steps that are walked once for the sizes they meet. known: of its steps, without their names."""
     other = copy.copy(half)
     for part in ("_low", "_mid", "_high"):
-        setattr(other, part, [Repeated(step, memory, known[_nameless(step)]) for step in getattr(half, part)])
+        setattr(other, part, [_stand_in(step, memory, known[_nameless(step)]) for step in getattr(half, part)])
     return other
+
+
+def _stand_in(step: Step, memory: PeakMemory, known: Known) -> Repeated | EachPicture:
+    if isinstance(step, EachPicture):
+        return replace(step, steps=(_Picture(step.steps, memory, known),))
+    return Repeated(step, memory, known)
 
 
 def _nameless(step: Step) -> Step:

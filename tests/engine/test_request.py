@@ -6,7 +6,8 @@ import re
 import pytest
 import torch
 from zerowaste_vae import InputError
-from zerowaste_vae.engine.request import Request, check_latent, check_out, check_seed, check_video
+from zerowaste_vae.engine.devices.kinds import resolve
+from zerowaste_vae.engine.request import Request, check_latent, check_out, check_part, check_seed, check_video
 
 
 @pytest.mark.parametrize(
@@ -19,6 +20,12 @@ from zerowaste_vae.engine.request import Request, check_latent, check_out, check
         ({"ram_gb": math.inf}, "ram_gb=inf is not a size"),
         ({"vram_gb": math.nan}, "vram_gb=nan is not a size"),
         ({"ram_gb": 1e308}, "ram_gb=1e+308 is not a size"),
+        ({"vram_gb": "3"}, "vram_gb='3' is not a size"),
+        ({"chunk": 1.5}, "chunk=1.5 is no whole number"),
+        ({"chunk": True}, "chunk=True is no whole number"),
+        ({"tile": "64"}, "tile='64' is no whole number"),
+        ({"tile": -64}, "tile=-64 is negative"),
+        ({"overlap": -8}, "overlap=-8 is negative"),
     ],
 )
 def test_what_no_vae_can_serve(values, says):
@@ -33,6 +40,21 @@ def test_seeds_have_64_bits():
     for seed in (-(2**63) - 1, 2**64, 10**30):
         with pytest.raises(InputError, match=f"seed={seed} is too large"):
             check_seed(seed)
+    for seed in (1.5, "1", True):
+        with pytest.raises(InputError, match=f"seed={seed!r} is no whole number"):
+            check_seed(seed)
+
+
+@pytest.mark.parametrize("values", [{"start": 1.5}, {"frames": "2"}, {"frames": 2.0}])
+def test_parts_are_of_whole_frames(values):
+    with pytest.raises(InputError, match="is no whole number"):
+        check_part(**{"start": 0, "frames": None} | values, count=9)
+
+
+@pytest.mark.parametrize("devices", [3, [], ()])
+def test_devices_are_named(devices):
+    with pytest.raises(InputError, match="devices names none"):
+        resolve(devices, torch.device("cpu"))
 
 
 def test_tiles_are_judged_by_the_size_of_a_latent_pixel():

@@ -1,8 +1,13 @@
 """The VAE object: what users call, with what they get wrong."""
 
+import copy
+import gc
+import weakref
+
 import pytest
 import torch
 from zerowaste_vae import Cancelled, InputError, PlanError, load
+from zerowaste_vae.engine.archs import ARCHITECTURES
 from zerowaste_vae.engine.bench.metrics import compare, tile_edges
 from zerowaste_vae.engine.planning.budget import Machine
 
@@ -303,3 +308,54 @@ def test_fused_shrinks_its_steps_before_it_refuses(fused_vae):
     assert tight.peak_bytes < roomy.peak_bytes
     with pytest.raises(PlanError, match=r"256x256 needs .* even in the smallest tiles"):
         fused_vae.plan_decode(8, 32, 32, vram_gb=0.05)
+
+
+@pytest.fixture
+def no_collector():
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_a_vae_nobody_has_is_gone_at_once(vae_file, noise, precision, no_collector):
+    """With its weights, and not when the garbage collector comes."""
+    vae, z = load(vae_file, precision, device="cpu"), noise(1, 16, 3, 4, 4)
+    vae.encode(vae.decode(z))
+    next(vae.stream(z, chunk=1))
+    vae.plan_decode(3, 40, 60)
+    with pytest.raises(Cancelled):
+        vae.decode(z, cancel=lambda: True)
+    here = [*map(weakref.ref, (vae, vae.planner, vae.model, *vae.model.parameters()))]
+    del vae
+    assert [ref() for ref in here if ref() is not None] == []
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda a: a.name)
+def test_networks_and_their_copies_are_gone_at_once(architecture, no_collector):
+    """Also where the halves share what lies beside them in the file."""
+    with torch.device("meta"):
+        network = architecture.build(architecture.published.config)
+    other, was = copy.deepcopy(network), weakref.ref(network)
+    del network
+    assert was() is None
+    beside = {name for half in (other.encoder, other.decoder) if half is not None for name in half.beside()}
+    for name in beside:
+        own = getattr(other, name)
+        assert all(half.part("/" + name) is own for half in (other.encoder, other.decoder)
+                   if half is not None and name in half.beside())  # fmt: skip
+    was = weakref.ref(other)
+    own = None
+    del other
+    assert was() is None
+
+
+def test_a_deep_copy_has_weights_of_its_own(vae_file, noise):
+    vae, z = load(vae_file, device="cpu"), noise(1, 16, 3, 4, 4)
+    frames, other = vae.decode(z), copy.deepcopy(vae)
+    assert other.options == vae.options
+    with torch.no_grad():
+        for p in vae.model.parameters():
+            p.zero_()
+    assert torch.equal(other.decode(z), frames)
+    assert not torch.equal(vae.decode(z), frames)

@@ -148,3 +148,36 @@ def test_stock_and_own_nodes_agree(written, comfy):
     for name in names[1:4]:
         assert np.abs(frames[name] - frames["stock"]).max() <= 1, name
     assert "decode 17 frames of 96x64" in run.outputs["how"]["text"][0]
+
+
+FOLLOWED = """
+import sys
+path, sys.argv = sys.argv[1], ["main.py", "--cpu"]
+import comfy.options
+comfy.options.enable_args_parsing()
+import copy
+import pathlib
+import torch
+from zerowaste_vae.nodes import making
+from zerowaste_vae.nodes.optimize import Optimize
+from zerowaste_vae.nodes.settings import Settings
+vae = making.from_file(pathlib.Path(path), "auto", None, Settings())
+z = torch.randn(1, vae.latent_channels, 3, 2, 2)
+usual, chosen = vae.decode(z), copy.copy(vae)
+chosen.first_stage_model.decode_timestep, chosen.first_stage_model.decode_noise_scale = 0.3, 0.0
+wanted = vae.engine.decode(z, timestep=0.3, noise=0.0)
+assert not torch.equal(wanted, usual)
+for one in (chosen, copy.deepcopy(chosen), Optimize.execute(chosen)[0], Optimize.execute(chosen, precision="fp32")[0]):
+    assert torch.equal(one.decode(z), wanted)
+assert torch.equal(making.with_precision(chosen, "bf16").decode(z).float(),
+                   making.with_precision(vae, "bf16").engine.decode(z, timestep=0.3, noise=0.0))
+assert torch.equal(vae.decode(z), usual)
+chosen.encode(usual[0])
+print("followed")
+"""
+
+
+def test_a_timestep_that_nodes_set_is_followed(written, host_places, pack_folder):
+    """They copy the VAE and set it on its network, as on the host's own."""
+    path = str(written / f"{NAMES[2]}.safetensors")
+    assert "followed" in running.printed(host_places, FOLLOWED, path, folder=pack_folder)

@@ -8,7 +8,6 @@ import weakref
 import pytest
 import torch
 from torch import nn
-from zerowaste_vae.engine import InputError
 from zerowaste_vae.nodes.direct import Direct
 
 
@@ -16,7 +15,7 @@ class Vae:
     """A latent pixel becomes 2x2 frames' pixels of its first three channels, in 0..1."""
 
     def __init__(self) -> None:
-        self.network = nn.Linear(2, 2)
+        self.network, self.decoder = nn.Linear(2, 2), {}
         self.first_stage_model = Direct(self.network, weakref.proxy(self))
 
     def decode(self, samples_in: torch.Tensor) -> torch.Tensor:
@@ -49,11 +48,12 @@ def test_it_is_the_network_otherwise_and_holds_no_vae():
         gc.enable()
 
 
-@pytest.mark.parametrize("name", ["decode_timestep", "decode_noise_scale"])
-def test_what_nobody_would_read_is_refused(name):
-    """Nodes of other packs set these on a network; the engine has read them by then."""
-    direct = Vae().first_stage_model
-    with pytest.raises(InputError, match=f"{name} is set too late"):
-        setattr(direct, name, 0.5)
+@pytest.mark.parametrize("name, option", [("decode_timestep", "timestep"), ("decode_noise_scale", "noise")])
+def test_what_nodes_set_on_a_network_is_an_option_of_decodes(name, option):
+    vae = Vae()
+    direct = vae.first_stage_model
+    assert not hasattr(direct, name)
+    setattr(direct, name, 0.5)
+    assert vae.decoder == {option: 0.5} and getattr(direct, name) == 0.5
     direct.something = 3
     assert direct.something == 3

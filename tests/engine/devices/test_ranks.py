@@ -138,3 +138,17 @@ def test_ranks_with_another_latent_are_refused(tmp_path, latent, length):
     said = process.communicate(timeout=120)[0]
     assert process.returncode and "rank 1 has another latent than rank 0; give all ranks the same" in said, said
     assert not list(tmp_path.glob("out*"))
+
+
+def test_ranks_of_a_python_program_must_be_alike(make_vae_file):
+    """As those of a command: what each reads, makes and computes with, by its contents and not by its size."""
+    files = [str(make_vae_file((8, 8, 8, 8), (8, 8, 8, 8), 2, seed)) for seed in (3, 4)]
+    process = start(Path(__file__).parent, *files, module="rank_alike")
+    said = process.communicate(timeout=240)[0]
+    assert process.returncode == 0, said
+    names = {"stream's latent": "latent", "VAE, mixed": "VAE"}
+    for name in ("latent", "stream's latent", "part", "output", "VAE", "VAE, mixed", "options", "video"):
+        for rank in (0, 1):
+            refused = f"{rank} {name}: rank 1 has another {names.get(name, name)} than rank 0; give all ranks the same"
+            assert refused in said, said
+    assert "0 nothing: made" in said and "1 nothing: made" in said, said

@@ -4,11 +4,11 @@ import pytest
 import torch
 from zerowaste_vae import load
 from zerowaste_vae.engine import log
-from zerowaste_vae.engine.archs import cosmos, hunyuan, ltx, minimax_h3, mochi
+from zerowaste_vae.engine.archs import cosmos, hunyuan, hunyuan_refiner, ltx, minimax_h3, mochi
 from zerowaste_vae.engine.errors import Cancelled, InputError, PlanError
 from zerowaste_vae.engine.kernels.exact import as_products
 from zerowaste_vae.engine.options import DEFAULTS
-from zerowaste_vae.engine.planning import dryrun, plain_walk
+from zerowaste_vae.engine.planning import dryrun, plain_walk, repeated
 from zerowaste_vae.engine.planning.budget import Limits
 from zerowaste_vae.engine.planning.make import make_planner
 from zerowaste_vae.engine.planning.plain_walk import Torch
@@ -254,6 +254,32 @@ def test_a_clip_of_100000_frames_is_planned_like_a_short_one(operations, family,
     except PlanError as refused:
         assert "use smaller frames or a shorter clip" in str(refused)
     assert 0 < operations[0] < MOST_OPERATIONS
+
+
+@pytest.mark.parametrize("half", ["decoder", "encoder"])
+@pytest.mark.parametrize("tiling", ["auto", "blended"])
+def test_a_chunk_of_many_pictures_is_planned_like_one_of_a_few(operations, half, tiling):
+    """Where each of them is a clip that goes through all of the network alone, one is walked."""
+    planner = planner_of(hunyuan_refiner.ARCHITECTURE)
+    planner.plan(half, (100_000, 45, 80), Request(chunk=4096, tiling=tiling), Limits(13 * GIB, 13 * GIB))
+    assert 0 < operations[0] < MOST_OPERATIONS
+
+
+@pytest.mark.parametrize("reserves", [False, True])
+@pytest.mark.parametrize("half", ["decoder", "encoder"])
+def test_pictures_that_follow_the_first_take_what_walks_of_each_find(half, reserves):
+    """With every picture of a chunk walked as the judge."""
+    size, peaks = (7, 9, 12), []
+    for stand_in in (repeated._stand_in, repeated.Repeated):
+        planner = make_planner(
+            hunyuan_refiner.ARCHITECTURE, hunyuan_refiner.ARCHITECTURE.published.config, torch.float16, DEFAULTS,
+            Mode(), lambda: False, lambda: Torch(reserves=reserves),
+        )  # fmt: skip
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(repeated, "_stand_in", stand_in)
+            peaks.append([planner.plan(half, size, Request(chunk=chunk)).peak_bytes for chunk in (1, 3, 7)])
+    assert peaks[0] == peaks[1]
+    assert peaks[0][0] <= peaks[0][2]
 
 
 def test_longer_clips_of_what_waits_need_more():
