@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from ..files.writing import stamp
 
 if TYPE_CHECKING:
     from ..devices.ranks import Ranks
@@ -27,7 +30,12 @@ def of_bits(vae: VideoVAE) -> Options:
 
 
 def digest(path: Path) -> str:
-    """Of all that a file, or the files of a folder hold: a second for a gigabyte or two."""
+    """Of all that a file, or the files of a folder hold: a second for a gigabyte or two, once in a process."""
+    return _digest(path, stamp(path))
+
+
+@functools.cache
+def _digest(path: Path, _: object) -> str:
     found = hashlib.sha256()
     for each in sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]:
         found.update(b"" if each is path else each.name.encode())
