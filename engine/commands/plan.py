@@ -179,7 +179,7 @@ def _shared(
 
     if args.devices < 1:
         raise InputError(f"--devices {args.devices}: there is at least one")
-    program = getattr(architecture, "encoder" if args.encode else "decoder")(planner.walk.config)
+    program = architecture.program("encoder" if args.encode else "decoder", planner.walk.config)
     latents, (height, width) = size[0], size[1:]
     scale = architecture.spatial if args.encode else 1
     leads, out = leads_of(program, scale * height, scale * width, latents), []
