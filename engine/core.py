@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from . import log
 from .archs import Architecture, colours_of
-from .errors import CheckpointError, InputError, NonFiniteError
+from .errors import InputError, NonFiniteError
 from .halves import FusedHalves, PlainHalves, other_half
 from .kernels.probe import from_triton, give_up
 from .operands.policy import Policy
@@ -27,7 +27,7 @@ from .planning.plain_walk import Torch
 from .precision.digest import digest
 from .precision.mixed import Mixed
 from .precision.modes import MIXED, PRECISIONS
-from .precision.source import Source
+from .precision.source import Source, widened
 from .precision.store import Store
 from .report import Report
 from .request import Request
@@ -56,7 +56,7 @@ class Core:
         path: Path | None = None, asked: str | None = None,
     ) -> None:  # fmt: skip
         """precision: the name of `dtype`. asked: the precision as the user named it, such as "auto" or "fp8"."""
-        self._asked = asked or precision
+        self.asked = asked or precision
         native = PRECISIONS[architecture.native]
         self.store = Store(None if path is None else lambda: digest(model.state_dict(), native))
         self.model = self._loaded = model
@@ -97,7 +97,7 @@ class Core:
     def _mode_of(self, options: Options) -> Mixed:
         arch, own = self.architecture, self.architecture.own is not None
         off = why_no_8_bit(arch.programs(self.model.config), self.dtype, self._kernels_off(emulate=True))
-        mode = mode_of(self._asked, self._float, self.dtype, self.device, options, off, own)
+        mode = mode_of(self.asked, self._float, self.dtype, self.device, options, off, own)
         if mode.refused:
             log.once(mode.refused)
         elif mode.kind and self.device.type == "cpu":
@@ -109,11 +109,6 @@ class Core:
         """What it computes in: "fp32", "bf16", "fp16", or one of `MIXED` where this machine runs that."""
         mode = self._mixed.mode
         return mode.kind or ("fp16_fast" if mode.half_accumulate else self._float)
-
-    @property
-    def asked(self) -> str:
-        """The precision as it was asked for, "auto" among others."""
-        return self._asked
 
     @property
     def options(self) -> Options:
@@ -181,7 +176,7 @@ class Core:
             if self.device.type == "cpu":
                 off.pop("composed_upsample", None)
         if mode.refused:
-            off[self._asked if self._asked in MIXED else "fp8"] = mode.refused
+            off[self.asked if self.asked in MIXED else "fp8"] = mode.refused
         return off
 
     def _kernels_off(self, emulate: bool = False) -> str | None:
@@ -395,20 +390,8 @@ class Core:
         log.warn(f"{where} came out as NaN or Inf in {self.precision}; going on from there in {name}")
         self._release_here()
         other = copy.copy(self)
-        other._asked, other._float, other.dtype = name, name, dtype
+        other.asked, other._float, other.dtype = name, name, dtype
         if exact:
-            other.model = self._in_type(dtype)
+            other.model = widened(self._loaded, self.source, dtype)
         other._use(self._options.switched(off=["fp8"]))
         return other
-
-    def _in_type(self, dtype: torch.dtype) -> nn.Module:
-        """The model in a wider type, with the weights as the file has them: not rounded to a narrower one, nor to one
-        that lay between."""
-        model = copy.deepcopy(self._loaded).to(dtype)
-        if self.source is not None:
-            try:
-                model.load_state_dict(self.source.weights(self._loaded, dtype))
-            except CheckpointError as error:
-                kept = next(self._loaded.parameters()).dtype
-                log.warn(f"{error}; the rerun has its weights as they were rounded to {kept}")
-        return model

@@ -25,3 +25,9 @@ class NonFiniteError(ZeroWasteError):
 
 class Cancelled(Exception):
     """The caller's `cancel` callback asked to stop. Finished work is released, the VAE stays usable."""
+
+
+def named(error: BaseException) -> str:
+    """What kind of error it is, with its first line."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:160]}" if lines else type(error).__name__

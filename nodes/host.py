@@ -46,19 +46,8 @@ from .reports import Outcome
 from .settings import Settings
 from .wording import fitting
 
-__all__ = [
-    "ComfyExtension",
-    "EngineVAE",
-    "Progress",
-    "Running",
-    "frames_of",
-    "io",
-    "machine",
-    "offload_device",
-    "own_vae",
-    "unavailable",
-    "video_of",
-]
+__all__ = ["ComfyExtension", "EngineVAE", "Progress", "frames_of", "io", "machine", "offload_device", "own_vae",
+           "unavailable", "video_of"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -89,8 +78,9 @@ class EngineVAE(comfy.sd.VAE):
         engine = load(source(), precision, self.device, weights_on=mm.vae_offload_device())
         self.source, self.settings = source, settings
         self.decoder: dict[str, float] = {}  # see Direct
-        self.name = name or f"{engine.arch} {_widths(engine)}"
-        KNOWN.learn(self.name, engine.architecture, engine.model.config)
+        config = engine.model.config
+        self.name = name or f"{engine.arch} {config.decoder_widths or config.encoder_widths or ''}"
+        KNOWN.learn(self.name, engine.architecture, config)
         self.patcher = _Patcher(engine.model, load_device=self.device, offload_device=mm.vae_offload_device())
         self.patcher.size = moving_bytes(engine.model)  # what stays in host memory needs no room
         self._engines = self.patcher.engines = engines = weakref.WeakSet()
@@ -355,11 +345,6 @@ def _give_back(engines: Iterable[VideoVAE]) -> None:
     empty_host_cache()
 
 
-def _widths(engine: VideoVAE) -> str:
-    config = engine.model.config
-    return str(getattr(config, "decoder_widths", None) or getattr(config, "encoder_widths", None) or "")
-
-
 # -- making them ------------------------------------------------------------------------------------------------------
 
 
@@ -382,13 +367,9 @@ def own_vae(vae: comfy.sd.VAE) -> comfy.sd.VAE:
         own = comfy.sd.VAE(sd=dict(checkpoint.tensors), **told)
         own.throw_exception_if_invalid()
     except RuntimeError as error:
-        why = _first(error)
+        why = str(error).strip().split("\n", 1)[0][:120]
         raise InputError(f"{vae.name}: this ComfyUI has no network of its own for this VAE ({why})") from error
     return own
-
-
-def _first(error: Exception) -> str:
-    return str(error).strip().split("\n", 1)[0].rstrip(":")[:120]
 
 
 # -- videos -----------------------------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ class Architecture:
     """One VAE family: its keys, compression factors, and what reads and describes its networks.
 
     `configure(shapes, norm_groups)` reads the sizes from a file's tensor shapes; `encoder(config)` and
-    `decoder(config)` are Programs, None where the file lacks that half.
+    `decoder(config)` are Programs, of the halves that the file has (`program`).
     """
 
     keys: KeySet
@@ -86,8 +86,8 @@ class Architecture:
     #: Latents outside the network are the network's times this.
     scale: float
     configure: Callable[[Shapes, int | None], Any]
-    encoder: Callable[[Any], Program | None]
-    decoder: Callable[[Any], Program | None]
+    encoder: Callable[[Any], Program]
+    decoder: Callable[[Any], Program]
     #: What precision "auto" means on a GPU that computes in it.
     native: str = "fp16"
     #: None: nobody plans for it before a file is there.
@@ -144,7 +144,8 @@ class Architecture:
     def build(self, config: Any) -> Network:
         """The parameters and the plain walk. Raises InputError where no network has these sizes."""
         with self._possible():
-            return Network(config, self.encoder(config), self.decoder(config), self.packing and self.packing(config))
+            halves = (self.program(half, config) for half in ("encoder", "decoder"))
+            return Network(config, *halves, self.packing and self.packing(config))
 
     @contextmanager
     def _possible(self) -> Iterator[None]:
@@ -178,9 +179,13 @@ class Architecture:
         """Rows, and columns, of the network's latents per pixel of those outside."""
         return 1 if self.packing is None else SIDE
 
+    def program(self, half: str, config: Any) -> Program | None:
+        """Of "encoder" or "decoder"; None where the file lacks it."""
+        return None if getattr(config, f"{half}_widths") is None else getattr(self, half)(config)
+
     def programs(self, config: Any) -> list[Program]:
         """Of the halves that there are."""
-        return [p for p in (self.encoder(config), self.decoder(config)) if p is not None]
+        return [p for half in ("encoder", "decoder") if (p := self.program(half, config)) is not None]
 
 
 def colours_of(config: Any) -> tuple[int, int]:

@@ -46,9 +46,7 @@ class Config:
         return cls(widths("encoder", "down"), widths("decoder", "up"), enters, latent)
 
 
-def decoder(config: Config) -> Program | None:
-    if config.decoder_widths is None:
-        return None
+def decoder(config: Config) -> Program:
     high, mid, low = config.decoder_widths
     latent = config.latent_channels
 
@@ -66,9 +64,7 @@ def decoder(config: Config) -> Program | None:
     )  # fmt: skip
 
 
-def encoder(config: Config) -> Program | None:
-    if config.encoder_widths is None:
-        return None
+def encoder(config: Config) -> Program:
     high, mid, low = config.encoder_widths
     latent = config.latent_channels
 

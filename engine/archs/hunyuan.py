@@ -46,9 +46,7 @@ class Config:
         return cls(encoder, decoder, latent, groups)
 
 
-def decoder(config: Config) -> Program | None:
-    if config.decoder_widths is None:
-        return None
+def decoder(config: Config) -> Program:
     w, latent, whole = config.decoder_widths, config.latent_channels, Group(config.norm_groups, "clip")
 
     def norm(rate: int) -> Group:
@@ -73,9 +71,7 @@ def decoder(config: Config) -> Program | None:
     )  # fmt: skip
 
 
-def encoder(config: Config) -> Program | None:
-    if config.encoder_widths is None:
-        return None
+def encoder(config: Config) -> Program:
     w, moments = config.encoder_widths, 2 * config.latent_channels
 
     def level(i: int, rate: int) -> list[Step]:

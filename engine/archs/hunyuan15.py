@@ -62,9 +62,7 @@ def _shortcuts_fit(widths: Widths, end: int) -> bool:
     )
 
 
-def decoder(config: Config) -> Program | None:
-    if config.decoder_widths is None:
-        return None
+def decoder(config: Config) -> Program:
     w, norm = config.decoder_widths[::-1], Length()
 
     def level(i: int) -> list[Step]:
@@ -85,9 +83,7 @@ def decoder(config: Config) -> Program | None:
     )  # fmt: skip
 
 
-def encoder(config: Config) -> Program | None:
-    if config.encoder_widths is None:
-        return None
+def encoder(config: Config) -> Program:
     w, norm = config.encoder_widths, Length()
 
     def level(i: int) -> list[Step]:

@@ -38,9 +38,7 @@ class Config:
         return cls(encoder, decoder, latent, groups_of([*(encoder or ()), *(decoder or ())], norm_groups))
 
 
-def decoder(config: Config) -> Program | None:
-    if config.decoder_widths is None:
-        return None
+def decoder(config: Config) -> Program:
     w, norm, steps = config.decoder_widths[::-1], Group(config.norm_groups, "clip"), []
     for i in range(5):
         steps += [Res(f"up.{i}.block.{j}", w[i], w[i], norm, NAMES) for j in range(3)]
@@ -56,9 +54,7 @@ def decoder(config: Config) -> Program | None:
     )  # fmt: skip
 
 
-def encoder(config: Config) -> Program | None:
-    if config.encoder_widths is None:
-        return None
+def encoder(config: Config) -> Program:
     w, norm, steps = config.encoder_widths, Group(config.norm_groups, "clip"), []
     for i in range(5):
         steps += [Res(f"down.{i}.block.{j}", w[i], w[i], norm, NAMES) for j in range(2)]

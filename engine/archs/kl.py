@@ -96,9 +96,7 @@ def _inputs(shapes: Shapes, conv: str, width: int) -> int:
     return 0 if shape is None else math.prod(shape) // (9 * width)
 
 
-def decoder(config: Config) -> Program | None:
-    if config.decoder_widths is None:
-        return None
+def decoder(config: Config) -> Program:
     w, z, norm = config.decoder_widths[::-1], config.z_channels, Group(config.norm_groups)
     last = len(w) - 1
 
@@ -118,9 +116,7 @@ def decoder(config: Config) -> Program | None:
     )  # fmt: skip
 
 
-def encoder(config: Config) -> Program | None:
-    if config.encoder_widths is None:
-        return None
+def encoder(config: Config) -> Program:
     w, z, norm = config.encoder_widths, config.z_channels, Group(config.norm_groups)
     last = len(w) - 1
 

@@ -243,9 +243,7 @@ def _encoder_blocks(shapes: Shapes, listed: list[tuple[str, Mapping[str, Any]]])
     return tuple(blocks)
 
 
-def decoder(config: Config) -> Program | None:
-    if config.decoder_blocks is None:
-        return None
+def decoder(config: Config) -> Program:
     width, timed = config.decoder_enters, config.timestep is not None
     items: list[Step | Mark] = [
         Denormalise(STATISTICS, config.latent_channels), Conv("conv_in.conv", config.latent_channels, width)
@@ -289,9 +287,7 @@ def _res(
     return conditioned.Res(name, c_in, c_out, NORM, NAMES, embedding, timed and owns, timestep or 0.0, noisy)
 
 
-def encoder(config: Config) -> Program | None:
-    if config.encoder_blocks is None:
-        return None
+def encoder(config: Config) -> Program:
     width, latent, patch = config.encoder_enters, config.latent_channels, config.patch
     blocks, steps = config.encoder_blocks, [Patches("patches", patch * _factor(config.encoder_blocks), patch)]
     items: list[Step | Mark] = [*steps, Conv("conv_in.conv", 3 * patch**2, width)]

@@ -89,9 +89,7 @@ class Config:
         return cls(encoder, width, layers if width and inner else 0, inner // 2, registers, latent, groups)
 
 
-def decoder(config: Config) -> Program | None:
-    if not config.layers:
-        return None
+def decoder(config: Config) -> Program:
     tokens = Tokens(
         "transformer_blocks", config.latent_channels, config.layers, config.width, config.inner, HEAD,
         config.registers, RATE, PATCH, f"/{MEAN}", f"/{DEVIATION}", "/post_quant_conv",
@@ -99,9 +97,7 @@ def decoder(config: Config) -> Program | None:
     return TiledProgram("decoder", (TILES, tokens), config.latent_channels, own=OWN)
 
 
-def encoder(config: Config) -> Program | None:
-    if config.encoder_widths is None:
-        return None
+def encoder(config: Config) -> Program:
     w, norm, moments = config.encoder_widths, Group(config.norm_groups), 2 * config.latent_channels
 
     def level(i: int) -> list[Step]:

@@ -112,9 +112,7 @@ def _encoder_levels(shapes: Shapes) -> Levels | None:
     return (*levels, Level(levels[-1].width, last - max(downs, default=0), None, attends))
 
 
-def decoder(config: Config) -> Program | None:
-    if config.decoder_levels is None:
-        return None
+def decoder(config: Config) -> Program:
     norm, (low, *ups, end) = Group(config.norm_groups, eps=1e-5), config.decoder_levels
     items: list[Step | Mark] = [Pointwise("blocks.0.0", config.latent_channels, low.width)]
     items += [Res(f"blocks.0.{j + 1}", low.width, low.width, norm, NAMES) for j in range(low.layers)]
@@ -130,9 +128,7 @@ def decoder(config: Config) -> Program | None:
     )  # fmt: skip
 
 
-def encoder(config: Config) -> Program | None:
-    if config.encoder_levels is None:
-        return None
+def encoder(config: Config) -> Program:
     norm, (first, *downs, last) = Group(config.norm_groups, eps=1e-5), config.encoder_levels
 
     def row(level: Level, names: list[str]) -> list[Step]:

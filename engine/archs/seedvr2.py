@@ -39,9 +39,7 @@ class Config:
         return cls(encoder, decoder, latent, norm_groups)
 
 
-def decoder(config: Config) -> Program | None:
-    if config.decoder_widths is None:
-        return None
+def decoder(config: Config) -> Program:
     w, norm = config.decoder_widths[::-1], Group(config.norm_groups)
 
     def level(i: int) -> list[Step]:
@@ -60,9 +58,7 @@ def decoder(config: Config) -> Program | None:
     )  # fmt: skip
 
 
-def encoder(config: Config) -> Program | None:
-    if config.encoder_widths is None:
-        return None
+def encoder(config: Config) -> Program:
     w, norm = config.encoder_widths, Group(config.norm_groups)
 
     def level(i: int) -> list[Step]:

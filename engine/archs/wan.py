@@ -73,9 +73,7 @@ class Config:
         return cls(encoder, decoder, latent, patch, takes, gives)
 
 
-def decoder(config: Config) -> Program | None:
-    if config.decoder_widths is None:
-        return None
+def decoder(config: Config) -> Program:
     w, nested, latent = config.decoder_widths[::-1], config.patch == 2, config.latent_channels
     after = [n if nested else n // 2 for n in w]  # channels behind a level's upsampler
 
@@ -96,9 +94,7 @@ def decoder(config: Config) -> Program | None:
     )  # fmt: skip
 
 
-def encoder(config: Config) -> Program | None:
-    if config.encoder_widths is None:
-        return None
+def encoder(config: Config) -> Program:
     w, nested, latent = config.encoder_widths, config.patch == 2, config.latent_channels
 
     def level(i: int) -> list[Step]:
@@ -122,7 +118,7 @@ def encoder(config: Config) -> Program | None:
 def _middle(width: int) -> list[Step]:
     return [
         Res("middle.0", width, width, Length(), NAMES),
-        Attention("middle.1", width, Length(), "joint"),
+        Attention("middle.1", width, Length(), joint=True),
         Res("middle.2", width, width, Length(), NAMES),
     ]
 

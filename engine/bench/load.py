@@ -12,10 +12,9 @@ import torch
 
 from ..errors import ZeroWasteError
 from ..loader import load
+from ..memory import GIB
 from .calls import settle, synchronize
 from .peers import one_line
-
-GIB = 1 << 30
 
 
 def load_rows(files: Sequence[Path], precisions: Sequence[str], device: torch.device, runs: int,

@@ -97,7 +97,7 @@ def comfy(folder: str, python: str | None, weights: Mapping[str, Tensor], inputs
     temporal (pixels and frames per latent). Yields (figures of a row, result or None).
     """
     names = [who + how for who, _ in COMFY for how in WAYS.values()]
-    reason = _cannot(folder, about["precision"], about["device"])
+    reason = _cannot(folder, about["precision"])
     if reason:
         yield from (({"who": name, "skipped": reason}, None) for name in names)
         return
@@ -127,7 +127,7 @@ def comfy(folder: str, python: str | None, weights: Mapping[str, Tensor], inputs
                 yield figures, result
 
 
-def _cannot(folder: str, precision: str, device: str) -> str | None:
+def _cannot(folder: str, precision: str) -> str | None:
     if not (Path(folder) / "comfy" / "sd.py").is_file():
         return f"{folder}: no ComfyUI there (comfy/sd.py is missing)"
     if precision not in ("fp32", "fp16", "bf16"):

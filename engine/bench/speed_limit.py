@@ -37,7 +37,7 @@ class Rates:
 
 def work(architecture: Architecture, config: object, half: str, latents: int, height: int, width: int) -> Work:
     """Work of `half` ("decoder" or "encoder") for a clip of `latents` x `height` x `width` latent pixels."""
-    program = getattr(architecture, half)(config)
+    program = architecture.program(half, config)
     if half == "decoder":
         size = latents, height, width
     else:

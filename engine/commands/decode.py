@@ -208,7 +208,7 @@ def _by_and_by(
     last = _frames(args, vae, latent, notes)
     count = last - args.start
     plan, policy = _plan(args, vae, latent)
-    identity = _identity(args, vae, latent, count, form, plan, policy)
+    identity = _identity(args, vae, count, form, plan, policy)
     writer: Mp4Writer | PngWriter
     if form is None:
         writer = PngWriter(target, args.start, identity, args.resume, args.force)
@@ -278,7 +278,7 @@ def _keeps_to(first: Plan, writer: Mp4Writer | PngWriter) -> Callable[[Plan], No
 
 
 def _identity(
-    args: argparse.Namespace, vae: VideoVAE, latent: LatentFile, count: int, form: object, plan: Plan, policy: Policy
+    args: argparse.Namespace, vae: VideoVAE, count: int, form: object, plan: Plan, policy: Policy
 ) -> str:
     """Of everything that an unfinished file and its rest must have in common: all that frames' bits depend on."""
     import torch

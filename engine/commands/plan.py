@@ -179,7 +179,7 @@ def _shared(
 
     if args.devices < 1:
         raise InputError(f"--devices {args.devices}: there is at least one")
-    program = getattr(architecture, "encoder" if args.encode else "decoder")(planner.walk.config)
+    program = architecture.program("encoder" if args.encode else "decoder", planner.walk.config)
     latents, (height, width) = size[0], size[1:]
     scale = architecture.spatial if args.encode else 1
     leads, out = leads_of(program, scale * height, scale * width, latents), []
@@ -202,14 +202,13 @@ def _shared(
         text = f"{count} GPUs, computed, not measured: {times:.2f} times as fast as one; frames {each}"
         out.append({"devices": count, "split": "segments", "computed_speedup": round(times, 3), "parts": parts,
                     "text": text})  # fmt: skip
-        out += _by_rows(args, program, planner, count, size, (scale * height, scale * width))
+        out += _by_rows(program, planner, count, size, (scale * height, scale * width))
     return out
 
 
 def _by_rows(
-    args: argparse.Namespace, program: Program, planner: Planner, count: int, size: tuple[int, int, int],
-    frame: tuple[int, int],
-) -> list[dict[str, object]]:  # fmt: skip
+    program: Program, planner: Planner, count: int, size: tuple[int, int, int], frame: tuple[int, int]
+) -> list[dict[str, object]]:
     """The same by rows of every frame, or nothing where that cannot be. size: of latents; frame: of what goes in."""
     from ..devices import by_rows
     from ..network.rows import why_no_rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor, nn
 
 from ..core import Core
+from ..files.writing import stamp
 from ..options import Options
 from ..precision.digest import digest
 
@@ -42,9 +44,15 @@ def of_bits(vae: Core) -> Options:
 
 
 def of_file(path: Path) -> str:
-    """Of all that a file, or the files of a folder hold: a second for a gigabyte or two."""
+    """Of all that a file, or the files of a folder hold: a second for a gigabyte or two, once in a process."""
+    files = sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]
+    return _of_files(path, tuple((each, stamp(each)) for each in files))
+
+
+@functools.cache
+def _of_files(path: Path, files: tuple[tuple[Path, object], ...]) -> str:
     found = hashlib.sha256()
-    for each in sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]:
+    for each, _ in files:
         found.update(b"" if each is path else each.name.encode())
         with each.open("rb") as file:
             while piece := file.read(1 << 24):

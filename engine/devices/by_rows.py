@@ -30,6 +30,7 @@ from ..run.plan import Plan
 from ..run.progress import Ticker
 from ..run.results import Finished, HandedOn, Results, Target
 from ..run.rows import Planned, Rows
+from .chunks import LATENTS_OF_ROWS
 from .kinds import of_a_device
 from .ranks import UNLIMITED, RankLost, Ranks, told
 from .spread import Operation, Told
@@ -37,14 +38,9 @@ from .spread import Operation, Told
 #: What an exchange among ranks takes, in operations: at 650 TFLOP/s, as in fp16. Between two H200s NCCL gathers 8 KB to
 #: 0.7 MB in 50 to 80 us, and borders of rows take as much as 105 with the copies to and from where they lie.
 EXCHANGE = 80e-6 * 650e12
-
-
 #: Threads of rank 0, which launches, too, that write frames to host memory: an H200's host takes 6.3 ms for a fresh one
 #: of 1280x720 in float32 with one of them, 0.9 with eight, and a GPU makes it in 16.
 HOST_THREADS = 8
-#: Latents of a decoder's chunk, if there is room: what sees whole frames is then launched less often (10 to 17 ms of
-#: the host's time for SeedVR2), and ranks launch for longer than their GPUs compute. 0.03 GB a latent at 1280x720.
-LATENTS = 4
 
 #: Its name since torch 2.13; the old one, of the same function, has warned since.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -138,7 +134,7 @@ class _Agreed:
         def plan(least: Limits) -> Plan:
             if half == "decoder" and not whole.chunk:
                 with suppress(PlanError):
-                    return self._plan(half, size, replace(whole, chunk=LATENTS), least, *rest)
+                    return self._plan(half, size, replace(whole, chunk=LATENTS_OF_ROWS), least, *rest)
             return self._plan(half, size, whole, least, *rest)
 
         return self._peers.agreed(limits, plan)

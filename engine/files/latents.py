@@ -15,7 +15,7 @@ import torch
 from .. import log
 from ..errors import InputError
 from ..finite import all_finite
-from .writing import replacing, unwritable, write_tensors
+from .writing import replacing, stamp, unwritable, write_tensors
 
 _LEGACY_SCALE = 1 / 0.18215  # ComfyUI's Load Latent applies it to files without the version marker
 
@@ -50,7 +50,7 @@ class LatentFile:
         """item: the one clip of the file that is meant. still: four axes are pictures, [B, C, h, w]."""
         self.path = Path(path)
         with _opened(self.path) as file:
-            self._stamp = _stamp(self.path)
+            self._stamp = stamp(self.path)
             names = set(file.keys())
             comfy = "latent" not in names
             self._name = "latent_tensor" if comfy else "latent"
@@ -80,7 +80,7 @@ class LatentFile:
         clip, _, frames = place
         clip, (first, end, _) = self._first + clip, frames.indices(self.shape[2])
         with _opened(self.path) as file:
-            if _stamp(self.path) != self._stamp:
+            if stamp(self.path) != self._stamp:
                 raise InputError(f"{self.path}: was written anew while it was read; begin again")
             there = file.get_slice(self._name)
             if self._form == "whole":
@@ -137,12 +137,6 @@ def check_file(path: Path) -> None:
         raise InputError(f"{path}: no such file")
     if not path.is_file():
         raise InputError(f"{path}: is a {'folder' if path.is_dir() else 'pipe or a device'}, not a file")
-
-
-def _stamp(path: Path) -> tuple[int, ...]:
-    """Of a file, another one when it has been written."""
-    found = path.stat()
-    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _five_axes(path: str | Path, shape: list[int], channels: int, batched: bool) -> tuple[list[int], str]:

@@ -33,6 +33,15 @@ def unwritable(error: OSError, path: Path) -> OSError:
     return OSError(error.errno, said, str(path))
 
 
+def stamp(path: Path) -> tuple[int, int, int] | None:
+    """Which file has this name, another one when it has been written; None where none has."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
     """A temporary path beside `target`, which takes the target's place on success and is removed on any failure."""

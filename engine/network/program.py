@@ -128,6 +128,8 @@ class Step:
     scales: ClassVar[bool] = False
     #: The fused walk's result is fp32 whatever the activations are.
     wide: ClassVar[bool] = False
+    #: Why only the plain walk runs it, whatever the Program's style.
+    plain_only: ClassVar[str | None] = None
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
         """Parameters: name within the half -> module. Without any of its own, those of the steps it is made of."""
@@ -150,7 +152,7 @@ class Step:
         raise NotImplementedError
 
     def why_not_fused(self, style: Style) -> str | None:
-        """The reason the fused walk cannot run it, or None."""
+        """The reason the fused walk cannot run it in a Program of this style, or None."""
         return None
 
     def ahead(self, packed: Any) -> tuple[str, ...]:
@@ -187,6 +189,18 @@ class Step:
     def inner(self) -> tuple[Step, ...]:
         """Steps it is made of, if it is."""
         return ()
+
+
+@dataclass(frozen=True)
+class Between(Step):
+    """A step from so many channels to so many."""
+
+    name: str
+    c_in: int
+    c_out: int
+
+    def channels(self, channels: int) -> int:
+        return self.c_out
 
 
 class Resampling(Step):
@@ -394,7 +408,7 @@ class Program:
 
     def why_not_fused(self) -> str | None:
         """The reason the fused walk cannot run it, or None."""
-        reasons = (s.why_not_fused(self.style) for s in self.every())
+        reasons = (s.plain_only or s.why_not_fused(self.style) for s in self.every())
         if self.style.after and any(s.taps(self.style) != Taps() and not s.looks_ahead for s in self.every()):
             return f"its convolutions look {self.style.after} frame(s) ahead, which only the plain walk does"
         return next((r for r in reasons if r), None)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import log
-from ..files.writing import write_tensors
+from ..files.writing import stamp, write_tensors
 from ..operands.forms import Operands
 from .digest import digest
 from .store import say_unkept
@@ -45,7 +45,7 @@ def load(plan: T, path: Path, made_from: str, device: torch.device) -> T | None:
     not what was written. The digest takes 0.2 s for the published decoder on one core, and cores share it."""
     from safetensors import SafetensorError, safe_open
 
-    expected, before = _tensors(plan), _stamp(path)
+    expected, before = _tensors(plan), stamp(path)
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             metadata = file.metadata() or {}
@@ -69,19 +69,10 @@ def load(plan: T, path: Path, made_from: str, device: torch.device) -> T | None:
     return _mapped(plan, "", lambda name, _: found[name])
 
 
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """Which file has this name; None where none has."""
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return stat.st_ino, stat.st_mtime_ns, stat.st_size
-
-
 def _unusable(path: Path, before: object, why: str) -> None:
     """A line, unless another process has replaced the file meanwhile: the library opens it twice, for its header and
     for its tensors."""
-    if _stamp(path) == before:
+    if stamp(path) == before:
         log.once(f"{path}: {why}, weights are packed anew")
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from .. import log
 from ..errors import CheckpointError
 from ..files.checkpoint import read_checkpoint, restore_shapes
 from .digest import digest
@@ -32,3 +34,16 @@ class Source:
         if digest({key: t.to(mine[key].dtype) for key, t in stored.items()}) != digest(mine):
             raise CheckpointError(f"{self.path}: not what was loaded from it")
         return {key: tensor.to(dtype) for key, tensor in stored.items()}
+
+
+def widened(loaded: nn.Module, source: Source | None, dtype: torch.dtype) -> nn.Module:
+    """A copy of `loaded` in a wider type, with the weights as `source` has them: not rounded to a narrower one, nor to
+    one that lay between. None: `loaded` has them so."""
+    model = copy.deepcopy(loaded).to(dtype)
+    if source is not None:
+        try:
+            model.load_state_dict(source.weights(loaded, dtype))
+        except CheckpointError as error:
+            kept = next(loaded.parameters()).dtype
+            log.warn(f"{error}; the rerun has its weights as they were rounded to {kept}")
+    return model

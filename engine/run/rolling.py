@@ -69,7 +69,7 @@ def rolled(
     large as the frame. begin(rows, first): called with the first layer's results from row `first` on, before anything
     is added to these rows of `out`.
     """
-    found = [run._coefficients(x, layers[0].norm, sums)]
+    found = [run.coefficients_of(x, layers[0].norm, sums)]
     for count in range(1, len(layers)):
         sums, (height, width) = _walk(run, x, layers[:count], found, None, None)
         known = run.dry or layers[count].norm.kind != "group"
@@ -163,6 +163,6 @@ def _band(
         if run.dry:
             return None
         store = Store(layer.norm is not COPY, run.border, conv.scale, conv.gain, rounded=conv.weight.winograd)
-        run._write(x[:, a - top : b - top], layer.norm, data, store, coefs, first=first - a)
+        run.write(x[:, a - top : b - top], layer.norm, data, store, coefs, first=first - a)
         return run.product(conv, data, out, geometry=Geometry(first_row=first, frame_rows=height),
                            groups=layer.groups, residual=residual)  # fmt: skip

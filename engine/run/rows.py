@@ -207,9 +207,9 @@ class RowRun(Run):
             geometry = replace(geometry, first_row=first + geometry.first_row, frame_rows=frame, beside=beside)
         return super().product(conv, data, out, geometry=geometry, **options)
 
-    def _coefficients(self, x: Tensor, norm: Norm, sums: Partials | None) -> Tensor | None:
+    def coefficients_of(self, x: Tensor, norm: Norm, sums: Partials | None) -> Tensor | None:
         if self._now.whole or norm.kind != "group" or self.dry or not x.shape[0]:
-            return super()._coefficients(x, norm, sums)
+            return super().coefficients_of(x, norm, sums)
         sums = self.attempt(statistics, x, norm.groups) if sums is None else sums
         split = self._now.at(self._peers.rank, x.shape[1])
         return self.attempt(coefficients, self._all(sums, split), norm, split.rows * x.shape[2], health=self.health)

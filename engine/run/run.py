@@ -72,7 +72,7 @@ class Run(Memory):
         first = self.done[conv.key] if self.head == "replicate" and not self.after else 2
         factor = conv.weight.phases[1]
         rows = out.shape[1] // factor
-        for i in self.inputs(conv, x, norm, self._coefficients(x, norm, sums), rows, geometry, behind):
+        for i in self.inputs(conv, x, norm, self.coefficients_of(x, norm, sums), rows, geometry, behind):
             if free is not None:
                 free(i)
             target, added = i.rows(out, factor), None if residual is None else i.rows(residual)
@@ -155,7 +155,7 @@ class Run(Memory):
             scratch = self.arena.take((size,), torch.uint8)
             if self.dry:
                 return None
-            coefs = self._coefficients(x, block.norm, sums)
+            coefs = self.coefficients_of(x, block.norm, sums)
 
             def product(flat: Tensor, linear: tuple[Tensor, Tensor], out: Tensor) -> None:
                 self.attempt(torch.addmm, linear[1], flat, linear[0], out=out)
@@ -178,7 +178,7 @@ class Run(Memory):
 
     def pixels(self, conv: Output, x: Tensor, norm: Norm, sums: Partials | None, out: Tensor, format: Pixels) -> None:
         """Last norm and convolution, stored as finished pixels in `out` [D, H, W, 3]."""
-        coefs = self._coefficients(x, norm, sums)
+        coefs = self.coefficients_of(x, norm, sums)
         with self.arena.scope():
             scratch = self.arena.take((scratch_floats(*out.shape),), torch.float32)
             for i in self.inputs(conv, x, norm, coefs, out.shape[1], _PLAIN):
@@ -228,7 +228,7 @@ class Run(Memory):
             return None
         return parts[0] if len(parts) == 1 else self.attempt(Partials.concat, parts, axis)
 
-    def _coefficients(self, x: Tensor, norm: Norm, sums: Partials | None) -> Tensor | None:
+    def coefficients_of(self, x: Tensor, norm: Norm, sums: Partials | None) -> Tensor | None:
         if norm.kind != "group" or self.dry or not x.shape[0]:
             return None
         sums = self.attempt(statistics, x, norm.groups) if sums is None else sums
@@ -276,7 +276,7 @@ class Run(Memory):
             plain = None
             if x.shape[0]:
                 first = beside[0] if beside else None
-                plain = self._write(x, norm, ring.data, store, coefs, slot=slot, first=first)
+                plain = self.write(x, norm, ring.data, store, coefs, slot=slot, first=first)
             if beside is None:
                 self.edges(ring.data, slot, x.shape[0])
             ring.begin(conv.key, self.head, start)
@@ -321,7 +321,7 @@ class Run(Memory):
         while waiting:
             yield from _used(parked, waiting)
 
-    def _write(
+    def write(
         self, x: Tensor, norm: Norm, data: Tensor, store: Store, coefs: Tensor | None, *, slot: int = 0,
         first: int | None = None,
     ) -> Tensor | None:  # fmt: skip
@@ -357,7 +357,7 @@ class Run(Memory):
             for i, band in enumerate(bands if not self.dry else ()):
                 shape = (d, *frame_of(conv, (band.bottom - band.top, *plane[1:])))
                 data = memory[i % len(memory)][: math.prod(shape)].view(shape)
-                plain = self._write(x, norm, data, store, coefs, first=band.top)
+                plain = self.write(x, norm, data, store, coefs, first=band.top)
                 if self.watch is not None:
                     self.watch(conv, plain[:, 1:-1, 1:-1, :c])
                 here = replace(geometry, first_row=band.first, frame_rows=rows)

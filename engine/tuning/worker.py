@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..errors import named
 from ..kernels.conv3d.schedules import Schedule
 from ..kernels.targets import Target, capabilities, target, triton_version
 from .layers import Layer
@@ -36,12 +37,6 @@ def main(mode: str, where: str) -> None:
     for line in sys.stdin:
         for answer in serve(json.loads(line)):
             print(json.dumps(answer), file=answers, flush=True)
-
-
-def said(error: BaseException) -> str:
-    """An error in one line."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:160]}" if lines else type(error).__name__
 
 
 # -- compiling ---------------------------------------------------------------------------------------------------------
@@ -80,7 +75,7 @@ def compiler(sm: int) -> Callable[[Ask], Iterator[Ask]]:
             layer = sized(Layer.from_dict(ask["layer"]))
             problem(layer, torch.device("meta")).launch(here, Schedule(**ask["schedule"]))
         except Exception as error:
-            yield {"error": said(error)}
+            yield {"error": named(error)}
         else:
             yield {"error": None}
 
@@ -105,7 +100,7 @@ class Meter:
             try:
                 yield from self._layer(Layer.from_dict(ask["layer"]), [Schedule(**s) for s in ask["schedules"]])
             except torch.OutOfMemoryError as error:  # says nothing of a schedule
-                yield {"memory": said(error)}
+                yield {"memory": named(error)}
             finally:
                 torch.cuda.empty_cache()
 
@@ -124,7 +119,7 @@ class Meter:
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
-                why = said(error)
+                why = named(error)
                 torch.cuda.synchronize(self.device)  # raises where this process can run nothing more: another goes on
             if why is None:
                 right.append(i)

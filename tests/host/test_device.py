@@ -1,14 +1,19 @@
 """What the pack's VAE does inside a host that says it has a GPU: plans, giving memory back, scoped settings."""
 
-
 import running
 from zerowaste_vae import demo_vae_path
 
-PLAN = """
+#: What every script begins with: a host that has read its options, and the demo VAE's path.
+START = """
 import sys
-sys.argv = ["main.py", "--cpu"]
+from pathlib import Path
+sys.argv[:1] = ["main.py", "--cpu"]
 import comfy.options
 comfy.options.enable_args_parsing()
+vae_file = Path(sys.stdin.read())
+"""
+
+PLAN = """
 import torch
 import comfy.model_management as mm
 gpu = torch.device("cuda", 0)
@@ -20,7 +25,7 @@ from zerowaste_vae.nodes import making
 from zerowaste_vae.nodes.settings import Settings
 asked = []
 core.why_off = lambda name, config, dtype, device, *_: asked.append((dtype, device))
-vae = making.from_file(__import__("pathlib").Path(sys.stdin.read()), "auto", None, Settings())
+vae = making.from_file(vae_file, "auto", None, Settings())
 assert (vae.engine.precision, vae.engine.device) == ("fp16", gpu), (vae.engine.precision, vae.engine.device)
 assert all(p.device.type == "cpu" for p in vae.engine.model.parameters())
 vae.memory_used_decode((1, 16, 2, 8, 8), torch.float16)
@@ -30,10 +35,6 @@ print("planned for", gpu)
 
 
 ONCE = """
-import sys
-sys.argv = ["main.py", "--cpu"]
-import comfy.options
-comfy.options.enable_args_parsing()
 import torch
 from zerowaste_vae.engine.planning.planner import Planner
 from zerowaste_vae.nodes import host, making
@@ -46,27 +47,23 @@ def plans(run, given):
     result, outcome = run(given, Settings(chunk=1))
     assert outcome.report.plan == made[-1].describe(), (outcome.report.plan, made)
     return result, len(made)
-path, z = __import__("pathlib").Path(sys.stdin.read()), torch.randn(1, 16, 2, 4, 4)
-vae = making.from_file(path, "auto", None, Settings())
+z = torch.randn(1, 16, 2, 4, 4)
+vae = making.from_file(vae_file, "auto", None, Settings())
 frames, decode = plans(vae.run_decode, z)
 _, encode = plans(vae.run_encode, torch.nn.functional.pad(frames, (0, 0, 0, 3, 0, 5)))
-vae = making.from_file(path, "int8", None, Settings())
+vae = making.from_file(vae_file, "int8", None, Settings())
 print("plans:", decode, encode, *(plans(vae.run_decode, z)[1] for _ in range(2)))
 """
 
 
 FREED = """
-import sys
-sys.argv = ["main.py", "--cpu"]
-import comfy.options
-comfy.options.enable_args_parsing()
 import comfy.model_management as mm
 import torch
 from zerowaste_vae.engine.options import Options
 from zerowaste_vae.engine.run.pinned import POOL
 from zerowaste_vae.nodes import making
 from zerowaste_vae.nodes.settings import Settings
-vae = making.from_file(__import__("pathlib").Path(sys.stdin.read()), "auto", None, Settings())
+vae = making.from_file(vae_file, "auto", None, Settings())
 other = vae.with_wishes(Settings(), Options(composed_upsample=False))
 assert other.engine is not vae.engine and other.patcher is vae.patcher
 mm.load_models_gpu([vae.patcher], force_full_load=True)
@@ -177,16 +174,12 @@ print("selected")
 """
 
 KEPT = """
-import sys
-sys.argv = ["main.py", "--cpu"]
-import comfy.options
-comfy.options.enable_args_parsing()
 import comfy.model_management as mm
 import torch
 from zerowaste_vae.engine.options import Options
 from zerowaste_vae.nodes import making
 from zerowaste_vae.nodes.settings import Settings
-vae = making.from_file(__import__("pathlib").Path(sys.stdin.read()), "int8", None, Settings())
+vae = making.from_file(vae_file, "int8", None, Settings())
 z = torch.randn(1, 16, 2, 4, 4)
 frames = vae.decode(z)
 packed = vae.engine._fused._packed["decoder"]
@@ -202,10 +195,6 @@ print("kept")
 """
 
 GRAPHS = """
-import sys
-sys.argv = ["main.py", "--cpu"]
-import comfy.options
-comfy.options.enable_args_parsing()
 import torch
 from zerowaste_vae.engine.run.kept import KEPT
 from zerowaste_vae.nodes import making
@@ -223,7 +212,7 @@ def leave(call):
         return result
     return run
 
-vae, left = making.from_file(__import__("pathlib").Path(sys.stdin.read()), "auto", None, Settings()), []
+vae, left = making.from_file(vae_file, "auto", None, Settings()), []
 for call, given in (("decode", torch.randn(1, 16, 2, 4, 4)), ("encode", torch.rand(5, 32, 32, 3))):
     left.append(Graphs())
     setattr(vae.engine, call, leave(getattr(vae.engine, call)))
@@ -233,10 +222,6 @@ print("nothing kept")
 """
 
 SCOPED = """
-import sys
-sys.argv = ["main.py", "--cpu"]
-import comfy.options
-comfy.options.enable_args_parsing()
 import torch
 from zerowaste_vae.engine.kernels.precision import tf32_asked
 from zerowaste_vae.engine.options import Options
@@ -269,10 +254,6 @@ print("scoped")
 """
 
 CONVERTED = """
-import sys
-sys.argv = ["main.py", "--cpu"]
-import comfy.options
-comfy.options.enable_args_parsing()
 import gc
 import weakref
 import comfy.sd
@@ -354,10 +335,6 @@ print("not in silence")
 """
 
 CHOSEN = """
-import sys
-sys.argv = ["main.py", "--cpu"]
-import comfy.options
-comfy.options.enable_args_parsing()
 import comfy.sd
 import torch
 from comfy.ldm.wan.vae import WanVAE
@@ -379,10 +356,6 @@ print("where it was put")
 """
 
 STACKED = """
-import sys
-sys.argv = ["main.py", "--cpu"]
-import comfy.options
-comfy.options.enable_args_parsing()
 import torch
 import comfy.model_management as mm
 mm.vae_device = lambda: torch.device("cuda", 0)
@@ -394,7 +367,7 @@ from zerowaste_vae.nodes import making
 from zerowaste_vae.nodes.optimize import Optimize
 from zerowaste_vae.nodes.settings import Settings
 targets.triton_version, core.why_off = lambda: (3, 6), lambda *_: None
-vae = making.from_file(__import__("pathlib").Path(sys.stdin.read()), "auto", None, Settings())
+vae = making.from_file(vae_file, "auto", None, Settings())
 for first in ({"fp8": True}, {"min_db": 20.0}):
     once = Optimize.execute(vae, **first)[0]
     assert once.engine.precision == "fp8", once.engine.precision
@@ -404,15 +377,10 @@ print("still fp8")
 """
 
 TRIMMED = """
-import sys
-sys.argv = ["main.py", "--cpu"]
-import comfy.options
-comfy.options.enable_args_parsing()
 import torch
-from pathlib import Path
 from comfy_api.latest import InputImpl
 from zerowaste_vae.nodes.from_video import _Frames
-clip = str(Path(sys.stdin.read()).parent / "demo_clip.mp4")
+clip = str(vae_file.parent / "demo_clip.mp4")
 full = InputImpl.VideoFromFile(clip).get_components().images
 def which(frames):
     return [int((full - frame[None]).abs().mean((1, 2, 3)).argmin()) for frame in frames]
@@ -426,10 +394,6 @@ print("the same frames")
 """
 
 PINNED = """
-import sys
-sys.argv = ["main.py", "--cpu", "--disable-pinned-memory"]
-import comfy.options
-comfy.options.enable_args_parsing()
 from zerowaste_vae.engine.run import pinned
 from zerowaste_vae.nodes import host
 assert not pinned._forbidden
@@ -438,9 +402,9 @@ print("forbidden:", pinned._forbidden)
 """
 
 
-def inside(host_places, pack_folder, script: str, *arguments: str) -> str:
-    """What `script` prints, run by the host's Python in its checkout; the demo VAE's path is its input."""
-    return running.printed(host_places, script, *arguments, given=str(demo_vae_path()), folder=pack_folder)
+def inside(host_places, pack_folder, script: str, *options: str) -> str:
+    """What `script` prints behind START, run by the host's Python in its checkout; options: more of the host's."""
+    return running.printed(host_places, START + script, *options, given=str(demo_vae_path()), folder=pack_folder)
 
 
 def test_plans_are_made_for_the_device_of_the_run(host_places, pack_folder):
@@ -501,7 +465,7 @@ def test_a_conversion_lives_as_long_as_the_vae_it_was_made_from(host_places, pac
 
 
 def test_the_hosts_option_against_page_locking_holds_for_us(host_places, pack_folder):
-    assert "forbidden: --disable-pinned-memory" in inside(host_places, pack_folder, PINNED)
+    assert "forbidden: --disable-pinned-memory" in inside(host_places, pack_folder, PINNED, "--disable-pinned-memory")
 
 
 def test_a_vae_stays_on_the_device_that_was_chosen_for_it(host_places, pack_folder):

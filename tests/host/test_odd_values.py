@@ -3,10 +3,7 @@
 from .test_device import inside
 
 ODD = """
-import math, sys
-sys.argv = ["main.py", "--cpu", "--base-directory", sys.argv[1]]
-import comfy.options
-comfy.options.enable_args_parsing()
+import math
 import comfy.sd
 import folder_paths
 import torch
@@ -66,5 +63,5 @@ print("all of it")
 
 def test_what_links_and_other_packs_bring(host_places, pack_folder, tmp_path):
     (tmp_path / "base").mkdir()
-    said = inside(host_places, pack_folder, ODD, str(tmp_path / "base"))
+    said = inside(host_places, pack_folder, ODD, "--base-directory", str(tmp_path / "base"))
     assert "all of it" in said and said.count("refused:") == 13

@@ -3,10 +3,7 @@
 from .test_device import inside
 
 PARKED = """
-import contextlib, sys
-sys.argv = ["main.py", "--cpu"]
-import comfy.options
-comfy.options.enable_args_parsing()
+import contextlib
 import torch
 import comfy.model_management as mm
 gpu = torch.device("cuda", 0)
@@ -21,7 +18,7 @@ core.why_off = lambda *_: None
 asked = []
 mm.load_models_gpu = lambda models, memory_required, **_: asked.append(memory_required)
 mm.cuda_device_context = contextlib.nullcontext
-vae = making.from_file(__import__("pathlib").Path(sys.stdin.read()), "auto", None, Settings())
+vae = making.from_file(vae_file, "auto", None, Settings())
 vae.engine.to = lambda device: None
 size = (1, 4, 135, 240)
 untiled = vae._peak("decoder", size)

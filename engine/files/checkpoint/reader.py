@@ -72,7 +72,7 @@ def _read_gguf(
     header = gguf_header.parse_header(file, size, path)
     infos = {t.name: t for t in header.tensors}
     shapes = {name: original_shape(header, info, path) for name, info in infos.items()}
-    names = _wanted_names(infos, native, path)
+    names = _wanted_names(infos, native)
     if shapes_only:
         return _finish({name: _shape(shapes[old]) for old, name in names.items()}, dict(header.values), path)
     tick = Progress(path, sum(infos[n].nbytes for n in names), progress)
@@ -91,7 +91,7 @@ def _read_safetensors(
         raise failure(path, f"is one of {int(shard[1])} shards; merge the shards into one file first")
     metadata, entries = safetensors_file.parse_header(file, size, path)
     stored = {e.name: e for e in entries}
-    names = _wanted_names(stored, native, path)
+    names = _wanted_names(stored, native)
     if shapes_only:
         return _finish({name: _shape(stored[old].shape) for old, name in names.items()}, dict(metadata), path)
     tick = Progress(path, sum(stored[n].nbytes for n in names), progress)
@@ -114,7 +114,7 @@ def _finish(tensors: dict[str, torch.Tensor], metadata: dict[str, object], path:
     return Checkpoint(tensors, metadata, path)
 
 
-def _wanted_names(stored: Iterable[str], native: bool, path: Path) -> dict[str, str]:
+def _wanted_names(stored: Iterable[str], native: bool) -> dict[str, str]:
     """{name in the file: name in the checkpoint} of the tensors to read, in the file's order."""
     stored = list(stored)
     prefix = find_prefix(stored)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from ...errors import named
 from ..targets import Target, on_device, switch_off, target
 
 _lock = threading.Lock()
@@ -39,7 +40,7 @@ def proven(device: torch.device) -> Target:
 
 def give_up(device: torch.device, error: Exception) -> None:
     """After this error no kernel is launched on `device` any more."""
-    why = f"Triton fails here ({_named(error)}): the fused kernels are off, torch runs instead"
+    why = f"Triton fails here ({named(error)}): the fused kernels are off, torch runs instead"
     switch_off(_place(device), f"{why}. {_cure()}")
 
 
@@ -68,11 +69,6 @@ def _run(device: torch.device) -> None:
         doubling_kernel[(1,)](x, out, N=128)
     if not torch.equal(out, 2 * x):
         raise RuntimeError("a first kernel computed wrong numbers")
-
-
-def _named(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:160]}" if lines else type(error).__name__
 
 
 def _cure() -> str:

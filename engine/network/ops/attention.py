@@ -15,10 +15,10 @@ from ...options import Options
 from ...run.run import Run
 from ...run.weights import Attention as Packed
 from ..packed import norm_of
-from ..program import CAUSAL, Size, Step, Style, Taps, Work
+from ..program import CAUSAL, Size, Style, Taps, Work
 from ..state import State
 from ..tree import find, graft
-from .norm import Norm
+from .norm import Norm, Normed
 
 
 class FrameAttention(nn.Module):
@@ -101,7 +101,7 @@ class JointAttention(FrameAttention):
 
 
 @dataclass(frozen=True)
-class Attention(Step):
+class Attention(Normed):
     """joint: the file has one matrix for queries, keys and values. parts: what it calls them, where it has several.
     whole: among the positions of a clip, not of each frame."""
 
@@ -112,10 +112,6 @@ class Attention(Step):
     parts: Parts = PARTS
     whole: bool = False
     in_place = True
-
-    @property
-    def groups(self) -> int:  # type: ignore[override]
-        return self.norm.groups
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
         split = not self.joint

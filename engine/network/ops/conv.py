@@ -19,7 +19,7 @@ from ...options import Options
 from ...run.run import Run
 from ...run.weights import Conv as Packed
 from ..packed import conv_of
-from ..program import CAUSAL, Border, Size, Step, Style, Taps, Work
+from ..program import CAUSAL, Between, Border, Size, Style, Taps, Work
 from ..state import State
 from ..tree import find, graft
 
@@ -159,16 +159,13 @@ def conv_work(size: Size, c_out: int, taps: int = 27, out: Size | None = None) -
 
 
 @dataclass(frozen=True)
-class Conv(Step):
+class Conv(Between):
     """A 3x3x3 or 1x3x3 convolution by itself: what enters a network.
 
     block: rows and columns that fill no block of so many are cut off. repeats: its input is added to it, every channel
     as often as it takes.
     """
 
-    name: str
-    c_in: int
-    c_out: int
     block: int = 1
     repeats: bool = False
     looks_ahead = True
@@ -202,9 +199,6 @@ class Conv(Step):
 
     def ahead(self, packed: Packed) -> tuple[str, ...]:
         return (packed.key,)
-
-    def channels(self, channels: int) -> int:
-        return self.c_out
 
     def taps(self, style: Style) -> Taps:
         return taps_of(style)

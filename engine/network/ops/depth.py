@@ -15,7 +15,7 @@ from ...operands.forms import Operands
 from ...options import Options
 from ...run.run import COPY, Run
 from ...run.weights import Conv
-from ..program import CAUSAL, Size, Step, Style, Taps, Work
+from ..program import CAUSAL, Between, Size, Style, Taps, Work
 from ..state import State, grouped
 from .conv import ClipConv, OneConv, conv_work, styled, taps_of
 from .means import mean
@@ -81,14 +81,8 @@ class Down(OneConv):
 
 
 @dataclass(frozen=True)
-class _Depth(Step):
-    name: str
-    c_in: int
-    c_out: int
+class _Depth(Between):
     stride: Stride
-
-    def channels(self, channels: int) -> int:
-        return self.c_out
 
 
 @dataclass(frozen=True)
@@ -206,6 +200,8 @@ class DepthUp(ToSamples):
 class DepthDown(_Depth):
     """The means of the input's samples are around it."""
 
+    plain_only = "its samples become channels, which only the plain walk does"
+
     def taps(self, style: Style) -> Taps:
         return Taps(2 + self.stride[0] - 1)
 
@@ -220,9 +216,6 @@ class DepthDown(_Depth):
     def modules(self, style: Style) -> dict[str, nn.Module]:
         return {self.name: Down(self.c_in, self.c_out, self.stride, style)}
 
-    def why_not_fused(self, style: Style) -> str | None:
-        return "its samples become channels, which only the plain walk does"
-
     def work(self, size: Size, style: Style = CAUSAL) -> Work:
         return conv_work(size, self.c_out // math.prod(self.stride))
 
@@ -232,6 +225,7 @@ class StrideDown(DepthDown):
     """One strided convolution: 3x3x3 with a border all around, or (`blocks`) of blocks that do not overlap."""
 
     blocks: bool = False
+    plain_only = "its strided convolutions have a border all around or none, which only the plain walk does"
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
         kernel, padding = (self.stride, 0) if self.blocks else ((3, 3, 3), 1)
@@ -241,7 +235,3 @@ class StrideDown(DepthDown):
     def work(self, size: Size, style: Style = CAUSAL) -> Work:
         taps = math.prod(self.stride) if self.blocks else 27
         return conv_work(size, self.c_out, taps, self.size(size, True))
-
-    def why_not_fused(self, style: Style) -> str | None:
-        return "its strided convolutions have a border all around or none, which only the plain walk does"
-

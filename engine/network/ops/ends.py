@@ -23,7 +23,7 @@ from ..program import CAUSAL, Size, Step, Style, Taps, Work
 from ..state import State
 from .conv import Matrix, conv_work, pointwise, styled, taps_of
 from .means import mean
-from .norm import Norm
+from .norm import Norm, Normed
 
 
 def patches(x: Tensor, n: int = 2) -> Tensor:
@@ -85,6 +85,7 @@ class Fourier(Step):
     first: int = 6
     last: int = 7
     stream: ClassVar[bool] = False
+    plain_only = "it begins with waves of its pixels, which only the plain walk does"
 
     def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
         waves = torch.arange(self.first, self.last + 1, device=x.device)
@@ -94,9 +95,6 @@ class Fourier(Step):
 
     def channels(self, channels: int) -> int:
         return channels * (1 + 2 * (self.last - self.first + 1))
-
-    def why_not_fused(self, style: Style) -> str | None:
-        return "it begins with waves of its pixels, which only the plain walk does"
 
 
 @dataclass(frozen=True)
@@ -138,7 +136,7 @@ class Linear(Step):
         return conv_work(size, self.channels(self.width), 1)
 
 
-class _End(Step):
+class _End(Normed):
     """A norm and a last convolution."""
 
     norm_name: str
@@ -153,10 +151,6 @@ class _End(Step):
     def c_out(self) -> int:
         raise NotImplementedError
 
-    @property
-    def groups(self) -> int:  # type: ignore[override]
-        return self.norm.groups
-
     def modules(self, style: Style) -> dict[str, nn.Module]:
         return {self.norm_name: self.norm.module(self.c_in), self.name: styled(self.c_in, self.c_out, style)}
 
@@ -166,14 +160,6 @@ class _End(Step):
     def normed(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
         """x through the norm."""
         return part(self.norm_name)(x, state)
-
-    @property
-    def late(self) -> bool:  # type: ignore[override]
-        return self.norm.late
-
-    @property
-    def whole(self) -> bool:  # type: ignore[override]
-        return self.norm.whole
 
     def ahead(self, packed: PackedEnd) -> tuple[str, ...]:
         return (packed.conv.key,)
@@ -289,11 +275,10 @@ class Pixels(_End):
 class LinearMoments(Moments):
     """By a linear layer without bias."""
 
+    plain_only = "its moments come of a linear layer, which only the plain walk does"
+
     def modules(self, style: Style) -> dict[str, nn.Module]:
         return {self.norm_name: self.norm.module(self.c_in), self.name: Matrix(self.c_in, self.c_out, bias=False)}
-
-    def why_not_fused(self, style: Style) -> str | None:
-        return "its moments come of a linear layer, which only the plain walk does"
 
     def taps(self, style: Style) -> Taps:
         return Taps()

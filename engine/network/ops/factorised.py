@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..program import CAUSAL, Resampling, Size, Step, Style, Taps, Work
+from ..program import CAUSAL, Between, Resampling, Size, Step, Style, Taps, Work
 from ..state import State, grouped
 from ..tree import graft
 from . import ends, resnet
@@ -43,20 +43,12 @@ def pair_work(size: Size, c_out: int) -> Work:
 
 
 @dataclass(frozen=True)
-class Conv(Step):
-    name: str
-    c_in: int
-    c_out: int
+class Conv(Between):
     stream: ClassVar[bool] = False
+    plain_only = _WHY
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
         return {self.name: Pair(self.c_in, self.c_out, style)}
-
-    def channels(self, channels: int) -> int:
-        return self.c_out
-
-    def why_not_fused(self, style: Style) -> str | None:
-        return _WHY
 
     def taps(self, style: Style) -> Taps:
         return Taps(2)
@@ -67,11 +59,10 @@ class Conv(Step):
 
 @dataclass(frozen=True)
 class Res(resnet.Res):
+    plain_only = _WHY
+
     def modules(self, style: Style) -> dict[str, nn.Module]:
         return {self.name: resnet.Resnet(self.c_in, self.c_out, self.norm, self.names, style, Pair)}
-
-    def why_not_fused(self, style: Style) -> str | None:
-        return _WHY
 
     def eligible(self) -> tuple[tuple[str, int], ...]:
         return ()
@@ -127,9 +118,7 @@ class _Resample(Resampling):
     name: str
     width: int
     temporal = True
-
-    def why_not_fused(self, style: Style) -> str | None:
-        return _WHY
+    plain_only = _WHY
 
     def taps(self, style: Style) -> Taps:
         return Taps(2)
@@ -162,11 +151,10 @@ class MeanDown(_Resample):
 
 @dataclass(frozen=True)
 class Moments(ends.Moments):
+    plain_only = _WHY
+
     def modules(self, style: Style) -> dict[str, nn.Module]:
         return {self.norm_name: self.norm.module(self.c_in), self.name: Pair(self.c_in, self.c_out, style)}
-
-    def why_not_fused(self, style: Style) -> str | None:
-        return _WHY
 
     def work(self, size: Size, style: Style = CAUSAL) -> Work:
         return pair_work(size, self.c_out)
@@ -207,6 +195,7 @@ class WaveletPatches(Step):
     block: int
     patch: int
     stream: ClassVar[bool] = False
+    plain_only = _WHY
 
     @property
     def time(self) -> tuple[int, int]:  # type: ignore[override]
@@ -229,9 +218,6 @@ class WaveletPatches(Step):
             x = to_wavelets(x)
         return x
 
-    def why_not_fused(self, style: Style) -> str | None:
-        return _WHY
-
     def size(self, size: Size, starts: bool) -> Size:
         made = super().size(size, starts)
         h, w = (n // self.block * self.block // self.patch for n in size[1:3])
@@ -251,6 +237,7 @@ class WaveletPixels(ends._End):
     norm: ends.Norm
     patch: int
     wavelets: str
+    plain_only = _WHY
 
     @property
     def c_out(self) -> int:
@@ -277,9 +264,6 @@ class WaveletPixels(ends._End):
         for _ in range(int(math.log2(self.patch))):
             x = from_wavelets(x)
         return x[:, :, self.patch - 1 :] if starts else x
-
-    def why_not_fused(self, style: Style) -> str | None:
-        return _WHY
 
     def channels(self, channels: int) -> int:
         return 3

@@ -19,7 +19,7 @@ from ...run.rolling import Layer
 from ...run.run import COPY, Run
 from ...run.weights import Conv
 from ..packed import scaling
-from ..program import CAUSAL, Resampling, Size, Style, Taps, Work
+from ..program import CAUSAL, Between, Resampling, Size, Style, Taps, Work
 from ..rolling import Layered
 from ..state import State
 from .conv import ClipConv, FrameConv, OneConv, conv_work
@@ -67,10 +67,7 @@ class Packed:
 
 
 @dataclass(frozen=True)
-class NearestUp(Resampling, Layered):
-    name: str
-    c_in: int
-    c_out: int
+class NearestUp(Resampling, Layered, Between):
     temporal: bool
     conv: str = "resample.1"
     space = (2, 1)
@@ -143,9 +140,6 @@ class NearestUp(Resampling, Layered):
         if fits and style.border == "zero":
             return None
         return "its frames are doubled behind and beside zeros, other convolutions are not"
-
-    def channels(self, channels: int) -> int:
-        return self.c_out
 
     def taps(self, style: Style) -> Taps:
         return Taps(2, 0) if self.temporal else Taps()

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..program import Step
 from ..state import State
 
 #: Frames of a clip's first chunk and of all later ones that statistics are taken over together, or all of a clip's.
@@ -166,3 +167,21 @@ class NoNorm:
 
 
 Norm = Group | Length | MeanSquare | NoNorm
+
+
+class Normed(Step):
+    """A step that begins with its norm."""
+
+    norm: Norm
+
+    @property
+    def groups(self) -> int:  # type: ignore[override]
+        return self.norm.groups
+
+    @property
+    def late(self) -> bool:  # type: ignore[override]
+        return self.norm.late
+
+    @property
+    def whole(self) -> bool:  # type: ignore[override]
+        return self.norm.whole

@@ -19,6 +19,7 @@ class EachPicture(Step):
     name: str
     steps: tuple[Step, ...]
     copies: int = 1
+    plain_only = "each of its pictures is a clip, which only the plain walk knows"
 
     def inner(self) -> tuple[Step, ...]:
         return self.steps
@@ -31,9 +32,6 @@ class EachPicture(Step):
                 y = step.plain(part, y, None)
             made.append(y[:, :, -1:])
         return torch.cat(made, 2) if len(made) > 1 else made[0]
-
-    def why_not_fused(self, style: Style) -> str | None:
-        return "each of its pictures is a clip, which only the plain walk knows"
 
     def size(self, size: Size, starts: bool) -> Size:
         for step in self.steps:

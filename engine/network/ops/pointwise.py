@@ -13,7 +13,7 @@ from ...kernels.conv3d import Partials
 from ...operands.forms import Operands
 from ...options import Options
 from ...run.run import Run
-from ..program import CAUSAL, Size, Step, Style, Work
+from ..program import CAUSAL, Between, Size, Style, Work
 from ..state import State
 from ..tree import find, graft
 from .conv import ClipConv, Matrix, conv_work
@@ -21,12 +21,9 @@ from .ends import PackedLinear
 
 
 @dataclass(frozen=True)
-class Pointwise(Step):
+class Pointwise(Between):
     """matrix: it is stored as one, with a bias or without. layer: its own name within that of the step."""
 
-    name: str
-    c_in: int
-    c_out: int
     matrix: bool = False
     bias: bool = True
     layer: str = ""
@@ -61,9 +58,6 @@ class Pointwise(Step):
                 flat = source.float().reshape(-1, self.c_in)
                 target.view(-1, self.c_out).copy_(torch.addmm(packed.bias, flat, packed.weight))
         return out, None
-
-    def channels(self, channels: int) -> int:
-        return self.c_out
 
     def work(self, size: Size, style: Style = CAUSAL) -> Work:
         return conv_work(size, self.c_out, 1)

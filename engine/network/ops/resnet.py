@@ -18,12 +18,12 @@ from ...run.rolling import Layer, rolled, rolls
 from ...run.run import Run
 from ...run.weights import Conv
 from ..packed import conv_of, norm_of
-from ..program import CAUSAL, Size, Style, Taps, Work
+from ..program import CAUSAL, Between, Size, Style, Taps, Work
 from ..rolling import Layered
 from ..state import State
 from ..tree import find, graft
 from .conv import conv_work, pointwise, styled, taps_of
-from .norm import Norm
+from .norm import Norm, Normed
 
 #: A 1x1x1 convolution to this many channels (or a smaller power of two) is one tile wide on every GPU: no program reads
 #: what another one has written, so the result may take the place of the input.
@@ -97,10 +97,7 @@ class Packed:
 
 
 @dataclass(frozen=True)
-class Res(Layered):
-    name: str
-    c_in: int
-    c_out: int
+class Res(Normed, Layered, Between):
     norm: Norm
     names: Names = NAMES
     below = False
@@ -114,10 +111,6 @@ class Res(Layered):
     @property
     def inside(self) -> bool:  # type: ignore[override]
         return self.c_out <= min(self.c_in, ONE_TILE) and not self.c_out & (self.c_out - 1)
-
-    @property
-    def groups(self) -> int:  # type: ignore[override]
-        return self.norm.groups
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
         return {self.name: Resnet(self.c_in, self.c_out, self.norm, self.names, style)}
@@ -179,20 +172,9 @@ class Res(Layered):
     def ahead(self, packed: Packed) -> tuple[str, ...]:
         return packed.conv1.key, packed.conv2.key
 
-    @property
-    def late(self) -> bool:  # type: ignore[override]
-        return self.norm.late
-
-    @property
-    def whole(self) -> bool:  # type: ignore[override]
-        return self.norm.whole
-
     def why_not_fused(self, style: Style) -> str | None:
         waits = style.after and self.c_in != self.c_out
         return "its shortcuts to other widths wait for frames ahead in the plain walk only" if waits else None
-
-    def channels(self, channels: int) -> int:
-        return self.c_out
 
     def taps(self, style: Style) -> Taps:
         return taps_of(style, 2)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..program import Resampling, Size, Style, Taps
+from ..program import Between, Resampling, Size, Style, Taps
 from .conv import taps_of
 
 
 @dataclass(frozen=True)
-class Shortcut(Resampling):
+class Shortcut(Resampling, Between):
     """lead: of the step's module. conv: the convolution's name within the step."""
 
-    name: str
-    c_in: int
-    c_out: int
     temporal: bool
     lead: bool = True
     conv: str = "conv"
@@ -25,9 +22,6 @@ class Shortcut(Resampling):
 
     def size(self, size: Size, starts: bool) -> Size:
         return super().size(size, starts and self.lead)
-
-    def channels(self, channels: int) -> int:
-        return self.c_out
 
     def taps(self, style: Style) -> Taps:
         return taps_of(style)

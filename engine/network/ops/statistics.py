@@ -121,6 +121,7 @@ class ByFrame(Step):
     scale: float
     leaves: bool = False
     stream: ClassVar[bool] = False
+    plain_only = "its latents have statistics of their own for every frame, which only the plain walk knows"
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -147,9 +148,6 @@ class ByFrame(Step):
     def channels(self, channels: int) -> int:
         return (1 + self.leaves) * self.width
 
-    def why_not_fused(self, style: Style) -> str | None:
-        return "its latents have statistics of their own for every frame, which only the plain walk knows"
-
 
 @dataclass(frozen=True)
 class Normalise(Step):
@@ -160,6 +158,7 @@ class Normalise(Step):
     width: int
     shared: bool
     stream: ClassVar[bool] = False
+    plain_only = "its moments are brought to the latents' units, which only the plain walk does"
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
         return {self.name: Statistics(self.width)}
@@ -172,6 +171,3 @@ class Normalise(Step):
 
     def channels(self, channels: int) -> int:
         return 2 * self.width
-
-    def why_not_fused(self, style: Style) -> str | None:
-        return "its moments are brought to the latents' units, which only the plain walk does"

@@ -110,6 +110,7 @@ class TimeAttention(Step):
     norm: Norm
     head: int = 0
     in_place = True
+    plain_only = "it has attention among the frames of a clip, which only the plain walk does"
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
         if self.head:
@@ -127,12 +128,7 @@ class TimeAttention(Step):
     def taps(self, style: Style) -> Taps:
         return Taps(math.inf, math.inf if self.head else 0)
 
-    def why_not_fused(self, style: Style) -> str | None:
-        return "it has attention among the frames of a clip, which only the plain walk does"
-
     def work(self, size: Size, style: Style = CAUSAL) -> Work:
         positions, c = size.height * size.width, self.width
         flop = positions * (size.frames * 4 * 2.0 * c * c + 4.0 * size.frames**2 * c)
         return Work(flop, flop)
-
-

@@ -96,6 +96,7 @@ class Tokens(Step):
     norm: str = "norm_out"
     stream: ClassVar[bool] = False
     scales: ClassVar[bool] = True
+    plain_only = "its layers are products, which the libraries compute"
 
     @property
     def space(self) -> tuple[int, int]:  # type: ignore[override]
@@ -126,9 +127,6 @@ class Tokens(Step):
 
     def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
         raise NotImplementedError("a transformer is walked layer by layer, by tokens.TokenNetwork")
-
-    def why_not_fused(self, style: Style) -> str | None:
-        return "its layers are products, which the libraries compute"
 
     def size(self, size: Size, starts: bool) -> Size:
         """Of all frames that are made; which of them are a clip's is not the step's to know."""

@@ -9,17 +9,13 @@ from zerowaste_vae.engine.cli import main
 from zerowaste_vae.engine.files.pngs import write_png_folder
 from zerowaste_vae.engine.options import DEFAULTS
 
+from .originals import BOUND, close
+
 VERSIONS = {"1.0": hunyuan, "1.5": hunyuan15, "refiner": hunyuan_refiner}
-#: Of the outputs' standard deviation.
-BOUND = 4e-5
 #: Parameters of the published decoder and encoder, with what lies beside them.
 PUBLISHED = {
     "1.0": (146_136_339, 100_342_464), "1.5": (871_309_571, 389_324_544), "refiner": (871_332_483, 389_342_464),
 }  # fmt: skip
-
-
-def close(actual, expected):
-    torch.testing.assert_close(actual, expected, rtol=0, atol=BOUND * float(expected.std()))
 
 
 @pytest.fixture(scope="module", params=["1.0", "1.5"])

@@ -13,9 +13,9 @@ from zerowaste_vae.engine.cli import main
 from zerowaste_vae.engine.run.parking import Parking
 from zerowaste_vae.engine.run.plan import Steps
 
+from .originals import close
+
 FAMILIES = {"sd": SD, "flux": FLUX, "flux2": FLUX2}
-#: Of the output's standard deviation.
-BOUND = 4e-5
 #: The published widths' parameters, with the statistics of Flux.2's latents.
 PUBLISHED = {"sd": 83_653_863, "flux": 83_819_683, "flux2": 84_046_115 + 256}
 
@@ -27,10 +27,6 @@ def golden(request, shared):
     vae = load(folder / f"image_{request.param}.weights.safetensors", device="cpu")
     tensors = load_file(folder / f"image_{request.param}.io.safetensors")
     return request.param, vae, {k: v.unsqueeze(2) for k, v in tensors.items()}
-
-
-def close(actual, expected):
-    torch.testing.assert_close(actual, expected, rtol=0, atol=BOUND * float(expected.std()))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -29,16 +29,11 @@ from zerowaste_vae.engine.run.own_tiles import OwnTiles
 from zerowaste_vae.engine.run.progress import Ticker
 
 from ..run.fake_graph import FakeClock, FakeGraph
+from .originals import close
 
 CPU = torch.device("cpu")
-#: Of an output's standard deviation.
-BOUND = 4e-5
 #: Tiles of two latent pixels more than they share: many of them in few tokens.
 SMALL = OwnTiles(size=64, least=32, mean=OWN.mean, deviation=OWN.deviation)
-
-
-def deviation(actual, expected):
-    return float((actual - expected).abs().max() / expected.std())
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +108,7 @@ def test_groups_of_small_tiles_change_little_and_are_alike(make, noise, monkeypa
     alone = decoded(z)
     monkeypatch.setattr("zerowaste_vae.engine.network.tokens.tiles_together", lambda *_: 4)
     together = decoded(z)
-    assert deviation(torch.stack(together), torch.stack(alone)) < BOUND
+    close(torch.stack(together), torch.stack(alone))
     for count in (1, 4, 6):
         assert all(torch.equal(a, b) for a, b in zip(decoded(z[:count]), together, strict=False))
 
@@ -275,7 +270,8 @@ def test_the_fused_encoder_is_the_plain_one(make, noise):
         with half.memory(guard):
             first, health = half.encode(tile)
             first = first.clone()
-            assert deviation(first, want) < BOUND and health == 0
+            close(first, want)
+            assert health == 0
             assert torch.equal(half.encode(tile)[0], first)
 
 
@@ -284,7 +280,7 @@ def test_samples_are_encoded_as_sections_are(make, noise, frames):
     """What ranges are measured on."""
     encoder, sample = make().model.encoder, noise(frames, 32, 32, 3)
     want = encoder(sample.permute(3, 0, 1, 2)[None])[0].permute(1, 2, 3, 0)[..., :24]
-    assert deviation(sampling.encode(fuse(encoder, torch.float32), sample), want) < BOUND
+    close(sampling.encode(fuse(encoder, torch.float32), sample), want)
 
 
 def test_its_files_are_not_calibrated(make):

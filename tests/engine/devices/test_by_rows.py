@@ -6,6 +6,7 @@ import pytest
 from zerowaste_vae import Cancelled
 from zerowaste_vae.engine.archs import seedvr2
 from zerowaste_vae.engine.devices import by_rows, several
+from zerowaste_vae.engine.devices.chunks import LATENTS_OF_ROWS
 from zerowaste_vae.engine.devices.ranks import Ranks
 from zerowaste_vae.engine.devices.spread import Told
 from zerowaste_vae.engine.planning.budget import Limits
@@ -56,7 +57,7 @@ def test_chunks_are_long_where_they_fit(small):
         return by_rows._Agreed(planner, peers).plan("decoder", (6, 90, 160), Request(**asked), Limits(target, host=0))
 
     short = plan(chunk=1)
-    assert plan().steps.latents == by_rows.LATENTS > 1 == short.steps.latents
+    assert plan().steps.latents == LATENTS_OF_ROWS > 1 == short.steps.latents
     assert plan(short.peak_bytes) == short
 
 

@@ -1,7 +1,7 @@
 """Chunks of parts that begin within a clip."""
 
 import pytest
-from zerowaste_vae.engine.devices.chunks import LATENTS, behind_a_lead
+from zerowaste_vae.engine.devices.chunks import LATENTS_WITH_LEAD, behind_a_lead
 from zerowaste_vae.engine.request import Request
 
 
@@ -13,8 +13,8 @@ def test_they_are_longer_where_nothing_else_changes(small):
     def peak(chunk):
         return small.plan_decode(24, 90, 160, chunk=chunk).peak_bytes
 
-    assert peak(1) == peak(0) < peak(LATENTS)
-    assert asked() == Request(chunk=LATENTS)
+    assert peak(1) == peak(0) < peak(LATENTS_WITH_LEAD)
+    assert asked() == Request(chunk=LATENTS_WITH_LEAD)
     kept = {"vram_gb": peak(1) / 2**30}, {"half": "encoder"}, {"chunk": 1}, {"tiling": "blended", "tile": 256}
     for options in kept:
         assert asked(**options).chunk == options.get("chunk", 0)

@@ -22,6 +22,14 @@ def interpreter(monkeypatch):
         monkeypatch.setitem(winograd.SCHEDULES, generation, dict.fromkeys(table, small))
 
 
+@pytest.fixture(params=["reference", "triton"])
+def backend(request):
+    """Its name; kernels run in the interpreter."""
+    if request.param == "triton":
+        request.getfixturevalue("interpreter")
+    return request.param
+
+
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(7)

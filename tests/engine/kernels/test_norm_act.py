@@ -11,7 +11,6 @@ from zerowaste_vae.engine.kernels.targets import FP8
 sys.path.insert(0, str(Path(__file__).parent))
 from helpers import CAST_STEP, TOLERANCE, error, group_sums, true_sums
 
-BACKENDS = ["reference", "triton"]
 CASES = [
     # C, groups, kind, stored, border, per chunk
     (64, 32, "group", torch.float16, "zero", False),
@@ -42,11 +41,8 @@ def plain(x, norm):
     return x
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_norm_silu_quantise_border(request, backend, case):
-    if backend == "triton":
-        request.getfixturevalue("interpreter")
+def test_norm_silu_quantise_border(backend, case):
     c, groups, kind, stored, border, per_chunk = case
     x = (torch.randn(2, 19, 7, c) * 2 + 1).half()
     norm = Norm(kind, torch.randn(c), torch.randn(c), groups, per_chunk=per_chunk)
@@ -65,10 +61,7 @@ def test_norm_silu_quantise_border(request, backend, case):
         assert not got[:, 0].any() and not got[:, -1].any() and not got[:, :, 0].any() and not got[:, :, -1].any()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_statistics_of_bands_join_to_the_frames(request, backend):
-    if backend == "triton":
-        request.getfixturevalue("interpreter")
+def test_statistics_of_bands_join_to_the_frames(backend):
     x = (torch.randn(2, 70, 9, 48) * 3 - 2).half()
     whole = statistics(x, 16, backend)
     bands = Partials.concat([statistics(x[:, :64], 16, backend), statistics(x[:, 64:], 16, backend)])
@@ -82,7 +75,7 @@ def test_statistics_of_bands_join_to_the_frames(request, backend):
 def test_channels_first_input_is_read_in_place(interpreter):
     x = torch.randn(2, 20, 5, 6).permute(0, 2, 3, 1)
     buffers = [torch.empty(2, 7, 8, 32, dtype=torch.float16) for _ in range(2)]
-    for buffer, backend in zip(buffers, BACKENDS, strict=True):
+    for buffer, backend in zip(buffers, ("reference", "triton"), strict=True):
         norm_act(x, Norm("none"), buffer, store=Store(silu=False), backend=backend)
     assert torch.equal(*buffers)
     assert torch.equal(buffers[0][:, 1:-1, 1:-1, :20], x.half())
@@ -101,11 +94,8 @@ def test_wrong_arguments_are_named(change, word):
         norm_act(torch.randn(2, 5, 6, 32), arguments.pop("norm"), arguments.pop("buffer"), **arguments)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("border", PADDING)
-def test_bands_hold_the_frames_own_rows(request, backend, border):
-    if backend == "triton":
-        request.getfixturevalue("interpreter")
+def test_bands_hold_the_frames_own_rows(backend, border):
     x = torch.randn(2, 13, 9, 20).half()
     whole = torch.full((3, 15, 11, 32), -1.0).half()
     norm_act(x, Norm("none"), whole, slot=1, store=Store(silu=False, border=border), backend=backend)
@@ -119,11 +109,8 @@ def test_bands_hold_the_frames_own_rows(request, backend, border):
         norm_act(x, Norm("none"), torch.empty(3, 6, 11, 32).half(), first=10, backend=backend)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("border", "size"), [("replicate", (1, 1)), ("reflect", (2, 3)), ("reflect", (3, 2))])
-def test_borders_of_the_smallest_frames(request, backend, border, size):
-    if backend == "triton":
-        request.getfixturevalue("interpreter")
+def test_borders_of_the_smallest_frames(backend, border, size):
     h, w = size
     x, buffer = torch.randn(1, h, w, 16).half(), torch.empty(1, h + 2, w + 2, 16).half()
     norm_act(x, Norm("none"), buffer, store=Store(silu=False, border=border), backend=backend)
@@ -132,11 +119,8 @@ def test_borders_of_the_smallest_frames(request, backend, border, size):
         norm_act(x[:, :1], Norm("none"), buffer[:, :3], store=Store(border="reflect"), backend=backend)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", ["group", "none"])
-def test_a_gain_per_channel_comes_before_rounding(request, backend, kind):
-    if backend == "triton":
-        request.getfixturevalue("interpreter")
+def test_a_gain_per_channel_comes_before_rounding(backend, kind):
     x, gain = (torch.randn(1, 9, 7, 48) * 2).half(), torch.logspace(0, 2, 48)
     norm = Norm(kind, torch.randn(48), torch.randn(48), 8)
     buffer = torch.empty(2, 11, 9, 64, dtype=torch.int8)
@@ -153,11 +137,8 @@ def test_a_gain_per_channel_comes_before_rounding(request, backend, kind):
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("stored", [torch.float16, torch.float8_e4m3fn, torch.int8])
 @pytest.mark.parametrize("kind", ["group", "l2", "rms", "none"])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_what_is_not_finite_shows_in_health(request, backend, kind, stored, value):
+def test_what_is_not_finite_shows_in_health(backend, kind, stored, value):
     """8 bit makes numbers of it. Nothing else shows there, and once it does it stays."""
-    if backend == "triton":
-        request.getfixturevalue("interpreter")
     torch.manual_seed(5)
     x, norm = torch.randn(2, 5, 6, 32).half(), Norm(kind, groups=4) if kind == "group" else Norm(kind)
     health = torch.zeros(())
@@ -183,12 +164,9 @@ def test_what_is_not_finite_shows_in_health(request, backend, kind, stored, valu
     assert health.isnan()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", ["group", "l2", "rms"])
 @pytest.mark.parametrize("which", ["weight", "bias"])
-def test_parameters_that_are_not_finite_show_in_health(request, backend, kind, which):
-    if backend == "triton":
-        request.getfixturevalue("interpreter")
+def test_parameters_that_are_not_finite_show_in_health(backend, kind, which):
     x, health = torch.randn(2, 5, 6, 32).half(), torch.zeros(())
     norm = Norm(kind, torch.ones(32), torch.zeros(32), groups=4)
     for buffer in (torch.empty(2, 7, 8, 32).to(torch.int8), torch.empty(2, 4, 7, 3, 32).to(torch.int8)):

@@ -11,16 +11,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 from helpers import bordered, error
 
 
-@pytest.mark.parametrize("backend", ["reference", "triton"])
 @pytest.mark.parametrize("outputs, c, kt, dtype, stored, pixels", [
     (3, 32, 3, torch.float16, torch.float32, UNIT),
     (3, 96, 3, torch.bfloat16, torch.uint8, BYTES),
     (3, 32, 1, torch.float16, torch.float16, RAW),
     (12, 32, 3, torch.float16, torch.float32, UNIT),
 ], ids=str)  # fmt: skip
-def test_pixels(request, monkeypatch, backend, outputs, c, kt, dtype, stored, pixels):
+def test_pixels(monkeypatch, backend, outputs, c, kt, dtype, stored, pixels):
     if backend == "triton":
-        request.getfixturevalue("interpreter")
         monkeypatch.setattr(dispatch, "SCRATCH_BYTES", 1)  # bands of the minimum 16 rows
     x = bordered(dtype, 5, 19, 11, c)
     weight, bias = torch.randn(outputs, c, kt, 3, 3) * (27 * c) ** -0.5, torch.randn(outputs) * 0.1
@@ -45,12 +43,9 @@ def test_frames_do_not_depend_on_the_call(interpreter):
         assert torch.equal(one[0], whole[f])
 
 
-@pytest.mark.parametrize("backend", ["reference", "triton"])
 @pytest.mark.parametrize("outputs", [3, 12])
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
-def test_what_a_clamp_hides_shows_in_health(request, backend, outputs, value):
-    if backend == "triton":
-        request.getfixturevalue("interpreter")
+def test_what_a_clamp_hides_shows_in_health(backend, outputs, value):
     x, bias, health = bordered(torch.float16, 4, 5, 6, 32), torch.zeros(outputs), torch.zeros(())
     packed = pack_weight(torch.randn(outputs, 32, 3, 3, 3) * 0.05, torch.float16)
     plain, out = (torch.empty(2, 5, 6, outputs, dtype=torch.uint8) for _ in range(2))

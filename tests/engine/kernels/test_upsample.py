@@ -59,12 +59,9 @@ def test_plain_pair_is_the_networks_upsampler(temporal):
     assert (plain_pair(x, *args) - want).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("backend", ["reference", "triton"])
 @pytest.mark.parametrize("z, dtype", [(2, torch.float16), (1, torch.float16), (2, FP8)], ids=str)
-def test_chunks_of_a_clip(request, backend, z, dtype):
+def test_chunks_of_a_clip(backend, z, dtype):
     """Any chunking equals the plain pair on the whole clip, and in the kernel bit for bit the whole call."""
-    if backend == "triton":
-        request.getfixturevalue("interpreter")
     c, t, h, w, before = 32, 4, 5, 6, 1 if z == 2 else 2
     args = weights(c, c, z)
     x = torch.randn(t, h, w, c).to(dtype)
@@ -102,10 +99,7 @@ def test_bands_know_the_frames_edges(interpreter):
     assert torch.equal(Partials.concat(parts).data, sums.data)
 
 
-@pytest.mark.parametrize("backend", ["reference", "triton"])
-def test_rows_beside_go_into_the_sums_only(request, backend):
-    if backend == "triton":
-        request.getfixturevalue("interpreter")
+def test_rows_beside_go_into_the_sums_only(backend):
     c, h, w = 32, 70, 3
     composed = pack(*weights(c, c, 2), torch.float16)
     buffer = F.pad(torch.randn(2, h, w, c), (0, 0, 1, 1, 1, 1)).half()
@@ -143,12 +137,9 @@ def repeated(x, conv, bias):
     return F.conv3d(u, conv, bias)[0].permute(1, 2, 3, 0)
 
 
-@pytest.mark.parametrize("backend", ["reference", "triton"])
 @pytest.mark.parametrize("dtype", [torch.float16, FP8], ids=str)
-def test_repeats_in_time_and_space_are_composed(request, backend, dtype):
+def test_repeats_in_time_and_space_are_composed(backend, dtype):
     """One set of weights for all frames: the first one makes its last sub-frame only. Chunks give equal bits."""
-    if backend == "triton":
-        request.getfixturevalue("interpreter")
     c, k, t, h, w = 32, 16, 4, 5, 6
     conv, bias = torch.randn(k, c, 3, 3, 3) * (27 * c) ** -0.5, torch.randn(k)
     x = torch.randn(t, h, w, c).to(dtype)

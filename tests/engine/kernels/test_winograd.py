@@ -30,14 +30,6 @@ HALF, BF16, INT8 = torch.float16, torch.bfloat16, torch.int8
 COPY = Norm("none")
 
 
-@pytest.fixture(params=["reference", "triton"])
-def backend(request):
-    """Its name; kernels run in the interpreter."""
-    if request.param == "triton":
-        request.getfixturevalue("interpreter")
-    return request.param
-
-
 def scale_of(dtype):
     return {INT8: 0.03, FP8: 0.02}.get(dtype, 1.0)
 

@@ -127,7 +127,7 @@ for a in ARCHITECTURES:
         config = a.published.config
         planner = make_planner(a, config, dtype, DEFAULTS, Mode(), lambda: not products, lambda: Torch(products, True))
         for half in ("encoder", "decoder"):
-            if getattr(a, half)(config) is not None:
+            if a.program(half, config) is not None:
                 size, tile = (3 if a.temporal > 1 else 1, 16, 16), 8 * a.spatial
                 planner.plan(half, size)
                 with contextlib.suppress(InputError):  # of those that cut tiles of their own
