@@ -367,7 +367,7 @@ def own_vae(vae: comfy.sd.VAE) -> comfy.sd.VAE:
         own = comfy.sd.VAE(sd=dict(checkpoint.tensors), **told)
         own.throw_exception_if_invalid()
     except RuntimeError as error:
-        why = str(error).strip().split("\n", 1)[0][:120]
+        why = str(error).strip().split("\n", 1)[0].rstrip(":")[:120]
         raise InputError(f"{vae.name}: this ComfyUI has no network of its own for this VAE ({why})") from error
     return own
 
