@@ -20,7 +20,7 @@ from .network.stream import PlainHalf, decode_features, decode_frames, encode_fe
 from .operands.policy import Policy
 from .options import Options
 from .planning.fused_walk import FusedWalk
-from .precision.prepared import load, moved, recipe, save
+from .precision.prepared import gathered, load, recipe, save
 from .precision.store import Store
 from .run.devices import empty_device_cache
 from .run.graphs import why_none
@@ -88,9 +88,11 @@ class FusedHalves:
 
     def _get(self, half: str) -> FusedDecoder | FusedEncoder:
         if half not in self._packed:
-            self._packed[half] = self._prepared(half)
+            network = self._prepared(half)
             if next(getattr(self._model, half).parameters()).is_cuda:
-                empty_device_cache()  # packing goes through fp32: 0.2 GB that would stay reserved
+                network = gathered(network, getattr(self._model, half).parameters())
+                empty_device_cache()
+            self._packed[half] = network
         return self._packed[half]
 
     def _prepared(self, half: str) -> FusedDecoder | FusedEncoder:
@@ -103,14 +105,9 @@ class FusedHalves:
         device = next(getattr(self._model, half).parameters()).device
         network = None if place is None else load(self._walk.network(half), place, made_from, device)
         if network is None:
-            # By way of the host: results lie among fp32 temporaries several times their size, which torch's allocator
-            # cannot give back as long as a part of them is in use.
-            network = moved(self._pack(half, self._model), "cpu")
+            network = self._pack(half, self._model)
             if place is not None:
                 save(network, place, made_from)
-            if device.type == "cuda":
-                empty_device_cache()
-            network = moved(network, device)
         return network
 
     def _pack(self, half: str, model: Network) -> FusedDecoder | FusedEncoder:
