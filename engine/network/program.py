@@ -191,18 +191,6 @@ class Step:
         return ()
 
 
-@dataclass(frozen=True)
-class Between(Step):
-    """A step from so many channels to so many."""
-
-    name: str
-    c_in: int
-    c_out: int
-
-    def channels(self, channels: int) -> int:
-        return self.c_out
-
-
 class Resampling(Step):
     """A step to another resolution, and where `temporal` to another frame rate by the same factor."""
 
@@ -285,12 +273,10 @@ class Program:
     @functools.cached_property
     def chunk(self) -> tuple[int, int] | None:
         """Latents of a clip's first chunk and of all later ones that its norms take together; None: any will do."""
-        rate = 1 if self.half == "decoder" else math.prod(s.time[1] for s in self.steps)
-        for step in self.steps:
+        for step, rate in zip(self.steps, self.rates, strict=False):
             together = getattr(getattr(step, "norm", None), "chunk", None)
             if isinstance(together, tuple):
                 return (together[0] - 1) // rate + 1, together[1] // rate
-            rate = rate * step.time[0] // step.time[1]
         return None
 
     @functools.cached_property
@@ -310,8 +296,7 @@ class Program:
 
     def whole_frames(self, count: int) -> int:
         """Of `count` frames those that fill whole latents: trailing ones are not read."""
-        every = math.prod(s.time[1] for s in self.steps)
-        return (count - 1) // every * every + 1
+        return (count - 1) // self.rates[0] * self.rates[0] + 1
 
     @functools.cached_property
     def rates(self) -> tuple[int, ...]:

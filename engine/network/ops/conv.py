@@ -19,7 +19,7 @@ from ...options import Options
 from ...run.run import Run
 from ...run.weights import Conv as Packed
 from ..packed import conv_of
-from ..program import CAUSAL, Between, Border, Size, Style, Taps, Work
+from ..program import CAUSAL, Border, Size, Step, Style, Taps, Work
 from ..state import State
 from ..tree import find, graft
 
@@ -156,6 +156,18 @@ def conv_work(size: Size, c_out: int, taps: int = 27, out: Size | None = None) -
     source, target = math.prod(size[:3]), math.prod((out or size)[:3])
     flop = 2.0 * target * size.channels * c_out * taps
     return Work(flop, flop, source * size.channels + target * c_out)
+
+
+@dataclass(frozen=True)
+class Between(Step):
+    """A step from so many channels to so many."""
+
+    name: str
+    c_in: int
+    c_out: int
+
+    def channels(self, channels: int) -> int:
+        return self.c_out
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from ...operands.forms import Operands
 from ...options import Options
 from ...run.run import COPY, Run
 from ...run.weights import Conv
-from ..program import CAUSAL, Between, Size, Style, Taps, Work
+from ..program import CAUSAL, Size, Style, Taps, Work
 from ..state import State, grouped
-from .conv import ClipConv, OneConv, conv_work, styled, taps_of
+from .conv import Between, ClipConv, OneConv, conv_work, styled, taps_of
 from .means import mean
 
 _PLAIN = Geometry()

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..program import CAUSAL, Between, Resampling, Size, Step, Style, Taps, Work
+from ..program import CAUSAL, Resampling, Size, Step, Style, Taps, Work
 from ..state import State, grouped
 from ..tree import graft
 from . import ends, resnet
-from .conv import ClipConv, conv_work
+from .conv import Between, ClipConv, conv_work
 
 SPACE, TIME = (1, 3, 3), (3, 1, 1)
 _WHY = "its convolutions are factorised, which only the plain walk does"

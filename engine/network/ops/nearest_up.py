@@ -19,10 +19,10 @@ from ...run.rolling import Layer
 from ...run.run import COPY, Run
 from ...run.weights import Conv
 from ..packed import scaling
-from ..program import CAUSAL, Between, Resampling, Size, Style, Taps, Work
+from ..program import CAUSAL, Resampling, Size, Style, Taps, Work
 from ..rolling import Layered
 from ..state import State
-from .conv import ClipConv, FrameConv, OneConv, conv_work
+from .conv import Between, ClipConv, FrameConv, OneConv, conv_work
 
 
 class Upsample(OneConv):

@@ -13,10 +13,10 @@ from ...kernels.conv3d import Partials
 from ...operands.forms import Operands
 from ...options import Options
 from ...run.run import Run
-from ..program import CAUSAL, Between, Size, Style, Work
+from ..program import CAUSAL, Size, Style, Work
 from ..state import State
 from ..tree import find, graft
-from .conv import ClipConv, Matrix, conv_work
+from .conv import Between, ClipConv, Matrix, conv_work
 from .ends import PackedLinear
 
 

@@ -18,11 +18,11 @@ from ...run.rolling import Layer, rolled, rolls
 from ...run.run import Run
 from ...run.weights import Conv
 from ..packed import conv_of, norm_of
-from ..program import CAUSAL, Between, Size, Style, Taps, Work
+from ..program import CAUSAL, Size, Style, Taps, Work
 from ..rolling import Layered
 from ..state import State
 from ..tree import find, graft
-from .conv import conv_work, pointwise, styled, taps_of
+from .conv import Between, conv_work, pointwise, styled, taps_of
 from .norm import Norm, Normed
 
 #: A 1x1x1 convolution to this many channels (or a smaller power of two) is one tile wide on every GPU: no program reads

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..program import Between, Resampling, Size, Style, Taps
-from .conv import taps_of
+from ..program import Resampling, Size, Style, Taps
+from .conv import Between, taps_of
 
 
 @dataclass(frozen=True)
