@@ -1,9 +1,8 @@
-"""ComfyUI's VAE type, memory management and videos; beside bar.py the only file that touches comfy."""
+"""ComfyUI's VAE type, memory management and videos; beside bar.py and machine.py the only file that touches comfy."""
 
 from __future__ import annotations
 
 import copy
-import functools
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -16,22 +15,18 @@ import comfy.model_patcher
 import comfy.patcher_extension
 import comfy.sd
 import torch
-from comfy.cli_args import args
 from comfy_api.latest import ComfyExtension, InputImpl, io
 from torch import Tensor
 
 from ..engine import Cancelled, Checkpoint, InputError, VideoVAE, load, log
-from ..engine.archs import DEFAULT
-from ..engine.loader import PRECISIONS, auto_precision
 from ..engine.memory import GIB
 from ..engine.network.hosted import moving_bytes
 from ..engine.options import TOGGLES, Options
-from ..engine.planning.budget import Machine
 from ..engine.planning.fusable import availability
 from ..engine.request import Request
 from ..engine.run.devices import empty_host_cache
 from ..engine.run.kept import KEPT
-from ..engine.run.pinned import POOL, forbid
+from ..engine.run.pinned import POOL
 from ..engine.run.pixels import OUTPUTS
 from ..engine.run.plan import Plan
 from .altered import altered
@@ -39,6 +34,7 @@ from .bar import Progress, say_here, shows_previews
 from .direct import Direct
 from .frames import Layout, too_many
 from .gpus import others
+from .machine import bare, machine, sampled
 from .planning import KNOWN, plan_facts, raised_facts
 from .preview import Preview
 from .progress import Stages
@@ -46,8 +42,7 @@ from .reports import Outcome
 from .settings import Settings
 from .wording import fitting
 
-__all__ = ["ComfyExtension", "EngineVAE", "Progress", "frames_of", "io", "machine", "offload_device", "own_vae",
-           "unavailable", "video_of"]  # fmt: skip
+__all__ = ["ComfyExtension", "EngineVAE", "Progress", "frames_of", "io", "own_vae", "video_of"]
 
 
 @dataclass(frozen=True)
@@ -272,9 +267,9 @@ class EngineVAE(comfy.sd.VAE):
         self, half: str, size: tuple[int, int, int, int], options: dict[str, Any], rest: tuple[int, int] = (0, 0)
     ) -> Iterator[Plan | None]:
         """Have the host make room for the plan and load the weights; a context in which to run that plan."""
-        memory, plan, here = 0, None, _sample_machine()
+        memory, plan, here = 0, None, sampled()
         if here.device != self.device:
-            here = _bare(self.device)
+            here = bare(self.device)
         for engine in self._engines:  # packed weights that this run's plan does not count
             engine.release_packed(keep=half if engine is self.engine else "")
         if self._on_gpu:
@@ -348,11 +343,6 @@ def _give_back(engines: Iterable[VideoVAE]) -> None:
 # -- making them ------------------------------------------------------------------------------------------------------
 
 
-def offload_device() -> torch.device:
-    """Where the weights of a VAE wait while it does not run."""
-    return mm.vae_offload_device()
-
-
 def own_vae(vae: comfy.sd.VAE) -> comfy.sd.VAE:
     """The host's own VAE with the weights of `vae`: itself, or made anew of what an engine VAE was made from.
 
@@ -388,34 +378,3 @@ def frames_of(video: object) -> tuple[object, Any, float, float]:
         return parts.images, parts.frame_rate, 0.0, 0.0
     window = getattr(video, "get_active_trim_window", lambda: (0.0, 0.0))
     return video.get_stream_source(), None, *window()
-
-
-# -- this machine ------------------------------------------------------------------------------------------------------
-
-
-def machine() -> Machine:
-    """Where decodes run, as it was when the pack was loaded or a VAE last ran: asking again touches no device."""
-    return _machine or _sample_machine()
-
-
-_machine: Machine | None = None
-
-
-def _sample_machine() -> Machine:
-    global _machine
-    if getattr(args, "disable_pinned_memory", False):
-        forbid("--disable-pinned-memory")
-    device = mm.vae_device()
-    _machine = _bare(device)
-    return _machine
-
-
-def _bare(device: torch.device) -> Machine:
-    return Machine.bare(device, None if device.type == "cpu" else mm.get_total_memory(device))
-
-
-@functools.cache
-def unavailable() -> dict[str, str | None]:
-    """Optimisation -> why it can do nothing here for the first family's VAE in its default precision, or None."""
-    device = mm.vae_device()
-    return availability(device, DEFAULT.name, None, PRECISIONS[auto_precision(device, DEFAULT)])

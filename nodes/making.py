@@ -10,7 +10,8 @@ from ..engine.archs import detect
 from ..engine.precision.modes import MIXED
 from .altered import altered
 from .direct import SETTINGS
-from .host import EngineVAE, offload_device
+from .host import EngineVAE
+from .machine import offload_device
 from .packages import needing_gguf
 from .settings import Settings
 

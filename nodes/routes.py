@@ -11,7 +11,8 @@ import torch
 from aiohttp import web
 
 from ..engine import InputError, log
-from . import headers, host, server
+from . import headers, server
+from .machine import machine
 from .planning import Question, answer
 from .tuning import TUNER
 
@@ -49,7 +50,7 @@ async def plan(request: web.Request) -> web.Response:
 def _answer(question: Question) -> dict[str, object]:
     with log.silent():
         headers.learn_checkpoint(question.model)
-        return answer(question, host.machine())
+        return answer(question, machine())
 
 
 async def start_tuning(request: web.Request) -> web.Response:
@@ -62,7 +63,7 @@ async def start_tuning(request: web.Request) -> web.Response:
     if not isinstance(model, str):
         return _refused(400, "a tuning is asked for with {\"model\": name}")
     try:
-        await asyncio.wrap_future(_worker.submit(TUNER.start, model, server.busy, host.machine().device))
+        await asyncio.wrap_future(_worker.submit(TUNER.start, model, server.busy, machine().device))
     except InputError as error:
         return _refused(409, str(error))
     return web.json_response(TUNER.state())
@@ -79,7 +80,7 @@ async def end_tuning(request: web.Request) -> web.Response:
 
 def register() -> None:
     """Offer the routes; the state they answer from is read now, not when they are asked."""
-    host.machine()
+    machine()
     server.add_route(PATH, plan)
     for method, handler in (("post", start_tuning), ("get", tuning), ("delete", end_tuning)):
         server.add_route(TUNE, handler, method)

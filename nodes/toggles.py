@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ..engine.options import TOGGLES, Options
-from .host import io, unavailable
+from .host import io
+from .machine import unavailable
 from .widgets import advanced
 
 #: Saved workflows know widgets by their place: these stand before Optimize's last widget, later ones behind it.

@@ -395,9 +395,9 @@ print("the same frames")
 
 PINNED = """
 from zerowaste_vae.engine.run import pinned
-from zerowaste_vae.nodes import host
+from zerowaste_vae.nodes.machine import machine
 assert not pinned._forbidden
-host.machine()
+machine()
 print("forbidden:", pinned._forbidden)
 """
 

@@ -55,11 +55,14 @@ def optimize(monkeypatch):
     kinds["DynamicCombo"] = _kind(Option=SimpleNamespace)
     kinds["DynamicCombo"].Option = lambda *args, **rest: None
     host.io = SimpleNamespace(ComfyNode=object, Schema=Schema, NodeOutput=SimpleNamespace, **kinds)
-    host.unavailable = lambda: {name: "no GPU" if name == "fp8" else None for name in TOGGLES}
     host.__getattr__ = lambda name: object
+    machine = ModuleType("zerowaste_vae.nodes.machine")
+    machine.unavailable = lambda: {name: "no GPU" if name == "fp8" else None for name in TOGGLES}
+    machine.__getattr__ = lambda name: object
     for name in [m for m in sys.modules if m.startswith("zerowaste_vae.nodes.")]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, host.__name__, host)
+    for module in (host, machine):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
     yield importlib.import_module("zerowaste_vae.nodes.optimize")
     for name in [m for m in sys.modules if m.startswith("zerowaste_vae.nodes.")]:
         monkeypatch.delitem(sys.modules, name)
