@@ -23,6 +23,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from zerowaste_vae import demo_vae_path
 from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
 from zerowaste_vae.engine.files.mp4 import write_mp4
 
@@ -341,3 +342,19 @@ def serving(
 def write_tiny_wan(places: tuple[Path, Path], path: Path) -> None:
     """A small Wan 2.1 VAE of the host's own class, which its stock loader loads."""
     printed(places, TINY_WAN, str(path))
+
+
+#: What scripts within the host begin with: it has read its options, and the demo VAE's path.
+START = """
+import sys
+from pathlib import Path
+sys.argv[:1] = ["main.py", "--cpu"]
+import comfy.options
+comfy.options.enable_args_parsing()
+vae_file = Path(sys.stdin.read())
+"""
+
+
+def inside(host_places, pack_folder, script: str, *options: str) -> str:
+    """What `script` prints behind START, run by the host's Python in its checkout; options: more of the host's."""
+    return printed(host_places, START + script, *options, given=str(demo_vae_path()), folder=pack_folder)
