@@ -70,8 +70,8 @@ def test_odd_options_are_refused(vae):
         plan(vae, chunk=-1)
     with pytest.raises(InputError, match="overlap=64"):
         plan(vae, tiling="blended", tile=64, overlap=64)
-    for tile in (-3, 8):
-        with pytest.raises(InputError, match=f"tile={tile} is too small"):
+    for tile, why in ((-3, "negative"), (8, "too small")):
+        with pytest.raises(InputError, match=f"tile={tile} is {why}"):
             plan(vae, tiling="exact", tile=tile)
 
 
