@@ -185,7 +185,7 @@ def _attempt(
         on_plan(plan)
     half = f"{report.operation}r"
     if plan.fused:
-        _pack(vae, report, half)
+        _pack(vae, report, half, plan)
     if not plan.fused and plan.own is None:  # plans of plain torch have no packed weights
         vae.release_packed(keep=other_half(half))
     as_run = plan.fused if plan.own is None else plan.own.layers
@@ -285,10 +285,10 @@ def _describe_graphs(vae: Core, report: Report, plan: Plan) -> None:
     log.once("CUDA Graph Captured (Decoding Latency Optimized).", log.info)
 
 
-def _pack(vae: Core, report: Report, half: str) -> None:
+def _pack(vae: Core, report: Report, half: str, plan: Plan) -> None:
     """Pack the weights of "decoder" or "encoder" for the fused kernels, if they are not, under their own time."""
     if not vae._fused.packed_bytes(half):
         with report.stage("weights"):
-            getattr(vae._fused, half)()
+            vae._fused.pack(half, plan.own_bytes)
             if vae.device.type == "cuda":
                 synchronize(vae.device)

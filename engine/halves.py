@@ -14,6 +14,7 @@ from .archs import Architecture
 from .kernels.conv3d.tuned import version
 from .network.fused import Emit, FusedDecoder, FusedEncoder, fuse
 from .network.fused_pass import FusedPass
+from .network.hosted import moving_bytes
 from .network.plain import Network
 from .network.program import Program
 from .network.stream import PlainHalf, decode_features, decode_frames, encode_features, encode_moments
@@ -86,13 +87,21 @@ class FusedHalves:
             functools.partial(self._walk.rows, name),
         )  # fmt: skip
 
+    def pack(self, half: str, most: int | None = None) -> None:
+        """Pack "decoder" or "encoder", if it is not packed. most: bytes on the device that its run is planned with, the
+        model's and the packed weights among them."""
+        if half in self._packed:
+            return
+        parameters, make = tuple(getattr(self._model, half).parameters()), functools.partial(self._prepared, half)
+        if not parameters[0].is_cuda:
+            self._packed[half] = make()
+            return
+        room = None if most is None else most - moving_bytes(self._model) - self._walk.network(half).nbytes
+        self._packed[half] = gathered(make, parameters, room)
+        empty_device_cache()
+
     def _get(self, half: str) -> FusedDecoder | FusedEncoder:
-        if half not in self._packed:
-            network = self._prepared(half)
-            if next(getattr(self._model, half).parameters()).is_cuda:
-                network = gathered(network, getattr(self._model, half).parameters())
-                empty_device_cache()
-            self._packed[half] = network
+        self.pack(half)
         return self._packed[half]
 
     def _prepared(self, half: str) -> FusedDecoder | FusedEncoder:

@@ -17,6 +17,7 @@ from .. import log
 from ..files.writing import stamp, write_tensors
 from ..operands.forms import Operands
 from ..run.arena import ALIGN
+from ..run.devices import empty_device_cache
 from ..run.pressure import out_of_memory
 from .digest import digest
 from .store import say_unkept
@@ -78,33 +79,47 @@ def _unusable(path: Path, before: object, why: str) -> None:
         log.once(f"{path}: {why}, weights are packed anew")
 
 
-def gathered(network: T, others: Iterable[Tensor]) -> T:
-    """A packed network with its tensors in one block of memory, but those that share theirs with one of `others`, or
-    are on another device than these.
+def gathered(make: Callable[[], T], others: Iterable[Tensor], room: int | None = None) -> T:
+    """The packed network that `make` gives, with its tensors in one block of memory, but those that share theirs with
+    one of `others`, or are on another device than these (a GPU).
 
     Packing goes through fp32, and results lie among temporaries several times their size: torch's allocator cannot
     give a segment back while a part of it is in use (0.87 GB stayed reserved of HunyuanVideo 1.5's decoder in Winograd
-    form). Where there is no room for both, the network as it is.
+    form). room: bytes that may be taken for a second copy meanwhile (None: as many as there are); with less it goes by
+    way of host memory, which takes longer.
     """
-    others = list(others)
+    others, network = list(others), make()
     device, kept = others[0].device, {_address(t) for t in others}
-    own = {id(t): t for t in _tensors(network).values() if t.device == device and _address(t) not in kept}
-    own = {number: t for number, t in own.items() if _upright(t).is_contiguous()}
-    sizes = [-(-t.nbytes // ALIGN) * ALIGN for t in own.values()]
-    made: dict[int, Tensor] = {}
-    try:
-        # They may have been packed in a caller's inference mode, and serve calls outside it.
-        with torch.inference_mode(False), torch.no_grad():
-            block = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
-            for (number, t), part in zip(own.items(), block.split(sizes), strict=True):
-                upright = _upright(t)
-                copied = part[: t.nbytes].view(t.dtype).view(upright.shape).copy_(upright)
-                made[number] = copied if upright is t else copied.t()
-    except Exception as error:
-        if not out_of_memory(error):
-            raise
-        return network
-    return _mapped(network, "", lambda _, tensor: made.get(id(tensor), tensor))
+    own = [t for t in {id(t): t for t in _tensors(network).values()}.values()
+           if t.device == device and _address(t) not in kept and _upright(t).is_contiguous()]  # fmt: skip
+    if room is None or sum(map(_room, own)) <= room:
+        try:
+            return _placed(network, own, device)[0]
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+    network, own = _placed(network, own, torch.device("cpu"))
+    empty_device_cache()
+    return _placed(network, own, device)[0]
+
+
+def _placed(network: T, own: list[Tensor], device: torch.device) -> tuple[T, list[Tensor]]:
+    """The network with copies of some of its tensors, one behind the other in one block on `device`, and these."""
+    # They may have been packed in a caller's inference mode, and serve calls outside it.
+    with torch.inference_mode(False), torch.no_grad():
+        sizes = list(map(_room, own))
+        parts = torch.empty(sum(sizes), dtype=torch.uint8, device=device).split(sizes) if own else ()
+        copies = []
+        for t, part in zip(own, parts, strict=True):
+            upright = _upright(t)
+            copied = part[: t.nbytes].view(t.dtype).view(upright.shape).copy_(upright)
+            copies.append(copied if upright is t else copied.t())
+    made = {id(t): copied for t, copied in zip(own, copies, strict=True)}
+    return _mapped(network, "", lambda _, tensor: made.get(id(tensor), tensor)), copies
+
+
+def _room(tensor: Tensor) -> int:
+    return -(-tensor.nbytes // ALIGN) * ALIGN
 
 
 def _address(tensor: Tensor) -> int:

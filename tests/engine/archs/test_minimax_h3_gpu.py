@@ -125,6 +125,7 @@ def test_kernels_agree_with_torch(make, z):
 
 
 def test_encodes_have_the_same_bits_in_every_step(make, monkeypatch):
+    others = torch.cuda.memory_allocated()  # a fixture's VAE may live
     vae = make("fp16")
     video = torch.rand(1, 22, 288, 272, 3, generator=torch.Generator().manual_seed(3))
     whole, plain = vae.encode(video), vae.planner.plan
@@ -137,7 +138,7 @@ def test_encodes_have_the_same_bits_in_every_step(make, monkeypatch):
     torch.cuda.reset_peak_memory_stats()
     plan = vae.plan_encode(7, 18, 17)
     vae.encode(video)
-    assert torch.cuda.max_memory_allocated() <= plan.peak_bytes
+    assert torch.cuda.max_memory_allocated() - others <= plan.peak_bytes
     exact = make("fp32").encode(video)
     error = (whole - exact).square().mean() / exact.square().mean()
     assert 10 * math.log10(1 / error) > 40

@@ -278,7 +278,8 @@ def test_the_fused_encoder_is_the_plain_one(make, noise):
 @pytest.mark.parametrize("frames", [1, 5])
 def test_samples_are_encoded_as_sections_are(make, noise, frames):
     """What ranges are measured on."""
-    encoder, sample = make().model.encoder, noise(frames, 32, 32, 3)
+    vae, sample = make(), noise(frames, 32, 32, 3)
+    encoder = vae.model.encoder
     want = encoder(sample.permute(3, 0, 1, 2)[None])[0].permute(1, 2, 3, 0)[..., :24]
     close(sampling.encode(fuse(encoder, torch.float32), sample), want)
 

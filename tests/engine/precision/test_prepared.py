@@ -40,15 +40,16 @@ def decoded(vae):
     return vae.decode(torch.randn(1, vae.latent_channels, 1, 1, 2, generator=torch.Generator().manual_seed(0)))
 
 
+@pytest.mark.parametrize("room", [None, 0], ids=["at-once", "by-way-of-the-host"])
 @pytest.mark.parametrize(("architecture", "precision"), list(cases()))
-def test_one_block_holds_what_was_packed(make, architecture, precision):
+def test_one_block_holds_what_was_packed(make, architecture, precision, room):
     vae = make(architecture, precision)
     expected = decoded(vae)
     if not vae._fused.packed_bytes("decoder"):
         pytest.skip("its decoder runs as plain torch")
     expected, before = decoded(vae), vae._fused.decoder()
     own = {p.untyped_storage().data_ptr() for p in vae.model.decoder.parameters()}
-    after = gathered(before, vae.model.decoder.parameters())
+    after = gathered(lambda: before, vae.model.decoder.parameters(), room)
     storages = set()
     for (name, old), new in zip(_tensors(before).items(), _tensors(after).values(), strict=True):
         assert torch.equal(old.flatten().view(torch.uint8), new.flatten().view(torch.uint8)), name
@@ -66,13 +67,20 @@ def test_one_block_holds_what_was_packed(make, architecture, precision):
     assert torch.equal(decoded(vae), expected)
 
 
-def test_without_room_for_both_it_stays_as_it_is(make, monkeypatch):
+def test_without_room_for_both_it_goes_by_way_of_the_host(make, monkeypatch):
+    """Nothing is left of the copies that the first block was to hold."""
     vae = make(ARCHITECTURES[0], ARCHITECTURES[0].native)
     decoded(vae)
-    packed = vae._fused.decoder()
+    packed, asked, empty = vae._fused.decoder(), [], torch.empty
 
-    def full(*_, **__):
-        raise torch.OutOfMemoryError("CUDA out of memory")
+    def full_at_first(*args, **options):
+        asked.append(options["device"])
+        if len(asked) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return empty(*args, **options)
 
-    monkeypatch.setattr(torch, "empty", full)
-    assert gathered(packed, vae.model.decoder.parameters()) is packed
+    monkeypatch.setattr(torch, "empty", full_at_first)
+    after = gathered(lambda: packed, vae.model.decoder.parameters())
+    assert len(asked) == 3
+    for old, new in zip(_tensors(packed).values(), _tensors(after).values(), strict=True):
+        assert torch.equal(old.flatten().view(torch.uint8), new.flatten().view(torch.uint8))
