@@ -68,19 +68,37 @@ def run_own(name):
 
 def begun(session):
     """{what: {its argument: the future of it}}, in processes of one core each, on cards that hold all of them: what
-    tests run in their own, the kernels of every cell, then the checks of kernels, which wait for nothing."""
+    tests run in their own, then the kernels of every cell and the checks of kernels, as tests ask for them first."""
     if BEGUN not in session.stash:
         session.stash[BEGUN] = {}
         if crowd(session.items):
-            checked, names = any(item.path.name == CHECKS for item in session.items), {i.name for i in session.items}
             session.stash[POOL] = pool = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) - OWN))
             torch.set_num_threads(OWN)
-            session.stash[BEGUN] = {
-                run_own: {name: pool.submit(run_own, name) for name in PROCESSES if name in names},
-                compile_one: {cell: pool.submit(compile_one, cell) for cell in CELLS},
-                check: {part: pool.submit(check, part) for part in PARTS if checked},
-            }
+            session.stash[BEGUN] = made = {run_own: {}, compile_one: {}, check: {}}
+            for work, argument in jobs(session.items):
+                made[work][argument] = pool.submit(work, argument)
     return session.stash[BEGUN]
+
+
+def jobs(items):
+    """(function, argument) in the order in which they are to begin, for tests in any order."""
+    names, first = {item.name for item in items}, {}
+    for at, item in enumerate(items):
+        for what in (*models(item), *([CHECKS] if item.path.name == CHECKS else ())):
+            first.setdefault(what, at)
+    made = [(first.get(cell[0], len(items)), compile_one, cell) for cell in CELLS]
+    made += [(first[CHECKS], check, part) for part in PARTS if CHECKS in first]
+    made.sort(key=lambda job: job[0])
+    return [(run_own, name) for name in PROCESSES if name in names] + [job[1:] for job in made]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    """What fails on a GPU says so at once: a run that is cut off has no summary."""
+    report = yield
+    if report.failed and item.get_closest_marker("gpu"):
+        item.config.get_terminal_writer().write(f"\n{report.longreprtext[-1500:]}\n", flush=True)
+    return report
 
 
 def pytest_sessionfinish(session):
