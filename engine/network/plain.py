@@ -51,17 +51,15 @@ class Half(nn.Module):
     def belongs_to(self, network: nn.Module) -> None:
         """What is beside this half is found in `network` from now on, which may share it with the other half."""
         self._network = weakref.ref(network)  # both would wait for the garbage collector else, with their weights
+        for name in self._beside:  # for a half that outlives it
+            self._beside[name] = (find(network, name[1:]),)
 
     def part(self, name: str) -> nn.Module:
         """Of a step, by the name that it gave."""
         if not name.startswith("/"):
             return find(self, name)
-        if self._network is None:
-            return self._beside[name][0]
-        network = self._network()
-        if network is None:
-            raise RuntimeError(f"{name[1:]} is gone with the network that this half belonged to")
-        return find(network, name[1:])
+        network = self._network and self._network()
+        return find(network, name[1:]) if network is not None else self._beside[name][0]
 
     def run(self, steps: Sequence[Step], x: Tensor, state: State | None = None) -> Tensor:
         """Some of the Program's steps; no frames where one of them begins later."""
