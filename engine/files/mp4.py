@@ -22,7 +22,7 @@ from ..hardware import cores
 from .fragments import Appended, scan
 from .media import BT709, FULL, LIMITED, SWS_FLAGS, Frames
 from .mp4_finish import finish_file
-from .writing import held, replacing, unwritable
+from .writing import held, replacing, sweep, unwritable
 
 if TYPE_CHECKING:
     from av import Packet
@@ -236,6 +236,7 @@ class Mp4Writer:
         on goes with the frames."""
         with self._held:
             check_count(self.part, scan(self.part).samples, self._count)
+            sweep(self.path)
             with replacing(self.path) as temporary:
                 finish_file(self.part, temporary, audio, start, Fraction(self._count) / self._form.fps)
                 check_free(self.path, self._force)

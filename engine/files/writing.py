@@ -42,11 +42,27 @@ def stamp(path: Path) -> tuple[int, int, int] | None:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
+#: Of a target's name in that of what will replace it.
+_BEGINNING = 20
+
+
+def sweep(target: Path) -> None:
+    """Remove what processes have left that were killed while they replaced `target`, which nobody else may be doing
+    now. Of a long name only its beginning is known, and so not whose it is."""
+    if len(target.name) > _BEGINNING:
+        return
+    own = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{16}}\.part")
+    for each in target.parent.iterdir():
+        if own.fullmatch(each.name):
+            with suppress(OSError):
+                each.unlink()
+
+
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
     """A temporary path beside `target`, which takes the target's place on success and is removed on any failure."""
     # Threads, and containers that share a folder, may write the same file. No name but the target's may be too long.
-    own = f".{target.name[:20]}.{secrets.token_hex(8)}"
+    own = f".{target.name[:_BEGINNING]}.{secrets.token_hex(8)}"
     temporary = target.with_name(f"{own}.part")
     try:
         yield temporary

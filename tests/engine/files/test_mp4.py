@@ -172,6 +172,15 @@ def test_what_nobody_can_lock_is_written(path, monkeypatch, fcntl):
     assert numbers(path) == counted(60)
 
 
+def test_what_a_killed_run_left_while_it_joined_the_file_is_removed(path):
+    """Of this file, and no other."""
+    left, others = path.with_name(f".{path.name}.0123456789abcdef.part"), [".b.mp4.0123456789abcdef.part", ".clip.mp4.1"]
+    for name in (left.name, *others):
+        path.with_name(name).write_bytes(b"half")
+    write(path, ramp(20)).finish()
+    assert {f.name for f in path.parent.iterdir()} == {path.name, *others}
+
+
 def test_a_result_of_another_run_is_not_replaced(path):
     writer = write(path, ramp(20), identity="one clip", force=False)
     path.write_bytes(b"another")
@@ -189,9 +198,12 @@ def test_another_encoder_is_refused(path):
     assert scan(part_of(path)).samples == 20
 
 
-@pytest.mark.parametrize("full", [1, 9000, 24000])
-def test_a_full_disk_keeps_what_is_complete(path, monkeypatch, full):
-    put, written = Appended._put, [0]
+@pytest.mark.parametrize("runs", [0, 1, 2.7])
+def test_a_full_disk_keeps_what_is_complete(path, monkeypatch, runs):
+    """In the first bytes of a first run, and of a second one, which begins anew, and late in a third."""
+    put, written, noise = Appended._put, [0], torch.rand(90, 48, 64, 3, generator=torch.Generator().manual_seed(0))
+    write(path, noise, form=Format(Fraction(12), crf=40))
+    full, some = int(runs * part_of(path).stat().st_size) + 40, runs > 2
 
     def limited(self, data):
         written[0] += len(data)
@@ -199,17 +211,16 @@ def test_a_full_disk_keeps_what_is_complete(path, monkeypatch, full):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         put(self, data)
 
-    noise = torch.rand(90, 48, 64, 3, generator=torch.Generator().manual_seed(0))
     with monkeypatch.context() as patch:
         patch.setattr(Appended, "_put", limited)
         with pytest.raises(OSError, match=r"cannot be written \(No space left on device") as raised:
             for _ in range(3):
                 write(path, noise, form=Format(Fraction(12), crf=40))
     assert raised.value.filename == str(part_of(path))
-    assert part_of(path).exists() == (full == 24000)  # else no frame is complete
-    assert full < 24000 or scan(part_of(path)).size == part_of(path).stat().st_size
+    assert part_of(path).exists() == some  # else no frame is complete
+    assert not some or scan(part_of(path)).size == part_of(path).stat().st_size
     there = Mp4Writer(path, Format(Fraction(12), crf=40), resume=True).done
-    assert there < 90 and (there > 0) == (full == 24000)
+    assert there < 90 and (there > 0) == some
     writer = write(path, noise[there:], form=Format(Fraction(12), crf=40), resume=True)
     assert writer.done == 90
 
