@@ -174,8 +174,8 @@ def test_what_nobody_can_lock_is_written(path, monkeypatch, fcntl):
 
 def test_what_a_killed_run_left_while_it_joined_the_file_is_removed(path):
     """Of this file, and no other."""
-    left, others = path.with_name(f".{path.name}.0123456789abcdef.part"), [".b.mp4.0123456789abcdef.part", ".clip.mp4.1"]
-    for name in (left.name, *others):
+    left, others = f".{path.name}.0123456789abcdef.part", [".b.mp4.0123456789abcdef.part", f".{path.name}.1"]
+    for name in (left, *others):
         path.with_name(name).write_bytes(b"half")
     write(path, ramp(20)).finish()
     assert {f.name for f in path.parent.iterdir()} == {path.name, *others}
