@@ -1,6 +1,6 @@
 """What links and other packs may bring, past the bounds of widgets, inside a host: a line, and nothing left behind."""
 
-from .test_device import inside
+from running import inside
 
 ODD = """
 import math

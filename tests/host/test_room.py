@@ -1,6 +1,6 @@
 """How much room the pack's VAE asks the host for before a run, inside a host that says it has a GPU."""
 
-from .test_device import inside
+from running import inside
 
 PARKED = """
 import contextlib
