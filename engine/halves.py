@@ -71,7 +71,7 @@ class FusedHalves:
 
     def release(self, keep: str = "") -> int:
         """Give kept runs and the packed weights back, but those of the half `keep`; the next use packs anew (0.15 s for
-        the published decoder on an H200). Returns the weights' bytes."""
+        the published decoder on an H200, where its own weights lie). Returns the weights' bytes."""
         freed = sum(network.nbytes for half, network in self._packed.items() if half != keep)
         self._packed = {half: network for half, network in self._packed.items() if half == keep}
         self.runs.forget()

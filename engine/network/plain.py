@@ -51,6 +51,7 @@ class Half(nn.Module):
 
     def everything(self) -> tuple[Part, ...]:
         """Itself and what lies beside it: all that its steps read."""
+        self._beside = {name: (self.part(name),) for name in self._beside}  # loading weights puts others in the network
         return self, *self.beside().values()
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from .. import log
 from ..files.writing import stamp, write_tensors
 from ..operands.forms import Operands
 from ..run.arena import ALIGN
-from ..run.devices import empty_device_cache
+from ..run.devices import empty_device_cache, gaps
 from ..run.pressure import out_of_memory
 from .digest import digest
 from .store import say_unkept
@@ -91,7 +91,7 @@ def gathered(make: Callable[[], T], others: Iterable[Tensor], device: torch.devi
     network, kept = make(), {_address(t) for t in others}
     own = [t for t in {id(t): t for t in _tensors(network).values()}.values()
            if t.device == device and _address(t) not in kept and _upright(t).is_contiguous()]  # fmt: skip
-    if room is None or sum(map(_room, own)) <= room:
+    if room is None or sum(map(_room, own)) + gaps(device) <= room:
         try:
             return _placed(network, own, device)[0]
         except Exception as error:
