@@ -64,7 +64,7 @@ class Core:
         self.source: Source | None = None
         self.architecture, self.arch = architecture, architecture.name
         self._float = precision
-        self.dtype, self.device, self.path = dtype, device, path
+        self.dtype, self.device, self.path = dtype, numbered(device), path
         #: Of latents outside; the network's own are those of `architecture` and `model.config`.
         self.latent_channels: int = model.config.latent_channels * architecture.side**2
         self.spatial = architecture.spatial * architecture.side

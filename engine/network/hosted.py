@@ -39,7 +39,7 @@ def moving_bytes(*parts: Part, itemsize: int = 0) -> int:
 def lent(device: torch.device, *parts: Part) -> tuple[Part, ...]:
     """The parts with their weights on `device`: themselves where those lie there, else copies, with which they go. The
     weights in host memory are only read, so that any number of threads and devices may ask for them at once."""
-    weights = _weights(parts)
+    weights, device = _weights(parts), torch.empty(0, device=device).device  # with its number
     if all(p.device == device for p in weights.values()):
         return parts
     # Whatever the caller's mode: they may serve calls outside of it.

@@ -2,6 +2,7 @@
 VAE that says it runs on one plans as it would; where values count, a CPU stands in for it."""
 
 import copy
+import json
 import threading
 
 import pytest
@@ -9,8 +10,10 @@ import torch
 from zerowaste_vae import VideoVAE, load
 from zerowaste_vae.engine import halves
 from zerowaste_vae.engine.archs import minimax_h3
+from zerowaste_vae.engine.cli import main
 from zerowaste_vae.engine.devices.copies import on
 from zerowaste_vae.engine.errors import PlanError
+from zerowaste_vae.engine.memory import GIB
 from zerowaste_vae.engine.network.hosted import moving_bytes
 from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.planning import make
@@ -74,6 +77,13 @@ def test_plans_count_what_is_on_the_device(on_gpu, half):
     fused, hosts = on_gpu(fused=False), on_gpu(fused=False, weights_on=CPU)
     plans = [vae.planner.plan(half, SIZE) for vae in (fused, hosts)]
     assert not plans[0].fused and plans[1].peak_bytes - plans[0].peak_bytes == whole - own
+
+
+def test_the_command_plans_for_what_load_makes(on_gpu, file, capsys):
+    asked = ["plan", "--vae", str(file), "--size", "64x48", "--frames", "5", "--precision", "fp16", "--vram-gb", "4"]
+    assert main([*asked, "--json"]) == 0
+    peak = json.loads(capsys.readouterr().out)["plans"][0]["peak_gb"]
+    assert peak * GIB == on_gpu().planner.plan("decoder", SIZE, Request(vram_gb=4.0)).peak_bytes
 
 
 def test_targets_are_met_with_what_is_counted(on_gpu):

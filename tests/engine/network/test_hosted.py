@@ -98,7 +98,8 @@ def test_a_half_is_lent_with_what_lies_beside_it(architecture, no_collector):
 
 def test_what_lies_there_is_not_copied():
     layer = nn.Linear(2, 3)
-    assert lent(CPU, layer, layer.bias) == (layer, layer.bias)
+    for device in (CPU, torch.device("cpu", 0)):
+        assert lent(device, layer, layer.bias) == (layer, layer.bias)
 
 
 def test_borrowed_in_inference_mode_they_serve_calls_outside_of_it():
