@@ -52,7 +52,7 @@ def calibrate(
     if video is not None:
         frames = [to_unit(p.to(vae.device)) for p in video_samples(video)]
         small = [to_unit(p.to(vae.device)) for p in video_samples(video, side=side)]
-        network = fuse(vae.model.encoder, vae.dtype, vae.options)
+        network = fuse(vae.model.encoder, vae.dtype, vae.options, device=vae.device)
         latents = [encode(network, x) for x in frames], [encode(network, x) for x in small]
         yield _half(vae, "encoder", source, frames, small, errors, tick)
     else:

@@ -21,7 +21,7 @@ from .precision.sampling import latent_samples, video_samples
 from .report import Report
 from .request import Request
 from .run import clip, own_clip
-from .run.devices import make_way, synchronize
+from .run.devices import empty_device_cache, make_way, synchronize
 from .run.guard import Guard, NonFinite
 from .run.kept import KEPT
 from .run.pixels import to_unit
@@ -185,9 +185,11 @@ def _attempt(
         on_plan(plan)
     half = f"{report.operation}r"
     if plan.fused:
+        if vae._plain.release(keep=other_half(half)):  # plans have a half's weights in one form
+            empty_device_cache()
         _pack(vae, report, half, plan)
-    if not plan.fused and plan.own is None:  # plans of plain torch have no packed weights
-        vae.release_packed(keep=other_half(half))
+    elif plan.own is None:
+        vae._fused.release(keep=other_half(half))
     as_run = plan.fused if plan.own is None else plan.own.layers
     if plan.tiled or not as_run:
         KEPT.release(vae.device)  # other runs take it up, or free it themselves
@@ -235,8 +237,8 @@ def _leaner(vae: Core, plan: Callable[[Core, int], Plan], failed: Plan) -> Plan 
 
 
 def describe(vae: Core, report: Report, plan: Plan) -> None:
-    """What the report says of a run before it starts; sets the plain modules' layout."""
-    layout = "NDHWC" if plan.fused else vae._plain.set_layout(vae._options)
+    """What the report says of a run before it starts."""
+    layout = "NDHWC" if plan.fused else vae._plain.layout
     if layout == "NDHWC":
         log.once("Channels_Last_3D Memory Format Applied.", log.info)
     if plan.fused and vae.device.type == "cuda":

@@ -53,20 +53,18 @@ class Core:
 
     def __init__(
         self, model: nn.Module, architecture: Architecture, precision: str, dtype: torch.dtype, device: torch.device,
-        path: Path | None = None, asked: str | None = None,
+        path: Path | None = None, asked: str | None = None, waits: bool = False,
     ) -> None:  # fmt: skip
-        """precision: the name of `dtype`. asked: the precision as the user named it, such as "auto" or "fp8"."""
-        self.asked = asked or precision
-        native = PRECISIONS[architecture.native]
+        """precision: the name of `dtype`. asked: the precision as the user named it, such as "auto" or "fp8". waits:
+        for runs on a GPU the weights stay in host memory; else whoever has the model moves it there."""
+        self.asked, self._waits, native = asked or precision, waits, PRECISIONS[architecture.native]
         self.store = Store(None if path is None else lambda: digest(model.state_dict(), native))
         self.model = self._loaded = model
         #: Where `model` can be read again without the rounding to `dtype`; None: it was not rounded.
         self.source: Source | None = None
-        self.architecture = architecture
-        self.arch = architecture.name
+        self.architecture, self.arch = architecture, architecture.name
         self._float = precision
-        self.dtype, self.device = dtype, device
-        self.path = path
+        self.dtype, self.device, self.path = dtype, numbered(device), path
         #: Of latents outside; the network's own are those of `architecture` and `model.config`.
         self.latent_channels: int = model.config.latent_channels * architecture.side**2
         self.spatial = architecture.spatial * architecture.side
@@ -84,14 +82,14 @@ class Core:
         self._options = options
         model, dtype = self.model, self.dtype
         self._parameters = tuple(model.parameters())  # every plan counts their bytes; to look for them takes longer
-        self._plain = PlainHalves(model, self.architecture, dtype)
+        self._plain = PlainHalves(model, self.architecture, dtype, options)
         self._mixed = self._mode_of(options)
         here = weakref.proxy(self)  # a VAE that nobody has any more is gone at once, with its weights
         self.planner = make_planner(
             self.architecture, model.config, dtype, options, self._mixed.mode, lambda: here.fused() is not None,
-            lambda: Torch.on(here.device, dtype, options.tf32),
-        )
-        self._fused = FusedHalves(model, self.planner.walk, self.store)
+            lambda: Torch.on(here.device, dtype, options.tf32), waits=self.home != self.device,
+        )  # fmt: skip
+        self._fused = FusedHalves(model, self.planner.walk, self.device, self.store)
         self._tiled = OwnHalves(model, dtype, options, self._mixed.mode.kind)
 
     def _mode_of(self, options: Options) -> Mixed:
@@ -144,16 +142,20 @@ class Core:
     def can_encode(self) -> bool:
         return self.model.encoder is not None
 
+    @property
+    def home(self) -> torch.device:
+        """Where the weights lie. From host memory a run on a GPU takes those of its half, packed or for plain torch as
+        they are; what it took stays there until the half runs the other way, or `release`."""
+        return torch.device("cpu") if self._waits and self.device.type == "cuda" else self.device
+
     def to(self, device: torch.device | str) -> Core:
-        """Move the weights to where the runs will be; returns self."""
+        """Move the weights to where the runs will be, or wait in host memory for them; returns self."""
         there = numbered(torch.device(device))
         if there != self.device:
             self.release()
             self.device = there
-            mixed = self._mode_of(self._options)
-            if mixed.mode != self._mixed.mode:
-                self._use(self._options)
-        self.model.to(self.device)
+            self._use(self._options)
+        self.model.to(self.home)
         return self
 
     def fused(self) -> FusedHalves | None:
@@ -224,12 +226,12 @@ class Core:
         return self.release_packed()
 
     def release_packed(self, keep: str = "") -> int:
-        """The part of `release` on the device: graphs and packed weights, those of the half `keep` excepted."""
-        return self._tiled.release(keep) + self._fused.release(keep)
+        """The part of `release` on the device: graphs, and weights but those of the half `keep`."""
+        return self._tiled.release(keep) + self._fused.release(keep) + self._plain.release(keep)
 
     @property
     def packed_bytes(self) -> int:
-        """Bytes of the packed weights now on the device, beside the model's own."""
+        """Bytes of the weights now on the device, packed or copied, beside the model's own."""
         return sum(map(self._packed, ("encoder", "decoder")))
 
     def frames(self, latents: int) -> int:
@@ -242,7 +244,7 @@ class Core:
         return own + self._packed(half) + KEPT.nbytes(self.device)
 
     def _packed(self, half: str) -> int:
-        return self._tiled.nbytes * (half == "decoder") + self._fused.packed_bytes(half)
+        return self._tiled.nbytes * (half == "decoder") + self._fused.packed_bytes(half) + self._plain.nbytes(half)
 
     def _plan(
         self, half: str, size: tuple[int, int, int], request: Request, rest: tuple[int, int] = (0, 0), below: int = 0,
@@ -262,7 +264,7 @@ class Core:
     def _half(self, name: str, plan: Plan, seed: int | None = None) -> Half | OwnHalf:
         """seed: of noise that a decoder adds between its convolutions."""
         if plan.own is not None:
-            return self._tiled.half(name, plan, self.device, self._fused.encoder)
+            return self._tiled.half(name, plan, self.device, self._fused.encoder, self._plain.there)
         if plan.fused:
             return self._fused.half(name, self.scale, self.device)
         return self._plain.half(name, self.scale, self.device, seed)

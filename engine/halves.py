@@ -14,8 +14,8 @@ from .archs import Architecture
 from .kernels.conv3d.tuned import version
 from .network.fused import Emit, FusedDecoder, FusedEncoder, fuse
 from .network.fused_pass import FusedPass
-from .network.hosted import moving_bytes
-from .network.plain import Network
+from .network.hosted import lent, moving_bytes
+from .network.plain import Half, Network
 from .network.program import Program
 from .network.stream import PlainHalf, decode_features, decode_frames, encode_features, encode_moments
 from .operands.policy import Policy
@@ -41,10 +41,12 @@ def other_half(half: str) -> str:
 class FusedHalves:
     """The fused halves of one model: packed when first used, dropped by `release`."""
 
-    def __init__(self, model: Network, walk: FusedWalk, store: Store | None = None) -> None:
-        """walk: what plans follow; `use` changes it too. store: where packed 8-bit weights are kept."""
+    def __init__(self, model: Network, walk: FusedWalk, device: torch.device, store: Store | None = None) -> None:
+        """walk: what plans follow; `use` changes it too. device: where packed weights lie. store: where 8-bit ones are
+        kept."""
         self._model = model
         self._walk = walk
+        self._device = device
         self._architecture = walk.architecture
         self._dtype = walk.dtype
         self._options = walk.options
@@ -69,7 +71,7 @@ class FusedHalves:
 
     def release(self, keep: str = "") -> int:
         """Give kept runs and the packed weights back, but those of the half `keep`; the next use packs anew (0.15 s for
-        the published decoder on an H200). Returns the weights' bytes."""
+        the published decoder on an H200, where its own weights lie). Returns the weights' bytes."""
         freed = sum(network.nbytes for half, network in self._packed.items() if half != keep)
         self._packed = {half: network for half, network in self._packed.items() if half == keep}
         self.runs.forget()
@@ -89,15 +91,18 @@ class FusedHalves:
 
     def pack(self, half: str, most: int | None = None) -> None:
         """Pack "decoder" or "encoder", if it is not packed. most: bytes on the device that its run is planned with, the
-        model's and the packed weights among them."""
+        packed weights among them, and the model's where those lie there."""
         if half in self._packed:
             return
-        parameters, make = tuple(getattr(self._model, half).parameters()), functools.partial(self._prepared, half)
-        if not parameters[0].is_cuda:
+        part, make = getattr(self._model, half), functools.partial(self._prepared, half)
+        if self._device.type != "cuda":
             self._packed[half] = make()
             return
-        room = None if most is None else most - moving_bytes(self._model) - self._walk.network(half).nbytes
-        self._packed[half] = gathered(make, parameters, room)
+        there = tuple(p for p in part.parameters() if p.is_cuda)
+        room = None
+        if most is not None:
+            room = most - self._walk.network(half).nbytes - (moving_bytes(self._model) if there else 0)
+        self._packed[half] = gathered(make, there, self._device, room)
         empty_device_cache()
 
     def _get(self, half: str) -> FusedDecoder | FusedEncoder:
@@ -111,8 +116,7 @@ class FusedHalves:
         options, place = self._options, self._store.prepared(half)
         made_from = recipe(self._walk.operands(half), options.composed_upsample, options.flash_attention,
                            options.winograd)  # fmt: skip
-        device = next(getattr(self._model, half).parameters()).device
-        network = None if place is None else load(self._walk.network(half), place, made_from, device)
+        network = None if place is None else load(self._walk.network(half), place, made_from, self._device)
         if network is None:
             network = self._pack(half, self._model)
             if place is not None:
@@ -120,7 +124,7 @@ class FusedHalves:
         return network
 
     def _pack(self, half: str, model: Network) -> FusedDecoder | FusedEncoder:
-        return fuse(getattr(model, half), self._dtype, self._options, self._walk.operands(half))
+        return fuse(getattr(model, half), self._dtype, self._options, self._walk.operands(half), self._device)
 
 
 class FusedHalf:
@@ -250,37 +254,63 @@ def _in_parts(steps: Steps, emit: Emit, results: Tensor) -> None:
 
 
 class PlainHalves:
-    """Runs are in `dtype`, wherever the model is."""
+    """Runs are in `dtype`. A half whose weights wait in host memory runs as a copy of it that has them on the device,
+    made when it is first used, and kept for the next run until `release`: before the half runs fused, or with the
+    packed weights. Weights that are changed in place meanwhile count from the next copy on."""
 
-    def __init__(self, model: nn.Module, architecture: Architecture, dtype: torch.dtype) -> None:
+    def __init__(self, model: Network, architecture: Architecture, dtype: torch.dtype, options: Options) -> None:
         self._model = model
         self._architecture = architecture
         self._dtype = dtype
+        self._last = options.channels_last_3d is True
+        self._copies: dict[str, Half] = {}
+
+    @property
+    def layout(self) -> str:
+        """Of the convolutions' weights, as the options ask for; theirs decides their inputs'."""
+        return "NDHWC" if self._last else "NCDHW"
+
+    def there(self, name: str, device: torch.device) -> Half:
+        """"encoder" or "decoder" with its weights on the device."""
+        own = getattr(self._model, name)
+        half = self._copies.get(name) or lent(device, *own.everything())[0]
+        if half is not own:
+            self._copies[name] = half
+        layout = torch.channels_last_3d if self._last else torch.contiguous_format
+        for module in (m for part in half.everything() if isinstance(part, nn.Module) for m in part.modules()):
+            if isinstance(module, nn.Conv3d) and not module.weight.is_contiguous(memory_format=layout):
+                module.to(memory_format=layout)
+        return half
+
+    def nbytes(self, name: str) -> int:
+        """Of the copy of "encoder" or "decoder"."""
+        return moving_bytes(*self._copies[name].everything()) if name in self._copies else 0
+
+    def release(self, keep: str = "") -> int:
+        """Give copies back, but that of the half `keep`. Returns their bytes."""
+        gone = [name for name in self._copies if name != keep]
+        freed = sum(map(self.nbytes, gone))
+        for name in gone:
+            del self._copies[name]
+        return freed
 
     def half(self, name: str, scale: float, device: torch.device, seed: int | None = None) -> PlainHalf:
         """"encoder" or "decoder" for clips. scale: what latents are divided by. seed: of noise within the network."""
         a = self._architecture
-        return PlainHalf(getattr(self._model, name), a.spatial, a.temporal, scale, self._dtype, device, seed)
+        return PlainHalf(self.there(name, device), a.spatial, a.temporal, scale, self._dtype, device, seed)
 
     def frames(
         self, z: Tensor, steps: Steps, device: torch.device, check: Callable[[], None]
     ) -> Iterator[Iterator[Tensor]]:
         """The network's latents [B, C, T, h, w] -> per chunk its frames [B, 3, f, H, W], as `decode_frames`."""
+        half = self.there("decoder", device)
         parts = (part.to(device, self._dtype) for part in z.split(steps.latents or z.shape[2], 2))
-        return decode_frames(self._model.decoder, decode_features(self._model.decoder, parts, check), steps, check)
+        return decode_frames(half, decode_features(half, parts, check), steps, check)
 
     def moments(
         self, video: Iterator[Tensor], steps: Steps, device: torch.device, check: Callable[[], None]
     ) -> Iterator[Tensor]:
         """Frame chunks [B, 3, f, H, W] in -1..1 -> moments [B, 2C, n, h, w], chunk by chunk."""
+        half = self.there("encoder", device)
         parts = (part.to(device, self._dtype) for part in video)
-        return encode_moments(self._model.encoder, encode_features(self._model.encoder, parts, steps, check), check)
-
-    def set_layout(self, options: Options) -> str:
-        """Give the convolutions' weights the layout that the options ask for; theirs decides their inputs'."""
-        last = options.channels_last_3d is True
-        layout = torch.channels_last_3d if last else torch.contiguous_format
-        for module in self._model.modules():
-            if isinstance(module, nn.Conv3d) and not module.weight.is_contiguous(memory_format=layout):
-                module.to(memory_format=layout)
-        return "NDHWC" if last else "NCDHW"
+        return encode_moments(half, encode_features(half, parts, steps, check), check)

@@ -49,7 +49,8 @@ def load(
     precision: "auto" (on CUDA fp16, or bf16 where the model was made for it; fp32 on the CPU), "fp32", "bf16", "fp16",
     and approximate: "fp8", "int8", "fp16_fast". min_db: PSNR against the exact path that those keep, and that "auto"
     may go down to on a GPU; 0: none, and "auto" stays exact.
-    device: where it will run, None: CUDA if there is one. weights_on: where the weights wait for that, None: there.
+    device: where it will run, None: CUDA if there is one. weights_on: where the weights are until whoever has the model
+    moves them there; None: they stay in host memory, from where each run on a GPU takes those that it reads.
     norm_groups: for files of unusual widths that do not name `norm_num_groups` themselves.
     Raises CheckpointError (unreadable file, no known VAE, missing keys) and InputError (impossible option).
     """
@@ -87,7 +88,9 @@ def load(
     weights = {key: _cast(checkpoint, key, torch.float32 if key in exact else dtype) for key in expected}
     model.load_state_dict(weights, assign=True)
     model.requires_grad_(False).eval()
-    vae = VideoVAE(model.to(weights_on or where), architecture, name, dtype, where, checkpoint.path, precision)
+    waits = weights_on is None
+    here = weights_on or ("cpu" if where.type == "cuda" else where)
+    vae = VideoVAE(model.to(here), architecture, name, dtype, where, checkpoint.path, precision, waits)
     if rounded:
         vae.source = Source(checkpoint.path and Path(os.path.abspath(checkpoint.path)))
     vae.options = replace(vae.options, min_db=min_db)

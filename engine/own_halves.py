@@ -33,15 +33,16 @@ class OwnHalves:
         self.runs = Runs(options.cuda_graphs)
 
     def half(
-        self, name: str, plan: Plan, device: torch.device, fused: Callable[[], FusedEncoder]
-    ) -> TokenHalf | FusedTileHalf | PlainTileHalf:
-        """"encoder" or "decoder" for clips. fused: gives the encoder packed for the fused operators."""
+        self, name: str, plan: Plan, device: torch.device, fused: Callable[[], FusedEncoder],
+        plain: Callable[[str, torch.device], Half],
+    ) -> TokenHalf | FusedTileHalf | PlainTileHalf:  # fmt: skip
+        """"encoder" or "decoder" for clips. fused: gives the encoder packed for the fused operators; plain: with its
+        weights on the device."""
         if name == "decoder":
             return self._decoder(plan, device)
-        half = self._model.encoder
         if plan.fused:
-            return FusedTileHalf(fused(), half.program, self._options, plan.steps.frames)
-        return PlainTileHalf(half, self._dtype, plan.steps)
+            return FusedTileHalf(fused(), self._model.encoder.program, self._options, plan.steps.frames)
+        return PlainTileHalf(plain(name, device), self._dtype, plan.steps)
 
     def _decoder(self, plan: Plan, device: torch.device) -> TokenHalf:
         """With as many layers on the device as the plan says."""

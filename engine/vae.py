@@ -178,7 +178,6 @@ class VideoVAE(Core, DocumentedMethods):
         if self.model.packing is not None:
             z = self.model.packing.unpack(z)
         check_frame(self.model.decoder.program, *z.shape[3:])
-        self._plain.set_layout(self._options)
         with self._scope():
             chunks = self._plain.frames(z, Steps(chunk, frames), self.device, no_check)
             return torch.cat([y for part in chunks for y in part], 2)
@@ -320,7 +319,6 @@ class VideoVAE(Core, DocumentedMethods):
         if self.architecture.own is not None:
             return self._moments(x.movedim(1, -1).cpu() * 0.5 + 0.5, Request(), Told()).to(self.device)
         parts = (x[:, :, a:b] for a, b in frame_spans(x.shape[2], chunk, self.temporal))
-        self._plain.set_layout(self._options)
         with self._scope():
             return torch.cat(list(self._plain.moments(parts, Steps(chunk, frames), self.device, no_check)), 2)
 

@@ -142,7 +142,7 @@ def main() -> None:
             saturation, text = Saturation(), mode.ljust(10)
             for part in ("decoder", "encoder"):
                 policy = subject.policy(part, mode, args.min_db)
-                network = fuse(getattr(vae.model, part), half, operands=Operands(half, policy))
+                network = fuse(getattr(vae.model, part), half, operands=Operands(half, policy), device=vae.device)
                 if part == "decoder":
                     out = decode(network, latent, saturation)
                 else:

@@ -49,7 +49,7 @@ def channels_last(vae: VideoVAE, half: str) -> VideoVAE:
 def compiled(vae: VideoVAE, half: str) -> VideoVAE:
     """Plain torch with the three parts of the half through torch.compile (default mode, fixed shapes)."""
     eager(vae, half)
-    part = getattr(vae.model, half)
+    part = vae._plain.there(half, vae.device)
     for name in _PARTS:
         setattr(part, name, torch.compile(getattr(part, name), dynamic=False))
     return vae

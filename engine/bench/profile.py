@@ -215,7 +215,7 @@ def _reference(vae: VideoVAE, half: str, data: Tensor) -> Callable[[], None]:
 
     def decode() -> None:
         z = (vae.inside(data)[0] / vae.scale).to(vae.device, vae.dtype).permute(1, 2, 3, 0)
-        network = fuse(vae.model.decoder, vae.dtype, vae.options)
+        network = fuse(vae.model.decoder, vae.dtype, vae.options, device=vae.device)
         run = network.plan(1, *z.shape[1:3], 1, torch.float32, vae.device)
         run.allocate()
         parts = z.split(1)
@@ -224,7 +224,7 @@ def _reference(vae: VideoVAE, half: str, data: Tensor) -> Callable[[], None]:
 
     def encode() -> None:
         x = (data * 2 - 1).to(vae.device, vae.dtype)
-        network = fuse(vae.model.encoder, vae.dtype, vae.options)
+        network = fuse(vae.model.encoder, vae.dtype, vae.options, device=vae.device)
         run = network.plan(1, *x.shape[1:3], 1, vae.device)
         run.allocate()
         for a, b in frame_spans(x.shape[0], 1, vae.temporal):
@@ -232,7 +232,8 @@ def _reference(vae: VideoVAE, half: str, data: Tensor) -> Callable[[], None]:
 
     def encode_tiles() -> None:
         program, own = vae.model.encoder.program, vae.architecture.own
-        tiles = FusedTileHalf(fuse(vae.model.encoder, vae.dtype, vae.options), program, vae.options, 1)
+        network = fuse(vae.model.encoder, vae.dtype, vae.options, device=vae.device)
+        tiles = FusedTileHalf(network, program, vae.options, 1)
         guard = Guard(Ticker(None, None), vae.device, Counter())
         rows, columns = (own.spans(n) for n in data.shape[1:3])
         with tiles.memory(guard):

@@ -151,8 +151,8 @@ def _planner(args: argparse.Namespace) -> tuple[Planner, Architecture, str]:
     planner = make_planner(
         architecture, config, dtype, DEFAULTS, mode, lambda: reason is None and not exact,
         lambda: Torch(products=exact, reserves=True),  # plans are for a GPU, without TF32
-        _rates(args.link),
-    )
+        _rates(args.link), waits=True,
+    )  # fmt: skip
     return planner, architecture, note
 
 

@@ -1,4 +1,5 @@
-"""A VAE on several devices of this process: its weights copied once to each other one."""
+"""A VAE on several devices of this process: its weights, unless they wait in host memory, copied once to each other
+one."""
 
 from __future__ import annotations
 
@@ -27,10 +28,10 @@ def on(vae: Core, devices: Sequence[torch.device]) -> list[Core]:
 
 
 def _copied(vae: Core, device: torch.device) -> Core:
-    there = next((c for (d, _), c in vae._copies.items() if d == device), vae if device == vae.device else None)
     other = copy.copy(vae)
     other._separate()
     other.device, other.on_pressure = device, None
+    there = next((c for c in (vae, *vae._copies.values()) if c.home == other.home), None)
     if there is None:
         shared = {id(p): p for p in staying(vae.model)}
         other.model = other._loaded = copy.deepcopy(vae.model, shared).to(device)

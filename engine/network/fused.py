@@ -20,6 +20,7 @@ from ..run.rows import RowRun, Rows
 from ..run.run import Run
 from ..run.sections import frames_of
 from .chain import Link, Result, given, pack_chain, sizes, take, through
+from .hosted import lent
 from .ops import attention
 from .packed import tensor_bytes
 from .plain import Half
@@ -39,9 +40,11 @@ class Fused:
     """
 
     def __init__(
-        self, half: Half, dtype: torch.dtype, options: Options = DEFAULTS, operands: Operands | None = None
-    ) -> None:
-        """dtype: of activations. operands: of the convolutions, if they differ from that."""
+        self, half: Half, dtype: torch.dtype, options: Options = DEFAULTS, operands: Operands | None = None,
+        device: torch.device | None = None,
+    ) -> None:  # fmt: skip
+        """dtype: of activations. operands: of the convolutions, if they differ from that. device: where to pack, step
+        by step, with weights that wait elsewhere; None: where they lie."""
         program = half.program
         self.begins, self.staged = program.begins, program.staged
         self.dtype, self.style, self.takes = dtype, program.style, program.takes
@@ -49,7 +52,8 @@ class Fused:
         #: they must be so many.
         self.gathers, self.chunks = program.gathers, program.chunk
         operands = operands or Operands(dtype, winograd=options.winograd)
-        links = iter(pack_chain(program.steps, half.part, operands, options))
+        part = half.part if device is None else lambda name: lent(device, half.part(name))[0]
+        links = iter(pack_chain(program.steps, part, operands, options))
         self.stages = [tuple(next(links) for _ in steps) for steps in program.stages()]
         self._rates = program.rates
         #: Steps in front of the mark where an encoder's frames must be whole.
@@ -377,8 +381,10 @@ def _step(stages: Sequence[tuple[Link, ...]], frames: int) -> int:
 
 
 def fuse(
-    half: Half, dtype: torch.dtype, options: Options = DEFAULTS, operands: Operands | None = None
-) -> FusedDecoder | FusedEncoder:
-    """Pack an encoder or decoder. dtype: of activations; operands: of its convolutions, if they differ from that."""
+    half: Half, dtype: torch.dtype, options: Options = DEFAULTS, operands: Operands | None = None,
+    device: torch.device | None = None,
+) -> FusedDecoder | FusedEncoder:  # fmt: skip
+    """Pack an encoder or decoder. dtype: of activations; operands: of its convolutions, if they differ from that;
+    device: as for `Fused`."""
     made = FusedDecoder if half.program.half == "decoder" else FusedEncoder
-    return made(half, dtype, options, operands)
+    return made(half, dtype, options, operands, device)

@@ -1,10 +1,15 @@
-"""Modules whose weights stay in host memory when the network they belong to moves to a GPU."""
+"""Weights that stay in host memory while the network they belong to runs on a GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterable
 
+import torch
 from torch import Tensor, nn
+
+#: Of a network: modules, and parameters that are in none.
+Part = nn.Module | nn.Parameter
 
 
 class Hosted(nn.Module):
@@ -24,8 +29,25 @@ def staying(network: nn.Module) -> list[nn.Parameter]:
     return list({id(p): p for m in network.modules() if isinstance(m, Hosted) for p in m.parameters()}.values())
 
 
-def moving_bytes(network: nn.Module, itemsize: int = 0) -> int:
-    """Bytes of the parameters that move to a device with the network. itemsize: of a value, where not as they are."""
-    stay = {id(p) for p in staying(network)}
-    moving = (p for p in network.parameters() if id(p) not in stay)
+def moving_bytes(*parts: Part, itemsize: int = 0) -> int:
+    """Bytes of the parameters that move to a device with these. itemsize: of a value, where not as they are."""
+    stay = {id(p) for part in parts if isinstance(part, nn.Module) for p in staying(part)}
+    moving = (p for at, p in _weights(parts).items() if at not in stay)
     return sum(p.numel() * (itemsize or p.itemsize) for p in moving)
+
+
+def lent(device: torch.device, *parts: Part) -> tuple[Part, ...]:
+    """The parts with their weights on `device`: themselves where those lie there, else copies, with which they go. The
+    weights in host memory are only read, so that any number of threads and devices may ask for them at once."""
+    weights, device = _weights(parts), torch.empty(0, device=device).device  # with its number
+    if all(p.device == device for p in weights.values()):
+        return parts
+    # Whatever the caller's mode: they may serve calls outside of it.
+    with torch.inference_mode(False), torch.no_grad():
+        there = {at: nn.Parameter(p.to(device), requires_grad=False) for at, p in weights.items()}
+        return copy.deepcopy(parts, there)
+
+
+def _weights(parts: Iterable[Part]) -> dict[int, nn.Parameter]:
+    """Distinct parameters by their id."""
+    return {id(p): p for part in parts for p in (part.parameters() if isinstance(part, nn.Module) else (part,))}

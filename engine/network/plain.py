@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .hosted import Part
 from .packing import PackedLatents
 from .program import TILES, Program, Size, Step
 from .state import State
@@ -47,6 +48,16 @@ class Half(nn.Module):
     def beside(self) -> dict[str, nn.Module]:
         """Modules whose parameters lie beside this half in the file, by name."""
         return {name[1:]: module for name, (module,) in self._beside.items()}
+
+    def everything(self) -> tuple[Part, ...]:
+        """Itself and what lies beside it: all that its steps read."""
+        self._beside = {name: (self.part(name),) for name in self._beside}  # loading weights puts others in the network
+        return self, *self.beside().values()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Of a copy: what is beside it was copied with it. It belongs to no network until one says so."""
+        super().__setstate__(state)
+        self._network = None
 
     def belongs_to(self, network: nn.Module) -> None:
         """What is beside this half is found in `network` from now on, which may share it with the other half."""

@@ -192,6 +192,9 @@ class TokenNetwork:
         weight, bias = here(s.first, torch.float32)  # few channels at the latent, where rounding would be compounded
         self._first = weight.flatten(1), bias
         self._enter, self._norm, self._leave = here(s.enters), here(s.norm), Product(*here(s.leaves))
+        #: Of the above, where the parameters are elsewhere.
+        lent = (*self._first, *self._enter, *self._norm, self._leave.weight, self._leave.bias, self._learned)
+        self._lent_bytes = 0 if self._learned.device == device else sum(t.nbytes for t in lent)
         self._learned = self._learned[0].to(device, dtype)
         self.layers = [self._packed(half.part(f"{s.name}.{i}"), i) for i in range(s.layers)]
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -210,8 +213,8 @@ class TokenNetwork:
 
     @property
     def nbytes(self) -> int:
-        """Of the layers that stay on the device."""
-        return sum(layer.nbytes for layer in self.layers[: self.resident])
+        """Of the layers that stay on the device, and of what else is there beside the parameters."""
+        return self._lent_bytes + sum(layer.nbytes for layer in self.layers[: self.resident])
 
     @property
     def host_bytes(self) -> int:

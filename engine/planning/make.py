@@ -22,9 +22,9 @@ from .planner import Planner
 
 def make_planner(
     architecture: Architecture, config: Any, dtype: torch.dtype, options: Options, mode: Mode,
-    fused: Callable[[], bool], how: Callable[[], Torch], rates: Rates | None = None,
+    fused: Callable[[], bool], how: Callable[[], Torch], rates: Rates | None = None, waits: bool = False,
 ) -> Planner:
-    """mode: what convolutions compute in; what a clip settles comes later (`Planner.walk`). fused, how: as for a
+    """mode: what convolutions compute in; what a clip settles comes later (`Planner.walk`). fused, how, waits: as for a
     Planner. rates: as for its walk."""
     walk = FusedWalk(architecture, config, dtype, options, rates)
     if not mode.plain:
@@ -33,7 +33,7 @@ def make_planner(
         for half in ("encoder", "decoder"):
             if getattr(model, half) is not None:
                 walk.use(half, mixed.policy(half))
-    return Planner(walk, fused, how, mode.kind)
+    return Planner(walk, fused, how, mode.kind, waits)
 
 
 def mode_of(

@@ -3,7 +3,6 @@ device. None of both changes a bit."""
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,7 +12,6 @@ import torch
 from .. import log
 from ..errors import PlanError
 from ..memory import in_gb
-from ..network.hosted import moving_bytes
 from ..network.ops.tokens import Tokens
 from ..network.plain import Network
 from ..network.tiled import TiledProgram
@@ -43,12 +41,12 @@ class OwnPlanner:
 
     def __init__(
         self, model: Network, walk: FusedWalk, plain: PlainWalk, kind: str | None, fused: Callable[[], bool],
-        how: Callable[[], Torch], library: int,
+        how: Callable[[], Torch], besides: Callable[[str, bool], int],
     ) -> None:  # fmt: skip
         """model: without values. fused: whether the fused operators run what they can. how: plain torch
-        takes memory. library: bytes that libraries hold besides."""
+        takes memory. besides: (half, whether it runs fused) -> bytes besides a run's own memory."""
         self._walk, self._plain, self._kind, self._dtype = walk, plain, kind, walk.dtype
-        self._fused, self._how, self._library = fused, how, library
+        self._fused, self._how, self._besides = fused, how, besides
         self._model = model
 
     def plan(
@@ -68,7 +66,7 @@ class OwnPlanner:
         check()
         for limit in most:
             for plan in make(own, size, request, replace(limits, target=limit), rest):
-                plan = replace(plan, peak_bytes=plan.peak_bytes + self._weights + self._library)
+                plan = replace(plan, peak_bytes=plan.peak_bytes + self._besides(half, plan.fused))
                 if limit is None or plan.peak_bytes <= limit:
                     return plan if limit == limits.target else _raised(plan, limits)
                 least = plan
@@ -76,11 +74,6 @@ class OwnPlanner:
         pixels = f"{own.unit * size[2] + rest[1]}x{own.unit * size[1] + rest[0]}"
         needs, target = in_gb(least.peak_bytes), in_gb(most[-1])
         raise PlanError(refusals.OWN_TILES.format(size=pixels, needs=needs, target=target))
-
-    @functools.cached_property
-    def _weights(self) -> int:
-        """Bytes of the model's own that move to the device with it."""
-        return moving_bytes(self._model, self._dtype.itemsize)
 
     def _program(self, half: str) -> TiledProgram:
         return getattr(self._model, half).program
@@ -122,9 +115,10 @@ class OwnPlanner:
             return
         tiles = min(max(MANY, together), -(-total // together) * together)
         most = limits.target if limits.target is not None else math.inf
-        while tiles > together and plan(tiles, 0).peak_bytes + self._weights + self._library > most:
+        fixed = self._besides("decoder", False)
+        while tiles > together and plan(tiles, 0).peak_bytes + fixed > most:
             tiles = max(together, tiles // 2)
-        bare = plan(tiles, 0).peak_bytes + self._weights + self._library
+        bare = plan(tiles, 0).peak_bytes + fixed
         yield plan(tiles, max(0, min(step.layers - 1, int((most - bare) // layer))) if most < math.inf else 0)
 
     # -- encode ----------------------------------------------------------------------------------------------------

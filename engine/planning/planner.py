@@ -26,6 +26,7 @@ from ..run.plan import Plan, Steps
 from ..run.tiles import Grid, grid, shrinking
 from . import refusals
 from .ask import Ask
+from .besides import besides
 from .budget import Limits
 from .cost import Sizes, leanest, quickest_steps, rolling
 from .fused_walk import FusedWalk
@@ -34,8 +35,6 @@ from .meta import meta_model
 from .own_plan import OwnPlanner
 from .plain_walk import PlainWalk, Torch, keeps
 
-#: What cuBLAS and cuDNN hold besides (40 to 60 MiB measured on an H200).
-LIBRARY_BYTES = 96 << 20
 #: Chunks longer than this gain nothing but need more memory.
 MAX_LATENTS = 4
 #: Where nobody says more.
@@ -46,10 +45,12 @@ class Planner:
     """Plans for one model. Dry walks are remembered, so the same question costs nothing the second time."""
 
     def __init__(
-        self, walk: FusedWalk, fused: Callable[[], bool], how: Callable[[], Torch] = Torch, kind: str | None = None
-    ) -> None:
+        self, walk: FusedWalk, fused: Callable[[], bool], how: Callable[[], Torch] = Torch, kind: str | None = None,
+        waits: bool = False,
+    ) -> None:  # fmt: skip
         """walk: of the model; what it packs for is what plans are for. fused: whether the fused operators run it.
-        how: plain torch takes memory. kind: of 8-bit products beside convolutions."""
+        how: plain torch takes memory. kind: of 8-bit products beside convolutions. waits: the model's own weights, in
+        host memory, until a run reads them."""
         architecture = walk.architecture
         self.walk = walk
         self.spatial, self._temporal = architecture.spatial, architecture.temporal
@@ -58,18 +59,19 @@ class Planner:
         self._how = how
         self._plain = PlainWalk(architecture, walk.config, walk.dtype, walk.options.flash_attention)
         self._kind = kind
+        self._waits = waits
 
     @functools.cached_property
-    def _weights(self) -> int:
-        """Bytes of the model's own."""
-        return self._dtype.itemsize * sum(p.numel() for p in self._model.parameters())
+    def _besides(self) -> Callable[[str, bool], int]:
+        """(half, whether it runs fused) -> bytes that its run takes besides its own memory."""
+        return functools.cache(functools.partial(besides, self._model, self._waits, self._dtype.itemsize))
 
     @functools.cached_property
     def _own(self) -> OwnPlanner | None:
         """Of networks that tile themselves."""
         if self.walk.architecture.own is None:
             return None
-        return OwnPlanner(self._model, self.walk, self._plain, self._kind, self._fused, self._how, LIBRARY_BYTES)
+        return OwnPlanner(self._model, self.walk, self._plain, self._kind, self._fused, self._how, self._besides)
 
     @functools.cached_property
     def _model(self) -> Network:
@@ -189,7 +191,8 @@ class Planner:
         plan = self._first_fit(ask, grids[0], target)  # whole frames may be parked, which tiles are not
         if plan is not None or len(grids) == 1:
             return plan
-        at = largest(grids, target, self._total(0), functools.partial(self._least, ask, target=target))
+        fixed = self._besides(ask.half, self._runs_fused(ask, grids[-1]))
+        at = largest(grids, target, fixed, functools.partial(self._least, ask, target=target))
         return self._first_fit(ask, grids[at], target) if at < len(grids) else None
 
     def _first_fit(self, ask: Ask, tiles: Grid, target: int | None) -> Plan | None:
@@ -198,25 +201,22 @@ class Planner:
             return None
         for option in self._options(ask, tiles, target):
             ask.check()
-            plan = replace(option, peak_bytes=self._total(option.peak_bytes))
+            plan = replace(option, peak_bytes=option.peak_bytes + self._besides(ask.half, option.fused))
             if target is None or plan.peak_bytes <= target:
                 return plan
         return None
-
-    def _total(self, peak: int) -> int:
-        return peak + LIBRARY_BYTES + self._weights
 
     def _least(self, ask: Ask, tiles: Grid, target: int | None = None) -> int:
         """Peak of the leanest plan; of one above the target, about that, but more than the target."""
         ask.check()
         if not self._runs_fused(ask, tiles):
             *_, steps = self._plain_steps(ask)
-            return self._total(self._plain_peak(ask, tiles, steps, target))
+            return self._besides(ask.half, False) + self._plain_peak(ask, tiles, steps, target)
         *_, steps = self._fused_steps(ask, tiles.rows.size, tiles.cols.size)
         least = self._sizes(ask, tiles, steps, None).device
         if len(tiles) == 1 and ask.host != 0:
             least = min(least, self._leanest(ask, tiles, ask.host)[1].device)
-        return self._total(least)
+        return self._besides(ask.half, True) + least
 
     def _leanest(self, ask: Ask, tiles: Grid, host: int | None = None) -> tuple[Parking, Sizes]:
         return leanest(functools.partial(self._sizes, ask, tiles, self._step(ask, 1, 1)), host, self._still(ask))
@@ -234,7 +234,7 @@ class Planner:
     def _plain_peak(self, ask: Ask, tiles: Grid, steps: Steps, target: int | None = None) -> int:
         tile = tiles.rows.size, tiles.cols.size
         frame = ask.height, ask.width
-        most = math.inf if target is None else target - self._total(0)
+        most = math.inf if target is None else target - self._besides(ask.half, False)
         return self._plain.peak(ask.half, ask.latents, steps, frame, tile, ask.rest, self._how(), most)
 
     def _options(self, ask: Ask, tiles: Grid, target: int | None) -> Iterator[Plan]:
@@ -251,7 +251,8 @@ class Planner:
 
         def fits(some: Steps) -> bool:
             ask.check()
-            return target is None or self._total(self._plain_peak(ask, tiles, some, target)) <= target
+            most = math.inf if target is None else target - self._besides(ask.half, False)
+            return self._plain_peak(ask, tiles, some, target) <= most
 
         best = steps[bisect_left(steps, True, hi=len(steps) - 1, key=fits)]
         yield Plan(best, tiles, self._plain_peak(ask, tiles, best))
@@ -309,7 +310,7 @@ class Planner:
                 if ask.host is None or plan.host_bytes <= ask.host:
                     yield plan
             return
-        room = None if target is None else target - LIBRARY_BYTES - self._weights
+        room = None if target is None else target - self._besides(ask.half, True)
         lean, least = self._leanest(ask, tiles, ask.host)
         fits = room is not None and least.device <= room
 
@@ -369,7 +370,7 @@ class Planner:
         _, least = self._leanest(ask, self._whole(ask))
         if least.host <= ask.host:
             return last
-        needed = self._total(least.device)
+        needed = self._besides(ask.half, True) + least.device
         more = refusals.MORE_OF_BOTH if target is not None and needed > target else refusals.MORE_RAM
         return more.format(gpu=in_gb(needed), ram=in_gb(least.host), allowed=in_gb(ask.host), ways=last)
 
@@ -377,7 +378,7 @@ class Planner:
         if ask.host == 0 or not self._can_fuse(ask):
             return "bands need parked histories, which only the fused kernels on a GPU have"
         least = self._sizes(ask, tiles, self._step(ask, 1, 1), Parking(None, 0, rows=ask.band))
-        needs = f"{in_gb(least.device + LIBRARY_BYTES + self._weights)}, and the target is {in_gb(target)}"
+        needs = f"{in_gb(self._besides(ask.half, True) + least.device)}, and the target is {in_gb(target)}"
         if ask.host is not None:
             needs += f"; {in_gb(least.host)} of host memory, and ram_gb allows {in_gb(ask.host)}"
         return f"its bands need {needs}"

@@ -17,7 +17,7 @@ from .. import log
 from ..files.writing import stamp, write_tensors
 from ..operands.forms import Operands
 from ..run.arena import ALIGN
-from ..run.devices import empty_device_cache
+from ..run.devices import empty_device_cache, gaps
 from ..run.pressure import out_of_memory
 from .digest import digest
 from .store import say_unkept
@@ -79,20 +79,19 @@ def _unusable(path: Path, before: object, why: str) -> None:
         log.once(f"{path}: {why}, weights are packed anew")
 
 
-def gathered(make: Callable[[], T], others: Iterable[Tensor], room: int | None = None) -> T:
-    """The packed network that `make` gives, with its tensors in one block of memory, but those that share theirs with
-    one of `others`, or are on another device than these (a GPU).
+def gathered(make: Callable[[], T], others: Iterable[Tensor], device: torch.device, room: int | None = None) -> T:
+    """The packed network that `make` gives, with its tensors on `device` (a GPU) in one block of memory, but those that
+    share theirs with one of `others`, which lie there for good.
 
     Packing goes through fp32, and results lie among temporaries several times their size: torch's allocator cannot
     give a segment back while a part of it is in use (0.87 GB stayed reserved of HunyuanVideo 1.5's decoder in Winograd
     form). room: bytes that may be taken for a second copy meanwhile (None: as many as there are); with less it goes by
     way of host memory, which takes longer.
     """
-    others, network = list(others), make()
-    device, kept = others[0].device, {_address(t) for t in others}
+    network, kept = make(), {_address(t) for t in others}
     own = [t for t in {id(t): t for t in _tensors(network).values()}.values()
            if t.device == device and _address(t) not in kept and _upright(t).is_contiguous()]  # fmt: skip
-    if room is None or sum(map(_room, own)) <= room:
+    if room is None or sum(map(_room, own)) + gaps(device) <= room:
         try:
             return _placed(network, own, device)[0]
         except Exception as error:

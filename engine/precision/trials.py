@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ..network.fused import FusedDecoder, fuse
+from ..network.hosted import lent
+from ..network.plain import Half
 from ..operands.forms import Operands
 from ..operands.policy import EXACT, Policy, Ranges, eligible
 from ..options import Options
@@ -55,9 +57,10 @@ class Trials:
 
     def errors(self, kind: str, ranges: Ranges, tick: Callable[[], None] = lambda: None) -> dict[str, float]:
         """Mean square error in pixels of each eligible convolution alone in 8 bit."""
-        found = {}
-        for key in eligible(getattr(self._model, self.half)):
-            found[key] = mse(self._run(Policy({key: kind}, ranges)), self._exact)
+        found, half = {}, getattr(self._model, self.half)
+        there, *_ = lent(self._samples[0].device, *half.everything())  # once: all of it is read for each
+        for key in eligible(half):
+            found[key] = mse(self._run(Policy({key: kind}, ranges), half=there), self._exact)
             tick()
         return found
 
@@ -72,16 +75,20 @@ class Trials:
 
     @cached_property
     def _judge(self) -> FusedDecoder:
-        return fuse(self._model.decoder, self._dtype, self._options)
+        return fuse(self._model.decoder, self._dtype, self._options, device=self._samples[0].device)
 
-    def _run(self, policy: Policy, watch: Watch | None = None) -> list[Tensor]:
-        """Pixels of the samples."""
-        out = self._half(policy, self._samples, watch)
+    def _run(self, policy: Policy, watch: Watch | None = None, half: Half | None = None) -> list[Tensor]:
+        """Pixels of the samples. half: with its weights on the device, where they wait elsewhere and are not fetched
+        for this alone."""
+        out = self._half(policy, self._samples, watch, half)
         return out if self.half == "decoder" else [decode(self._judge, z) for z in out]
 
-    def _half(self, policy: Policy, samples: list[Tensor], watch: Watch | None) -> list[Tensor]:
+    def _half(
+        self, policy: Policy, samples: list[Tensor], watch: Watch | None, half: Half | None = None
+    ) -> list[Tensor]:
         operands = Operands(self._dtype, policy, self._packed, winograd=self._options.winograd)
-        network = fuse(getattr(self._model, self.half), self._dtype, self._options, operands)
+        half = half or getattr(self._model, self.half)
+        network = fuse(half, self._dtype, self._options, operands, samples[0].device)
         if samples[0].is_cuda:
             # What libraries take for good (cuBLAS's workspace, at its first product) would lie in blocks that packing
             # has left, and keep all of them reserved: 0.4 GB of the published decoder's.

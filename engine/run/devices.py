@@ -28,6 +28,15 @@ def empty_device_cache() -> None:
         torch.cuda.empty_cache()
 
 
+def gaps(device: torch.device) -> int:
+    """Bytes that torch keeps reserved on a GPU although nobody uses them: the gaps in segments of which a part is in
+    use. On a CPU there are none."""
+    if device.type != "cuda":
+        return 0
+    empty_device_cache()
+    return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
 def make_way(device: torch.device, owner: object) -> None:
     """Before `owner` takes memory of a GPU: what another left in torch's cache goes, since blocks fit who cut them, and
     what is reserved would grow to the sum of both (13.3 GB for two decodes in turns that take 7.3 each)."""

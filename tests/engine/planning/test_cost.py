@@ -14,7 +14,7 @@ from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.planning.budget import Limits
 from zerowaste_vae.engine.planning.cost import Rates, leanest, quickest
 from zerowaste_vae.engine.planning.fused_walk import FusedWalk
-from zerowaste_vae.engine.planning.planner import LIBRARY_BYTES, Planner
+from zerowaste_vae.engine.planning.planner import Planner
 from zerowaste_vae.engine.request import Request
 from zerowaste_vae.engine.run.graphs import GRAPH_BYTES
 from zerowaste_vae.engine.run.parking import Parking
@@ -211,4 +211,4 @@ def test_only_pictures_are_known_to_be_alone(walk, planner):
         found = of.plan("encoder", (latents, 64, 64), limits=Limits(80 * GIB))
         size = found.steps.latents, found.steps.frames, 64, 64, torch.float32
         stated = each.sizes("encoder", *size, alone=alone).device
-        assert found.peak_bytes == stated + LIBRARY_BYTES + of._weights
+        assert found.peak_bytes == stated + of._besides("decoder", True)

@@ -49,7 +49,7 @@ def test_one_block_holds_what_was_packed(make, architecture, precision, room):
         pytest.skip("its decoder runs as plain torch")
     expected, before = decoded(vae), vae._fused.decoder()
     own = {p.untyped_storage().data_ptr() for p in vae.model.decoder.parameters()}
-    after = gathered(lambda: before, vae.model.decoder.parameters(), room)
+    after = gathered(lambda: before, vae.model.decoder.parameters(), CPU, room)
     storages = set()
     for (name, old), new in zip(_tensors(before).items(), _tensors(after).values(), strict=True):
         assert torch.equal(old.flatten().view(torch.uint8), new.flatten().view(torch.uint8)), name
@@ -67,6 +67,20 @@ def test_one_block_holds_what_was_packed(make, architecture, precision, room):
     assert torch.equal(decoded(vae), expected)
 
 
+def test_of_borrowed_weights_nothing_is_kept(make):
+    """Norms, biases and projections that are parameters as they are lie in the block, too."""
+    vae = make(ARCHITECTURES[0], ARCHITECTURES[0].native)
+    decoded(vae)
+    packed = vae._fused.decoder()
+    own = {p.untyped_storage().data_ptr() for p in vae.model.decoder.parameters()}
+    assert own & {t.untyped_storage().data_ptr() for t in _tensors(packed).values()}
+    after = gathered(lambda: packed, (), CPU)
+    assert len({t.untyped_storage().data_ptr() for t in _tensors(after).values()}) == 1
+    for old, new in zip(_tensors(packed).values(), _tensors(after).values(), strict=True):
+        assert torch.equal(old.flatten().view(torch.uint8), new.flatten().view(torch.uint8))
+        assert old.stride() == new.stride()
+
+
 def test_without_room_for_both_it_goes_by_way_of_the_host(make, monkeypatch):
     """Nothing is left of the copies that the first block was to hold."""
     vae = make(ARCHITECTURES[0], ARCHITECTURES[0].native)
@@ -80,7 +94,7 @@ def test_without_room_for_both_it_goes_by_way_of_the_host(make, monkeypatch):
         return empty(*args, **options)
 
     monkeypatch.setattr(torch, "empty", full_at_first)
-    after = gathered(lambda: packed, vae.model.decoder.parameters())
+    after = gathered(lambda: packed, vae.model.decoder.parameters(), CPU)
     assert len(asked) == 3
     for old, new in zip(_tensors(packed).values(), _tensors(after).values(), strict=True):
         assert torch.equal(old.flatten().view(torch.uint8), new.flatten().view(torch.uint8))
