@@ -94,6 +94,15 @@ class RankPeers:
         self.talk = self.group = None
         connected.cache_clear()
 
+    def abort(self) -> None:
+        """This rank has failed: others end, and here nothing waits for them any more. Work on a device that waits for
+        another's would go on for good, and closing its connections waits for that."""
+        if self.ranks.watch is not None:
+            self.ranks.watch.failed = True
+        backend = None if self.group is self.talk else self.group._get_backend(torch.device("cuda"))
+        if hasattr(backend, "abort"):  # since torch 2.6
+            backend.abort()
+
     def agreed(self, limits: Limits, plan: Callable[[Limits], Plan]) -> Plan:
         targets = [t for t in self.gather(limits.target) if t is not None]
         answer: Plan | PlanError | None = None
@@ -217,19 +226,22 @@ def run(
     try:
         yield from _made(vae, core, peers, half, operation, into, whole, wanted, height, policy, request, told, report)
         return wanted.stop
-    except Exception as error:
+    except (Cancelled, GeneratorExit):
+        raise
+    except BaseException as error:
         if not (isinstance(error, RankLost) or of_a_device(error) or from_triton(error)):
+            peers.abort()
             raise
         failed = error
     yield from whole.ready()
     return _stopped(vae, peers, failed, report, whole)
 
 
-def _stopped(vae: Core, peers: RankPeers, failed: Exception, report: Report, whole: Results) -> int:
+def _stopped(vae: Core, peers: RankPeers, failed: BaseException, report: Report, whole: Results) -> int:
     """All ranks come here within a chunk. Returns the first result that is not made, on all of them."""
     ranks = peers.ranks
     if peers.group is not peers.talk:
-        # Nothing tells another rank's device that waits for this one's: torchrun ends its process when this one ends.
+        peers.abort()  # nothing else tells another rank's device that waits for this one's
         raise failed
     peers.close()
     vae._copies.pop((vae.device, BY_ROWS)).release_packed()

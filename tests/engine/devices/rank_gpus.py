@@ -1,5 +1,5 @@
 """Run under torchrun on GPUs, with pairs of MODEL PRECISION: clips by rows and by segments. Rank 0 prints, as JSON, how
-each result was shared and whether it has the bits of one GPU."""
+each result was shared and whether it has the bits of one GPU. With "failing" before them rank 1 fails instead."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from gpu_models import make
 from zerowaste_vae.engine.devices.ranks import joined
 from zerowaste_vae.engine.planning import shares
+from zerowaste_vae.engine.run.rows import RowRun
 
 #: Latents [T, h, w]: odd rows and columns, whose parts are not alike.
 SIZES = (5, 37, 21), (4, 33, 13)
@@ -36,13 +37,28 @@ def cases(ranks, model, precision):
     return out
 
 
+def failing(ranks, model, precision):
+    """In the middle of its rows, while rank 0's device waits for them."""
+    vae, edges, calls = make(model, precision), RowRun.edges, []
+
+    def fail(self, *rest):
+        calls.append(rest)
+        if ranks.rank and not self.dry and len(calls) > 100:
+            raise ValueError("provoked")
+        edges(self, *rest)
+
+    RowRun.edges = fail
+    vae.decode(torch.zeros(1, vae.latent_channels, 9, *SIZES[0][1:]), chunk=1, devices=replace(ranks, split="rows"))
+
+
 def main(*models):
+    each = failing if models[0] == "failing" else cases
     shares.Leads.__call__ = lambda self, first: 0.1 * bool(first)  # clips too short to gain are shared, too
     found = []
     with joined() as ranks:
         torch.cuda.set_device(ranks.device)
-        for model, precision in zip(*[iter(models)] * 2, strict=True):
-            found += cases(ranks, model, precision)
+        for model, precision in zip(*[iter(models[each is failing :])] * 2, strict=True):
+            found += each(ranks, model, precision)
         if ranks.rank == 0:
             print(json.dumps(found), flush=True)
 

@@ -76,14 +76,25 @@ def test_a_cancel_stops_both(vae, noise, early):
     assert torch.equal(vae.decode(z, chunk=1, devices=TWO), vae.decode(z, chunk=1))
 
 
+def ranks(*arguments):
+    torchrun = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"
+    return python(*torchrun, str(Path(__file__).with_name("rank_gpus.py")), *arguments)
+
+
 def test_ranks_have_the_bits_of_one():
     """One process for all: ranks take seconds to find each other."""
-    torchrun = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"
-    models = [word for model in MODELS for word in model]
-    done = python(*torchrun, str(Path(__file__).with_name("rank_gpus.py")), *models)
+    done = ranks(*(word for model in MODELS for word in model))
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("[[")))
     assert len(found) == 8 * len(MODELS)
     for case, by, same in found:
         assert same, case
         assert by == ("rows" if " rows " in case else "2 segments"), case
+
+
+def test_a_rank_that_fails_ends_the_other():
+    """Whose device waits for it."""
+    done = ranks("failing", *MODELS[0])
+    assert done.returncode
+    assert "ValueError: provoked" in done.stderr
+    assert "rank 0: rank 1 has" in done.stderr or "rank 0: stopped by torchrun" in done.stderr, done.stderr[-2000:]
