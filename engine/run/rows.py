@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -127,7 +127,7 @@ class RowRun(Run):
         self._wide: Tensor | None = None
         #: Whole blocks of rows that the convolution under way makes sums of; it stores this rank's.
         self._span: tuple[int, int] | None = None
-        #: Blocks of sums that each rank has, by where they are of.
+        #: Blocks of sums that each rank has, by where they are of: known to all ranks, or to none.
         self._blocks: dict[tuple[Any, ...], list[int]] = {}
 
     def agree(self) -> None:
@@ -174,7 +174,7 @@ class RowRun(Run):
             return x, sums
         have = self._now.at(self._peers.rank, x.shape[1])
         if sums is not None and not self.dry and x.shape[0]:
-            sums = self._all(sums, have)
+            sums = self._all(sums, have, None)
         self._now = Split((0, have.rows), True)
         return self._moved(x, have, self._now), sums
 
@@ -210,9 +210,11 @@ class RowRun(Run):
     def coefficients_of(self, x: Tensor, norm: Norm, sums: Partials | None) -> Tensor | None:
         if self._now.whole or norm.kind != "group" or self.dry or not x.shape[0]:
             return super().coefficients_of(x, norm, sums)
+        read_by = norm.weight, sums is None
         sums = self.attempt(statistics, x, norm.groups) if sums is None else sums
         split = self._now.at(self._peers.rank, x.shape[1])
-        return self.attempt(coefficients, self._all(sums, split), norm, split.rows * x.shape[2], health=self.health)
+        whole = self._all(sums, split, read_by)
+        return self.attempt(coefficients, whole, norm, split.rows * x.shape[2], health=self.health)
 
     def edges(self, data: Tensor, slot: int, count: int) -> None:
         if self._now.whole or self.dry or not count:
@@ -280,13 +282,17 @@ class RowRun(Run):
         self._peers.exchange(given, wanted)
         return out
 
-    def _all(self, sums: Partials, split: Split) -> Partials:
-        """Of the whole frame, in its order. split: of the rows that they are sums of."""
+    def _all(self, sums: Partials, split: Split, read_by: Hashable) -> Partials:
+        """Of the whole frame, in its order. split: of the rows that they are sums of. read_by: tells what reads them
+        from everything else, on all ranks alike."""
         own, whole = sums.data, range(self._peers.count)
-        place = split, type(sums), own.shape[1:]
+        # Not by how many blocks there are here: those of two convolutions may be as many on one rank only.
+        place = split, type(sums), read_by
         if place not in self._blocks:
             self._blocks[place] = self._peers.stacked(torch.tensor(own.shape[1], device=own.device)).tolist()
         blocks = self._blocks[place]
+        if blocks[self._peers.rank] != own.shape[1]:
+            raise ValueError(f"{own.shape[1]} blocks of sums where there were {blocks[self._peers.rank]}")
         padded = own.contiguous()
         if own.shape[1] < max(blocks):
             padded = own.new_empty(own.shape[0], max(blocks), *own.shape[2:])

@@ -8,10 +8,10 @@ import pytest
 import torch
 from zerowaste_vae.engine.archs import seedvr2, wan
 from zerowaste_vae.engine.archs.registry import ARCHITECTURES
-from zerowaste_vae.engine.kernels.conv3d import reference
+from zerowaste_vae.engine.kernels.conv3d import Partials, reference
 from zerowaste_vae.engine.network.fused import FusedDecoder, FusedEncoder
 from zerowaste_vae.engine.network.rows import row_splits, why_no_rows
-from zerowaste_vae.engine.run.rows import Rows, Split
+from zerowaste_vae.engine.run.rows import RowRun, Rows, Split
 
 CPU, FP16, FP32 = torch.device("cpu"), torch.float16, torch.float32
 
@@ -147,6 +147,29 @@ def test_encoder(noise, half, count, h, w, dtype):
     ranks = shared(lambda rows: encode(fused, video, 2, rows), encoder.program, h, count)
     assert torch.equal(ranks[0][0], whole)
     assert all(own < size and told > 0 for _, own, told in ranks)
+
+
+def test_convolutions_may_have_as_many_blocks_of_sums_on_one_rank_only():
+    """Of other tiles, on a GPU: ranks tell each other how many for each of them, or all of them do not."""
+    blocks = {0: (5, 5, 5), 1: (5, 6, 6)}
+
+    def work(rows):
+        run = RowRun.__new__(RowRun)
+        run._peers, run._blocks = rows.peers, {}
+        split, rank = rows.splits[-1], rows.peers.rank
+        sums = [torch.full((2, n, 4, 2), 10.0 * i + rank) for i, n in enumerate(blocks[rank])]
+        for again in range(2):
+            made = [run._all(Partials(s, 8), split, i).data for i, s in enumerate(sums)]
+            assert [m.shape[1] for m in made] == [10, 11, 11], again
+        return made, run
+
+    program = next(p for p in seedvr2.ARCHITECTURE.programs(seedvr2.PUBLISHED.config) if p.half == "decoder")
+    first, second = shared(work, program, 90, 2)
+    assert all(torch.equal(a, b) for a, b in zip(first[0], second[0], strict=True))
+    assert first[2] == second[2] == 3 + 2 * 3
+    run, split = second[1], next(iter(second[1]._blocks))[0]
+    with pytest.raises(ValueError, match="5 blocks of sums where there were 6"):
+        run._all(Partials(torch.zeros(2, 5, 4, 2), 8), split, 1)
 
 
 def test_splits_begin_with_blocks():
