@@ -29,11 +29,15 @@ def staying(network: nn.Module) -> list[nn.Parameter]:
     return list({id(p): p for m in network.modules() if isinstance(m, Hosted) for p in m.parameters()}.values())
 
 
-def moving_bytes(*parts: Part, itemsize: int = 0) -> int:
-    """Bytes of the parameters that move to a device with these. itemsize: of a value, where not as they are."""
+def moving(*parts: Part, itemsize: int = 0) -> list[int]:
+    """Bytes of each of the parameters that move to a device with these. itemsize: of a value, where not as they are."""
     stay = {id(p) for part in parts if isinstance(part, nn.Module) for p in staying(part)}
-    moving = (p for at, p in _weights(parts).items() if at not in stay)
-    return sum(p.numel() * (itemsize or p.itemsize) for p in moving)
+    return [p.numel() * (itemsize or p.itemsize) for at, p in _weights(parts).items() if at not in stay]
+
+
+def moving_bytes(*parts: Part, itemsize: int = 0) -> int:
+    """Of all of them."""
+    return sum(moving(*parts, itemsize=itemsize))
 
 
 def lent(device: torch.device, *parts: Part) -> tuple[Part, ...]:

@@ -17,7 +17,7 @@ from zerowaste_vae.engine.memory import GIB
 from zerowaste_vae.engine.network.hosted import moving_bytes
 from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.planning import make
-from zerowaste_vae.engine.planning.besides import LIBRARY_BYTES
+from zerowaste_vae.engine.planning.besides import CUBLAS_BYTES, LIBRARY_BYTES
 from zerowaste_vae.engine.planning.budget import Limits
 from zerowaste_vae.engine.planning.plain_walk import Torch
 from zerowaste_vae.engine.precision.modes import Mode
@@ -58,7 +58,7 @@ def test_weights_wait_where_nobody_else_moves_them(on_gpu):
     assert vae.device == GPU and vae.home == CPU
     assert all(p.device == CPU for p in vae.model.parameters())
     own = [*vae.model.parameters()]
-    assert vae.to(OTHER).device == OTHER and vae.home == CPU and vae.planner._besides("decoder", True) == LIBRARY_BYTES
+    assert vae.to(OTHER).device == OTHER and vae.home == CPU and vae.planner._besides("decoder", True) == CUBLAS_BYTES
     vae.to("cpu")
     assert vae.home == CPU and vae.planner._besides("decoder", True) == LIBRARY_BYTES + sum(p.nbytes for p in own)
     assert all(p is q for p, q in zip(own, vae.model.parameters(), strict=True))
@@ -72,11 +72,12 @@ def test_plans_count_what_is_on_the_device(on_gpu, half):
     own = sum(p.nbytes for p in getattr(fused.model, half).parameters())
     assert 0 < own < whole and (hosts.home, fused.home) == (GPU, CPU)
     peaks = [vae.planner.plan(half, SIZE).peak_bytes for vae in (fused, hosts)]
-    assert peaks[1] - peaks[0] == whole
+    assert peaks[1] - peaks[0] == LIBRARY_BYTES + whole - CUBLAS_BYTES
     assert fused._held(half) == 0 and fused.with_options(DEFAULTS).planner.plan(half, SIZE).peak_bytes == peaks[0]
     fused, hosts = on_gpu(fused=False), on_gpu(fused=False, weights_on=CPU)
     plans = [vae.planner.plan(half, SIZE) for vae in (fused, hosts)]
-    assert not plans[0].fused and plans[1].peak_bytes - plans[0].peak_bytes == whole - own
+    copied = plans[0].peak_bytes - plans[1].peak_bytes + whole
+    assert not plans[0].fused and own <= copied < own + (22 << 20)  # torch's last segments are not full
 
 
 def test_the_command_plans_for_what_load_makes(on_gpu, file, capsys):
@@ -106,12 +107,14 @@ def test_a_transformers_plans_count_what_it_has_besides_its_layers():
         for waits in (False, True)
     ]  # fmt: skip
     model = planners[0]._model
-    parts = {half: moving_bytes(*getattr(model, half).everything(), itemsize=2) for half in ("encoder", "decoder")}
-    for half in parts:
+    everything = LIBRARY_BYTES + moving_bytes(model, itemsize=2)
+    for half, transformer in ("encoder", False), ("decoder", True):
+        own = moving_bytes(*getattr(model, half).everything(), itemsize=2)
+        copied = planners[1]._besides(half, False) - LIBRARY_BYTES
+        assert own <= copied < 1.1 * own  # torch's segments are not full
         plans = [planner.plan(half, (7, 20, 24)) for planner in planners]
-        there = parts[half] if half == "decoder" else 0
-        assert plans[0].peak_bytes - plans[1].peak_bytes == moving_bytes(model, itemsize=2) - there
-        assert planners[1]._besides(half, False) == LIBRARY_BYTES + parts[half]
+        there = LIBRARY_BYTES + copied if transformer else CUBLAS_BYTES
+        assert plans[0].peak_bytes - plans[1].peak_bytes == everything - there
 
 
 def test_several_devices_share_waiting_weights(on_gpu):
