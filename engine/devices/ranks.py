@@ -154,6 +154,10 @@ class RankSpread(Spread):
     def neighbours(self) -> int:
         return self.ranks.neighbours
 
+    @property
+    def threads(self) -> int:
+        return 1
+
     def first_parts(self) -> list[Part]:
         return super().first_parts() if self.ranks.rank == 0 else []
 

@@ -95,14 +95,14 @@ class Spread:
         """Raises what the last device raises, Cancelled, and what is not a device's fault at once."""
         self.report = report
         report.device = self.describe_devices()
-        self.parts = self.first_parts()
         for core in self.cores:
-            core.sharing = self.neighbours
+            core.sharing, core.launched = self.neighbours, self.threads
         try:
+            self.parts = self.first_parts()
             yield from within(lambda: report.stage(report.operation), self.results())
         finally:
             for core in self.cores:
-                core.sharing = 1
+                core.sharing = core.launched = 1
             waited = self.held if self.parts and self.into.room is not None else None
             describe(report, self.parts, "frames" if self.half == "decoder" else "latents", waited)
         report.complete = True
@@ -119,6 +119,11 @@ class Spread:
     @property
     def neighbours(self) -> int:
         """Devices that share this machine's memory."""
+        return len(self.cores)
+
+    @property
+    def threads(self) -> int:
+        """Devices that this process launches for."""
         return len(self.cores)
 
     def describe_devices(self) -> str:

@@ -43,6 +43,8 @@ class FusedWalk:
         self.architecture, self.config, self.dtype, self.options = architecture, config, dtype, options
         #: Who shares frames row by row; None: nobody.
         self.peers: Peers | None = None
+        #: Devices that this process launches for, one of which the next plan is for.
+        self.launched = 1
         self._policies: dict[str, Policy] = {}
         self._sizes = functools.lru_cache(maxsize=1024)(self._dry_run)
 
@@ -118,9 +120,10 @@ class FusedWalk:
         return {half: half_not_fused(p, self.dtype) for half, p in self._programs.items()}
 
     def frames_per_step(self, half: str, height: int, width: int) -> int:
-        """Frames at full size that make one well-filled step, for a frame of this many pixels. Of halves that look
-        ahead, those of whole latents if they are more than one's: all steps of a chunk are then of one size."""
-        count = max(1, self.architecture.step_pixels // (height * width))
+        """Frames at full size that make one well-filled step, for a frame of this many pixels. Threads that launch for
+        several devices take turns, which a step has to outlast: it has as many times more. Of halves that look ahead,
+        those of whole latents if they are more than one's: all steps of a chunk are then of one size."""
+        count = max(1, self.architecture.step_pixels // (height * width)) * self.launched
         of = self.architecture.temporal
         return count // of * of if self.late(half) and count > of else count
 

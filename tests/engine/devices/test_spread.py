@@ -13,6 +13,7 @@ from zerowaste_vae.engine.devices.copies import on
 from zerowaste_vae.engine.devices.kinds import resolve
 from zerowaste_vae.engine.errors import PlanError
 from zerowaste_vae.engine.planning import shares
+from zerowaste_vae.engine.planning.fused_walk import FusedWalk
 from zerowaste_vae.engine.run.results import Landed
 
 from .trouble import Failing, overflows
@@ -36,6 +37,20 @@ def test_frames_are_those_of_one(small, noise, early, count, monkeypatch):
     assert told == sorted(told) and told[-1][1] == 33 and told[-1][0] <= 33
     assert report.as_dict()["parts"][1]["first"] == report.parts[1][0].start
     assert f"{report.parts[0][0].stop - 1} on cpu" in report.text()
+
+
+@pytest.mark.parametrize("fused", [True])
+def test_steps_outlast_the_turns_of_threads_that_launch(small, noise, early, monkeypatch):
+    """Where there is room for them; one device's plans are as they were."""
+    asked, steps = [], FusedWalk.frames_per_step
+    monkeypatch.setattr(FusedWalk, "frames_per_step", lambda *a: asked.append(a[0].launched) or steps(*a))
+    small.decode(noise(1, 16, 9, 2, 3), devices=TWO)
+    assert asked[-1] == 2 and small.launched == 1
+    one = small.plan_decode(4, 90, 160)
+    small.launched = 2
+    two = small.plan_decode(4, 90, 160)
+    assert (one.steps.frames, two.steps.frames) == (1, 2) and two.peak_bytes > one.peak_bytes
+    assert small.plan_decode(4, 90, 160, vram_gb=one.peak_bytes / 2**30).steps == one.steps
 
 
 def test_a_part_and_a_batch_are_those_of_one(small, noise, early):
