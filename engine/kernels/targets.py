@@ -56,6 +56,7 @@ class Target:
         return "f32"
 
 
+@functools.cache  # 0.2 ms, which every call in the interpreter asks for
 def triton_version() -> tuple[int, int] | None:
     """Installed Triton's (major, minor), or None; reads package metadata, imports nothing."""
     if importlib.util.find_spec("triton") is None:
