@@ -96,7 +96,8 @@ def pytest_collection_modifyitems(config, items):
 
 
 def shuffle(items, draw):
-    """No test may need another one before it. Modules stay together: their fixtures are made once."""
+    """No test may need another one before it. Modules stay together: their fixtures are made once. What needs no
+    kernels on a GPU comes first, as ever: the others' are compiled meanwhile."""
     modules = {}
     for item in items:
         modules.setdefault(item.path, []).append(item)
@@ -105,6 +106,7 @@ def shuffle(items, draw):
     for tests in order:
         draw.shuffle(tests)
     items[:] = [item for tests in order for item in tests]
+    items.sort(key=lambda item: item.get_closest_marker("plain") is None)
 
 
 def pytest_collection_finish():
