@@ -57,7 +57,8 @@ class Core:
     ) -> None:  # fmt: skip
         """precision: the name of `dtype`. asked: the precision as the user named it, such as "auto" or "fp8". waits:
         for runs on a GPU the weights stay in host memory; else whoever has the model moves it there."""
-        self.asked, self._waits, native = asked or precision, waits, PRECISIONS[architecture.native]
+        self.asked, self._waits = asked or precision, waits
+        native = PRECISIONS[architecture.native]
         self.store = Store(None if path is None else lambda: digest(model.state_dict(), native))
         self.model = self._loaded = model
         #: Where `model` can be read again without the rounding to `dtype`; None: it was not rounded.
@@ -252,7 +253,7 @@ class Core:
     ) -> Plan:
         """size, rest, check: as for `Planner.plan`. below: the first plan whose peak is less than so many bytes,
         whatever is free; 0: the one for what is free. made: one for the same clip, to be kept where it still fits."""
-        self.planner.walk.rates, self.planner.walk.launched = kept.rates(self.device), self.launched
+        self.planner.walk.rates = kept.rates(self.device)
         beside = self._packed(other_half(half))
         limits = Machine.now(self.device, self._held(half), beside).limits(request).shared(self.sharing, self.device)
         if below:
@@ -323,8 +324,8 @@ class Core:
         """Make what calls write to this object's own."""
         #: Of the same VAE on other devices, by device and number on it.
         self._copies: dict[tuple[torch.device, int], Core] = {}
-        #: Runs that share this machine's memory, each on its device, and those that this process launches for.
-        self.sharing = self.launched = 1
+        #: Runs that share this machine's memory, each on its device.
+        self.sharing = 1
         #: Held by the call that uses the packed weights, plans and graphs.
         self._busy = threading.Lock()
         self._own = threading.local()

@@ -100,7 +100,7 @@ class RankPeers:
         if self.ranks.watch is not None:
             self.ranks.watch.failed = True
         backend = None if self.group is self.talk else self.group._get_backend(torch.device("cuda"))
-        if hasattr(backend, "abort"):  # since torch 2.6
+        if hasattr(backend, "abort"):  # gloo has none, and needs none
             backend.abort()
 
     def agreed(self, limits: Limits, plan: Callable[[Limits], Plan]) -> Plan:

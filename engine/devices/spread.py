@@ -96,13 +96,13 @@ class Spread:
         self.report = report
         report.device = self.describe_devices()
         for core in self.cores:
-            core.sharing, core.launched = self.neighbours, self.threads
+            core.sharing, core.planner.walk.launched = self.neighbours, self.threads
         try:
             self.parts = self.first_parts()
             yield from within(lambda: report.stage(report.operation), self.results())
         finally:
             for core in self.cores:
-                core.sharing = core.launched = 1
+                core.sharing = core.planner.walk.launched = 1
             waited = self.held if self.parts and self.into.room is not None else None
             describe(report, self.parts, "frames" if self.half == "decoder" else "latents", waited)
         report.complete = True

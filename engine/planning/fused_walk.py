@@ -43,7 +43,7 @@ class FusedWalk:
         self.architecture, self.config, self.dtype, self.options = architecture, config, dtype, options
         #: Who shares frames row by row; None: nobody.
         self.peers: Peers | None = None
-        #: Devices that this process launches for, one of which the next plan is for.
+        #: Devices that this process launches for at the same time, with the one that plans are for.
         self.launched = 1
         self._policies: dict[str, Policy] = {}
         self._sizes = functools.lru_cache(maxsize=1024)(self._dry_run)

@@ -251,8 +251,8 @@ class Planner:
 
         def fits(some: Steps) -> bool:
             ask.check()
-            most = math.inf if target is None else target - self._besides(ask.half, False)
-            return self._plain_peak(ask, tiles, some, target) <= most
+            fixed = self._besides(ask.half, False)
+            return target is None or fixed + self._plain_peak(ask, tiles, some, target) <= target
 
         best = steps[bisect_left(steps, True, hi=len(steps) - 1, key=fits)]
         yield Plan(best, tiles, self._plain_peak(ask, tiles, best))

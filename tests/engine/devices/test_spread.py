@@ -45,9 +45,9 @@ def test_steps_outlast_the_turns_of_threads_that_launch(small, noise, early, mon
     asked, steps = [], FusedWalk.frames_per_step
     monkeypatch.setattr(FusedWalk, "frames_per_step", lambda *a: asked.append(a[0].launched) or steps(*a))
     small.decode(noise(1, 16, 9, 2, 3), devices=TWO)
-    assert asked[-1] == 2 and small.launched == 1
+    assert asked[-1] == 2 and small.planner.walk.launched == 1
     one = small.plan_decode(4, 90, 160)
-    small.launched = 2
+    small.planner.walk.launched = 2
     two = small.plan_decode(4, 90, 160)
     assert (one.steps.frames, two.steps.frames) == (1, 2) and two.peak_bytes > one.peak_bytes
     assert small.plan_decode(4, 90, 160, vram_gb=one.peak_bytes / 2**30).steps == one.steps
