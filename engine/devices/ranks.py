@@ -110,10 +110,12 @@ def joined() -> Iterator[Ranks]:
         dist.init_process_group("gloo", timeout=UNLIMITED)
         watch = Watch(rank, count)
     watch.start()
-    log.info(f"rank {rank} of {count}: process {os.getpid()}")
     try:
         local, neighbours = os.environ.get("LOCAL_RANK", rank), os.environ.get("LOCAL_WORLD_SIZE", 1)
-        yield Ranks(rank, count, int(local), int(neighbours), watch=watch)
+        ranks = Ranks(rank, count, int(local), int(neighbours), watch=watch)
+        ranks.gather(None)  # all have a watch by now: whoever is lost from here on is named
+        log.info(f"rank {rank} of {count}: process {os.getpid()}")
+        yield ranks
     except RankLost as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, which names nobody
         end(rank, watch.who() or str(error))
