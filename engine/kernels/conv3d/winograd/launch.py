@@ -47,17 +47,17 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     frame_tiles = full * block_tiles + -(-rest * pairs // s.positions)
     partials = None
     if epilogue.groups:
-        span = stat_span(k, epilogue.groups, s.columns // s.slices)
+        span = stat_span(k, epilogue.groups, min(s.columns // s.slices, s.tail or s.columns))
         shape = (d, frame_tiles, k // span, 2)
         partials = Partials(torch.empty(shape, dtype=torch.float32, device=x.device), span)
-    operands: list[Any] = [x, weight.data] * 2
+    operands: list[Any] = [x, weight.data, weight.data] * 2
     if here.tma:
         from triton.tools.tensor_descriptor import TensorDescriptor
 
-        blocks = [(n, depth) for depth in (s.depth, s.rest) for n in (s.positions, s.columns)]
+        blocks = [(n, depth) for depth in (s.depth, s.rest) for n in (s.positions, s.columns, s.tail)]
         operands = [
             TensorDescriptor(t, t.shape, t.stride(), [*size]) if all(size) else t
-            for t, size in zip([x.view(-1, c), weight.data] * 2, blocks, strict=True)
+            for t, size in zip([x.view(-1, c), weight.data, weight.data] * 2, blocks, strict=True)
         ]
     told = finish(x, weight, out, epilogue, partials)
     mix = out if weight.mix is None else weight.mix
@@ -66,9 +66,9 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     constants = dict(
         C=c, K=k, KT=weight.kernel[0], KH=weight.kernel[1], MIX=weight.mix is not None, **told.constants,
         **sums, TMA=here.tma, SLICES=s.slices, GROUP=s.group,
-        BM=s.positions, BN=s.columns, BK=s.depth, REST=s.rest, num_warps=s.warps, num_stages=s.stages,
+        BM=s.positions, BN=s.columns, TAIL=s.tail, BK=s.depth, REST=s.rest, num_warps=s.warps, num_stages=s.stages,
     )  # fmt: skip
-    winograd_kernel[(d * frame_tiles * -(-k // s.columns),)](
+    winograd_kernel[(d * frame_tiles * -(-k // (s.columns + s.tail)),)](
         *operands, mix, out, *told.tensors, *told.numbers, *places, *told.strides, **constants
     )
     return partials

@@ -44,6 +44,8 @@ for _sm in (80, 120):
 #: gain nothing: on an H200, fp16, the direct form took 1.15 times as long at 128 channels and 1.17 to 1.26 at 256 to
 #: 512, but 1.00 at 192 and 0.94 at 96.
 WIDTH = 128
+#: Of a tile and a tail behind it.
+NARROW = 96
 
 
 def takes(dtype: torch.dtype, channels: int, out_channels: int) -> bool:
@@ -59,4 +61,7 @@ def pick(target: Target, dtype: torch.dtype, channels: int, out_channels: int, f
     size = _BYTE if dtype in TYPES else _HALF
     words = (TYPES.get(dtype, size), size)
     chosen = next(table[word, kind] for word in words if (word, kind) in table)
-    return replace(fit(chosen, channels, out_channels), tail=0)  # the kernel has one tile
+    columns, tail = chosen.columns, 0
+    if out_channels % WIDTH and out_channels % NARROW == 0:
+        columns, tail = 64, 32
+    return replace(fit(replace(chosen, columns=columns, tail=tail), channels, out_channels), tail=tail)

@@ -41,20 +41,27 @@ def weights(w, pointers, row, column, TMA: tl.constexpr, UPCAST: tl.constexpr):
 
 
 @triton.jit
-def sweep(acc_a, acc_b, a, w, rows, n0, slot0, slots, in_slot, in_pitch, at_a, at_b, row_a, row_b, K: tl.constexpr,
-          TAPS: tl.constexpr, KH: tl.constexpr, C: tl.constexpr, FIRST: tl.constexpr, STEPS: tl.constexpr,
-          BK: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr, TMA: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+def sweep(acc_a, acc_b, tail_a, tail_b, a, w, w_tail, rows, n0, slot0, slots, in_slot, in_pitch, at_a, at_b, row_a,
+          row_b, K: tl.constexpr, TAPS: tl.constexpr, KH: tl.constexpr, C: tl.constexpr, FIRST: tl.constexpr,
+          STEPS: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, TAIL: tl.constexpr, ACC: tl.constexpr,
+          TMA: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
     """Products of two planes over STEPS steps of depth BK, from channel FIRST of each tap on, added to their
     accumulators. rows: of the tile's pairs in plane 0, or with TMA of its first one; at_a, at_b: how much further the
     planes lie. row_a, row_b: where the weights of the planes begin."""
     # e8m0 exponent 127 is 1.0: real scales are in the epilogue
     one_a = tl.full((acc_a.shape[0], BK // 32 if ACC == "mx" else 1), 127, tl.uint8)
     one_b = tl.full((BN, BK // 32 if ACC == "mx" else 1), 127, tl.uint8)
+    one_tail = tl.full((TAIL if TAIL > 0 else 1, BK // 32 if ACC == "mx" else 1), 127, tl.uint8)
     wa = w
     wb = w
+    wa_tail = w_tail
+    wb_tail = w_tail
     if not TMA:
         wa = columns(w, row_a, n0, K, TAPS * C, BN, BK)
         wb = columns(w, row_b, n0, K, TAPS * C, BN, BK)
+        if TAIL > 0:
+            wa_tail = columns(w, row_a, n0 + BN, K, TAPS * C, TAIL, BK)
+            wb_tail = columns(w, row_b, n0 + BN, K, TAPS * C, TAIL, BK)
     for step in range(TAPS * STEPS):
         tap = step // STEPS
         c0 = FIRST + (step % STEPS) * BK
@@ -68,7 +75,12 @@ def sweep(acc_a, acc_b, a, w, rows, n0, slot0, slots, in_slot, in_pitch, at_a, a
         ub = weights(w, wb, row_b + n0, column, TMA, UPCAST)
         acc_a = multiply(va, ua, one_a, one_b, acc_a, ACC)
         acc_b = multiply(vb, ub, one_a, one_b, acc_b, ACC)
-    return acc_a, acc_b
+        if TAIL > 0:
+            ua = weights(w_tail, wa_tail, row_a + n0 + BN, column, TMA, UPCAST)
+            ub = weights(w_tail, wb_tail, row_b + n0 + BN, column, TMA, UPCAST)
+            tail_a = multiply(va, ua, one_a, one_tail, tail_a, ACC)
+            tail_b = multiply(vb, ub, one_a, one_tail, tail_b, ACC)
+    return acc_a, acc_b, tail_a, tail_b
 
 
 @triton.jit
@@ -87,28 +99,51 @@ def _combined(m1, m2, mix, n0, K: tl.constexpr, MIX: tl.constexpr):
     return total, apart
 
 
+@triton.jit
+def _finish(even, odd, n0, rows_even, rows_odd, res_even, res_odd, keep, keep_odd, scale, bias, health, act_scale, gain,
+            offset, low, high, sums, K: tl.constexpr, WHOLE: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr,
+            RESIDUAL: tl.constexpr, SPAN: tl.constexpr, CLAMP: tl.constexpr, ROUND: tl.constexpr,
+            HEALTH: tl.constexpr):  # fmt: skip
+    """The epilogue of one slice [BM, BN] of both columns."""
+    BN: tl.constexpr = even.shape[1]
+    if RESIDUAL:  # both are loaded before either is stored, which nothing would move a load across
+        add_even = added(res_even, n0, keep, BN, K, WHOLE)
+        add_odd = added(res_odd, n0, keep_odd, BN, K, WHOLE)
+    value = scaled(even, n0, keep, keep, scale, bias, act_scale, K, WHOLE, BIAS, SCALED)
+    if RESIDUAL:
+        value += add_even.to(tl.float32)
+    total, square = stored(value, n0, rows_even, keep, keep, health, gain, offset, low, high, K, WHOLE, RESIDUAL,
+                           SPAN, CLAMP, ROUND, HEALTH)
+    value = scaled(odd, n0, keep, keep, scale, bias, act_scale, K, WHOLE, BIAS, SCALED)
+    if RESIDUAL:
+        value += add_odd.to(tl.float32)
+    more, more_squares = stored(value, n0, rows_odd, keep_odd, keep_odd, health, gain, offset, low, high, K, WHOLE,
+                                RESIDUAL, SPAN, CLAMP, ROUND, HEALTH)
+    sum_up(total + more, square + more_squares, sums, n0, BN, K, SPAN)
+
+
 @triton.jit(do_not_specialize=[
     "slots", "start", "in_slot", "in_plane", "height", "width", "pairs", "row_block", "block_tiles", "frame_tiles",
     "tiles", "out_t", "out_y", "out_x", "res_t", "res_y", "res_x",
 ])
 def winograd_kernel(
-    a, w, a_rest, w_rest, mix, out, res, bias, scale, partials, health, act_scale, gain, offset,
+    a, w, w_tail, a_rest, w_rest, w_tail_rest, mix, out, res, bias, scale, partials, health, act_scale, gain, offset,
     low, high,
     slots, start, in_slot, in_plane, height, width, pairs, row_block, block_tiles, frame_tiles, tiles,
     out_t, out_y, out_x, res_t, res_y, res_x,
     C: tl.constexpr, K: tl.constexpr, KT: tl.constexpr, KH: tl.constexpr, MIX: tl.constexpr, BIAS: tl.constexpr,
     SCALED: tl.constexpr, RESIDUAL: tl.constexpr, SPAN: tl.constexpr, CLAMP: tl.constexpr, ROUND: tl.constexpr,
     HEALTH: tl.constexpr, UNIT: tl.constexpr, ACC: tl.constexpr, TMA: tl.constexpr, UPCAST: tl.constexpr,
-    SLICES: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    REST: tl.constexpr,
+    SLICES: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TAIL: tl.constexpr,
+    BK: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
-    N_TILES: tl.constexpr = (K + BN - 1) // BN
-    WHOLE: tl.constexpr = K % BN == 0
+    N_TILES: tl.constexpr = (K + BN + TAIL - 1) // (BN + TAIL)
+    WHOLE: tl.constexpr = K % (BN + TAIL) == 0
     pid = tl.program_id(0)
     # GROUP neighbouring tiles share a weight tile before the next one is taken.
     section = pid // (GROUP * N_TILES)
     members = tl.minimum(tiles - section * GROUP, GROUP)
-    n0 = pid % (GROUP * N_TILES) // members * BN
+    n0 = pid % (GROUP * N_TILES) // members * (BN + TAIL)
     pid_m = section * GROUP + pid % (GROUP * N_TILES) % members
     d = pid_m // frame_tiles
     tile = pid_m % frame_tiles
@@ -128,21 +163,29 @@ def winograd_kernel(
     SUM: tl.constexpr = tl.int32 if ACC == "i32" else tl.float32
     even = tl.zeros((BM, BN), SUM)
     odd = tl.zeros((BM, BN), SUM)
+    even_tail = tl.zeros((BM, TAIL if TAIL > 0 else 1), SUM)
+    odd_tail = tl.zeros((BM, TAIL if TAIL > 0 else 1), SUM)
     TAPS: tl.constexpr = KT * KH
     STEPS: tl.constexpr = C // BK
     LEFT: tl.constexpr = (C - STEPS * BK) // REST if REST > 0 else 0
     slot0 = start + d
-    even, odd = sweep(even, odd, a, w, rows, n0, slot0, slots, in_slot, pairs, in_plane, 2 * in_plane, K, 2 * K, K,
-                      TAPS, KH, C, 0, STEPS, BK, BN, ACC, TMA, UPCAST)  # fmt: skip
+    even, odd, even_tail, odd_tail = sweep(
+        even, odd, even_tail, odd_tail, a, w, w_tail, rows, n0, slot0, slots, in_slot, pairs, in_plane, 2 * in_plane,
+        K, 2 * K, K, TAPS, KH, C, 0, STEPS, BK, BN, TAIL, ACC, TMA, UPCAST)
     if REST > 0:
-        even, odd = sweep(even, odd, a_rest, w_rest, rows, n0, slot0, slots, in_slot, pairs, in_plane, 2 * in_plane, K,
-                          2 * K, K, TAPS, KH, C, STEPS * BK, LEFT, REST, BN, ACC, TMA, UPCAST)  # fmt: skip
+        even, odd, even_tail, odd_tail = sweep(
+            even, odd, even_tail, odd_tail, a_rest, w_rest, w_tail_rest, rows, n0, slot0, slots, in_slot, pairs,
+            in_plane, 2 * in_plane, K, 2 * K, K, TAPS, KH, C, STEPS * BK, LEFT, REST, BN, TAIL, ACC, TMA, UPCAST)
     even, odd = _combined(even, odd, mix, n0, K, MIX)
-    even, odd = sweep(even, odd, a, w, rows, n0, slot0, slots, in_slot, pairs, 0, 3 * in_plane, 0, 3 * K, K, TAPS, KH,
-                      C, 0, STEPS, BK, BN, ACC, TMA, UPCAST)  # fmt: skip
+    if TAIL > 0:
+        even_tail, odd_tail = _combined(even_tail, odd_tail, mix, n0 + BN, K, MIX)
+    even, odd, even_tail, odd_tail = sweep(
+        even, odd, even_tail, odd_tail, a, w, w_tail, rows, n0, slot0, slots, in_slot, pairs, 0, 3 * in_plane, 0,
+        3 * K, K, TAPS, KH, C, 0, STEPS, BK, BN, TAIL, ACC, TMA, UPCAST)
     if REST > 0:
-        even, odd = sweep(even, odd, a_rest, w_rest, rows, n0, slot0, slots, in_slot, pairs, 0, 3 * in_plane, 0, 3 * K,
-                          K, TAPS, KH, C, STEPS * BK, LEFT, REST, BN, ACC, TMA, UPCAST)  # fmt: skip
+        even, odd, even_tail, odd_tail = sweep(
+            even, odd, even_tail, odd_tail, a_rest, w_rest, w_tail_rest, rows, n0, slot0, slots, in_slot, pairs, 0,
+            3 * in_plane, 0, 3 * K, K, TAPS, KH, C, STEPS * BK, LEFT, REST, BN, TAIL, ACC, TMA, UPCAST)
 
     # Offsets are 32-bit within the tile, on 64-bit bases: half the registers, and any tensor size.
     y0 = q0 // pairs
@@ -162,18 +205,10 @@ def winograd_kernel(
         sums += (d * frame_tiles + tile).to(tl.int64) * (K // SPAN * 2)
     WIDE: tl.constexpr = BN // SLICES
     for part in tl.static_range(SLICES):
-        n1 = n0 + part * WIDE
-        if RESIDUAL:  # both are loaded before either is stored, which nothing would move a load across
-            add_even = added(res_even, n1, keep, WIDE, K, WHOLE)
-            add_odd = added(res_odd, n1, keep_odd, WIDE, K, WHOLE)
-        value = scaled(piece(even, part, SLICES), n1, keep, keep, scale, bias, act_scale, K, WHOLE, BIAS, SCALED)
-        if RESIDUAL:
-            value += add_even.to(tl.float32)
-        total, square = stored(value, n1, rows_even, keep, keep, health, gain, offset, low, high, K, WHOLE, RESIDUAL,
-                               SPAN, CLAMP, ROUND, HEALTH)
-        value = scaled(piece(odd, part, SLICES), n1, keep, keep, scale, bias, act_scale, K, WHOLE, BIAS, SCALED)
-        if RESIDUAL:
-            value += add_odd.to(tl.float32)
-        more, more_squares = stored(value, n1, rows_odd, keep_odd, keep_odd, health, gain, offset, low, high, K, WHOLE,
-                                    RESIDUAL, SPAN, CLAMP, ROUND, HEALTH)
-        sum_up(total + more, square + more_squares, sums, n1, WIDE, K, SPAN)
+        _finish(piece(even, part, SLICES), piece(odd, part, SLICES), n0 + part * WIDE, rows_even, rows_odd, res_even,
+                res_odd, keep, keep_odd, scale, bias, health, act_scale, gain, offset, low, high, sums, K, WHOLE, BIAS,
+                SCALED, RESIDUAL, SPAN, CLAMP, ROUND, HEALTH)
+    if TAIL > 0:
+        _finish(even_tail, odd_tail, n0 + BN, rows_even, rows_odd, res_even, res_odd, keep, keep_odd, scale, bias,
+                health, act_scale, gain, offset, low, high, sums, K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND,
+                HEALTH)
