@@ -19,11 +19,11 @@ from ..kernels.targets import FP8, target
 from .rows import Meter, Row
 from .timing import matrix_rate
 
-# D_out x H x W, C = K at 720p, down to the lowest stage, then in-between. Widths of Wan that stay direct are left out.
+# D_out x H x W, C = K at 720p, down to the lowest stage, then in-between. 
 EVEN = ((4, 720, 1280, 128), (2, 720, 1280, 256), (4, 360, 640, 256), (4, 360, 640, 512), (2, 180, 320, 512),
            (1, 90, 160, 512))  # fmt: skip
 TUNED = EVEN[0], EVEN[3], EVEN[5]
-OTHERS = ((4, 180, 320, 384), (4, 360, 640, 256), (4, 180, 320, 1024))
+OTHERS = ((4, 180, 320, 384), (4, 360, 640, 256), (4, 180, 320, 1024), (4, 360, 640, 192), (4, 720, 1280, 96))
 # Beside the table's own. Two programs of 64 x 128 fit one processor of an H200: the one's epilogue beside the other's
 # products. Depths are of 16-bit types, twice as many in 8 bit.
 PLANE = (

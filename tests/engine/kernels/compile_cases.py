@@ -163,6 +163,8 @@ def winograd_cases(here: Target):
         word = str(dtype).split(".")[1].split("_")[0] + ("_fast" if fast else "")
         for stage in stages:
             yield f"winograd {word} {stage}", winograd_calls(here, dtype, stage, fast=fast)[0]
+        if dtype == BF16:
+            yield f"winograd {word} 96", winograd_calls(here, dtype, (720, 1280, 96))[0]
         if dtype.itemsize == 1:
             yield f"winograd {word} 192->384", winograd_calls(here, dtype, rest, k=384, fast=fast)[0]
 

@@ -51,7 +51,8 @@ NARROW = 96
 def takes(dtype: torch.dtype, channels: int, out_channels: int) -> bool:
     """Whether a layer is in Winograd form where that is switched on. It depends on its widths and the type of its
     operands only: the same on any device, for any frame and chunk."""
-    return dtype in (torch.float16, torch.bfloat16, *TYPES) and channels >= WIDTH and out_channels % WIDTH == 0
+    tiles = any(channels >= width and out_channels % width == 0 for width in (NARROW, WIDTH))
+    return dtype in (torch.float16, torch.bfloat16, *TYPES) and tiles
 
 
 def pick(target: Target, dtype: torch.dtype, channels: int, out_channels: int, frame: tuple[int, int]) -> Schedule:
@@ -61,7 +62,6 @@ def pick(target: Target, dtype: torch.dtype, channels: int, out_channels: int, f
     size = _BYTE if dtype in TYPES else _HALF
     words = (TYPES.get(dtype, size), size)
     chosen = next(table[word, kind] for word in words if (word, kind) in table)
-    columns, tail = chosen.columns, 0
     if out_channels % WIDTH and out_channels % NARROW == 0:
-        columns, tail = 64, 32
-    return replace(fit(replace(chosen, columns=columns, tail=tail), channels, out_channels), tail=tail)
+        return fit(replace(chosen, columns=64, tail=32, slices=min(chosen.slices, 2)), channels, out_channels)
+    return replace(fit(chosen, channels, out_channels), tail=0)
