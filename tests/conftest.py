@@ -146,7 +146,8 @@ def gpu_as_found(request):
     device, before = torch.cuda.current_device(), settings()
     yield
     torch.cuda.set_device(device)
-    settle_gpu()
+    KEPT.release()  # all else waits for the next test, but for what its module's fixtures would meet
+    torch.cuda.set_per_process_memory_fraction(1.0)
     assert settings() == before
 
 

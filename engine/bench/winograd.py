@@ -19,7 +19,7 @@ from ..kernels.targets import FP8, target
 from .rows import Meter, Row
 from .timing import matrix_rate
 
-# D_out x H x W, C = K at 720p, down to the lowest stage, then in-between. 
+# D_out x H x W, C = K at 720p, down to the lowest stage, then in-between.
 EVEN = ((4, 720, 1280, 128), (2, 720, 1280, 256), (4, 360, 640, 256), (4, 360, 640, 512), (2, 180, 320, 512),
            (1, 90, 160, 512))  # fmt: skip
 TUNED = EVEN[0], EVEN[3], EVEN[5]

@@ -123,7 +123,8 @@ class FusedWalk:
         """Frames at full size that make one well-filled step, for a frame of this many pixels. Threads that launch for
         several devices take turns, which a step has to outlast: it has as many times more. Of halves that look ahead,
         those of whole latents if they are more than one's: all steps of a chunk are then of one size."""
-        count = max(1, self.architecture.step_pixels // (height * width)) * self.launched
+        longer = self.architecture.longer_by_rows if self.peers is not None and half == "decoder" else self.launched
+        count = max(1, self.architecture.step_pixels // (height * width)) * longer
         of = self.architecture.temporal
         return count // of * of if self.late(half) and count > of else count
 

@@ -9,6 +9,7 @@ from zerowaste_vae import load
 from zerowaste_vae.engine.memory import GIB
 from zerowaste_vae.engine.network.hosted import moving_bytes
 from zerowaste_vae.engine.options import DEFAULTS
+from zerowaste_vae.engine.planning.besides import CUBLAS_BYTES, LIBRARY_BYTES
 from zerowaste_vae.engine.run.kept import KEPT
 
 from .gpu_models import make
@@ -80,7 +81,7 @@ def test_every_order_of_runs_gives_the_bits_of_weights_that_are_there(full_width
 @pytest.mark.parametrize(
     ("name", "precision", "latents", "height", "width", "gb"),
     [("hunyuanvideo1.5", "bf16", 5, 45, 80, 4), ("hunyuanvideo1.5", "bf16", 5, 45, 80, 6),
-     ("hunyuanvideo1.5", "bf16", 9, 45, 80, 13), ("seedvr2", "fp16", 5, 60, 80, 3)],
+     ("hunyuanvideo1.5", "bf16", 5, 45, 80, 13), ("seedvr2", "fp16", 5, 60, 80, 3)],
 )  # fmt: skip
 def test_a_first_decode_keeps_to_its_target(noise, name, precision, latents, height, width, gb):
     """Packing included, which borrows the weights of one step after the other."""
@@ -99,10 +100,11 @@ def test_a_first_decode_keeps_to_its_target(noise, name, precision, latents, hei
 
 
 def test_plans_count_what_is_there(full_width):
-    """A host that moves all weights has them counted, a fused run of weights that wait has none of them."""
+    """A host that moves all weights has them counted, and more for what torch reserves beside them; a fused run of
+    weights that wait has none of them."""
     vae = load(full_width, "fp16", "cuda")
     hosts = load(full_width, "fp16", "cuda", weights_on=torch.device("cpu"))
-    whole = sum(p.nbytes for p in vae.model.parameters())
+    whole = sum(p.nbytes for p in vae.model.parameters()) + LIBRARY_BYTES - CUBLAS_BYTES
     for half in ("decoder", "encoder"):
         size = 3, 90, 160
         assert hosts.planner.plan(half, size).peak_bytes - vae.planner.plan(half, size).peak_bytes == whole

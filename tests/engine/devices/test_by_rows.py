@@ -3,14 +3,19 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 from zerowaste_vae import Cancelled
-from zerowaste_vae.engine.archs import seedvr2
+from zerowaste_vae.engine.archs import seedvr2, wan
 from zerowaste_vae.engine.devices import by_rows, several
 from zerowaste_vae.engine.devices.chunks import LATENTS_OF_ROWS
 from zerowaste_vae.engine.devices.ranks import Ranks
 from zerowaste_vae.engine.devices.spread import Told
+from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.planning.budget import Limits
+from zerowaste_vae.engine.planning.fused_walk import FusedWalk
+from zerowaste_vae.engine.planning.planner import Planner
 from zerowaste_vae.engine.request import Request
+from zerowaste_vae.engine.run.rows import Planned
 
 
 @pytest.mark.parametrize("fused", [True])
@@ -59,6 +64,22 @@ def test_chunks_are_long_where_they_fit(small):
     short = plan(chunk=1)
     assert plan().steps.latents == LATENTS_OF_ROWS > 1 == short.steps.latents
     assert plan(short.peak_bytes) == short
+
+
+def test_steps_are_longer_where_the_host_launches_for_longer():
+    """Where there is room for them; one device's plans are as they were."""
+    planner = Planner(FusedWalk(wan.WAN21, wan.WAN21.published.config, torch.bfloat16, DEFAULTS), lambda: True)
+
+    def plan(target=None):
+        return planner.plan("decoder", (6, 90, 160), Request(tiling="untiled", chunk=4), Limits(target, host=0))
+
+    one = plan()
+    planner.walk.share(Planned(0, 2))
+    rows = plan()
+    assert (one.steps.frames, rows.steps.frames) == (1, wan.LONGER_BY_ROWS) == (1, 2)
+    assert plan(rows.peak_bytes - 1).steps.frames == 1 and rows.peak_bytes < one.peak_bytes
+    planner.walk.share(None)
+    assert plan() == one
 
 
 @pytest.mark.parametrize("half", ["decoder", "encoder"])

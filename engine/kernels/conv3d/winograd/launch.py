@@ -51,7 +51,9 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
         shape = (d, frame_tiles, k // span, 2)
         partials = Partials(torch.empty(shape, dtype=torch.float32, device=x.device), span)
     operands: list[Any] = [x, weight.data, weight.data] * 2
-    if here.tma:
+    # On sm_120 bulk copies of 32 rows would each ask where their address lies.
+    bulk = here.tma and s.columns > 32
+    if bulk:
         from triton.tools.tensor_descriptor import TensorDescriptor
 
         blocks = [(n, depth) for depth in (s.depth, s.rest) for n in (s.positions, s.columns, s.tail)]
@@ -65,7 +67,7 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
               frame_tiles, d * frame_tiles)  # fmt: skip
     constants = dict(
         C=c, K=k, KT=weight.kernel[0], KH=weight.kernel[1], MIX=weight.mix is not None, **told.constants,
-        **sums, TMA=here.tma, SLICES=s.slices, GROUP=s.group,
+        **sums, TMA=bulk, SLICES=s.slices, GROUP=s.group,
         BM=s.positions, BN=s.columns, TAIL=s.tail, BK=s.depth, REST=s.rest, num_warps=s.warps, num_stages=s.stages,
     )  # fmt: skip
     winograd_kernel[(d * frame_tiles * -(-k // (s.columns + s.tail)),)](

@@ -40,19 +40,19 @@ for _sm in (80, 120):
     }
 
 
-#: Outputs of a layer that takes this form are whole tiles of so many channels, and its inputs no fewer. Other widths
-#: gain nothing: on an H200, fp16, the direct form took 1.15 times as long at 128 channels and 1.17 to 1.26 at 256 to
-#: 512, but 1.00 at 192 and 0.94 at 96.
-WIDTH = 128
-#: Of a tile and a tail behind it.
-NARROW = 96
+#: Outputs of a layer that takes this form are whole tiles of so many channels, and its inputs no fewer: of WIDTH as its
+#: table has them, or in 16 bit of NARROW. On an H200, fp16, the direct form takes 1.15 times as long at 128 channels and
+#: 1.17 to 1.26 at 256 to 512; in tiles of 128, which leave a quarter of these empty, it took 1.00 at 192, 0.94 at 96.
+WIDTH, NARROW = 128, 96
+#: A tile of NARROW and its tail, by generation. On sm_80 to 89 and 120 both together do not fit the registers.
+TILES = {80: (32, 0), 90: (64, 32), 100: (64, 32), 120: (32, 0)}
 
 
 def takes(dtype: torch.dtype, channels: int, out_channels: int) -> bool:
     """Whether a layer is in Winograd form where that is switched on. It depends on its widths and the type of its
     operands only: the same on any device, for any frame and chunk."""
-    tiles = any(channels >= width and out_channels % width == 0 for width in (NARROW, WIDTH))
-    return dtype in (torch.float16, torch.bfloat16, *TYPES) and tiles
+    widths = {torch.float16: (WIDTH, NARROW), torch.bfloat16: (WIDTH, NARROW), **dict.fromkeys(TYPES, (WIDTH,))}
+    return any(channels >= width and out_channels % width == 0 for width in widths.get(dtype, ()))
 
 
 def pick(target: Target, dtype: torch.dtype, channels: int, out_channels: int, frame: tuple[int, int]) -> Schedule:
@@ -62,6 +62,8 @@ def pick(target: Target, dtype: torch.dtype, channels: int, out_channels: int, f
     size = _BYTE if dtype in TYPES else _HALF
     words = (TYPES.get(dtype, size), size)
     chosen = next(table[word, kind] for word in words if (word, kind) in table)
+    tail = 0
     if out_channels % WIDTH and out_channels % NARROW == 0:
-        return fit(replace(chosen, columns=64, tail=32, slices=min(chosen.slices, 2)), channels, out_channels)
-    return replace(fit(chosen, channels, out_channels), tail=0)
+        columns, tail = of_generation(TILES, target.sm)
+        chosen = replace(chosen, columns=columns, tail=tail, slices=min(chosen.slices, 2))
+    return replace(fit(chosen, channels, out_channels), tail=tail)
