@@ -41,8 +41,8 @@ for _sm in (80, 120):
 
 
 #: Outputs of a layer that takes this form are whole tiles of so many channels, and its inputs no fewer: of WIDTH as its
-#: table has them, or in 16 bit of NARROW. On an H200, fp16, the direct form takes 1.15 times as long at 128 channels and
-#: 1.17 to 1.26 at 256 to 512; in tiles of 128, which leave a quarter of these empty, it took 1.00 at 192, 0.94 at 96.
+#: table has them, or in 16 bit of NARROW. On an H200, fp16, the direct form takes 1.15 times as long at 128 channels
+#: and 1.17 to 1.26 at 256 to 512; in tiles of 128, which leave a quarter empty, it took 1.00 at 192 and 0.94 at 96.
 WIDTH, NARROW = 128, 96
 #: A tile of NARROW and its tail, by generation. On sm_80 to 89 and 120 both together do not fit the registers.
 TILES = {80: (32, 0), 90: (64, 32), 100: (64, 32), 120: (32, 0)}
