@@ -10,6 +10,7 @@ from ..kernels.conv3d.schedules import SMALL_PLANE, Schedule, fit
 from ..kernels.conv3d.schedules import pick as direct
 from ..kernels.conv3d.tuned import Kind
 from ..kernels.conv3d.types import HALF_DEPTH
+from ..kernels.conv3d.winograd.schedules import WIDTH
 from ..kernels.conv3d.winograd.schedules import pick as winograd
 from ..kernels.targets import Target
 
@@ -72,6 +73,8 @@ def _direct(target: Target, kind: Kind) -> list[Schedule]:
 
 
 def _winograd(target: Target, kind: Kind) -> list[Schedule]:
+    if kind.outputs % WIDTH:  # tiles of three quarters: others spill, or are copied row by row
+        return []
     half = kind.dtype.itemsize == 2
     if target.shared_kib > 128 and target.tma:
         d = 64 if half else 128

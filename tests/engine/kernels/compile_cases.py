@@ -165,7 +165,8 @@ def winograd_cases(here: Target):
             yield f"winograd {word} {stage}", winograd_calls(here, dtype, stage, fast=fast)[0]
         if dtype == BF16:
             for c in (96, 192):
-                yield f"winograd {word} three quarters {c}", winograd_calls(here, dtype, (720, 1280, c), residual=c == 96)[0]
+                calls = winograd_calls(here, dtype, (720, 1280, c), residual=c == 96)
+                yield f"winograd {word} three quarters {c}", calls[0]
         if dtype.itemsize == 1:
             yield f"winograd {word} 192->384", winograd_calls(here, dtype, rest, k=384, fast=fast)[0]
 

@@ -94,6 +94,11 @@ def test_winograd_is_tried_where_it_is_switched_on():
     here = capabilities("sm_90", 90, (3, 7))
     forms = [layer.kind.form for layer in layers(walk(DEFAULT, winograd=True), here)]
     assert forms.count("winograd") > 5
+    wan = next(a for a in ARCHITECTURES if a.name == "wan2.1")
+    found = [layer.kind for layer in layers(walk(wan, winograd=True), here) if layer.kind.form == "winograd"]
+    narrow = [kind for kind in found if kind.outputs in (96, 192)]
+    assert narrow and all(candidates(here, kind) == [table(here, kind)] for kind in narrow)
+    assert all(len(candidates(here, kind)) > 1 for kind in found if kind not in narrow)
 
 
 def test_kinds_are_told_in_words():
