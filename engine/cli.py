@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
+from typing import Any
 
 from .commands import documented
 from .errors import Cancelled, ZeroWasteError
@@ -42,7 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args and args[0].partition("=")[0] in documented.FLAGS:
             return documented.run(args, PROGRAM)
         parsed = _parser(args[0] if args else None).parse_args(args)
-        return parsed.run(parsed)
+        with _interruptible():
+            return parsed.run(parsed)
     except ZeroWasteError as error:
         return _fail(str(error))
     except (KeyboardInterrupt, Cancelled):
@@ -62,6 +67,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not _out_of_memory(error):
             raise
         return _fail("out of memory; give a lower --vram-gb or --ram-gb, --tiling blended, or a shorter clip")
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C stays one where C code makes another error of it: torch 2.13's ValueError for a storage whose length was
+    being asked for."""
+    pressed = False
+
+    def press(*of: Any) -> None:
+        nonlocal pressed
+        pressed = True
+        signal.default_int_handler(*of)
+
+    here = threading.current_thread() is threading.main_thread()
+    if not here or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # somebody else's, or ignored
+        yield
+        return
+    signal.signal(signal.SIGINT, press)
+    try:
+        yield
+    except Exception as error:
+        if pressed and not isinstance(error, Cancelled):
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _parser(command: str | None) -> argparse.ArgumentParser:

@@ -382,3 +382,29 @@ def test_ctrl_c_leaves_nothing(tmp_path, vae_file):
     assert process.returncode == 130, shown
     assert out == "" and b"cancelled" in shown and b"Traceback" not in shown
     assert [f.name for f in tmp_path.iterdir()] == ["l.safetensors"]
+
+
+SWALLOWED = """
+import signal, sys
+from zerowaste_vae.engine.cli import main
+from zerowaste_vae.engine.commands import info
+def run(args):
+    try:
+        if pressed:
+            signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        pass
+    raise ValueError("could not determine the shape")
+info.run = run
+signal.signal(signal.SIGINT, signal.default_int_handler)
+code = main(["info"])
+assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("pressed, code, said", [(True, 130, "cancelled"), (False, 1, "could not determine the shape")])
+def test_ctrl_c_that_c_code_makes_another_error_of(pressed, code, said):
+    done = subprocess.run([sys.executable, "-c", f"pressed = {pressed}{SWALLOWED}"], capture_output=True, text=True)
+    assert (done.returncode, "Traceback" in done.stderr) == (code, not pressed), done.stderr
+    assert done.stderr.rstrip().endswith(said)

@@ -46,7 +46,7 @@ def test_candidates_fill_their_layers():
     for dtype in (torch.float16, torch.int8):
         for _, h, w, c in (*winograd.EVEN, *winograd.OTHERS):
             for s in winograd.candidates(dtype, c, (h, w)):
-                assert c % s.columns == 0 and (c % s.depth == 0 or c % s.depth % s.rest == 0)
+                assert c % (s.columns + s.tail) == 0 and (c % s.depth == 0 or c % s.depth % s.rest == 0)
 
 
 @pytest.mark.gpu
