@@ -138,7 +138,7 @@ def settings():
 
 @pytest.fixture(autouse=True)
 def gpu_as_found(request):
-    """Every test marked gpu finds the device as a new process would, and leaves it so."""
+    """Every test marked gpu finds the device as a new process would, and leaves no limit or run to what comes next."""
     if request.node.get_closest_marker("gpu") is None or not torch.cuda.is_available():
         yield
         return
@@ -146,7 +146,7 @@ def gpu_as_found(request):
     device, before = torch.cuda.current_device(), settings()
     yield
     torch.cuda.set_device(device)
-    KEPT.release()  # all else waits for the next test, but for what its module's fixtures would meet
+    KEPT.release()
     torch.cuda.set_per_process_memory_fraction(1.0)
     assert settings() == before
 

@@ -51,8 +51,9 @@ TILES = {80: (32, 0), 90: (64, 32), 100: (64, 32), 120: (32, 0)}
 def takes(dtype: torch.dtype, channels: int, out_channels: int) -> bool:
     """Whether a layer is in Winograd form where that is switched on. It depends on its widths and the type of its
     operands only: the same on any device, for any frame and chunk."""
-    widths = {torch.float16: (WIDTH, NARROW), torch.bfloat16: (WIDTH, NARROW), **dict.fromkeys(TYPES, (WIDTH,))}
-    return any(channels >= width and out_channels % width == 0 for width in widths.get(dtype, ()))
+    widths = (WIDTH,) if dtype in TYPES else (WIDTH, NARROW)
+    known = dtype in (torch.float16, torch.bfloat16, *TYPES)
+    return known and any(channels >= width and out_channels % width == 0 for width in widths)
 
 
 def pick(target: Target, dtype: torch.dtype, channels: int, out_channels: int, frame: tuple[int, int]) -> Schedule:
