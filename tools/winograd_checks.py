@@ -180,6 +180,8 @@ def own(dtype: torch.dtype) -> Iterator[Row]:
             yield from conv(dtype, c, c, shape)
     for c, k in ((192, 384), (320, 640)):
         yield from conv(dtype, c, k, (2, 37, 53), groups=0)
+    for groups in (32, 0) if dtype.itemsize == 2 else ():
+        yield from conv(dtype, 192, 192, (2, 37, 53), groups=groups, label=" in one and a half tiles")
     yield from conv(dtype, 128, 256, (2, 37, 53), kt=1, label=" another width")
     for c, frame in ((128, (720, 1280)), (256, (90, 100))):
         for schedule in candidates(dtype, c, frame) if dtype in (HALF, FP8) else ():

@@ -23,7 +23,7 @@ def table(target: Target, kind: Kind) -> Schedule:
     """What runs where nothing is tuned."""
     frame = (1, 1) if kind.small else (1, SMALL_PLANE)
     if kind.form == "winograd":
-        return winograd(target, kind.dtype, kind.channels, kind.outputs, frame)
+        return winograd(target, kind.dtype, kind.channels, kind.outputs, frame, kind.sums)
     return direct(target, kind.dtype, kind.channels, kind.outputs, frame, kind.phases, kind.row, kind.sums)
 
 
@@ -73,7 +73,7 @@ def _direct(target: Target, kind: Kind) -> list[Schedule]:
 
 
 def _winograd(target: Target, kind: Kind) -> list[Schedule]:
-    if kind.outputs % WIDTH:  # tiles of three quarters: others spill, or are copied row by row
+    if kind.outputs % WIDTH:  # in one and a half tiles: others spill
         return []
     half = kind.dtype.itemsize == 2
     if target.shared_kib > 128 and target.tma:

@@ -133,7 +133,7 @@ def depth_calls(here: Target, c: int, k: int, phases: tuple[int, int, int], kern
 
 
 def winograd_calls(here: Target, dtype: torch.dtype, stage: tuple[int, int, int], *, k: int = 0, fast: bool = False,
-                   residual: bool = True):
+                   residual: bool = True, groups: int = 32):
     """With all that an epilogue can have; int8 with a scale for each plane. k: other outputs than inputs."""
     h, w, c = stage
     k = k or c
@@ -142,7 +142,7 @@ def winograd_calls(here: Target, dtype: torch.dtype, stage: tuple[int, int, int]
     out = meta(4, h, w, k, dtype=BF16 if dtype == BF16 else HALF)
     x = meta(6, *buffer_shape(h, w, c), dtype=dtype)
     with cross_compile.recorded(winograd_kernels, "winograd_kernel") as calls:
-        epilogue = Epilogue(meta(k), out if residual else None, 32, half_accumulate=fast)
+        epilogue = Epilogue(meta(k), out if residual else None, groups, half_accumulate=fast)
         winograd.launch(x, weight, out, Geometry(), epilogue, 0, here)
     return calls
 
@@ -164,9 +164,8 @@ def winograd_cases(here: Target):
         for stage in stages:
             yield f"winograd {word} {stage}", winograd_calls(here, dtype, stage, fast=fast)[0]
         if dtype == BF16:
-            for c in (96, 192):
-                calls = winograd_calls(here, dtype, (720, 1280, c), residual=c == 96)
-                yield f"winograd {word} three quarters {c}", calls[0]
+            for groups in (32, 0):
+                yield f"winograd {word} 192, {groups} groups", winograd_calls(here, dtype, rest, groups=groups)[0]
         if dtype.itemsize == 1:
             yield f"winograd {word} 192->384", winograd_calls(here, dtype, rest, k=384, fast=fast)[0]
 

@@ -1,5 +1,6 @@
 """The Winograd form against the convolution itself, its kernels against the references."""
 
+import dataclasses
 import itertools
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from zerowaste_vae.engine.kernels.conv3d import (
     padded_channels,
     schedules,
 )
+from zerowaste_vae.engine.kernels.conv3d.winograd.schedules import SCHEDULES
 from zerowaste_vae.engine.kernels.norm_act import Norm, Store, norm_act
 from zerowaste_vae.engine.kernels.targets import FP8, capabilities
 
@@ -223,6 +225,22 @@ def test_a_rest_makes_odd_widths(interpreter, dtype):
     ]
     assert error(outs[1], outs[0]) < 1e-4
     assert error(group_sums(sums[1], 3), group_sums(sums[0], 3)) < 1e-4
+
+
+@pytest.mark.parametrize("groups", [0, 8])
+@pytest.mark.parametrize("kind", ["wider", "wider with sums"])
+def test_one_and_a_half_tiles_equal_the_reference(interpreter, kind, groups):
+    x, weight = frames(2, 5, 7, 32), torch.randn(192, 32, 1, 3, 3) * 0.05
+    schedule = dataclasses.replace(SCHEDULES[90]["16 bit", kind], depth=32)
+    told = Epilogue(torch.randn(192), torch.randn(2, 5, 7, 192).half(), groups)
+    outs = [torch.full((2, 5, 7, 192), float("nan")) for _ in range(2)]
+    sums = [
+        conv3d(planes(x, HALF), pack_planes(weight, HALF), out, epilogue=told, backend=backend, schedule=schedule)
+        for out, backend in zip(outs, ("reference", "triton"), strict=True)
+    ]
+    assert error(outs[1], outs[0]) < 1e-5
+    if groups:
+        assert error(group_sums(sums[1], 8), group_sums(sums[0], 8)) < 1e-5
 
 
 def test_int8_planes_without_weights_of_their_own_stay_in_range(interpreter):

@@ -190,8 +190,8 @@ def test_layers_take_it_by_width_and_type(monkeypatch):
     for dtype in (torch.float16, torch.bfloat16, FP8, torch.int8):
         for channels in (96, 128, 192, 640):
             taken = [n for n in (32, 64, 96, 128, 192, 384, 640) if schedules.takes(dtype, channels, n)]
-            wide, narrow = [128, 384, 640] if channels > 96 else [], [96, 192, 384] if dtype.itemsize == 2 else []
-            assert taken == sorted({*wide, *narrow})
+            wider = [192, 384] if dtype.itemsize == 2 and channels >= 192 else []
+            assert taken == sorted({*([128, 384, 640] if channels > 96 else []), *wider})
     assert not schedules.takes(torch.float32, 512, 512)
 
 

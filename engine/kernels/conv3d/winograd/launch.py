@@ -37,7 +37,7 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     rows = geometry.frame_rows or h
     sums = accumulation(x, epilogue, here)
     s = schedule or chosen(x.device, weight, sums["ACC"], (rows, w), geometry, epilogue.groups)
-    s = s or pick(here, x.dtype, c, k, (rows, w))
+    s = s or pick(here, x.dtype, c, k, (rows, w), epilogue.groups > 0)
     if not x.is_meta and out.data_ptr() == x.data_ptr():
         raise ValueError("conv3d in Winograd form cannot overwrite its input")
     # Without sums nothing ties a tile to a band, and one block for the plane wastes least.
@@ -51,9 +51,7 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
         shape = (d, frame_tiles, k // span, 2)
         partials = Partials(torch.empty(shape, dtype=torch.float32, device=x.device), span)
     operands: list[Any] = [x, weight.data, weight.data] * 2
-    # On sm_120 bulk copies of 32 rows would each ask where their address lies.
-    bulk = here.tma and s.columns > 32
-    if bulk:
+    if here.tma:
         from triton.tools.tensor_descriptor import TensorDescriptor
 
         blocks = [(n, depth) for depth in (s.depth, s.rest) for n in (s.positions, s.columns, s.tail)]
@@ -67,7 +65,7 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
               frame_tiles, d * frame_tiles)  # fmt: skip
     constants = dict(
         C=c, K=k, KT=weight.kernel[0], KH=weight.kernel[1], MIX=weight.mix is not None, **told.constants,
-        **sums, TMA=bulk, SLICES=s.slices, GROUP=s.group,
+        **sums, TMA=here.tma, SLICES=s.slices, GROUP=s.group,
         BM=s.positions, BN=s.columns, TAIL=s.tail, BK=s.depth, REST=s.rest, num_warps=s.warps, num_stages=s.stages,
     )  # fmt: skip
     winograd_kernel[(d * frame_tiles * -(-k // (s.columns + s.tail)),)](

@@ -19,12 +19,18 @@ SCHEDULES: dict[int, dict[tuple[str, str], Schedule]] = {
         (_HALF, "plane"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, slices=1, group=8),
         # Measured in fp16: 0.243 ms, and 0.293 of 64 x 128 with four warps.
         (_HALF, "small plane"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, slices=1),
+        # Sums of a norm beside so many accumulators would spill.
+        (_HALF, "wider"): Schedule(positions=64, columns=128, depth=64, warps=4, stages=3, slices=4, group=8, tail=64),
+        (_HALF, "wider with sums"): Schedule(positions=128, columns=64, depth=64, warps=8, stages=3, slices=1, group=8,
+                                             tail=32),
         (_BYTE, "plane"): Schedule(positions=128, columns=128, depth=128, warps=8, stages=3, slices=1, group=8),
         (_BYTE, "small plane"): Schedule(positions=128, columns=128, depth=128, warps=8, stages=3, slices=1),
     },
     100: {
         (_HALF, "plane"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, slices=4),
         (_HALF, "small plane"): Schedule(positions=128, columns=64, depth=64, warps=4, stages=4, slices=4),
+        (_HALF, "wider"): Schedule(positions=128, columns=64, depth=64, warps=8, stages=3, slices=2, tail=32),
+        (_HALF, "wider with sums"): Schedule(positions=128, columns=64, depth=64, warps=8, stages=3, slices=2, tail=32),
         (_BYTE, "plane"): Schedule(positions=128, columns=128, depth=128, warps=8, stages=3, slices=4),
         (_BYTE, "small plane"): Schedule(positions=128, columns=64, depth=128, warps=4, stages=4, slices=4),
         ("int8", "plane"): Schedule(positions=64, columns=128, depth=128, warps=8, stages=3, slices=4),
@@ -35,36 +41,36 @@ for _sm in (80, 120):
     SCHEDULES[_sm] = {
         (_HALF, "plane"): Schedule(positions=64, columns=128, depth=32, warps=8, stages=3),
         (_HALF, "small plane"): Schedule(positions=64, columns=64, depth=32, warps=4, stages=3),
+        (_HALF, "wider"): Schedule(positions=64, columns=64, depth=32, warps=4, stages=3),
+        (_HALF, "wider with sums"): Schedule(positions=64, columns=64, depth=32, warps=4, stages=3),
         (_BYTE, "plane"): Schedule(positions=64, columns=128, depth=64, warps=8, stages=3),
         (_BYTE, "small plane"): Schedule(positions=64, columns=64, depth=64, warps=4, stages=3),
     }
 
 
-#: Outputs of a layer that takes this form are whole tiles of so many channels, and its inputs no fewer: of WIDTH as its
-#: table has them, or in 16 bit of NARROW. On an H200, fp16, the direct form takes 1.15 times as long at 128 channels
-#: and 1.17 to 1.26 at 256 to 512; in tiles of 128, which leave a quarter empty, it took 1.00 at 192 and 0.94 at 96.
-WIDTH, NARROW = 128, 96
-#: A tile of NARROW and its tail, by generation. On sm_80 to 89 and 120 both together do not fit the registers.
-TILES = {80: (32, 0), 90: (64, 32), 100: (64, 32), 120: (32, 0)}
+#: Outputs of a layer that takes this form are whole tiles of so many channels, and its inputs no fewer; in 16 bit of
+#: WIDER, too. The direct form takes, with its norm, 1.15 times as long at 128 channels and 1.17 to 1.26 at 256 to 512
+#: (fp16, H200), 1.08 to 1.13 at 192 and 0.97 at 96 in the best of ten tiles (bf16, H100): those stay direct.
+WIDTH, WIDER = 128, 192
 
 
 def takes(dtype: torch.dtype, channels: int, out_channels: int) -> bool:
     """Whether a layer is in Winograd form where that is switched on. It depends on its widths and the type of its
     operands only: the same on any device, for any frame and chunk."""
-    widths = (WIDTH,) if dtype in TYPES else (WIDTH, NARROW)
+    widths = (WIDTH,) if dtype in TYPES else (WIDTH, WIDER)
     known = dtype in (torch.float16, torch.bfloat16, *TYPES)
     return known and any(channels >= width and out_channels % width == 0 for width in widths)
 
 
-def pick(target: Target, dtype: torch.dtype, channels: int, out_channels: int, frame: tuple[int, int]) -> Schedule:
-    """The one schedule for a layer: `channels` as padded in the buffer, `frame` the full frame's (H, W)."""
+def pick(target: Target, dtype: torch.dtype, channels: int, out_channels: int, frame: tuple[int, int],
+         sums: bool = True) -> Schedule:
+    """The one schedule for a layer: `channels` as padded in the buffer, `frame` the full frame's (H, W), `sums`:
+    whether it makes those of a norm."""
     table = of_generation(SCHEDULES, target.sm)
     kind = "small plane" if frame[0] * frame[1] < SMALL_PLANE else "plane"
     size = _BYTE if dtype in TYPES else _HALF
+    if size == _HALF and out_channels % WIDTH and out_channels % WIDER == 0:
+        kind = "wider with sums" if sums else "wider"
     words = (TYPES.get(dtype, size), size)
     chosen = next(table[word, kind] for word in words if (word, kind) in table)
-    tail = 0
-    if out_channels % WIDTH and out_channels % NARROW == 0:
-        columns, tail = of_generation(TILES, target.sm)
-        chosen = replace(chosen, columns=columns, tail=tail, slices=min(chosen.slices, 2))
-    return replace(fit(chosen, channels, out_channels), tail=tail)
+    return replace(fit(chosen, channels, out_channels), tail=chosen.tail)
