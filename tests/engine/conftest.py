@@ -18,9 +18,9 @@ from .warm_kernels import CELLS
 CHECKS = "test_kernels_gpu.py"
 #: Fewer tests than this compile what they need themselves.
 MANY = 30
-#: Cores, and threads of torch, for the tests themselves while others compile: threads that wait for each other on cores
-#: that are taken made one of them twice as long (10 s and 22).
-OWN, THREADS = 3, torch.get_num_threads()
+#: Processors for the tests themselves while others compile on the rest, two by two of one core; and threads of torch:
+#: those that wait for each other on processors that are taken made one test twice as long (10 s and 22).
+OWN, OWN_THREADS, THREADS = 4, 3, torch.get_num_threads()
 BEGUN, POOL = pytest.StashKey(), pytest.StashKey()
 
 
@@ -66,14 +66,21 @@ def run_own(name):
     return PROCESSES[name]()
 
 
+def elsewhere():
+    """This thread, and what it starts, keep away from the tests' processors."""
+    if hasattr(os, "sched_setaffinity"):
+        every = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, every[OWN:] or every)
+
+
 def begun(session):
     """{what: {its argument: the future of it}}, in processes of one core each, on cards that hold all of them: what
     tests run in their own, then the kernels of every cell and the checks of kernels, as tests ask for them first."""
     if BEGUN not in session.stash:
         session.stash[BEGUN] = {}
         if crowd(session.items):
-            session.stash[POOL] = pool = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) - OWN))
-            torch.set_num_threads(OWN)
+            session.stash[POOL] = pool = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) - OWN), initializer=elsewhere)
+            torch.set_num_threads(OWN_THREADS)
             session.stash[BEGUN] = made = {run_own: {}, compile_one: {}, check: {}}
             for work, argument in jobs(session.items):
                 made[work][argument] = pool.submit(work, argument)

@@ -132,8 +132,12 @@ def test_measured_memory_stays_below_the_plan(fp16, noise, half, height, width, 
 
 
 @pytest.mark.plain
-@pytest.mark.parametrize(("half", "options"), [("decode", {"chunk": 1}), ("decode", {"chunk": 2}), ("encode", {})])
-def test_fp32_takes_what_is_stated(full_width, noise, half, options):
+@pytest.mark.parametrize(
+    ("half", "size", "options"),
+    # 60 GB of two latents at 1280x720 do not fit an H100 beside others.
+    [("decode", (90, 160), {"chunk": 1}), ("decode", (68, 120), {"chunk": 2}), ("encode", (90, 160), {})],
+)
+def test_fp32_takes_what_is_stated(full_width, noise, half, size, options):
     """Convolutions are matrix products there: 0.8 to 3.5 GB more than cuDNN's would take at 1280x720."""
     vae = load(full_width, precision="fp32", device="cuda")
     gc.collect()
@@ -141,12 +145,13 @@ def test_fp32_takes_what_is_stated(full_width, noise, half, options):
     torch.cuda.reset_peak_memory_stats()
     foreign = torch.cuda.memory_reserved()
     options = {"vram_gb": 100.0, "tiling": "untiled", **options}
+    h, w = size
     if half == "decode":
-        plan = vae.plan_decode(2, 90, 160, **options)
-        vae.decode(noise(1, 16, 2, 90, 160), output="uint8", **options)
+        plan = vae.plan_decode(2, h, w, **options)
+        vae.decode(noise(1, 16, 2, h, w), output="uint8", **options)
     else:
-        plan = vae.plan_encode(2, 90, 160, **options)
-        vae.encode(torch.randint(256, (5, 720, 1280, 3), dtype=torch.uint8), **options)
+        plan = vae.plan_encode(2, h, w, **options)
+        vae.encode(torch.randint(256, (5, 8 * h, 8 * w, 3), dtype=torch.uint8), **options)
     reserved = torch.cuda.max_memory_reserved() - foreign
     print(f"{half} {options}: {plan.describe()}; reserved {reserved / GIB:.2f} GB")
     assert abs(reserved - plan.peak_bytes) <= 0.05 * plan.peak_bytes + (128 << 20)
