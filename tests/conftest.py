@@ -161,6 +161,18 @@ def gradients_as_found():
 
 
 @pytest.fixture(scope="module", autouse=True)
+def earlier_modules_forgotten():
+    """On a GPU, what they leave behind, compiled kernels above all, is left out of later collections: every test begins
+    with one, and they came to 0.14 s each. Not at a module's end, where pytest still holds what its last test was
+    given: later it would be out of reach for a collection, with the memory it has."""
+    if not torch.cuda.is_available():
+        return
+    settle_gpu()
+    if torch.cuda.memory_allocated() < 1 << 20:
+        gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
 def page_locked_memory_given_back():
     """Within a module it stays: locking takes time."""
     yield
@@ -213,7 +225,7 @@ def seeded_weights(model: torch.nn.Module, seed: int) -> None:
     with torch.no_grad():
         for name, p in sorted(model.named_parameters()):
             if p.ndim >= 2:
-                p.copy_(torch.randn(p.shape, generator=g) * (1.2 / p[0].numel() ** 0.5))
+                p.normal_(generator=g).mul_(1.2 / p[0].numel() ** 0.5)
             elif "norm" in name and name.endswith("weight"):
                 p.copy_(1 + 0.2 * torch.randn(p.shape, generator=g))
             else:
