@@ -49,8 +49,9 @@ for _sm in (80, 120):
 
 
 #: Outputs of a layer that takes this form are whole tiles of so many channels, and its inputs no fewer; in 16 bit of
-#: WIDER, too. The direct form takes, with its norm, 1.15 times as long at 128 channels and 1.17 to 1.26 at 256 to 512
-#: (fp16, H200), 1.08 to 1.13 at 192 and 0.97 at 96 in the best of ten tiles (bf16, H100): those stay direct.
+#: WIDER, too. The direct form takes 1.15 times as long at 128 channels and 1.17 to 1.26 at 256 to 512 (fp16, H200),
+#: with its norm 1.03 to 1.13 at 192 (bf16, H100). At 96 it stays: the best of ten tiles took 0.99 of its time without a
+#: residual, and planes would take 2.3 GB more of a decode of Wan 2.1.
 WIDTH, WIDER = 128, 192
 
 
