@@ -165,7 +165,7 @@ def earlier_modules_forgotten():
     """On a GPU, what they leave behind, compiled kernels above all, is left out of later collections: every test begins
     with one, and they came to 0.14 s each. Not at a module's end, where pytest still holds what its last test was
     given: later it would be out of reach for a collection, with the memory it has."""
-    if not torch.cuda.is_available():
+    if not torch.cuda.is_initialized():
         return
     settle_gpu()
     if torch.cuda.memory_allocated() < 1 << 20:
