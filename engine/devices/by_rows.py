@@ -35,9 +35,9 @@ from .kinds import of_a_device
 from .ranks import UNLIMITED, RankLost, Ranks, told
 from .spread import Operation, Told
 
-#: What an exchange among ranks takes, in operations: at 650 TFLOP/s, as in fp16. Between two H200s NCCL gathers 8 KB to
-#: 0.7 MB in 50 to 80 us, and borders of rows take as much as 105 with the copies to and from where they lie.
-EXCHANGE = 80e-6 * 650e12
+#: What an exchange among ranks takes, in operations: at 650 TFLOP/s, as in fp16. Between two H200s borders of rows take
+#: as much as 105 us with the copies to and from where they lie, of which NCCL gathers for 50 to 80.
+EXCHANGE = 105e-6 * 650e12
 #: Threads of rank 0, which launches, too, that write frames to host memory: an H200's host takes 6.3 ms for a fresh one
 #: of 1280x720 in float32 with one of them, 0.9 with eight, and a GPU makes it in 16.
 HOST_THREADS = 8
@@ -334,7 +334,7 @@ def _told_of(report: Report, vae: Core, core: Core, half: str, rows: list[int]) 
 
 def duration(program: Program, height: int, width: int, count: int) -> float:
     """Of a latent by rows on so many devices, relative to one: by the steps' operations, and an exchange for every
-    convolution and norm, in a decoder for each frame that goes into a stage. height, width: of what goes in."""
+    convolution, in a decoder for each frame that goes into a stage. height, width: of what goes in."""
     size, total, spent = Size(program.rates[0] * _MIDDLE, height, width, program.takes), 0.0, 0.0
     for stage, split in row_stages(program, height, count):
         own, blocks = (max(b - a for a, b in map(of, range(1 if split.whole else count))) / split.rows
@@ -345,7 +345,7 @@ def duration(program: Program, height: int, width: int, count: int) -> float:
             share = blocks if split.wide and step is stage[0] and not split.whole else own
             total, spent = total + flop, spent + share * flop
             if not split.whole:
-                spent += times * (4 if step.groups else 2) * EXCHANGE  # two convolutions' rows, two norms' sums
+                spent += times * 2 * EXCHANGE  # two convolutions' rows, and with them their norms' sums
             size = step.size(size, False)
     return spent / max(total, 1.0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.conv3d import Geometry, Partials
-from ..kernels.norm_act import Norm, coefficients, statistics
+from ..kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
 from .parking import BAND_ROWS
 from .run import Run
 from .weights import Conv
@@ -129,6 +130,9 @@ class RowRun(Run):
         self._span: tuple[int, int] | None = None
         #: Blocks of sums that each rank has, by where they are of: known to all ranks, or to none.
         self._blocks: dict[tuple[Any, ...], list[int]] = {}
+        #: What the next convolution gets, and the first and last row of it of every rank, [ranks, 2, D, W, C]: they
+        #: came with its sums.
+        self._lines: tuple[Tensor, Tensor] | None = None
 
     def agree(self) -> None:
         self.health.copy_(self._peers.stacked(self.health).sum())
@@ -213,30 +217,44 @@ class RowRun(Run):
         read_by = norm.weight, sums is None
         sums = self.attempt(statistics, x, norm.groups) if sums is None else sums
         split = self._now.at(self._peers.rank, x.shape[1])
-        whole = self._all(sums, split, read_by)
+        whole = self._all(sums, split, read_by, x)
         return self.attempt(coefficients, whole, norm, split.rows * x.shape[2], health=self.health)
 
-    def edges(self, data: Tensor, slot: int, count: int) -> None:
+    def edges(self, data: Tensor, slot: int, count: int, x: Tensor | None = None, *normed: Any) -> None:
         if self._now.whole or self.dry or not count:
             return
         slots, axis, rank = data.shape[0], data.dim() - 3, self._peers.rank
         above, below = rank > 0, rank + 1 < self._peers.count
         # 8-bit floats as bytes, which everything can copy.
-        lines = (data.view(torch.uint8) if data.dtype.itemsize == 1 else data).movedim(axis, 0)
+        lines = bytewise(data).movedim(axis, 0)
         wraps = max(slot + count - slots, 0)
         pieces = [(slice(slot, slot + count - wraps), slice(count - wraps)), (slice(wraps), slice(count - wraps, None))]
-        own = lines.new_empty(2, count, *lines.shape[2:])
-        for there, here in pieces[: 1 + (wraps > 0)]:
-            if above:
-                own[0, here] = lines[1, there]
-            if below:
-                own[1, here] = lines[-2, there]
-        told = self._peers.stacked(own)
-        for there, here in pieces[: 1 + (wraps > 0)]:
-            if above:
-                lines[0, there] = told[rank - 1, 1, here]
-            if below:
-                lines[-1, there] = told[rank + 1, 0, here]
+        pieces = pieces[: 1 + (wraps > 0)]
+        raw, self._lines = self._lines, None
+        if raw is not None and raw[0] is x:
+            top = self._normed(data, raw[1][rank - 1, 1], *normed) if above else None
+            bottom = self._normed(data, raw[1][rank + 1, 0], *normed) if below else None
+        else:
+            own = lines.new_empty(2, count, *lines.shape[2:])
+            for there, here in pieces:
+                if above:
+                    own[0, here] = lines[1, there]
+                if below:
+                    own[1, here] = lines[-2, there]
+            told = self._peers.stacked(own)
+            top, bottom = told[rank - 1, 1] if above else None, told[rank + 1, 0] if below else None
+        for there, here in pieces:
+            if top is not None:
+                lines[0, there] = top[here]
+            if bottom is not None:
+                lines[-1, there] = bottom[here]
+
+    def _normed(self, data: Tensor, row: Tensor, norm: Norm, store: Store, coefs: Tensor | None) -> Tensor:
+        """A neighbour's row [D, W, C] as that would store it: of `data` a line for each frame."""
+        axis = data.dim() - 3
+        out = data.new_empty(row.shape[0], *data.shape[1:axis], 1, *data.shape[axis + 1 :])
+        self.attempt(norm_act, row.unsqueeze(1), norm, out, store=store, coefs=coefs, first=1, health=self.health)
+        return bytewise(out).squeeze(axis)
 
     # -- what ranks tell each other ------------------------------------------------------------------------------------
 
@@ -282,9 +300,9 @@ class RowRun(Run):
         self._peers.exchange(given, wanted)
         return out
 
-    def _all(self, sums: Partials, split: Split, read_by: Hashable) -> Partials:
+    def _all(self, sums: Partials, split: Split, read_by: Hashable, x: Tensor | None = None) -> Partials:
         """Of the whole frame, in its order. split: of the rows that they are sums of. read_by: tells what reads them
-        from everything else, on all ranks alike."""
+        from everything else, on all ranks alike. x: of which the first and the last row travel along."""
         own, whole = sums.data, range(self._peers.count)
         # Not by how many blocks there are here: those of two convolutions may be as many on one rank only.
         place = split, type(sums), read_by
@@ -293,11 +311,8 @@ class RowRun(Run):
         blocks = self._blocks[place]
         if blocks[self._peers.rank] != own.shape[1]:
             raise ValueError(f"{own.shape[1]} blocks of sums where there were {blocks[self._peers.rank]}")
-        padded = own.contiguous()
-        if own.shape[1] < max(blocks):
-            padded = own.new_empty(own.shape[0], max(blocks), *own.shape[2:])
-            padded[:, : own.shape[1]] = own
-        ordered = [part[:, :n] for part, n in zip(self._peers.stacked(padded), blocks, strict=True)]
+        told = self._told(own, max(blocks), x)
+        ordered = [part[:, :n] for part, n in zip(told, blocks, strict=True)]
         if isinstance(sums, Overlapping):
             end = self._now.blocks(0)[1]
             if end == self._now.rows:  # of the whole frame
@@ -306,3 +321,27 @@ class RowRun(Run):
             twice = [self._now.blocks(r)[0] < self._now.of_rank(r)[0] for r in whole]
             ordered = [p[:, each * again :] for p, again in zip(ordered, twice, strict=True)]
         return Partials(torch.cat(ordered, 1), sums.span)
+
+    def _told(self, own: Tensor, most: int, x: Tensor | None) -> Tensor:
+        """Every rank's sums, of `most` blocks, [ranks, D, most, ...]; with the first and last row of x, where it has
+        some, in one message: an exchange takes longer than what it carries."""
+        d, have, *rest = own.shape
+        rows = () if x is None else (2, d, *x.shape[2:])
+        ahead = 0 if x is None else math.prod(rows) * x.dtype.itemsize
+        size = d * most * math.prod(rest) * own.dtype.itemsize
+        # Each rank's begins at a multiple of what the widest accesses take.
+        message = torch.empty(-(-ahead // 16) * 16 + -(-size // 16) * 16, dtype=torch.uint8, device=own.device)
+        sums = slice(-(-ahead // 16) * 16, -(-ahead // 16) * 16 + size)
+        message[sums].view(own.dtype).view(d, most, *rest)[:, :have] = own
+        if x is not None:
+            lines = message[:ahead].view(x.dtype).view(rows)
+            lines[0], lines[1] = x[:, 0], x[:, -1]
+        told = self._peers.stacked(message)
+        if x is not None:
+            self._lines = x, told[:, :ahead].view(x.dtype).view(-1, *rows)
+        return told[:, sums].view(own.dtype).view(-1, d, most, *rest)
+
+
+def bytewise(data: Tensor) -> Tensor:
+    """The same memory, floats of 8 bit as bytes."""
+    return data.view(torch.uint8) if data.dtype.itemsize == 1 else data

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -217,8 +218,9 @@ class Run(Memory):
         """Rows above and below those that a convolution is for, which its input comes with; None: it comes without."""
         return None
 
-    def edges(self, data: Tensor, slot: int, count: int) -> None:
-        """Bordered frames from `slot` on are written, as far as this run has them."""
+    def edges(self, data: Tensor, slot: int, count: int, x: Tensor | None = None, *normed: Any) -> None:
+        """Bordered frames from `slot` on are written, as far as this run has them. x: what they were made of; normed:
+        by what norm, how it is stored, and the norm's coefficients."""
 
     # -- where convolutions find their input ------------------------------------------------------------------------
 
@@ -278,7 +280,7 @@ class Run(Memory):
                 first = beside[0] if beside else None
                 plain = self.write(x, norm, ring.data, store, coefs, slot=slot, first=first)
             if beside is None:
-                self.edges(ring.data, slot, x.shape[0])
+                self.edges(ring.data, slot, x.shape[0], x, norm, store, coefs)
             ring.begin(conv.key, self.head, start)
             if d > x.shape[0]:
                 self._follow(ring.data, slot + x.shape[0])

@@ -137,6 +137,25 @@ def test_decoder(noise, half, count, h, w, dtype):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("family, wanted", [("seedvr2", {("group", 0)}), ("wan2.1", {("l2", 1)})])
+def test_border_rows_travel_with_the_sums_of_their_norm(monkeypatch, noise, half, wanted):
+    """An exchange takes longer than what it carries."""
+    edges, told = RowRun.edges, set()
+
+    def counted(run, data, slot, count, x=None, *normed):
+        before = getattr(run._peers, "told", 0)
+        edges(run, data, slot, count, x, *normed)
+        if not (run.dry or run._now.whole) and normed and normed[0].kind != "none":
+            told.add((normed[0].kind, run._peers.told - before))
+
+    monkeypatch.setattr(RowRun, "edges", counted)
+    decoder = half("decoder", FP16)
+    fused, z = FusedDecoder(decoder, FP16), noise(decoder.program.takes, 2, 35, 2)
+    shared(lambda rows: decode(fused, z, 1, rows), decoder.program, 35, 2)
+    assert told == wanted
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("family, count, h, w, dtype", [
     ("seedvr2", 2, 691, 16, FP16), ("wan2.1", 2, 152, 16, FP32), ("wan2.1", 3, 203, 16, FP16),
     ("wan2.2", 2, 272, 32, FP16)])  # fmt: skip
