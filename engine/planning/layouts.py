@@ -13,6 +13,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
+#: Norms over groups are rules in Python since torch 2.14, which import sympy, and make frames whose channels lie beside
+#: each other ones whose rows do, as a GPU does.
+_NEW = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 14)
 
 
 class Layout(NamedTuple):
@@ -208,8 +211,10 @@ def _range(*ends: int, dtype: Any = None, device: torch.device | None = None, **
 
 def _groups(x: Tensor, weight: Tensor | None, bias: Tensor | None, count: int, channels: int, size: int, groups: int,
             eps: float) -> list[Layout] | None:  # fmt: skip
+    if x.stride(1) == 1 and not x.is_contiguous() and not _NEW:
+        return None
     sums = Layout.dense((count, groups), x.dtype)
-    return [Layout.dense(x.shape, x.dtype), sums, sums] if x.is_contiguous() else None
+    return [Layout.dense(x.shape, x.dtype), sums, sums]
 
 
 _floats, _bools = functools.partial(_each, floats=True), functools.partial(_each, dtype=torch.bool)
