@@ -97,16 +97,16 @@ def account(events: Iterable[Mapping[str, Any]]) -> Account:
               if e.get("cat") in CALLS and "correlation" in e.get("args", {})}  # fmt: skip
     on_gpu = sorted((e for e in events if e.get("cat") in ON_GPU), key=lambda e: e["ts"])
     told = [e for e in on_gpu if "nccl" in e["name"].lower()]
+    own = [e for e in on_gpu if "nccl" not in e["name"].lower()]
     spans = [(e["ts"], e["ts"] + e["dur"]) for e in told]
     busiest: Counter[Any] = Counter()
-    for e in on_gpu:
-        if "nccl" not in e["name"].lower():
-            busiest[e["args"]["stream"]] += e["dur"]
+    for e in own:
+        busiest[e["args"]["stream"]] += e["dur"]
     (stream, _), *_ = busiest.most_common(1) or [(None, 0)]
     work = launch = others = rest = 0.0
     kernels, end = 0, None
-    for e in on_gpu:
-        if e["args"]["stream"] != stream or "nccl" in e["name"].lower():
+    for e in own:
+        if e["args"]["stream"] != stream:
             continue
         begins = e["ts"]
         if end is not None and begins > end:

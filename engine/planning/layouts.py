@@ -13,9 +13,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
-#: Norms over groups are rules in Python since torch 2.14, which import sympy, and make frames whose channels lie beside
-#: each other ones whose rows do, as a GPU does.
-_NEW = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 14)
 
 
 class Layout(NamedTuple):
@@ -209,9 +206,14 @@ def _range(*ends: int, dtype: Any = None, device: torch.device | None = None, **
     return Layout.dense((ends[-1] - sum(ends[:-1]),), dtype or torch.int64)
 
 
+#: Since torch 2.14 norms over groups make rows of frames whose channels lie beside each other, as a GPU does, and by a
+#: rule in Python, which imports sympy.
+_GROUPS_MAKE_ROWS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 14)
+
+
 def _groups(x: Tensor, weight: Tensor | None, bias: Tensor | None, count: int, channels: int, size: int, groups: int,
             eps: float) -> list[Layout] | None:  # fmt: skip
-    if x.stride(1) == 1 and not x.is_contiguous() and not _NEW:
+    if x.stride(1) == 1 and not x.is_contiguous() and not _GROUPS_MAKE_ROWS:
         return None
     sums = Layout.dense((count, groups), x.dtype)
     return [Layout.dense(x.shape, x.dtype), sums, sums]

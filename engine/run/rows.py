@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..kernels.conv3d import Geometry, Partials
 from ..kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
+from .arena import ALIGN
 from .parking import BAND_ROWS
 from .run import Run
 from .weights import Conv
@@ -329,9 +330,10 @@ class RowRun(Run):
         rows = () if x is None else (2, d, *x.shape[2:])
         ahead = 0 if x is None else math.prod(rows) * x.dtype.itemsize
         size = d * most * math.prod(rest) * own.dtype.itemsize
-        # Each rank's begins at a multiple of what the widest accesses take.
-        message = torch.empty(-(-ahead // 16) * 16 + -(-size // 16) * 16, dtype=torch.uint8, device=own.device)
-        sums = slice(-(-ahead // 16) * 16, -(-ahead // 16) * 16 + size)
+        # Kernels read each rank's as they read a tensor of its own.
+        begin, whole = -(-ahead // ALIGN) * ALIGN, -(-size // ALIGN) * ALIGN
+        message = torch.empty(begin + whole, dtype=torch.uint8, device=own.device)
+        sums = slice(begin, begin + size)
         message[sums].view(own.dtype).view(d, most, *rest)[:, :have] = own
         if x is not None:
             lines = message[:ahead].view(x.dtype).view(rows)

@@ -4,6 +4,7 @@ depends on the layer and the full frame only."""
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import torch
 
@@ -30,7 +31,6 @@ SCHEDULES: dict[int, dict[tuple[str, str], Schedule]] = {
         (_HALF, "plane"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, slices=4),
         (_HALF, "small plane"): Schedule(positions=128, columns=64, depth=64, warps=4, stages=4, slices=4),
         (_HALF, "wider"): Schedule(positions=128, columns=64, depth=64, warps=8, stages=3, slices=2, tail=32),
-        (_HALF, "wider with sums"): Schedule(positions=128, columns=64, depth=64, warps=8, stages=3, slices=2, tail=32),
         (_BYTE, "plane"): Schedule(positions=128, columns=128, depth=128, warps=8, stages=3, slices=4),
         (_BYTE, "small plane"): Schedule(positions=128, columns=64, depth=128, warps=4, stages=4, slices=4),
         ("int8", "plane"): Schedule(positions=64, columns=128, depth=128, warps=8, stages=3, slices=4),
@@ -42,7 +42,6 @@ for _sm in (80, 120):
         (_HALF, "plane"): Schedule(positions=64, columns=128, depth=32, warps=8, stages=3),
         (_HALF, "small plane"): Schedule(positions=64, columns=64, depth=32, warps=4, stages=3),
         (_HALF, "wider"): Schedule(positions=64, columns=64, depth=32, warps=4, stages=3),
-        (_HALF, "wider with sums"): Schedule(positions=64, columns=64, depth=32, warps=4, stages=3),
         (_BYTE, "plane"): Schedule(positions=64, columns=128, depth=64, warps=8, stages=3),
         (_BYTE, "small plane"): Schedule(positions=64, columns=64, depth=64, warps=4, stages=3),
     }
@@ -68,10 +67,10 @@ def pick(target: Target, dtype: torch.dtype, channels: int, out_channels: int, f
     """The one schedule for a layer: `channels` as padded in the buffer, `frame` the full frame's (H, W), `sums`:
     whether it makes those of a norm."""
     table = of_generation(SCHEDULES, target.sm)
-    kind = "small plane" if frame[0] * frame[1] < SMALL_PLANE else "plane"
+    kinds = ["small plane" if frame[0] * frame[1] < SMALL_PLANE else "plane"]
     size = _BYTE if dtype in TYPES else _HALF
     if size == _HALF and out_channels % WIDTH and out_channels % WIDER == 0:
-        kind = "wider with sums" if sums else "wider"
-    words = (TYPES.get(dtype, size), size)
-    chosen = next(table[word, kind] for word in words if (word, kind) in table)
+        kinds = ["wider with sums"] * sums + ["wider"]
+    rows = product(kinds, (TYPES.get(dtype, size), size))
+    chosen = next(table[word, kind] for kind, word in rows if (word, kind) in table)
     return replace(fit(chosen, channels, out_channels), tail=chosen.tail)

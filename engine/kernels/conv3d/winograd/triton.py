@@ -151,11 +151,14 @@ def winograd_kernel(
     # Pairs of this tile: rows of `pairs`, inside one block of image rows.
     top = tile // block_tiles * row_block
     q0 = top * pairs + (tile % block_tiles) * BM
-    bottom = tl.minimum(top + row_block, height)
-    rows = q0
-    if not TMA:
-        rows = q0 + tl.arange(0, BM)
-        rows = tl.where(rows // pairs < bottom, rows, 0)
+    q = q0 + tl.arange(0, BM)
+    y = q // pairs
+    x = (q - y * pairs) * 2
+    keep = y < tl.minimum(top + row_block, height)
+    if TMA:
+        rows = q0
+    else:
+        rows = tl.where(keep, q, 0)
 
     SUM: tl.constexpr = tl.int32 if ACC == "i32" else tl.float32
     even = tl.zeros((BM, BN), SUM)
@@ -185,10 +188,6 @@ def winograd_kernel(
             3 * in_plane, 0, 3 * K, K, TAPS, KH, C, STEPS * BK, LEFT, REST, BN, TAIL, ACC, TMA, UPCAST)
 
     # Offsets are 32-bit within the tile, on 64-bit bases: half the registers, and any tensor size.
-    q = q0 + tl.arange(0, BM)
-    y = q // pairs
-    x = (q - y * pairs) * 2
-    keep = y < bottom
     y0 = q0 // pairs
     y -= y0
     line = out + (d.to(tl.int64) * out_t + y0.to(tl.int64) * out_y) * UNIT
