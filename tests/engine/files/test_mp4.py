@@ -198,24 +198,25 @@ def test_another_encoder_is_refused(path):
     assert scan(part_of(path)).samples == 20
 
 
-@pytest.mark.parametrize("runs", [0, 1, 2.7])
-def test_a_full_disk_keeps_what_is_complete(path, monkeypatch, runs):
+@pytest.mark.parametrize(("run", "share"), [(1, 0), (2, 0), (3, 0.7)])
+def test_a_full_disk_keeps_what_is_complete(path, monkeypatch, run, share):
     """In the first bytes of a first run, and of a second one, which begins anew, and late in a third."""
-    put, written, noise = Appended._put, [0], torch.rand(90, 48, 64, 3, generator=torch.Generator().manual_seed(0))
+    put, written, noise = Appended._put, {}, torch.rand(90, 48, 64, 3, generator=torch.Generator().manual_seed(0))
     write(path, noise, form=Format(Fraction(12), crf=40))
-    full, some = int(runs * part_of(path).stat().st_size) + 40, runs > 2
+    full, some = share * part_of(path).stat().st_size + 40, share > 0
 
     def limited(self, data):
-        written[0] += len(data)
-        if written[0] > full:
+        written[self] = written.get(self, 0) + len(data)
+        if len(written) == run and written[self] > full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         put(self, data)
 
     with monkeypatch.context() as patch:
         patch.setattr(Appended, "_put", limited)
         with pytest.raises(OSError, match=r"cannot be written \(No space left on device") as raised:
-            for _ in range(3):
+            for _ in range(run):
                 write(path, noise, form=Format(Fraction(12), crf=40))
+    assert len(written) == run
     assert raised.value.filename == str(part_of(path))
     assert part_of(path).exists() == some  # else no frame is complete
     assert not some or scan(part_of(path)).size == part_of(path).stat().st_size
