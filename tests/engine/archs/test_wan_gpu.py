@@ -53,8 +53,8 @@ PLACEMENTS = [
 
 def test_every_chunking_and_placement_has_the_same_bits(pair, noise, monkeypatch):
     _, vae = pair
-    z = noise(1, vae.latent_channels, 4, 21, 13)
-    video = (noise(13, 21 * vae.spatial + 5, 13 * vae.spatial + 3, 3) * 50 + 128).clamp(0, 255).byte()
+    z = noise(1, vae.latent_channels, 3, 21, 13)
+    video = (noise(9, 21 * vae.spatial + 5, 13 * vae.spatial + 3, 3) * 50 + 128).clamp(0, 255).byte()
     assert vae.fused() is not None
     frames, latent = vae.decode(z), vae.encode(video)  # in 8 bit other tests' clips may have widened the ranges
     plain = vae.planner.plan

@@ -21,7 +21,7 @@ PLACEMENTS = [
     (Steps(2, 3), Parking(None, 1 << 30, buffers=3)),
     (Steps(2, 4), Parking(None, 8 << 20, buffers=4, near=24 << 20)),
     (Steps(1, 2), Parking(None, 8 << 20, near=1 << 30)),
-    (Steps(4, 0), None),
+    (Steps(3, 0), None),
 ]
 WARM = ("seedvr2-128 winograd", "hunyuanvideo1.5-128 winograd")
 #: Of a decode in Winograd form against the direct one, dB: by the references 65.7, 27.5 and 35.1 for SeedVR2.
@@ -33,8 +33,8 @@ def test_every_placement_has_the_same_bits(precision, monkeypatch):
     direct = make("seedvr2-128", precision)
     vae = direct.with_options(DEFAULTS.switched(on=["winograd"]))
     generator = torch.Generator().manual_seed(0)
-    z = torch.randn(1, 16, 4, 37, 27, generator=generator)
-    video = torch.rand(1, 13, 8 * 37 + 5, 8 * 27 + 3, 3, generator=generator)
+    z = torch.randn(1, 16, 3, 37, 27, generator=generator)
+    video = torch.rand(1, 9, 8 * 37 + 5, 8 * 27 + 3, 3, generator=generator)
     frames, latent = vae.decode(z), vae.encode(video)
     assert LEAST[precision] < decibel(4 * (frames - direct.decode(z)).square().mean().item()) < 120
     plan = vae.planner.plan
