@@ -183,7 +183,7 @@ class FusedWalk:
             run = max(front, network.plan_tile(latents, height, width, frames, meta), key=lambda r: r.nbytes)
             besides += max(_latent_bytes(clip or latents, *frame, network.latent_channels),
                            self._tile_bytes(latents * network.features, frames, height, width))  # fmt: skip
-        if not self.options.flash_attention:
+        if network.attends and not self.options.flash_attention:
             tokens = math.prod(frame or (height, width)) * (clip or 1)
             besides += _plain_attention_bytes(tokens, network.attends, self.dtype)
         sizes = Sizes.of(run, self._rates)

@@ -186,6 +186,10 @@ def _picked(x: Tensor, places: Sequence[Tensor | None]) -> Layout | None:
     return Layout.dense((*x.shape[:axis], *each.shape, *x.shape[axis + 1 :]), x.dtype)
 
 
+def _weighed(x: Tensor, _: int, widened: bool) -> Layout:
+    return Layout.dense(x.shape, torch.float32 if widened else x.dtype)
+
+
 def _convolved(x: Tensor, weight: Tensor, bias: Any, stride: Sequence[int], padding: Sequence[int],
                dilation: Sequence[int], transposed: bool, *_: Any) -> Layout | None:  # fmt: skip
     if transposed or x.dim() != 5:
@@ -258,6 +262,7 @@ RULES: dict[Any, Callable[..., Layout | list[Layout] | None]] = {
     aten.addmm.default: _product,
     aten.mv.default: _product,
     aten.native_group_norm.default: _groups,
+    aten._softmax.default: _weighed,
 }  # fmt: skip
 
 

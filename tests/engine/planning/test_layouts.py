@@ -60,6 +60,9 @@ def calls(name):
     if name == "index.Tensor":
         places = empty(4, dtype=torch.int64)
         return [(x, [*before, places]) for x in TENSORS for before in ([], [None])]
+    if name == "_softmax.default":
+        halves = [x for x in TENSORS if x.dtype == torch.float16]
+        return [(x, -1, False) for x in TENSORS if x.dtype.is_floating_point] + [(x, 1, True) for x in halves]
     if name == "bmm.default":
         return [(empty(3, 5, 6), empty(3, 6, 7)), (empty(3, 5, 6), empty(3, 7, 6).transpose(1, 2))]
     if name == "mm.default":
@@ -123,16 +126,17 @@ from zerowaste_vae.engine.planning.plain_walk import Torch
 from zerowaste_vae.engine.precision.modes import Mode
 import torch
 for a in ARCHITECTURES:
-    for dtype, products in ((torch.float16, False), (torch.float32, True)):
-        config = a.published.config
-        planner = make_planner(a, config, dtype, DEFAULTS, Mode(), lambda: not products, lambda: Torch(products, True))
+    for dtype, off in ((torch.float16, []), (torch.float16, ["flash_attention"]), (torch.float32, [])):
+        products = dtype == torch.float32
+        config, options = a.published.config, DEFAULTS.switched(off=off)
+        planner = make_planner(a, config, dtype, options, Mode(), lambda: not products, lambda: Torch(products, True))
         for half in ("encoder", "decoder"):
             if a.program(half, config) is not None:
                 size, tile = (3 if a.temporal > 1 else 1, 16, 16), 8 * a.spatial
                 planner.plan(half, size)
                 with contextlib.suppress(InputError):  # of those that cut tiles of their own
                     planner.plan(half, size, Request(tiling="blended", tile=tile, overlap=tile // 2))
-                assert not {"torch._dynamo", "sympy"} & sys.modules.keys(), (a.name, half, dtype)
+                assert not {"torch._dynamo", "sympy"} & sys.modules.keys(), (a.name, half, dtype, off)
 print("planned")
 """
 
