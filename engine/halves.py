@@ -249,8 +249,9 @@ def _collect(network: FusedEncoder, clips: Clips, run: Run, features: Tensor, pa
 
 
 def _in_parts(steps: Steps, emit: Emit, results: Tensor) -> None:
-    for part in results.split(steps.latents):
-        emit(part)
+    """A clip's, chunk by chunk."""
+    for first, end in steps.spans(len(results)):
+        emit(results[first:end])
 
 
 class PlainHalves:

@@ -117,7 +117,8 @@ def _whole(
 def _features(
     half: Half, low: Pass, clips: Clips, cut: Cut, first: int, part: Span, features: dict[int, Tensor]
 ) -> Iterator[int]:
-    """A decoder's features of whole frames, in host memory: chunk by chunk, by the first latent of each."""
+    """A decoder's features of whole frames, in host memory: chunk by chunk, by the first latent of each. What sees whole
+    clips makes all of them of the first chunk."""
     at, waiting = low.begins(first)[-1], deque[int]()
 
     def noted(first: int, end: int) -> Tensor:
@@ -126,7 +127,7 @@ def _features(
 
     def keep(some: Tensor, health: Tensor) -> None:
         nonlocal at
-        features[waiting.popleft()] = some.to("cpu", copy=True)
+        features[at if low.gathers else waiting.popleft()] = some.to("cpu", copy=True)
         place, at = frames_of(at, half.temporal), at + len(some)
         clips.guard.inspect(part.clip, place, frames_of(at, half.temporal) - place, float(health))
 

@@ -165,7 +165,10 @@ def test_blended_tiles_on_either_walk(tiny, noise, tmp_path, monkeypatch):
     plain = vae.decode(z, **options)
     assert vae.plan_decode(3, 3, 5, **options).tiled
     monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
-    torch.testing.assert_close(vae.decode(z, **options), plain, rtol=0, atol=1e-5)
+    for chunk in (0, 1, 2):  # the middle sees whole clips, tiles a chunk
+        torch.testing.assert_close(vae.decode(z, chunk=chunk, **options), plain, rtol=0, atol=1e-5)
+        some = vae.decode(z, chunk=chunk, start=3, frames=5, **options)
+        torch.testing.assert_close(some, plain[:, 3:8], rtol=0, atol=1e-5)
     video = torch.rand(1, 9, 2 * s, 3 * s, 3, generator=torch.Generator().manual_seed(0))
     assert vae.encode(video, tiling="blended", tile=2 * s, overlap=s).shape[2:] == (3, 2, 3)
 
