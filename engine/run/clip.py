@@ -117,8 +117,8 @@ def _whole(
 def _features(
     half: Half, low: Pass, clips: Clips, cut: Cut, first: int, part: Span, features: dict[int, Tensor]
 ) -> Iterator[int]:
-    """A decoder's features of whole frames, in host memory: chunk by chunk, by the first latent of each. What sees whole
-    clips makes all of them of the first chunk."""
+    """A decoder's features of whole frames, in host memory: chunk by chunk, by the first latent of each. What sees
+    whole clips makes all of them of the first chunk."""
     at, waiting = low.begins(first)[-1], deque[int]()
 
     def noted(first: int, end: int) -> Tensor:
