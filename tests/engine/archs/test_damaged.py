@@ -8,46 +8,13 @@ import logging
 
 import pytest
 import torch
-from zerowaste_vae.engine.archs import (
-    ARCHITECTURES,
-    cosmos,
-    hunyuan,
-    hunyuan15,
-    kl,
-    ltx,
-    minimax_h3,
-    mochi,
-    seedvr2,
-    wan,
-)
-from zerowaste_vae.engine.bench.subject import random_checkpoint
+from zerowaste_vae.engine.archs import ARCHITECTURES
 from zerowaste_vae.engine.errors import CheckpointError, InputError
 from zerowaste_vae.engine.files.checkpoint import Checkpoint, read_checkpoint
 from zerowaste_vae.engine.files.writing import write_tensors
 from zerowaste_vae.engine.loader import load
 
-WIDTHS, LEVEL, BLOCK = (16, 16, 16, 16), mochi.Level, ltx.Block
-LEVELS = (LEVEL(32, 1), LEVEL(32, 2, (1, 2, 2), True), LEVEL(32, 2, (2, 2, 2)), LEVEL(32, 2, (3, 2, 2)), LEVEL(32, 1))
-# Their keys are those that the published one is known by.
-DEEP = (LEVEL(32, 2), LEVEL(32, 4, (3, 2, 2)), LEVEL(32, 4, (2, 2, 2)), LEVEL(32, 2, (1, 2, 2)), LEVEL(32, 2))
-BLOCKS = (BLOCK(16, 2, noisy=True), *(BLOCK(16, stride=(2, 2, 2)), BLOCK(16, 2)) * 3)
-SMALL = {
-    "seedvr2": seedvr2.Config(None, WIDTHS, norm_groups=4),
-    "wan2.1": wan.Config(None, WIDTHS),
-    "sd": kl.Config(None, WIDTHS, 4, 4, quantised=True, norm_groups=4),
-    "flux": kl.Config(WIDTHS, WIDTHS, norm_groups=4),
-    "ltx": ltx.Config(None, BLOCKS, 0, 16, latent_channels=16, timestep=0.05),
-    "mochi": mochi.Config(LEVELS, DEEP, norm_groups=8),
-    "cosmos": cosmos.Config(None, (16, 16, 16)),
-    "hunyuanvideo": hunyuan.Config(None, WIDTHS, norm_groups=4),
-    "hunyuanvideo1.5": hunyuan15.Config(None, (32,) * 5, 16),
-    "minimaxh3": minimax_h3.Config(None, 64, 3, 96, norm_groups=4),
-}
-
-
-def small(name: str) -> Checkpoint:
-    architecture = next(a for a in ARCHITECTURES if a.name == name)
-    return random_checkpoint(SMALL[name], architecture=architecture)
+from .small import SMALL, small
 
 
 def told(checkpoint: Checkpoint) -> str:

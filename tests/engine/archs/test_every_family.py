@@ -1,0 +1,59 @@
+"""Every family by its fused walk and by plain torch: the same frames in whole frames and blended tiles, in any chunks
+and parts of a clip, whatever is switched off."""
+
+import pytest
+import torch
+from zerowaste_vae import load
+from zerowaste_vae.engine.options import DEFAULTS
+
+from .small import SMALL, small
+
+PLAIN = DEFAULTS.switched(off=["triton_fusion"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def on_references():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
+        yield
+
+
+@pytest.fixture(scope="module", params=SMALL)
+def pair(request, on_references):
+    """(fused VAE, the same in plain torch, latents)"""
+    vae = load(small(request.param), "fp32", "cpu")
+    plain = vae.with_options(PLAIN)
+    latents = 1 if vae.architecture.still else 3
+    return vae, plain, torch.randn(1, vae.latent_channels, latents, 2, 5, generator=torch.Generator().manual_seed(1))
+
+
+def close(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=2e-4 * float(expected.std()))
+
+
+def test_chunks_tiles_and_parts_of_a_clip(pair):
+    vae, plain, z = pair
+    for tiling in ({}, {"tiling": "blended", "tile": 4 * vae.spatial, "overlap": 2 * vae.spatial}):
+        expected = plain.decode(z, **tiling)
+        assert expected.std() > 0.01
+        for chunk in (1, 2):
+            close(vae.decode(z, chunk=chunk, **tiling), expected)
+        if expected.shape[1] > 1:
+            close(vae.decode(z, chunk=2, start=3, frames=4, **tiling), expected[:, 3:7])
+
+
+def test_switches(pair):
+    vae, plain, z = pair
+    expected = plain.decode(z)
+    for on, off in ([], ["flash_attention", "composed_upsample"]), (["winograd"], []):
+        close(vae.with_options(DEFAULTS.switched(on=on, off=off)).decode(z), expected)
+
+
+def test_encodes(pair):
+    vae, plain, z = pair
+    if vae.can_encode:
+        size = vae.frames(z.shape[2]), *(n * vae.spatial for n in z.shape[3:])
+        video = torch.rand(1, *size, 3, generator=torch.Generator().manual_seed(2))
+        expected = plain.encode(video)
+        for chunk in (1, 2):
+            close(vae.encode(video, chunk=chunk), expected)
