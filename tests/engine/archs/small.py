@@ -7,6 +7,7 @@ from zerowaste_vae.engine.archs import (
     cosmos,
     hunyuan,
     hunyuan15,
+    hunyuan_refiner,
     kl,
     ltx,
     minimax_h3,
@@ -25,13 +26,16 @@ BLOCKS = (BLOCK(16, 2, noisy=True), *(BLOCK(16, stride=(2, 2, 2)), BLOCK(16, 2))
 SMALL = {
     "seedvr2": seedvr2.Config(None, WIDTHS, norm_groups=4),
     "wan2.1": wan.Config(None, WIDTHS),
+    "wan2.2": wan.Config(None, (16, 32, 32, 32), 48, 2),
     "sd": kl.Config(None, WIDTHS, 4, 4, quantised=True, norm_groups=4),
     "flux": kl.Config(WIDTHS, WIDTHS, norm_groups=4),
+    "flux2": kl.Config(None, WIDTHS, 32, 32, quantised=True, norm_groups=4),
     "ltx": ltx.Config(None, BLOCKS, 0, 16, latent_channels=16, timestep=0.05),
     "mochi": mochi.Config(LEVELS, DEEP, norm_groups=8),
     "cosmos": cosmos.Config(None, (16, 16, 16)),
     "hunyuanvideo": hunyuan.Config(None, WIDTHS, norm_groups=4),
     "hunyuanvideo1.5": hunyuan15.Config(None, (32,) * 5, 16),
+    "hunyuanimage-refiner": hunyuan_refiner.Config(None, (32,) * 5, 16, norm_groups=8),
     "minimaxh3": minimax_h3.Config(None, 64, 3, 96, norm_groups=4),
 }
 
