@@ -11,6 +11,7 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from .state import State
@@ -128,6 +129,8 @@ class Step:
     scales: ClassVar[bool] = False
     #: The fused walk's result is fp32 whatever the activations are.
     wide: ClassVar[bool] = False
+    #: The plain walk gives it fp32 whatever the activations are; it is the first of its Program.
+    exact_input: ClassVar[bool] = False
     #: Why only the plain walk runs it, whatever the Program's style.
     plain_only: ClassVar[str | None] = None
 
@@ -323,6 +326,10 @@ class Program:
             before, after = before + taps.before / rate, after + taps.after / rate
             rate *= Fraction(*step.time)
         return before, after
+
+    def input_type(self, dtype: torch.dtype) -> torch.dtype:
+        """Of what the plain walk takes, where activations are in `dtype`."""
+        return torch.float32 if self.steps[0].exact_input else dtype
 
     @functools.cached_property
     def staged(self) -> bool:

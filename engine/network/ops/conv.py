@@ -118,7 +118,7 @@ class Matrix(nn.Linear):
     key = ""
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
-        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+        return super().forward(x.movedim(1, -1).to(self.weight.dtype)).movedim(-1, 1)
 
 
 class OneConv(nn.Module):
