@@ -117,8 +117,10 @@ def finite(ranges: Ranges) -> bool:
 def united(all_ranges: Sequence[Ranges]) -> dict[str, Range]:
     """Ranges of several clips together. No single clip of three or more takes a convolution further than WIDEST times
     their median level: one that is ten times too bright would leave int8 a tenth of its steps for all others. Of two,
-    nobody can tell which one is odd: there it is WIDEST times the lower."""
-    return {key: _bounded([ranges[key] for ranges in all_ranges]) for key in all_ranges[0]}
+    nobody can tell which one is odd: there it is WIDEST times the lower. A convolution that some clips do not have, as
+    those that composing replaces, is left out: none of these takes 8 bit."""
+    common = [key for key in all_ranges[0] if all(key in ranges for ranges in all_ranges)]
+    return {key: _bounded([ranges[key] for ranges in all_ranges]) for key in common}
 
 
 def _bounded(found: Sequence[Range]) -> Range:
