@@ -313,5 +313,5 @@ class PlainHalves:
     ) -> Iterator[Tensor]:
         """Frame chunks [B, 3, f, H, W] in -1..1 -> moments [B, 2C, n, h, w], chunk by chunk."""
         half = self.there("encoder", device)
-        parts = (part.to(device, half.program.input_type(self._dtype)) for part in video)
+        parts = (part.to(device, half.input_type(self._dtype)) for part in video)
         return encode_moments(half, encode_features(half, parts, steps, check), check)

@@ -45,6 +45,10 @@ class Half(nn.Module):
         """Steps in front of the mark TILES: a decoder's on whole frames, an encoder's on tiles."""
         return self.program.before(TILES)
 
+    def input_type(self, dtype: torch.dtype) -> torch.dtype:
+        """Of what it takes, where activations are in `dtype`."""
+        return torch.float32 if self.program.steps[0].exact_input else dtype
+
     def beside(self) -> dict[str, nn.Module]:
         """Modules whose parameters lie beside this half in the file, by name."""
         return {name[1:]: module for name, (module,) in self._beside.items()}

@@ -11,7 +11,6 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from .state import State
@@ -129,8 +128,7 @@ class Step:
     scales: ClassVar[bool] = False
     #: The fused walk's result is fp32 whatever the activations are.
     wide: ClassVar[bool] = False
-    #: The plain walk gives it fp32 whatever the activations are; it is the first of its Program.
-    exact_input: ClassVar[bool] = False
+    exact_input: ClassVar[bool] = False  #: The plain walk gives it fp32, as the first step of a Program.
     #: Why only the plain walk runs it, whatever the Program's style.
     plain_only: ClassVar[str | None] = None
 
@@ -326,10 +324,6 @@ class Program:
             before, after = before + taps.before / rate, after + taps.after / rate
             rate *= Fraction(*step.time)
         return before, after
-
-    def input_type(self, dtype: torch.dtype) -> torch.dtype:
-        """Of what the plain walk takes, where activations are in `dtype`."""
-        return torch.float32 if self.steps[0].exact_input else dtype
 
     @functools.cached_property
     def staged(self) -> bool:

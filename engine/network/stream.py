@@ -240,7 +240,7 @@ class PlainHalf:
         return (part[None].to(self._device, torch.float32) / self._scale).to(self._dtype)
 
     def _video(self, part: Tensor) -> Tensor:
-        return to_network(part[None], self._device, self.program.input_type(self._dtype))
+        return to_network(part[None], self._device, self._half.input_type(self._dtype))
 
     def _features(self, part: Tensor) -> Tensor:
         return part.permute(3, 0, 1, 2)[None].to(self._device, self._dtype)

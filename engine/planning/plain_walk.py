@@ -185,9 +185,9 @@ class PlainWalk:
         if half == "encoder":
             # What a tile of one latent pixel is made into has as many channels as any.
             shape = (1, part.program.takes, 1, 2 * self._spatial, 2 * self._spatial)
-            video = torch.empty(shape, device="meta", dtype=part.program.input_type(self._dtype))
+            whole = getattr(self._model, half)
+            video = torch.empty(shape, device="meta", dtype=whole.input_type(self._dtype))
             with torch.inference_mode(False), torch.no_grad(), PeakMemory():
-                whole = getattr(self._model, half)
                 channels = whole.between(whole.high(video, State()), State()).shape[1]
 
         def program() -> None:
@@ -237,10 +237,10 @@ class PlainWalk:
 
     def _video(self, latents: int, steps: Steps, size: Size, rest: Size) -> Iterable[Tensor]:
         rows, cols = (self._spatial * n + r for n, r in zip(size, rest, strict=True))
-        meta, program = torch.device("meta"), self._model.encoder.program
-        dtype = program.input_type(self._dtype)
+        meta, encoder = torch.device("meta"), self._model.encoder
+        colours, dtype = encoder.program.takes, encoder.input_type(self._dtype)
         for a, b in frame_spans(self._temporal * (latents - 1) + 1, steps.latents, self._temporal):
-            yield to_network(torch.empty(1, b - a, rows, cols, program.takes, device=meta), meta, dtype)
+            yield to_network(torch.empty(1, b - a, rows, cols, colours, device=meta), meta, dtype)
 
 
 def keeps(program: Program) -> bool:

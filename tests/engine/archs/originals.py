@@ -6,5 +6,5 @@ import torch
 BOUND = 4e-5
 
 
-def close(actual, expected):
-    torch.testing.assert_close(actual, expected, rtol=0, atol=BOUND * float(expected.std()))
+def close(actual, expected, bound=BOUND):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=bound * float(expected.std()))

@@ -1,11 +1,13 @@
-"""Every family by its fused walk and by plain torch: the same frames in whole frames and blended tiles, in any chunks
-and parts of a clip, whatever is switched off."""
+"""Every family as it runs on a GPU, small, against plain torch: the same frames in whole frames and blended tiles, in
+any chunks and parts of a clip, whatever is switched off. LTX, Cosmos and the refiner run plain torch at these widths,
+too: of theirs only chunks and parts are looked at."""
 
 import pytest
 import torch
 from zerowaste_vae import load
 from zerowaste_vae.engine.options import DEFAULTS
 
+from . import originals
 from .small import SMALL, small
 
 PLAIN = DEFAULTS.switched(off=["triton_fusion"])
@@ -28,7 +30,8 @@ def pair(request, on_references):
 
 
 def close(actual, expected):
-    torch.testing.assert_close(actual, expected, rtol=0, atol=2e-4 * float(expected.std()))
+    """As sums in other orders are: 3.3e-5 at most of all here on one CPU."""
+    originals.close(actual, expected, 1e-4)
 
 
 def test_chunks_tiles_and_parts_of_a_clip(pair):
@@ -45,8 +48,8 @@ def test_chunks_tiles_and_parts_of_a_clip(pair):
 def test_switches(pair):
     vae, plain, z = pair
     expected = plain.decode(z)
-    for on, off in ([], ["flash_attention", "composed_upsample"]), (["winograd"], []):
-        close(vae.with_options(DEFAULTS.switched(on=on, off=off)).decode(z), expected)
+    for off in ["flash_attention"], ["composed_upsample"]:
+        close(vae.with_options(DEFAULTS.switched(off=off)).decode(z), expected)
 
 
 def test_encodes(pair):
