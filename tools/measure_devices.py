@@ -44,7 +44,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--counts", nargs="+", type=int, metavar="N", help="of devices in one process (default: 2, 4, "
                         "8 of those there are)")  # fmt: skip
     parser.add_argument("--split", default="segments", help="under torchrun: segments or rows")
-    parser.add_argument("--runs", type=int, default=3, help="timed calls of each, after a first one")
+    parser.add_argument("--runs", type=int, default=3, help="turns of each")
+    parser.add_argument("--calls", type=int, default=1, help="timed calls in a turn, behind one that is not")
     parser.add_argument("--output", default="uint8", help="type of the frames: uint8, float16 or float32")
     parser.add_argument("--cpu", action="store_true", help="also where there are GPUs")
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -94,7 +95,8 @@ def computed(vae: VideoVAE, how: str, latents: int, height: int, width: int, cou
 def measured(
     vae: VideoVAE, z: Tensor, several: Ranks | list[str], ranks: Ranks | None, asked: argparse.Namespace
 ) -> dict[str, Any]:
-    """Calls in turns. Other ranks wait while one decodes alone, its weights packed anew: rows had them released."""
+    """Calls in turns. Other ranks wait while one decodes alone. A turn begins with a call that is not timed: what the
+    other way of it had in memory is given back there, and packed anew."""
     seconds: dict[str, list[float]] = {"one": [], "several": []}
     reserved: dict[str, list[float | None]] = {}
     stated, frames = {}, {}
@@ -102,19 +104,18 @@ def measured(
         "one": lambda: vae.decode(z, output=asked.output) if ranks is None or ranks.rank == 0 else None,
         "several": lambda: vae.decode(z, output=asked.output, devices=several),
     }
-    for who in ("one", "several") * (asked.runs + 1):
-        if who == "one" and ranks is not None and ranks.rank == 0:
-            vae.decode(z[:, :, :1], output=asked.output)
-        with timed(seconds[who], ranks):
-            made = calls[who]()
-        if made is not None:
-            frames[who] = made
+    for who in ("one", "several") * asked.runs:
+        for first in (True, *(False,) * asked.calls):
+            with timed([] if first else seconds[who], ranks):
+                made = calls[who]()
+            if made is not None:
+                frames[who] = made
         report = vae.last_report
         own = report.reserved_gb if report is not None else None
         reserved[who] = ranks.gather(own) if ranks else [own]
         stated[who] = None if report is None else report.predicted_gb
     count = vae.architecture.frames(z.shape[2])
-    each = {who: [1e3 * s / count for s in times[1:]] for who, times in seconds.items()}
+    each = {who: [1e3 * s / count for s in times] for who, times in seconds.items()}
     medians = {who: statistics.median(times) for who, times in each.items()}
     same = torch.equal(frames["one"], frames["several"]) if len(frames) == 2 else None
     return {"ms_a_frame": medians, "spread": {who: [min(t), max(t)] for who, t in each.items()},

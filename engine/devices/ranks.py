@@ -8,7 +8,7 @@ import os
 import queue
 import signal
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -76,14 +76,20 @@ class Ranks:
 
     def check_same(self, **had: Any) -> None:
         """Raises InputError on every rank where one has something else than rank 0."""
-        first, *others = self.gather(had)
-        for rank, there in enumerate(others, 1):
-            if other := [name for name in first if there[name] != first[name]]:
-                raise InputError(f"rank {rank} has another {other[0]} than rank 0; give all ranks the same")
+        _same(self.gather(had))
 
-    def agree(self, device: torch.device, mixed: bool) -> None:
-        """Raises InputError on every rank where their devices are of different kinds, unless that is asked for."""
-        same_kind([(f"rank {i}", kind) for i, kind in enumerate(self.gather(kind_of(device)))], mixed)
+    def agree(self, device: torch.device, mixed: bool, **had: Any) -> None:
+        """As `check_same`, and where their devices are of different kinds, unless that is asked for."""
+        every = self.gather((kind_of(device), had))
+        same_kind([(f"rank {i}", kind) for i, (kind, _) in enumerate(every)], mixed)
+        _same([had for _, had in every])
+
+
+def _same(every: Sequence[Mapping[str, Any]]) -> None:
+    first, *others = every
+    for rank, there in enumerate(others, 1):
+        if other := [name for name in first if there[name] != first[name]]:
+            raise InputError(f"rank {rank} has another {other[0]} than rank 0; give all ranks the same")
 
 
 @contextmanager

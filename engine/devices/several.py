@@ -106,13 +106,12 @@ def _run(
         asked = half, into, clips, wanted, latents, in_tiles_of(vae, half, latents, request)
         spread = Spread(on(vae, named), *asked, policy, operation, told, feed)
     else:
-        ranks.agree(vae.device, mixed)
         _check_alike(vae, ranks, mixed, given, clip=(size, clips, latents), part=wanted, output=request.output)
-        policy = ranks.broadcast(policy)
         about = half, height, clips, wanted, latents, request
-        rows = _answered(ranks, lambda: _by_rows(vae, ranks, *about, told.check))
-        if rows is None:
+        answer = _answered(ranks, lambda: (_by_rows(vae, ranks, *about, told.check), policy))
+        if answer is None:
             return
+        rows, policy = answer
         if rows:
             peers = by_rows.connected(ranks, vae.device)
             done = by_rows.run(vae, peers, half, operation, into, wanted, height, policy, request, told, report)
@@ -136,7 +135,8 @@ def _check_alike(vae: Core, ranks: Ranks, mixed: bool, given: dict[str, Any], **
     """Raises InputError on all ranks where one would make something else of it, or of something else."""
     network = of_network(vae) if not mixed else None if vae.path is None else of_file(vae.path)
     contents = {name: of_contents(what) for name, what in given.items()}
-    ranks.check_same(**asked, precision=None if mixed else vae.precision, VAE=network, options=of_bits(vae), **contents)
+    precision = None if mixed else vae.precision
+    ranks.agree(vae.device, mixed, **asked, precision=precision, VAE=network, options=of_bits(vae), **contents)
 
 
 def _alone(
@@ -173,10 +173,10 @@ def _reported(
         vae._tell(report)  # in place of its own part's
 
 
-def _answered(ranks: Ranks, ask: Callable[[], bool]) -> bool | None:
+def _answered(ranks: Ranks, ask: Callable[[], T]) -> T | None:
     """What ask() says on rank 0, on all of them. None where it was told to stop, which raises Cancelled there."""
     try:
-        answer = ranks.rank == 0 and ask()
+        answer = ask() if ranks.rank == 0 else None
     except Cancelled:
         ranks.broadcast(None)
         raise

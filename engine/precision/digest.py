@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-#: More threads wait for memory.
-THREADS = 8
+#: More threads wait for memory, and to start one takes as long as to read some hundred KB.
+THREADS, BYTES_OF_A_THREAD = 8, 4 << 20
 
 
 def digest(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> str:
@@ -30,5 +30,6 @@ def digest(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> s
         return found.digest()
 
     # Threads begin with torch's defaults; views of inference tensors are fine there, too.
-    with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
+    threads = sum(t.nbytes for t in tensors.values()) // BYTES_OF_A_THREAD + 1
+    with ThreadPoolExecutor(min(threads, THREADS, os.cpu_count() or 1)) as pool:
         return hashlib.sha256(b"".join(pool.map(one, sorted(tensors.items())))).hexdigest()

@@ -131,7 +131,7 @@ class RowRun(Run):
         self._span: tuple[int, int] | None = None
         #: Blocks of sums that each rank has, by where they are of: known to all ranks, or to none.
         self._blocks: dict[tuple[Any, ...], list[int]] = {}
-        #: What the next convolution gets, and the first and last row of it of every rank, [ranks, 2, D, W, C]: they
+        #: What the next convolution gets, and the first and last row of it of every rank, [ranks, D, 2, W, C]: they
         #: came with its sums.
         self._lines: tuple[Tensor, Tensor] | None = None
 
@@ -233,8 +233,8 @@ class RowRun(Run):
         pieces = pieces[: 1 + (wraps > 0)]
         raw, self._lines = self._lines, None
         if raw is not None and raw[0] is x:
-            top = self._normed(data, raw[1][rank - 1, 1], *normed) if above else None
-            bottom = self._normed(data, raw[1][rank + 1, 0], *normed) if below else None
+            top = self._normed(data, raw[1][rank - 1, :, 1], *normed) if above else None
+            bottom = self._normed(data, raw[1][rank + 1, :, 0], *normed) if below else None
         else:
             own = lines.new_empty(2, count, *lines.shape[2:])
             for there, here in pieces:
@@ -327,7 +327,7 @@ class RowRun(Run):
         """Every rank's sums, of `most` blocks, [ranks, D, most, ...]; with the first and last row of x, where it has
         some, in one message: an exchange takes longer than what it carries."""
         d, have, *rest = own.shape
-        rows = () if x is None else (2, d, *x.shape[2:])
+        rows = () if x is None else (d, 2, *x.shape[2:])
         ahead = 0 if x is None else math.prod(rows) * x.dtype.itemsize
         size = d * most * math.prod(rest) * own.dtype.itemsize
         # Kernels read each rank's as they read a tensor of its own.
@@ -336,8 +336,7 @@ class RowRun(Run):
         sums = slice(begin, begin + size)
         message[sums].view(own.dtype).view(d, most, *rest)[:, :have] = own
         if x is not None:
-            lines = message[:ahead].view(x.dtype).view(rows)
-            lines[0], lines[1] = x[:, 0], x[:, -1]
+            message[:ahead].view(x.dtype).view(rows).copy_(x[:, :: max(x.shape[1] - 1, 1)])  # a single row twice
         told = self._peers.stacked(message)
         if x is not None:
             self._lines = x, told[:, :ahead].view(x.dtype).view(-1, *rows)
