@@ -77,8 +77,9 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
                        help="GPUs that share the clip, with the bits of one: all, or a list such as cuda:0,cuda:1 "
                        "(default: one)")  # fmt: skip
     group.add_argument("--split", metavar="S",
-                       help="under torchrun: segments of the clip (default), rows of every frame (less memory each, "
-                       "sooner for short clips of heavy VAEs), or auto: what takes less time as computed")  # fmt: skip
+                       help="under torchrun: segments of the clip, rows of every frame (less memory each, sooner for "
+                       "short clips of heavy VAEs), or auto: what takes less time as computed (default; segments on "
+                       "several machines)")  # fmt: skip
     group.add_argument("--mixed-devices", action="store_true",
                        help="allow GPUs of different kinds, whose bits differ")  # fmt: skip
     group = parser.add_argument_group("output")

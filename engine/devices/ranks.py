@@ -33,8 +33,8 @@ UNLIMITED = timedelta(days=365)
 
 #: "segments": parts of the clip, each with a lead; "rows": every rank rows of each frame; "auto": what takes less time.
 SPLITS = ("auto", "segments", "rows")
-#: Where nobody says how. "auto" once GPUs have run rows; README and the help of --split say what it is.
-DEFAULT_SPLIT = "segments"
+#: Where nobody says how; README and the help of --split say what it is.
+DEFAULT_SPLIT = "auto"
 
 
 class RankLost(ZeroWasteError):

@@ -188,8 +188,8 @@ def _by_rows(
     request: Request, check: Callable[[], None],
 ) -> bool:  # fmt: skip
     """Whether ranks share every frame, and not the clip. Raises Cancelled."""
-    if ranks.split == "segments":
-        return False
+    if ranks.split == "segments" or (ranks.split == "auto" and ranks.neighbours < ranks.count):
+        return False  # exchanges were measured between GPUs of one machine, and rows have one for each convolution
     count, width = latents[0], latents[2] * (vae.architecture.spatial if half == "encoder" else 1)
     why = by_rows.why_not(vae, half, request, height, ranks.count)
     why = why or ("several clips are shared one by one" if clips > 1 else None)

@@ -1,5 +1,6 @@
 """Rows of every frame on each rank: when that is chosen."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -46,7 +47,7 @@ def test_a_plan_for_rows_stops_when_it_is_told_to(small, monkeypatch):
     """What is planned next is for whole frames."""
     size, whole = (3, 70, 4), small.plan_decode(3, 70, 4)
     monkeypatch.setattr(by_rows, "sooner", lambda *_: True)
-    asked = small, Ranks(0, 2, 0, split="auto"), "decoder", 70, 1, range(9), size, Request()
+    asked = small, Ranks(0, 2, 0, 2, "auto"), "decoder", 70, 1, range(9), size, Request()
     assert several._by_rows(*asked, Told(cancel=lambda: False).check)
     with pytest.raises(Cancelled):
         several._by_rows(*asked, Told(cancel=lambda: True).check)
@@ -94,10 +95,12 @@ def test_rows_take_less_time_for_short_clips_and_more_for_long_ones(half):
 
 @pytest.mark.parametrize("fused", [True])
 @pytest.mark.parametrize("asked, sooner, by", [("segments", True, False), ("rows", False, True), ("auto", True, True),
-                                              ("auto", False, False), (None, True, False)])  # fmt: skip
+                                              ("auto", False, False), (None, True, True)])  # fmt: skip
 def test_auto_takes_what_is_computed_to_be_done_sooner(small, monkeypatch, asked, sooner, by):
-    """Whoever says nothing gets segments, until GPUs have run rows."""
-    ranks = Ranks(0, 2, 0, split=asked) if asked else Ranks(0, 2, 0)
+    """Also where nobody says anything, but not for ranks on several machines."""
+    ranks = Ranks(0, 2, 0, 2, asked) if asked else Ranks(0, 2, 0, 2)
     monkeypatch.setattr(by_rows, "sooner", lambda *_: sooner)
     size = (6, 90, 4)
-    assert several._by_rows(small, ranks, "decoder", 90, 1, range(21), size, Request(), Told().check) == by
+    about = "decoder", 90, 1, range(21), size, Request(), Told().check
+    assert several._by_rows(small, ranks, *about) == by
+    assert several._by_rows(small, replace(ranks, neighbours=1), *about) == (asked == "rows")

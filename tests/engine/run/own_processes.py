@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
@@ -33,8 +34,18 @@ def without_a_compiler() -> subprocess.CompletedProcess[str]:
 
 def under_cuda_malloc_async() -> subprocess.CompletedProcess[str]:
     """The tests of graphs that are for the other allocator."""
-    pytest = "-m", "pytest", str(HERE / "test_graphs_gpu.py"), "-q", "-m", "gpu", "-p", "no:cacheprovider"
-    return python(*pytest, "-k", "other_one", PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync", ZEROWASTE_INNER="1")
+    return inner(HERE / "test_graphs_gpu.py", "other_one", PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync")
+
+
+def emulated(kind: str) -> subprocess.CompletedProcess[str]:
+    """8 bit on a CPU beside the kernels: most of it is the CPU's work, 12 s of all cores."""
+    return inner(HERE.parent / "precision" / "test_precision_gpu.py", f"inside and {kind}", OMP_NUM_THREADS="2")
+
+
+def inner(file: Path, which: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Tests that run nowhere else."""
+    pytest = "-m", "pytest", str(file), "-q", "-m", "gpu", "-p", "no:cacheprovider", "-k", which
+    return python(*pytest, ZEROWASTE_INNER="1", **environment)
 
 
 def long_clips() -> subprocess.CompletedProcess[str]:
@@ -54,4 +65,6 @@ PROCESSES = {
     "test_without_a_compiler_torch_runs": without_a_compiler,
     "test_under_cuda_malloc_async": under_cuda_malloc_async,
     "test_long_clips_need_no_more_host_memory_than_their_frames": long_clips,
+    **{f"test_kernels_compute_what_a_cpu_emulates[{kind}]": functools.partial(emulated, kind)
+       for kind in ("fp8", "int8")},
 }
