@@ -2,11 +2,12 @@
 what the time model computes.
 
     python tools/measure_devices.py --frames 81 161 597
-    torchrun --standalone --nproc-per-node 2 tools/measure_devices.py --split rows --frames 21
+    torchrun --standalone --nproc-per-node 2 tools/measure_devices.py --split segments rows --frames 21
 
-In one process clips are shared by segments among 2, 4, 8, ... of the GPUs there are; under torchrun among all ranks, as
---split says. Run where the pack is importable as zerowaste_vae. Each case prints one line and, with --json, is appended
-to a file as it is done. Weights are seeded ones of a family's published widths, frames go to host memory.
+In one process clips are shared by segments among 2, 4, 8, ... of the GPUs there are, one count after the other; under
+torchrun among all ranks, as --split says. Run where the pack is importable as zerowaste_vae. Each way prints one line
+and, with --json, is appended to a file once its clip is done. Weights are seeded ones of a family's published widths,
+frames go to host memory.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,6 +35,15 @@ from zerowaste_vae.engine.errors import ZeroWasteError
 from zerowaste_vae.engine.network.rows import why_no_rows
 from zerowaste_vae.engine.planning.shares import duration, leads_of, split
 
+T = TypeVar("T")
+
+
+class Way(NamedTuple):
+    """How so many devices share a clip."""
+
+    split: str
+    devices: int
+
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split(":")[0])
@@ -43,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--precisions", nargs="+", default=["auto"], metavar="P")
     parser.add_argument("--counts", nargs="+", type=int, metavar="N", help="of devices in one process (default: 2, 4, "
                         "8 of those there are)")  # fmt: skip
-    parser.add_argument("--split", default="segments", help="under torchrun: segments or rows")
+    parser.add_argument("--split", nargs="+", default=["segments"], choices=["segments", "rows"], help="under torchrun")
     parser.add_argument("--runs", type=int, default=3, help="turns of each")
     parser.add_argument("--calls", type=int, default=1, help="timed calls in a turn, behind one that is not")
     parser.add_argument("--output", default="uint8", help="type of the frames: uint8, float16 or float32")
@@ -63,8 +73,13 @@ def cases(asked: argparse.Namespace, ranks: Ranks | None) -> Iterator[dict[str, 
     architecture = by_name(asked.weights)
     weights = random_checkpoint(architecture=architecture)
     gpus = 0 if asked.cpu else torch.cuda.device_count()
-    counts = [ranks.count] if ranks else asked.counts or [n for n in (2, 4, 8) if n <= max(gpus, 2)]
     device = (ranks.device if ranks else "cuda:0") if gpus else "cpu"
+    ways: dict[Way, Ranks | list[str]]
+    if ranks:
+        ways = {Way(split, ranks.count): replace(ranks, split=split) for split in asked.split}
+    else:
+        counts = asked.counts or [n for n in (2, 4, 8) if n <= max(gpus, 2)]
+        ways = {Way("segments", n): [f"cuda:{i}" if gpus else "cpu" for i in range(n)] for n in counts}
     for precision in asked.precisions:
         vae = load(copy_of(weights), device=device, precision=precision)
         for size, frames in product(asked.sizes, asked.frames):
@@ -72,14 +87,13 @@ def cases(asked: argparse.Namespace, ranks: Ranks | None) -> Iterator[dict[str, 
             height, width = height // architecture.spatial, width // architecture.spatial
             latents = (frames - 1) // architecture.temporal + 1
             z = noise_latent(vae.latent_channels, latents, height, width)
-            for count in counts:
-                several = replace(ranks, split=asked.split) if ranks else [f"cuda:{i}" if gpus else "cpu"
-                                                                           for i in range(count)]  # fmt: skip
-                how = asked.split if ranks else "segments"
-                case = {"weights": asked.weights, "size": size, "frames": architecture.frames(latents), "split": how,
-                        "precision": vae.precision, "devices": count}  # fmt: skip
-                yield case | {"computed": computed(vae, how, latents, height, width, count)} | measured(
-                    vae, z, several, ranks, asked)  # fmt: skip
+            found = measured(vae, z, ways, ranks, asked)
+            for way in ways:
+                yield {
+                    "weights": asked.weights, "size": size, "frames": architecture.frames(latents), "split": way.split,
+                    "precision": vae.precision, "devices": way.devices,
+                    "computed": computed(vae, way.split, latents, height, width, way.devices), **found[way],
+                }  # fmt: skip
         vae.release()
 
 
@@ -93,34 +107,44 @@ def computed(vae: VideoVAE, how: str, latents: int, height: int, width: int, cou
 
 
 def measured(
-    vae: VideoVAE, z: Tensor, several: Ranks | list[str], ranks: Ranks | None, asked: argparse.Namespace
-) -> dict[str, Any]:
-    """Calls in turns. Other ranks wait while one decodes alone. A turn begins with a call that is not timed: what the
-    other way of it had in memory is given back there, and packed anew."""
-    seconds: dict[str, list[float]] = {"one": [], "several": []}
-    reserved: dict[str, list[float | None]] = {}
+    vae: VideoVAE, z: Tensor, ways: dict[Way, Ranks | list[str]], ranks: Ranks | None, asked: argparse.Namespace
+) -> dict[Way, dict[str, Any]]:
+    """Calls in turns, each way beside one device. Other ranks wait while one decodes alone. A turn begins with a call
+    that is not timed, but for segments, all but their first one: what another way had in memory is given back there,
+    and packed anew."""
+    alone = Way("one", 1)
+    seconds: dict[Way, list[float]] = {way: [] for way in (alone, *ways)}
+    reserved: dict[Way, list[float | None]] = {}
     stated, frames = {}, {}
-    calls: dict[str, Callable[[], Tensor | None]] = {
-        "one": lambda: vae.decode(z, output=asked.output) if ranks is None or ranks.rank == 0 else None,
-        "several": lambda: vae.decode(z, output=asked.output, devices=several),
-    }
-    for who in ("one", "several") * asked.runs:
-        for first in (True, *(False,) * asked.calls):
-            with timed([] if first else seconds[who], ranks):
-                made = calls[who]()
+    again = any(way.split == "rows" for way in ways)
+
+    def call(way: Way) -> Tensor | None:
+        if way != alone:
+            return vae.decode(z, output=asked.output, devices=ways[way])
+        return vae.decode(z, output=asked.output) if ranks is None or ranks.rank == 0 else None
+
+    for turn, way in product(range(asked.runs), (alone, *ways)):
+        for timed_one in (*(False,) * (again or not turn), *(True,) * asked.calls):
+            with timed(seconds[way] if timed_one else [], ranks):
+                made = call(way)
             if made is not None:
-                frames[who] = made
+                frames[way] = made
         report = vae.last_report
         own = report.reserved_gb if report is not None else None
-        reserved[who] = ranks.gather(own) if ranks else [own]
-        stated[who] = None if report is None else report.predicted_gb
+        reserved[way] = ranks.gather(own) if ranks else [own]
+        stated[way] = None if report is None else report.predicted_gb
     count = vae.architecture.frames(z.shape[2])
-    each = {who: [1e3 * s / count for s in times] for who, times in seconds.items()}
-    medians = {who: statistics.median(times) for who, times in each.items()}
-    same = torch.equal(frames["one"], frames["several"]) if len(frames) == 2 else None
-    return {"ms_a_frame": medians, "spread": {who: [min(t), max(t)] for who, t in each.items()},
-            "speedup": medians["one"] / medians["several"], "equal": same, "stated_gb": stated,
-            "reserved_gb": reserved}  # fmt: skip
+    each = {way: [1e3 * s / count for s in times] for way, times in seconds.items()}
+    medians = {way: statistics.median(times) for way, times in each.items()}
+
+    def both(of: dict[Way, T], way: Way) -> dict[str, T]:
+        return {"one": of[alone], "several": of[way]}
+
+    spreads = {way: [min(t), max(t)] for way, t in each.items()}
+    return {way: {"ms_a_frame": both(medians, way), "spread": both(spreads, way),
+                  "speedup": medians[alone] / medians[way],
+                  "equal": torch.equal(frames[alone], frames[way]) if alone in frames else None,
+                  "stated_gb": both(stated, way), "reserved_gb": both(reserved, way)} for way in ways}  # fmt: skip
 
 
 @contextmanager
