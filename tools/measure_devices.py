@@ -101,7 +101,9 @@ def computed(vae: VideoVAE, how: str, latents: int, height: int, width: int, cou
     """How many times as fast as one device by the steps' operations."""
     program = vae.model.decoder.program
     if how == "rows":
-        return None if why_no_rows(program, height, count) else 1.0 / by_rows.duration(program, height, width, count)
+        eight_bit = bool(vae.planner.walk.operands("decoder").policy.kinds)
+        no_rows = why_no_rows(program, height, count)
+        return None if no_rows else 1.0 / by_rows.duration(program, height, width, count, eight_bit)
     leads, rates = leads_of(program, height, width, latents), [1.0] * count
     return (latents + leads(0)) / duration(split(leads, latents, rates), rates)
 

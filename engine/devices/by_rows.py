@@ -38,6 +38,8 @@ from .spread import Operation, Told
 #: What an exchange among ranks takes, in operations: at 650 TFLOP/s, as in fp16. Between two H200s borders of rows take
 #: as much as 105 us with the copies to and from where they lie, of which NCCL gathers for 50 to 80.
 EXCHANGE = 105e-6 * 650e12
+#: And how many more there are meanwhile in 8 bit: SeedVR2 at 1280x720 takes an H200 31.2 ms a frame and 18.9.
+IN_8_BIT = 1.65
 #: Threads of rank 0, which launches, too, that write frames to host memory: an H200's host takes 6.3 ms for a fresh one
 #: of 1280x720 in float32 with one of them, 0.9 with eight, and a GPU makes it in 16.
 HOST_THREADS = 8
@@ -332,9 +334,10 @@ def _told_of(report: Report, vae: Core, core: Core, half: str, rows: list[int]) 
 # -- time -------------------------------------------------------------------------------------------------------------
 
 
-def duration(program: Program, height: int, width: int, count: int) -> float:
+def duration(program: Program, height: int, width: int, count: int, eight_bit: bool = False) -> float:
     """Of a latent by rows on so many devices, relative to one: by the steps' operations, and an exchange for every
     convolution, in a decoder for each frame that goes into a stage. height, width: of what goes in."""
+    exchange = EXCHANGE * (IN_8_BIT if eight_bit else 1.0)
     size, total, spent = Size(program.rates[0] * _MIDDLE, height, width, program.takes), 0.0, 0.0
     for stage, split in row_stages(program, height, count):
         own, blocks = (max(b - a for a, b in map(of, range(1 if split.whole else count))) / split.rows
@@ -345,19 +348,20 @@ def duration(program: Program, height: int, width: int, count: int) -> float:
             share = blocks if split.wide and step is stage[0] and not split.whole else own
             total, spent = total + flop, spent + share * flop
             if not split.whole:
-                spent += times * 2 * EXCHANGE  # two convolutions' rows, and with them their norms' sums
+                spent += times * 2 * exchange  # two convolutions' rows, and with them their norms' sums
             size = step.size(size, False)
     return spent / max(total, 1.0)
 
 
 def sooner(
-    program: Program, height: int, width: int, count: int, latents: int, span: tuple[int, int] | None = None
-) -> bool:
+    program: Program, height: int, width: int, count: int, latents: int, span: tuple[int, int] | None = None,
+    eight_bit: bool = False,
+) -> bool:  # fmt: skip
     """Whether so many devices of one kind are computed to make a clip's latents [a, b) (None: all) by rows before they
     make them by segments; height, width: of what goes in."""
     leads, rates, (first, end) = shares.Leads(program, height, width), [1.0] * count, span or (0, latents)
     segments = shares.duration(shares.split(leads, latents, rates, bounds=(first, end)), rates)
-    return duration(program, height, width, count) * (end - first + leads(first)) < segments
+    return duration(program, height, width, count, eight_bit) * (end - first + leads(first)) < segments
 
 
 #: Latents that the work of a step is taken from.
