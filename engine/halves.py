@@ -111,7 +111,7 @@ class FusedHalves:
 
     def _prepared(self, half: str) -> FusedDecoder | FusedEncoder:
         """8-bit weights from the store, where they have been packed before; 16-bit ones cost less to pack than read."""
-        if not self._walk.operands(half).policy.kinds:
+        if not self._walk.in_8_bit(half):
             return self._pack(half, self._model)
         options, place = self._options, self._store.prepared(half)
         made_from = recipe(self._walk.operands(half), options.composed_upsample, options.flash_attention,

@@ -22,7 +22,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,8 +34,6 @@ from zerowaste_vae.engine.devices.ranks import Ranks, joined, under_torchrun
 from zerowaste_vae.engine.errors import ZeroWasteError
 from zerowaste_vae.engine.network.rows import why_no_rows
 from zerowaste_vae.engine.planning.shares import duration, leads_of, split
-
-T = TypeVar("T")
 
 
 class Way(NamedTuple):
@@ -101,9 +99,9 @@ def computed(vae: VideoVAE, how: str, latents: int, height: int, width: int, cou
     """How many times as fast as one device by the steps' operations."""
     program = vae.model.decoder.program
     if how == "rows":
-        eight_bit = bool(vae.planner.walk.operands("decoder").policy.kinds)
-        no_rows = why_no_rows(program, height, count)
-        return None if no_rows else 1.0 / by_rows.duration(program, height, width, count, eight_bit)
+        if why_no_rows(program, height, count):
+            return None
+        return 1.0 / by_rows.duration(program, height, width, count, vae.planner.walk.in_8_bit("decoder"))
     leads, rates = leads_of(program, height, width, latents), [1.0] * count
     return (latents + leads(0)) / duration(split(leads, latents, rates), rates)
 
@@ -139,7 +137,7 @@ def measured(
     each = {way: [1e3 * s / count for s in times] for way, times in seconds.items()}
     medians = {way: statistics.median(times) for way, times in each.items()}
 
-    def both(of: dict[Way, T], way: Way) -> dict[str, T]:
+    def both(of: dict[Way, Any], way: Way) -> dict[str, Any]:
         return {"one": of[alone], "several": of[way]}
 
     spreads = {way: [min(t), max(t)] for way, t in each.items()}

@@ -217,7 +217,7 @@ def _by_rows(
 
     if planner.walk.why_not(program.half) or why_no_rows(program, frame[0], count):
         return []
-    eight_bit = bool(planner.walk.operands(program.half).policy.kinds)
+    eight_bit = planner.walk.in_8_bit(program.half)
     times = 1.0 / by_rows.duration(program, *frame, count, eight_bit)
     planner.walk.share(Planned(0, count))
     try:

@@ -202,8 +202,7 @@ def _by_rows(
     program = getattr(vae.model, half).program
     last = program.rates[-1]
     span = latent_of(wanted.start, last), latent_of(wanted.stop - 1, last) + 1
-    eight_bit = bool(vae.planner.walk.operands(half).policy.kinds)
-    sooner = by_rows.sooner(program, height, width, ranks.count, count, span, eight_bit)
+    sooner = by_rows.sooner(program, height, width, ranks.count, count, span, vae.planner.walk.in_8_bit(half))
     return sooner and by_rows.fits(vae, half, latents, request, ranks.count, check)
 
 

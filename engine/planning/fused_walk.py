@@ -76,6 +76,10 @@ class FusedWalk:
     def operands(self, half: str) -> Operands:
         return Operands(self.dtype, self._policies.get(half, EXACT), winograd=self.options.winograd)
 
+    def in_8_bit(self, half: str) -> bool:
+        """Whether convolutions of it are, some at least."""
+        return bool(self.operands(half).policy.kinds)
+
     def network(self, half: str) -> FusedDecoder | FusedEncoder:
         """The half as a run has it, without values."""
         return self._networks[half]
