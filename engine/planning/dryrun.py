@@ -15,10 +15,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..kernels import exact
-from .allocator import Allocator, Block
+from .allocator import Allocator, AnyOrder, Block
 from .layouts import IN_PLACE, result
 
 T = TypeVar("T")
+#: What an allocator gives.
+Given = Block | list[Block]
 
 
 class _Functions(TorchFunctionMode):
@@ -64,13 +66,13 @@ class _Follow(TorchDispatchMode):
     """Counts bytes of live storages; an allocator follows what it would reserve for them. Convolutions also hold a
     re-laid-out input, weight and output while they run."""
 
-    def __init__(self, allocator: Allocator | None) -> None:
+    def __init__(self, allocator: Allocator | AnyOrder | None) -> None:
         super().__init__()
         self.live = 0
         self.peak = 0
         self.allocator = allocator
         self._holders: dict[int, int] = {}
-        self._blocks: dict[int, Block] = {}
+        self._blocks: dict[int, Given] = {}
         #: Of living storages, in the order in which they were made.
         self.numbers: dict[int, int] = {}
         self._made = 0
@@ -114,10 +116,10 @@ class _Follow(TorchDispatchMode):
 
     def follow(
         self, events: Iterable[tuple[Event, Any]], drop: Callable[[Any], object]
-    ) -> dict[int, Block | None]:
+    ) -> dict[int, Given | None]:
         """The events once more, without tensors; drop(what) where one was about what there was before. Returns what has
         been taken and not given back."""
-        blocks: dict[int, Block | None] = {}
+        taken: dict[int, Given | None] = {}
         allocator, live, peak = self.allocator, self.live, self.peak
         for (number, size, takes, _), what in events:
             if what is not None:
@@ -126,19 +128,19 @@ class _Follow(TorchDispatchMode):
                 live = self.live
             elif not takes:
                 live -= size
-                block = blocks.pop(number)
-                if block is not None:
-                    allocator.give(block)
+                given = taken.pop(number)
+                if given is not None:
+                    allocator.give(given)
             else:
                 if live + size > peak:
                     peak = live + size
                 if number is not None:
                     live += size
-                    blocks[number] = allocator.take(size) if allocator is not None and size else None
+                    taken[number] = allocator.take(size) if allocator is not None and size else None
                 elif allocator is not None:
                     allocator.touch(size)
         self.live, self.peak = live, peak
-        return blocks
+        return taken
 
     def _hold(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
@@ -149,18 +151,18 @@ class _Follow(TorchDispatchMode):
             self._lies(key, self.allocator.take(size) if self.allocator is not None and size else None)
         self._held_by(tensor, key, size)
 
-    def lay(self, tensor: Tensor, block: Block | None) -> None:
+    def lay(self, tensor: Tensor, given: Given | None) -> None:
         """A new storage lies in what `follow` has taken, where it is counted already."""
         storage = tensor.untyped_storage()
-        self._lies(storage._cdata, block)
+        self._lies(storage._cdata, given)
         self._held_by(tensor, storage._cdata, storage.nbytes())
 
-    def _lies(self, key: int, block: Block | None) -> None:
+    def _lies(self, key: int, given: Given | None) -> None:
         self._holders[key] = 0
         self.numbers[key] = self._made
         self._made += 1
-        if block is not None:
-            self._blocks[key] = block
+        if given is not None:
+            self._blocks[key] = given
 
     def _held_by(self, tensor: Tensor, key: int, size: int) -> None:
         self._holders[key] += 1
@@ -223,10 +225,10 @@ def _nbytes(tensor: Tensor) -> int:
 class PeakMemory:
     """`with PeakMemory() as m: program()`; then `m.peak` is in bytes. Only tensors made inside are counted."""
 
-    def __init__(self, products: bool = False, reserves: bool = False) -> None:
+    def __init__(self, products: bool = False, reserves: bool = False, anywhere: bool = False) -> None:
         """products: convolutions are matrix products (engine/kernels/exact.py). reserves: `peak` is what torch's
-        caching allocator reserves."""
-        self._follow = _Follow(Allocator() if reserves else None)
+        caching allocator reserves in a new process, or (anywhere) wherever segments lie."""
+        self._follow = _Follow((AnyOrder if anywhere else Allocator)() if reserves else None)
         self._modes = [_Functions(products), self._follow]
 
     def __enter__(self) -> PeakMemory:
@@ -275,13 +277,13 @@ class PeakMemory:
 
     def follow(
         self, events: Iterable[tuple[Event, Any]], drop: Callable[[Any], object]
-    ) -> dict[int, Block | None]:
+    ) -> dict[int, Given | None]:
         """As if what was recorded were done once more; drop(what) lets go of what was there before."""
         return self._follow.follow(events, drop)
 
-    def lay(self, made: Tensor, block: Block | None) -> Tensor:
+    def lay(self, made: Tensor, given: Given | None) -> Tensor:
         """`made`, in a storage of its own that `follow` has taken."""
-        self._follow.lay(made, block)
+        self._follow.lay(made, given)
         return made
 
 

@@ -7,7 +7,7 @@ import functools
 import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -34,10 +34,12 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class Torch:
     """How plain torch takes memory. products: convolutions are matrix products (engine/kernels/exact.py). reserves:
-    what it frees stays reserved, in the blocks into which it was cut."""
+    what it frees stays reserved, in the blocks into which it was cut. anywhere: wherever a driver lays these, and not
+    as in a new process."""
 
     products: bool = False
     reserves: bool = False
+    anywhere: bool = False
 
     @classmethod
     def on(cls, device: torch.device, dtype: torch.dtype, tf32: bool) -> Torch:
@@ -58,6 +60,8 @@ GATHERED = (512, 1024)
 #: Where nothing of every frame stays, clips of no more than this are walked as they are: LTX 0.9.1, which looks
 #: farthest ahead, needs 33 to 39. The parabola was up to 1 % from what clips of 125 latents take.
 FEW = 40
+#: Latents of a clip that is walked in several orders of segments, in twice the time of one: two chunks of up to four.
+IN_ORDERS = 8
 
 
 class PlainWalk:
@@ -84,7 +88,7 @@ class PlainWalk:
         program = getattr(self._model, half).program
         if tile == frame and not program.gathers:
             lengths = self._lengths(program, latents, steps)
-            return self._long(lambda n: self._whole(half, n, steps, frame, rest, how), *lengths, most)
+            return self._long(lambda n, how: self._whole(half, n, steps, frame, rest, how), *lengths, how, most)
         # What sees whole frames and what sees tiles run one after the other.
         front, channels = self._before_tiles(half, latents, steps, frame, how)
         if front > most:
@@ -93,7 +97,9 @@ class PlainWalk:
         waits = program.gathers and tile == frame
         waiting = self._dtype.itemsize * channels * math.prod(frame) * latents if waits else 0
         lengths = self._lengths(single, latents, steps)
-        tiles = self._long(lambda n: self._tile(half, n, steps, tile, rest, channels, how), *lengths, most - waiting)
+        tiles = self._long(
+            lambda n, how: self._tile(half, n, steps, tile, rest, channels, how), *lengths, how, most - waiting
+        )
         return max(front, waiting + tiles)
 
     def _parts(self, program: Program) -> tuple[Program, Program]:
@@ -109,14 +115,14 @@ class PlainWalk:
         """Bytes of what sees whole frames, whatever the tiles, and the channels of the features beside it."""
         program, channels = getattr(self._model, half).program, 0
 
-        def front(latents: int) -> Taken:
+        def front(latents: int, how: Torch) -> Taken:
             nonlocal channels
             taken, channels = self._front(half, latents, steps.latents, frame, how)
             return taken
 
         if program.gathers:
-            return self._long(front, latents, GATHERED), channels
-        return self._long(front, *self._lengths(self._parts(program)[0], latents, steps)), channels
+            return self._long(front, latents, GATHERED, how), channels
+        return self._long(front, *self._lengths(self._parts(program)[0], latents, steps), how), channels
 
     def _lengths(self, program: Program, latents: int, steps: Steps) -> tuple[int, Sequence[int]]:
         """Latents after which a part of a network takes no more: of `latents`, two chunks and those after which as many
@@ -131,7 +137,20 @@ class PlainWalk:
         return enough, (enough,) if enough <= FEW else PARABOLA
 
     def _long(
-        self, walk: Callable[[int], Taken], latents: int, short: Sequence[int], most: float = math.inf
+        self, walk: Callable[[int, Torch], Taken], latents: int, short: Sequence[int], how: Torch,
+        most: float = math.inf,
+    ) -> int:  # fmt: skip
+        """What a clip of so many latents takes as in a new process. Where its blocks may lie anywhere, that is more by
+        as much as in a clip of IN_ORDERS."""
+        new = replace(how, anywhere=False)
+        taken = self._extrapolated(lambda n: walk(n, new), latents, short, most)
+        if not how.anywhere:
+            return taken
+        few = min(latents, short[0], IN_ORDERS)
+        return math.ceil(taken * walk(few, how).reserved / walk(few, new).reserved)
+
+    def _extrapolated(
+        self, walk: Callable[[int], Taken], latents: int, short: Sequence[int], most: float
     ) -> int:  # fmt: skip
         """Of a walk of so many latents; short: those that longer ones are extrapolated from. Where something of every
         frame stays, what is in use grows by as much with each latent. What is reserved does so too where frames wait
@@ -180,7 +199,7 @@ class PlainWalk:
         self, half: str, latents: int, chunk: int, frame: Size, how: Torch
     ) -> tuple[Taken, int]:
         """The part that sees whole frames at latent resolution, and the channels of the features beside it."""
-        memory, channels = PeakMemory(how.products, how.reserves), 0
+        memory, channels = PeakMemory(*astuple(how)), 0
         part = self._repeated(half, how, memory)
         if half == "encoder":
             # What a tile of one latent pixel is made into has as many channels as any.
@@ -217,7 +236,7 @@ class PlainWalk:
         return self._peak(program, memory)
 
     def _sampled(self, half: str, how: Torch) -> tuple[_Sampled, PeakMemory]:
-        memory = PeakMemory(how.products, how.reserves)
+        memory = PeakMemory(*astuple(how))
         return _Sampled(self._repeated(half, how, memory), memory), memory
 
     def _repeated(self, half: str, how: Torch, memory: PeakMemory) -> Half:

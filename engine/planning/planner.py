@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -193,7 +192,8 @@ class Planner:
             return plan
         fixed = self._besides(ask.half, self._runs_fused(ask, grids[-1]))
         at = largest(grids, target, fixed, functools.partial(self._least, ask, target=target))
-        return self._first_fit(ask, grids[at], target) if at < len(grids) else None
+        plans = (self._first_fit(ask, tiles, target) for tiles in grids[at:])
+        return next((plan for plan in plans if plan is not None), None)
 
     def _first_fit(self, ask: Ask, tiles: Grid, target: int | None) -> Plan | None:
         """The roomiest plan below the target."""
@@ -232,10 +232,14 @@ class Planner:
         return self._fused() and self.walk.why_not(ask.half) is None
 
     def _plain_peak(self, ask: Ask, tiles: Grid, steps: Steps, target: int | None = None) -> int:
+        """Wherever a driver lays what torch reserves, which is what plans and refusals state; to be compared with a
+        target, first as a new process has it."""
         tile = tiles.rows.size, tiles.cols.size
-        frame = ask.height, ask.width
-        most = math.inf if target is None else target - self._besides(ask.half, False)
-        return self._plain.peak(ask.half, ask.latents, steps, frame, tile, ask.rest, self._how(), most)
+        frame, how = (ask.height, ask.width), self._how()
+        if target is None:
+            return self._plain.peak(ask.half, ask.latents, steps, frame, tile, ask.rest, replace(how, anywhere=True))
+        most = target - self._besides(ask.half, False)
+        return self._plain.peak(ask.half, ask.latents, steps, frame, tile, ask.rest, how, most)
 
     def _options(self, ask: Ask, tiles: Grid, target: int | None) -> Iterator[Plan]:
         """Plans without the weights in their peak, from roomy to lean."""
@@ -254,8 +258,8 @@ class Planner:
             fixed = self._besides(ask.half, False)
             return target is None or fixed + self._plain_peak(ask, tiles, some, target) <= target
 
-        best = steps[bisect_left(steps, True, hi=len(steps) - 1, key=fits)]
-        yield Plan(best, tiles, self._plain_peak(ask, tiles, best))
+        for some in steps[bisect_left(steps, True, hi=len(steps) - 1, key=fits) :]:
+            yield Plan(some, tiles, self._plain_peak(ask, tiles, some))
 
     def _plain_steps(self, ask: Ask) -> Iterator[Steps]:
         single = self.walk.single(ask.half)  # they go through one by one whatever the frames per step

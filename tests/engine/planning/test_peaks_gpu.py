@@ -95,7 +95,8 @@ def test_plain_torch_reserves_what_is_stated(noise, name, precision, half):
 @pytest.mark.plain
 @pytest.mark.parametrize(("half", "chunk"), [("decoder", 1), ("decoder", 2), ("encoder", 1)])
 def test_wan_in_fp32_reserves_what_is_stated(noise, half, chunk):
-    """Its convolutions are matrix products there, among norms of other temporaries than SeedVR2's."""
+    """Its convolutions are matrix products there, among norms of other temporaries than SeedVR2's. With two latents
+    what is reserved depends on where the driver lays segments: 10.6 or 11.5 GB."""
     others = reserved()
     vae = make("wan2.1", "fp32")
     reserved()
@@ -106,7 +107,7 @@ def test_wan_in_fp32_reserves_what_is_stated(noise, half, chunk):
     stated, most = vae.last_report.predicted_gb, (torch.cuda.max_memory_reserved() - others) / GIB
     print(f"{vae.last_report.plan}: reserved {most:.3f} GB")
     assert vae.last_report.mode.startswith("plain")
-    assert abs(most - stated) <= 0.05 * stated + 0.125
+    assert 0.88 * stated <= most <= 1.02 * stated
 
 
 @pytest.mark.plain
