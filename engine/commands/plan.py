@@ -217,8 +217,8 @@ def _by_rows(
 
     if planner.walk.why_not(program.half) or why_no_rows(program, frame[0], count):
         return []
-    eight_bit = planner.walk.in_8_bit(program.half)
-    times = 1.0 / by_rows.duration(program, *frame, count, eight_bit)
+    how = planner.walk.in_8_bit(program.half), planner.walk.frames_by_rows(program.half, *frame)
+    times = 1.0 / by_rows.duration(program, *frame, count, *how)
     planner.walk.share(Planned(0, count))
     try:
         peak = planner.plan(program.half, size, limits=Limits(host=0)).peak_bytes
@@ -226,7 +226,7 @@ def _by_rows(
         planner.walk.share(None)
     text = f"{count} GPUs by rows under torchrun, computed, not measured: {times:.2f} times as fast as one, about "
     text += f"{peak / GIB:.2f} GB each without a target"
-    sooner = by_rows.sooner(program, *frame, count, size[0], eight_bit=eight_bit)
+    sooner = by_rows.sooner(program, *frame, count, size[0], None, *how)
     text += f"; --split auto takes {'rows' if sooner else 'segments'}"
     return [{"devices": count, "split": "rows", "computed_speedup": round(times, 3), "peak_gb": peak / GIB,
              "sooner": sooner, "text": text}]  # fmt: skip

@@ -40,6 +40,9 @@ from .spread import Operation, Told
 EXCHANGE = 105e-6 * 650e12
 #: And how many more there are meanwhile in 8 bit: SeedVR2 at 1280x720 takes an H200 31.2 ms a frame and 18.9.
 IN_8_BIT = 1.65
+#: What a rank's host launches for a step, in operations at 540 TFLOP/s: SeedVR2's hosts took 13 ms a frame (two H200s)
+#: and 18.5 (four: most of them exchange with two others), whatever the precision.
+LAUNCH = {1: 1.6e-3 * 540e12, 2: 2.3e-3 * 540e12}
 #: Threads of rank 0, which launches, too, that write frames to host memory: an H200's host takes 6.3 ms for a fresh one
 #: of 1280x720 in float32 with one of them, 0.9 with eight, and a GPU makes it in 16.
 HOST_THREADS = 8
@@ -334,10 +337,14 @@ def _told_of(report: Report, vae: Core, core: Core, half: str, rows: list[int]) 
 # -- time -------------------------------------------------------------------------------------------------------------
 
 
-def duration(program: Program, height: int, width: int, count: int, eight_bit: bool = False) -> float:
+def duration(
+    program: Program, height: int, width: int, count: int, eight_bit: bool = False, frames: int = 1
+) -> float:  # fmt: skip
     """Of a latent by rows on so many devices, relative to one: by the steps' operations, and an exchange for every
-    convolution, in a decoder for each frame that goes into a stage. height, width: of what goes in."""
-    exchange = EXCHANGE * (IN_8_BIT if eight_bit else 1.0)
+    convolution, in a decoder for each frame that goes into a stage; no less than hosts launch for. height, width: of
+    what goes in. frames: that a decoder makes at once."""
+    more = IN_8_BIT if eight_bit else 1.0
+    exchange, launch, launched = EXCHANGE * more, LAUNCH[min(count - 1, 2)] * more, 0.0
     size, total, spent = Size(program.rates[0] * _MIDDLE, height, width, program.takes), 0.0, 0.0
     for stage, split in row_stages(program, height, count):
         own, blocks = (max(b - a for a, b in map(of, range(1 if split.whole else count))) / split.rows
@@ -349,19 +356,20 @@ def duration(program: Program, height: int, width: int, count: int, eight_bit: b
             total, spent = total + flop, spent + share * flop
             if not split.whole:
                 spent += times * 2 * exchange  # two convolutions' rows, and with them their norms' sums
+                launched += max(times / frames, 1) * launch
             size = step.size(size, False)
-    return spent / max(total, 1.0)
+    return max(spent, launched) / max(total, 1.0)
 
 
 def sooner(
     program: Program, height: int, width: int, count: int, latents: int, span: tuple[int, int] | None = None,
-    eight_bit: bool = False,
+    eight_bit: bool = False, frames: int = 1,
 ) -> bool:  # fmt: skip
     """Whether so many devices of one kind are computed to make a clip's latents [a, b) (None: all) by rows before they
     make them by segments; height, width: of what goes in."""
     leads, rates, (first, end) = shares.Leads(program, height, width), [1.0] * count, span or (0, latents)
     segments = shares.duration(shares.split(leads, latents, rates, bounds=(first, end)), rates)
-    return duration(program, height, width, count, eight_bit) * (end - first + leads(first)) < segments
+    return duration(program, height, width, count, eight_bit, frames) * (end - first + leads(first)) < segments
 
 
 #: Latents that the work of a step is taken from.

@@ -132,6 +132,11 @@ class FusedWalk:
         of = self.architecture.temporal
         return count // of * of if self.late(half) and count > of else count
 
+    def frames_by_rows(self, half: str, height: int, width: int) -> int:
+        """The same where ranks share every frame. height, width: of what goes in."""
+        scale, longer = (self.architecture.spatial, self.architecture.longer_by_rows) if half == "decoder" else (1, 1)
+        return max(1, self.architecture.step_pixels // (height * width * scale**2)) * longer
+
     def sizes(
         self, half: str, latents: int, frames: int, height: int, width: int, output: torch.dtype,
         frame: tuple[int, int] | None = None, parking: Parking | None = None, rest: tuple[int, int] = (0, 0),

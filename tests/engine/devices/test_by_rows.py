@@ -93,6 +93,15 @@ def test_rows_take_less_time_for_short_clips_and_more_for_long_ones(half):
     assert by_rows.sooner(program, *size, 2, 150, (140, 146))  # of a long clip a few
 
 
+@pytest.mark.parametrize(("count", "eight_bit", "measured"), [(2, False, 1.683), (2, True, 1.459), (4, False, 1.686),
+                                                              (4, True, 0.969)])  # fmt: skip
+def test_hosts_do_not_launch_faster_for_more_ranks(count, eight_bit, measured):
+    """SeedVR2 at 1280x720 on H200s; of four, 21 and 81 frames. Segments of 81 frames made four 1.97 times as fast."""
+    program = seedvr2.decoder(seedvr2.PUBLISHED.config)
+    assert 1 / by_rows.duration(program, 90, 160, count, eight_bit) == pytest.approx(measured, rel=0.1)
+    assert by_rows.sooner(program, 90, 160, count, 21, eight_bit=eight_bit) == (count == 2 and not eight_bit)
+
+
 @pytest.mark.parametrize("fused", [True])
 @pytest.mark.parametrize("asked, sooner, by", [("segments", True, False), ("rows", False, True), ("auto", True, True),
                                               ("auto", False, False), (None, True, True)])  # fmt: skip
