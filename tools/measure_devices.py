@@ -101,9 +101,8 @@ def computed(vae: VideoVAE, how: str, latents: int, height: int, width: int, cou
     if how == "rows":
         if why_no_rows(program, height, count):
             return None
-        walk = vae.planner.walk
-        how = walk.in_8_bit("decoder"), walk.frames_by_rows("decoder", height, width)
-        return 1.0 / by_rows.duration(program, height, width, count, *how)
+        size = height, width
+        return 1.0 / by_rows.duration(program, *size, count, *vae.planner.walk.by_rows("decoder", *size))
     leads, rates = leads_of(program, height, width, latents), [1.0] * count
     return (latents + leads(0)) / duration(split(leads, latents, rates), rates)
 

@@ -217,7 +217,7 @@ def _by_rows(
 
     if planner.walk.why_not(program.half) or why_no_rows(program, frame[0], count):
         return []
-    how = planner.walk.in_8_bit(program.half), planner.walk.frames_by_rows(program.half, *frame)
+    how = planner.walk.by_rows(program.half, *frame)
     times = 1.0 / by_rows.duration(program, *frame, count, *how)
     planner.walk.share(Planned(0, count))
     try:

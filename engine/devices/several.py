@@ -202,8 +202,7 @@ def _by_rows(
     program = getattr(vae.model, half).program
     last = program.rates[-1]
     span = latent_of(wanted.start, last), latent_of(wanted.stop - 1, last) + 1
-    walk = vae.planner.walk
-    how = walk.in_8_bit(half), walk.frames_by_rows(half, height, width)
+    how = vae.planner.walk.by_rows(half, height, width)
     sooner = by_rows.sooner(program, height, width, ranks.count, count, span, *how)
     return sooner and by_rows.fits(vae, half, latents, request, ranks.count, check)
 

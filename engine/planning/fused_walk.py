@@ -128,14 +128,18 @@ class FusedWalk:
         several devices take turns, which a step has to outlast: it has as many times more. Of halves that look ahead,
         those of whole latents if they are more than one's: all steps of a chunk are then of one size."""
         longer = self.architecture.longer_by_rows if self.peers is not None and half == "decoder" else self.launched
-        count = max(1, self.architecture.step_pixels // (height * width)) * longer
+        count = self._filling(height, width) * longer
         of = self.architecture.temporal
         return count // of * of if self.late(half) and count > of else count
 
-    def frames_by_rows(self, half: str, height: int, width: int) -> int:
-        """The same where ranks share every frame. height, width: of what goes in."""
+    def _filling(self, height: int, width: int) -> int:
+        return max(1, self.architecture.step_pixels // (height * width))
+
+    def by_rows(self, half: str, height: int, width: int) -> tuple[bool, int]:
+        """What their time depends on where ranks share every frame: whether the half runs in 8 bit, and the frames of a
+        step. height, width: of what goes in."""
         scale, longer = (self.architecture.spatial, self.architecture.longer_by_rows) if half == "decoder" else (1, 1)
-        return max(1, self.architecture.step_pixels // (height * width * scale**2)) * longer
+        return self.in_8_bit(half), self._filling(scale * height, scale * width) * longer
 
     def sizes(
         self, half: str, latents: int, frames: int, height: int, width: int, output: torch.dtype,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -237,8 +238,9 @@ class Planner:
         tile = tiles.rows.size, tiles.cols.size
         frame, how = (ask.height, ask.width), self._how()
         if target is None:
-            return self._plain.peak(ask.half, ask.latents, steps, frame, tile, ask.rest, replace(how, anywhere=True))
-        most = target - self._besides(ask.half, False)
+            how, most = replace(how, anywhere=how.reserves), math.inf
+        else:
+            most = target - self._besides(ask.half, False)
         return self._plain.peak(ask.half, ask.latents, steps, frame, tile, ask.rest, how, most)
 
     def _options(self, ask: Ask, tiles: Grid, target: int | None) -> Iterator[Plan]:
