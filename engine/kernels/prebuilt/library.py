@@ -1,0 +1,162 @@
+"""The sets of compiled kernels that ship with this pack: `sets/index.json` and files of PTX beside it.
+
+A set is one form of the kernels, for the GPUs that it serves. Its PTX lies in parts, each one LZMA stream of kernels
+that are used together; a part is read when one of its kernels is asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import lzma
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ...errors import InputError
+from .keys import Key, takes
+
+#: Where the sets are.
+FOLDER = Path(__file__).with_name("sets")
+#: Sets that a form is made of: its own, and the one whose kernels it shares.
+MADE_OF = {"A": ("A",), "B": ("B", "A"), "C": ("C",), "D": ("D", "C")}
+#: Compute capability -> forms that it runs, best first. Those of sm_90 and above run C by the same text.
+SERVED = {
+    80: ("A",), 86: ("A",), 87: ("A",), 89: ("B", "A"), 90: ("C", "B", "A"), 100: ("C", "B", "A"),
+    103: ("C", "B", "A"), 110: ("C", "B", "A"), 120: ("D", "C", "B", "A"), 121: ("D", "C", "B", "A"),
+}  # fmt: skip
+_FORMAT = 1
+_CURE = "install this pack again"
+
+
+class SetError(InputError):
+    """A set cannot be used. Its text is one line with the reason and the cure."""
+
+
+class Map(NamedTuple):
+    """How a tensor map is encoded: the driver's swizzle mode and element type, bytes of an element, and the box."""
+
+    swizzle: int
+    element_type: int
+    element_bytes: int
+    box: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One kernel, ready for the driver.
+
+    ptx: text, without a final zero. symbol: of the entry. shared: bytes of dynamic shared memory. warps: of a block.
+    parameters: as `takes` says. maps: one for each "map" in them, in order.
+    """
+
+    ptx: bytes
+    symbol: str
+    shared: int
+    warps: int
+    parameters: tuple[str, ...]
+    maps: tuple[Map, ...] = ()
+
+
+class Library:
+    """The sets in a folder."""
+
+    def __init__(self, folder: Path = FOLDER) -> None:
+        """Read the index. Raises SetError where it is missing or damaged."""
+        self.folder = folder
+        path = folder / "index.json"
+        try:
+            found = json.loads(path.read_bytes())
+            if found["format"] != _FORMAT:
+                raise SetError(f"{path} has format {found['format']}, this pack reads {_FORMAT}; {_CURE}")
+            #: Version of Triton that compiled the sets, and a digest of the code that it lowered.
+            self.triton, self.code = str(found["triton"]), str(found["code"])
+            self._maps = [Map(*one[:3], tuple(one[3])) for one in found["maps"]]
+            self._sets: dict[str, dict[str, Any]] = {name: _checked(one) for name, one in found["sets"].items()}
+        except SetError:
+            raise
+        except OSError as error:
+            raise SetError(f"no compiled kernels at {folder} ({error.strerror or error}); {_CURE}") from error
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise SetError(f"{path} is damaged ({type(error).__name__}); {_CURE}") from error
+        self._lock = threading.Lock()
+        self._recent: dict[tuple[str, str], bytes] = {}
+
+    def serves(self, sm: int) -> tuple[str, ...]:
+        """Return the forms that a GPU of this compute capability (86: 8.6) runs and that are here, best first."""
+        return tuple(form for form in SERVED.get(sm, ()) if all(name in self._sets for name in MADE_OF[form]))
+
+    def version(self, form: str) -> str:
+        """Return the PTX version that a driver must read for this form, as "8.5"."""
+        return max((self._sets[name]["version"] for name in MADE_OF[form]), key=lambda v: tuple(map(int, v.split("."))))
+
+    def has(self, form: str, key: Key) -> bool:
+        """Return whether a form ("A" to "D") has a kernel."""
+        return self._place(form, key) is not None
+
+    def kernel(self, form: str, key: Key) -> Compiled:
+        """Return one kernel. Raises KeyError where the form does not have it, SetError where its file is damaged."""
+        return self.kernels(form, [key])[key]
+
+    def kernels(self, form: str, keys: Iterable[Key]) -> dict[Key, Compiled]:
+        """Return several kernels, each part read once. Raises as `kernel`."""
+        places = {}
+        for key in keys:
+            place = self._place(form, key)
+            if place is None:
+                raise KeyError(f"form {form} has no {key}")
+            places[key] = place
+        found = {}
+        for key, (name, (part, offset, length, shared, warps, maps)) in sorted(
+            places.items(), key=lambda item: (item[1][0], item[1][1][0])
+        ):
+            text = self._text(name, part)[offset : offset + length]
+            described = tuple(self._maps[i] for i in maps)
+            found[key] = Compiled(text, key.kernel.rpartition(".")[2], shared, warps, takes(key), described)
+        return found
+
+    def _place(self, form: str, key: Key) -> tuple[str, list[Any]] | None:
+        for name in MADE_OF[form]:
+            place = self._sets[name]["kernels"].get(key.digest) if name in self._sets else None
+            if place is not None:
+                return name, place
+        return None
+
+    def _text(self, name: str, part: str) -> bytes:
+        """All PTX of a part. The last one stays in memory, as the next question is likely about it."""
+        with self._lock:
+            if (name, part) not in self._recent:
+                self._recent = {(name, part): self._read(self._sets[name]["parts"][part])}
+            return self._recent[name, part]
+
+    def _read(self, part: dict[str, Any]) -> bytes:
+        path = self.folder / part["file"]
+        try:
+            packed = path.read_bytes()
+            if sha256(packed).hexdigest() != part["sha256"]:
+                raise SetError(f"{path} is not the file that its index names (damaged or changed); {_CURE}")
+            text = lzma.decompress(packed)
+        except OSError as error:
+            raise SetError(f"{path} cannot be read ({error.strerror or error}); {_CURE}") from error
+        except lzma.LZMAError as error:
+            raise SetError(f"{path} is damaged ({error}); {_CURE}") from error
+        return text
+
+
+def _checked(one: dict[str, Any]) -> dict[str, Any]:
+    """A set's part of the index. Raises KeyError or ValueError."""
+    parts = one["parts"]
+    if not all(set(part) >= {"file", "sha256"} for part in parts.values()) or not one["version"]:
+        raise ValueError
+    if not all(place[0] in parts and len(place) == 6 for place in one["kernels"].values()):
+        raise ValueError
+    return one
+
+
+@functools.cache
+def library() -> Library:
+    """Return the sets of this installation, read once. Raises SetError."""
+    return Library()
