@@ -15,7 +15,7 @@ from .errors import PlanError
 from .halves import other_half
 from .kernels.conv3d.tuned import held
 from .kernels.targets import target
-from .memory import GIB, in_gb
+from .memory import GIB
 from .operands.policy import Policy
 from .precision.sampling import latent_samples, video_samples
 from .report import Report
@@ -196,15 +196,7 @@ def _attempt(
     if not as_run:
         make_way(vae.device, getattr(vae.model, half))
     # Its time is that of the steps: between them someone else is at work.
-    try:
-        yield from within(lambda: report.stage(report.operation), attempt(vae, plan))
-    except Exception as error:
-        peers = vae.planner.walk.peers
-        if peers is None or not out_of_memory(error):
-            raise
-        # The others cannot go on under another plan without knowing of it.
-        size = in_gb(plan.peak_bytes)
-        raise PlanError(f"rank {peers.rank} ran out of memory for its rows of every frame ({size} planned)") from error
+    yield from within(lambda: report.stage(report.operation), attempt(vae, plan))
 
 
 def _planned(plan: Callable[[], Plan], guard: Guard) -> Plan:

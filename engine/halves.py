@@ -29,7 +29,6 @@ from .run.passes import Clips, Part
 from .run.pixels import StagedReader, to_unit
 from .run.plan import Steps
 from .run.reuse import Runs, allocated
-from .run.rows import Rows
 from .run.run import Run
 
 
@@ -86,7 +85,6 @@ class FusedHalves:
         program = getattr(self._model, name).program
         return FusedHalf(
             self._get(name), program, self.runs, self._architecture, self._options, scale, device,
-            functools.partial(self._walk.rows, name),
         )  # fmt: skip
 
     def pack(self, half: str, most: int | None = None) -> None:
@@ -132,10 +130,9 @@ class FusedHalf:
 
     def __init__(
         self, network: FusedDecoder | FusedEncoder, program: Program, runs: Runs, architecture: Architecture,
-        options: Options, scale: float, device: torch.device, rows: Callable[[int], Rows | None],
+        options: Options, scale: float, device: torch.device,
     ) -> None:  # fmt: skip
-        """rows: those of frames that are made here, by the rows of what goes in."""
-        self.program, self._rows = program, rows
+        self.program = program
         self.spatial, self.temporal = architecture.spatial, architecture.temporal
         self.ahead = options.async_offload
         self._network = network
@@ -149,7 +146,6 @@ class FusedHalf:
         network, plan, steps = self._network, clips.plan, clips.plan.steps
         parking = plan.parking and replace(plan.parking, prefetch=self.ahead)
         size, ends = (steps.latents, clips.height, clips.width, steps.frames), {}
-        rows = self._rows(clips.height)
         clip = clips.latents if network.gathers else 0
         if isinstance(network, FusedDecoder):
             size = *size, clips.dtype, self._device
@@ -174,15 +170,15 @@ class FusedHalf:
             def replay(run: Run, video: Tensor) -> Tensor:
                 return network.chunk(run, video, steps.frames)
 
-        load = self._latents if isinstance(network, FusedDecoder) else functools.partial(self._video, rows)
+        load = self._latents if isinstance(network, FusedDecoder) else self._video
         return FusedPass(
             network, clips,
             lambda: self._runs.run(
-                lambda: network.plan(*size, parking, clip, rows), network,
-                (*size, clip, rows, version(self._device)),
+                lambda: network.plan(*size, parking, clip), network,
+                (*size, clip, version(self._device)),
                 plan, clips.guard,
             ),
-            load, step, None if rows else replay, lambda: self._runs.aside(plan, self._device), **ends,
+            load, step, replay, lambda: self._runs.aside(plan, self._device), **ends,
         )  # fmt: skip
 
     def low(self, clips: Clips) -> FusedPass:
@@ -225,9 +221,9 @@ class FusedHalf:
         """[C, n, h, w] -> [n, h, w, C] float32 on the device, unscaled."""
         return self._reader.read(part).permute(1, 2, 3, 0).float() / self._scale
 
-    def _video(self, rows: Rows | None, part: Tensor) -> Tensor:
-        """[F, H, W, 3] in -1..1 on the device: the rows that are read there."""
-        return to_unit(self._reader.read(part if rows is None else part[:, slice(*rows.read())]))
+    def _video(self, part: Tensor) -> Tensor:
+        """[F, H, W, 3] in -1..1 on the device."""
+        return to_unit(self._reader.read(part))
 
     def _features(self, part: Tensor) -> Tensor:
         """A copy of its own, which `tile_chunk` overwrites."""

@@ -2,12 +2,12 @@
 what the time model computes.
 
     python tools/measure_devices.py --frames 81 161 597
-    torchrun --standalone --nproc-per-node 2 tools/measure_devices.py --split segments rows --frames 21
+    torchrun --standalone --nproc-per-node 2 tools/measure_devices.py --frames 161
 
-In one process clips are shared by segments among 2, 4, 8, ... of the GPUs there are, one count after the other; under
-torchrun among all ranks, as --split says. Run where the pack is importable as zerowaste_vae. Each way prints one line
-and, with --json, is appended to a file once its clip is done. Weights are seeded ones of a family's published widths,
-frames go to host memory.
+Clips are shared by segments: in one process among 2, 4, 8, ... of the GPUs there are, one count after the other; under
+torchrun among all ranks. Run where the pack is importable as zerowaste_vae. Each count prints one line and is appended
+to a file, with --json, once its clip is done. Weights are seeded ones of a family's published widths, frames go to host
+memory.
 """
 
 from __future__ import annotations
@@ -19,28 +19,18 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from zerowaste_vae import VideoVAE, load
 from zerowaste_vae.engine.archs import by_name
 from zerowaste_vae.engine.bench.subject import check_size, copy_of, noise_latent, random_checkpoint
-from zerowaste_vae.engine.devices import by_rows
 from zerowaste_vae.engine.devices.ranks import Ranks, joined, under_torchrun
 from zerowaste_vae.engine.errors import ZeroWasteError
-from zerowaste_vae.engine.network.rows import why_no_rows
 from zerowaste_vae.engine.planning.shares import duration, leads_of, split
-
-
-class Way(NamedTuple):
-    """How so many devices share a clip."""
-
-    split: str
-    devices: int
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -51,7 +41,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--precisions", nargs="+", default=["auto"], metavar="P")
     parser.add_argument("--counts", nargs="+", type=int, metavar="N", help="of devices in one process (default: 2, 4, "
                         "8 of those there are)")  # fmt: skip
-    parser.add_argument("--split", nargs="+", default=["segments"], choices=["segments", "rows"], help="under torchrun")
     parser.add_argument("--runs", type=int, default=3, help="turns of each")
     parser.add_argument("--calls", type=int, default=1, help="timed calls in a turn, behind one that is not")
     parser.add_argument("--output", default="uint8", help="type of the frames: uint8, float16 or float32")
@@ -72,12 +61,12 @@ def cases(asked: argparse.Namespace, ranks: Ranks | None) -> Iterator[dict[str, 
     weights = random_checkpoint(architecture=architecture)
     gpus = 0 if asked.cpu else torch.cuda.device_count()
     device = (ranks.device if ranks else "cuda:0") if gpus else "cpu"
-    ways: dict[Way, Ranks | list[str]]
+    ways: dict[int, Ranks | list[str]]
     if ranks:
-        ways = {Way(split, ranks.count): replace(ranks, split=split) for split in asked.split}
+        ways = {ranks.count: ranks}
     else:
         counts = asked.counts or [n for n in (2, 4, 8) if n <= max(gpus, 2)]
-        ways = {Way("segments", n): [f"cuda:{i}" if gpus else "cpu" for i in range(n)] for n in counts}
+        ways = {n: [f"cuda:{i}" if gpus else "cpu" for i in range(n)] for n in counts}
     for precision in asked.precisions:
         vae = load(copy_of(weights), device=device, precision=precision)
         for size, frames in product(asked.sizes, asked.frames):
@@ -88,44 +77,36 @@ def cases(asked: argparse.Namespace, ranks: Ranks | None) -> Iterator[dict[str, 
             found = measured(vae, z, ways, ranks, asked)
             for way in ways:
                 yield {
-                    "weights": asked.weights, "size": size, "frames": architecture.frames(latents), "split": way.split,
-                    "precision": vae.precision, "devices": way.devices,
-                    "computed": computed(vae, way.split, latents, height, width, way.devices), **found[way],
+                    "weights": asked.weights, "size": size, "frames": architecture.frames(latents), "split": "segments",
+                    "precision": vae.precision, "devices": way,
+                    "computed": computed(vae, latents, height, width, way), **found[way],
                 }  # fmt: skip
         vae.release()
 
 
-def computed(vae: VideoVAE, how: str, latents: int, height: int, width: int, count: int) -> float | None:
+def computed(vae: VideoVAE, latents: int, height: int, width: int, count: int) -> float:
     """How many times as fast as one device by the steps' operations."""
-    program = vae.model.decoder.program
-    if how == "rows":
-        if why_no_rows(program, height, count):
-            return None
-        size = height, width
-        return 1.0 / by_rows.duration(program, *size, count, *vae.planner.walk.by_rows("decoder", *size))
-    leads, rates = leads_of(program, height, width, latents), [1.0] * count
+    leads, rates = leads_of(vae.model.decoder.program, height, width, latents), [1.0] * count
     return (latents + leads(0)) / duration(split(leads, latents, rates), rates)
 
 
 def measured(
-    vae: VideoVAE, z: Tensor, ways: dict[Way, Ranks | list[str]], ranks: Ranks | None, asked: argparse.Namespace
-) -> dict[Way, dict[str, Any]]:
-    """Calls in turns, each way beside one device. Other ranks wait while one decodes alone. A turn begins with a call
-    that is not timed, but for segments, all but their first one: what another way had in memory is given back there,
-    and packed anew."""
-    alone = Way("one", 1)
-    seconds: dict[Way, list[float]] = {way: [] for way in (alone, *ways)}
-    reserved: dict[Way, list[float | None]] = {}
+    vae: VideoVAE, z: Tensor, ways: dict[int, Ranks | list[str]], ranks: Ranks | None, asked: argparse.Namespace
+) -> dict[int, dict[str, Any]]:
+    """Calls in turns: each count of devices, and one device alone (0), which other ranks wait for. The first turn
+    begins with a call that is not timed."""
+    alone = 0
+    seconds: dict[int, list[float]] = {way: [] for way in (alone, *ways)}
+    reserved: dict[int, list[float | None]] = {}
     stated, frames = {}, {}
-    again = any(way.split == "rows" for way in ways)
 
-    def call(way: Way) -> Tensor | None:
+    def call(way: int) -> Tensor | None:
         if way != alone:
             return vae.decode(z, output=asked.output, devices=ways[way])
         return vae.decode(z, output=asked.output) if ranks is None or ranks.rank == 0 else None
 
     for turn, way in product(range(asked.runs), (alone, *ways)):
-        for timed_one in (*(False,) * (again or not turn), *(True,) * asked.calls):
+        for timed_one in (*(False,) * (not turn), *(True,) * asked.calls):
             with timed(seconds[way] if timed_one else [], ranks):
                 made = call(way)
             if made is not None:
@@ -138,7 +119,7 @@ def measured(
     each = {way: [1e3 * s / count for s in times] for way, times in seconds.items()}
     medians = {way: statistics.median(times) for way, times in each.items()}
 
-    def both(of: dict[Way, Any], way: Way) -> dict[str, Any]:
+    def both(of: dict[int, Any], way: int) -> dict[str, Any]:
         return {"one": of[alone], "several": of[way]}
 
     spreads = {way: [min(t), max(t)] for way, t in each.items()}
@@ -162,10 +143,9 @@ def timed(seconds: list[float], ranks: Ranks | None) -> Iterator[None]:
 
 def tell(case: dict[str, Any], file: Path | None) -> None:
     one, several = case["ms_a_frame"]["one"], case["ms_a_frame"]["several"]
-    model = "none" if case["computed"] is None else f"{case['computed']:.2f}"
     print(f"{case['weights']} {case['precision']} {case['size']} x {case['frames']}: {case['devices']} devices by "
-          f"{case['split']} {several:.2f} ms a frame {spread(case, 'several')}, one {one:.2f} {spread(case, 'one')}: "
-          f"{case['speedup']:.3f} times, computed {model}; stated GB {case['stated_gb']}, reserved "
+          f"segments {several:.2f} ms a frame {spread(case, 'several')}, one {one:.2f} {spread(case, 'one')}: "
+          f"{case['speedup']:.3f} times, computed {case['computed']:.2f}; stated GB {case['stated_gb']}, reserved "
           f"{case['reserved_gb']}; bits {'equal' if case['equal'] else 'DIFFER'}", flush=True)  # fmt: skip
     if file is not None:
         with file.open("a", encoding="utf-8") as lines:

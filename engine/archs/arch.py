@@ -105,9 +105,6 @@ class Architecture:
     #: Full-size pixels per step that fill a GPU. At 1280x720, one frame per step of a network that works at full size
     #: is as fast as eight (H200).
     step_pixels: int = 1 << 20
-    #: A decoder's step of a rank that makes rows of each frame has so many times as many: its host launches for as long
-    #: as for whole frames.
-    longer_by_rows: int = 1
     #: As `configure`, by a file's shapes and metadata, where those say what shapes do not.
     described: Callable[[Shapes, Mapping[str, object]], Any] | None = None
     #: How its networks cut clips and frames, where they do that themselves.

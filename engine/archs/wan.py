@@ -21,9 +21,6 @@ from ..network.program import STEP, TILES, Program, Step
 from . import wan_names
 from .arch import Architecture, KeySet, Published, Shapes, Widths, length, level_widths
 
-#: Two H200s whose ranks made rows of 1280x720 x 21 in bf16, with two exchanges for each of today's, took 14.4 ms a
-#: frame instead of 22.5 (2.1) and 15.3 instead of 21.9 (2.2), in 63 and 73 % of one's memory instead of 57 and 64.
-LONGER_BY_ROWS = 2
 #: The published numbering also counts activations and a dropout.
 NAMES = Names("residual.0", "residual.2", "residual.3", "residual.6", "shortcut")
 
@@ -135,8 +132,7 @@ def _place(direction: str, level: int, index: int, resnets: int, nested: bool) -
 def _architecture(keys: KeySet, spatial: int, published: Published) -> Architecture:
     configure = functools.partial(Config.from_shapes, patch=published.config.patch)
     # Mean and deviation of the latents are the sampler's matter.
-    return Architecture(keys, spatial, 4, 1.0, configure, encoder, decoder, native="bf16", published=published,
-                        longer_by_rows=LONGER_BY_ROWS)
+    return Architecture(keys, spatial, 4, 1.0, configure, encoder, decoder, native="bf16", published=published)
 
 
 WAN21 = _architecture(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,12 +13,17 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import log
 from ..errors import InputError
 from ..files.writing import check_target, replacing
 
 if TYPE_CHECKING:
     from ..devices.ranks import Ranks
     from ..vae import VideoVAE
+
+
+#: Values of --split, of which none has an effect any more: commands of scripts keep running for one release.
+SPLITS = ("auto", "segments", "rows")
 
 
 def add_vae_options(parser: argparse.ArgumentParser) -> None:
@@ -77,9 +83,8 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
                        help="GPUs that share the clip, with the bits of one: all, or a list such as cuda:0,cuda:1 "
                        "(default: one)")  # fmt: skip
     group.add_argument("--split", metavar="S",
-                       help="under torchrun: segments of the clip, rows of every frame (less memory each, sooner for "
-                       "short clips of heavy VAEs), or auto: what takes less time as computed (default; segments on "
-                       "several machines)")  # fmt: skip
+                       help="no longer needed: ranks share a clip by segments, and auto, segments and rows all mean "
+                       "that")  # fmt: skip
     group.add_argument("--mixed-devices", action="store_true",
                        help="allow GPUs of different kinds, whose bits differ")  # fmt: skip
     group = parser.add_argument_group("output")
@@ -94,17 +99,18 @@ def with_ranks(
     help: Callable[[argparse.Namespace, Ranks], int],
 ) -> int:  # fmt: skip
     """run(args, ranks), and on the other ranks, where torchrun has started several, help(args, ranks)."""
-    from ..devices.ranks import SPLITS, joined, under_torchrun
+    from ..devices.ranks import joined, under_torchrun
 
     if args.split not in (None, *SPLITS):
         raise InputError(f"--split {args.split} is not one of {', '.join(SPLITS)}")
+    if args.split is not None and os.environ.get("RANK", "0") == "0":
+        log.warn(f"--split {args.split} has no effect: sharing rows of frames is gone, GPUs share the clip by segments")
     if not under_torchrun():
         return run(args, None)
     if args.devices:
         raise InputError(f"--devices {args.devices}: under torchrun each process has one device; leave it out")
     check_report(args)
     with joined() as ranks:
-        ranks = replace(ranks, split=args.split or ranks.split)
         return run(args, ranks) if ranks.rank == 0 else help(args, ranks)
 
 

@@ -17,7 +17,6 @@ from .options import add_memory_options, add_norm_groups, memory_options
 
 if TYPE_CHECKING:
     from ..archs import Architecture
-    from ..network.program import Program
     from ..planning.budget import Limits
     from ..planning.cost import Rates
     from ..planning.planner import Planner
@@ -202,34 +201,7 @@ def _shared(
         text = f"{count} GPUs, computed, not measured: {times:.2f} times as fast as one; frames {each}"
         out.append({"devices": count, "split": "segments", "computed_speedup": round(times, 3), "parts": parts,
                     "text": text})  # fmt: skip
-        out += _by_rows(program, planner, count, size, (scale * height, scale * width))
     return out
-
-
-def _by_rows(
-    program: Program, planner: Planner, count: int, size: tuple[int, int, int], frame: tuple[int, int]
-) -> list[dict[str, object]]:
-    """The same by rows of every frame, or nothing where that cannot be. size: of latents; frame: of what goes in."""
-    from ..devices import by_rows
-    from ..network.rows import why_no_rows
-    from ..planning.budget import Limits
-    from ..run.rows import Planned
-
-    if planner.walk.why_not(program.half) or why_no_rows(program, frame[0], count):
-        return []
-    how = planner.walk.by_rows(program.half, *frame)
-    times = 1.0 / by_rows.duration(program, *frame, count, *how)
-    planner.walk.share(Planned(0, count))
-    try:
-        peak = planner.plan(program.half, size, limits=Limits(host=0)).peak_bytes
-    finally:
-        planner.walk.share(None)
-    text = f"{count} GPUs by rows under torchrun, computed, not measured: {times:.2f} times as fast as one, about "
-    text += f"{peak / GIB:.2f} GB each without a target"
-    sooner = by_rows.sooner(program, *frame, count, size[0], None, *how)
-    text += f"; --split auto takes {'rows' if sooner else 'segments'}"
-    return [{"devices": count, "split": "rows", "computed_speedup": round(times, 3), "peak_gb": peak / GIB,
-             "sooner": sooner, "text": text}]  # fmt: skip
 
 
 def _row(planned: Callable[..., Plan], limits: Limits, temporal: int, rates: Rates) -> dict[str, object]:

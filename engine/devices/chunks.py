@@ -12,9 +12,6 @@ from ..request import Request
 
 #: Latents of a chunk in parts with a lead, of which only the first steps take part in it.
 LATENTS_WITH_LEAD = 2
-#: And where every rank makes rows of each frame, if there is room: 0.03 GB a latent at 1280x720. What sees whole frames
-#: is then launched less often.
-LATENTS_OF_ROWS = 4
 
 
 def behind_a_lead(

@@ -31,12 +31,6 @@ from .watch import Watch, end
 UNLIMITED = timedelta(days=365)
 
 
-#: "segments": parts of the clip, each with a lead; "rows": every rank rows of each frame; "auto": what takes less time.
-SPLITS = ("auto", "segments", "rows")
-#: Where nobody says how; README and the help of --split say what it is.
-DEFAULT_SPLIT = "auto"
-
-
 class RankLost(ZeroWasteError):
     """Another rank has ended or answers no more."""
 
@@ -50,8 +44,6 @@ class Ranks:
     #: Of the ranks on this machine, and how many they are.
     local: int
     neighbours: int = 1
-    #: How they share a clip: one of SPLITS.
-    split: str = DEFAULT_SPLIT
     watch: Watch | None = field(default=None, compare=False)
 
     @property
@@ -60,18 +52,18 @@ class Ranks:
         gpus = torch.cuda.device_count()
         return f"cuda:{self.local % gpus}" if gpus else None
 
-    def broadcast(self, value: Any = None, group: Any = None) -> Any:
-        """Rank 0's value, on every rank. group: of connections; None: those that all calls share."""
+    def broadcast(self, value: Any = None) -> Any:
+        """Rank 0's value, on every rank."""
         box = [value]
         with told():
-            dist.broadcast_object_list(box, src=0, group=group)
+            dist.broadcast_object_list(box, src=0)
         return box[0]
 
-    def gather(self, value: Any, group: Any = None) -> list[Any]:
+    def gather(self, value: Any) -> list[Any]:
         """Every rank's value, on every rank."""
         out: list[Any] = [None] * self.count
         with told():
-            dist.all_gather_object(out, value, group)
+            dist.all_gather_object(out, value)
         return out
 
     def check_same(self, **had: Any) -> None:

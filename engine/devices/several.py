@@ -6,14 +6,14 @@ import functools
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import call, log
 from ..core import Core
-from ..errors import Cancelled, InputError, PlanError
+from ..errors import InputError, PlanError
 from ..memory import GIB, available_ram
 from ..report import Report
 from ..request import Request
@@ -21,10 +21,8 @@ from ..run.passes import Latents
 from ..run.plan import Plan
 from ..run.progress import Ticker
 from ..run.results import Finished, Target
-from ..run.sections import latent_of
 from ..run.tiles import grid
 from ..video import StreamVideo, TensorVideo
-from . import by_rows
 from .alike import of_bits, of_contents, of_file, of_network
 from .copies import on
 from .feed import GIVEN, Feed, Streamed
@@ -32,7 +30,6 @@ from .kinds import kind_of, resolve, same_kind
 from .ranks import Ranks, RankSpread
 from .spread import Operation, Spread, Told
 
-T = TypeVar("T")
 #: Names of devices (also as one string with commas), "all", None or "auto" for the VAE's own alone; or ranks.
 Devices = Ranks | Sequence[str | torch.device] | str | None
 #: Of the free host memory, what finished results may take that wait for their turn in a stream; bytes where nobody
@@ -66,7 +63,7 @@ def decode(
 
     samples = functools.partial(call.decoder_samples, z)
     asked = "decoder", into, z.shape[0], wanted, tuple(z.shape[2:]), request
-    yield from _run(vae, devices, mixed, operation, asked, z.shape[3], samples, size, told, plan, {"latent": z})
+    yield from _run(vae, devices, mixed, operation, asked, samples, size, told, plan, {"latent": z})
 
 
 def encode(
@@ -85,15 +82,15 @@ def encode(
     if isinstance(video, StreamVideo):
         feed = Streamed(vae, video)
     given = {"video": video.all if isinstance(video, TensorVideo) else None}
-    yield from _run(vae, devices, mixed, operation, asked, video.height, samples, video.size, told, plan, given, feed)
+    yield from _run(vae, devices, mixed, operation, asked, samples, video.size, told, plan, given, feed)
 
 
 def _run(
-    vae: Core, devices: Devices, mixed: bool, operation: Operation, asked: tuple[Any, ...], height: int,
+    vae: Core, devices: Devices, mixed: bool, operation: Operation, asked: tuple[Any, ...],
     samples: Callable[[Core], list[Tensor]], size: tuple[int, int, int, int], told: Told, plan: Plan | None,
     given: dict[str, Any], feed: Feed = GIVEN,
 ) -> Generator[Finished, None, None]:  # fmt: skip
-    """asked: what Spread says of a call, from `half` to `request`. height: of what goes in. given: that, by name."""
+    """asked: what Spread says of a call, from `half` to `request`. given: what goes in, by name."""
     ranks = devices if isinstance(devices, Ranks) else None
     named = [vae.device] if ranks else _named(vae, devices, mixed)
     half, into, clips, wanted, latents, request = asked
@@ -107,19 +104,8 @@ def _run(
         spread = Spread(on(vae, named), *asked, policy, operation, told, feed)
     else:
         _check_alike(vae, ranks, mixed, given, clip=(size, clips, latents), part=wanted, output=request.output)
-        about = half, height, clips, wanted, latents, request
-        answer = _answered(ranks, lambda: (_by_rows(vae, ranks, *about, told.check), policy))
-        if answer is None:
-            return
-        rows, policy = answer
-        if rows:
-            peers = by_rows.connected(ranks, vae.device)
-            done = by_rows.run(vae, peers, half, operation, into, wanted, height, policy, request, told, report)
-            made = yield from _reported(vae, done, report)
-            if made == wanted.stop:
-                return
-            wanted = range(made, wanted.stop)
-        request = ranks.broadcast(in_tiles_of(vae, half, latents, request) if ranks.rank == 0 else None)
+        shared = (in_tiles_of(vae, half, latents, request), policy) if ranks.rank == 0 else None
+        request, policy = ranks.broadcast(shared)
         asked = half, into, clips, wanted, latents, request
         spread = RankSpread([vae] * ranks.count, *asked, policy, operation, told, feed, ranks)
     if into.room is not None:  # nobody holds a whole stream for a part that is all of it
@@ -164,47 +150,13 @@ def in_tiles_of(vae: Core, half: str, size: tuple[int, int, int], request: Reque
 
 
 def _reported(
-    vae: Core, results: Generator[Finished, None, T], report: Report
-) -> Generator[Finished, None, T]:  # fmt: skip
+    vae: Core, results: Generator[Finished, None, None], report: Report
+) -> Generator[Finished, None, None]:  # fmt: skip
     try:
         with closing(results) as done:
-            return (yield from done)
+            yield from done
     finally:
         vae._tell(report)  # in place of its own part's
-
-
-def _answered(ranks: Ranks, ask: Callable[[], T]) -> T | None:
-    """What ask() says on rank 0, on all of them. None where it was told to stop, which raises Cancelled there."""
-    try:
-        answer = ask() if ranks.rank == 0 else None
-    except Cancelled:
-        ranks.broadcast(None)
-        raise
-    return ranks.broadcast(answer)
-
-
-def _by_rows(
-    vae: Core, ranks: Ranks, half: str, height: int, clips: int, wanted: range, latents: tuple[int, int, int],
-    request: Request, check: Callable[[], None],
-) -> bool:  # fmt: skip
-    """Whether ranks share every frame, and not the clip. Raises Cancelled."""
-    if ranks.split == "segments" or (ranks.split == "auto" and ranks.neighbours < ranks.count):
-        return False  # exchanges were measured between GPUs of one machine, and rows have one for each convolution
-    count, width = latents[0], latents[2] * (vae.architecture.spatial if half == "encoder" else 1)
-    why = by_rows.why_not(vae, half, request, height, ranks.count)
-    why = why or ("several clips are shared one by one" if clips > 1 else None)
-    if why is not None:
-        if ranks.split == "rows":
-            log.once(f"{vae.arch} {half}: the clip is shared by segments: {why}")
-        return False
-    if ranks.split == "rows":
-        return True
-    program = getattr(vae.model, half).program
-    last = program.rates[-1]
-    span = latent_of(wanted.start, last), latent_of(wanted.stop - 1, last) + 1
-    how = vae.planner.walk.by_rows(half, height, width)
-    sooner = by_rows.sooner(program, height, width, ranks.count, count, span, *how)
-    return sooner and by_rows.fits(vae, half, latents, request, ranks.count, check)
 
 
 def _named(vae: Core, devices: Devices, mixed: bool) -> list[torch.device]:

@@ -20,8 +20,6 @@ PULSE, SILENCE = 1.0, 60.0
 CHUNK, CHUNK_CPU = 600.0, 1800.0
 #: Seconds for rank 0 to close what it writes: torchrun waits for 30.
 GRACE = 20.0
-#: What a rank says that leaves because it has failed; one that is done says 1.
-FAILED = 2.0
 
 _ending = threading.Lock()
 
@@ -40,8 +38,6 @@ class Watch(threading.Thread):
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=2 * SILENCE))
         self._leaving, self._since = threading.Event(), (0.0, 0.0)
         self.lost: str | None = None
-        #: This rank's part will not be made, and others need not wait for it.
-        self.failed = False
         self._left: list[int] = []
         self.on_lost: Callable[[str], Any] | None = None
 
@@ -90,9 +86,7 @@ class Watch(threading.Thread):
             gone = f"has said nothing for {SILENCE:g} s" if "imed out" in str(error) else "has ended"
             self.lost = self.lost or f"rank {peer} {gone}"
             return
-        if leaves == FAILED:
-            self.lost = self.lost or f"rank {peer} has failed"
-        elif leaves:
+        if leaves:
             self._peers.remove(peer)
             self._left.append(peer)
         elif spent > limit:
@@ -101,8 +95,7 @@ class Watch(threading.Thread):
     def _say(self, peer: int) -> None:
         since, limit = self._since
         spent = time.monotonic() - since if since else 0.0
-        leaves = FAILED if self.failed else float(self._leaving.is_set())
-        state = torch.tensor([leaves, spent, limit], dtype=torch.float64)
+        state = torch.tensor([float(self._leaving.is_set()), spent, limit], dtype=torch.float64)
         dist.send(state, peer, group=self._group)
 
     def _hear(self, peer: int) -> list[float]:

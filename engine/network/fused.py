@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +15,6 @@ from ..kernels.to_pixels import BYTES, UNIT, Pixels
 from ..operands.forms import Operands
 from ..options import DEFAULTS, Options
 from ..run.parking import Parking
-from ..run.rows import RowRun, Rows
 from ..run.run import Run
 from ..run.sections import frames_of
 from .chain import Link, Result, given, pack_chain, sizes, take, through
@@ -24,7 +22,7 @@ from .hosted import lent
 from .ops import attention
 from .packed import tensor_bytes
 from .plain import Half
-from .program import TILES, Size
+from .program import Size
 
 #: Tiles are clamped after they are blended.
 UNCLAMPED = Pixels(UNIT.gain, UNIT.offset, float("-inf"), float("inf"))
@@ -56,17 +54,14 @@ class Fused:
         links = iter(pack_chain(program.steps, part, operands, options))
         self.stages = [tuple(next(links) for _ in steps) for steps in program.stages()]
         self._rates = program.rates
-        #: Steps in front of the mark where an encoder's frames must be whole.
-        self.parted = program.before(TILES)
         #: Channels that attention sees; 0: there is none.
         self.attends = max((s.width for s in program.every() if isinstance(s, attention.Attention)), default=0)
         self.nbytes = tensor_bytes(self)
 
-    def begin(self, device: torch.device, parking: Parking | None, rows: Rows | None = None) -> Run:
+    def begin(self, device: torch.device, parking: Parking | None) -> Run:
         """A dry Run that stands behind the clip's start: from there on a latent is as many frames as it can be."""
         style = self.style
-        make = Run if rows is None else functools.partial(RowRun, rows)
-        run = make(self.dtype, device, parking, style.head, style.border, style.still, style.after)
+        run = Run(self.dtype, device, parking, style.head, style.border, style.still, style.after)
         names = (link.step.name for stage in self.stages for link in stage)
         run.done.update({**dict.fromkeys(names, 1), "latents": 1, "frames": 1})
         return run
@@ -127,11 +122,10 @@ class FusedDecoder(Fused):
 
     def plan(
         self, latents: int, height: int, width: int, frames: int, output: torch.dtype, device: torch.device,
-        parking: Parking | None = None, clip: int = 0, rows: Rows | None = None,
-    ) -> Run:
-        """A dry Run that knows its memory: chunks of `latents`, `frames` per step at full size. clip: all latents.
-        rows: those of frames that it makes."""
-        run = self.begin(device, parking, rows)
+        parking: Parking | None = None, clip: int = 0,
+    ) -> Run:  # fmt: skip
+        """A dry Run that knows its memory: chunks of `latents`, `frames` per step at full size. clip: all latents."""
+        run = self.begin(device, parking)
         channels = self.takes
         if self.gathers:
             channels = self.features
@@ -164,8 +158,6 @@ class FusedDecoder(Fused):
         form = BYTES if output == torch.uint8 else UNIT
         front, first, *later = self.stages
         stages, every = [(*front, *first), *later], len(self._rates) - 1
-        if isinstance(run, RowRun):
-            stages = [front, first, *later]
         going = self._going(run)
         if self.gathers:
             stages, going = [first, *later], going - len(front)
@@ -241,8 +233,7 @@ class FusedDecoder(Fused):
                 y, _ = through(run, links, Size(*x.shape), given(x), keep=True, ends=ends)
                 run.drains = False
                 for a, b in run.walk.spans(y.shape[0], _step(later, frames)) if y.shape[0] else ():
-                    with run.portion(y[a:b], len(later)) as part:
-                        self._stage(run, later, more, part, frames, output, form, emit, outer | used)
+                    self._stage(run, later, more, y[a:b], frames, output, form, emit, outer | used)
             elif later or more < 0:
                 through(run, links, Size(*x.shape), given(x), ends=ends)
             else:
@@ -252,10 +243,8 @@ class FusedDecoder(Fused):
             for size in used - outer:
                 run.advance(*size)
             if pixels is not None:
-                pixels = run.handed(pixels)
                 run.done["frames"] += pixels.shape[0]
                 if not run.dry and pixels.shape[0]:
-                    run.agree()
                     emit(pixels)
         if not outer:
             run.done["latents"] += latents
@@ -266,14 +255,11 @@ class FusedEncoder(Fused):
 
     def plan(
         self, latents: int, height: int, width: int, frames: int, device: torch.device, parking: Parking | None = None,
-        clip: int = 0, rows: Rows | None = None,
+        clip: int = 0,
     ) -> Run:  # fmt: skip
         """A dry Run that knows its memory: chunks of `latents`, `frames` per step at full size; sizes in pixels. clip:
-        all latents. rows: those of frames that it reads."""
-        run = self.begin(device, parking, rows)
-        if rows is not None:
-            first, last = rows.read()
-            height = last - first
+        all latents."""
+        run = self.begin(device, parking)
         made = self.chunk(run, self._empty(self.every * latents, height, width, self.takes), frames)
         if self.gathers:
             run.gather(clip, *made.shape[1:])
@@ -296,34 +282,23 @@ class FusedEncoder(Fused):
         """Frames [F, H, W, 3] in -1..1 -> moments [T, h, w, 2C] in float32, or features to be gathered, valid until
         the next call; None while not all steps take part.
 
-        F is 1 + 4n at the clip's start and 4n later. frames: most frames per step at full size (0: all). Of a run that
-        makes some rows, the video is of those that it reads.
+        F is 1 + 4n at the clip's start and 4n later. frames: most frames per step at full size (0: all).
         """
         (fine, rest), going, whole = self.stages[:2], self._going(run), self.whole(run)
         ahead, result = rest[: max(0, going - len(fine))], None
-        parted = self.parted - len(fine) if isinstance(run, RowRun) else 0
-        parts, ahead = ahead[:parted], ahead[parted:]
-        before = sizes(run, (*fine, *parts), Size(*video.shape))
-        shapes = sizes(run, ahead, before[-1]._replace(height=run.rows_of(before[-1].height)))
+        shapes = sizes(run, ahead, sizes(run, fine, Size(*video.shape))[-1])
 
-        def source() -> Result:
-            some = through(run, parts, before[len(fine)], lambda: self._by_steps(run, video, frames))
-            return run.together(*some)
-
-        with run.arena.scope(), run.apart():
-            if ahead or parts:
+        with run.arena.scope():
+            if ahead:
                 out = take(run, ahead[-1].step, shapes[-1]) if whole else None
-                result, _ = through(run, ahead, shapes[0], source, out)
-                for size in {s[1:3] for s in (*before[len(fine) :], *shapes)}:
+                result, _ = through(run, ahead, shapes[0], lambda: self._by_steps(run, video, frames), out)
+                for size in {s[1:3] for s in shapes}:
                     run.advance(*size)
             else:
                 for _ in self._steps(run, fine[:going], video, frames, None):
                     pass
             if whole and not self.gathers:
                 run.inspect(result)
-                if not run.dry:
-                    run.agree()
-                result = run.handed(result)
         run.done["frames"] += video.shape[0]
         run.done["latents"] += -(-video.shape[0] // self._rates[0])
         return result if whole else None

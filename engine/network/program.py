@@ -120,10 +120,6 @@ class Step:
     waits: bool = False
     #: Its fused form follows a Program whose convolutions look ahead.
     looks_ahead: ClassVar[bool] = False
-    #: Its fused form can make some rows of a frame, beside others that make the rest.
-    by_rows: bool = False
-    #: For that it takes rows besides those, and is the first of its stage.
-    wider: ClassVar[bool] = False
     #: Its products take 8-bit operands without being measured before: each row has a scale of its own.
     scales: ClassVar[bool] = False
     #: The fused walk's result is fp32 whatever the activations are.

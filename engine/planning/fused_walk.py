@@ -13,14 +13,12 @@ from ..archs import Architecture, colours_of
 from ..kernels.attention import reference
 from ..network.fused import FusedDecoder, FusedEncoder, fuse
 from ..network.program import Program
-from ..network.rows import row_splits
 from ..operands.forms import Operands
 from ..operands.policy import EXACT, Policy
 from ..options import Options
 from ..run.graphs import GRAPH_BYTES, one_step
 from ..run.memory import RESERVE_BYTES
 from ..run.parking import Parking
-from ..run.rows import Peers, Rows
 from ..run.run import Run
 from .cost import Rates, Sizes
 from .dryrun import peak_bytes
@@ -41,8 +39,6 @@ class FusedWalk:
         """rates: of the machine it is for, where they are known."""
         self._rates = rates or Rates()
         self.architecture, self.config, self.dtype, self.options = architecture, config, dtype, options
-        #: Who shares frames row by row; None: nobody.
-        self.peers: Peers | None = None
         #: Devices that this process launches for at the same time, with the one that plans are for.
         self.launched = 1
         self._policies: dict[str, Policy] = {}
@@ -56,11 +52,6 @@ class FusedWalk:
         self.__dict__.pop("_networks", None)
         self._sizes.cache_clear()
         return True
-
-    def share(self, peers: Peers | None) -> None:
-        """Plan for some rows of every frame from now on, of which `peers` make the others; None: for all."""
-        self.peers = peers
-        self._sizes.cache_clear()
 
     @property
     def rates(self) -> Rates:
@@ -127,19 +118,9 @@ class FusedWalk:
         """Frames at full size that make one well-filled step, for a frame of this many pixels. Threads that launch for
         several devices take turns, which a step has to outlast: it has as many times more. Of halves that look ahead,
         those of whole latents if they are more than one's: all steps of a chunk are then of one size."""
-        longer = self.architecture.longer_by_rows if self.peers is not None and half == "decoder" else self.launched
-        count = self._filling(height, width) * longer
+        count = max(1, self.architecture.step_pixels // (height * width)) * self.launched
         of = self.architecture.temporal
         return count // of * of if self.late(half) and count > of else count
-
-    def _filling(self, height: int, width: int) -> int:
-        return max(1, self.architecture.step_pixels // (height * width))
-
-    def by_rows(self, half: str, height: int, width: int) -> tuple[bool, int]:
-        """What their time depends on where ranks share every frame: whether the half runs in 8 bit, and the frames of a
-        step. height, width: of what goes in."""
-        scale, longer = (self.architecture.spatial, self.architecture.longer_by_rows) if half == "decoder" else (1, 1)
-        return self.in_8_bit(half), self._filling(scale * height, scale * width) * longer
 
     def sizes(
         self, half: str, latents: int, frames: int, height: int, width: int, output: torch.dtype,
@@ -179,16 +160,12 @@ class FusedWalk:
         if half == "encoder":
             s, t = self.architecture.spatial, self.architecture.temporal
             rows, cols = s * height + rest[0], s * width + rest[1]
-            shares = self._everyones(half, rows)
-            run = max((network.plan(latents, rows, cols, frames, meta, parking, clip, share) for share in shares),
-                      key=lambda r: r.nbytes)  # fmt: skip
-            rows = max(share.read()[1] - share.read()[0] if share else rows for share in shares)
+            run = network.plan(latents, rows, cols, frames, meta, parking, clip)
             # Three chunks' frames as they arrive ahead of their turn, or one's, and two copies on the way in, all in
             # float32; graphs read another copy.
             besides += (3 + 2 * (not alone) + recorded) * 4 * network.takes * t * latents * rows * cols
         elif frame is None:
-            run = max((network.plan(latents, height, width, frames, output, meta, parking, clip, rows)
-                       for rows in self._everyones(half, height)), key=lambda r: r.nbytes)  # fmt: skip
+            run = network.plan(latents, height, width, frames, output, meta, parking, clip)
             besides += _latent_bytes(clip or latents, height, width, network.latent_channels)
         else:
             # Front and tiles run one after the other.
@@ -201,16 +178,6 @@ class FusedWalk:
             besides += _plain_attention_bytes(tokens, network.attends, self.dtype)
         sizes = Sizes.of(run, self._rates)
         return replace(sizes, device=sizes.device + besides)
-
-    def rows(self, half: str, height: int) -> Rows | None:
-        """Of frames of so many rows that go into a half those that are made here; None: all."""
-        if self.peers is None:
-            return None
-        return Rows(self.peers, row_splits(self._programs[half], height, self.peers.count))
-
-    def _everyones(self, half: str, height: int) -> list[Rows | None]:
-        own = self.rows(half, height)
-        return [own] if own is None else [own.of(rank) for rank in range(own.peers.count)]
 
     def _tile_bytes(self, channels: int, frames: int, height: int, width: int) -> int:
         """A tile's features as they arrive and those of the chunk before, the weights of its pixels, and the weighted

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -117,7 +115,6 @@ class Run(Memory):
             return
         if self.watch is not None:
             self.watch(conv, inside)
-        self.edges(buffer, 0, buffer.shape[0])
         self.product(conv, buffer, out, residual=residual)
 
     def _called(self, conv: Conv, weight: Weight, out: Tensor, geometry: Geometry, groups: int, added: bool) -> None:
@@ -191,37 +188,6 @@ class Run(Memory):
         if not self.dry:
             self.health.add_(self.attempt(torch.sum, x, dtype=torch.float32), alpha=0.0)
 
-    def portion(self, x: Tensor, left: int) -> AbstractContextManager[Tensor]:
-        """What this run makes of x, which goes into a stage with so many from there on."""
-        return nullcontext(x)
-
-    def apart(self) -> AbstractContextManager[None]:
-        """What this run makes of frames inside, up to `together`."""
-        return nullcontext()
-
-    def rows_of(self, rows: int) -> int:
-        """Of the whole frame, of which this run has so many."""
-        return rows
-
-    def together(self, x: Tensor, sums: Partials | None) -> tuple[Tensor, Partials | None]:
-        """Whole frames, where this run has made some rows of them."""
-        return x, sums
-
-    def handed(self, x: Tensor) -> Tensor:
-        """What this run hands on of results, [n, H, W, C], of which it may have made some rows."""
-        return x
-
-    def agree(self) -> None:
-        """Others who share the frames see what was not finite here, and this run what was not there."""
-
-    def beside(self) -> tuple[int, int] | None:
-        """Rows above and below those that a convolution is for, which its input comes with; None: it comes without."""
-        return None
-
-    def edges(self, data: Tensor, slot: int, count: int, x: Tensor | None = None, *normed: Any) -> None:
-        """Bordered frames from `slot` on are written, as far as this run has them. x: what they were made of; normed:
-        by what norm, how it is stored, and the norm's coefficients."""
-
     # -- where convolutions find their input ------------------------------------------------------------------------
 
     def joined(self, parts: list[Partials | None], axis: int = 1) -> Partials | None:
@@ -245,8 +211,6 @@ class Run(Memory):
         behind: bands that are written before the first is handed out. With 1, x's rows of a band are free by then.
         """
         d, h, w, c = x.shape
-        beside = self.beside()
-        h -= sum(beside or ())
         starts = self.done[conv.key] == 0
         if conv.history:
             d, _, self.drains = self.coming(conv.key, d, self.drains)
@@ -277,10 +241,7 @@ class Run(Memory):
             start, slot = ring.place(conv.key, d, bool(self.after))
             plain = None
             if x.shape[0]:
-                first = beside[0] if beside else None
-                plain = self.write(x, norm, ring.data, store, coefs, slot=slot, first=first)
-            if beside is None:
-                self.edges(ring.data, slot, x.shape[0], x, norm, store, coefs)
+                plain = self.write(x, norm, ring.data, store, coefs, slot=slot)
             ring.begin(conv.key, self.head, start)
             if d > x.shape[0]:
                 self._follow(ring.data, slot + x.shape[0])

@@ -179,6 +179,14 @@ def test_a_name_has_room_for_that_of_its_part(run, latent):
     assert run("decode", latent, "c" * 243 + ".safetensors", "--vae", "{vae}")[0] == 0
 
 
+@pytest.mark.parametrize("split", ["auto", "segments", "rows"])
+def test_split_is_accepted_without_effect(run, latent, vae, split, caplog):
+    code, _, _ = run("decode", latent, "a.safetensors", "--vae", "{vae}", "--split", split)
+    assert code == 0 and caplog.text.count(f"--split {split} has no effect") == 1
+    assert torch.equal(load_file("a.safetensors")["frames"], vae.decode(read_latent(latent)))
+    one_error(run("decode", latent, "b.safetensors", "--vae", "{vae}", "--split", "both"), "--split both is not one of")
+
+
 def test_bad_latents_and_options_are_one_line_and_leave_nothing(run, tmp_path, latent, vae_file, noise):
     nan = noise(1, 16, 1, 2, 2)
     nan[0, 0, 0, 0, 0] = float("nan")

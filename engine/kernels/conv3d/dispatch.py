@@ -60,7 +60,7 @@ def _validate(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilog
         raise ValueError(f"conv3d output must be [D, H, W, {weight.out_channels}] with unit channel stride")
     if (out.shape[0] + drop) % pt or out.shape[1] % py or out.shape[2] % px:
         raise ValueError(f"conv3d output {list(out.shape)} does not divide into phases {weight.phases}")
-    size = ((out.shape[0] + drop) // pt, out.shape[1] // py + sum(geometry.beside), out.shape[2] // px)
+    size = ((out.shape[0] + drop) // pt, out.shape[1] // py, out.shape[2] // px)
     reach = [(n - 1) * s + k for n, s, k in zip(size, geometry.stride, weight.kernel, strict=True)]
     extra = (int(weight.shifted and py > 1), int(weight.shifted and px > 1))
     rows, columns = x.shape[-3:-1]
@@ -91,8 +91,7 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     pt, py, px = weight.phases
     drop = int(weight.folded > 0 and first == 0)
     k, phases = weight.out_channels, pt * py * px
-    above, below = geometry.beside
-    d, h, w = (out.shape[0] + drop) // pt, above + out.shape[1] // py + below, out.shape[2] // px
+    d, h, w = (out.shape[0] + drop) // pt, out.shape[1] // py, out.shape[2] // px
     frame_rows = geometry.frame_rows or h
     sums = accumulation(x, epilogue, here)
     s = schedule or chosen(x.device, weight, sums["ACC"], (frame_rows, w), geometry, epilogue.groups)
@@ -131,10 +130,10 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
         *operands, out, *told.tensors, *told.numbers,
         x.shape[0], start, x.shape[1] * x.shape[2], x.shape[2], geometry.origin[0] * x.shape[2] + geometry.origin[1],
         h, w, pitch, block, block_tiles, frame_tiles, d * frame_tiles,
-        first, drop, geometry.first_row, frame_rows - 1, above, below, *told.strides,
+        first, drop, geometry.first_row, frame_rows - 1, *told.strides,
         C=weight.channels, RUN=run, K=k, KT=weight.kernel[0], KH=weight.kernel[1], KW=taps,
         ST=geometry.stride[0], SH=geometry.stride[1], SW=geometry.stride[2], PT=pt, PY=py, PX=px,
-        SHIFTED=weight.shifted, FOLDED=weight.folded, BESIDE=geometry.beside != (0, 0), **told.constants,
+        SHIFTED=weight.shifted, FOLDED=weight.folded, **told.constants,
         **sums, TMA=linear, SLICES=s.slices, GROUP=s.group, BM=s.positions, BN=s.columns, TAIL=s.tail, BK=s.depth,
         REST=s.rest, num_warps=s.warps, num_stages=s.stages,
     )  # fmt: skip

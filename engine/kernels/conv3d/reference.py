@@ -88,12 +88,11 @@ def conv3d(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     pt, py, px = weight.phases
     drop = int(weight.folded > 0 and first == 0)
     k = weight.out_channels
-    above, below = geometry.beside
-    d, h, w = (out.shape[0] + drop) // pt, above + out.shape[1] // py + below, out.shape[2] // px
+    d, h, w = (out.shape[0] + drop) // pt, out.shape[1] // py, out.shape[2] // px
     count = (d - 1) * geometry.stride[0] + weight.kernel[0]
     frames = frames_of(x, start, count)
     sets = [min(first + i, 2) for i in range(d)] if weight.folded else [0] * d
-    result = torch.empty(out.shape[0], py * h, *out.shape[2:], dtype=out.dtype, device=out.device)
+    result = torch.empty(out.shape, dtype=out.dtype, device=out.device)
     for phase in range(pt * py * px):
         iy, ix, it = phase // (px * pt), phase // pt % px, phase % pt
         shift = (iy, ix) if weight.shifted else (0, 0)
@@ -125,5 +124,5 @@ def conv3d(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
                 note(epilogue.health, y)
             result[target, iy::py, ix::px] = cast(y, out.dtype, fmt)
     partials = partial_sums(result, epilogue.groups) if epilogue.groups else None
-    out.copy_(result[:, py * above : py * (h - below)])
+    out.copy_(result)
     return partials

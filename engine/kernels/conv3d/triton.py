@@ -89,22 +89,21 @@ def added(res_rows, n0, keep, BN: tl.constexpr, K: tl.constexpr, WHOLE: tl.const
 
 
 @triton.jit
-def stored(value, n0, out_rows, keep, own, health, gain, offset, low, high, K: tl.constexpr, WHOLE: tl.constexpr,
+def stored(value, n0, out_rows, keep, health, gain, offset, low, high, K: tl.constexpr, WHOLE: tl.constexpr,
            RESIDUAL: tl.constexpr, SPAN: tl.constexpr, CLAMP: tl.constexpr, ROUND: tl.constexpr,
            HEALTH: tl.constexpr):  # fmt: skip
-    """Cast and store (of positions `own`) one slice [BM, BN]. What `keep` adds to `sum_up`, of each position: sums over
+    """Cast and store positions `keep` of one slice [BM, BN]. Returns what `sum_up` adds of each position: sums over
     neighbouring columns, and of squares."""
     BM: tl.constexpr = value.shape[0]
     BN: tl.constexpr = value.shape[1]
     n = n0 + tl.arange(0, BN)
-    mask, written = keep[:, None], own[:, None]
+    mask = keep[:, None]
     if not WHOLE:
         mask &= (n < K)[None, :]
-        written &= (n < K)[None, :]
     if HEALTH:
         note(health, tl.sum(tl.where(mask, tl.abs(value), 0.0), 1), True)
     made = formatted(value, gain, offset, low, high, CLAMP, ROUND).to(out_rows.dtype.element_ty)
-    tl.store(out_rows[:, None] + n[None, :], made, mask=written)
+    tl.store(out_rows[:, None] + n[None, :], made, mask=mask)
     if SPAN > 0:
         # What a thread holds is added first, which leaves little to choose among and to exchange: whole rows of columns
         # where a residual was loaded, pairs as products leave them.
@@ -117,16 +116,16 @@ def stored(value, n0, out_rows, keep, own, health, gain, offset, low, high, K: t
 
 
 @triton.jit
-def _finish(acc, n0, out_rows, res_rows, keep, own, at_row, at_col, scales, biases, health, act_scale, gain, offset,
-            low, high, K: tl.constexpr, WHOLE: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr,
+def _finish(acc, n0, out_rows, res_rows, keep, at_row, at_col, scales, biases, health, act_scale, gain, offset, low,
+            high, K: tl.constexpr, WHOLE: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr,
             RESIDUAL: tl.constexpr, SPAN: tl.constexpr, CLAMP: tl.constexpr, ROUND: tl.constexpr,
             HEALTH: tl.constexpr):  # fmt: skip
     """The epilogue of one slice: `scaled`, with its residual, `stored`."""
     value = scaled(acc, n0, at_row, at_col, scales, biases, act_scale, K, WHOLE, BIAS, SCALED)
     if RESIDUAL:
         value += added(res_rows, n0, keep, acc.shape[1], K, WHOLE).to(tl.float32)
-    return stored(value, n0, out_rows, keep, own, health, gain, offset, low, high, K, WHOLE, RESIDUAL, SPAN, CLAMP,
-                  ROUND, HEALTH)
+    return stored(value, n0, out_rows, keep, health, gain, offset, low, high, K, WHOLE, RESIDUAL, SPAN, CLAMP, ROUND,
+                  HEALTH)
 
 
 @triton.jit
@@ -208,17 +207,17 @@ def _sweep(acc, acc_tail, a, w, w_tail, rows, n0, group, slot0, slots, in_frame,
 
 @triton.jit(do_not_specialize=[
     "slots", "start", "in_frame", "in_pitch", "origin", "height", "width", "pitch", "row_block", "block_tiles",
-    "frame_tiles", "tiles", "first", "drop", "first_row", "last_row", "above", "below",
+    "frame_tiles", "tiles", "first", "drop", "first_row", "last_row",
     "out_t", "out_y", "out_x", "res_t", "res_y", "res_x",
 ])
 def conv_kernel(
     a, w, w_tail, a_rest, w_rest, w_tail_rest, out, res, bias, scale, partials, health, act_scale, gain, offset, low,
     high,
     slots, start, in_frame, in_pitch, origin, height, width, pitch, row_block, block_tiles, frame_tiles, tiles,
-    first, drop, first_row, last_row, above, below, out_t, out_y, out_x, res_t, res_y, res_x,
+    first, drop, first_row, last_row, out_t, out_y, out_x, res_t, res_y, res_x,
     C: tl.constexpr, RUN: tl.constexpr, K: tl.constexpr, KT: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
     ST: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PT: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr,
-    SHIFTED: tl.constexpr, FOLDED: tl.constexpr, BESIDE: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr,
+    SHIFTED: tl.constexpr, FOLDED: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr,
     RESIDUAL: tl.constexpr, SPAN: tl.constexpr, CLAMP: tl.constexpr, ROUND: tl.constexpr, HEALTH: tl.constexpr,
     UNIT: tl.constexpr, ACC: tl.constexpr, TMA: tl.constexpr, UPCAST: tl.constexpr, SLICES: tl.constexpr,
     GROUP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TAIL: tl.constexpr, BK: tl.constexpr, REST: tl.constexpr,
@@ -256,9 +255,6 @@ def conv_kernel(
     y = q // pitch
     x = q - y * pitch
     keep = (x < width) & (y < tl.minimum(top + row_block, height))
-    own = keep
-    if BESIDE:
-        own &= (y >= above) & (y < height - below)
 
     shift = origin
     if SHIFTED:
@@ -282,14 +278,11 @@ def conv_kernel(
     # Offsets are 32-bit within the tile, on 64-bit bases: half the registers, and any tensor size.
     frame = d * PT + it - drop
     y0 = q0 // pitch
-    line = y0 * PY + iy
-    if BESIDE:
-        line -= above * PY
-    base = _base(frame, line, ix, out_t, out_y, out_x, UNIT)
+    base = _base(frame, y0 * PY + iy, ix, out_t, out_y, out_x, UNIT)
     out_rows = out + base + ((y - y0) * (out_y * (PY * UNIT)) + x * (out_x * (PX * UNIT)))
     res_rows = out_rows
     if RESIDUAL:
-        base = _base(frame, line, ix, res_t, res_y, res_x, UNIT)
+        base = _base(frame, y0 * PY + iy, ix, res_t, res_y, res_x, UNIT)
         res_rows = res + base + ((y - y0) * (res_y * (PY * UNIT)) + x * (res_x * (PX * UNIT)))
     at_row = (y + first_row == iy * last_row).to(tl.float32)
     at_col = (x == ix * (width - 1)).to(tl.float32)
@@ -303,7 +296,7 @@ def conv_kernel(
     WIDE: tl.constexpr = BN // SLICES
     for part in tl.static_range(SLICES):
         n1 = n0 + part * WIDE
-        total, square = _finish(piece(acc, part, SLICES), n1, out_rows, res_rows, keep, own, at_row, at_col, scales,
+        total, square = _finish(piece(acc, part, SLICES), n1, out_rows, res_rows, keep, at_row, at_col, scales,
                                 biases, health, act_scale, gain, offset, low, high, K, WHOLE, BIAS, SCALED, RESIDUAL,
                                 SPAN, CLAMP, ROUND, HEALTH)
         sum_up(total, square, sums, n1, WIDE, K, SPAN)
@@ -312,7 +305,7 @@ def conv_kernel(
         NARROW: tl.constexpr = TAIL // 2 if TAIL > 64 and SPAN > 0 and SPAN <= TAIL // 2 else TAIL
         for part in tl.static_range(TAIL // NARROW):
             n1 = n0 + BN + part * NARROW
-            total, square = _finish(piece(acc_tail, part, TAIL // NARROW), n1, out_rows, res_rows, keep, own, at_row,
+            total, square = _finish(piece(acc_tail, part, TAIL // NARROW), n1, out_rows, res_rows, keep, at_row,
                                     at_col, scales, biases, health, act_scale, gain, offset, low, high, K, WHOLE, BIAS,
                                     SCALED, RESIDUAL, SPAN, CLAMP, ROUND, HEALTH)
             sum_up(total, square, sums, n1, NARROW, K, SPAN)

@@ -140,8 +140,6 @@ class Geometry:
     # A band of a taller frame: index of its first row, and the frame's rows (0: the buffer is the whole frame).
     first_row: int = 0
     frame_rows: int = 0
-    # Rows above and below those of the output, of positions: they go into the sums only.
-    beside: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)

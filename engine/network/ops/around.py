@@ -87,10 +87,6 @@ class Around(Step):
     def below(self) -> bool:  # type: ignore[override]
         return self.resamples
 
-    @property
-    def by_rows(self) -> bool:  # type: ignore[override]
-        return all(s.by_rows for s in self.steps)
-
     def inner(self) -> tuple[Step, ...]:
         return self.steps
 

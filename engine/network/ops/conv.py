@@ -181,7 +181,6 @@ class Conv(Between):
     block: int = 1
     repeats: bool = False
     looks_ahead = True
-    by_rows = True
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
         return {self.name: styled(self.c_in, self.c_out, style)}

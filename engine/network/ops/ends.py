@@ -48,7 +48,6 @@ class Patches(Step):
     block: int
     patch: int = 2
     wide = True
-    by_rows = True
     stream: ClassVar[bool] = False
 
     @property
@@ -230,7 +229,6 @@ class Pixels(_End):
     norm: Norm
     patch: int = 1
     colours: int = 3
-    by_rows = True
 
     @property
     def c_out(self) -> int:

@@ -57,7 +57,6 @@ class FrameDown(Resampling):
     width: int
     temporal: bool
     space = (1, 2)
-    by_rows = True
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
         return {self.name: Downsample(self.width, self.temporal)}

@@ -71,7 +71,6 @@ class NearestUp(Resampling, Layered, Between):
     temporal: bool
     conv: str = "resample.1"
     space = (2, 1)
-    by_rows = True
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
         return {self.name: Upsample(self.c_in, self.c_out, self.temporal, self.conv)}

@@ -102,7 +102,6 @@ class Res(Normed, Layered, Between):
     names: Names = NAMES
     below = False
     looks_ahead = True
-    by_rows = True
 
     @property
     def in_place(self) -> bool:  # type: ignore[override]

@@ -59,8 +59,6 @@ class ShuffleUp(Resampling):
     width: int
     temporal: bool
     space = (2, 1)
-    by_rows = True
-    wider = True
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
         return {self.name: Upsample(self.width, self.temporal, style)}

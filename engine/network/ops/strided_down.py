@@ -63,10 +63,6 @@ class StridedDown(Resampling):
     reflected: bool = False
     space = (1, 2)
 
-    @property
-    def by_rows(self) -> bool:  # type: ignore[override]
-        return not (self.centred or self.reflected)
-
     def modules(self, style: Style) -> dict[str, nn.Module]:
         return {self.name: Downsample(self.width, self.temporal, style, self.centred, self.conv, self.reflected)}
 

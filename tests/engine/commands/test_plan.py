@@ -99,20 +99,10 @@ def test_several_gpus_are_computed_and_said_to_be(capsys):
     asked = ["plan", "--size", "1280x720", "--frames", "597", "--vram-gb", "24", "--devices", "8"]
     assert main([*asked, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["devices"]
-    by_rows, rows = ([r for r in rows if r["split"] == split] for split in ("rows", "segments"))
     assert [row["devices"] for row in rows] == [2, 4, 8]
-    assert by_rows[0]["devices"] == 2 and 1.2 < by_rows[0]["computed_speedup"] < 2
-    one = main([*asked[:-2], "--json"]), json.loads(capsys.readouterr().out)["plans"][0]["peak_gb"]
-    assert 0.4 * one[1] < by_rows[0]["peak_gb"] < 0.7 * one[1]
     assert 1.8 < rows[0]["computed_speedup"] < 2 and 5 < rows[2]["computed_speedup"] < 8
     assert rows[0]["parts"][0]["first"] == 0 and rows[0]["parts"][-1]["end"] == 597
     assert main([*asked, "--encode"]) == 0
     said = capsys.readouterr().out.splitlines()[-1]
     assert said.startswith("8 GPUs, computed, not measured: ") and "of lead" in said
-    tall = ["plan", "--size", "1920x1088", "--frames", "21", "--vram-gb", "24", "--devices", "2", "--encode", "--json"]
-    assert main(tall) == 0
-    both = json.loads(capsys.readouterr().out)["devices"]
-    assert [row["split"] for row in both] == ["segments", "rows"]
-    assert both[1]["sooner"] and not by_rows[0]["sooner"]
-    assert main(tall[:-1]) == 0 and capsys.readouterr().out.rstrip().endswith("; --split auto takes rows")
     assert main(["plan", "--size", "64x64", "--vram-gb", "4", "--devices", "-1"]) == 2

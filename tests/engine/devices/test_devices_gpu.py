@@ -1,5 +1,4 @@
-"""Two real GPUs: the bits of one, by segments in one process, by segments and rows under torchrun with NCCL, and where
-one of them fails."""
+"""Two real GPUs: the bits of one, by segments in one process and under torchrun, and where one of them fails."""
 
 import json
 import threading
@@ -86,15 +85,6 @@ def test_ranks_have_the_bits_of_one():
     done = ranks(*(word for model in MODELS for word in model))
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("[[")))
-    assert len(found) == 8 * len(MODELS)
-    for case, by, same in found:
-        assert same, case
-        assert by == ("rows" if " rows " in case else "2 segments"), case
-
-
-def test_a_rank_that_fails_ends_the_other():
-    """Whose device waits for it."""
-    done = ranks("failing", *MODELS[0])
-    assert done.returncode
-    assert "ValueError: provoked" in done.stderr
-    assert "rank 0: rank 1 has" in done.stderr or "rank 0: stopped by torchrun" in done.stderr, done.stderr[-2000:]
+    assert len(found) == 4 * len(MODELS)
+    for case, segments, same in found:
+        assert same and segments == 2, case

@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from zerowaste_vae.engine import cli
-from zerowaste_vae.engine.archs import wan
 
 ROOT = str(Path(cli.__file__).resolve().parents[2])
 
@@ -64,32 +63,6 @@ def test_ranks_stream_fail_and_stop(tmp_path, make_vae_file):
     assert same and 2 < more < 4  # of one that is three times as fast
     assert found["threads"] == []
     assert "CUDA error: lost; the rest of its part goes to" in said
-
-
-def test_ranks_make_rows_of_every_frame(tmp_path, make_vae_file, seed_model):
-    """In fp32 and 8 bit, at odd sizes: the bits of one; a cancel, a dropped stream and the end of one end all, and
-    segments go on where one runs out of memory."""
-    # A CPU's vectors end with a row: what it computes of one alone is what it computes of it among others.
-    small, wide = make_vae_file(None, (8, 8, 16, 32), 2, 3), make_vae_file(None, (16, 16, 32, 32), 4, 6)
-    both = wan.WAN21.build(wan.Config((16, 16, 32, 32), (16, 32, 32, 32)))
-    seed_model(both, 3)
-    save_file(both.state_dict(), tmp_path / "both.safetensors")
-    asked = [str(small), "fp32", "33", str(tmp_path / "both.safetensors"), "fp32", "33", str(wide), "fp8", "35"]
-    process = start(Path(__file__).parent, *asked, module="rank_rows")
-    said = process.communicate(timeout=400)[0]
-    assert process.returncode and re.search("rank 0: (rank 1 has ended|stopped by)", said), said
-    assert "[{" in said, said
-    for found in json.loads(next(line for line in said.splitlines() if line.startswith("[{"))):
-        assert found["decode"] and found["stream"] and found["cancelled"] and found["stopped"], found
-        assert "2 ranks with 128, " in found["plan"]
-        plan, same = found.get("encode", ("2 ranks with 128, 136 rows of every frame", True))
-        assert plan.startswith("2 ranks with 128, 136 rows of every frame") and same
-    assert "in fp8" in found["operands"]
-    for found, again, events, plan in json.loads(next(s for s in said.splitlines() if s.startswith('{"f')))["failed"]:
-        assert found and again and events == 1 and plan.startswith("2 ranks with 128, 136 rows")
-    for rank in (0, 1):
-        line = rf"rank {rank} ran out of memory for its rows of every frame \(.* planned\); the rest of the clip is"
-        assert len(re.findall(line, said)) == 2  # by each of them
 
 
 def test_a_killed_rank_ends_the_others(tmp_path, latent):

@@ -56,7 +56,7 @@ def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def conv_calls(here: Target, dtype: torch.dtype, stage: tuple[int, int, int], *, plain: bool = False,
                fast: bool = False, stride: tuple[int, int, int] = (1, 1, 1), phases: tuple[int, int, int] = (1, 1, 1),
-               beside: tuple[int, int] = (0, 0), residual: bool = True):
+               residual: bool = True):
     h, w, c = stage
     folded, temporal = (3, 2) if phases[0] == 2 else (0, 3)
     kernel = (3, 3, 3) if phases == (1, 1, 1) else (temporal, 2, 2)
@@ -71,8 +71,8 @@ def conv_calls(here: Target, dtype: torch.dtype, stage: tuple[int, int, int], *,
     shared = phases == (1, 1, 1) and not plain
     epilogue = Epilogue(bias, out if shared and residual else None, 0 if plain else 32, half_accumulate=fast)
     with cross_compile.recorded(conv_kernels, "conv_kernel") as calls:
-        place = Geometry(stride, (1, 1) if stride[1] == 2 else (0, 0), beside=beside)
-        conv.launch(x, weight, out[:, : out.shape[1] - sum(beside) * phases[1]], place, epilogue, 0, 2, here)
+        place = Geometry(stride, (1, 1) if stride[1] == 2 else (0, 0))
+        conv.launch(x, weight, out, place, epilogue, 0, 2, here)
     return calls
 
 
@@ -308,8 +308,6 @@ def cases(sm: int):
             yield f"conv {word} {stage}", conv_calls(here, dtype, stage, fast=fast)[0]
         up = {"fast": fast, "phases": (2, 2, 2)}
         yield f"upsample time {word}", conv_calls(here, dtype, WIDE, **up)[0]
-        if word != "float16_fast":  # for what a norm bounds
-            yield f"upsample time {word} rows", conv_calls(here, dtype, WIDE, **up, beside=(32, 8))[0]
     yield "upsample space float16", conv_calls(here, HALF, WIDE, phases=(1, 2, 2))[0]
     eight = str(stored).split(".")[1].split("_")[0] + ("_fast" if sm == 89 else "")
     yield f"upsample space {eight}", conv_calls(here, stored, WIDE, fast=sm == 89, phases=(1, 2, 2))[0]

@@ -99,23 +99,6 @@ def test_bands_know_the_frames_edges(interpreter):
     assert torch.equal(Partials.concat(parts).data, sums.data)
 
 
-def test_rows_beside_go_into_the_sums_only(backend):
-    c, h, w = 32, 70, 3
-    composed = pack(*weights(c, c, 2), torch.float16)
-    buffer = F.pad(torch.randn(2, h, w, c), (0, 0, 1, 1, 1, 1)).half()
-    whole = torch.empty(2, 2 * h, 2 * w, c, dtype=torch.float16)
-    sums = upsample(buffer, composed, whole, first=2, groups=8, backend=backend)
-    for above, below in ((0, 6), (66, 0)):
-        around = torch.full_like(whole, 7)
-        part = around[:, 2 * above : 2 * (h - below)]
-        place = Geometry(frame_rows=h, beside=(above, below))
-        found = upsample(buffer, composed, part, first=2, groups=8, geometry=place, backend=backend)
-        assert torch.equal(found.data, sums.data)
-        assert torch.equal(part, whole[:, 2 * above : 2 * (h - below)])
-        part.fill_(7)
-        assert (around == 7).all()
-
-
 def test_nearest_doubling_is_composed_exactly():
     g = torch.Generator().manual_seed(0)
     x, conv = torch.randn(1, 3, 5, 4, generator=g).double(), torch.randn(6, 3, 3, 3, generator=g).double()

@@ -112,12 +112,12 @@ def _finish(even, odd, n0, rows_even, rows_odd, res_even, res_odd, keep, keep_od
     value = scaled(even, n0, keep, keep, scale, bias, act_scale, K, WHOLE, BIAS, SCALED)
     if RESIDUAL:
         value += add_even.to(tl.float32)
-    total, square = stored(value, n0, rows_even, keep, keep, health, gain, offset, low, high, K, WHOLE, RESIDUAL,
+    total, square = stored(value, n0, rows_even, keep, health, gain, offset, low, high, K, WHOLE, RESIDUAL,
                            SPAN, CLAMP, ROUND, HEALTH)
     value = scaled(odd, n0, keep, keep, scale, bias, act_scale, K, WHOLE, BIAS, SCALED)
     if RESIDUAL:
         value += add_odd.to(tl.float32)
-    more, more_squares = stored(value, n0, rows_odd, keep_odd, keep_odd, health, gain, offset, low, high, K, WHOLE,
+    more, more_squares = stored(value, n0, rows_odd, keep_odd, health, gain, offset, low, high, K, WHOLE,
                                 RESIDUAL, SPAN, CLAMP, ROUND, HEALTH)
     sum_up(total + more, square + more_squares, sums, n0, BN, K, SPAN)
 
