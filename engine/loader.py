@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from . import log
-from .archs import Architecture, detect, find_key_set
+from .archs import Architecture, detect, find_key_set, kind_of
 from .archs.arch import holds
 from .errors import CheckpointError, InputError
 from .files.checkpoint import Checkpoint, read_checkpoint, restore_shapes
@@ -101,8 +101,11 @@ def _refuse(path: object, checkpoint: Checkpoint) -> NoReturn:
     family = find_key_set(checkpoint.tensors)
     if family is not None:
         title = family.title or f"a VAE of the family {family.name}"
-        raise CheckpointError(f"{path}: {title}, which this pack does not run")
-    raise CheckpointError(f"{path}: not a VAE this pack knows (keys: {_some(sorted(checkpoint.tensors))})")
+        raise CheckpointError(f"{path}: {title}, which this pack does not run; ComfyUI's own VAE loader may")
+    kind, keys = kind_of(checkpoint.tensors), _some(sorted(checkpoint.tensors))
+    if kind is not None:
+        raise CheckpointError(f"{path}: not a VAE this pack knows but {kind} (keys: {keys})")
+    raise CheckpointError(f"{path}: not a VAE this pack knows (keys: {keys})")
 
 
 def placement(precision: str, device: torch.device | str | None) -> torch.device:

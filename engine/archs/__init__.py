@@ -12,8 +12,9 @@ from .registry import (
     by_name,
     detect,
     find_key_set,
-    find_prefix,
+    kind_of,
     native_names,
+    unwrapped,
 )
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "colours_of",
     "detect",
     "find_key_set",
-    "find_prefix",
+    "kind_of",
     "native_names",
+    "unwrapped",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,18 +25,22 @@ Widths = tuple[int, ...]
 
 @dataclass(frozen=True)
 class KeySet:
-    """A VAE family, recognised by any one of `keys` (decoder keys, and encoder keys for encoder-only files).
+    """A VAE family, recognised where all names of one of `keys` are in a file: those of a decoder, or of an encoder.
 
-    native: from names in a file to the family's original ones, None where a name has none; absent where files have one
-    set of names only. title: what messages call it, where the family is not run.
+    At least two names of each are in no file of another family that comes later in the registry: one tensor too many
+    never makes one family's file another's. native: from names in a file to the family's original ones, None where a
+    name has none; absent where files have one set of names only. title: what messages call it, where the family is not
+    run.
     """
 
     name: str
-    keys: tuple[str, ...]
+    keys: tuple[tuple[str, ...], ...]
     native: Callable[[list[str]], dict[str, str | None]] | None = None
     title: str = ""
-    #: Keys of larger networks whose files have the others too.
-    without: tuple[str, ...] = ()
+
+    def fits(self, present: set[str]) -> bool:
+        """Tell whether a file with these names is of the family."""
+        return any(present.issuperset(names) for names in self.keys)
 
 
 @dataclass(frozen=True)
@@ -209,9 +214,11 @@ def length(shapes: Shapes, name: str, absent: int = 0) -> int:
 
 
 def rows(shapes: Shapes, row: str) -> int:
-    """Numbered parts in a row, up to the last one of which the file has anything: what the others lack is missing."""
+    """Numbered parts in a row, up to the last one of which the file has anything: what the others lack is missing. One
+    tensor alone is no part of a network."""
     found = (re.match(rf"{re.escape(row)}\.(\d{{1,3}})\.", name) for name in shapes)
-    return 1 + max((int(m[1]) for m in found if m), default=-1)
+    numbers = Counter(int(m[1]) for m in found if m)
+    return 1 + max((number for number, tensors in numbers.items() if tensors > 1), default=-1)
 
 
 def holds(shapes: Shapes, *places: str) -> bool:

@@ -97,9 +97,11 @@ ARCHITECTURE = Architecture(
     KeySet(
         "cosmos",
         (
-            "decoder.unpatcher3d.wavelets", "encoder.patcher3d.wavelets",
+            ("decoder.unpatcher3d.wavelets", "decoder.mid.attn_1.1.q.conv3d.weight"),
+            ("encoder.patcher3d.wavelets", "encoder.mid.attn_1.1.q.conv3d.weight"),
             # ComfyUI's own objects have no constants among their weights.
-            "decoder.mid.attn_1.1.proj_out.conv3d.weight", "encoder.mid.attn_1.1.proj_out.conv3d.weight",
+            ("decoder.mid.attn_1.1.proj_out.conv3d.weight", "decoder.mid.attn_1.1.q.conv3d.weight"),
+            ("encoder.mid.attn_1.1.proj_out.conv3d.weight", "encoder.mid.attn_1.1.q.conv3d.weight"),
         ),
     ),
     8, 8, 1.0, Config.from_shapes, encoder, decoder, native="bf16",

@@ -14,6 +14,7 @@ from ..network.ops.repeat_up import RepeatUp
 from ..network.ops.resnet import Names, Res
 from ..network.ops.strided_down import StridedDown
 from ..network.program import STEP, TILES, Program, Step
+from . import kl
 from .arch import DEFAULT_GROUPS, Architecture, KeySet, Published, Shapes, Widths, groups_of, length, level_widths
 
 #: Every causal convolution lies within a module of its own.
@@ -105,10 +106,24 @@ def middle(width: int, norm: Norm, names: Names = NAMES) -> list[Step]:
 
 ARCHITECTURE = Architecture(
     # Behind those of the later version, whose files have these keys too.
-    KeySet("hunyuanvideo", ("decoder.mid.block_1.conv1.conv.weight", "encoder.mid.block_1.conv1.conv.weight")),
+    KeySet("hunyuanvideo", tuple(
+        # Audio VAEs have such convolutions, but no attention between them.
+        tuple(f"{half}.mid.{part}.weight" for part in ("block_1.conv1.conv", "block_1.conv2.conv", "attn_1.q"))
+        for half in ("decoder", "encoder")
+    )),
     8, 4, 1.0, Config.from_shapes, encoder, decoder, native="bf16",
     published=Published(
         "HunyuanVideo", Config((128, 256, 512, 512), (128, 256, 512, 512)), r"hunyuan[ _.-]*video",
         ("hunyuan", "kandinsky", "skyreels"),
     ),
 )  # fmt: skip
+#: Diffusers' names, which differ from the original ones as image VAEs' do.
+DIFFUSERS = KeySet(
+    "hunyuanvideo-diffusers",
+    tuple(
+        (f"{half}.mid_block.resnets.0.conv1.conv.weight", f"{half}.mid_block.attentions.0.to_q.weight",
+         f"{half}.mid_block.attentions.0.group_norm.weight")
+        for half in ("decoder", "encoder")
+    ),
+    kl.original,
+)

@@ -106,7 +106,9 @@ def encoder(config: Config) -> Program:
 
 
 ARCHITECTURE = Architecture(
-    KeySet("hunyuanvideo1.5", ("decoder.mid.attn_1.norm.gamma", "encoder.mid.attn_1.norm.gamma")),
+    KeySet("hunyuanvideo1.5", tuple(
+        (f"{half}.mid.attn_1.norm.gamma", f"{half}.mid.block_1.norm1.gamma") for half in ("decoder", "encoder")
+    )),
     16, 4, 1.0, Config.from_shapes, encoder, decoder,
     published=Published(
         "HunyuanVideo 1.5", Config((128, 256, 512, 1024, 1024), (128, 256, 512, 1024, 1024)),

@@ -72,9 +72,12 @@ def encoder(config: Config) -> Program:
 
 ARCHITECTURE = Architecture(
     KeySet(
-        "hunyuanimage-refiner", ("decoder.up.0.upsample.conv.weight", "encoder.down.3.downsample.conv.weight"),
-        # HunyuanImage 2.1's own.
-        without=("decoder.up.5.block.0.conv1.weight", "encoder.down.5.block.0.conv1.weight"),
+        # Behind HunyuanImage 2.1's own, which has these too, and a level more.
+        "hunyuanimage-refiner",
+        (
+            ("decoder.up.0.upsample.conv.weight", "decoder.up.4.block.0.conv1.weight"),
+            ("encoder.down.3.downsample.conv.weight", "encoder.down.4.block.0.conv1.weight"),
+        ),
     ),
     16, 1, 1.0, Config.from_shapes, encoder, decoder, timed=True,
     published=Published(

@@ -67,15 +67,34 @@ class Config:
                 raise InputError(f"{name} is for {number} colour channels; only RGB networks are run")
         z = _inputs(shapes, "decoder.conv_in", decoder[-1]) if decoder else 0
         z = z or length(shapes, "encoder.conv_out.bias", 32) // 2
-        quantised = holds(shapes, "post_quant_conv", "quant_conv")
+        # A weight is one where its size can be: other tensors of that name belong to nothing here.
+        weights = (math.prod(shapes.get(f"{conv}.weight", (0,))) for conv in ("post_quant_conv", "quant_conv"))
+        quantised = any(size and size % z == 0 for size in weights)
         latent = z
-        if "post_quant_conv.weight" in shapes:
+        if quantised and "post_quant_conv.weight" in shapes:
             latent = math.prod(shapes["post_quant_conv.weight"]) // z
-        elif "quant_conv.bias" in shapes:
+        elif quantised and "quant_conv.bias" in shapes:
             latent = length(shapes, "quant_conv.bias") // 2
+        _check_kind(shapes, encoder, z, latent)
         resnets = _resnets(shapes, "encoder.down") or 2, _resnets(shapes, "decoder.up") or 3
         attention = holds(shapes, "encoder.mid.attn_1", "decoder.mid.attn_1")
         return cls(encoder, decoder, latent, z, quantised, resnets, attention, groups_of(normed, norm_groups))
+
+
+def _check_kind(shapes: Shapes, encoder: Widths | None, z: int, latent: int) -> None:
+    """Raise InputError for networks under the same names that compute something else.
+
+    An encoder of a VQ model gives `z` channels, without deviations. Without its encoder, its codes are all that tells
+    it; beside a whole KL encoder they tell nothing.
+    """
+    codes = shapes.get("quantize.embedding.weight", ())[1:] == (latent,)
+    moments = length(shapes, "encoder.conv_out.bias", 2 * z) if encoder else 2 * z
+    if moments == z or (codes and not encoder):
+        raise InputError("a VQ model, whose latents are rounded to a list of codes: this pack runs none; take the VAE "
+                         "that the model was published with, or the program that it came with")  # fmt: skip
+    if any(re.fullmatch(r"(de|en)coder\.(up|down)\.\d{1,3}\.attn\.0\.q\.weight", name) for name in shapes):
+        raise InputError("its levels have attention of their own: this pack runs image VAEs with attention in the "
+                         "middle alone; decode with the program that it came with")  # fmt: skip
 
 
 def _resnets(shapes: Shapes, row: str) -> int:
@@ -158,9 +177,10 @@ _ATTENTION = {
 _MOVED = {"encoder.quant_conv": "quant_conv", "decoder.post_quant_conv": "post_quant_conv"}
 
 
-def _original(names: list[str]) -> dict[str, str | None]:
+def original(names: list[str]) -> dict[str, str | None]:
     """Diffusers' names to the original ones; others stay as they are."""
-    levels = 1 + max((int(m[1]) for n in names if (m := re.match(r"decoder\.up_blocks\.(\d{1,3})\.", n))), default=0)
+    numbers = (re.match(r"decoder\.up_blocks\.(\d{1,3})\.resnets\.0\.conv1\.", name) for name in names)
+    levels = 1 + max((int(m[1]) for m in numbers if m), default=0)
 
     def up(m: re.Match[str]) -> str:
         return f"decoder.up.{levels - 1 - int(m[1])}."
@@ -184,8 +204,13 @@ def _beside(names: list[str]) -> dict[str, str | None]:
     return {n: f"{_MOVED.get(n.rpartition('.')[0], n.rpartition('.')[0])}.{n.rpartition('.')[2]}" for n in names}
 
 
-DIFFUSERS = KeySet("kl-diffusers", ("decoder.up_blocks.0.upsamplers.0.conv.weight",), _original)
+DIFFUSERS = KeySet(
+    "kl-diffusers",
+    (("decoder.up_blocks.0.upsamplers.0.conv.weight", "decoder.up_blocks.0.resnets.0.conv1.weight"),),
+    original,
+)
 _WIDTHS = (128, 256, 512, 512)
+_UP, _DOWN = "decoder.up.1.upsample.conv.weight", "encoder.down.1.downsample.conv.weight"
 #: ComfyUI runs them all in bf16; those of Stable Diffusion leave fp16's range.
 _architecture = functools.partial(
     Architecture, spatial=8, temporal=1, scale=1.0, configure=Config.from_shapes, encoder=encoder, decoder=decoder,
@@ -194,7 +219,12 @@ _architecture = functools.partial(
 SD = _architecture(
     KeySet(
         "sd",
-        ("post_quant_conv.weight", "quant_conv.weight", "decoder.post_quant_conv.weight", "encoder.quant_conv.weight"),
+        # Flux's layers and 1x1 convolutions, within the halves or beside them.
+        tuple(
+            (layer, f"{place}{conv}.weight", f"{place}{conv}.bias")
+            for half, conv, layer in (("decoder.", "post_quant_conv", _UP), ("encoder.", "quant_conv", _DOWN))
+            for place in ("", half)
+        ),
         _beside,
     ),
     published=Published(
@@ -203,14 +233,14 @@ SD = _architecture(
     ),
 )  # fmt: skip
 FLUX = _architecture(
-    KeySet("flux", ("decoder.up.1.upsample.conv.weight", "encoder.down.1.downsample.conv.weight")),
+    KeySet("flux", ((_UP, "decoder.conv_in.weight"), (_DOWN, "encoder.conv_in.weight"))),
     published=Published(
         "Flux", Config(_WIDTHS, _WIDTHS), r"\bae\.(safetensors|gguf)|flux|sd3|z[ _.-]*image|chroma|lumina",
         ("flux", "sd3", "z-image"),
     ),
 )  # fmt: skip
 FLUX2 = _architecture(
-    KeySet("flux2", ("bn.running_mean",)),
+    KeySet("flux2", tuple(("bn.running_mean", "bn.running_var", layer) for layer in (_UP, _DOWN))),
     packing=lambda config: ("bn", PackedLatents(config.latent_channels)),
     published=Published("Flux.2", Config(_WIDTHS, _WIDTHS, 32, 32, quantised=True), r"flux[ _.-]*2", ("flux.2",)),
 )  # fmt: skip

@@ -361,7 +361,10 @@ def _metadata() -> str:
 ARCHITECTURE = Architecture(
     KeySet(
         "ltx",
-        ("decoder.up_blocks.0.res_blocks.0.conv1.conv.weight", "encoder.down_blocks.0.res_blocks.0.conv1.conv.weight"),
+        tuple(
+            tuple(f"{half}_blocks.0.res_blocks.0.{conv}.conv.weight" for conv in ("conv1", "conv2"))
+            for half in ("decoder.up", "encoder.down")
+        ),
     ),
     PIXELS, FRAMES, 1.0, Config.from_shapes, encoder, decoder, native="bf16",
     published=Published("LTX-2.3", _published(), r"ltx|ltxv", ("ltx", "ltxv", "ltx-video"), (("config", _metadata()),)),

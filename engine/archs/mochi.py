@@ -171,14 +171,14 @@ def _published() -> Config:
     return Config(encoder_levels, decoder_levels)
 
 
+#: A layer of each half, which other networks do not have.
+_KNOWN = (("decoder", "blocks.2.blocks.3.stack.5.weight"), ("encoder", "layers.4.layers.1.attn_block.attn.qkv.weight"))
 ARCHITECTURE = Architecture(
     KeySet(
         "mochi",
-        (
-            "decoder.blocks.2.blocks.3.stack.5.weight",
-            "blocks.2.blocks.3.stack.5.weight",
-            "encoder.layers.4.layers.1.attn_block.attn.qkv.weight",
-            "layers.4.layers.1.attn_block.attn.qkv.weight",
+        tuple(
+            (f"{half}{layer}", f"{half}output_proj.weight")
+            for name, layer in _KNOWN for half in (f"{name}.", "")
         ),
         _native,
     ),

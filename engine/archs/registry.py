@@ -20,57 +20,100 @@ DEFAULT = ARCHITECTURES[0]
 WORDS = tuple(dict.fromkeys(word for a in ARCHITECTURES if a.published for word in a.published.words))
 #: In the names of reduced decoders, which are other networks than those they are named after.
 _REDUCED = re.compile(r"tae|lighttae|lightvae", re.IGNORECASE)
-# Containers: single-file checkpoints, stable-diffusion.cpp (--vae), trainers, DataParallel.
+# Containers: single-file checkpoints, stable-diffusion.cpp (--vae), trainers, DataParallel. Others are found too, but
+# these come first.
 PREFIXES = ("first_stage_model.", "vae.", "model.", "module.")
+#: What torch.compile, FSDP and activation checkpoints write into the middle of names.
+_WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+#: Of DataParallel around a part; only where a file is none of a known family with it.
+_MODULE = re.compile(r"(?:^|(?<=\.))module\.")
+_NORM = "decoder.mid_block.resnets.0.norm1"
 # Families that are named in messages, and read from their files with shapes restored, but not run.
-_TAEHV = KeySet("taehv", ("decoder.22.bias",), title="a reduced video VAE (TAEHV)")
+_MOVQ = KeySet(
+    "movq", ((f"{_NORM}.norm_layer.weight", f"{_NORM}.conv_y.weight"),), title="a VQ model (MoVQ, Kandinsky 2's)"
+)
 _COGVIDEOX = KeySet(
-    "cogvideox",
-    ("decoder.mid_block.resnets.0.norm1.norm_layer.weight", "decoder.up_blocks.0.resnets.0.norm1.norm_layer.weight"),
-    title="CogVideoX's VAE",
+    "cogvideox", ((f"{_NORM}.norm_layer.weight", f"{_NORM}.conv_y.conv.weight"),), title="CogVideoX's VAE"
 )
 _TEMPORAL_SD = KeySet(
-    "svd", ("decoder.mid.block_1.mix_factor", "decoder.time_conv_out.weight"), title="Stable Video Diffusion's VAE"
+    "svd",
+    (
+        ("decoder.mid.block_1.mix_factor", "decoder.mid.block_1.time_stack.in_layers.0.weight"),
+        ("decoder.up_blocks.0.resnets.0.spatial_res_block.conv1.weight", "decoder.time_conv_out.weight"),
+    ),
+    title="Stable Video Diffusion's VAE",
 )
 _HUNYUAN_IMAGE = KeySet(
-    "hunyuanimage", ("decoder.up.0.upsample.conv.weight", "encoder.down.5.block.0.conv1.weight"),
+    "hunyuanimage",
+    tuple(tuple(f"{row}.5.block.{i}.conv1.weight" for i in (0, 1)) for row in ("decoder.up", "encoder.down")),
     title="HunyuanImage 2.1's VAE",
+)
+_HUNYUAN15_DIFFUSERS = KeySet(
+    "hunyuanvideo1.5-diffusers", ((f"{_NORM}.gamma", "decoder.mid_block.resnets.0.conv1.conv.weight"),),
+    title="HunyuanVideo 1.5's VAE under diffusers' names (take the file with the original ones)",
 )  # fmt: skip
+_QWEN21 = KeySet(
+    "qwen-image-2.1",
+    tuple(tuple(f"{row}.4.{row.partition('.')[2]}.{i}.residual.2.weight" for i in (0, 1))
+          for row in ("decoder.upsamples", "encoder.downsamples")),
+    title="Qwen-Image 2.1's VAE",
+)  # fmt: skip
+_LTX_DIFFUSION = KeySet(
+    "ltx-diffusion", (("decoder.conv_in_x_t.weight", "decoder.det_stages.0.0.attn.qkv.weight"),),
+    title="LTX's diffusion decoder",
+)  # fmt: skip
+# By one name that no network above has; behind all of them, so that it decides only where nothing else does.
 _OTHERS = (
     KeySet(
         "audio",
         (
-            "decoder.layers.1.layers.0.beta",
-            "vocoder.backbone.channel_layers.0.0.bias",
-            "vocoder.activation_post.downsample.lowpass.filter",
-            "vocoder.resblocks.0.convs1.0.weight",
-            "vocoder.vocoder.resblocks.0.convs1.0.weight",
-            "dec_in_proj.weight",
+            ("decoder.layers.1.layers.0.beta",),
+            ("vocoder.backbone.channel_layers.0.0.bias",),
+            ("vocoder.activation_post.downsample.lowpass.filter",),
+            ("vocoder.resblocks.0.convs1.0.weight",),
+            ("vocoder.vocoder.resblocks.0.convs1.0.weight",),
+            ("dec_in_proj.weight",),
+            # LTX-2's, without its vocoder.
+            ("decoder.mid.block_1.conv1.conv.weight", "per_channel_statistics.mean-of-means"),
         ),
         title="an audio VAE",
     ),
     KeySet(
         "cascade",
         (
-            "vquantizer.codebook.weight",
-            "backbone.1.0.block.0.1.num_batches_tracked",
-            "encoder.backbone.1.0.block.0.1.num_batches_tracked",
-            "blocks.11.num_batches_tracked",
+            ("vquantizer.codebook.weight",),
+            ("backbone.1.0.block.0.1.num_batches_tracked",),
+            ("encoder.backbone.1.0.block.0.1.num_batches_tracked",),
+            ("blocks.11.num_batches_tracked",),
         ),
         title="a stage of Stable Cascade",
     ),
-    KeySet("taesd", ("taesd_decoder.1.weight",), title="a reduced image VAE (TAESD)"),
-    KeySet("mage", ("student.dconv_encoder.proj_out.weight",), title="Mage-VAE"),
-    KeySet("ltx-diffusion", ("decoder.conv_in_x_t.weight",), title="LTX's diffusion decoder"),
-    KeySet("shapes", ("geo_decoder.cross_attn_decoder.ln_1.bias",), title="a VAE of 3-D shapes"),
+    KeySet("taehv", (("decoder.22.bias",),), title="a reduced video VAE (TAEHV)"),
+    KeySet("taesd", (("taesd_decoder.1.weight",),), title="a reduced image VAE (TAESD)"),
+    KeySet("mage", (("student.dconv_encoder.proj_out.weight",),), title="Mage-VAE"),
+    KeySet("shapes", (("geo_decoder.cross_attn_decoder.ln_1.bias",),), title="a VAE of 3-D shapes"),
+    KeySet("vq", (("quantize.embedding.weight",),), title="a VQ model"),
 )
-# The order decides: a later family's keys may also occur in an earlier one (HunyuanVideo's in 1.5, Wan 2.1's in 2.2).
+# The order decides: a later family's names may also occur in an earlier one (HunyuanVideo's in 1.5, Wan 2.1's in 2.2).
 KEY_SETS = (
-    seedvr2.KEYS, *_OTHERS, minimax_h3.ARCHITECTURE.keys, mochi.ARCHITECTURE.keys, ltx.ARCHITECTURE.keys, _COGVIDEOX,
-    hunyuan15.ARCHITECTURE.keys, hunyuan.ARCHITECTURE.keys,
-    cosmos.ARCHITECTURE.keys, wan.WAN22.keys, wan.WAN21.keys, wan.DIFFUSERS,
-    _TAEHV, _TEMPORAL_SD, hunyuan_refiner.ARCHITECTURE.keys, _HUNYUAN_IMAGE, kl.DIFFUSERS, seedvr2.ENCODER_KEYS,
-    kl.FLUX2.keys, kl.SD.keys, kl.FLUX.keys,
+    seedvr2.KEYS, minimax_h3.ARCHITECTURE.keys, mochi.ARCHITECTURE.keys, _LTX_DIFFUSION, ltx.ARCHITECTURE.keys,
+    _COGVIDEOX, _MOVQ, hunyuan15.ARCHITECTURE.keys, _HUNYUAN15_DIFFUSERS, hunyuan.ARCHITECTURE.keys, hunyuan.DIFFUSERS,
+    cosmos.ARCHITECTURE.keys, _QWEN21, wan.WAN22.keys, wan.WAN21.keys, wan.DIFFUSERS,
+    _TEMPORAL_SD, _HUNYUAN_IMAGE, kl.DIFFUSERS, seedvr2.ENCODER_KEYS,
+    kl.FLUX2.keys, kl.SD.keys, hunyuan_refiner.ARCHITECTURE.keys, kl.FLUX.keys, *_OTHERS,
+)  # fmt: skip
+#: Each one's own name; all Flux.2's files have Flux's, too, and other networks many of such norms.
+_ANCHORS = {names[0] for k in KEY_SETS if k is not kl.FLUX2.keys for names in k.keys}
+_ENDINGS = tuple(f".{name}" for name in sorted(_ANCHORS))
+#: What a file without a VAE is, by a part of its names.
+_KINDS = (
+    (re.compile(r"\.lora_?(up|down|A|B)\b|\.hada_w1_a$|\.lokr_w1"), "a LoRA"),
+    (re.compile(r"^(model\.)?diffusion_model\.|^(double|transformer|joint)_?blocks\.\d"),
+     "a diffusion model without a VAE"),
+    (re.compile(r"^(text_model|encoder\.block|model\.layers|blk|cond_stage_model|text_encoders)\."), "a text encoder"),
+    (re.compile(r"^discriminator\.|^loss\."), "a part of a training run"),
+    (re.compile(r"(^|\.)(up|down|mid)_blocks?\."), "a network under diffusers' names: take the VAE's file for ComfyUI, "
+                                                   "with the original ones"),
 )  # fmt: skip
 
 
@@ -93,27 +136,71 @@ def by_file(file: str) -> Architecture | None:
 
 
 def find_key_set(names: Iterable[str]) -> KeySet | None:
-    """The first family one of whose keys is among `names`."""
+    """Return the family that a file with these names is of.
+
+    Where it has all the names of none, it is of the first family whose own one it has: something is missing.
+    """
     present = set(names)
-    return next((k for k in KEY_SETS if present.intersection(k.keys) and not present.intersection(k.without)), None)
+    partly = (k for k in KEY_SETS if any(n[0] in present for n in k.keys if n[0] in _ANCHORS))
+    return _complete(present) or next(partly, None)
 
 
-def find_prefix(names: Iterable[str]) -> str:
-    """The container's prefix: "" unless a known key set is found only behind one of PREFIXES."""
+def _complete(present: set[str]) -> KeySet | None:
+    return next((k for k in KEY_SETS if k.fits(present)), None)
+
+
+def kind_of(names: Iterable[str]) -> str | None:
+    """Return what a file is that holds no known VAE, in words; None where its names say nothing."""
     names = list(names)
-    if find_key_set(names):
-        return ""
-    for prefix in PREFIXES:
-        if find_key_set(n[len(prefix) :] for n in names if n.startswith(prefix)):
-            return prefix
-    return ""
+    return next((said for pattern, said in _KINDS if any(pattern.search(n) for n in names)), None)
+
+
+def unwrapped(names: Iterable[str]) -> dict[str, str]:
+    """Return {name in the file: name in the network} of the VAE that a file holds, whatever it is wrapped in.
+
+    A container's prefix and what compilers and trainers write into names are taken away, and other networks' names are
+    left out. Without a known VAE, all names as they are. A VAE that runs is taken before one that is only known.
+    """
+    whole = {n: n for n in names}
+    bare = {n: _WRAPPERS.sub("", n) for n in whole}
+    forms = [whole]
+    for form in (bare, {n: _MODULE.sub("", b) for n, b in bare.items()}):
+        if form != forms[-1]:
+            forms.append(form)
+    named: list[tuple[bool, dict[str, str]]] = []
+    for form in forms:
+        for prefix in _prefixes(form.values()):
+            found = {n: o[len(prefix) :] for n, o in form.items() if o.startswith(prefix)}
+            if len(set(found.values())) < len(found):
+                continue
+            key_set = _complete(set(found.values()))
+            if key_set is not None and not key_set.title:
+                return found
+            if key_set is not None or find_key_set(found.values()):
+                named.append((key_set is None, found))
+    return min(named, key=lambda one: one[0], default=(False, whole))[1]
+
+
+def _prefixes(names: Iterable[str]) -> list[str]:
+    """Return what may stand before the names of a VAE: nothing first, then what is usual, then the shortest."""
+    found = set(PREFIXES)
+    for name in names:
+        if name.endswith(_ENDINGS):
+            found.update(name[: -len(anchor)] for anchor in _ANCHORS if name.endswith(f".{anchor}"))
+    # Mochi's names may lack their half, which is no container.
+    found = {prefix for prefix in found if not re.search(r"\b(en|de)coder\.", prefix)}
+    others = sorted(found.difference(PREFIXES), key=lambda p: ("ema" in p, len(p), p))
+    return ["", *PREFIXES, *others]
 
 
 def native_names(names: Iterable[str], key_set: KeySet) -> dict[str, str] | None:
-    """{file name: original name} when every name has a counterpart and no two coincide, else None."""
+    """Return {file name: original name}; None where the family has one set of names only, or where two names would
+    become one. A name without a counterpart stays as it is, and is left out where another one takes its place."""
     names = list(names)
     if key_set.native is None:
         return None
-    mapped = key_set.native(names)
-    values = set(mapped.values())
-    return mapped if None not in values and len(values) == len(names) else None  # type: ignore[return-value]
+    mapped = {name: new for name, new in key_set.native(names).items() if new is not None}
+    taken = set(mapped.values())
+    if len(taken) < len(mapped):
+        return None
+    return mapped | {name: name for name in names if name not in mapped and name not in taken}

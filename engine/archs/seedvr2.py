@@ -99,9 +99,11 @@ def _native(names: list[str]) -> dict[str, str | None]:
     return renamed
 
 
-KEYS = KeySet("seedvr2", ("decoder.up_blocks.2.upsamplers.0.upscale_conv.weight",), _native)
+KEYS = KeySet(
+    "seedvr2", (tuple(f"decoder.up_blocks.{i}.upsamplers.0.upscale_conv.weight" for i in (2, 1)),), _native
+)
 #: Of files without the decoder. Others that diffusers writes have it, too.
-ENCODER_KEYS = replace(KEYS, keys=("encoder.down_blocks.1.downsamplers.0.conv.weight",))
+ENCODER_KEYS = replace(KEYS, keys=(tuple(f"encoder.down_blocks.{i}.downsamplers.0.conv.weight" for i in (1, 0)),))
 PUBLISHED = Published(
     "SeedVR2", Config((128, 256, 512, 512), (128, 256, 512, 512)), r"seedvr|ema_vae", ("seedvr2",)
 )

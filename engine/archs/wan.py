@@ -136,7 +136,9 @@ def _architecture(keys: KeySet, spatial: int, published: Published) -> Architect
 
 
 WAN21 = _architecture(
-    KeySet("wan2.1", ("decoder.middle.0.residual.0.gamma", "encoder.middle.0.residual.0.gamma")),
+    KeySet("wan2.1", tuple(
+        (f"{half}.middle.0.residual.0.gamma", f"{half}.middle.1.to_qkv.weight") for half in ("decoder", "encoder")
+    )),
     8,
     Published(
         "Wan 2.1", Config((96, 192, 384, 384), (96, 192, 384, 384)), r"wan|qwen[ _.-]*image", ("wan", "qwen")
@@ -145,9 +147,9 @@ WAN21 = _architecture(
 WAN22 = _architecture(
     KeySet(
         "wan2.2",
-        (
-            "decoder.upsamples.0.upsamples.0.residual.2.weight",
-            "encoder.downsamples.0.downsamples.0.residual.2.weight",
+        tuple(
+            tuple(f"{row}.{i}.{row.partition('.')[2]}.0.residual.2.weight" for i in (0, 1))
+            for row in ("decoder.upsamples", "encoder.downsamples")
         ),
     ),
     16,
@@ -161,6 +163,8 @@ WAN22 = _architecture(
 #: Diffusers' names of either.
 DIFFUSERS = KeySet(
     "wan-diffusers",
-    ("decoder.mid_block.resnets.0.norm1.gamma", "encoder.mid_block.resnets.0.norm1.gamma"),
+    # HunyuanVideo 1.5's norms have such names there, its attention others.
+    tuple((f"{half}.mid_block.resnets.0.norm1.gamma", f"{half}.mid_block.attentions.0.to_qkv.weight")
+          for half in ("decoder", "encoder")),
     wan_names.native,
 )

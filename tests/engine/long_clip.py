@@ -37,7 +37,7 @@ class Config:
 
 
 TRIVIAL = Architecture(
-    KeySet("trivial", ("decoder.enter.weight",)), 16, 2, 1.0, lambda shapes, groups: Config(),
+    KeySet("trivial", (("decoder.enter.weight",),)), 16, 2, 1.0, lambda shapes, groups: Config(),
     lambda config: Program.of(
         "encoder", 3, Patches("patches", 16, 8), Conv("enter", 192, 4), STEP, StridedDown("shrink", 4, True), TILES,
         Moments("norm", "leave", 4, 8, Length()),

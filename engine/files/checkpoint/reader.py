@@ -10,11 +10,11 @@ from typing import BinaryIO
 
 import torch
 
-from ...archs import find_key_set, find_prefix
+from ...archs import find_key_set, unwrapped
 from ...archs import native_names as to_native
 from . import dequantize, gguf_header, safetensors_file
 from .reading import Progress, ProgressCallback, failure, open_regular, read_into
-from .scales import apply_scales
+from .scales import apply_scales, told_by
 from .shapes import original_shape, split_merged_convs
 from .types import Checkpoint
 
@@ -100,7 +100,7 @@ def _read_safetensors(
         tensors[name] = safetensors_file.read_tensor(file, stored[old], path)
         tick.add(stored[old].nbytes)
     fp8 = {name for old, name in names.items() if safetensors_file.DTYPES[stored[old].dtype] in safetensors_file.FP8}
-    return _finish(apply_scales(tensors, fp8, path), dict(metadata), path)
+    return _finish(apply_scales(tensors, fp8, path, told_by(metadata, names)), dict(metadata), path)
 
 
 def _shape(shape: tuple[int, ...]) -> torch.Tensor:
@@ -116,9 +116,7 @@ def _finish(tensors: dict[str, torch.Tensor], metadata: dict[str, object], path:
 
 def _wanted_names(stored: Iterable[str], native: bool) -> dict[str, str]:
     """{name in the file: name in the checkpoint} of the tensors to read, in the file's order."""
-    stored = list(stored)
-    prefix = find_prefix(stored)
-    names = {n: n[len(prefix) :] for n in stored if n.startswith(prefix)}
+    names = unwrapped(stored)
     key_set = find_key_set(names.values())
     if native and key_set:
         renamed = to_native(names.values(), key_set)

@@ -22,20 +22,51 @@ _MARKER = "scaled_fp8"
 _INT8, _GROUP = "int8_tensorwise", 256
 
 
-def apply_scales(tensors: dict[str, torch.Tensor], fp8_names: Collection[str], path: Path) -> dict[str, torch.Tensor]:
+#: Beside or in the place of a weight in other programs' formats: bitsandbytes, GPTQ and AWQ, Nunchaku, quanto, and
+#: ComfyUI's with scales of scales.
+_PACKED = (
+    ".weight.absmax", ".weight.quant_map", ".SCB", ".qweight", ".qzeros", ".wscales", ".weight._data", ".weight._scale",
+    ".weight_packed", ".weight_s_rel", ".weight_s_channel", ".weight_zeros", ".weight_zero", ".weight_scale_2",
+)  # fmt: skip
+
+
+def told_by(metadata: Mapping[str, object], names: Mapping[str, str]) -> dict[str, Mapping[str, object]]:
+    """Return what a file's metadata say of how its weights are stored, by the network's names of them.
+
+    Args: metadata: of the file. names: {name in the file: name in the network} of the tensors that are read.
+    """
+    said = None
+    with suppress(ValueError, RecursionError):
+        said = json.loads(str(metadata.get("_quantization_metadata", "{}")))
+    layers = said.get("layers") if isinstance(said, dict) else None
+    if not isinstance(layers, dict):
+        return {}
+    found = {name: layers.get(old.removesuffix(".weight")) for old, name in names.items() if old.endswith(".weight")}
+    return {name: facts for name, facts in found.items() if isinstance(facts, dict)}
+
+
+def apply_scales(
+    tensors: dict[str, torch.Tensor], fp8_names: Collection[str], path: Path,
+    told_of: Mapping[str, Mapping[str, object]] | None = None,
+) -> dict[str, torch.Tensor]:  # fmt: skip
     """Multiply each scaled weight (per tensor or per output channel) in float32, in place of the stored one, and drop
     the scales; returns `tensors`. int8 weights become float16: half the memory, and a rounding far below their own.
 
     `fp8_names`: the tensors that were stored as fp8. A scale beside any other type, but for int8 in ComfyUI's layout,
-    means a packed format that only looks like weights; that is refused.
+    means a packed format that only looks like weights; that is refused. `told_of`: as `told_by` gives it, for weights
+    beside which nothing tells it.
     """
+    packed = next((name for name in tensors if name.endswith(_PACKED)), None)
+    if packed is not None:
+        raise failure(path, f"{packed} is of a weight packed in a way that is not supported (fp8, ComfyUI's int8 "
+                            "and GGUF are): take the file in 16 bit")  # fmt: skip
     scaled = set(fp8_names)
     for name in list(tensors):
         layer, _, leaf = name.rpartition(".")
         if leaf not in _WEIGHT_SCALES:
             continue
         weight = f"{layer}.weight"
-        told = _told(tensors.get(f"{layer}.{_TOLD}"), weight, path)
+        told = _told(tensors.get(f"{layer}.{_TOLD}"), weight, path) or (told_of or {}).get(weight, {})
         int8 = weight in tensors and tensors[weight].dtype == torch.int8 and told.get("format") == _INT8
         if weight not in fp8_names and not int8:
             raise failure(path, f"tensor {weight} is quantised in a way that is not supported (fp8, ComfyUI's int8 and "

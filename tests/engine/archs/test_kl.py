@@ -269,7 +269,10 @@ def test_other_networks_are_refused_in_one_line(key, tmp_path, seed_model):
         shared = {"decoder.conv_in.conv.weight"}
     elif "mix_factor" in key or "down.5" in key:
         shared |= {"decoder.up.1.upsample.conv.weight", "encoder.down.1.downsample.conv.weight", "quant_conv.weight"}
+        stack = "decoder.mid.block_1.time_stack.in_layers.0.weight"
+        more = {"down.5": "encoder.down.5.block.1.conv1.weight", "mix_factor": stack}
         shared |= {"decoder.up.0.upsample.conv.weight"} if "down.5" in key else set()
+        shared |= {more[part] for part in more if part in key}
     save_file({k: torch.zeros(4, 4, 3, 3) for k in {key, *shared}}, tmp_path / "x.safetensors")
     with pytest.raises(CheckpointError) as error:
         load(tmp_path / "x.safetensors")

@@ -50,7 +50,7 @@ def decoder(config):
 
 
 TOY = Architecture(
-    KeySet("toy", ("decoder.grow.upscale_conv.weight",)), 2, 2, 1.0, lambda shapes, groups: Config(),
+    KeySet("toy", (("decoder.grow.upscale_conv.weight",),)), 2, 2, 1.0, lambda shapes, groups: Config(),
     lambda config: None, decoder,
 )  # fmt: skip
 

@@ -334,6 +334,26 @@ def test_what_is_said_of_int8_has_to_be_readable(tmp_path, damaged):
     assert "how a.weight is quantised cannot be read" in refusal(path)
 
 
+def test_int8_that_only_the_metadata_tell_of_is_read(tmp_path):
+    """By the file's own names, whatever they stand behind."""
+    codes, scale = torch.tensor([[3, -7], [127, 1]], dtype=torch.int8), torch.tensor([[0.5], [2.0]])
+    facts = {"format_version": "1.0", "layers": {"vae.a": {"format": "int8_tensorwise"}}}
+    vae = {"vae.decoder.22.bias": torch.ones(2), "vae.a.weight": codes, "vae.a.weight_scale": scale}
+    path = tmp_path / "a.safetensors"
+    save_file(vae, path, {"_quantization_metadata": json.dumps(facts)})
+    assert torch.equal(read_checkpoint(path).tensors["a.weight"], (codes * scale).half())
+    for damaged in ("[", "[]", '{"layers": 3}', '{"layers": {"vae.a": 3}}'):
+        save_file(vae, path, {"_quantization_metadata": damaged})
+        assert "a.weight is quantised in a way" in refusal(path)
+
+
+@pytest.mark.parametrize("part", ["weight.absmax", "qweight", "wscales", "weight._data", "weight_s_rel", "SCB"])
+def test_packed_weights_are_known_by_what_lies_beside_them(tmp_path, part):
+    path = tmp_path / "a.safetensors"
+    save_file({"a.weight": torch.zeros(4, 2, dtype=torch.int8), f"a.{part}": torch.ones(4)}, path)
+    assert f"a.{part} is of a weight packed in a way that is not supported" in refusal(path)
+
+
 def test_packed_weights_and_odd_scales_are_refused(tmp_path):
     path = tmp_path / "a.safetensors"
     save_file({"a.weight": torch.zeros(4, dtype=torch.uint8), "a.weight_scale": torch.ones(1)}, path)

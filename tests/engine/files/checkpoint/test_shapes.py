@@ -260,9 +260,9 @@ def test_diffusers_names_small():
     assert native_names(nested, DIFFUSERS) == nested
 
 
-def test_no_renaming_unless_every_name_has_a_counterpart():
-    names = ["decoder.mid_block.resnets.0.norm1.gamma", "decoder.something.else"]
-    assert native_names(names, DIFFUSERS) is None
+def test_a_name_without_a_counterpart_stays():
+    names = ["decoder.mid_block.resnets.0.norm1.gamma", "decoder.something.else", "decoder.middle.0.residual.0.gamma"]
+    assert native_names(names, DIFFUSERS) == {names[0]: names[2], names[1]: names[1]}
 
 
 def test_old_attention_names_of_seedvr2_load(tmp_path, vae_file, vae):
