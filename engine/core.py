@@ -16,7 +16,7 @@ from . import log
 from .archs import Architecture, colours_of
 from .errors import InputError, NonFiniteError
 from .halves import FusedHalves, PlainHalves, other_half
-from .kernels.probe import from_triton, give_up
+from .kernels.probe import from_kernels, give_up
 from .operands.policy import Policy
 from .options import DEFAULTS, Options, unavailable, unused
 from .own_halves import OwnHalves
@@ -374,7 +374,7 @@ class Core:
     def _without_kernels(self, error: Exception) -> bool:
         """Whether `error` is one of Triton's that plain torch can do without. The kernels are then off on this device,
         for this call and all later ones."""
-        if self.fused() is None or not from_triton(error) or out_of_memory(error):
+        if self.fused() is None or not from_kernels(error) or out_of_memory(error):
             return False
         give_up(self.device, error)
         if self.fused() is not None:

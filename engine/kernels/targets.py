@@ -1,25 +1,35 @@
-"""What a GPU and the installed Triton can do, decided once per device and explained in words."""
+"""What a GPU and the kernels chosen for it can do, decided once per device and explained in words.
+
+Which code runs is a way: a prebuilt set by its letter, Triton, or plain torch (cards.py has the order). It is chosen for
+a half and a device (planning/fusable.py) and holds inside `using`; operators called outside have the device's first way.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
 import os
-from contextlib import AbstractContextManager, nullcontext
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 
 import torch
 
+from .cards import AUTO, FORMS, PLAIN, SHARED_KIB, TRITON, order, wish
+
 FP8 = torch.float8_e4m3fn
 MIN_TRITON = (3, 5)
+_MADE_WITH = (3, 6)  # the Triton that prebuilt kernels are compiled with
 
 
 @dataclass(frozen=True)
 class Target:
-    """Capabilities of one device. `notes` are the sentences `info` prints: what is off, and why."""
+    """Capabilities of one device under one way. `notes` are the sentences `info` prints: what is off, and why."""
 
     name: str
-    sm: int  # 90 for compute capability 9.0; 0 without CUDA
+    sm: int  # whose form the code has: 90 for compute capability 9.0; 0 without CUDA
     triton: tuple[int, int] | None
     shared_kib: int = 0  # most shared memory one block can use
     tma: bool = False
@@ -27,13 +37,25 @@ class Target:
     mxfp8: bool = False
     half_accumulate: bool = False  # accumulating in fp16 doubles the matrix rate
     notes: tuple[str, ...] = field(default=())
+    way: str = TRITON  # or PLAIN, or the letter of a prebuilt set
+    card: int = 0  # the GPU's own compute capability; 0: `sm` is
 
     @property
     def kernels(self) -> bool:
-        return self.triton is not None and self.sm >= 80
+        return self.way != PLAIN and self.triton is not None and self.sm >= 80
+
+    @property
+    def set(self) -> str | None:
+        """The prebuilt set whose kernels run; None: none is."""
+        return self.way if self.way in FORMS else None
+
+    @property
+    def capability(self) -> int:
+        """The GPU's own compute capability."""
+        return self.card or self.sm
 
     def supports(self, dtype: torch.dtype) -> bool:
-        """Whether the Triton convolution takes operands of this type here; anything else runs the reference."""
+        """Whether the convolution kernel takes operands of this type here; anything else runs the reference."""
         if not self.kernels:
             return False
         if dtype == FP8:
@@ -76,12 +98,13 @@ def capabilities(name: str, sm: int, triton: tuple[int, int] | None) -> Target:
     """The table: what Triton emits for each generation (checked by cross-compiling in the tests)."""
     notes = []
     if triton is None:
-        return Target(name, sm, None, notes=("Triton is not installed: the fused kernels are off, torch runs instead",))
+        return Target(name, sm, None, notes=("Triton is not installed",), way=PLAIN)
     if triton < MIN_TRITON:
         have, need = ".".join(map(str, triton)), ".".join(map(str, MIN_TRITON))
-        return Target(name, sm, None, notes=(f"Triton {have} is older than {need}: the fused kernels are off",))
+        return Target(name, sm, None, notes=(f"Triton {have} is older than {need}",), way=PLAIN)
     if sm < 80:
-        return Target(name, sm, triton, notes=(f"{name} (sm_{sm}) is older than sm_80: the fused kernels are off",))
+        old = f"{name} (sm_{sm}) is older than sm_80: the fused kernels are off"
+        return Target(name, sm, triton, notes=(old,), way=PLAIN)
     fp8 = sm >= 89
     if not fp8:
         notes.append(f"sm_{sm} has no fp8 matrix instruction: 8-bit convolutions use int8")
@@ -95,35 +118,122 @@ def capabilities(name: str, sm: int, triton: tuple[int, int] | None) -> Target:
     return Target(name, sm, triton, shared, tma, fp8, mxfp8, sm in (86, 89) or sm >= 120, tuple(notes))
 
 
-#: GPU -> why its kernels are off although it should have some.
-_off: dict[torch.device, str] = {}
+def prebuilt(name: str, card: int, letter: str) -> Target:
+    """Return the form that a prebuilt set has, on a GPU of compute capability `card`."""
+    form = FORMS[letter]
+    made = capabilities(name, form, _MADE_WITH)
+    notes = () if made.fp8 else (made.notes[0].replace(f"sm_{form}", f"set {letter}"),)
+    half = made.half_accumulate and (card >= 90 or card in (86, 89))
+    return replace(made, shared_kib=SHARED_KIB, mxfp8=letter == "D", half_accumulate=half, notes=notes, way=letter,
+                   card=card)  # fmt: skip
 
 
-def switch_off(device: torch.device, reason: str) -> None:
-    """No kernel runs on this GPU any more; `reason` becomes its note."""
-    _off[device] = reason
-    _cuda_target.cache_clear()
+def under(way: str, name: str, card: int) -> Target:
+    """Return what a GPU can do under a way; one that cannot run has no kernels, and says why in its notes."""
+    if way in FORMS:
+        why = _not_there(way)
+        return prebuilt(name, card, way) if why is None else Target(name, card, None, notes=(why,), way=PLAIN)
+    return capabilities(name, card, triton_version())
+
+
+def _not_there(form: str) -> str | None:
+    """Return why a form cannot be launched on this machine, without asking the GPU; None: nothing is known."""
+    from .prebuilt.driver import library_name
+    from .prebuilt.library import MADE_OF, SetError, library
+
+    if library_name() is None:
+        return f"NVIDIA has no CUDA driver for {platform.system()}"
+    try:
+        there = library().sets
+    except SetError as error:
+        return str(error)
+    lacks = [one for one in MADE_OF[form] if one not in there]
+    return f"set {lacks[0]} of the prebuilt kernels is not part of this installation" if lacks else None
+
+
+#: (GPU, way) -> why that does not run although it should.
+_off: dict[tuple[torch.device, str], str] = {}
+
+
+def switch_off(device: torch.device, way: str, reason: str) -> None:
+    """No kernel is launched this way on this GPU any more; `reason` becomes a note."""
+    _off[device, way] = reason
+    _ways.cache_clear()
+
+
+def ways(device: torch.device, asked: str = AUTO) -> list[Target]:
+    """Return how kernels may run on a CUDA device, in the order in which they are tried. The last one is plain torch;
+    its notes, like those of all, begin with why the ones before it do not run.
+
+    Args:
+        device: with or without an index.
+        asked: one of `cards.CHOICES`; AUTO asks the environment.
+    """
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return _ways(index, wish(asked))
 
 
 @functools.cache
-def _cuda_target(index: int) -> Target:
-    found, reason = _capable(index), _off.get(torch.device("cuda", index))
-    return replace(found, triton=None, notes=(reason,)) if found.kernels and reason else found
+def _ways(index: int, asked: str) -> list[Target]:
+    name, sm = _card(index)
+    if not sm:
+        return [Target(name, 0, None, notes=("AMD GPUs run the torch operators",), way=PLAIN)]
+    return _tried(name, sm, asked, lambda way: _off.get((torch.device("cuda", index), way)))
 
 
-def _capable(index: int) -> Target:
+def _card(index: int) -> tuple[str, int]:
+    """Return a GPU's name and compute capability; 0: it is none of NVIDIA's."""
     major, minor = torch.cuda.get_device_capability(index)
-    if torch.version.hip is not None:
-        return Target(torch.cuda.get_device_name(index), 0, None, notes=("AMD GPUs run the torch operators",))
-    return capabilities(torch.cuda.get_device_name(index), major * 10 + minor, triton_version())
+    return torch.cuda.get_device_name(index), 0 if torch.version.hip is not None else major * 10 + minor
 
 
-def target(device: torch.device | str) -> Target:
-    """Capabilities of a torch device. A CPU has no kernels; see `interpreted` for how tests run them there."""
+def _tried(name: str, sm: int, asked: str, off: Callable[[str], str | None]) -> list[Target]:
+    found: list[Target] = []
+    reasons: list[str] = []
+    for way in order(sm, asked):
+        here = under(way, name, sm)
+        if here.kernels and off(way) is None:
+            found.append(replace(here, notes=(*here.notes, *reasons)))
+        else:
+            reasons.append(off(way) or here.notes[0])
+    if asked == PLAIN:
+        reasons = ["plain torch is asked for"]
+    elif sm < 80:
+        reasons = [f"{name} (sm_{sm}) is older than sm_80: the fused kernels are off"]
+    return [*found, without_kernels(name, sm, reasons)]
+
+
+def without_kernels(name: str, sm: int, reasons: Sequence[str]) -> Target:
+    """Return what a GPU is where plain torch runs; its one note says why, in the order of what was tried."""
+    return Target(name, sm, None, notes=("; ".join(dict.fromkeys(reasons)),), way=PLAIN)
+
+
+def projected(name: str, sm: int, asked: str = AUTO) -> list[Target]:
+    """Return the same as `ways` for a GPU that need not be here, which has what this installation brings."""
+    return _tried(name, sm, wish(asked), lambda way: None)
+
+
+def target(device: torch.device | str, asked: str = AUTO) -> Target:
+    """Return what runs on a torch device: what `using` says, or the first of `ways`. A CPU has no kernels; see
+    `interpreted` for how tests run them there."""
     device = torch.device(device)
     if device.type != "cuda":
-        return Target(device.type, 0, None, notes=("no CUDA device: the torch operators run",))
-    return _cuda_target(torch.cuda.current_device() if device.index is None else device.index)
+        return Target(device.type, 0, None, notes=("no CUDA device: the torch operators run",), way=PLAIN)
+    chosen = _chosen.get()
+    return ways(device, asked)[0] if chosen is None else chosen
+
+
+_chosen: ContextVar[Target | None] = ContextVar("chosen", default=None)
+
+
+@contextmanager
+def using(here: Target | None) -> Iterator[None]:
+    """Operators called inside run the way that `here` says (None: as outside), on the device it was made for."""
+    token = _chosen.set(_chosen.get() if here is None else here)
+    try:
+        yield
+    finally:
+        _chosen.reset(token)
 
 
 def interpreted() -> bool:
@@ -136,16 +246,28 @@ def on_device(x: torch.Tensor) -> AbstractContextManager[object]:
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
-def use_triton(device: torch.device, backend: str, dtype: torch.dtype | None = None) -> bool:
-    """Resolve `backend`: auto (Triton where it works), triton (or an error), reference."""
+def kernels_for(device: torch.device, backend: str, dtype: torch.dtype | None = None) -> Target | None:
+    """Resolve an operator's `backend`.
+
+    Args:
+        device: its tensors'. Meta tensors have the kernels of `using`, for recording.
+        backend: "auto" (kernels where there are some), "triton" (kernels, or an error) or "reference".
+        dtype: of what it multiplies, where not every type has a kernel.
+
+    Returns: whose kernels run, or None for the reference. In Triton's interpreter, which stands in for the newest
+    measured generation, only "triton" asks for kernels.
+    Raises: ValueError for another backend, RuntimeError where "triton" cannot be.
+    """
     if backend == "reference":
-        return False
+        return None
     if backend not in ("auto", "triton"):
         raise ValueError(f"backend is {backend!r}; use auto, triton or reference")
-    here = target(device)
-    able = here.kernels if dtype is None else here.supports(dtype)
-    if device.type == "cpu":
-        able = backend == "triton" and interpreted() and triton_version() is not None
-    if backend == "triton" and not able:
-        raise RuntimeError(f"no Triton kernel for {dtype or 'this operator'} on {device}: {'; '.join(here.notes)}")
-    return able
+    if device.type == "cpu" and backend == "triton" and interpreted() and triton_version() is not None:
+        return capabilities("interpreter", 90, triton_version())
+    here = _chosen.get() if device.type == "meta" else target(device)
+    if here is not None and (here.kernels if dtype is None else here.supports(dtype)):
+        return here
+    if backend == "triton":
+        notes = "; ".join(here.notes) if here else "nothing says which GPU's"
+        raise RuntimeError(f"no kernel for {dtype or 'this operator'} on {device}: {notes}")
+    return None

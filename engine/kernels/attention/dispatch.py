@@ -1,4 +1,4 @@
-"""attention: flash where the head is small enough, our kernels above, torch where there is no Triton."""
+"""attention: flash where the head is small enough, our kernels above, torch where there are none."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..descriptor import Descriptor
+from ..launching import launcher
 from ..observe import observed
-from ..targets import Target, capabilities, interpreted, on_device, target, triton_version, use_triton
+from ..targets import Target, interpreted, kernels_for, on_device
 from . import reference
 from .schedules import GATHER, SCHEDULES, Blocks, Schedule, pick
 
@@ -42,13 +44,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, out: Tensor | None = None, scr
         return reference.attention(q, k, v)
     head = q.shape[2]
     fits = q.dtype in (torch.float16, torch.bfloat16) and FLASH_HEAD < head <= LARGEST_HEAD and head % 8 == 0
-    here = target(q.device) if q.is_cuda else capabilities("interpreter", 90, triton_version())
-    if backend == "triton":
-        if not use_triton(q.device, backend) or head > LARGEST_HEAD:
-            raise ValueError(f"no attention kernel for a head of {head}")
-        with on_device(q):
-            return launch(q.contiguous(), k.contiguous(), v.contiguous(), here, out=out, scratch=scratch, clip=clip)
-    if fits and use_triton(q.device, backend, q.dtype):
+    if backend == "triton" and head > LARGEST_HEAD:
+        raise ValueError(f"no attention kernel for a head of {head}")
+    here = kernels_for(q.device, backend) if fits or backend == "triton" else None
+    if here is not None:
         with on_device(q):
             return launch(q.contiguous(), k.contiguous(), v.contiguous(), here, out=out, scratch=scratch, clip=clip)
     return F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])[:, 0]
@@ -58,8 +57,6 @@ def launch(q: Tensor, k: Tensor, v: Tensor, here: Target,
            schedules: tuple[Schedule, Schedule] | None = None, out: Tensor | None = None,
            scratch: Tensor | None = None, clip: bool = False) -> Tensor:
     """Run the kernels on contiguous tensors; `schedules` overrides the table (checks and tuning only)."""
-    from . import triton as kernels
-
     frames, tokens, head = q.shape
     scores, values = schedules or pick(here.sm)
     blocks = Blocks.of(tokens, q.element_size(), scores, head, clip)
@@ -74,12 +71,10 @@ def launch(q: Tensor, k: Tensor, v: Tensor, here: Target,
     sums = scratch[behind:end].view(torch.float32) if cut else out
     operands: list[Any] = [q, k, weights, v]
     if here.tma:
-        from triton.tools.tensor_descriptor import TensorDescriptor
-
         boxes = ([scores.positions, scores.depth], [scores.columns, scores.depth],
                  [values.positions, values.depth], [values.depth, values.columns])  # fmt: skip
         flat = [t.view(-1, t.shape[-1]) for t in operands]
-        operands = [TensorDescriptor(t, t.shape, t.stride(), b) for t, b in zip(flat, boxes, strict=True)]
+        operands = [Descriptor(t, b) for t, b in zip(flat, boxes, strict=True)]
     qs, ks, ws, vs = operands
     merge_rows, merge_tiles = blocks.merge
     common = {"D": head, "TMA": here.tma, "UNIT": scores.columns,
@@ -89,20 +84,20 @@ def launch(q: Tensor, k: Tensor, v: Tensor, here: Target,
             n = min(rows, tokens - top)
             place = (frame * tokens + top, frame * tokens, n, tokens, tiles)
             row_tiles = -(-n // scores.positions)
-            kernels.scores_kernel[(row_tiles * tiles,)](
+            launcher("attention.scores_kernel", here)[(row_tiles * tiles,)](
                 qs, ks, weights, peaks, totals, *place, math.log2(math.e) / math.sqrt(head), **common,
                 BM=scores.positions, BN=scores.columns, BK=scores.depth,
                 num_warps=scores.warps, num_stages=scores.stages,
             )  # fmt: skip
             padded = row_tiles * scores.positions
-            kernels.merge_kernel[(padded // merge_rows,)](
+            launcher("attention.merge_kernel", here)[(padded // merge_rows,)](
                 peaks, totals, padded, tiles, BT=merge_tiles, BR=merge_rows, num_warps=4)
-            kernels.values_kernel[(row_tiles, -(-head // values.columns), blocks.parts)](
+            launcher("attention.values_kernel", here)[(row_tiles, -(-head // values.columns), blocks.parts)](
                 ws, vs, totals, sums, *place, blocks.each, **common, KEYS=scores.columns, SPLIT=cut,
                 BM=values.positions, BN=values.columns, BK=values.depth,
                 num_warps=values.warps, num_stages=values.stages,
             )  # fmt: skip
             if cut:
-                kernels.gather_kernel[(-(-n // GATHER[0]), -(-head // GATHER[1]))](
+                launcher("attention.gather_kernel", here)[(-(-n // GATHER[0]), -(-head // GATHER[1]))](
                     sums, out, place[0], n, padded, blocks.parts, D=head, BR=GATHER[0], BD=GATHER[1], num_warps=4)
     return out

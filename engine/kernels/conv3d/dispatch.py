@@ -1,4 +1,4 @@
-"""conv3d: checks its arguments once, then runs the Triton kernel or the reference."""
+"""conv3d: checks its arguments once, then runs the kernel or the reference."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..descriptor import Descriptor
+from ..launching import launcher
 from ..observe import observed
-from ..targets import FP8, Target, capabilities, on_device, target, triton_version, use_triton
+from ..targets import FP8, Target, kernels_for, on_device
 from . import reference
 from .arguments import accumulation, finish
 from .schedules import ROW_BLOCK, Schedule, pick
@@ -35,11 +37,9 @@ def conv3d(x: Tensor, weight: Weight, out: Tensor, *, geometry: Geometry = _PLAI
     for. Raises ValueError where shapes, types or strides do not fit together.
     """
     _validate(x, weight, out, geometry, epilogue, start, first)
-    if not use_triton(x.device, backend, x.dtype if x.is_cuda else None):
+    here = kernels_for(x.device, backend, x.dtype)
+    if here is None:
         return reference.conv3d(x, weight, out, geometry, epilogue, start, first)
-    here = target(x.device)
-    if not x.is_cuda:  # Triton's interpreter stands in for the newest measured generation
-        here = capabilities("interpreter", 90, triton_version())
     with on_device(x):
         if weight.winograd:
             return winograd.launch(x, weight, out, geometry, epilogue, start, here, schedule)
@@ -86,8 +86,6 @@ def _validate(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilog
 def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue: Epilogue, start: int, first: int,
            here: Target, schedule: Schedule | None = None) -> Partials | None:
     """Run the kernel with validated arguments; `schedule` overrides the table (checks and tuning only)."""
-    from .triton import conv_kernel
-
     pt, py, px = weight.phases
     drop = int(weight.folded > 0 and first == 0)
     k, phases = weight.out_channels, pt * py * px
@@ -116,17 +114,15 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     run = weight.channels * weight.kernel[2] // taps
     operands: list[Any] = [x, weight.data, weight.data] * 2
     if linear:
-        from triton.tools.tensor_descriptor import TensorDescriptor
-
         # Rows of a run overlap; none reaches beyond the buffer's end.
         rows = x.view(-1).as_strided((x.numel() // weight.channels - run // weight.channels + 1, run),
                                      (weight.channels, 1))
         tiles = [(n, depth) for depth in (s.depth, s.rest) for n in (s.positions, s.columns, s.tail)]
         for i, (t, tile) in enumerate(zip([rows, weight.data, weight.data] * 2, tiles, strict=True)):
             if all(tile):
-                operands[i] = TensorDescriptor(t, t.shape, t.stride(), [*tile])
+                operands[i] = Descriptor(t, tile)
     told = finish(x, weight, out, epilogue, partials)
-    conv_kernel[(d * frame_tiles * -(-k // (s.columns + s.tail)) * phases,)](
+    launcher("conv3d.conv_kernel", here)[(d * frame_tiles * -(-k // (s.columns + s.tail)) * phases,)](
         *operands, out, *told.tensors, *told.numbers,
         x.shape[0], start, x.shape[1] * x.shape[2], x.shape[2], geometry.origin[0] * x.shape[2] + geometry.origin[1],
         h, w, pitch, block, block_tiles, frame_tiles, d * frame_tiles,

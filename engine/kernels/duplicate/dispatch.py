@@ -1,11 +1,12 @@
-"""duplicate: Triton where it works, else torch."""
+"""duplicate: a kernel where there is one, else torch."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
+from ..launching import launcher
 from ..observe import observed
-from ..targets import on_device, use_triton
+from ..targets import kernels_for, on_device
 from . import reference
 
 ELEMENTS = 4096  # of one program
@@ -30,15 +31,14 @@ def duplicate(x: Tensor, out: Tensor, *, frames: int = 1, drop: int = 0, samples
         raise ValueError("duplicate takes tensors of one type with unit channel stride")
     if not f:
         return
-    if not use_triton(x.device, backend):
+    here = kernels_for(x.device, backend)
+    if here is None:
         reference.duplicate(x, out, frames, drop, samples_first)
         return
-    from .triton import duplicate_kernel
-
     wide = 1 << max(k - 1, 1).bit_length()
     block = max(ELEMENTS // wide, 1)
     with on_device(x):
-        duplicate_kernel[(-(-rows * columns // block), f)](
+        launcher("duplicate.duplicate_kernel", here)[(-(-rows * columns // block), f)](
             x, out, h, w, drop, *x.stride()[:3], *out.stride()[:3], K=k, EACH=4 * frames * k // c, FRAMES=frames,
             SAMPLES_FIRST=samples_first, KP=wide, BP=block, num_warps=WARPS,
         )  # fmt: skip

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from ..conv3d.types import QUANT_MAX, Partials, stat_span
 from ..conv3d.winograd.planes import pairs_of
+from ..launching import launcher
 from ..observe import observed
-from ..targets import interpreted, on_device, use_triton
+from ..targets import Target, interpreted, kernels_for, on_device
 from . import reference
 from .schedules import OTHER_PLANE_WARPS, PLANE_WARPS, STAT_ELEMENTS, STAT_ROWS, WALK, WARPS, positions
 from .types import Norm, Store
@@ -27,8 +28,8 @@ def _strides(x: Tensor) -> tuple[int, list[int]]:
     return unit, [s // unit for s in x.stride()[:3]]
 
 
-def _on_triton(x: Tensor, backend: str) -> bool:
-    return x.dtype != torch.float64 and use_triton(x.device, backend)
+def _kernels(x: Tensor, backend: str) -> Target | None:
+    return None if x.dtype == torch.float64 else kernels_for(x.device, backend)
 
 
 @observed
@@ -39,18 +40,19 @@ def statistics(x: Tensor, groups: int, backend: str = "auto") -> Partials:
     """
     if x.dim() != 4 or x.stride(3) != 1 or x.shape[3] % groups:
         raise ValueError(f"statistics need [D, H, W, C] with unit channel stride and C divisible by {groups}")
-    if not _on_triton(x, backend):
+    here = _kernels(x, backend)
+    if here is None:
         return reference.statistics(x, groups)
-    from .triton import statistics_kernel
-
     d, h, w, c = x.shape
     wide = _power_of_two(c)
     span, blocks = stat_span(c, groups, wide), -(-h // STAT_ROWS)
     data = torch.empty(d, blocks, c // span, 2, dtype=torch.float32, device=x.device)
     unit, strides = _strides(x)
     with on_device(x):
-        statistics_kernel[(blocks, d)](x, data, h, w, *strides, C=c, CP=wide, SPAN=span, UNIT=unit, ROWS=STAT_ROWS,
-                                       BP=max(STAT_ELEMENTS // wide, 1), num_warps=WARPS)
+        launcher("norm_act.statistics_kernel", here)[(blocks, d)](
+            x, data, h, w, *strides, C=c, CP=wide, SPAN=span, UNIT=unit, ROWS=STAT_ROWS,
+            BP=max(STAT_ELEMENTS // wide, 1), num_warps=WARPS,
+        )  # fmt: skip
     return Partials(data, span)
 
 
@@ -62,17 +64,16 @@ def coefficients(partials: Partials, norm: Norm, positions: int, backend: str = 
     Every block is summed in its fixed order in fp64, so neither launch nor band moves a bit. health: float32 [], NaN
     from now on if a value was not finite, or too large for its square to be.
     """
-    if not use_triton(partials.data.device, backend):
+    here = kernels_for(partials.data.device, backend)
+    if here is None:
         return reference.coefficients(partials, norm, positions, health)
-    from .triton import coefficients_kernel
-
     d, blocks, columns, _ = partials.data.shape
     c = columns * partials.span
     count = positions * (c // norm.groups) * (d if norm.per_chunk else 1)
     coefs = torch.empty(d, 2, c, dtype=torch.float32, device=partials.data.device)
     affine = norm.weight is not None and norm.bias is not None
     with on_device(partials.data):
-        coefficients_kernel[(norm.groups, d)](
+        launcher("norm_act.coefficients_kernel", here)[(norm.groups, d)](
             partials.data, norm.weight if affine else coefs, norm.bias if affine else coefs, coefs,
             coefs if health is None else health, blocks,
             float(count), norm.eps, C=c, GROUPS=norm.groups, COLUMNS=columns, AFFINE=affine, HEALTH=health is not None,
@@ -115,13 +116,11 @@ def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: in
         raise ValueError("a group norm has both weight and bias, or neither")
     if norm.kind == "group" and coefs is None:
         coefs = coefficients(statistics(x, norm.groups, backend), norm, h * w, backend, health)
-    if not _on_triton(x, backend):
+    here = _kernels(x, backend)
+    if here is None:
         coefs = coefs if norm.kind == "group" else None
         reference.norm_act(x, norm, coefs, store, buffer, slot, border, first, health)
         return
-    from .planes import planes_kernel
-    from .triton import norm_act_kernel
-
     wide = _power_of_two(co)
     dense = x.stride(3) == 1
     unit, strides = _strides(x) if dense else (1, list(x.stride()[:3]))
@@ -146,9 +145,12 @@ def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: in
         if planes or (store.rounded and affine and border == 1):
             walks, block = rows * -(-pairs_of(w) // walk[0]), positions(wide, walk[1])
             warps = (PLANE_WARPS if affine else OTHER_PLANE_WARPS).get(buffer.dtype, WARPS)
-            planes_kernel[(-(-walks // block), d)](*arguments, limit, int(not planes), **constants,
-                                                   ROUNDED=store.rounded, WALK=walk[0], BP=block, num_warps=warps)
+            launcher("norm_act.planes_kernel", here)[(-(-walks // block), d)](
+                *arguments, limit, int(not planes), **constants, ROUNDED=store.rounded, WALK=walk[0], BP=block,
+                num_warps=warps,
+            )  # fmt: skip
             return
         block = positions(wide)
-        norm_act_kernel[(-(-(rows * columns) // block), d)](*arguments, limit, **constants, BORDER=border, BP=block,
-                                                            num_warps=WARPS)
+        launcher("norm_act.norm_act_kernel", here)[(-(-(rows * columns) // block), d)](
+            *arguments, limit, **constants, BORDER=border, BP=block, num_warps=WARPS
+        )

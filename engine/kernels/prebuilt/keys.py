@@ -113,3 +113,8 @@ def takes(key: Key) -> tuple[str, ...]:
         else:
             found.append(one)
     return (*found, "scratch", "scratch")
+
+
+def unaligned(key: Key) -> bool:
+    """Return whether a kernel counts on no tensor's address; others take multiples of 16."""
+    return ("UNIT", 1) in key.constants

@@ -17,17 +17,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...errors import InputError
+from ..cards import card
 from .keys import Key, takes
 
 #: Where the sets are.
 FOLDER = Path(__file__).with_name("sets")
 #: Sets that a form is made of: its own, and the one whose kernels it shares.
 MADE_OF = {"A": ("A",), "B": ("B", "A"), "C": ("C",), "D": ("D", "C")}
-#: Compute capability -> forms that it runs, best first. Those of sm_90 and above run C by the same text.
-SERVED = {
-    80: ("A",), 86: ("A",), 87: ("A",), 89: ("B", "A"), 90: ("C", "B", "A"), 100: ("C", "B", "A"),
-    103: ("C", "B", "A"), 110: ("C", "B", "A"), 120: ("D", "C", "B", "A"), 121: ("D", "C", "B", "A"),
-}  # fmt: skip
 _FORMAT = 1
 _CURE = "install this pack again"
 
@@ -85,9 +81,19 @@ class Library:
         self._lock = threading.Lock()
         self._recent: dict[tuple[str, str], bytes] = {}
 
+    @property
+    def sets(self) -> tuple[str, ...]:
+        """The sets that are here."""
+        return tuple(self._sets)
+
     def serves(self, sm: int) -> tuple[str, ...]:
         """Return the forms that a GPU of this compute capability (86: 8.6) runs and that are here, best first."""
-        return tuple(form for form in SERVED.get(sm, ()) if all(name in self._sets for name in MADE_OF[form]))
+        return tuple(form for form in card(sm).forms if all(name in self._sets for name in MADE_OF[form]))
+
+    def identity(self, form: str) -> str:
+        """Return a short digest of what a form's kernels compute: of their texts, and of the code they are made of."""
+        parts = [part["sha256"] for name in MADE_OF[form] for _, part in sorted(self._sets[name]["parts"].items())]
+        return sha256(" ".join((self.code, *parts)).encode()).hexdigest()[:12]
 
     def version(self, form: str) -> str:
         """Return the PTX version that a driver must read for this form, as "8.5"."""

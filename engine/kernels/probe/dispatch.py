@@ -1,5 +1,5 @@
-"""Whether Triton really compiles and launches kernels on a GPU, found out by doing it once; and whether an error is
-Triton's own. Loading this imports no Triton."""
+"""Whether kernels really run on a GPU, found out by running one; and whether an error is theirs. Loading this imports no
+Triton."""
 
 from __future__ import annotations
 
@@ -13,39 +13,52 @@ from pathlib import Path
 import torch
 
 from ...errors import named
-from ..targets import Target, on_device, switch_off, target
+from ..cards import AUTO, TRITON
+from ..launching import launcher
+from ..prebuilt.errors import PrebuiltError
+from ..prebuilt.library import SetError
+from ..targets import Target, on_device, switch_off, target, using, ways
 
 _lock = threading.Lock()
-_tried: set[torch.device] = set()
+_tried: set[tuple[torch.device, str]] = set()
 
 
-def proven(device: torch.device) -> Target:
-    """As `target`, after a first kernel has run there: on a GPU where that fails the kernels are off, and the target's
-    note names the cause and the cure."""
-    found = target(device)
-    if not found.kernels:
-        return found
+def proven(device: torch.device, asked: str = AUTO) -> Target:
+    """Return the same as `target`, after a first kernel has run there: a way in which that fails is off, and the notes
+    name the cause and the cure."""
+    while (found := target(device, asked)).kernels and not works(device, found):
+        pass
+    return found
+
+
+def works(device: torch.device, here: Target) -> bool:
+    """Return whether kernels run on a GPU the way that `here` says, after trying a first one; if not they are off."""
     place = _place(device)
     with _lock:
-        if place not in _tried:
+        if (place, here.way) not in _tried:
             try:
-                _run(place)
+                _run(place, here)
             except Exception as error:
-                if "out of memory" in str(error).lower():  # says nothing of Triton: another time
-                    return found
-                give_up(place, error)
-            _tried.add(place)
-    return target(device)
+                if "out of memory" in str(error).lower():  # says nothing of the kernels: another time
+                    return True
+                give_up(place, error, here.way)
+            _tried.add((place, here.way))
+    return any(one.way == here.way for one in ways(place, here.way))
 
 
-def give_up(device: torch.device, error: Exception) -> None:
-    """After this error no kernel is launched on `device` any more."""
-    why = f"Triton fails here ({named(error)}): the fused kernels are off, torch runs instead"
-    switch_off(_place(device), f"{why}. {_cure()}")
+def give_up(device: torch.device, error: Exception, way: str = TRITON) -> None:
+    """After this error no kernel is launched this way on `device` any more."""
+    if way == TRITON:
+        switch_off(_place(device), way, f"Triton fails here ({named(error)}). {_cure()}")
+    else:
+        switch_off(_place(device), way, f"prebuilt kernels (set {way}) fail here ({named(error)})")
 
 
-def from_triton(error: BaseException) -> bool:
-    """Whether Triton raised it: compiling, loading or launching."""
+def from_kernels(error: BaseException) -> bool:
+    """Return whether launching kernels raised it: Triton while compiling or loading, or the prebuilt ones' driver or
+    files."""
+    if isinstance(error, (PrebuiltError, SetError)):
+        return True
     trace = error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_globals.get("__name__", "").partition(".")[0] == "triton":
@@ -60,13 +73,11 @@ def _place(device: torch.device) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def _run(device: torch.device) -> None:
-    from .triton import doubling_kernel
-
+def _run(device: torch.device, here: Target) -> None:
     x = torch.arange(128, dtype=torch.float32, device=device)
     out = torch.empty_like(x)
-    with on_device(x):
-        doubling_kernel[(1,)](x, out, N=128)
+    with on_device(x), using(here):
+        launcher("probe.doubling_kernel", here)[(1,)](x, out, N=128, num_warps=4)
     if not torch.equal(out, 2 * x):
         raise RuntimeError("a first kernel computed wrong numbers")
 

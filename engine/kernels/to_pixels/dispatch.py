@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from ..conv3d import Epilogue, Pixels, Weight, conv3d
+from ..descriptor import Descriptor
+from ..launching import launcher
 from ..observe import observed
-from ..targets import Target, capabilities, interpreted, on_device, target, triton_version, use_triton
+from ..targets import Target, interpreted, kernels_for, on_device
 from . import reference
 from .schedules import GATHER_POSITIONS, SCRATCH_BYTES, pick
 from .types import UNIT
@@ -51,14 +53,14 @@ def to_pixels(x: Tensor, weight: Weight, bias: Tensor, out: Tensor, *, pixels: P
         raise ValueError(f"to_pixels cannot fill {list(out.shape)} from {list(x.shape)}")
     if out.stride(3) != 1 or x.shape[3] != weight.channels or x.dtype != weight.data.dtype:
         raise ValueError("to_pixels needs unit channel stride and a weight of the buffer's type and channels")
-    if x.dtype not in _FLOATS or not use_triton(x.device, backend):
+    here = kernels_for(x.device, backend) if x.dtype in _FLOATS else None
+    if here is None:
         reference.to_pixels(x, weight, bias, out, pixels, start, health)
         return
     if k > MOST_OUTPUTS:  # wide enough for the implicit GEMM
         epilogue = Epilogue(bias=bias, pixels=pixels, health=health)
         conv3d(x, weight, out, epilogue=epilogue, start=start, backend=backend)
         return
-    here = target(x.device) if x.is_cuda else capabilities("interpreter", 90, triton_version())
     with on_device(x):
         launch(x, columns_weight(weight) if packed is None else packed, bias, out, kt, pixels, start, here, scratch,
                health)
@@ -76,19 +78,15 @@ def _band(frames: int, height: int, pitch: int, outputs: int) -> int:
 def launch(x: Tensor, packed: Tensor, bias: Tensor, out: Tensor, kt: int, pixels: Pixels, start: int,
            here: Target, scratch: Tensor | None = None, health: Tensor | None = None) -> None:
     """Run both passes, band by band where the scratch would be large."""
-    from . import triton as kernels
-
     d, h, w, k = out.shape
     pitch, plane, c = x.shape[2], x.shape[1] * x.shape[2], x.shape[3]
     s = pick(here, c, kt)
     a: Any = x
     b: Any = packed
     if here.tma:
-        from triton.tools.tensor_descriptor import TensorDescriptor
-
         rows = x.view(-1, c)
-        a = TensorDescriptor(rows, rows.shape, rows.stride(), [s.positions, s.depth])
-        b = TensorDescriptor(packed, packed.shape, packed.stride(), [s.columns, s.depth])
+        a = Descriptor(rows, [s.positions, s.depth])
+        b = Descriptor(packed, [s.columns, s.depth])
     band = _band(d, h, pitch, k)
     needed = d * 9 * k * (min(band, h) + 2) * pitch
     if scratch is None or scratch.numel() < needed:
@@ -96,13 +94,13 @@ def launch(x: Tensor, packed: Tensor, bias: Tensor, out: Tensor, kt: int, pixels
     for top in range(0, h, band):
         n = min(band, h - top)
         count = (n + 2) * pitch
-        kernels.columns_kernel[(-(-count // s.positions),)](
+        launcher("to_pixels.columns_kernel", here)[(-(-count // s.positions),)](
             a, b, scratch, x.shape[0], start, plane, top * pitch, count, d, C=c, N=9 * k, KT=kt, TMA=here.tma,
             UPCAST=interpreted() and not x.is_cuda and x.dtype == torch.bfloat16,
             BM=s.positions, BN=COLUMNS, BK=s.depth, num_warps=s.warps, num_stages=s.stages,
         )  # fmt: skip
         part = out[:, top : top + n]
-        kernels.gather_kernel[(-(-n * w // GATHER_POSITIONS), d)](
+        launcher("to_pixels.gather_kernel", here)[(-(-n * w // GATHER_POSITIONS), d)](
             scratch, bias, part, bias if health is None else health, count, pitch, n, w, *part.stride()[:3],
             pixels.gain, pixels.offset, pixels.low, pixels.high, K=k, ROUND=out.dtype == torch.uint8,
             HEALTH=health is not None, BP=GATHER_POSITIONS, num_warps=4,

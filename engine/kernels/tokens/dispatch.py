@@ -1,5 +1,5 @@
-"""Passes over tokens: Triton where it works, else torch. All take contiguous rows [R, D], and what they make of a row
-does not depend on the others.
+"""Passes over tokens: kernels where there are some, else torch. All take contiguous rows [R, D], and what they make of
+a row does not depend on the others.
 
 scales: float32 [R], where `out` is 8 bit wide: its rows are then divided by them. health is not looked for: what is not
 finite reaches the end, but for what attention makes of it.
@@ -10,8 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..launching import launcher
 from ..observe import observed
-from ..targets import FP8, on_device, use_triton
+from ..targets import FP8, kernels_for, on_device
 from . import reference
 
 #: Largest number of an 8-bit type, which the largest value of a row becomes.
@@ -28,13 +29,12 @@ def normalised(
     """x, to which first y * scale [D] is added in place where they are given, over the root of its mean square plus
     eps, times weight [D], into out."""
     limit = _limit(out, scales)
-    if not use_triton(x.device, backend):
+    here = kernels_for(x.device, backend)
+    if here is None:
         reference.normalised(x, weight, eps, out, scales, limit, y, scale)
         return
-    from . import triton as kernels
-
     with on_device(x):
-        kernels.normalised_kernel[(x.shape[0],)](
+        launcher("tokens.normalised_kernel", here)[(x.shape[0],)](
             x, x if y is None else y, weight if scale is None else scale, weight, out, x if scales is None else scales,
             eps, D=x.shape[1], ADDS=y is not None, LIMIT=int(limit), **_block(x.shape[1]),
         )  # fmt: skip
@@ -45,14 +45,13 @@ def rotated(qkv: Tensor, turns: Tensor, head: int, eps: float, *, backend: str =
     """qkv [R, heads * 3 * head] (of each head its query, key and value) in place: queries and keys over the root of
     their mean square plus eps, then rotated by turns [S, 2, half] (cosines, sines; row r has those of r % S): channels
     i and half + i of each."""
-    if not use_triton(qkv.device, backend):
+    here = kernels_for(qkv.device, backend)
+    if here is None:
         reference.rotated(qkv, turns, head, eps)
         return
-    from . import triton as kernels
-
     heads, half = qkv.shape[1] // (3 * head), turns.shape[2]
     with on_device(qkv):
-        kernels.rotated_kernel[(qkv.shape[0], 2)](
+        launcher("tokens.rotated_kernel", here)[(qkv.shape[0], 2)](
             qkv, turns, turns.shape[0], eps, HEADS=heads, HEAD=head, HALF=half, BH=_power(heads), BR=_power(half),
             BP=_power(max(head - 2 * half, 1)), num_warps=4,
         )  # fmt: skip
@@ -62,15 +61,14 @@ def rotated(qkv: Tensor, turns: Tensor, head: int, eps: float, *, backend: str =
 def gated(x: Tensor, out: Tensor, scales: Tensor | None = None, *, backend: str = "auto") -> None:
     """x [R, 2 D] -> out [R, D]: SiLU of its first half times its second."""
     limit = _limit(out, scales)
-    if not use_triton(x.device, backend):
+    here = kernels_for(x.device, backend)
+    if here is None:
         reference.gated(x, out, scales, limit)
         return
-    from . import triton as kernels
-
     d = out.shape[1]
     block = _block(d) if limit else {"BLOCK": COLUMNS, "num_warps": 4}
     with on_device(x):
-        kernels.gated_kernel[(x.shape[0], -(-d // block["BLOCK"]))](
+        launcher("tokens.gated_kernel", here)[(x.shape[0], -(-d // block["BLOCK"]))](
             x, out, x if scales is None else scales, D=d, LIMIT=int(limit), **block
         )
 
@@ -79,13 +77,12 @@ def gated(x: Tensor, out: Tensor, scales: Tensor | None = None, *, backend: str 
 def rounded(x: Tensor, out: Tensor, scales: Tensor | None = None, *, backend: str = "auto") -> None:
     """x with 0 for NaN, into out."""
     limit = _limit(out, scales)
-    if not use_triton(x.device, backend):
+    here = kernels_for(x.device, backend)
+    if here is None:
         reference.rounded(x, out, scales, limit)
         return
-    from . import triton as kernels
-
     with on_device(x):
-        kernels.rounded_kernel[(x.shape[0],)](
+        launcher("tokens.rounded_kernel", here)[(x.shape[0],)](
             x, out, x if scales is None else scales, D=x.shape[1], LIMIT=int(limit), **_block(x.shape[1])
         )
 
@@ -95,14 +92,13 @@ def summed(
     sums: Tensor, rows: Tensor, columns: Tensor, bias: Tensor, out: Tensor, *, backend: str = "auto"
 ) -> None:
     """int32 sums [R, D] times rows [R] and columns [D], plus bias [D], into out."""
-    if not use_triton(sums.device, backend):
+    here = kernels_for(sums.device, backend)
+    if here is None:
         reference.summed(sums, rows, columns, bias, out)
         return
-    from . import triton as kernels
-
     d = sums.shape[1]
     with on_device(sums):
-        kernels.summed_kernel[(sums.shape[0], -(-d // COLUMNS))](
+        launcher("tokens.summed_kernel", here)[(sums.shape[0], -(-d // COLUMNS))](
             sums, rows, columns, bias, out, D=d, BLOCK=COLUMNS, num_warps=4
         )
 

@@ -19,24 +19,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 import cross_compile
 from zerowaste_vae.engine.archs import ARCHITECTURES
 from zerowaste_vae.engine.kernels.attention import dispatch as attention
-from zerowaste_vae.engine.kernels.attention import triton as attention_kernels
 from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, Weight, buffer_shape, padded_channels
 from zerowaste_vae.engine.kernels.conv3d import dispatch as conv
-from zerowaste_vae.engine.kernels.conv3d import triton as conv_kernels
 from zerowaste_vae.engine.kernels.conv3d.winograd import launch as winograd
-from zerowaste_vae.engine.kernels.conv3d.winograd import triton as winograd_kernels
 from zerowaste_vae.engine.kernels.duplicate import dispatch as duplicate
-from zerowaste_vae.engine.kernels.duplicate import triton as duplicate_kernels
 from zerowaste_vae.engine.kernels.norm_act import Norm, Store
 from zerowaste_vae.engine.kernels.norm_act import dispatch as norm_act
-from zerowaste_vae.engine.kernels.norm_act import planes as plane_kernels
-from zerowaste_vae.engine.kernels.norm_act import triton as norm_kernels
 from zerowaste_vae.engine.kernels.targets import FP8, Target, capabilities, triton_version
 from zerowaste_vae.engine.kernels.to_pixels import BYTES, UNIT
 from zerowaste_vae.engine.kernels.to_pixels import dispatch as to_pixels
-from zerowaste_vae.engine.kernels.to_pixels import triton as pixel_kernels
 from zerowaste_vae.engine.kernels.tokens import dispatch as tokens
-from zerowaste_vae.engine.kernels.tokens import triton as token_kernels
 from zerowaste_vae.engine.options import Options
 from zerowaste_vae.engine.planning.fused_walk import FusedWalk
 from zerowaste_vae.engine.tuning.candidates import candidates
@@ -47,7 +39,6 @@ HALF, BF16, INT8 = torch.float16, torch.bfloat16, torch.int8
 # (H, W, C) at 720p, one per schedule: narrow, wide, small plane.
 NARROW, WIDE, SMALL = (720, 1280, 128), (360, 640, 512), (60, 107, 512)
 ATTENTION = ("scores_kernel", "merge_kernel", "values_kernel", "gather_kernel")
-TOKENS = ("normalised_kernel", "rotated_kernel", "gated_kernel", "rounded_kernel", "summed_kernel")
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -70,7 +61,7 @@ def conv_calls(here: Target, dtype: torch.dtype, stage: tuple[int, int, int], *,
     bias = meta(rows // c, 4, c) if phases != (1, 1, 1) else meta(c)
     shared = phases == (1, 1, 1) and not plain
     epilogue = Epilogue(bias, out if shared and residual else None, 0 if plain else 32, half_accumulate=fast)
-    with cross_compile.recorded(conv_kernels, "conv_kernel") as calls:
+    with cross_compile.recorded("conv3d.conv_kernel") as calls:
         place = Geometry(stride, (1, 1) if stride[1] == 2 else (0, 0))
         conv.launch(x, weight, out, place, epilogue, 0, 2, here)
     return calls
@@ -89,7 +80,7 @@ def wan_calls(
     geometry = Geometry((1, stride, stride), (stride - 1, stride - 1))
     residual = None if still and (up or stride > 1) else out
     epilogue = Epilogue(meta(rows), residual, 32 if still else 0, half_accumulate=dtype == FP8)
-    with cross_compile.recorded(conv_kernels, "conv_kernel") as calls:
+    with cross_compile.recorded("conv3d.conv_kernel") as calls:
         conv.launch(meta(4, h + 2, w + 2, c, dtype=dtype), weight, out, geometry, epilogue, 0, 2, here)
     return calls
 
@@ -127,7 +118,7 @@ def depth_calls(here: Target, c: int, k: int, phases: tuple[int, int, int], kern
     weight = Weight(meta(rows, kernel[0] * kernel[1] * kernel[2] * c, dtype=BF16), c, k, kernel, None, phases)
     out = meta(2 * phases[0], h * phases[1], w * phases[2], k, dtype=BF16)
     epilogue = Epilogue(meta(rows), out if edge else None)
-    with cross_compile.recorded(conv_kernels, "conv_kernel") as calls:
+    with cross_compile.recorded("conv3d.conv_kernel") as calls:
         conv.launch(meta(4, h + edge, w + edge, c, dtype=BF16), weight, out, Geometry(), epilogue, 0, 2, here)
     return calls
 
@@ -141,7 +132,7 @@ def winograd_calls(here: Target, dtype: torch.dtype, stage: tuple[int, int, int]
     weight = Weight(meta(4 * k, 9 * c, dtype=dtype), c, k, (3, 3, 3), scale, winograd=True, mix=mix)
     out = meta(4, h, w, k, dtype=BF16 if dtype == BF16 else HALF)
     x = meta(6, *buffer_shape(h, w, c), dtype=dtype)
-    with cross_compile.recorded(winograd_kernels, "winograd_kernel") as calls:
+    with cross_compile.recorded("conv3d.winograd_kernel") as calls:
         epilogue = Epilogue(meta(k), out if residual else None, groups, half_accumulate=fast)
         winograd.launch(x, weight, out, Geometry(), epilogue, 0, here)
     return calls
@@ -198,16 +189,15 @@ def _tried(here: Target, layer: Layer, seen: set):
         case = kind._replace(channels=0, outputs=outputs, small=False), replace(s, group=1), layer.residual
         if case not in seen:
             seen.add(case)
-            with (cross_compile.recorded(conv_kernels, "conv_kernel") as a,
-                  cross_compile.recorded(winograd_kernels, "winograd_kernel") as b):  # fmt: skip
+            with cross_compile.recorded() as calls:
                 problem(layer, torch.device("meta")).launch(here, s)
             stride = " stride 2" if kind.strided else ""
-            yield f"{'winograd' if b else 'conv'} {word} tried {kind}{stride} {s}", (a + b)[0]
+            form = "winograd" if kind.form == "winograd" else "conv"
+            yield f"{form} {word} tried {kind}{stride} {s}", calls[0]
 
 
 def duplicate_calls():
-    duplicate.use_triton = lambda *_: True
-    with cross_compile.recorded(duplicate_kernels, "duplicate_kernel") as calls:
+    with cross_compile.recorded("duplicate.duplicate_kernel") as calls:
         for k, frames, first in ((128, 1, True), (512, 2, False)):
             out = meta(4 * frames, 720, 1280, k, dtype=HALF)
             duplicate.duplicate(meta(4, 360, 640, 256, dtype=HALF), out, frames=frames, samples_first=first)
@@ -217,38 +207,33 @@ def duplicate_calls():
 def norm_calls(dtype: torch.dtype):
     x, coefs = meta(4, 720, 1280, 128, dtype=HALF), meta(4, 2, 128)
     norm = Norm(weight=meta(128), bias=meta(128))
-    names = ("statistics_kernel", "coefficients_kernel", "norm_act_kernel")
-    kept = norm_act.use_triton
-    norm_act.use_triton = lambda *_: True
-    try:
-        with cross_compile.recorded(norm_kernels, *names) as calls:
-            health = {"health": torch.empty((), device="meta")}
-            norm_act.norm_act(x, norm, meta(6, 722, 1282, 128, dtype=dtype), store=Store(scale=0.05), **health)
-            norm_act.norm_act(x, Norm("l2", meta(128)), meta(6, 722, 1282, 128, dtype=dtype), coefs=coefs, **health)
-            copy = Store(silu=False, scale=0.05)
-            norm_act.norm_act(x, Norm("none"), meta(6, 722, 1282, 128, dtype=dtype), store=copy, **health)
-            # Wan's: bf16, an int8 buffer balanced by a gain, a width that is no power of two
-            wide = meta(6, 722, 1282, padded_channels(96, dtype), dtype=dtype)
-            store = Store(scale=0.05, gain=meta(96) if dtype == INT8 else None)
-            norm_act.norm_act(meta(4, 720, 1280, 96, dtype=BF16), Norm("l2", meta(96)), wide, store=store, **health)
-            timed = Norm("rms", meta(128), meta(128))
-            reflected = Store(border="reflect", scale=0.05)
-            norm_act.norm_act(x, timed, meta(6, 722, 1282, 128, dtype=dtype), store=reflected, **health)
-        with cross_compile.recorded(plane_kernels, "planes_kernel") as planes:
-            kinds = ((128, False, Norm(), "zero"), (512, True, Norm(), "replicate"),
-                     (192, True, Norm("none"), "reflect"), (384, True, Norm("l2", meta(384)), "zero"))  # fmt: skip
-            for c, rounded, norm, border in kinds:
-                buffer = meta(6, *buffer_shape(720, 1280, padded_channels(c, dtype)), dtype=dtype)
-                norm_act.norm_act(meta(4, 720, 1280, c, dtype=HALF), norm, buffer, coefs=meta(4, 2, c),
-                                  store=Store(True, border, 0.05, rounded=rounded), **health)
-    finally:
-        norm_act.use_triton = kept
+    names = ("norm_act.statistics_kernel", "norm_act.coefficients_kernel", "norm_act.norm_act_kernel")
+    with cross_compile.recorded(*names) as calls:
+        health = {"health": torch.empty((), device="meta")}
+        norm_act.norm_act(x, norm, meta(6, 722, 1282, 128, dtype=dtype), store=Store(scale=0.05), **health)
+        norm_act.norm_act(x, Norm("l2", meta(128)), meta(6, 722, 1282, 128, dtype=dtype), coefs=coefs, **health)
+        copy = Store(silu=False, scale=0.05)
+        norm_act.norm_act(x, Norm("none"), meta(6, 722, 1282, 128, dtype=dtype), store=copy, **health)
+        # Wan's: bf16, an int8 buffer balanced by a gain, a width that is no power of two
+        wide = meta(6, 722, 1282, padded_channels(96, dtype), dtype=dtype)
+        store = Store(scale=0.05, gain=meta(96) if dtype == INT8 else None)
+        norm_act.norm_act(meta(4, 720, 1280, 96, dtype=BF16), Norm("l2", meta(96)), wide, store=store, **health)
+        timed = Norm("rms", meta(128), meta(128))
+        reflected = Store(border="reflect", scale=0.05)
+        norm_act.norm_act(x, timed, meta(6, 722, 1282, 128, dtype=dtype), store=reflected, **health)
+    with cross_compile.recorded("norm_act.planes_kernel") as planes:
+        kinds = ((128, False, Norm(), "zero"), (512, True, Norm(), "replicate"),
+                 (192, True, Norm("none"), "reflect"), (384, True, Norm("l2", meta(384)), "zero"))  # fmt: skip
+        for c, rounded, norm, border in kinds:
+            buffer = meta(6, *buffer_shape(720, 1280, padded_channels(c, dtype)), dtype=dtype)
+            norm_act.norm_act(meta(4, 720, 1280, c, dtype=HALF), norm, buffer, coefs=meta(4, 2, c),
+                              store=Store(True, border, 0.05, rounded=rounded), **health)
     return calls + planes
 
 
 def pixel_calls(here: Target, channels: int, kt: int = 3):
     packed = meta((4 if kt == 3 else 1) * to_pixels.COLUMNS, channels, dtype=HALF)
-    with cross_compile.recorded(pixel_kernels, "columns_kernel", "gather_kernel") as calls:
+    with cross_compile.recorded("to_pixels.columns_kernel", "to_pixels.gather_kernel") as calls:
         to_pixels.launch(meta(6, 722, 1282, channels, dtype=HALF), packed, meta(3),
                          meta(4, 720, 1280, 3, dtype=torch.uint8), kt, UNIT, 0, here, health=meta(1))
     return calls[:2]
@@ -258,7 +243,7 @@ def patch_calls(here: Target):
     """A last convolution whose channels hold 2x2 pixels, into bytes."""
     weight, x = Weight(meta(12, 27 * 256, dtype=BF16), 256, 12, (3, 3, 3)), meta(4, 362, 642, 256, dtype=BF16)
     epilogue = Epilogue(meta(12), pixels=BYTES, health=meta(1))
-    with cross_compile.recorded(conv_kernels, "conv_kernel") as calls:
+    with cross_compile.recorded("conv3d.conv_kernel") as calls:
         conv.launch(x, weight, meta(2, 360, 640, 12, dtype=torch.uint8), Geometry(), epilogue, 0, 2, here)
     return calls
 
@@ -266,7 +251,7 @@ def patch_calls(here: Target):
 def attention_calls(here: Target, head: int, tokens: int = 14400):
     """Of a frame of 1280x720; in 3840x2160 the second product is cut into parts."""
     q = meta(2, tokens, head, dtype=HALF)
-    with cross_compile.recorded(attention_kernels, *ATTENTION) as calls:
+    with cross_compile.recorded() as calls:
         attention.launch(q, q, q, here)
     names = ATTENTION if tokens > 14400 else ATTENTION[:3]
     return zip(names, calls[: len(names)], strict=True)
@@ -278,8 +263,7 @@ def token_calls(stored: torch.dtype, wide: torch.dtype):
     scales = meta(rows) if stored.itemsize == 1 else None
     x, y, vector = meta(rows, width, dtype=HALF), meta(rows, width, dtype=wide), meta(width, dtype=HALF)
     narrow, gate = meta(rows, width, dtype=stored), meta(rows, 4 * width, dtype=stored)
-    tokens.use_triton = lambda *_: True
-    with cross_compile.recorded(token_kernels, *TOKENS) as calls:
+    with cross_compile.recorded() as calls:
         tokens.normalised(x, vector, 1e-5, narrow, scales)
         tokens.normalised(x, vector, 1e-5, narrow, scales, y=y, scale=vector)
         tokens.rotated(meta(rows, 3 * width, dtype=wide), meta(rows, 2, 24), 64, 1e-5)

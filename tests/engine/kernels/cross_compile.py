@@ -1,7 +1,6 @@
 """Compile what the dispatchers would launch, for a GPU this machine need not have.
 
-`recorded(module, name)` swaps a kernel for a recorder; meta tensors then walk the real launch code, so schedules and
-constants are the shipped ones. `build` compiles the recorded call and disassembles it with Triton's own cuobjdump.
+Inside `recorded` meta tensors walk the real launch code, so schedules and constants are the shipped ones. `build` compiles the recorded call and disassembles it with Triton's own cuobjdump.
 """
 
 from __future__ import annotations
@@ -11,13 +10,14 @@ import re
 import subprocess
 import tempfile
 from pathlib import Path
-from types import ModuleType
 
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from triton.tools.tensor_descriptor import TensorDescriptor
+from zerowaste_vae.engine.kernels.descriptor import Descriptor
+from zerowaste_vae.engine.kernels.launching import function, recording
+from zerowaste_vae.engine.kernels.targets import capabilities, triton_version
 
 _TYPES = {
     torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64", torch.int8: "i8",
@@ -26,28 +26,17 @@ _TYPES = {
 
 
 @contextlib.contextmanager
-def recorded(module: ModuleType, *names: str):
-    calls = []
-
-    class Recorder:
-        def __init__(self, kernel):
-            self.kernel = kernel
-
-        def __getitem__(self, grid):
-            return lambda *args, **kwargs: calls.append((self.kernel, args, kwargs))
-
-    kept = {name: getattr(module, name) for name in names}
-    for name, kernel in kept.items():
-        setattr(module, name, Recorder(kernel))
-    try:
+def recorded(*kernels: str):
+    """What is launched inside of these kernels, of all without a name: (Triton's function, arguments, constants)."""
+    calls: list[tuple] = []
+    with recording(capabilities("recorded", 90, triton_version())) as launched:
         yield calls
-    finally:
-        for name, kernel in kept.items():
-            setattr(module, name, kernel)
+    calls += [(function(one.kernel), one.arguments, one.constants) for one in launched
+              if not kernels or one.kernel in kernels]  # fmt: skip
 
 
 def _spell(value):
-    if isinstance(value, TensorDescriptor):
+    if isinstance(value, Descriptor):
         return f"tensordesc<{_TYPES[value.base.dtype]}{list(value.block_shape)}>".replace(" ", "")
     if isinstance(value, torch.Tensor):
         return "*" + _TYPES[value.dtype]

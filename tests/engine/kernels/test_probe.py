@@ -8,8 +8,10 @@ import torch
 from zerowaste_vae import load
 from zerowaste_vae.engine import log
 from zerowaste_vae.engine.kernels import targets
-from zerowaste_vae.engine.kernels.probe import dispatch, from_triton, proven
-from zerowaste_vae.engine.kernels.targets import capabilities, target
+from zerowaste_vae.engine.kernels.prebuilt.errors import PrebuiltError
+from zerowaste_vae.engine.kernels.prebuilt.library import SetError
+from zerowaste_vae.engine.kernels.probe import dispatch, from_kernels, proven
+from zerowaste_vae.engine.kernels.targets import target
 from zerowaste_vae.engine.planning.fusable import why_off
 from zerowaste_vae.engine.run import run as run_module
 
@@ -28,12 +30,14 @@ def gpu(monkeypatch):
     """One that should run kernels and has not been tried; `launched` counts first kernels."""
     monkeypatch.setattr(targets, "_off", {})
     monkeypatch.setattr(dispatch, "_tried", set())
-    monkeypatch.setattr(targets, "_capable", lambda _: capabilities("a GPU", 90, (3, 6)))
-    targets._cuda_target.cache_clear()
+    monkeypatch.setattr(targets, "_card", lambda _: ("a GPU", 90))
+    monkeypatch.setattr(targets, "triton_version", lambda: (3, 6))
+    monkeypatch.setattr(targets, "_not_there", lambda form: "no sets here")
+    targets._ways.cache_clear()
     launched = []
-    monkeypatch.setattr(dispatch, "_run", launched.append)
+    monkeypatch.setattr(dispatch, "_run", lambda device, here: launched.append(device))
     yield launched
-    targets._cuda_target.cache_clear()
+    targets._ways.cache_clear()
 
 
 def test_one_kernel_proves_it(gpu):
@@ -50,7 +54,7 @@ def test_one_kernel_proves_it(gpu):
 ])  # fmt: skip
 def test_what_fails_is_off_with_cause_and_cure(gpu, monkeypatch, tmp_path, environment, programs, header, cure):
     error = RuntimeError("Failed to find C compiler.\nmore")
-    monkeypatch.setattr(dispatch, "_run", lambda _: gpu.append(1) or raised_by_triton(error)())
+    monkeypatch.setattr(dispatch, "_run", lambda *_: gpu.append(1) or raised_by_triton(error)())
     monkeypatch.delenv("CC", raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -64,7 +68,7 @@ def test_what_fails_is_off_with_cause_and_cure(gpu, monkeypatch, tmp_path, envir
         assert "RuntimeError: Failed to find C compiler." in reason and cure in reason and "\n" not in reason
     assert gpu == [1]
     assert why_off("seedvr2", None, torch.float16, GPU) == reason
-    assert not target(GPU).supports(torch.float16) and target(GPU).sm == 90
+    assert not target(GPU).supports(torch.float16) and target(GPU).sm == 90 and reason.endswith("; no sets here")
     assert target("cuda:2").kernels
 
 
@@ -76,10 +80,14 @@ def test_a_full_gpu_proves_nothing(gpu, monkeypatch):
 
 
 def test_whose_error_it_is():
-    for fail, expected in ((raised_by_triton(ValueError("x")), True), (lambda: [][0], False)):
+    def refuse(kind):
+        raise kind("no")
+
+    for fail, expected in ((raised_by_triton(ValueError("x")), True), (lambda: [][0], False),
+                           (lambda: refuse(PrebuiltError), True), (lambda: refuse(SetError), True)):  # fmt: skip
         with pytest.raises(Exception) as caught:
             fail()
-        assert from_triton(caught.value) is expected
+        assert from_kernels(caught.value) is expected
 
 
 # -- a kernel that fails later -----------------------------------------------------------------------------------------

@@ -3,7 +3,11 @@ import sys
 
 import pytest
 import torch
-from zerowaste_vae.engine.kernels.targets import FP8, capabilities, target, use_triton
+from zerowaste_vae.engine.kernels import targets
+from zerowaste_vae.engine.kernels.prebuilt import library as sets
+from zerowaste_vae.engine.kernels.targets import FP8, capabilities, kernels_for, prebuilt, projected, target, using, ways
+
+GPU = torch.device("cuda", 3)
 
 
 @pytest.mark.parametrize("sm, triton, dtype, fast, expected", [
@@ -27,15 +31,114 @@ def test_what_is_off_is_explained(sm, triton, fp8, word):
     assert not here.supports(torch.float32)
 
 
+@pytest.mark.parametrize("form, sm, like, fp8, tma, mx", [
+    ("A", 86, 86, False, False, False), ("A", 90, 86, False, False, False), ("B", 89, 89, True, False, False),
+    ("C", 120, 120, True, True, False), ("C", 90, 120, True, True, False), ("D", 120, 120, True, True, True),
+])  # fmt: skip
+def test_a_form_is_the_same_on_every_card(form, sm, like, fp8, tma, mx):
+    here = prebuilt("a GPU", sm, form)
+    assert (here.set, here.sm, here.capability, here.shared_kib) == (form, like, sm, 99)
+    assert (here.fp8, here.tma, here.mxfp8) == (fp8, tma, mx) and here.kernels and here.supports(torch.bfloat16)
+    assert here.accumulate(torch.float16, True) == "f16"
+    assert here.accumulate(FP8, False) == ("mx" if mx else "f32")
+
+
+def test_fp16_sums_where_the_card_gains_by_them():
+    assert [prebuilt("a GPU", sm, "A").accumulate(torch.float16, True) for sm in (80, 86, 87, 89)] == [
+        "f32", "f16", "f32", "f16"]  # fmt: skip
+
+
+# -- which way runs ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """here(sm, sets, triton) -> a machine with such a GPU, these sets and this Triton."""
+    def machine(sm, there="ABCD", triton=(3, 6)):
+        library = type("Library", (), {"sets": tuple(there)})
+        monkeypatch.setattr(targets, "_off", {})
+        monkeypatch.setattr(targets, "_card", lambda _: ("a GPU", sm))
+        monkeypatch.setattr(targets, "triton_version", lambda: triton)
+        monkeypatch.setattr(sets, "library", library)
+        monkeypatch.delenv("ZEROWASTE_KERNELS", raising=False)
+        targets._ways.cache_clear()
+
+    yield machine
+    targets._ways.cache_clear()
+
+
+@pytest.mark.parametrize("sm, expected", [
+    (75, ["plain"]), (80, ["triton", "A", "plain"]), (86, ["A", "triton", "plain"]), (87, ["A", "triton", "plain"]),
+    (89, ["B", "A", "triton", "plain"]), (90, ["triton", "C", "B", "A", "plain"]),
+    (100, ["triton", "C", "B", "A", "plain"]), (103, ["triton", "C", "B", "A", "plain"]),
+    (110, ["C", "B", "A", "triton", "plain"]), (120, ["D", "C", "B", "A", "triton", "plain"]),
+    (121, ["D", "C", "B", "A", "triton", "plain"]), (130, ["C", "B", "A", "triton", "plain"]),
+])  # fmt: skip
+def test_the_order_on_every_card(here, sm, expected):
+    here(sm)
+    assert [one.way for one in ways(GPU)] == expected
+    assert [one.way for one in projected("a GPU", sm)] == expected
+
+
+def test_what_is_not_there_is_passed_over_and_said(here):
+    here(120, "C", None)
+    found = ways(GPU)
+    assert [one.way for one in found] == ["C", "plain"] and target(GPU) == found[0]
+    assert "set D of the prebuilt kernels is not part of this installation" in found[0].notes
+    here(86, "", None)
+    (plain,) = ways(GPU)
+    assert plain.notes == ("set A of the prebuilt kernels is not part of this installation; Triton is not installed",)
+    assert not plain.kernels and not plain.supports(torch.float16)
+
+
+@pytest.mark.parametrize("asked, expected", [
+    ("A", ["A", "triton", "C", "B"]), ("B", ["B", "triton", "C", "A"]), ("triton", ["triton", "C", "B", "A"]),
+    ("plain", []),
+])  # fmt: skip
+def test_what_is_asked_for_comes_first_on_any_card(here, monkeypatch, asked, expected):
+    here(90)
+    assert [one.way for one in ways(GPU, asked)] == [*expected, "plain"]
+    monkeypatch.setenv("ZEROWASTE_KERNELS", asked.upper())
+    assert target(GPU).way == [*expected, "plain"][0]
+    assert target(GPU, "C").way == "C"  # nearer than the environment
+
+
+def test_another_name_is_refused(here, monkeypatch):
+    here(90)
+    monkeypatch.setenv("ZEROWASTE_KERNELS", "E")
+    with pytest.raises(ValueError, match="ZEROWASTE_KERNELS='E' names no kernels: give auto, triton, plain, A"):
+        target(GPU)
+
+
+def test_what_fails_is_off_on_its_device_alone(here):
+    here(86)
+    targets.switch_off(GPU, "A", "the driver refuses it")
+    assert [one.way for one in ways(GPU)] == ["triton", "plain"]
+    assert "the driver refuses it" in ways(GPU)[0].notes and ways(torch.device("cuda", 2))[0].way == "A"
+
+
+def test_operators_inside_run_what_is_chosen(here):
+    here(90)
+    form = prebuilt("a GPU", 90, "A")
+    with using(form):
+        assert kernels_for(GPU, "auto") == form and kernels_for(torch.device("meta"), "auto") == form
+        assert kernels_for(GPU, "auto", FP8) is None and kernels_for(GPU, "reference") is None
+        with pytest.raises(RuntimeError, match="no kernel for torch.float8_e4m3fn"):
+            kernels_for(GPU, "triton", FP8)
+    assert kernels_for(GPU, "auto").way == "triton" and kernels_for(torch.device("meta"), "auto") is None
+
+
 def test_cpu_runs_the_reference_unless_asked():
-    assert not use_triton(torch.device("cpu"), "auto")
+    assert kernels_for(torch.device("cpu"), "auto") is None
     assert not target("cpu").kernels and target("cpu").notes
     with pytest.raises(ValueError, match="backend"):
-        use_triton(torch.device("cpu"), "fast")
+        kernels_for(torch.device("cpu"), "fast")
 
 
 def test_importing_the_operators_imports_no_triton():
     code = ("import sys; import zerowaste_vae.engine.kernels.conv3d, zerowaste_vae.engine.kernels.norm_act, "
             "zerowaste_vae.engine.kernels.upsample, zerowaste_vae.engine.kernels.attention, "
-            "zerowaste_vae.engine.kernels.to_pixels; sys.exit('triton' in sys.modules)")
+            "zerowaste_vae.engine.kernels.to_pixels, zerowaste_vae.engine.kernels.tokens, "
+            "zerowaste_vae.engine.kernels.launching, zerowaste_vae.engine.kernels.prebuilt.launch; "
+            "sys.exit('triton' in sys.modules)")
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -7,6 +7,7 @@ import weakref
 import pytest
 import torch
 from zerowaste_vae.engine.archs.kl import FLUX, SD, Config
+from zerowaste_vae.engine.kernels.targets import capabilities, triton_version
 from zerowaste_vae.engine.network.fused import fuse
 from zerowaste_vae.engine.operands.forms import Operands
 from zerowaste_vae.engine.operands.policy import Policy, eligible
@@ -143,8 +144,9 @@ def kernels(monkeypatch):
     pytest.importorskip("triton")
     if os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("the interpreter has to be on from the start")
+    here = capabilities("interpreter", 90, triton_version())
     for name in ("conv3d", "norm_act", "to_pixels", "attention"):
-        monkeypatch.setattr(f"zerowaste_vae.engine.kernels.{name}.dispatch.use_triton", lambda *_: True)
+        monkeypatch.setattr(f"zerowaste_vae.engine.kernels.{name}.dispatch.kernels_for", lambda *_: here)
 
 
 @torch.no_grad()

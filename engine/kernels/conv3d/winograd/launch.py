@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...descriptor import Descriptor
+from ...launching import launcher
 from ...targets import Target
 from ..arguments import accumulation, finish
 from ..schedules import ROW_BLOCK, Schedule
@@ -30,8 +32,6 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
                           residual=None if residual is None else residual[place])  # fmt: skip
             launch(x, weight.phase(number), out[place], geometry, one, start, here, schedule)
         return None
-    from .triton import winograd_kernel
-
     d, h, w = out.shape[:3]
     k, c, pairs = weight.out_channels, weight.channels, x.shape[3]
     rows = geometry.frame_rows or h
@@ -52,11 +52,9 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
         partials = Partials(torch.empty(shape, dtype=torch.float32, device=x.device), span)
     operands: list[Any] = [x, weight.data, weight.data] * 2
     if here.tma:
-        from triton.tools.tensor_descriptor import TensorDescriptor
-
         blocks = [(n, depth) for depth in (s.depth, s.rest) for n in (s.positions, s.columns, s.tail)]
         operands = [
-            TensorDescriptor(t, t.shape, t.stride(), [*size]) if all(size) else t
+            Descriptor(t, size) if all(size) else t
             for t, size in zip([x.view(-1, c), weight.data, weight.data] * 2, blocks, strict=True)
         ]
     told = finish(x, weight, out, epilogue, partials)
@@ -68,7 +66,7 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
         **sums, TMA=here.tma, SLICES=s.slices, GROUP=s.group,
         BM=s.positions, BN=s.columns, TAIL=s.tail, BK=s.depth, REST=s.rest, num_warps=s.warps, num_stages=s.stages,
     )  # fmt: skip
-    winograd_kernel[(d * frame_tiles * -(-k // (s.columns + s.tail)),)](
+    launcher("conv3d.winograd_kernel", here)[(d * frame_tiles * -(-k // (s.columns + s.tail)),)](
         *operands, mix, out, *told.tensors, *told.numbers, *places, *told.strides, **constants
     )
     return partials

@@ -1,0 +1,87 @@
+"""List which forms of the prebuilt kernels run on which GPUs, best first. Plain data, no torch."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import NamedTuple
+
+from ..errors import InputError
+
+TRITON, PLAIN, AUTO = "triton", "plain", "auto"
+#: Form -> the compute capability that its code is made for (schedules, how it copies): RTX 30, 40, 50 and 50.
+FORMS = {"A": 86, "B": 89, "C": 120, "D": 120}
+#: Shared memory of a block in them (KiB), as RTX cards have it.
+SHARED_KIB = 99
+#: Asked for by name in place of `--kernels` and the node's widget.
+VARIABLE = "ZEROWASTE_KERNELS"
+CHOICES = (AUTO, TRITON, PLAIN, "A", "B", "C", "D")
+
+
+class Card(NamedTuple):
+    """A generation of GPUs. forms: those of the prebuilt kernels that it runs, best first. native: Triton's own code
+    for it is much faster than any of them (wgmma, tcgen05, large shared memory) and comes first where Triton works."""
+
+    names: str
+    forms: tuple[str, ...]
+    native: bool = False
+
+
+#: Compute capability -> what runs there.
+CARDS = {
+    80: Card("A100, A30", ("A",), True),
+    86: Card("RTX 30, A10, A40", ("A",)),
+    87: Card("Jetson Orin", ("A",)),
+    89: Card("RTX 40, L4, L40", ("B", "A")),
+    90: Card("H100, H200", ("C", "B", "A"), True),
+    100: Card("B200", ("C", "B", "A"), True),
+    103: Card("B300", ("C", "B", "A"), True),
+    110: Card("Jetson Thor", ("C", "B", "A")),
+    120: Card("RTX 50", ("D", "C", "B", "A")),
+    121: Card("DGX Spark", ("D", "C", "B", "A")),
+}
+#: A text for sm_90 is compiled for every card from there on, and those to come are nobody's measured ones.
+_LATER = Card("", ("C", "B", "A"))
+
+
+def card(sm: int) -> Card:
+    """Return what runs on a compute capability (89 for 8.9), on cards that come later too; no forms below 80."""
+    if sm in CARDS:
+        return CARDS[sm]
+    if sm > max(CARDS):
+        return _LATER
+    below = max((known for known in CARDS if known <= sm), default=None)
+    return Card("", ()) if below is None else CARDS[below]
+
+
+def order(sm: int, asked: str) -> tuple[str, ...]:
+    """Return the ways to run kernels on a compute capability, in the order in which they are tried.
+
+    Args:
+        sm: the GPU's.
+        asked: one of CHOICES. Another way than AUTO comes first, on any card; the others follow it, but for PLAIN.
+
+    Returns: letters of forms, and TRITON; empty where plain torch is asked for.
+    """
+    if asked == PLAIN:
+        return ()
+    known = card(sm)
+    usual = (TRITON, *known.forms) if known.native else (*known.forms, TRITON)
+    return usual if asked == AUTO else (asked, *(way for way in usual if way != asked))
+
+
+def wish(option: str = AUTO) -> str:
+    """Return what is asked for: an option's value, or where that is AUTO the environment's. Raises InputError where
+    the environment's is none of CHOICES."""
+    if option != AUTO:
+        return option
+    found = os.environ.get(VARIABLE) or AUTO
+    return checked(found, VARIABLE)
+
+
+def checked(value: str, name: str) -> str:
+    """Return `value` if it is one of CHOICES, in whatever case; raises InputError with the option's name if not."""
+    for choice in CHOICES:
+        if isinstance(value, str) and value.lower() == choice.lower():
+            return choice
+    raise InputError(f"{name}={value!r} names no kernels: give {', '.join(CHOICES)}")

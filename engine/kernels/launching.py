@@ -1,0 +1,104 @@
+"""Launch a kernel by its name, whichever way runs: prebuilt, or compiled by Triton. Dispatch code knows no more.
+
+Nothing here imports Triton before a kernel is launched through it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple, Protocol
+
+from .descriptor import Descriptor
+from .prebuilt.keys import SOURCES
+from .targets import Target, using
+
+class Call(NamedTuple):
+    """One launch: the kernel's name, its grid, its arguments by position, and its constants with warps and stages."""
+
+    kernel: str
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    constants: Mapping[str, Any]
+
+
+class Kernel(Protocol):
+    """What `launcher` returns: `kernel[grid](*arguments, **constants)` queues one launch on the current stream."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]: ...
+
+
+_recording: ContextVar[list[Call] | None] = ContextVar("recording", default=None)
+_launchers: dict[tuple[str, str], Kernel] = {}
+
+
+def launcher(kernel: str, here: Target) -> Kernel:
+    """Return what launches a kernel where `here` says: of its set, or by Triton.
+
+    Args:
+        kernel: its name in `prebuilt.keys.SOURCES`, such as "conv3d.conv_kernel".
+        here: the device as `targets.target` has it. Launches go to the current device.
+
+    Raises: what importing Triton raises, where that is chosen and does not work.
+    """
+    if (calls := _recording.get()) is not None:
+        return _Recorder(kernel, calls)
+    known = kernel, here.way
+    found = _launchers.get(known)
+    if found is None:
+        found = _launchers[known] = _ByTriton(kernel) if here.set is None else _prebuilt(kernel, here.set)
+    return found
+
+
+@contextmanager
+def recording(here: Target | None = None) -> Iterator[list[Call]]:
+    """Collect what would be launched inside, in order, in place of launching it. here: what meta tensors, which have no
+    device, would be launched on."""
+    calls: list[Call] = []
+    token = _recording.set(calls)
+    try:
+        with using(here):
+            yield calls
+    finally:
+        _recording.reset(token)
+
+
+@functools.cache
+def function(kernel: str) -> Any:
+    """Return Triton's function of a kernel's name. Imports Triton."""
+    return getattr(importlib.import_module(f".{SOURCES[kernel]}", __package__), kernel.rpartition(".")[2])
+
+
+def _prebuilt(kernel: str, form: str) -> Kernel:
+    from .prebuilt.launch import Prebuilt
+
+    return Prebuilt(kernel, form)
+
+
+class _ByTriton:
+    def __init__(self, kernel: str) -> None:
+        from triton.tools.tensor_descriptor import TensorDescriptor
+
+        self._function, self._described = function(kernel), TensorDescriptor
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]:
+        return functools.partial(self._launch, grid)
+
+    def _launch(self, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> object:
+        return self._function[grid](*map(self._converted, arguments), **constants)
+
+    def _converted(self, argument: Any) -> Any:
+        if type(argument) is not Descriptor:
+            return argument
+        return self._described(argument.base, argument.shape, argument.strides, [*argument.block_shape])
+
+
+class _Recorder:
+    def __init__(self, kernel: str, calls: list[Call]) -> None:
+        self._kernel, self._calls = kernel, calls
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]:
+        return lambda *arguments, **constants: self._calls.append(Call(self._kernel, grid, arguments, constants))

@@ -1,0 +1,6 @@
+"""Name what keeps the prebuilt kernels from running."""
+
+
+class PrebuiltError(RuntimeError):
+    """A set that is missing or damaged, a kernel that is not in it, or a driver that does not take it: one line, in the
+    driver's own words where it has some. What runs next is decided by whoever catches it (kernels/choice.py)."""

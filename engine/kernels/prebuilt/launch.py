@@ -1,0 +1,191 @@
+"""Launch prebuilt kernels: find each by its key once, then pack arguments and hand them to the driver.
+
+A launch is on the host's critical path (about a thousand for a small decode), so everything that does not change
+between two launches of one kernel is made once: the handle, the layout of its parameters, and for kernels that read
+with bulk copies their tensor maps.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import operator
+import struct
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from ..descriptor import Descriptor
+from .driver import MAP_ALIGNMENT, MAP_BYTES, Driver, driver
+from .errors import PrebuiltError
+from .keys import Key, key, type_of, unaligned
+from .library import Compiled, Map, library
+
+#: struct's letter of each kind of number among a kernel's parameters.
+_LETTERS = {"i32": "i", "i64": "q", "fp32": "f"}
+#: Sets of tensor maps that one kernel keeps: one for each layer and buffer. More than these are made anew.
+_MOST_MAPS = 256
+_lock = threading.RLock()
+#: (device, form, key) -> the driver's handle.
+_loaded: dict[tuple[Any, ...], int] = {}
+
+
+class Prebuilt:
+    """One kernel as dispatch code launches it: `kernel[grid](*arguments, **constants)`. Thread-safe."""
+
+    def __init__(self, kernel: str, form: str) -> None:
+        """kernel: its name, as `launching.launcher` takes it. form: the set it is from, "A" to "D"."""
+        self._kernel, self._form = kernel, form
+        self._pointers: int | None = None
+        self._bound: dict[tuple[Any, ...], Bound] = {}
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return functools.partial(self._launch, grid)
+
+    def _launch(self, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+        """Raises PrebuiltError where the set lacks the kernel or the driver does not take it, SetError where the set's
+        files are damaged."""
+        count = self._pointers
+        if count is None:
+            count = self._pointers = _leading(arguments)
+        # A kernel's numbers are of the same kinds in all its launches, and blocks of descriptors follow from constants:
+        # these types and constants tell kernels apart.
+        addresses = [a.data_ptr() for a in arguments[:count]]
+        place = (
+            torch._C._cuda_getDevice(), *[a.dtype for a in arguments[:count]], *constants, *constants.values()
+        )  # fmt: skip
+        bound = self._bound.get(place) or self._bind(place, arguments, constants)
+        try:
+            bound(grid, addresses, arguments)
+        except struct.error:  # a number beyond 32 bits: another kernel
+            place = (*place, *(type_of(a) for a in arguments[count:]))
+            bound = self._bound.get(place) or self._bind(place, arguments, constants)
+            bound(grid, addresses, arguments)
+
+    def _bind(self, place: tuple[Any, ...], arguments: Sequence[Any], constants: Mapping[str, Any]) -> Bound:
+        device, wanted = place[0], key(self._kernel, arguments, constants)
+        with _lock:
+            if not library().has(self._form, wanted):
+                raise PrebuiltError(f"set {self._form} lacks a kernel that this run needs ({wanted})")
+            compiled = library().kernel(self._form, wanted)
+            function = _load(device, self._form, wanted, compiled)
+            bound = self._bound[place] = Bound(driver(), device, function, compiled, arguments, wanted)
+        return bound
+
+
+def load(device: int, form: str, wanted: Iterable[Key], threads: int = 4) -> None:
+    """Load kernels of a form on a device before they are launched: the driver compiles several at a time.
+
+    Raises: PrebuiltError, SetError or KeyError as `library.kernels` and the driver do.
+    """
+    missing = [k for k in wanted if (device, form, k) not in _loaded]
+    if not missing:
+        return
+    found = library().kernels(form, missing)
+    with ThreadPoolExecutor(threads) as pool:
+        for done in [pool.submit(_load, device, form, k, compiled) for k, compiled in found.items()]:
+            done.result()
+
+
+def _load(device: int, form: str, wanted: Key, compiled: Compiled) -> int:
+    known = device, form, wanted
+    if known not in _loaded:
+        _loaded[known] = driver().load(device, compiled.ptx, compiled.symbol, compiled.shared)
+    return _loaded[known]
+
+
+class Bound:
+    """A loaded kernel on a device, with the layout of its parameters.
+
+    The packed block has the addresses of all tensors, a null, and then the numbers; what a descriptor stands for, its
+    map, sizes and strides, lies in memory of its own that launches share.
+    """
+
+    def __init__(
+        self, driver: Driver, device: int, function: int, compiled: Compiled, arguments: Sequence[Any], wanted: Key
+    ) -> None:
+        """arguments: of one launch, as an example. wanted: the kernel's key."""
+        self._driver, self._device, self._function = driver, device, function
+        self._shared, self._threads = compiled.shared, 32 * compiled.warps
+        self._maps, self._count = compiled.maps, _leading(arguments)
+        self._described = [i for i, a in enumerate(arguments) if isinstance(a, Descriptor)]
+        self._aligned = not unaligned(wanted)
+        kinds = wanted.types[self._count :]
+        head, letters = f"@{self._count + 1}Q", "".join(_LETTERS[kind] for kind in kinds)
+        self._packed = struct.Struct(head + letters)
+        ends = (struct.calcsize(head + letters[: i + 1]) for i in range(len(letters)))
+        self._numbers = [end - struct.calcsize(letter) for end, letter in zip(ends, letters, strict=True)]
+        expected = sum(1 + 2 * len(a.shape) if isinstance(a, Descriptor) else 1 for a in arguments) + 2
+        if len(compiled.parameters) != expected or len(compiled.maps) != len(self._described):
+            raise PrebuiltError(f"{compiled.symbol} takes {len(compiled.parameters)} parameters, not {expected}: the "
+                                "set is of another version")  # fmt: skip
+        #: What tensor maps are made of -> frames ready to be packed, each used by one launch at a time.
+        self._frames: dict[tuple[Any, ...], list[Frame]] = {}
+
+    def __call__(self, grid: tuple[int, ...], addresses: list[int], arguments: Sequence[Any]) -> None:
+        if self._aligned and functools.reduce(operator.or_, addresses) & 15:
+            raise PrebuiltError("a tensor's address is no multiple of 16, which this kernel counts on")
+        described = tuple([(addresses[i], arguments[i].shape, arguments[i].strides) for i in self._described])
+        free = self._frames.get(described)
+        if free is None:
+            if len(self._frames) >= _MOST_MAPS:
+                self._frames.clear()
+            free = self._frames.setdefault(described, [])
+        try:
+            frame = free.pop()
+        except IndexError:
+            frame = self._frame(addresses, arguments)
+        self._packed.pack_into(frame.block, 0, *addresses, 0, *arguments[self._count :])
+        self._driver.launch(self._device, self._function, grid, self._threads, self._shared,
+                            torch._C._cuda_getCurrentRawStream(self._device), frame.parameters)  # fmt: skip
+        free.append(frame)
+
+    def _frame(self, addresses: list[int], arguments: Sequence[Any]) -> Frame:
+        block = ctypes.create_string_buffer(self._packed.size)
+        start, maps = ctypes.addressof(block), iter(self._maps)
+        kept: list[Any] = []
+        where: list[int] = []
+        for i, argument in enumerate(arguments[: self._count]):
+            if isinstance(argument, Descriptor):
+                held, at = self._map(next(maps), addresses[i], argument)
+                rank = len(argument.shape)
+                sizes, strides = (ctypes.c_int32 * rank)(*argument.shape), (ctypes.c_int64 * rank)(*argument.strides)
+                kept += [held, sizes, strides]
+                where += [at, *(ctypes.addressof(sizes) + 4 * d for d in range(rank)),
+                          *(ctypes.addressof(strides) + 8 * d for d in range(rank))]  # fmt: skip
+            else:
+                where.append(start + 8 * i)
+        null = start + 8 * self._count
+        where += [*(start + place for place in self._numbers), null, null]
+        return Frame(block, (ctypes.c_void_p * len(where))(*where), kept)
+
+    def _map(self, form: Map, address: int, described: Descriptor) -> tuple[Any, int]:
+        """Return the buffer that holds a tensor map, and the map's address."""
+        buffer = ctypes.create_string_buffer(MAP_BYTES + MAP_ALIGNMENT)
+        at = ctypes.addressof(buffer)
+        at += -at % MAP_ALIGNMENT
+        with self._driver.in_context(self._device):
+            self._driver.tensor_map(at, address, form.element_type, form.element_bytes, described.shape,
+                                    described.strides, form.box, form.swizzle)  # fmt: skip
+        return buffer, at
+
+
+class Frame:
+    """A launch's packed numbers and addresses, and the array of where each parameter lies."""
+
+    __slots__ = ("_kept", "block", "parameters")
+
+    def __init__(self, block: Any, parameters: Any, kept: list[Any]) -> None:
+        """kept: memory that `parameters` points into besides `block`."""
+        self.block, self.parameters, self._kept = block, parameters, kept
+
+
+def _leading(arguments: Sequence[Any]) -> int:
+    """Return how many of the arguments are tensors or their descriptors; raises TypeError if others are among them."""
+    count = sum(hasattr(a, "data_ptr") for a in arguments)
+    if not all(hasattr(a, "data_ptr") for a in arguments[:count]):
+        raise TypeError("tensors come before numbers in a kernel's arguments")
+    return count
