@@ -145,8 +145,9 @@ def _survive(
 ) -> Iterator[int]:
     """attempt(vae, plan) until it comes through: under leaner plans where memory runs out, and in a safer precision
     where values overflow. plan(vae, below) as `_planning` makes it; on_plan(plan) before each attempt."""
-    tuning.of(core.device)
     # One clip has the schedules that it began with.
+    half = f"{report.operation}r"
+    tuning.of(core.device, core.kernels(half))
     with core._claimed() as vae, report.measured(core.device), held(core.device):
         report.precision = vae.precision
         while True:
@@ -160,11 +161,11 @@ def _survive(
                 log.debug(f"{report.operation} {width}x{height}, {frames} frames: {first.describe()}")
                 leaner = functools.partial(_leaner, vae, plan)
                 tries = guard.survive(functools.partial(_attempt, vae, report, attempt, on_plan), first, leaner)
-                last = yield from within(vae._scope, tries)
+                last = yield from within(functools.partial(vae._scope, half), tries)
             except NonFinite as error:
                 where = error.where
             except Exception as error:
-                if not vae._without_kernels(error):
+                if not vae._without_kernels(half, error):
                     raise
                 report.precision = vae.precision
                 continue
@@ -230,13 +231,15 @@ def _leaner(vae: Core, plan: Callable[[Core, int], Plan], failed: Plan) -> Plan 
 
 def describe(vae: Core, report: Report, plan: Plan) -> None:
     """What the report says of a run before it starts."""
+    half = f"{report.operation}r"
     layout = "NDHWC" if plan.fused else vae._plain.layout
     if layout == "NDHWC":
         log.once("Channels_Last_3D Memory Format Applied.", log.info)
     if plan.fused and vae.device.type == "cuda":
         log.once("Triton kernel fusion enabled for GroupNorm + SiLU.", log.info)
+    here = vae.kernels(half)
+    report.kernels = "" if here is None else here.words
     report.mode = f"fused kernels ({layout})" if plan.fused else f"plain torch ({layout})"
-    half = f"{report.operation}r"
     if plan.own is not None and plan.own.layers:
         kind = vae._mixed.mode.kind
         report.mode = f"a transformer, its products in {kind or vae.precision} by the libraries"
@@ -251,7 +254,7 @@ def describe(vae: Core, report: Report, plan: Plan) -> None:
         off.pop("cuda_graphs", None)  # its products are the libraries', with fused kernels or without
     report.off = list(off.items())
     if plan.fused:
-        report.schedules = tuning.words(vae.device)
+        report.schedules = tuning.words(vae.device, vae.kernels(half))
         _describe_operands(vae, report)
 
 
@@ -262,7 +265,7 @@ def _describe_operands(vae: Core, report: Report) -> None:
     if vae.device.type == "cpu" and vae._mixed.mode.kind:
         report.mode = "fused network on the reference operators (NDHWC)"
     elif "fp8" in vae._mixed.policy(half).kinds.values():
-        log.once(f"sm_{target(vae.device).sm} FP8 Path Activated.", log.info)
+        log.once(f"sm_{target(vae.device).capability} FP8 Path Activated.", log.info)
 
 
 def _describe_graphs(vae: Core, report: Report, plan: Plan) -> None:

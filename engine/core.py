@@ -6,7 +6,7 @@ import copy
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -16,13 +16,15 @@ from . import log
 from .archs import Architecture, colours_of
 from .errors import InputError, NonFiniteError
 from .halves import FusedHalves, PlainHalves, other_half
-from .kernels.probe import from_kernels, give_up
+from .kernels.probe import from_kernels
+from .kernels.targets import Target, using
 from .operands.policy import Policy
 from .options import DEFAULTS, Options, unavailable, unused
 from .own_halves import OwnHalves
 from .planning.budget import Limits, Machine
+from .planning.choice import Choices
 from .planning.fusable import why_no_8_bit, why_off
-from .planning.make import make_planner, mode_of, switched_off
+from .planning.make import make_planner, mode_here, switched_off
 from .planning.plain_walk import Torch
 from .precision.digest import digest
 from .precision.mixed import Mixed
@@ -34,7 +36,7 @@ from .request import Request
 from .run.devices import empty_host_cache, numbered
 from .run.guard import SAFER
 from .run.kept import KEPT
-from .run.noise import Noisy, with_noise
+from .run.noise import noised
 from .run.own_clip import OwnHalf
 from .run.passes import Half, Latents
 from .run.pinned import POOL
@@ -90,13 +92,17 @@ class Core:
             self.architecture, model.config, dtype, options, self._mixed.mode, lambda: here.fused() is not None,
             lambda: Torch.on(here.device, dtype, options.tf32), waits=self.home != self.device,
         )  # fmt: skip
+        self._choices = Choices(self.planner.walk, self.device, self._mixed.mode)
+        self.planner.walk.lacks = self._choices.lacks
         self._fused = FusedHalves(model, self.planner.walk, self.device, self.store)
         self._tiled = OwnHalves(model, dtype, options, self._mixed.mode.kind)
 
     def _mode_of(self, options: Options) -> Mixed:
-        arch, own = self.architecture, self.architecture.own is not None
+        arch = self.architecture
         off = why_no_8_bit(arch.programs(self.model.config), self.dtype, self._kernels_off(emulate=True))
-        mode = mode_of(self.asked, self._float, self.dtype, self.device, options, off, own)
+        halves = [half for half in ("encoder", "decoder") if getattr(self.model, half) is not None]
+        here = self.asked, self._float, self.dtype, self.device, options, off
+        mode = mode_here(*here, arch, self.model.config, halves)
         if mode.refused:
             log.once(mode.refused)
         elif mode.kind and self.device.type == "cpu":
@@ -168,12 +174,17 @@ class Core:
             return None
         return self._fused
 
+    def kernels(self, half: str) -> Target | None:
+        """Return what launches the kernels of "encoder" or "decoder"; None: there is nothing to choose, on a CPU."""
+        return self._choices.of(half)
+
     def unused(self, fused: bool | None = None) -> dict[str, str]:
         """Optimisation -> why runs do not use it. fused: those on the fused kernels, or those that are not (None:
         untiled runs, whichever they are)."""
         mode, fused = self._mixed.mode, self.fused() is not None if fused is None else fused
-        kernels_off = why_off(self.arch, self.model.config, self.dtype, self.device)
-        off = unused(self._options, unavailable(self.device, self.dtype, kernels_off), self.dtype, fused)
+        kernels = self._options.kernels
+        kernels_off = why_off(self.arch, self.model.config, self.dtype, self.device, False, False, kernels)
+        off = unused(self._options, unavailable(self.device, self.dtype, kernels_off, kernels), self.dtype, fused)
         if mode.kind and fused:
             off.pop("fp8", None)
             if self.device.type == "cpu":
@@ -184,7 +195,7 @@ class Core:
 
     def _kernels_off(self, emulate: bool = False) -> str | None:
         here = self.arch, self.model.config, self.dtype, self.device
-        return switched_off(self._options) or why_off(*here, emulate, True)
+        return switched_off(self._options) or why_off(*here, emulate, True, self._options.kernels)
 
     def _settle(self, half: str, samples: Callable[[], list[Tensor]], given: Policy | None = None) -> bool:
         """Choose the operands of a half for a clip, before it is planned, or take those `given`. Returns whether they
@@ -192,7 +203,7 @@ class Core:
         if getattr(self.model, half).program.scales or (self.architecture.own is not None and self.fused() is None):
             return False  # what its products read is scaled as it comes, or plain torch runs
         if given is None or self._mixed.mode.plain:
-            with torch.no_grad(), self._scope():
+            with torch.no_grad(), self._scope(half):
                 given = self._mixed.settle(half, samples)
         return self._fused.use(half, given)
 
@@ -280,21 +291,8 @@ class Core:
     def noised(
         self, z: Tensor | Latents, seed: int | None, noise: float | None
     ) -> tuple[Tensor | Latents, int | None]:
-        """Latents as a decoder that takes noise wants them, and the seed of what it adds itself (None: nothing).
-
-        noise: of the latents' values that share is noise, None: what the file says. Both are drawn for each frame or
-        layer by its place. Raises InputError where there is no decoder that takes them.
-        """
-        usual = getattr(self.model.config, "noise", 0.0)
-        if not usual and (seed is not None or noise):
-            raise InputError(f"the decoder of {self.arch} takes no noise: leave seed and noise out")
-        share = usual if noise is None else noise
-        if not 0.0 <= share <= 1.0:
-            raise InputError(f"noise={noise} is not a share: give 0 to 1")
-        if not share:
-            return z, None
-        noisy = with_noise if isinstance(z, Tensor) else Noisy
-        return noisy(z, share, seed or 0), seed or 0
+        """Latents as `run.noise.noised` has them for this decoder. Raises InputError where it takes no noise."""
+        return noised(z, seed, noise, getattr(self.model.config, "noise", 0.0), self.arch)
 
     def at(self, timestep: float | None) -> Core:
         """This VAE with its decoder at another timestep (None: what the file says); the weights are shared. Raises
@@ -355,11 +353,14 @@ class Core:
             other._use(self._options)
             yield other
 
-    def _scope(self) -> AbstractContextManager[None]:
-        """torch's settings as the options want them, for the time of a run."""
+    @contextmanager
+    def _scope(self, half: str = "") -> Iterator[None]:
+        """torch's settings as the options want them, and the kernels of a half, for the time of its run."""
         o = self._options
-        return scoped_math(self.device, tf32=o.tf32, cudnn_benchmark=o.cudnn_benchmark,
+        math = scoped_math(self.device, tf32=o.tf32, cudnn_benchmark=o.cudnn_benchmark,
                            flash_attention=o.flash_attention)  # fmt: skip
+        with math, using(self.kernels(half) if half else None):
+            yield
 
     def _begin(self, operation: str, clip: tuple[int, int, int, int]) -> Report:
         """The report of a run that starts; clip: batch, frames, height and width in pixels."""
@@ -371,13 +372,12 @@ class Core:
         self._own.report = self._latest = report
         return report
 
-    def _without_kernels(self, error: Exception) -> bool:
-        """Whether `error` is one of Triton's that plain torch can do without. The kernels are then off on this device,
-        for this call and all later ones."""
+    def _without_kernels(self, half: str, error: Exception) -> bool:
+        """Whether `error` is one of the kernels that run a half, and other kernels or plain torch can do without them.
+        They are then off on this device, for this call and all later ones."""
         if self.fused() is None or not from_kernels(error) or out_of_memory(error):
             return False
-        give_up(self.device, error)
-        if self.fused() is not None:
+        if not self._choices.give_up(half, error) or (self.kernels(half) is None and self.fused() is not None):
             return False
         self._release_here()
         self._use(self._options)

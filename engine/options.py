@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from .errors import InputError
+from .kernels.cards import AUTO, checked
 from .kernels.targets import Target, target
 
 OFF = "switched off"
@@ -20,7 +21,8 @@ class Options:
     can be switched off alone. channels_last_3d None: on the fused kernels; True: plain torch as well.
 
     min_db: PSNR (dB, peak 2.0) that approximations must keep against the exact path; 0 allows only what is switched
-    on by name.
+    on by name. kernels: which fused kernels run: "auto", "triton", "plain" or a prebuilt set, as `--kernels` has them;
+    "auto" asks the environment variable ZEROWASTE_KERNELS.
     Raises InputError on values of the wrong kind.
     """
 
@@ -35,12 +37,15 @@ class Options:
     async_offload: bool = True
     winograd: bool = False
     min_db: float = 0.0
+    kernels: str = AUTO
 
     def __post_init__(self) -> None:
         for name in TOGGLES:
             value = getattr(self, name)
             if not isinstance(value, bool) and not (name == "channels_last_3d" and value is None):
                 raise InputError(f"{name}={value!r} is no switch: give True or False")
+        if checked(self.kernels, "kernels") != self.kernels:
+            raise InputError(f"kernels={self.kernels!r}: write {checked(self.kernels, 'kernels')}")
         number = isinstance(self.min_db, (int, float)) and not isinstance(self.min_db, bool)
         if not number or not 0 <= self.min_db < math.inf:
             raise InputError(f"min_db={self.min_db!r} is no PSNR: give dB, or 0 for none")
@@ -58,11 +63,12 @@ class Options:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a model runs, and why the fused kernels cannot run it there (None: they can)."""
+    """Where a model runs, why the fused kernels cannot run it there (None: they can), and which ones are asked for."""
 
     device: torch.device
     dtype: torch.dtype
     kernels_off: str | None
+    kernels: str = AUTO
 
     @property
     def cuda(self) -> bool:
@@ -70,7 +76,7 @@ class Place:
 
     @property
     def gpu(self) -> Target:
-        return target(self.device)
+        return target(self.device, self.kernels)
 
 
 @dataclass(frozen=True)
@@ -116,8 +122,15 @@ def _fused_only(walk: Walk) -> Reason:
 
 
 def _fp8(place: Place) -> Reason:
-    no_fp8 = f"{place.gpu.name} (sm_{place.gpu.sm}) has no fp8 matrix instruction"
+    no_fp8 = why_no_fp8(place.gpu)
     return place.kernels_off or (None if place.gpu.fp8 else no_fp8)
+
+
+def why_no_fp8(here: Target) -> str:
+    """Return why kernels have no fp8 products, of the card or of the prebuilt set."""
+    if here.set is not None and here.capability >= 89:
+        return f"set {here.set} of the prebuilt kernels has no fp8 products"
+    return f"{here.name} (sm_{here.capability}) has no fp8 matrix instruction"
 
 
 def _fusion(walk: Walk) -> Reason:
@@ -211,12 +224,15 @@ TOGGLES: dict[str, Toggle] = {
 DEFAULTS = Options()
 
 
-def unavailable(device: torch.device, dtype: torch.dtype, kernels_off: str | None) -> dict[str, str | None]:
+def unavailable(
+    device: torch.device, dtype: torch.dtype, kernels_off: str | None, kernels: str = AUTO
+) -> dict[str, str | None]:
     """For each toggle None where it can do something for a model of `dtype` on this device, else the reason why not.
 
-    kernels_off: why the fused kernels cannot run the model there (None: they can). Imports no Triton.
+    kernels_off: why the fused kernels cannot run the model there (None: they can). kernels: those asked for. Imports no
+    Triton.
     """
-    place = Place(device, dtype, kernels_off)
+    place = Place(device, dtype, kernels_off, kernels)
     return {name: toggle.here(place) for name, toggle in TOGGLES.items()}
 
 

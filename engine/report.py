@@ -38,6 +38,7 @@ class Report:
     operands: str = ""  # which convolutions took 8-bit operands
     mode: str = ""  # what ran: "fused kernels (NDHWC)", "plain torch (NCDHW)", ...
     plan: str = ""
+    kernels: str = ""  # what launched them: prebuilt ones, Triton, or none, and why
     schedules: str = ""  # where those of the fused kernels are from
     predicted_gb: float | None = None
     parked_gb: float = 0.0  # host memory that histories wait in, as planned
@@ -113,7 +114,7 @@ class Report:
             ("mode", f"{self.mode}; {self.architecture}, {self.precision} on {self.device}"),
             ("8 bit", self.operands),
             ("plan", self.plan),
-            ("kernels", self.schedules),
+            ("kernels", "; ".join(filter(None, (self.kernels, self.schedules)))),
             ("time", self._times()),
             ("memory", self._memory()),
         ]

@@ -286,7 +286,6 @@ def _identity(
     from ..devices.alike import of_bits, of_file
     from ..devices.kinds import kind_of
     from ..kernels.conv3d.tuned import table
-    from ..kernels.targets import triton_version
 
     files = [of_file(path) for path in (args.latent, vae.path)]
     way = vae.precision, of_bits(vae), kind_of(vae.device), args.norm_groups
@@ -294,7 +293,8 @@ def _identity(
         way += torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()
     # 8-bit ranges grow with every clip that a file is used on.
     way += _tiles(plan), plan.fused, json.dumps(policy.as_dict(), sort_keys=True)
-    way += torch.__version__, triton_version(), sorted(map(repr, table(vae.device).items()))
+    here = vae.kernels("decoder")
+    way += torch.__version__, sorted(map(repr, table(vae.device, here.way).items() if here else ()))
     text = repr((*files, args.item, args.start, count, *way, form, *_taken(args).items()))
     return "zerowaste " + hashlib.sha256(text.encode()).hexdigest()[:32]
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..core import Core
 from ..files.writing import stamp
+from ..kernels.cards import AUTO
 from ..options import Options
 from ..precision.digest import digest
 
@@ -38,9 +39,12 @@ def of_contents(given: Any) -> str | None:
     return None if path is None else of_file(path)
 
 
-def of_bits(vae: Core) -> Options:
-    """Its options, but for those that move no bit."""
-    return replace(vae.options, cuda_graphs=True, async_offload=True)
+def of_bits(vae: Core) -> tuple[Options, dict[str, str]]:
+    """Its options, but for those that move no bit, and what its kernels are where it has some: what runs counts, not
+    what was asked for."""
+    halves = {"decoder": vae.can_decode, "encoder": vae.can_encode}
+    kernels = {half: here.identity for half, there in halves.items() if there and (here := vae.kernels(half))}
+    return replace(vae.options, cuda_graphs=True, async_offload=True, kernels=AUTO), kernels
 
 
 def of_file(path: Path) -> str:

@@ -10,6 +10,7 @@ import torch
 from .. import log
 from ..core import Core
 from ..errors import InputError, PlanError, ZeroWasteError
+from ..kernels.targets import ways
 from ..run.devices import synchronize
 
 #: Rows of the matrices whose product is timed, and how many products.
@@ -59,8 +60,13 @@ def same_kind(kinds: Sequence[tuple[object, str]], mixed: bool) -> None:
     log.warn(f"{names}: a part's bits are those of the kind that makes it")
 
 
-def kind_of(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+def kind_of(device: torch.device, kernels: str | None = None) -> str:
+    """Return a device's name; kernels: with what may launch them there, where these (as `--kernels` has them) are asked
+    for, which bits depend on."""
+    if device.type != "cuda":
+        return device.type
+    name = torch.cuda.get_device_name(device)
+    return name if kernels is None else f"{name} ({', '.join(here.identity for here in ways(device, kernels))})"
 
 
 def measured(cores: Sequence[Core]) -> list[float]:

@@ -162,7 +162,7 @@ def _reported(
 def _named(vae: Core, devices: Devices, mixed: bool) -> list[torch.device]:
     """Raises InputError on devices that cannot be used together with the VAE's own."""
     named = resolve(devices, vae.device)
-    same_kind([(device, kind_of(device)) for device in named], mixed)
+    same_kind([(device, kind_of(device, vae.options.kernels)) for device in named], mixed)
     if vae.device not in named:
         names = ", ".join(map(str, named))
         raise InputError(f"devices names {names}, and this VAE is on {vae.device}: name that too")

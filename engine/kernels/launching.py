@@ -16,6 +16,7 @@ from .descriptor import Descriptor
 from .prebuilt.keys import SOURCES
 from .targets import Target, using
 
+
 class Call(NamedTuple):
     """One launch: the kernel's name, its grid, its arguments by position, and its constants with warps and stages."""
 

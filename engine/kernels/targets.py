@@ -1,7 +1,7 @@
 """What a GPU and the kernels chosen for it can do, decided once per device and explained in words.
 
-Which code runs is a way: a prebuilt set by its letter, Triton, or plain torch (cards.py has the order). It is chosen for
-a half and a device (planning/fusable.py) and holds inside `using`; operators called outside have the device's first way.
+Which code runs is a way: a prebuilt set by its letter, Triton, or plain torch (cards.py has the order). It is chosen
+for a half and a device (planning/choice.py) and holds inside `using`; operators called outside have the device's first.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class Target:
     half_accumulate: bool = False  # accumulating in fp16 doubles the matrix rate
     notes: tuple[str, ...] = field(default=())
     way: str = TRITON  # or PLAIN, or the letter of a prebuilt set
+    passed: tuple[str, ...] = ()  # why ways before this one do not run
     card: int = 0  # the GPU's own compute capability; 0: `sm` is
 
     @property
@@ -48,6 +49,22 @@ class Target:
     def set(self) -> str | None:
         """The prebuilt set whose kernels run; None: none is."""
         return self.way if self.way in FORMS else None
+
+    @property
+    def words(self) -> str:
+        """Which kernels run, and why none that would be tried before, in one line."""
+        first = {TRITON: "Triton's kernels", PLAIN: "plain torch"}.get(self.way, f"prebuilt kernels, set {self.way}")
+        why = self.notes if self.way == PLAIN else self.passed
+        return f"{first} ({'; '.join(why)})" if why else first
+
+    @property
+    def identity(self) -> str:
+        """What the bits of results depend on: the set's contents, or Triton's version."""
+        from .prebuilt.library import library
+
+        if self.way == TRITON:
+            return f"{TRITON} {'.'.join(map(str, self.triton or ()))}"
+        return PLAIN if self.set is None else f"{self.set} {library().identity(self.set)}"
 
     @property
     def capability(self) -> int:
@@ -162,8 +179,7 @@ def switch_off(device: torch.device, way: str, reason: str) -> None:
 
 
 def ways(device: torch.device, asked: str = AUTO) -> list[Target]:
-    """Return how kernels may run on a CUDA device, in the order in which they are tried. The last one is plain torch;
-    its notes, like those of all, begin with why the ones before it do not run.
+    """Return how kernels may run on a CUDA device, in the order in which they are tried. The last one is plain torch.
 
     Args:
         device: with or without an index.
@@ -193,7 +209,7 @@ def _tried(name: str, sm: int, asked: str, off: Callable[[str], str | None]) -> 
     for way in order(sm, asked):
         here = under(way, name, sm)
         if here.kernels and off(way) is None:
-            found.append(replace(here, notes=(*here.notes, *reasons)))
+            found.append(replace(here, passed=tuple(reasons)))
         else:
             reasons.append(off(way) or here.notes[0])
     if asked == PLAIN:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..archs import Architecture, by_name
+from ..kernels.cards import AUTO
 from ..kernels.conv3d import padded_channels
 from ..kernels.probe import proven
 from ..kernels.targets import target
@@ -18,17 +19,17 @@ from ..options import unavailable
 
 def why_off(
     architecture: str, config: Any, dtype: torch.dtype, device: torch.device, emulate: bool = False,
-    probe: bool = False,
+    probe: bool = False, kernels: str = AUTO,
 ) -> str | None:
     """The reason the fused operators cannot run this model on this device, or None. config None: published widths.
 
     emulate: on a CPU their references will do, for numbers that plain torch cannot give. probe: a GPU must have run a
-    first kernel; without it nothing is run, and a GPU that has not been tried is trusted.
+    first kernel; without it nothing is run, and a GPU that has not been tried is trusted. kernels: those asked for.
     """
     known = by_name(architecture)
     if known is None:
         return f"no fused network for {architecture}"
-    here = proven(device) if probe else target(device)
+    here = proven(device, kernels) if probe else target(device, kernels)
     if not (emulate and device.type == "cpu"):
         if not here.kernels:
             return here.notes[0] if here.notes else f"no kernels for {device}"
@@ -38,14 +39,16 @@ def why_off(
 
 
 def availability(
-    device: torch.device | str, architecture: str, config: object, dtype: torch.dtype
+    device: torch.device | str, architecture: str, config: object, dtype: torch.dtype, kernels: str = AUTO
 ) -> dict[str, str | None]:
     """For each toggle None where it can do something for this model on this device, else the reason why not.
 
-    architecture, config: as a VideoVAE's `arch` and `model.config` (None: the published widths). Imports no Triton.
+    architecture, config: as a VideoVAE's `arch` and `model.config` (None: the published widths). kernels: those asked
+    for. Imports no Triton.
     """
     device = torch.device(device)
-    return unavailable(device, dtype, why_off(architecture, config, dtype, device))
+    off = why_off(architecture, config, dtype, device, False, False, kernels)
+    return unavailable(device, dtype, off, kernels)
 
 
 @functools.cache  # asked several times for every run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +31,7 @@ from .meta import meta_model
 #: small buffers), and what a run keeps in reserve for them.
 TEMPORARY_BYTES = RESERVE_BYTES + (16 << 20)
 
+
 class FusedWalk:
     """For one model. Each walk takes one chunk of one clip, and is remembered."""
 
@@ -41,6 +43,8 @@ class FusedWalk:
         self.architecture, self.config, self.dtype, self.options = architecture, config, dtype, options
         #: Devices that this process launches for at the same time, with the one that plans are for.
         self.launched = 1
+        #: lacks(half): why no kernels are there to run it on this machine; None: they are.
+        self.lacks: Callable[[str], str | None] = lambda half: None
         self._policies: dict[str, Policy] = {}
         self._sizes = functools.lru_cache(maxsize=1024)(self._dry_run)
 
@@ -78,7 +82,7 @@ class FusedWalk:
     @property
     def halves(self) -> tuple[str, ...]:
         """Those that the fused operators run."""
-        return tuple(half for half, why in self._reasons.items() if why is None)
+        return tuple(half for half in self._reasons if self.why_not(half) is None)
 
     def run(self, half: str, height: int, width: int) -> Run:
         """A dry Run of a chunk of a latent, or of what must go together; sizes in latent pixels."""
@@ -91,7 +95,7 @@ class FusedWalk:
 
     def why_not(self, half: str) -> str | None:
         """The reason this half is not run by the fused operators, where the other may be; None: it is."""
-        return self._reasons.get(half)
+        return self._reasons.get(half) or self.lacks(half)
 
     @property
     def rate(self) -> int:

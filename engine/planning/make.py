@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from ..precision.mixed import Mixed
 from ..precision.modes import MIXED, Mode, resolve
 from ..precision.scaled import scaled_mode
 from ..precision.store import Store
+from .choice import Choices
 from .cost import Rates
 from .fused_walk import FusedWalk
 from .meta import meta_model
@@ -44,8 +45,20 @@ def mode_of(
     run the model on the device, where a CPU may emulate them. scaled: its 8-bit products are the libraries' own."""
     if options.fp8 and device.type == "cuda" and asked not in MIXED and dtype != torch.float32:
         asked = "fp8"
-    mode = resolve(asked, device, options.min_db, off, plain)
+    mode = resolve(asked, device, options.min_db, off, plain, options.kernels)
     return scaled_mode(mode, device, options.min_db, plain) if scaled else mode
+
+
+def mode_here(
+    asked: str, plain: str, dtype: torch.dtype, device: torch.device, options: Options, off: str | None,
+    architecture: Architecture, config: Any, halves: Sequence[str],
+) -> Mode:  # fmt: skip
+    """As `mode_of`, where this machine has the kernels for it. halves: those that the model has."""
+    mode = mode_of(asked, plain, dtype, device, options, off, architecture.own is not None)
+    if mode.plain:
+        return mode
+    why = Choices(FusedWalk(architecture, config, dtype, options), device, mode).lacks_any(halves)
+    return mode if why is None else Mode(refused=f"{asked} is not to be had ({why}): {plain} runs instead")
 
 
 def switched_off(options: Options) -> str | None:

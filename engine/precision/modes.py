@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from ..kernels.cards import AUTO
 from ..kernels.targets import target
+from ..options import why_no_fp8
 
 #: Plain float types, by their names as precisions.
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -29,18 +31,19 @@ class Mode:
         return self.kind is None and not self.half_accumulate
 
 
-def resolve(asked: str, device: torch.device, min_db: float, kernels_off: str | None, plain: str = "fp16") -> Mode:
+def resolve(asked: str, device: torch.device, min_db: float, kernels_off: str | None, plain: str = "fp16",
+            kernels: str = AUTO) -> Mode:  # fmt: skip
     """asked: "fp8", "int8", "fp16_fast", or any other precision, which "auto" with a floor may go below.
 
     kernels_off: why the fused kernels cannot run the model so. A CPU runs fp8 and int8 for their numbers' sake.
-    plain: the type of the model's activations, and what runs where none of this does.
+    plain: the type of the model's activations, and what runs where none of this does. kernels: those asked for.
     """
     emulated = device.type == "cpu"
     if asked not in MIXED and (asked != "auto" or min_db <= 0 or emulated or kernels_off):
         return Mode()
     if kernels_off:
         return Mode(refused=f"{asked} is not to be had ({kernels_off}): {plain} runs instead")
-    here = target(device)
+    here = target(device, kernels)
     if asked == "auto":
         return Mode("fp8" if here.fp8 else "int8")
     if asked == "fp16_fast":
@@ -50,5 +53,5 @@ def resolve(asked: str, device: torch.device, min_db: float, kernels_off: str | 
             return Mode(half_accumulate=True)
         return Mode(refused=f"fp16 sums are no faster on {here.name}: fp16_fast is {plain} here")
     if asked == "fp8" and not emulated and not here.fp8:
-        return Mode("int8", refused=f"{here.name} (sm_{here.sm}) has no fp8 matrix instruction: int8 runs instead")
+        return Mode("int8", refused=f"{why_no_fp8(here)}: int8 runs instead")
     return Mode(asked)

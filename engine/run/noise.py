@@ -7,6 +7,7 @@ import hashlib
 import torch
 from torch import Tensor
 
+from ..errors import InputError
 from .clip import Latents
 
 
@@ -42,3 +43,28 @@ class Noisy:
     def __getitem__(self, place: tuple[int, slice, slice]) -> Tensor:
         clip, _, frames = place
         return _noisy(self._latents[place], self._share, self._seed, clip, frames.indices(self.shape[2])[0])
+
+
+def noised(
+    latents: Tensor | Latents, seed: int | None, noise: float | None, usual: float, name: str
+) -> tuple[Tensor | Latents, int | None]:
+    """Return latents as a decoder that takes noise wants them, and the seed of what it adds itself (None: nothing).
+
+    Args:
+        latents: [B, C, T, h, w].
+        seed: of the noise; None: 0.
+        noise: of the latents' values that share is noise; None: `usual`.
+        usual: what the file says; 0: the decoder takes none.
+        name: the family's.
+
+    Raises: InputError where the decoder takes none, or for a share that is none.
+    """
+    if not usual and (seed is not None or noise):
+        raise InputError(f"the decoder of {name} takes no noise: leave seed and noise out")
+    share = usual if noise is None else noise
+    if not 0.0 <= share <= 1.0:
+        raise InputError(f"noise={noise} is not a share: give 0 to 1")
+    if not share:
+        return latents, None
+    made = with_noise if isinstance(latents, Tensor) else Noisy
+    return made(latents, share, seed or 0), seed or 0

@@ -1,4 +1,4 @@
-"""What a tuning found, on disk: by GPU, driver, torch, Triton and version of this pack, in the cache folder. A file
+"""What a tuning found, on disk: by GPU, driver, torch, kernels and version of this pack, in the cache folder. A file
 that cannot be used costs a line, and the table's schedules run."""
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ import torch
 
 from .. import log
 from ..files.writing import write_json
+from ..kernels.cards import TRITON
 from ..kernels.conv3d.schedules import Schedule
 from ..kernels.conv3d.tuned import Kind, offer
-from ..kernels.targets import capabilities, target, triton_version
+from ..kernels.targets import Target, capabilities, target, triton_version
 from ..planning.cost import Rates
 from ..precision.store import cache_folder, say_unkept
 from .candidates import candidates
@@ -84,13 +85,14 @@ def target_of(sm: int) -> Any:
     return capabilities(f"sm_{sm}", sm, triton_version())
 
 
-def machine(device: torch.device) -> dict[str, Any]:
-    """What a tuning on a CUDA device is for: another of these values makes it worthless."""
+def machine(device: torch.device, here: Target | None = None) -> dict[str, Any]:
+    """What a tuning on a CUDA device is for: another of these values makes it worthless. here: what runs there, if that
+    is not the device's first way."""
     from ... import __version__
 
-    triton = ".".join(map(str, triton_version() or ()))
-    return {"gpu": torch.cuda.get_device_name(device), "sm": target(device).sm, "driver": driver(),
-            "torch": torch.__version__, "triton": triton, "zerowaste_vae": __version__}  # fmt: skip
+    here = here or target(device)
+    return {"gpu": torch.cuda.get_device_name(device), "sm": here.sm, "driver": driver(), "torch": torch.__version__,
+            "kernels": here.identity, "zerowaste_vae": __version__}  # fmt: skip
 
 
 @functools.cache
@@ -155,28 +157,30 @@ def write(tuning: Tuning) -> Path | None:
 
 
 _lock = threading.Lock()
-_known: dict[torch.device, Tuning | None] = {}
+_known: dict[tuple[torch.device, str], Tuning | None] = {}
 
 
-def of(device: torch.device) -> Tuning | None:
-    """What counts on a device, read once in a process; None: nothing is kept, or it is no GPU with kernels."""
+def of(device: torch.device, here: Target | None = None) -> Tuning | None:
+    """What counts on a device for kernels as `here` launches them (None: its first way), read once in a process; None:
+    nothing is kept, or it is no GPU with kernels."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return None
     device = torch.device("cuda", torch.cuda.current_device()) if device.index is None else device
+    here = here or target(device)
     with _lock:
-        if device not in _known:
-            found = read(machine(device)) if target(device).kernels else None
-            _known[device] = found
+        if (device, here.way) not in _known:
+            found = read(machine(device, here)) if here.kernels else None
+            _known[device, here.way] = found
             if found is not None:
-                offer(device, found.schedules)
-        return _known[device]
+                offer(device, found.schedules, here.way)
+        return _known[device, here.way]
 
 
-def take_up(device: torch.device, tuning: Tuning) -> None:
-    """From now on; runs under way end with what they began with."""
+def take_up(device: torch.device, tuning: Tuning, way: str = TRITON) -> None:
+    """From now on, for kernels launched this way; runs under way end with what they began with."""
     with _lock:
-        _known[device] = tuning
-    offer(device, tuning.schedules)
+        _known[device, way] = tuning
+    offer(device, tuning.schedules, way)
 
 
 def rates(device: torch.device) -> Rates:
@@ -185,11 +189,12 @@ def rates(device: torch.device) -> Rates:
     return Rates() if found is None else found.rates()
 
 
-def words(device: torch.device) -> str:
-    """Where the schedules of a device are from; empty without kernels."""
-    if device.type != "cuda" or not torch.cuda.is_available() or not (here := target(device)).kernels:
+def words(device: torch.device, here: Target | None = None) -> str:
+    """Where the schedules of a device are from, for kernels as `here` launches them (None: its first way); empty
+    without kernels."""
+    if device.type != "cuda" or not torch.cuda.is_available() or not (here := here or target(device)).kernels:
         return ""
-    found = of(device)
+    found = of(device, here)
     if found is not None and found.schedules:
         return f"tuned on this GPU ({len(found.schedules)} kinds of layers)"
     if 90 <= here.sm < 100:

@@ -55,7 +55,7 @@ def test_availability_on_a_cpu_names_a_reason_for_everything_that_needs_a_gpu():
     ],
 )
 def test_availability_on_gpus(monkeypatch, sm, dtype, missing):
-    monkeypatch.setattr("zerowaste_vae.engine.options.target", lambda _: capabilities("card", sm, (3, 6)))
+    monkeypatch.setattr("zerowaste_vae.engine.options.target", lambda *_: capabilities("card", sm, (3, 6)))
     reasons = unavailable(CUDA, dtype, None)
     assert {name for name, reason in reasons.items() if reason} == missing
     off = unavailable(CUDA, dtype, "no Triton")
@@ -65,7 +65,7 @@ def test_availability_on_gpus(monkeypatch, sm, dtype, missing):
 
 
 def test_what_a_run_does_not_use(monkeypatch):
-    monkeypatch.setattr("zerowaste_vae.engine.options.target", lambda _: capabilities("card", 90, (3, 6)))
+    monkeypatch.setattr("zerowaste_vae.engine.options.target", lambda *_: capabilities("card", 90, (3, 6)))
     reasons = unavailable(CUDA, torch.float16, None)
     everything = DEFAULTS.switched(on=TOGGLES)
     fused = unused(everything, reasons, torch.float16, fused=True)

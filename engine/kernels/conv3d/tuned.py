@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 
+from ..cards import TRITON
 from .schedules import SMALL_PLANE, Schedule
 from .types import Geometry, Weight
 
@@ -61,24 +62,27 @@ class Kind(NamedTuple):
 
 
 Table = Mapping[Kind, Schedule]
+#: A device, and the way its kernels are launched, as `Target.way` has it: each has measured schedules of its own.
+Place = tuple[torch.device, str]
 _NONE: Table = {}
 _lock = threading.Lock()
-_tables: dict[torch.device, Table] = {}
-_waiting: dict[torch.device, Table] = {}
+_tables: dict[Place, Table] = {}
+_waiting: dict[Place, Table] = {}
 _runs: Counter[torch.device] = Counter()
 _changes: Counter[torch.device] = Counter()
 
 
-def table(device: torch.device) -> Table:
-    """What counts on a device now."""
-    return _tables.get(device, _NONE)
+def table(device: torch.device, way: str = TRITON) -> Table:
+    """What counts on a device now, for kernels launched this way."""
+    return _tables.get((device, way), _NONE)
 
 
 def chosen(
-    device: torch.device, weight: Weight, accumulate: str, frame: tuple[int, int], geometry: Geometry, groups: int
-) -> Schedule | None:
+    device: torch.device, way: str, weight: Weight, accumulate: str, frame: tuple[int, int], geometry: Geometry,
+    groups: int,
+) -> Schedule | None:  # fmt: skip
     """What was measured to be best for a call; None: the table says."""
-    known = _tables.get(device)
+    known = _tables.get((device, way))
     return known.get(Kind.of(weight, accumulate, frame, geometry, groups)) if known else None
 
 
@@ -87,10 +91,10 @@ def version(device: torch.device) -> int:
     return _changes[device]
 
 
-def offer(device: torch.device, new: Table) -> None:
+def offer(device: torch.device, new: Table, way: str = TRITON) -> None:
     """`new` counts from now on, or from when no run is under way on the device."""
     with _lock:
-        _waiting[device] = dict(new)
+        _waiting[device, way] = dict(new)
         _settle(device)
 
 
@@ -108,9 +112,10 @@ def held(device: torch.device) -> Iterator[None]:
 
 
 def _settle(device: torch.device) -> None:
-    if _runs[device] or device not in _waiting:
+    if _runs[device]:
         return
-    new = _waiting.pop(device)
-    if new != _tables.get(device, _NONE):
-        _tables[device] = new
-        _changes[device] += 1
+    for place in [place for place in _waiting if place[0] == device]:
+        new = _waiting.pop(place)
+        if new != _tables.get(place, _NONE):
+            _tables[place] = new
+            _changes[device] += 1

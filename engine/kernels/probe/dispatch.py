@@ -1,4 +1,4 @@
-"""Whether kernels really run on a GPU, found out by running one; and whether an error is theirs. Loading this imports no
+"""Find out whether kernels really run on a GPU, by running one, and whether an error is theirs. Loading this imports no
 Triton."""
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def works(device: torch.device, here: Target) -> bool:
     return any(one.way == here.way for one in ways(place, here.way))
 
 
-def give_up(device: torch.device, error: Exception, way: str = TRITON) -> None:
+def give_up(device: torch.device, error: Exception, way: str) -> None:
     """After this error no kernel is launched this way on `device` any more."""
     if way == TRITON:
         switch_off(_place(device), way, f"Triton fails here ({named(error)}). {_cure()}")

@@ -1,6 +1,7 @@
 """Compile what the dispatchers would launch, for a GPU this machine need not have.
 
-Inside `recorded` meta tensors walk the real launch code, so schedules and constants are the shipped ones. `build` compiles the recorded call and disassembles it with Triton's own cuobjdump.
+Inside `recorded` meta tensors walk the real launch code, so schedules and constants are the shipped ones. `build`
+compiles the recorded call and disassembles it with Triton's own cuobjdump.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     k, c, pairs = weight.out_channels, weight.channels, x.shape[3]
     rows = geometry.frame_rows or h
     sums = accumulation(x, epilogue, here)
-    s = schedule or chosen(x.device, weight, sums["ACC"], (rows, w), geometry, epilogue.groups)
+    s = schedule or chosen(x.device, here.way, weight, sums["ACC"], (rows, w), geometry, epilogue.groups)
     s = s or pick(here, x.dtype, c, k, (rows, w), epilogue.groups > 0)
     if not x.is_meta and out.data_ptr() == x.data_ptr():
         raise ValueError("conv3d in Winograd form cannot overwrite its input")

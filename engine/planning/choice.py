@@ -1,0 +1,91 @@
+"""Choose which kernels run a half of a model on a GPU: all of them from one prebuilt set, or by Triton, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+
+from .. import log
+from ..kernels.cards import TRITON
+from ..kernels.probe import give_up, works
+from ..kernels.targets import Target, projected, ways, without_kernels
+from ..precision.modes import Mode
+from .fused_walk import FusedWalk
+
+
+class Choices:
+    """What runs the halves of one model on one device. Chosen once for each half, and again when what was chosen turns
+    out to fail."""
+
+    def __init__(self, walk: FusedWalk, device: torch.device, mode: Mode) -> None:
+        """walk: of the model under its options, which say what is asked for. mode: what convolutions compute in."""
+        self._walk, self._device, self._mode = walk, device, mode
+        self._made: dict[str, tuple[list[Target], Target]] = {}
+
+    def of(self, half: str) -> Target | None:
+        """Return what launches the kernels of "encoder" or "decoder", after a first one has run; without kernels where
+        plain torch runs the half, which its notes explain. None where there is no CUDA GPU."""
+        if self._device.type != "cuda" or not torch.cuda.is_available():
+            return None
+        while True:
+            able = ways(self._device, self._walk.options.kernels)
+            if half in self._made and self._made[half][0] is able:
+                return self._made[half][1]
+            found = first(self._walk, half, self._mode, able)
+            if not found.kernels or works(self._device, found):
+                self._made[half] = able, found
+
+    def lacks(self, half: str) -> str | None:
+        """Return why no kernels run a half on this device; None: some do, or there are none for any half."""
+        here = self.of(half)
+        return None if here is None or here.kernels else here.notes[0]
+
+    def lacks_any(self, halves: Iterable[str]) -> str | None:
+        """Return the same of the first of these halves that lacks them, though kernels for it exist."""
+        return next((why for half in halves if self._walk.why_not(half) is None and (why := self.lacks(half))), None)
+
+    def give_up(self, half: str, error: Exception) -> bool:
+        """Launch nothing more on this device the way that raised `error`. Returns whether something else runs the half
+        now."""
+        before = self.of(half)
+        give_up(self._device, error, TRITON if before is None else before.way)
+        after = self.of(half)
+        if before is None or after is None:
+            return True
+        if after.way == before.way:
+            return False
+        log.warn(f"{half}: {after.words} from here on")
+        return True
+
+
+def project(walk: FusedWalk, half: str, name: str, sm: int, mode: Mode) -> Target:
+    """Return what would run a half on a GPU that need not be here.
+
+    Args:
+        walk, half, mode: as for `Choices`.
+        name: the GPU's, for words.
+        sm: its compute capability (89 for 8.9).
+    """
+    return first(walk, half, mode, projected(name, sm, walk.options.kernels))
+
+
+def first(walk: FusedWalk, half: str, mode: Mode, able: list[Target]) -> Target:
+    """Return the first of `able` that has all kernels of a half; the last one is plain torch."""
+    reasons: list[str] = []
+    *kernels, plain = able
+    for here in kernels:
+        why = None if here.set is None else lacks(walk, half, mode, here.set)
+        if why is None:
+            return replace(here, passed=(*here.passed, *reasons))
+        reasons.append(why)
+    return without_kernels(plain.name, plain.sm, (*reasons, *plain.notes)) if reasons else plain
+
+
+def lacks(walk: FusedWalk, half: str, mode: Mode, form: str) -> str | None:
+    """Return why a form of the prebuilt kernels cannot run a half, or None."""
+    from ..kernels.prebuilt.coverage import missing
+
+    return missing(form, walk.architecture, walk.config, half, walk.dtype, mode.kind, mode.half_accumulate,
+                   walk.options)  # fmt: skip

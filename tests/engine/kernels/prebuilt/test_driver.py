@@ -1,0 +1,145 @@
+"""The driver's calls, against a library that only remembers them; a GPU test has the real one."""
+
+import ctypes
+
+import pytest
+from zerowaste_vae.engine.kernels.prebuilt import driver as module
+from zerowaste_vae.engine.kernels.prebuilt.driver import Driver, driver, library_name
+from zerowaste_vae.engine.kernels.prebuilt.errors import PrebuiltError
+
+
+class Function:
+    """Of the library: what it was called with, and what it answers."""
+
+    def __init__(self, answer=lambda *_: 0):
+        self.answer, self.calls, self.argtypes = answer, [], None
+
+    def __call__(self, *arguments):
+        self.calls.append(arguments)
+        return self.answer(*arguments)
+
+
+def filled(number):
+    """Writes a handle where the first argument points."""
+    def answer(place, *_):
+        place._obj.value = number
+        return 0
+
+    return answer
+
+
+def worded(code, place):
+    place._obj.value = {1: b"invalid argument", 218: b"a PTX JIT compilation failed", 222: b"too new"}.get(code)
+    return 0 if place._obj.value else 1
+
+
+class Library:
+    """All that a driver has. answers: name -> what a function answers in place of success."""
+
+    NAMES = (
+        "cuInit", "cuDriverGetVersion", "cuModuleLoadDataEx", "cuModuleGetFunction", "cuFuncSetCacheConfig",
+        "cuFuncSetAttribute", "cuLaunchKernel", "cuTensorMapEncodeTiled", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2",
+        "cuGetErrorString", "cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuThreadExchangeStreamCaptureMode",
+    )  # fmt: skip
+
+    def __init__(self, lacks=(), **answers):
+        usual = {"cuModuleLoadDataEx": filled(70), "cuModuleGetFunction": filled(7), "cuGetErrorString": worded,
+                 "cuDevicePrimaryCtxRetain": filled(90), "cuDriverGetVersion": filled(12060)}  # fmt: skip
+        for name in self.NAMES:
+            if name not in lacks:
+                setattr(self, name, Function(answers.get(name, usual.get(name, lambda *_: 0))))
+
+
+def refuse(code, log=b""):
+    def answer(*arguments):
+        if log:  # where the options say that it goes
+            ctypes.memmove(arguments[4][0], log, len(log))
+        return code
+
+    return answer
+
+
+def test_a_kernel_is_loaded_in_its_devices_context():
+    library = Library()
+    here = Driver(library)
+    assert here.load(1, b"// ptx", "kernel", 1024) == 7 and here.load(1, b"// ptx", "other", 99 << 10) == 7
+    assert [call[1] for call in library.cuDeviceGet.calls] == [1]  # retained once
+    pushed = [call[0].value for call in library.cuCtxPushCurrent_v2.calls]
+    assert pushed == [90, 90] and len(library.cuCtxPopCurrent_v2.calls) == 2
+    assert library.cuModuleLoadDataEx.calls[0][1].value == b"// ptx"
+    assert [call[1:] for call in library.cuFuncSetAttribute.calls] == [(8, 99 << 10)]  # above 48 KiB alone
+    modes = [call[0]._obj.value for call in library.cuThreadExchangeStreamCaptureMode.calls]
+    assert len(modes) == 4  # what is captured meanwhile goes on
+
+
+def test_a_launch_hands_on_what_it_was_given():
+    library = Library()
+    here, parameters = Driver(library), (ctypes.c_void_p * 1)(5)
+    here.launch(0, 7, (3, 2), 128, 4096, 33, parameters)
+    here.launch(0, 7, (0,), 128, 0, 33, parameters)  # nothing to do
+    (call,) = library.cuLaunchKernel.calls
+    assert call[:9] == (7, 3, 2, 1, 128, 1, 1, 4096, 33) and call[9] is parameters and call[10] is None
+
+
+@pytest.mark.parametrize("code", [201, 400, 709])
+def test_a_thread_without_the_context_gets_it_for_the_launch(code):
+    answers = iter([code, 0])
+    library = Library(cuLaunchKernel=lambda *_: next(answers))
+    Driver(library).launch(0, 7, (1,), 32, 0, 0, (ctypes.c_void_p * 1)())
+    assert len(library.cuLaunchKernel.calls) == 2
+    assert len(library.cuCtxPushCurrent_v2.calls) == len(library.cuCtxPopCurrent_v2.calls) == 1
+
+
+def test_a_failed_launch_says_so_in_the_drivers_words():
+    with pytest.raises(PrebuiltError, match=r"a launch of 6 blocks failed: invalid argument \(CUDA error 1\)"):
+        Driver(Library(cuLaunchKernel=lambda *_: 1)).launch(0, 7, (3, 2), 32, 0, 0, (ctypes.c_void_p * 1)())
+
+
+@pytest.mark.parametrize(("code", "log", "words"), [
+    (218, b"ptxas fatal   : Unsupported .version 8.5;\n current version is '8.2'\n",
+     "the driver refuses kernel: a PTX JIT compilation failed (CUDA error 218); ptxas fatal : Unsupported .version "
+     "8.5; current version is '8.2'"),
+    (222, b"", "the driver refuses kernel: too new (CUDA error 222)"),
+    (999, b"", "the driver refuses kernel: unknown error (CUDA error 999)"),
+])  # fmt: skip
+def test_a_refused_text_is_one_line_with_the_compilers_log(code, log, words):
+    library = Library(cuModuleLoadDataEx=refuse(code, log))
+    with pytest.raises(PrebuiltError) as caught:
+        Driver(library).load(0, b"text", "kernel", 0)
+    assert str(caught.value) == words
+    assert len(library.cuCtxPopCurrent_v2.calls) == 1  # the thread's own context is back
+
+
+@pytest.mark.parametrize("name", ["cuTensorMapEncodeTiled", "cuModuleLoadDataEx", "cuLaunchKernel", "cuInit"])
+def test_a_driver_without_a_function_is_named(name):
+    with pytest.raises(PrebuiltError, match=f"NVIDIA's driver has no {name}: a newer driver has it"):
+        here = Driver(Library(lacks=[name]))
+        here.tensor_map(0, 0, 6, 2, (8, 8), (8, 1), (8, 8), 0)
+        here.load(0, b"text", "kernel", 0)
+
+
+def test_a_driver_that_does_not_start_says_so():
+    with pytest.raises(PrebuiltError, match="cuInit: unknown error"):
+        Driver(Library(cuInit=lambda *_: 100))
+
+
+def test_a_tensor_map_counts_from_the_last_dimension_in_bytes():
+    library = Library()
+    Driver(library).tensor_map(1 << 20, 1 << 30, 6, 2, (300, 64), (128, 1), (32, 16), 3)
+    (call,) = library.cuTensorMapEncodeTiled.calls
+    place, kind, rank, address, sizes, strides, box, ones, interleave, swizzle, promotion, fill = call
+    assert (place.value, address.value, kind, rank) == (1 << 20, 1 << 30, 6, 2)
+    assert (list(sizes), list(strides), list(box), list(ones)) == ([64, 300], [256], [16, 32], [1, 1])
+    assert (interleave, swizzle, promotion, fill) == (0, 3, 2, 0)
+
+
+def test_the_drivers_file_on_each_system(monkeypatch):
+    assert [library_name(name) for name in ("linux", "win32", "darwin")] == ["libcuda.so.1", "nvcuda.dll", None]
+    driver.cache_clear()
+    monkeypatch.setattr(module, "library_name", lambda: None)
+    with pytest.raises(PrebuiltError, match="NVIDIA has no CUDA driver for"):
+        driver()
+    monkeypatch.setattr(module, "library_name", lambda: "libno-such-driver.so.9")
+    with pytest.raises(PrebuiltError, match=r"NVIDIA's driver \(libno-such-driver.so.9\) cannot be opened"):
+        driver()
+    driver.cache_clear()

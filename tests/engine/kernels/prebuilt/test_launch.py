@@ -1,0 +1,182 @@
+"""Launches of prebuilt kernels: what reaches the driver, and what is refused. Devices are not needed."""
+
+import ctypes
+import struct
+import threading
+
+import pytest
+import torch
+from zerowaste_vae.engine.kernels.descriptor import Descriptor
+from zerowaste_vae.engine.kernels.launching import launcher, recording
+from zerowaste_vae.engine.kernels.prebuilt import launch as module
+from zerowaste_vae.engine.kernels.prebuilt.errors import PrebuiltError
+from zerowaste_vae.engine.kernels.prebuilt.keys import key, takes
+from zerowaste_vae.engine.kernels.prebuilt.launch import Prebuilt
+from zerowaste_vae.engine.kernels.prebuilt.library import Compiled, Map
+from zerowaste_vae.engine.kernels.targets import capabilities, prebuilt
+
+KERNEL, FIXED = "conv3d.conv_kernel", {"C": 64, "num_warps": 8}
+
+
+class Driver:
+    """Reads what a kernel would read, at the time of the launch."""
+
+    def __init__(self):
+        self.loaded, self.launched, self.maps = [], [], []
+        self.refuses = None
+
+    def load(self, device, ptx, symbol, shared):
+        if self.refuses:
+            raise PrebuiltError(self.refuses)
+        self.loaded.append((device, ptx, symbol, shared))
+        return len(self.loaded)
+
+    def in_context(self, device):
+        import contextlib
+
+        return contextlib.nullcontext()
+
+    def tensor_map(self, place, *about):
+        assert place % 64 == 0
+        ctypes.memmove(place, struct.pack("Q", len(self.maps) + 1000), 8)
+        self.maps.append(about)
+
+    def launch(self, device, function, grid, threads, shared, stream, parameters):
+        kinds = {"pointer": "Q", "scratch": "Q", "i32": "i", "i64": "q", "fp32": "f", "map": "Q"}
+        letters = [kinds[kind] for kind in self.parameters]
+        assert len(parameters) == len(letters)
+        read = [struct.unpack(c, ctypes.string_at(at, struct.calcsize(c)))[0]
+                for c, at in zip(letters, parameters, strict=True)]  # fmt: skip
+        self.launched.append((device, function, grid, threads, shared, stream, read))
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """A driver and a set that has every key which `has` names (all of them: None)."""
+    here = Driver()
+    here.has = None
+
+    class Library:
+        def has(self, form, wanted):
+            return here.has is None or wanted in here.has
+
+        def kernel(self, form, wanted):
+            here.parameters = takes(wanted)
+            maps = [Map(3, 6, 2, (64, 32)) for one in wanted.types if one.startswith("map:")]
+            return Compiled(b"text", "conv_kernel", 65536, 8, here.parameters, tuple(maps))
+
+        def kernels(self, form, wanted):
+            return {one: self.kernel(form, one) for one in wanted}
+
+    monkeypatch.setattr(module, "library", Library)
+    monkeypatch.setattr(module, "driver", lambda: here)
+    monkeypatch.setattr(module, "_loaded", {})
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 2, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 40 + device, raising=False)
+    return here
+
+
+@pytest.fixture
+def tensors():
+    return torch.zeros(300, 64, dtype=torch.float16), torch.zeros(96, 64, dtype=torch.float32)
+
+
+def test_arguments_reach_the_kernel_in_its_order(fake, tensors):
+    x, out = tensors
+    kernel = Prebuilt(KERNEL, "C")
+    kernel[(5, 2)](Descriptor(x, (64, 32)), x, out, 7, 0.5, -3, **FIXED)
+    (launched,) = fake.launched
+    assert launched[:6] == (2, 1, (5, 2), 256, 65536, 42)
+    assert launched[6] == [1000, 300, 64, 64, 1, x.data_ptr(), out.data_ptr(), 7, 0.5, -3, 0, 0]
+    assert fake.maps == [(x.data_ptr(), 6, 2, x.shape, (64, 1), (64, 32), 3)]
+
+
+def test_what_stays_is_made_once_and_what_changes_is_not_mixed_up(fake, tensors):
+    x, out = tensors
+    kernel, other = Prebuilt(KERNEL, "C"), torch.ones_like(x)
+    for number, data in ((1, x), (2, x), (3, other), (4, x)):
+        kernel[(1,)](Descriptor(data, (64, 32)), out, number, **FIXED)
+    assert len(fake.loaded) == 1 and len(fake.maps) == 2
+    assert [read[6] for *_, read in fake.launched] == [1, 2, 3, 4]
+    assert [read[0] for *_, read in fake.launched] == [1000, 1000, 1001, 1000]
+
+
+def test_other_types_and_constants_are_other_kernels(fake, tensors):
+    x, out = tensors
+    kernel = Prebuilt(KERNEL, "C")
+    kernel[(1,)](x, out, 1, **FIXED)
+    kernel[(1,)](x.bfloat16(), out, 1, **FIXED)
+    kernel[(1,)](x, out, 1, **FIXED | {"C": 128})
+    kernel[(1,)](x, out, 1 << 40, **FIXED)
+    kernel[(1,)](x, out, 2, **FIXED)
+    assert len(fake.loaded) == 4 and [function for _, function, *_ in fake.launched] == [1, 2, 3, 4, 1]
+    assert fake.launched[3][6][2] == 1 << 40
+
+
+def test_the_same_kernel_for_two_devices_is_loaded_on_both(fake, tensors, monkeypatch):
+    kernel = Prebuilt(KERNEL, "C")
+    kernel[(1,)](*tensors, 1, **FIXED)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0)
+    kernel[(1,)](*tensors, 1, **FIXED)
+    assert [device for device, *_ in fake.loaded] == [2, 0] == [device for device, *_ in fake.launched]
+
+
+def test_threads_share_no_packed_block(fake, tensors):
+    """Each launch waits until another thread has packed its own."""
+    x, out = tensors
+    kernel, met = Prebuilt(KERNEL, "C"), threading.Barrier(2, timeout=10)
+    kernel[(1,)](x, out, 0, **FIXED)
+    fake.launched.clear()
+    read = fake.launch
+
+    def launch(*arguments):
+        met.wait()
+        read(*arguments)
+
+    fake.launch = launch
+    threads = [threading.Thread(target=lambda n=n: kernel[(1,)](x, out, n, **FIXED)) for n in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(read[2] for *_, read in fake.launched) == [1, 2]
+
+
+def test_a_kernel_that_the_set_lacks_is_named(fake, tensors):
+    fake.has = ()
+    with pytest.raises(PrebuiltError, match=r"set C lacks a kernel that this run needs \(conv3d.conv_kernel\(\*fp16"):
+        Prebuilt(KERNEL, "C")[(1,)](*tensors, 1, **FIXED)
+
+
+def test_a_tensor_that_begins_anywhere_is_refused(fake, tensors):
+    out = tensors[1]
+    kernel, odd = Prebuilt(KERNEL, "C"), torch.zeros(8, dtype=torch.float16)[1:]
+    with pytest.raises(PrebuiltError, match="no multiple of 16"):
+        kernel[(1,)](odd, out, 1, **FIXED)
+    assert fake.launched == []
+
+
+def test_kernels_are_loaded_before_they_are_launched(fake, tensors):
+    wanted = [key(KERNEL, [*tensors, 1], FIXED | {"C": c}) for c in (16, 32, 64)]
+    module.load(2, "C", wanted)
+    module.load(2, "C", wanted)
+    assert len(fake.loaded) == 3
+    Prebuilt(KERNEL, "C")[(1,)](*tensors, 1, **FIXED)
+    assert len(fake.loaded) == 3
+    fake.refuses = "the driver refuses it"
+    with pytest.raises(PrebuiltError, match="refuses it"):
+        module.load(0, "C", wanted)
+
+
+def test_a_target_says_who_launches():
+    pytest.importorskip("triton")
+    assert isinstance(launcher("probe.doubling_kernel", prebuilt("a GPU", 86, "A")), Prebuilt)
+    by_triton = launcher("probe.doubling_kernel", capabilities("a GPU", 86, (3, 6)))
+    assert not isinstance(by_triton, Prebuilt) and launcher("probe.doubling_kernel", capabilities("b", 90, (3, 6))) is (
+        by_triton)  # fmt: skip
+
+
+def test_recording_launches_nothing(tensors):
+    with recording(prebuilt("a GPU", 86, "A")) as calls:
+        launcher(KERNEL, prebuilt("a GPU", 86, "A"))[(4,)](*tensors, 3, C=64)
+    assert [(c.kernel, c.grid, c.arguments[2], c.constants) for c in calls] == [(KERNEL, (4,), 3, {"C": 64})]
