@@ -138,7 +138,7 @@ class EngineVAE(comfy.sd.VAE):
     def describe(self) -> str:
         """For the reports of the nodes that make it: network, precision, device, wishes, what is not in use and why."""
         engine = self.engine
-        reasons = availability(self.device, engine.arch, engine.model.config, engine.dtype)
+        reasons = availability(self.device, engine.arch, engine.model.config, engine.dtype, engine.options.kernels)
         off = {n: TOGGLES[n].off if getattr(engine.options, n) is False else r for n, r in reasons.items()}
         head = f"{self.name}: {engine.arch} in {engine.precision} on {self.device}; {self.settings.describe()}"
         return "\n".join([head, *(f"off     {name}: {reason}" for name, reason in off.items() if reason)])

@@ -7,13 +7,14 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from ..engine import InputError, PlanError
 from ..engine.archs import Architecture, by_file, colours_of
 from ..engine.devices.kinds import resolve
+from ..engine.kernels.cards import AUTO, CHOICES
 from ..engine.loader import NAMES, PRECISIONS, auto_precision
 from ..engine.memory import GIB
 from ..engine.options import DEFAULTS, Options
@@ -34,7 +35,7 @@ from .wording import labelled
 #: Largest values a question may hold; sizes in pixels, memory in GB.
 LIMITS = {"width": 16384, "height": 16384, "frames": 100_000, "batch": 4096, "tile": 16384, "overlap": 16384,
           "chunk": 4096, "vram_gb": 1024.0, "ram_gb": 65536.0}  # fmt: skip
-_CHOICES = {"tiling": TILINGS, "precision": NAMES, "output": ("auto", *OUTPUTS)}
+_CHOICES = {"tiling": TILINGS, "precision": NAMES, "output": ("auto", *OUTPUTS), "kernels": CHOICES}
 #: Characters of texts, and of a list of optimisations.
 _TEXTS, _NAMES = {"model": 512, "gpus": 200}, 200
 
@@ -85,7 +86,8 @@ class Question:
                 values[name] = _number(name, text)
             else:
                 raise InputError(f"{name[:40]!r} is not one of on, off, {', '.join((*_TEXTS, *_CHOICES, *LIMITS))}")
-        return cls(**values, options=DEFAULTS.switched(**toggles))  # type: ignore[arg-type]
+        options = replace(DEFAULTS.switched(**toggles), kernels=values.pop("kernels", AUTO))
+        return cls(**values, options=options)  # type: ignore[arg-type]
 
 
 def _number(name: str, text: str) -> float | int:
@@ -145,9 +147,9 @@ def _planner(
     dtype = PRECISIONS[plain]
     here = architecture.name, config, dtype, device
     switched = switched_off(options)
-    exact = why_no_8_bit(architecture.programs(config), dtype, switched or why_off(*here, True))
+    exact = why_no_8_bit(architecture.programs(config), dtype, switched or why_off(*here, True, False, options.kernels))
     mode = mode_of(asked, plain, dtype, device, options, exact, architecture.own is not None)
-    off = switched or why_off(*here, mode.kind is not None)
+    off = switched or why_off(*here, mode.kind is not None, False, options.kernels)
     planner = make_planner(
         architecture, config, dtype, options, mode, lambda: off is None,
         lambda: Torch.on(device, dtype, options.tf32), rates,

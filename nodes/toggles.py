@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..engine.kernels.cards import AUTO, CHOICES
 from ..engine.options import TOGGLES, Options
 from .host import io
 from .machine import unavailable
@@ -9,6 +10,8 @@ from .widgets import advanced
 
 #: Saved workflows know widgets by their place: these stand before Optimize's last widget, later ones behind it.
 FIRST = 9
+#: Toggles before `kernels`, which came after them.
+BEFORE_KERNELS = 10
 
 
 def toggle_inputs() -> tuple[list[io.Input], list[io.Input]]:
@@ -26,7 +29,19 @@ def toggle_inputs() -> tuple[list[io.Input], list[io.Input]]:
         "but what is switched on here.",
     )
     toggles = [_toggle(name, reason) for name, reason in unavailable().items()]
-    return [advanced(floor), *toggles[:FIRST]], toggles[FIRST:]
+    later = [*toggles[FIRST:BEFORE_KERNELS], _kernels(), *toggles[BEFORE_KERNELS:]]
+    return [advanced(floor), *toggles[:FIRST]], later
+
+
+def _kernels() -> io.Combo.Input:
+    widget = io.Combo.Input(
+        "kernels", display_name="Which fused kernels", options=list(CHOICES), default=AUTO, optional=True,
+        tooltip="auto: the compiled kernels that come with this pack, or Triton's where those lack one (on data-centre "
+        "cards Triton's first). triton, plain (plain torch) or a compiled set, on any card: A is for RTX 30, B for RTX "
+        "40, C and D for RTX 50.",
+    )  # fmt: skip
+    widget.extra_dict["zerowaste_planned"] = True
+    return advanced(widget)
 
 
 def _toggle(name: str, reason: str | None) -> io.Boolean.Input:
@@ -41,13 +56,13 @@ def _toggle(name: str, reason: str | None) -> io.Boolean.Input:
     return advanced(widget)
 
 
-def options_from(min_db: float = 0.0, **toggles: bool) -> Options:
+def options_from(min_db: float = 0.0, kernels: str = AUTO, **toggles: bool) -> Options:
     """Options from widget values; what is not given keeps the engine's default."""
     given = {name: toggles[name] for name in TOGGLES if name in toggles}
     if given.get("channels_last_3d"):
         # Where the kernels run; for plain torch it is slower (1.8 times on an H200), so this widget never asks for it.
         given["channels_last_3d"] = None
-    return Options(**given, min_db=min_db)
+    return Options(**given, min_db=min_db, kernels=kernels)
 
 
 def without_optimisations() -> Options:

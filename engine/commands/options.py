@@ -35,6 +35,7 @@ def add_vae_options(parser: argparse.ArgumentParser) -> None:
                        help="PSNR these keep against the exact path, and auto may go down to (0: none)")  # fmt: skip
     add_device(group)
     add_norm_groups(group)
+    add_kernels(group)
     text = "switch an optimisation {} by its name in `info`; may be repeated"
     group.add_argument("--on", action="append", default=[], metavar="NAME", help=text.format("on"))
     group.add_argument("--off", action="append", default=[], metavar="NAME", help=text.format("off"))
@@ -42,6 +43,21 @@ def add_vae_options(parser: argparse.ArgumentParser) -> None:
 
 def add_device(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--device", metavar="D", help="cuda, cuda:N or cpu (default: CUDA when there is one)")
+
+
+def add_kernels(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument("--kernels", default="auto", metavar="K",
+                        help="which fused kernels run, on any card: auto (default: the prebuilt ones of this card, "
+                        "Triton where those lack one; the other way round on A100 to B300), triton, plain (torch) or "
+                        "the prebuilt set A (RTX 30), B (RTX 40), C or D (RTX 50); also "
+                        "$ZEROWASTE_KERNELS")  # fmt: skip
+
+
+def kernels(args: argparse.Namespace) -> str:
+    """Return what `add_kernels` asked for. Raises InputError for what are none."""
+    from ..kernels.cards import checked
+
+    return checked(args.kernels, "--kernels")
 
 
 def add_norm_groups(parser: argparse._ActionsContainer) -> None:
@@ -139,7 +155,7 @@ def load_vae(args: argparse.Namespace, ranks: Ranks | None = None) -> VideoVAE:
     from ..loader import demo_vae_path, load
     from ..options import DEFAULTS
 
-    options = replace(DEFAULTS.switched(args.on, args.off), min_db=args.min_db)
+    options = replace(DEFAULTS.switched(args.on, args.off), min_db=args.min_db, kernels=kernels(args))
     device = args.device
     if device is None and getattr(args, "devices", None) not in (None, "auto", "all"):
         device = args.devices.partition(",")[0].strip()

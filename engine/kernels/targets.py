@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from .cards import AUTO, FORMS, PLAIN, SHARED_KIB, TRITON, order, wish
+from .cure import not_installed
 
 FP8 = torch.float8_e4m3fn
 MIN_TRITON = (3, 5)
@@ -115,7 +116,7 @@ def capabilities(name: str, sm: int, triton: tuple[int, int] | None) -> Target:
     """The table: what Triton emits for each generation (checked by cross-compiling in the tests)."""
     notes = []
     if triton is None:
-        return Target(name, sm, None, notes=("Triton is not installed",), way=PLAIN)
+        return Target(name, sm, None, notes=(not_installed(),), way=PLAIN)
     if triton < MIN_TRITON:
         have, need = ".".join(map(str, triton)), ".".join(map(str, MIN_TRITON))
         return Target(name, sm, None, notes=(f"Triton {have} is older than {need}",), way=PLAIN)

@@ -22,6 +22,7 @@ ROOT, NODE = Path(__file__).resolve().parents[2], "ZeroWasteVAEOptimize"
 SAVED = [
     "vae", "precision", "vram_gb", "chunk", "tiling", "min_db", "fp8", "channels_last_3d", "triton_fusion",
     "composed_upsample", "cuda_graphs", "flash_attention", "tf32", "cudnn_benchmark", "async_offload", "ram_gb",
+    "winograd", "kernels",
 ]  # fmt: skip
 
 
@@ -105,7 +106,7 @@ def test_reasons_of_toggles_are_known_in_chinese(monkeypatch):
     said = {toggle.off for toggle in TOGGLES.values()}
     types, devices = (torch.float16, torch.float32), (torch.device("cpu"), torch.device("cuda"))
     for sm, dtype, device in itertools.product((75, 90), types, devices):
-        monkeypatch.setattr(options, "target", lambda _, sm=sm: capabilities("card", sm, (3, 6)))
+        monkeypatch.setattr(options, "target", lambda *_, sm=sm: capabilities("card", sm, (3, 6)))
         said |= {toggle.here(options.Place(device, dtype, None)) for toggle in TOGGLES.values()}
     asked = [options.DEFAULTS, options.DEFAULTS.switched(off=["channels_last_3d"])]
     for dtype, fused, chosen in itertools.product(types, (True, False), asked):

@@ -81,6 +81,8 @@ function wishes(chain, unknown) {
   if (optimize && eightBit(optimize, wish.precision)) wish.precision = "fp8";
   const last = chain.at(-1);
   for (const [which, names] of Object.entries(switched(optimize, last))) if (names.length) wish[which] = names.join(",");
+  const kernels = optimize && ask(optimize, "kernels");
+  if (kernels && kernels !== "auto") wish.kernels = kernels;
   const gpus = ask(chain[0], "gpus")?.trim?.();
   if (gpus && gpus !== "auto") wish.gpus = gpus;
   const file = vaeFile(chain[0]);

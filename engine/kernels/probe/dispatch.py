@@ -3,17 +3,13 @@ Triton."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
-import sysconfig
 import threading
-from pathlib import Path
 
 import torch
 
 from ...errors import named
 from ..cards import AUTO, TRITON
+from ..cure import cure
 from ..launching import launcher
 from ..prebuilt.errors import PrebuiltError
 from ..prebuilt.library import SetError
@@ -49,7 +45,7 @@ def works(device: torch.device, here: Target) -> bool:
 def give_up(device: torch.device, error: Exception, way: str) -> None:
     """After this error no kernel is launched this way on `device` any more."""
     if way == TRITON:
-        switch_off(_place(device), way, f"Triton fails here ({named(error)}). {_cure()}")
+        switch_off(_place(device), way, f"Triton fails here ({named(error)}). {cure()}")
     else:
         switch_off(_place(device), way, f"prebuilt kernels (set {way}) fail here ({named(error)})")
 
@@ -80,19 +76,3 @@ def _run(device: torch.device, here: Target) -> None:
         launcher("probe.doubling_kernel", here)[(1,)](x, out, N=128, num_warps=4)
     if not torch.equal(out, 2 * x):
         raise RuntimeError("a first kernel computed wrong numbers")
-
-
-def _cure() -> str:
-    compiler = os.environ.get("CC")
-    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")  # where Triton looks
-    header = Path(sysconfig.get_paths(scheme=scheme)["include"], "Python.h")
-    if compiler and shutil.which(compiler) is None:
-        return f"CC names {compiler}, which is no program: let it name a C compiler, or unset it"
-    if not compiler and not any(map(shutil.which, ("gcc", "clang", "cl"))):
-        return "There is no C compiler, which Triton needs: install gcc or clang"
-    if not header.exists():
-        version = ".".join(map(str, sys.version_info[:2]))
-        return f"{header} is missing, which Triton needs: install the headers of Python {version} (python3-dev)"
-    if compiler:
-        return f"Triton compiles with CC={compiler}: see whether that is a working C compiler, or unset it"
-    return "Another version of Triton or a newer driver may serve this GPU"

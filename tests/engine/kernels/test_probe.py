@@ -7,6 +7,7 @@ import pytest
 import torch
 from zerowaste_vae import load
 from zerowaste_vae.engine import log
+from zerowaste_vae.engine.kernels import cure as words
 from zerowaste_vae.engine.kernels import targets
 from zerowaste_vae.engine.kernels.prebuilt.errors import PrebuiltError
 from zerowaste_vae.engine.kernels.prebuilt.library import SetError
@@ -58,8 +59,8 @@ def test_what_fails_is_off_with_cause_and_cure(gpu, monkeypatch, tmp_path, envir
     monkeypatch.delenv("CC", raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(dispatch.shutil, "which", lambda name: name if name in programs else None)
-    monkeypatch.setattr(dispatch.sysconfig, "get_paths", lambda **_: {"include": str(tmp_path)})
+    monkeypatch.setattr(words.shutil, "which", lambda name: name if name in programs else None)
+    monkeypatch.setattr(words.sysconfig, "get_paths", lambda **_: {"include": str(tmp_path)})
     if header:
         (tmp_path / "Python.h").touch()
     assert why_off("seedvr2", None, torch.float16, GPU) is None  # asked without a try
