@@ -58,8 +58,9 @@ class Hardware:
     packages: dict[str, str | None]
     gpus: tuple[Gpu, ...]
     gpu_problem: str | None  # why there is no GPU to use
-    kernels: bool  # the fused Triton kernels run on the default device
+    kernels: bool  # fused kernels run on the default device
     kernel_limits: tuple[str, ...]  # what they cannot do there
+    kernel_words: str = ""  # which ones, and why no others
 
     @property
     def fast_paths(self) -> tuple[FastPath, ...]:
@@ -73,17 +74,17 @@ class Hardware:
             half = FastPath("fp16", True, "the default on a GPU")
         limits = self.kernel_limits
         if usable is None:
-            kernels = FastPath("Triton kernels", False, "they need a GPU; torch's own operators are used")
+            kernels = FastPath("fused kernels", False, "they need a GPU; torch's own operators are used")
         elif self.kernels:
             what = "known networks in fp16 and bf16; torch's own operators for fp32 and for encoding in blended tiles"
-            kernels = FastPath("Triton kernels", True, "; ".join((what, *limits)))
+            kernels = FastPath("fused kernels", True, "; ".join((self.kernel_words, what, *limits)))
         else:
-            kernels = FastPath("Triton kernels", False, "; ".join(limits) or "not available on this GPU")
+            kernels = FastPath("fused kernels", False, "; ".join(limits) or "not available on this GPU")
         return gpu, half, kernels
 
 
-def survey() -> Hardware:
-    """Look at this machine. Starts the CUDA driver where there is one, otherwise cheap."""
+def survey(kernels: str = "auto") -> Hardware:
+    """Look at this machine. Starts the CUDA driver where there is one, otherwise cheap. kernels: those asked for."""
     return Hardware(
         system=_probe(platform.platform, "unknown"),
         python=platform.python_version(),
@@ -95,8 +96,9 @@ def survey() -> Hardware:
         packages={name: _installed(distributions) for name, distributions in OPTIONAL.items()},
         gpus=_probe(_gpus, ()),
         gpu_problem=_probe(_gpu_problem, "CUDA could not be asked"),
-        kernels=_probe(lambda: _kernel_target().kernels, False),
-        kernel_limits=_probe(lambda: _kernel_target().notes, ()),
+        kernels=_probe(lambda: _kernel_target(kernels).kernels, False),
+        kernel_limits=_probe(lambda: _kernel_target(kernels).notes, ()),
+        kernel_words=_probe(lambda: _kernel_target(kernels).words, ""),
     )
 
 
@@ -178,12 +180,12 @@ def _gpus() -> tuple[Gpu, ...]:
     return tuple(found)
 
 
-def _kernel_target() -> Target:
+def _kernel_target(kernels: str) -> Target:
     import torch
 
     from .kernels.probe import proven
 
-    return proven(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    return proven(torch.device("cuda" if torch.cuda.is_available() else "cpu"), kernels)
 
 
 def _gpu_problem() -> str | None:

@@ -6,7 +6,7 @@ published peaks, and that the kernels come as close to that as on the measured c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ class Card:
     card's fastest right form), bandwidth in TB/s."""
 
     name: str
+    sm: int
     peaks: Mapping[str, float]
     bandwidth: float
     source: str
@@ -29,11 +30,11 @@ class Card:
 
 #: GeForce cards run products with fp32 accumulation at half the rate of fp16 accumulation; all figures are dense.
 CARDS = (
-    Card("RTX 5070 Ti", {"fp16": 88, "bf16": 88, "fp16_fast": 176, "fp8": 352, "int8": 352}, 0.896,
+    Card("RTX 5070 Ti", 120, {"fp16": 88, "bf16": 88, "fp16_fast": 176, "fp8": 352, "int8": 352}, 0.896,
          "derived: scaled from the published rates of the RTX 5090, within 2 %"),
-    Card("RTX 4090", {"fp16": 165.2, "bf16": 165.2, "fp16_fast": 330.3, "fp8": 660.6, "int8": 660.6}, 1.008,
+    Card("RTX 4090", 89, {"fp16": 165.2, "bf16": 165.2, "fp16_fast": 330.3, "fp8": 660.6, "int8": 660.6}, 1.008,
          "derived: NVIDIA's Ada architecture paper, boost clock; fp8 with fp16 accumulation"),
-    Card("RTX 3090", {"fp16": 71, "bf16": 71, "fp16_fast": 142, "int8": 284}, 0.936,
+    Card("RTX 3090", 86, {"fp16": 71, "bf16": 71, "fp16_fast": 142, "int8": 284}, 0.936,
          "derived: NVIDIA's GA102 architecture paper, boost clock; has no fp8"),
 )  # fmt: skip
 
@@ -41,8 +42,14 @@ CARDS = (
 CLIP = 1280, 720, 81
 
 
-def project(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Projected rows for every card and every half and precision that this pack's fused kernels were measured in.
+def published(name: str, sm: int) -> Card | None:
+    """Return the card of this name, or for the name of a whole generation ("sm_89") the one that is kept of it."""
+    known = (card for card in CARDS if card.name.lower() == name.lower() or (name.startswith("sm_") and card.sm == sm))
+    return next(known, None)
+
+
+def project(report: Mapping[str, Any], cards: Sequence[Card] = CARDS) -> Iterator[dict[str, Any]]:
+    """Projected rows for these cards and every half and precision that this pack's fused kernels were measured in.
 
     report: of `bench decode` or `encode` at SeedVR2's published widths (others give no rows). The share is that of the
     largest clip measured. Rows carry `projected` True and never look like measured ones: they have no median.
@@ -61,7 +68,7 @@ def project(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     latents = (frames - 1) // DEFAULT.temporal + 1
     for (half, precision), row in best.items():
         work = speed_limit.work(DEFAULT, PUBLISHED, half, latents, height // DEFAULT.spatial, width // DEFAULT.spatial)
-        for card in CARDS:
+        for card in cards:
             common = {"projected": True, "card": card.name, "half": half, "precision": precision, "width": width,
                       "height": height, "frames": frames, "source": card.source, "share": row["floor_share"]}
             if precision not in card.peaks:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
+from .card import add_card, asked
 from .options import add_device, add_force, add_norm_groups
 
 if TYPE_CHECKING:
     import torch
 
+    from ..bench import projection
     from ..bench.measure import Bench, Case
 
 OPERATORS = ("conv3d", "norm_act", "upsample", "to_pixels", "attention", "winograd")
@@ -49,6 +51,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     report.add_argument("results", nargs="+", type=Path, metavar="RESULT", help="JSON of bench decode or encode")
     report.add_argument("--gpus", action="store_true", help="print a Markdown table of the GPUs that results are from")
     report.add_argument("--profile", type=Path, metavar="FILE", help="JSON of `profile`: time by stage in the page")
+    add_card(report)
     _add_page(report)
     add_force(report)
     report.set_defaults(run=run_report)
@@ -226,6 +229,7 @@ def run_report(args: argparse.Namespace) -> int:
     from ..bench import projection, schema, table
 
     _check(args, *args.results, *([args.profile] if args.profile else []))
+    cards = _cards(args)
     reports = [schema.read(path) for path in args.results]
     profile = schema.read_profile(args.profile) if args.profile else None
     if args.gpus:
@@ -242,13 +246,27 @@ def run_report(args: argparse.Namespace) -> int:
         print(table.environment_line(report["environment"]))
         for line in table.lines(report["rows"]):
             print(line)
-        projected = list(projection.project(report))
+        projected = list(projection.project(report, cards))
         if projected:
             print("\nprojected, not measured (published peaks at the measured share of the speed limit):")
         for row in projected:
             print(projection.line(row))
     _write_page(args, reports, profile)
     return 0
+
+
+def _cards(args: argparse.Namespace) -> Sequence[projection.Card]:
+    """Those that results are projected onto. Raises InputError where nobody has published the asked one's peaks."""
+    from ..bench import projection
+
+    card = asked(args)
+    if card is None:
+        return projection.CARDS
+    found = projection.published(*card)
+    if found is None:
+        names = ", ".join(one.name for one in projection.CARDS)
+        raise InputError(f"--card {args.card}: its peaks are not kept here; there are those of {names}")
+    return (found,)
 
 
 def _check(args: argparse.Namespace, *inputs: Path) -> None:

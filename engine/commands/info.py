@@ -6,13 +6,16 @@ import argparse
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ..errors import InputError
 from ..hardware import Hardware, survey
 from ..memory import GIB
-from .options import add_norm_groups
+from .card import Card, add_card, asked, lines, words
+from .options import add_kernels, add_norm_groups, kernels
 
 if TYPE_CHECKING:
+    from ..archs import Architecture
     from ..vae import VideoVAE
 
 Lines = Iterable[tuple[str, str]]
@@ -21,24 +24,79 @@ Lines = Iterable[tuple[str, str]]
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "info",
-        description="Show hardware, versions and which fast paths are on; with a VAE file, also what it holds.",
+        description="Show hardware, versions and which fast paths are on; with a VAE file or a family, also what it "
+        "holds and what runs its halves, here or on another card.",
     )
     parser.add_argument("vae", nargs="?", type=Path, metavar="VAE", help="VAE weights (.safetensors or .gguf)")
+    parser.add_argument("--weights", metavar="NAME", help="a family's published sizes in place of a file: seedvr2, "
+                        "wan2.1, flux, ...")  # fmt: skip
+    add_card(parser)
+    add_kernels(parser)
     add_norm_groups(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    return show(args.vae, args.norm_groups)
+    return show(args.vae, args.norm_groups, args.weights, asked(args), kernels(args))
 
 
-def show(vae: Path | None, norm_groups: int | None) -> int:
-    """Print it all; returns the exit code."""
+def show(
+    vae: Path | None, norm_groups: int | None, weights: str | None = None, card: Card | None = None,
+    chosen: str = "auto",
+) -> int:  # fmt: skip
+    """Print it all; returns the exit code. weights: a family in place of a file; card: a GPU in place of this machine;
+    chosen: the kernels asked for."""
+    if vae is not None and weights is not None:
+        raise InputError(f"--weights {weights}: a file is named too; give one of them")
     # The file first: when it cannot be used, the error is all there is to read.
-    about_file = [] if vae is None else list(describe_vae(vae, norm_groups))
-    for name, text in (*describe_hardware(survey()), *about_file):
+    architecture, config, about = None, None, []
+    if vae is not None:
+        loaded, about = described(vae, norm_groups)
+        architecture, config = loaded.architecture, loaded.model.config
+    elif weights is not None:
+        architecture, config, about = published(weights)
+    if card is not None:
+        where: Lines = lines(card, architecture, config, chosen)
+    else:
+        where = describe_hardware(survey(chosen))
+        about += [] if architecture is None else list(describe_kernels(architecture, config, chosen))
+    for name, text in (*where, *about):
         print(f"{name:<16}{text}")
     return 0
+
+
+def published(name: str) -> tuple[Architecture, Any, list[tuple[str, str]]]:
+    """Return a family by its name, its published configuration, and what there is to say of it. Raises InputError."""
+    from ..archs import ARCHITECTURES, by_name
+
+    found = by_name(name)
+    if found is None or found.published is None:
+        known = ", ".join(a.name for a in ARCHITECTURES if a.published)
+        raise InputError(f"--weights {name} is no family; there are {known}")
+    config = found.published.config
+    about = [("architecture", f"{found.name}, {found.published.title}, published sizes"),
+             *((half, _half(bool(widths), widths)) for half, widths in _halves(config))]  # fmt: skip
+    return found, config, about
+
+
+def _halves(config: Any) -> Iterable[tuple[str, tuple[int, ...] | None]]:
+    return ("encoder", config.encoder_widths), ("decoder", config.decoder_widths)
+
+
+def describe_kernels(architecture: Architecture, config: Any, chosen: str) -> Lines:
+    """What runs each half on the default GPU; nothing without one. chosen: the kernels asked for."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return
+    from ..kernels.targets import target
+
+    device = torch.device("cuda")
+    card = Card(torch.cuda.get_device_name(device), target(device, chosen).capability)
+    for half, widths in _halves(config):
+        if widths:
+            said = words(card, architecture, config, half, architecture.native, chosen)
+            yield f"{half} runs", f"{architecture.native}: {said}"
 
 
 def describe_hardware(hardware: Hardware) -> Lines:
@@ -95,8 +153,8 @@ def describe_options(gpu: bool) -> Lines:
         yield "optimisation", f"{name} {why.replace(OFF, 'unless asked for')}"
 
 
-def describe_vae(path: Path, norm_groups: int | None) -> Lines:
-    """What `load` makes of the file. Raises CheckpointError as `load` does."""
+def described(path: Path, norm_groups: int | None) -> tuple[VideoVAE, list[tuple[str, str]]]:
+    """Return a file's VAE, in fp32 on the CPU, and what there is to say of it. Raises CheckpointError as `load`."""
     from ..files.checkpoint import read_checkpoint
     from ..loader import load
 
@@ -106,6 +164,14 @@ def describe_vae(path: Path, norm_groups: int | None) -> Lines:
     stored = checkpoint.metadata.get("norm_num_groups")
     count = len(checkpoint.tensors)
     vae = load(checkpoint, precision="fp32", device="cpu", norm_groups=norm_groups)
+    return vae, list(_describe_vae(vae, path, parameters, count, types, norm_groups, stored))
+
+
+def _describe_vae(
+    vae: VideoVAE, path: Path, parameters: int, count: int, types: Counter[str], norm_groups: int | None,
+    stored: str | None,
+) -> Lines:  # fmt: skip
+    """stored: the number of norm groups that the file names."""
     config = vae.model.config
     yield "file", f"{path} ({path.stat().st_size / (1 << 20):.1f} MiB)"
     time = "of one picture" if vae.architecture.still else f"and {vae.temporal} frames"

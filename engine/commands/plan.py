@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from ..errors import InputError, PlanError
 from ..memory import GIB
-from .options import add_memory_options, add_norm_groups, memory_options
+from .card import Card, add_card, asked, on, words
+from .options import add_kernels, add_memory_options, add_norm_groups, kernels, memory_options
 
 if TYPE_CHECKING:
     from ..archs import Architecture
@@ -40,6 +41,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     add_norm_groups(parser)
     parser.add_argument("--precision", default="auto", metavar="P",
                         help="auto (default: fp16, Wan bf16), fp16, bf16, fp32, fp8, int8, fp16_fast")  # fmt: skip
+    add_card(parser)
+    add_kernels(parser)
     parser.add_argument("--plain", action="store_true", help="for plain torch, where the fused kernels cannot run")
     memory = add_memory_options(parser)
     memory.add_argument("--output", default="float32", metavar="TYPE", help="float32 (default), float16 or uint8")
@@ -60,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
     request = Request(**memory_options(args), output=args.output)
     if args.frames is not None and args.frames < 1:
         raise InputError(f"--frames {args.frames}: a clip has at least one frame")
-    planner, architecture, note = _planner(args)
+    half, card = "encoder" if args.encode else "decoder", asked(args)
+    planner, architecture, note = _planner(args, half, card)
     count = args.frames or (1 if architecture.still else 81)
     spatial = architecture.spatial
     precision = architecture.native if args.precision == "auto" else args.precision
@@ -69,15 +73,17 @@ def run(args: argparse.Namespace) -> int:
     latents = architecture.latents(count)
     size = latents, height // spatial, width // spatial
     rest = (height % spatial, width % spatial) if args.encode else (0, 0)
-    half = "encoder" if args.encode else "decoder"
     plan = functools.partial(planner.plan, half, size, request, rest=rest)
     rows = [_row(plan, limits, architecture.temporal, planner.walk.rates) for limits in _limits(args, request)]
-    frames = architecture.frames(latents)
-    result = frames * height * width * colours_of(planner.walk.config)[1] * request.dtype.itemsize
+    frames, config = architecture.frames(latents), planner.walk.config
+    there = card and words(card, architecture, config, half, precision, kernels(args), (width, height, frames))
+    result = frames * height * width * colours_of(config)[1] * request.dtype.itemsize
     shared = _shared(args, architecture, planner, size) if args.devices else []
     if args.json:
         answer = {"size": [width, height], "frames": frames, "precision": precision, "result_gb": result / GIB,
                   "note": note, "plans": rows}  # fmt: skip
+        if card:
+            answer["card"] = {"name": card.name, "sm": card.sm, "runs": there, "projected": True}
         if shared:
             answer["devices"] = [{key: value for key, value in row.items() if key != "text"} for row in shared]
         print(json.dumps(answer, indent=1))
@@ -86,6 +92,8 @@ def run(args: argparse.Namespace) -> int:
     print(f"{width}x{height}, {frames} frames, {precision}: {verb}")
     if note:
         print(note)
+    if card:
+        print(f"on {card.name}, sm_{card.sm} (projected, not measured): {there}")
     for row in rows:
         print(f"{row['target_gb']:6.2f} GB: {row['text']}")
     for row in shared:
@@ -115,8 +123,13 @@ def _limits(args: argparse.Namespace, request: Request) -> list[Limits]:
     return [Machine.now(cuda).limits(request)]
 
 
-def _planner(args: argparse.Namespace) -> tuple[Planner, Architecture, str]:
-    """A planner of the asked model on the meta device, the model's architecture, and what else there is to say."""
+def _planner(
+    args: argparse.Namespace, half: str, card: Card | None
+) -> tuple[Planner, Architecture, str]:
+    """A planner of the asked model on the meta device, the model's architecture, and what else there is to say.
+
+    half: of the plan. card: where it is to run, if that is not any GPU.
+    """
     import torch
 
     from ..archs import DEFAULT
@@ -138,6 +151,9 @@ def _planner(args: argparse.Namespace) -> tuple[Planner, Architecture, str]:
     plain = PRECISIONS.get(args.precision)
     dtype = plain or PRECISIONS[architecture.native]
     reason = "--plain" if args.plain else not_fused(architecture.programs(config), dtype)
+    native = args.precision if args.precision != "auto" else architecture.native
+    if card and reason is None and not (here := on(card, architecture, config, half, native, kernels(args))).kernels:
+        reason = here.notes[0]
     note = f"fused kernels off: {reason}" if reason and not args.plain else ""
     exact_only = why_no_8_bit(architecture.programs(config), dtype, reason)
     if exact_only and args.precision in MIXED:

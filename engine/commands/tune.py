@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
-from .options import add_force, add_norm_groups
+from .options import add_force, add_kernels, add_norm_groups, kernels
 
 if TYPE_CHECKING:
     from ..vae import VideoVAE
@@ -31,6 +32,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--device", metavar="D", help="cuda or cuda:N (default: the first GPU)")
     parser.add_argument("--on", nargs="+", default=[], metavar="NAME",
                         help="optimisations, as for decode; winograd has schedules of its own")  # fmt: skip
+    add_kernels(parser)
     parser.add_argument("--seconds", type=float, default=USUAL, metavar="S", help="for all of it (default: 120)")
     parser.add_argument("--again", action="store_true", help="also measure layers that are tuned already")
     parser.add_argument("--share", type=Path, metavar="FILE",
@@ -51,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     if args.share is not None:
         check_target(args.share, args.force, inputs=(Path(args.vae),))
     vae = _vae(args)
-    here = proven(vae.device)
+    here = proven(vae.device, vae.options.kernels)
     print(f"{here.name}: schedules for {vae.arch} in {vae.precision}, up to {args.seconds:.0f} s", flush=True)
 
     def progress(done: int, total: int) -> None:
@@ -79,13 +81,12 @@ def _vae(args: argparse.Namespace) -> VideoVAE:
 
     device = placement("auto", args.device)
     if device.type != "cuda":
-        raise InputError("tune needs a CUDA GPU with Triton: a CPU runs torch's own operators")
+        raise InputError("tune needs a CUDA GPU: a CPU runs torch's own operators")
     from ..bench.subject import read_weights
 
     weights, groups = read_weights(args.vae), args.norm_groups
     vae = load(weights, precision=args.precision, device=torch.device(device), norm_groups=groups)
-    if args.on:
-        vae.options = vae.options.switched(on=args.on)
+    vae.options = replace(vae.options.switched(on=args.on), kernels=kernels(args))
     return vae
 
 

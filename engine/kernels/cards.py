@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import NamedTuple
 
 from ..errors import InputError
@@ -51,6 +52,24 @@ def card(sm: int) -> Card:
         return _LATER
     below = max((known for known in CARDS if known <= sm), default=None)
     return Card("", ()) if below is None else CARDS[below]
+
+
+def find(text: str, option: str) -> tuple[str, int]:
+    """Return the name and compute capability of a GPU by what people call it: "sm_89", "8.9", "RTX 4090", "H200".
+
+    Raises InputError, with the option's name, where that says no generation.
+    """
+    name = " ".join(text.split())
+    if number := re.fullmatch(r"(?:sm_?)?(\d{1,2})\.?(\d)", name, re.IGNORECASE):
+        sm = int(number[1] + number[2])
+        return f"sm_{sm}", sm
+    if found := re.search(r"\bRTX\s*([345]0)\d\d\b", name, re.IGNORECASE):
+        return name, {"30": 86, "40": 89, "50": 120}[found[1]]
+    for sm, known in CARDS.items():
+        if any(one.lower() in name.lower() for one in known.names.split(", ") if not one.startswith("RTX")):
+            return name, sm
+    raise InputError(f"{option} {text!r} names no GPU that is known here: write its compute capability, such as sm_89, "
+                     "or a name such as RTX 4090")  # fmt: skip
 
 
 def order(sm: int, asked: str) -> tuple[str, ...]:

@@ -210,7 +210,7 @@ def _tried(name: str, sm: int, asked: str, off: Callable[[str], str | None]) -> 
     for way in order(sm, asked):
         here = under(way, name, sm)
         if here.kernels and off(way) is None:
-            found.append(replace(here, passed=tuple(reasons)))
+            found.append(replace(here, passed=tuple(dict.fromkeys(reasons))))
         else:
             reasons.append(off(way) or here.notes[0])
     if asked == PLAIN:

@@ -78,7 +78,7 @@ def first(walk: FusedWalk, half: str, mode: Mode, able: list[Target]) -> Target:
     for here in kernels:
         why = None if here.set is None else lacks(walk, half, mode, here.set)
         if why is None:
-            return replace(here, passed=(*here.passed, *reasons))
+            return replace(here, passed=tuple(dict.fromkeys((*here.passed, *reasons))))
         reasons.append(why)
     return without_kernels(plain.name, plain.sm, (*reasons, *plain.notes)) if reasons else plain
 

@@ -19,10 +19,10 @@ import torch
 
 from .. import log
 from ..files.writing import write_json
-from ..kernels.cards import TRITON
+from ..kernels.cards import FORMS, TRITON
 from ..kernels.conv3d.schedules import Schedule
 from ..kernels.conv3d.tuned import Kind, offer
-from ..kernels.targets import Target, capabilities, target, triton_version
+from ..kernels.targets import Target, capabilities, prebuilt, target, triton_version
 from ..planning.cost import Rates
 from ..precision.store import cache_folder, say_unkept
 from .candidates import candidates
@@ -62,7 +62,7 @@ class Tuning:
         """Raises ValueError or its like for what is not of this machine or was not written by this version."""
         if values["format"] != FORMAT or values["machine"] != machine:
             raise ValueError("it is another machine's or version's")
-        here, made = target_of(sm), cls(dict(machine))
+        here, made = target_of(sm, machine.get("kernels", TRITON)), cls(dict(machine))
         for layer in values["layers"]:
             kind, schedule = Kind(*layer["kind"]), Schedule(**layer["schedule"])
             # Plans count on what candidates keep to.
@@ -80,9 +80,10 @@ class Tuning:
         return cls(made.machine, made.schedules, made.times, made.dropped, made.left, link, work)
 
 
-def target_of(sm: int) -> Any:
-    """What candidates depend on."""
-    return capabilities(f"sm_{sm}", sm, triton_version())
+def target_of(sm: int, kernels: str) -> Target:
+    """What candidates depend on. kernels: as `Target.identity` has them."""
+    way = kernels.partition(" ")[0]
+    return prebuilt(f"sm_{sm}", sm, way) if way in FORMS else capabilities(f"sm_{sm}", sm, triton_version())
 
 
 def machine(device: torch.device, here: Target | None = None) -> dict[str, Any]:

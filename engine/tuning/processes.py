@@ -18,6 +18,7 @@ import torch
 
 from .. import log
 from ..hardware import cores
+from ..kernels.cards import AUTO, VARIABLE
 from ..kernels.conv3d.schedules import Schedule
 from ..memory import available_ram
 from .layers import Layer
@@ -44,10 +45,12 @@ SILENCE = 40.0
 class Worker:
     """One process that answers lines of JSON."""
 
-    def __init__(self, mode: str, where: str) -> None:
+    def __init__(self, mode: str, where: str, way: str = AUTO) -> None:
+        """way: how kernels are launched there, as `Target.way` has it."""
         environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
         if mode == "compile":
             environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # it needs no GPU's memory
+        environment |= {VARIABLE: way}
         self._process = subprocess.Popen(
             [sys.executable, "-c", CODE, str(ROOT), mode, where], env=environment, text=True, encoding="utf-8",
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -147,13 +150,13 @@ class Gpu:
     """Measures on one GPU, as `search.Timer`. A kernel that ends the process or hangs is dropped, and another process
     goes on with the others."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, way: str = AUTO) -> None:
+        self._device, self._way = device, way
         self._worker: Worker | None = None
 
     def start(self) -> None:
         """Begin to load libraries."""
-        self._worker = self._worker or Worker("measure", str(self._device))
+        self._worker = self._worker or Worker("measure", str(self._device), self._way)
 
     def link(self, until: float, check: Callable[[], None]) -> float | None:
         """Bytes per second each way; None where it could not be measured. check: may raise to cancel."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 
 from ..errors import Cancelled, InputError
+from ..kernels.cards import AUTO
 from ..kernels.conv3d.tuned import Kind
 from ..kernels.probe import proven
 from ..kernels.targets import Target
@@ -21,6 +22,7 @@ from .candidates import candidates, table
 from .kept import Tuning
 from .layers import Layer, layers
 from .processes import Gpu, Pool
+from .ready import Ready
 from .search import Outcome, search
 
 #: Seconds that all of it may take, and those of them that its end takes.
@@ -28,11 +30,11 @@ BUDGET, MARGIN = 120.0, 3.0
 Progress = Callable[[int, int], None]
 
 
-def why_not(device: torch.device) -> str | None:
-    """Why nothing can be tuned on a device, in one line; None: it can."""
+def why_not(device: torch.device, kernels: str = AUTO) -> str | None:
+    """Why nothing can be tuned on a device, in one line; None: it can. kernels: those asked for."""
     if device.type != "cuda" or not torch.cuda.is_available():
-        return "tuning needs a CUDA GPU with Triton: a CPU runs torch's own operators"
-    here = proven(device)
+        return "tuning needs a CUDA GPU: a CPU runs torch's own operators"
+    here = proven(device, kernels)
     return None if here.kernels else here.notes[0] if here.notes else "the fused kernels are off here"
 
 
@@ -48,7 +50,8 @@ def tune(
     true; neither leaves anything behind.
     """
     began = time.monotonic() if began is None else began
-    if why := why_not(device):
+    kernels = walk.options.kernels
+    if why := why_not(device, kernels):
         raise InputError(why)
     if not walk.halves:
         raise InputError(f"{walk.architecture.name} runs plain torch; only the fused kernels have schedules")
@@ -58,14 +61,14 @@ def tune(
             raise Cancelled("tuning was cancelled; the schedules are as before")
 
     check()
-    here = proven(device)
-    before = kept.of(device) or Tuning(kept.machine(device))
+    here = proven(device, kernels)
+    before = kept.of(device, here) or Tuning(kept.machine(device, here))
     wanted = [layer for layer in layers(walk, here) if again or layer.kind not in before.schedules]
     jobs = [(layer, candidates(here, layer.kind)) for layer in wanted]
     KEPT.release(device)
     empty_device_cache()
     with ExitStack() as stack:
-        gpu, pool = Gpu(device), Pool(here.sm)
+        gpu, pool = Gpu(device, here.way), Pool(here.sm) if here.set is None else Ready(here)
         stack.callback(gpu.end)
         stack.callback(pool.end)
         pool.start(jobs)
@@ -75,7 +78,7 @@ def tune(
         check()
     tuning = _merged(before, found, wanted, here, link)
     kept.write(tuning)
-    kept.take_up(device, tuning)
+    kept.take_up(device, tuning, here.way)
     return tuning, found
 
 

@@ -98,7 +98,7 @@ def test_what_cannot_begin_says_why(browser, shots, request, server, renderer):
     opened(browser, request.getfixturevalue(server), renderer)
     optimize = loaded(browser)
     browser("click", node=optimize, widget="tune")
-    why = "tuning needs a CUDA GPU with Triton: a CPU runs torch's own operators"
+    why = "tuning needs a CUDA GPU: a CPU runs torch's own operators"
     assert browser("label", node=optimize, widget="tune", until="not tuned: tuning needs a CUDA GPU") == why
     find = f"app.graph.nodes.find((n) => String(n.id) === '{optimize}')"
     label = browser("js", source=f"{find}.widgets.find((w) => w.name === 'tune').label")

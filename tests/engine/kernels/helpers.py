@@ -33,3 +33,8 @@ def group_sums(partials, groups):
 def true_sums(stored, groups):
     own = stored.double().reshape(stored.shape[0], -1, groups, stored.shape[3] // groups)
     return torch.stack((own.sum((1, 3)), own.square().sum((1, 3))), -1)
+
+
+def always(here):
+    """Stands for `kernels_for`: whatever device asks for kernels has those of `here`."""
+    return lambda device, backend, dtype=None: None if backend == "reference" else here

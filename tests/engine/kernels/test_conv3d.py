@@ -20,7 +20,7 @@ from zerowaste_vae.engine.kernels.conv3d.winograd import schedules as winograd
 from zerowaste_vae.engine.kernels.targets import FP8, capabilities
 
 sys.path.insert(0, str(Path(__file__).parent))
-from helpers import CAST_STEP, TOLERANCE, bordered, error, group_sums, true_sums
+from helpers import CAST_STEP, TOLERANCE, always, bordered, error, group_sums, true_sums
 
 HALF, BF16, INT8 = torch.float16, torch.bfloat16, torch.int8
 
@@ -149,7 +149,7 @@ def test_store_straight_into_the_next_buffer_and_shuffled(interpreter):
 ], ids=str)  # fmt: skip
 def test_forms_of_other_generations(interpreter, monkeypatch, dtype, sm, fast, limit):
     """Pointers instead of bulk copies, promoted fp16 sums, block scales (where the interpreter can)."""
-    monkeypatch.setattr(dispatch, "capabilities", lambda *_: capabilities("other", sm, (3, 6)))
+    monkeypatch.setattr(dispatch, "kernels_for", always(capabilities("other", sm, (3, 6))))
     small = schedules.Schedule(positions=32, columns=32, depth=32, warps=4, stages=2)
     tiles = dict.fromkeys(schedules.SCHEDULES[90], small)
     monkeypatch.setattr(schedules, "SCHEDULES", {sm: tiles})
@@ -257,7 +257,7 @@ def test_two_tiles_of_one_program_make_odd_widths(interpreter, dtype, phases, k,
 def test_taps_of_a_row_are_one_run(interpreter, monkeypatch, sm, dtype, phases, stride):
     """96 channels in steps of 64: three taps are four steps and 32 more, two taps are three. What lies behind the
     buffer is never part of a result."""
-    monkeypatch.setattr(dispatch, "capabilities", lambda *_: capabilities("any", sm, (3, 6)))
+    monkeypatch.setattr(dispatch, "kernels_for", always(capabilities("any", sm, (3, 6))))
     width = 2 if phases[1] == 2 else 3
     weight = torch.randn(32 * phases[1] * phases[2], 96, 2, width, width) * 0.03
     packed = pack_weight(weight, dtype, phases)

@@ -26,7 +26,7 @@ from zerowaste_vae.engine.kernels.norm_act import Norm, Store, norm_act
 from zerowaste_vae.engine.kernels.targets import FP8, capabilities
 
 sys.path.insert(0, str(Path(__file__).parent))
-from helpers import CAST_STEP, TOLERANCE, error, group_sums, true_sums
+from helpers import CAST_STEP, TOLERANCE, always, error, group_sums, true_sums
 
 HALF, BF16, INT8 = torch.float16, torch.bfloat16, torch.int8
 COPY = Norm("none")
@@ -200,7 +200,7 @@ def test_output_types_into_the_next_buffer(interpreter, stored):
     (HALF, 89, True, 2e-3), (HALF, 120, True, 2e-3), (FP8, 120, False, 1e-5), (BF16, 100, False, 1e-5),
 ], ids=str)  # fmt: skip
 def test_forms_of_other_generations(interpreter, monkeypatch, dtype, sm, fast, limit):
-    monkeypatch.setattr(dispatch, "capabilities", lambda *_: capabilities("other", sm, (3, 6)))
+    monkeypatch.setattr(dispatch, "kernels_for", always(capabilities("other", sm, (3, 6))))
     x, weight = frames(4, 5, 7, 64), torch.randn(32, 64, 3, 3, 3) * 0.03
     got, want = (torch.full((2, 5, 7, 32), float("nan")) for _ in range(2))
     told = Epilogue(groups=8, scale=scale_of(dtype), half_accumulate=fast)

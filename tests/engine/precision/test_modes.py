@@ -11,7 +11,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 @pytest.fixture
 def on(monkeypatch):
-    return lambda sm, triton=(3, 6): monkeypatch.setattr(modes, "target", lambda _: capabilities("GPU", sm, triton))
+    return lambda sm, triton=(3, 6): monkeypatch.setattr(modes, "target", lambda *_: capabilities("GPU", sm, triton))
 
 
 @pytest.mark.parametrize(

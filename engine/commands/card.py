@@ -1,0 +1,106 @@
+"""`--card`: what would run on a GPU that is not here. Projected: no GPU is asked, nothing is measured."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from ..archs import Architecture
+    from ..kernels.targets import Target
+
+#: Of the clip whose speed limit is stated where none is asked about.
+WIDTH, HEIGHT, FRAMES, SIDE = 1280, 720, 81, 1024
+
+
+class Card(NamedTuple):
+    """A GPU by name and compute capability (89 for 8.9)."""
+
+    name: str
+    sm: int
+
+
+def add_card(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument("--card", metavar="CARD",
+                        help='a GPU that is not here, such as sm_86, sm_89, sm_120 or "RTX 5070 Ti": say what would '
+                        "run there; projected, nothing is measured")  # fmt: skip
+
+
+def asked(args: argparse.Namespace) -> Card | None:
+    """Return the GPU of `--card`; None: none is named. Raises InputError for a name that says no generation."""
+    from ..kernels.cards import find
+
+    return None if args.card is None else Card(*find(args.card, "--card"))
+
+
+def on(card: Card, architecture: Architecture, config: Any, half: str, precision: str, kernels: str = "auto") -> Target:
+    """Return what would run a half of a model in a precision (one of `loader.NAMES` but "auto") on a card."""
+    from dataclasses import replace
+
+    from ..loader import PRECISIONS
+    from ..options import DEFAULTS
+    from ..planning.choice import project
+    from ..planning.fused_walk import FusedWalk
+    from ..precision.modes import Mode
+
+    dtype = PRECISIONS.get(precision) or PRECISIONS[architecture.native]
+    mode = Mode(precision if precision in ("fp8", "int8") else None, precision == "fp16_fast")
+    walk = FusedWalk(architecture, config, dtype, replace(DEFAULTS, kernels=kernels))
+    return project(walk, half, card.name, card.sm, mode)
+
+
+def lines(card: Card, architecture: Architecture | None, config: Any, kernels: str) -> Iterator[tuple[str, str]]:
+    """Yield what `info` prints of a card, and of the halves of a model there (architecture None: of none)."""
+    from ..kernels.targets import projected
+
+    first = projected(card.name, card.sm, kernels)[0]
+    yield "card", f"{card.name}, sm_{card.sm} (projected, not measured)"
+    yield "kernels", first.words
+    if first.kernels:
+        yield "shared memory", f"{first.shared_kib} KiB of a block"
+        for note in first.notes:
+            yield "not there", note
+    if architecture is None:
+        return
+    native = architecture.native
+    for half, width in (("decoder", config.decoder_widths), ("encoder", config.encoder_widths)):
+        for precision in (native, "fp8", "int8") if width else ():
+            yield half, f"{precision}: {words(card, architecture, config, half, precision, kernels)}"
+
+
+def words(card: Card, architecture: Architecture, config: Any, half: str, precision: str, kernels: str,
+          clip: tuple[int, int, int] | None = None) -> str:  # fmt: skip
+    """Return what would run a half in a precision on a card, with the speed limit where the card's peaks are published.
+
+    clip: width, height and frames (None: a usual one).
+    """
+    from ..loader import PRECISIONS
+    from ..planning.fusable import no_8_bit, not_fused
+
+    program = architecture.program(half, config)
+    dtype = PRECISIONS.get(precision) or PRECISIONS[architecture.native]
+    why = not_fused([program], dtype)
+    if why is None and precision not in PRECISIONS and not program.scales:
+        why = no_8_bit([program], dtype)
+    here = on(card, architecture, config, half, precision, kernels)
+    if why is None and here.kernels and precision == "fp8" and not here.fp8:
+        return f"not there; int8 runs instead ({here.words})"
+    said = f"plain torch ({why})" if why else here.words
+    return said + _limit(card, architecture, config, half, precision, clip)
+
+
+def _limit(card: Card, architecture: Architecture, config: Any, half: str, precision: str,
+           clip: tuple[int, int, int] | None) -> str:  # fmt: skip
+    """The speed limit by published peaks, in words; empty where there are none."""
+    from ..bench import projection, speed_limit
+
+    published = projection.published(card.name, card.sm)
+    if published is None or precision not in published.peaks:
+        return ""
+    usual = (SIDE, SIDE, 1) if architecture.still else (WIDTH, HEIGHT, FRAMES)
+    width, height, frames = clip or usual
+    latents, s = architecture.latents(architecture.filled(frames)), architecture.spatial
+    work = speed_limit.work(architecture, config, half, latents, height // s, width // s)
+    least = speed_limit.seconds(work, precision, published.peaks[precision], published.bandwidth)
+    return f"; at least {1e3 * least / frames:.1f} ms a frame at {width}x{height} ({published.name}'s published peaks)"
