@@ -13,6 +13,7 @@ from ..kernels.probe import give_up, works
 from ..kernels.targets import Target, projected, ways, without_kernels
 from ..precision.modes import Mode
 from .fused_walk import FusedWalk
+from .launches import missing, needs
 
 
 class Choices:
@@ -76,16 +77,14 @@ def first(walk: FusedWalk, half: str, mode: Mode, able: list[Target]) -> Target:
     reasons: list[str] = []
     *kernels, plain = able
     for here in kernels:
-        why = None if here.set is None else lacks(walk, half, mode, here.set)
+        why = None if here.set is None else lacks(walk, half, mode, here)
         if why is None:
             return replace(here, passed=tuple(dict.fromkeys((*here.passed, *reasons))))
         reasons.append(why)
     return without_kernels(plain.name, plain.sm, (*reasons, *plain.notes)) if reasons else plain
 
 
-def lacks(walk: FusedWalk, half: str, mode: Mode, form: str) -> str | None:
-    """Return why a form of the prebuilt kernels cannot run a half, or None."""
-    from ..kernels.prebuilt.coverage import missing
-
-    return missing(form, walk.architecture, walk.config, half, walk.dtype, mode.kind, mode.half_accumulate,
-                   walk.options)  # fmt: skip
+def lacks(walk: FusedWalk, half: str, mode: Mode, here: Target) -> str | None:
+    """Return which kernels of a half a prebuilt set lacks, in words, or None. here: under the set's way."""
+    found = needs(walk.architecture, walk.config, half, walk.dtype, walk.options, here, mode.kind, mode.half_accumulate)
+    return missing(here.set, found)

@@ -84,10 +84,14 @@ class FusedWalk:
         """Those that the fused operators run."""
         return tuple(half for half in self._reasons if self.why_not(half) is None)
 
+    def chunk(self, half: str) -> int:
+        """Latents that must go together behind a clip's first ones."""
+        return (self._programs[half].chunk or (1, 1))[1]
+
     def run(self, half: str, height: int, width: int) -> Run:
         """A dry Run of a chunk of a latent, or of what must go together; sizes in latent pixels."""
         network, a = self.network(half), self.architecture
-        latents, meta = (self._programs[half].chunk or (1, 1))[1], torch.device("meta")
+        latents, meta = self.chunk(half), torch.device("meta")
         frames, clip = a.temporal * latents, latents if network.gathers else 0
         if half == "encoder":
             return network.plan(latents, a.spatial * height, a.spatial * width, frames, meta, None, clip)

@@ -78,7 +78,7 @@ def launch(q: Tensor, k: Tensor, v: Tensor, here: Target,
     qs, ks, ws, vs = operands
     merge_rows, merge_tiles = blocks.merge
     common = {"D": head, "TMA": here.tma, "UNIT": scores.columns,
-              "UPCAST": interpreted() and not q.is_cuda and q.dtype == torch.bfloat16}
+              "UPCAST": interpreted() and q.is_cpu and q.dtype == torch.bfloat16}
     for frame in range(frames):
         for top in range(0, tokens, rows):
             n = min(rows, tokens - top)

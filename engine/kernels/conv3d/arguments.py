@@ -48,7 +48,7 @@ def finish(x: Tensor, weight: Weight, out: Tensor, epilogue: Epilogue, partials:
 def accumulation(x: Tensor, epilogue: Epilogue, here: Target) -> dict[str, Any]:
     """How products are added, as constants; what Triton's interpreter cannot do is done otherwise there."""
     accumulate = here.accumulate(x.dtype, epilogue.half_accumulate)
-    interpret = interpreted() and not x.is_cuda
+    interpret = interpreted() and x.is_cpu
     if interpret and accumulate == "mx" and (triton_version() or (0, 0)) < (3, 9):
         accumulate = "f32"  # dot_scaled crashes in the interpreters before 3.9
     return {"ACC": accumulate, "UPCAST": interpret and x.dtype in (torch.bfloat16, FP8) and accumulate != "mx"}

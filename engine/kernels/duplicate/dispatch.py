@@ -37,8 +37,10 @@ def duplicate(x: Tensor, out: Tensor, *, frames: int = 1, drop: int = 0, samples
         return
     wide = 1 << max(k - 1, 1).bit_length()
     block = max(ELEMENTS // wide, 1)
+    strides = (*x.stride()[:3], *out.stride()[:3])
+    unit = 16 if all(s % 16 == 0 for s in strides) else 1
     with on_device(x):
         launcher("duplicate.duplicate_kernel", here)[(-(-rows * columns // block), f)](
-            x, out, h, w, drop, *x.stride()[:3], *out.stride()[:3], K=k, EACH=4 * frames * k // c, FRAMES=frames,
-            SAMPLES_FIRST=samples_first, KP=wide, BP=block, num_warps=WARPS,
+            x, out, h, w, drop, *(s // unit for s in strides), K=k, EACH=4 * frames * k // c, FRAMES=frames,
+            SAMPLES_FIRST=samples_first, UNIT=unit, KP=wide, BP=block, num_warps=WARPS,
         )  # fmt: skip

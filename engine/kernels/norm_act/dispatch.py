@@ -137,7 +137,7 @@ def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: in
         BIAS=affine and norm.bias is not None, HEALTH=health is not None and norm.kind != "group",
         GAINS=store.gain is not None, SILU=store.silu,
         EDGE=store.border, CLAMP=buffer.dtype in QUANT_MAX, ROUND=buffer.dtype == torch.int8,
-        UNIT=unit, DENSE=dense, FAST=not (interpreted() and not x.is_cuda),
+        UNIT=unit, DENSE=dense, FAST=not (interpreted() and x.is_cpu),
     )  # fmt: skip
     limit = QUANT_MAX.get(buffer.dtype, 0.0)
     # Sums over channels follow a compiled kernel's layout: planes and plain frames that become planes share one.

@@ -115,6 +115,23 @@ def takes(key: Key) -> tuple[str, ...]:
     return (*found, "scratch", "scratch")
 
 
+#: Where kernels store or load single values, at whatever address: kernel -> places of these tensors (None: of all).
+_LOOSE: dict[str, tuple[int, ...] | None] = {
+    "to_pixels.gather_kernel": None, "tokens.gated_kernel": (2,), "tokens.normalised_kernel": (5,),
+    "tokens.rounded_kernel": (2,),
+}  # fmt: skip
+
+
+def aligned(key: Key) -> tuple[int, ...]:
+    """Return the places of the tensors whose addresses a kernel counts on to be multiples of 16. Where strides are none
+    either (UNIT is 1), it counts on none."""
+    tensors = [i for i, one in enumerate(key.types) if one.startswith(("*", "map:"))]
+    if ("UNIT", 1) in key.constants:
+        return tuple(i for i in tensors if key.types[i].startswith("map:"))
+    loose = _LOOSE.get(key.kernel, ())
+    return () if loose is None else tuple(i for i in tensors if i not in loose)
+
+
 def unaligned(key: Key) -> bool:
     """Return whether a kernel counts on no tensor's address; others take multiples of 16."""
-    return ("UNIT", 1) in key.constants
+    return not aligned(key)

@@ -96,7 +96,7 @@ def launch(x: Tensor, packed: Tensor, bias: Tensor, out: Tensor, kt: int, pixels
         count = (n + 2) * pitch
         launcher("to_pixels.columns_kernel", here)[(-(-count // s.positions),)](
             a, b, scratch, x.shape[0], start, plane, top * pitch, count, d, C=c, N=9 * k, KT=kt, TMA=here.tma,
-            UPCAST=interpreted() and not x.is_cuda and x.dtype == torch.bfloat16,
+            UPCAST=interpreted() and x.is_cpu and x.dtype == torch.bfloat16,
             BM=s.positions, BN=COLUMNS, BK=s.depth, num_warps=s.warps, num_stages=s.stages,
         )  # fmt: skip
         part = out[:, top : top + n]

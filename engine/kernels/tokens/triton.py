@@ -37,7 +37,7 @@ def normalised_kernel(x, y, scale, weight, out, scales, eps,
     _store(v, out, scales, row, at, real, LIMIT)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def rotated_kernel(qkv, turns, tokens, eps, HEADS: tl.constexpr, HEAD: tl.constexpr, HALF: tl.constexpr,
                    BH: tl.constexpr, BR: tl.constexpr, BP: tl.constexpr):  # fmt: skip
     """Queries (axis 1: 0) or keys (1) of one row in place: over sqrt(mean square + eps), then channels i and HALF + i

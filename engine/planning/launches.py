@@ -1,0 +1,181 @@
+"""Every kernel that a half launches, whatever its plan: found by walking the launch code itself without values.
+
+What is compiled depends on a layer, on whether its plane is small, and for attention on how many tokens there are; not
+on chunks, bands or steps. So a few walks of a chunk show all of it, each some 20 ms.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..archs import Architecture
+from ..kernels.attention import attention
+from ..kernels.attention.dispatch import FLASH_HEAD
+from ..kernels.conv3d.schedules import SMALL_PLANE
+from ..kernels.launching import Call, recording
+from ..kernels.prebuilt.keys import Key, key
+from ..kernels.prebuilt.library import library
+from ..kernels.targets import Target
+from ..network.fused import FusedDecoder, FusedEncoder
+from ..network.plain import Half
+from ..network.program import Program
+from ..network.tokens import TokenNetwork
+from ..operands.policy import EXACT, MIN_CHANNELS, Policy, Range
+from ..options import Options
+from ..run.parking import Parking
+from ..run.run import Run
+from .fused_walk import FusedWalk
+from .meta import meta_model
+
+META = torch.device("meta")
+#: Side of latents of whose planes none is small.
+LARGE = int(SMALL_PLANE**0.5)
+#: Counts of tokens with which attention has more tiles, and more parts.
+TOKENS = (160 * 160, 200 * 200)
+#: Histories wait outside the rings, all of them on the device, in low bands.
+_PARKED = Parking(None, 1 << 20, near=1 << 60)
+_OUTPUTS = (torch.float32, torch.float16, torch.uint8)
+
+
+def launches(
+    architecture: Architecture, config: Any, half: str, dtype: torch.dtype, options: Options, policy: Policy = EXACT,
+    *, here: Target, kind: str | None = None,
+) -> frozenset[Key]:  # fmt: skip
+    """Return the kernels that a half launches, in any plan.
+
+    Args:
+        architecture, config: of the model.
+        half: "encoder" or "decoder".
+        dtype: of activations.
+        options: `composed_upsample`, `flash_attention` and `winograd` count.
+        policy: which convolutions are in 8 bit, and how 16-bit ones are summed.
+        here: the GPU, and the way that its kernels come.
+        kind: of a transformer's products, "fp8" or "int8"; None: as activations.
+
+    Returns: keys; none where the half has no fused kernels.
+    """
+    walk = FusedWalk(architecture, config, dtype, options)
+    with recording(here) as calls, torch.inference_mode(False), torch.no_grad():
+        if half in walk.halves:
+            walk.use(half, policy)
+            for work in _walks(walk, half):
+                work()
+        elif (found := getattr(meta_model(architecture, config), half)) is not None and any(
+            step.scales for step in found.program.steps
+        ):
+            _tokens(found, dtype, kind)
+    return keys_of(calls)
+
+
+@functools.lru_cache(maxsize=64)
+def needs(
+    architecture: Architecture, config: Any, half: str, dtype: torch.dtype, options: Options, here: Target,
+    kind: str | None = None, half_accumulate: bool = False,
+) -> frozenset[Key]:  # fmt: skip
+    """Return what `launches` does for whatever convolutions a policy has in 8 bit. kind, half_accumulate: of the
+    policy, as precisions name them."""
+    known = functools.partial(launches, architecture, config, half, dtype, options, here=here)
+    program = architecture.program(half, config)
+    if program is None or program.scales:
+        return known(kind=kind)
+    found = known(uniform(program, kind, half_accumulate))
+    return found | known(uniform(program, None, half_accumulate)) if kind else found
+
+
+def missing(form: str, found: Iterable[Key]) -> str | None:
+    """Return which of these kernels the prebuilt form ("A" to "D") lacks, in words; None: it has all. Raises SetError.
+    """
+    there = library()
+    lacks = sorted({one.kernel for one in found if not there.has(form, one)})
+    return f"set {form} lacks kernels of this model ({', '.join(lacks)})" if lacks else None
+
+
+def uniform(program: Program, kind: str | None, half_accumulate: bool = False) -> Policy:
+    """Return the policy that has every convolution in 8 bit that may be ("fp8", "int8"; None: none)."""
+    keys = program.eligible(MIN_CHANNELS) if kind else []
+    ranges = dict.fromkeys(keys, Range((1.0,), (1.0,))) if kind == "int8" else {}
+    return Policy(dict.fromkeys(keys, kind), ranges, half_accumulate)
+
+
+def keys_of(calls: list[Call]) -> frozenset[Key]:
+    return frozenset(key(one.kernel, one.arguments, one.constants) for one in calls)
+
+
+def _walks(walk: FusedWalk, half: str) -> Iterator[Callable[[], None]]:
+    network, small = walk.network(half), (LARGE - 1) // walk.architecture.spatial
+    one = functools.partial(_walk, walk, half)
+    for output in _OUTPUTS if half == "decoder" else _OUTPUTS[:1]:
+        yield functools.partial(one, small, output)
+    yield functools.partial(one, LARGE)
+    if walk.options.winograd and not walk.architecture.still:  # what visits is plain, and becomes planes
+        yield functools.partial(one, small, parking=_PARKED)
+    if network.attends > FLASH_HEAD and walk.options.flash_attention:
+        for count in TOKENS:
+            tokens = torch.empty(1, count, network.attends, dtype=walk.dtype, device=META)
+            yield functools.partial(attention, tokens, tokens, tokens, clip=network.gathers)
+
+
+def _walk(
+    walk: FusedWalk, half: str, side: int, output: torch.dtype = torch.float32, parking: Parking | None = None
+) -> None:
+    """A clip of two chunks, its first and its last one."""
+    network, a = walk.network(half), walk.architecture
+    latents = 2 * walk.chunk(half)
+    clip = 2 * latents if network.gathers else 0
+    if isinstance(network, FusedDecoder):
+        run = network.plan(latents, side, side, a.temporal * latents, output, META, parking, clip)
+        _decode(network, run, [_latents(network.takes, n, side) for n in (latents, latents)], output)
+    else:
+        size = a.spatial * side
+        run = network.plan(latents, size, size, a.temporal * latents, META, parking, clip)
+        _encode(network, run, [_frames(network, n, size) for n in (a.frames(latents), network.every * latents)])
+
+
+def _decode(network: FusedDecoder, run: Run, parts: list[Tensor], output: torch.dtype) -> None:
+    run.allocate()
+    if network.gathers:
+        network.gather(run, torch.cat(parts))
+        parts = list(run.gathered.chunk(len(parts)))
+    for i, part in enumerate(parts):
+        ends = i == len(parts) - 1
+        step = functools.partial(network.chunk, run, part, 0, output, _nothing, ends)
+        run.scout(step, ends)
+        step()
+
+
+def _encode(network: FusedEncoder, run: Run, parts: list[Tensor]) -> None:
+    run.allocate()
+    for part in parts:
+        step = functools.partial(network.chunk, run, part, 0)
+        run.scout(step)
+        step()
+    if network.gathers:
+        network.gather(run, _nothing)
+
+
+def _latents(channels: int, count: int, side: int) -> Tensor:
+    """As they come: channels outermost, in fp32."""
+    return torch.empty(channels, count, side, side, device=META).permute(1, 2, 3, 0)
+
+
+def _frames(network: FusedEncoder, count: int, size: int) -> Tensor:
+    return torch.empty(count, size, size, network.takes, device=META)
+
+
+def _tokens(half: Half, dtype: torch.dtype, kind: str | None) -> None:
+    network = TokenNetwork(half, dtype, META, kind)
+    size = (1, LARGE // 8, LARGE // 8)
+    run = network.memory(size, 1)
+    run.allocate()
+    latents = torch.empty(half.program.takes, *size, device=META)
+    for _ in network.decode([latents], 1, lambda: None, run):
+        pass
+
+
+def _nothing(_: Any) -> None:
+    """Results have no values."""

@@ -1,0 +1,203 @@
+"""Compiles the kernels that ship: PTX for GPUs without Triton, in engine/kernels/prebuilt/sets.
+
+    PYTHONPATH=FOLDER python tools/build_kernels.py [--sets A,B,C,D] [--families NAME,...] [--out DIR] [--jobs N]
+    PYTHONPATH=FOLDER python tools/build_kernels.py --check [--sets ...] [--jobs N]
+
+FOLDER holds this checkout as zerowaste_vae. Needs Triton 3.6.0 and no GPU. Two builds are the same bytes. --check
+compiles nothing that is there: it asks whether the sets hold every kernel that a plan can launch, whether each fits its
+cards' shared memory and is assembled for all of them without spills, and whether the code is still what it was. The
+sets are rebuilt last, once a change of kernels is done, by one person: each build is megabytes of history.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import lzma
+import multiprocessing
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import kernels_wanted
+import lower_kernels
+from zerowaste_vae.engine.kernels.cards import SHARED_KIB
+from zerowaste_vae.engine.kernels.prebuilt.keys import SOURCES, Key
+from zerowaste_vae.engine.kernels.prebuilt.library import FOLDER, Library
+
+SETS = tuple(lower_kernels.FORMS)
+#: All files together.
+MOST_BYTES = 15 << 20
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sets", default=",".join(SETS), help="letters of those to build or check (default: all)")
+    parser.add_argument("--families", default="", help="only kernels of these families, such as demo,seedvr2")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the sets (default: the checkout's)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (default: one for each core)")
+    parser.add_argument("--check", action="store_true", help="check the sets in the folder; write nothing")
+    args = parser.parse_args(argv)
+    names, families = args.sets.split(","), frozenset(filter(None, args.families.split(","))) or None
+    if not set(names) <= set(SETS):
+        parser.error(f"--sets {args.sets}: there are {', '.join(SETS)}")
+    if not args.check and lower_kernels.triton.__version__ != lower_kernels.VERSION:
+        parser.error(f"Triton {lower_kernels.triton.__version__} is here: sets are made with {lower_kernels.VERSION}")
+    with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
+        each = functools.partial(pool.imap, chunksize=1)
+        if args.check:
+            found = check(args.out, names, families, each)
+            print("\n".join(found) or "all checks passed", flush=True)
+            return int(bool(found))
+        build(args.out, names, families, each)
+    return 0
+
+
+# -- build -------------------------------------------------------------------------------------------------------------
+
+
+def build(out: Path, names: list[str], families: frozenset[str] | None, each: kernels_wanted.Each) -> None:
+    """Write the files of sets and their index. Raises LoweringError where a kernel cannot be compiled."""
+    files, index, maps = {}, {}, []
+    samples: dict[str, list[Any]] = {}
+    for name in names:
+        users = kernels_wanted.wanted(name, families, each)
+        keys = sorted(users, key=str)
+        print(f"set {name}: {len(keys)} kernels", flush=True)
+        made = dict(zip(keys, each(_lowered, [(one, name) for one in keys]), strict=True))
+        form = lower_kernels.FORMS[name]
+        packed, index[name] = packed_set(name, made, users, maps, each)
+        index[name] |= {"target": form.target, "version": form.version}
+        files |= packed
+        samples[name] = [[*sample, code] for sample, code in _codes(name, keys)]
+    code = sha256(json.dumps(samples).encode()).hexdigest()[:16]
+    told = {"format": 1, "triton": lower_kernels.VERSION, "code": code, "samples": samples, "maps": maps, "sets": index}
+    out.mkdir(parents=True, exist_ok=True)
+    for old in out.glob("*.xz"):
+        old.unlink()
+    for file, data in files.items():
+        (out / file).write_bytes(data)
+    text = json.dumps(told, separators=(",", ":"), sort_keys=True)
+    (out / "index.json").write_text(text + "\n", encoding="utf-8", newline="\n")
+    size = sum(path.stat().st_size for path in out.iterdir())
+    print(f"{out}: {len(files)} files, {size / 2**20:.2f} MiB")
+
+
+def packed_set(
+    name: str, made: dict[Key, lower_kernels.Lowered], users: dict[Key, frozenset[str]], maps: list[Any],
+    each: kernels_wanted.Each = map,
+) -> tuple[dict[str, bytes], dict[str, Any]]:  # fmt: skip
+    """Return the files of a set's parts, and what the index says of it. maps: of all sets, which is added to."""
+    parts: dict[str, list[Key]] = defaultdict(list)
+    for one in made:
+        parts[part_of(one, users[one])].append(one)
+    raw, kernels = {}, {}
+    for part, keys in parts.items():
+        at, texts = 0, []
+        for one in sorted(keys, key=alike):
+            text = made[one].ptx.encode("ascii")
+            places = [_place(maps, [*m[:3], list(m[3])]) for m in made[one].maps]
+            kernels[one.digest] = [part, at, len(text), made[one].shared, made[one].warps, places]
+            texts.append(text)
+            at += len(text)
+        raw[part] = b"".join(texts)
+    files, described = {}, {}
+    largest = sorted(raw, key=lambda part: -len(raw[part]))
+    for part, data in zip(largest, each(compressed, [raw[part] for part in largest]), strict=True):
+        file = f"{name}.{part}.xz"
+        files[file] = data
+        described[part] = {"file": file, "sha256": sha256(data).hexdigest()}
+        sizes = f"{len(raw[part]) / 2**20:.1f} MiB, {len(data) / 2**10:.0f} KiB"
+        print(f"  {file}: {len(parts[part])} kernels, {sizes}", flush=True)
+    return files, {"parts": described, "kernels": kernels}
+
+
+def part_of(one: Key, users: frozenset[str]) -> str:
+    """Return the file that a kernel is in, with others that are used where it is."""
+    return f"{next(iter(users)) if len(users) == 1 else 'shared'}-{kernels_wanted.operands(one)}"
+
+
+def alike(one: Key) -> tuple[Any, ...]:
+    """Return what kernels are put in order by, so that those with similar code follow each other."""
+    tiles = ("BM", "BN", "BK", "TAIL", "REST", "num_warps", "num_stages", "ACC", "SLICES")
+    known = dict(one.constants)
+    return one.kernel, *(str(known.get(name)) for name in tiles), str(one)
+
+
+def compressed(text: bytes) -> bytes:
+    size = max(1 << 16, 1 << (len(text) - 1).bit_length())
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": min(size, 1 << 26), "lc": 4,
+                "lp": 0, "pb": 0}]  # fmt: skip
+    return lzma.compress(text, filters=filters)
+
+
+def _place(maps: list[Any], one: list[Any]) -> int:
+    if one not in maps:
+        maps.append(one)
+    return maps.index(one)
+
+
+def _lowered(what: tuple[Key, str]) -> lower_kernels.Lowered:
+    return lower_kernels.lowered(*what)
+
+
+def _codes(name: str, keys: Iterable[Key]) -> list[tuple[list[Any], str]]:
+    """A kernel of each function, and a digest of its code."""
+    firsts: dict[str, Key] = {}
+    for one in keys:
+        firsts.setdefault(one.kernel, one)
+    return [([*one], lower_kernels.code(one, name)) for one in firsts.values()]
+
+
+# -- check -------------------------------------------------------------------------------------------------------------
+
+
+def check(folder: Path, names: list[str], families: frozenset[str] | None, each: kernels_wanted.Each) -> list[str]:
+    """Return what is wrong with the sets in a folder, one line each."""
+    library, found = Library(folder), []
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    if size > MOST_BYTES:
+        found.append(f"{size >> 20} MiB of files, more than {MOST_BYTES >> 20}")
+    for name in names:
+        keys = sorted(kernels_wanted.wanted(name, families, each), key=str)
+        lacking = [one for one in keys if not library.has(name, one)]
+        found += [f"set {name} lacks {one}" for one in lacking]
+        there = library.kernels(name, [one for one in keys if library.has(name, one)])
+        for one, text in there.items():
+            if text.shared > SHARED_KIB << 10:
+                found.append(f"set {name}: {one} takes {text.shared} bytes of shared memory")
+        cards = lower_kernels.FORMS[name].cards
+        asked = [(text.ptx.decode("ascii"), card) for text in there.values() for card in cards]
+        wrong = list(each(_assembled, asked))
+        places = [one for one in there for _ in cards]
+        found += [f"set {name}: {one}: {why}" for one, why in zip(places, wrong, strict=True) if why]
+        print(f"set {name}: {len(keys)} kernels, {len(lacking)} lacking, {len(asked)} assembled", flush=True)
+    return found + stale(folder, names)
+
+
+def stale(folder: Path, names: list[str]) -> list[str]:
+    """Return which sets were made of other code than this checkout's, by samples of each function's."""
+    index, found = json.loads((folder / "index.json").read_bytes()), []
+    for name in names:
+        for kernel, constants, types, code in index["samples"].get(name, []):
+            one = Key(kernel, tuple((n, v) for n, v in constants), tuple(types))
+            try:
+                same = kernel in SOURCES and lower_kernels.code(one, name) == code
+            except Exception:  # Triton finds other arguments than it was called with
+                same = False
+            if not same:
+                found.append(f"set {name}: the code of {kernel} is another one than what it was made of")
+    return found
+
+
+def _assembled(what: tuple[str, int]) -> str | None:
+    return lower_kernels.assembled(*what)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""Which kernels the prebuilt sets hold: every one that a plan of the known families launches in a form."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from zerowaste_vae import demo_vae_path
+from zerowaste_vae.engine.archs import ARCHITECTURES, Architecture, detect
+from zerowaste_vae.engine.files.checkpoint import read_checkpoint
+from zerowaste_vae.engine.kernels.cards import FORMS
+from zerowaste_vae.engine.kernels.prebuilt.keys import Key, key
+from zerowaste_vae.engine.kernels.targets import Target, prebuilt
+from zerowaste_vae.engine.options import Options
+from zerowaste_vae.engine.planning.fusable import no_8_bit
+from zerowaste_vae.engine.planning.launches import launches, uniform
+
+#: The form whose kernels need not be in a set again.
+SHARES = {"B": "A", "D": "C"}
+#: Toggles that change what is launched.
+TOGGLES = tuple(Options(winograd=w, composed_upsample=c) for w, c in itertools.product((False, True), (True, False)))
+TYPES = (torch.float16, torch.bfloat16)
+Each = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
+
+
+class Use(NamedTuple):
+    """One way to run a half of a model. kind: of 8-bit operands; fast: sums in fp16."""
+
+    family: str
+    half: str
+    dtype: torch.dtype
+    kind: str | None
+    fast: bool
+    options: Options
+    config: Any
+    architecture: Architecture
+
+    def launches(self, here: Target) -> frozenset[Key]:
+        program = self.architecture.program(self.half, self.config)
+        policy = uniform(program, None if program.scales else self.kind, self.fast)
+        return launches(self.architecture, self.config, self.half, self.dtype, self.options, policy, here=here,
+                        kind=self.kind)  # fmt: skip
+
+
+def models() -> Iterator[tuple[str, Architecture, Any]]:
+    """Name, architecture and sizes of the demo and of every family's published VAE."""
+    checkpoint = read_checkpoint(demo_vae_path())
+    architecture = detect(checkpoint.tensors)
+    groups = int(checkpoint.metadata["norm_num_groups"])
+    shapes = {name: tuple(tensor.shape) for name, tensor in checkpoint.tensors.items()}
+    yield "demo", architecture, architecture.config_of(shapes, checkpoint.metadata, groups)
+    for one in ARCHITECTURES:
+        if one.published is not None:
+            yield one.name, one, one.published.config
+
+
+def uses(form: str, families: frozenset[str] | None = None) -> Iterator[Use]:
+    """Every way in which a form runs the models; families: of these names only."""
+    here = card(form)
+    for (name, architecture, config), half in itertools.product(models(), ("decoder", "encoder")):
+        program = None if families and name not in families else architecture.program(half, config)
+        if program is None:
+            continue
+        for dtype, options in itertools.product(TYPES, TOGGLES):
+            if program.scales and options != TOGGLES[0]:
+                continue
+            narrow = program.scales or no_8_bit([program], dtype) is None
+            kinds = (*(("fp8",) if here.fp8 else ()), "int8") if narrow else ()
+            fast = not program.scales and here.half_accumulate and dtype == torch.float16
+            for kind, sums in [(None, False), *([(None, True)] if fast else []), *((k, False) for k in kinds)]:
+                yield Use(name, half, dtype, kind, sums, options, config, architecture)
+
+
+def wanted(name: str, families: frozenset[str] | None = None, each: Each = map) -> dict[Key, frozenset[str]]:
+    """Return the kernels of a set and the families that use each. each: as `map`, over several processes."""
+    shared = wanted(SHARES[name], families, each) if name in SHARES else {}
+    found: dict[Key, set[str]] = defaultdict(set)
+    ways = list(uses(name, families))
+    for way, keys in zip(ways, each(_launches, [(way, name) for way in ways]), strict=True):
+        for one in keys:
+            found[one].add(way.family)
+    if name not in SHARES:
+        found[first()] = set()
+    return {one: frozenset(users) for one, users in found.items() if one not in shared}
+
+
+def _launches(what: tuple[Use, str]) -> frozenset[Key]:
+    way, name = what
+    return way.launches(card(name))
+
+
+def card(name: str) -> Target:
+    """Return a GPU that runs a form with all that it can do."""
+    return prebuilt("card", FORMS[name], name)
+
+
+def first() -> Key:
+    """Return the kernel that is run before all others, to see whether any runs."""
+    x = torch.empty(128, device="meta")
+    return key("probe.doubling_kernel", [x, x], {"N": 128, "num_warps": 4})
+
+
+def operands(one: Key) -> str:
+    """Return the type of 8 bit that a kernel reads or writes, or "16"."""
+    types = {word.lstrip("*").removeprefix("map:").partition("[")[0] for word in one.types}
+    return "fp8" if "fp8e4nv" in types else "int8" if "i8" in types else "16"
