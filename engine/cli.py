@@ -39,6 +39,7 @@ EXIT_CANCELLED = 130  # what a shell reports for a program stopped by Ctrl-C
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line. Returns 0, 2 after an error (one line on stderr) or 130 after Ctrl-C."""
+    _print_anything()
     args = list(sys.argv[1:] if argv is None else argv)
     if args[:1] == ["--"]:  # launchers take what follows it for ours alone
         args = args[1:]
@@ -67,6 +68,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not _out_of_memory(error):
             raise
         return _fail("out of memory; give a lower --vram-gb or --ram-gb, --tiling blended, or a shorter clip")
+
+
+def _print_anything() -> None:
+    """Have consoles and pipes that are not UTF-8 show what they cannot as escapes: a name in another script would end a
+    run whose work is done."""
+    for stream in (sys.stdout, sys.stderr):
+        if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from .kernels.targets import Target, using
 from .operands.policy import Policy
 from .options import DEFAULTS, Options, unavailable, unused
 from .own_halves import OwnHalves
-from .planning.budget import Limits, Machine
+from .planning.budget import Machine
 from .planning.choice import Choices
 from .planning.fusable import why_no_8_bit, why_off
 from .planning.make import make_planner, mode_here, switched_off
@@ -268,7 +268,7 @@ class Core:
         beside = self._packed(other_half(half))
         limits = Machine.now(self.device, self._held(half), beside).limits(request).shared(self.sharing, self.device)
         if below:
-            limits = Limits(below - 1 - beside, host=limits.host)
+            limits = limits.below(below - beside)
         elif made is not None and limits.hold(made):
             return made.with_beside(beside)
         return self.planner.plan(half, size, request, limits, rest, check).with_beside(beside)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -94,7 +94,26 @@ def load(
     if rounded:
         vae.source = Source(checkpoint.path and Path(os.path.abspath(checkpoint.path)))
     vae.options = replace(vae.options, min_db=min_db)
+    if where.type == "cpu" and vae.precision in ("fp16", "bf16"):
+        log.once(f"{vae.precision} on a CPU: many compute it far slower than fp32 (a decode of 138 s beside 2.6 was "
+                 "measured); use fp32, or auto")  # fmt: skip
     return vae
+
+
+def encoder_only(checkpoint: Checkpoint, norm_groups: int | None = None) -> tuple[Architecture, Any] | None:
+    """Return the architecture and the sizes of a file that holds a whole encoder and nothing of a decoder, which `load`
+    refuses; None for others."""
+    architecture = detect(checkpoint.tensors)
+    if architecture is None or holds(checkpoint.tensors, "decoder"):
+        return None
+    shapes = {key: tuple(t.shape) for key, t in checkpoint.tensors.items()}
+    try:
+        config = architecture.config_of(shapes, checkpoint.metadata, norm_groups or stored_groups(checkpoint))
+        with torch.device("meta"):
+            encoder = architecture.build(config).names("encoder")
+    except InputError as error:
+        raise CheckpointError(f"{checkpoint.path}: {error}") from error
+    return (architecture.of(config), config) if encoder and all(key in shapes for key in encoder) else None
 
 
 def _refuse(path: object, checkpoint: Checkpoint) -> NoReturn:

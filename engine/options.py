@@ -13,6 +13,8 @@ from .kernels.cards import AUTO, checked
 from .kernels.targets import Target, target
 
 OFF = "switched off"
+#: Of toggles that are off until somebody asks for them.
+BY_DEFAULT = "off by default"
 
 
 @dataclass(frozen=True)
@@ -107,10 +109,11 @@ class Toggle:
     walk: Callable[[Walk], Reason] = lambda walk: None
     unasked: Reason = None
 
-    @property
-    def off(self) -> str:
-        """What is said of it where it is not switched on."""
-        return f"{OFF}: {self.unasked}" if self.unasked else OFF
+    def off(self, name: str) -> str:
+        """Say why a run does not use it under options where it is False; name: that of its field."""
+        if getattr(DEFAULTS, name) is not False:
+            return OFF
+        return f"{BY_DEFAULT}: {self.unasked}" if self.unasked else BY_DEFAULT
 
 
 def _kernels(place: Place) -> Reason:
@@ -243,7 +246,7 @@ def unused(options: Options, reasons: dict[str, str | None], dtype: torch.dtype,
     """
     walk = Walk(options, dtype, fused)
     off = {
-        name: toggle.off if getattr(options, name) is False else reasons[name] or toggle.walk(walk)
+        name: toggle.off(name) if getattr(options, name) is False else reasons[name] or toggle.walk(walk)
         for name, toggle in TOGGLES.items()
     }
     return {name: reason for name, reason in off.items() if reason}

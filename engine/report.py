@@ -54,6 +54,10 @@ class Report:
     off: list[tuple[str, str]] = field(default_factory=list)
     events: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(EVENTS, 0)))
     complete: bool = False
+    #: Of an encode: frames at the end that fill no latent and were not read, and copies of the last frame that whoever
+    #: called added to fill one.
+    dropped: int = 0
+    repeated: int = 0
     #: Of several devices: the results that each one made, and how.
     parts: list[tuple[range, Report]] = field(default_factory=list)
 
@@ -118,6 +122,10 @@ class Report:
             ("time", self._times()),
             ("memory", self._memory()),
         ]
+        if self.dropped:
+            lines.append(("frames", f"the last {self.dropped} of {frames} fill no latent and were left out"))
+        if self.repeated:
+            lines.append(("frames", f"the last one was repeated {self.repeated} times to fill a latent"))
         if self.db is not None:
             lines.append(("quality", f"{self.db:.1f} dB against the exact path"))
         lines += [("part", f"{r.start} to {r.stop - 1} on {p.device}: {p._times()}; {p.plan}") for r, p in self.parts]

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 
 #: 2^63 bytes.
 MOST_GB = 2**33
+#: Frames are clearly of another range than 0..1 with a value above MOST, or more than LEAST_SHARE of them below LEAST.
+#: What sharpening and scaling leave beside 0 and 1 is less.
+MOST, LEAST, LEAST_SHARE = 2.0, -0.1, 0.01
+#: Pixels that blended tiles share where nobody says more.
+OVERLAP = 64
 TILINGS = ("auto", "untiled", "exact", "blended")
 
 
@@ -28,15 +33,16 @@ class Request:
     """How a decode or encode is to be run, as its caller says; 0 and None leave the choice to the planner.
 
     tiling: "untiled" runs whole frames, "exact" equals them (fused on a GPU in bands of `tile` rows, where that is
-    given), "blended" uses tiles of `tile` pixels (0: chosen for the target) sharing `overlap` pixels; "auto" runs whole
-    frames, or what else fits, and says so. chunk: latents per step. vram_gb, ram_gb: memory targets in GB (2^30) for
-    the device and for parked histories. output: type of a decode's frames: "float32", "float16" or "uint8" (0..255).
+    given), "blended" uses tiles of `tile` pixels (0: chosen for the target) sharing `overlap` pixels (None:
+    `usual_overlap`); "auto" runs whole frames, or what else fits, and says so. chunk: latents per step. vram_gb,
+    ram_gb: memory targets in GB (2^30) for the device and for parked histories. output: type of a decode's frames:
+    "float32", "float16" or "uint8" (0..255).
     Raises InputError on a value that no VAE can serve.
     """
 
     tiling: str = "auto"
     tile: int = 0
-    overlap: int = 64
+    overlap: int | None = None
     chunk: int = 0
     vram_gb: float | None = None
     ram_gb: float | None = None
@@ -47,6 +53,8 @@ class Request:
             if value not in known:
                 raise InputError(f"{name}={value!r} is not one of {', '.join(known)}")
         check_whole(tile=self.tile, overlap=self.overlap, chunk=self.chunk)
+        if self.overlap is None:
+            object.__setattr__(self, "overlap", usual_overlap(self.tile))
         for name in ("tile", "overlap"):  # also where the tiling takes none
             if (value := getattr(self, name)) < 0:
                 raise InputError(f"{name}={value} is negative: give pixels")
@@ -63,6 +71,12 @@ class Request:
         """Raises InputError where the tiles cannot be those of a VAE with `spatial` pixels per latent pixel."""
         if self.tiling in ("exact", "blended"):
             check_tile(self.tile, self.overlap if self.tiling == "blended" else 0, spatial)
+
+
+def usual_overlap(tile: int) -> int:
+    """Return the pixels that tiles of this size share where nobody says more: OVERLAP, or half of one that is no
+    larger; 0 is a planned size."""
+    return tile // 2 if 0 < tile <= OVERLAP else OVERLAP
 
 
 def check_whole(**values: object) -> None:
@@ -98,6 +112,7 @@ def check_part(start: int, frames: int | None, count: int) -> range:
 
 def check_out(out: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """Raises InputError where frames of this shape and type cannot be written into `out`."""
+    check_dense(out, "out")
     if (tuple(out.shape), out.dtype, out.device.type) != (shape, dtype, "cpu"):
         given = f"{out.dtype} {list(out.shape)} on {out.device}"
         raise InputError(f"out is {given}: the frames need {dtype} {list(shape)} on cpu")
@@ -107,6 +122,7 @@ def check_latent(latent: Tensor, channels: int, still: bool = False) -> Tensor:
     """[C, T, h, w], or if `still` [B, C, h, w], or [B, C, T, h, w] -> the latter. Raises InputError."""
     if not isinstance(latent, Tensor) or not latent.is_floating_point():
         raise InputError(f"a latent is a tensor of floats, not {_kind(latent)}")
+    check_dense(latent, "a latent")
     z = latent.unsqueeze(2 if still else 0) if latent.ndim == 4 else latent
     c = channels
     if z.ndim != 5 or z.shape[1] != c:
@@ -129,15 +145,29 @@ def check_frame(program: Program, height: int, width: int) -> None:
                          f"{width}x{height}")  # fmt: skip
 
 
+def check_dense(value: Tensor, what: str) -> None:
+    """Raises InputError where a tensor does not hold its values one beside the other: sparse, nested and meta ones."""
+    if value.is_nested:
+        raise InputError(f"{what} is one tensor, not a nested one: give its parts one by one (unbind)")
+    if value.is_meta:
+        raise InputError(f"{what} is on the meta device, which holds no values: give one that was computed")
+    if value.layout != torch.strided:
+        raise InputError(f"{what} is a dense tensor, not a sparse one: give to_dense() of it")
+
+
 def _kind(value: object) -> str:
     return str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
 
 
-def check_video(video: Tensor, spatial: int, still: bool = False, colours: int = 3) -> Tensor:
+def check_video(
+    video: Tensor, spatial: int, still: bool = False, colours: int = 3, any_range: bool = False
+) -> Tensor:
     """[F, H, W, 3], or if `still` [B, H, W, 3], or [B, F, H, W, 3] -> the latter; `spatial` pixels per side are the
-    least. colours: of a pixel; those missing from RGB are full. Raises InputError."""
+    least. colours: of a pixel; those missing from RGB are full. any_range: also of another range than 0..1. Raises
+    InputError."""
     if not isinstance(video, Tensor) or not (video.is_floating_point() or video.dtype == torch.uint8):
         raise InputError(f"video frames are a tensor of floats in 0..1 or of bytes (uint8), not {_kind(video)}")
+    check_dense(video, "a video")
     x = video.unsqueeze(1 if still else 0) if video.ndim == 4 else video
     if x.ndim == 5 and x.shape[-1] == 3 < colours:
         x = F.pad(x, (0, colours - 3), value=255 if x.dtype == torch.uint8 else 1)
@@ -150,4 +180,30 @@ def check_video(video: Tensor, spatial: int, still: bool = False, colours: int =
         raise InputError(f"frames of {x.shape[3]}x{x.shape[2]} are too small: at least {least} pixels")
     if x.dtype != torch.uint8 and not all_finite(x):
         raise InputError("the video holds NaN or Inf")
+    if not any_range:
+        check_range(x)
     return x
+
+
+def check_range(frames: Tensor) -> None:
+    """Raises InputError where frames are clearly not in 0..1; see `out_of_range`."""
+    if why := out_of_range(frames):
+        raise InputError(why)
+
+
+def out_of_range(frames: Tensor) -> str | None:
+    """Say what is wrong with frames that are clearly not in 0..1; None for bytes, and for values a little outside.
+
+    Args:
+        frames: any shape, finite floats or uint8.
+    """
+    if frames.dtype == torch.uint8 or not frames.numel():
+        return None
+    low, high = torch.aminmax(frames)
+    if high > MOST:
+        return (f"the frames reach {float(high):g} and frames are in 0..1: divide those of 0..255 by 255, or give them "
+                "as bytes (uint8)")  # fmt: skip
+    if low < LEAST and (share := float((frames < LEAST).float().mean())) > LEAST_SHARE:
+        return (f"{100 * share:.0f} % of the frames' values are below {LEAST} and frames are in 0..1: give those of "
+                "-1..1 as (frames + 1) / 2")  # fmt: skip
+    return None

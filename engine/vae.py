@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import latent_note
 from .core import Core, no_check
 from .devices import several
 from .devices.ranks import Ranks
@@ -19,7 +21,7 @@ from .devices.spread import Told
 from .documented import DocumentedMethods
 from .errors import InputError
 from .network.stream import frame_spans
-from .request import Request, check_frame, check_latent, check_out, check_part, check_seed, check_video
+from .request import Request, check_dense, check_frame, check_latent, check_out, check_part, check_seed, check_video
 from .run.passes import UNKNOWN, Latents
 from .run.plan import Plan, Steps
 from .run.progress import Cancel, Progress
@@ -69,6 +71,7 @@ class VideoVAE(Core, DocumentedMethods):
         timestep: float | None = None,
         devices: Devices = None,
         mixed_devices: bool = False,
+        any_vae: bool = False,
         **options: Any,
     ) -> Tensor:
         """Host-scaled latent [B, C, T, h, w] (or [C, T, h, w]) -> frames [B, t(T-1)+1, s*h, s*w, 3] in 0..1.
@@ -85,9 +88,11 @@ class VideoVAE(Core, DocumentedMethods):
         file says, else what ComfyUI takes, or for the seed 0. The same noise whatever the chunks.
         devices: GPUs that share the work, with the same bits: a list of names (or one string with commas), "all", or
         None or "auto", the VAE's own alone. GPUs of different kinds are refused unless mixed_devices is true.
+        any_vae: take a latent whose note (`latent_note`; of `encode`, or of a file) names another VAE.
         Raises InputError on a wrong latent or option, PlanError when nothing fits the target.
         """
         request = Request(**options)
+        latent_note.check(latent_note.found(latent), self, any_vae)
         z = check_latent(latent, self.latent_channels, self.architecture.still)
         wanted = check_part(start, frames, self.frames(z.shape[2]))
         shape = z.shape[0], len(wanted), self.spatial * z.shape[3], self.spatial * z.shape[4], self.colours[1]
@@ -125,6 +130,7 @@ class VideoVAE(Core, DocumentedMethods):
         timestep: float | None = None,
         devices: Devices = None,
         mixed_devices: bool = False,
+        any_vae: bool = False,
         **options: Any,
     ) -> Iterator[Tensor]:
         """The frames of `decode`, for one clip, as they are finished: [1, f, s*h, s*w, 3], f >= 1, each to be kept or
@@ -139,6 +145,7 @@ class VideoVAE(Core, DocumentedMethods):
         request = Request(**options)
         if self.architecture.still:
             raise InputError(f"{self.arch} makes pictures, which do not follow each other: decode gives them")
+        latent_note.check(latent_note.found(latent), self, any_vae)
         z = check_latent(latent, self.latent_channels) if isinstance(latent, Tensor) else latent
         if z.shape[1] != self.latent_channels:
             raise InputError(f"a latent of this VAE has {self.latent_channels} channels, not {z.shape[1]}")
@@ -204,21 +211,30 @@ class VideoVAE(Core, DocumentedMethods):
         plan: Plan | None = None,
         devices: Devices = None,
         mixed_devices: bool = False,
+        any_range: bool = False,
         **options: Any,
     ) -> Tensor:
         """Frames [B, F, H, W, 3] or [F, H, W, 3] in 0..1 (or uint8) -> host-scaled latent [B, C, T, H//s, W//s].
 
         T = (F - 1) // t + 1; frames beyond t(T - 1) + 1 are not read. A VAE of pictures takes [B, H, W, 3] for B clips
         of one frame; one with transparency takes [..., 4], and frames without are opaque. seed None gives the mean, a
-        seed a sample.
+        seed a sample. The latent has a note of this VAE on it (`latent_note`), which `write_latent` keeps. Values a
+        little outside 0..1, as sharpening makes them, are encoded as they are; frames clearly of another range (a value
+        above 2, or 1 % of them below -0.1) are an InputError unless any_range is true.
         Options (but no output) and errors as in `decode`.
         """
         self._need_encoder()
         check_seed(seed)
         request = Request(**options, output="float32")
-        x = check_video(video, self.spatial, self.architecture.still, self.colours[0])
+        x = check_video(video, self.spatial, self.architecture.still, self.colours[0], any_range)
         moments = self._moments(x, request, Told(progress, cancel, on_plan), devices, mixed_devices, plan)
-        return self._sampled(moments, seed, None)
+        self._left_out(x.shape[1])
+        return latent_note.marked(self._sampled(moments, seed, None), latent_note.note_of(self))
+
+    def _left_out(self, frames: int | None) -> None:
+        """Have the report say how many frames at the end fill no latent."""
+        if frames and self.last_report is not None:
+            self.last_report.dropped = max(0, frames - self.frames(self.architecture.latents(frames)))
 
     def _moments(
         self, x: Tensor, request: Request, told: Told, devices: Devices = None, mixed: bool = False,
@@ -254,6 +270,7 @@ class VideoVAE(Core, DocumentedMethods):
         plan: Plan | None = None,
         devices: Devices = None,
         mixed_devices: bool = False,
+        any_range: bool = False,
         **options: Any,
     ) -> Iterator[Tensor]:
         """The latents of `encode`, for one clip whose frames come from an iterable: [1, C, t, h, w], t >= 1, as they
@@ -265,7 +282,7 @@ class VideoVAE(Core, DocumentedMethods):
         time, and so many as a latent depends on. devices, mixed_devices: as for `encode`, with the count; each device
         makes a segment at a time, for which frames wait in a quarter of the free host memory at most (in ram_gb, where
         that is less), and those that the first latent of one depends on. Ending the iterator early frees all that the
-        run holds.
+        run holds. any_range, and the note on each latent: as for `encode`.
         """
         self._need_encoder()
         if self.architecture.still:
@@ -276,13 +293,15 @@ class VideoVAE(Core, DocumentedMethods):
         if devices not in (None, "auto") and count is None:
             raise InputError("several devices need the count of all frames: each makes parts of the whole clip")
         request, told = Request(**options, output="float32"), Told(progress, cancel, on_plan)
-        return self._encoded(frames, count, request, told, seed, plan, devices, mixed_devices)
+        video = functools.partial(StreamVideo, frames, self.spatial, count, self.colours[0], any_range)
+        return self._encoded(video, request, told, seed, plan, devices, mixed_devices)
 
     def _encoded(
-        self, frames: Iterable[Tensor], count: int | None, request: Request, told: Told, seed: int | None,
-        plan: Plan | None, devices: Devices, mixed: bool,
+        self, given: Callable[[], StreamVideo], request: Request, told: Told, seed: int | None, plan: Plan | None,
+        devices: Devices, mixed: bool,
     ) -> Iterator[Tensor]:  # fmt: skip
-        video, noise, part = StreamVideo(frames, self.spatial, count, self.colours[0]), None, None
+        video, noise, part, note = given(), None, None, latent_note.note_of(self)
+        count = video.count
         size = video.height // self.spatial, video.width // self.spatial
         if seed is not None:
             noise = self.model.noise((1, self.latent_channels, self.architecture.latents(count), *size), seed)
@@ -294,9 +313,11 @@ class VideoVAE(Core, DocumentedMethods):
             for _, first, moments in done:
                 if noise is not None:
                     part = noise[:, :, first : first + len(moments)]
-                yield self._sampled(moments.permute(3, 0, 1, 2)[None].contiguous(), None, part)
+                latent = self._sampled(moments.permute(3, 0, 1, 2)[None].contiguous(), None, part)
+                yield latent_note.marked(latent, note)
         if not isinstance(devices, Ranks) or devices.rank == 0:
             video.end()
+        self._left_out(video.count)
 
     def _block(self, half: str) -> int:
         """Results that a stream in blended tiles makes at once: no fewer than each of them depends on, so that what is
@@ -312,6 +333,7 @@ class VideoVAE(Core, DocumentedMethods):
         """
         self._need_encoder()
         c = self.colours[0]
+        check_dense(x, "a video")
         if x.ndim != 5 or x.shape[1] != c or x.shape[2] < 1 or min(x.shape[3:]) < self.spatial:
             least = f"{self.spatial}x{self.spatial}"
             raise InputError(f"encode_raw takes [B, {c}, F, H, W] of at least {least} pixels, not {list(x.shape)}")

@@ -55,10 +55,13 @@ class StreamVideo:
 
     batch = 1
 
-    def __init__(self, frames: Iterable[Tensor], spatial: int, count: int | None = None, colours: int = 3) -> None:
+    def __init__(
+        self, frames: Iterable[Tensor], spatial: int, count: int | None = None, colours: int = 3,
+        any_range: bool = False,
+    ) -> None:  # fmt: skip
         """count: of all frames, where it is known. colours: C. Raises InputError, now or later, as check_video."""
         self._coming: Iterator[Tensor] | None = iter(frames)
-        self._spatial, self._colours = spatial, colours
+        self._spatial, self._colours, self._any_range = spatial, colours, any_range
         self._pieces: deque[Tensor] = deque()
         self._changing = threading.Lock()
         #: Frames in front of the first piece, and of all pieces together with those.
@@ -108,7 +111,8 @@ class StreamVideo:
 
     def _checked(self, piece: Tensor) -> Tensor:
         try:
-            piece = check_video(piece[None] if piece.ndim == 3 else piece, self._spatial, colours=self._colours)
+            piece = check_video(piece[None] if piece.ndim == 3 else piece, self._spatial, False, self._colours,
+                                self._any_range)  # fmt: skip
             if piece.shape[0] != 1:
                 raise InputError(f"a stream is of one clip, and this is of {piece.shape[0]}")
         except InputError as error:

@@ -9,6 +9,7 @@ from torch import Tensor
 from ..engine import InputError
 from ..engine.bench.metrics import Comparison, tile_edges
 from ..engine.bench.metrics import compare as compare_clips
+from ..engine.request import usual_overlap
 from . import frames, host
 from .conversion import engine_vae, host_decode
 from .host import io
@@ -92,7 +93,8 @@ def _edges(outcome: Outcome, wishes: Settings, images: Tensor) -> tuple[list[int
     if not facts or facts["mode"] != "blended":
         return [], []
     scale = facts["spatial"]
-    overlap = DEFAULT_OVERLAP if wishes.overlap is None else wishes.overlap
+    usual = wishes.overlap in (None, DEFAULT_OVERLAP)
+    overlap = usual_overlap(facts["tile_width"]) if usual else wishes.overlap
     rows, columns = tile_edges(facts["height"], facts["width"], facts["tile_width"], overlap, scale)
     return [r for r in rows if r < images.shape[1]], [c for c in columns if c < images.shape[2]]
 

@@ -10,6 +10,7 @@ from .settings import from_widgets
 from .widgets import (
     MODELS,
     advanced,
+    any_vae_input,
     chunk_input,
     gpus_input,
     output_input,
@@ -48,16 +49,18 @@ class Decode(io.ComfyNode):
                 output_input(),
                 parked_input("decode"),
                 gpus_input(),
+                any_vae_input(),
             ],
             outputs=[io.Image.Output(display_name="Images", tooltip="All frames, or all pictures."), report_output()],
         )  # fmt: skip
 
     @classmethod
-    def execute(cls, samples: dict, vae: object, **widgets: object) -> io.NodeOutput:
+    def execute(cls, samples: dict, vae: object, any_vae: bool = False, **widgets: object) -> io.NodeOutput:
         wishes, fast = from_widgets(**widgets), engine_vae(vae)
         if fast is None:
             images, outcome = host_decode(vae, samples["samples"], wishes)
             return io.NodeOutput(images, outcome.text(), ui=outcome.ui())
+        frames.check_maker(samples, fast.engine, any_vae)
         clip, outcome = fast.run_decode(samples["samples"], wishes.over(fast.settings))
         if fast is not vae:
             outcome.notes.append(CONVERTED)

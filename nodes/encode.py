@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ..engine import latent_note
 from ..engine.archs import WORDS
 from . import frames
 from .conversion import CONVERTED, engine_vae, host_encode
@@ -54,16 +55,21 @@ class Encode(io.ComfyNode):
     @classmethod
     def execute(cls, pixels: Tensor, vae: object, **widgets: object) -> io.NodeOutput:
         wishes, fast = from_widgets(**widgets), engine_vae(vae)
+        notes = frames.strange(pixels)
         if fast is None:
             latent, outcome = host_encode(vae, pixels, wishes)
+            outcome.notes += notes
             return io.NodeOutput({"samples": latent}, outcome.text(), ui=outcome.ui())
         clip = fast.layout.clip(pixels)
         size = tuple(clip.shape[1:4])
         padded = frames.pad_clip(clip, fast.engine.architecture.filled, fast.layout.multiple)
         latent, outcome = fast.run_encode(padded, wishes.over(fast.settings))
+        outcome.report.repeated = padded.shape[1] - clip.shape[1]
+        outcome.notes += notes
         if fast is not vae:
             outcome.notes.append(CONVERTED)
         if padded.shape != clip.shape:
             _, count, height, width, _ = padded.shape
             outcome.notes.append(f"padded to {count} frames of {width}x{height}")
-        return io.NodeOutput({"samples": latent, frames.CLIP_SIZE: size}, outcome.text(), ui=outcome.ui())
+        made = {"samples": latent, frames.CLIP_SIZE: size, frames.VAE_NOTE: latent_note.note_of(fast.engine)}
+        return io.NodeOutput(made, outcome.text(), ui=outcome.ui())

@@ -9,19 +9,26 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..engine import InputError, log
+from ..engine import InputError, VideoVAE, latent_note, log
 from ..engine.archs import Architecture
 from ..engine.memory import available_ram, in_gb
+from ..engine.request import check_dense, out_of_range
 
 #: The host's SeedVR2 sampler works on 2x2 patches of 8x8-pixel latents.
 SIZE_MULTIPLE = 16
 #: Key in a LATENT that keeps (frames, height, width) from before padding.
 CLIP_SIZE = "zerowaste_clip_size"
+#: Key in a LATENT that keeps which VAE made it.
+VAE_NOTE = "zerowaste_vae_note"
+#: Label of the widget that allows any VAE.
+ANY_VAE = "Latents of any VAE"
+_CURE = "connect the VAE that made it, or switch on Latents of any VAE on this node"
 
 
 def as_clip(images: Tensor, still: bool = False, colours: int = 3) -> Tensor:
     """IMAGE [F, H, W, C] or [B, F, H, W, C] -> [B, F, H, W, 3]: one batch of frames is one clip, or if `still` all are
     clips of one frame. Of more than so many colours the first are taken: alpha is dropped where none is encoded."""
+    check_dense(images, "a clip")
     if images.ndim not in (4, 5) or images.shape[-1] < 3:
         raise InputError(
             "These are no images with three colours: connect frames [F, H, W, 3] or [B, F, H, W, 3], "
@@ -103,10 +110,27 @@ def unpadded(
     return tuple(size) if made == padded else made
 
 
+def strange(images: Tensor) -> list[str]:
+    """Return a note, which the log has too, where images are clearly not in 0..1, else none."""
+    check_dense(images, "a clip")
+    why = out_of_range(images)
+    if why is None:
+        return []
+    log.once(f"encode: {why}")
+    return [why]
+
+
+def check_maker(samples: dict, vae: VideoVAE, any_vae: bool) -> None:
+    """Refuse a LATENT that another VAE has made, as far as it says so. Raises InputError."""
+    note = samples.get(VAE_NOTE)
+    latent_note.check(note if isinstance(note, dict) else {}, vae, any_vae, "The latent", _CURE)
+
+
 def of_frames(samples: Tensor) -> Tensor:
     """LATENT samples, and of those of several kinds in one (frames, then sound) the first. Raises InputError."""
     if getattr(samples, "is_nested", False):
         samples = samples.unbind()[0]
+    check_dense(samples, "a latent")
     if 0 in samples.shape:
         raise InputError(f"The latent is empty ({list(samples.shape)}): connect one with at least one frame")
     return samples

@@ -10,7 +10,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from ..engine import InputError
+from ..engine import InputError, latent_note
 from ..engine.archs import WORDS
 from ..engine.files.media import Clip
 from . import frames
@@ -91,7 +91,10 @@ def _encode(vae: EngineVAE, clip: _Frames, settings: Settings) -> tuple[dict[str
     made = outcome.report.clip
     if made[1:] != (clip.read, height, width):
         outcome.notes.append(f"padded to {made[1]} frames of {made[3]}x{made[2]}")
-    return {"samples": vae.given_back(latent), frames.CLIP_SIZE: (clip.read, height, width)}, outcome
+    outcome.report.repeated = made[1] - clip.read
+    outcome.notes += clip.notes
+    kept = {frames.CLIP_SIZE: (clip.read, height, width), frames.VAE_NOTE: latent_note.note_of(vae.engine)}
+    return {"samples": vae.given_back(latent)} | kept, outcome
 
 
 def _again(first: Tensor, rest: Iterator[Tensor]) -> Iterator[Tensor]:
@@ -125,11 +128,13 @@ class _Frames:
         self._span = first + start, min((n for n in (last, end) if n is not None), default=None)
         #: Of the frames, if that is known.
         self.count = total and max(0, min(total, self._span[1] or total) - self._span[0])
-        #: Frames read so far.
+        #: Frames read so far, and what there is to say of them.
         self.read = 0
+        self.notes: list[str] = []
 
     def __iter__(self) -> Iterator[Tensor]:
         self.read = 0
         for frame in islice(self._source, *self._span):
             self.read += 1
+            self.notes = self.notes or frames.strange(frame)
             yield frame[..., :3]

@@ -18,7 +18,7 @@ import torch
 from comfy_api.latest import ComfyExtension, InputImpl, io
 from torch import Tensor
 
-from ..engine import Cancelled, Checkpoint, InputError, VideoVAE, load, log
+from ..engine import Cancelled, Checkpoint, InputError, VideoVAE, latent_note, load, log
 from ..engine.memory import GIB
 from ..engine.network.hosted import moving_bytes
 from ..engine.options import TOGGLES, Options
@@ -32,7 +32,7 @@ from ..engine.run.plan import Plan
 from .altered import altered
 from .bar import Progress, say_here, shows_previews
 from .direct import Direct
-from .frames import Layout, too_many
+from .frames import Layout, strange, too_many
 from .gpus import others
 from .machine import bare, machine, sampled
 from .planning import KNOWN, plan_facts, raised_facts
@@ -139,7 +139,7 @@ class EngineVAE(comfy.sd.VAE):
         """For the reports of the nodes that make it: network, precision, device, wishes, what is not in use and why."""
         engine = self.engine
         reasons = availability(self.device, engine.arch, engine.model.config, engine.dtype, engine.options.kernels)
-        off = {n: TOGGLES[n].off if getattr(engine.options, n) is False else r for n, r in reasons.items()}
+        off = {n: TOGGLES[n].off(n) if getattr(engine.options, n) is False else r for n, r in reasons.items()}
         head = f"{self.name}: {engine.arch} in {engine.precision} on {self.device}; {self.settings.describe()}"
         return "\n".join([head, *(f"off     {name}: {reason}" for name, reason in off.items() if reason)])
 
@@ -148,10 +148,12 @@ class EngineVAE(comfy.sd.VAE):
     def decode(self, samples_in: Tensor, vae_options: dict | None = None) -> Tensor:
         """LATENT samples -> frames [B, F, H, W, 3], or pictures [B, H, W, 3], in 0..1, in the host's intermediate
         type."""
+        latent_note.check(latent_note.found(samples_in), self.engine)
         return self.layout.shown(self.run_decode(samples_in, self.settings)[0])
 
     def decode_tiled(self, samples: Tensor, tile_x: int | None = None, **_: object) -> Tensor:
         """As `decode`, in exact tiles of `tile_x` latent pixels: tiles along time would cut the causal history."""
+        latent_note.check(latent_note.found(samples), self.engine)
         tile = (tile_x or 0) * self.engine.spatial
         return self.layout.shown(self.run_decode(samples, Settings("exact", tile).over(self.settings))[0])
 
@@ -180,7 +182,7 @@ class EngineVAE(comfy.sd.VAE):
         options = {**settings.options(), "output": output}
         with self.running("decode", size, options, (0, 0), preview, settings.gpus) as run:
             images.append(torch.empty(shape, dtype=OUTPUTS[output]))
-            self.engine.decode(latent, out=images[0], **run.options)
+            self.engine.decode(latent, out=images[0], any_vae=True, **run.options)
         outcome = self.outcome(run, size, settings)
         outcome.notes += [crowded] if crowded else []
         return images[0].to(self.output_device), outcome
@@ -190,7 +192,7 @@ class EngineVAE(comfy.sd.VAE):
         size = self.layout.clip_size(*clip.shape[:4])
         rest = tuple(n % self.engine.architecture.spatial for n in clip.shape[2:4])
         with self.running("encode", size, settings.options(), rest, gpus=settings.gpus) as run:
-            latent = self.engine.encode(clip, **run.options)
+            latent = self.engine.encode(clip, any_range=True, **run.options)
         latent = latent[:, :, 0] if self.layout.flat else latent
         return self.given_back(latent), Outcome(self.engine.last_report, run.loaded)
 
@@ -297,6 +299,7 @@ class EngineVAE(comfy.sd.VAE):
     def _clip(self, images: Tensor) -> Tensor:
         """Any IMAGE as [B, F, H, W, 3], cropped as the host crops what it encodes."""
         clip = self.layout.clip(images)
+        strange(clip)
         return self.vae_encode_crop_pixels(clip.flatten(0, 1)).unflatten(0, clip.shape[:2])
 
     def _output_dtype(self) -> torch.dtype:

@@ -26,7 +26,7 @@ from ..engine.planning.make import make_planner, mode_of, switched_off
 from ..engine.planning.plain_walk import Torch
 from ..engine.planning.planner import Planner
 from ..engine.precision.modes import MIXED
-from ..engine.request import TILINGS, Request
+from ..engine.request import OVERLAP, TILINGS, Request
 from ..engine.run.pixels import OUTPUTS
 from ..engine.run.plan import Plan
 from ..engine.tuning import kept
@@ -192,7 +192,8 @@ def answer(question: Question, machine: Machine) -> dict[str, object]:
     planner, off = _planner(architecture, config, asked, plain, here, question.options, kept.rates(here))
     q, (target, source) = question, machine.target(question.vram_gb, question.ram_gb)
     output = "float32" if q.output == "auto" else q.output
-    request = Request(q.tiling, q.tile, q.overlap, q.chunk, q.vram_gb, q.ram_gb, output)
+    overlap = None if q.overlap == OVERLAP else q.overlap  # the widget's own value is no wish
+    request = Request(q.tiling, q.tile, overlap, q.chunk, q.vram_gb, q.ram_gb, output)
     latents, batch = architecture.latents(architecture.filled(question.frames)), question.batch
     if architecture.still:
         latents, batch = latents * batch, 1

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..engine import InputError
-from ..engine.request import TILINGS
+from ..engine.request import OVERLAP, TILINGS, usual_overlap
 
-DEFAULT_OVERLAP = 64
+#: Of the widgets: who leaves it means no more than the engine's own.
+DEFAULT_OVERLAP = OVERLAP
 #: Number types of the frames that nodes hand on.
 FRAMES = ("auto", "float32", "float16")
 
@@ -46,7 +47,7 @@ class Settings:
 
     def options(self) -> dict[str, Any]:
         """Options of the engine's decode and encode."""
-        overlap = DEFAULT_OVERLAP if self.overlap is None else self.overlap
+        overlap = usual_overlap(self.tile) if self.overlap in (None, DEFAULT_OVERLAP) else self.overlap
         return {"tiling": self.tiling, "tile": self.tile, "overlap": overlap, "chunk": self.chunk,
                 "vram_gb": self.vram_gb or None, "ram_gb": self.ram_gb or None}  # fmt: skip
 

@@ -22,6 +22,7 @@ from .reports import Outcome
 from .settings import Settings, from_widgets
 from .widgets import (
     advanced,
+    any_vae_input,
     chunk_input,
     gpus_input,
     parked_input,
@@ -67,6 +68,7 @@ class DecodeToVideo(io.ComfyNode):
                 io.Audio.Input("audio", display_name="Audio", optional=True, tooltip="Sound for the video, cut to its "
                                "length."),
                 gpus_input(),
+                any_vae_input(),
             ],
             outputs=[io.Video.Output(display_name="Video", tooltip="The file, for Save Video."), report_output()],
         )  # fmt: skip
@@ -74,12 +76,14 @@ class DecodeToVideo(io.ComfyNode):
     @classmethod
     def execute(
         cls, samples: dict, vae: object, fps: float, codec: str, crf: int, pixels: str, audio: dict | None = None,
-        **widgets: object,
+        any_vae: bool = False, **widgets: object,
     ) -> io.NodeOutput:  # fmt: skip
         if not math.isfinite(fps):  # of a link, which no widget bounds
             raise InputError(f"Frames per second are {fps}: give a number above 0")
         form = Format(Fraction(fps).limit_denominator(1001), codec, crf, pixels)
         wishes, fast = from_widgets(**widgets), engine_vae(vae)
+        if fast is not None:
+            frames.check_maker(samples, fast.engine, any_vae)
         path, sound = folders.temporary_file(".mp4"), None if audio is None else folders.temporary_file(".wav")
         writer = Mp4Writer(path, form)
         try:
@@ -117,7 +121,7 @@ def _decode(vae: EngineVAE, samples: dict, settings: Settings, writer: Mp4Writer
     count, height, width = frames.unpadded(made, was, filled, vae.layout.multiple)
     options = {**settings.options(), "output": "float32" if deep else "uint8"}
     with vae.running("decode", size, options, gpus=settings.gpus) as run, ExitStack() as stack:
-        for piece in stack.enter_context(closing(engine.stream(latent, frames=count, **run.options))):
+        for piece in stack.enter_context(closing(engine.stream(latent, frames=count, any_vae=True, **run.options))):
             writer.write(piece[0, :, :height, :width])
     outcome = vae.outcome(run, size, settings)
     if (count, height, width) != made:

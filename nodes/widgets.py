@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..engine.loader import NAMES
+from .frames import ANY_VAE
 from .host import io
 from .settings import DEFAULT_OVERLAP, FRAMES
 
@@ -91,6 +92,15 @@ def gpus_input() -> io.String.Input:
         "gpus", display_name="GPUs", default="auto", optional=True,
         tooltip="GPUs that share the clip, with the bits of one. auto: only the one ComfyUI runs this VAE on. all: "
         "every GPU of its kind. Or a list that names that one too, such as cuda:0,cuda:1.",
+    )  # fmt: skip
+    return advanced(widget)
+
+
+def any_vae_input() -> io.Boolean.Input:
+    widget = io.Boolean.Input(
+        "any_vae", display_name=ANY_VAE, default=False, optional=True,
+        tooltip="Off: a latent that says which VAE made it (those of this pack's encodes do) is refused by another "
+        "one. On: any latent of the right shape is decoded.",
     )  # fmt: skip
     return advanced(widget)
 

@@ -9,13 +9,18 @@ from contextlib import contextmanager
 from ..engine import PlanError
 
 #: Options of the engine -> what a user sees on the nodes.
-_LABELS = {"vram_gb": "VRAM limit", "ram_gb": "RAM limit", "tile": "Tile size", "overlap": "Tile overlap"}
+_LABELS = {
+    "vram_gb": "VRAM limit (vram_gb)",
+    "ram_gb": "RAM limit (ram_gb)",
+    "tile": "Tile size (tile)",
+    "overlap": "Tile overlap (overlap)",
+}
 _OPTION = re.compile(rf"\b({'|'.join(_LABELS)})\b(?!=)")
 
 
 def labelled(text: str) -> str:
     """`text` with the labels of the widgets in place of the engine's option names ("tile=0" stays: it is a value)."""
-    return counted(_OPTION.sub(lambda found: f"{_LABELS[found.group()]} ({found.group()})", text))
+    return counted(_OPTION.sub(lambda found: _LABELS[found.group()], text))
 
 
 def counted(text: str) -> str:

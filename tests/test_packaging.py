@@ -4,6 +4,7 @@ import argparse
 import importlib.util
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,10 +14,15 @@ from pathlib import Path
 import pytest
 import torch
 import zerowaste_vae
-from zerowaste_vae.engine.archs import ARCHITECTURES
-from zerowaste_vae.engine.cli import COMMANDS
+from safetensors.torch import save_file
+from zerowaste_vae.engine.archs import ARCHITECTURES, by_name
+from zerowaste_vae.engine.bench.subject import random_checkpoint
+from zerowaste_vae.engine.cli import COMMANDS, main
 from zerowaste_vae.engine.files.latents import write_latent
 from zerowaste_vae.engine.files.mp4 import write_mp4
+from zerowaste_vae.engine.files.pngs import write_png
+
+from .engine.archs.small import WHOLE
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -148,6 +154,25 @@ def test_readme_commands_are_accepted():
         words = line.replace("[", "").replace("]", "").split()
         assert words[0] in COMMANDS
         assert callable(parser_of(words[0]).parse_args(words).run)
+
+
+def test_readme_commands_run_from_top_to_bottom(tmp_path, monkeypatch, capsys, vae_file):
+    """As they are written, in a folder with what they name."""
+    (block,) = [text for text in re.findall(r"```\n(.*?)```", README, re.S) if "zerowaste-vae info" in text]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "seedvr2_vae.safetensors").write_bytes(vae_file.read_bytes())
+    flux = random_checkpoint(WHOLE["flux"], 0, by_name("flux"))
+    save_file(flux.tensors, "ae.safetensors", flux.metadata)
+    write_mp4("clip.mp4", torch.rand(5, 16, 16, 3), 25)
+    write_png("picture.png", torch.rand(16, 24, 3))
+    monkeypatch.setattr("zerowaste_vae.engine.loader.demo_clip_path", lambda: tmp_path / "clip.mp4")
+    lines = block.splitlines()
+    assert len(lines) > 6
+    for line in lines:
+        program, *words = shlex.split(line)
+        assert program == "zerowaste-vae" and main(words) == 0, (line, capsys.readouterr().err)
+    for name in ("result.mp4", "result.png", "seedvr2_vae.gguf", "demo_result"):
+        assert (tmp_path / name).exists(), name
 
 
 def test_readme_options_exist():

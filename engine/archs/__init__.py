@@ -13,6 +13,7 @@ from .registry import (
     detect,
     find_key_set,
     kind_of,
+    latent_space,
     native_names,
     unwrapped,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "detect",
     "find_key_set",
     "kind_of",
+    "latent_space",
     "native_names",
     "unwrapped",
 ]

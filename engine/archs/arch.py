@@ -114,6 +114,8 @@ class Architecture:
     described: Callable[[Shapes, Mapping[str, object]], Any] | None = None
     #: How its networks cut clips and frames, where they do that themselves.
     own: OwnTiles | None = None
+    #: Whether files of this layout hold VAEs of different latents, which only their weights tell apart.
+    several: bool = False
     #: Parameters that stay in fp32 whatever the others are.
     wide: tuple[str, ...] = ()
 

@@ -231,6 +231,7 @@ SD = _architecture(
         "Stable Diffusion", Config(_WIDTHS, _WIDTHS, 4, 4, quantised=True),
         r"sd[ _.-]*(1|2|xl|vae)|vae[ _.-]*ft[ _.-]|kl[ _.-]*f8|stable[ _.-]*diffusion", ("stable diffusion", "sdxl"),
     ),
+    several=True,  # Stable Diffusion's and SDXL's
 )  # fmt: skip
 FLUX = _architecture(
     KeySet("flux", ((_UP, "decoder.conv_in.weight"), (_DOWN, "encoder.conv_in.weight"))),
@@ -238,6 +239,7 @@ FLUX = _architecture(
         "Flux", Config(_WIDTHS, _WIDTHS), r"\bae\.(safetensors|gguf)|flux|sd3|z[ _.-]*image|chroma|lumina",
         ("flux", "sd3", "z-image"),
     ),
+    several=True,  # Flux's and SD3's
 )  # fmt: skip
 FLUX2 = _architecture(
     KeySet("flux2", tuple(("bn.running_mean", "bn.running_var", layer) for layer in (_UP, _DOWN))),

@@ -117,7 +117,13 @@ def encoder(config: Config) -> Program:
 
 
 ARCHITECTURE = Architecture(
-    KeySet("minimaxh3", (("decoder.transformer_blocks.0.scale1", "decoder.transformer_blocks.0.scale2"),)),
+    KeySet(
+        "minimaxh3",
+        (
+            ("decoder.transformer_blocks.0.scale1", "decoder.transformer_blocks.0.scale2"),
+            (MEAN, DEVIATION, "encoder.down.0.block.0.norm1.weight"),
+        ),
+    ),
     16, RATE, 1.0, Config.from_shapes, encoder, decoder,
     published=Published(
         "MiniMax H3", Config((128, 256, 256, 512, 512, 1024), 2048, 36, 8192),

@@ -20,6 +20,9 @@ DEFAULT = ARCHITECTURES[0]
 WORDS = tuple(dict.fromkeys(word for a in ARCHITECTURES if a.published for word in a.published.words))
 #: In the names of reduced decoders, which are other networks than those they are named after.
 _REDUCED = re.compile(r"tae|lighttae|lightvae", re.IGNORECASE)
+#: Families that read the latents of another one: LTX-2.5's two decoders stand beside one encoder and one set of
+#: statistics, LTX-2.3's; Stable Video Diffusion's decoder was trained behind Stable Diffusion's encoder.
+_SPACES = {"ltx-diffusion": "ltx", "svd": "sd"}
 # Containers: single-file checkpoints, stable-diffusion.cpp (--vae), trainers, DataParallel. Others are found too, but
 # these come first.
 PREFIXES = ("first_stage_model.", "vae.", "model.", "module.")
@@ -126,6 +129,11 @@ def detect(keys: Iterable[str]) -> Architecture | None:
 def by_name(name: str) -> Architecture | None:
     """The architecture of this name; None for families that are not run."""
     return next((a for a in ARCHITECTURES if a.name == name), None)
+
+
+def latent_space(name: str) -> str:
+    """Return the family that gives its name to the latents of this one: the same for all that share them."""
+    return _SPACES.get(name, name)
 
 
 def by_file(file: str) -> Architecture | None:

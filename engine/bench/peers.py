@@ -141,7 +141,8 @@ def _run(python: str, job: Mapping[str, Any]) -> dict[str, Any]:
     """Run the tool; its answer, or {"error": one line}."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     try:
-        done = subprocess.run([python, str(TOOL), json.dumps(job)], capture_output=True, text=True, env=environment)
+        command = [python, str(TOOL), json.dumps(job)]
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment)
     except OSError as error:
         return {"error": f"{python}: {error.strerror}"}
     lines = done.stdout.strip().splitlines()

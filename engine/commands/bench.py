@@ -24,12 +24,14 @@ _TORCH_PEERS = {"eager": "torch eager", "channels-last": "torch channels-last", 
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    parser = subparsers.add_parser("bench", description="Measure this machine.")
+    parser = subparsers.add_parser(
+        "bench", description="Measure this machine. `bench WHAT --help` lists the options of each.",
+    )  # fmt: skip
     what = parser.add_subparsers(metavar="WHAT", required=True)
     for half, reads in (("decode", "latents"), ("encode", "clips")):
         _add_half(what, half, reads)
     kernels = what.add_parser(
-        "kernels",
+        "kernels", help="time every GPU operator beside cuDNN and plain torch",
         description="Time every operator at the decoder's shapes: median ms, rate, share of the ceilings measured in "
         "the same run (matrix products of cuBLAS, a copy), and cuDNN, eager torch and comfy-kitchen beside it.",
     )
@@ -38,14 +40,17 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     kernels.add_argument("--device", default="cuda", help="the GPU to measure (default: cuda)")
     add_force(kernels)
     kernels.set_defaults(run=run_kernels)
-    loading = what.add_parser("load", description="Time how long VAE files take from disk to a VAE ready to run.")
+    loading = what.add_parser(
+        "load", help="time VAE files from disk to ready",
+        description="Time how long VAE files take from disk to a VAE ready to run.",
+    )  # fmt: skip
     loading.add_argument("files", nargs="+", type=Path, metavar="VAE", help=".safetensors or .gguf")
     loading.add_argument("--precisions", nargs="+", default=["auto"], metavar="P", help="as for decode (default: auto)")
     add_norm_groups(loading)
     _add_common(loading)
     loading.set_defaults(run=run_load)
     report = what.add_parser(
-        "report",
+        "report", help="a page, or with --gpus a table, of results of the above; times projected onto other cards",
         description="Turn results of bench decode and encode into one page, and project them onto cards not measured.",
     )
     report.add_argument("results", nargs="+", type=Path, metavar="RESULT", help="JSON of bench decode or encode")
@@ -59,7 +64,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def _add_half(what: argparse._SubParsersAction, half: str, reads: str) -> None:
     parser = what.add_parser(
-        half,
+        half, help=f"time whole {half}s, memory, share of the speed limit, dB; beside plain torch and ComfyUI's own",
         description=f"Time whole {half}s, host memory to host memory, of seeded {reads}: first call, median and "
         "spread of the next ones, memory beside what was stated, share of the speed limit measured in the same run, dB "
         "against fp32; the same for plain torch and for ComfyUI's own VAE on the same weights.",
@@ -84,7 +89,7 @@ def _add_half(what: argparse._SubParsersAction, half: str, reads: str) -> None:
     )  # fmt: skip
     parser.add_argument("--tiling", default="auto", metavar="T", help="auto, untiled, exact or blended")
     parser.add_argument("--tile", type=int, default=0, metavar="PX", help="tile size in pixels, 0: planned")
-    parser.add_argument("--overlap", type=int, default=64, metavar="PX", help="overlap of blended tiles")
+    parser.add_argument("--overlap", type=int, metavar="PX", help="overlap of blended tiles (default: as for decode)")
     parser.add_argument(
         "--peers", nargs="*", choices=(*PEERS, "none"), metavar="NAME",
         help=f"{', '.join(PEERS)} or none (default: all on a GPU, none on a CPU)",
@@ -120,8 +125,11 @@ def run_half(args: argparse.Namespace) -> int:
     from ..bench.share import with_tuning
     from ..bench.subject import DEMO, FAMILIES, RANDOM, default_weights, read_weights
     from ..files.writing import write_json
+    from ..request import usual_overlap
 
     _check(args, Path(args.weights or ""))
+    if args.overlap is None:
+        args.overlap = usual_overlap(args.tile)
     device = _device(args.device)
     weights = args.weights or default_weights(device)
     bench, cases = _prepare(args, read_weights(weights), device)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
-from .options import add_device, add_norm_groups, progress
+from .options import add_any_vae, add_device, add_norm_groups, progress
 
 if TYPE_CHECKING:
     from ..precision.table import Table
@@ -28,6 +28,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--clip", type=Path, metavar="VIDEO", help="a clip to measure on (default: the demo clip)")
     what.add_argument("--latent", type=Path, metavar="FILE", help="a latent instead; calibrates the decoder only")
+    add_any_vae(parser)
     parser.add_argument("--ranges-only", action="store_true", help="leave out what each convolution costs by itself")
     parser.add_argument("--table", type=Path, metavar="FILE", help="also write the result to this .json")
     parser.add_argument("--force", action="store_true", help="replace an existing table")
@@ -38,6 +39,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from .. import latent_note
     from ..calibration import calibrate, passes
     from ..files.latents import read_latent
     from ..files.media import read_video
@@ -54,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"{vae.path}: holds a decoder only; give a --latent to calibrate on")
     source = args.latent or args.clip or demo_clip_path()
     latent = read_latent(source, vae.latent_channels, vae.architecture.still) if args.latent else None
+    cure = "name the VAE that made it, or allow any with --any-vae"
+    latent_note.check(latent_note.found(latent), vae, args.any_vae, str(source), cure)
     video = None if args.latent else read_video(source)[0]
     errors = not args.ranges_only
     total = passes(vae, ("decoder",) if args.latent else ("encoder", "decoder"), errors)

@@ -28,7 +28,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
             name.lower(), type=Path, metavar=name, help="video, folder of images, image, or `frames` in .safetensors"
         )
     parser.add_argument("--tile", type=int, default=0, metavar="PX", help="size of this pack's blended tiles")
-    parser.add_argument("--overlap", type=int, default=64, metavar="PX", help="what they share (default: 64)")
+    parser.add_argument("--overlap", type=int, metavar="PX",
+                        help="what they share (default: 64, or half of a tile that is no larger)")  # fmt: skip
     parser.add_argument("--scale", type=int, default=8, metavar="PX", help="latent pixel (default: 8; others: 16, 32)")
     parser.add_argument("--rows", type=int, nargs="+", default=[], metavar="PX", help="rows at which a tile begins")
     parser.add_argument("--columns", type=int, nargs="+", default=[], metavar="PX", help="columns, likewise")
@@ -43,6 +44,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> int:
     from ..bench.metrics import chunk_starts, compare, tile_edges
     from ..files.writing import check_target, write_json
+    from ..request import usual_overlap
 
     if args.json is not None:
         check_target(args.json, args.force, inputs=(args.a, args.b))
@@ -55,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
     rows, columns = list(args.rows), list(args.columns)
     frames, height, width = measure(args.a)
     if args.tile:
-        more = tile_edges(height, width, args.tile, args.overlap, args.scale)
+        overlap = usual_overlap(args.tile) if args.overlap is None else args.overlap
+        more = tile_edges(height, width, args.tile, overlap, args.scale)
         rows, columns = rows + more[0], columns + more[1]
     starts = chunk_starts(frames, args.chunk, args.per_latent) if args.chunk else []
     result = compare(read(args.a), read(args.b), rows, columns, starts)
@@ -90,6 +93,7 @@ def _stored(path: Path) -> Iterator[Tensor]:
 
     from ..files.latents import check_file
     from ..finite import all_finite
+    from ..request import out_of_range
 
     check_file(path)
     try:
@@ -105,6 +109,8 @@ def _stored(path: Path) -> Iterator[Tensor]:
                 frame = frame.float() / 255 if frame.dtype == torch.uint8 else frame.float()
                 if not all_finite(frame):
                     raise InputError(f"{path}: frame {index} holds NaN or infinite values")
+                if why := out_of_range(frame):
+                    raise InputError(f"{path}: frame {index}: {why}")
                 yield frame
     except SafetensorError as error:
         raise InputError(f"{path}: is not a readable safetensors file ({error})") from error

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 from ..errors import InputError
 from .alike import check_alike
 from .options import (
+    CURE,
+    add_any_vae,
     add_run_options,
     check_report,
     frame_rate,
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
     from ..devices.ranks import Ranks
     from ..files.latents import LatentFile
-    from ..files.mp4 import Mp4Writer
+    from ..files.mp4 import Format, Mp4Writer
     from ..files.pngs import PngWriter
     from ..operands.policy import Policy
     from ..run.plan import Plan
@@ -64,6 +66,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--start", type=int, default=0, metavar="N", help="first frame to decode (default: 0)")
     parser.add_argument("--frames", type=int, metavar="N", help="how many frames to decode (default: all that follow)")
     parser.add_argument("--resume", action="store_true", help="go on where an interrupted decode to OUT has stopped")
+    add_any_vae(parser)
     taken = parser.add_argument_group("decoders that take noise and a timestep (LTX-Video 0.9.1 to 0.9.8)")
     taken.add_argument("--seed", type=int, metavar="N", help="of the noise (default: 0)")
     taken.add_argument("--noise", type=float, metavar="X", help="its share of the latents (default: the file's, 0.025)")
@@ -98,6 +101,7 @@ def _help(args: argparse.Namespace, ranks: Ranks) -> int:
 
 
 def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
+    from .. import latent_note
     from ..files.latents import LatentFile, latent_metadata
     from ..files.media import DEFAULT_FPS
     from ..files.mp4 import Format, part_of
@@ -105,7 +109,8 @@ def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
     from ..files.writing import check_name, check_target, held
 
     kind = _kind(args.out)
-    target = check_target(args.out, args.force, kind == "folder", (args.latent, args.vae, args.audio))
+    there = args.resume and not args.force and _whole(args.out, kind)
+    target = check_target(args.out, args.force or there, kind == "folder", (args.latent, args.vae, args.audio))
     check_report(args)
     if args.output and kind != "safetensors":
         raise InputError(f"--output {args.output} is for .safetensors; {args.out} holds whole numbers in any case")
@@ -126,6 +131,7 @@ def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
                 raise InputError(f"{part}: an interrupted run has left it; give --resume to go on with it, or --force "
                                  "to begin anew")  # fmt: skip
     vae = load_vae(args, ranks)
+    latent_note.check(latent_note.in_metadata(notes), vae, args.any_vae, str(args.latent), CURE)
     still = vae.architecture.still
     if still and kind == "mp4":
         raise InputError(f"{args.out}: {vae.arch} makes pictures; end it in .png, .safetensors, or / for a folder")
@@ -135,6 +141,11 @@ def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
         raise InputError(f"{args.latent}: holds {count} clips; choose one with --item N, or write .safetensors")
     if kind == "png" and _frames(args, vae, latent, notes) - args.start > 1:
         raise InputError(f"{args.out}: {args.latent} is a clip of several frames; write .mp4, or / for a PNG folder")
+    if there:
+        _say_complete(args, vae, latent, notes, form)
+        if ranks is not None:
+            ranks.broadcast(None)
+        return 0
     started = time.perf_counter()
     if still or kind in ("safetensors", "png"):
         shape, resumed = _at_once(args, ranks, vae, latent, notes, fps, target, kind), 0
@@ -170,6 +181,7 @@ def _made(
     """As `_decoded`; those of other ranks go to rank 0."""
     check_alike(args, ranks, vae, latent=args.latent)
     options = {"devices": ranks or args.devices, "mixed_devices": args.mixed_devices, **part, **memory_options(args)}
+    options["any_vae"] = True  # rank 0 has looked
     return iter([vae.decode(latent.read(), **options)]) if at_once else vae.stream(latent, **options)
 
 
@@ -214,8 +226,7 @@ def _by_and_by(
         writer = PngWriter(target, args.start, identity, args.resume, args.force)
     else:
         writer = Mp4Writer(target, form, identity, args.resume, force=args.force)
-    size = vae.spatial * latent.shape[3], vae.spatial * latent.shape[4]
-    resumed, shape = writer.done, (1, count, *size, vae.colours[1])
+    resumed = writer.done
     try:
         with writer, progress("decode", args.quiet) as report:
             if resumed < count:
@@ -236,8 +247,43 @@ def _by_and_by(
             print(f"{writer.part}: {writer.done} of {count} frames; the same command with --resume goes on from there",
                   file=sys.stderr)  # fmt: skip
         raise
-    sizes = zip(("height", "width"), shape[2:4], strict=True)
-    return (1, count, *(int(notes[n]) if _noted(notes, n, s, vae.spatial) else s for n, s in sizes), shape[4]), resumed
+    return (1, count, *_sides(vae, latent, notes), vae.colours[1]), resumed
+
+
+def _whole(out: str, kind: str) -> bool:
+    """Return whether an output is there, and no unfinished part of it."""
+    from ..files.mp4 import part_of
+
+    path = Path(out)
+    there = path.is_file() if kind == "mp4" else kind == "folder" and any(path.glob("frame_*.png"))
+    return there and not part_of(path).exists()
+
+
+def _say_complete(
+    args: argparse.Namespace, vae: VideoVAE, latent: LatentFile, notes: dict[str, str], form: Format | None
+) -> None:
+    """Say that nothing is left to resume. Raises InputError where what is there cannot be this decode's result."""
+    from ..files.media import Clip
+    from ..files.mp4 import PIXELS
+
+    count = latent.shape[0] if vae.architecture.still else _frames(args, vae, latent, notes) - args.start
+    height, width = _sides(vae, latent, notes)
+    clip = Clip(Path(args.out))
+    found = (clip.count, *next(iter(clip)).shape[:2])
+    even = form is not None and PIXELS[form.pixels][2]  # colours of half the size
+    if found != (count, height + height % 2 * even, width + width % 2 * even):
+        raise InputError(f"{args.out}: is another clip ({found[0]} frames of {found[2]}x{found[1]}, not {count} of "
+                         f"{width}x{height}); choose another name or give --force to replace it")  # fmt: skip
+    if not args.quiet:
+        print(f"{args.out}: is complete ({count} frames {width}x{height}), nothing is left to resume; --force decodes "
+              "it anew")  # fmt: skip
+
+
+def _sides(vae: VideoVAE, latent: LatentFile, notes: dict[str, str]) -> tuple[int, int]:
+    """Rows and columns of frames without what `encode` had to add."""
+    sides = zip(("height", "width"), (vae.spatial * n for n in latent.shape[3:]), strict=True)
+    height, width = (int(notes[name]) if _noted(notes, name, n, vae.spatial) else n for name, n in sides)
+    return height, width
 
 
 def _frames(args: argparse.Namespace, vae: VideoVAE, latent: LatentFile, notes: dict[str, str]) -> int:

@@ -28,8 +28,9 @@ def run(args: argparse.Namespace) -> int:
     from ..bench.demo import contact_sheet, run_demo
     from ..files.mp4 import write_mp4
     from ..files.writing import replacing
-    from ..loader import demo_clip_path
+    from ..loader import demo_clip_path, demo_vae_path
 
+    args.vae = args.vae or demo_vae_path()
     vae = load_vae(args)
     if not vae.can_encode or not vae.can_decode:
         raise InputError(f"{vae.path}: holds one half of a VAE; the demo needs encoder and decoder")

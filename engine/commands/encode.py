@@ -77,6 +77,8 @@ def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
             shape = _pictures(args, ranks, vae, frames, report)
         else:
             shape = _clip(args, ranks, vae, frames, str(args.fps or clip.fps), report)
+    if vae.last_report is not None:
+        vae.last_report.repeated = frames.repeated
     seconds = time.perf_counter() - started
     height, width = frames.size
     if not args.quiet:
@@ -116,6 +118,7 @@ def _clip(
 ) -> torch.Size:
     """Frames as they are read, latents as they are made; returns the latent's shape."""
     from ..files.latents import LatentWriter
+    from ..latent_note import note_of
 
     count = None
     # Noise is drawn for the whole clip at once, and devices make parts of it.
@@ -124,7 +127,7 @@ def _clip(
     with LatentWriter(args.out) as writer:
         for latent in _made(args, ranks, vae, frames, count, report):
             writer.write(latent)
-        writer.finish({"fps": fps, "frames": str(frames.read), **_sides(frames)})
+        writer.finish({**note_of(vae), "fps": fps, "frames": str(frames.read), **_sides(frames)})
     return writer.shape
 
 
@@ -133,9 +136,10 @@ def _pictures(
 ) -> torch.Size:
     """All of them at once: they do not follow each other."""
     from ..files.latents import write_latent
+    from ..latent_note import note_of
 
     latent = _at_once(args, ranks, vae, frames, report)[:, :, 0]
-    write_latent(args.out, latent, _sides(frames))
+    write_latent(args.out, latent, {**note_of(vae), **_sides(frames)})
     return latent.shape
 
 
@@ -157,10 +161,12 @@ class Padded:
         #: Of the clip: frames read so far, and rows and columns of each.
         self.read = 0
         self.size = (0, 0)
+        #: Times that the last one was repeated.
+        self.repeated = 0
 
     def __iter__(self) -> Iterator[Tensor]:
         frame = None
-        self.read = 0
+        self.read = self.repeated = 0
         ends = (None if n is None else min(n, sys.maxsize) for n in self._span)
         for frame in itertools.islice(self._clip, *ends):
             self.size = tuple(frame.shape[:2])
@@ -169,7 +175,8 @@ class Padded:
             yield frame
         if frame is None:
             raise InputError(f"start={self._span[0]} is behind the clip's last frame")
-        for _ in range(self._filled(self.read) - self.read):
+        self.repeated = self._filled(self.read) - self.read
+        for _ in range(self.repeated):
             yield frame
 
 

@@ -51,8 +51,7 @@ def show(
     # The file first: when it cannot be used, the error is all there is to read.
     architecture, config, about = None, None, []
     if vae is not None:
-        loaded, about = described(vae, norm_groups)
-        architecture, config = loaded.architecture, loaded.model.config
+        architecture, config, about = described(vae, norm_groups)
     elif weights is not None:
         architecture, config, about = published(weights)
     if card is not None:
@@ -75,7 +74,7 @@ def published(name: str) -> tuple[Architecture, Any, list[tuple[str, str]]]:
         raise InputError(f"--weights {name} is no family; there are {known}")
     config = found.published.config
     about = [("architecture", f"{found.name}, {found.published.title}, published sizes"),
-             *((half, _half(bool(widths), widths)) for half, widths in _halves(config))]  # fmt: skip
+             *((half, _half(bool(widths), widths, (), half)) for half, widths in _halves(config))]  # fmt: skip
     return found, config, about
 
 
@@ -141,7 +140,7 @@ def describe_options(gpu: bool) -> Lines:
 
     from ..archs import DEFAULT
     from ..loader import PRECISIONS, auto_precision
-    from ..options import DEFAULTS, OFF, TOGGLES, unused
+    from ..options import BY_DEFAULT, DEFAULTS, TOGGLES, unused
     from ..planning.fusable import availability
 
     device = torch.device("cuda" if gpu else "cpu")
@@ -150,44 +149,54 @@ def describe_options(gpu: bool) -> Lines:
     off = unused(DEFAULTS, reasons, dtype, fused=reasons["triton_fusion"] is None)
     for name in TOGGLES:
         why = f"not here: {reasons[name]}" if reasons[name] else f"off: {off[name]}" if name in off else "on"
-        yield "optimisation", f"{name} {why.replace(OFF, 'unless asked for')}"
+        yield "optimisation", f"{name} {why.replace(BY_DEFAULT, 'unless asked for')}"
 
 
-def described(path: Path, norm_groups: int | None) -> tuple[VideoVAE, list[tuple[str, str]]]:
-    """Return a file's VAE, in fp32 on the CPU, and what there is to say of it. Raises CheckpointError as `load`."""
+def described(path: Path, norm_groups: int | None) -> tuple[Architecture, Any, list[tuple[str, str]]]:
+    """Return a file's family, the sizes of its networks, and what there is to say of it: what `load` makes of it, or of
+    its encoder where it holds no decoder. Raises CheckpointError as `load`."""
     from ..files.checkpoint import read_checkpoint
-    from ..loader import load
+    from ..loader import encoder_only, load
 
     checkpoint = read_checkpoint(path)
     types = Counter(str(tensor.dtype).removeprefix("torch.") for tensor in checkpoint.tensors.values())
     parameters = sum(tensor.numel() for tensor in checkpoint.tensors.values())
-    stored = checkpoint.metadata.get("norm_num_groups")
-    count = len(checkpoint.tensors)
-    vae = load(checkpoint, precision="fp32", device="cpu", norm_groups=norm_groups)
-    return vae, list(_describe_vae(vae, path, parameters, count, types, norm_groups, stored))
+    names, stored = list(checkpoint.tensors), checkpoint.metadata.get("norm_num_groups")
+    half, vae = encoder_only(checkpoint, norm_groups), None
+    if half is None:
+        vae = load(checkpoint, precision="fp32", device="cpu", norm_groups=norm_groups)
+        half = vae.architecture, vae.model.config
+    about = _describe_vae(*half, vae, path, parameters, names, types, norm_groups, stored)
+    return *half, list(about)
 
 
 def _describe_vae(
-    vae: VideoVAE, path: Path, parameters: int, count: int, types: Counter[str], norm_groups: int | None,
-    stored: str | None,
+    architecture: Architecture, config: Any, vae: VideoVAE | None, path: Path, parameters: int, names: list[str],
+    types: Counter[str], norm_groups: int | None, stored: str | None,
 ) -> Lines:  # fmt: skip
-    """stored: the number of norm groups that the file names."""
-    config = vae.model.config
+    """vae: None where the file holds only an encoder. names: of its tensors. stored: the number of norm groups that
+    the file names."""
     yield "file", f"{path} ({path.stat().st_size / (1 << 20):.1f} MiB)"
-    time = "of one picture" if vae.architecture.still else f"and {vae.temporal} frames"
-    yield "architecture", f"{vae.arch}, {vae.spatial}x{vae.spatial} pixels {time} per latent"
-    if (own := vae.architecture.own) is not None:
+    spatial = architecture.spatial * architecture.side
+    time = "of one picture" if architecture.still else f"and {architecture.temporal} frames"
+    yield "architecture", f"{architecture.name}, {spatial}x{spatial} pixels {time} per latent"
+    if (own := architecture.own) is not None:
         yield "tiles", f"its own, of {own.size} pixels in sections of {own.frames} frames: they are part of the model"
-    scale = "the network's own" if vae.scale == 1.0 else f"the network's times {vae.scale}"
-    yield "latents", f"{vae.latent_channels} channels, {scale}"
-    yield "encoder", _half(vae.can_encode, config.encoder_widths)
-    yield "decoder", _half(vae.can_decode, config.decoder_widths)
+    scale = "the network's own" if architecture.scale == 1.0 else f"the network's times {architecture.scale}"
+    yield "latents", f"{config.latent_channels * architecture.side**2} channels, {scale}"
+    yield "encoder", _half(vae is None or vae.can_encode, config.encoder_widths, names, "encoder")
+    yield "decoder", _half(vae is not None, config.decoder_widths, names, "decoder")
     if config.norm_groups is not None:
         source = "--norm-groups" if norm_groups else "named in the file" if stored is not None else "the usual number"
         yield "norm groups", f"{config.norm_groups} ({source})"
     listed = ", ".join(f"{number} {name}" for name, number in types.most_common())
-    yield from describe_calibration(vae)
-    yield "weights", f"{parameters / 1e6:.1f} M in {count} tensors, read as {listed}"
+    if vae is not None:
+        yield from describe_calibration(vae)
+    yield "weights", f"{parameters / 1e6:.1f} M in {len(names)} tensors, read as {listed}"
+    if vae is None:
+        yield "half a VAE", "without its decoder it is not run: use the file that holds both"
+    elif not vae.can_encode:
+        yield "half a VAE", "it decodes; to encode takes the file that holds both"
 
 
 def describe_calibration(vae: VideoVAE) -> Lines:
@@ -207,8 +216,10 @@ def describe_calibration(vae: VideoVAE) -> Lines:
         yield "calibration", f"none of {' and '.join(halves)}; fp8 and int8 measure the first clips they see{more}"
 
 
-def _half(present: bool, widths: tuple[int, ...] | None) -> str:
-    return f"widths {', '.join(map(str, widths))}" if present and widths else "not in this file"
+def _half(complete: bool, widths: tuple[int, ...] | None, names: Iterable[str], half: str) -> str:
+    if complete and widths:
+        return f"widths {', '.join(map(str, widths))}"
+    return "incomplete" if any(name.startswith(f"{half}.") for name in names) else "not in this file"
 
 
 def _gb(size: int | None) -> str:

@@ -6,8 +6,11 @@ import argparse
 import json
 import logging
 import os
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -28,7 +31,8 @@ SPLITS = ("auto", "segments", "rows")
 
 def add_vae_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("VAE")
-    group.add_argument("--vae", metavar="FILE", type=Path, help="VAE weights (default: the small demo VAE)")
+    group.add_argument("--vae", metavar="FILE", type=Path,
+                       help="VAE weights (default: the small demo VAE, to try things out)")  # fmt: skip
     group.add_argument("--precision", default="auto", metavar="P",
                        help="auto (see README), fp32, bf16, fp16; approximate: fp8, int8, fp16_fast")  # fmt: skip
     group.add_argument("--min-db", type=float, default=0.0, metavar="DB",
@@ -64,6 +68,14 @@ def add_norm_groups(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--norm-groups", type=int, metavar="N", help="for files of unusual widths that do not name it")
 
 
+#: What to do about a latent of another VAE than that of --vae.
+CURE = "give the VAE that made it with --vae, or allow any with --any-vae"
+
+
+def add_any_vae(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument("--any-vae", action="store_true", help="take a latent that another VAE has made")
+
+
 def add_force(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--force", action="store_true", help="replace existing files")
 
@@ -75,7 +87,8 @@ def add_memory_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGro
                        "blended")  # fmt: skip
     group.add_argument("--tile", type=int, default=0, metavar="PX",
                        help="size of blended tiles, or rows of exact bands; 0: planned (default: 0)")  # fmt: skip
-    group.add_argument("--overlap", type=int, default=64, metavar="PX", help="overlap of blended tiles (default: 64)")
+    group.add_argument("--overlap", type=int, metavar="PX",
+                       help="overlap of blended tiles (default: 64, or half of a tile that is no larger)")  # fmt: skip
     group.add_argument("--vram-gb", type=float, metavar="GB",
                        help="memory target (default: 81.25 %% of the card, which auto tiling may raise to what is "
                        "free)")  # fmt: skip
@@ -152,6 +165,7 @@ def frame_rate(text: str) -> Fraction | None:
 
 def load_vae(args: argparse.Namespace, ranks: Ranks | None = None) -> VideoVAE:
     """ranks: of torchrun; each has a GPU of its own machine, if there are any."""
+    from .. import log
     from ..loader import demo_vae_path, load
     from ..options import DEFAULTS
 
@@ -161,6 +175,8 @@ def load_vae(args: argparse.Namespace, ranks: Ranks | None = None) -> VideoVAE:
         device = args.devices.partition(",")[0].strip()
     if device is None and ranks is not None:
         device = ranks.device
+    if args.vae is None and (ranks is None or ranks.rank == 0):
+        log.warn("no --vae: the small demo VAE, which is only for trying things out")
     vae = load(args.vae or demo_vae_path(), precision=args.precision, device=device, norm_groups=args.norm_groups)
     vae.options = options
     return vae
@@ -188,13 +204,64 @@ def give_report(vae: VideoVAE, args: argparse.Namespace) -> None:
 
 @contextmanager
 def progress(label: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """A tqdm bar as the engine's progress callback; without a terminal tqdm shows none."""
-    from tqdm import tqdm
+    """The engine's progress callback: a tqdm bar on a terminal, elsewhere a line on stderr now and then."""
+    if quiet or sys.stderr is None:
+        yield lambda done, total: None
+    elif not sys.stderr.isatty():
+        with Lines(label) as lines:
+            yield lines
+    else:
+        from tqdm import tqdm
 
-    with tqdm(desc=label, unit="", disable=True if quiet else None) as bar:
+        with tqdm(desc=label, unit="") as bar:
 
-        def report(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
+            def report(done: int, total: int) -> None:
+                bar.total = total
+                bar.update(done - bar.n)
 
-        yield report
+            yield report
+
+
+class Lines:
+    """Says on stderr how far a run is, from a thread: one chunk may take minutes."""
+
+    #: Seconds to the first line, and at most between two.
+    FIRST, LONGEST = 10.0, 120.0
+
+    def __init__(self, label: str) -> None:
+        self._label, self._began, self._reached = label, time.monotonic(), (0, 0)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._say, name=f"progress of {label}", daemon=True)
+
+    def __enter__(self) -> Lines:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def __call__(self, done: int, total: int) -> None:
+        """As a progress callback; total 0: nobody knows."""
+        self._reached = done, total
+
+    @classmethod
+    def waits(cls) -> Iterator[float]:
+        """Seconds from one line to the next: a day of work does not print thousands."""
+        wait = cls.FIRST
+        while True:
+            yield wait
+            wait = min(2 * wait, cls.LONGEST)
+
+    def line(self) -> str:
+        """How far it is, and since when it runs."""
+        done, total = self._reached
+        of = f"{done} of {total} steps ({done / total:.0%})" if total else f"{done} steps"
+        return f"{self._label}: {of} in {time.monotonic() - self._began:.0f} s"
+
+    def _say(self) -> None:
+        for wait in self.waits():
+            if self._over.wait(wait):
+                return
+            with suppress(OSError, ValueError):  # whoever read it has gone
+                print(self.line(), file=sys.stderr, flush=True)

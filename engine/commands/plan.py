@@ -65,18 +65,23 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--frames {args.frames}: a clip has at least one frame")
     half, card = "encoder" if args.encode else "decoder", asked(args)
     planner, architecture, note = _planner(args, half, card)
-    count = args.frames or (1 if architecture.still else 81)
-    spatial = architecture.spatial
+    wanted = args.frames or (1 if architecture.still else 81)
+    count, spatial = architecture.filled(wanted), architecture.spatial
     precision = architecture.native if args.precision == "auto" else args.precision
     if min(width, height) < spatial:
         raise InputError(f"--size {args.size}: frames are at least {spatial}x{spatial} pixels")
+    # As `encode` fills up what makes no whole latent; a decode is of such a latent.
+    whole = spatial * architecture.side
+    given, (width, height) = (width, height), (n + -n % whole for n in (width, height))
     latents = architecture.latents(count)
     size = latents, height // spatial, width // spatial
-    rest = (height % spatial, width % spatial) if args.encode else (0, 0)
-    plan = functools.partial(planner.plan, half, size, request, rest=rest)
+    plan = functools.partial(planner.plan, half, size, request)
     rows = [_row(plan, limits, architecture.temporal, planner.walk.rates) for limits in _limits(args, request)]
     frames, config = architecture.frames(latents), planner.walk.config
     there = card and words(card, architecture, config, half, precision, kernels(args), (width, height, frames))
+    if (*given, wanted) != (width, height, frames):
+        filled = f"{given[0]}x{given[1]}, {wanted} frames: filled up to {width}x{height}, {frames} frames, as by encode"
+        note = f"{filled}; {note}" if note else filled
     result = frames * height * width * colours_of(config)[1] * request.dtype.itemsize
     shared = _shared(args, architecture, planner, size) if args.devices else []
     if args.json:

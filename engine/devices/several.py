@@ -16,7 +16,7 @@ from ..core import Core
 from ..errors import InputError, PlanError
 from ..memory import GIB, available_ram
 from ..report import Report
-from ..request import Request
+from ..request import OVERLAP, Request
 from ..run.passes import Latents
 from ..run.plan import Plan
 from ..run.progress import Ticker
@@ -144,7 +144,7 @@ def in_tiles_of(vae: Core, half: str, size: tuple[int, int, int], request: Reque
         return request
     s = vae.architecture.spatial
     tile = s * max(plan.grid.rows.size, plan.grid.cols.size)
-    overlaps = (min(o, tile - 1) for o in (request.overlap, Request.overlap, s))  # `tile` may be less than was asked
+    overlaps = (min(o, tile - 1) for o in (request.overlap, OVERLAP, s))  # `tile` may be less than was asked
     shared = next(o for o in overlaps if grid(*size[1:], tile, o, s) == plan.grid)
     return replace(request, tiling="blended", tile=tile, overlap=shared, chunk=0)
 

@@ -12,27 +12,30 @@ from typing import Any, BinaryIO
 
 import torch
 
-from .. import log
+from .. import latent_note, log
 from ..errors import InputError
 from ..finite import all_finite
+from ..request import check_dense
 from .writing import replacing, stamp, unwritable, write_tensors
 
 _LEGACY_SCALE = 1 / 0.18215  # ComfyUI's Load Latent applies it to files without the version marker
 
 
 def write_latent(path: str | Path, latent: torch.Tensor, metadata: Mapping[str, str] | None = None) -> None:
-    """Write a host-scaled latent [B, C, T, h, w], or pictures' [B, C, h, w], with optional text metadata (`fps`, ...).
+    """Write a host-scaled latent [B, C, T, h, w], or pictures' [B, C, h, w], with optional text metadata (`fps`, ...)
+    and the note of the VAE that made it, if the tensor has one.
 
     The tensor is called `latent`; in a file ending in .latent it is `latent_tensor` beside the version marker, which is
     what ComfyUI's Load Latent reads.
     """
+    check_dense(latent, "a latent")
     if latent.ndim not in (4, 5):
         raise InputError(f"{path}: latent shape {list(latent.shape)} is not [batch, channels, time, height, width]")
     if Path(path).suffix.lower() == ".latent":
         tensors = {"latent_tensor": latent, "latent_format_version_0": torch.empty(0)}
     else:
         tensors = {"latent": latent}
-    write_tensors(path, tensors, metadata)
+    write_tensors(path, tensors, {**latent_note.found(latent), **(metadata or {})})
 
 
 class LatentFile:
@@ -51,6 +54,8 @@ class LatentFile:
         self.path = Path(path)
         with _opened(self.path) as file:
             self._stamp = stamp(self.path)
+            #: Of the VAE that made it, as `latent_note.note_of` has it; empty where the file does not say.
+            self.vae_note = latent_note.in_metadata(file.metadata() or {})
             names = set(file.keys())
             comfy = "latent" not in names
             self._name = "latent_tensor" if comfy else "latent"
@@ -68,6 +73,8 @@ class LatentFile:
             whole, self._form = _five_axes(path, shape, channels, batched=comfy)
         if whole[1] != channels:
             raise InputError(f"{path}: has {whole[1]} channels, not {channels} (shape {whole})")
+        if not self.vae_note:
+            log.once(f"{path}: does not say which VAE made it; check that it is the one that decodes it")
         if not min(whole):
             raise InputError(f"{path}: the latent is empty (shape {whole})")
         if item is not None and not 0 <= item < whole[0]:
@@ -100,8 +107,8 @@ class LatentFile:
         return part
 
     def read(self) -> torch.Tensor:
-        """All of it, float32 [B, C, T, h, w]."""
-        return torch.stack([self[clip, :, :] for clip in range(self.shape[0])])
+        """All of it, float32 [B, C, T, h, w], with the file's note of the VAE that made it."""
+        return latent_note.marked(torch.stack([self[clip, :, :] for clip in range(self.shape[0])]), self.vae_note)
 
 
 def read_latent(path: str | Path, channels: int = 16, still: bool = False) -> torch.Tensor:

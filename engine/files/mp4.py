@@ -19,6 +19,7 @@ from .. import log
 from ..errors import InputError
 from ..finite import all_finite
 from ..hardware import cores
+from ..request import check_dense, check_range
 from .fragments import Appended, scan
 from .media import BT709, FULL, LIMITED, SWS_FLAGS, Frames
 from .mp4_finish import finish_file
@@ -360,6 +361,7 @@ def check_free(path: Path, force: bool) -> None:
 
 def to_integers(frame: torch.Tensor, index: int, deep: bool = False) -> np.ndarray:
     """[H, W, 3 or 4] in 0..1 or bytes -> uint8, or uint16 where `deep`. Raises InputError."""
+    check_dense(frame, f"frame {index}")
     if frame.ndim != 3 or frame.shape[-1] not in (3, 4):
         raise InputError(f"frame {index} has shape {tuple(frame.shape)}; [height, width, 3 or 4] is needed")
     if frame.dtype == torch.uint8:
@@ -373,18 +375,35 @@ def to_integers(frame: torch.Tensor, index: int, deep: bool = False) -> np.ndarr
     return frame.mul(255).round_().clamp_(0, 255).to(torch.uint8).cpu().contiguous().numpy()
 
 
-def write_mp4(path: str | Path, frames: Frames, fps: Fraction | float, crf: int = 12) -> None:
-    """Write frames (float 0..1 or uint8; a tensor [F, H, W, 3] or an iterable of [H, W, 3]) as H.264, replacing `path`.
+def write_mp4(
+    path: str | Path, frames: Frames, fps: Fraction | float, crf: int = 12, *, overwrite: bool = True
+) -> None:
+    """Write frames as H.264 in an MP4. A file that is at `path` already is replaced, unless overwrite is false.
 
-    yuv420p, BT.709, constant quality `crf` (0 best .. 51). yuv420p needs even sizes: an odd width or height is padded
-    by repeating the last column or row, and that is said once. Raises InputError, OSError.
+    yuv420p, BT.709. yuv420p needs even sizes: an odd width or height is padded by repeating the last column or row, and
+    that is said once.
+
+    Args:
+        path: the file; it is complete when it gets this name.
+        frames: a tensor [F, H, W, 3] or an iterable of [H, W, 3], float in 0..1 or uint8.
+        fps: frames per second.
+        crf: constant quality, 0 (best) to 51.
+        overwrite: replace an existing file (the default); false refuses it, before any frame is taken.
+
+    Raises:
+        InputError: no frames, frames of another shape or range, or an existing file with overwrite=False.
+        OSError: the file cannot be written.
     """
     form = Format(Fraction(fps), crf=crf)
+    if not overwrite and Path(path).exists():
+        raise InputError(f"{path}: exists already; choose another name, or give overwrite=True to replace it")
     with replacing(Path(path)) as temporary:
         writer = Mp4Writer(temporary, form, name=Path(path).name)
         try:
             with writer:
                 for frame in frames:
+                    check_dense(frame, "a frame")
+                    check_range(frame)
                     writer.write(frame[None])
             if not writer.done:
                 raise InputError(f"{path}: no frames to write")

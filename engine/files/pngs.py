@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from ..errors import InputError
+from ..request import check_dense, check_range
 from .media import Frames
 from .mp4 import check_count, check_free, check_identity, part_of, to_integers
 from .writing import FRAME_NAME, IDENTITY, held, refuse_foreign_files, replacing, unwritable
@@ -123,6 +124,8 @@ def write_png(path: str | Path, frame: torch.Tensor) -> None:
     """Write one frame [H, W, 3] (float 0..1 or uint8) as an 8-bit PNG, replacing `path`."""
     from PIL import Image
 
+    check_dense(frame, "a frame")
+    check_range(frame)
     with replacing(Path(path)) as temporary:
         Image.fromarray(to_integers(frame, 0)).save(temporary, format="png")
 
@@ -143,6 +146,8 @@ def write_png_folder(path: str | Path, frames: Frames) -> None:
         temporary.mkdir()
         count = 0
         for count, frame in enumerate(frames, start=1):
+            check_dense(frame, "a frame")
+            check_range(frame)
             Image.fromarray(to_integers(frame, count - 1)).save(temporary / FRAME_NAME.format(count - 1))
         if not count:
             raise InputError(f"{path}: no frames to write")

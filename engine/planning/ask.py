@@ -22,3 +22,5 @@ class Ask:
     host: int | None
     rest: tuple[int, int]
     check: Callable[[], None]
+    #: Raises the target, for refusals.
+    option: str = "vram_gb"

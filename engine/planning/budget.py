@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -26,18 +26,24 @@ class Limits:
     """Bytes that a plan may take.
 
     target: on the device, weights included; None: no limit. room: up to which "auto" may raise that; None: it may not.
-    host: of histories that wait in host memory; None: no limit, 0: none may, as on a CPU.
+    host: of histories that wait in host memory; None: no limit, 0: none may, as on a CPU. option: the one that raises
+    the target, for refusals.
     """
 
     target: int | None = None
     room: int | None = None
     host: int | None = 0
+    option: str = "vram_gb"
 
     def shared(self, runs: int, device: torch.device) -> Limits:
         """Of one among so many runs at once, each on a device of its own: the host's memory is for all of them."""
         host = self.host and self.host // runs
         target = self.target // runs if self.target and device.type == "cpu" else self.target
-        return Limits(target, self.room, host)
+        return replace(self, target=target, host=host)
+
+    def below(self, size: int) -> Limits:
+        """With a peak of less than so many bytes on the device."""
+        return replace(self, target=size - 1, room=None)
 
     def hold(self, plan: Plan) -> bool:
         """Whether a plan that was made for others keeps within these."""
@@ -79,7 +85,8 @@ class Machine:
     def limits(self, request: Request) -> Limits:
         """Of a run that asks for this."""
         r = request
-        return Limits(self.target(r.vram_gb, r.ram_gb)[0], self.room(r.vram_gb), self.host(r.ram_gb))
+        option = "vram_gb" if self.card is not None or r.vram_gb else "ram_gb"
+        return Limits(self.target(r.vram_gb, r.ram_gb)[0], self.room(r.vram_gb), self.host(r.ram_gb), option)
 
     def target(self, vram_gb: float | None, ram_gb: float | None) -> tuple[int | None, str]:
         """Bytes this process may reach on the device, weights included (None: nothing is known), and the name of where

@@ -73,7 +73,7 @@ class OwnPlanner:
                 check()
         pixels = f"{own.unit * size[2] + rest[1]}x{own.unit * size[1] + rest[0]}"
         needs, target = in_gb(least.peak_bytes), in_gb(most[-1])
-        raise PlanError(refusals.OWN_TILES.format(size=pixels, needs=needs, target=target))
+        raise PlanError(refusals.OWN_TILES.format(size=pixels, needs=needs, target=target, option=limits.option))
 
     def _program(self, half: str) -> TiledProgram:
         return getattr(self._model, half).program

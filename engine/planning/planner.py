@@ -101,7 +101,7 @@ class Planner:
         if chunk and chunks is not None and chunk != chunks[1] and self._fused():
             log.once(f"chunk={chunk} is not used: this network's norms take {chunks[1]} latents at a time together")
         band = request.tile if request.tiling == "exact" else 0
-        ask = Ask(half, *size, request.chunk, request.dtype, band, limits.host, rest, check)
+        ask = Ask(half, *size, request.chunk, request.dtype, band, limits.host, rest, check, limits.option)
         if request.tiling == "blended":
             return self._blended(ask, request.tile, request.overlap, limits.target)
         if request.tiling == "auto":
@@ -340,7 +340,8 @@ class Planner:
 
     def _needs(self, ask: Ask, tiles: Grid, target: int | None) -> dict[str, str]:
         """What every refusal says: the frame, what it takes in these tiles, and the target."""
-        return {"size": self._size(ask), "needs": in_gb(self._least(ask, tiles)), "target": in_gb(target)}
+        needs = in_gb(self._least(ask, tiles))
+        return {"size": self._size(ask), "needs": needs, "target": in_gb(target), "option": ask.option}
 
     def _smallest(self, ask: Ask) -> str:
         program = self._program(ask.half)

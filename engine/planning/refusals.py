@@ -1,21 +1,22 @@
 """What plans say where nothing fits or a wish gives way: whole sentences, which the panel has in other languages.
 
 size: a frame in pixels, "1280x720"; needs, target and other memory as `in_gb` gives it; tile_px, overlap_px: in pixels.
-ways: further ways out, each of which may have more behind it.
+option: what raises the target, vram_gb or, on a CPU, ram_gb. ways: further ways out, each of which may have more behind
+it.
 """
 
 SMALLEST = (
-    "{size} needs {needs} even in the smallest tiles and the target is {target}: raise vram_gb, or use smaller frames"
+    "{size} needs {needs} even in the smallest tiles and the target is {target}: raise {option}, or use smaller frames"
 )
 SMALLEST_CLIP = f"{SMALLEST} or a shorter clip"
 SMALLEST_OVERLAP = (
     "{size} needs {needs} even in the smallest tiles that share overlap={overlap_px} and the target is {target}: "
-    "lower the overlap, or raise vram_gb"
+    "lower the overlap, or raise {option}"
 )
-TILE = "tile={tile_px} at {size} needs {needs} and the target is {target}: raise vram_gb"
+TILE = "tile={tile_px} at {size} needs {needs} and the target is {target}: raise {option}"
 TILE_SMALLER = (
     "tile={tile_px} at {size} needs {needs} and the target is {target}: use a smaller tile (0: automatic) or overlap, "
-    "or raise vram_gb"
+    "or raise {option}"
 )
 CHUNK = (
     "chunk={chunk} needs {needs} at {size} and the target is {target}: lower chunk ({fits} fits; 0 lets the planner "
@@ -23,10 +24,10 @@ CHUNK = (
 )
 CHUNK_TOO = "chunk={chunk} needs {needs}: lower it too (0 lets the planner choose)"
 OWN_TILES = (
-    "{size} in its own tiles needs {needs} at least and the target is {target}: raise vram_gb, or use smaller frames"
+    "{size} in its own tiles needs {needs} at least and the target is {target}: raise {option}, or use smaller frames"
 )
 
-WHOLE = "{size} untiled needs {needs} and the target is {target}: raise vram_gb, {ways}"
+WHOLE = "{size} untiled needs {needs} and the target is {target}: raise {option}, {ways}"
 LEANER = "or use fp16 or bf16, which need less, {ways}"
 MORE_OF_BOTH = "or vram_gb to {gpu} and ram_gb to {ram} (it is {allowed}), {ways}"
 MORE_RAM = "or ram_gb to {ram} (it is {allowed}; {gpu} of GPU memory then do), {ways}"

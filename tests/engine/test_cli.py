@@ -1,5 +1,6 @@
 """The console command: what it writes, what it refuses and how it ends."""
 
+import io
 import json
 import os
 import re
@@ -14,13 +15,17 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from zerowaste_vae.engine import CheckpointError, InputError, PlanError, load
-from zerowaste_vae.engine.archs import DEFAULT
+from zerowaste_vae.engine.archs import DEFAULT, by_name
+from zerowaste_vae.engine.bench.subject import random_checkpoint
 from zerowaste_vae.engine.cli import COMMANDS, main
 from zerowaste_vae.engine.commands.encode import pad
 from zerowaste_vae.engine.files.latents import latent_metadata, read_latent, write_latent
 from zerowaste_vae.engine.files.media import read_video
 from zerowaste_vae.engine.files.mp4 import write_mp4
 from zerowaste_vae.engine.files.pngs import write_png_folder
+from zerowaste_vae.engine.latent_note import note_of
+
+from .archs.small import WHOLE
 
 
 @pytest.fixture
@@ -75,7 +80,11 @@ def test_encode_and_back_keeps_frames_sizes_and_rate(run, vae):
     clip, _ = read_video("clip")
     code, out, _ = run("encode", "clip", "l.safetensors", "--vae", "{vae}", "--fps", "12.5")
     assert code == 0 and "latent 1x16x3x3x4 of 7 frames 27x19" in out
-    assert latent_metadata("l.safetensors") == {"fps": "25/2", "frames": "7", "height": "19", "width": "27"}
+    notes = {"fps": "25/2", "frames": "7", "height": "19", "width": "27"}
+    assert latent_metadata("l.safetensors") == note_of(vae) | notes
+    assert run("encode", "clip", "m.safetensors", "--vae", "{vae}", "--report", "r.json", "--verbose")[0] == 0
+    report = json.loads(Path("r.json").read_text())
+    assert (report["repeated"], report["dropped"]) == (2, 0)
     assert torch.equal(read_latent("l.safetensors"), vae.encode(pad(clip, DEFAULT.filled, 8)))
     assert run("decode", "l.safetensors", "back", "--vae", "{vae}")[0] == 0
     assert read_video("back")[0].shape == clip.shape
@@ -300,8 +309,38 @@ def test_info_describes_a_file(run, make_vae_file):
     assert shown["encoder"] == shown["decoder"] == "widths 8, 16, 16, 16"
     assert shown["norm groups"] == "4 (named in the file)"
     assert shown["weights"].endswith("246 tensors, read as 246 float32")
-    assert "encoder         not in this file" in run("info", make_vae_file(encoder=None))[1]
+    code, out, _ = run("info", make_vae_file(encoder=None))
+    assert code == 0 and "encoder         not in this file" in out and "half a VAE      it decodes" in out
     one_error(run("info", "gone.safetensors"), "gone.safetensors")
+
+
+def checkpoints(vae_file):
+    """A file of each of some families, with both halves."""
+    yield "seedvr2", load_file(vae_file), {"norm_num_groups": "4"}
+    for name in ("wan2.1", "flux"):
+        given = random_checkpoint(WHOLE[name], 0, by_name(name))
+        yield name, given.tensors, given.metadata
+
+
+def test_info_describes_half_a_vae(run, vae_file):
+    """Of any half, and one of which something is missing."""
+    for name, tensors, notes in checkpoints(vae_file):
+        encoder = {key: t for key, t in tensors.items() if not key.startswith("decoder.")}
+        save_file(encoder, "encoder.safetensors", notes)
+        code, out, err = run("info", "encoder.safetensors")
+        shown = {line[:16].strip(): line[16:] for line in out.splitlines()}
+        assert code == 0, err
+        assert shown["architecture"].startswith(name) and shown["encoder"].startswith("widths ")
+        assert shown["decoder"] == "not in this file" and "without its decoder" in shown["half a VAE"]
+        assert shown["latents"].startswith("16 channels") and f" in {len(encoder)} tensors" in shown["weights"]
+        Image.new("RGB", (16, 16)).save("a.png")
+        one_error(run("encode", "a.png", "l.safetensors", "--vae", "encoder.safetensors"), "encoder.safetensors")
+        inside = next(key for key in encoder if key.startswith("encoder."))
+        save_file({key: t for key, t in tensors.items() if key != inside}, "cut.safetensors", notes)
+        code, out, _ = run("info", "cut.safetensors")
+        assert code == 0 and "encoder         incomplete" in out and "half a VAE      it decodes" in out
+        save_file({key: t for key, t in encoder.items() if key != inside}, "bad.safetensors", notes)
+        one_error(run("info", "bad.safetensors"), "bad.safetensors", "decoder")
 
 
 def test_notes_of_thousands_of_digits_are_none(run, latent, noise):
@@ -347,3 +386,60 @@ print(main(["decode", "l.safetensors", "a.mp4"]))
     assert re.search(r"^torch +not installed$", done.stdout, re.M)
     assert all(name in done.stdout for name in COMMANDS)
     assert re.fullmatch(r"zerowaste-vae: error: [^\n]*'torch' is not installed[^\n]*\n", done.stderr)
+
+
+#: Encodings, and names that they lack: in another script, and with a byte that is no UTF-8.
+CONSOLES = [("cp1252", "\u65e5\u672c\u8a9e.safetensors"), ("ascii:strict", "\u00e9.safetensors")]
+CONSOLES += [] if sys.platform == "win32" else [("utf-8", "bad\udcff.safetensors")]
+
+
+@pytest.mark.parametrize(("encoding", "name"), CONSOLES)
+def test_no_console_ends_a_finished_run(tmp_path, vae_file, encoding, name):
+    """Nor an error's line: whatever a console cannot show is shown as an escape."""
+    Image.new("RGB", (16, 16)).save(tmp_path / "a.png")
+
+    def call(*args):
+        command = [sys.executable, "-m", "zerowaste_vae", *args, "--vae", str(vae_file)]
+        environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True)
+        return done.returncode, done.stdout, done.stderr
+
+    code, out, err = call("encode", "a.png", name)
+    assert (code, out.count(b"\n")) == (0, 1) and (tmp_path / name).exists(), err
+    code, out, err = call("encode", "a.png", name)
+    assert (code, out, err.count(b"\n")) == (2, b"", 1) and b"exists already" in err, err
+
+
+def test_output_may_be_any_object(monkeypatch, latent, vae_file, tmp_path):
+    """Notebooks and programs without a console replace the streams, or have none."""
+    monkeypatch.chdir(tmp_path)
+    for number, stream in enumerate((io.StringIO(), None)):
+        monkeypatch.setattr(sys, "stdout", stream)
+        monkeypatch.setattr(sys, "stderr", stream)
+        assert main(["decode", str(latent), f"{number}.safetensors", "--vae", str(vae_file)]) == 0
+        assert Path(f"{number}.safetensors").exists()
+
+
+def test_errors_of_memory_name_the_option_that_was_given(run, latent):
+    for name in ("vram", "ram"):
+        other = {"vram": "ram_gb", "ram": "vram_gb"}[name]
+        said = run("decode", latent, "a.mp4", "--vae", "{vae}", f"--{name}-gb", "0.000001")
+        one_error(said, f"raise {name}_gb")
+        assert not re.search(rf"\b{other}", said[2]), said[2]
+        for tiling in ("untiled", "blended", "exact"):
+            one_error(run("decode", latent, "a.mp4", "--vae", "{vae}", f"--{name}-gb", "0.000001", "--tiling", tiling),
+                      f"raise {name}_gb")  # fmt: skip
+        one_error(run("decode", latent, "a.mp4", "--vae", "{vae}", f"--{name}-gb", "-1"), f"{name}_gb=-1")
+
+
+@pytest.mark.parametrize("tile", [16, 24, 48, 56, 64, 72])
+def test_the_usual_overlap_suits_every_tile(run, vae, noise, tile):
+    write_latent("wide.safetensors", noise(1, 16, 1, 12, 12))
+    blended = ("--tiling", "blended", "--tile", tile)
+    assert run("decode", "wide.safetensors", "a.safetensors", "--vae", "{vae}", *blended)[0] == 0
+    shared = 64 if tile > 64 else tile // 2
+    expected = vae.decode(read_latent("wide.safetensors"), tiling="blended", tile=tile, overlap=shared)
+    assert torch.equal(load_file("a.safetensors")["frames"], expected)
+    if tile <= 64:
+        said = run("decode", "wide.safetensors", "b.safetensors", "--vae", "{vae}", *blended, "--overlap", 64)
+        one_error(said, "overlap=64", f"tile={tile}")

@@ -3,7 +3,9 @@
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from zerowaste_vae import CheckpointError, InputError, demo_vae_path, load
+from zerowaste_vae import Checkpoint, CheckpointError, InputError, demo_vae_path, load
+from zerowaste_vae.engine.archs import ARCHITECTURES
+from zerowaste_vae.engine.loader import encoder_only
 
 
 def decoder_only(tensors):
@@ -128,3 +130,20 @@ def test_missing_file():
 
 def test_demo_path_is_in_assets():
     assert demo_vae_path().parts[-2:] == ("assets", "demo_vae.safetensors")
+
+
+@pytest.mark.parametrize("architecture", [a for a in ARCHITECTURES if a.published.config.encoder_widths],
+                         ids=lambda a: a.name)  # fmt: skip
+def test_an_encoder_alone_is_known_for_what_it_is(architecture):
+    """Of the published sizes, which need no memory here; a decoder's first tensor makes it no encoder alone."""
+    config = architecture.published.config
+    with torch.device("meta"):
+        tensors = dict(architecture.build(config).state_dict())
+    tensors |= {name: torch.tensor(values) for name, values in architecture.constants}
+    encoder = {key: t for key, t in tensors.items() if not key.startswith("decoder.")}
+    found, sizes = encoder_only(Checkpoint(dict(encoder), dict(architecture.published.metadata)))
+    assert (found.name, sizes.encoder_widths, sizes.decoder_widths) == (architecture.name, config.encoder_widths, None)
+    first = next(key for key in tensors if key.startswith("decoder."))
+    assert encoder_only(Checkpoint(encoder | {first: tensors[first]}, {})) is None
+    missing = next(key for key in encoder if key.startswith("encoder.") and key.endswith("bias"))
+    assert encoder_only(Checkpoint({k: t for k, t in encoder.items() if k != missing}, {})) is None

@@ -6,7 +6,7 @@ import pytest
 import torch
 from zerowaste_vae.engine import InputError, load
 from zerowaste_vae.engine.kernels.targets import capabilities
-from zerowaste_vae.engine.options import DEFAULTS, OFF, TOGGLES, Options, unavailable, unused
+from zerowaste_vae.engine.options import BY_DEFAULT, DEFAULTS, OFF, TOGGLES, Options, unavailable, unused
 from zerowaste_vae.engine.planning.fusable import availability
 
 from .warm_kernels import SWITCHED
@@ -73,8 +73,12 @@ def test_what_a_run_does_not_use(monkeypatch):
     tiles = unused(everything, reasons, torch.float16, fused=False)
     assert set(tiles) == {"tf32", "triton_fusion", *FUSED_ONLY}
     plain = unused(DEFAULTS.switched(off=TOGGLES), reasons, torch.float16, fused=False)
-    assert plain == {name: toggle.off for name, toggle in TOGGLES.items()}
-    assert plain["cuda_graphs"] == OFF and plain["winograd"].startswith(f"{OFF}: ")
+    assert plain == {name: toggle.off(name) for name, toggle in TOGGLES.items()}
+    assert plain["cuda_graphs"] == OFF and plain["winograd"].startswith(f"{BY_DEFAULT}: ")
+    for fused, dtype in itertools.product((True, False), (torch.float16, torch.float32)):
+        untouched = unused(DEFAULTS, unavailable(CUDA, dtype, None), dtype, fused=fused)
+        assert untouched["tf32"].startswith(BY_DEFAULT), untouched
+        assert not [name for name, reason in untouched.items() if OFF in reason], "nobody has switched it"
     layout = unused(DEFAULTS.switched(off=["channels_last_3d"]), reasons, torch.float16, fused=False)
     assert "channels_last_3d" in layout["triton_fusion"]
     fp32 = unused(everything, unavailable(CUDA, torch.float32, "fp32"), torch.float32, fused=False)
@@ -99,7 +103,7 @@ def test_each_switch_off_keeps_the_result(vae, fused_vae, noise, atol, off):
     torch.testing.assert_close(fused_vae.decode(z, chunk=2), vae.decode(z), rtol=0, atol=atol)
     plan = fused_vae.last_report.mode
     assert ("plain torch" in plan) == bool({"triton_fusion", "channels_last_3d"} & set(off))
-    assert {name for name, reason in fused_vae.last_report.off if reason.startswith(OFF)} >= set(off)
+    assert {name for name, reason in fused_vae.last_report.off if reason.startswith((OFF, BY_DEFAULT))} >= set(off)
     torch.testing.assert_close(fused_vae.encode(video), vae.encode(video), rtol=0, atol=1e-4)
 
 

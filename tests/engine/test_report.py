@@ -52,7 +52,7 @@ def test_text_and_dict_say_the_same(fresh, noise):
     assert data["complete"] is True and data["events"] == dict.fromkeys(EVENTS, 0)
     for entry in data["off"]:
         assert f"{entry['name']}: {entry['reason']}" in text
-    assert {"name": "tf32", "reason": "switched off"} in data["off"]
+    assert {"name": "tf32", "reason": "off by default"} in data["off"] and "switched off" not in text
     assert "event" not in text and "dB" not in text and "reserved" not in text
 
 
@@ -119,3 +119,17 @@ def test_measured_on_a_gpu():
         torch.empty(GIB // 4, dtype=torch.float32, device="cuda")
     assert report.allocated_gb * GIB == before + GIB
     assert report.reserved_gb >= report.allocated_gb
+
+
+def test_frames_that_fill_no_latent_and_copies_that_do_are_said(fresh):
+    """Python leaves them out; whoever fills clips up says so."""
+    vae = fresh
+    for count, dropped in ((1, 0), (5, 0), (7, 2), (8, 3)):
+        vae.encode(torch.rand(count, 16, 16, 3))
+        assert vae.last_report.dropped == vae.last_report.as_dict()["dropped"] == dropped
+        said = f"frames  the last {dropped} of {count} fill no latent and were left out"
+        assert (said in vae.last_report.text()) == (dropped > 0)
+        list(vae.encode_stream(torch.rand(count, 16, 16, 3)))
+        assert vae.last_report.dropped == dropped
+    vae.last_report.repeated = 2
+    assert "frames  the last one was repeated 2 times to fill a latent" in vae.last_report.text()

@@ -7,7 +7,17 @@ import pytest
 import torch
 from zerowaste_vae import InputError
 from zerowaste_vae.engine.devices.kinds import resolve
+from zerowaste_vae.engine.files.latents import write_latent
+from zerowaste_vae.engine.files.mp4 import write_mp4
+from zerowaste_vae.engine.files.pngs import write_png, write_png_folder
 from zerowaste_vae.engine.request import Request, check_latent, check_out, check_part, check_seed, check_video
+
+#: Tensors that hold no values side by side.
+STRANGE = {
+    "sparse": torch.Tensor.to_sparse,
+    "meta": lambda t: t.to("meta"),
+    "nested": lambda t: torch.nested.nested_tensor([t[0], t[0]]),
+}
 
 
 @pytest.mark.parametrize(
@@ -94,3 +104,60 @@ def test_whole_numbers_are_bytes(kind):
     """Others would be taken for floats in 0..1."""
     with pytest.raises(InputError, match=r"0\.\.1 or of bytes \(uint8\), not torch"):
         check_video(torch.ones(1, 1, 8, 8, 3).to(kind), 8)
+
+
+@pytest.mark.parametrize("kind", STRANGE)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_tensors_without_values_side_by_side_are_one_line(kind, vae, tmp_path):
+    """Wherever a tensor comes in."""
+    latent, video = (STRANGE[kind](torch.zeros(shape)) for shape in ((1, 16, 1, 2, 2), (1, 1, 16, 16, 3)))
+    frame = STRANGE[kind](torch.zeros(16, 16, 3))
+    calls = {
+        "decode": lambda: vae.decode(latent),
+        "stream": lambda: list(vae.stream(latent)),
+        "decode_raw": lambda: vae.decode_raw(latent),
+        "encode": lambda: vae.encode(video),
+        "encode_stream": lambda: list(vae.encode_stream([video])),
+        "encode_raw": lambda: vae.encode_raw(STRANGE[kind](torch.zeros(1, 3, 1, 16, 16))),
+        "write_latent": lambda: write_latent(tmp_path / "l.safetensors", latent),
+        "write_mp4": lambda: write_mp4(tmp_path / "a.mp4", [frame], 24),
+        "write_png": lambda: write_png(tmp_path / "a.png", frame),
+        "write_png_folder": lambda: write_png_folder(tmp_path / "a", [frame]),
+    }
+    for name, call in calls.items():
+        with pytest.raises(InputError, match=kind) as caught:
+            call()
+        assert "\n" not in str(caught.value), name
+    assert not list(tmp_path.iterdir())
+
+
+#: Of the values of frames -> what is said of them; None: nothing.
+RANGES = {
+    "bytes as floats": (lambda t: 255 * t, "frames reach 25"),
+    "-1 to 1": (lambda t: 2 * t - 1, r"below -0\.1"),
+    "normal": (lambda t: 6 * t - 3, "frames reach"),
+    "one value above": (lambda t: t.index_fill(0, torch.tensor([0]), 2.1), "frames reach 2.1"),
+    "sharpened": (lambda t: 1.4 * t - 0.09, None),
+    "a few below": (lambda t: torch.where(t < 0.005, -0.5, t), None),
+    "many below": (lambda t: torch.where(t < 0.03, -0.5, t), r"3 % of the frames' values are below -0\.1"),
+    "at the limits": (lambda t: 2.1 * t.clamp(0, 1) - 0.1, None),
+}
+
+
+@pytest.mark.parametrize("case", RANGES)
+def test_frames_of_another_range_are_refused_with_the_cure(case, vae, tmp_path):
+    change, says = RANGES[case]
+    video = change(torch.linspace(0, 1, 5 * 16 * 16 * 3)).reshape(5, 16, 16, 3)
+    whole = lambda: torch.cat(list(vae.encode_stream([video])), 2)  # noqa: E731
+    if says is None:
+        assert torch.equal(vae.encode(video), vae.encode(video, any_range=True)) and whole().shape[2] == 2
+        return
+    calls = (lambda: vae.encode(video), whole, lambda: write_mp4(tmp_path / "a.mp4", video, 24),
+             lambda: write_png_folder(tmp_path / "a", video))  # fmt: skip
+    for call in calls:
+        with pytest.raises(InputError, match=rf"{says}.*0\.\.1: (divide|give)|frames reach|below"):
+            call()
+    with pytest.raises(InputError, match=says):
+        calls[0]()
+    assert vae.encode(video, any_range=True).shape == (1, 16, 2, 2, 2)
+    assert not list(tmp_path.iterdir())

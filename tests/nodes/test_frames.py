@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
-from zerowaste_vae.engine import InputError
+from zerowaste_vae.engine import InputError, latent_note
 from zerowaste_vae.engine.archs import ARCHITECTURES, DEFAULT
-from zerowaste_vae.nodes.frames import Layout, as_clip, as_latent, crop_clip, pad_clip
+from zerowaste_vae.nodes.frames import (
+    ANY_VAE,
+    VAE_NOTE,
+    Layout,
+    as_clip,
+    as_latent,
+    check_maker,
+    crop_clip,
+    pad_clip,
+    strange,
+)
 
 #: 4n + 1 frames.
 FOURS = DEFAULT.filled
@@ -91,3 +101,36 @@ def test_collapsed_latents_have_channels_outside_and_time_inside():
 def test_other_latents_are_refused(shape):
     with pytest.raises(InputError, match="latent"):
         as_latent(torch.zeros(shape), 16)
+
+
+@pytest.mark.parametrize(
+    "make", [torch.Tensor.to_sparse, lambda t: t.to("meta"), lambda t: torch.nested.nested_tensor([t[0], t[0]])]
+)
+def test_tensors_without_values_side_by_side_are_one_line(make):
+    """Of a nested latent the first part is taken: frames and sound come so."""
+    for call in (lambda t: as_clip(t), lambda t: as_latent(t, 16), strange):
+        given = make(torch.zeros(1, 16, 8, 16, 16))
+        with pytest.raises(InputError, match=r"nested|meta device|sparse|connect") as caught:
+            call(given)
+        assert "\n" not in str(caught.value)
+
+
+def test_frames_of_another_range_are_worth_a_line(caplog):
+    clip = torch.rand(5, 16, 16, 3)
+    assert strange(clip) == strange((255 * clip).byte()) == strange(1.4 * clip - 0.09) == []
+    assert strange(clip.clone().fill_(float("nan"))) == []  # which the run itself refuses
+    assert not caplog.text
+    (line,) = strange(255 * clip)
+    assert "frames are in 0..1" in line and line in caplog.text
+    (line,) = strange(2 * clip - 1)
+    assert "below -0.1" in line and "(frames + 1) / 2" in line
+
+
+def test_a_latent_of_another_vae_is_refused_and_the_widget_allows_it(vae):
+    note = latent_note.note_of(vae)
+    for samples in ({}, {VAE_NOTE: note}, {VAE_NOTE: None}, {VAE_NOTE: note | {"version": "0"}}):
+        check_maker(samples, vae, False)
+    other = {VAE_NOTE: note | {"family": "wan2.1"}}
+    with pytest.raises(InputError, match=f"The latent was made by wan2.1 .* seedvr2 .* switch on {ANY_VAE} on this"):
+        check_maker(other, vae, False)
+    check_maker(other, vae, True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from zerowaste_vae.engine import InputError
+from zerowaste_vae.engine.request import Request
 from zerowaste_vae.nodes.settings import Settings, from_widgets
 
 OPTIMIZE = Settings(tiling="blended", tile=320, overlap=32, chunk=2, vram_gb=8)
@@ -54,6 +55,15 @@ def test_the_engine_gets_the_default_overlap():
     asked = {"tiling": "blended", "tile": 0, "overlap": 64, "chunk": 0, "vram_gb": None, "ram_gb": None}
     assert Settings("blended").options() == asked
     assert Settings("blended", overlap=0).options()["overlap"] == 0
+
+
+@pytest.mark.parametrize(("tile", "shared"), [(0, 64), (512, 64), (72, 64), (64, 32), (48, 24)])
+def test_the_widgets_own_overlap_suits_every_tile(tile, shared):
+    """Its value cannot be told from a user's, and is no wish."""
+    wishes = from_widgets(tiling={"tiling": "blended", "tile": tile, "overlap": 64})
+    asked = wishes.over(from_widgets()).options()
+    assert asked["overlap"] == shared
+    Request(**asked).check(8)
 
 
 def test_gpus_are_the_last_nodes_word_on_them():

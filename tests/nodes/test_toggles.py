@@ -103,7 +103,7 @@ def test_texts_of_toggles_are_in_both_languages():
 def test_reasons_of_toggles_are_known_in_chinese(monkeypatch):
     """All but those that name the card."""
     known = json.loads((ROOT / "locales" / "zh" / "main.json").read_text("utf-8"))["zerowaste"]["said"]
-    said = {toggle.off for toggle in TOGGLES.values()}
+    said = {toggle.off(name) for name, toggle in TOGGLES.items()}
     types, devices = (torch.float16, torch.float32), (torch.device("cpu"), torch.device("cuda"))
     for sm, dtype, device in itertools.product((75, 90), types, devices):
         monkeypatch.setattr(options, "target", lambda *_, sm=sm: capabilities("card", sm, (3, 6)))

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from zerowaste_vae.engine.options import OFF
+from zerowaste_vae.engine.options import BY_DEFAULT
 from zerowaste_vae.engine.planning import refusals
 from zerowaste_vae.nodes.wording import labelled
 
@@ -79,6 +79,6 @@ def test_what_is_known_is_what_the_code_says():
     written = {bare(text) for text in strings} | {bare(labelled(text)) for text in SENTENCES}
     written |= {bare(labelled(text)) for name, text in vars(refusals).items() if name.isupper()}
     # What is switched off by default says why behind that.
-    assert [text for text in CHINESE if bare(text.removeprefix(f"{OFF}: ")) not in written] == []
+    assert [text for text in CHINESE if bare(text.removeprefix(f"{BY_DEFAULT}: ")) not in written] == []
     assert [key for key, text in CHINESE.items() if key.count("#") != text.count("#")] == []
     assert [key for key, text in CHINESE.items() if sorted(PLACE.findall(key)) != sorted(PLACE.findall(text))] == []

@@ -38,6 +38,8 @@ SMALL = {
     "hunyuanimage-refiner": hunyuan_refiner.Config(None, (32,) * 5, 16, norm_groups=8),
     "minimaxh3": minimax_h3.Config(None, 64, 3, 96, norm_groups=4),
 }
+#: Of some families with both halves.
+WHOLE = {"wan2.1": wan.Config(WIDTHS, WIDTHS), "flux": SMALL["flux"]}
 
 
 def small(name: str) -> Checkpoint:

@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 from zerowaste_vae.engine.bench import schema
@@ -118,3 +119,12 @@ def test_nothing_that_exists_is_replaced_unasked(capsys, monkeypatch, tmp_path, 
     assert (tmp_path / "old").read_text() == "precious" and vae_file.read_bytes() == before
     assert run(capsys, "report", "r.json", "--html", "old", "--force")[0] == 0
     assert (tmp_path / "old").read_text().startswith("<!doctype html>")
+
+
+def test_help_lists_what_there_is(capsys):
+    """With a line on each, as `zerowaste-vae --help` has for its commands."""
+    with pytest.raises(SystemExit):
+        main(["bench", "--help"])
+    text = capsys.readouterr().out
+    for name in ("decode", "encode", "kernels", "load", "report"):
+        assert re.search(rf"^ +{name} +\w+", text, re.M), text

@@ -27,6 +27,8 @@ def clips(tmp_path, monkeypatch):
     broken = frames[None].clone()
     broken[:, 3, 7] = torch.nan
     save_file({"frames": broken}, "broken.safetensors")
+    save_file({"frames": 2 * frames[None] - 1}, "signed.safetensors")
+    save_file({"frames": 255 * frames[None]}, "large.safetensors")
     (tmp_path / "folder.safetensors").mkdir()
     return frames
 
@@ -86,6 +88,8 @@ def test_a_video_streams_the_frames_read_video_gives():
         (("flat.safetensors", "flat.safetensors"), "not 0x4x3 and 0x4x3"),
         (("broken.safetensors", "broken.safetensors"), "broken.safetensors: frame 3 holds NaN or infinite values"),
         (("a", "broken.safetensors"), "broken.safetensors: frame 3 holds NaN or infinite values"),
+        (("a", "signed.safetensors"), "signed.safetensors: frame 0: "),
+        (("large.safetensors", "a"), "large.safetensors: frame 0: the frames reach 2"),
         (("folder.safetensors", "a"), "folder.safetensors: is a folder, not a file"),
         (("a", "a", "--rows", "96"), "row 96"),
         (("a", "a", "--tile", "15"), "tile=15"),

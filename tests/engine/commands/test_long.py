@@ -393,3 +393,20 @@ def uneven(clip):
             picture.pts = time_
             file.mux(stream.encode(picture))
         file.mux(stream.encode(None))
+
+
+@pytest.mark.parametrize("out", ["a.mp4", "frames", "frames/"])
+def test_resuming_what_is_complete_says_so(place, capsys, out):
+    arguments = "decode", "l.safetensors", out, "--chunk", 1
+    assert place(*arguments) == 0
+    before = {f: f.stat().st_mtime_ns for f in Path().rglob("*")}
+    capsys.readouterr()
+    assert place(*arguments, "--resume") == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"{out}: is complete (19 frames 30x15), nothing is left to resume") and said.count("\n") == 1
+    assert place(*arguments, "--resume", "--quiet") == 0 and capsys.readouterr().out == ""
+    assert place(*arguments, "--resume", "--start", 3) == 2
+    assert "is another clip (19 frames of 30x1" in capsys.readouterr().err  # an MP4 has even sizes
+    assert before == {f: f.stat().st_mtime_ns for f in Path().rglob("*")}
+    assert place(*arguments, "--resume", "--force") == 0
+    assert "decoded in" in capsys.readouterr().out

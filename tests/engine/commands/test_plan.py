@@ -3,7 +3,10 @@
 import json
 
 import pytest
+import torch
 from zerowaste_vae.engine.cli import main
+from zerowaste_vae.engine.files.latents import read_latent
+from zerowaste_vae.engine.files.pngs import write_png_folder
 
 
 def test_a_plan_for_a_card_that_is_not_here(capsys):
@@ -106,3 +109,33 @@ def test_several_gpus_are_computed_and_said_to_be(capsys):
     said = capsys.readouterr().out.splitlines()[-1]
     assert said.startswith("8 GPUs, computed, not measured: ") and "of lead" in said
     assert main(["plan", "--size", "64x64", "--vram-gb", "4", "--devices", "-1"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("args", "whole"),
+    [
+        (["--size", "213x121", "--frames", "7"], "216x128, 9 frames"),
+        (["--size", "1281x721", "--frames", "81"], "1288x728, 81 frames"),
+        (["--size", "1280x720", "--frames", "82", "--encode"], "1280x720, 85 frames"),
+    ],
+)
+def test_sizes_and_frames_are_filled_up_as_encode_does(capsys, args, whole):
+    """The plan is that of whole latents: of the same frames as when they are asked for."""
+    main(["plan", *args, "--vram-gb", "8"])
+    head, note, plan = capsys.readouterr().out.splitlines()
+    assert head.startswith(f"{whole}, fp16: ") and f"filled up to {whole}" in note
+    size, frames, _ = whole.replace(",", "").split()
+    exact = [size if a == args[1] else frames if a == args[3] else a for a in args]
+    main(["plan", *exact, "--vram-gb", "8"])
+    assert capsys.readouterr().out.splitlines() == [head, plan]
+
+
+def test_the_size_that_is_planned_is_the_one_that_encode_makes(capsys, tmp_path, make_vae_file):
+    write_png_folder(tmp_path / "clip", torch.zeros(6, 17, 27, 3))
+    vae = str(make_vae_file())
+    assert main(["encode", str(tmp_path / "clip"), str(tmp_path / "l.safetensors"), "--vae", vae]) == 0
+    latents, height, width = read_latent(tmp_path / "l.safetensors").shape[2:]
+    capsys.readouterr()
+    main(["plan", "--vae", vae, "--size", "27x17", "--frames", "6", "--vram-gb", "8", "--json"])
+    planned = json.loads(capsys.readouterr().out)
+    assert planned["size"] == [8 * width, 8 * height] and planned["frames"] == 4 * (latents - 1) + 1

@@ -17,7 +17,7 @@ from zerowaste_vae import InputError
 from zerowaste_vae.engine.files import fragments, mp4
 from zerowaste_vae.engine.files.fragments import Appended, scan
 from zerowaste_vae.engine.files.media import read_video
-from zerowaste_vae.engine.files.mp4 import CODECS, PIXELS, Encoder, Format, Mp4Writer, part_of
+from zerowaste_vae.engine.files.mp4 import CODECS, PIXELS, Encoder, Format, Mp4Writer, part_of, write_mp4
 
 from .numbered import counted, numbers, ramp, write
 
@@ -334,3 +334,15 @@ def test_errors_in_between_end_the_thread(path):
         writer.write(ramp(40))
         raise KeyboardInterrupt
     assert writer.done == 40 and not writer._thread.is_alive()
+
+
+def test_a_file_that_is_there_is_replaced_or_refused_as_asked(tmp_path):
+    """By default replaced, as its docstring says."""
+    path, frames = tmp_path / "a.mp4", torch.rand(2, 16, 16, 3)
+    write_mp4(path, frames, 24, overwrite=False)
+    before = path.read_bytes()
+    with pytest.raises(InputError, match=r"a\.mp4: exists already; .*overwrite=True"):
+        write_mp4(path, iter(()), 24, overwrite=False)
+    assert path.read_bytes() == before and [f.name for f in tmp_path.iterdir()] == ["a.mp4"]
+    write_mp4(path, 1 - frames, 24)
+    assert path.read_bytes() != before and "replaced" in write_mp4.__doc__

@@ -1,7 +1,5 @@
 """Where the memory target comes from."""
 
-from dataclasses import astuple
-
 import pytest
 import torch
 from zerowaste_vae.engine.memory import GIB
@@ -18,6 +16,8 @@ def test_cpu_target(monkeypatch):
     assert budget.Machine.now(CPU, 0).target(None, 3)[0] == 3 * GIB
     assert budget.Machine.now(CPU, 0).target(2, 3)[0] == 2 * GIB
     assert budget.Machine.now(CPU, 0, GIB).target(2, 3)[0] == GIB
+    for asked, option in (((None, None), "ram_gb"), ((0, 3), "ram_gb"), ((2, 3), "vram_gb")):
+        assert budget.Machine.now(CPU).limits(Request(vram_gb=asked[0], ram_gb=asked[1])).option == option
     monkeypatch.setattr(budget, "available_ram", lambda: None)
     assert budget.Machine.now(CPU, 0).target(None, None)[0] is None
 
@@ -38,8 +38,9 @@ def test_cuda_target(monkeypatch, free, reserved, allocated, asked, expected):
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda d: reserved * GIB)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda d: allocated * GIB)
     held = min(allocated, 1) * GIB
-    target, room, host = astuple(budget.Machine.now(GPU, held).limits(Request(vram_gb=asked, ram_gb=3)))
-    assert (target, host) == (expected * GIB, 3 * GIB)
+    limits = budget.Machine.now(GPU, held).limits(Request(vram_gb=asked, ram_gb=3))
+    room = limits.room
+    assert (limits.target, limits.host, limits.option) == (expected * GIB, 3 * GIB, "vram_gb")
     if asked:
         assert room is None  # the user's word is not raised
     else:
