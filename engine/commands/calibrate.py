@@ -39,7 +39,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from .. import latent_note
+    from .. import latent_note, log
     from ..calibration import calibrate, passes
     from ..files.latents import read_latent
     from ..files.media import read_video
@@ -50,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
         if args.table.suffix.lower() != ".json":
             raise InputError(f"--table {args.table}: a table ends in .json")
         check_target(args.table, args.force)
+    if args.vae is None:
+        log.warn("no VAE file: the small demo VAE, which is only for trying things out")
     # As 8-bit runs load it, in the model's own 16-bit type on a CPU too: the ranges are those of its streams.
     vae = load(args.vae or demo_vae_path(), precision="int8", device=args.device, norm_groups=args.norm_groups)
     if args.latent is None and not vae.can_encode:
