@@ -21,11 +21,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 NAME = "zerowaste-vae"
-#: Largest archive; the demo VAE of 9 MB is most of it.
+#: Largest archive; the demo VAE of 9 MB and the prebuilt kernels are most of it.
 MOST_BYTES = 40 << 20
 #: What must be in it, and folders of which nothing may be.
 NEEDED = (
-    "__init__.py", "pyproject.toml", "requirements.txt", "LICENSE", "README.md", "CHANGELOG.md", "engine/__init__.py",
+    "__init__.py", "pyproject.toml", "requirements.txt", "LICENSE", "NOTICE", "README.md", "CHANGELOG.md",
+    "engine/__init__.py",
     "nodes/__init__.py", "web/js/zerowaste.js", "locales/en/main.json", "assets/demo_vae.safetensors",
 )  # fmt: skip
 REFUSED = ("tests", "workflows", "registry", "tools/train_demo", ".github", ".ci")

@@ -54,27 +54,32 @@ def main(argv: list[str] | None = None) -> int:
             found = check(args.out, names, families, each)
             print("\n".join(found) or "all checks passed", flush=True)
             return int(bool(found))
-        build(args.out, names, families, each)
-    return 0
+        failed = build(args.out, names, families, each)
+        print("".join(f"{line}\n" for line in failed), end="", file=sys.stderr)
+        return int(bool(failed))
 
 
 # -- build -------------------------------------------------------------------------------------------------------------
 
 
-def build(out: Path, names: list[str], families: frozenset[str] | None, each: kernels_wanted.Each) -> None:
-    """Write the files of sets and their index. Raises LoweringError where a kernel cannot be compiled."""
-    files, index, maps = {}, {}, []
+def build(out: Path, names: list[str], families: frozenset[str] | None, each: kernels_wanted.Each) -> list[str]:
+    """Write the files of sets and their index. Returns which kernels cannot ship and why, one line each: what needs
+    one of them runs as if there were no set."""
+    files, index, maps, failed = {}, {}, [], []
     samples: dict[str, list[Any]] = {}
     for name in names:
         users = kernels_wanted.wanted(name, families, each)
         keys = sorted(users, key=str)
         print(f"set {name}: {len(keys)} kernels", flush=True)
         made = dict(zip(keys, each(_lowered, [(one, name) for one in keys]), strict=True))
+        failed += [f"set {name} goes without {one}: {why}" for one, why in made.items() if isinstance(why, str)]
+        made = {one: text for one, text in made.items() if not isinstance(text, str)}
         form = lower_kernels.FORMS[name]
         packed, index[name] = packed_set(name, made, users, maps, each)
-        index[name] |= {"target": form.target, "version": form.version}
+        versions = sorted({one.ptx.partition("\n")[0].removeprefix(".version ") for one in made.values()})
+        index[name] |= {"target": form.target, "versions": versions}
         files |= packed
-        samples[name] = [[*sample, code] for sample, code in _codes(name, keys)]
+        samples[name] = [[*sample, code] for sample, code in _codes(name, sorted(made, key=str))]
     code = sha256(json.dumps(samples).encode()).hexdigest()[:16]
     told = {"format": 1, "triton": lower_kernels.VERSION, "code": code, "samples": samples, "maps": maps, "sets": index}
     out.mkdir(parents=True, exist_ok=True)
@@ -85,7 +90,8 @@ def build(out: Path, names: list[str], families: frozenset[str] | None, each: ke
     text = json.dumps(told, separators=(",", ":"), sort_keys=True)
     (out / "index.json").write_text(text + "\n", encoding="utf-8", newline="\n")
     size = sum(path.stat().st_size for path in out.iterdir())
-    print(f"{out}: {len(files)} files, {size / 2**20:.2f} MiB")
+    print(f"{out}: {len(files)} files, {size / 2**20:.2f} MiB", flush=True)
+    return failed
 
 
 def packed_set(
@@ -142,8 +148,11 @@ def _place(maps: list[Any], one: list[Any]) -> int:
     return maps.index(one)
 
 
-def _lowered(what: tuple[Key, str]) -> lower_kernels.Lowered:
-    return lower_kernels.lowered(*what)
+def _lowered(what: tuple[Key, str]) -> lower_kernels.Lowered | str:
+    try:
+        return lower_kernels.lowered(*what)
+    except lower_kernels.LoweringError as error:
+        return str(error)
 
 
 def _codes(name: str, keys: Iterable[Key]) -> list[tuple[list[Any], str]]:

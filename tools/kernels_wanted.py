@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -16,12 +17,19 @@ from zerowaste_vae.engine.kernels.prebuilt.keys import Key, key
 from zerowaste_vae.engine.kernels.targets import Target, prebuilt
 from zerowaste_vae.engine.options import Options
 from zerowaste_vae.engine.planning.fusable import no_8_bit
+from zerowaste_vae.engine.planning.fused_walk import FusedWalk
 from zerowaste_vae.engine.planning.launches import launches, uniform
+from zerowaste_vae.engine.precision.modes import PRECISIONS
+from zerowaste_vae.engine.tuning.candidates import candidates
+from zerowaste_vae.engine.tuning.layers import layers
 
 #: The form whose kernels need not be in a set again.
 SHARES = {"B": "A", "D": "C"}
 #: Toggles that change what is launched.
 TOGGLES = tuple(Options(winograd=w, composed_upsample=c) for w, c in itertools.product((False, True), (True, False)))
+#: Of schedules that a tuning tries beside the tables': how many ship, for layers with so much of the work of a model in
+#: the type that it was made for.
+TRIED, SHARE = 2, 0.04
 TYPES = (torch.float16, torch.bfloat16)
 Each = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
 
@@ -35,32 +43,43 @@ class Use(NamedTuple):
     kind: str | None
     fast: bool
     options: Options
-    config: Any
-    architecture: Architecture
 
     def launches(self, here: Target) -> frozenset[Key]:
-        program = self.architecture.program(self.half, self.config)
+        """What it launches, with the tables' schedules or with one of those that a tuning may choose."""
+        architecture, config = models()[self.family]
+        program = architecture.program(self.half, config)
         policy = uniform(program, None if program.scales else self.kind, self.fast)
-        return launches(self.architecture, self.config, self.half, self.dtype, self.options, policy, here=here,
-                        kind=self.kind)  # fmt: skip
+        known = functools.partial(launches, architecture, config, self.half, self.dtype, self.options, policy,
+                                  here=here, kind=self.kind)  # fmt: skip
+        found = known()
+        if self.options != TOGGLES[0] or self.dtype != PRECISIONS[architecture.native] or program.scales:
+            return found
+        walk = FusedWalk(architecture, config, self.dtype, self.options)
+        if self.half not in walk.halves:
+            return found
+        walk.use(self.half, policy)
+        tried = {layer.kind: candidates(here, layer.kind)[1 : TRIED + 1] for layer in layers(walk, here)
+                 if layer.share >= SHARE}  # fmt: skip
+        for i in range(TRIED):
+            found |= known(schedules={kind: some[i] for kind, some in tried.items() if len(some) > i})
+        return found
 
 
-def models() -> Iterator[tuple[str, Architecture, Any]]:
-    """Name, architecture and sizes of the demo and of every family's published VAE."""
+@functools.cache
+def models() -> dict[str, tuple[Architecture, Any]]:
+    """Name -> architecture and sizes, of the demo and of every family's published VAE."""
     checkpoint = read_checkpoint(demo_vae_path())
     architecture = detect(checkpoint.tensors)
     groups = int(checkpoint.metadata["norm_num_groups"])
     shapes = {name: tuple(tensor.shape) for name, tensor in checkpoint.tensors.items()}
-    yield "demo", architecture, architecture.config_of(shapes, checkpoint.metadata, groups)
-    for one in ARCHITECTURES:
-        if one.published is not None:
-            yield one.name, one, one.published.config
+    published = {one.name: (one, one.published.config) for one in ARCHITECTURES if one.published is not None}
+    return {"demo": (architecture, architecture.config_of(shapes, checkpoint.metadata, groups)), **published}
 
 
 def uses(form: str, families: frozenset[str] | None = None) -> Iterator[Use]:
     """Every way in which a form runs the models; families: of these names only."""
     here = card(form)
-    for (name, architecture, config), half in itertools.product(models(), ("decoder", "encoder")):
+    for (name, (architecture, config)), half in itertools.product(models().items(), ("decoder", "encoder")):
         program = None if families and name not in families else architecture.program(half, config)
         if program is None:
             continue
@@ -71,7 +90,7 @@ def uses(form: str, families: frozenset[str] | None = None) -> Iterator[Use]:
             kinds = (*(("fp8",) if here.fp8 else ()), "int8") if narrow else ()
             fast = not program.scales and here.half_accumulate and dtype == torch.float16
             for kind, sums in [(None, False), *([(None, True)] if fast else []), *((k, False) for k in kinds)]:
-                yield Use(name, half, dtype, kind, sums, options, config, architecture)
+                yield Use(name, half, dtype, kind, sums, options)
 
 
 def wanted(name: str, families: frozenset[str] | None = None, each: Each = map) -> dict[Key, frozenset[str]]:

@@ -28,6 +28,10 @@ from zerowaste_vae.engine.kernels.prebuilt.keys import Key, aligned, takes
 VERSION = "3.6.0"
 
 
+#: Products of fp8 that are summed in fp16 need it, whatever the form: r570 is the first driver to read it.
+FAST_FP8 = "8.7"
+
+
 class Form(NamedTuple):
     """sm: what Triton lowers for. target, version: what the PTX says, and drivers must read. cards: compute
     capabilities that ptxas must take it for."""
@@ -42,7 +46,7 @@ FORMS = {
     "A": Form(80, "sm_80", "8.5", (80, 86, 89)),
     "B": Form(89, "sm_89", "8.5", (89,)),
     "C": Form(120, "sm_90", "8.5", (90, 120)),
-    "D": Form(120, "sm_120a", "8.8", (120,)),
+    "D": Form(120, "sm_120a", "8.7", (120,)),
 }
 
 
@@ -56,7 +60,7 @@ class Lowered(NamedTuple):
 
 
 class LoweringError(Exception):
-    """A kernel cannot be shipped; the text says why and names it."""
+    """A kernel cannot be shipped; the text says why."""
 
 
 def lowered(key: Key, name: str) -> Lowered:
@@ -66,18 +70,18 @@ def lowered(key: Key, name: str) -> Lowered:
         for stage, module, known in _stages(key, form):
             made[stage], meta = module, known
     except Exception as error:  # whatever Triton raises
-        raise LoweringError(f"set {name}: {key}: {type(error).__name__}: {str(error)[:300]}") from error
+        raise LoweringError(f"{type(error).__name__}: {str(error)[:300]}") from error
     text = _for_sm_90(str(made["llir"])) if name == "C" else str(made["ptx"])
     found = re.search(r"\.visible \.entry (\w+)\((.*?)\)", text, re.S)
     if found is None or found[1] != key.kernel.rpartition(".")[2]:
-        raise LoweringError(f"set {name}: {key}: its entry is {found and found[1]}")
+        raise LoweringError(f"its entry is {found and found[1]}")
     if _taken(found[2]) != takes(key):
-        raise LoweringError(f"set {name}: {key}: it takes {_taken(found[2])}")
+        raise LoweringError(f"it takes {_taken(found[2])}")
     if meta["global_scratch_size"] or meta["profile_scratch_size"] or meta["num_ctas"] != 1:
-        raise LoweringError(f"set {name}: {key}: it needs scratch memory or clusters")
+        raise LoweringError("it needs scratch memory or clusters")
     maps = tuple((m["swizzle"], m["elem_type"], m["elem_size"], tuple(m["block_size"]))
                  for m in meta.get("tensordesc_meta") or ())  # fmt: skip
-    return Lowered(_plain(text, form), meta["shared"], meta["num_warps"], maps)
+    return Lowered(_fitting(_plain(text, form), form), meta["shared"], meta["num_warps"], maps)
 
 
 def code(key: Key, name: str) -> str:
@@ -107,11 +111,12 @@ def _stages(key: Key, form: Form) -> Iterator[tuple[str, object, dict]]:
     stages: dict = {}
     backend.add_stages(stages, options, source.language)
     meta = {"target": target, **options.__dict__}
+    last = "llir" if form.target == "sm_90" else "ptx"
     for stage, make in stages.items():
-        if stage == "cubin":
-            return
         module = make(module, meta)
         yield stage, module, meta
+        if stage == last:
+            return
 
 
 def _for_sm_90(code: str) -> str:
@@ -132,18 +137,39 @@ def _taken(parameters: str) -> tuple[str, ...]:
 
 
 def _plain(text: str, form: Form) -> str:
-    """Without comments and empty lines, and with the form's version."""
+    """Without comments and empty lines, and with the least version that serves."""
     lines = (line.partition("//")[0].strip() for line in text.splitlines())
     text = "\n".join(line for line in lines if line) + "\n"
-    text = re.sub(r"\.version \d+\.\d+", f".version {form.version}", text, count=1)
+    version = FAST_FP8 if ".f16.e4m3.e4m3.f16" in text else form.version
+    text = re.sub(r"\.version \d+\.\d+", f".version {version}", text, count=1)
     if f".target {form.target}\n" not in text:
         raise LoweringError(f"its target is {re.search('[.]target .*', text)[0]}, not {form.target}")
+    return text
+
+
+def _fitting(text: str, form: Form) -> str:
+    """The text, where ptxas would keep some values in memory so that one block more fits a processor, for one block
+    less. Raises LoweringError where that does not help."""
+    card = form.cards[-1]
+    used, why = _assembled(text, card)
+    if why is not None and used:
+        threads = int(re.search(r"\.reqntid (\d+)", text)[1])
+        blocks = max(1, (1 << 16) // (threads * used) - 1)
+        text = text.replace(f".reqntid {threads}\n", f".reqntid {threads}\n.minnctapersm {blocks}\n", 1)
+        why = assembled(text, card)
+    if why is not None:
+        raise LoweringError(why)
     return text
 
 
 def assembled(text: str, sm: int) -> str | None:
     """Assemble PTX for a card with the ptxas that Triton brings. Returns what is wrong; None: it fits and spills
     nothing."""
+    return _assembled(text, sm)[1]
+
+
+def _assembled(text: str, sm: int) -> tuple[int, str | None]:
+    """Registers of a thread, and what `assembled` returns."""
     tool = Path(triton.__file__).parent / "backends/nvidia/bin" / ("ptxas-blackwell" if sm >= 100 else "ptxas")
     target = f"sm_{sm}a" if ".target sm_120a" in text else f"sm_{sm}"
     with tempfile.TemporaryDirectory() as folder:
@@ -152,6 +178,7 @@ def assembled(text: str, sm: int) -> str | None:
         command = [str(tool), "-v", f"--gpu-name={target}", "-o", str(made), str(source)]
         done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        return f"ptxas for {target}: {done.stderr.strip().splitlines()[0]}"
+        return 0, f"ptxas for {target}: {done.stderr.strip().splitlines()[0]}"
     spills = sum(map(int, re.findall(r"(\d+) bytes spill", done.stderr)))
-    return f"{spills} bytes spilled on {target}" if spills else None
+    used = int(re.search(r"Used (\d+) registers", done.stderr)[1])
+    return used, f"{spills} bytes spilled on {target}" if spills else None

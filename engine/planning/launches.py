@@ -7,7 +7,8 @@ on chunks, bands or steps. So a few walks of a chunk show all of it, each some 2
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ from torch import Tensor
 from ..archs import Architecture
 from ..kernels.attention import attention
 from ..kernels.attention.dispatch import FLASH_HEAD
-from ..kernels.conv3d.schedules import SMALL_PLANE
+from ..kernels.conv3d.schedules import SMALL_PLANE, Schedule
+from ..kernels.conv3d.tuned import Kind, offer
 from ..kernels.launching import Call, recording
 from ..kernels.prebuilt.keys import Key, key
 from ..kernels.prebuilt.library import library
@@ -39,12 +41,14 @@ LARGE = int(SMALL_PLANE**0.5)
 TOKENS = (160 * 160, 200 * 200)
 #: Histories wait outside the rings, all of them on the device, in low bands.
 _PARKED = Parking(None, 1 << 20, near=1 << 60)
+Schedules = Mapping[Kind, Schedule]
+_TABLES: Schedules = {}
 _OUTPUTS = (torch.float32, torch.float16, torch.uint8)
 
 
 def launches(
     architecture: Architecture, config: Any, half: str, dtype: torch.dtype, options: Options, policy: Policy = EXACT,
-    *, here: Target, kind: str | None = None,
+    *, here: Target, kind: str | None = None, schedules: Schedules = _TABLES,
 ) -> frozenset[Key]:  # fmt: skip
     """Return the kernels that a half launches, in any plan.
 
@@ -56,11 +60,12 @@ def launches(
         policy: which convolutions are in 8 bit, and how 16-bit ones are summed.
         here: the GPU, and the way that its kernels come.
         kind: of a transformer's products, "fp8" or "int8"; None: as activations.
+        schedules: those that take the place of the tables', as if they had been measured on the GPU.
 
     Returns: keys; none where the half has no fused kernels.
     """
     walk = FusedWalk(architecture, config, dtype, options)
-    with recording(here) as calls, torch.inference_mode(False), torch.no_grad():
+    with recording(here) as calls, measured(schedules, here), torch.inference_mode(False), torch.no_grad():
         if half in walk.halves:
             walk.use(half, policy)
             for work in _walks(walk, half):
@@ -100,6 +105,19 @@ def uniform(program: Program, kind: str | None, half_accumulate: bool = False) -
     keys = program.eligible(MIN_CHANNELS) if kind else []
     ranges = dict.fromkeys(keys, Range((1.0,), (1.0,))) if kind == "int8" else {}
     return Policy(dict.fromkeys(keys, kind), ranges, half_accumulate)
+
+
+@contextmanager
+def measured(schedules: Schedules, here: Target) -> Iterator[None]:
+    """Walks inside take these schedules."""
+    if not schedules:
+        yield
+        return
+    offer(META, schedules, here.way)
+    try:
+        yield
+    finally:
+        offer(META, _TABLES, here.way)
 
 
 def keys_of(calls: list[Call]) -> frozenset[Key]:

@@ -95,10 +95,6 @@ class Library:
         parts = [part["sha256"] for name in MADE_OF[form] for _, part in sorted(self._sets[name]["parts"].items())]
         return sha256(" ".join((self.code, *parts)).encode()).hexdigest()[:12]
 
-    def version(self, form: str) -> str:
-        """Return the PTX version that a driver must read for this form, as "8.5"."""
-        return max((self._sets[name]["version"] for name in MADE_OF[form]), key=lambda v: tuple(map(int, v.split("."))))
-
     def has(self, form: str, key: Key) -> bool:
         """Return whether a form ("A" to "D") has a kernel."""
         return self._place(form, key) is not None
@@ -155,7 +151,7 @@ class Library:
 def _checked(one: dict[str, Any]) -> dict[str, Any]:
     """A set's part of the index. Raises KeyError or ValueError."""
     parts = one["parts"]
-    if not all(set(part) >= {"file", "sha256"} for part in parts.values()) or not one["version"]:
+    if not all(set(part) >= {"file", "sha256"} for part in parts.values()):
         raise ValueError
     if not all(place[0] in parts and len(place) == 6 for place in one["kernels"].values()):
         raise ValueError

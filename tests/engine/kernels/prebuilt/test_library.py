@@ -24,7 +24,7 @@ def folder(tmp_path):
             at += len(text)
         (tmp_path / f"{name}.x.xz").write_bytes(packed)
         parts = {"x": {"file": f"{name}.x.xz", "sha256": sha256(packed).hexdigest()}}
-        sets[name] = {"version": "8.5", "parts": parts, "kernels": kernels}
+        sets[name] = {"parts": parts, "kernels": kernels}
     index = {"format": 1, "triton": "3.6.0", "code": "0", "maps": [[2, 6, 2, [128, 32]]], "sets": sets}
     (tmp_path / "index.json").write_text(json.dumps(index), encoding="utf-8")
     return tmp_path

@@ -1,0 +1,128 @@
+"""The builder of the prebuilt kernels: what it packs is what it read, twice the same bytes, and its check finds what is
+wrong. Nothing is compiled here but one small kernel."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from zerowaste_vae.engine.kernels.prebuilt.keys import takes
+from zerowaste_vae.engine.kernels.prebuilt.library import Library
+
+pytest.importorskip("triton", reason="sets are built with Triton")
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
+FEW = frozenset({"minimaxh3"})
+
+
+@pytest.fixture(scope="module")
+def tool(load_tool):
+    """Which knows what two sets hold, walked once."""
+    made, walks = load_tool("build_kernels"), sys.modules["kernels_wanted"]
+    known = {name: walks.wanted(name, FEW) for name in "AB"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(walks, "wanted", lambda name, families, each=map: known[name])
+        yield made
+
+
+@pytest.fixture
+def compiler(tool, monkeypatch):
+    """In place of Triton's: texts that name their key. Its `wrong` is what assembling says."""
+    lower = sys.modules["lower_kernels"]
+
+    class Compiler:
+        wrong = None
+        code = "0"
+
+    made = Compiler()
+
+    def lowered(key, name):
+        maps = ((2, 6, 2, (64, 32)),) * takes(key).count("map")
+        return lower.Lowered(f"{name} {key}\n", 1024, 4, maps)
+
+    monkeypatch.setattr(lower, "lowered", lowered)
+    monkeypatch.setattr(lower, "code", lambda key, name: made.code)
+    monkeypatch.setattr(lower, "assembled", lambda text, sm: made.wrong)
+    monkeypatch.setattr(lower, "VERSION", lower.triton.__version__)
+    return made
+
+
+@pytest.fixture(scope="module")
+def wanted(tool):
+    return sys.modules["kernels_wanted"].wanted("A", FEW)
+
+
+def test_what_is_packed_is_read_again(tool, compiler, wanted, tmp_path):
+    assert tool.build(tmp_path / "one", ["A", "B"], FEW, map) == []
+    library = Library(tmp_path / "one")
+    read = library.kernels("B", wanted)
+    assert len(read) > 50 and all(one.ptx.decode() == f"A {key}\n" for key, one in read.items())
+    tool.build(tmp_path / "two", ["A", "B"], FEW, map)
+    first, second = ({p.name: p.read_bytes() for p in (tmp_path / n).iterdir()} for n in ("one", "two"))
+    assert first == second and "A.minimaxh3-int8.xz" in first and "B.minimaxh3-fp8.xz" in first
+
+
+def test_the_check_finds_what_is_wrong(tool, compiler, wanted, tmp_path):
+    tool.build(tmp_path, ["A"], FEW, map)
+    assert tool.check(tmp_path, ["A"], FEW, map) == []
+    compiler.wrong = "8 bytes spilled on sm_86"
+    found = tool.check(tmp_path, ["A"], FEW, map)
+    assert len(found) == 3 * len(wanted) and "spilled" in found[0]
+    compiler.wrong, compiler.code = None, "1"
+    found = tool.check(tmp_path, ["A"], FEW, map)
+    assert len(found) == len({key.kernel for key in wanted}) and "another" in found[0]
+    compiler.code, index = "0", json.loads((tmp_path / "index.json").read_text())
+    lost, large = sorted(index["sets"]["A"]["kernels"])[:2]
+    del index["sets"]["A"]["kernels"][lost]
+    index["sets"]["A"]["kernels"][large][3] = 100 << 10
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    lacks, takes_more = tool.check(tmp_path, ["A"], FEW, map)
+    assert "lacks" in lacks and "shared memory" in takes_more
+
+
+def test_what_cannot_be_compiled_is_left_out_and_said(tool, compiler, wanted, tmp_path, monkeypatch):
+    lower, bad = sys.modules["lower_kernels"], next(iter(wanted))
+    lowered = lower.lowered
+
+    def failing(key, name):
+        if key == bad:
+            raise lower.LoweringError("it takes a thumb")
+        return lowered(key, name)
+
+    monkeypatch.setattr(lower, "lowered", failing)
+    assert tool.build(tmp_path, ["A"], FEW, map) == [f"set A goes without {bad}: it takes a thumb"]
+    assert not Library(tmp_path).has("A", bad)
+    assert tool.check(tmp_path, ["A"], FEW, map) == [f"set A lacks {bad}"]
+
+
+def test_kernels_that_share_a_form_are_there_once(tool, wanted):
+    eight = sys.modules["kernels_wanted"].wanted("B", FEW)
+    assert eight and not set(eight) & set(wanted)
+    assert any(sys.modules["kernels_wanted"].operands(key) == "fp8" for key in eight)
+
+
+def test_another_triton_is_refused(tool, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(sys.modules["lower_kernels"].triton, "__version__", "9.9")
+    with pytest.raises(SystemExit):
+        tool.main(["--out", str(tmp_path)])
+    assert "Triton 9.9 is here" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_a_small_kernel_is_lowered_and_assembled():
+    """With whatever Triton is here, in a process without its interpreter."""
+    code = (
+        "import kernels_wanted, lower_kernels\n"
+        "first = kernels_wanted.first()\n"
+        "for name in 'AC':\n"
+        "    made = lower_kernels.lowered(first, name)\n"
+        "    form = lower_kernels.FORMS[name]\n"
+        "    assert f'.version {form.version}\\n.target {form.target}\\n' in made.ptx, made.ptx\n"
+        "    assert '//' not in made.ptx and made.warps == 4\n"
+        "    assert [lower_kernels.assembled(made.ptx, sm) for sm in form.cards] == [None] * len(form.cards)\n"
+        "    assert 'ptxas' in lower_kernels.assembled(made.ptx.replace('ret;', 'rot;'), 86)\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(TOOLS), *sys.path])
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
