@@ -47,7 +47,10 @@ def filled() -> list[str]:
         ways.append(more.format(**FIGURES, ways=refusals.TILED))
     texts = [text for name, text in vars(refusals).items() if name.isupper()]
     return [
-        labelled(text.format(**FIGURES, ways=way)) for text in texts for way in (ways if "{ways}" in text else [""])
+        labelled(text.format(**FIGURES, ways=way, option=option))
+        for text in texts
+        for way in (ways if "{ways}" in text else [""])
+        for option in (("vram_gb", "ram_gb") if "{option}" in text else [""])
     ]
 
 

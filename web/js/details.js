@@ -4,7 +4,7 @@ import { drawMemory, drawPlan, drawSeconds, memoryLabel } from "./draw.js";
 import { gb, perFrame, said, seconds, t } from "./strings.js";
 
 // What a user can change about an optimisation that was not in use: a switch, a start option, an installation.
-const CHANGEABLE = /switched off|off by default|install|older than \d|cudaMallocAsync|--/;
+const CHANGEABLE = /switched off|install|older than \d|cudaMallocAsync|--/;
 
 // Those that are approximate or of no use by default are off because nobody asked for them.
 function offByDefault(name) {
