@@ -149,16 +149,16 @@ def _plain(text: str, form: Form) -> str:
 
 def _fitting(text: str, form: Form) -> str:
     """The text, where ptxas would keep some values in memory so that one block more fits a processor, for one block
-    less. Raises LoweringError where that does not help."""
+    less. Raises LoweringError where ptxas refuses it."""
     card = form.cards[-1]
     used, why = _assembled(text, card)
-    if why is not None and used:
-        threads = int(re.search(r"\.reqntid (\d+)", text)[1])
-        blocks = max(1, (1 << 16) // (threads * used) - 1)
-        text = text.replace(f".reqntid {threads}\n", f".reqntid {threads}\n.minnctapersm {blocks}\n", 1)
-        why = assembled(text, card)
-    if why is not None:
+    if why is not None and not used:
         raise LoweringError(why)
+    threads = int(re.search(r"\.reqntid (\d+)", text)[1])
+    blocks = (1 << 16) // (threads * max(used, 1)) - 1
+    if why is not None and blocks:
+        less = text.replace(f".reqntid {threads}\n", f".reqntid {threads}\n.minnctapersm {blocks}\n", 1)
+        return less if assembled(less, card) is None else text
     return text
 
 
