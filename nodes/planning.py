@@ -19,6 +19,7 @@ from ..engine.loader import NAMES, PRECISIONS, auto_precision
 from ..engine.memory import GIB
 from ..engine.options import DEFAULTS, Options
 from ..engine.planning.budget import Machine
+from ..engine.planning.choice import Choices
 from ..engine.planning.cost import Rates
 from ..engine.planning.fusable import why_no_8_bit, why_off
 from ..engine.planning.fused_walk import FusedWalk
@@ -141,9 +142,9 @@ KNOWN = Known()
 def _planner(
     architecture: Architecture, config: object, asked: str, plain: str, device: torch.device, options: Options,
     rates: Rates,
-) -> tuple[Planner, str]:
-    """A planner without weights, and why its fused kernels are off ("" where they are on). asked: the precision as the
-    user named it; plain: that of the activations."""
+) -> tuple[Planner, Choices, str]:
+    """A planner without weights, what runs its halves, and why its fused kernels are off ("" where they are on). asked:
+    the precision as the user named it; plain: that of the activations."""
     dtype = PRECISIONS[plain]
     here = architecture.name, config, dtype, device
     switched = switched_off(options)
@@ -154,7 +155,9 @@ def _planner(
         architecture, config, dtype, options, mode, lambda: off is None,
         lambda: Torch.on(device, dtype, options.tf32), rates,
     )
-    return planner, off or ""
+    choices = Choices(planner.walk, device, mode, probe=False)
+    planner.walk.lacks = choices.lacks
+    return planner, choices, off or ""
 
 
 def walk_of(model: str, device: torch.device) -> tuple[FusedWalk, str]:
@@ -165,7 +168,7 @@ def walk_of(model: str, device: torch.device) -> tuple[FusedWalk, str]:
         raise InputError(f"{model[:80] or 'this VAE'} is not known: run a workflow that loads it first")
     architecture, config = found or (named, named.published.config)
     plain = auto_precision(device, architecture)
-    planner, off = _planner(architecture, config, "auto", plain, device, DEFAULTS, kept.rates(device))
+    planner, _, off = _planner(architecture, config, "auto", plain, device, DEFAULTS, kept.rates(device))
     return planner.walk, off
 
 
@@ -189,7 +192,7 @@ def answer(question: Question, machine: Machine) -> dict[str, object]:
     precision = auto_precision(machine.device, architecture) if asked == "auto" else asked
     plain = architecture.native if precision in MIXED else precision
     here = machine.device
-    planner, off = _planner(architecture, config, asked, plain, here, question.options, kept.rates(here))
+    planner, choices, off = _planner(architecture, config, asked, plain, here, question.options, kept.rates(here))
     q, (target, source) = question, machine.target(question.vram_gb, question.ram_gb)
     output = "float32" if q.output == "auto" else q.output
     overlap = None if q.overlap == OVERLAP else q.overlap  # the widget's own value is no wish
@@ -209,6 +212,7 @@ def answer(question: Question, machine: Machine) -> dict[str, object]:
         "target_gb": _gb(target),
         "target_source": source,
         "kernels_off": off,
+        "kernels": "" if off or (runs := choices.of("decoder")) is None else runs.words,
     }
     try:
         plan = planner.plan("decoder", (latents, height, width), request, limits)

@@ -6,6 +6,7 @@ import os
 import re
 from typing import NamedTuple
 
+from .. import log
 from ..errors import InputError
 
 TRITON, PLAIN, AUTO = "triton", "plain", "auto"
@@ -89,12 +90,15 @@ def order(sm: int, asked: str) -> tuple[str, ...]:
 
 
 def wish(option: str = AUTO) -> str:
-    """Return what is asked for: an option's value, or where that is AUTO the environment's. Raises InputError where
-    the environment's is none of CHOICES."""
+    """Return what is asked for: an option's value, or where that is AUTO the environment's, which ends nothing where it
+    is none of CHOICES."""
     if option != AUTO:
         return option
-    found = os.environ.get(VARIABLE) or AUTO
-    return checked(found, VARIABLE)
+    try:
+        return checked(os.environ.get(VARIABLE) or AUTO, VARIABLE)
+    except InputError as error:
+        log.once(f"{error}; auto is used")
+        return AUTO
 
 
 def checked(value: str, name: str) -> str:

@@ -9,6 +9,7 @@ import torch
 
 from .. import log
 from ..kernels.cards import TRITON
+from ..kernels.prebuilt.library import SetError
 from ..kernels.probe import give_up, works
 from ..kernels.targets import Target, projected, ways, without_kernels
 from ..precision.modes import Mode
@@ -20,14 +21,15 @@ class Choices:
     """What runs the halves of one model on one device. Chosen once for each half, and again when what was chosen turns
     out to fail."""
 
-    def __init__(self, walk: FusedWalk, device: torch.device, mode: Mode) -> None:
-        """walk: of the model under its options, which say what is asked for. mode: what convolutions compute in."""
-        self._walk, self._device, self._mode = walk, device, mode
+    def __init__(self, walk: FusedWalk, device: torch.device, mode: Mode, probe: bool = True) -> None:
+        """walk: of the model under its options, which say what is asked for. mode: what convolutions compute in. probe:
+        a GPU must have run a first kernel; without it nothing is run, and a GPU that has not been tried is trusted."""
+        self._walk, self._device, self._mode, self._probe = walk, device, mode, probe
         self._made: dict[str, tuple[list[Target], Target]] = {}
 
     def of(self, half: str) -> Target | None:
-        """Return what launches the kernels of "encoder" or "decoder", after a first one has run; without kernels where
-        plain torch runs the half, which its notes explain. None where there is no CUDA GPU."""
+        """Return what launches the kernels of "encoder" or "decoder"; without kernels where plain torch runs the half,
+        which its notes explain. None where there is no CUDA GPU."""
         if self._device.type != "cuda" or not torch.cuda.is_available():
             return None
         while True:
@@ -35,7 +37,7 @@ class Choices:
             if half in self._made and self._made[half][0] is able:
                 return self._made[half][1]
             found = first(self._walk, half, self._mode, able)
-            if not found.kernels or works(self._device, found):
+            if not (found.kernels and self._probe) or works(self._device, found):
                 self._made[half] = able, found
 
     def lacks(self, half: str) -> str | None:
@@ -85,6 +87,10 @@ def first(walk: FusedWalk, half: str, mode: Mode, able: list[Target]) -> Target:
 
 
 def lacks(walk: FusedWalk, half: str, mode: Mode, here: Target) -> str | None:
-    """Return which kernels of a half a prebuilt set lacks, in words, or None. here: under the set's way."""
-    found = needs(walk.architecture, walk.config, half, walk.dtype, walk.options, here, mode.kind, mode.half_accumulate)
-    return missing(here.set, found)
+    """Return why the prebuilt set of `here` cannot run a half, or None."""
+    try:
+        wanted = needs(walk.architecture, walk.config, half, walk.dtype, walk.options, here, mode.kind,
+                       mode.half_accumulate)  # fmt: skip
+        return missing(here.way, wanted)
+    except SetError as error:
+        return str(error)

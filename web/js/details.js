@@ -47,7 +47,7 @@ function chunking(plan) {
 }
 
 function footnotes(plan) {
-  const kernels = plan.kernels_off ? t("plain_torch", { reason: said(plan.kernels_off) }) : t("fused");
+  const kernels = plan.kernels_off ? t("plain_torch", { reason: said(plan.kernels_off) }) : said(plan.kernels) || t("fused");
   const notes = [t("computed", { precision: plan.precision, device: plan.device, kernels })];
   if (plan.note) notes.push(said(plan.note));
   if (plan.assumed) notes.push(t("assumed", { name: plan.assumed_as ?? "" }));

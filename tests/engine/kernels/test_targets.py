@@ -3,7 +3,9 @@ import sys
 
 import pytest
 import torch
-from zerowaste_vae.engine.kernels import targets
+from zerowaste_vae.engine import log
+from zerowaste_vae.engine.errors import InputError
+from zerowaste_vae.engine.kernels import cards, targets
 from zerowaste_vae.engine.kernels.prebuilt import library as sets
 from zerowaste_vae.engine.kernels.targets import (
     FP8,
@@ -15,6 +17,7 @@ from zerowaste_vae.engine.kernels.targets import (
     using,
     ways,
 )
+from zerowaste_vae.engine.options import Options
 
 GPU = torch.device("cuda", 3)
 
@@ -113,11 +116,35 @@ def test_what_is_asked_for_comes_first_on_any_card(here, monkeypatch, asked, exp
     assert target(GPU, "C").way == "C"  # nearer than the environment
 
 
-def test_another_name_is_refused(here, monkeypatch):
+def test_another_name_is_said_or_refused(here, monkeypatch, caplog):
     here(90)
+    monkeypatch.setattr(log, "_said", set())
     monkeypatch.setenv("ZEROWASTE_KERNELS", "E")
-    with pytest.raises(ValueError, match="ZEROWASTE_KERNELS='E' names no kernels: give auto, triton, plain, A"):
-        target(GPU)
+    assert target(GPU).way == target(GPU).way == "triton"
+    (line,) = [record.message for record in caplog.records]
+    words = "ZEROWASTE_KERNELS='E' names no kernels: give auto, triton, plain, A, B, C, D"
+    assert line.endswith(f"{words}; auto is used")
+    with pytest.raises(InputError, match="kernels='E' names no kernels"):
+        Options(kernels="E")
+    with pytest.raises(InputError, match="write C"):
+        Options(kernels="c")
+
+
+@pytest.mark.parametrize(("text", "found"), [
+    ("sm_86", ("sm_86", 86)), ("SM120", ("sm_120", 120)), ("8.9", ("sm_89", 89)),
+    ("rtx  5070 Ti", ("rtx 5070 Ti", 120)),
+    ("NVIDIA GeForce RTX 4090", ("NVIDIA GeForce RTX 4090", 89)), ("RTX 3060", ("RTX 3060", 86)),
+    ("H200", ("H200", 90)),
+    ("A100", ("A100", 80)), ("DGX Spark", ("DGX Spark", 121)), ("L40", ("L40", 89)),
+])  # fmt: skip
+def test_cards_have_the_names_that_people_use(text, found):
+    assert cards.find(text, "--card") == found
+
+
+@pytest.mark.parametrize("text", ["", "Voodoo 2", "RTX", "sm_", "GTX 1080", "9"])
+def test_a_name_that_says_no_generation_is_refused(text):
+    with pytest.raises(InputError, match=r"--card .* names no GPU that is known here"):
+        cards.find(text, "--card")
 
 
 def test_what_fails_is_off_on_its_device_alone(here):
