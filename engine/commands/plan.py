@@ -63,8 +63,8 @@ def run(args: argparse.Namespace) -> int:
     request = Request(**memory_options(args), output=args.output)
     if args.frames is not None and args.frames < 1:
         raise InputError(f"--frames {args.frames}: a clip has at least one frame")
-    half, card = "encoder" if args.encode else "decoder", asked(args)
-    planner, architecture, note = _planner(args, half, card)
+    half, card, chosen = "encoder" if args.encode else "decoder", asked(args), kernels(args)
+    planner, architecture, note = _planner(args, half, card, chosen)
     wanted = args.frames or (1 if architecture.still else 81)
     count, spatial = architecture.filled(wanted), architecture.spatial
     precision = architecture.native if args.precision == "auto" else args.precision
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     plan = functools.partial(planner.plan, half, size, request)
     rows = [_row(plan, limits, architecture.temporal, planner.walk.rates) for limits in _limits(args, request)]
     frames, config = architecture.frames(latents), planner.walk.config
-    there = card and words(card, architecture, config, half, precision, kernels(args), (width, height, frames))
+    there = card and words(card, architecture, config, half, precision, chosen, (width, height, frames))
     if (*given, wanted) != (width, height, frames):
         filled = f"{given[0]}x{given[1]}, {wanted} frames: filled up to {width}x{height}, {frames} frames, as by encode"
         note = f"{filled}; {note}" if note else filled
@@ -129,11 +129,11 @@ def _limits(args: argparse.Namespace, request: Request) -> list[Limits]:
 
 
 def _planner(
-    args: argparse.Namespace, half: str, card: Card | None
+    args: argparse.Namespace, half: str, card: Card | None, chosen: str
 ) -> tuple[Planner, Architecture, str]:
     """A planner of the asked model on the meta device, the model's architecture, and what else there is to say.
 
-    half: of the plan. card: where it is to run, if that is not any GPU.
+    half: of the plan. card: where it is to run, if that is not any GPU. chosen: the kernels asked for.
     """
     import torch
 
@@ -157,7 +157,7 @@ def _planner(
     dtype = plain or PRECISIONS[architecture.native]
     reason = "--plain" if args.plain else not_fused(architecture.programs(config), dtype)
     native = args.precision if args.precision != "auto" else architecture.native
-    if card and reason is None and not (here := on(card, architecture, config, half, native, kernels(args))).kernels:
+    if card and reason is None and not (here := on(card, architecture, config, half, native, chosen)).kernels:
         reason = here.notes[0]
     note = f"fused kernels off: {reason}" if reason and not args.plain else ""
     exact_only = why_no_8_bit(architecture.programs(config), dtype, reason)

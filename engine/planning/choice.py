@@ -9,12 +9,12 @@ import torch
 
 from .. import log
 from ..kernels.cards import TRITON
-from ..kernels.prebuilt.library import SetError
+from ..kernels.prebuilt.library import SetError, library
 from ..kernels.probe import give_up, works
 from ..kernels.targets import Target, projected, ways, without_kernels
 from ..precision.modes import Mode
 from .fused_walk import FusedWalk
-from .launches import missing, needs
+from .launches import missing, needs, use_id
 
 
 class Choices:
@@ -87,10 +87,13 @@ def first(walk: FusedWalk, half: str, mode: Mode, able: list[Target]) -> Target:
 
 
 def lacks(walk: FusedWalk, half: str, mode: Mode, here: Target) -> str | None:
-    """Return why the prebuilt set of `here` cannot run a half, or None."""
+    """Return why the prebuilt set of `here` cannot run a half, or None. What the set was made for is in its index; for
+    other widths the launches are walked, which takes seconds in a new process."""
+    model = walk.architecture, walk.config, half, walk.dtype, walk.options
     try:
-        wanted = needs(walk.architecture, walk.config, half, walk.dtype, walk.options, here, mode.kind,
-                       mode.half_accumulate)  # fmt: skip
-        return missing(here.way, wanted)
+        if library().covers(here.way, use_id(*model, mode.kind, mode.half_accumulate)):
+            return None
+        # What is said of other ways changes no kernel.
+        return missing(here.way, needs(*model, replace(here, passed=()), mode.kind, mode.half_accumulate))
     except SetError as error:
         return str(error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -75,6 +76,16 @@ def launches(
         ):
             _tokens(found, dtype, kind)
     return keys_of(calls)
+
+
+def use_id(
+    architecture: Architecture, config: Any, half: str, dtype: torch.dtype, options: Options, kind: str | None,
+    half_accumulate: bool,
+) -> str:  # fmt: skip
+    """Return the name of a use in a set's index: of all that `needs` depends on besides the set."""
+    toggles = options.composed_upsample, options.flash_attention, options.winograd
+    use = architecture.name, config, half, dtype, toggles, kind, half_accumulate
+    return blake2b(repr(use).encode(), digest_size=8).hexdigest()
 
 
 @functools.lru_cache(maxsize=64)

@@ -12,8 +12,7 @@ import functools
 import operator
 import struct
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ import torch
 from ..descriptor import Descriptor
 from .driver import MAP_ALIGNMENT, MAP_BYTES, Driver, driver
 from .errors import PrebuiltError
-from .keys import Key, key, type_of, unaligned
+from .keys import Key, aligned, key, type_of
 from .library import Compiled, Map, library
 
 #: struct's letter of each kind of number among a kernel's parameters.
@@ -76,20 +75,6 @@ class Prebuilt:
         return bound
 
 
-def load(device: int, form: str, wanted: Iterable[Key], threads: int = 4) -> None:
-    """Load kernels of a form on a device before they are launched: the driver compiles several at a time.
-
-    Raises: PrebuiltError, SetError or KeyError as `library.kernels` and the driver do.
-    """
-    missing = [k for k in wanted if (device, form, k) not in _loaded]
-    if not missing:
-        return
-    found = library().kernels(form, missing)
-    with ThreadPoolExecutor(threads) as pool:
-        for done in [pool.submit(_load, device, form, k, compiled) for k, compiled in found.items()]:
-            done.result()
-
-
 def _load(device: int, form: str, wanted: Key, compiled: Compiled) -> int:
     known = device, form, wanted
     if known not in _loaded:
@@ -112,7 +97,7 @@ class Bound:
         self._shared, self._threads = compiled.shared, 32 * compiled.warps
         self._maps, self._count = compiled.maps, _leading(arguments)
         self._described = [i for i, a in enumerate(arguments) if isinstance(a, Descriptor)]
-        self._aligned = not unaligned(wanted)
+        self._aligned = aligned(wanted)
         kinds = wanted.types[self._count :]
         head, letters = f"@{self._count + 1}Q", "".join(_LETTERS[kind] for kind in kinds)
         self._packed = struct.Struct(head + letters)
@@ -126,7 +111,7 @@ class Bound:
         self._frames: dict[tuple[Any, ...], list[Frame]] = {}
 
     def __call__(self, grid: tuple[int, ...], addresses: list[int], arguments: Sequence[Any]) -> None:
-        if self._aligned and functools.reduce(operator.or_, addresses) & 15:
+        if functools.reduce(operator.or_, map(addresses.__getitem__, self._aligned), 0) & 15:
             raise PrebuiltError("a tensor's address is no multiple of 16, which this kernel counts on")
         described = tuple([(addresses[i], arguments[i].shape, arguments[i].strides) for i in self._described])
         free = self._frames.get(described)

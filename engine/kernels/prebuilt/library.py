@@ -26,6 +26,8 @@ FOLDER = Path(__file__).with_name("sets")
 MADE_OF = {"A": ("A",), "B": ("B", "A"), "C": ("C",), "D": ("D", "C")}
 _FORMAT = 1
 _CURE = "install this pack again"
+#: Parts whose PTX stays in memory (some 5 MB each): those of a half that is being loaded.
+_KEPT = 4
 
 
 class SetError(InputError):
@@ -71,6 +73,7 @@ class Library:
             #: Version of Triton that compiled the sets, and a digest of the code that it lowered.
             self.triton, self.code = str(found["triton"]), str(found["code"])
             self._maps = [Map(*one[:3], tuple(one[3])) for one in found["maps"]]
+            self._covers = {name: frozenset(one.get("covers", ())) for name, one in found["sets"].items()}
             self._sets: dict[str, dict[str, Any]] = {name: _checked(one) for name, one in found["sets"].items()}
         except SetError:
             raise
@@ -94,6 +97,10 @@ class Library:
         """Return a short digest of what a form's kernels compute: of their texts, and of the code they are made of."""
         parts = [part["sha256"] for name in MADE_OF[form] for _, part in sorted(self._sets[name]["parts"].items())]
         return sha256(" ".join((self.code, *parts)).encode()).hexdigest()[:12]
+
+    def covers(self, form: str, use: str) -> bool:
+        """Return whether a form was made for a use (`planning.launches.use_id`): it has all kernels of that."""
+        return use in self._covers.get(form, ())
 
     def has(self, form: str, key: Key) -> bool:
         """Return whether a form ("A" to "D") has a kernel."""
@@ -128,11 +135,15 @@ class Library:
         return None
 
     def _text(self, name: str, part: str) -> bytes:
-        """All PTX of a part. The last one stays in memory, as the next question is likely about it."""
+        """All PTX of a part. The last ones stay in memory: a half's kernels lie in a few."""
         with self._lock:
-            if (name, part) not in self._recent:
-                self._recent = {(name, part): self._read(self._sets[name]["parts"][part])}
-            return self._recent[name, part]
+            text = self._recent.pop((name, part), None)
+            if text is None:
+                text = self._read(self._sets[name]["parts"][part])
+            self._recent[name, part] = text
+            while len(self._recent) > _KEPT:
+                del self._recent[next(iter(self._recent))]
+            return text
 
     def _read(self, part: dict[str, Any]) -> bytes:
         path = self.folder / part["file"]

@@ -10,7 +10,7 @@ from zerowaste_vae.engine.kernels.descriptor import Descriptor
 from zerowaste_vae.engine.kernels.launching import launcher, recording
 from zerowaste_vae.engine.kernels.prebuilt import launch as module
 from zerowaste_vae.engine.kernels.prebuilt.errors import PrebuiltError
-from zerowaste_vae.engine.kernels.prebuilt.keys import key, takes
+from zerowaste_vae.engine.kernels.prebuilt.keys import takes
 from zerowaste_vae.engine.kernels.prebuilt.launch import Prebuilt
 from zerowaste_vae.engine.kernels.prebuilt.library import Compiled, Map
 from zerowaste_vae.engine.kernels.targets import capabilities, prebuilt
@@ -64,9 +64,6 @@ def fake(monkeypatch):
             here.parameters = takes(wanted)
             maps = [Map(3, 6, 2, (64, 32)) for one in wanted.types if one.startswith("map:")]
             return Compiled(b"text", "conv_kernel", 65536, 8, here.parameters, tuple(maps))
-
-        def kernels(self, form, wanted):
-            return {one: self.kernel(form, one) for one in wanted}
 
     monkeypatch.setattr(module, "library", Library)
     monkeypatch.setattr(module, "driver", lambda: here)
@@ -156,16 +153,11 @@ def test_a_tensor_that_begins_anywhere_is_refused(fake, tensors):
     assert fake.launched == []
 
 
-def test_kernels_are_loaded_before_they_are_launched(fake, tensors):
-    wanted = [key(KERNEL, [*tensors, 1], FIXED | {"C": c}) for c in (16, 32, 64)]
-    module.load(2, "C", wanted)
-    module.load(2, "C", wanted)
-    assert len(fake.loaded) == 3
-    Prebuilt(KERNEL, "C")[(1,)](*tensors, 1, **FIXED)
-    assert len(fake.loaded) == 3
+def test_a_refused_kernel_says_so_and_nothing_is_launched(fake, tensors):
     fake.refuses = "the driver refuses it"
     with pytest.raises(PrebuiltError, match="refuses it"):
-        module.load(0, "C", wanted)
+        Prebuilt(KERNEL, "C")[(1,)](*tensors, 1, **FIXED)
+    assert fake.launched == []
 
 
 def test_a_target_says_who_launches():

@@ -1,0 +1,96 @@
+"""`--card`, `--kernels` and `info --weights`: what would run on a GPU that is not here, without asking any."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from zerowaste_vae.engine.bench import projection
+from zerowaste_vae.engine.cli import main
+from zerowaste_vae.engine.kernels import targets
+from zerowaste_vae.engine.planning import choice
+
+
+@pytest.fixture(autouse=True)
+def complete(monkeypatch):
+    """All sets are here and have everything, and there is no Triton."""
+    monkeypatch.setattr(targets, "_not_there", lambda form: None)
+    monkeypatch.setattr(targets, "triton_version", lambda: None)
+    monkeypatch.setattr(choice, "library", lambda: SimpleNamespace(covers=lambda form, use: False))
+    monkeypatch.setattr(choice, "missing", lambda form, keys: None)
+    monkeypatch.setattr(choice, "needs", lambda *_: frozenset())
+    monkeypatch.delenv("ZEROWASTE_KERNELS", raising=False)
+
+
+def said(capsys, *arguments):
+    assert main(list(arguments)) == 0
+    return capsys.readouterr().out
+
+
+def test_info_says_what_runs_every_half_there(capsys):
+    text = said(capsys, "info", "--weights", "seedvr2", "--card", "sm_120")
+    lines = [line.split(None, 1) for line in text.splitlines()]
+    assert ["card", "sm_120, sm_120 (projected, not measured)"] in lines
+    halves = [rest for name, rest in lines if name in ("decoder", "encoder") and ":" in rest]
+    assert [rest.split(":")[0] for rest in halves] == ["fp16", "fp8", "int8"] * 2
+    assert all("prebuilt kernels, set D" in rest for rest in halves)
+    assert "99 KiB" in text and "ms a frame at 1280x720 (RTX 5070 Ti's published peaks)" in text and "GPU 0" not in text
+
+
+@pytest.mark.parametrize(("card", "words"), [
+    ("sm_86", ["set A", "fp8: not there; int8 runs instead", "RTX 3090's"]), ("sm_89", ["set B", "RTX 4090's"]),
+    ("RTX 5070 Ti", ["RTX 5070 Ti, sm_120", "set D"]), ("sm_75", ["older than sm_80", "plain torch"]),
+    ("H200", ["set C (Triton is not installed)"]),
+])  # fmt: skip
+def test_info_of_other_cards(capsys, card, words):
+    text = said(capsys, "info", "--weights", "seedvr2", "--card", card)
+    assert [word for word in words if word not in text] == []
+
+
+def test_other_kernels_can_be_asked_for(capsys):
+    assert "set A" in said(capsys, "info", "--card", "sm_120", "--kernels", "a")
+    assert "plain torch is asked for" in said(capsys, "info", "--card", "sm_120", "--kernels", "plain")
+
+
+def test_a_half_that_a_set_lacks_is_named(capsys, monkeypatch):
+    monkeypatch.setattr(choice, "missing", lambda form, keys: f"set {form} lacks kernels of this model (x)")
+    text = said(capsys, "info", "--weights", "wan2.1", "--card", "sm_86")
+    assert "plain torch (set A lacks kernels of this model (x); Triton is not installed)" in text
+    plan = json.loads(said(capsys, "plan", "--size", "640x352", "--vram-gb", "13", "--card", "sm_86", "--json"))
+    assert plan["card"] == {"name": "sm_86", "sm": 86, "runs": plan["card"]["runs"], "projected": True}
+    assert "lacks" in plan["card"]["runs"] and "set A lacks" in plan["note"]
+    assert plan["plans"][0]["text"].startswith("plain torch")
+
+
+def test_plan_says_what_runs_there(capsys):
+    text = said(capsys, "plan", "--size", "640x352", "--vram-gb", "13", "--card", "RTX 4090", "--precision", "fp8")
+    assert "on RTX 4090, sm_89 (projected, not measured): prebuilt kernels, set B; at least" in text
+    assert "fused kernels" in text
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["info", "--card", "Voodoo"], "--card 'Voodoo' names no GPU that is known here"),
+    (["info", "--weights", "nobody"], "--weights nobody is no family; there are seedvr2"),
+    (["info", "x.safetensors", "--weights", "flux"], "--weights flux: a file is named too"),
+    (["info", "--kernels", "E"], "--kernels='E' names no kernels: give auto, triton, plain, A"),
+    (["plan", "--size", "64x64", "--card", "sm_"], "--card 'sm_' names no GPU"),
+    (["plan", "--size", "64x64", "--kernels", "none"], "--kernels='none' names no kernels"),
+])  # fmt: skip
+def test_other_words_are_one_line(capsys, arguments, words):
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert words in error and error.count("\n") == 1
+
+
+def test_results_are_projected_onto_the_asked_card(capsys, monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr(projection, "project", lambda report, cards: seen.append(cards) or [])
+    from zerowaste_vae.engine.bench import schema, table
+
+    monkeypatch.setattr(schema, "read", lambda path: {"kind": "decode", "environment": {}, "rows": []})
+    monkeypatch.setattr(table, "environment_line", lambda environment: "")
+    monkeypatch.setattr(table, "lines", lambda rows: [])
+    said(capsys, "bench", "report", "x.json")
+    said(capsys, "bench", "report", "x.json", "--card", "sm_89")
+    assert [[card.name for card in cards] for cards in seen] == [["RTX 5070 Ti", "RTX 4090", "RTX 3090"], ["RTX 4090"]]
+    assert main(["bench", "report", "x.json", "--card", "H200"]) == 2
+    assert "its peaks are not kept here; there are those of RTX 5070 Ti" in capsys.readouterr().err

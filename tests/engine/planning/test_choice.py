@@ -1,0 +1,151 @@
+"""Which kernels run a half: all of one prebuilt set, Triton's, or none, with the reasons."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from zerowaste_vae.engine.archs import DEFAULT
+from zerowaste_vae.engine.kernels import targets
+from zerowaste_vae.engine.kernels.prebuilt import library as sets
+from zerowaste_vae.engine.kernels.prebuilt.errors import PrebuiltError
+from zerowaste_vae.engine.kernels.probe import dispatch
+from zerowaste_vae.engine.options import DEFAULTS
+from zerowaste_vae.engine.planning import choice, launches
+from zerowaste_vae.engine.planning.choice import Choices, project
+from zerowaste_vae.engine.planning.fused_walk import FusedWalk
+from zerowaste_vae.engine.precision.modes import Mode
+
+GPU = torch.device("cuda", 3)
+
+
+class Library:
+    """The sets "A" and "C", which lack what a test says: (form, a word of a kernel's key) pairs."""
+
+    sets, lacks, damaged, covered = ("A", "C"), (), False, frozenset()
+
+    def has(self, form, wanted):
+        if self.damaged:
+            raise sets.SetError("index.json is damaged; install this pack again")
+        return not any(form == one and word in str(wanted) for one, word in self.lacks)
+
+    def covers(self, form, use):
+        return (form, use) in self.covered
+
+    def identity(self, form):
+        return "0" * 12
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """machine(sm, triton) -> choices of the published SeedVR2 on such a GPU; `launched` has the ways of first kernels.
+    """
+    library, launched = Library(), []
+    for module in (sets, launches, choice):
+        monkeypatch.setattr(module, "library", lambda: library)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(targets, "_off", {})
+    monkeypatch.setattr(dispatch, "_tried", set())
+    monkeypatch.setattr(dispatch, "_run", lambda device, here: launched.append(here.way))
+    monkeypatch.delenv("ZEROWASTE_KERNELS", raising=False)
+
+    def make(sm, triton=(3, 6), mode=Mode(), options=DEFAULTS):  # noqa: B008
+        monkeypatch.setattr(targets, "_card", lambda _: ("a GPU", sm))
+        monkeypatch.setattr(targets, "triton_version", lambda: triton)
+        targets._ways.cache_clear()
+        walk = FusedWalk(DEFAULT, DEFAULT.published.config, torch.float16, options)
+        return Choices(walk, GPU, mode)
+
+    make.library, make.launched = library, launched
+    yield make
+    targets._ways.cache_clear()
+
+
+def test_a_set_that_has_all_of_a_half_runs_it(machine):
+    choices = machine(86)
+    assert choices.of("decoder").way == "A" and choices.lacks("decoder") is None and machine.launched == ["A"]
+    assert choices.of("decoder") is choices.of("decoder") and choices.of("decoder").words == "prebuilt kernels, set A"
+
+
+def test_a_half_that_a_set_lacks_is_triton_s_as_a_whole(machine):
+    machine.library.lacks = [("A", "to_pixels")]
+    choices = machine(86)
+    assert (choices.of("decoder").way, choices.of("encoder").way) == ("triton", "A")
+    assert choices.of("decoder").words == (
+        "Triton's kernels (set A lacks kernels of this model (to_pixels.columns_kernel, to_pixels.gather_kernel))")
+
+
+def test_without_triton_plain_torch_runs_that_half(machine):
+    machine.library.lacks = [("A", "to_pixels")]
+    choices = machine(86, None)
+    assert choices.of("encoder").way == "A" and not choices.of("decoder").kernels
+    assert choices.lacks("decoder").startswith("set A lacks kernels of this model (to_pixels")
+    assert choices.lacks("decoder").endswith("; Triton is not installed")
+    assert choices.lacks_any(["encoder"]) is None and choices.lacks_any(["encoder", "decoder"])
+
+
+def test_an_8_bit_kernel_that_is_missing_is_missed_in_8_bit_alone(machine):
+    machine.library.lacks = [("A", "*i8")]
+    assert machine(86, None).of("decoder").way == "A"
+    assert not machine(86, None, Mode("int8")).of("decoder").kernels
+
+
+def test_damaged_files_are_a_reason(machine):
+    machine.library.damaged = True
+    choices = machine(120, None)
+    assert "index.json is damaged; install this pack again" in choices.lacks("decoder")
+
+
+def test_what_fails_makes_room_for_the_next_way_and_never_runs_again(machine, caplog):
+    choices = machine(120)
+    assert choices.of("decoder").way == "C"
+    assert choices.give_up("decoder", PrebuiltError("the driver refuses conv_kernel: too new"))
+    assert choices.of("decoder").way == "A"
+    reason = "prebuilt kernels (set C) fail here (PrebuiltError: the driver refuses conv_kernel: too new)"
+    assert reason in choices.of("decoder").words and reason in caplog.text
+    assert machine(120).of("encoder").way == "A"
+    for way in ("triton", "plain"):
+        assert choices.give_up("decoder", PrebuiltError("no")) and choices.of("decoder").way == way
+    assert not choices.give_up("decoder", PrebuiltError("no"))
+
+
+def test_a_first_kernel_that_fails_is_enough(machine, monkeypatch):
+    def run(device, here):
+        if here.set:
+            raise PrebuiltError("the driver refuses doubling_kernel: too new (CUDA error 222)")
+
+    monkeypatch.setattr(dispatch, "_run", run)
+    choices = machine(86)
+    assert choices.of("decoder").way == "triton" and "too new" in choices.of("decoder").words
+
+
+@pytest.mark.parametrize(("asked", "way"), [("auto", "triton"), ("C", "C"), ("A", "A"), ("plain", "plain")])
+def test_what_is_asked_for_runs_on_any_card(machine, asked, way):
+    choices = machine(90, options=replace(DEFAULTS, kernels=asked))
+    assert choices.of("decoder").way == way
+
+
+def test_what_a_set_was_made_for_is_not_walked(machine, monkeypatch):
+    """Other options, types and widths are others."""
+    known = launches.use_id(DEFAULT, DEFAULT.published.config, "decoder", torch.float16, DEFAULTS, None, False)
+    machine.library.covered = {("A", known)}
+    monkeypatch.setattr(choice, "needs", lambda *of: pytest.fail(f"walked {of[2]}"))
+    assert machine(86, options=replace(DEFAULTS, cuda_graphs=False)).of("decoder").way == "A"
+    for mode, options in ((Mode("int8"), DEFAULTS), (Mode(half_accumulate=True), DEFAULTS),
+                          (Mode(), DEFAULTS.switched(on=["winograd"]))):  # fmt: skip
+        with pytest.raises(pytest.fail.Exception, match="walked decoder"):
+            machine(86, mode=mode, options=options).of("decoder")
+    with pytest.raises(pytest.fail.Exception, match="walked encoder"):
+        machine(86).of("encoder")
+
+
+def test_a_card_that_is_not_here(machine):
+    walk = machine(75)._walk
+    assert [project(walk, "decoder", "a card", sm, Mode()).way for sm in (75, 86, 89, 90, 120)] == [
+        "plain", "A", "A", "triton", "C"]  # fmt: skip
+    assert torch.cuda.is_available() and machine.launched == []
+
+
+def test_a_cpu_has_nothing_to_choose():
+    walk = FusedWalk(DEFAULT, DEFAULT.published.config, torch.float16, DEFAULTS)
+    choices = Choices(walk, torch.device("cpu"), Mode())
+    assert choices.of("decoder") is None and choices.lacks("decoder") is None
