@@ -67,6 +67,7 @@ def build(out: Path, names: list[str], families: frozenset[str] | None, each: ke
     one of them runs as if there were no set."""
     files, index, maps, failed = {}, {}, [], []
     samples: dict[str, list[Any]] = {}
+    there: set[Key] = set()
     for name in names:
         users = kernels_wanted.wanted(name, families, each)
         keys = sorted(users, key=str)
@@ -77,7 +78,9 @@ def build(out: Path, names: list[str], families: frozenset[str] | None, each: ke
         form = lower_kernels.FORMS[name]
         packed, index[name] = packed_set(name, made, users, maps, each)
         versions = sorted({one.ptx.partition("\n")[0].removeprefix(".version ") for one in made.values()})
-        index[name] |= {"target": form.target, "versions": versions}
+        there |= set(made)
+        covers = kernels_wanted.covered(name, there, families, each)
+        index[name] |= {"target": form.target, "versions": versions, "covers": covers}
         files |= packed
         samples[name] = [[*sample, code] for sample, code in _codes(name, sorted(made, key=str))]
     code = sha256(json.dumps(samples).encode()).hexdigest()[:16]

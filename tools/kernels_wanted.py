@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from zerowaste_vae.engine.kernels.targets import Target, prebuilt
 from zerowaste_vae.engine.options import Options
 from zerowaste_vae.engine.planning.fusable import no_8_bit
 from zerowaste_vae.engine.planning.fused_walk import FusedWalk
-from zerowaste_vae.engine.planning.launches import launches, uniform
+from zerowaste_vae.engine.planning.launches import launches, uniform, use_id
 from zerowaste_vae.engine.precision.modes import PRECISIONS
 from zerowaste_vae.engine.tuning.candidates import candidates
 from zerowaste_vae.engine.tuning.layers import layers
@@ -43,6 +43,18 @@ class Use(NamedTuple):
     kind: str | None
     fast: bool
     options: Options
+
+    @property
+    def policies(self) -> bool:
+        """Whether each convolution has a type of its own."""
+        architecture, config = models()[self.family]
+        return not architecture.program(self.half, config).scales
+
+    def ids(self) -> list[str]:
+        """Of the use, and of the same without attention's kernels, which it then does not launch."""
+        known = functools.partial(use_id, *models()[self.family], self.half, self.dtype)
+        options = self.options, self.options.switched(off=["flash_attention"])
+        return [known(one, self.kind, self.fast) for one in options]
 
     def launches(self, here: Target) -> frozenset[Key]:
         """What it launches, with the tables' schedules or with one of those that a tuning may choose."""
@@ -93,17 +105,37 @@ def uses(form: str, families: frozenset[str] | None = None) -> Iterator[Use]:
                 yield Use(name, half, dtype, kind, sums, options)
 
 
+def walked(name: str, families: frozenset[str] | None = None, each: Each = map) -> dict[Use, frozenset[Key]]:
+    """Return what each use of a form launches, whichever set that is in. each: as `map`, over several processes."""
+    if (name, families) not in _walked:
+        ways = list(uses(name, families))
+        found = each(_launches, [(way, name) for way in ways])
+        _walked[name, families] = dict(zip(ways, found, strict=True))
+    return _walked[name, families]
+
+
+#: What a build asks for again: the walks of a form that another one shares.
+_walked: dict[tuple[str, frozenset[str] | None], dict[Use, frozenset[Key]]] = {}
+
+
 def wanted(name: str, families: frozenset[str] | None = None, each: Each = map) -> dict[Key, frozenset[str]]:
-    """Return the kernels of a set and the families that use each. each: as `map`, over several processes."""
+    """Return the kernels of a set and the families that use each. Arguments as for `walked`."""
     shared = wanted(SHARES[name], families, each) if name in SHARES else {}
     found: dict[Key, set[str]] = defaultdict(set)
-    ways = list(uses(name, families))
-    for way, keys in zip(ways, each(_launches, [(way, name) for way in ways]), strict=True):
+    for way, keys in walked(name, families, each).items():
         for one in keys:
             found[one].add(way.family)
     if name not in SHARES:
         found[first()] = set()
     return {one: frozenset(users) for one, users in found.items() if one not in shared}
+
+
+def covered(name: str, there: Container[Key], families: frozenset[str] | None = None, each: Each = map) -> list[str]:
+    """Return the ids of the uses of which a form has all kernels; those in 8 bit may leave any convolution in 16."""
+    walks = walked(name, families, each)
+    whole = {way for way, keys in walks.items() if all(one in there for one in keys)}
+    whole = {way for way in whole if way.kind is None or way._replace(kind=None) in whole or not way.policies}
+    return sorted(one for way in whole for one in way.ids())
 
 
 def _launches(what: tuple[Use, str]) -> frozenset[Key]:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from zerowaste_vae.engine.kernels.prebuilt.keys import takes
 from zerowaste_vae.engine.kernels.prebuilt.library import Library
 
@@ -18,12 +19,11 @@ FEW = frozenset({"minimaxh3"})
 
 @pytest.fixture(scope="module")
 def tool(load_tool):
-    """Which knows what two sets hold, walked once."""
+    """Which remembers what two sets hold, walked once."""
     made, walks = load_tool("build_kernels"), sys.modules["kernels_wanted"]
-    known = {name: walks.wanted(name, FEW) for name in "AB"}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(walks, "wanted", lambda name, families, each=map: known[name])
-        yield made
+    for name in "AB":
+        walks.walked(name, FEW)
+    return made
 
 
 @pytest.fixture
@@ -94,6 +94,24 @@ def test_what_cannot_be_compiled_is_left_out_and_said(tool, compiler, wanted, tm
     assert tool.build(tmp_path, ["A"], FEW, map) == [f"set A goes without {bad}: it takes a thumb"]
     assert not Library(tmp_path).has("A", bad)
     assert tool.check(tmp_path, ["A"], FEW, map) == [f"set A lacks {bad}"]
+    walks = sys.modules["kernels_wanted"].walked("A", FEW)
+    for way, keys in walks.items():
+        assert [Library(tmp_path).covers("A", use) for use in way.ids()] == [bad not in keys] * 2 or way.kind
+    assert any(bad in keys for keys in walks.values()) and not all(bad in keys for keys in walks.values())
+
+
+def test_what_a_half_asks_for_is_covered(tool, compiler, tmp_path):
+    """As it is named where it runs; other sizes are not, and are walked there."""
+    from zerowaste_vae.engine.archs import by_name
+    from zerowaste_vae.engine.options import DEFAULTS
+    from zerowaste_vae.engine.planning.launches import use_id
+
+    tool.build(tmp_path, ["A"], FEW, map)
+    h3, wan = by_name("minimaxh3"), by_name("wan2.1")
+    asked = [(h3, "decoder", "int8"), (h3, "encoder", "int8"), (h3, "encoder", None), (h3, "encoder", "fp8"),
+             (wan, "encoder", None)]  # fmt: skip
+    use = [use_id(one, one.published.config, half, torch.float16, DEFAULTS, kind, False) for one, half, kind in asked]
+    assert [Library(tmp_path).covers("A", one) for one in use] == [True, True, True, False, False]
 
 
 def test_kernels_that_share_a_form_are_there_once(tool, wanted):
