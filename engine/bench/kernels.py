@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -27,13 +28,22 @@ from .timing import copy_rate, matrix_rate
 # D_out x H x W, C -> K: the decoder's resolutions at 720p.
 CONVS = ((4, 720, 1280, 128, 128), (4, 720, 1280, 256, 256), (4, 360, 640, 512, 512), (2, 180, 320, 512, 512),
          (1, 90, 160, 512, 512))  # fmt: skip
+# The same with Wan's widths, as compared in the form of other generations.
+FORM_CONVS = (*CONVS[:4], (1, 720, 1280, 96, 96), (2, 360, 640, 192, 192))
 NORMS = ((4, 720, 1280, 128), (4, 360, 640, 512))
 UPSAMPLES = ((2, 180, 320, 512, True), (4, 360, 640, 256, False))
 ATTENTIONS = ((14400, 512), (32400, 512), (14400, 384), (14400, 1024))
 
 
 class Bench(Meter):
-    """Every operator's cases; failures of a peer are reported as such and do not end the run."""
+    """Every operator's cases; failures of a peer are reported as such and do not end the run.
+
+    convs: shapes of convolutions, D_out x H x W, C -> K.
+    """
+
+    def __init__(self, device: torch.device, convs: Sequence[tuple[int, int, int, int, int]] = CONVS) -> None:
+        super().__init__(device)
+        self.convs = convs
 
     def conv(self, shape: tuple[int, int, int, int, int], dtype: torch.dtype, peers: bool = True) -> Iterator[Row]:
         d, h, w, c, k = shape
@@ -48,9 +58,14 @@ class Bench(Meter):
         bias = torch.randn(k, device=self.device)
         scale = 1.0 if dtype.itemsize == 2 else 0.02
         plain, full = Epilogue(bias=bias, scale=scale), Epilogue(bias=bias, scale=scale, residual=residual, groups=32)
+        here = target(self.device)
         yield self.flops("conv3d bias", name, dtype, "this pack", work, lambda: conv3d(x, weight, out, epilogue=plain))
         yield self.flops("conv3d bias+res+stats", name, dtype, "this pack", work,
                          lambda: conv3d(x, weight, out, epilogue=full))
+        if here.accumulate(dtype, True) != here.accumulate(dtype, False):
+            fast = replace(full, half_accumulate=True)
+            yield self.flops("conv3d bias+res+stats", name, dtype, "this pack, fp16 sums", work,
+                             lambda: conv3d(x, weight, out, epilogue=fast))
         if not peers or dtype.itemsize == 1:
             return
         nd = x[:, 1:-1, 1:-1].permute(3, 0, 1, 2)[None].contiguous()
@@ -64,6 +79,12 @@ class Bench(Meter):
                 ("conv3d bias+res+stats", lambda a=a, b=b, r=r: _eager_epilogue(a, b, low, r)),
             ):
                 yield self.flops(label, name, dtype, f"cuDNN {layout}", work, call)
+        kitchen = _kitchen("fp16_conv3d")
+        if kitchen is not None and dtype == torch.float16:  # its products are summed in fp16, it makes no statistics
+            low, r = low.half(), residual.permute(3, 0, 1, 2)[None]
+            a, b = x.permute(3, 0, 1, 2)[None], raw.contiguous(memory_format=torch.channels_last_3d)
+            yield self.flops("conv3d bias+res", name, dtype, "comfy-kitchen, fp16 sums", work,
+                             lambda: kitchen.fp16_conv3d(a, b, low, r))
 
     def norm_act(self, d: int, h: int, w: int, c: int, stored: torch.dtype) -> Iterator[Row]:
         self.ceiling = copy_rate(self.device)
@@ -85,11 +106,12 @@ class Bench(Meter):
         gain, shift = norm.weight.half(), norm.bias.half()
         yield self.bytes("norm_act", name, stored, "eager NCHW", moved,
                          lambda: F.silu(F.group_norm(nchw, 32, gain, shift, 1e-6)))
-        kitchen = _kitchen()
+        kitchen = _kitchen("group_norm_silu_pad3d")
         if kitchen is not None:
             ncdhw = x.permute(3, 0, 1, 2)[None].contiguous(memory_format=torch.channels_last_3d)
             yield self.bytes("norm_act", name, stored, "comfy-kitchen", moved,
-                             lambda: kitchen.group_norm_silu_pad3d(ncdhw, gain, shift, 32, 1e-6))
+                             lambda: kitchen.group_norm_silu_pad3d(ncdhw, gain, shift, 32, 1e-6,
+                                                                   (1, 1, 1, 1, 2)))
 
     def upsample(self, d: int, h: int, w: int, c: int, temporal: bool, dtype: torch.dtype) -> Iterator[Row]:
         self.ceiling = matrix_rate(self.device, dtype)
@@ -156,7 +178,7 @@ class Bench(Meter):
         eight = [t for t in (FP8, torch.int8) if here.supports(t)]
         half, first = torch.float16, eight[:1]
         cases: dict[str, list[Iterator[Row]]] = {
-            "conv3d": [self.conv(shape, t) for shape in CONVS for t in (half, torch.bfloat16, *eight)],
+            "conv3d": [self.conv(shape, t) for shape in self.convs for t in (half, torch.bfloat16, *eight)],
             "norm_act": [self.norm_act(*shape, t) for t in (half, *first) for shape in NORMS],
             "upsample": [self.upsample(*shape, t) for t in (half, *first) for shape in UPSAMPLES],
             "to_pixels": [self.pixels(4, 720, 1280, 128, t) for t in (half, torch.uint8)],
@@ -175,13 +197,13 @@ def _eager_epilogue(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -
     return y, torch.var_mean(frames, -1, correction=0)[0]
 
 
-def _kitchen() -> object | None:
-    """comfy-kitchen's CUDA operators, where the host ships a version that has the fused norm."""
+def _kitchen(operator: str) -> object | None:
+    """Return comfy-kitchen, where the host ships a version that has this CUDA operator."""
     if importlib.util.find_spec("comfy_kitchen") is None:
         return None
     import comfy_kitchen
 
-    return comfy_kitchen if hasattr(comfy_kitchen, "group_norm_silu_pad3d") else None
+    return comfy_kitchen if hasattr(comfy_kitchen, operator) else None
 
 
 __all__ = ["HEADER", "Bench", "Row"]

@@ -36,6 +36,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "the same run (matrix products of cuBLAS, a copy), and cuDNN, eager torch and comfy-kitchen beside it.",
     )
     kernels.add_argument("--only", choices=OPERATORS, action="append", help="one operator; may be repeated")
+    _add_form(kernels)
     kernels.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to this file")
     kernels.add_argument("--device", default="cuda", help="the GPU to measure (default: cuda)")
     add_force(kernels)
@@ -102,9 +103,18 @@ def _add_half(what: argparse._SubParsersAction, half: str, reads: str) -> None:
         "--db-frames", type=int, default=9, metavar="N", help="frames compared with fp32 (default: 9; 0: no dB)"
     )
     add_norm_groups(parser)
+    _add_form(parser)
     _add_common(parser)
     _add_page(parser)
     parser.set_defaults(run=run_half, half=half)
+
+
+def _add_form(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--as", dest="form", choices=("sm_80", "sm_86", "sm_89", "sm_120"),
+        help="run the code that GPUs of this generation run, with no more blocks on a processor than theirs hold "
+        "(needs Triton; sm_120 needs an H100 or H200, too)",
+    )  # fmt: skip
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
@@ -120,6 +130,15 @@ def _add_page(parser: argparse.ArgumentParser) -> None:
 
 
 def run_half(args: argparse.Namespace) -> int:
+    from ..bench.form import in_form
+
+    _check(args, Path(args.weights or ""))
+    device = _device(args.device)
+    with in_form(args.form, device):
+        return _run_half(args, device)
+
+
+def _run_half(args: argparse.Namespace, device: torch.device) -> int:
     from ..bench import schema, table
     from ..bench.environment import environment
     from ..bench.share import with_tuning
@@ -127,17 +146,16 @@ def run_half(args: argparse.Namespace) -> int:
     from ..files.writing import write_json
     from ..request import usual_overlap
 
-    _check(args, Path(args.weights or ""))
     if args.overlap is None:
         args.overlap = usual_overlap(args.tile)
-    device = _device(args.device)
     weights = args.weights or default_weights(device)
     bench, cases = _prepare(args, read_weights(weights), device)
     about = environment(device)
     print(table.environment_line(about))
     named = weights in (RANDOM, DEMO, *FAMILIES)
     settings = {
-        "command": f"bench {args.half}", "weights": weights if named else Path(weights).name,
+        "command": f"bench {args.half}" + (f" --as {args.form}" if args.form else ""),
+        "weights": weights if named else Path(weights).name,
         "architecture": bench.architecture.name, "widths": bench.widths, "runs": args.runs, "input": "seeded",
         "db_frames": args.db_frames, "tiling": args.tiling, "tile": args.tile, "overlap": args.overlap,
     }  # fmt: skip
@@ -325,7 +343,7 @@ def run_kernels(args: argparse.Namespace) -> int:
         raise InputError(f"--device {args.device}: bench kernels needs a CUDA GPU; on a CPU the operators run torch")
     _check(args)
     with torch.cuda.device(device):
-        report = measure_kernels(device, tuple(args.only or OPERATORS))
+        report = measure_kernels(device, tuple(args.only or OPERATORS), args.form)
         rows = []
         for line, row in report:
             print(line, flush=True)
@@ -335,24 +353,38 @@ def run_kernels(args: argparse.Namespace) -> int:
     return 0
 
 
-def measure_kernels(device: torch.device, operators: tuple[str, ...]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """(line to print, rows to keep), as the measurements come. The ceilings open and close the table: a GPU that got
-    warm or ran into its power limit in between shows there."""
+def measure_kernels(device: torch.device, operators: tuple[str, ...], form: str | None = None
+                    ) -> Iterator[tuple[str, list[dict[str, Any]]]]:  # fmt: skip
+    """Measure the operators.
+
+    Args:
+        device: a CUDA device.
+        operators: some of OPERATORS.
+        form: the generation whose code runs, such as "sm_120"; None: the device's own.
+
+    Yields: (line to print, rows to keep), as the measurements come. The ceilings open and close the table: a GPU that
+    got warm or ran into its power limit in between shows there.
+    Raises: InputError where the form does not run here.
+    """
     import torch
 
-    from ..bench.kernels import HEADER, Bench
+    from ..bench.form import in_form
+    from ..bench.kernels import CONVS, FORM_CONVS, HEADER, Bench
     from ..bench.timing import ceilings
-    from ..kernels.targets import target, triton_version
+    from ..kernels.targets import triton_version
 
     version = ".".join(map(str, triton_version() or ())) or "none"
     yield (f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, Triton {version}, "
            f"cuDNN {torch.backends.cudnn.version()}"), []
-    for note in target(device).notes:
-        yield note, []
-    tops = ceilings(device)
-    yield f"ceilings at the start: {tops.line()}", [{"ceilings": "start", **vars(tops)}]
-    yield HEADER, []
-    for row in Bench(device).rows(operators):
-        yield row.line(), [row.record()]
+    with in_form(form, device) as here:
+        for note in here.notes:
+            yield note, []
+        if form:
+            yield f"code of {form}, with no more blocks on a processor than one with 100 KiB of shared memory holds", []
+        tops = ceilings(device)
+        yield f"ceilings at the start: {tops.line()}", [{"ceilings": "start", **vars(tops)}]
+        yield HEADER, []
+        for row in Bench(device, FORM_CONVS if form else CONVS).rows(operators):
+            yield row.line(), [row.record()]
     tops = ceilings(device)
     yield f"ceilings at the end:   {tops.line()}", [{"ceilings": "end", **vars(tops)}]

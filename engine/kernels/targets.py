@@ -186,8 +186,24 @@ def ways(device: torch.device, asked: str = AUTO) -> list[Target]:
         device: with or without an index.
         asked: one of `cards.CHOICES`; AUTO asks the environment.
     """
+    if _instead:
+        return _instead[0]
     index = torch.cuda.current_device() if device.index is None else device.index
     return _ways(index, wish(asked))
+
+
+#: What `standing_in` says.
+_instead: list[list[Target]] = []
+
+
+@contextmanager
+def standing_in(here: Target) -> Iterator[None]:
+    """Every CUDA device of the process runs kernels as `here` says, whatever is asked for, or plain torch."""
+    _instead.append([here, without_kernels(here.name, here.sm, ["the form asked for does not run here"])])
+    try:
+        yield
+    finally:
+        _instead.pop()
 
 
 @functools.cache

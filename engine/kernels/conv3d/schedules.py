@@ -36,8 +36,9 @@ class Schedule:
 
 
 class Layer(NamedTuple):
-    """What a schedule was made for: the operands' type ("fp8", "int8") or width ("16 bit", "8 bit"); the kind of layer
-    ("": any without phases); how many outputs it has (0: any); whether it serves layers that make a norm's sums."""
+    """What a schedule was made for: the operands' type ("fp8", "int8", SUMS) or width ("16 bit", "8 bit"); the kind of
+    layer ("": any without phases; "pair": any whose outputs only two tiles fill); how many outputs it has (0: any);
+    whether it serves layers that make a norm's sums."""
 
     operands: str
     kind: str
@@ -45,10 +46,61 @@ class Layer(NamedTuple):
     sums: bool = True
 
 
-# Per generation. sm_90 measured on an H200; the others chosen so that nothing spills and shared memory stays under the
-# generation's limit (cross-compiled in the tests), not timed.
+# Per generation. sm_90 measured on an H200, sm_80 and 120 in their form there; sm_100 chosen so that nothing spills and
+# shared memory stays under the limit. All of them are cross-compiled in the tests.
 _HALF, _BYTE = "16 bit", "8 bit"
 TYPES = {FP8: "fp8", torch.int8: "int8"}
+#: Operands of 16 bit whose products are summed in fp16.
+SUMS = "fp16 sums"
+# Products fed from registers (mma.sync), shared memory of 99 KiB: tiles of 64 x 64 for each warp read least of it. What
+# sm_80 to 89 and 120 have in common; halves of an epilogue spill in some layers. Above some, ms and those of
+# 128 x 128 x 32 (in 8 bit 64) with eight warps, of one shape in the form of sm_120 and of sm_89 on an H200, no more
+# blocks on a processor than 100 KiB hold.
+_MMA: dict[Layer, Schedule] = {
+    # 128: 1.02, 1.14 and 1.11, 1.28
+    Layer(_HALF, "narrow"): Schedule(positions=256, columns=128, depth=64, warps=8, stages=3, slices=4),
+    # 256: 1.88, 2.21 and 2.11, 2.67; 512: 3.91, 4.92 and 4.34, 5.45
+    Layer(_HALF, "wide"): Schedule(positions=256, columns=128, depth=64, warps=8, stages=3, slices=4, group=16),
+    # 512: 0.050, 0.059 and 0.058, 0.070; 384: 0.105, 0.138 and 0.136, 0.151 (64 x 128 x 32)
+    Layer(_HALF, "small plane"): Schedule(positions=64, columns=128, depth=64, warps=4, stages=3),
+    # A pair gets one more stage than it says here. 96: 0.65, 1.03 and 0.84, 1.03; 192: 2.64, 3.85 (sm_89)
+    Layer(_HALF, "pair"): Schedule(positions=128, columns=128, depth=32, warps=4, stages=2, slices=4),
+    # 2.38, 2.86 and 2.37, 3.38: four warps would spill.
+    Layer(_HALF, "", 160): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, slices=4, tail=32),
+    Layer(_HALF, "", 320): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, slices=4, tail=32),
+    # 512: 4.87, 5.64 and 5.16, 7.91
+    Layer(_HALF, "time phases"): Schedule(positions=256, columns=128, depth=64, warps=8, stages=3, slices=4, group=64),
+    # 256: 1.64, 2.20 and 1.88, 2.55
+    Layer(_HALF, "space phases"): Schedule(positions=256, columns=128, depth=64, warps=8, stages=3, slices=4, group=64),
+    Layer(_HALF, "space phases", 192): Schedule(positions=128, columns=64, depth=64, warps=4, stages=3, group=64),
+    # Sums in fp16 are held beside those in fp32: tiles of 64 x 64 for a warp spill.
+    Layer(SUMS, "narrow"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3),
+    Layer(SUMS, "wide"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, group=16),
+    Layer(SUMS, "time phases"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, group=64),
+    Layer(SUMS, "space phases"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, group=64),
+    Layer(_BYTE, "narrow"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3),
+    Layer(_BYTE, "wide"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, group=16),
+    Layer(_BYTE, "small plane"): Schedule(positions=64, columns=128, depth=64, warps=4, stages=3),
+    Layer(_BYTE, "pair"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3),
+    Layer(_BYTE, "time phases"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, group=16),
+    Layer(_BYTE, "space phases"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, group=16),
+    # 128: 0.64, 1.01 (sm_89)
+    Layer("int8", "narrow"): Schedule(positions=128, columns=128, depth=64, warps=4, stages=3, slices=4),
+    # 256: 2.13, 2.57; 512: 4.18, 5.18 (sm_89)
+    Layer("int8", "wide"): Schedule(positions=128, columns=128, depth=64, warps=4, stages=3, slices=4, group=16),
+    # 512: 0.028, 0.033 and 0.032, 0.038; 384: 0.054, 0.078 and 0.066, 0.075 (64 x 128 x 64)
+    Layer("int8", "small plane"): Schedule(positions=64, columns=128, depth=128, warps=4, stages=3),
+    # 96: 0.95, 1.47; 192: 1.24, 1.98 (sm_89)
+    Layer("int8", "pair"): Schedule(positions=128, columns=128, depth=64, warps=4, stages=2, slices=4),
+    Layer("int8", "", 160): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, slices=4, tail=32),
+    Layer("int8", "", 320): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, slices=4, tail=32),
+    # 512: 2.30, 2.74 and 2.61, 4.28
+    Layer("int8", "time phases"): Schedule(positions=128, columns=128, depth=64, warps=4, stages=3, group=64),
+    # 256: 1.78, 2.05 and 2.06, 3.19
+    Layer("int8", "space phases"): Schedule(positions=128, columns=128, depth=64, warps=4, stages=3, group=64),
+    Layer("int8", "space phases", 192): Schedule(positions=128, columns=64, depth=128, warps=4, stages=3, group=64),
+    Layer(_BYTE, "space phases", 192): Schedule(positions=128, columns=64, depth=64, warps=4, stages=3, group=64),
+}
 SCHEDULES: dict[int, dict[Layer, Schedule]] = {
     90: {
         Layer(_HALF, "narrow"): Schedule(positions=128, columns=128, depth=64, warps=4, stages=3),
@@ -106,32 +158,23 @@ SCHEDULES: dict[int, dict[Layer, Schedule]] = {
         Layer("int8", "", 384): Schedule(positions=128, columns=128, depth=128, warps=8, stages=3, slices=4),
     },
     120: {
-        Layer(_HALF, "narrow"): Schedule(positions=128, columns=128, depth=32, warps=8, stages=3),
-        Layer(_HALF, "wide"): Schedule(positions=128, columns=128, depth=32, warps=8, stages=3),
-        Layer(_HALF, "small plane"): Schedule(positions=64, columns=128, depth=32, warps=4, stages=3),
-        Layer(_BYTE, "narrow"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3),
-        Layer(_BYTE, "wide"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3),
-        Layer(_BYTE, "small plane"): Schedule(positions=64, columns=128, depth=64, warps=4, stages=3),
-        Layer(_HALF, "time phases"): Schedule(
-            positions=128, columns=128, depth=32, warps=8, stages=3, slices=4, group=16
-        ),
-        Layer(_HALF, "space phases"): Schedule(positions=128, columns=128, depth=32, warps=8, stages=3, group=16),
-        Layer(_BYTE, "time phases"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, group=16),
-        Layer(_BYTE, "space phases"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, group=16),
+        **_MMA,
+        # 2.70, 3.82
+        Layer(_HALF, "", 192): Schedule(positions=128, columns=64, depth=64, warps=4, stages=3, group=16),
+        Layer(_BYTE, "narrow"): Schedule(positions=128, columns=128, depth=64, warps=4, stages=3),
+        Layer(_BYTE, "wide"): Schedule(positions=128, columns=128, depth=64, warps=4, stages=3, group=16),
+        Layer(_BYTE, "time phases"): Schedule(positions=128, columns=128, depth=64, warps=4, stages=3, group=64),
+        Layer(_BYTE, "space phases"): Schedule(positions=128, columns=128, depth=64, warps=4, stages=3, group=64),
+        # 0.50, 0.58
+        Layer("int8", "narrow"): Schedule(positions=128, columns=128, depth=64, warps=4, stages=3),
+        # Four warps spill.
+        Layer("int8", "pair"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, slices=4),
+        # 256: 1.89, 2.19
+        Layer("int8", "wide"): Schedule(positions=256, columns=128, depth=128, warps=8, stages=3, slices=4, group=16),
+        # 1.22, 2.02
+        Layer("int8", "", 192): Schedule(positions=128, columns=64, depth=128, warps=4, stages=3, group=16),
     },
-    80: {
-        Layer(_HALF, "narrow"): Schedule(positions=128, columns=128, depth=32, warps=8, stages=3),
-        # In four slices: with sums and strides two of them spill on sm_86 and 89.
-        Layer(_HALF, "wide"): Schedule(positions=128, columns=128, depth=32, warps=8, stages=3, slices=4),
-        Layer(_HALF, "small plane"): Schedule(positions=64, columns=128, depth=32, warps=4, stages=3),
-        Layer(_BYTE, "narrow"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3),
-        Layer(_BYTE, "wide"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3),
-        Layer(_BYTE, "small plane"): Schedule(positions=64, columns=128, depth=64, warps=4, stages=3),
-        Layer(_HALF, "time phases"): Schedule(positions=128, columns=128, depth=32, warps=8, stages=3, group=16),
-        Layer(_HALF, "space phases"): Schedule(positions=128, columns=128, depth=32, warps=8, stages=3, group=16),
-        Layer(_BYTE, "time phases"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, group=16),
-        Layer(_BYTE, "space phases"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, group=16),
-    },
+    80: _MMA,
 }
 # Below this many positions tiles of 128 rows leave many processors idle (90 x 160 is the lowest stage of 720p).
 SMALL_PLANE = 90 * 160
@@ -210,12 +253,12 @@ def _two_tiles(out_channels: int, most: int) -> tuple[int, int] | None:
 
 
 def pick(target: Target, dtype: torch.dtype, channels: int, out_channels: int, frame: tuple[int, int],
-         phases: int = 1, row: int = 1, sums: bool = False) -> Schedule:
+         phases: int = 1, row: int = 1, sums: bool = False, half: bool = False) -> Schedule:
     """The one schedule for a layer: `channels` as padded in the buffer, `frame` the full frame's (H, W), `phases` 8 or
     4 where the layer upsamples time and space, or space, `row` the taps in a row of its window, `sums`: whether it
-    makes those of a norm."""
+    makes those of a norm, `half`: whether products are summed in fp16."""
     table, small = of_generation(SCHEDULES, target.sm), frame[0] * frame[1] < SMALL_PLANE
-    what = dtype, channels, out_channels, small, phases, row, sums
+    what = dtype, channels, out_channels, small, phases, row, sums, half
     known = id(table), what
     if known not in _picked:
         _picked[known] = table, _pick(table, *what)
@@ -227,8 +270,9 @@ _picked: dict[tuple[Any, ...], tuple[Mapping[Layer, Schedule], Schedule]] = {}
 
 
 def _pick(table: Mapping[Layer, Schedule], dtype: torch.dtype, channels: int, out_channels: int, small: bool,
-          phases: int, row: int, sums: bool) -> Schedule:
+          phases: int, row: int, sums: bool, half: bool) -> Schedule:
     size = _HALF if dtype not in TYPES else _BYTE
+    word = TYPES.get(dtype, SUMS if half else size)
     kind = "narrow" if out_channels <= 128 else "small plane" if small else "wide"
     if kind == "small plane" and out_channels % table[Layer(size, kind)].columns:
         kind = "wide"  # its low tiles have no room for a second one
@@ -239,5 +283,11 @@ def _pick(table: Mapping[Layer, Schedule], dtype: torch.dtype, channels: int, ou
     else:
         own = ""
     rows = [(own, out_channels, True), *([] if sums else [(kind, 0, False)]), (kind, 0, True)]
-    layers = [Layer(operands, *place) for place in rows for operands in (TYPES.get(dtype), size)]
-    return fit(next(table[layer] for layer in layers if layer in table), channels, out_channels, row)
+    layers = [Layer(operands, *place) for place in rows for operands in (word, size)]
+    chosen = next(table[layer] for layer in layers if layer in table)
+    made = fit(chosen, channels, out_channels, row)
+    if made.tail and not chosen.tail:
+        pairs = [table[layer] for layer in (Layer(word, "pair"), Layer(size, "pair")) if layer in table]
+        if pairs:
+            made = fit(replace(pairs[0], group=chosen.group), channels, out_channels, row)
+    return made
