@@ -59,7 +59,7 @@ class EncodeFromVideo(io.ComfyNode):
         wishes, fast = from_widgets(**widgets), engine_vae(vae)
         if min(start, frames) < 0:  # of a link, which no widget bounds
             raise InputError(f"First frame {start}, number of frames {frames}: neither can be below 0")
-        clip = _Frames(video, start, frames)
+        clip = _Frames(video, start, frames, 4 if fast is not None and fast.engine.colours[0] == 4 else 3)
         if fast is None or fast.layout.still:
             read = [f.float() / 255 if f.dtype == torch.uint8 else f for f in clip]
             if not read:
@@ -112,11 +112,12 @@ def _from(second: float, fps: float) -> int:
 
 
 class _Frames:
-    """Frames [H, W, 3] of a VIDEO within its own limits, `count` of them from `start` on (0: all)."""
+    """Frames [H, W, colours] of a VIDEO within its own limits, `count` of them from `start` on (0: all)."""
 
-    def __init__(self, video: object, start: int, count: int) -> None:
+    def __init__(self, video: object, start: int, count: int, colours: int = 3) -> None:
         source, rate, begins, lasts = frames_of(video)
-        self._source: Iterable[Tensor] = source if rate is not None else Clip(source)
+        self._source: Iterable[Tensor] = source if rate is not None else Clip(source, colours)
+        self._colours = colours
         self.fps = float(self._source.fps if rate is None else rate)
         total = len(source) if rate is not None else self._source.count
         if begins < 0:
@@ -137,4 +138,6 @@ class _Frames:
         for frame in islice(self._source, *self._span):
             self.read += 1
             self.notes = self.notes or frames.strange(frame)
-            yield frame[..., :3]
+            yield frame[..., : self._colours]
+        if isinstance(self._source, Clip):  # its time stamps are read
+            self.fps = float(self._source.fps)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..devices.ranks import Ranks
+    from ..files.media import Clip
     from ..run.progress import Progress
     from ..vae import VideoVAE
 
@@ -50,7 +51,7 @@ def _help(args: argparse.Namespace, ranks: Ranks) -> int:
     from ..files.media import Clip
 
     vae = load_vae(args, ranks)
-    frames = Padded(Clip(args.video), args.start, args.frames, vae.architecture.filled, vae.spatial)
+    frames = Padded(Clip(args.video, colours(vae)), args.start, args.frames, vae.architecture.filled, vae.spatial)
     asked = ranks.broadcast()
     if asked is not None:
         at_once, count = asked
@@ -70,13 +71,14 @@ def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
     check_report(args)
     clip = Clip(args.video)
     vae = load_vae(args, ranks)
+    clip.colours = colours(vae)
     frames = Padded(clip, args.start, args.frames, vae.architecture.filled, vae.spatial)
     started = time.perf_counter()
     with progress("encode", args.quiet) as report:
         if vae.architecture.still:
             shape = _pictures(args, ranks, vae, frames, report)
         else:
-            shape = _clip(args, ranks, vae, frames, str(args.fps or clip.fps), report)
+            shape = _clip(args, ranks, vae, frames, clip, report)
     if vae.last_report is not None:
         vae.last_report.repeated = frames.repeated
     seconds = time.perf_counter() - started
@@ -114,7 +116,7 @@ def _at_once(
 
 
 def _clip(
-    args: argparse.Namespace, ranks: Ranks | None, vae: VideoVAE, frames: Padded, fps: str, report: Progress
+    args: argparse.Namespace, ranks: Ranks | None, vae: VideoVAE, frames: Padded, clip: Clip, report: Progress
 ) -> torch.Size:
     """Frames as they are read, latents as they are made; returns the latent's shape."""
     from ..files.latents import LatentWriter
@@ -127,7 +129,9 @@ def _clip(
     with LatentWriter(args.out) as writer:
         for latent in _made(args, ranks, vae, frames, count, report):
             writer.write(latent)
-        writer.finish({**note_of(vae), "fps": fps, "frames": str(frames.read), **_sides(frames)})
+        # The rate is known when the time stamps are read.
+        noted = {"fps": str(args.fps or clip.fps), "frames": str(frames.read), **_sides(frames)}
+        writer.finish({**note_of(vae), **noted})
     return writer.shape
 
 
@@ -145,6 +149,11 @@ def _pictures(
 
 def _sides(frames: Padded) -> dict[str, str]:
     return dict(zip(("height", "width"), map(str, frames.size), strict=True))
+
+
+def colours(vae: VideoVAE) -> int:
+    """Return the colours of a pixel that are read for a VAE: with alpha where its encoder takes that."""
+    return 4 if vae.colours[0] == 4 else 3
 
 
 class Padded:

@@ -21,8 +21,9 @@ from ..finite import all_finite
 from ..hardware import cores
 from ..request import check_dense, check_range
 from .fragments import Appended, scan
-from .media import BT709, FULL, LIMITED, SWS_FLAGS, Frames
+from .media import Frames
 from .mp4_finish import finish_file
+from .to_rgb import BT709, FULL, LIMITED, SWS_FLAGS
 from .writing import held, replacing, sweep, unwritable
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ FASTEST = 10_000
 GROUP = 2
 #: Frames that all are late by in a part file: none begins before 0, whatever order they are stored in.
 LEAD = 32
+#: Pixels per side of x265's largest block.
+BLOCK = 64
 #: Frames of pieces that wait for the encoder.
 WAITING = 2
 
@@ -122,6 +125,9 @@ class Encoder:
             log.once(f"{name}: {form.pixels} needs even sizes, {width}x{height} is padded to {even}; PNG and yuv444p "
                      "keep the size")  # fmt: skip
         options = {**codec.options, "crf": str(codec.crf if form.crf is None else form.crf)}
+        if codec.encoder == "libx265" and self._deep and min(height, width) < BLOCK:
+            # Its search writes behind the end of frames narrower than one of its largest blocks.
+            options["x265-params"] += ":ctu=16"
         self._stream = stream = container.add_stream(codec.encoder, rate=form.fps, options=options)
         stream.height, stream.width = height + self._pad[0], width + self._pad[1]
         stream.pix_fmt = self._pixels

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .. import log
 from ..errors import InputError
 from .latents import check_file
-from .media import is_cover
+from .streams import is_cover
 
 if TYPE_CHECKING:
     from av.container import InputContainer, OutputContainer

@@ -198,6 +198,31 @@ def test_another_encoder_is_refused(path):
     assert scan(part_of(path)).samples == 20
 
 
+@pytest.mark.parametrize("pixels", ["yuv420p10", "yuv444p10"])
+@pytest.mark.parametrize(("height", "width"), [(32, 48), (320, 48), (64, 40), (48, 320)])
+def test_small_h265_of_10_bits_is_written(tmp_path, pixels, height, width):
+    """In a process of its own: with its usual blocks, x265 ends it (SIGSEGV or SIGABRT)."""
+    program = f"""
+import torch
+from zerowaste_vae.engine.files.mp4 import Format, Mp4Writer
+writer = Mp4Writer({str(tmp_path / "a.mp4")!r}, Format(25, "h265", None, {pixels!r}))
+with writer:
+    writer.write(torch.rand(40, {height}, {width}, 3, generator=torch.Generator().manual_seed(0)))
+writer.finish()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert read_video(tmp_path / "a.mp4")[0].shape == (40, height, width, 3)
+
+
+@pytest.mark.parametrize(("codec", "pixels"), [("h265", "yuv420p10"), ("h265", "yuv420p"), ("av1", "yuv420p")])
+def test_sizes_below_an_encoders_are_one_line(tmp_path, codec, pixels):
+    form = Format(Fraction(25), codec, None, pixels)
+    with pytest.raises(InputError, match="the encoder refused the clip"), Mp4Writer(tmp_path / "a.mp4", form) as writer:
+        writer.write(torch.zeros(3, 2, 2, 3))
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(("run", "share"), [(1, 0), (2, 0), (3, 0.7)])
 def test_a_full_disk_keeps_what_is_complete(path, monkeypatch, run, share):
     """In the first bytes of a first run, and of a second one, which begins anew, and late in a third."""

@@ -1,0 +1,181 @@
+"""What a container says of its video, and how its frames come: which stream, at what pace, whole or damaged."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from ..errors import InputError
+from .colours import unconverted
+
+if TYPE_CHECKING:
+    from av import Packet, VideoFrame
+    from av.container import InputContainer
+    from av.video.stream import VideoStream
+
+#: Bytes by which a text is known, and frames by whose time stamps a rate is.
+HEAD, ENOUGH = 4096, 25
+#: FFmpeg draws texts as films of a terminal.
+_TEXTS = frozenset({"tty", "bin", "xbin", "adf", "idf"})
+#: Its number for streams that are a part of a picture only (PyAV 14 has no name for it).
+_DEPENDENT = 0x80000
+_STILL_BRANDS = frozenset({"heic", "heix", "mif1", "avif"})
+
+
+def is_text(head: bytes) -> bool:
+    """Tell whether a file that begins so is a text: also playlists, whose addresses nobody here is to open."""
+    if not head or head.startswith(b"YUV4MPEG2") or any(byte < 32 and byte not in b"\t\n\f\r\x1b" for byte in head):
+        return False
+    try:
+        head.decode()
+    except UnicodeDecodeError as error:  # the last letter may be cut off
+        return error.reason == "unexpected end of data"
+    return True
+
+
+def chosen(container: InputContainer, name: str) -> VideoStream:
+    """Return the stream that is read. Raises InputError, with the source's `name`, where none can be."""
+    if container.format.name in _TEXTS:
+        raise InputError(f"{name}: is a text and no video or image")
+    streams = [s for s in container.streams.video if not is_cover(s)]
+    if not streams:
+        raise InputError(f"{name}: holds no video stream")
+    tiles = sum(bool(int(s.disposition) & _DEPENDENT) for s in streams)
+    if tiles:
+        raise InputError(f"{name}: is a picture in {tiles} tiles, as phones write HEIC and AVIF, which are not put "
+                         "together here; save it as PNG or JPEG first")  # fmt: skip
+    if container.metadata.get("major_brand") in _STILL_BRANDS:  # thumbnails may come first
+        streams = [s for s in streams if int(s.disposition) & 1] or streams
+    return streams[0]
+
+
+def is_cover(stream: VideoStream) -> bool:
+    """Tell whether a stream is the cover of a sound file, which is a video stream of one picture."""
+    from av.stream import Disposition
+
+    return bool(stream.disposition & Disposition.attached_pic)
+
+
+def announced(stream: VideoStream, fps: Fraction) -> int | None:
+    """How many frames a file says it has. One that was trimmed without encoding it anew (phones do so) holds more than
+    it shows, and its duration is of those it shows."""
+    if not stream.frames or stream.duration is None:
+        return stream.frames or None
+    shown = round(stream.duration * stream.time_base * fps)
+    return shown if 0 < shown < stream.frames - 1 else stream.frames
+
+
+class Decoded:
+    """The frames of a stream. What cannot be decoded is left out, as players do.
+
+    trouble: what is wrong with the frame that came last, in words. lost: pieces of the file that gave an error. Raises
+    av.error.InvalidDataError where the last piece is cut short: that frame would have a gray half.
+    """
+
+    def __init__(self, container: InputContainer, stream: VideoStream) -> None:
+        self._container, self._stream = container, stream
+        self.trouble: str | None = None
+        self.lost = 0
+
+    def __iter__(self) -> Iterator[VideoFrame]:
+        import av
+
+        for packet, last in self._packets():
+            # Inside a file this is a seam, where recordings were joined, and what is decoded tells whether it is whole.
+            if packet.is_corrupt and last:
+                raise av.error.InvalidDataError(errno.EIO, "the file is cut off or damaged")
+            try:
+                frames = packet.decode()
+            except av.error.InvalidDataError:
+                self.lost += 1
+                continue
+            for frame in frames:
+                self.trouble = None
+                if frame.is_corrupt:
+                    self.trouble = ("is damaged, and what lacks is made up by the decoder; those that follow, up to "
+                                    "the next whole picture, may be wrong too")  # fmt: skip
+                yield frame
+
+    def _packets(self) -> Iterator[tuple[Packet, bool]]:
+        """Each with whether it is the last one with data."""
+        before = None
+        for packet in self._container.demux(self._stream):
+            if before is not None:
+                yield before, packet.size == 0
+            before = packet
+        if before is not None:
+            yield before, before.size > 0
+
+
+class Pace:
+    """Whether frames follow each other at one rate, and at which; clocks of milliseconds round."""
+
+    def __init__(self) -> None:
+        self._first: Fraction | None = None
+        self._last: Fraction | None = None
+        self._least = self._most = None
+        self._broken = False
+        self._steps = 0
+
+    def breaks(self, frame: VideoFrame) -> bool:
+        """Tell whether it does not come when the ones before made expect it; true for one frame of a clip at most."""
+        if frame.pts is None:
+            return False
+        now, before, broken = frame.pts * frame.time_base, self._last, self._broken
+        self._last = now
+        if before is None or broken:
+            self._first = now if before is None else self._first
+            return False
+        step = now - before
+        self._steps += 1
+        self._least = step if self._least is None else min(step, self._least)
+        self._most = step if self._most is None else max(step, self._most)
+        self._broken = self._most > 1.5 * self._least
+        return self._broken
+
+    def other_than(self, fps: Fraction) -> Fraction | None:
+        """Return frames a second by the time stamps, where they are even and contradict `fps` by more than 2 %."""
+        if self._broken or self._steps < 4 or self._last <= self._first:
+            return None
+        found = self._steps / (self._last - self._first)
+        return None if abs(found / fps - 1) <= 0.02 else _usual(found)
+
+    def short_of(self, stream: VideoStream, fps: Fraction) -> str | None:
+        """What is lacking behind the last frame, in words. A Matroska file that is cut off ends like a whole one, but
+        its head says how long it was."""
+        said = re.fullmatch(r"(\d+):(\d+):(\d+(?:\.\d+)?)", stream.metadata.get("DURATION", ""))
+        if said is None or self._last is None:
+            return None
+        hours, minutes, seconds = map(float, said.groups())
+        end, there = 3600 * hours + 60 * minutes + seconds, float(self._last + 1 / fps)
+        return f"{end:.1f} seconds, its frames end at {there:.1f}" if end > there + 1 else None
+
+
+def _usual(rate: Fraction) -> Fraction:
+    """The whole rate, or the television one, that a measured rate is within 0.3 % of; else the measured one."""
+    whole = Fraction(round(rate))
+    near = [r for r in (whole, whole * 1000 / 1001) if r and abs(rate / r - 1) < 0.003]
+    return min(near, key=lambda r: abs(rate - r), default=rate.limit_denominator(1000))
+
+
+def surprises(
+    container: InputContainer, stream: VideoStream, frame: VideoFrame, colours: int = 3
+) -> Iterator[str]:
+    """What pixels taken as they are do not show, or show otherwise than a player."""
+    streams = sum(not is_cover(s) for s in container.streams.video)
+    if streams > 1:
+        yield f"holds {streams} video streams; the first is read"
+    # FFmpeg's own decoder of VP9 leaves alpha out; a GIF's frames always have a place for it.
+    alpha = any(c.is_alpha for c in frame.format.components) and stream.codec_context.name != "gif"
+    if (alpha and colours < 4) or stream.metadata.get("alpha_mode") == "1":
+        yield "transparency is dropped, the colours below it are used"
+    if frame.interlaced_frame:
+        yield "is interlaced, and lines of two moments are taken as one frame; deinterlace it first (ffmpeg -vf bwdif)"
+    if (stream.sample_aspect_ratio or 1) != 1:
+        yield (f"its pixels are not square ({stream.sample_aspect_ratio}) and are taken as if they were: pictures come "
+               "out narrower or wider than in a player; scale it first")  # fmt: skip
+    context = stream.codec_context
+    yield from unconverted(context.color_trc, context.color_primaries)
