@@ -156,7 +156,7 @@ class Clip:
             head = self._source.read(HEAD)
             self._source.seek(0)
         if is_text(head):
-            raise InputError(f"{self.name}: is a text and no video or image")
+            raise InputError(f"{self.name}: cannot be read as a video or an image: it is a text")
         try:
             # Absolute: ffmpeg takes what is before a colon for a protocol.
             source = os.path.abspath(self._source) if isinstance(self._source, Path) else self._source

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import InputError
 from .colours import unconverted
+from .ffv1 import Checksums
 
 if TYPE_CHECKING:
     from av import Packet, VideoFrame
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 #: Bytes by which a text is known, and frames by whose time stamps a rate is.
 HEAD, ENOUGH = 4096, 25
+#: Pictures and videos that begin with words, or are written in them.
+_HEADS = (b"YUV4MPEG2", b"P1", b"P2", b"P3", b"P4", b"P5", b"P6", b"P7", b"PF", b"Pf", b"PH", b"Ph", b"#?R", b"SIMPLE",
+          b"/* XPM", b"#define ")  # fmt: skip
 #: FFmpeg draws texts as films of a terminal.
 _TEXTS = frozenset({"tty", "bin", "xbin", "adf", "idf"})
 #: Its number for streams that are a part of a picture only (PyAV 14 has no name for it).
@@ -27,7 +31,7 @@ _STILL_BRANDS = frozenset({"heic", "heix", "mif1", "avif"})
 
 def is_text(head: bytes) -> bool:
     """Tell whether a file that begins so is a text: also playlists, whose addresses nobody here is to open."""
-    if not head or head.startswith(b"YUV4MPEG2") or any(byte < 32 and byte not in b"\t\n\f\r\x1b" for byte in head):
+    if not head or head.startswith(_HEADS) or any(byte < 32 and byte not in b"\t\n\f\r\x1b" for byte in head):
         return False
     try:
         head.decode()
@@ -39,7 +43,7 @@ def is_text(head: bytes) -> bool:
 def chosen(container: InputContainer, name: str) -> VideoStream:
     """Return the stream that is read. Raises InputError, with the source's `name`, where none can be."""
     if container.format.name in _TEXTS:
-        raise InputError(f"{name}: is a text and no video or image")
+        raise InputError(f"{name}: cannot be read as a video or an image: it is a text")
     streams = [s for s in container.streams.video if not is_cover(s)]
     if not streams:
         raise InputError(f"{name}: holds no video stream")
@@ -83,10 +87,13 @@ class Decoded:
     def __iter__(self) -> Iterator[VideoFrame]:
         import av
 
+        sums, damaged = Checksums() if self._stream.codec_context.name == "ffv1" else None, set()
         for packet, last in self._packets():
             # Inside a file this is a seam, where recordings were joined, and what is decoded tells whether it is whole.
             if packet.is_corrupt and last:
                 raise av.error.InvalidDataError(errno.EIO, "the file is cut off or damaged")
+            if sums is not None and sums.differ(packet):
+                damaged.add(packet.pts)  # its frame comes later: threads decode several
             try:
                 frames = packet.decode()
             except av.error.InvalidDataError:
@@ -94,7 +101,7 @@ class Decoded:
                 continue
             for frame in frames:
                 self.trouble = None
-                if frame.is_corrupt:
+                if frame.is_corrupt or frame.pts in damaged:
                     self.trouble = ("is damaged, and what lacks is made up by the decoder; those that follow, up to "
                                     "the next whole picture, may be wrong too")  # fmt: skip
                 yield frame
