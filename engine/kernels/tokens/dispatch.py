@@ -2,7 +2,7 @@
 a row does not depend on the others.
 
 scales: float32 [R], where `out` is 8 bit wide: its rows are then divided by them. health is not looked for: what is not
-finite reaches the end, but for what attention makes of it.
+finite reaches the end, in 8 bit by way of its row's scale, which is then NaN, but for what attention makes of it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def rotated(qkv: Tensor, turns: Tensor, head: int, eps: float, *, backend: str =
 
 @observed
 def gated(x: Tensor, out: Tensor, scales: Tensor | None = None, *, backend: str = "auto") -> None:
-    """x [R, 2 D] -> out [R, D]: SiLU of its first half times its second."""
+    """x [R, 2 D] -> out [R, D]: SiLU of its first half (0 for -inf) times its second."""
     limit = _limit(out, scales)
     here = kernels_for(x.device, backend)
     if here is None:

@@ -11,11 +11,13 @@ LEAST_SCALE = 1e-12
 
 
 def store(values: Tensor, out: Tensor, scales: Tensor | None, limit: float) -> None:
-    """fp32 [R, D] into `out`; in 8 bit so that a row's largest becomes `limit`, with its scale into `scales` [R]."""
+    """fp32 [R, D] into `out`; in 8 bit so that a row's largest becomes `limit`, with its scale into `scales` [R]: NaN
+    where a value is not finite."""
     if scales is None:
         out.copy_(values)
         return
     torch.div(values.abs().amax(1), limit, out=scales).clamp_min_(LEAST_SCALE)
+    scales.masked_fill_(~scales.isfinite(), torch.nan)
     scaled = (values / scales[:, None]).clamp_(-limit, limit)
     out.copy_((scaled + 0.5).floor_() if out.dtype == torch.int8 else scaled)
 
@@ -43,7 +45,8 @@ def rotated(qkv: Tensor, turns: Tensor, head: int, eps: float) -> None:
 
 def gated(x: Tensor, out: Tensor, scales: Tensor | None, limit: float) -> None:
     gate, value = x.float().chunk(2, 1)
-    store(F.silu(gate) * value, out, scales, limit)
+    # SiLU is 0 at -inf, where its quotient would be NaN.
+    store(F.silu(gate).masked_fill_(gate == -torch.inf, 0.0) * value, out, scales, limit)
 
 
 def rounded(x: Tensor, out: Tensor, scales: Tensor | None, limit: float) -> None:

@@ -9,9 +9,11 @@ import triton.language as tl
 
 @triton.jit
 def _store(values, out, scales, row, at, real, LIMIT: tl.constexpr):
-    """LIMIT > 0: in 8 bit, the row's largest becomes that. 127: whole numbers."""
+    """LIMIT > 0: in 8 bit, the row's largest becomes that. 127: whole numbers. What is not finite makes the row's scale
+    NaN, and so all that is made of the row: a maximum alone passes over NaN on a GPU."""
     if LIMIT > 0:
-        scale = tl.maximum(tl.max(tl.abs(values), 0) / LIMIT, 1e-12)
+        largest = tl.max(tl.where(values == values, tl.abs(values), float("inf")), 0)
+        scale = tl.where(largest < float("inf"), tl.maximum(largest / LIMIT, 1e-12), float("nan"))
         tl.store(scales + row, scale)
         values = tl.minimum(tl.maximum(values / scale, -LIMIT), LIMIT)
         if LIMIT == 127:
@@ -69,7 +71,9 @@ def gated_kernel(x, out, scales, D: tl.constexpr, BLOCK: tl.constexpr, LIMIT: tl
     real = c < D
     gate = tl.load(x + row * (2 * D) + c, mask=real, other=0.0).to(tl.float32)
     value = tl.load(x + row * (2 * D) + D + c, mask=real, other=0.0).to(tl.float32)
-    _store(gate / (1.0 + tl.exp(-gate)) * value, out, scales, row, row * D + c, real, LIMIT)
+    # SiLU is 0 at -inf, where its quotient would be NaN.
+    silu = tl.where(gate == float("-inf"), 0.0, gate / (1.0 + tl.exp(-gate)))
+    _store(silu * value, out, scales, row, row * D + c, real, LIMIT)
 
 
 @triton.jit
