@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from . import log
 from .archs import Architecture, colours_of
 from .errors import InputError, NonFiniteError
 from .halves import FusedHalves, PlainHalves, other_half
+from .identity import Identity
 from .kernels.probe import from_kernels
 from .kernels.targets import Target, using
 from .operands.policy import Policy
@@ -26,19 +27,16 @@ from .planning.choice import Choices
 from .planning.fusable import why_no_8_bit, why_off
 from .planning.make import make_planner, mode_here, switched_off
 from .planning.plain_walk import Torch
-from .precision.digest import digest
 from .precision.mixed import Mixed
-from .precision.modes import MIXED, PRECISIONS
+from .precision.modes import MIXED
 from .precision.source import Source, widened
-from .precision.store import Store
 from .report import Report
 from .request import Request
 from .run.devices import empty_host_cache, numbered
 from .run.guard import SAFER
 from .run.kept import KEPT
-from .run.noise import noised
 from .run.own_clip import OwnHalf
-from .run.passes import Half, Latents
+from .run.passes import Half
 from .run.pinned import POOL
 from .run.plan import Plan
 from .run.pressure import out_of_memory
@@ -60,8 +58,6 @@ class Core:
         """precision: the name of `dtype`. asked: the precision as the user named it, such as "auto" or "fp8". waits:
         for runs on a GPU the weights stay in host memory; else whoever has the model moves it there."""
         self.asked, self._waits = asked or precision, waits
-        native = PRECISIONS[architecture.native]
-        self.store = Store(None if path is None else lambda: digest(model.state_dict(), native))
         self.model = self._loaded = model
         #: Where `model` can be read again without the rounding to `dtype`; None: it was not rounded.
         self.source: Source | None = None
@@ -74,10 +70,35 @@ class Core:
         #: Channels of a pixel that goes in and of one that comes out.
         self.colours = colours_of(model.config)
         self.temporal, self.scale = architecture.temporal, architecture.scale
+        #: What a host has put over the weights for a time, as they are now, in whatever terms; None: nothing.
+        self.patches: Hashable = None
+        self._identify()
         self._separate()
         #: Asked to free memory that is not the engine's when a run finds none; None: there is nobody to ask.
         self.on_pressure: Callable[[], None] | None = None
         self._use(DEFAULTS)
+
+    def _identify(self) -> None:
+        """Take the weights as they are now for those that all is made of."""
+        self._made_of = Identity(self.model, self.architecture, self.path, self.patches)
+        self.store = self._made_of.store
+
+    def _follow(self) -> None:
+        """Drop what was made of the weights if they are others now, whoever changed them. For who holds `_busy`."""
+        closely = self._mixed.mode.kind is not None and not self.packed_bytes  # read from disk or written there next
+        if not self._made_of.holds(self.model, self.patches, closely):
+            log.debug("the weights are others now: they are packed anew")
+            self.release()
+            self._identify()
+            self._use(self._options)
+
+    def follow(self) -> None:
+        """`_follow`, unless a call is under way: that has done so."""
+        if self._busy.acquire(blocking=False):
+            try:
+                self._follow()
+            finally:
+                self._busy.release()
 
     def _use(self, options: Options) -> None:
         """Set the options, with packed weights and plans made for them."""
@@ -124,15 +145,6 @@ class Core:
     def options(self, options: Options) -> None:
         if options != self._options:
             self._use(options)
-
-    @property
-    def triton_fusion(self) -> bool:
-        """`options.triton_fusion`; off runs the plain torch modules instead of the fused kernels."""
-        return self._options.triton_fusion
-
-    @triton_fusion.setter
-    def triton_fusion(self, on: bool) -> None:
-        self.options = self._options.switched(**{"on" if on else "off": ["triton_fusion"]})
 
     def with_options(self, options: Options) -> Core:
         """A VAE with the same weights (shared, not copied) under other options; this one stays as it is."""
@@ -288,12 +300,6 @@ class Core:
             z = self.model.packing.unpack(z)
         return z.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None] if self.architecture.still else z
 
-    def noised(
-        self, z: Tensor | Latents, seed: int | None, noise: float | None
-    ) -> tuple[Tensor | Latents, int | None]:
-        """Latents as `run.noise.noised` has them for this decoder. Raises InputError where it takes no noise."""
-        return noised(z, seed, noise, getattr(self.model.config, "noise", 0.0), self.arch)
-
     def at(self, timestep: float | None) -> Core:
         """This VAE with its decoder at another timestep (None: what the file says); the weights are shared. Raises
         InputError where its decoder takes none."""
@@ -304,6 +310,7 @@ class Core:
             raise InputError(f"the decoder of {self.arch} takes no timestep: leave it out")
         if not 0.0 <= timestep <= 1.0:
             raise InputError(f"timestep={timestep} is none: give 0 to 1")
+        self.follow()
         timed = self._timed
         if timed is None or timed[0] != timestep:
             other = copy.copy(self)
@@ -312,6 +319,7 @@ class Core:
             for module in other.model.modules():
                 if getattr(module, "timestep", None) is not None:
                     module.timestep = timestep
+            other._identify()
             other._use(self._options)
             timed = self._timed = timestep, other
         return timed[1]  # another thread may have asked for another one by now
@@ -343,6 +351,7 @@ class Core:
         and plans for itself: calls share nothing that they write to, and none waits for another."""
         if self._busy.acquire(blocking=False):
             try:
+                self._follow()
                 if self._mixed.mode.kind and self.architecture.own is None and self.fused() is None:
                     self._use(self._options)  # another VAE has found that the kernels fail: no 8 bit without them
                 yield self
@@ -350,6 +359,8 @@ class Core:
                 self._busy.release()
         else:
             other = copy.copy(self)
+            if not self._made_of.holds(self.model, self.patches):
+                other._identify()
             other._use(self._options)
             yield other
 
@@ -396,5 +407,6 @@ class Core:
         other.asked, other._float, other.dtype = name, name, dtype
         if exact:
             other.model = widened(self._loaded, self.source, dtype)
+            other._identify()
         other._use(self._options.switched(off=["fp8"]))
         return other

@@ -32,6 +32,15 @@ class DocumentedMethods:
 
     options: Options
 
+    @property
+    def triton_fusion(self) -> bool:
+        """`options.triton_fusion`; off runs the plain torch modules instead of the fused kernels."""
+        return self.options.triton_fusion
+
+    @triton_fusion.setter
+    def triton_fusion(self, on: bool) -> None:
+        self.options = self.options.switched(**{"on" if on else "off": ["triton_fusion"]})
+
     def enable_3d_blackwell_optimizations(
         self,
         enable_channels_last_3d: bool = True,

@@ -117,7 +117,7 @@ class FusedHalves:
         network = None if place is None else load(self._walk.network(half), place, made_from, self._device)
         if network is None:
             network = self._pack(half, self._model)
-            if place is not None:
+            if place is not None and self._store.holds:
                 save(network, place, made_from)
         return network
 
@@ -253,7 +253,7 @@ def _in_parts(steps: Steps, emit: Emit, results: Tensor) -> None:
 class PlainHalves:
     """Runs are in `dtype`. A half whose weights wait in host memory runs as a copy of it that has them on the device,
     made when it is first used, and kept for the next run until `release`: before the half runs fused, or with the
-    packed weights. Weights that are changed in place meanwhile count from the next copy on."""
+    packed weights."""
 
     def __init__(self, model: Network, architecture: Architecture, dtype: torch.dtype, options: Options) -> None:
         self._model = model

@@ -22,6 +22,7 @@ from .documented import DocumentedMethods
 from .errors import InputError
 from .network.stream import frame_spans
 from .request import Request, check_dense, check_frame, check_latent, check_out, check_part, check_seed, check_video
+from .run.noise import noised
 from .run.passes import UNKNOWN, Latents
 from .run.plan import Plan, Steps
 from .run.progress import Cancel, Progress
@@ -44,6 +45,7 @@ class VideoVAE(Core, DocumentedMethods):
         other = copy.copy(self)
         other._separate()
         other.model = other._loaded = copy.deepcopy(self.model, memo)
+        other._identify()
         other._use(self._options)
         return other
 
@@ -104,7 +106,7 @@ class VideoVAE(Core, DocumentedMethods):
             z = z[:, :, wanted.start : wanted.stop]
             wanted, into = range(shape[0] * shape[1]), out.view(1, -1, *shape[2:])
         vae = self.at(timestep)
-        z, inside = self.noised(z, seed, noise)
+        z, inside = noised(z, seed, noise, getattr(self.model.config, "noise", 0.0), self.arch)
         target, told = Kept(into, wanted.start), Told(progress, cancel, on_plan)
         try:
             for _ in several.decode(
@@ -154,7 +156,7 @@ class VideoVAE(Core, DocumentedMethods):
         wanted = check_part(start, frames, self.frames(z.shape[2]))
         shape = self.spatial * z.shape[3], self.spatial * z.shape[4], self.colours[1]
         vae = self.at(timestep)
-        z, inside = self.noised(z, seed, noise)
+        z, inside = noised(z, seed, noise, getattr(self.model.config, "noise", 0.0), self.arch)
         target = Stream(shape, request.dtype, self._block("decoder"), several.waiting_room(request))
         size, told = (1, len(wanted), *shape[:2]), Told(progress, cancel, on_plan)
         done = several.decode(vae, devices, mixed_devices, z, request, target, wanted, size, told, plan, inside)
@@ -185,8 +187,8 @@ class VideoVAE(Core, DocumentedMethods):
         if self.model.packing is not None:
             z = self.model.packing.unpack(z)
         check_frame(self.model.decoder.program, *z.shape[3:])
-        with self._scope():
-            chunks = self._plain.frames(z, Steps(chunk, frames), self.device, no_check)
+        with self._claimed() as vae, vae._scope():
+            chunks = vae._plain.frames(z, Steps(chunk, frames), vae.device, no_check)
             return torch.cat([y for part in chunks for y in part], 2)
 
     # -- encode ---------------------------------------------------------------------------------------------------
@@ -341,8 +343,8 @@ class VideoVAE(Core, DocumentedMethods):
         if self.architecture.own is not None:
             return self._moments(x.movedim(1, -1).cpu() * 0.5 + 0.5, Request(), Told()).to(self.device)
         parts = (x[:, :, a:b] for a, b in frame_spans(x.shape[2], chunk, self.temporal))
-        with self._scope():
-            return torch.cat(list(self._plain.moments(parts, Steps(chunk, frames), self.device, no_check)), 2)
+        with self._claimed() as vae, vae._scope():
+            return torch.cat(list(vae._plain.moments(parts, Steps(chunk, frames), vae.device, no_check)), 2)
 
     def _need_encoder(self) -> None:
         if not self.can_encode:

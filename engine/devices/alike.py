@@ -14,27 +14,27 @@ from torch import Tensor, nn
 from ..core import Core
 from ..files.writing import stamp
 from ..kernels.cards import AUTO
+from ..network.stamp import Stamp
 from ..options import Options
-from ..precision.digest import digest
+from ..precision import digest
 
-#: Of networks: they are large, and stay as they are.
-_networks: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+#: Of networks, which are large, as long as their weights stay as they are.
+_networks: WeakKeyDictionary[nn.Module, tuple[Stamp, str]] = WeakKeyDictionary()
 
 
 def of_network(vae: Core) -> str:
     """Of what a VAE computes with, taken once: 0.4 s for the published half a gigabyte on one core."""
     model = vae.model
-    if model not in _networks:
-        timesteps = {module.timestep for module in model.modules() if getattr(module, "timestep", None) is not None}
-        _networks[model] = f"{digest(model.state_dict())} {model.config} {timesteps}"
-    return _networks[model]
+    if model not in _networks or not _networks[model][0].holds(model):
+        _networks[model] = Stamp(model), digest.of_network(model, vae.arch)
+    return _networks[model][1]
 
 
 def of_contents(given: Any) -> str | None:
     """Of latents or a video [B, C or F, ...], or of latents in a file; None: nobody knows, as of frames that come one
     by one. Cores share the parts: a second for a gigabyte or two on one of them."""
     if isinstance(given, Tensor):
-        return digest({f"{i} {k}": part for i, clip in enumerate(given) for k, part in enumerate(clip)})
+        return digest.digest({f"{i} {k}": part for i, clip in enumerate(given) for k, part in enumerate(clip)})
     path = getattr(given, "path", None)
     return None if path is None else of_file(path)
 

@@ -13,8 +13,9 @@ from ..network.hosted import staying
 
 
 def on(vae: Core, devices: Sequence[torch.device]) -> list[Core]:
-    """The VAE for each of the devices; copies stay until its `release` or `release_copies`."""
+    """The VAE for each of the devices; copies stay until its `release` or `release_copies`, or its weights change."""
     out: list[Core] = []
+    vae.follow()
     for device in devices:
         place = device, sum(o.device == device for o in out)
         if place == (vae.device, 0):
@@ -35,7 +36,9 @@ def _copied(vae: Core, device: torch.device) -> Core:
     if there is None:
         shared = {id(p): p for p in staying(vae.model)}
         other.model = other._loaded = copy.deepcopy(vae.model, shared).to(device)
+        other._identify()
+        other.store = vae.store  # the same weights
     else:
-        other.model, other._loaded = there.model, there._loaded
+        other.model, other._loaded, other._made_of = there.model, there._loaded, there._made_of
     other._use(vae.options)
     return other

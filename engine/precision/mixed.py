@@ -15,15 +15,16 @@ from ..options import Options
 from ..report import Report
 from ..run.devices import empty_device_cache
 from .modes import Mode
-from .sampling import from_decibel
+from .sampling import from_decibel, power
 from .store import Store
 from .table import Table
 from .trials import Trials
 
 #: A choice aims this much above the floor: errors of convolutions add up only nearly.
 MARGIN_DB = 0.5
-#: Clips that ranges are read from where a file is not calibrated. After those, a clip is not looked at.
-CLIPS = 4
+#: Clips that ranges are read from where a file is not calibrated, and clips that are looked at for so many, as some may
+#: be far beyond the scale of the others. After those, only how large a clip's values are is looked at.
+CLIPS, MOST_CLIPS = 4, 8
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class Mixed:
     Without a floor every eligible convolution is 8 bit wide. With a floor (`options.min_db`) as many as keep it on
     samples of each clip, by measured errors of single convolutions. Ranges and errors come from the store: those of a
     calibration, else the ranges of the first CLIPS clips that the file is used on, each of which widens them, within
-    limits (`policy.united`): a run on one of those clips has all of its own range, later ones what is common. Demo VAE,
+    limits (`policy.united`): a run on one of those clips has all of its own range, later ones what is common. A clip
+    far beyond the scale of the others (`Table.beyond`) widens nothing, and has its own range for its run. Demo VAE,
     a clip held back, int8 / fp8: calibrated 50.8 / 49.6 dB; only on noise 37.9 / 46.1 dB, on a grey picture 24.4 /
     35.4; widened by the clip itself 49.8 / 49.6 and 51.0 / 49.5. A norm's weight and bias as a guess (4 deviations)
     gives 31.8 / 48.8, and says nothing of the residual streams that resampling reads, so it is not used.
@@ -75,17 +77,29 @@ class Mixed:
         if self.mode.plain or (self.mode.kind is None and not floor):
             return self.policy(half)
         known = self._known(half)
-        given = samples() if floor or known is None or _open(known) else []
-        clip = _name(given) if given else ""
-        if floor or known is None or (_open(known) and clip not in known.seen):
+        given = samples() if floor or known is None or _open(known) or known.levels else []
+        clip = self._name(given, known)
+        if not floor and known is not None and self._fitted.get(half) == (known, clip):
+            return self._policies[half]  # ranges of 60,000 channels are not united again for every call
+        self._fitted.pop(half, None)
+        if floor or known is None or (clip and clip not in known.seen):
             self._policies[half] = self._measured(half, given, known, clip)
-            self._fitted.pop(half, None)
             if given[0].is_cuda:
                 empty_device_cache()  # else the run's buffers come on top of what measuring took
-        elif self._fitted.get(half) != (known, clip):  # ranges of 60,000 channels are not united again for every call
+        else:
             self._policies[half] = self._whole(half, known.on(clip))
             self._fitted[half] = known, clip
         return self._policies[half]
+
+    @staticmethod
+    def _name(samples: list[Tensor], known: Table | None) -> str:
+        """Tell clips apart, so that one that is run again changes nothing. Empty for one that need not be told: no more
+        clips widen the ranges, and it is not far beyond their scale."""
+        if not samples:
+            return ""
+        total = power(samples)
+        usual = known is not None and not known.beyond(math.sqrt(total / sum(s.numel() for s in samples)))
+        return "" if usual and not _open(known) else f"{total:.6g}"
 
     def _known(self, half: str) -> Table | None:
         known = None if self.mode.kind is None else self._store.table(half)
@@ -95,7 +109,7 @@ class Mixed:
         trials = Trials(self._model, half, self._dtype, self._options, samples)
         if self.mode.kind is None:
             return self._guarded(half, trials, Policy(half_accumulate=True), lambda _policy, _db: EXACT)
-        if known is None or (_open(known) and clip not in known.seen):
+        if known is None or (clip and clip not in known.seen):
             new = trials.table("")
             if not finite(new.ranges):
                 self._quality.pop(half, None)
@@ -103,9 +117,14 @@ class Mixed:
                 log.warn(f"{half}: values of this clip overflow in {self._dtype}; its ranges are not kept"
                          + (f", and it runs without {self.mode.kind}" if exact else ""))  # fmt: skip
                 return EXACT if exact else self._whole(half, known)
-            known = Table.first(clip, new) if known is None else known.widened(clip, new.ranges)
-            known = self._store.measured(half, known)
-            log.info(f"{half}: not calibrated; ranges from {known.source}, and kept")
+            if known is None or _open(known):
+                known = Table.first(clip, new) if known is None else known.widened(clip, new)
+                known = self._store.measured(half, known)
+                log.info(f"{half}: not calibrated; ranges from {known.source}, and kept")
+            else:
+                log.info(f"{half}: far beyond the scale of {known.source}; ranges of its own for this run, not kept")
+                self._fitted[half] = known, clip
+                known = known.with_ranges(new.ranges)
         known = known.on(clip)
         return self._floored(half, trials, known) if self._options.min_db else self._whole(half, known)
 
@@ -154,7 +173,8 @@ class Mixed:
         keys = self._keys(half)
         count = f"{len(policy.kinds)} of {len(keys)} convolutions in {self.mode.kind}"
         share = f"{100 * known.share(policy.kinds):.0f} % of the work"
-        return f"{count} ({share}); ranges from {known.source}"
+        own = " and the clip's own" if not _open(known) and self._fitted.get(half, ("", ""))[1] else ""
+        return f"{count} ({share}); ranges from {known.source}{own}"
 
     def note(self, report: Report, half: str) -> None:
         """Put what was measured on samples of the clip into its report."""
@@ -169,9 +189,5 @@ class Mixed:
 
 def _open(table: Table) -> bool:
     """Whether more clips may widen its ranges."""
-    return 0 < len(table.seen) < CLIPS
+    return 0 < len(table.seen) < MOST_CLIPS and len(table.usual) < CLIPS
 
-
-def _name(samples: list[Tensor]) -> str:
-    """Tells clips apart, so that one that is run again changes nothing."""
-    return f"{sum(float(s.double().square().sum()) for s in samples):.6g}"

@@ -136,6 +136,16 @@ class Saturation:
         return self.count / max(self.total, 1)
 
 
+def power(samples: list[Tensor]) -> float:
+    """Return the sum of the squares of all values."""
+    return float(torch.stack([s.double().square().sum() for s in samples]).sum())
+
+
+def level(samples: list[Tensor]) -> float:
+    """Return the root mean square of all values, to three digits."""
+    return float(f"{math.sqrt(power(samples) / sum(s.numel() for s in samples)):.3g}")
+
+
 def mse(a: list[Tensor], b: list[Tensor]) -> float:
     """Mean square difference over all values of both lists."""
     squares = sum((x.double() - y.double()).square().sum().item() for x, y in zip(a, b, strict=True))

@@ -106,6 +106,11 @@ class Store:
         """Of the weights; empty where nothing is remembered."""
         return "" if self._digest is None else self._digest()
 
+    @property
+    def holds(self) -> bool:
+        """Check whether the weights, which are all read, still are those that all this is filed under."""
+        return self._digest is not None and self._digest() == self.digest
+
     def _calibrated(self, half: str) -> Table | None:
         places = [self._place(half, "calibrated"), *sorted(ASSETS.glob("*.calibration.json"))]
         return next((found[half] for found in map(self._read, places) if half in found), None)

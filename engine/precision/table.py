@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..operands.policy import Policy, Ranges, ranges_as_dict, ranges_from_dict, united
+from ..operands.policy import WIDEST, Policy, Ranges, ranges_as_dict, ranges_from_dict, united
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,8 @@ class Table:
 
     ranges: of the inputs; work: operations per clip, all convolutions; errors: per kind, the mean square error in
     pixels (-1..1) that a convolution alone makes with 8-bit operands. source: what it was measured on. seen: ranges of
-    each clip that uncalibrated ones come from, by its name; none if they are calibrated.
+    each clip that uncalibrated ones come from, by its name; none if they are calibrated. levels: root mean square of
+    what went in, of each clip that is known; none in tables that do not say it.
     """
 
     source: str
@@ -24,21 +25,42 @@ class Table:
     work: Mapping[str, int]
     errors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     seen: Mapping[str, Ranges] = field(default_factory=dict)
+    levels: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def first(cls, clip: str, measured: Table) -> Table:
         """Of a file that is not calibrated, from the table of its first clip."""
-        return replace(measured, source="this file's first clip", seen={clip: measured.ranges})
+        return replace(measured, source="this file's first clip", seen={clip: measured.ranges},
+                       levels=measured._level_as(clip))  # fmt: skip
 
-    def widened(self, clip: str, ranges: Ranges) -> Table:
-        """With the ranges of another clip as well."""
-        seen = {**self.seen, clip: ranges}
-        return replace(self, ranges=united([*seen.values()]), seen=seen, source=f"this file's first {len(seen)} clips")
+    def widened(self, clip: str, measured: Table) -> Table:
+        """With the table of another clip as well. A clip far beyond the scale of the others leaves their ranges as they
+        are: int8 would have a part of its steps left for all of them."""
+        seen = {**self.seen, clip: measured.ranges}
+        more = replace(self, seen=seen, levels={**self.levels, **measured._level_as(clip)})
+        return replace(more, ranges=united(more.usual), source=f"this file's first {len(seen)} clips")
+
+    @property
+    def usual(self) -> list[Ranges]:
+        """Return the ranges of each clip seen that is not far beyond the scale of the others."""
+        return [ranges for name, ranges in self.seen.items() if not self.beyond(self.levels.get(name, 0.0))]
+
+    def _level_as(self, clip: str) -> dict[str, float]:
+        return dict(zip([clip], self.levels.values(), strict=False))
+
+    def beyond(self, level: float) -> bool:
+        """Whether a clip of this level is far beyond the scale of the known ones. Of two that are far apart, the lower
+        one counts; nothing is where no level is known."""
+        known = sorted(self.levels.values())
+        return bool(known) and level > WIDEST * known[(len(known) - 1) // 2]
 
     def on(self, clip: str) -> Table:
         """For a run on this clip: what was seen of it fits, however odd it is."""
-        own = self.seen.get(clip)
-        return self if own is None else replace(self, ranges={k: r.united(own[k]) for k, r in self.ranges.items()})
+        return self.with_ranges(self.seen.get(clip, {}))
+
+    def with_ranges(self, own: Ranges) -> Table:
+        """For a run on a clip of these ranges."""
+        return replace(self, ranges={k: r.united(own[k]) if k in own else r for k, r in self.ranges.items()})
 
     def with_errors(self, kind: str, errors: Mapping[str, float]) -> Table:
         return replace(self, errors={**self.errors, kind: dict(errors)})
@@ -78,6 +100,7 @@ class Table:
             "ranges": ranges_as_dict(self.ranges),
             "errors": {kind: {k: float(f"{e:.3g}") for k, e in each.items()} for kind, each in self.errors.items()},
             "seen": {clip: ranges_as_dict(ranges) for clip, ranges in self.seen.items()},
+            "levels": dict(self.levels),
         }
 
     @classmethod
@@ -88,4 +111,7 @@ class Table:
         if not all(math.isfinite(e) for each in errors.values() for e in each.values()):
             raise ValueError("its errors are not finite")
         seen = {clip: ranges_from_dict(ranges) for clip, ranges in values.get("seen", {}).items()}
-        return cls(str(values["source"]), ranges_from_dict(values["ranges"]), work, errors, seen)
+        levels = {clip: float(level) for clip, level in values.get("levels", {}).items()}
+        if not all(map(math.isfinite, levels.values())):
+            raise ValueError("its levels are not finite")
+        return cls(str(values["source"]), ranges_from_dict(values["ranges"]), work, errors, seen, levels)

@@ -15,7 +15,7 @@ from ..operands.forms import Operands
 from ..operands.policy import EXACT, Policy, Ranges, eligible
 from ..options import Options
 from ..run.devices import empty_device_cache
-from .sampling import Reader, Saturation, Watch, decibel, decode, encode, mse, white_noise
+from .sampling import Reader, Saturation, Watch, decibel, decode, encode, level, mse, white_noise
 from .table import Table
 
 
@@ -53,7 +53,7 @@ class Trials:
             self._half(EXACT, [noise if own is None else own.in_units((noise + 1) / 2)], edge)
             noisy = edge.ranges()
             ranges = {key: found.united(noisy[key]) for key, found in ranges.items()}
-        return Table(source, ranges, dict(reader.flops))
+        return Table(source, ranges, dict(reader.flops), levels={source: level(self._samples)})
 
     def errors(self, kind: str, ranges: Ranges, tick: Callable[[], None] = lambda: None) -> dict[str, float]:
         """Mean square error in pixels of each eligible convolution alone in 8 bit."""

@@ -17,6 +17,7 @@ from zerowaste_vae.engine.calibration import calibrate
 from zerowaste_vae.engine.call import encoder_samples
 from zerowaste_vae.engine.cli import main
 from zerowaste_vae.engine.errors import InputError
+from zerowaste_vae.engine.network import tokens
 from zerowaste_vae.engine.network.fused import fuse
 from zerowaste_vae.engine.network.tokens import TokenNetwork, product_rows, tokens_of
 from zerowaste_vae.engine.options import DEFAULTS, unavailable
@@ -155,6 +156,23 @@ def test_an_attempt_goes_on_where_one_before_ran_out_of_memory(make, noise, monk
     assert vae.last_report.events["oom_step_downs"] == 1
     # The section in front is made again, for what the next one is blended with.
     assert calls[1] == 2 * calls[0] == 2 * (calls[2] - 1)
+
+
+@pytest.mark.parametrize("precision", ["fp8", "int8"])
+def test_what_is_not_finite_is_made_again(make, noise, monkeypatch, precision):
+    """One infinity in front of a pass that rounds to 8 bit."""
+    vae, z, plain, struck = make(precision), noise(1, 24, 2, 5, 6), tokens.gated, []
+    safer = vae._safer("").decode(z)
+
+    def strike(x, *rest, **options):
+        if not struck:
+            x[3, 40] = math.inf
+            struck.append(x.dtype)
+        plain(x, *rest, **options)
+
+    monkeypatch.setattr(tokens, "gated", strike)
+    assert torch.equal(vae.decode(z), safer)
+    assert struck and vae.last_report.events["nan_reruns"] == 1
 
 
 @pytest.mark.parametrize("kind, least", [("fp8", 25), ("int8", 32)])
