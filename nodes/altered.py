@@ -1,21 +1,54 @@
-"""What other nodes do to the layers of a network, such as to let convolutions go round for pictures without seams."""
+"""What other nodes do to VAEs and the layers of their networks, such as to let convolutions go round for pictures
+without seams."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from types import FunctionType
+
 from torch import nn
 
-#: Methods that nodes put in the place of a layer's own.
-_METHODS = ("forward", "_conv_forward")
+#: A VAE's calls that nodes put their own in the place of, and what it does to pictures before and behind the network.
+_CALLS = ("decode", "decode_tiled", "encode", "encode_tiled", "vae_encode_crop_pixels")
+_PICTURES = ("process_input", "process_output")
+#: What a patcher lays over a model.
+_PATCHES = ("patches", "object_patches", "weight_wrapper_patches", "hook_patches", "injections")
 
 
 def altered(network: nn.Module) -> str | None:
     """The first layer that computes otherwise than its kind does, which no weight tells of; None: there is none."""
-    return next((name for name, layer in network.named_modules() if _is_altered(layer)), None)
+    return next((name or "(itself)" for name, layer in network.named_modules() if _is_altered(layer)), None)
 
 
 def _is_altered(layer: nn.Module) -> bool:
     own = vars(layer)
     if own.get("padding_mode") == "circular" or own["_forward_hooks"] or own["_forward_pre_hooks"]:
         return True
-    # One that was put back is the kind's own, bound to the layer.
-    return any(getattr(own[m], "__func__", None) is not getattr(type(layer), m) for m in _METHODS if m in own)
+    # Methods in the place of the kind's own. One that was put back is the kind's own, bound to the layer.
+    kinds = {name: getattr(type(layer), name, None) for name, value in own.items() if callable(value)}
+    return any(isinstance(kind, FunctionType) and getattr(own[name], "__func__", None) is not kind
+               for name, kind in kinds.items())  # fmt: skip
+
+
+def replaced(vae: object, kind: type | None = None) -> str | None:
+    """Return the first call of a VAE, or step between pictures and its network, that is not what its kind makes it;
+    None: there is none. kind: the class whose calls are right (None: the host's own)."""
+    host = type(vae).__mro__[-2]
+    for name in _CALLS:
+        mine = getattr(type(vae), name, None)
+        if name in vars(vae) and getattr(vars(vae)[name], "__func__", None) is not mine:
+            return name
+        if mine is not getattr(kind or host, name, None):
+            return name
+    return next((n for n in _PICTURES if getattr(getattr(vae, n, n), "__module__", host.__module__) != host.__module__),
+                None)  # fmt: skip
+
+
+def patched(patcher: object) -> Hashable:
+    """Name the patches that a patcher lays over its model, or that another one has left on it; None: there are none.
+    They are others where the name is."""
+    left = getattr(getattr(patcher, "model", None), "current_weight_patches_uuid", None)
+    own = getattr(patcher, "patches_uuid", None)
+    if any(getattr(patcher, name, None) for name in _PATCHES):
+        return own, *sorted(map(str, getattr(patcher, "object_patches", ())))
+    return None if left in (None, own) else left

@@ -1,18 +1,23 @@
-"""VAEs that other nodes made, in ours: what the engine knows is converted once, the rest runs by ComfyUI's own code."""
+"""VAEs that other nodes made, in ours: what the engine knows is converted, once as long as its weights stay as they
+are; the rest runs by ComfyUI's own code."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from ..engine import InputError
+from ..engine.network.stamp import Stamp
+from ..engine.precision.digest import digest
 from ..engine.report import Report
+from .direct import SETTINGS
 from .frames import of_frames
 from .host import EngineVAE
-from .making import follows, from_host_vae
+from .making import follows, follows_vae, from_host_vae
 from .reports import Outcome
 from .settings import DEFAULT_OVERLAP, Settings
 
@@ -21,8 +26,21 @@ CONVERTED = (
     "Zero-Waste VAE Optimize gives it a precision and optimisations of its own"
 )
 
+UNKNOWN = "ComfyUI's own code, because the engine does not know this network"
+CHANGED = "ComfyUI's own code, because another node has changed this VAE"
+
+
+class _Conversion(NamedTuple):
+    """What was made of a host VAE, and of which weights."""
+
+    vae: EngineVAE
+    stamp: Stamp
+    held: str
+    settings: tuple[object, ...]
+
+
 # The conversions hold the networks they were made from, never the VAE objects: those would live as long as their keys.
-_converted: WeakKeyDictionary[object, EngineVAE] = WeakKeyDictionary()
+_converted: WeakKeyDictionary[object, _Conversion] = WeakKeyDictionary()
 
 
 def check_vae(vae: object) -> None:
@@ -32,19 +50,36 @@ def check_vae(vae: object) -> None:
 
 
 def engine_vae(vae: object) -> EngineVAE | None:
-    """`vae` as the engine runs it: itself, or converted with the defaults of Zero-Waste VAE Optimize at its first use.
+    """`vae` as the engine runs it: itself, or converted with the defaults of Zero-Waste VAE Optimize, anew whenever
+    its network, weights or device are others.
 
     None: the engine does not know its network, or nodes have changed it. Raises InputError where there is no VAE.
     """
     check_vae(vae)
+    if not follows_vae(vae):
+        return None
     if isinstance(vae, EngineVAE):
         return vae
-    if vae not in _converted:
-        converted = from_host_vae(vae, "auto")
-        if converted is None:
-            return None
-        _converted[vae] = converted
-    return _converted[vae] if follows(vae.first_stage_model) else None
+    network, known = vae.first_stage_model, _converted.get(vae)
+    settings = type(network), vae.device, *(getattr(network, name, None) for name in SETTINGS)
+    if known is not None and known.settings == settings and known.stamp.holds(network, closely=True):
+        return known.vae if follows(network) else None
+    # Hosts that load weights piece by piece put other tensors with the same values in their place.
+    stamp = Stamp(network)
+    if known is not None and known.settings == settings and known.held == _held(network, known.vae):
+        _converted[vae] = known._replace(stamp=stamp)
+        return known.vae if follows(network) else None
+    del known  # its weights, before others take their place
+    _converted.pop(vae, None)
+    converted = from_host_vae(vae, "auto")
+    if converted is not None:
+        _converted[vae] = _Conversion(converted, stamp, _held(network, converted), settings)
+    return converted
+
+
+def _held(network: object, vae: EngineVAE) -> str:
+    """Return what a host's network holds, as the engine rounds it."""
+    return digest(network.state_dict(), vae.engine.dtype)
 
 
 def host_decode(vae: object, samples: Tensor, settings: Settings) -> tuple[Tensor, Outcome]:
@@ -84,7 +119,7 @@ def host_encode(vae: object, images: Tensor, settings: Settings) -> tuple[Tensor
 def _report(vae: object, operation: str) -> Report:
     precision = str(vae.vae_dtype).removeprefix("torch.")
     network = type(vae.first_stage_model).__name__
-    mode = "ComfyUI's own code, because the engine does not know this network"
+    mode = UNKNOWN if follows_vae(vae) and follows(vae.first_stage_model) else CHANGED
     return Report(operation, (0, 0, 0, 0), network, precision, str(vae.device), mode=mode)
 
 

@@ -29,7 +29,7 @@ from ..engine.run.kept import KEPT
 from ..engine.run.pinned import POOL
 from ..engine.run.pixels import OUTPUTS
 from ..engine.run.plan import Plan
-from .altered import altered
+from .altered import altered, patched
 from .bar import Progress, say_here, shows_previews
 from .direct import Direct
 from .frames import Layout, strange, too_many
@@ -225,9 +225,6 @@ class EngineVAE(comfy.sd.VAE):
         of a Request; rest: as for plans; gpus: what shares the work."""
         if operation == "encode" and not self.engine.can_encode:
             raise InputError(f"{self.engine.path or 'this VAE'} holds a decoder only: encode with the whole VAE's file")
-        if layer := altered(self.engine.model):
-            raise InputError(f"Another node has changed the layer {layer} of this VAE, which the engine does not "
-                             "follow: use Load VAE in front of that node, and no node of this pack")  # fmt: skip
         shown, plans, started = Progress(), [], time.perf_counter()
 
         def begin(plan: Plan) -> None:
@@ -279,6 +276,10 @@ class EngineVAE(comfy.sd.VAE):
             plan = self.engine.planner.plan(half, size[1:], request, here.limits(request), rest)
             memory = plan.peak_bytes - self.engine.packed_bytes  # they are there already
         mm.load_models_gpu([self.patcher], memory_required=memory, force_full_load=True)
+        self.engine.patches = patched(self.patcher)  # only now the weights are as they are to be
+        if layer := altered(self.engine.model):
+            raise InputError(f"Another node has changed the layer {layer} of this VAE, which the engine does not "
+                             "follow: use Load VAE in front of that node, and no node of this pack")  # fmt: skip
         self.engine.to(self.device)
         context = getattr(mm, "cuda_device_context", None)
         with context(self.device) if context else nullcontext():

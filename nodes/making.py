@@ -8,7 +8,7 @@ from pathlib import Path
 from ..engine import Checkpoint, CheckpointError, InputError, log, read_checkpoint
 from ..engine.archs import detect
 from ..engine.precision.modes import MIXED
-from .altered import altered
+from .altered import altered, patched, replaced
 from .direct import SETTINGS
 from .host import EngineVAE
 from .machine import offload_device
@@ -34,8 +34,9 @@ def from_file(path: Path, precision: str, norm_groups: int | None, settings: Set
 
 
 def from_host_vae(vae: object, precision: str) -> EngineVAE | None:
-    """An engine VAE with the weights of a host VAE, which is left as it is; None if its network is not known."""
-    if not known(vae):
+    """An engine VAE with the weights of a host VAE, which is left as it is; None if its network is not known, or other
+    nodes have changed it."""
+    if not known(vae) or not follows_vae(vae):
         return None
 
     network = vae.first_stage_model  # and not the VAE, whose end `conversion` waits for
@@ -95,3 +96,16 @@ def follows(network: object) -> bool:
     if layer is not None:
         log.once(f"{type(network).__name__} runs by ComfyUI's own code: another node has changed its layer {layer}")
     return layer is None
+
+
+def follows_vae(vae: object) -> bool:
+    """Whether the engine does what a VAE's own calls do, as nodes have left them and the patches over its weights. It
+    says once why not."""
+    ours = isinstance(vae, EngineVAE)
+    name, network = replaced(vae, EngineVAE if ours else None), type(vae.first_stage_model).__name__
+    if name is not None:
+        log.once(f"{network} runs by ComfyUI's own code: another node has changed {name} of its VAE")
+    elif not ours and patched(getattr(vae, "patcher", None)) is not None:
+        log.once(f"{network} runs by ComfyUI's own code: another node has laid patches over its weights")
+        return False
+    return name is None

@@ -68,7 +68,7 @@ class Optimize(io.ComfyNode):
 def _scoped(vae: object, options: object) -> tuple[object, str]:
     network = type(vae.first_stage_model).__name__
     scoped, names = with_scoped_settings(vae, options)
-    report = f"{network}: not a VAE the engine knows; "
+    report = f"{network}: not a VAE the engine knows, or changed by another node; "
     if names:
         return scoped, f"{report}its own network runs, with {' and '.join(names)} switched on during its calls only"
     return vae, f"{report}the VAE is passed on unchanged"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..engine import Checkpoint, InputError
 from ..engine.archs import detect
 from ..engine.files.checkpoint import restore_shapes
+from .altered import patched
 from .host import EngineVAE
 from .making import known, of_network
 
@@ -15,6 +16,8 @@ def checkpoint_of(vae: object) -> Checkpoint:
         checkpoint, model = vae.source(), vae.engine.model
         shapes = {key: tuple(t.shape) for key, t in model.state_dict().items()}
         config = model.config
+    elif known(vae) and patched(getattr(vae, "patcher", None)) is not None:
+        raise InputError("Another node has laid patches over this VAE's weights: save it with ComfyUI's own VAE Save")
     elif known(vae):
         checkpoint = of_network(vae.first_stage_model)
         shapes = {key: tuple(t.shape) for key, t in checkpoint.tensors.items()}
