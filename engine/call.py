@@ -29,6 +29,7 @@ from .run.plan import Plan
 from .run.pressure import out_of_memory
 from .run.progress import Ticker
 from .run.results import Finished, Results
+from .run.sections import latent_of
 from .run.within import within
 from .tuning import kept as tuning
 from .video import StreamVideo, TensorVideo
@@ -48,7 +49,10 @@ def decode(
     report = core._begin("decode", size)
     count, h, w = z.shape[2:]
     guard = Guard(tick, core.device, report.events, core.asks())
+    guard.alone = policy is None
     first, last = core.model.decoder.program.window(wanted.start, wanted.stop, count)
+    if core.architecture.own is None:
+        report.lead = latent_of(wanted.start, core.temporal) - first
 
     def attempt(vae: Core, plan: Plan) -> Iterator[int]:
         walk = clip if plan.own is None else own_clip
@@ -73,6 +77,7 @@ def encode(
     report = core._begin("encode", video.size)
     s, t, program, own = core.architecture.spatial, core.temporal, core.model.encoder.program, core.architecture.own
     guard = Guard(tick, core.device, report.events, core.asks())
+    guard.alone = policy is None
 
     def window(first: int) -> tuple[int, int]:
         latents = clip.UNKNOWN if video.count is None else core.architecture.latents(video.count)

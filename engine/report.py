@@ -58,6 +58,8 @@ class Report:
     #: called added to fill one.
     dropped: int = 0
     repeated: int = 0
+    #: Latents in front of a part of a clip that it depends on: they are computed again.
+    lead: int = 0
     #: Of several devices: the results that each one made, and how.
     parts: list[tuple[range, Report]] = field(default_factory=list)
 
@@ -117,6 +119,7 @@ class Report:
             ("run", f"{self.operation} {count} frames of {width}x{height}{ended}"),
             ("mode", f"{self.mode}; {self.architecture}, {self.precision} on {self.device}"),
             ("8 bit", self.operands),
+            ("lead", f"{self.lead} latents in front of these frames are computed again" if self.lead else ""),
             ("plan", self.plan),
             ("kernels", "; ".join(filter(None, (self.kernels, self.schedules)))),
             ("time", self._times()),

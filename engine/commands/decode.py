@@ -158,6 +158,8 @@ def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
         speed = f" at {float(fps):g} frames/s" if kind == "mp4" else ""
         before = f" behind {resumed} that were there" if resumed else ""
         how = f"{vae.precision} on {vae.device}, decoded in {seconds:.1f} s{before}"
+        if vae.last_report is not None and vae.last_report.lead:
+            how += f", with the {vae.last_report.lead} latents in front again that they depend on"
         print(f"{args.out}: {clips}{count} frames {width}x{height}{speed}, {how}")
     if vae.last_report is not None:
         give_report(vae, args)

@@ -75,12 +75,12 @@ class Fused:
             guest.relieve, guest.health, guest.watch = run.relieve, run.health, run.watch
             yield guest
 
-    def start(self, run: Run, first: int, steps: slice) -> None:
-        """A new clip, or its results from `first` on, through some of the steps: each waits for its turn."""
+    def start(self, run: Run, begins: tuple[int, ...], steps: slice) -> None:
+        """A new clip, or a part of it, through some of the steps: each waits for its turn. begins: of all steps, as
+        `Program.begins`."""
         run.restart()
         if not self.staged:  # a clip of its own
             return
-        begins = self.begins(first)
         run.done["latents"] = begins[steps][0]
         for link, latent, rate in zip(itertools.chain(*self.stages), begins, self._rates, strict=False):
             for step in (link.step, *link.step.inner()):

@@ -14,6 +14,7 @@ from ..run.handover import Handover, take_over
 from ..run.passes import Clips, Gathers, Part
 from ..run.passes import Emit as EmitResults
 from ..run.run import Run
+from ..run.sections import with_chunks
 from .fused import Emit, Fused
 
 
@@ -53,12 +54,16 @@ class FusedPass:
             yield
 
     def begins(self, first: int) -> tuple[int, ...]:
-        return self._network.begins(first)[self._steps]
+        return self._begins(first)[self._steps]
+
+    def _begins(self, first: int) -> tuple[int, ...]:
+        program = self._clips.half.program
+        return with_chunks(self._network.begins(first), self._clips.guard.chunks, program.cycle)
 
     def begin(self, clip: int, first: int, left: Handover | None) -> tuple[int, int]:
         self._later = self._clips.batch - clip - 1
         if left is None or not take_over(self._run, left):
-            self._network.start(self._run, first, self._steps)
+            self._network.start(self._run, self._begins(first), self._steps)
         done = self._run.done
         if self.gathers == "last":
             return done["latents"], 0

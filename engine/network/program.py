@@ -333,7 +333,7 @@ class Program:
         Where they are not `staged`, all begin with one latent, as with a clip of their own: its first latent stands for
         the one last frame of it.
         """
-        every = self._cycle
+        every = self.cycle
         if not self.staged:
             before, _ = self.reach
             at = (first - 1) / self.rate + 1 - before if self.rate >= 1 else first - 1 + (1 - before) * self.rate
@@ -347,7 +347,8 @@ class Program:
         return tuple(reversed(out))
 
     @functools.cached_property
-    def _cycle(self) -> int:
+    def cycle(self) -> int:
+        """Latents with whose multiples all steps begin."""
         return math.lcm(*(s.cycle for s in self.every()))
 
     @functools.cached_property

@@ -13,10 +13,12 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from ..run.guard import Guard
 from ..run.handover import Handover
 from ..run.passes import Clips, Emit, Part
 from ..run.pixels import to_network, to_pixels
 from ..run.plan import Steps
+from ..run.sections import with_chunks
 from .plain import Half
 from .state import Place, State
 
@@ -142,11 +144,11 @@ class PlainPass:
     def __init__(
         self, half: Half, steps: slice, load: Callable[[Tensor], Tensor],
         network: Callable[[Iterator[Tensor], Place | None], Iterator[Iterable[Tensor]]],
-        form: Callable[[Tensor], Tensor],
+        form: Callable[[Tensor], Tensor], guard: Guard,
     ) -> None:  # fmt: skip
         """steps: those of the Program that it takes. load: a part's data to [1, C, n, h, w]. network: these, chunk by
         chunk, to results of that layout. form: to those that are emitted; may overwrite what it takes."""
-        self._program, self._steps = half.program, steps
+        self._program, self._steps, self._guard = half.program, steps, guard
         self._load, self._network, self._form = load, network, form
 
     def aside(self) -> AbstractContextManager[None]:
@@ -155,15 +157,18 @@ class PlainPass:
     memory = aside
 
     def begins(self, first: int) -> tuple[int, ...]:
-        begins = self._program.begins(first)
+        begins = self._begins(first)
         return begins[self._steps] or begins[:1]  # all steps may be on the tiles' side
+
+    def _begins(self, first: int) -> tuple[int, ...]:
+        return with_chunks(self._program.begins(first), self._guard.chunks, self._program.cycle)
 
     def begin(self, clip: int, first: int, left: Handover | None) -> tuple[int, int]:
         """Always from the start: another way's histories are not for this one."""
         if not self._program.staged:
             self._place = None
             return 0, 0
-        names, begins = (step.name for step in self._program.steps), self._program.begins(first)
+        names, begins = (step.name for step in self._program.steps), self._begins(first)
         self._place = Place(dict(zip(names, begins, strict=True)))
         return begins[self._steps][0], 0
 
@@ -204,24 +209,25 @@ class PlainHalf:
             def decode(parts: Iterator[Tensor], place: Place | None) -> Iterator[Iterator[Tensor]]:
                 return frames(half, features(half, parts, check, place=place), steps, check, place=place)
 
-            return PlainPass(half, every, self._latents, decode, lambda piece: to_pixels(piece, clips.dtype)[0])
+            return PlainPass(half, every, self._latents, decode, lambda piece: to_pixels(piece, clips.dtype)[0],
+                             clips.guard)  # fmt: skip
 
         def encode(parts: Iterator[Tensor], place: Place | None) -> Iterator[tuple[Tensor]]:
             features = encode_features(half, parts, steps, check, place=place)
             return _each(encode_moments(half, features, check, place))
 
-        return PlainPass(half, every, self._video, encode, _last)
+        return PlainPass(half, every, self._video, encode, _last, clips.guard)
 
     def low(self, clips: Clips) -> PlainPass:
         half, check = self._half, clips.guard.tick.check
         if half.program.half == "decoder":
             return PlainPass(
                 half, slice(half.front), self._latents,
-                lambda parts, place: _each(self._decode_features(half, parts, check, place=place)), _last,
+                lambda parts, place: _each(self._decode_features(half, parts, check, place=place)), _last, clips.guard,
             )  # fmt: skip
         return PlainPass(
             half, slice(half.front, None), self._features,
-            lambda parts, place: _each(encode_moments(half, parts, check, place)), _last,
+            lambda parts, place: _each(encode_moments(half, parts, check, place)), _last, clips.guard,
         )  # fmt: skip
 
     def tile(self, clips: Clips) -> PlainPass:
@@ -230,10 +236,11 @@ class PlainHalf:
             return PlainPass(
                 half, slice(half.front, None), self._features,
                 lambda parts, place: self._decode_frames(half, parts, steps, check, place=place), _unclamped,
+                clips.guard,
             )  # fmt: skip
         return PlainPass(
             half, slice(half.front), self._video,
-            lambda parts, place: _each(encode_features(half, parts, steps, check, place=place)), _last,
+            lambda parts, place: _each(encode_features(half, parts, steps, check, place=place)), _last, clips.guard,
         )  # fmt: skip
 
     def _latents(self, part: Tensor) -> Tensor:

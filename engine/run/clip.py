@@ -97,11 +97,11 @@ def _whole(
             if finished < clips.end():
                 left = guard.taken_over(clip)
                 if left is None:
-                    guard.origin = finished
+                    guard.origin, guard.chunks = finished, clips.plan.steps if guard.alone else None
                 edges, (done, out) = whole.begins(guard.origin), whole.begin(clip, guard.origin, left)
                 origin, place = _from(half, edges, done, out)
                 if left is not None and place > finished:  # what was under way then has not arrived
-                    guard.origin = finished
+                    guard.origin, guard.chunks = finished, clips.plan.steps if guard.alone else None
                     edges, (done, out) = whole.begins(guard.origin), whole.begin(clip, guard.origin, None)
                     origin, place = _from(half, edges, done, out)
                 left = None  # nor its histories, where they were of no use

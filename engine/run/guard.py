@@ -19,7 +19,7 @@ from .devices import empty_device_cache
 from .handover import Handover
 from .kept import KEPT
 from .pinned import POOL
-from .plan import Plan
+from .plan import Plan, Steps
 from .pressure import Pressure, out_of_memory
 from .progress import Ticker
 
@@ -58,8 +58,11 @@ class Guard:
         self.finished: defaultdict[Hashable, int] = defaultdict(int)
         #: The first result that this layout is asked for.
         self.first = 0
-        #: The result that the part under way began for.
+        #: The result that the part under way began for, and the steps with whose chunks it did (None: with its own).
         self.origin = 0
+        self.chunks: Steps | None = None
+        #: Whether no other device makes parts of the same results: theirs are weighed by what they take by themselves.
+        self.alone = True
         #: The part that goes through the network.
         self.part: Hashable = None
         #: A part that a failed attempt left between two chunks, and where it stood.

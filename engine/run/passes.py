@@ -123,6 +123,8 @@ class Clips:
         """An attempt's start."""
         if self.guard.begin(self.plan.grid, results.given):
             results.begin()
+        if self.plan.tiled:
+            self.guard.chunks = None
         spans = [self.window(self.first, self.end())]
         if self.plan.tiled and self.end() < UNKNOWN:
             spans = [self.window(a, b) for a, b in self._blocks(results)]
@@ -157,6 +159,9 @@ class Description(Protocol):
     half: str
     #: All of a clip has to be there from the start.
     gathers: bool
+
+    #: Latents with whose multiples its steps begin.
+    cycle: int
 
     @property
     def staged(self) -> bool:

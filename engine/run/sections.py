@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from .plan import Steps
+
 
 def frames_of(latents: int, rate: int) -> int:
     """Frames that a clip's first `latents` are, at `rate` for each but the first."""
@@ -19,3 +21,19 @@ def chunk_end(first: int, last: int, size: int, edges: Iterable[int]) -> int:
     """Of a chunk of at most `size` latents that begins with `first`: not behind `last`, and across none of the edges,
     with which steps begin."""
     return min(first + size, last, *(e for e in edges if e > first))
+
+
+def with_chunks(begins: tuple[int, ...], steps: Steps | None, cycle: int) -> tuple[int, ...]:
+    """Move the latents that a network's steps begin with for a part of a clip back to where chunks of the whole begin,
+    if the first step begins with the clip.
+
+    Chunks end where a step begins. A part that has to see the clip from its start would take more of them than the
+    whole, and longer: now it takes those of the whole, each through as many steps or fewer. steps: of the plan (None:
+    leave `begins` as they are); cycle: steps begin with its multiples only.
+    """
+    if steps is None or begins[0]:
+        return begins
+    edges = [0]
+    while steps.latents and (end := edges[-1] + steps.at(edges[-1])) <= begins[-1]:
+        edges.append(end)
+    return tuple(max(e for e in edges if e <= begin and e % cycle == 0) for begin in begins)

@@ -10,6 +10,7 @@ from zerowaste_vae import load
 from zerowaste_vae.engine.devices.alike import of_network
 from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.precision.digest import of_network as digest_of
+from zerowaste_vae.engine.run import graphs
 
 KEYS = ("decoder.up_blocks.1.resnets.0.conv1", "encoder.down_blocks.1.resnets.0.conv1")
 
@@ -97,6 +98,40 @@ def test_runs_follow_the_weights(files, make, cache, monkeypatch, noise, precisi
     monkeypatch.setenv("ZEROWASTE_CACHE", str(cache / "mine"))
     for path, wanted in zip(files, expected, strict=True):
         assert same(made(make(path, precision), noise), wanted)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+@pytest.mark.parametrize("change", [replaced, in_place, patched])
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp8", "int8"])
+def test_runs_on_a_gpu_follow_the_weights(files, cache, monkeypatch, noise, precision, change):
+    """With what stays on the device between two runs, and chunks that are replayed."""
+    monkeypatch.setattr(graphs, "pays", lambda *_: True)
+    z, video = noise(1, 16, 6, 4, 4), noise(9, 32, 32, 3).clamp(-1, 1) * 0.5 + 0.5
+
+    def run(vae):
+        return [vae.decode(z, chunk=1), vae.decode(z, chunk=1), vae.encode(video)]
+
+    expected = []
+    for name, path in zip(("plain", "other"), files, strict=True):
+        monkeypatch.setenv("ZEROWASTE_CACHE", str(cache / name))
+        vae = load(path, precision, "cuda")
+        if vae.precision != precision:
+            pytest.skip(vae.unused().get(precision, "not here"))
+        expected.append(run(vae))
+        vae.release()
+    assert not same(*expected)
+    monkeypatch.setenv("ZEROWASTE_CACHE", str(cache / "mine"))
+    vae = load(files[0], precision, "cuda")
+    for turn in (0, 1, 0, 1):
+        assert same(run(vae), expected[turn]), turn
+        assert vae.last_report.mode.startswith("fused")
+        change(vae)
+    vae.release()
+    for path, wanted in zip(files, expected, strict=True):
+        again = load(path, precision, "cuda")
+        assert same(run(again), wanted)
+        again.release()
 
 
 @pytest.mark.parametrize("precision", ["fp8", "int8"])

@@ -54,7 +54,8 @@ def buffer(network):
     network[3].running_mean += 1
 
 
-CHANGES = [new_parameter, another_at_the_same_place, in_place, loaded, assigned, layer, without_a_layer, taken_away, buffer]
+CHANGES = [new_parameter, another_at_the_same_place, in_place, loaded, assigned, layer, without_a_layer, taken_away,
+           buffer]  # fmt: skip
 
 
 @pytest.mark.parametrize("change", CHANGES)

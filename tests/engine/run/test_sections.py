@@ -8,9 +8,11 @@ from zerowaste_vae.engine.archs import cosmos, seedvr2, wan
 from zerowaste_vae.engine.network.program import Program
 from zerowaste_vae.engine.network.state import Place, State
 from zerowaste_vae.engine.planning.planner import Planner
+from zerowaste_vae.engine.run import clip
 from zerowaste_vae.engine.run.parking import Parking
+from zerowaste_vae.engine.run.plan import Steps
 from zerowaste_vae.engine.run.run import Run
-from zerowaste_vae.engine.run.sections import chunk_end, frames_of
+from zerowaste_vae.engine.run.sections import chunk_end, frames_of, with_chunks
 from zerowaste_vae.engine.vae import VideoVAE
 
 T = 42
@@ -124,3 +126,59 @@ def test_attention_among_earlier_frames_needs_them_all():
     program = cosmos.ARCHITECTURE.decoder(cosmos.ARCHITECTURE.published.config)
     assert program.reach[0] == math.inf
     assert program.window(4000, 4001, 600) == (0, 501)
+
+
+@pytest.mark.parametrize("begins, steps, cycle, expected", [
+    ((0, 0, 1, 3, 6, 9), Steps(4), 1, (0, 0, 0, 0, 4, 8)), ((0, 2, 11), Steps(0), 1, (0, 0, 0)),
+    ((0, 2, 5, 6), Steps(4, lead=1), 1, (0, 1, 5, 5)), ((0, 5, 9), Steps(3), 2, (0, 0, 6)),
+    ((0, 0), Steps(3), 1, (0, 0)), ((1, 3, 9), Steps(4), 1, (1, 3, 9)), ((0, 3, 9), None, 1, (0, 3, 9)),
+])  # fmt: skip
+def test_a_part_that_begins_with_the_clip_takes_the_chunks_of_the_whole(begins, steps, cycle, expected):
+    assert with_chunks(begins, steps, cycle) == expected
+
+
+class Counted:
+    """Chunks of a decode, and frames that each of its convolutions reads."""
+
+    def __init__(self, monkeypatch):
+        self.chunks, self.read, through = [], {}, clip._through
+
+        def counted(run, clips, cut, *rest):
+            return through(run, clips, lambda a, b: self.chunks.append((a, b)) or cut(a, b), *rest)
+
+        inputs = Run.inputs
+
+        def reading(run, conv, x, *args, **options):
+            if not run.dry:
+                self.read[conv.key] = self.read.get(conv.key, 0) + x.shape[0]
+            return inputs(run, conv, x, *args, **options)
+
+        monkeypatch.setattr(clip, "_through", counted)
+        monkeypatch.setattr(Run, "inputs", reading)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("chunk", [1, 4, 12])
+@pytest.mark.parametrize("start", [1, 17, 40])
+def test_a_part_computes_no_more_than_the_whole(parts, monkeypatch, start, chunk, fused):
+    """Nor in more chunks, where what it depends on reaches back to the clip's start."""
+    vae, z, _ = parts
+    z = z[:, :, :12]
+    if not fused:
+        monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: "not here")
+    vae = vae.with_options(vae.options)
+    with monkeypatch.context() as patch:
+        all_of_it = Counted(patch)
+        whole = vae.decode(z, chunk=chunk)
+    assert vae.last_report.lead == 0
+    with monkeypatch.context() as patch:
+        part_of_it = Counted(patch)
+        part = vae.decode(z, chunk=chunk, start=start)
+    assert torch.equal(part, whole[:, start:]) or not fused
+    torch.testing.assert_close(part, whole[:, start:], rtol=0, atol=2e-5)
+    assert part_of_it.chunks == all_of_it.chunks and len(all_of_it.chunks) == 12 // chunk
+    assert part_of_it.read.keys() == all_of_it.read.keys() and bool(part_of_it.read) == fused
+    assert all(part_of_it.read[key] <= count for key, count in all_of_it.read.items())
+    if fused and chunk < 12 and start == 40:
+        assert sum(part_of_it.read.values()) < sum(all_of_it.read.values())
+    assert f"{vae.last_report.lead} latents in front" in vae.last_report.text() and vae.last_report.lead > 0
