@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from . import log
 from .archs import Architecture, colours_of
 from .errors import InputError, NonFiniteError
 from .halves import FusedHalves, PlainHalves, other_half
-from .identity import Identity
+from .identity import Following
 from .kernels.probe import from_kernels
 from .kernels.targets import Target, using
 from .operands.policy import Policy
@@ -48,7 +48,7 @@ def no_check() -> None:
     """Nothing cancels the raw pair, or a plan on its own."""
 
 
-class Core:
+class Core(Following):
     """Weights in one precision on one device, under one set of options: what calls (call.py) work with."""
 
     def __init__(
@@ -70,35 +70,11 @@ class Core:
         #: Channels of a pixel that goes in and of one that comes out.
         self.colours = colours_of(model.config)
         self.temporal, self.scale = architecture.temporal, architecture.scale
-        #: What a host has put over the weights for a time, as they are now, in whatever terms; None: nothing.
-        self.patches: Hashable = None
         self._identify()
         self._separate()
         #: Asked to free memory that is not the engine's when a run finds none; None: there is nobody to ask.
         self.on_pressure: Callable[[], None] | None = None
         self._use(DEFAULTS)
-
-    def _identify(self) -> None:
-        """Take the weights as they are now for those that all is made of."""
-        self._made_of = Identity(self.model, self.architecture, self.path, self.patches)
-        self.store = self._made_of.store
-
-    def _follow(self) -> None:
-        """Drop what was made of the weights if they are others now, whoever changed them. For who holds `_busy`."""
-        closely = self._mixed.mode.kind is not None and not self.packed_bytes  # read from disk or written there next
-        if not self._made_of.holds(self.model, self.patches, closely):
-            log.debug("the weights are others now: they are packed anew")
-            self.release()
-            self._identify()
-            self._use(self._options)
-
-    def follow(self) -> None:
-        """`_follow`, unless a call is under way: that has done so."""
-        if self._busy.acquire(blocking=False):
-            try:
-                self._follow()
-            finally:
-                self._busy.release()
 
     def _use(self, options: Options) -> None:
         """Set the options, with packed weights and plans made for them."""
