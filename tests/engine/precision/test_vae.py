@@ -203,7 +203,7 @@ def test_a_floor_is_measured_on_the_clip_and_kept(wide_file, noise, monkeypatch,
     only the measurement on the clip can step up."""
     z = noise(1, 16, 2, 4, 4)
     exact = load(wide_file, device="cpu").decode(z)
-    monkeypatch.setattr(core, "mode_of", lambda *_: Mode(kind))
+    monkeypatch.setattr(core, "mode_here", lambda *_: Mode(kind))
     monkeypatch.setattr(trials.Trials, "errors", lambda self, *_: {k: 1e-12 * (1 + i) for i, k in enumerate(keys)})
     tried, quality = [], trials.Trials.quality
     monkeypatch.setattr(trials.Trials, "quality", lambda self, p: tried.append((p, *quality(self, p))) or tried[-1][1:])
