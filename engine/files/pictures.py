@@ -131,7 +131,7 @@ def _convert(path: Path, image: Image.Image, facts: dict, said_only: bool = Fals
     if profile or image.mode == "LAB":
         try:
             made = transform(profile, image.mode)
-        except (ImageCms.PyCMSError, OSError, ValueError, TypeError):
+        except (ImageCms.PyCMSError, ImportError, OSError, ValueError, TypeError):
             log.once(f"{path}: its colour profile cannot be used, and its colours are taken as sRGB's")
             made = None
         if made is not None and said_only:

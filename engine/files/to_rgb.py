@@ -90,14 +90,15 @@ class ToRgb:
     def _matrix(self, frame: VideoFrame) -> int | None:
         """The matrix of a frame's YUV, which players guess by the size where none is said."""
         space, components = frame.colorspace, frame.format.components
+        guess = BT709 if frame.height >= 720 else BT601
         if frame.format.is_rgb or len(components) < 3:
-            return MATRICES.get(space)
+            return guess if space == UNSPECIFIED else MATRICES.get(space)
         halved = any(c.is_chroma and c.width < frame.width for c in components)
         if space == 0 and halved and not self._mistagged:
             self._mistagged = True
             self.trouble = self.trouble or "says that it is RGB, which it is not; its colours are taken as YUV's"
         if space in (UNSPECIFIED, 3) or (space == 0 and halved):
-            return BT709 if frame.height >= 720 else BT601
+            return guess
         if space not in MATRICES:
             raise UnreadColours(f"its colours are stored as {matrix_of(space)}, which cannot be read here; convert it "
                                 "first (ffmpeg -vf zscale=matrix=709)")  # fmt: skip
@@ -135,7 +136,7 @@ def _is_srgb(side: dict[str, bytes]) -> bool:
     """Whether no profile says otherwise."""
     if "ICC_PROFILE" not in side:
         return True
-    with suppress(ImageCms.PyCMSError, OSError, ValueError, TypeError):
+    with suppress(ImageCms.PyCMSError, ImportError, OSError, ValueError, TypeError):
         return transform(side["ICC_PROFILE"], "RGB") is None
     return False
 

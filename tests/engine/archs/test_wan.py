@@ -230,6 +230,20 @@ def test_other_colours_are_read_from_shapes(colourful, noise, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["result_gb"] * 2**30 == 5 * 64 * 64 * gives * 4
 
 
+def test_the_command_line_keeps_alpha_for_encoders_that_take_it(colourful, tmp_path):
+    """A picture's own, or a full one; an encoder of three colours gets three."""
+    (takes, _), model = colourful
+    save_file(model.state_dict(), tmp_path / "w.safetensors")
+    vae = load(tmp_path / "w.safetensors", device="cpu")
+    pixels = torch.randint(0, 255, (24, 16, 4), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    Image.fromarray(pixels.numpy()).save(tmp_path / "clear.png")
+    Image.fromarray(pixels[..., :3].numpy()).save(tmp_path / "opaque.png")
+    for name, expected in (("clear", pixels[..., :takes]), ("opaque", pixels[..., :3])):
+        picture, latent = str(tmp_path / f"{name}.png"), str(tmp_path / f"{name}.safetensors")
+        assert main(["encode", picture, latent, "--vae", str(tmp_path / "w.safetensors"), "--device", "cpu"]) == 0
+        assert torch.equal(load_file(latent)["latent"], vae.encode(expected[None]))
+
+
 def test_odd_colours_are_refused():
     with torch.device("meta"):
         shapes = {k: tuple(v.shape) for k, v in WAN21.build(PUBLISHED["2.1"][0]).state_dict().items()}
