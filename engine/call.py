@@ -288,9 +288,11 @@ def _describe_graphs(vae: Core, report: Report, plan: Plan) -> None:
 
 
 def _pack(vae: Core, report: Report, half: str, plan: Plan) -> None:
-    """Pack the weights of "decoder" or "encoder" for the fused kernels, if they are not, under their own time."""
+    """Compile the kernels of "decoder" or "encoder" and pack its weights for them, if they are not, under a time of
+    their own."""
     if not vae._fused.packed_bytes(half):
         with report.stage("weights"):
+            vae._choices.warm(half)
             vae._fused.pack(half, plan.own_bytes)
             if vae.device.type == "cuda":
                 synchronize(vae.device)

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from .. import log
+from ..archs import Architecture
+from ..hardware import cores
 from ..kernels.cards import TRITON
+from ..kernels.prebuilt.driver import driver
 from ..kernels.prebuilt.library import SetError, library
 from ..kernels.probe import give_up, works
 from ..kernels.targets import Target, projected, ways, without_kernels
+from ..options import Options
 from ..precision.modes import Mode
 from .fused_walk import FusedWalk
 from .launches import missing, needs, use_id
+
+#: Contexts that compile at the same time.
+HELPERS = 4
 
 
 class Choices:
@@ -39,6 +47,16 @@ class Choices:
             found = first(self._walk, half, self._mode, able)
             if not (found.kernels and self._probe) or works(self._device, found):
                 self._made[half] = able, found
+
+    def warm(self, half: str) -> None:
+        """Have the prebuilt kernels of a half compiled before it first runs, which takes seconds in a new installation.
+        Raises PrebuiltError or SetError."""
+        here = self.of(half)
+        if here is None or here.set is None:
+            return
+        use = use_id(*_model(self._walk, half), self._mode.kind, self._mode.half_accumulate)
+        index = torch.cuda.current_device() if self._device.index is None else self._device.index
+        driver().warm(index, library().texts(here.way, use), min(HELPERS, cores()))
 
     def lacks(self, half: str) -> str | None:
         """Return why no kernels run a half on this device; None: some do, or there are none for any half."""
@@ -89,7 +107,7 @@ def first(walk: FusedWalk, half: str, mode: Mode, able: list[Target]) -> Target:
 def lacks(walk: FusedWalk, half: str, mode: Mode, here: Target) -> str | None:
     """Return why the prebuilt set of `here` cannot run a half, or None. What the set was made for is in its index; for
     other widths the launches are walked, which takes seconds in a new process."""
-    model = walk.architecture, walk.config, half, walk.dtype, walk.options
+    model = _model(walk, half)
     try:
         if library().covers(here.way, use_id(*model, mode.kind, mode.half_accumulate)):
             return None
@@ -97,3 +115,7 @@ def lacks(walk: FusedWalk, half: str, mode: Mode, here: Target) -> str | None:
         return missing(here.way, needs(*model, replace(here, passed=()), mode.kind, mode.half_accumulate))
     except SetError as error:
         return str(error)
+
+
+def _model(walk: FusedWalk, half: str) -> tuple[Architecture, Any, str, torch.dtype, Options]:
+    return walk.architecture, walk.config, half, walk.dtype, walk.options

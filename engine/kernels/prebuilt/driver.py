@@ -10,6 +10,7 @@ import ctypes
 import functools
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +22,10 @@ MAP_BYTES, MAP_ALIGNMENT = 128, 64
 #: Shared memory that a kernel may use without asking the driver for more.
 _PLAIN_SHARED = 48 << 10
 _LOG_BYTES = 8 << 10
+#: A kernel that takes no longer than this was in the driver's cache; compiling takes 0.1 s and more.
+_CACHED_SECONDS = 0.03
+#: Free memory on the GPU for each context that helps.
+_HELPER_BYTES = 1 << 30
 #: What the driver says of a call in a thread that has no context, or another library's.
 _NO_CONTEXT, _WRONG_HANDLE, _DESTROYED = 201, 400, 709
 _LAUNCH = (
@@ -93,6 +98,52 @@ class Driver:
                 code = self._call("cuFuncSetAttribute", function, 8, shared)
                 self.check(code, f"{symbol} needs {shared >> 10} KiB of shared memory")
         return function.value or 0
+
+    def warm(self, device: int, texts: Sequence[bytes], threads: int) -> None:
+        """Have kernels compiled into the driver's own cache, several at a time, if they are not there yet: it compiles
+        one at a time in each context, so these have contexts of their own for as long as it takes.
+
+        Args:
+            device: as torch counts.
+            texts: PTX. What is refused here is said when it is loaded.
+            threads: as many contexts, each of some hundred MiB on the GPU while it is there; fewer where memory is
+                short, and none where the first text was in the cache.
+        """
+        if not texts:
+            return
+        with self.in_context(device), self._uncaptured():
+            began = time.perf_counter()
+            self._compile(texts[0])
+            free, total = ctypes.c_size_t(), ctypes.c_size_t()
+            self._call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+        threads = min(threads, free.value // _HELPER_BYTES)
+        if time.perf_counter() - began < _CACHED_SECONDS or threads < 2:
+            return
+        left = list(texts[1:])
+        helpers = [threading.Thread(target=self._help, args=(device, left), daemon=True) for _ in range(threads)]
+        for helper in helpers:
+            helper.start()
+        for helper in helpers:
+            helper.join()
+
+    def _help(self, device: int, left: list[bytes]) -> None:
+        context, number = ctypes.c_void_p(), ctypes.c_int()
+        if self._call("cuDeviceGet", ctypes.byref(number), device):
+            return
+        if self._call("cuCtxCreate_v2", ctypes.byref(context), 0, number):  # which makes it this thread's own
+            return
+        try:
+            while True:
+                self._compile(left.pop())
+        except IndexError:
+            pass
+        finally:
+            self._call("cuCtxDestroy_v2", context)
+
+    def _compile(self, text: bytes) -> None:
+        module = ctypes.c_void_p()
+        if not self._call("cuModuleLoadDataEx", ctypes.byref(module), ctypes.c_char_p(text), 0, None, None):
+            self._call("cuModuleUnload", module)
 
     def launch(
         self, device: int, function: int, grid: Sequence[int], threads: int, shared: int, stream: int, parameters: Any

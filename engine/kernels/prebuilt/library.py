@@ -73,7 +73,8 @@ class Library:
             #: Version of Triton that compiled the sets, and a digest of the code that it lowered.
             self.triton, self.code = str(found["triton"]), str(found["code"])
             self._maps = [Map(*one[:3], tuple(one[3])) for one in found["maps"]]
-            self._covers = {name: frozenset(one.get("covers", ())) for name, one in found["sets"].items()}
+            #: Set -> use -> the numbers of its kernels among all of the form's, in the order of `_digests`.
+            self._covers = {name: _uses(one.get("covers", ())) for name, one in found["sets"].items()}
             self._sets: dict[str, dict[str, Any]] = {name: _checked(one) for name, one in found["sets"].items()}
         except SetError:
             raise
@@ -101,6 +102,13 @@ class Library:
     def covers(self, form: str, use: str) -> bool:
         """Return whether a form was made for a use (`planning.launches.use_id`): it has all kernels of that."""
         return use in self._covers.get(form, ())
+
+    def texts(self, form: str, use: str) -> list[bytes]:
+        """Return the PTX of all kernels of a use that the form was made for; none of another. Raises SetError."""
+        digests = [(name, digest) for name in MADE_OF[form] for digest in sorted(self._sets[name]["kernels"])]
+        found = (digests[number] for number in self._covers.get(form, {}).get(use, ()))
+        places = sorted((name, *self._sets[name]["kernels"][digest][:3]) for name, digest in found)
+        return [self._text(name, part)[at : at + length] for name, part, at, length in places]
 
     def has(self, form: str, key: Key) -> bool:
         """Return whether a form ("A" to "D") has a kernel."""
@@ -157,6 +165,10 @@ class Library:
         except lzma.LZMAError as error:
             raise SetError(f"{path} is damaged ({error}); {_CURE}") from error
         return text
+
+
+def _uses(covers: Any) -> dict[str, list[int]]:
+    return dict(covers) if isinstance(covers, dict) else dict.fromkeys(covers, [])
 
 
 def _checked(one: dict[str, Any]) -> dict[str, Any]:

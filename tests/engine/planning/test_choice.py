@@ -1,6 +1,7 @@
 """Which kernels run a half: all of one prebuilt set, Triton's, or none, with the reasons."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -136,6 +137,18 @@ def test_what_a_set_was_made_for_is_not_walked(machine, monkeypatch):
             machine(86, mode=mode, options=options).of("decoder")
     with pytest.raises(pytest.fail.Exception, match="walked encoder"):
         machine(86).of("encoder")
+
+
+def test_a_half_s_kernels_are_compiled_before_it_runs(machine, monkeypatch):
+    known = launches.use_id(DEFAULT, DEFAULT.published.config, "decoder", torch.float16, DEFAULTS, None, False)
+    warmed = []
+    machine.library.texts = lambda form, use: [b"a", b"b"] if (form, use) == ("A", known) else []
+    monkeypatch.setattr(choice, "driver", lambda: SimpleNamespace(warm=lambda *of: warmed.append(of)))
+    monkeypatch.setattr(choice, "cores", lambda: 2)
+    machine(86).warm("decoder")
+    machine(90).warm("decoder")  # Triton compiles when it launches
+    machine(86).warm("encoder")
+    assert warmed == [(3, [b"a", b"b"], 2), (3, [], 2)]
 
 
 def test_a_card_that_is_not_here(machine):

@@ -1,6 +1,7 @@
 """The driver's calls, against a library that only remembers them; a GPU test has the real one."""
 
 import ctypes
+import time
 
 import pytest
 from zerowaste_vae.engine.kernels.prebuilt import driver as module
@@ -40,6 +41,7 @@ class Library:
         "cuInit", "cuDriverGetVersion", "cuModuleLoadDataEx", "cuModuleGetFunction", "cuFuncSetCacheConfig",
         "cuFuncSetAttribute", "cuLaunchKernel", "cuTensorMapEncodeTiled", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2",
         "cuGetErrorString", "cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuThreadExchangeStreamCaptureMode",
+        "cuMemGetInfo_v2", "cuCtxCreate_v2", "cuCtxDestroy_v2", "cuModuleUnload",
     )  # fmt: skip
 
     def __init__(self, lacks=(), **answers):
@@ -131,6 +133,48 @@ def test_a_tensor_map_counts_from_the_last_dimension_in_bytes():
     assert (place.value, address.value, kind, rank) == (1 << 20, 1 << 30, 6, 2)
     assert (list(sizes), list(strides), list(box), list(ones)) == ([64, 300], [256], [16, 32], [1, 1])
     assert (interleave, swizzle, promotion, fill) == (0, 3, 2, 0)
+
+
+def slowly(seconds):
+    def answer(place, *_):
+        time.sleep(seconds)
+        place._obj.value = 70
+        return 0
+
+    return answer
+
+
+def memory(free):
+    def answer(place, _):
+        place._obj.value = free
+        return 0
+
+    return answer
+
+
+@pytest.mark.parametrize(("seconds", "free", "contexts"), [
+    (0.05, 64 << 30, 3), (0.05, 2 << 30, 2), (0.05, 1 << 30, 0), (0.0, 64 << 30, 0),
+], ids=["new", "little memory", "no memory", "cached"])  # fmt: skip
+def test_kernels_are_compiled_in_contexts_of_their_own(seconds, free, contexts):
+    library = Library(cuModuleLoadDataEx=slowly(seconds), cuMemGetInfo_v2=memory(free), cuCtxCreate_v2=filled(5))
+    texts = [b"%d" % i for i in range(7)]
+    Driver(library).warm(0, texts, 3)
+    compiled = [call[1].value for call in library.cuModuleLoadDataEx.calls]
+    assert sorted(compiled) == (texts if contexts else texts[:1])
+    assert len(library.cuCtxCreate_v2.calls) == len(library.cuCtxDestroy_v2.calls) == contexts
+    assert len(library.cuModuleUnload.calls) == len(compiled)
+
+
+def test_a_context_that_cannot_be_made_and_a_refused_text_end_nothing():
+    answers = iter([0] + [222] * 20)
+    library = Library(cuMemGetInfo_v2=memory(64 << 30), cuCtxCreate_v2=lambda *_: 2,
+                      cuModuleLoadDataEx=lambda *_: (time.sleep(0.05), next(answers))[1])  # fmt: skip
+    Driver(library).warm(0, [b"1", b"2", b"3"], 2)
+    assert len(library.cuModuleLoadDataEx.calls) == 1 and not library.cuCtxDestroy_v2.calls
+    library.cuCtxCreate_v2.answer = filled(5)
+    Driver(library).warm(0, [b"1", b"2", b"3"], 2)
+    assert len(library.cuModuleLoadDataEx.calls) == 4 and len(library.cuCtxDestroy_v2.calls) == 2
+    Driver(library).warm(0, [], 2)
 
 
 def test_the_drivers_file_on_each_system(monkeypatch):

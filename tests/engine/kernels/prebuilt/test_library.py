@@ -43,6 +43,19 @@ def test_kernels_come_from_the_form_and_from_the_one_it_shares(folder):
         found.kernel("A", EIGHT)
 
 
+def test_what_a_form_was_made_for_is_known_with_its_texts(folder):
+    """Kernels are numbered by the sets of a form and their digests: B's own first, then A's."""
+    path = folder / "index.json"
+    index = json.loads(path.read_text())
+    order = [EIGHT.digest, *sorted((FIRST.digest, SECOND.digest))]
+    index["sets"]["B"]["covers"] = {"one": [order.index(SECOND.digest), 0], "none": []}
+    path.write_text(json.dumps(index))
+    found = Library(folder)
+    assert [found.covers("B", use) for use in ("one", "none", "two")] == [True, True, False]
+    assert sorted(found.texts("B", "one")) == [b"eight", b"second"]
+    assert found.texts("B", "two") == found.texts("A", "one") == [] and not found.covers("A", "one")
+
+
 def test_gpus_are_served_by_what_is_there(folder):
     found = Library(folder)
     assert found.serves(86) == ("A",) and found.serves(89) == ("B", "A")
