@@ -125,12 +125,15 @@ class Clip:
             raise InputError(f"{self.name}: cannot be read as a video{where} ({error.strerror})") from error
         except UnreadColours as error:
             raise InputError(f"{self.name}: {error}") from None
+        if not read and decoded.lost:
+            raise InputError(f"{self.name}: cannot be read as a video (none of its {decoded.lost} pieces can be "
+                             "decoded)")  # fmt: skip
         if not read:
             raise InputError(f"{self.name}: the video holds no frames")
         if read < ENOUGH:
             self._believe(pace)
         if decoded.lost:
-            log.warn(f"{self.name}: {decoded.lost} pieces of it cannot be decoded; their frames are missing")
+            log.warn(f"{self.name}: {decoded.lost} of its pieces cannot be decoded; their frames are missing")
         if (self.count or 0) > read:
             log.warn(f"{self.name}: announces {self.count} frames, {read} could be read")
         elif short:

@@ -64,7 +64,7 @@ def read_picture(path: Path, colours: int = 3) -> np.ndarray:
 
 @contextmanager
 def _unlimited() -> Iterator[None]:
-    """Pillow's limit is half of what an upscaler makes, and its words name no cure: here is our own."""
+    """Lift Pillow's limit, which upscalers exceed and whose words name no cure: `_check_size` has our own."""
     with _LIMIT:
         before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
         try:
@@ -80,7 +80,7 @@ def _check_size(path: Path, width: int, height: int) -> None:
 
 
 def _say_more(path: Path, image: Image.Image) -> None:
-    """What the file holds besides the picture that is read."""
+    """Say what the file holds besides the picture that is read."""
     sizes = image.info.get("sizes", ())
     if len(sizes) > 1:
         log.once(f"{path}: holds {len(sizes)} sizes of a picture; the largest is read ({image.width}x{image.height})")

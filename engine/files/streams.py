@@ -64,8 +64,11 @@ def is_cover(stream: VideoStream) -> bool:
 
 
 def announced(stream: VideoStream, fps: Fraction) -> int | None:
-    """How many frames a file says it has. One that was trimmed without encoding it anew (phones do so) holds more than
-    it shows, and its duration is of those it shows."""
+    """Return how many frames a file says it has.
+
+    One that was trimmed without encoding it anew (phones do so) holds more than it shows, and its duration is of those
+    it shows.
+    """
     if not stream.frames or stream.duration is None:
         return stream.frames or None
     shown = round(stream.duration * stream.time_base * fps)
@@ -107,7 +110,7 @@ class Decoded:
                 yield frame
 
     def _packets(self) -> Iterator[tuple[Packet, bool]]:
-        """Each with whether it is the last one with data."""
+        """Yield each with whether it is the last one with data."""
         before = None
         for packet in self._container.demux(self._stream):
             if before is not None:
@@ -151,7 +154,7 @@ class Pace:
         return None if abs(found / fps - 1) <= 0.02 else _usual(found)
 
     def short_of(self, stream: VideoStream, fps: Fraction) -> str | None:
-        """What is lacking behind the last frame, in words. A Matroska file that is cut off ends like a whole one, but
+        """Return what is lacking behind the last frame, in words. A Matroska file that is cut off ends like a whole one, but
         its head says how long it was."""
         said = re.fullmatch(r"(\d+):(\d+):(\d+(?:\.\d+)?)", stream.metadata.get("DURATION", ""))
         if said is None or self._last is None:
@@ -162,7 +165,7 @@ class Pace:
 
 
 def _usual(rate: Fraction) -> Fraction:
-    """The whole rate, or the television one, that a measured rate is within 0.3 % of; else the measured one."""
+    """Return the whole rate, or the television one, within 0.3 % of a measured rate; else the measured one."""
     whole = Fraction(round(rate))
     near = [r for r in (whole, whole * 1000 / 1001) if r and abs(rate / r - 1) < 0.003]
     return min(near, key=lambda r: abs(rate - r), default=rate.limit_denominator(1000))
@@ -171,7 +174,7 @@ def _usual(rate: Fraction) -> Fraction:
 def surprises(
     container: InputContainer, stream: VideoStream, frame: VideoFrame, colours: int = 3
 ) -> Iterator[str]:
-    """What pixels taken as they are do not show, or show otherwise than a player."""
+    """Yield what pixels taken as they are do not show, or show otherwise than a player."""
     streams = sum(not is_cover(s) for s in container.streams.video)
     if streams > 1:
         yield f"holds {streams} video streams; the first is read"

@@ -52,7 +52,7 @@ class ToRgb:
         self.trouble: str | None = None
 
     def __call__(self, frame: VideoFrame) -> np.ndarray:
-        """Raises UnreadColours."""
+        """Return one frame's pixels. Raises UnreadColours."""
         self.trouble = None
         width, height = self._size
         if (frame.width, frame.height) != self._size:
@@ -88,7 +88,7 @@ class ToRgb:
         return np.ascontiguousarray(np.rot90(pixels, round(frame.rotation / 90) % 4))
 
     def _matrix(self, frame: VideoFrame) -> int | None:
-        """The matrix of a frame's YUV, which players guess by the size where none is said."""
+        """Return the matrix of a frame's YUV, which players guess by the size where none is said."""
         space, components = frame.colorspace, frame.format.components
         guess = BT709 if frame.height >= 720 else BT601
         if frame.format.is_rgb or len(components) < 3:
@@ -106,7 +106,7 @@ class ToRgb:
 
 
 def _side_data(frame: VideoFrame) -> dict[str, bytes]:
-    """What a frame carries besides pixels, by PyAV's names. It has none for what newer FFmpegs know."""
+    """Return what a frame carries besides pixels, by PyAV's names. It has none for what newer FFmpegs know."""
     from av.sidedata.sidedata import Type
 
     if "_missing_" not in vars(Type):
@@ -125,7 +125,7 @@ def _side_data(frame: VideoFrame) -> dict[str, bytes]:
 
 
 def _mirrored(side: dict[str, bytes]) -> bool:
-    """Whether it is to be turned over top to bottom, before it is rotated."""
+    """Tell whether it is to be turned over top to bottom, before it is rotated."""
     if "DISPLAYMATRIX" not in side:
         return False
     a, b, _, c, d = map(float, np.frombuffer(side["DISPLAYMATRIX"], np.int32)[:5])
@@ -133,7 +133,7 @@ def _mirrored(side: dict[str, bytes]) -> bool:
 
 
 def _is_srgb(side: dict[str, bytes]) -> bool:
-    """Whether no profile says otherwise."""
+    """Tell whether no profile says otherwise."""
     if "ICC_PROFILE" not in side:
         return True
     with suppress(ImageCms.PyCMSError, ImportError, OSError, ValueError, TypeError):
@@ -142,7 +142,7 @@ def _is_srgb(side: dict[str, bytes]) -> bool:
 
 
 def _bright(frame: VideoFrame) -> bool:
-    """Whether a frame of floats has values above 1."""
+    """Tell whether a frame of floats has values above 1."""
     if "f32" not in frame.format.name:
         return False
     order = ">" if frame.format.name.endswith("be") else "<"

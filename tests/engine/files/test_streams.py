@@ -113,7 +113,19 @@ def test_a_piece_that_cannot_be_decoded_is_left_out_and_said(tmp_path, caplog):
             packet.is_keyframe = True
             out.mux(packet)
     assert len(list(Clip(tmp_path / "a.avi"))) == 4
-    assert any("1 pieces of it cannot be decoded; their frames are missing" in line for line in lines(caplog))
+    assert any("1 of its pieces cannot be decoded; their frames are missing" in line for line in lines(caplog))
+
+
+def test_a_video_of_which_nothing_can_be_decoded_is_one_line(tmp_path):
+    with av.open(str(tmp_path / "a.avi"), "w") as out:
+        stream = out.add_stream("mjpeg", rate=24)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuvj420p"
+        for index in range(3):
+            packet = av.Packet(b"\xff\xd8" + b"\x11" * 300)
+            packet.stream, packet.pts, packet.dts, packet.time_base = stream, index, index, Fraction(1, 24)
+            out.mux(packet)
+    with pytest.raises(InputError, match=r"a\.avi: cannot be read as a video \(none of its 3 pieces can be decoded\)"):
+        list(Clip(tmp_path / "a.avi"))
 
 
 @pytest.mark.parametrize("count", [12, 40])
