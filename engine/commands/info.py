@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import InputError
 from ..hardware import Hardware, survey
 from ..memory import GIB
-from .card import Card, add_card, asked, lines, words
+from .card import Card, add_card, asked, lines, suggested, words
 from .options import add_kernels, add_norm_groups, kernels
 
 if TYPE_CHECKING:
@@ -110,6 +110,7 @@ def describe_hardware(hardware: Hardware) -> Lines:
         yield name, number or "not installed"
     for gpu in hardware.gpus:
         yield f"GPU {gpu.index}", f"{gpu.name}, sm_{gpu.sm}, {_gb(gpu.total)}, {_gb(gpu.free)} free"
+        yield from suggested(gpu.sm) if gpu.runnable else ()
     for path in hardware.fast_paths:
         yield path.name, f"{'on' if path.on else 'off'}: {path.reason}"
     if hardware.torch is not None:

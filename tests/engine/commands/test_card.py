@@ -36,6 +36,13 @@ def test_info_says_what_runs_every_half_there(capsys):
     assert "99 KiB" in text and "ms a frame at 1280x720 (RTX 5070 Ti's published peaks)" in text and "GPU 0" not in text
 
 
+@pytest.mark.parametrize(("card", "there"), [("sm_86", True), ("sm_89", True), ("sm_120", True), ("sm_80", False),
+                                             ("sm_90", False)])  # fmt: skip
+def test_faster_precisions_are_suggested_with_their_price_where_sums_in_fp16_are_faster(capsys, card, there):
+    text = said(capsys, "info", "--card", card)
+    assert (("suggestion" in text) is there) and (("66.0 dB" in text and "fp16_fast" in text) is there)
+
+
 @pytest.mark.parametrize(("card", "words"), [
     ("sm_86", ["set A", "fp8: not there; int8 runs instead", "RTX 3090's"]), ("sm_89", ["set B", "RTX 4090's"]),
     ("RTX 5070 Ti", ["RTX 5070 Ti, sm_120", "set D"]), ("sm_75", ["older than sm_80", "plain torch"]),
