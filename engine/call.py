@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import closing
 
+import torch
 from torch import Tensor
 
 from . import log
@@ -110,20 +111,20 @@ def encode(
     report.complete = True
 
 
-def decoder_samples(z: clip.Latents, vae: Core) -> list[Tensor]:
-    """What the decoder's operands are settled by."""
-    return [p.to(vae.device).float() / vae.scale for p in latent_samples(z)]
+def decoder_samples(z: clip.Latents, vae: Core, device: torch.device | None = None) -> list[Tensor]:
+    """What the decoder's operands are settled by, on a device (None: the VAE's)."""
+    return [p.to(device or vae.device).float() / vae.scale for p in latent_samples(z)]
 
 
-def encoder_samples(video: TensorVideo | StreamVideo, vae: Core) -> list[Tensor]:
-    """What the encoder's operands are settled by."""
+def encoder_samples(video: TensorVideo | StreamVideo, vae: Core, device: torch.device | None = None) -> list[Tensor]:
+    """What the encoder's operands are settled by, on a device (None: the VAE's)."""
     in_units = to_unit if vae.architecture.own is None else vae.architecture.own.in_units
-    return [in_units(p.to(vae.device)) for p in video_samples(video.sample())]
+    return [in_units(p.to(device or vae.device)) for p in video_samples(video.sample())]
 
 
 def _planning(
     core: Core, half: str, size: Callable[[], tuple[int, int, int]], request: Request, rest: tuple[int, int],
-    samples: Callable[[Core], list[Tensor]], check: Callable[[], None], made: Plan | None, policy: Policy | None,
+    samples: Callable[..., list[Tensor]], check: Callable[[], None], made: Plan | None, policy: Policy | None,
 ) -> Callable[[Core, int], Plan]:  # fmt: skip
     """plan(vae, below) as `Core._plan`, which first settles the operands that `samples` of the clip ask for. `made` is
     for the first attempt, if it is this VAE's under the operands it was planned with."""
@@ -131,7 +132,7 @@ def _planning(
     def plan(vae: Core, below: int) -> Plan:
         nonlocal made
         kept, made = made, None
-        changed = not below and vae._settle(half, lambda: samples(vae), policy)
+        changed = not below and vae._settle(half, lambda *there: samples(vae, *there), policy)
         again = functools.partial(vae._plan, half, size(), request, rest, below, check)
         try:
             return again(None if changed or vae is not core else kept)

@@ -185,7 +185,7 @@ class Core(Following):
         here = self.arch, self.model.config, self.dtype, self.device
         return switched_off(self._options) or why_off(*here, emulate, True, self._options.kernels)
 
-    def _settle(self, half: str, samples: Callable[[], list[Tensor]], given: Policy | None = None) -> bool:
+    def _settle(self, half: str, samples: Callable[..., list[Tensor]], given: Policy | None = None) -> bool:
         """Choose the operands of a half for a clip, before it is planned, or take those `given`. Returns whether they
         are others now."""
         if getattr(self.model, half).program.scales or (self.architecture.own is not None and self.fused() is None):
@@ -195,10 +195,10 @@ class Core(Following):
                 given = self._mixed.settle(half, samples)
         return self._fused.use(half, given)
 
-    def settled(self, half: str, samples: Callable[[Core], list[Tensor]]) -> Policy:
+    def settled(self, half: str, samples: Callable[..., list[Tensor]]) -> Policy:
         """The operands of a half for a clip."""
         with self._claimed() as vae:
-            vae._settle(half, lambda: samples(vae))
+            vae._settle(half, lambda *there: samples(vae, *there))
             return vae._mixed.policy(half)
 
     def asks(self) -> Callable[[], None] | None:

@@ -92,7 +92,8 @@ class Subject:
         if mode == "auto":
             self.table(half)
             options = replace(vae.options, min_db=min_db)
-            return Mixed(Mode("fp8"), vae.model, vae.dtype, options, vae.store).settle(half, lambda: self._clips[half])
+            mixed = Mixed(Mode("fp8"), vae.model, vae.dtype, options, vae.store)
+            return mixed.settle(half, lambda *_: self._clips[half])
         return Policy(dict.fromkeys(eligible(getattr(vae.model, half)), mode), self.table(half).ranges)
 
 

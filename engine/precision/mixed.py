@@ -25,6 +25,7 @@ MARGIN_DB = 0.5
 #: Clips that ranges are read from where a file is not calibrated, and clips that are looked at for so many, as some may
 #: be far beyond the scale of the others. After those, only how large a clip's values are is looked at.
 CLIPS, MOST_CLIPS = 4, 8
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -71,18 +72,24 @@ class Mixed:
             return EXACT
         return Policy(dict.fromkeys(self._keys(half), self.mode.kind))
 
-    def settle(self, half: str, samples: Callable[[], list[Tensor]]) -> Policy:
-        """The policy for a clip, of which `samples` gives some on the device when they are needed."""
+    def settle(self, half: str, samples: Callable[..., list[Tensor]]) -> Policy:
+        """The policy for a clip, of which `samples()` gives some on the device when they are needed, `samples(there)`
+        elsewhere."""
         floor = self._options.min_db
         if self.mode.plain or (self.mode.kind is None and not floor):
             return self.policy(half)
         known = self._known(half)
-        given = samples() if floor or known is None or _open(known) or known.levels else []
+        given: list[Tensor] = []
+        if floor or known is None or _open(known):
+            given = samples()
+        elif known.levels and half == "decoder":  # frames are all of one scale
+            given = samples(CPU)  # a look takes no memory on the device that no plan counts
         clip = self._name(given, known)
         if not floor and known is not None and self._fitted.get(half) == (known, clip):
             return self._policies[half]  # ranges of 60,000 channels are not united again for every call
         self._fitted.pop(half, None)
         if floor or known is None or (clip and clip not in known.seen):
+            given = given if floor or known is None or _open(known) else samples()
             self._policies[half] = self._measured(half, given, known, clip)
             if given[0].is_cuda:
                 empty_device_cache()  # else the run's buffers come on top of what measuring took

@@ -59,13 +59,15 @@ def interrupt(monkeypatch, writer, after):
     monkeypatch.setattr(writer, "write", interrupted)
 
 
-def test_frames_are_those_of_a_decode(place, vae_file):
+def test_frames_are_those_of_a_decode(place, vae_file, capsys):
     assert place("decode", "l.safetensors", "frames", "--chunk", 1) == 0
+    assert "latents in front" not in capsys.readouterr().out
     whole = load(vae_file, device="cpu").decode(read_latent("l.safetensors"), output="uint8", chunk=1)[0, :19, :15, :30]
     found = pngs("frames")
     assert sorted(found) == [f"frame_{n:06d}.png" for n in range(19)]
     assert all((found[f"frame_{n:06d}.png"] == whole[n].numpy()).all() for n in range(19))
     assert place("decode", "l.safetensors", "part", "--chunk", 1, "--start", 7, "--frames", 4) == 0
+    assert "with the 2 latents in front again that they depend on" in capsys.readouterr().out
     assert same(pngs("part"), {name: p for name, p in found.items() if 7 <= int(name[6:12]) < 11})
     assert place("decode", "l.safetensors", "f.safetensors", "--chunk", 1, "--start", 17, "--output", "uint8") == 0
 

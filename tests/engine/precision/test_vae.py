@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from zerowaste_vae.engine import InputError, calibration, core, load
+from zerowaste_vae.engine import InputError, calibration, call, core, load
 from zerowaste_vae.engine.operands import policy
 from zerowaste_vae.engine.operands.policy import eligible
 from zerowaste_vae.engine.options import DEFAULTS
@@ -113,7 +113,10 @@ def test_ranges_of_an_uncalibrated_file_widen_with_its_first_clips(wide_file, no
     monkeypatch.setattr(trials.Trials, "__init__", lambda *_: pytest.fail("measured again"))
     settled = vae.store.table("decoder")
     assert len(settled.seen) == mixed.CLIPS
+    looked, take = [], call.decoder_samples
+    monkeypatch.setattr(call, "decoder_samples", lambda z, vae, *there: looked.append(there) or take(z, vae, *there))
     vae.decode(real * 1.5)
+    assert looked == [(torch.device("cpu"),)]  # in no memory of a GPU, which no plan counts
     assert vae.store.table("decoder") == settled
     vae.store.calibrate("decoder", replace(known, seen={}))
     load(wide_file, precision="int8", device="cpu").decode(real * 1.5)
