@@ -133,6 +133,26 @@ def test_what_of_a_note_matters(change, refused):
     return latent_note.check(note, vae, any_vae=True)
 
 
+def test_a_note_of_any_text_is_one_line():
+    vae = made("wan2.1")
+    for family in ("two\nlines", "x" * 100_000, "\x00"):
+        with pytest.raises(InputError) as caught:
+            latent_note.check({"family": family, "vae": family, "scale": family}, vae)
+        assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="names are UTF-16 there")
+def test_a_vae_whose_name_is_no_utf_8_makes_files_that_can_be_read(tmp_path, vae_file, run):
+    path = tmp_path / "bad\udcff.safetensors"
+    path.write_bytes(vae_file.read_bytes())
+    for out in ("l.safetensors", "l.latent"):
+        assert run("encode", "clip", out, "--vae", str(path))[0] == 0
+        assert latent_metadata(out)["vae"] == "bad?.safetensors"
+    latent = load(path, device="cpu").encode(torch.rand(1, 16, 16, 3))
+    write_latent(tmp_path / "m.safetensors", latent)
+    assert torch.equal(read_latent(tmp_path / "m.safetensors"), latent)
+
+
 def test_families_that_share_latents():
     """LTX-2.3 and both decoders of LTX-2.5 stand behind one encoder."""
     vae = made("ltx")
