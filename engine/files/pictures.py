@@ -88,7 +88,7 @@ def _say_more(path: Path, image: Image.Image) -> None:
         log.once(f"{path}: holds {image.n_frames} pictures, and only the first is read; save each as an image "
                  "of its own, in one folder")  # fmt: skip
     # Pillow has no type for them.
-    if image.mode in ("RGB", "RGBA") and any(";16" in str(tile[3]) for tile in image.tile):
+    if image.mode in ("RGB", "RGBA") and any(";16" in str(tile[3]) for tile in image.tile or ()):
         log.once(f"{path}: 8 of its 16 bits per channel are read; a lossless video (FFV1) keeps them all")
 
 

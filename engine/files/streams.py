@@ -47,12 +47,12 @@ def chosen(container: InputContainer, name: str) -> VideoStream:
     streams = [s for s in container.streams.video if not is_cover(s)]
     if not streams:
         raise InputError(f"{name}: holds no video stream")
-    tiles = sum(bool(int(s.disposition) & _DEPENDENT) for s in streams)
+    tiles = sum(bool(s.disposition.value & _DEPENDENT) for s in streams)
     if tiles:
         raise InputError(f"{name}: is a picture in {tiles} tiles, as phones write HEIC and AVIF, which are not put "
                          "together here; save it as PNG or JPEG first")  # fmt: skip
     if container.metadata.get("major_brand") in _STILL_BRANDS:  # thumbnails may come first
-        streams = [s for s in streams if int(s.disposition) & 1] or streams
+        streams = [s for s in streams if s.disposition.value & 1] or streams
     return streams[0]
 
 
@@ -154,8 +154,10 @@ class Pace:
         return None if abs(found / fps - 1) <= 0.02 else _usual(found)
 
     def short_of(self, stream: VideoStream, fps: Fraction) -> str | None:
-        """Return what is lacking behind the last frame, in words. A Matroska file that is cut off ends like a whole one, but
-        its head says how long it was."""
+        """Return what is lacking behind the last frame, in words.
+
+        A Matroska file that is cut off ends like a whole one, but its head says how long it was.
+        """
         said = re.fullmatch(r"(\d+):(\d+):(\d+(?:\.\d+)?)", stream.metadata.get("DURATION", ""))
         if said is None or self._last is None:
             return None

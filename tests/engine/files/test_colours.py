@@ -137,7 +137,7 @@ def test_srgbs_gamma_moves_nothing(tmp_path, caplog):
 
 def test_adobe_rgb_that_only_exif_names_is_said(tmp_path, caplog):
     exif = Image.Exif()
-    exif.get_ifd(0x8769)[0xA001] = 2
+    exif[0x8769] = {0xA001: 2}
     Image.fromarray(picture()).save(tmp_path / "a.jpg", exif=exif)
     read(tmp_path / "a.jpg")
     assert "a.jpg: its EXIF names AdobeRGB" in caplog.text
