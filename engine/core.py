@@ -28,7 +28,6 @@ from .planning.fusable import why_no_8_bit, why_off
 from .planning.make import make_planner, mode_here, switched_off
 from .planning.plain_walk import Torch
 from .precision.mixed import Mixed
-from .precision.modes import MIXED
 from .precision.source import Source, widened
 from .report import Report
 from .request import Request
@@ -178,7 +177,7 @@ class Core(Following):
             if self.device.type == "cpu":
                 off.pop("composed_upsample", None)
         if mode.refused:
-            off[self.asked if self.asked in MIXED else "fp8"] = mode.refused
+            off[mode.asked] = mode.refused
         return off
 
     def _kernels_off(self, emulate: bool = False) -> str | None:

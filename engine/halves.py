@@ -134,7 +134,7 @@ class FusedHalf:
     ) -> None:  # fmt: skip
         self.program = program
         self.spatial, self.temporal = architecture.spatial, architecture.temporal
-        self.ahead = options.async_offload
+        self.ahead = options.overlap
         self._network = network
         self._runs = runs
         self._graphs = options.cuda_graphs

@@ -16,6 +16,7 @@ from .archs.arch import holds
 from .errors import CheckpointError, InputError
 from .files.checkpoint import Checkpoint, read_checkpoint, restore_shapes
 from .finite import all_finite
+from .orders import ORDERS
 from .precision.modes import MIXED, PRECISIONS
 from .precision.source import Source
 from .run.devices import numbered
@@ -150,7 +151,10 @@ def _holds_values(device: torch.device) -> bool:
 
 
 def auto_precision(device: torch.device, architecture: Architecture) -> str:
-    """What "auto" means on a device: the fastest precision without approximations of its own."""
+    """What "auto" means on a device: the type that the process was ordered to use, else the fastest one without
+    approximations of its own."""
+    if ORDERS.precision:
+        return ORDERS.precision
     if device.type != "cuda":
         return "fp32"
     # Before sm_80, GPUs compute in fp16 but not in bf16.

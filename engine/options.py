@@ -11,6 +11,7 @@ import torch
 from .errors import InputError
 from .kernels.cards import AUTO, checked
 from .kernels.targets import Target, target
+from .orders import ORDERS
 
 OFF = "switched off"
 #: Of toggles that are off until somebody asks for them.
@@ -61,6 +62,12 @@ class Options:
             if name in on and name in off:
                 raise InputError(f"{name} is switched both on and off")
         return replace(self, **dict.fromkeys(on, True), **dict.fromkeys(off, False))
+
+
+    @property
+    def overlap(self) -> bool:
+        """Whether copies run beside the GPU's work."""
+        return self.async_offload and not ORDERS.no_overlap
 
 
 @dataclass(frozen=True)
@@ -161,6 +168,10 @@ def _tf32(place: Place) -> Reason:
     return None if place.dtype == torch.float32 else "it is a mode of fp32 runs, and this one has 16 bit"
 
 
+def _overlap(place: Place) -> Reason:
+    return ORDERS.no_overlap or (None if place.cuda else "on a CPU nothing has to be copied")
+
+
 def _cudnn(walk: Walk) -> Reason:
     if walk.fused:
         return "the fused kernels use no cuDNN"
@@ -214,7 +225,7 @@ TOGGLES: dict[str, Toggle] = {
     "async_offload": Toggle(
         "Copies beside the work",
         "Input, finished frames and parked history are copied while the GPU goes on. Off: it waits for each.",
-        False, lambda place: None if place.cuda else "on a CPU nothing has to be copied", _fused_only,
+        False, _overlap, _fused_only,
     ),
     "winograd": Toggle(
         "Winograd convolutions",

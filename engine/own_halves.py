@@ -79,7 +79,7 @@ class TokenHalf:
     def __init__(
         self, network: TokenNetwork, program: TiledProgram, options: Options, plan: Plan, runs: Runs
     ) -> None:  # fmt: skip
-        self.program, self.ahead, self.dtype = program, options.async_offload, network.dtype
+        self.program, self.ahead, self.dtype = program, options.overlap, network.dtype
         self._network, self._plan, self._runs = network, plan, runs
         self._frame = math.prod(plan.own.grid)
 
@@ -111,7 +111,7 @@ class FusedTileHalf:
 
     def __init__(self, network: FusedEncoder, program: TiledProgram, options: Options, frames: int) -> None:
         """frames: per step at full size."""
-        self.program, self.ahead = program, options.async_offload
+        self.program, self.ahead = program, options.overlap
         self._network, self._frames = network, frames
         self._size: tuple[int, ...] | None = None
 

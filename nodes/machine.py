@@ -13,6 +13,7 @@ from ..engine.loader import PRECISIONS, auto_precision
 from ..engine.planning.budget import Machine
 from ..engine.planning.fusable import availability
 from ..engine.run.pinned import forbid
+from .flags import obey
 
 
 def machine() -> Machine:
@@ -28,6 +29,7 @@ def sampled() -> Machine:
     global _machine
     if getattr(args, "disable_pinned_memory", False):
         forbid("--disable-pinned-memory")
+    obey(args)
     _machine = bare(mm.vae_device())
     return _machine
 

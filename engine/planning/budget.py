@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..memory import GIB, available_ram
+from ..orders import ORDERS
 from ..request import Request
 from ..run.pinned import POOL
 from ..run.plan import Plan
@@ -115,7 +116,7 @@ class Machine:
         return int(ram_gb * GIB) if ram_gb else self.half_ram
 
     def _reachable(self, most: float) -> int:
-        free = self.card - min(MARGIN_SHARE * self.card, MARGIN_BYTES)
+        free = self.card - min(MARGIN_SHARE * self.card, MARGIN_BYTES) - ORDERS.reserved
         return max(0, int(min(most, int(free) - self.others)) - self.foreign)
 
 

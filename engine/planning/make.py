@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ..archs import Architecture
 from ..options import OFF, Options
+from ..orders import ORDERS
 from ..precision.mixed import Mixed
 from ..precision.modes import MIXED, Mode, resolve
 from ..precision.scaled import scaled_mode
@@ -45,8 +47,11 @@ def mode_of(
     run the model on the device, where a CPU may emulate them. scaled: its 8-bit products are the libraries' own."""
     if options.fp8 and device.type == "cuda" and asked not in MIXED and dtype != torch.float32:
         asked = "fp8"
+    if asked == "auto" and ORDERS.half_sums and not options.min_db:
+        asked = "fp16_fast"
     mode = resolve(asked, device, options.min_db, off, plain, options.kernels)
-    return scaled_mode(mode, device, options.min_db, plain) if scaled else mode
+    mode = scaled_mode(mode, device, options.min_db, plain) if scaled else mode
+    return replace(mode, asked=asked) if asked in MIXED else mode
 
 
 def mode_here(
@@ -58,7 +63,9 @@ def mode_here(
     if mode.plain:
         return mode
     why = Choices(FusedWalk(architecture, config, dtype, options), device, mode).lacks_any(halves)
-    return mode if why is None else Mode(refused=f"{asked} is not to be had ({why}): {plain} runs instead")
+    name = "fp16_fast" if mode.half_accumulate else asked
+    refusal = f"{name} is not to be had ({why}): {plain} runs instead"
+    return mode if why is None else Mode(refused=refusal, asked=mode.asked)
 
 
 def switched_off(options: Options) -> str | None:

@@ -20,11 +20,12 @@ MIXED = ("fp8", "int8", "fp16_fast")
 @dataclass(frozen=True)
 class Mode:
     """kind: type of 8-bit operands, None: none. half_accumulate: fp16 sums where they are faster. refused: why what
-    was asked for does not run, and what runs instead."""
+    was asked for (asked) does not run, and what runs instead."""
 
     kind: str | None = None
     half_accumulate: bool = False
     refused: str | None = None
+    asked: str = "fp8"
 
     @property
     def plain(self) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import log
+from ..memory import lockable_ram
 
 #: Blocks are locked in whole pages of this many bytes.
 PAGE = 1 << 16
@@ -27,7 +28,7 @@ class PinnedPool:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._idle: list[Tensor] = []
-        self._locked: set[int] = set()
+        self._locked: dict[int, int] = {}  # address -> bytes
         #: Bytes of all blocks, idle or in use.
         self.nbytes = 0
 
@@ -64,7 +65,7 @@ class PinnedPool:
         with self._lock:
             for block in self._idle:
                 if block.data_ptr() in self._locked:
-                    self._locked.discard(block.data_ptr())
+                    del self._locked[block.data_ptr()]
                     if int(torch.cuda.cudart().cudaHostUnregister(block.data_ptr())):
                         _drain()
                 self.nbytes -= block.numel()
@@ -73,12 +74,19 @@ class PinnedPool:
     def _page_lock(self, block: Tensor) -> None:
         if _forbidden or not torch.cuda.is_available():
             return
+        most, locked = lockable_ram(), sum(self._locked.values())
+        if most is not None and locked + block.numel() > most:
+            log.once(
+                f"host memory is page-locked up to a quarter of all ({most / 2**30:.1f} GB) on Windows: copies of what "
+                "lies beyond wait for the GPU: slower, the same frames"
+            )
+            return
         # The system finds pages for several threads at once, but one by one while it locks them: 4 GiB take 0.3 s and
         # then 0.2 instead of 1.5 (16 cores).
         block[::TOUCH].fill_(0)
         error = torch.cuda.cudart().cudaHostRegister(block.data_ptr(), block.numel(), 0)
         if int(error) == 0:
-            self._locked.add(block.data_ptr())
+            self._locked[block.data_ptr()] = block.numel()
         else:
             _refused(f"{block.numel() / 2**30:.2f} GB ({error})")
 

@@ -19,6 +19,9 @@ SERVERS = {
     "fast": ("--fast",),
     "torch's allocator": ("--disable-cuda-malloc",),
     "no pinned memory": ("--disable-pinned-memory",),
+    "copies wait": ("--disable-async-offload",),
+    "no VRAM, 2 GB reserved": ("--novram", "--reserve-vram", "2"),
+    "bf16": ("--bf16-vae",),
 }
 GIB = 1 << 30
 #: 17 frames of 640x368 take 4.5 GB without a target; 161 take a second, so that a request to stop finds them running.
