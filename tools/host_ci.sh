@@ -23,6 +23,8 @@ install() { # TAG CHECKOUT VENV
 }
 install v0.33.0 ComfyUI venv
 install v0.3.64 ComfyUI-0.3.64 venv-0.3.64
+"$folder/venv/bin/pip" install --quiet --no-deps comfyui-workflow-templates-json comfyui-subgraph-blueprints
+[ -d "$folder/frontend" ] || "$folder/venv/bin/pip" install --quiet --no-deps --target "$folder/frontend" comfyui-frontend-package
 
 "$folder/venv/bin/pip" install --quiet pytest
 package=$(mktemp -d)

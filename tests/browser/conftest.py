@@ -92,6 +92,14 @@ def comfy(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def new_comfy(tmp_path_factory):
+    """The newest host with the newest frontend."""
+    device = ("--cpu", "--front-end-root", str(running.frontend()))
+    with running.serving(tmp_path_factory.mktemp("new_comfy"), running.newest(), device=device) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def old_comfy(tmp_path_factory):
     with running.serving(tmp_path_factory.mktemp("old_comfy"), running.oldest()) as server:
         yield server

@@ -268,6 +268,14 @@ def oldest() -> tuple[Path, Path]:
     return found("COMFYUI_OLD_DIR", "COMFY_OLD_VENV", "ComfyUI-0.3.64", "venv-0.3.64")
 
 
+def frontend() -> Path:
+    """The page of the newest comfyui-frontend-package; skips the test where there is none."""
+    folder = Path(os.environ.get("COMFY_FRONTEND") or CACHE / "frontend" / "comfyui_frontend_package" / "static")
+    if not (folder / "index.html").is_file():
+        pytest.skip(f"needs the newest frontend: {folder} is missing (set COMFY_FRONTEND, or see tools/host_ci.sh)")
+    return folder
+
+
 def found(directory: str, environment: str, checkout: str, venv: str) -> tuple[Path, Path]:
     paths = Path(os.environ.get(directory) or CACHE / checkout), Path(os.environ.get(environment) or CACHE / venv)
     for path, variable in zip(paths, (directory, environment), strict=True):
