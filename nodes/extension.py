@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from ..engine import errors, log
+import functools
+
+from ..engine import ZeroWasteError, errors, log
 from . import routes
 from .compare import Compare
 from .decode import Decode
 from .demo import DemoClip
 from .encode import Encode
+from .folders import without_folders
 from .from_video import EncodeFromVideo
 from .host import ComfyExtension, io
 from .loader import Loader
@@ -22,7 +25,24 @@ class Extension(ComfyExtension):
         # Here and not in on_load, which hosts before 0.3.65 never call.
         routes.register()
         _name_for_host()
-        return [Loader, Optimize, Encode, Decode, EncodeFromVideo, DecodeToVideo, Save, Compare, DemoClip]
+        nodes = [Loader, Optimize, Encode, Decode, EncodeFromVideo, DecodeToVideo, Save, Compare, DemoClip]
+        return [_discreet(node) for node in nodes]
+
+
+def _discreet(node: type[io.ComfyNode]) -> type[io.ComfyNode]:
+    """Let no error of a node say where on the server the host's folders lie: whoever reads it may be elsewhere."""
+    execute = node.execute.__func__
+
+    @functools.wraps(execute)
+    def discreet(cls: type[io.ComfyNode], *given: object, **inputs: object) -> io.NodeOutput:
+        try:
+            return execute(cls, *given, **inputs)
+        except ZeroWasteError as error:
+            error.args = tuple(without_folders(part) if isinstance(part, str) else part for part in error.args)
+            raise
+
+    node.execute = classmethod(discreet)
+    return node
 
 
 def _name_for_host() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import secrets
+from datetime import datetime
 from pathlib import Path
 
 import folder_paths
 
 from ..engine import InputError
-from .saving import check_prefix, without_suffix
+from .saving import check_prefix, dated, without_suffix
 
 #: Formats the engine reads; the host's own list leaves .gguf out and has pickled files, which are never opened.
 SUFFIXES = (".safetensors", ".sft", ".gguf")
@@ -35,6 +36,17 @@ def checkpoint_file(name: str) -> Path | None:
     return Path(folder_paths.get_full_path_or_raise("checkpoints", name)) if listed else None
 
 
+def without_folders(text: str) -> str:
+    """Return a message in which the host's folders are left out: files are called what the host lists them as."""
+    named = {folder: "" for kind in ("vae", "checkpoints") for folder in folder_paths.get_folder_paths(kind)}
+    named |= {folder_paths.get_output_directory(): "output/", folder_paths.get_temp_directory(): "temp/"}
+    named |= {folder_paths.get_input_directory(): "input/", str(Path(__file__).resolve().parents[1]): ""}
+    for folder in sorted(named, key=len, reverse=True):
+        for written in {folder, os.path.realpath(folder)}:
+            text = text.replace(written + os.sep, named[folder])
+    return text
+
+
 def temporary_file(suffix: str) -> Path:
     """A new file of the folder that the host empties when it starts and ends."""
     folder = Path(folder_paths.get_temp_directory())
@@ -45,7 +57,7 @@ def temporary_file(suffix: str) -> Path:
 def output_file(prefix: str, suffix: str) -> Path:
     """A new file of the output folder, named and counted as the host's own saving nodes do."""
     output = folder_paths.get_output_directory()
-    prefix = without_suffix(prefix)
+    prefix = dated(without_suffix(prefix), datetime.now())
     check_prefix(Path(output), prefix)
     try:
         folder, name, counter, _, _ = folder_paths.get_save_image_path(prefix, output)

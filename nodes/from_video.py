@@ -16,9 +16,10 @@ from ..engine.files.media import Clip
 from . import frames
 from .conversion import CONVERTED, engine_vae
 from .encode import Encode
-from .host import EngineVAE, frames_of, io
+from .host import EngineVAE, io
 from .reports import Outcome
 from .settings import Settings, from_widgets
+from .videos import frames_of, sound_of
 from .widgets import advanced, chunk_input, parked_input, report_output, schema, tiling_inputs, vae_input, vram_input
 
 #: Frames that a clip is planned for where its file does not announce them.
@@ -32,6 +33,7 @@ class EncodeFromVideo(io.ComfyNode):
             "ZeroWasteVAEEncodeFromVideo",
             "Zero-Waste Encode from Video",
             ["vae encode", "encode video", "video to latent", "long video", "host memory", "stream", *WORDS, "oom"],
+            panel=True,
             description="Turns a video into a latent, reading its frames as they are needed: a clip of any length "
             "takes the same host memory, where Zero-Waste VAE Encode needs all frames as images. What does not fill "
             "latents is padded as there; Zero-Waste Decode to Video and Zero-Waste VAE Decode crop that off again.",
@@ -51,6 +53,7 @@ class EncodeFromVideo(io.ComfyNode):
                 io.Latent.Output(display_name="Latent", tooltip="For a sampler or a decode."),
                 io.Float.Output(display_name="fps", tooltip="Frames per second of the video."),
                 report_output(),
+                io.Audio.Output(display_name="Audio", tooltip="Sound of the frames encoded, if there is one."),
             ],
         )  # fmt: skip
 
@@ -65,11 +68,11 @@ class EncodeFromVideo(io.ComfyNode):
             if not read:
                 raise _nothing()
             given = Encode.execute(torch.stack(read), vae, **widgets)
-            return io.NodeOutput(given[0], clip.fps, given[1], ui=given.ui)
+            return io.NodeOutput(given[0], clip.fps, given[1], clip.sound(), ui=given.ui)
         latent, outcome = _encode(fast, clip, wishes.over(fast.settings))
         if fast is not vae:
             outcome.notes.append(CONVERTED)
-        return io.NodeOutput(latent, clip.fps, outcome.text(), ui=outcome.ui())
+        return io.NodeOutput(latent, clip.fps, outcome.text(), clip.sound(), ui=outcome.ui())
 
 
 def _encode(vae: EngineVAE, clip: _Frames, settings: Settings) -> tuple[dict[str, object], Outcome]:
@@ -115,6 +118,7 @@ class _Frames:
     """Frames [H, W, colours] of a VIDEO within its own limits, `count` of them from `start` on (0: all)."""
 
     def __init__(self, video: object, start: int, count: int, colours: int = 3) -> None:
+        self._video = video
         source, rate, begins, lasts = frames_of(video)
         self._source: Iterable[Tensor] = source if rate is not None else Clip(source, colours)
         self._colours = colours
@@ -132,6 +136,10 @@ class _Frames:
         #: Frames read so far, and what there is to say of them.
         self.read = 0
         self.notes: list[str] = []
+
+    def sound(self) -> dict[str, object] | None:
+        """The AUDIO of the frames that were read."""
+        return sound_of(self._video, self._span[0] / self.fps, self.read / self.fps)
 
     def __iter__(self) -> Iterator[Tensor]:
         self.read = 0

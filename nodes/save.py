@@ -36,7 +36,8 @@ class Save(io.ComfyNode):
                     "filename_prefix",
                     display_name="File name",
                     default="vae/zerowaste_vae",
-                    tooltip="Name, or folder/name, in the output folder; a counter and the suffix are added.",
+                    tooltip="Name, or folder/name, in the output folder; a counter and the suffix are added. "
+                    "%date:yyyy-MM-dd% stands for the day, hh, mm and ss for the time.",
                 ),
                 io.Combo.Input(
                     "type",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 from pathlib import Path
 
 from ..engine import Checkpoint, InputError
@@ -27,6 +28,20 @@ def without_suffix(prefix: str) -> str:
         if prefix.lower().endswith(suffix):
             return prefix[: -len(suffix)]
     return prefix
+
+
+def dated(prefix: str, now: datetime) -> str:
+    """Return a prefix with its %date:FORMAT% filled in as ComfyUI's frontend fills in those of its own nodes: d, dd, M,
+    MM, yy, yyyy, h, hh, m, mm, s and ss stand for numbers, everything else for itself."""
+
+    def filled(found: re.Match[str]) -> str:
+        part = found.group()
+        if part[0] == "y":
+            return f"{now.year:04}"[-len(part) :]
+        number = {"d": now.day, "M": now.month, "h": now.hour, "m": now.minute, "s": now.second}[part[0]]
+        return f"{number:0{len(part)}}"
+
+    return re.sub(r"%date:([^%]*)%", lambda date: re.sub(r"yyyy|yy|dd?|MM?|hh?|mm?|ss?", filled, date[1]), prefix)
 
 
 def check_prefix(output: Path, prefix: str) -> None:

@@ -17,9 +17,10 @@ from ..engine.files.mp4 import CODECS, NO_ALPHA, PIXELS, Format, Mp4Writer
 from . import folders, frames
 from .conversion import CONVERTED, engine_vae, host_decode
 from .decode import SEARCH
-from .host import EngineVAE, io, video_of
+from .host import EngineVAE, io
 from .reports import Outcome
 from .settings import Settings, from_widgets
+from .videos import video_of
 from .widgets import (
     advanced,
     any_vae_input,
@@ -44,6 +45,7 @@ class DecodeToVideo(io.ComfyNode):
             "ZeroWasteVAEDecodeToVideo",
             "Zero-Waste Decode to Video",
             ["long video", "save video", "stream", "host memory", "ram", "mp4", *SEARCH],
+            panel=True,
             description="Turns latents into a video file, frame by frame as they are made: a clip of any length takes "
             "the same host memory, where Zero-Waste VAE Decode holds all frames. The video goes to Save Video or to "
             "any node that takes one; it lies in ComfyUI's temp folder until then. The frames are those of "

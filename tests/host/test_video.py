@@ -7,6 +7,7 @@ import pytest
 import torch
 from zerowaste_vae.engine.files.media import read_video
 from zerowaste_vae.engine.files.mp4 import write_mp4
+from zerowaste_vae.engine.files.sound import read_sound
 
 pytestmark = pytest.mark.host
 
@@ -91,3 +92,36 @@ def test_a_codec_that_knows_no_such_pixels_is_named(comfy):
     run = comfy.run(CLIP | {"video": to_video(codec="av1"), "save": node(
         "SaveVideo", video=["video", 0], filename_prefix="none", format="auto", codec="auto")})  # fmt: skip
     assert run.status == "error" and "does not make yuv444p: use yuv420p" in run.error
+
+
+def test_the_sound_of_the_encoded_frames_goes_on(comfy):
+    """A video with sound, of which a part is encoded and made a video again; and one without."""
+    made = {"vae": CLIP["vae"], "clip": node("ZeroWasteVAEDemoClip", frames=25)}
+    made["sound"] = node("EmptyAudio", duration=2.0, sample_rate=44100, channels=2)
+    made["video"] = node("CreateVideo", images=["clip", 0], fps=12.5, audio=["sound", 0])
+    made["save"] = node("SaveVideo", video=["video", 0], filename_prefix="sound", format="auto", codec="auto")
+    run = comfy.run(made)
+    assert run.status == "success", run.error
+    saved = next((comfy.base / "output").glob("sound_*.mp4"))
+    (comfy.base / "input" / "sound.mp4").write_bytes(saved.read_bytes())
+    for source, seconds in (("sound.mp4", 5 / 12.5), ("clip.mp4", None)):
+        run = comfy.run({
+            "vae": CLIP["vae"], "load": node("LoadVideo", file=source),
+            "encode": node("ZeroWasteVAEEncodeFromVideo", video=["load", 0], vae=["vae", 0], start=2, frames=5),
+            "video": to_video(audio=["encode", 3]),
+            "out": node("SaveVideo", video=["video", 0], filename_prefix=f"of_{source}", format="auto", codec="auto"),
+        })  # fmt: skip
+        assert run.status == "success", run.error
+        found = read_sound(next((comfy.base / "output").glob(f"of_{source}_*.mp4")))
+        assert (found is None) == (seconds is None)
+        assert seconds is None or abs(found[0].shape[1] / found[1] - seconds) < 0.05  # in frames of its codec
+
+
+def test_errors_do_not_say_where_the_server_has_its_files(comfy):
+    run = comfy.run({
+        "vae": node("ZeroWasteVAELoader", vae_name="not_a_vae.safetensors"),
+        "encode": node("ZeroWasteVAEEncode", pixels=["clip", 0], vae=["vae", 0]),
+        "clip": CLIP["clip"], "show": node("PreviewAny", source=["encode", 0]),
+    })  # fmt: skip
+    assert run.status == "error" and run.error.strip().startswith("not_a_vae.safetensors: "), run.error
+    assert str(comfy.base) not in run.error

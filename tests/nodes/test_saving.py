@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 import torch
 from zerowaste_vae.engine import Checkpoint, InputError, load, read_checkpoint
 from zerowaste_vae.engine.files.checkpoint import save_checkpoint
-from zerowaste_vae.nodes.saving import DEFAULT_TYPE, SAVE_TYPES, check_prefix, describe
+from zerowaste_vae.nodes.saving import DEFAULT_TYPE, SAVE_TYPES, check_prefix, dated, describe
 
 
 def test_every_choice_writes_a_file_that_loads(tmp_path, vae_file, vae):
@@ -59,3 +60,11 @@ def test_report_gives_size_and_share_of_f16(tmp_path):
     result = save_checkpoint(checkpoint, tmp_path / "x.gguf", "q8_0")
     line = describe(result, checkpoint, 1.234)
     assert line == f"{Path(tmp_path, 'x.gguf')}: q8_0, 1.1 MiB, 53.1% of f16, written and read back in 1.23 s"
+
+
+def test_days_and_times_are_filled_in():
+    """As the frontend does for ComfyUI's own nodes; what is no %date:...% is the host's, or stands for itself."""
+    now = datetime(2026, 3, 7, 4, 5, 9)
+    assert dated("vae/%date:yyyy-MM-dd%/x_%date:hhmmss%", now) == "vae/2026-03-07/x_040509"
+    assert dated("%date:yy.M.d h_m_s%", now) == "26.3.7 4_5_9"
+    assert dated("%year%/plain date:yyyy", now) == "%year%/plain date:yyyy"

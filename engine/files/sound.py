@@ -1,0 +1,42 @@
+"""The sound of video files, through PyAV."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from torch import Tensor
+
+
+def read_sound(source: str | Path | BinaryIO, begins: float = 0.0, lasts: float = 0.0) -> tuple[Tensor, int] | None:
+    """Return the first sound of a file (or of an open one): samples [channels, n] in -1..1 and their rate per second.
+
+    begins, lasts: seconds of the part that is wanted; lasts 0: to the end. None where the file has no sound, or none in
+    that part. Raises what PyAV raises where the file is no media file.
+    """
+    import av
+
+    if not isinstance(source, (str, Path)):
+        source.seek(0)
+    parts: list[Tensor] = []
+    with av.open(str(source) if isinstance(source, Path) else source) as file:
+        if not file.streams.audio:
+            return None
+        stream = file.streams.audio[0]
+        rate, resampler = stream.rate, av.AudioResampler(format="fltp")
+        first, end = round(begins * rate), round((begins + lasts) * rate) if lasts else None
+        at = None
+        for frame in file.decode(stream):
+            if at is None:  # of the file's clock, whose sound may begin later than its pictures
+                at = round(float(frame.time or 0.0) * rate)
+                if at > first:
+                    parts.append(torch.zeros(stream.channels, min(at, at if end is None else end) - first))
+            for piece in resampler.resample(frame):
+                samples = torch.from_numpy(piece.to_ndarray())
+                parts.append(samples[:, max(0, first - at) : None if end is None else max(0, end - at)].clone())
+                at += samples.shape[1]
+            if end is not None and at >= end:
+                break
+    sound = torch.cat(parts, 1) if parts else torch.empty(0, 0)
+    return (sound, rate) if sound.numel() else None
