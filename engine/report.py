@@ -130,7 +130,8 @@ class Report:
         if self.repeated:
             lines.append(("frames", f"the last one was repeated {self.repeated} times to fill a latent"))
         if self.db is not None:
-            lines.append(("quality", f"{self.db:.1f} dB against the exact path"))
+            found = f"{self.db:.1f} dB against" if math.isfinite(self.db) else "equal to"
+            lines.append(("quality", f"{found} the exact path"))
         lines += [("part", f"{r.start} to {r.stop - 1} on {p.device}: {p._times()}; {p.plan}") for r, p in self.parts]
         lines += [("off", f"{name}: {reason}") for name, reason in self.off]
         lines += [("event", f"{number} x {EVENTS.get(name, name)}") for name, number in self.events.items() if number]

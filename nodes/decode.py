@@ -25,7 +25,8 @@ from .widgets import (
 #: Words people search for when a decode is slow or does not fit.
 SEARCH = [
     "vae decode", "decode video", "tiled decode", "latent to video", "long video", *WORDS,
-    "oom", "out of memory", "vram", "memory", "tiled", "slow", "fast",
+    "oom", "out of memory", "vram", "memory", "tiled", "slow", "fast", "slow vae", "vae oom", "vae out of memory",
+    *(f"{word} vae" for word in WORDS),
 ]  # fmt: skip
 
 
@@ -36,6 +37,7 @@ class Decode(io.ComfyNode):
             "ZeroWasteVAEDecode",
             "Zero-Waste VAE Decode",
             SEARCH,
+            panel=True,
             description="Turns latents into frames or pictures, in place of ComfyUI's VAE Decode: without tile seams, "
             "within the memory you allow, and faster where this pack's kernels run. VAEs of "
             f"{MODELS} run on this pack's engine, all others by ComfyUI's own code. What Zero-Waste VAE Encode padded "

@@ -31,6 +31,7 @@ class Encode(io.ComfyNode):
             "ZeroWasteVAEEncode",
             "Zero-Waste VAE Encode",
             ["vae encode", "encode video", "tiled encode", "video to latent", *WORDS, "oom", "vram"],
+            panel=True,
             description=f"Turns frames or pictures into a latent, in place of ComfyUI's VAE Encode. VAEs of {MODELS} "
             "run on this pack's engine, all others by ComfyUI's own code. On the engine, what does not fill latents is "
             "padded: sides to multiples of 16 pixels (LTX: 32; image VAEs: 8, Flux.2 16), clips to so many frames as "

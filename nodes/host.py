@@ -1,8 +1,9 @@
-"""ComfyUI's VAE type, memory management and videos; beside bar.py and machine.py the only file that touches comfy."""
+"""ComfyUI's VAE type and memory management; beside bar.py and machine.py the only file that touches comfy."""
 
 from __future__ import annotations
 
 import copy
+import functools
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +16,7 @@ import comfy.model_patcher
 import comfy.patcher_extension
 import comfy.sd
 import torch
-from comfy_api.latest import ComfyExtension, InputImpl, io
+from comfy_api.latest import ComfyExtension, io
 from torch import Tensor
 
 from ..engine import Cancelled, Checkpoint, InputError, VideoVAE, latent_note, load, log
@@ -42,7 +43,7 @@ from .reports import Outcome
 from .settings import Settings
 from .wording import fitting
 
-__all__ = ["ComfyExtension", "EngineVAE", "Progress", "frames_of", "io", "own_vae", "video_of"]
+__all__ = ["ComfyExtension", "EngineVAE", "Progress", "io", "own_vae"]
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,10 @@ class EngineVAE(comfy.sd.VAE):
         # The smallest VAE of the host: whatever attributes this version of it gives a VAE are then there.
         super().__init__(sd={"pixel_space_vae": torch.tensor(1.0)}, device=device)
         # The host moves the weights before a run; plans are made earlier, and depend on where the run will be.
-        engine = load(source(), precision, self.device, weights_on=mm.vae_offload_device())
+        checkpoint = source()
+        shapes = {key: torch.empty(t.shape, dtype=t.dtype, device="meta") for key, t in checkpoint.tensors.items()}
+        engine = load(checkpoint, precision, self.device, weights_on=mm.vae_offload_device())
+        self.outline = Checkpoint(shapes, checkpoint.metadata)
         self.source, self.settings = source, settings
         self.decoder: dict[str, float] = {}  # see Direct
         config = engine.model.config
@@ -316,7 +320,19 @@ class EngineVAE(comfy.sd.VAE):
             "device": str(self.device),
             "target_gb": target and target / GIB,
             "target_source": source,
+            "compare_off": self.why_no_own,
         }
+
+    @functools.cached_property
+    def why_no_own(self) -> str:
+        """Return why this host has no network of its own for this VAE, as far as sizes tell; "" where none is known."""
+        try:
+            with torch.device("meta"):
+                _own(self.outline)
+        except RuntimeError as error:
+            if "size mismatch" in str(error):
+                return "this ComfyUI has no network of its own for a VAE of these sizes"
+        return ""
 
 
 class _Patcher(comfy.model_patcher.ModelPatcher):
@@ -355,30 +371,15 @@ def own_vae(vae: comfy.sd.VAE) -> comfy.sd.VAE:
     if not isinstance(vae, EngineVAE):
         return vae
     try:
-        checkpoint = vae.source()
-        # Hosts whose VAE takes no description have no network that needs one.
-        told = {"metadata": checkpoint.metadata} if "config" in checkpoint.metadata else {}
-        own = comfy.sd.VAE(sd=dict(checkpoint.tensors), **told)
-        own.throw_exception_if_invalid()
+        return _own(vae.source())
     except RuntimeError as error:
         why = str(error).strip().split("\n", 1)[0].rstrip(":")[:120]
         raise InputError(f"{vae.name}: this ComfyUI has no network of its own for this VAE ({why})") from error
+
+
+def _own(checkpoint: Checkpoint) -> comfy.sd.VAE:
+    # Hosts whose VAE takes no description have no network that needs one.
+    told = {"metadata": checkpoint.metadata} if "config" in checkpoint.metadata else {}
+    own = comfy.sd.VAE(sd=dict(checkpoint.tensors), **told)
+    own.throw_exception_if_invalid()
     return own
-
-
-# -- videos -----------------------------------------------------------------------------------------------------------
-
-
-def video_of(path: str) -> object:
-    """The host's VIDEO of a file."""
-    return InputImpl.VideoFromFile(path)
-
-
-def frames_of(video: object) -> tuple[object, Any, float, float]:
-    """A VIDEO as (a path or an open file, None) or (images [F, H, W, C], their rate), with the second from which on it
-    is meant and for how many (0: all)."""
-    if not isinstance(video, InputImpl.VideoFromFile):
-        parts = video.get_components()
-        return parts.images, parts.frame_rate, 0.0, 0.0
-    window = getattr(video, "get_active_trim_window", lambda: (0.0, 0.0))
-    return video.get_stream_source(), None, *window()

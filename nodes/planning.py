@@ -26,7 +26,7 @@ from ..engine.planning.fused_walk import FusedWalk
 from ..engine.planning.make import make_planner, mode_of, switched_off
 from ..engine.planning.plain_walk import Torch
 from ..engine.planning.planner import Planner
-from ..engine.precision.modes import MIXED
+from ..engine.precision.modes import MIXED, Mode
 from ..engine.request import OVERLAP, TILINGS, Request
 from ..engine.run.pixels import OUTPUTS
 from ..engine.run.plan import Plan
@@ -35,16 +35,17 @@ from .wording import labelled
 
 #: Largest values a question may hold; sizes in pixels, memory in GB.
 LIMITS = {"width": 16384, "height": 16384, "frames": 100_000, "batch": 4096, "tile": 16384, "overlap": 16384,
-          "chunk": 4096, "vram_gb": 1024.0, "ram_gb": 65536.0}  # fmt: skip
+          "chunk": 4096, "channels": 4096, "vram_gb": 1024.0, "ram_gb": 65536.0}  # fmt: skip
 _CHOICES = {"tiling": TILINGS, "precision": NAMES, "output": ("auto", *OUTPUTS), "kernels": CHOICES}
 #: Characters of texts, and of a list of optimisations.
-_TEXTS, _NAMES = {"model": 512, "gpus": 200}, 200
+_TEXTS, _NAMES = {"model": 512, "encoded_by": 512, "gpus": 200}, 200
 
 
 @dataclass(frozen=True)
 class Question:
     """A decode that may be run. Pixels, frames, latents per chunk, GB; 0 and "auto" are left to the planner. model:
-    what its file is listed under; gpus: as the widget has them."""
+    what its file is listed under; channels: of the latent, or encoded_by: the name of the VAE it was made with, where
+    either is known; gpus: as the widget has them."""
 
     model: str = ""
     precision: str = "auto"
@@ -60,6 +61,8 @@ class Question:
     ram_gb: float = 0.0
     output: str = "auto"
     gpus: str = "auto"
+    channels: int = 0
+    encoded_by: str = ""
     options: Options = DEFAULTS
 
     @classmethod
@@ -138,13 +141,28 @@ class Known:
 KNOWN = Known()
 
 
+def network_of(model: str) -> tuple[Architecture, object] | None:
+    """Return (architecture, sizes) of a VAE that a node has loaded, else those published under such a name; None for
+    a VAE that is not known, or whose network the engine does not have."""
+    found, named = KNOWN.find(model), by_file(model)
+    if found is None and (named is None or KNOWN.is_foreign(model)):
+        return None
+    return found or (named, named.published.config)
+
+
+def channels_of(model: str) -> int:
+    """Return the channels of a latent of this VAE; 0 where it is not known."""
+    network = network_of(model)
+    return 0 if network is None else network[1].latent_channels * network[0].side ** 2
+
+
 @functools.lru_cache(maxsize=16)
 def _planner(
     architecture: Architecture, config: object, asked: str, plain: str, device: torch.device, options: Options,
     rates: Rates,
-) -> tuple[Planner, Choices, str]:
-    """A planner without weights, what runs its halves, and why its fused kernels are off ("" where they are on). asked:
-    the precision as the user named it; plain: that of the activations."""
+) -> tuple[Planner, Choices, str, Mode]:
+    """A planner without weights, what runs its halves, why its fused kernels are off ("" where they are on), and what
+    it computes in. asked: the precision as the user named it; plain: that of the activations."""
     dtype = PRECISIONS[plain]
     here = architecture.name, config, dtype, device
     switched = switched_off(options)
@@ -157,18 +175,18 @@ def _planner(
     )
     choices = Choices(planner.walk, device, mode, probe=False)
     planner.walk.lacks = choices.lacks
-    return planner, choices, off or ""
+    return planner, choices, off or "", mode
 
 
 def walk_of(model: str, device: torch.device) -> tuple[FusedWalk, str]:
     """What plans of a VAE in its default precision follow on a device, and why its fused kernels are off ("": they are
     on). Raises InputError for one that no node has loaded, unless it is known by its name."""
-    found, named = KNOWN.find(model), by_file(model)
-    if found is None and (named is None or KNOWN.is_foreign(model)):
+    network = network_of(model)
+    if network is None:
         raise InputError(f"{model[:80] or 'this VAE'} is not known: run a workflow that loads it first")
-    architecture, config = found or (named, named.published.config)
+    architecture, config = network
     plain = auto_precision(device, architecture)
-    planner, _, off = _planner(architecture, config, "auto", plain, device, DEFAULTS, kept.rates(device))
+    planner, _, off, _ = _planner(architecture, config, "auto", plain, device, DEFAULTS, kept.rates(device))
     return planner.walk, off
 
 
@@ -182,9 +200,10 @@ def answer(question: Question, machine: Machine) -> dict[str, object]:
     there is no plan: `unknown`, with `host` where it is known that ComfyUI's own code runs it.
     """
     found, named = KNOWN.find(question.model), by_file(question.model)
-    if found is None and (named is None or KNOWN.is_foreign(question.model)):
+    network = network_of(question.model)
+    if network is None:
         return {"unknown": True, "host": KNOWN.is_foreign(question.model), "model": question.model}
-    architecture, config = found or (named, named.published.config)
+    architecture, config = network
     devices = resolve(question.gpus, machine.device)
     if machine.device not in devices:
         raise InputError(f"ComfyUI runs this VAE on {machine.device}: name that GPU too, or all")
@@ -192,7 +211,9 @@ def answer(question: Question, machine: Machine) -> dict[str, object]:
     precision = auto_precision(machine.device, architecture) if asked == "auto" else asked
     plain = architecture.native if precision in MIXED else precision
     here = machine.device
-    planner, choices, off = _planner(architecture, config, asked, plain, here, question.options, kept.rates(here))
+    planner, choices, off, mode = _planner(architecture, config, asked, plain, here, question.options, kept.rates(here))
+    if asked == "auto" and mode.half_accumulate:
+        precision = "fp16_fast"
     q, (target, source) = question, machine.target(question.vram_gb, question.ram_gb)
     output = "float32" if q.output == "auto" else q.output
     overlap = None if q.overlap == OVERLAP else q.overlap  # the widget's own value is no wish
@@ -214,6 +235,9 @@ def answer(question: Question, machine: Machine) -> dict[str, object]:
         "kernels_off": off,
         "kernels": "" if off or (runs := choices.of("decoder")) is None else runs.words,
     }
+    has, needs = question.channels or channels_of(question.encoded_by), channels_of(question.model)
+    if has and has != needs:
+        facts |= {"channels": has, "needs_channels": needs}
     try:
         plan = planner.plan("decoder", (latents, height, width), request, limits)
     except PlanError as error:

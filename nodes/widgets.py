@@ -29,8 +29,11 @@ _TILING = (
 )
 
 
-def schema(node_id: str, display_name: str, aliases: list[str], **fields: object) -> io.Schema:
-    """A node of this pack; `aliases` are further words it is found by, on hosts that know them (0.10.0 on)."""
+def schema(node_id: str, display_name: str, aliases: list[str], panel: bool = False, **fields: object) -> io.Schema:
+    """A node of this pack; `aliases` are further words it is found by, on hosts that know them (0.10.0 on). panel: its
+    report is shown in a line on it, also when the node comes from the host's cache (hosts from 0.18.1 on send it)."""
+    if panel and "has_intermediate_output" in io.Schema.__dataclass_fields__:
+        fields["has_intermediate_output"] = True
     if "search_aliases" in io.Schema.__dataclass_fields__:
         fields["search_aliases"] = [*aliases, "zerowaste", "zero waste"]
     if "accept_all_inputs" in io.Schema.__dataclass_fields__ and any(i.id == "tiling" for i in fields["inputs"]):
@@ -64,7 +67,7 @@ def vram_input() -> io.Float.Input:
         min=0.0,
         max=1024.0,
         # What the frontend shows and keeps has as many digits as the step.
-        step=0.1,
+        step=0.05,
         optional=True,
         tooltip="Most memory this may take, in GB (2^30 bytes). 0: the value of the node before, else 81.25 % of the "
         "card (13 of 16 GB), more where whole frames need it and it is free.",
@@ -73,7 +76,7 @@ def vram_input() -> io.Float.Input:
 
 def ram_input(tooltip: str) -> io.Float.Input:
     widget = io.Float.Input(
-        "ram_gb", display_name="RAM limit (GB), 0 = auto", default=0.0, min=0.0, max=65536.0, step=0.5, optional=True,
+        "ram_gb", display_name="RAM limit (GB), 0 = auto", default=0.0, min=0.0, max=65536.0, step=0.05, optional=True,
         tooltip=tooltip,
     )  # fmt: skip
     return advanced(widget)

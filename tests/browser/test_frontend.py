@@ -336,8 +336,10 @@ def test_the_line_stays_in_its_node_at_every_zoom(browser, comfy, shots, rendere
 
 
 @pytest.mark.parametrize(
-    "words", ["oom", "out of memory", "vram", "memory", "tiled", "slow", "seedvr2", "wan", "qwen", "flux", "long video"]
-)
+    "words",
+    ["oom", "out of memory", "vram", "memory", "tiled", "slow", "seedvr2", "wan", "qwen", "flux", "long video",
+     "slow vae", "wan vae", "vae oom"],
+)  # fmt: skip
 def test_search_finds_decode_and_optimize(browser, comfy, words):
     """In the frontend's own search box."""
     opened(browser, comfy)

@@ -84,7 +84,24 @@ def chain(decode: dict | None = None, optimize: dict | None = None, **more: dict
 def test_size_and_file_come_from_the_nodes_before():
     found = asked(chain())
     assert found["source"] == "traced"
-    assert found["query"] == {"model": "a.gguf", "width": 640, "height": 360, "frames": 33, "batch": 1}
+    size = {"width": 640, "height": 360, "frames": 33, "batch": 1}
+    assert found["query"] == {"model": "a.gguf", "channels": 16, **size}
+
+
+def test_channels_follow_from_what_made_the_latent():
+    """A sampler makes an empty latent fit its model: behind one nothing is known."""
+    graph = chain()
+    graph["larger"] = {"class": "LatentUpscaleBy", "widgets": {"scale_by": 1.5}, "outputs": ["LATENT"],
+                       "inputs": {"samples": ["LATENT", "latent"]}}  # fmt: skip
+    graph["decode"]["inputs"]["samples"] = ["LATENT", "larger"]
+    assert asked(graph)["query"]["channels"] == 16
+    graph["larger"] = {"class": "KSampler", "widgets": {"seed": 1}, "outputs": ["LATENT"],
+                       "inputs": {"latent_image": ["LATENT", "latent"]}}  # fmt: skip
+    assert not {"channels", "encoded_by"} & asked(graph)["query"].keys()
+    graph["other"] = {"class": "VAELoader", "widgets": {"vae_name": "b.safetensors"}}
+    graph["larger"] = {"class": "VAEEncode", "outputs": ["LATENT"],
+                       "inputs": {"pixels": ["IMAGE", "latent"], "vae": ["VAE", "other"]}}  # fmt: skip
+    assert asked(graph)["query"]["encoded_by"] == "b.safetensors"
 
 
 def test_batches_are_counted():

@@ -87,3 +87,17 @@ def test_workflows_of_later_states_load_with_their_values(browser, comfy, name):
         later |= {("ZeroWasteVAEDecode", "gpus"): "auto", ("ZeroWasteVAEEncode", "gpus"): "auto"}
         later |= {("ZeroWasteVAEOptimize", "winograd"): False}
     assert added == later
+
+
+def test_the_templates_are_under_the_packs_own_name(browser, comfy, shots):
+    """And not under that of its folder."""
+    opened(browser, comfy)
+    browser("js", source="void app.extensionManager.command.execute('Comfy.BrowseTemplates')")
+    for _ in range(60):
+        text = browser("js", source="document.querySelector('[role=dialog]')?.innerText ?? ''")
+        if "Extensions" in text:
+            break
+        browser("js", source="new Promise((done) => setTimeout(done, 500))")
+    browser("view", file=str(shots / "templates-dialog.png"))
+    browser("key", keys="Escape")
+    assert "Zero-Waste VAE" in text and "ComfyUI-ZeroWasteVAE" not in text

@@ -176,6 +176,20 @@ def test_a_vae_of_others_has_no_plan_whatever_its_name():
     assert found == {"unknown": True, "host": True, "model": "wan_like.safetensors"}
 
 
+def test_a_latent_of_other_channels_is_noticed(tiny):
+    """By its number of channels, or by the VAE that made it; what is not known is no reason."""
+    query = tiny | {"width": "64", "height": "64", "frames": "1"}
+    assert "needs_channels" not in answer(Question.parse(query | {"channels": "16"}), CPU)
+    for given, has in (({"channels": "4"}, 4), ({"encoded_by": "vae-ft-mse-840000-ema-pruned.safetensors"}, 4)):
+        found = answer(Question.parse(query | given), CPU)
+        assert (found["channels"], found["needs_channels"]) == (has, 16)
+    for unknown in ({"encoded_by": "nobody knows.safetensors"}, {"encoded_by": "wan_2.1_vae.safetensors"}, {}):
+        assert "needs_channels" not in answer(Question.parse(query | unknown), CPU)
+    # Flux.2's are packed: 128 outside, 32 within.
+    packed = {"model": "flux2-vae.safetensors", "width": "64", "height": "64", "frames": "1", "channels": "128"}
+    assert "needs_channels" not in answer(Question.parse(packed), CPU)
+
+
 def test_batches_take_more():
     one, three = (answer(Question(model="wan_2.1_vae", width=64, height=64, frames=5, batch=b), CPU) for b in (1, 3))
     assert (one["batch"], three["batch"]) == (1, 3)

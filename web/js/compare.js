@@ -2,40 +2,44 @@
 import { app } from "../../../scripts/app.js";
 import { api } from "../../../scripts/api.js";
 import { el } from "./dom.js";
-import { allNodes, nodeOfRun } from "./graph.js";
-import { promptOf } from "./runs.js";
+import { runName } from "./graph.js";
+import { openWorkflow, PerNode, promptOf } from "./runs.js";
 import { gb, said, t } from "./strings.js";
 
 const NAME = "zerowaste-compare";
-const results = new WeakMap();
+const PAUSE = 700;
+// So many looks at the history for one at the queue.
+const RARELY = 10;
+// { parts } of each that ran, {} of one that runs.
+const kept = new PerNode();
 
-/** The button and, once it ran, what came out. `changed` is called when the content grew. */
-export function compareButton(node, changed) {
-  const place = el("div", { class: "zerowaste-section zerowaste-compare" });
-  const draw = (content) => {
-    place.replaceChildren(...content);
-    changed();
-  };
-  const button = el("button", { class: "zerowaste-button", type: "button", "data-zerowaste": "compare" }, t("compare"));
-  button.addEventListener("click", async () => {
-    draw([el("div", { class: "zerowaste-line" }, t("comparing"))]);
-    let parts;
-    try {
-      parts = outcome(await run(node));
-    } catch (error) {
-      parts = [el("div", { class: "zerowaste-line zerowaste-problem" }, String(error.message ?? error))];
-    }
-    results.set(node, parts);
-    if (place.isConnected) draw([...parts, button]);
-  });
-  const before = results.get(node);
-  place.append(...(before ?? []), button);
-  return place;
+/**
+ * { result, button } of a node's comparison, lists of sections each. facts: of the node's last run; `changed` is called
+ * when another result is there.
+ */
+export function comparison(node, facts, changed) {
+  const found = kept.of(node);
+  const result = found?.parts ? [el("div", { class: "zerowaste-section zerowaste-compare" }, ...found.parts)] : [];
+  const running = found && !found.parts;
+  const words = running ? t("comparing") : facts.compare_off && t("compare_off", { why: said(facts.compare_off) });
+  const button = el("button", { class: "zerowaste-button", type: "button", "data-zerowaste": "compare",
+    disabled: Boolean(words) }, t("compare"));
+  button.addEventListener("click", () => start(node, changed));
+  return { result, button: [el("div", { class: "zerowaste-section" }, button, words && el("div", { class: "zerowaste-line" }, words))] };
 }
 
-// The names that a prompt has for `node`: "55", or "66:55" in a subgraph.
-function runName(prompt, node) {
-  return Object.keys(prompt).find((name) => nodeOfRun(name) === node);
+async function start(node, changed) {
+  const [workflow, name] = [openWorkflow(), runName(node)];
+  kept.set(workflow, name, {});
+  changed();
+  let parts;
+  try {
+    parts = outcome(await run(node, name));
+  } catch (error) {
+    parts = [el("div", { class: "zerowaste-line zerowaste-problem" }, said(String(error.message ?? error)))];
+  }
+  kept.set(workflow, name, { parts });
+  changed();
 }
 
 function partOf(prompt, name, found = {}) {
@@ -52,47 +56,48 @@ function partOf(prompt, name, found = {}) {
 async function promptFor(node) {
   const { output, workflow } = await app.graphToPrompt();
   const id = promptOf(node);
-  const ran = id && (await (await api.fetchApi(`/history/${id}`)).json())[id]?.prompt?.[2];
+  const ran = id && (await json(`/history/${id}`))[id]?.prompt?.[2];
   return { output: ran || output, workflow };
 }
 
-async function run(node) {
+async function run(node, name) {
   const { output, workflow } = await promptFor(node);
-  const name = runName(output, node);
-  if (!name || !allNodes().includes(node)) throw new Error(t("compare_gone"));
+  if (!output[name]) throw new Error(t("compare_gone"));
   const { [name]: decode, ...before } = partOf(output, name);
   // The same inputs under the same names: what the run computed before is still in the host's cache.
   const prompt = { ...before, [NAME]: { class_type: "ZeroWasteVAECompare", inputs: decode.inputs } };
-  const done = finished();
-  const { prompt_id: id } = await api.queuePrompt(0, { output: prompt, workflow });
-  return done(id);
+  // Under a name of its own: the frontend hears nothing of a node that is in no graph.
+  const apart = Object.create(api, { clientId: { value: `${NAME}-${Date.now()}` } });
+  const { prompt_id: id } = await api.queuePrompt.call(apart, 0, { output: prompt, workflow });
+  return reportOf(await finished(id));
 }
 
-// Resolves with what the comparing node said in the prompt of that id.
-function finished() {
-  const kinds = ["executed", "execution_error", "execution_interrupted", "execution_success"];
-  const events = [];
-  let check = () => {};
-  const listen = (event) => {
-    events.push([event.type, event.detail]);
-    check();
-  };
-  kinds.forEach((kind) => api.addEventListener(kind, listen));
-  const stop = () => kinds.forEach((kind) => api.removeEventListener(kind, listen));
-  return (id) => new Promise((resolve, reject) => {
-    let report = null;
-    check = () => {
-      for (const [kind, detail] of events.splice(0)) {
-        if (detail?.prompt_id !== id) continue;
-        if (kind === "executed" && String(detail.node) === NAME) report = detail.output;
-        if (kind === "execution_error") reject(new Error(String(detail.exception_message).trim().split("\n")[0]));
-        if (kind === "execution_interrupted") reject(new Error(t("cancelled")));
-        if (kind === "execution_success") report ? resolve(report) : reject(new Error(t("compare_gone")));
-        if (kind !== "executed") stop();
-      }
-    };
-    check();
-  });
+// What the host's history has of a prompt, once it is there.
+async function finished(id) {
+  for (let looks = 1; ; looks += 1) {
+    await new Promise((done) => setTimeout(done, PAUSE));
+    const waits = looks % RARELY || isQueued(await json("/queue"), id);
+    const entry = (await json(`/history/${id}`))[id];
+    if (entry) return entry;
+    if (!waits) throw new Error(t("cancelled"));
+  }
+}
+
+async function json(path) {
+  return (await api.fetchApi(path)).json();
+}
+
+function isQueued(queue, id) {
+  return [...queue.queue_running, ...queue.queue_pending].some((entry) => entry[1] === id);
+}
+
+function reportOf({ outputs, status }) {
+  const messages = Object.fromEntries(status?.messages ?? []);
+  const error = messages.execution_error?.exception_message;
+  if (error) throw new Error(String(error).trim().split("\n")[0]);
+  if (messages.execution_interrupted) throw new Error(t("cancelled"));
+  if (!outputs[NAME]) throw new Error(t("compare_gone"));
+  return outputs[NAME];
 }
 
 function outcome(output) {

@@ -19,6 +19,10 @@ function line(text, kind = "line") {
 /** `streams`: its frames go to a file and are not held. */
 export function outlook(plan, source, streams) {
   const parts = [line(t("aside", { text: clip(plan), more: t(`source_${source}`) })), drawPlan(plan)];
+  if (plan.needs_channels) {
+    const problem = t("channels", { has: plan.channels, needs: plan.needs_channels });
+    return [...parts, line(problem, "problem"), line(t("help_channels")), ...footnotes(plan)];
+  }
   if (!plan.fits) return [...parts, line(said(plan.text), "problem"), ...footnotes(plan)];
   parts.push(drawMemory(plan.predicted_gb, plan.target_gb, memoryLabel(plan)));
   parts.push(line(t("layout", { frames: layout(plan), steps: chunking(plan) })));

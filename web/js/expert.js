@@ -34,17 +34,19 @@ export function addExpertSwitch(node) {
   node.onConfigure = function (...rest) {
     configured?.apply(this, rest);
     word();
+    fit(); // one that was saved higher has nothing to fill its lower end with
   };
   node.setSize([node.size[0], node.computeSize()[1]]);
 }
 
-/** Switches that can do nothing on this machine say so in their labels; the tooltip has the reason. */
+/** Switches that can do nothing on this machine are grey and say so in their labels; the tooltip has the reason. */
 export function markUseless(node) {
   const inputs = { ...node.constructor.nodeData?.input?.required, ...node.constructor.nodeData?.input?.optional };
   for (const [name, spec] of Object.entries(inputs)) {
     const widget = spec[1]?.zerowaste_off && node.widgets?.find((entry) => entry.name === name);
     if (!widget) continue;
     widget.label = t("no_effect", { label: widget.label ?? name });
+    widget.disabled = true;
     widget.tooltip = t("no_effect_why", { reason: said(spec[1].zerowaste_off) });
   }
 }

@@ -40,6 +40,12 @@ export function nodeOfRun(name) {
   return node;
 }
 
+/** What a run calls a node; of a subgraph used several times, in the first of its places. */
+export function runName(node) {
+  const [outer] = instancesOf(node.graph);
+  return outer ? `${runName(outer)}:${node.id}` : String(node.id);
+}
+
 /** The nodes that stand for this graph in others; none for the workflow itself. */
 function instancesOf(graph) {
   return graph === rootGraph() ? [] : allNodes().filter((node) => node.subgraph && node.subgraph === graph);

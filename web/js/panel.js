@@ -1,11 +1,10 @@
 // The line of a node that decodes or encodes: what its run will take, how it goes, what it took. A click shows the rest.
-import { app } from "../../../scripts/app.js";
-import { compareButton } from "./compare.js";
+import { comparison } from "./compare.js";
 import { addLine, el, Sheet } from "./dom.js";
 import { outlook, result } from "./details.js";
-import { onRuns } from "./runs.js";
+import { forgetRun, onRuns, reportOf, runOf } from "./runs.js";
 import { forgetAssumed, planFor } from "./plans.js";
-import { question, traceSize, vaeFile } from "./question.js";
+import { question, traceSize, vaeFile, wished } from "./question.js";
 import { gb, perFrame, said, t } from "./strings.js";
 
 // Milliseconds between two looks at all the nodes, whichever way and renderer they were changed in.
@@ -42,7 +41,7 @@ class Panel {
     this.node = node;
     this.plans = plans;
     this.streams = streams;
-    this.run = null; // { state: "running" | "cancelled" | "failed", text }
+    this.run = null;
     this.report = null;
     this.asked = { why: "unconnected" };
     this.answer = null;
@@ -54,28 +53,16 @@ class Panel {
       this.sheet.toggle();
     });
     this.line.addEventListener("pointerdown", (event) => event.button === 0 && event.stopPropagation());
-    onRuns(node, (run) => {
-      this.run = run;
-      this.look();
-    });
-  }
-
-  // What the host keeps of the node's last run; it follows the tabs of workflows by itself.
-  newest() {
-    const { id, graph } = this.node;
-    const inner = graph && graph !== (graph.rootGraph ?? graph);
-    const outputs = app.nodeOutputs?.[inner ? `${graph.id}:${id}` : String(id)];
-    const report = outputs?.zerowaste?.[0];
-    return report?.seconds ? report : null;
+    onRuns(node, () => this.look());
   }
 
   look() {
     if (!this.node.graph) return;
-    const report = this.newest();
+    this.run = this.lastingRun();
+    const report = reportOf(this.node);
     if (report?.text !== this.report?.text) {
       this.report = report;
       this.lastRun = lastRun(report, this.node, this.plans);
-      if (this.run?.state !== "running") this.run = null;
       forgetAssumed();
     }
     if (this.plans) {
@@ -92,27 +79,43 @@ class Panel {
     this.sheet.refresh();
   }
 
+  // How a run ended is of interest until something else is asked for.
+  lastingRun() {
+    const run = runOf(this.node);
+    if (!run) return null;
+    const asked = wished(this.node);
+    run.asked ??= asked;
+    if (run.state === "running" || run.asked === asked) return run;
+    forgetRun(this.node);
+    return null;
+  }
+
   say() {
-    if (this.run) return { text: this.run.text, mood: { running: "busy", cancelled: "quiet", failed: "bad" }[this.run.state] };
+    const cached = this.run?.state === "cached";
+    if (this.run && !cached) return { text: this.run.text, mood: { running: "busy", cancelled: "quiet", failed: "bad" }[this.run.state] };
     const { plan, error } = this.answer ?? {};
     if (this.report && (!this.plans || this.asked.source === "last_run" || !this.asked.query)) {
-      return { text: summary(this.report), mood: "good" };
+      return { text: summary(this.report), mood: mood(this.report.plan_facts, this.report.precision) };
     }
+    if (cached && !this.plans) return { text: this.run.text, mood: "quiet" };
     if (!this.plans) return { text: t("no_run"), mood: "quiet" };
     if (this.asked.why) return { text: t(`why_${this.asked.why}`, { names: this.asked.names?.join(", ") }), mood: "quiet" };
     if (error !== undefined) return { text: said(error) || t("unreachable"), mood: error ? "bad" : "quiet" };
     if (!plan) return { text: t("planning"), mood: "quiet" };
     if (plan.unknown) return { text: t(plan.host ? "host_network" : "why_no_vae"), mood: "quiet" };
+    if (plan.needs_channels) return { text: t("channels", { has: plan.channels, needs: plan.needs_channels }), mood: "bad" };
     if (!plan.fits) return { text: t("fits_not", { target: gb(plan.target_gb) }), mood: "bad" };
     if (this.streams && (plan.still || plan.batch > 1)) return { text: t("no_video"), mood: "bad" };
     const numbers = { used: number(plan.predicted_gb), target: `${number(plan.target_gb)} GB`, how: layout(plan), exact: exactness(plan) };
-    if (plan.gpus > 1) return { text: t("fits_gpus", { ...numbers, n: plan.gpus }), mood: "good" };
-    return { text: t(plan.target_gb ? "fits" : "takes", { ...numbers, all: gb(plan.predicted_gb) }), mood: "good" };
+    const key = plan.gpus > 1 ? "fits_gpus" : plan.target_gb ? "fits" : "takes";
+    return { text: t(key, { ...numbers, n: plan.gpus, all: gb(plan.predicted_gb) }), mood: mood(plan, plan.precision) };
   }
 
   details() {
-    const parts = [];
     const { plan, error } = this.answer ?? {};
+    const facts = this.plans && !this.streams ? this.report?.plan_facts : null;
+    const compare = facts ? comparison(this.node, facts, () => this.sheet.open && this.sheet.refresh()) : { result: [], button: [] };
+    const parts = [...compare.result];
     if (plan && !plan.unknown) parts.push(section(t("before"), outlook(plan, this.asked.source, this.streams)));
     else if (this.plans && !this.report) {
       const why = said(error ?? "") || (this.asked.why ? t(`help_${this.asked.why}`) : plan?.host ? t("help_host_network") : this.say().text);
@@ -120,9 +123,8 @@ class Panel {
     }
     if (this.run?.state === "failed") parts.push(section(t("stopped"), [el("div", { class: "zerowaste-line" }, this.run.full)]));
     if (this.report) parts.push(section(t("after"), result(this.report)));
-    else if (!this.plans) parts.push(el("div", { class: "zerowaste-line" }, t("no_run")));
-    if (this.plans && this.report && !this.streams) parts.push(compareButton(this.node, () => this.sheet.open && this.sheet.place()));
-    return parts;
+    else if (!this.plans) parts.push(el("div", { class: "zerowaste-line" }, this.say().text));
+    return [...parts, ...compare.button];
   }
 }
 
@@ -146,8 +148,13 @@ function layout(plan) {
   return t(plan.still ? "whole_images" : "whole_frames");
 }
 
+// facts: of a plan, which ComfyUI's own code has none of.
+const isApproximate = (facts, precision) => facts?.mode === "blended" || APPROXIMATE.includes(precision);
+
+const mood = (facts, precision) => (isApproximate(facts, precision) ? "approximate" : "good");
+
 function exactness(plan) {
-  return t(plan.mode === "blended" || APPROXIMATE.includes(plan.precision) ? "approximate" : "exact");
+  return t(isApproximate(plan, plan.precision) ? "approximate" : "exact");
 }
 
 function summary(report) {

@@ -5,6 +5,16 @@ const FRAME_WIDGETS = ["length", "frames", "num_frames", "video_length", "frame_
 const DEMO = { width: 288, height: 176 };
 // Nodes that change a size in a way their widgets do not tell.
 const CHANGES = /scale|upsampl|resize|crop|pad|rotate|composite|trim|slice|cut|concat|stitch|select|batch|range|interpolat/i;
+// Channels of what these make.
+const CHANNELS = {
+  EmptyLatentImage: 4, EmptySD3LatentImage: 16, EmptyFlux2LatentImage: 128, EmptyHunyuanImageLatent: 64,
+  EmptyHunyuanLatentVideo: 16, EmptyHunyuanVideo15Latent: 32, EmptyMochiLatentVideo: 12, EmptyCosmosLatentVideo: 16,
+  EmptyLTXVLatentVideo: 128,
+};
+const ENCODES = ["VAEEncode", "VAEEncodeTiled", "ZeroWasteVAEEncode", "ZeroWasteVAEEncodeFromVideo"];
+// Leave a latent's channels as they are. Samplers do not: they make an empty one fit their model.
+const CARRY = ["RepeatLatentBatch", "LatentFromBatch", "LatentUpscale", "LatentUpscaleBy", "LatentCrop", "LatentFlip",
+  "LatentRotate", "SetLatentNoiseMask"];
 const MAX_NODES = 64;
 // As the server has them.
 const MAX_FRAMES = 100000;
@@ -163,6 +173,19 @@ export function traceSize(node, name = "samples", depth = 0, seen = new Set()) {
   return CHANGES.test(current.comfyClass ?? "") ? null : rest;
 }
 
+// What made the latent that a decode gets, as far as its channels follow from that: { channels } or { encoded_by } a file.
+function maker(node, steps = 0) {
+  const source = sourceNode(node, "samples");
+  if (!source || steps > MAX_NODES) return {};
+  if (CARRY.includes(source.comfyClass)) return maker(source, steps + 1);
+  if (ENCODES.includes(source.comfyClass)) {
+    const file = vaeFile(source);
+    return file ? { encoded_by: file } : {};
+  }
+  const channels = CHANNELS[source.comfyClass];
+  return channels ? { channels } : {};
+}
+
 function bounded(clip) {
   return clip && { ...clip, frames: Math.min(MAX_FRAMES, Math.round(clip.frames)), batch: Math.min(MAX_BATCH, Math.round(clip.batch)) };
 }
@@ -177,6 +200,12 @@ export function vaeFile(node) {
   const last = vaeChain(node).at(-1);
   const file = [value(last, "vae_name"), value(last, "ckpt_name")].find((name) => name !== undefined);
   return typeof file === "string" && file ? file : undefined;
+}
+
+/** All that a run of a node is asked for, as a text to compare. */
+export function wished(node) {
+  const size = ["samples", "pixels", "video"].map((name) => traceSize(node, name));
+  return JSON.stringify([wishes(vaeChain(node), new Set()), size]);
 }
 
 /** Whether the VAE of a node goes through this pack's own nodes. */
@@ -200,5 +229,5 @@ export function question(node, lastRun) {
   if (!size) return { why: "no_size" };
   if (unknown.size) return { why: "computed", names: [...unknown] };
   if (!wish.model) return { why: "no_vae" };
-  return { query: { ...wish, ...size }, source: lastRun && !moved ? "last_run" : "traced" };
+  return { query: { ...wish, ...maker(node), ...size }, source: lastRun && !moved ? "last_run" : "traced" };
 }
