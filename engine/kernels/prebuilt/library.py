@@ -168,7 +168,7 @@ class Library:
 
 
 def _uses(covers: Any) -> dict[str, list[int]]:
-    return dict(covers) if isinstance(covers, dict) else dict.fromkeys(covers, [])
+    return dict(covers) if isinstance(covers, dict) else {use: [] for use in covers}
 
 
 def _checked(one: dict[str, Any]) -> dict[str, Any]:
