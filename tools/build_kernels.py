@@ -28,7 +28,7 @@ import kernels_wanted
 import lower_kernels
 from zerowaste_vae.engine.kernels.cards import SHARED_KIB
 from zerowaste_vae.engine.kernels.prebuilt.keys import SOURCES, Key
-from zerowaste_vae.engine.kernels.prebuilt.library import FOLDER, Library
+from zerowaste_vae.engine.kernels.prebuilt.library import FOLDER, MADE_OF, Library
 
 SETS = tuple(lower_kernels.FORMS)
 #: All files together.
@@ -79,7 +79,11 @@ def build(out: Path, names: list[str], families: frozenset[str] | None, each: ke
         packed, index[name] = packed_set(name, made, users, maps, each)
         versions = sorted({one.ptx.partition("\n")[0].removeprefix(".version ") for one in made.values()})
         there |= set(made)
-        covers = kernels_wanted.covered(name, there, families, each)
+        # As `Library.texts` numbers a form's kernels.
+        order = [digest for one in MADE_OF[name] if one in index for digest in sorted(index[one]["kernels"])]
+        numbers = {digest: number for number, digest in enumerate(order)}
+        covers = {use: [numbers[digest] for digest in digests]
+                  for use, digests in kernels_wanted.covered(name, there, families, each).items()}  # fmt: skip
         index[name] |= {"target": form.target, "versions": versions, "covers": covers}
         files |= packed
         samples[name] = [[*sample, code] for sample, code in _codes(name, sorted(made, key=str))]

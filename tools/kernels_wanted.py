@@ -56,25 +56,25 @@ class Use(NamedTuple):
         options = self.options, self.options.switched(off=["flash_attention"])
         return [known(one, self.kind, self.fast) for one in options]
 
-    def launches(self, here: Target) -> frozenset[Key]:
-        """What it launches, with the tables' schedules or with one of those that a tuning may choose."""
+    def launches(self, here: Target) -> tuple[frozenset[Key], frozenset[Key]]:
+        """What it launches with the tables' schedules, and with those or one of those that a tuning may choose."""
         architecture, config = models()[self.family]
         program = architecture.program(self.half, config)
         policy = uniform(program, None if program.scales else self.kind, self.fast)
         known = functools.partial(launches, architecture, config, self.half, self.dtype, self.options, policy,
                                   here=here, kind=self.kind)  # fmt: skip
-        found = known()
+        found = usual = known()
         if self.options != TOGGLES[0] or self.dtype != PRECISIONS[architecture.native] or program.scales:
-            return found
+            return usual, found
         walk = FusedWalk(architecture, config, self.dtype, self.options)
         if self.half not in walk.halves:
-            return found
+            return usual, found
         walk.use(self.half, policy)
         tried = {layer.kind: candidates(here, layer.kind)[1 : TRIED + 1] for layer in layers(walk, here)
                  if layer.share >= SHARE}  # fmt: skip
         for i in range(TRIED):
             found |= known(schedules={kind: some[i] for kind, some in tried.items() if len(some) > i})
-        return found
+        return usual, found
 
 
 @functools.cache
@@ -105,8 +105,11 @@ def uses(form: str, families: frozenset[str] | None = None) -> Iterator[Use]:
                 yield Use(name, half, dtype, kind, sums, options)
 
 
-def walked(name: str, families: frozenset[str] | None = None, each: Each = map) -> dict[Use, frozenset[Key]]:
-    """Return what each use of a form launches, whichever set that is in. each: as `map`, over several processes."""
+def walked(
+    name: str, families: frozenset[str] | None = None, each: Each = map
+) -> dict[Use, tuple[frozenset[Key], frozenset[Key]]]:
+    """Return what each use of a form launches (`Use.launches`), whichever set that is in. each: as `map`, over several
+    processes."""
     if (name, families) not in _walked:
         ways = list(uses(name, families))
         found = each(_launches, [(way, name) for way in ways])
@@ -115,14 +118,14 @@ def walked(name: str, families: frozenset[str] | None = None, each: Each = map) 
 
 
 #: What a build asks for again: the walks of a form that another one shares.
-_walked: dict[tuple[str, frozenset[str] | None], dict[Use, frozenset[Key]]] = {}
+_walked: dict[tuple[str, frozenset[str] | None], dict[Use, tuple[frozenset[Key], frozenset[Key]]]] = {}
 
 
 def wanted(name: str, families: frozenset[str] | None = None, each: Each = map) -> dict[Key, frozenset[str]]:
     """Return the kernels of a set and the families that use each. Arguments as for `walked`."""
     shared = wanted(SHARES[name], families, each) if name in SHARES else {}
     found: dict[Key, set[str]] = defaultdict(set)
-    for way, keys in walked(name, families, each).items():
+    for way, (_, keys) in walked(name, families, each).items():
         for one in keys:
             found[one].add(way.family)
     if name not in SHARES:
@@ -130,15 +133,18 @@ def wanted(name: str, families: frozenset[str] | None = None, each: Each = map) 
     return {one: frozenset(users) for one, users in found.items() if one not in shared}
 
 
-def covered(name: str, there: Container[Key], families: frozenset[str] | None = None, each: Each = map) -> list[str]:
-    """Return the ids of the uses of which a form has all kernels; those in 8 bit may leave any convolution in 16."""
+def covered(
+    name: str, there: Container[Key], families: frozenset[str] | None = None, each: Each = map
+) -> dict[str, list[str]]:
+    """Return the uses of which a form has all kernels, by their ids, each with the digests of those that it launches
+    with the tables' schedules; those in 8 bit may leave any convolution in 16."""
     walks = walked(name, families, each)
-    whole = {way for way, keys in walks.items() if all(one in there for one in keys)}
+    whole = {way for way, (_, keys) in walks.items() if all(one in there for one in keys)}
     whole = {way for way in whole if way.kind is None or way._replace(kind=None) in whole or not way.policies}
-    return sorted(one for way in whole for one in way.ids())
+    return {one: sorted(key.digest for key in walks[way][0]) for way in whole for one in way.ids()}
 
 
-def _launches(what: tuple[Use, str]) -> frozenset[Key]:
+def _launches(what: tuple[Use, str]) -> tuple[frozenset[Key], frozenset[Key]]:
     way, name = what
     return way.launches(card(name))
 

@@ -95,9 +95,9 @@ def test_what_cannot_be_compiled_is_left_out_and_said(tool, compiler, wanted, tm
     assert not Library(tmp_path).has("A", bad)
     assert tool.check(tmp_path, ["A"], FEW, map) == [f"set A lacks {bad}"]
     walks = sys.modules["kernels_wanted"].walked("A", FEW)
-    for way, keys in walks.items():
+    for way, (_, keys) in walks.items():
         assert [Library(tmp_path).covers("A", use) for use in way.ids()] == [bad not in keys] * 2 or way.kind
-    assert any(bad in keys for keys in walks.values()) and not all(bad in keys for keys in walks.values())
+    assert any(bad in keys for _, keys in walks.values()) and not all(bad in keys for _, keys in walks.values())
 
 
 def test_what_a_half_asks_for_is_covered(tool, compiler, tmp_path):
@@ -111,7 +111,14 @@ def test_what_a_half_asks_for_is_covered(tool, compiler, tmp_path):
     asked = [(h3, "decoder", "int8"), (h3, "encoder", "int8"), (h3, "encoder", None), (h3, "encoder", "fp8"),
              (wan, "encoder", None)]  # fmt: skip
     use = [use_id(one, one.published.config, half, torch.float16, DEFAULTS, kind, False) for one, half, kind in asked]
-    assert [Library(tmp_path).covers("A", one) for one in use] == [True, True, True, False, False]
+    there = Library(tmp_path)
+    assert [there.covers("A", one) for one in use] == [True, True, True, False, False]
+    walk = sys.modules["kernels_wanted"].walked("A", FEW)
+    for way, (usual, every) in walk.items():
+        if there.covers("A", way.ids()[0]):
+            texts = there.texts("A", way.ids()[0])
+            assert sorted(texts) == sorted(there.kernel("A", one).ptx for one in usual) and usual <= every
+    assert there.texts("A", use[4]) == []
 
 
 def test_kernels_that_share_a_form_are_there_once(tool, wanted):

@@ -74,7 +74,7 @@ class Library:
             self.triton, self.code = str(found["triton"]), str(found["code"])
             self._maps = [Map(*one[:3], tuple(one[3])) for one in found["maps"]]
             #: Set -> use -> the numbers of its kernels among all of the form's, in the order of `_digests`.
-            self._covers = {name: _uses(one.get("covers", ())) for name, one in found["sets"].items()}
+            self._covers = {name: dict(one.get("covers", {})) for name, one in found["sets"].items()}
             self._sets: dict[str, dict[str, Any]] = {name: _checked(one) for name, one in found["sets"].items()}
         except SetError:
             raise
@@ -165,10 +165,6 @@ class Library:
         except lzma.LZMAError as error:
             raise SetError(f"{path} is damaged ({error}); {_CURE}") from error
         return text
-
-
-def _uses(covers: Any) -> dict[str, list[int]]:
-    return dict(covers) if isinstance(covers, dict) else {use: [] for use in covers}
 
 
 def _checked(one: dict[str, Any]) -> dict[str, Any]:
