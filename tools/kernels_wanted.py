@@ -136,12 +136,18 @@ def wanted(name: str, families: frozenset[str] | None = None, each: Each = map) 
 def covered(
     name: str, there: Container[Key], families: frozenset[str] | None = None, each: Each = map
 ) -> dict[str, list[str]]:
-    """Return the uses of which a form has all kernels, by their ids, each with the digests of those that it launches
-    with the tables' schedules; those in 8 bit may leave any convolution in 16."""
+    """Return the uses of which a form has all kernels, by their ids; those in 8 bit may leave any convolution in 16. Each
+    with the digests of those that it launches with the tables' schedules, or none for toggles that few people turn:
+    those compile one by one when they first run, and the index stays small."""
     walks = walked(name, families, each)
     whole = {way for way, (_, keys) in walks.items() if all(one in there for one in keys)}
     whole = {way for way in whole if way.kind is None or way._replace(kind=None) in whole or not way.policies}
-    return {one: sorted(key.digest for key in walks[way][0]) for way in whole for one in way.ids()}
+    found: dict[str, list[str]] = {}
+    for way in whole:
+        usual, without_flash = way.ids()
+        digests = sorted(key.digest for key in walks[way][0]) if way.options == TOGGLES[0] else []
+        found |= {usual: digests, without_flash: []}
+    return found
 
 
 def _launches(what: tuple[Use, str]) -> tuple[frozenset[Key], frozenset[Key]]:
