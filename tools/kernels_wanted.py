@@ -136,9 +136,11 @@ def wanted(name: str, families: frozenset[str] | None = None, each: Each = map) 
 def covered(
     name: str, there: Container[Key], families: frozenset[str] | None = None, each: Each = map
 ) -> dict[str, list[str]]:
-    """Return the uses of which a form has all kernels, by their ids; those in 8 bit may leave any convolution in 16. Each
-    with the digests of those that it launches with the tables' schedules, or none for toggles that few people turn:
-    those compile one by one when they first run, and the index stays small."""
+    """Return the uses of which a form has all kernels, by their ids; those in 8 bit may leave any convolution in 16.
+
+    Each comes with the digests of those that it launches with the tables' schedules, or none for toggles that few
+    people turn: those compile one by one when they first run, and the index stays small.
+    """
     walks = walked(name, families, each)
     whole = {way for way, (_, keys) in walks.items() if all(one in there for one in keys)}
     whole = {way for way in whole if way.kind is None or way._replace(kind=None) in whole or not way.policies}
