@@ -4,6 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from zerowaste_vae import load
+from zerowaste_vae.engine.network import stream
 from zerowaste_vae.engine.network.stream import frame_spans
 
 
@@ -40,3 +41,18 @@ def test_golden_cases_stream(shared, tmp_path, atol):
         z, whole = case[f"{name}.z"], case[f"{name}.unsliced"]
         for chunk, frames in ((0, 0), (1, 0), (2, 0), (3, 2), (1, 1)):
             torch.testing.assert_close(vae.decode_raw(z, chunk=chunk, frames=frames), whole, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_each_tile_finds_an_empty_cache(vae, noise, monkeypatch, kept):
+    """Where torch keeps what it frees in blocks: those of one tile do not fit the next one's tensors."""
+    emptied = []
+    monkeypatch.setattr(stream, "keeps_blocks", lambda device: kept and device == vae.device)
+    monkeypatch.setattr(stream, "empty_device_cache", lambda: emptied.append(len(emptied)))
+    vae.decode(noise(1, 16, 3, 4, 6), tiling="untiled")
+    vae.encode(torch.rand(1, 5, 32, 48, 3), tiling="untiled")
+    assert not emptied
+    vae.decode(noise(1, 16, 3, 4, 6), tiling="blended", tile=32, overlap=16)
+    assert vae.last_report.plan.startswith("plain torch, 2 blended tiles") and len(emptied) == 2 * kept
+    vae.encode(torch.rand(1, 5, 32, 48, 3), tiling="blended", tile=32, overlap=16)
+    assert vae.last_report.plan.startswith("plain torch, 2 blended tiles") and len(emptied) == 4 * kept
