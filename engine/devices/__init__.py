@@ -1,1 +1,1 @@
-"""One call on several devices: of this process, or of torchrun's ranks."""
+"""One call on several devices of this process, or on the ranks that torchrun started."""

@@ -1,4 +1,4 @@
-"""What all ranks must have alike: each makes parts of one result."""
+"""Checks that all ranks of torchrun have the same input, weights and options, since each makes parts of one result."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from ..network.stamp import Stamp
 from ..options import Options
 from ..precision import digest
 
-#: Of networks, which are large, as long as their weights stay as they are.
+#: Digests of networks, which are large. One is valid as long as its `Stamp` holds, i.e. the weights are unchanged.
 _networks: WeakKeyDictionary[nn.Module, tuple[Stamp, str]] = WeakKeyDictionary()
 
 
 def of_network(vae: Core) -> str:
-    """Of what a VAE computes with, taken once: 0.4 s for the published half a gigabyte on one core."""
+    """Return the digest of all that a VAE computes with.
+
+    Taken once while the weights are unchanged: 0.4 s for the published half a gigabyte on one core."""
     model = vae.model
     if model not in _networks or not _networks[model][0].holds(model):
         _networks[model] = Stamp(model), digest.of_network(model, vae.arch)
@@ -31,8 +33,13 @@ def of_network(vae: Core) -> str:
 
 
 def of_contents(given: Any) -> str | None:
-    """Of latents or a video [B, C or F, ...], or of latents in a file; None: nobody knows, as of frames that come one
-    by one. Cores share the parts: a second for a gigabyte or two on one of them."""
+    """Return the SHA-256 of an input, or None where it cannot be known, as for frames that come one by one.
+
+    It takes a second per one or two gigabytes on one core; cores share the parts.
+
+    Args:
+        given: latents or a video [B, C or F, ...], or latents in a file.
+    """
     if isinstance(given, Tensor):
         return digest.digest({f"{i} {k}": part for i, clip in enumerate(given) for k, part in enumerate(clip)})
     path = getattr(given, "path", None)
@@ -40,15 +47,22 @@ def of_contents(given: Any) -> str | None:
 
 
 def of_bits(vae: Core) -> tuple[Options, dict[str, str]]:
-    """Its options, but for those that move no bit, and what its kernels are where it has some: what runs counts, not
-    what was asked for."""
+    """Return all that decides the bits of a VAE besides its weights.
+
+    Kernels count as they run, not as they were asked for.
+
+    Returns: the options, with those that move no bit set to their defaults, and the identity of the kernels of each
+    component (encoder, decoder) that has some.
+    """
     halves = {"decoder": vae.can_decode, "encoder": vae.can_encode}
     kernels = {half: here.identity for half, there in halves.items() if there and (here := vae.kernels(half))}
     return replace(vae.options, cuda_graphs=True, async_offload=True, kernels=AUTO), kernels
 
 
 def of_file(path: Path) -> str:
-    """Of all that a file, or the files of a folder hold: a second for a gigabyte or two, once in a process."""
+    """Return the SHA-256 of a file, or of all files of a folder.
+
+    It takes a second per one or two gigabytes, once in a process while the files are unchanged."""
     files = sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]
     return _of_files(path, tuple((each, stamp(each)) for each in files))
 

@@ -1,5 +1,6 @@
-"""Longer chunks of a decoder where hosts launch for longer than their devices compute: 10 to 17 ms a latent of SeedVR2
-at 1280x720, with a thread for each of two H200s."""
+"""Longer decoder chunks where the host takes longer to launch kernels than the devices take to compute.
+
+Launching takes 10 to 17 ms per latent of SeedVR2 at 1280x720, with a thread for each of two H200s."""
 
 from __future__ import annotations
 
@@ -10,15 +11,25 @@ from ..core import Core
 from ..errors import PlanError
 from ..request import Request
 
-#: Latents of a chunk in parts with a lead, of which only the first steps take part in it.
+#: Latents per chunk in parts with a warm-up, in which only the first steps of the network take part.
 LATENTS_WITH_LEAD = 2
 
 
 def behind_a_lead(
     core: Core, half: str, size: tuple[int, int, int], request: Request, check: Callable[[], None]
 ) -> Request:
-    """The request with such chunks, where nothing else changes with them. size: latents, rows and columns. check:
-    called between dry walks, may raise."""
+    """Return the request with LATENTS_WITH_LEAD latents per chunk, unless that would change more than the chunk.
+
+    It is unchanged for encoders, where a chunk was asked for, and unless both plans are fused, without parking, tiles
+    and notes.
+
+    Args:
+        core: VAE of the device that makes the part.
+        half: "decoder" or "encoder".
+        size: latents, rows and columns of latent pixels.
+        request: options of the call.
+        check: called between dry runs; may raise, to cancel.
+    """
     if half == "encoder" or request.chunk:
         return request
     longer = replace(request, chunk=LATENTS_WITH_LEAD)

@@ -1,5 +1,6 @@
-"""A VAE on several devices of this process: its weights, unless they wait in host memory, copied once to each other
-one."""
+"""A VAE on several devices of this process.
+
+Its weights are copied once to each further device, except those that stay in host memory."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from ..network.hosted import staying
 
 
 def on(vae: Core, devices: Sequence[torch.device]) -> list[Core]:
-    """The VAE for each of the devices; copies stay until its `release` or `release_copies`, or its weights change."""
+    """Return the VAE for each of the devices.
+
+    Copies stay until its `release` or `release_copies`, or until its weights change."""
     out: list[Core] = []
     vae.follow()
     for device in devices:

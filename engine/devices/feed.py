@@ -1,4 +1,4 @@
-"""What parts of a call are read from: all is there, or frames come as an iterator gives them."""
+"""Inputs of the parts of a call: either complete from the start, or frames that an iterator delivers."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from ..video import StreamVideo
 
 
 class Feed(Protocol):
-    """Of one clip, told in results."""
+    """Input of one clip, addressed by the results that are made of it."""
 
     def has(self, first: int, end: int) -> bool:
-        """Whether what results [first, end) are made of is there."""
+        """Check whether the input of results [first, end) has been read."""
 
     def fill(self, first: int, end: int) -> None:
-        """Have it there. Called by the caller's thread."""
+        """Read the input of results [first, end). Called by the caller's thread."""
 
     def drop(self, first: int) -> None:
-        """Let go of what results from `first` on need not."""
+        """Free input that results from `first` on do not need."""
 
 
 class Given:
-    """All is there."""
+    """Input that is complete from the start."""
 
     def has(self, first: int, end: int) -> bool:
         return True
@@ -41,7 +41,7 @@ GIVEN = Given()
 
 @dataclass(frozen=True)
 class Streamed:
-    """Frames of a stream, whose number is known, for an encoder."""
+    """Frames of a stream of known length, for an encoder."""
 
     core: Core
     video: StreamVideo
@@ -56,7 +56,7 @@ class Streamed:
         self.video.drop(self._frames(first, first + 1)[0])
 
     def _frames(self, first: int, end: int) -> tuple[int, int]:
-        """Those that results [first, end) are made of."""
+        """Return the frames [first, end) that results [first, end) are made of."""
         program, own, t = self.core.model.encoder.program, self.core.architecture.own, self.core.temporal
         if program.unstreamed:
             return 0, UNKNOWN

@@ -1,4 +1,4 @@
-"""Which devices share a call, of what kind they are, how fast, and what one may fail at that others do."""
+"""Devices that share a call: their names, kinds and relative speeds, and errors that only concern one of them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,20 @@ from ..errors import InputError, PlanError, ZeroWasteError
 from ..kernels.targets import ways
 from ..run.devices import synchronize
 
-#: Rows of the matrices whose product is timed, and how many products.
+#: Rows and columns of the matrices whose product is timed, and the number of products.
 _SIDE, _PRODUCTS = 2048, 4
 
 
 def resolve(devices: str | Sequence[str | torch.device] | None, own: torch.device) -> list[torch.device]:
-    """What `devices` names: None or "auto" is the VAE's own alone, "all" all GPUs of the process with its own first, or
-    a list of names, also as one string with commas. Raises InputError."""
+    """Return the devices that `devices` names.
+
+    Args:
+        devices: None or "auto" for the VAE's own device alone, "all" for all GPUs of the process with the VAE's own
+            first, or a list of names, also as one string with commas.
+        own: device of the VAE.
+
+    Raises: InputError where it names no device, or one that torch does not have.
+    """
     if devices is None or devices in ("auto", ""):
         return [own]
     if devices == "all":
@@ -47,8 +54,14 @@ def _device(name: str | torch.device) -> torch.device:
 
 
 def same_kind(kinds: Sequence[tuple[object, str]], mixed: bool) -> None:
-    """Refuse devices (name, kind) of different kinds, which round differently, unless they are asked for. Raises
-    InputError."""
+    """Refuse devices of different kinds, because they round differently, unless they were asked for.
+
+    Args:
+        kinds: name and kind of each device.
+        mixed: only warn.
+
+    Raises: InputError where the kinds differ and `mixed` is false.
+    """
     (first, kind), *others = kinds
     other = next(((name, k) for name, k in others if k != kind), None)
     if other is None:
@@ -61,8 +74,12 @@ def same_kind(kinds: Sequence[tuple[object, str]], mixed: bool) -> None:
 
 
 def kind_of(device: torch.device, kernels: str | None = None) -> str:
-    """Return a device's name; kernels: with what may launch them there, where these (as `--kernels` has them) are asked
-    for, which bits depend on."""
+    """Return the name of a device, on which bits depend.
+
+    Args:
+        device: any device; for a CPU the result is its type.
+        kernels: where given (as `--kernels` has them), the name also lists what may launch these kernels on the device.
+    """
     if device.type != "cuda":
         return device.type
     name = torch.cuda.get_device_name(device)
@@ -70,18 +87,19 @@ def kind_of(device: torch.device, kernels: str | None = None) -> str:
 
 
 def measured(cores: Sequence[Core]) -> list[float]:
-    """How fast the devices are, relative: by a matrix product where they are of different kinds."""
+    """Return the relative speeds of devices, 1 for the fastest: by timing a matrix product where their kinds differ."""
     if len({kind_of(core.device) for core in cores}) == 1:
         return [1.0] * len(cores)
     return relative([seconds(core) for core in cores])
 
 
 def relative(times: Sequence[float]) -> list[float]:
+    """Return speeds relative to the fastest, from times."""
     return [min(times) / spent for spent in times]
 
 
 def seconds(core: Core) -> float:
-    """What the product takes on a device."""
+    """Return the seconds that a device takes for the timed products."""
     x = torch.ones(_SIDE, _SIDE, dtype=core.dtype, device=core.device)
     for _ in range(2):  # the first one also loads libraries
         if core.device.type == "cuda":
@@ -96,7 +114,7 @@ def seconds(core: Core) -> float:
 
 
 def of_a_device(error: Exception) -> bool:
-    """Whether another device may do what this one failed at."""
+    """Check whether another device may succeed where one failed with `error`."""
     if isinstance(error, ZeroWasteError):
         return isinstance(error, PlanError)
     return isinstance(error, RuntimeError | MemoryError)

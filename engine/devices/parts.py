@@ -1,4 +1,4 @@
-"""Parts of a call's results."""
+"""Parts of the results of a call, each made by one device."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 from ..report import Report
 from ..run.results import Finished
 
-#: What becomes of a part.
+#: States of a part.
 WAITING, RUNNING, DONE = range(3)
 
 
 @dataclass(eq=False)
 class Part:
-    """Results [first, end) of a clip, for the device of this number. level: types that were too narrow in front of it.
+    """Results [first, end) of a clip, made by device number `device`.
 
-    again: it is to be stopped, and made at another level. share: of it that is through the network. ready: finished
-    results that wait for their turn.
-    """
+    level: how often earlier parts needed a safer type, because values overflowed. again: the part is to be stopped and
+    made at another level. share: fraction of it that has passed the network. ready: finished results that wait for
+    their turn."""
 
     clip: int
     first: int
@@ -34,7 +34,7 @@ class Part:
 
     @property
     def after(self) -> int:
-        """The level behind it."""
+        """Return the level at which the next part begins."""
         return self.level + (self.report.events["nan_reruns"] if self.report is not None else 0)
 
     def restart(self, level: int) -> None:
@@ -43,8 +43,14 @@ class Part:
 
 
 def describe(report: Report, parts: Sequence[Part], what: str, held: int | None) -> None:
-    """What a call's report says of all its parts. what: results are called; held: the most of them that waited for
-    their turn (None: none had to)."""
+    """Fill in a call's report from the reports of its parts.
+
+    Args:
+        report: report of the whole call.
+        parts: all parts, in order.
+        what: name of the results ("frames" or "latents").
+        held: largest number of results that waited for their turn; None where none had to.
+    """
     made = [p for p in parts if p.report is not None]
     if not made:
         return

@@ -1,5 +1,6 @@
-"""One decode or encode in several processes under torchrun, on one machine or more: each rank makes parts of the
-results, bit by bit what one process makes of all, and rank 0 has them in their order."""
+"""One decode or encode in several processes under torchrun, on one machine or more.
+
+Each rank makes parts of the results, equal bit by bit to those of a single process, and rank 0 has them in order."""
 
 from __future__ import annotations
 
@@ -27,51 +28,57 @@ from .parts import Part
 from .spread import Spread
 from .watch import Watch, end
 
-#: Ranks wait for each other as long as it takes: `Watch` sees those that do not come.
+#: Timeout of waiting for other ranks: none in effect, because `Watch` finds ranks that do not come.
 UNLIMITED = timedelta(days=365)
 
 
 class RankLost(ZeroWasteError):
-    """Another rank has ended or answers no more."""
+    """Another rank has ended or no longer answers."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those of torchrun."""
+    """This process among the ranks of torchrun."""
 
     rank: int
     count: int
-    #: Of the ranks on this machine, and how many they are.
+    #: Number of this rank among those on this machine, and how many there are.
     local: int
     neighbours: int = 1
     watch: Watch | None = field(default=None, compare=False)
 
     @property
     def device(self) -> str | None:
-        """Of this rank's own, where it is not named; None: there is no GPU."""
+        """Return the device of this rank where none is named, or None where there is no GPU."""
         gpus = torch.cuda.device_count()
         return f"cuda:{self.local % gpus}" if gpus else None
 
     def broadcast(self, value: Any = None) -> Any:
-        """Rank 0's value, on every rank."""
+        """Return rank 0's value on every rank."""
         box = [value]
         with told():
             dist.broadcast_object_list(box, src=0)
         return box[0]
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, on every rank."""
+        """Return every rank's value on every rank."""
         out: list[Any] = [None] * self.count
         with told():
             dist.all_gather_object(out, value)
         return out
 
     def check_same(self, **had: Any) -> None:
-        """Raises InputError on every rank where one has something else than rank 0."""
+        """Raise InputError on every rank where one has another value than rank 0."""
         _same(self.gather(had))
 
     def agree(self, device: torch.device, mixed: bool, **had: Any) -> None:
-        """As `check_same`, and where their devices are of different kinds, unless that is asked for."""
+        """Raise InputError on every rank where one has another value than rank 0, or a device of another kind.
+
+        Args:
+            device: device of this rank.
+            mixed: allow devices of different kinds.
+            had: values to compare, by the name that an error gives them.
+        """
         every = self.gather((kind_of(device), had))
         same_kind([(f"rank {i}", kind) for i, (kind, _) in enumerate(every)], mixed)
         _same([had for _, had in every])
@@ -86,7 +93,7 @@ def _same(every: Sequence[Mapping[str, Any]]) -> None:
 
 @contextmanager
 def told() -> Iterator[None]:
-    """What breaks the connection off becomes one line."""
+    """Turn errors of the connection into a one-line RankLost."""
     try:
         yield
     except (RuntimeError, ValueError) as error:
@@ -95,13 +102,16 @@ def told() -> Iterator[None]:
 
 
 def under_torchrun() -> bool:
-    """Whether torchrun has started this process as one of several."""
+    """Check whether torchrun has started this process as one of several."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ and "MASTER_ADDR" in os.environ
 
 
 @contextmanager
 def joined() -> Iterator[Ranks]:
-    """The ranks, connected by gloo; results travel through host memory in any case."""
+    """Connect the ranks by gloo: results travel through host memory in any case.
+
+    Yields: this process's rank. A lost rank ends the process with one line that names it.
+    """
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     before = signal.signal(signal.SIGTERM, functools.partial(_ended, rank))
     with told():
@@ -111,11 +121,11 @@ def joined() -> Iterator[Ranks]:
     try:
         local, neighbours = os.environ.get("LOCAL_RANK", rank), os.environ.get("LOCAL_WORLD_SIZE", 1)
         ranks = Ranks(rank, count, int(local), int(neighbours), watch=watch)
-        ranks.gather(None)  # all have a watch by now: whoever is lost from here on is named
+        ranks.gather(None)  # all have a watch by now: a rank that is lost from here on is named
         log.info(f"rank {rank} of {count}: process {os.getpid()}")
         yield ranks
     except RankLost as error:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, which names nobody
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's signal does not name the lost rank
         end(rank, watch.who() or str(error))
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -124,23 +134,24 @@ def joined() -> Iterator[Ranks]:
 
 
 def _ended(rank: int, *_: object) -> None:
-    """torchrun ends the ranks so when one of them has failed, and when it is ended itself."""
+    """Handle SIGTERM: torchrun sends it when another rank has failed, and when torchrun itself is ended."""
     why = "stopped by torchrun, as another rank has failed or ended, or it was interrupted"
     if rank:
         end(rank, why)
-    raise RankLost(why)  # what is written is to be closed
+    raise RankLost(why)  # an exception, so that rank 0 closes the files it writes
 
 
 @dataclass
 class RankSpread(Spread):
-    """As Spread, of which each rank is a device: `cores` holds its own VAE once for every rank. Rank 0 has the results,
-    one thread for each other rank asks it for parts, and the others answer."""
+    """A Spread whose devices are the ranks; `cores` holds this rank's own VAE once for every rank.
+
+    Rank 0 has the results: one thread for each other rank asks it for parts, and the others answer."""
 
     ranks: Ranks
 
     def run(self, report: Report) -> Generator[Finished, None, None]:
-        """Nothing comes of it but on rank 0."""
-        #: Ranks that listen to nothing: they make a part, or are lost.
+        """Yield the finished results, on rank 0 alone."""
+        #: Ranks that do not receive messages now: they make a part, or are lost.
         self._deaf: set[int] = set()
         yield from super().run(report)
 
@@ -237,7 +248,7 @@ class RankSpread(Spread):
     # -- the others ------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        """Parts as rank 0 asks for them, until it asks for none."""
+        """Make the parts that rank 0 asks for, until it asks for none."""
         while (asked := self._hear(0)) is not None:
             clip, first, end, level, front = asked
             self.feed.drop(front)
@@ -253,7 +264,7 @@ class RankSpread(Spread):
                 raise teller.error
 
     def _answer(self, part: Part, said: queue.SimpleQueue, teller: _Teller) -> tuple[bool, str] | None:
-        """Makes a part; what it failed of, as (whether another device may do better, why)."""
+        """Make a part; return None, or (whether another device may succeed, the reason) where it failed."""
 
         def tick_told(done: int, total: int) -> None:
             said.put(("progress", done / max(total, 1), None))
@@ -291,7 +302,7 @@ class RankSpread(Spread):
 
 
 class _Teller(threading.Thread):
-    """Tells rank 0 what a part has come to while the next chunk is computed."""
+    """Thread that sends rank 0 the progress and results of a part while the next chunk is computed."""
 
     def __init__(self, spread: RankSpread, said: queue.SimpleQueue) -> None:
         super().__init__(name="zerowaste tells rank 0", daemon=True)

@@ -1,4 +1,4 @@
-"""A call on one device, on several of this process, or on the ranks of torchrun: the same results."""
+"""A call on one device, on several of this process, or on the ranks of torchrun: the results are the same."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from .spread import Operation, Spread, Told
 
 #: Names of devices (also as one string with commas), "all", None or "auto" for the VAE's own alone; or ranks.
 Devices = Ranks | Sequence[str | torch.device] | str | None
-#: Of the free host memory, what finished results may take that wait for their turn in a stream; bytes where nobody
-#: tells what is free.
+#: Share of the free host memory for finished results of a stream that wait for their turn, and the bytes for them
+#: where the free memory is unknown.
 WAITING_SHARE, WAITING_BYTES = 0.25, 2 << 30
 
 
 def waiting_room(request: Request) -> int:
-    """Bytes for results of a stream that wait for their turn."""
+    """Return the bytes for finished results of a stream that wait for their turn."""
     free = available_ram()
     room = WAITING_BYTES if free is None else int(WAITING_SHARE * free)
     return min(room, int(request.ram_gb * GIB)) if request.ram_gb else room
@@ -48,8 +48,23 @@ def decode(
     vae: Core, devices: Devices, mixed: bool, z: Tensor | Latents, request: Request, into: Target, wanted: range,
     size: tuple[int, int, int, int], told: Told, plan: Plan | None, seed: int | None,
 ) -> Generator[Finished, None, None]:  # fmt: skip
-    """Latents as `Core.inside` has them into frames, as `into` has them; yields those that it hands on. size: for the
-    report. seed: of noise that the decoder adds itself."""
+    """Decode latents into frames on the given devices.
+
+    Args:
+        vae: the loaded VAE.
+        devices: devices or ranks that share the call.
+        mixed: allow devices of different kinds, whose bits differ.
+        z: latents as `Core.inside` returns them.
+        request: options of the call.
+        into: target of the frames.
+        wanted: frames to make, of each clip.
+        size: batch, frames, height and width in pixels, for the report.
+        told: callbacks.
+        plan: a plan made before, or None.
+        seed: seed of the noise that some decoders add themselves; one device then decodes the clip.
+
+    Returns: an iterator over the finished frames that `into` hands on.
+    """
     if seed is not None and devices not in (None, "auto"):
         log.once("this decoder adds noise by the frames that it has seen: one device decodes the clip")
         if isinstance(devices, Ranks) and devices.rank:
@@ -70,8 +85,14 @@ def encode(
     vae: Core, devices: Devices, mixed: bool, video: TensorVideo | StreamVideo, request: Request, into: Target,
     size: tuple[int, int, int], told: Told, plan: Plan | None,
 ) -> Generator[Finished, None, None]:  # fmt: skip
-    """Frames, checked, into moments [T, h, w, 2C] of each clip; size: T, h and w. Where T is not known, one device has
-    to do."""
+    """Encode checked frames into moments [T, h, w, 2C] of each clip, on the given devices.
+
+    Args: as of `decode`, besides
+        video: the frames, as a tensor or as a stream.
+        size: T, h and w. Where T is not known, one device encodes alone.
+
+    Returns: an iterator over the finished moments that `into` hands on.
+    """
 
     def operation(core: Core, clips: slice, tick: Ticker, *rest: Any, made: Plan | None = None) -> Iterator[Finished]:
         results, wanted, on_plan, policy, request = rest
@@ -90,7 +111,12 @@ def _run(
     samples: Callable[[Core], list[Tensor]], size: tuple[int, int, int, int], told: Told, plan: Plan | None,
     given: dict[str, Any], feed: Feed = GIVEN,
 ) -> Generator[Finished, None, None]:  # fmt: skip
-    """asked: what Spread says of a call, from `half` to `request`. given: what goes in, by name."""
+    """Run a call on one device or share it.
+
+    Args:
+        asked: the arguments of Spread from `half` to `request`.
+        given: the input by name, which ranks compare.
+    """
     ranks = devices if isinstance(devices, Ranks) else None
     named = [vae.device] if ranks else _named(vae, devices, mixed)
     half, into, clips, wanted, latents, request = asked
@@ -108,7 +134,7 @@ def _run(
         request, policy = ranks.broadcast(shared)
         asked = half, into, clips, wanted, latents, request
         spread = RankSpread([vae] * ranks.count, *asked, policy, operation, told, feed, ranks)
-    if into.room is not None:  # nobody holds a whole stream for a part that is all of it
+    if into.room is not None:  # a part that is the whole stream would have to be held whole
         alone = spread.alone
         if ranks.broadcast(alone) if ranks else alone:
             if ranks is None or ranks.rank == 0:
@@ -118,7 +144,7 @@ def _run(
 
 
 def _check_alike(vae: Core, ranks: Ranks, mixed: bool, given: dict[str, Any], **asked: Any) -> None:
-    """Raises InputError on all ranks where one would make something else of it, or of something else."""
+    """Raise InputError on all ranks where one has another input, VAE, precision, option or request."""
     network = of_network(vae) if not mixed else None if vae.path is None else of_file(vae.path)
     contents = {name: of_contents(what) for name, what in given.items()}
     precision = None if mixed else vae.precision
@@ -133,18 +159,20 @@ def _alone(
 
 
 def in_tiles_of(vae: Core, half: str, size: tuple[int, int, int], request: Request) -> Request:
-    """The tiles that one device would take are those of all: what is free on another does not change the bits."""
+    """Return the request with the tiles that one device would choose.
+
+    All devices use them, because memory that is free on another one must not change the bits."""
     if request.tiling not in ("auto", "blended") or vae.architecture.own is not None:
         return request
     try:
         plan = vae._plan(half, size, request)
-    except PlanError:  # another one may do it
+    except PlanError:  # another device may be able to
         return request
     if not plan.tiled:
         return request
     s = vae.architecture.spatial
     tile = s * max(plan.grid.rows.size, plan.grid.cols.size)
-    overlaps = (min(o, tile - 1) for o in (request.overlap, OVERLAP, s))  # `tile` may be less than was asked
+    overlaps = (min(o, tile - 1) for o in (request.overlap, OVERLAP, s))  # `tile` may be less than was asked for
     shared = next(o for o in overlaps if grid(*size[1:], tile, o, s) == plan.grid)
     return replace(request, tiling="blended", tile=tile, overlap=shared, chunk=0)
 
@@ -156,11 +184,11 @@ def _reported(
         with closing(results) as done:
             yield from done
     finally:
-        vae._tell(report)  # in place of its own part's
+        vae._tell(report)  # replaces the report of this VAE's own part
 
 
 def _named(vae: Core, devices: Devices, mixed: bool) -> list[torch.device]:
-    """Raises InputError on devices that cannot be used together with the VAE's own."""
+    """Return the devices that are named; raise InputError where they cannot be used together with the VAE's own."""
     named = resolve(devices, vae.device)
     same_kind([(device, kind_of(device, vae.options.kernels)) for device in named], mixed)
     if vae.device not in named:

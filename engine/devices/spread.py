@@ -1,8 +1,6 @@
-"""One decode or encode on several devices: each makes parts of the results, bit by bit what one device makes of all.
+"""One decode or encode on several devices: each makes parts of the results, equal bit by bit to those of one device.
 
-On several devices of this process each is driven by a thread of its own. Results are handed on in their order, by the
-caller's thread, while later parts are made.
-"""
+Each device of this process has a thread. The caller's thread hands results on in order, while later parts are made."""
 
 from __future__ import annotations
 
@@ -33,27 +31,27 @@ from .feed import Feed
 from .kinds import measured, of_a_device
 from .parts import DONE, RUNNING, WAITING, Part, describe
 
-#: Seconds that devices get to come to the end of a chunk when the call is over for another reason.
+#: Seconds that devices get to finish their chunk when the call is over for another reason.
 PATIENCE = 120.0
-#: How often the caller is asked whether to cancel, in seconds.
+#: Seconds between two checks of whether the caller cancels.
 PULSE = 0.1
 
 
 @dataclass(frozen=True)
 class Told:
-    """Whom a call tells of what it does, and asks whether to stop."""
+    """Progress, cancellation and plan callbacks of one call."""
 
     progress: Progress | None = None
     cancel: Cancel | None = None
     on_plan: Callable[[Plan], None] | None = None
 
     def check(self) -> None:
-        """Raises Cancelled where it says so."""
+        """Raise Cancelled where the caller has cancelled."""
         Ticker(None, self.cancel).check()
 
 
 class Operation(Protocol):
-    """A decode or encode of some clips: `call.decode` or `call.encode` with what they read."""
+    """A decode or encode of some clips: `call.decode` or `call.encode` with their input bound."""
 
     def __call__(
         self, core: Core, clips: slice, tick: Ticker, results: Results, wanted: range,
@@ -63,8 +61,10 @@ class Operation(Protocol):
 
 @dataclass
 class Spread:
-    """What is asked for: `wanted` results of each of so many clips, to where `into` has them. size: latents, rows and
-    columns of latent pixels."""
+    """One call shared among devices.
+
+    cores: the VAE on each device. into: target of the results. wanted: results to make of each of `clips` clips. size:
+    latents, rows and columns of latent pixels. feed: input that the parts read."""
 
     cores: list[Core]
     half: str
@@ -77,12 +77,12 @@ class Spread:
     operation: Operation
     told: Told
     feed: Feed
-    #: Whether devices may come to the end of a chunk when the call is over.
+    #: Wait for devices to finish their chunk when the call is over.
     _patient = True
 
     def __post_init__(self) -> None:
         self.parts: list[Part] = []
-        #: The first part that is not handed on.
+        #: Index of the first part whose results are not all handed on.
         self._front = 0
         self._stop, self._turn = threading.Event(), threading.Condition()
         self._messages: queue.Queue[tuple[str, Any, Any]] = queue.Queue()
@@ -92,7 +92,10 @@ class Spread:
         self.rates = self.measured()
 
     def run(self, report: Report) -> Generator[Finished, None, None]:
-        """Raises what the last device raises, Cancelled, and what is not a device's fault at once."""
+        """Yield the finished results in order.
+
+        Raises: Cancelled, the last working device's error, and at once any error that other devices would meet too.
+        """
         self.report = report
         report.device = self.describe_devices()
         for core in self.cores:
@@ -108,31 +111,32 @@ class Spread:
         report.complete = True
 
     def measured(self) -> list[float]:
-        """How fast the devices are, relative."""
+        """Return the relative speeds of the devices."""
         return measured(self.cores)
 
     @property
     def alone(self) -> bool:
-        """Whether one device does best without the others."""
+        """Check whether one device is faster without the others."""
         return len({part.device for part in self.first_parts()}) == 1
 
     @property
     def neighbours(self) -> int:
-        """Devices that share this machine's memory."""
+        """Return the number of devices that share this machine's memory."""
         return len(self.cores)
 
     @property
     def threads(self) -> int:
-        """Devices that this process launches for."""
+        """Return the number of devices that this process launches kernels for."""
         return len(self.cores)
 
     def describe_devices(self) -> str:
         return ", ".join(str(core.device) for core in self.cores)
 
-    # -- who makes what --------------------------------------------------------------------------------------------
+    # -- assignment of parts to devices ----------------------------------------------------------------------------
 
     def first_parts(self) -> list[Part]:
-        """In their order. Where results are handed on, in rounds: no more wait than there is room for."""
+        """Return the parts in order, and in rounds where results are handed on, so that the room for waiting ones
+        suffices."""
         leads = leads_of(self._program, *self._input, self.size[0])
         first, end = leads.of(self.wanted.start), leads.of(self.wanted.stop - 1) + 1
         if self.into.room is None:
@@ -151,17 +155,17 @@ class Spread:
         return [Part(clip, first, end, device, level)] if first < end else []
 
     @property
-    def _program(self):  # noqa: ANN202 - a Program, which halves have
+    def _program(self):  # noqa: ANN202 - the Program of the component
         return getattr(self.cores[0].model, self.half).program
 
     @property
     def _input(self) -> tuple[int, int]:
-        """Rows and columns of what goes in."""
+        """Return the rows and columns of the component's input."""
         scale = self.cores[0].architecture.spatial if self.half == "encoder" else 1
         return scale * self.size[1], scale * self.size[2]
 
     def _step(self) -> int:
-        """Latents per chunk: parts begin where one device's chunks do."""
+        """Return the latents per chunk: parts begin where one device's chunks do."""
         try:
             plan = self.cores[0]._plan(self.half, self.size, self.request, check=self.told.check)
             return plan.steps.latents if plan.own is None and plan.steps.latents else 1
@@ -169,18 +173,18 @@ class Spread:
             return 1
 
     def _window(self) -> int:
-        """Parts from the one that is handed on that may be made: each device one, and the next one of all but the
-        last, so that none waits for others' results to be taken."""
+        """Return how many parts may be made at a time, counted from the one that is handed on: one for each device and
+        the next one of all but the last, so that none waits for others' results to be taken."""
         return 2 * len(self.cores) - 1
 
     @property
     def held(self) -> int:
-        """Finished results that wait for their turn, at most."""
+        """Return the largest number of finished results that wait for their turn."""
         n = self._window()
         return max(sum(p.end - p.first for p in self.parts[i : i + n]) for i in range(len(self.parts)))
 
     def _hand_over(self, part: Part, done: int, error: Exception) -> None:
-        """What a device that failed has left, to the others."""
+        """Give what a failed device has left to the others."""
         self._working.remove(part.device)
         if not self._working:
             self._messages.put(("fatal", part, error))
@@ -197,7 +201,7 @@ class Spread:
             self.parts[at : at + 1] = self._shared(left)
 
     def _shared(self, part: Part) -> list[Part]:
-        """A part among the devices that work."""
+        """Split a part among the working devices."""
         leads, out = leads_of(self._program, *self._input, self.size[0]), []
         span = leads.of(part.first), leads.of(part.end - 1) + 1
         rates = [self.rates[i] for i in self._working]
@@ -209,7 +213,7 @@ class Spread:
         return out
 
     def _follow(self, part: Part) -> None:
-        """Parts behind one that needed a wider type need it too."""
+        """Move later parts to the wider type that `part` needed: they need it too."""
         for later in self.parts[self.parts.index(part) + 1 :]:
             if later.level < part.after:
                 if later.device not in self._working:
@@ -223,10 +227,10 @@ class Spread:
     # -- the caller's thread ---------------------------------------------------------------------------------------
 
     def results(self) -> Generator[Finished, None, None]:
-        """In their order, while the devices' threads go on."""
+        """Yield the results in order, while the devices' threads go on."""
         inference, core = torch.is_inference_mode_enabled(), self.cores[0]
         pressure = core.asks()
-        # Devices without a part, too: another one's may go to them.
+        # Devices without a part get a thread too: they may take over another one's.
         threads = [threading.Thread(target=self._work, args=(i, inference, pressure is not None and not i),
                                     name=f"zerowaste {i}", daemon=True) for i in range(len(self.cores))]  # fmt: skip
         try:
@@ -241,7 +245,7 @@ class Spread:
             self._stop.set()
             end = time.monotonic() + PATIENCE
             for thread in threads:
-                if thread is threading.current_thread():  # one of them collects what nobody has closed
+                if thread is threading.current_thread():  # garbage collection in it closes an abandoned generator
                     continue
                 while thread.is_alive() and self._patient and time.monotonic() < end:
                     thread.join(PULSE)
@@ -250,7 +254,7 @@ class Spread:
         self._progress()
 
     def _read(self) -> None:
-        """What the next part that may be made is made of."""
+        """Read the input of the next part that may be made."""
         self.feed.drop(self.parts[self._front].first)
         for part in self.parts[self._front : self._front + self._window()]:
             if not self.feed.has(part.first, part.end):
@@ -258,7 +262,7 @@ class Spread:
                 return
 
     def _turned(self) -> Iterator[Finished]:
-        """What is ready of the parts whose turn it is."""
+        """Yield the ready results of the parts whose turn it is."""
         while self._front < len(self.parts):
             with self._turn:
                 part = self.parts[self._front]
@@ -267,13 +271,13 @@ class Spread:
             yield from ready
             if not ended:
                 return
-            with self._turn:  # only now: what nobody has taken yet waits, too
+            with self._turn:  # only now: results that the caller has not taken yet count as waiting too
                 self._follow(part)
                 self._front += 1
                 self._turn.notify_all()
 
     def _listen(self, pressure: Callable[[], None]) -> None:
-        """What the devices' threads have said, or say soon."""
+        """Handle the messages of the devices' threads, waiting at most PULSE seconds for the first."""
         wait = True
         while True:
             try:
@@ -302,7 +306,7 @@ class Spread:
             self.told.progress(self._reached, total)
 
     def _ask(self) -> None:
-        """Have the caller's thread free memory, and wait for it."""
+        """Have the caller's thread free memory, and wait until it has."""
         done = threading.Event()
         self._messages.put(("pressure", None, done))
         while not done.wait(PULSE) and not self._stop.is_set():
@@ -311,7 +315,7 @@ class Spread:
     # -- a device's thread -----------------------------------------------------------------------------------------
 
     def _work(self, device: int, inference: bool, asks: bool) -> None:
-        """Makes the device's parts, in their order, or fails. asks: the caller's thread for memory."""
+        """Make the device's parts in order. asks: have the caller's thread free memory under pressure."""
         if asks:
             self.cores[device]._own.asks = self._ask
         with torch.inference_mode(inference):
@@ -359,11 +363,11 @@ class Spread:
         self._messages.put(("made", part, None))
 
     def _stops(self, part: Part) -> bool:
-        """Asked at the end of each chunk."""
+        """Check at the end of a chunk whether to stop."""
         return self._stop.is_set() or part.again
 
     def made(self, part: Part, results: Results, tick: Ticker) -> Generator[Finished, None, None]:
-        """A part's results, by its device."""
+        """Yield the results of a part, made by its device."""
         core, request = self._core(part.device, part.level), self.request
         if part.first:
             request = behind_a_lead(core, self.half, self.size, request, self.told.check)
@@ -387,7 +391,7 @@ class Spread:
         self._messages.put(("ready", part, None))
 
     def _core(self, device: int, level: int) -> Core:
-        """The VAE of a device, in the type that follows `level` too narrow ones."""
+        """Return the VAE of a device, in the type after falling back `level` times to a safer one."""
         if level == 0:
             return self.cores[device]
         if (device, level) not in self._safer:

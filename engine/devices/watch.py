@@ -1,4 +1,4 @@
-"""Whether the ranks of torchrun are all there and come on: one that is lost ends the others, with a line."""
+"""Supervision of torchrun's ranks: one that is lost or stands still ends the others, with a line that names it."""
 
 from __future__ import annotations
 
@@ -13,26 +13,25 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-#: Seconds between two signs of life, and of silence after which a rank is taken for lost: its process stands still, or
-#: its machine is gone. Others wait for rank 0 twice as long, which may be about to name the one that is.
+#: Seconds between two signs of life, and of silence after which a rank counts as lost: its process stands still, or its
+#: machine is gone. Others wait for rank 0 twice as long, because it may be about to name the rank that is lost.
 PULSE, SILENCE = 1.0, 60.0
-#: Seconds that a chunk may take, the first one's compilers included, by the kind of device.
+#: Seconds that a chunk may take on a GPU and on a CPU, compiling for the first one included.
 CHUNK, CHUNK_CPU = 600.0, 1800.0
-#: Seconds for rank 0 to close what it writes: torchrun waits for 30.
+#: Seconds for rank 0 to close the files it writes: torchrun waits for 30.
 GRACE = 20.0
 
 _ending = threading.Lock()
 
 
 class Watch(threading.Thread):
-    """Rank 0 hears of every other rank, and they of rank 0, over connections that nothing else uses.
+    """Thread that exchanges signs of life between rank 0 and every other rank, over connections of its own.
 
-    on_lost(why) is called where a rank is lost, in this thread; what then does not end within GRACE seconds on rank 0,
-    or at once elsewhere, ends here.
-    """
+    on_lost(why) is called in this thread where a rank is lost. If the call then does not end, this thread ends the
+    process: after GRACE seconds on rank 0, at once elsewhere."""
 
     def __init__(self, rank: int, count: int) -> None:
-        """Called by all ranks."""
+        """Connect this rank; all ranks must call it."""
         super().__init__(name="zerowaste watches ranks", daemon=True)
         self._rank, self._peers = rank, list(range(1, count)) if rank == 0 else [0]
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=2 * SILENCE))
@@ -42,21 +41,21 @@ class Watch(threading.Thread):
         self.on_lost: Callable[[str], Any] | None = None
 
     def at_work(self, device: torch.device) -> bool:
-        """This rank has come to a chunk's end or begun with one. Always false."""
+        """Note that this rank has finished or begun a chunk. Always returns False."""
         self._since = time.monotonic(), CHUNK if device.type == "cuda" else CHUNK_CPU
         return False
 
     def idle(self) -> None:
-        """This rank waits to be asked."""
+        """Note that this rank waits for a request."""
         self._since = 0.0, 0.0
 
     def leave(self) -> None:
-        """This rank is done with the others."""
+        """Tell the others that this rank is done, and end the thread."""
         self._leaving.set()
         self.join()
 
     def who(self) -> str | None:
-        """Which rank is lost or has left, where a few signs of life tell."""
+        """Return which rank is lost or has left, after at most three signs of life; None where that stays unknown."""
         end = time.monotonic() + 3 * PULSE
         while self.lost is None and not self._left and time.monotonic() < end:
             time.sleep(PULSE / 10)
@@ -105,8 +104,8 @@ class Watch(threading.Thread):
 
 
 def end(rank: int, why: str) -> NoReturn:
-    """With a line, and without waiting for threads that wait for other ranks."""
-    with _ending:  # whoever comes second says nothing
+    """Print one line and end the process, without waiting for threads that wait for other ranks."""
+    with _ending:  # a second thread prints nothing
         sys.stdout.flush()
         print(f"zerowaste-vae: error: rank {rank}: {why}, so this one stops too; of the output there is what was "
               "finished, with .part in its name", file=sys.stderr, flush=True)  # fmt: skip
