@@ -33,6 +33,15 @@ def test_a_run_ends_with_what_it_began_with():
     assert table(torch.device("cuda", 3)) == {}
 
 
+def test_each_way_to_launch_kernels_has_its_own():
+    offer(CPU, {KIND: OTHER}, "A")
+    assert table(CPU, "A") == {KIND: OTHER} and table(CPU, "C") == table(CPU) == {}
+    with held(CPU):
+        offer(CPU, {KIND: OTHER}, "C")
+        assert table(CPU, "C") == {}
+    assert table(CPU, "C") == table(CPU, "A") and table(CPU) == {}
+
+
 def test_an_error_ends_a_run_too():
     with pytest.raises(RuntimeError), held(CPU):
         offer(CPU, {KIND: OTHER})

@@ -3,13 +3,14 @@
 import json
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from zerowaste_vae.engine import log
 from zerowaste_vae.engine.kernels.conv3d.schedules import Schedule
 from zerowaste_vae.engine.kernels.conv3d.tuned import Kind
-from zerowaste_vae.engine.kernels.targets import capabilities
+from zerowaste_vae.engine.kernels.targets import capabilities, prebuilt
 from zerowaste_vae.engine.planning.cost import Rates
 from zerowaste_vae.engine.report import Report
 from zerowaste_vae.engine.tuning import kept
@@ -103,6 +104,28 @@ def test_a_cache_folder_that_takes_nothing_costs_a_line(here, tuning, monkeypatc
     assert kept.write(tuning) is None
     assert kept.read(MACHINE) is None
     assert len(caplog.records) == 1
+
+
+def test_what_was_tuned_for_other_kernels_is_another_file(here, tuning, monkeypatch):
+    """Candidates follow the form of the prebuilt kernels, whatever Triton is there."""
+    identities = {"A": "A 1", "triton": "triton 3.6"}
+    ways = {way: SimpleNamespace(way=way, sm=86, kernels=True, identity=identities[way]) for way in identities}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(kept, "_known", {})
+    monkeypatch.setattr(kept, "driver", lambda: "570")
+    offered = []
+    monkeypatch.setattr(kept, "offer", lambda *of: offered.append(of))
+    device, made = torch.device("cuda", 5), prebuilt("a GPU", 86, "A")
+    machine = kept.machine(device, ways["A"])
+    kind = next(iter(tuning.schedules))
+    kept.write(kept.Tuning(machine, {kind: candidates(made, kind)[-1]}))
+    monkeypatch.setattr(kept, "triton_version", lambda: None)
+    assert kept.of(device, ways["A"]).schedules and kept.of(device, ways["triton"]) is None
+    assert [way for _, _, way in offered] == ["A"]
+    kept._known.clear()
+    identities["A"] = ways["A"].identity = "A 2"  # the set was built anew
+    assert kept.of(device, ways["A"]) is None
 
 
 @pytest.mark.parametrize(
