@@ -1,1 +1,1 @@
-"""Measurements on this machine: what the operators reach beside what the hardware allows."""
+"""Measurements on this machine: speed of the operators, compared with the limits of the hardware."""

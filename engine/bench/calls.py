@@ -1,8 +1,7 @@
-"""Times whole calls and watches their memory.
+"""Timing of whole calls, and of the memory they take.
 
-Imports nothing of this package: a peer in another process (tools/comfy_peer.py) loads this file, so that everybody is
-measured by the same code.
-"""
+This file imports nothing of this package: a peer in another process (tools/comfy_peer.py) loads it too, so that all are
+measured by the same code."""
 
 from __future__ import annotations
 
@@ -19,17 +18,23 @@ import torch
 from torch import Tensor
 
 GIB = 1 << 30
-#: Seconds between two looks at the memory, and how many points of a run are kept.
+#: Seconds between two samples of the memory, and the largest number of points kept of a run.
 PERIOD = 0.002
 POINTS = 240
 
 
 def time_calls(call: Callable[[], Tensor], runs: int, device: torch.device) -> tuple[dict[str, Any], Tensor]:
-    """A first call, `runs` more, and one that is watched but not timed. Returns (figures, the last result).
+    """Time a first call and `runs` more, then make one that is watched but not timed.
 
-    Seconds: `first_s`, `median_s`, `low_s`, `high_s`. GB: `held_gb` (allocated before the first call), and the peaks
-    over all calls: `allocated_gb` and `reserved_gb` of torch's allocator on a GPU, `process_gb` of the watched call
-    on a CPU (None where unknown). `trace`: [seconds, GB, GB] points of the watched call, as in `Watch`.
+    Args:
+        call: the operation.
+        runs: timed calls after the first one.
+        device: device that `call` runs on.
+
+    Returns: (figures, result of the last call). Seconds: `first_s`, `median_s`, `low_s`, `high_s`. GB: `held_gb`
+    (allocated before the first call), and the peaks over all calls: `allocated_gb` and `reserved_gb` of torch's
+    allocator on a GPU, `process_gb` of the watched call on a CPU (None where unknown). `trace`: [seconds, GB, GB]
+    points of the watched call, as in `Watch`.
     """
     settle(device)
     held = torch.cuda.memory_allocated(device) / GIB if device.type == "cuda" else None
@@ -57,7 +62,7 @@ def time_calls(call: Callable[[], Tensor], runs: int, device: torch.device) -> t
 
 
 def settle(device: torch.device) -> None:
-    """Give back what earlier work left, and start the peaks anew."""
+    """Free what earlier work left, and reset the peaks."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -71,8 +76,10 @@ def synchronize(device: torch.device) -> None:
 
 
 class Watch:
-    """Looks at the memory every PERIOD seconds from a thread: allocated and reserved GB of torch's allocator on a GPU;
-    on a CPU the resident GB of the process, twice."""
+    """Thread that samples the memory every PERIOD seconds.
+
+    On a GPU a sample is the allocated and reserved GB of torch's allocator; on a CPU it is the resident GB of the
+    process, twice."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -107,13 +114,13 @@ class Watch:
 
     @property
     def process_peak(self) -> float | None:
-        """Largest resident GB that was seen, on a CPU."""
+        """Return the largest resident GB that was sampled on a CPU, else None."""
         if self._device.type == "cuda" or not self._points:
             return None
         return max(point[1] for point in self._points)
 
     def trace(self) -> list[list[float]]:
-        """At most POINTS points; each is the largest of those it stands for."""
+        """Return at most POINTS points, each the largest of the samples it stands for."""
         step = -(-len(self._points) // POINTS) or 1
         parts = (self._points[i : i + step] for i in range(0, len(self._points), step))
         return [[round(p[0][0], 4), round(max(x[1] for x in p), 4), round(max(x[2] for x in p), 4)] for p in parts]
@@ -122,8 +129,16 @@ class Watch:
 def in_turns(
     calls: dict[str, Callable[[], Any]], runs: int, device: torch.device, clock: Callable[[], float] = time.perf_counter
 ) -> tuple[dict[str, list[float]], dict[str, Any]]:
-    """Seconds of a first call of each and of `runs` more, and the last results. Every other turn has them in the other
-    order."""
+    """Time several calls in turns, in reversed order every other turn.
+
+    Args:
+        calls: the operations by name.
+        runs: turns after the first one.
+        device: device that the calls run on.
+        clock: returns seconds.
+
+    Returns: the seconds of each call, the first one included, and the last results, both by name.
+    """
     seconds: dict[str, list[float]] = {who: [] for who in calls}
     results: dict[str, Any] = {}
     for turn in range(runs + 1):
@@ -137,7 +152,8 @@ def in_turns(
 
 
 def resident_bytes() -> int | None:
-    """What this process holds in RAM now; None where the system does not tell it cheaply (Linux does)."""
+    """Return the bytes that this process holds in RAM; None on systems other than Linux, which do not tell them
+    cheaply."""
     if sys.platform != "linux":
         return None
     try:

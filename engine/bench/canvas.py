@@ -50,11 +50,11 @@ class Figure:
         self.marks.append(("dot", float(x), float(y), float(radius), colour, hint))
 
     def text(self, x: float, y: float, text: str, colour: str = "ink", size: int = 12, anchor: str = "start") -> None:
-        """`y` is the baseline; anchor: start, middle or end."""
+        """Write text with its baseline at `y`; anchor: start, middle or end."""
         self.marks.append(("text", float(x), float(y), text, colour, size, anchor))
 
     def svg(self) -> str:
-        """An <svg> element; the page around it sets the colours."""
+        """Return an <svg> element; the page around it sets the colours."""
         parts = [f'<svg viewBox="0 0 {self.width} {self.height}" role="img" aria-label="{escape(self.title)}">']
         for kind, *mark in self.marks:
             parts.append(_SVG[kind](*mark))

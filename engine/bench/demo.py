@@ -1,4 +1,4 @@
-"""The demo: the shipped clip through a VAE and back, with a contact sheet to look at."""
+"""The demo: encode and decode the shipped clip, and draw a contact sheet of the result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..files.media import read_video
 from ..vae import VideoVAE
 from . import metrics
 
-#: bar(label) is a context manager that hands out a progress callback
+#: bar(label) is a context manager that yields a progress callback
 Bar = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
 
 #: The contact sheet shows |reconstruction - source| times this, so that errors of a few grey levels become visible.
@@ -31,7 +31,7 @@ _PAPER, _INK, _DIM = (18, 20, 24), (236, 238, 242), (150, 156, 168)
 
 @dataclass(frozen=True)
 class Demo:
-    """What one run gave: float32 frames [F, H, W, 3] in 0..1, the latent, seconds and the peak in bytes."""
+    """Result of one run: float32 frames [F, H, W, 3] in 0..1, the latent, seconds and the peak in bytes."""
 
     source: Tensor
     result: Tensor
@@ -49,12 +49,12 @@ class Demo:
 
 
 def psnr(source: Tensor, result: Tensor) -> float:
-    """dB over frames in 0..1 with peak 1; infinite for equal frames."""
+    """Return the PSNR in dB of frames in 0..1, with peak 1; infinite for equal frames."""
     return metrics.psnr((source.double() - result.double().clamp(0, 1)).square().mean().item())
 
 
 def run_demo(vae: VideoVAE, clip: Path, bar: Bar) -> Demo:
-    """Encode and decode `clip` (4n + 1 frames, sides multiples of 8). The seconds hold the VAE's work alone."""
+    """Encode and decode `clip` (4n + 1 frames, sides multiples of 8). The seconds are those of the VAE's work alone."""
     source, fps = read_video(clip)
     if vae.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(vae.device)
@@ -71,13 +71,13 @@ def run_demo(vae: VideoVAE, clip: Path, bar: Bar) -> Demo:
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """Bytes: what torch reserved on a GPU at most, else this process's largest resident size; None if unknown."""
+    """Return the peak bytes reserved by torch on a GPU, else this process's largest resident size; None if unknown."""
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)
     if sys.platform == "win32":
         return _windows_peak()
     try:
-        # Not getrusage on Linux: its figure starts from what the starting process held.
+        # Not getrusage on Linux: its figure starts from the memory of the process that started this one.
         with open("/proc/self/status", encoding="ascii", errors="replace") as lines:
             return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
     except (OSError, StopIteration):
@@ -102,7 +102,7 @@ def _windows_peak() -> int | None:
 
 
 def contact_sheet(demo: Demo) -> Image.Image:
-    """Rows: source, reconstruction (with each frame's PSNR), amplified difference; columns: frames across the clip."""
+    """Draw rows of source, reconstruction (with each frame's PSNR) and amplified difference; columns are frames."""
     count, height, width, _ = demo.source.shape
     shown = [round(i * (count - 1) / (SHEET_FRAMES - 1)) for i in range(SHEET_FRAMES)]
     pitch_x, pitch_y = width + _GAP, height + _CAPTION + _GAP

@@ -1,4 +1,4 @@
-"""Where a measurement was made: what the reader needs to compare it with another."""
+"""Hardware and versions of a measurement, which a reader needs to compare it with another."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from ..hardware import survey
 from ..tuning import kept
 
-#: What nvidia-smi is asked for, and the names the answers get.
+#: Names of nvidia-smi's figures, and their names in a report.
 _ASKED = {
     "driver_version": "driver", "clocks.sm": "sm_mhz", "clocks.mem": "memory_mhz", "clocks.max.sm": "sm_max_mhz",
     "power.draw": "watts", "power.limit": "watts_limit", "temperature.gpu": "celsius",
@@ -20,7 +20,7 @@ _ASKED = {
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Hardware and versions, for the report. Values are texts, numbers or None where unknown."""
+    """Return hardware and versions for the report: texts, numbers, or None where unknown."""
     from ... import __version__
 
     hardware = survey()
@@ -51,7 +51,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def clocks(device: torch.device) -> dict[str, Any]:
-    """The GPU's state now, as nvidia-smi tells it: MHz, W, degrees Celsius. Empty where it cannot be asked."""
+    """Return the GPU's state now, from nvidia-smi: MHz, W, degrees Celsius. Empty where it cannot be read."""
     if device.type != "cuda" or torch.version.hip or shutil.which("nvidia-smi") is None:
         return {}
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
@@ -70,7 +70,7 @@ def clocks(device: torch.device) -> dict[str, Any]:
 
 
 def _number(text: str) -> float | str | None:
-    """A figure as a number; a version stays text; what the driver does not tell ("[N/A]") is None."""
+    """Return a figure as a number, a version as text, and None for what the driver does not tell ("[N/A]")."""
     if text.startswith("[") or not text:
         return None
     if text.count(".") > 1:

@@ -12,9 +12,9 @@ import torch
 from ..errors import InputError
 from ..kernels.targets import Target, capabilities, standing_in, target, triton_version
 
-#: What `--as` takes: generation -> the oldest compute capability that its code runs on.
+#: Values of `--as`: generation -> the oldest compute capability that its code runs on.
 GENERATIONS = {"sm_80": 80, "sm_86": 80, "sm_89": 89, "sm_120": 90}
-#: Shared memory of a processor and what each of its blocks costs beside its own, in bytes.
+#: Bytes of shared memory per processor: of a consumer card, of this GPU, and reserved for each block.
 _CARD, _HERE, _BLOCK = 100 << 10, 227 << 10, 1 << 10
 #: Warps that a processor of a consumer card holds.
 _WARPS = 48
@@ -22,13 +22,13 @@ _VARIABLE = "TRITON_OVERRIDE_ARCH"
 
 
 def checked(name: str, device: torch.device) -> Target:
-    """Return what a GPU of generation `name` can do.
+    """Return the capabilities of a GPU of generation `name`.
 
     Args:
         name: a key of GENERATIONS.
         device: the CUDA device that is to run its code.
 
-    Raises: InputError where the device cannot, or Triton is not there.
+    Raises: InputError where the device cannot run it, or Triton is not installed.
     """
     if device.type != "cuda":
         raise InputError(f"--as {name}: needs a CUDA GPU, not {device}")
@@ -56,13 +56,13 @@ def padded(shared: int, warps: int) -> int:
 
 @contextmanager
 def in_form(name: str | None, device: torch.device) -> Iterator[Target]:
-    """Choose and compile kernels as a GPU of generation `name` has them, and let no more blocks share a processor.
+    """Choose and compile kernels as for a GPU of generation `name`, with no more blocks per processor than it has.
 
     Args:
-        name: a key of GENERATIONS; None: as the device itself has them.
+        name: a key of GENERATIONS, or None for the device's own kernels.
         device: the CUDA device that runs their code.
 
-    Yields: what that GPU can do.
+    Yields: the capabilities of that GPU.
     Raises: InputError as `checked`.
     """
     if name is None:

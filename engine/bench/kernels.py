@@ -1,9 +1,8 @@
-"""Per operator, shape and type: median time, rate, share of the ceiling measured in the same run, and the peers.
+"""Benchmark of the operators, by shape and type: median time, rate, share of the measured ceiling, and peers.
 
 16-bit types and int8 are compared with cuBLAS in the same type, fp8 with `_scaled_mm` (fast accumulation), passes over
 memory with a copy. The ceiling is measured anew with each case: a GPU at its power limit slows by a tenth and more
-within a run.
-"""
+within a run."""
 
 from __future__ import annotations
 
@@ -36,10 +35,9 @@ ATTENTIONS = ((14400, 512), (32400, 512), (14400, 384), (14400, 1024))
 
 
 class Bench(Meter):
-    """Every operator's cases; failures of a peer are reported as such and do not end the run.
+    """All cases of every operator; the failure of a peer becomes a row and does not end the run.
 
-    convs: shapes of convolutions, D_out x H x W, C -> K.
-    """
+    convs: shapes of convolutions, D_out x H x W, C -> K."""
 
     def __init__(self, device: torch.device, convs: Sequence[tuple[int, int, int, int, int]] = CONVS) -> None:
         super().__init__(device)
@@ -173,7 +171,7 @@ class Bench(Meter):
         yield self.flops("attention", name, q.dtype, "SDPA memory-efficient", work, efficient)
 
     def rows(self, operators: Sequence[str]) -> Iterator[Row]:
-        """Every case of the operators asked for, one at a time."""
+        """Measure every case of the given operators, one at a time."""
         here = target(self.device)
         eight = [t for t in (FP8, torch.int8) if here.supports(t)]
         half, first = torch.float16, eight[:1]
@@ -191,7 +189,7 @@ class Bench(Meter):
 
 
 def _eager_epilogue(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-    """What eager torch runs for the fused epilogue: convolution, addition, one pass for the statistics."""
+    """Compute the fused epilogue in eager torch: convolution, addition, one pass for the statistics."""
     y = F.conv3d(x, weight, bias, padding=(0, 1, 1)) + residual
     frames = y.transpose(1, 2).reshape(y.shape[2], 32, -1)
     return y, torch.var_mean(frames, -1, correction=0)[0]

@@ -1,4 +1,4 @@
-"""How long a VAE file takes from disk to a VAE that is ready on its device."""
+"""Benchmark of loading a VAE file, from disk until the VAE is ready on its device."""
 
 from __future__ import annotations
 
@@ -19,8 +19,12 @@ from .peers import one_line
 
 def load_rows(files: Sequence[Path], precisions: Sequence[str], device: torch.device, runs: int,
               norm_groups: int | None = None) -> Iterator[dict[str, Any]]:
-    """A row (bench/schema.py) per file and precision. The first load may read the disk; later ones find the file in
-    the system's cache. A file that cannot be loaded is a row that says why."""
+    """Measure loading each file in each precision.
+
+    The first load may read the disk; later ones find the file in the system's cache.
+
+    Returns: an iterator over rows (bench/schema.py). A file that cannot be loaded is a row that gives the reason.
+    """
     for path in files:
         for precision in precisions:
             row = {"file": path.name, "file_gb": path.stat().st_size / GIB if path.exists() else 0.0,
@@ -44,7 +48,7 @@ def load_rows(files: Sequence[Path], precisions: Sequence[str], device: torch.de
 
 
 def line(row: dict[str, Any]) -> str:
-    """A row as text."""
+    """Format a row as text."""
     name = f"{row['file']:40} {row['file_gb']:8.3f} GB  {row['precision']:6}"
     if row["skipped"] is not None:
         return f"{name} did not load: {row['skipped']}"

@@ -1,4 +1,4 @@
-"""Decode and encode, measured: this pack and what else the user could run, same weights, same input, same run."""
+"""Benchmark of decode and encode: this pack and its peers, with the same weights and input, in the same run."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ from .subject import copy_of, noise_latent, noise_video
 
 @dataclass(frozen=True)
 class Case:
-    """One clip to decode or encode, `frames` of `width` x `height` pixels (so many pictures at once, of a VAE for
-    pictures). target 0 is automatic."""
+    """One clip to decode or encode: `frames` of `width` x `height` pixels, or as many pictures at once of an image VAE.
+
+    target: VRAM in GB, 0 for automatic. tile, overlap: in pixels."""
 
     half: str
     precision: str
@@ -48,8 +49,17 @@ class Bench:
 
     def __init__(self, weights: Checkpoint, device: torch.device, runs: int, reference_frames: int,
                  norm_groups: int | None = None) -> None:
-        """`reference_frames`: how many frames the fp32 result is made for (0: none, then rows carry no dB).
-        Raises CheckpointError where the weights are those of no known VAE."""
+        """Prepare measurements of `weights`.
+
+        Args:
+            weights: contents of a VAE file.
+            device: device to measure on.
+            runs: timed calls after the first one.
+            reference_frames: frames of the fp32 reference; 0 for none, then rows have no dB.
+            norm_groups: groups of norms, where the file does not tell.
+
+        Raises: CheckpointError where the weights belong to no known VAE.
+        """
         architecture = detect(weights.tensors)
         if architecture is None:
             raise CheckpointError(f"{weights.path or 'these weights'}: not a VAE this pack knows")
@@ -65,19 +75,19 @@ class Bench:
         self._reference: tuple[Any, Tensor | str] | None = None
 
     def check(self, case: Case) -> None:
-        """Raise InputError or CheckpointError, before anything is measured, for what no row could run."""
+        """Raise InputError or CheckpointError before anything is measured, where no row could run."""
         vae = self.load(case.precision)
         if case.half == "encoder" and not vae.can_encode:
             raise InputError(f"{self.weights.path or 'these weights'}: holds no encoder; bench decode works")
 
     def load(self, precision: str) -> VideoVAE:
-        """The weights in `precision` on the device, from the same tensors each time."""
+        """Load the weights in `precision` onto the device, from the same tensors each time."""
         vae = load(copy_of(self.weights), precision=precision, device=self.device, norm_groups=self.norm_groups)
         self.architecture, self.widths = vae.architecture, list(vae.model.config.decoder_widths or ())
         return vae
 
     def rates(self, precision: str) -> speed_limit.Rates:
-        """The ceilings, measured once in this run."""
+        """Return the ceilings, measured once in this run."""
         if precision not in self._rates:
             settle(self.device)
             self._rates[precision] = speed_limit.rates(self.device, precision)
@@ -85,11 +95,13 @@ class Bench:
         return self._rates[precision]
 
     def ours(self, case: Case) -> dict[str, Any]:
-        """This pack as a user gets it. A plan that is refused is a row that says so; other errors are raised."""
+        """Measure this pack with its defaults. A refused plan becomes a row with the reason; other errors are raised.
+        """
         return self._row(case, OURS, lambda vae: vae, (PlanError, torch.OutOfMemoryError))
 
     def torch_peer(self, case: Case, name: str) -> dict[str, Any]:
-        """Our reference modules run by torch alone (`name` of peers.TORCH); what fails is a row that says why."""
+        """Measure our reference modules run by torch alone; an error becomes a row with the reason. name: key of
+        peers.TORCH."""
         prepare = peers.TORCH[name]
         if prepare is not peers.compiled:
             return self._row(case, name, lambda vae: prepare(vae, case.half), (Exception,))
@@ -102,7 +114,13 @@ class Bench:
             return row
 
     def comfy_peers(self, case: Case, folder: str, python: str | None) -> Iterator[dict[str, Any]]:
-        """ComfyUI's own VAE object, in a process of its own."""
+        """Measure ComfyUI's own VAE object, in a process of its own.
+
+        Args:
+            case: the clip.
+            folder: a checkout of ComfyUI.
+            python: its interpreter; None for this one.
+        """
         reference = self.reference(case)
         vae = self.load(case.precision)
         base, inputs, spatial = self._base(case, vae), self.input(case, vae), vae.spatial
@@ -123,7 +141,7 @@ class Bench:
             yield self._finish({**base, **figures}, result, reference)
 
     def input(self, case: Case, vae: VideoVAE) -> Tensor:
-        """What every path is given: a host-scaled latent (pictures: several), or frames."""
+        """Return the input of every path: a latent as the host scales it (several for an image VAE), or frames."""
         if case.half == "encoder":
             return noise_video(case.frames, case.height, case.width)
         latents, height, width = self._size(case)
@@ -132,7 +150,7 @@ class Bench:
         return latent.transpose(0, 2) if self.architecture.still else latent
 
     def reference(self, case: Case) -> Tensor | str:
-        """The fp32 result of the first frames alone on the plain modules, or why there is none."""
+        """Return the fp32 result of the first frames alone from the plain modules, or the reason why there is none."""
         key = (case.half, case.frames, case.width, case.height)
         if self._reference is None or self._reference[0] != key:
             self._reference = key, self._make_reference(case)
@@ -152,7 +170,7 @@ class Bench:
             settle(self.device)
 
     def _first(self, case: Case, inputs: Tensor) -> Tensor:
-        """The part of a case's input that is compared with fp32, as a clip of its own."""
+        """Return the part of a case's input that is compared with fp32, as a clip of its own."""
         latents = self._latents(min(case.frames, max(self.reference_frames, 1)))
         if self.architecture.still:
             return inputs[:latents]
@@ -162,7 +180,10 @@ class Bench:
 
     def _compared(self, case: Case, program: Program, run: Callable[[Tensor], Tensor], inputs: Tensor,
                   result: Tensor) -> Tensor:
-        """The result to compare with fp32: the whole one's beginning, where that depends on nothing behind it."""
+        """Return the result to compare with fp32.
+
+        It is the beginning of the whole result, unless that depends on later input: then the first part is run alone.
+        """
         first = self._first(case, inputs)
         if first.shape == inputs.shape or self.architecture.still or program.reach[1] == 0:
             return result
@@ -187,7 +208,7 @@ class Bench:
         finally:
             vae = run = None
             settle(self.device)
-        # What the last run says of itself, not what was meant to run. The plan opens with the mode's first words.
+        # From the last run's own report, not from what was meant to run. The plan begins with the mode's first words.
         plan = told.plan.removeprefix(told.mode.partition(" (")[0]).lstrip(", ")
         row |= figures | {
             "ran": f"{told.mode}, {plan}", "fused": told.mode.startswith("fused"), "stated_gb": told.predicted_gb,
@@ -196,7 +217,7 @@ class Bench:
         return self._finish(row, result, reference)
 
     def _size(self, case: Case) -> tuple[int, int, int]:
-        """(latents, height, width) of the latent."""
+        """Return (latents, height, width) of the latent."""
         spatial = self.architecture.spatial
         return self._latents(case.frames), case.height // spatial, case.width // spatial
 
@@ -214,7 +235,7 @@ class Bench:
         }  # fmt: skip
 
     def _finish(self, row: dict[str, Any], result: Tensor | None, reference: Tensor | str) -> dict[str, Any]:
-        """Add what follows from the figures: ms per frame, share of the speed limit, dB."""
+        """Add the derived figures: ms per frame, share of the speed limit, dB."""
         if row["skipped"] is not None:
             return row
         row |= {
@@ -227,11 +248,10 @@ class Bench:
 
 
 def quality(result: Tensor | None, reference: Tensor | str, half: str) -> tuple[float | None, str]:
-    """(dB, what it is), or (None, why not).
+    """Return (dB, what it measures), or (None, the reason why there is none).
 
-    Pixels: PSNR with peak 2 in -1..1 (peak 1 in 0..1) over the values that fp32 leaves unclamped, for what comes out of
-    `decode` is clamped. Latents: power of the fp32 latent over that of the error.
-    """
+    Pixels: PSNR with peak 2 in -1..1 (peak 1 in 0..1) over the values that fp32 leaves unclamped, because the output of
+    `decode` is clamped. Latents: power of the fp32 latent over that of the error."""
     if isinstance(reference, str) or result is None:
         return None, reference if isinstance(reference, str) else "no result came back"
     if half == "decoder":

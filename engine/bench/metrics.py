@@ -1,9 +1,8 @@
-"""How two clips differ: PSNR, SSIM, steps across tile seams, jumps between frames, colour shift.
+"""Differences of two clips: PSNR, SSIM, steps across tile seams, jumps between frames, colour shift.
 
-Everything is gathered frame by frame, so memory does not grow with the clip. The seam and jump figures look at the
-difference A - B averaged over small blocks, which keeps what eyes see (offsets) and averages noise away, and are ratios
-to the median of the same figure elsewhere: 1 is ordinary, a seam or a jump stands out. Equal clips have ratio 0.
-"""
+All figures are gathered frame by frame, so memory does not grow with the clip. The seam and jump figures use the
+difference A - B averaged over small blocks, which keeps visible offsets and averages noise away. They are ratios to the
+median of the same figure elsewhere: 1 is ordinary, more is a seam or a jump. Equal clips have ratio 0."""
 
 from __future__ import annotations
 
@@ -22,27 +21,27 @@ from ..run.tiles import check_tile, grid
 
 #: Pixels over which the difference is averaged before steps and jumps are taken.
 BLOCK = 16
-#: Pixels on either side of a place whose means make the step there.
+#: Pixels on either side of a place that are averaged for the step there.
 REACH = 4
-#: A usual step below this (a fortieth of a grey level of 255) counts as this: rounding is no yardstick.
+#: Smallest usual step (a fortieth of a grey level of 255) that ratios divide by: rounding makes smaller ones.
 FLOOR = 1e-4
-#: Ratios from here on are reported as seams and jumps. Clean clips (noise, rounding, H.264) stay below 1.5.
+#: Smallest ratios that are reported as seams and jumps. Clean clips (noise, rounding, H.264) stay below 1.5.
 SEAM_RATIO = JUMP_RATIO = 2.0
-#: Mean difference of a channel reported as a shift: half a grey level of 255.
+#: Smallest mean difference of a channel that is reported as a shift: half a grey level of 255.
 SHIFT = 0.5 / 255
-_WINDOW, _SIGMA = 11, 1.5  # of the published SSIM
+_WINDOW, _SIGMA = 11, 1.5  # as in the publication of SSIM
 
 
 def psnr(mse: float, peak: float = 1.0) -> float:
-    """dB of a mean squared error; infinite for 0."""
+    """Return the dB of a mean squared error; infinite for 0."""
     return math.inf if mse == 0 else 10 * math.log10(peak**2 / mse)
 
 
 def ssim(a: Tensor, b: Tensor) -> float | None:
-    """Mean SSIM of two frames [H, W, C] in 0..1 over every full Gaussian window (11 x 11, sigma 1.5) and channel.
+    """Return the mean SSIM of two frames [H, W, C] in 0..1 over all full Gaussian windows (11 x 11, sigma 1.5) and
+    channels.
 
-    None for frames smaller than the window.
-    """
+    None for frames smaller than the window."""
     if min(a.shape[:2]) < _WINDOW:
         return None
     x, y = (f.permute(2, 0, 1)[:, None].double() for f in (a, b))
@@ -66,15 +65,25 @@ def _gaussian() -> Tensor:
 
 
 def chunk_starts(frames: int, chunk: int, temporal: int) -> list[int]:
-    """First frames of every chunk but the first: of `chunk` latents, of `temporal` frames each but the first one."""
+    """Return the first frames of every chunk but the first.
+
+    Args:
+        frames: of the clip.
+        chunk: latents per chunk.
+        temporal: frames per latent; the clip's first latent has one.
+    """
     return list(range(temporal * (chunk - 1) + 1, frames, temporal * chunk))
 
 
 def tile_edges(height: int, width: int, tile: int, overlap: int, scale: int = 8) -> tuple[list[int], list[int]]:
-    """Rows and columns of pixels at which this pack's blended tiles of a frame begin or end.
+    """Return the rows and columns of pixels at which this pack's blended tiles of a frame begin or end.
 
-    scale: pixels per side of a latent pixel (Wan 2.2: 16). Without overlap a cut lies in the middle of what evenly
-    spread neighbours share.
+    Without overlap the edge is the middle of what evenly spread neighbours share.
+
+    Args:
+        height, width: of the frame in pixels.
+        tile, overlap: in pixels.
+        scale: pixels per side of a latent pixel (Wan 2.2: 16).
     """
     check_tile(tile, overlap, scale)
     tiles = grid(height // scale, width // scale, tile, overlap, scale)
@@ -89,7 +98,7 @@ def tile_edges(height: int, width: int, tile: int, overlap: int, scale: int = 8)
 
 @dataclass(frozen=True)
 class Ratio:
-    """The largest step among those asked for, over the median of the others, and the pixel or frame it leads to."""
+    """The largest step at the given places over the median of the others, and the pixel or frame that it leads to."""
 
     ratio: float
     at: int
@@ -97,12 +106,11 @@ class Ratio:
 
 @dataclass
 class Comparison:
-    """What differs between clips A and B of `frames` frames [height, width, 3] in 0..1.
+    """Differences between clips A and B of `frames` frames [height, width, 3] in 0..1.
 
-    psnr in dB with peak 1 (equal to peak 2 in -1..1), of the whole clip and of its worst frame; max_error and shift
-    (A - B, mean per channel) in 0..1. seam_rows and seam_columns: steps of A - B across the given edges (None: none
-    given). jump: the largest change of A - B from one frame to the next; chunk_jump: the same at chunk starts only.
-    """
+    psnr in dB with peak 1 (equal to peak 2 in -1..1), of the whole clip and of its worst frame; max_error and shift (A
+    - B, mean per channel) in 0..1. seam_rows and seam_columns: steps of A - B across the given edges (None: none
+    given). jump: the largest change of A - B from one frame to the next; chunk_jump: the same at chunk starts only."""
 
     frames: int
     height: int
@@ -120,7 +128,7 @@ class Comparison:
     findings: list[str] = field(default_factory=list)
 
     def record(self) -> dict[str, Any]:
-        """For JSON, which has no infinity: an infinite figure is the text "inf"."""
+        """Return the figures for JSON, which has no infinity: an infinite figure is the text "inf"."""
         return _finite(asdict(self))
 
 
@@ -141,8 +149,13 @@ def compare(
 ) -> Comparison:
     """Compare two clips given as frames [H, W, 3] in 0..1.
 
-    rows, columns: pixels at which a tile begins or ends; starts: first frames of chunks. Raises InputError when the
-    clips differ in size or length, hold nothing, NaN or infinite values, or an edge lies outside.
+    Args:
+        a, b: frames of the clips.
+        rows, columns: pixels at which a tile begins or ends.
+        starts: first frames of chunks.
+
+    Raises: InputError when the clips differ in size or length, hold nothing, NaN or infinite values, or an edge lies
+    outside.
     """
     errors, scores, largest = [], [], 0.0
     shift = torch.zeros(3, dtype=torch.float64)
@@ -210,12 +223,12 @@ def _check(what: str, places: Sequence[int], size: int) -> None:
 
 
 def _blocks(difference: Tensor, dim: int) -> Tensor:
-    """Means over BLOCK neighbours along `dim`; a rest that fills no block is a block of its own."""
+    """Average over BLOCK neighbours along `dim`; a rest that fills no block is a block of its own."""
     return torch.stack([part.mean(dim) for part in difference.split(BLOCK, dim)], dim)
 
 
 def _step(values: Tensor, dim: int) -> Tensor:
-    """Mean square of the step at each place along `dim` (REACH neighbours after it against those before)."""
+    """Return the mean square of the step at each place along `dim` (REACH neighbours after it against those before)."""
     values = values.movedim(dim, 0).flatten(1)
     count = len(values)
     sums = torch.cat((values.new_zeros(1, values.shape[1]), values.cumsum(0)))
@@ -227,7 +240,7 @@ def _step(values: Tensor, dim: int) -> Tensor:
 
 
 def _stands_out(steps: Tensor, places: Sequence[int]) -> Ratio | None:
-    """steps[i] leads from i to i + 1; the largest of those leading to `places` over the median of the others."""
+    """Return the largest step that leads to one of `places`, over the median of the others; steps[i] leads to i + 1."""
     at = torch.tensor(sorted(set(places)), dtype=torch.long) - 1
     if not len(at):
         return None

@@ -1,4 +1,4 @@
-"""A report as one HTML page: no script, no request to anywhere, readable in light and dark and on paper."""
+"""A report as one HTML page without scripts and outside requests, readable in light, in dark and on paper."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ svg text { font-family: inherit }
 
 
 def page(reports: Sequence[Mapping[str, Any]], figures: Mapping[str, Figure]) -> str:
-    """The page as text. `figures` are those of plots.plots for the same reports."""
+    """Return the page as text. figures: result of plots.plots for the same reports."""
     body = [
         "<h1>Zero-Waste VAE: measured</h1>",
         '<p class="dim">Times are medians of whole calls, host memory to host memory, after a first call that is '

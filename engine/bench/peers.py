@@ -1,9 +1,8 @@
-"""What else the user could run on the same weights: torch alone, and ComfyUI's own VAE object.
+"""Alternatives on the same weights: torch alone, and ComfyUI's own VAE object.
 
 The torch peers are our reference modules (engine/network/plain.py) without any kernel of ours, in the same
-time-streaming and under the same memory target. ComfyUI runs in a process of its own (tools/comfy_peer.py), because
-the engine never imports comfy and because its memory is its own then.
-"""
+time-streaming and under the same memory target. ComfyUI runs in a process of its own (tools/comfy_peer.py), because the
+engine never imports comfy and because its memory is its own then."""
 
 from __future__ import annotations
 
@@ -26,28 +25,28 @@ from ..vae import VideoVAE
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "comfy_peer.py"
 #: ComfyUI's ways of running, in this order; the flag is its own command line option.
 COMFY = (("ComfyUI", ()), ("ComfyUI, fp16 accumulation", ("fp16_accumulation",)))
-#: How each of them runs, and what that adds to its name.
+#: Ways in which each of them runs, and the suffix of its name.
 WAYS = {"plain": "", "tiled": ", tiled"}
 #: The stock tiled nodes' defaults, in pixels and in frames.
 COMFY_TILE, COMFY_OVERLAP, COMFY_FRAMES, COMFY_FRAMES_OVERLAP = 512, 64, 64, 8
-#: Parts of each half that VideoVAE calls (network/plain.py): what torch.compile compiles.
+#: Parts of each component that VideoVAE calls (network/plain.py), which torch.compile compiles.
 _PARTS = ("low", "between", "high")
 
 
 def eager(vae: VideoVAE, half: str) -> VideoVAE:
-    """Plain torch as it comes."""
+    """Set a VAE to plain torch with its defaults."""
     vae.options = vae.options.switched(off=["triton_fusion"])
     return vae
 
 
 def channels_last(vae: VideoVAE, half: str) -> VideoVAE:
-    """Plain torch with its convolutions in torch.channels_last_3d."""
+    """Set a VAE to plain torch with its convolutions in torch.channels_last_3d."""
     vae.options = vae.options.switched(on=["channels_last_3d"], off=["triton_fusion"])
     return vae
 
 
 def compiled(vae: VideoVAE, half: str) -> VideoVAE:
-    """Plain torch with the three parts of the half through torch.compile (default mode, fixed shapes)."""
+    """Set a VAE to plain torch with the component's three parts through torch.compile (default mode, fixed shapes)."""
     eager(vae, half)
     part = vae._plain.there(half, vae.device)
     for name in _PARTS:
@@ -55,7 +54,7 @@ def compiled(vae: VideoVAE, half: str) -> VideoVAE:
     return vae
 
 
-#: Name of a row -> what makes a loaded VAE run that way.
+#: Name of a row -> function that makes a loaded VAE run that way.
 TORCH: dict[str, Callable[[VideoVAE, str], VideoVAE]] = {
     "torch eager": eager,
     "torch channels-last": channels_last,
@@ -65,9 +64,9 @@ TORCH: dict[str, Callable[[VideoVAE, str], VideoVAE]] = {
 
 @contextmanager
 def compiler() -> Iterator[Callable[[], str | None]]:
-    """Around a compiled run: falling back to eager unseen becomes an error, and compiled code is dropped afterwards.
+    """Turn a silent fallback to eager into an error during a compiled run, and drop the compiled code afterwards.
 
-    Hands out a function that tells what was compiled, None if nothing was.
+    Yields: a function that returns how many graphs were compiled, as text, or None if none was.
     """
     import torch._dynamo as dynamo
     from torch._dynamo.utils import counters
@@ -90,11 +89,18 @@ def compiler() -> Iterator[Callable[[], str | None]]:
 
 def comfy(folder: str, python: str | None, weights: Mapping[str, Tensor], inputs: Tensor, short: Tensor,
           about: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], Tensor | None]]:
-    """ComfyUI's VAE object plain and tiled, without and with fp16 accumulation.
+    """Measure ComfyUI's VAE object plain and tiled, without and with fp16 accumulation.
 
-    weights: the network's own keys; inputs: what its decode or encode takes; short: the beginning of that, whose result
-    is brought back; about: half ("decoder" or "encoder"), precision, device, runs, metadata (of the file), spatial and
-    temporal (pixels and frames per latent). Yields (figures of a row, result or None).
+    Args:
+        folder: a checkout of ComfyUI.
+        python: its interpreter; None for this one.
+        weights: tensors under the network's own keys.
+        inputs: input of its decode or encode.
+        short: beginning of `inputs`, whose result is returned.
+        about: half ("decoder" or "encoder"), precision, device, runs, metadata (of the file), spatial and temporal
+            (pixels and frames per latent).
+
+    Returns: an iterator over (figures of a row, result or None).
     """
     names = [who + how for who, _ in COMFY for how in WAYS.values()]
     reason = _cannot(folder, about["precision"])
@@ -138,7 +144,7 @@ def _cannot(folder: str, precision: str) -> str | None:
 
 
 def _run(python: str, job: Mapping[str, Any]) -> dict[str, Any]:
-    """Run the tool; its answer, or {"error": one line}."""
+    """Run the tool and return its answer, or {"error": one line}."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     try:
         command = [python, str(TOOL), json.dumps(job)]
@@ -154,6 +160,6 @@ def _run(python: str, job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def one_line(error: BaseException) -> str:
-    """An error as one short line, for a row."""
+    """Return an error as one short line, for a row."""
     text = " ".join(str(error).split()) or "no message"
     return f"{type(error).__name__}: {text[:200]}"

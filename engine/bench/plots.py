@@ -1,4 +1,4 @@
-"""The plots of a report: time against the speed limit, or by stage; memory over time against the target; dB against
+"""Plots of a report: time against the speed limit, time by stage, memory over time against the target, dB against
 speed."""
 
 from __future__ import annotations
@@ -17,12 +17,17 @@ _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 860, 210, 90, 68, 46
 
 
 def plots(reports: Sequence[Mapping[str, Any]], profile: Mapping[str, Any] | None = None) -> dict[str, Figure]:
-    """Name -> figure, for every setting that was measured. Rows that did not run are in none of them."""
+    """Return the figures of every setting that was measured, by name, without rows that did not run.
+
+    Args:
+        reports: results of `bench`.
+        profile: JSON of `profile`, for a plot by stage.
+    """
     places = [source(report) for report in reports]
     found = {}
     for place in dict.fromkeys(places):
         rows = [row for own, report in zip(places, reports, strict=True) if own == place for row in report["rows"]]
-        # Those of two cards, or of two VAEs, share no speed limit.
+        # Reports of two cards, or of two VAEs, share no speed limit.
         found |= _plots([row for row in rows if row["skipped"] is None], f"{place}: " if len(set(places)) > 1 else "")
     if profile is not None:
         found["stages"] = stage_plot(profile)
@@ -46,12 +51,12 @@ def _plots(rows: Sequence[Row], place: str) -> dict[str, Figure]:
 
 
 def _key(name: str) -> str:
-    """Letters and digits, the others as one "-"."""
+    """Return the name in lower case with every other run of characters than letters and digits as one "-"."""
     return re.sub(r"[\W_]+", "-", name.lower()).strip("-")
 
 
 def time_plot(name: str, rows: Sequence[Row]) -> Figure:
-    """Bars of ms per frame with their spread, and the speed limit as a line."""
+    """Draw bars of ms per frame with their spread, and the speed limit as a line."""
     pitch = 34
     figure = Figure(_WIDTH, _TOP + pitch * len(rows) + _BOTTOM, f"Milliseconds per frame: {name}")
     _title(figure, "Time per frame against the speed limit", name)
@@ -77,7 +82,7 @@ def time_plot(name: str, rows: Sequence[Row]) -> Figure:
 
 
 def memory_plot(name: str, rows: Sequence[Row]) -> Figure:
-    """Reserved GB (CPU: of the process) over one call for every row, the target as a line."""
+    """Draw the reserved GB (CPU: of the process) over one call for every row, and the target as a line."""
     figure = Figure(_WIDTH, 380 + 18 * len(rows), f"Memory over time: {name}")
     process = rows[0]["process_gb"] is not None
     what = "resident memory of the process" if process else "reserved on the GPU; thin: allocated"
@@ -109,7 +114,7 @@ def memory_plot(name: str, rows: Sequence[Row]) -> Figure:
 
 
 def quality_plot(name: str, rows: Sequence[Row]) -> Figure:
-    """dB against fp32 over frames per second, one dot per row."""
+    """Draw dB against fp32 over frames per second, one dot per row."""
     figure = Figure(_WIDTH, 380 + 18 * len(rows), f"Quality against speed: {name}")
     _title(figure, "Quality against speed (up and right is better)", f"{name}: {rows[0]['db_note']}")
     left, bottom = 64, 320
@@ -128,7 +133,7 @@ def quality_plot(name: str, rows: Sequence[Row]) -> Figure:
 
 
 def stage_plot(profile: Mapping[str, Any]) -> Figure:
-    """Bars of milliseconds by stage with the speed limit of each, from the JSON of `profile`."""
+    """Draw bars of milliseconds by stage with the speed limit of each, from the JSON of `profile`."""
     stages = profile["stages"]
     pitch = 30
     figure = Figure(_WIDTH, _TOP + pitch * len(stages) + _BOTTOM, "Time by stage against the speed limit")
@@ -158,7 +163,7 @@ def _title(figure: Figure, title: str, below: str) -> None:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """About five round values from low to at least high."""
+    """Return about five round values from low to at least high."""
     span = max(high - low, 1e-9)
     unit = 10 ** math.floor(math.log10(span / 5))
     step = next(unit * m for m in (1, 2, 2.5, 5, 10) if span / (unit * m) <= 6)

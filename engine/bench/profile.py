@@ -1,9 +1,8 @@
-"""Where the time of a decode or encode goes: operators by stage and shape, beside their speed limits.
+"""Profile of a decode or encode: time of the operators by stage and shape, compared with their speed limits.
 
-Times are of the operators alone (CUDA events around each call, a clock on a CPU); what lies between them (copies,
+Times are of the operators alone (CUDA events around each call, a clock on a CPU); the time between them (copies,
 attention's projections, a GPU that waits) is one line of its own. A speed limit is FLOP at the rate of matrix products
-plus bytes at that of copies, both measured right after the runs, when the GPU is as warm as they left it.
-"""
+plus bytes at that of copies, both measured right after the runs, when the GPU is as warm as they left it."""
 
 from __future__ import annotations
 
@@ -36,8 +35,10 @@ _LAYOUT = "{:17} {:>5} {:34} {:>6} {:>9} {:>7} {:>8} {:>6} {:>8} {:>8}"
 
 @dataclass(frozen=True)
 class Work:
-    """What one call does: FLOP in products of `dtype` operands, bytes read and written once each. Its stage is `scale`
-    or follows from the width of a row, or from the positions of a frame where it knows no rows."""
+    """Work of one call: FLOP in products of `dtype` operands, and the bytes `moved`, read and written once each.
+
+    Its stage is `scale`, or follows from the width of a row, or from the positions of a frame where no width is known.
+    """
 
     operator: str
     what: str
@@ -66,8 +67,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Profile:
-    """Rows from the costliest down, per `frames` frames in all; `total_ms` is from the first operator to the last, and
-    `call_ms` the whole call, host memory to host memory. rates: TFLOP/s by operand type, and TB/s of "copy"."""
+    """Rows from the costliest down, over `frames` frames in all.
+
+    total_ms: from the first operator to the last. call_ms: of the whole calls, host memory to host memory. rates:
+    TFLOP/s by operand type, and TB/s of "copy"."""
 
     title: str
     frames: int
@@ -77,7 +80,7 @@ class Profile:
     rows: list[Row]
 
     def stages(self) -> list[dict[str, Any]]:
-        """Milliseconds per frame and speed limit by stage, from the latent's resolution up."""
+        """Return milliseconds per frame and speed limit by stage, from the latent's resolution up."""
         found: dict[str, dict[str, Any]] = {}
         for row in sorted(self.rows, key=lambda r: (r.operator == BETWEEN, int(r.stage[:-1] or 0))):
             name = row.stage or BETWEEN
@@ -88,11 +91,11 @@ class Profile:
         return list(found.values())
 
     def record(self) -> dict[str, Any]:
-        """For JSON; row figures are sums over all frames."""
+        """Return the profile for JSON; figures of rows are sums over all frames."""
         return {**vars(self), "rows": [vars(r) for r in self.rows], "stages": self.stages()}
 
     def lines(self) -> list[str]:
-        """The table."""
+        """Format the profile as a table."""
         found = [self.title]
         if self.rates:
             found.append("ceilings after it: " + ", ".join(
@@ -116,10 +119,16 @@ class Profile:
 
 
 def profile(vae: VideoVAE, half: str, data: Tensor, runs: int = 3) -> Profile:
-    """Profile "decode" of a host-scaled latent [1, C, T, h, w], or "encode" of frames [F, H, W, 3] in 0..1.
+    """Profile `runs` calls of decode or encode, after one that is not watched.
 
-    On the fused kernels, and of a transformer, it is the call itself that is watched, after one unwatched; where they
-    are off, the same steps on the reference operators.
+    With fused kernels, and for a transformer's decode, the call itself is watched; elsewhere the same steps on the
+    reference operators.
+
+    Args:
+        vae: the loaded VAE.
+        half: "decode" or "encode".
+        data: a latent [1, C, T, h, w] as the host scales it, or frames [F, H, W, 3] in 0..1.
+        runs: watched calls.
     """
     fused, own = vae.fused() is not None, vae.architecture.own
     if fused or (own is not None and half == "decode"):
@@ -152,11 +161,12 @@ def profile(vae: VideoVAE, half: str, data: Tensor, runs: int = 3) -> Profile:
 
 
 class _Watch:
-    """Times every operator call and sums by kind."""
+    """Times every operator call and sums up by kind."""
 
     def __init__(self, device: torch.device, height: int, width: int) -> None:
-        """height, width: of the frame, or of a tile that the network cuts, in latent pixels, from which stages take
-        their names."""
+        """Prepare for frames of height x width latent pixels (or tiles of them, where the network cuts its own).
+
+        Stages take their names from these sizes."""
         self._cuda = device.type == "cuda"
         self._width = width
         self._positions = height * width
@@ -189,7 +199,7 @@ class _Watch:
         return row
 
     def collect(self) -> float:
-        """Sum up what has been marked; milliseconds from the first operator to the last."""
+        """Sum up the marked calls; return the milliseconds from the first operator to the last."""
         if self._cuda:
             torch.cuda.synchronize()
         between = (lambda a, b: a.elapsed_time(b)) if self._cuda else (lambda a, b: 1e3 * (b - a))
@@ -211,7 +221,7 @@ def _rates(device: torch.device, types: set[str]) -> dict[str, float]:
 
 
 def _reference(vae: VideoVAE, half: str, data: Tensor) -> Callable[[], None]:
-    """The fused network's steps, a latent and a frame at a time, on whatever operators the device has."""
+    """Run the fused network's steps, a latent and a frame at a time, on the operators that the device has."""
 
     def decode() -> None:
         z = (vae.inside(data)[0] / vae.scale).to(vae.device, vae.dtype).permute(1, 2, 3, 0)
@@ -303,7 +313,7 @@ def _rotated(qkv: Tensor, turns: Tensor, head: int, *_: Any, **__: Any) -> Work:
 
 
 def _rows(operator: str) -> Callable[..., Work]:
-    """Of operators that make rows `out` of rows x."""
+    """Return the description of an operator that makes rows `out` of rows x."""
 
     def work(x: Tensor, out: Tensor, *_: Any, **__: Any) -> Work:
         return Work(operator, f"{out.shape[1]} -> {word(out.dtype)}", x.dtype, 0.0, x.nbytes + out.nbytes, scale=1)

@@ -1,8 +1,7 @@
-"""Projected times on cards nobody measured: their published peaks at the share of the speed limit measured elsewhere.
+"""Projected times on cards that were not measured: their published peaks at the measured share of the speed limit.
 
-Never a measurement, and always called projected: it assumes that the other card's products and copies reach its
-published peaks, and that the kernels come as close to that as on the measured card.
-"""
+A projection is never a measurement, and is always called projected: it assumes that the other card's products and
+copies reach its published peaks, and that the kernels come as close to that as on the measured card."""
 
 from __future__ import annotations
 
@@ -18,8 +17,10 @@ from .subject import PUBLISHED
 
 @dataclass(frozen=True)
 class Card:
-    """Dense published peaks in TFLOP/s by precision (fp16 and bf16 accumulate in fp32; fp16_fast in fp16; fp8 is the
-    card's fastest right form), bandwidth in TB/s."""
+    """Published dense peaks of a card in TFLOP/s by precision, and its bandwidth in TB/s.
+
+    fp16 and bf16 accumulate in fp32, fp16_fast in fp16; fp8 is the fastest form that gives right results on the card.
+    """
 
     name: str
     sm: int
@@ -43,16 +44,21 @@ CLIP = 1280, 720, 81
 
 
 def published(name: str, sm: int) -> Card | None:
-    """Return the card of this name, or for the name of a whole generation ("sm_89") the one that is kept of it."""
+    """Return the card of this name, or the kept card of a generation for its name ("sm_89"); None where there is none.
+    """
     known = (card for card in CARDS if card.name.lower() == name.lower() or (name.startswith("sm_") and card.sm == sm))
     return next(known, None)
 
 
 def project(report: Mapping[str, Any], cards: Sequence[Card] = CARDS) -> Iterator[dict[str, Any]]:
-    """Projected rows for these cards and every half and precision that this pack's fused kernels were measured in.
+    """Return projected rows for these cards, for every component and precision measured on this pack's fused kernels.
 
-    report: of `bench decode` or `encode` at SeedVR2's published widths (others give no rows). The share is that of the
-    largest clip measured. Rows carry `projected` True and never look like measured ones: they have no median.
+    The share of the speed limit is that of the largest clip measured. Rows carry `projected` True and have no median,
+    so they never look like measured ones.
+
+    Args:
+        report: result of `bench decode` or `encode` at SeedVR2's published widths; others give no rows.
+        cards: cards to project to.
     """
     about = report["settings"]
     if (about.get("architecture"), about.get("widths")) != (DEFAULT.name, list(PUBLISHED.decoder_widths)):
@@ -79,7 +85,7 @@ def project(report: Mapping[str, Any], cards: Sequence[Card] = CARDS) -> Iterato
 
 
 def line(row: Mapping[str, Any]) -> str:
-    """A projected row as text."""
+    """Format a projected row as text."""
     what = "decode" if row["half"] == "decoder" else "encode"
     name = f"projected  {row['card']:12} {what} {row['width']}x{row['height']} x {row['frames']}, {row['precision']:9}"
     if row["skipped"]:

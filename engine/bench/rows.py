@@ -1,4 +1,4 @@
-"""One measured row of the operators' table, and how it is taken."""
+"""Rows of the operators' table, and how they are measured."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def word(dtype: torch.dtype) -> str:
 
 
 class Meter:
-    """Times calls on one device; `ceiling` is that of the case at hand, TFLOP/s or TB/s."""
+    """Times calls on one device; `ceiling` is that of the current case, in TFLOP/s or TB/s."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -1,8 +1,7 @@
-"""The JSON that `bench` writes: what is in it, in which unit, and a check.
+"""The JSON that `bench` writes: its fields, their units, and a check.
 
-A file is {"schema": "zerowaste-vae/bench", "version": 1, "environment": {...}, "settings": {...}, "rows": [...]}.
-The version goes up when a field changes its meaning or goes away; new fields may come without that.
-"""
+A file is {"schema": "zerowaste-vae/bench", "version": 1, "environment": {...}, "settings": {...}, "rows": [...]}. The
+version goes up when a field changes its meaning or goes away; new fields may come without that."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ NAME, VERSION = "zerowaste-vae/bench", 1
 #: `who` of this pack's own rows; every other name is a peer.
 OURS = "this pack"
 _NUMBER, _TEXT = (int, float), (str,)
-#: No number is as large.
+#: Numbers must be smaller than this.
 _MOST = 1e18
 
 #: Fields of every row of decode and encode: (types, may be None, meaning).
@@ -62,13 +61,13 @@ LOAD = {
 }
 #: Fields that only some rows have: may be None.
 SOME = {"stated_gb": (_NUMBER, True, "peak that the plan stated")}
-#: What `ceilings` holds.
+#: Fields of `ceilings`.
 CEILINGS = {
     "product": (_TEXT, False, "type of the products"),
     "matrix": (_NUMBER, False, "TFLOP/s"),
     "copy": (_NUMBER, False, "TB/s, read + written"),
 }
-#: What `settings` of decode and encode hold.
+#: Fields of `settings` of decode and encode.
 SETTINGS = {
     "weights": (_TEXT, False, "a name"),
     "architecture": (_TEXT, False, "family of the VAE"),
@@ -76,13 +75,13 @@ SETTINGS = {
     "runs": ((int,), False, "steady calls"),
     "input": (_TEXT, False, "what was decoded or encoded"),
 }
-#: Numbers that may be below 0, and those that others are divided by.
+#: Numbers that may be below 0, and divisors, which must not be 0.
 _SIGNED, _DIVISORS = frozenset({"db"}), frozenset({"width", "height", "frames", "ms_per_frame", "floor_share"})
 LOADED = {name: RAN[name] for name in ("first_s", "median_s", "low_s", "high_s", "runs")}
 
 
 def report(kind: str, environment: Mapping[str, Any], settings: Mapping[str, Any], rows: list[Any]) -> dict[str, Any]:
-    """A checked report of `kind` decode, encode or load."""
+    """Return a checked report. kind: "decode", "encode" or "load"."""
     made = {"schema": NAME, "version": VERSION, "kind": kind, "environment": dict(environment),
             "settings": dict(settings), "rows": rows}
     check(made, "this report")
@@ -90,7 +89,7 @@ def report(kind: str, environment: Mapping[str, Any], settings: Mapping[str, Any
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A report from a file. Raises InputError where it is none."""
+    """Read a report from a file. Raises InputError where the file is not one."""
     found = read_json(path)
     check(found, str(path))
     if found["kind"] != "load":
@@ -99,8 +98,8 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def read_profile(path: Path) -> dict[str, Any]:
-    """The JSON of `profile`, of which `stages` [{name, ms, floor_ms or None}], per frame, are used. Raises InputError.
-    """
+    """Read the JSON of `profile`, whose `stages` [{name, ms, floor_ms or None}] (per frame) are used. Raises
+    InputError."""
     found = read_json(path)
     stages = found.get("stages") if isinstance(found, dict) else None
     wanted = (("name", _TEXT), ("ms", _NUMBER), ("floor_ms", _NUMBER))
@@ -114,9 +113,9 @@ def read_profile(path: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """Any JSON file. Raises InputError."""
+    """Read any JSON file. Raises InputError."""
     try:
-        return json.loads(path.read_text(encoding="utf-8-sig"))  # editors on Windows put a mark in front
+        return json.loads(path.read_text(encoding="utf-8-sig"))  # editors on Windows begin files with a mark
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except (ValueError, OSError, RecursionError) as error:
@@ -158,7 +157,7 @@ def _check_fields(given: Mapping[str, Any], fields: Mapping[str, tuple], place: 
 
 
 def _fits(value: Any, types: tuple[type, ...], field: str = "") -> bool:
-    """Whether it is one of them, and a number one that somebody can have measured."""
+    """Check that a value has one of the types and, if a number, lies in the range that a measurement can have."""
     if not isinstance(value, types) or isinstance(value, bool):
         return False
     if not isinstance(value, _NUMBER):

@@ -1,4 +1,4 @@
-"""One file on a GPU for others to read: card, versions, times, dB and schedules. And a table of such files."""
+"""A file of one GPU's measurements to share (card, versions, times, dB and schedules), and a table of such files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .schema import OURS
 from .subject import read_weights
 from .table import cell
 
-#: Frames, width and height of the decode, its calls after the first one, and the frames that are compared with fp32.
+#: Frames, width and height of the decode; its calls after the first one; the frames that are compared with fp32.
 CLIP, RUNS, COMPARED = (21, 1280, 720), 5, 9
 _COLUMNS = ("GPU", "VAE", "clip", "precision", "ms per frame", "GB", "dB against fp32", "schedules", "versions")
 #: Longest text of a cell: files come from anywhere.
@@ -23,7 +23,8 @@ _LONGEST = 60
 
 
 def measured(weights: str, precision: str, device: torch.device, norm_groups: int | None) -> dict[str, Any]:
-    """A report as `bench decode` has it, of one decode, with what is tuned. weights: as for `read_weights`."""
+    """Measure one decode and return a report as of `bench decode`, with the tuned schedules. weights: as for
+    `read_weights`."""
     bench = Bench(read_weights(weights), device, RUNS, COMPARED, norm_groups)
     frames, width, height = CLIP
     row = bench.ours(Case("decoder", precision, frames - (frames - 1) % bench.architecture.temporal, width, height))
@@ -33,13 +34,13 @@ def measured(weights: str, precision: str, device: torch.device, norm_groups: in
 
 
 def with_tuning(report: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """The report with the schedules that were in use."""
+    """Return the report with the tuned schedules of the device, if it has some."""
     known = kept.of(device)
     return report if known is None else report | {"tuning": known.as_dict()}
 
 
 def gpus(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Lines of a Markdown table, a row for each decode that this pack ran in the reports."""
+    """Return lines of a Markdown table with a row for each decode that this pack ran in the reports."""
     yield "| " + " | ".join(_COLUMNS) + " |"
     yield "|" + "---|" * len(_COLUMNS)
     rows = [(report["environment"], report["settings"], row) for report in reports for row in report["rows"]
@@ -56,6 +57,6 @@ def gpus(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _plain(value: object) -> str:
-    """Text that is nothing else in Markdown."""
+    """Return a value as text that Markdown does not interpret."""
     text = " ".join(str(value).split())[:_LONGEST]
     return "".join(c if c.isalnum() or c in " .,()+-_/%:" else f"&#{ord(c)};" for c in text)

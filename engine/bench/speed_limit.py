@@ -1,10 +1,9 @@
-"""The least a decode or encode can take: its FLOP at the rate of matrix products plus its bytes at that of copies.
+"""Least time of a decode or encode: its FLOP at the rate of matrix products plus its bytes at the rate of copies.
 
 Both rates are measured here, in the same run, with the vendor's own routines. FLOP are those of the Program's steps (2
-per multiply-add, attention included); bytes count every convolution reading its input and writing its output once,
-everything else fused into them. The upsamplers are counted in their composed form where
-that is fewer FLOP (DESIGN: 21 % of the decoder), because that is the least known.
-"""
+per multiply-add, attention included); bytes count every convolution reading its input and writing its output once, with
+everything else fused into them. The upsamplers are counted in their composed form where that is fewer FLOP (DESIGN: 21
+% of the decoder), because that is the least known."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from ..archs import Architecture
 from ..network.program import Work
 from .timing import copy_rate, matrix_rate
 
-#: What the products of a precision are compared with; others (fp32, bf16, ...) with their own type.
+#: Type of the matrix product that a precision is compared with; float16 for precisions not listed.
 MATRIX_TYPES = {
     "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp16_fast": torch.float16,
     "fp8": torch.float8_e4m3fn, "int8": torch.int8,
@@ -36,7 +35,7 @@ class Rates:
 
 
 def work(architecture: Architecture, config: object, half: str, latents: int, height: int, width: int) -> Work:
-    """Work of `half` ("decoder" or "encoder") for a clip of `latents` x `height` x `width` latent pixels."""
+    """Return the work of `half` ("decoder" or "encoder") for a clip of `latents` x `height` x `width` latent pixels."""
     program = architecture.program(half, config)
     if half == "decoder":
         size = latents, height, width
@@ -47,7 +46,14 @@ def work(architecture: Architecture, config: object, half: str, latents: int, he
 
 
 def seconds(work: Work, precision: str, flop_rate: float, byte_rate: float) -> float:
-    """The speed limit, with rates in TFLOP/s and TB/s. 8-bit precisions keep the outputs of convolutions in 16 bits."""
+    """Return the speed limit in seconds.
+
+    Args:
+        work: FLOP and values of a clip. 8-bit precisions keep the outputs of convolutions in 16 bits.
+        precision: a precision's name.
+        flop_rate: TFLOP/s.
+        byte_rate: TB/s.
+    """
     value_bytes = 4 if precision == "fp32" else 2
     return work.composed_flop * 1e-12 / flop_rate + work.values * value_bytes * 1e-12 / byte_rate
 

@@ -1,4 +1,4 @@
-"""What is measured: weights and inputs, the same for this pack and every peer."""
+"""Weights and inputs of measurements, the same for this pack and every peer."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ..loader import demo_vae_path
 #: The sizes of the published VAE of the first family.
 PUBLISHED = DEFAULT.published.config
 RANDOM, DEMO = "random", "demo"
-#: Parameters that latents are divided by end so.
+#: Endings of parameters that latents are divided by.
 SPREADS = ("running_var", "std-of-means")
 
 
 def default_weights(device: torch.device) -> str:
-    """Full width on a GPU; on a CPU the demo VAE, because full width takes minutes per frame there."""
+    """Return full width on a GPU, and the demo VAE on a CPU, where full width takes minutes per frame."""
     return RANDOM if device.type == "cuda" else DEMO
 
 
@@ -31,16 +31,26 @@ FAMILIES = tuple(a.name for a in ARCHITECTURES if a.published)
 
 
 def read_weights(weights: str) -> Checkpoint:
-    """`random` (the first family's published widths, seed 0), the same of another family by its name, `demo`, or a
-    file."""
+    """Return the weights to measure.
+
+    Args:
+        weights: "random" (the first family's published widths, seed 0), the name of another family for the same of it,
+            "demo", or a file.
+    """
     if weights == RANDOM or weights in FAMILIES:
         return random_checkpoint(architecture=DEFAULT if weights == RANDOM else by_name(weights))
     return read_checkpoint(demo_vae_path() if weights == DEMO else Path(weights))
 
 
 def random_checkpoint(config: Any = None, seed: int = 0, architecture: Architecture = DEFAULT) -> Checkpoint:
-    """Seeded fp16 weights of a family's network (config None: the published one), as its `Draws` say: time and memory
-    are those of real weights."""
+    """Return seeded fp16 weights of a family's network, drawn by its `Draws`: time and memory are those of real
+    weights.
+
+    Args:
+        config: sizes of the network; None for the published ones.
+        seed: of the random numbers.
+        architecture: the family.
+    """
     published = architecture.published
     config = config or published.config
     with torch.device("meta"):
@@ -54,7 +64,7 @@ def random_checkpoint(config: Any = None, seed: int = 0, architecture: Architect
 
 
 def _drawn(name: str, draw: Tensor, draws: Draws) -> Tensor:
-    """A parameter's values of normal ones."""
+    """Return a parameter's values, made from normally distributed ones."""
     for end, mean, deviation in draws.named:
         if name.endswith(end):
             return mean + deviation * draw
@@ -66,17 +76,17 @@ def _drawn(name: str, draw: Tensor, draws: Draws) -> Tensor:
 
 
 def copy_of(checkpoint: Checkpoint) -> Checkpoint:
-    """The same tensors in a new Checkpoint: `load` uses up the one it is given."""
+    """Return the same tensors in a new Checkpoint, because `load` uses up the one it is given."""
     return Checkpoint(dict(checkpoint.tensors), dict(checkpoint.metadata), checkpoint.path)
 
 
 def noise_latent(channels: int, latents: int, height: int, width: int) -> Tensor:
-    """Seeded normal latent [1, C, T, h, w]."""
+    """Return a seeded normal latent [1, C, T, h, w]."""
     return torch.randn(1, channels, latents, height, width, generator=torch.Generator().manual_seed(1))
 
 
 def noise_video(frames: int, height: int, width: int) -> Tensor:
-    """Seeded smooth colours with a little noise, [F, H, W, 3] in 0..1."""
+    """Return seeded smooth colours with a little noise, [F, H, W, 3] in 0..1."""
     generator = torch.Generator().manual_seed(1)
     coarse = torch.rand(1, 3, max(2, frames // 8), max(2, height // 64), max(2, width // 64), generator=generator)
     smooth = torch.nn.functional.interpolate(coarse, (frames, height, width), mode="trilinear", align_corners=True)
@@ -85,7 +95,7 @@ def noise_video(frames: int, height: int, width: int) -> Tensor:
 
 
 def check_size(size: str, spatial: int) -> tuple[int, int]:
-    """WIDTHxHEIGHT -> (width, height), both multiples of `spatial`. Raises InputError."""
+    """Parse WIDTHxHEIGHT into (width, height), both multiples of `spatial`. Raises InputError."""
     try:
         width, height = map(int, size.lower().split("x"))
     except ValueError:

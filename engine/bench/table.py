@@ -1,4 +1,4 @@
-"""A report as text for the terminal."""
+"""Reports as text for the terminal."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 _COLUMNS = ("by", "ms/frame", "(min to max)", "first", "alloc", "reserved", "stated", "of limit", "dB")
 _WIDTHS = (34, 9, 20, 8, 7, 8, 7, 8, 7)
-#: Closes a table that holds such figures.
+#: Last line of a table that holds such figures.
 NOTE = "* resident memory of the whole process: a CPU has no allocator that could be asked"
 
 
 def environment_line(environment: Mapping[str, Any]) -> str:
-    """GPU (or CPU) and versions in one line."""
+    """Return the GPU (or CPU) and versions in one line."""
     where = environment.get("gpu") or f"CPU, {environment.get('threads')} threads"
     parts = [where, f"torch {environment.get('torch')}"]
     for name, label in (("cuda", "CUDA"), ("cudnn", "cuDNN"), ("triton", "Triton"), ("driver", "driver")):
@@ -22,20 +22,20 @@ def environment_line(environment: Mapping[str, Any]) -> str:
 
 
 def source(report: Mapping[str, Any]) -> str:
-    """Where and of what a report is: `NVIDIA H200, flux`."""
+    """Return the device and VAE of a report: `NVIDIA H200, flux`."""
     about, settings = report["environment"], report["settings"]
     return f"{about.get('gpu') or 'CPU'}, {settings['weights'] or settings['architecture']}"
 
 
 def setting(row: Mapping[str, Any]) -> str:
-    """What a group of rows has in common: `decode 1280x720 x 21 frames, fp16, target 13 GB`."""
+    """Return the setting that a group of rows shares: `decode 1280x720 x 21 frames, fp16, target 13 GB`."""
     what = "decode" if row["half"] == "decoder" else "encode"
     target = f", target {row['target_gb']:g} GB" if row["target_gb"] else ""
     return f"{what} {row['width']}x{row['height']} x {row['frames']} frames, {row['precision']}{target}"
 
 
 def limit_line(row: Mapping[str, Any]) -> str:
-    """The speed limit of a row and where it comes from."""
+    """Return the speed limit of a row and the figures it follows from."""
     tops = row["ceilings"]
     work = f"{row['composed_tflop']:.4g} TFLOP (as published {row['tflop']:.4g})"
     rates = f"{tops['matrix']:.4g} TFLOP/s ({tops['product']} products), copies at {tops['copy']:.3g} TB/s"
@@ -43,7 +43,7 @@ def limit_line(row: Mapping[str, Any]) -> str:
 
 
 def line(row: Mapping[str, Any]) -> str:
-    """One row; a row that did not run says why."""
+    """Format one row; a row that did not run gives the reason."""
     if row["skipped"] is not None:
         return f"{row['who']:{_WIDTHS[0]}} did not run: {row['skipped']}"
     per_frame = 1e3 / row["frames"]
@@ -56,13 +56,13 @@ def line(row: Mapping[str, Any]) -> str:
 
 
 def lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """All rows of decode and encode, grouped by setting, with the speed limit of each group."""
+    """Format all rows of decode and encode, grouped by setting, with the speed limit of each group."""
     for before, row in zip((None, *rows), rows, strict=False):
         yield from after(before, row)
 
 
 def after(before: Mapping[str, Any] | None, row: Mapping[str, Any]) -> Iterator[str]:
-    """The lines of `row` when `before` was the last one: under a new heading where the setting changes."""
+    """Format `row` when `before` was the last one: under a new heading where the setting changes."""
     if before is None or setting(before) != setting(row):
         yield from group(row)
     yield line(row)
@@ -71,7 +71,7 @@ def after(before: Mapping[str, Any] | None, row: Mapping[str, Any]) -> Iterator[
 
 
 def group(row: Mapping[str, Any]) -> Iterator[str]:
-    """Heading of a group."""
+    """Format the heading of a group."""
     yield ""
     yield setting(row)
     yield limit_line(row)
@@ -84,5 +84,5 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def cell(value: float | None) -> str:
-    """A figure of a table; "-" where there is none."""
+    """Format a figure of a table; "-" where there is none."""
     return "-" if value is None else f"{value:.2f}"

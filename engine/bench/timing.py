@@ -1,4 +1,4 @@
-"""Timing on a CUDA device, and the ceilings every figure is compared with."""
+"""Timing on a CUDA device, and the ceilings that all figures are compared with."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from functools import partial
 import torch
 
 WARM_UP = 3
-SECONDS = 0.15  # of repetitions per measurement, at least MIN_RUNS of them
+SECONDS = 0.15  # duration of the repetitions of a measurement, at least MIN_RUNS of them
 MIN_RUNS = 7
-SIDE = 8192  # of the matrices
+SIDE = 8192  # rows and columns of the matrices
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def _timed(call: Callable[[], object], runs: int) -> list[float]:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Rates of the vendor's own routines on this GPU, now: products in TFLOP/s (None: has none), copy in TB/s."""
+    """Rates of the vendor's own routines on this GPU, now: products in TFLOP/s (None: it has none), copy in TB/s."""
 
     fp16: float
     bf16: float
@@ -57,14 +57,17 @@ class Ceilings:
     copy: float
 
     def line(self) -> str:
-        """The figures in one line."""
+        """Format the figures in one line."""
         fp8 = "" if self.fp8_fast is None else f", fp8 {self.fp8_fast:.0f} fast / {self.fp8_exact:.0f} exact"
         matrix = f"fp16 {self.fp16:.0f}, bf16 {self.bf16:.0f}{fp8}, int8 {self.int8:.0f} TFLOP/s"
         return f"{matrix}; copy {self.copy:.2f} TB/s"
 
 
 def matrix_rate(device: torch.device, dtype: torch.dtype, fast: bool = True) -> float | None:
-    """TFLOP/s of a SIDE^3 product of random data in `dtype`: cuBLAS, or `_scaled_mm` for fp8 (`fast` accumulation)."""
+    """Return the TFLOP/s of a SIDE^3 product of random data by cuBLAS, or by `_scaled_mm` for fp8; None where it has no
+    fp8.
+
+    fast: use fp8's fast accumulation."""
     if dtype == torch.int8:
         a, b = (torch.randint(-60, 60, (SIDE, SIDE), dtype=dtype, device=device) for _ in range(2))
         call = partial(torch._int_mm, a, b.T)
@@ -80,14 +83,14 @@ def matrix_rate(device: torch.device, dtype: torch.dtype, fast: bool = True) -> 
 
 
 def copy_rate(device: torch.device) -> float:
-    """TB/s of a copy of 2 GiB within the device, bytes read + written."""
+    """Return the TB/s of a copy of 2 GiB within the device, bytes read + written."""
     source = torch.randint(0, 100, (2**30,), dtype=torch.int16, device=device)
     target = torch.empty_like(source)
     return 2 * source.nbytes * 1e-9 / measure(lambda: target.copy_(source)).median
 
 
 def ceilings(device: torch.device) -> Ceilings:
-    """All of them, in one go."""
+    """Measure all ceilings."""
     fp8 = torch.float8_e4m3fn
     return Ceilings(matrix_rate(device, torch.float16), matrix_rate(device, torch.bfloat16), matrix_rate(device, fp8),
                     matrix_rate(device, fp8, fast=False), matrix_rate(device, torch.int8), copy_rate(device))

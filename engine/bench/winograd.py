@@ -1,8 +1,7 @@
-"""A layer in both forms beside each other: norm_act and conv3d, direct and in Winograd form, with candidate tiles.
+"""Benchmark of a layer (norm_act and conv3d), direct and in Winograd form, with candidate tiles.
 
-Rates are of the direct form's products, so that they compare. The direct form is measured twice, before and behind the
-others: a GPU that slows down within a case shows there.
-"""
+Rates are of the direct form's products, so that they compare. The direct form is measured twice, before and after the
+others, which shows a GPU that slows down within a case."""
 
 from __future__ import annotations
 
@@ -19,13 +18,13 @@ from ..kernels.targets import FP8, target
 from .rows import Meter, Row
 from .timing import matrix_rate
 
-# D_out x H x W, C = K at 720p, down to the lowest stage, then in-between.
+# D_out x H x W, C = K at 720p: EVEN from the highest to the lowest stage, OTHERS in-between.
 EVEN = ((4, 720, 1280, 128), (2, 720, 1280, 256), (4, 360, 640, 256), (4, 360, 640, 512), (2, 180, 320, 512),
            (1, 90, 160, 512))  # fmt: skip
 TUNED = EVEN[0], EVEN[3], EVEN[5]
 OTHERS = ((4, 180, 320, 384), (4, 360, 640, 256), (4, 180, 320, 1024), (4, 360, 640, 192), (4, 720, 1280, 96))
-# Beside the table's own. Two programs of 64 x 128 fit one processor of an H200: the one's epilogue beside the other's
-# products. Depths are of 16-bit types, twice as many in 8 bit.
+# Tried besides the table's own. Two programs of 64 x 128 fit one processor of an H200, where the epilogue of one
+# overlaps with the products of the other. Depths are for 16-bit types; in 8 bit they are doubled.
 PLANE = (
     Schedule(positions=128, columns=128, depth=64, warps=8, stages=3),
     Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, group=16),
@@ -38,12 +37,12 @@ SMALL = (
     Schedule(positions=64, columns=128, depth=64, warps=4, stages=2),
     Schedule(positions=64, columns=128, depth=64, warps=4, stages=3),
 )
-#: Neighbouring pairs a program of norm_act walks along, elements of one column of its pairs.
+#: Neighbouring pairs that a program of norm_act goes through, and elements of one column of its pairs.
 WALKS = ((1, 1024), (2, 1024), (4, 1024), (8, 1024), (4, 2048))
 
 
 def candidates(dtype: torch.dtype, channels: int, frame: tuple[int, int]) -> list[Schedule]:
-    """Tiles worth timing for a layer with as many outputs as inputs, the table's own not among them."""
+    """Return tiles worth timing for a layer with as many outputs as inputs, without the table's own."""
     kind = SMALL if frame[0] * frame[1] < SMALL_PLANE else PLANE
     deeper = 2 if dtype.itemsize == 1 else 1
     wide = padded_channels(channels, dtype)
@@ -51,7 +50,8 @@ def candidates(dtype: torch.dtype, channels: int, frame: tuple[int, int]) -> lis
 
 
 def cases(bench: Meter) -> Iterator[Row]:
-    """Every candidate for a narrow, a wide and a small layer; the table's own tile for the other types and widths."""
+    """Measure every candidate for a narrow, a wide and a small layer, and the table's own tile for other types and
+    widths."""
     able = target(bench.device).supports
     for dtype in (torch.float16, FP8):
         if able(dtype):
@@ -65,7 +65,7 @@ def cases(bench: Meter) -> Iterator[Row]:
 
 
 def layer(bench: Meter, shape: tuple[int, int, int, int], dtype: torch.dtype, tune: bool = False) -> Iterator[Row]:
-    """Passes of one layer, alone and together, in both forms; with `tune`, every candidate."""
+    """Measure the passes of one layer, alone and together, in both forms; with `tune`, every candidate."""
     d, h, w, c = shape
     bench.ceiling = matrix_rate(bench.device, dtype)
     name, work = f"{d}x{h}x{w} {c}", 2.0 * 27 * c * c * d * h * w
@@ -100,7 +100,7 @@ def layer(bench: Meter, shape: tuple[int, int, int, int], dtype: torch.dtype, tu
     def row(operator: str, who: str, call: Callable[[], object]) -> Row:
         return bench.flops(operator, name, dtype, who, work, call)
 
-    for form in forms:  # what a clip's history would hold
+    for form in forms:  # fill the frames of the history, as in a clip
         normed(form)
         forms[form][0][:2] = forms[form][0][2]
     for form in (*forms, "direct"):
