@@ -54,9 +54,12 @@ class Target:
     @property
     def words(self) -> str:
         """Which kernels run, and why none that would be tried before, in one line."""
-        first = {TRITON: "Triton's kernels", PLAIN: "plain torch"}.get(self.way, f"prebuilt kernels, set {self.way}")
-        why = self.notes if self.way == PLAIN else self.passed
-        return f"{first} ({'; '.join(why)})" if why else first
+        why = "; ".join(self.notes if self.way == PLAIN else self.passed)
+        if self.way == TRITON:
+            return f"Triton's kernels ({why})" if why else "Triton's kernels"
+        if self.way == PLAIN:
+            return f"plain torch ({why})" if why else "plain torch"
+        return f"prebuilt kernels, set {self.way} ({why})" if why else f"prebuilt kernels, set {self.way}"
 
     @property
     def identity(self) -> str:

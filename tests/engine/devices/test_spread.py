@@ -216,7 +216,9 @@ def test_a_device_without_a_part_takes_over(small, noise, monkeypatch):
     whole = small.decode(z, chunk=2)
     failing = Failing(small, RuntimeError("CUDA error: lost"), 0, once=True)
     monkeypatch.setattr(call, "decode", failing)
-    assert torch.equal(small.decode(z, chunk=2, devices=["cpu"] * 3, cancel=lambda: time.monotonic() > end), whole)
+    frames = small.decode(z, chunk=2, devices=["cpu"] * 3, cancel=lambda: time.monotonic() > end)
+    # The rest is shared by two, in chunks of one latent: some CPUs sum those in another order than chunks of two.
+    torch.testing.assert_close(frames, whole, rtol=0, atol=1e-5 * float(whole.std()))
     assert failing.failed
 
 
