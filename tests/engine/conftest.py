@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from zerowaste_vae.engine.kernels.prebuilt.errors import PrebuiltError
+from zerowaste_vae.engine.kernels.targets import triton_version
+from zerowaste_vae.engine.planning.choice import Choices
 
 from .kernels.checks import PARTS, check
 from .run.own_processes import PROCESSES, python
@@ -41,7 +44,7 @@ def crowd(items):
     """Whether so many run on a GPU that it pays, on one that holds the tests and all that compiles."""
     if sum(item.get_closest_marker("gpu") is not None for item in items) < MANY or not torch.cuda.is_available():
         return False
-    return torch.cuda.get_device_properties(0).total_memory > 64 << 30
+    return triton_version() is not None and torch.cuda.get_device_properties(0).total_memory > 64 << 30
 
 
 def models(item):
@@ -99,6 +102,46 @@ def jobs(items):
     return [(run_own, name) for name in PROCESSES if name in names] + [job[1:] for job in made]
 
 
+#: Why a prebuilt set could not run what a test asked for, in its fixtures or itself.
+LACKING: list[str] = []
+
+
+@pytest.fixture(scope="session", autouse=True)
+def prebuilt_alone():
+    """Without Triton GPU tests run prebuilt kernels, and note what no set has."""
+    if triton_version() is not None or not torch.cuda.is_available():
+        yield
+        return
+    of = Choices.of
+
+    def noting(self, half):
+        here = of(self, half)
+        if here is not None and not here.kernels and "lacks kernels" in here.notes[0]:
+            LACKING.append(here.notes[0])
+        return here
+
+    Choices.of = noting
+    yield
+    Choices.of = of
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """A test whose kernels no set has proves nothing of them in plain torch: it is skipped, and says what lacks."""
+    try:
+        result = yield
+    except PrebuiltError as error:
+        if "lacks a kernel" not in str(error):
+            raise
+        pytest.skip(str(error)[:200])
+    except Exception:
+        if not LACKING:
+            raise
+    if LACKING:
+        pytest.skip(LACKING[0])
+    return result
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item):
     """What fails on a GPU says so at once: a run that is cut off has no summary."""
@@ -129,6 +172,7 @@ def own_process(request, side_by_side):
 @pytest.hookimpl(tryfirst=True)  # before fixtures, which may run kernels
 def pytest_runtest_setup(item):
     """A test waits for the kernels of its models, and gets all cores once nothing is compiled any more."""
+    LACKING.clear()
     futures = begun(item.session)
     if futures and all(future.done() for each in futures.values() for future in each.values()):
         torch.set_num_threads(THREADS)
