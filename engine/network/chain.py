@@ -1,4 +1,4 @@
-"""Packed steps one after the other on a Run, each result where it costs least memory."""
+"""Execute packed steps one after the other on a Run, each result placed where it costs the least memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ Result = tuple[Tensor, Partials | None]
 
 @dataclass(frozen=True)
 class Link:
-    """A step with its packed weights. groups: of the norm behind it, which its sums are for (0: none)."""
+    """One step with its packed weights. `groups` is the group count of the norm that follows, which the step's sums are
+    for (0: no such norm)."""
 
     step: Step
     packed: Any
@@ -36,13 +37,13 @@ class Link:
 def pack_chain(
     steps: Sequence[Step], part: Callable[[str], nn.Module], operands: Operands, options: Options
 ) -> tuple[Link, ...]:
-    """Of steps that follow each other, so that sums travel with what they are of."""
+    """Pack steps that follow each other, so that the sums of each result reach the norm that reads it."""
     behind = [*(s.groups for s in steps[1:]), 0]
     return tuple(Link(s, s.pack(part, operands, options), g) for s, g in zip(steps, behind, strict=True))
 
 
 def sizes(run: Run, links: Sequence[Link], size: Size) -> list[Size]:
-    """Of the first one's input and of every result."""
+    """Return the size of the first link's input and of every result."""
     out, drains = [size], run.drains
     for link in links:
         frames, drains = run.foresee(link.step.ahead(link.packed), out[-1].frames, drains)
@@ -55,11 +56,18 @@ def through(
     run: Run, links: Sequence[Link], size: Size, source: Callable[[], Result], out: Tensor | None = None,
     keep: bool = False, ends: bool = False,
 ) -> Result:  # fmt: skip
-    """`source`, whose result is of `size`, through all links. out: where the result goes; keep: it is taken before all
-    else, so that all else can be given back. What has all links in place stays where it is, whatever `out`.
+    """Execute all links on the result of `source`.
 
-    A result that is larger or smaller than its input is taken first: the input is made above it and given back at once.
-    ends: many such follow each other, and lie at one end of the arena and the other by turns.
+    A result that is larger or smaller than its input is allocated first: the input is made above it and freed at once.
+
+    Args:
+        size: of the result of `source`.
+        out: memory for the result; ignored where all links work in place.
+        keep: allocate the result before everything else, so that everything else can be freed.
+        ends: many such results follow each other; they alternate between the two ends of the arena.
+
+    Returns:
+        The result and its sums for the norm that follows.
     """
     if run.still or ends:
         tops = run.arena.tops
@@ -73,8 +81,8 @@ def through(
 def _from_end_to_end(
     run: Run, links: Sequence[Link], shapes: list[Size], source: Callable[[], Result], out: Tensor | None
 ) -> Result:
-    """As `through` for steps that follow each other but once, as those of pictures do: what is not made in place lies
-    at the other end of the arena than its input, so that two results are the most there is at a time."""
+    """Execute steps that follow each other only once, as those of pictures do: a result that is not made in place lies
+    at the other end of the arena than its input, so that at most two results exist at a time."""
     tops, within = run.arena.tops, False
     last = max((i for i, link in enumerate(links) if not link.step.in_place), default=-1)
     x, sums = source()
@@ -117,12 +125,12 @@ def _through(
 
 
 def take(run: Run, step: Step, size: Size) -> Tensor:
-    """Memory for the step's result. In networks that look ahead it is as large as in the middle of a clip: what is done
-    in place behind the step may have more frames at the clip's end."""
+    """Allocate the step's result. In networks that look ahead it is as large as in the middle of a clip: steps in place
+    that follow may have more frames at the clip's end."""
     frames = run.planned(step.name, size.frames)
     return run.arena.take((frames, *size[1:]), torch.float32 if step.wide else run.dtype)[: size.frames]
 
 
 def given(x: Tensor) -> Callable[[], Result]:
-    """A source that is there already."""
+    """Return a source that yields the existing tensor `x`."""
     return lambda: (x, None)

@@ -1,4 +1,4 @@
-"""A Program on the fused operators: what packs it, and a chunk's walk with a Run, dry for a plan or for real."""
+"""Execute a Program on the fused operators: packing, and chunks with a Run, dry for a plan or for real."""
 
 from __future__ import annotations
 
@@ -27,39 +27,42 @@ from .program import Size
 #: Tiles are clamped after they are blended.
 UNCLAMPED = Pixels(UNIT.gain, UNIT.offset, float("-inf"), float("inf"))
 Emit = Callable[[Tensor], None]
-#: Stages around one, whatever their resolutions.
+#: Marks a stage as enclosed by others, whatever their resolutions.
 _INNER = frozenset({(0, 0)})
 
 
 class Fused:
-    """Packed weights of a half and the order of steps; one of them serves any number of Runs.
-
-    Residual streams are [frames, H, W, C].
-    """
+    """Packed weights of a component (encoder or decoder) and the order of its steps; one instance serves any number of
+    Runs. Residual streams are [frames, H, W, C]."""
 
     def __init__(
         self, half: Half, dtype: torch.dtype, options: Options = DEFAULTS, operands: Operands | None = None,
         device: torch.device | None = None,
     ) -> None:  # fmt: skip
-        """dtype: of activations. operands: of the convolutions, if they differ from that. device: where to pack, step
-        by step, with weights that wait elsewhere; None: where they lie."""
+        """Pack the weights.
+
+        Args:
+            dtype: of activations.
+            operands: operand types of the convolutions, if they differ from `dtype`.
+            device: where to pack, step by step, if the weights wait elsewhere; None: where they lie.
+        """
         program = half.program
         self.begins, self.staged = program.begins, program.staged
         self.dtype, self.style, self.takes = dtype, program.style, program.takes
-        #: Whether what sees whole frames sees whole clips, and latents of a clip's first chunk and of later ones, if
-        #: they must be so many.
+        #: gathers: the steps that see whole frames see whole clips. chunks: latents of a clip's first chunk and of
+        #: later ones, if these are fixed.
         self.gathers, self.chunks = program.gathers, program.chunk
         operands = operands or Operands(dtype, winograd=options.winograd)
         part = half.part if device is None else lambda name: lent(device, half.part(name))[0]
         links = iter(pack_chain(program.steps, part, operands, options))
         self.stages = [tuple(next(links) for _ in steps) for steps in program.stages()]
         self._rates = program.rates
-        #: Channels that attention sees; 0: there is none.
+        #: Channels that attention sees; 0: the component has no attention.
         self.attends = max((s.width for s in program.every() if isinstance(s, attention.Attention)), default=0)
         self.nbytes = tensor_bytes(self)
 
     def begin(self, device: torch.device, parking: Parking | None) -> Run:
-        """A dry Run that stands behind the clip's start: from there on a latent is as many frames as it can be."""
+        """Return a dry Run positioned after the clip's start, where each latent stands for as many frames as it can."""
         style = self.style
         run = Run(self.dtype, device, parking, style.head, style.border, style.still, style.after)
         names = (link.step.name for stage in self.stages for link in stage)
@@ -68,7 +71,7 @@ class Fused:
 
     @contextmanager
     def _guest(self, run: Run, make: Callable[[], Run]) -> Iterator[Run]:
-        """A Run of its own in the arena of `run`, for what sees the whole clip."""
+        """Provide a separate Run inside the arena of `run` for the steps that see the whole clip."""
         guest = make()
         with run.arena.scope():
             guest.allocate(run.arena.take((guest.inner_bytes,), torch.uint8))
@@ -76,10 +79,10 @@ class Fused:
             yield guest
 
     def start(self, run: Run, begins: tuple[int, ...], steps: slice) -> None:
-        """A new clip, or a part of it, through some of the steps: each waits for its turn. begins: of all steps, as
-        `Program.begins`."""
+        """Start a new clip, or a part of one, for some of the steps, which wait for their turns; `begins` has the first
+        latent of every step, as from `Program.begins`."""
         run.restart()
-        if not self.staged:  # a clip of its own
+        if not self.staged:  # the part is treated as a separate clip
             return
         run.done["latents"] = begins[steps][0]
         for link, latent, rate in zip(itertools.chain(*self.stages), begins, self._rates, strict=False):
@@ -87,11 +90,11 @@ class Fused:
                 run.done[step.name] = frames_of(latent, rate)
 
     def whole(self, run: Run) -> bool:
-        """Whether all steps take part in the next chunk."""
+        """Return whether all steps take part in the next chunk."""
         return self._going(run) == len(self._rates) - 1
 
     def _going(self, run: Run) -> int:
-        """Steps that take part in the next chunk: later ones begin later in a part of a clip."""
+        """Count the steps that take part in the next chunk: in a part of a clip, later steps begin later."""
         at, links = run.done["latents"], itertools.chain(*self.stages)
         waits = (run.done[link.step.name] > frames_of(at, r) for link, r in zip(links, self._rates, strict=False))
         return next((i for i, wait in enumerate(waits) if wait), len(self._rates) - 1)
@@ -101,7 +104,8 @@ class Fused:
 
 
 class FusedDecoder(Fused):
-    """Latents to pixels: what sees whole frames and what follows for the whole chunk, then by finer and finer steps."""
+    """Latents to pixels: steps that see whole frames, and those after them, take the whole chunk; the rest take finer
+    and finer pieces of it."""
 
     @property
     def latent_channels(self) -> int:
@@ -109,12 +113,12 @@ class FusedDecoder(Fused):
 
     @property
     def front(self) -> int:
-        """Steps that must see whole frames."""
+        """Return the number of steps that must see whole frames."""
         return len(self.stages[0])
 
     @property
     def features(self) -> int:
-        """Channels of what the front makes of a latent."""
+        """Return the channels of the features that the front steps make from a latent."""
         size = Size(1, 1, 1, self.takes)
         for link in self.stages[0]:
             size = size._replace(channels=link.step.channels(size.channels))
@@ -124,7 +128,14 @@ class FusedDecoder(Fused):
         self, latents: int, height: int, width: int, frames: int, output: torch.dtype, device: torch.device,
         parking: Parking | None = None, clip: int = 0,
     ) -> Run:  # fmt: skip
-        """A dry Run that knows its memory: chunks of `latents`, `frames` per step at full size. clip: all latents."""
+        """Return a dry Run that knows its memory.
+
+        Args:
+            latents: per chunk.
+            height, width: in latents.
+            frames: per step at full size.
+            clip: latents of the whole clip.
+        """
         run = self.begin(device, parking)
         channels = self.takes
         if self.gathers:
@@ -135,13 +146,13 @@ class FusedDecoder(Fused):
         return run
 
     def plan_front(self, latents: int, height: int, width: int, device: torch.device) -> Run:
-        """A dry Run for `front_chunk`; latents: of a whole clip where it is gathered."""
+        """Return a dry Run for `front_chunk`; `latents` counts the whole clip if the network gathers."""
         run = self.begin(device, None)
         self.front_chunk(run, self._empty(latents, height, width, self.takes), lambda features: None)
         return run
 
     def plan_tile(self, latents: int, height: int, width: int, frames: int, device: torch.device) -> Run:
-        """A dry Run for `tile_chunk`; sizes of the tile."""
+        """Return a dry Run for `tile_chunk`; the sizes are those of the tile."""
         run = self.begin(device, None)
         self.tile_chunk(run, self._empty(latents, height, width, self.features), frames, lambda pixels: None)
         return run
@@ -149,11 +160,14 @@ class FusedDecoder(Fused):
     def chunk(
         self, run: Run, z: Tensor, frames: int, output: torch.dtype, emit: Emit, ends: bool = False
     ) -> None:
-        """Decode latents [D, h, w, C] (any strides), or `gathered` features of them; `emit` gets pixels [m, H, W, 3],
-        valid until it returns.
+        """Decode one chunk of latents.
 
-        frames: most frames per step at full size (0: all of the chunk). Pixels are 0..1, or bytes 0..255. ends: the
-        clip ends with these latents; networks that look ahead have frames left until they know.
+        Args:
+            z: latents [D, h, w, C] (any strides), or their `gathered` features.
+            frames: most frames per step at full size (0: all of the chunk).
+            output: type of the pixels, which are 0..1, or bytes 0..255.
+            emit: gets pixels [m, H, W, 3], valid until it returns.
+            ends: the clip ends with these latents; networks that look ahead hold frames back until they know.
         """
         form = BYTES if output == torch.uint8 else UNIT
         front, first, *later = self.stages
@@ -169,8 +183,9 @@ class FusedDecoder(Fused):
         self, run: Run, stages: Sequence[tuple[Link, ...]], going: int, size: Size, frames: int, output: torch.dtype,
         form: Pixels, emit: Emit,
     ) -> None:  # fmt: skip
-        """The frames that are still on their way, stage by stage: each gets what follows the clip once nothing else
-        comes, as many of its convolutions at once as their memory has room for. going: links of all stages."""
+        """Finish the frames still in progress, stage by stage: once no more input comes, a stage sees the frames that
+        follow the clip, at as many of its convolutions at once as their memory has room for. `going` counts the links
+        of all stages."""
         for i, stage in enumerate(stages):
             keys = {key for link in stage for key in link.step.ahead(link.packed)}
             while keys - run.ended:
@@ -186,15 +201,16 @@ class FusedDecoder(Fused):
             going -= len(stage)
 
     def whole_chunk(self, run: Run, frames: int, output: torch.dtype, z: Tensor) -> Tensor:
-        """As `chunk`, where all its frames make one step: their pixels, valid until the next call."""
+        """Decode, as `chunk` does, a chunk whose frames all fit one step; return the pixels, valid until the next
+        call."""
         pixels: list[Tensor] = []
         self.chunk(run, z, frames, output, pixels.append)
-        # Networks that look ahead may have none yet.
+        # Networks that look ahead may have no frames yet.
         return pixels[0] if pixels else torch.empty(0, 1, 1, 3, dtype=output, device=run.device)
 
     def front_chunk(self, run: Run, z: Tensor, emit: Emit) -> None:
-        """Only the part that must see the whole frame: `emit` gets features [D, h, w, C], valid until it returns; none
-        while not all steps take part."""
+        """Execute only the part that must see the whole frame: `emit` gets features [D, h, w, C], valid until it
+        returns; none while not all steps take part."""
         links = self.stages[0][: self._going(run)]
         with run.arena.scope():
             x, _ = through(run, links, Size(*z.shape), given(z))
@@ -204,12 +220,13 @@ class FusedDecoder(Fused):
                 emit(x if len(links) == len(self.stages[0]) else x[:0])
 
     def gather(self, run: Run, z: Tensor) -> None:
-        """A whole clip's latents [T, h, w, C] into `run.gathered`."""
+        """Write the features of a whole clip's latents [T, h, w, C] into `run.gathered`."""
         with self._guest(run, lambda: self.plan_front(*z.shape[:3], run.device)) as front:
             self.front_chunk(front, z, run.gathered.copy_)
 
     def tile_chunk(self, run: Run, x: Tensor, frames: int, emit: Emit) -> None:
-        """Features [D, h, w, C] of a tile, contiguous, overwritten -> float32 pixels as `chunk`, 0..1, not clamped."""
+        """Decode a tile's features [D, h, w, C] (contiguous, overwritten) to float32 pixels 0..1, not clamped; else as
+        `chunk`."""
         going = self._going(run) - len(self.stages[0])
         self._stage(run, self.stages[1:], going, x, frames, torch.float32, UNCLAMPED, emit)
 
@@ -217,14 +234,14 @@ class FusedDecoder(Fused):
         self, run: Run, stages: Sequence[tuple[Link, ...]], going: int, x: Tensor, frames: int, output: torch.dtype,
         form: Pixels, emit: Emit, outer: frozenset[tuple[int, int]] = frozenset(),
     ) -> None:
-        """One stage and all behind it, which take its result by steps. going: how many of their links take part.
-        outer: resolutions that stages around it use."""
+        """Execute one stage and all later ones, which take its result in steps. `going` counts the links of these
+        stages that take part; `outer` has the resolutions that enclosing stages use."""
         links, later, ends = stages[0], stages[1:], False
         while later and run.joins(len(later), sizes(run, links[:going], Size(*x.shape))[-1][0], _step(later, frames)):
             links, later, ends = links + later[0], later[1:], True
         links, more = links[:going], going - len(links)
         shapes = sizes(run, links, Size(*x.shape))
-        # The result's, too, where that is not for others to read.
+        # The result's resolution counts, too, unless only a later stage reads it.
         used = frozenset(s[1:3] for s in (shapes if more <= 0 or _reads_result(links[-1]) else shapes[:-1]))
         latents = x.shape[0]
         with run.arena.scope():
@@ -251,14 +268,20 @@ class FusedDecoder(Fused):
 
 
 class FusedEncoder(Fused):
-    """Pictures to moments: what comes before the first mark by steps, all else for the whole chunk."""
+    """Pictures to moments: the steps before the first mark take pieces of a chunk, all later ones the whole chunk."""
 
     def plan(
         self, latents: int, height: int, width: int, frames: int, device: torch.device, parking: Parking | None = None,
         clip: int = 0,
     ) -> Run:  # fmt: skip
-        """A dry Run that knows its memory: chunks of `latents`, `frames` per step at full size; sizes in pixels. clip:
-        all latents."""
+        """Return a dry Run that knows its memory.
+
+        Args:
+            latents: per chunk.
+            height, width: in pixels.
+            frames: per step at full size.
+            clip: latents of the whole clip.
+        """
         run = self.begin(device, parking)
         made = self.chunk(run, self._empty(self.every * latents, height, width, self.takes), frames)
         if self.gathers:
@@ -267,7 +290,7 @@ class FusedEncoder(Fused):
         return run
 
     def tile_run(self, frames: int, height: int, width: int, step: int, device: torch.device) -> Run:
-        """A dry Run for chunks of so many frames which are clips of their own, `step` of them at full size at once."""
+        """Return a dry Run for chunks of `frames` that are separate clips, `step` frames at full size at once."""
         run = self.begin(device, None)
         run.restart()
         self.chunk(run, self._empty(frames, height, width, self.takes), step)
@@ -275,14 +298,19 @@ class FusedEncoder(Fused):
 
     @property
     def every(self) -> int:
-        """Frames of a latent, but for a clip's first one."""
+        """Return the frames per latent, except for a clip's first latent."""
         return self._rates[0]
 
     def chunk(self, run: Run, video: Tensor, frames: int) -> Tensor | None:
-        """Frames [F, H, W, 3] in -1..1 -> moments [T, h, w, 2C] in float32, or features to be gathered, valid until
-        the next call; None while not all steps take part.
+        """Encode one chunk of frames.
 
-        F is 1 + 4n at the clip's start and 4n later. frames: most frames per step at full size (0: all).
+        Args:
+            video: [F, H, W, 3] in -1..1; F is 1 + 4n at the clip's start and 4n later.
+            frames: most frames per step at full size (0: all).
+
+        Returns:
+            Moments [T, h, w, 2C] in float32, or features to be gathered, valid until the next call; None while not all
+            steps take part.
         """
         (fine, rest), going, whole = self.stages[:2], self._going(run), self.whole(run)
         ahead, result = rest[: max(0, going - len(fine))], None
@@ -306,7 +334,7 @@ class FusedEncoder(Fused):
     def _steps(
         self, run: Run, links: tuple[Link, ...], video: Tensor, frames: int, out: Tensor | None
     ) -> Iterator[Partials | None]:
-        """`frames` after `frames` through the links, into `out` or nowhere; the sums of each."""
+        """Execute the links on `frames` frames at a time, into `out` if given; yield the sums of each piece."""
         for a, b in run.walk.spans(video.shape[0], frames):
             part = video[a:b]
             shapes = sizes(run, links, Size(*part.shape))
@@ -316,13 +344,13 @@ class FusedEncoder(Fused):
                     run.advance(*size)
 
     def gather(self, run: Run, emit: Emit) -> None:
-        """`run.gathered` features of a whole clip, which are overwritten: `emit` gets the moments [T, h, w, 2C] in
+        """Turn `run.gathered`, the features of a whole clip, into moments, overwriting it: `emit` gets [T, h, w, 2C] in
         float32, valid until it returns."""
         with self._guest(run, lambda: self._plan_last(*run.gathered.shape, device=run.device)) as last:
             self._last(last, run.gathered, emit)
 
     def _plan_last(self, *shape: int, device: torch.device) -> Run:
-        """A dry Run for what sees the whole clip, of features [T, h, w, C]."""
+        """Return a dry Run for the steps that see the whole clip, for features [T, h, w, C]."""
         run = self.begin(device, None)
         self._last(run, self._empty(*shape), lambda moments: None)
         return run
@@ -339,18 +367,18 @@ class FusedEncoder(Fused):
         links = self.stages[0]
         out = take(run, links[-1].step, sizes(run, links, Size(*video.shape))[-1])
         parts = list(self._steps(run, links, video, frames, out))
-        if run.walk.open:  # whatever steps they were made in
+        if run.walk.open:  # the same sums for every division into steps
             return out, run.walk.sums(out, links[-1].groups)
         return out, run.joined(parts, 0)
 
 
 def _reads_result(link: Link) -> bool:
-    """Whether the link's own convolutions work at the size of its result, though that is larger than its input."""
+    """Return whether the link's own convolutions work at the size of its result, which is larger than its input."""
     return link.step.space[0] > link.step.space[1] and getattr(link.packed, "expand", None) is not None
 
 
 def _step(stages: Sequence[tuple[Link, ...]], frames: int) -> int:
-    """Frames that go into the first of these stages at once so that `frames` come out of the last; 0: all."""
+    """Return the frames that enter the first of these stages at once so that `frames` leave the last; 0: all."""
     made = math.prod(link.step.time[0] for stage in stages for link in stage)
     return -(-frames // made)
 
@@ -359,7 +387,6 @@ def fuse(
     half: Half, dtype: torch.dtype, options: Options = DEFAULTS, operands: Operands | None = None,
     device: torch.device | None = None,
 ) -> FusedDecoder | FusedEncoder:  # fmt: skip
-    """Pack an encoder or decoder. dtype: of activations; operands: of its convolutions, if they differ from that;
-    device: as for `Fused`."""
+    """Pack an encoder or decoder; the arguments are those of `Fused`."""
     made = FusedDecoder if half.program.half == "decoder" else FusedEncoder
     return made(half, dtype, options, operands, device)

@@ -1,4 +1,4 @@
-"""Clips or tiles of one size through a fused half, one after the other, in the memory of one Run."""
+"""Execute clips or tiles of one size on a fused component, one after the other, in the memory of one Run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .fused import Emit, Fused
 
 
 class FusedPass:
-    """Clips or tiles of one size in the memory of one Run: a Pass of run/clip.py."""
+    """A Pass of run/clip.py: clips or tiles of one size in the memory of one Run."""
 
     def __init__(
         self, network: Fused, clips: Clips, memory: Callable[[], AbstractContextManager[tuple[Run, Graphs | None]]],
@@ -29,13 +29,18 @@ class FusedPass:
         before: Callable[[Run, Tensor, Part], Tensor] | None = None,
         after: Callable[[Run, Tensor, Part, Emit], None] | None = None,
     ) -> None:  # fmt: skip
-        """load: a part's data to what `step` takes, on the device. step(run, data, emit, ends): a chunk; whether the
-        clip ends with it. replay: the same where its results are one tensor, for graphs, and the clip goes on or
-        nothing looks ahead; None: no attempt after this one can go on where it ends. aside: as in Pass. steps: those of
-        the network that it takes.
+        """Bind the callables of one pass.
 
-        before(run, data, part): where whole clips come with their first part, what `step` takes of them. after(run,
-        results, part, emit): what becomes of results, where they are not emitted at once.
+        Args:
+            load: moves a part's data to the device in the form that `step` takes.
+            step: step(run, data, emit, ends) executes a chunk; `ends` says that the clip ends with it.
+            replay: the same for graphs, for chunks whose results are one tensor and either do not end the clip or
+                belong to a network that does not look ahead; None: no later attempt can continue where this one stops.
+            aside: as in Pass.
+            steps: the steps of the network that this pass executes.
+            before: before(run, data, part) returns the data that `step` takes of the part, for networks that see a
+                whole clip with its first part.
+            after: after(run, results, part, emit) handles results that are not emitted at once.
         """
         self.gathers: Gathers = "" if before is after else "first" if after is None else "last"
         self._before, self._after = before, after

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-#: Of a network: modules, and parameters that are in none.
+#: A part of a network: a module, or a parameter that belongs to none.
 Part = nn.Module | nn.Parameter
 
 
 class Hosted(nn.Module):
-    """Stays in host memory when the network it belongs to moves to a GPU: its weights are gigabytes, of which as many
-    are copied there as a plan has room for."""
+    """Module that stays in host memory when its network moves to a GPU: its weights are gigabytes, and only as many are
+    copied to the GPU as a plan has room for."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         def here(t: Tensor) -> Tensor:
@@ -25,33 +25,35 @@ class Hosted(nn.Module):
 
 
 def staying(network: nn.Module) -> list[nn.Parameter]:
-    """The parameters that stay in host memory: copies of the network for other devices share them."""
+    """Return the parameters that stay in host memory; copies of the network for other devices share them."""
     return list({id(p): p for m in network.modules() if isinstance(m, Hosted) for p in m.parameters()}.values())
 
 
 def moving(*parts: Part, itemsize: int = 0) -> list[int]:
-    """Bytes of each of the parameters that move to a device with these. itemsize: of a value, where not as they are."""
+    """Return the bytes of each parameter that moves to a device with these parts; `itemsize` is that of a value, 0: as
+    stored."""
     stay = {id(p) for part in parts if isinstance(part, nn.Module) for p in staying(part)}
     return [p.numel() * (itemsize or p.itemsize) for at, p in _weights(parts).items() if at not in stay]
 
 
 def moving_bytes(*parts: Part, itemsize: int = 0) -> int:
-    """Of all of them."""
+    """Return the total of `moving`."""
     return sum(moving(*parts, itemsize=itemsize))
 
 
 def lent(device: torch.device, *parts: Part) -> tuple[Part, ...]:
-    """The parts with their weights on `device`: themselves where those lie there, else copies, with which they go. The
-    weights in host memory are only read, so that any number of threads and devices may ask for them at once."""
+    """Return the parts with their weights on `device`: the parts themselves if they lie there, else copies, which free
+    their weights when they are dropped. The weights in host memory are only read, so any number of threads and devices
+    may call this at once."""
     weights, device = _weights(parts), torch.empty(0, device=device).device  # with its number
     if all(p.device == device for p in weights.values()):
         return parts
-    # Whatever the caller's mode: they may serve calls outside of it.
+    # Leave the caller's inference mode: the copies may serve calls outside of it.
     with torch.inference_mode(False), torch.no_grad():
         there = {at: nn.Parameter(p.to(device), requires_grad=False) for at, p in weights.items()}
         return copy.deepcopy(parts, there)
 
 
 def _weights(parts: Iterable[Part]) -> dict[int, nn.Parameter]:
-    """Distinct parameters by their id."""
+    """Return the distinct parameters by their id."""
     return {id(p): p for part in parts for p in (part.parameters() if isinstance(part, nn.Module) else (part,))}

@@ -1,4 +1,4 @@
-"""From plain modules to the weights that the fused operators read."""
+"""Pack plain modules into the weights that the fused operators read."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ..kernels.norm_act import Norm
 from ..operands.forms import Balancer, Form, Operands
 from ..run.weights import Conv
 
-#: Convolutions of at most this many products per position and tap keep the weights of a clip's first two frames as
-#: well: those at 4x and 8x of the published SeedVR2 decoder are two thirds of its work and, in fp16, 30 of 246 MB.
+#: Convolutions of at most this many products per position and tap also keep weights for a clip's first two frames: the
+#: convolutions at 4x and 8x of the published SeedVR2 decoder are two thirds of its work and, in fp16, 30 of 246 MB.
 EARLY = 512 * 256
 
 
 def conv_of(conv: Any, operands: Operands, normed: bool = True) -> Conv:
-    """Of a convolution in space, or in space and time. normed: a norm bounds what it reads."""
+    """Pack a convolution in space, or in space and time. `normed` says that a norm bounds its input."""
     form = operands.form(conv.key, normed)
     kernel, stride = clip_kernel(conv.weight), (1, 1, *conv.stride)[-3:]
     n, c, taps = kernel.shape[:3]
     strided = stride != (1, 1, 1)
-    # What no norm bounds may be so large that differences overflow.
+    # Values that no norm bounds may be so large that the differences Winograd takes overflow.
     suits = normed and not strided and kernel.shape[3:] == (3, 3)
     planes = operands.winograd and suits and takes(form.dtype, c, n)
     early = taps == 3 and n * c <= EARLY and conv.head == "replicate" and not strided and not conv.after
@@ -38,18 +38,18 @@ def conv_of(conv: Any, operands: Operands, normed: bool = True) -> Conv:
 
 
 def clip_kernel(weight: Tensor) -> Tensor:
-    """[K, C, kt, kh, kw] of a convolution's weight; one of single frames has one tap in time."""
+    """Return a convolution's weight as [K, C, kt, kh, kw], with kt = 1 for a convolution of single frames."""
     return weight.unsqueeze(2) if weight.dim() == 4 else weight
 
 
 def scaling(form: Form, balancer: Balancer | None) -> dict[str, Any]:
-    """The fields of a Conv that tell how its input is stored."""
+    """Return the fields of a Conv that say how its input is stored."""
     gain = None if balancer is None else balancer.gain
     return {"scale": form.scale, "gain": gain, "half_accumulate": form.half_accumulate}
 
 
 def norm_of(norm: nn.Module) -> Norm:
-    """Of a norm over groups of channels (it has them), over all of a position, or of none but its activation."""
+    """Pack a norm over groups of channels, over all channels of a position, or an activation without a norm."""
     if isinstance(norm, nn.GroupNorm):
         several = getattr(norm, "chunk", None) is not None
         return Norm("group", norm.weight.float(), norm.bias.float(), norm.num_groups, norm.eps, several)
@@ -59,7 +59,7 @@ def norm_of(norm: nn.Module) -> Norm:
 
 
 def tensor_bytes(value: object) -> int:
-    """Bytes of all distinct tensors in nested objects, lists and tuples."""
+    """Return the bytes of all distinct tensors in nested objects, lists and tuples."""
     seen: dict[int, int] = {}
 
     def visit(v: object) -> None:

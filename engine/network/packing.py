@@ -1,4 +1,4 @@
-"""Latents whose pixels are packed into channels and normalised by statistics that a file carries."""
+"""Pack the pixels of latents into channels, normalised by statistics that a file carries."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-#: Rows, and columns, of network latents that become channels of one packed pixel.
+#: Rows of network latents that become channels of one packed pixel, and the same number of columns.
 SIDE = 2
 
 
 class PackedLatents(nn.Module):
-    """Between the network's latents [B, C, T, 2h, 2w] and those outside, [B, 4C, T, h, w], channel (c * 2 + row) * 2 +
-    column, each normalised by its running mean and variance. In fp32 on the host: they are few."""
+    """Convert between the network's latents [B, C, T, 2h, 2w] and external ones, [B, 4C, T, h, w], channel (c * 2 +
+    row) * 2 + column, each normalised by its running mean and variance. This runs in fp32 on the host, because latents
+    are small."""
 
     def __init__(self, channels: int, eps: float = 1e-4) -> None:
-        """channels: of the network."""
+        """Register the statistics; `channels` is that of the network's latents."""
         super().__init__()
         self.eps = eps
         for name in ("running_mean", "running_var"):
             self.register_buffer(name, torch.zeros(SIDE**2 * channels))
 
     def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:
-        """Statistics keep their type wherever the network goes: outside it nothing is rounded."""
+        """Keep the type of the statistics wherever the network moves: nothing is rounded outside the network."""
         super()._apply(fn, recurse)
         for name, values in self._buffers.items():
             self._buffers[name] = values.float()
@@ -34,14 +35,14 @@ class PackedLatents(nn.Module):
         return mean, (variance + self.eps).sqrt()
 
     def unpack(self, z: Tensor) -> Tensor:
-        """[B, 4C, T, h, w] -> [B, C, T, 2h, 2w]."""
+        """Return external latents [B, 4C, T, h, w] as the network's, [B, C, T, 2h, 2w]."""
         mean, deviation = self._statistics()
         b, c, t, h, w = z.shape
         z = (z.float().cpu() * deviation + mean).view(b, c // SIDE**2, SIDE, SIDE, t, h, w)
         return z.permute(0, 1, 4, 5, 2, 6, 3).reshape(b, c // SIDE**2, t, SIDE * h, SIDE * w)
 
     def pack(self, z: Tensor) -> Tensor:
-        """What `unpack` undoes. A last odd row or column is left out."""
+        """Invert `unpack`; a last odd row or column is dropped."""
         mean, deviation = self._statistics()
         b, c, t, h, w = *z.shape[:3], z.shape[3] // SIDE, z.shape[4] // SIDE
         z = z[..., : SIDE * h, : SIDE * w].float().cpu().reshape(b, c, t, h, SIDE, w, SIDE)

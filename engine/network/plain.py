@@ -1,4 +1,5 @@
-"""Parameters of a Program under the names of its files, and the walk with a State on PyTorch's own operators."""
+"""Hold the parameters of a Program under their names in files, and execute it eagerly with a State on PyTorch's
+operators."""
 
 from __future__ import annotations
 
@@ -17,11 +18,11 @@ from .tree import find, graft
 
 
 class Half(nn.Module):
-    """An encoder or decoder: [B, C, T, H, W] -> the same, in three parts with their own granularity.
+    """An encoder or decoder, [B, C, T, H, W] -> the same layout, in three parts with their own granularity.
 
-    Decoder: `low` takes latents and sees whole frames, `between` takes what low makes of them, `high` any number of
-    frames; blended tiles start at between's input. Encoder: `high` takes any number of frames, `between` what came of
-    1 + 4n of them first and of 4n later, `low` latents; tiles end at low's input. (Files have a `mid` of their own.)
+    Decoder: `low` takes latents and sees whole frames, `between` takes the results of `low`, `high` any number of
+    frames; blended tiles start at between's input. Encoder: `high` takes any number of frames, `between` the results of
+    first 1 + 4n of them and later 4n, `low` latents; tiles end at low's input. (Files have a `mid` of their own.)
     """
 
     def __init__(self, program: Program) -> None:
@@ -42,42 +43,43 @@ class Half(nn.Module):
 
     @property
     def front(self) -> int:
-        """Steps in front of the mark TILES: a decoder's on whole frames, an encoder's on tiles."""
+        """Return the number of steps before the mark TILES: a decoder's on whole frames, an encoder's on tiles."""
         return self.program.before(TILES)
 
     def input_type(self, dtype: torch.dtype) -> torch.dtype:
-        """Of what it takes, where activations are in `dtype`."""
+        """Return the type of the input, given the type `dtype` of activations."""
         return torch.float32 if self.program.steps[0].exact_input else dtype
 
     def beside(self) -> dict[str, nn.Module]:
-        """Modules whose parameters lie beside this half in the file, by name."""
+        """Return, by name, the modules whose parameters the file stores outside this component."""
         return {name[1:]: module for name, (module,) in self._beside.items()}
 
     def everything(self) -> tuple[Part, ...]:
-        """Itself and what lies beside it: all that its steps read."""
-        self._beside = {name: (self.part(name),) for name in self._beside}  # loading weights puts others in the network
+        """Return all that the steps read: this module and those of `beside`."""
+        self._beside = {name: (self.part(name),) for name in self._beside}  # loading weights replaces these
         return self, *self.beside().values()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Of a copy: what is beside it was copied with it. It belongs to no network until one says so."""
+        """Restore a copy, which belongs to no network until `belongs_to` is called; the modules of `beside` were copied
+        with it."""
         super().__setstate__(state)
         self._network = None
 
     def belongs_to(self, network: nn.Module) -> None:
-        """What is beside this half is found in `network` from now on, which may share it with the other half."""
-        self._network = weakref.ref(network)  # both would wait for the garbage collector else, with their weights
-        for name in self._beside:  # for a half that outlives it
+        """Look up the modules of `beside` in `network` from now on; both components may share them."""
+        self._network = weakref.ref(network)  # a cycle would keep the weights until the garbage collector runs
+        for name in self._beside:  # for a component that outlives the network
             self._beside[name] = (find(network, name[1:]),)
 
     def part(self, name: str) -> nn.Module:
-        """Of a step, by the name that it gave."""
+        """Return a step's module by the name that the step gave it."""
         if not name.startswith("/"):
             return find(self, name)
         network = self._network and self._network()
         return find(network, name[1:]) if network is not None else self._beside[name][0]
 
     def run(self, steps: Sequence[Step], x: Tensor, state: State | None = None) -> Tensor:
-        """Some of the Program's steps; no frames where one of them begins later."""
+        """Execute some of the Program's steps; return no frames where one of them begins later."""
         if self.program.style.single:
             parts = list(self._by_frame(steps, x, state or _whole()))
             made = [y for y in parts if y.shape[2]] or parts[-1:]
@@ -89,9 +91,9 @@ class Half(nn.Module):
         return x
 
     def _by_frame(self, steps: Sequence[Step], x: Tensor, state: State) -> Iterator[Tensor]:
-        """Every frame of x through all of the steps before the next one, so that few are between them at once, also
-        where a clip's end brings many out. Of the frames the last one may be the clip's. At least one result, which may
-        have no frames."""
+        """Execute all steps on each frame of x before the next frame, so that few frames are in progress at once, also
+        where a clip's end releases many. The last frame of x may be the clip's last. Yield at least one result, which
+        may have no frames."""
         if not steps or not (x.shape[2] or state.ending):
             yield _nothing(steps, x) if steps else x
             return
@@ -113,7 +115,7 @@ class Half(nn.Module):
         return self.run(self._high, x, state)
 
     def each(self, x: Tensor, state: State) -> Iterator[Tensor]:
-        """What `high` makes of x, part by part as it comes."""
+        """Yield the results of `high` for x as they are finished."""
         if self.program.style.single:
             yield from self._by_frame(self._high, x, state)
         else:
@@ -126,7 +128,7 @@ class Half(nn.Module):
 
 
 def _nothing(steps: Sequence[Step], x: Tensor) -> Tensor:
-    """What the steps make of no frames: none of the size that they would have."""
+    """Return a result with no frames, of the size that the steps would give."""
     size = Size(0, *x.shape[3:], x.shape[1])
     for step in steps:
         size = step.size(size, False)
@@ -134,15 +136,15 @@ def _nothing(steps: Sequence[Step], x: Tensor) -> Tensor:
 
 
 def _whole() -> State:
-    """Of a clip that comes at once."""
+    """Return a State for a clip that is passed in one call."""
     state = State()
     state.ending = True
     return state
 
 
 class Network(nn.Module):
-    """Both halves of a VAE with the parameter names of its files. An absent half is None. `packing`: what lies between
-    the network's latents and those outside, if anything does."""
+    """Encoder and decoder of a VAE with the parameter names of its files; an absent one is None. `packing` converts
+    between the network's latents and external ones, for networks that need it."""
 
     encoder: Half | None
     decoder: Half | None
@@ -151,7 +153,7 @@ class Network(nn.Module):
         self, config: Any, encoder: Program | None, decoder: Program | None,
         packing: tuple[str, PackedLatents] | None = None,
     ) -> None:  # fmt: skip
-        """packing: its name in the file, and it."""
+        """Build the modules; `packing` is a pair of its name in the file and the module."""
         super().__init__()
         self.config = config
         self._packing = None if packing is None else packing[0]
@@ -161,17 +163,17 @@ class Network(nn.Module):
             if half is None:
                 continue
             for name, module in half.beside().items():
-                if name not in self._modules and name not in self._parameters:  # both halves may have it
+                if name not in self._modules and name not in self._parameters:  # encoder and decoder may share it
                     graft(self, name, module)
             half.belongs_to(self)
         if packing is not None:
             self.add_module(*packing)
         for name, module in self.named_modules():
             if hasattr(module, "key"):
-                module.key = name  # its history's, and its calibration's
+                module.key = name  # the key of its history and of its calibration
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Of a copy: its halves belong to it."""
+        """Restore a copy and attach its components to it."""
         super().__setstate__(state)
         for half in (self.encoder, self.decoder):
             if half is not None:
@@ -182,17 +184,18 @@ class Network(nn.Module):
         return None if self._packing is None else self._modules[self._packing]  # type: ignore[return-value]
 
     def outside(self) -> list[str]:
-        """Keys of the packing."""
+        """Return the state dict keys of the packing."""
         return [] if self._packing is None else [k for k in self.state_dict() if k.partition(".")[0] == self._packing]
 
     def names(self, half: str) -> list[str]:
-        """Keys of "encoder" or "decoder" in the file, with the packing's among the latter; none if it is absent."""
+        """Return the keys of "encoder" or "decoder" in the file, those of the packing among the decoder's; none if it
+        is absent."""
         part = getattr(self, half)
         first = () if part is None else (half, *part.beside(), *([self._packing] if half == "decoder" else ()))
         return [key for key in self.state_dict() if key.partition(".")[0] in first]
 
     def drop(self, half: str) -> None:
-        """Go on without "encoder" or "decoder"."""
+        """Remove "encoder" or "decoder" from the network."""
         other = getattr(self, "encoder" if half == "decoder" else "decoder")
         kept = () if other is None else other.beside()
         for name in (half, *getattr(self, half).beside()):
@@ -201,15 +204,19 @@ class Network(nn.Module):
 
     @staticmethod
     def noise(shape: Sequence[int], seed: int) -> Tensor:
-        """What `sample` adds to latents of this shape, in units of their std; the same on every device. A clip's own
-        does not depend on those behind it."""
+        """Return the noise that `sample` adds to latents of this shape, in units of their std; it is the same on every
+        device. The noise of a clip does not depend on later clips of the batch."""
         generator = torch.Generator().manual_seed(seed)
         return torch.stack([torch.randn(*shape[1:], generator=generator) for _ in range(shape[0])])
 
     @classmethod
     def sample(cls, moments: Tensor, seed: int | None = None, noise: Tensor | None = None) -> Tensor:
-        """Moments [B, 2C, T, h, w] -> latent: the mean, or mean + std * noise. noise: that of `seed` if not given, for
-        a part of a latent its part."""
+        """Return the latent of moments [B, 2C, T, h, w]: the mean, or mean + std * noise.
+
+        Args:
+            seed: of the noise; None: no noise unless `noise` is given.
+            noise: used where `seed` is None; for a part of a latent, the same part of its noise.
+        """
         mean, logvar = moments.chunk(2, 1)
         if seed is not None:
             noise = cls.noise(mean.shape, seed)

@@ -26,9 +26,9 @@ Border = Literal["zero", "replicate", "reflect"]
 
 
 class Mark(Enum):
-    """Between steps. TILES: blended tiles begin here (decoder) or end here (encoder); what lies on the latent's side
-    sees whole frames. STEP: from here on (decoder) or up to here (encoder) fewer frames than a chunk's go through at
-    once; it lies where the resolution changes."""
+    """A boundary between steps. TILES: blended tiles begin (decoder) or end here (encoder); steps on the latent's side
+    see whole frames. STEP: the resolution changes; beyond it (on the pixels' side) fewer frames than a chunk's go at
+    once."""
 
     TILES = "tiles"
     STEP = "step"
@@ -38,7 +38,7 @@ TILES, STEP = Mark.TILES, Mark.STEP
 
 
 class Size(NamedTuple):
-    """Frames, rows, columns and channels of what goes into a step or comes out of it."""
+    """Frames, rows, columns and channels of a step's input or output."""
 
     frames: int
     height: int
@@ -47,7 +47,7 @@ class Size(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Of a step: FLOP as it is written, FLOP in its composed form, values that its convolutions then read and write."""
+    """Work of a step: FLOP as written, FLOP in composed form, and the values its convolutions then read and write."""
 
     flop: float = 0.0
     composed_flop: float = 0.0
@@ -66,11 +66,11 @@ class Taps(NamedTuple):
 
 @dataclass(frozen=True)
 class Style:
-    """What all convolutions of a Program do. head: what lies before a clip, its first frame or zeros. border: what lies
-    around a frame. after: frames that a 3-tap convolution looks ahead; copies of its last one follow the clip, or zeros
-    where they lie before it. taps: in time, of 3x3 convolutions; 1: a frame knows nothing of others, and any number of
-    pictures make a clip. single: the plain walk takes one frame after the other, so that not even the last bit depends
-    on how many come at once."""
+    """Properties of all convolutions of a Program. head: the frames before a clip, its first frame or zeros. border:
+    the padding around a frame. after: frames that a convolution with kernel_t = 3 looks ahead; the clip is followed by
+    copies of its last frame, or zeros if `head` is zero. taps: kernel_t of 3x3 convolutions; 1: frames are independent,
+    and any number of pictures make a clip. single: eager execution takes one frame at a time, so that no bit depends on
+    their number."""
 
     head: Head = "replicate"
     border: Border = "zero"
@@ -80,12 +80,12 @@ class Style:
 
     @property
     def still(self) -> bool:
-        """Whether every frame is a picture of its own."""
+        """Return whether every frame is a separate picture."""
         return self.taps == 1
 
     @property
     def least(self) -> int:
-        """Rows, and columns, of the smallest frame: a border that reflects shows what lies behind the edge."""
+        """Return the least rows, and columns, of a frame: a reflecting border repeats the pixel next to the edge."""
         return 2 if self.border == "reflect" else 1
 
 
@@ -93,71 +93,72 @@ CAUSAL = Style()
 
 
 class Step:
-    """One kind of step; subclasses are frozen dataclasses with a `name`, that of their parameters within the half. One
-    that begins with "/" is from the file's root."""
+    """One kind of step; subclasses are frozen dataclasses with a `name`, that of their parameters within the component.
+    A name that begins with "/" starts at the file's root."""
 
     name: str
-    #: Of the frame rate and of rows and columns: (out, in).
+    #: Ratio (out, in) of the frame rate, and of rows and columns.
     time: tuple[int, int] = (1, 1)
     space: tuple[int, int] = (1, 1)
-    #: The result takes the place of the input. Else, if `below`, its memory is taken before the input is made, which is
-    #: given back as soon as the result is there.
+    #: The result takes the place of the input. Else, if `below`, its memory is allocated before the input is made, and
+    #: the input is freed as soon as the result is finished.
     in_place: bool = False
     below: bool = True
-    #: It may instead take the first channels of the input's memory, where no `out` is given.
+    #: The result may instead take the first channels of the input's memory, where no `out` is given.
     inside: bool = False
-    #: Groups of the norm that looks at the input first; 0: sums of the input are of no use.
+    #: Groups of the norm that reads the input first; 0: sums of the input are not used.
     groups: int = 0
     #: The result is part of a residual stream, which the fused operators want in whole rows of memory.
     stream: ClassVar[bool] = True
-    #: Frames wait in it besides those that convolutions look at.
+    #: The step holds back frames besides those that its convolutions need.
     late: bool = False
-    #: Latents after which what it does with one comes again; 1: it treats all alike.
+    #: Period, in latents, of the step's treatment of a latent; 1: all are treated alike.
     cycle: int = 1
-    #: It must see a whole clip at once.
+    #: The step must see a whole clip at once.
     whole: bool = False
-    #: All of a clip's frames wait in it for the last one.
+    #: The step holds back all of a clip's frames until the last one.
     waits: bool = False
-    #: Its fused form follows a Program whose convolutions look ahead.
+    #: The fused form works in a Program whose convolutions look ahead.
     looks_ahead: ClassVar[bool] = False
-    #: Its products take 8-bit operands without being measured before: each row has a scale of its own.
+    #: Its products take 8-bit operands without calibration: each row has its own scale.
     scales: ClassVar[bool] = False
-    #: The fused walk's result is fp32 whatever the activations are.
+    #: The result of fused execution is fp32 whatever the type of activations.
     wide: ClassVar[bool] = False
-    exact_input: ClassVar[bool] = False  #: The plain walk gives it fp32, as the first step of a Program.
-    #: Why only the plain walk runs it, whatever the Program's style.
+    exact_input: ClassVar[bool] = False  #: Eager execution gives fp32 to it as a first step.
+    #: The reason why only eager execution runs it, whatever the Program's style.
     plain_only: ClassVar[str | None] = None
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
-        """Parameters: name within the half -> module. Without any of its own, those of the steps it is made of."""
+        """Return the parameters, name within the component -> module; by default those of the inner steps."""
         return {name: module for step in self.inner() for name, module in step.modules(style).items()}
 
     def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
-        """[B, C, T, H, W] through the modules; `part` finds them by name."""
+        """Execute the modules eagerly on [B, C, T, H, W]; `part` finds them by name."""
         return part(self.name)(x, state)
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Any:
-        """The weights as `run` reads them."""
+        """Return the weights as `run` reads them."""
         raise NotImplementedError
 
     def run(self, packed: Any, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
-        """x [D, H, W, C] -> the result, in `out` where that is given, and its sums for a norm of `groups`.
+        """Return the result of x [D, H, W, C], in `out` where that is given, and its sums for a norm of `groups`.
 
-        first: frame of its clip that x begins with. What is not `in_place` may overwrite x all the same.
+        `first` is the clip's frame that x begins with. A step that is not `in_place` may still overwrite x.
         """
         raise NotImplementedError
 
     def why_not_fused(self, style: Style) -> str | None:
-        """The reason the fused walk cannot run it in a Program of this style, or None."""
+        """Return the reason why fused execution cannot run it in a Program of this style, or None."""
         return None
 
     def ahead(self, packed: Any) -> tuple[str, ...]:
-        """Keys of its convolutions in time, one after the other, at the input's rate."""
+        """Return the keys of its convolutions in time, in their order, at the input's rate."""
         return ()
 
     def size(self, size: Size, starts: bool) -> Size:
-        """Of the result. starts: the clip begins with the input, whose first frame is not doubled or paired."""
+        """Return the size of the result. starts: the input begins the clip, and its first frame is not doubled or
+        paired."""
         frames, (out, of), (big, small) = size.frames, self.time, self.space
         if out > of:
             frames = frames * out - (out - 1) * starts
@@ -166,30 +167,30 @@ class Step:
         return Size(frames, size.height * big // small, size.width * big // small, self.channels(size.channels))
 
     def channels(self, channels: int) -> int:
-        """Of the result."""
+        """Return the channels of the result."""
         for step in self.inner():
             channels = step.channels(channels)
         return channels
 
     def taps(self, style: Style) -> Taps:
-        """Of all its convolutions together."""
+        """Return the taps of all its convolutions together."""
         return Taps()
 
     def work(self, size: Size, style: Style = CAUSAL) -> Work:
-        """For a whole clip of that size."""
+        """Return the work for a whole clip of that size."""
         return Work()
 
     def eligible(self) -> tuple[tuple[str, int], ...]:
-        """Convolutions that may take 8-bit operands: (name within the half, least of its channels)."""
+        """Return the convolutions that may take 8-bit operands: (name within the component, least of its channels)."""
         return ()
 
     def inner(self) -> tuple[Step, ...]:
-        """Steps it is made of, if it is."""
+        """Return the steps it consists of, if any."""
         return ()
 
 
 class Resampling(Step):
-    """A step to another resolution, and where `temporal` to another frame rate by the same factor."""
+    """A step to another resolution, and if `temporal` to another frame rate by the same factor."""
 
     temporal: bool
 
@@ -200,18 +201,18 @@ class Resampling(Step):
 
 @dataclass(frozen=True)
 class Program:
-    """An encoder or decoder. `half` is its name in the file, before those of its steps. What follows from these in time
-    is kept: every call asks for it, several times a chunk."""
+    """An encoder or decoder. `half` is its name in the file, a prefix to the names of its steps. Properties in time are
+    cached, because every call asks for them several times a chunk."""
 
     half: Literal["encoder", "decoder"]
     items: tuple[Step | Mark, ...]
-    #: Channels of a latent, or of a picture.
+    #: Channels of the input: of a latent, or of a picture.
     takes: int
     style: Style = CAUSAL
 
     @classmethod
     def of(cls, half: Literal["encoder", "decoder"], takes: int, *items: Step | Mark, **style: Any) -> Program:
-        """style: fields of Style that differ from the default."""
+        """Return a Program; `style` has the fields of Style that differ from the default."""
         return cls(half, items, takes, Style(**style))
 
     @functools.cached_property
@@ -219,7 +220,7 @@ class Program:
         return tuple(i for i in self.items if isinstance(i, Step))
 
     def every(self) -> Iterator[Step]:
-        """All steps and those they are made of."""
+        """Yield all steps, each followed by its inner steps."""
         waiting = list(self.steps)
         while waiting:
             step = waiting.pop(0)
@@ -227,7 +228,7 @@ class Program:
             waiting[:0] = step.inner()
 
     def parts(self) -> tuple[tuple[Step, ...], ...]:
-        """(what sees whole frames, what changes the frame rate, what takes single frames), in the order of the walk."""
+        """Return (steps that see whole frames, that change the frame rate, that take single frames), in their order."""
         steps, tiles = self.steps, self.before(TILES)
         if self.half == "decoder":
             last = max((i for i, s in enumerate(steps, 1) if s.time != (1, 1)), default=tiles)
@@ -236,8 +237,8 @@ class Program:
         return steps[:first], steps[first:tiles], steps[tiles:]
 
     def stages(self) -> list[tuple[Step, ...]]:
-        """Steps between marks. A decoder's first stage is in front of TILES, an encoder's last one behind it where it
-        gathers."""
+        """Return the steps between marks. A decoder's first stage lies before TILES; if an encoder gathers, its last
+        lies after."""
         out: list[list[Step]] = [[]]
         for item in self.items:
             if isinstance(item, Step):
@@ -247,11 +248,11 @@ class Program:
         return [tuple(s) for s in out]
 
     def before(self, mark: Mark) -> int:
-        """Steps in front of the first such mark."""
+        """Count the steps before the first such mark."""
         return sum(isinstance(i, Step) for i in self.items[: self.items.index(mark)])
 
     def frames(self, count: int) -> int:
-        """Frames or latents that a whole clip of `count` becomes."""
+        """Return the frames or latents that a whole clip of `count` becomes."""
         size = Size(count, 1 << 16, 1 << 16, self.takes)
         for step in self.steps:
             size = step.size(size, True)
@@ -259,17 +260,17 @@ class Program:
 
     @property
     def scales(self) -> bool:
-        """Of its steps one has products that scale 8-bit operands as they come."""
+        """Return whether a step has products that scale 8-bit operands at run time."""
         return any(s.scales for s in self.every())
 
     @functools.cached_property
     def late(self) -> bool:
-        """Frames come out after others have gone in, the last ones when the clip ends."""
+        """Return whether frames come out after later ones have gone in, and the last ones when the clip ends."""
         return bool(self.style.after) or any(s.late for s in self.every())
 
     @functools.cached_property
     def chunk(self) -> tuple[int, int] | None:
-        """Latents of a clip's first chunk and of all later ones that its norms take together; None: any will do."""
+        """Return the latents of a clip's first chunk and of all later ones that its norms take together; None: any."""
         for step, rate in zip(self.steps, self.rates, strict=False):
             together = getattr(getattr(step, "norm", None), "chunk", None)
             if isinstance(together, tuple):
@@ -278,38 +279,39 @@ class Program:
 
     @functools.cached_property
     def gathers(self) -> bool:
-        """What sees whole frames sees whole clips, too: their latents, or what becomes of them, are there at once."""
+        """Return whether the steps that see whole frames see whole clips, too: their latents or features exist at
+        once."""
         return any(s.whole for s in self.steps)
 
     @functools.cached_property
     def waits(self) -> bool:
-        """Nothing comes out before a clip ends, however it is cut."""
+        """Return whether nothing comes out before a clip ends, however it is cut."""
         return any(s.waits for s in self.every())
 
     @property
     def unstreamed(self) -> bool:
-        """All of a clip has to be there before any of its results is, and what it takes depends on how long it is."""
+        """Return whether results need all of a clip first, so that memory depends on its length."""
         return self.gathers or self.waits
 
     def whole_frames(self, count: int) -> int:
-        """Of `count` frames those that fill whole latents: trailing ones are not read."""
+        """Return how many of `count` frames fill whole latents: trailing ones are not read."""
         return (count - 1) // self.rates[0] * self.rates[0] + 1
 
     @functools.cached_property
     def rates(self) -> tuple[int, ...]:
-        """Frames for each latent that go into every step, and at the end those that come out."""
+        """Return the frames per latent that enter each step, and at the end those that come out."""
         first = math.prod(s.time[1] for s in self.steps)
         return tuple(accumulate(self.steps, lambda rate, s: rate * s.time[0] // s.time[1], initial=first))
 
     @functools.cached_property
     def rate(self) -> Fraction:
-        """Of results to what goes in, in time."""
+        """Return the ratio of results to inputs in time."""
         return math.prod((Fraction(*s.time) for s in self.steps), start=Fraction(1))
 
     @functools.cached_property
     def reach(self) -> tuple[Fraction | float, Fraction | float]:
-        """Receptive field in time: frames before and after its own that a result may depend on, at the input's rate.
-        Infinite where it may depend on all of them."""
+        """Return the receptive field in time: the frames before and after its own that a result may depend on, at the
+        input's rate. Infinite where it may depend on all of them."""
         if any(s.late for s in self.every()):  # chunks of frames are counted from the clip's start
             return math.inf, math.inf
         before, after, rate = Fraction(0), Fraction(0), Fraction(1)
@@ -323,15 +325,15 @@ class Program:
 
     @functools.cached_property
     def staged(self) -> bool:
-        """Each chunk's results come out with it, at every step: so steps may begin one after the other."""
+        """Return whether every step gives each chunk's results with that chunk, so that steps may begin at different
+        latents."""
         return not (self.late or self.waits or self.gathers or self.style.single)
 
     def begins(self, first: int) -> tuple[int, ...]:
-        """For each step the latent from which on it has to see a clip so that its results from `first` on are those of
-        the whole clip, bit by bit; not falling, and a multiple of the steps' cycles.
+        """Return, for each step, the latent from which it has to see a clip so that results from `first` on equal those
+        of the whole clip, bit by bit; not falling, and multiples of the steps' cycles.
 
-        Where they are not `staged`, all begin with one latent, as with a clip of their own: its first latent stands for
-        the one last frame of it.
+        If not `staged`, all begin with one latent, as a clip of their own: its first latent is its last frame only.
         """
         every = self.cycle
         if not self.staged:
@@ -341,24 +343,24 @@ class Program:
             return (one,) * len(self.steps)
         need, out = first, []
         for (made, of), before, rate in self._needs:
-            own = -(-need // made) * of - (of - 1)  # the first frame that the needed one is made of
+            own = -(-need // made) * of - (of - 1)  # the first frame that the needed one reads
             need = max(0, own - before)
             out.append(-(-need // rate) // every * every)
         return tuple(reversed(out))
 
     @functools.cached_property
     def cycle(self) -> int:
-        """Latents with whose multiples all steps begin."""
+        """Return the latents of whose multiples all steps begin."""
         return math.lcm(*(s.cycle for s in self.every()))
 
     @functools.cached_property
     def _needs(self) -> tuple[tuple[tuple[int, int], int, int], ...]:
-        """Of each step, the last one first: its `time`, frames before its own that it reads, and its rate."""
+        """Return for each step, the last one first: its `time`, the frames before its own that it reads, its rate."""
         both = zip(self.steps, self.rates, strict=False)
         return tuple((step.time, step.taps(self.style).before, rate) for step, rate in both)[::-1]
 
     def window(self, first: int, end: int, latents: int) -> tuple[int, int]:
-        """The latents [a, b) of a clip of `latents` that are enough for its results [first, end)."""
+        """Return the latents [a, b) of a clip of `latents` that are enough for its results [first, end)."""
         _, after = self.reach
         if after == math.inf:
             return 0, latents
@@ -366,7 +368,7 @@ class Program:
         return min(self.begins(first)[0], latents - 1), min(math.ceil(last) + 1, latents)
 
     def widths(self) -> set[int]:
-        """Channels of every residual stream."""
+        """Return the channels of every residual stream."""
         size, found = Size(1, 1 << 16, 1 << 16, self.takes), set()
         for step in self.every():
             if step.inner():
@@ -377,7 +379,7 @@ class Program:
         return found
 
     def work(self, frames: int, height: int, width: int) -> Work:
-        """Of a whole clip."""
+        """Return the work of a whole clip."""
         size, total = Size(frames, height, width, self.takes), Work()
         for step in self.steps:
             total += step.work(size, self.style)
@@ -385,12 +387,12 @@ class Program:
         return total
 
     def eligible(self, least: int) -> list[str]:
-        """Keys of the convolutions that may take 8-bit operands, with at least so many channels."""
+        """Return the keys of the convolutions that may take 8-bit operands, with at least `least` channels."""
         pairs = (pair for step in self.every() for pair in step.eligible())
         return [f"{self.half}.{name}" for name, channels in pairs if channels >= least]
 
     def why_not_fused(self) -> str | None:
-        """The reason the fused walk cannot run it, or None."""
+        """Return the reason why fused execution cannot run it, or None."""
         reasons = (s.plain_only or s.why_not_fused(self.style) for s in self.every())
         if self.style.after and any(s.taps(self.style) != Taps() and not s.looks_ahead for s in self.every()):
             return f"its convolutions look {self.style.after} frame(s) ahead, which only the plain walk does"

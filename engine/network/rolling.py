@@ -1,5 +1,5 @@
-"""An upsampler and the block behind it as one: what lies between them, four times the pixels of its input, is made row
-by row and kept nowhere."""
+"""Execute an upsampler and the block after it as one: the tensor between them, four times the pixels of the input, is
+made row by row and never stored whole."""
 
 from __future__ import annotations
 
@@ -19,27 +19,34 @@ from .program import Size, Step
 
 
 class Layered(Step):
-    """A step of pictures that is 3x3 convolutions, one after the other."""
+    """A step on pictures that consists of 3x3 convolutions, one after the other."""
 
     def layers(self, packed: Any, groups: int) -> tuple[Layer, ...]:
-        """groups: of the norm behind the step. Nothing where it is more than these."""
+        """Return the layers, given the group count of the norm after the step; empty if the step has more than
+        these."""
         raise NotImplementedError
 
     def shortcut(self, packed: Any) -> Conv | None:
-        """A 1x1 convolution of what passes around them; None: that stays as it is, or nothing passes."""
+        """Return the 1x1 convolution on the shortcut around the layers; None: the shortcut is the identity, or
+        absent."""
         return None
 
 
 def layers_of_both(run: Run, links: Sequence[tuple[Step, Any, int]], x: Tensor, between: Size) -> tuple[Layer, ...]:
-    """The layers of an upsampler and a block (each with what it has packed, and the groups of the norm behind it) where
-    they are to be walked as one; else nothing. x: what goes in; between: what the first one makes of it."""
+    """Return the layers of an upsampler and a block that are to be executed as one, else nothing.
+
+    Args:
+        links: each step with its packed weights and the group count of the norm after it.
+        x: input of the upsampler.
+        between: size of the upsampler's result.
+    """
     if len(links) < 2 or not all(isinstance(step, Layered) for step, _, _ in links):
         return ()
     (up, *packed), (block, *_) = links
     if up.space != (2, 1) or block.space != (1, 1) or not (first := up.layers(*packed)):
         return ()
     made = block.channels(between.channels)
-    # The result is made from the front of memory of whose second half x is no more than all.
+    # The result is written from the front of its memory while x lies at its end and is at most half as large.
     fits = x.is_contiguous() and x.shape[3] <= 2 * made
     sizes = x.numel(), math.prod(between), math.prod(between[:3]) * made
     return first + block.layers(*links[1][1:]) if fits and rolls(run, x.shape[0], *sizes) else ()
@@ -48,9 +55,17 @@ def layers_of_both(run: Run, links: Sequence[tuple[Step, Any, int]], x: Tensor, 
 def through_both(
     run: Run, layers: tuple[Layer, ...], around: Conv | None, x: Tensor, size: Size, tops: tuple[int, int] | None
 ) -> tuple[Tensor, Partials | None]:
-    """x through an upsampler and a block, to the result of `size`. around: the block's shortcut. tops: where the
-    arena's stacks begin, one of them with x, if it is in the arena: the result then takes its place, and what x has is
-    overwritten as soon as nothing reads it again."""
+    """Execute an upsampler and a block on x.
+
+    Args:
+        around: convolution on the block's shortcut, if it has one.
+        size: of the result.
+        tops: where the arena's stacks begin, one of them with x, if x is in the arena: the result then takes the place
+            of x, whose values are overwritten as soon as nothing reads them again.
+
+    Returns:
+        The result and its sums for the norm after the block.
+    """
     if tops is not None:
         run.arena.restart(tops)
     itemsize = run.dtype.itemsize

@@ -1,4 +1,4 @@
-"""Causal history of one clip, kept outside the modules."""
+"""Hold the causal history of one clip outside the modules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @dataclass
 class Place:
-    """The latent that a chunk of a clip begins with, and those that steps begin with, by name."""
+    """The latent that a chunk of a clip begins with (`at`), and the latents that steps begin with, by step name."""
 
     begins: dict[str, int]
     at: int = 0
@@ -25,25 +25,25 @@ class State:
     """
 
     def __init__(self, seed: int | None = None, place: Place | None = None) -> None:
-        #: Of noise that is added within the network; None: there is none.
+        #: Seed of noise that is added within the network; None: no noise.
         self.seed = seed
         self.histories: dict[str, torch.Tensor] = {}
-        #: Frames that all wait for the clip's end, in their order, by what they wait for.
+        #: Frames that wait for the clip's end, in their order, by the key of the step.
         self.waiting: defaultdict[str, list[torch.Tensor]] = defaultdict(list)
-        #: Norms over chunks whose first chunk is through.
+        #: Keys of norms over chunks that have seen their first chunk.
         self.through: set[str] = set()
         self.counts: Counter[str] = Counter()
-        #: What steps compute once for a clip, by their names.
+        #: Values that steps compute once per clip, by step name.
         self.constants: dict[str, torch.Tensor] = {}
-        #: The next call is the clip's last: what looks ahead sees its last frame repeated.
+        #: The next call is the clip's last: convolutions that look ahead see its last frame repeated.
         self.ending = False
         #: Where each step begins, for a later part of a clip; None: at the clip's start.
         self.place = place
-        #: The step that is called began, or begins, behind the clip's start.
+        #: The step being called began, or begins, after the clip's start.
         self.inside = False
 
     def takes_part(self, name: str) -> bool:
-        """Whether the step of this name sees the next chunk; sets `inside`."""
+        """Return whether the named step sees the next chunk; this sets `inside`."""
         if self.place is None:
             return True
         begins = self.place.begins[name]
@@ -51,14 +51,15 @@ class State:
         return begins <= self.place.at
 
     def count(self, key: str, x: torch.Tensor) -> int:
-        """How many frames of the clip have come under `key` before those of x [B, C, T, H, W]: some, where the step
-        began behind the clip's start."""
+        """Return how many frames of the clip came under `key` before those of x [B, C, T, H, W]: at least one if the
+        step began after the clip's start."""
         before = self.counts[key] + self.inside
         self.counts[key] += x.shape[2]
         return before
 
     def aligned(self, key: str, x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        """As many frames of x [B, C, T, H, W] as `like` has, which came of x and may be late; the rest waits."""
+        """Return as many frames of x [B, C, T, H, W] as `like` has, which was made from x and may be late; keep the
+        rest."""
         waiting = self.histories.get(key)
         if waiting is None and x.shape[2] == like.shape[2]:
             return x
@@ -67,7 +68,7 @@ class State:
         return x[:, :, : like.shape[2]]
 
     def keep(self, key: str, frames: torch.Tensor) -> None:
-        """File a copy of `frames` under `key`; a view would keep the whole input alive (2.8x the bytes, decoder)."""
+        """Store a copy of `frames` under `key`; a view would keep the whole input alive (2.8x the bytes, decoder)."""
         old = self.histories.get(key)
         if old is not None and old.shape == frames.shape and old.dtype == frames.dtype and not torch.is_grad_enabled():
             old.copy_(frames)
@@ -80,8 +81,8 @@ class State:
 
 
 def grouped(x: torch.Tensor, state: State | None, key: str, every: int) -> torch.Tensor:
-    """[B, C, T, H, W] behind the frames that have waited for it, as far as they fill groups of `every`; the rest waits.
-    A clip's first frame comes as often as makes a group."""
+    """Return x [B, C, T, H, W] after the frames kept from earlier calls, as far as they fill groups of `every`; keep
+    the rest. A clip's first frame is repeated to fill a group."""
     if state is None or key not in state.histories:
         x = torch.cat((x[:, :, :1].expand(-1, -1, every - 1, -1, -1), x), 2)
     else:

@@ -1,6 +1,6 @@
-"""Temporal streaming: the network's parts over a clip, a few latents and a few frames at a time.
+"""Stream through time: execute the network's parts over a clip, a few latents and a few frames at a time.
 
-Every schedule gives the same result as one call with the whole clip; how much goes through at once is memory only.
+Every schedule gives the same result as one call with the whole clip; the size of the pieces only changes memory.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from .state import Place, State
 
 
 def split(x: Tensor, size: int) -> Iterable[Tensor]:
-    """[B, C, T, H, W] in steps of `size` frames (0: all)."""
+    """Return [B, C, T, H, W] in pieces of `size` frames (0: all)."""
     return x.split(size or max(x.shape[2], 1), 2)
 
 
-#: How steps are cut.
+#: Function that cuts a tensor into steps, such as `split`.
 Split = Callable[[Tensor, int], Iterable[Tensor]]
 
 
 def _until_the_end(half: Half, parts: Iterable[Tensor], state: State) -> Iterator[Tensor]:
-    """The parts. In networks that look ahead, `state` knows when the last one is out: it sees the clip's end."""
+    """Yield the parts; in networks that look ahead, set `state.ending` before the last part, which sees the clip's
+    end."""
     if not half.program.late:
         yield from parts
         return
@@ -49,7 +50,7 @@ def _until_the_end(half: Half, parts: Iterable[Tensor], state: State) -> Iterato
 
 
 def _until_its_end(parts: Iterable[Tensor], state: State) -> Iterator[Tensor]:
-    """The parts of one chunk, of which only the last one may be the clip's."""
+    """Yield the parts of one chunk, of which only the last one may be the clip's last."""
     if not state.ending:
         yield from parts
         return
@@ -63,7 +64,8 @@ def _until_its_end(parts: Iterable[Tensor], state: State) -> Iterator[Tensor]:
 def decode_features(
     decoder: Half, z: Iterable[Tensor], check: Callable[[], None], seed: int | None = None, place: Place | None = None
 ) -> Iterator[Tensor]:
-    """Latent chunks [B, C, n, h, w] -> features at latent resolution, chunk by chunk. seed: of noise in the network."""
+    """Yield features at latent resolution for latent chunks [B, C, n, h, w], chunk by chunk; `seed` is that of noise
+    within the network."""
     if decoder.program.gathers:
         parts = list(z)
         check()
@@ -79,8 +81,8 @@ def decode_frames(
     decoder: Half, features: Iterable[Tensor], steps: Steps, check: Callable[[], None], parts: Split = split,
     seed: int | None = None, place: Place | None = None,
 ) -> Iterator[Iterator[Tensor]]:
-    """Features of the whole frame or of one tile -> per chunk its frames [B, 3, f, H, W], part by part: all of them are
-    to be taken before the next chunk."""
+    """Yield, for each chunk of features of the whole frame or of one tile, an iterator of its frames [B, 3, f, H, W];
+    each iterator must be exhausted before the next chunk."""
     state = State(seed, place)
     for chunk in _until_the_end(decoder, features, state):
         yield _frames(decoder, chunk, steps, check, parts, state)
@@ -89,7 +91,7 @@ def decode_frames(
 def _frames(
     decoder: Half, chunk: Tensor, steps: Steps, check: Callable[[], None], parts: Split, state: State
 ) -> Iterator[Tensor]:
-    # Where convolutions look ahead, the last chunk has what all of them have left.
+    # Where convolutions look ahead, the last chunk also gives the frames that all of them held back.
     for features in _until_its_end(split(chunk, steps.latents), state):
         x = decoder.between(features, state)
         for frames in _until_its_end(parts(x, steps.frames), state):
@@ -101,7 +103,7 @@ def encode_features(
     encoder: Half, video: Iterable[Tensor], steps: Steps, check: Callable[[], None], parts: Split = split,
     place: Place | None = None,
 ) -> Iterator[Tensor]:
-    """Frame chunks [B, 3, f, H, W] (1 + 4n first, then 4n) -> features at latent resolution, chunk by chunk."""
+    """Yield features at latent resolution for frame chunks [B, 3, f, H, W] (1 + 4n first, then 4n), chunk by chunk."""
     state = State(place=place)
     for part in _until_the_end(encoder, video, state):
         high = []
@@ -114,7 +116,7 @@ def encode_features(
 def encode_moments(
     encoder: Half, features: Iterable[Tensor], check: Callable[[], None], place: Place | None = None
 ) -> Iterator[Tensor]:
-    """Features at latent resolution -> moments [B, 2 * latent, n, h, w], chunk by chunk."""
+    """Yield moments [B, 2 * latent, n, h, w] for features at latent resolution, chunk by chunk."""
     if encoder.program.gathers:
         parts = list(features)
         check()
@@ -127,7 +129,7 @@ def encode_moments(
 
 
 def frame_spans(frames: int, latents: int, temporal: int) -> list[tuple[int, int]]:
-    """Frame ranges for chunks of `latents`: the first latent is one frame, every later one `temporal`.
+    """Return frame ranges for chunks of `latents`: the first latent is one frame, every later one `temporal`.
 
     Trailing frames that fill no latent are left out; the network never reads them either.
     """
@@ -138,7 +140,7 @@ def frame_spans(frames: int, latents: int, temporal: int) -> list[tuple[int, int
 
 
 class PlainPass:
-    """Clips or tiles of one size, one by one: a Pass of run/clip.py. It needs no memory of its own."""
+    """A Pass of run/clip.py: clips or tiles of one size, one by one. It allocates no memory of its own."""
 
     gathers = ""
 
@@ -147,9 +149,14 @@ class PlainPass:
         network: Callable[[Iterator[Tensor], Place | None], Iterator[Iterable[Tensor]]],
         form: Callable[[Tensor], Tensor], guard: Guard, tiles: bool = False,
     ) -> None:  # fmt: skip
-        """steps: those of the Program that it takes. load: a part's data to [1, C, n, h, w]. network: these, chunk by
-        chunk, to results of that layout. form: to those that are emitted; may overwrite what it takes. tiles: each
-        begins with an empty cache of torch's, as plans have it."""
+        """Bind the callables of one pass.
+
+        Args:
+            steps: the steps of the Program that this pass executes.
+            load: turns a part's data into [1, C, n, h, w].
+            network: executes these, chunk by chunk, and gives results of that layout.
+            form: turns results into those that are emitted; may overwrite its argument.
+        """
         self._program, self._steps, self._guard, self._tiles = half.program, steps, guard, tiles
         self._load, self._network, self._form = load, network, form
 
@@ -160,13 +167,14 @@ class PlainPass:
 
     def begins(self, first: int) -> tuple[int, ...]:
         begins = self._begins(first)
-        return begins[self._steps] or begins[:1]  # all steps may be on the tiles' side
+        return begins[self._steps] or begins[:1]  # the tiles may have all the steps
 
     def _begins(self, first: int) -> tuple[int, ...]:
         return with_chunks(self._program.begins(first), self._guard.chunks, self._program.cycle)
 
     def begin(self, clip: int, first: int, left: Handover | None) -> tuple[int, int]:
-        """Always from the start: another way's histories are not for this one."""
+        """Start the clip or part; an earlier attempt's histories are never taken over, as they may be of another
+        kind."""
         # In blocks that the tile before had cut, two tiles of SeedVR2 reserved 13.5 GB where 11.6 were planned (H200).
         if self._tiles and keeps_blocks(self._guard.device):
             empty_device_cache()
@@ -193,7 +201,7 @@ class PlainPass:
 
 
 class PlainHalf:
-    """A half as clips go through it (run/clip.py)."""
+    """A component (encoder or decoder) that executes clips eagerly (run/clip.py)."""
 
     ahead = False
 
@@ -264,10 +272,10 @@ def _each(results: Iterator[Tensor]) -> Iterator[tuple[Tensor]]:
 
 
 def _last(x: Tensor) -> Tensor:
-    """[1, C, n, h, w] -> [n, h, w, C]."""
+    """Move channels last: [1, C, n, h, w] -> [n, h, w, C]."""
     return x[0].permute(1, 2, 3, 0)
 
 
 def _unclamped(piece: Tensor) -> Tensor:
-    """Frames about -1..1 -> float32 about 0..1, [m, H, W, 3]."""
+    """Turn frames about -1..1 into float32 about 0..1, [m, H, W, 3]."""
     return _last(piece.float().mul_(0.5).add_(0.5))

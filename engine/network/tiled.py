@@ -12,8 +12,8 @@ from .program import Program, Work
 
 @dataclass(frozen=True)
 class TiledProgram(Program):
-    """Its steps are those of one tile of one section of a clip, as `own` cuts it; what it says of a whole clip's frames
-    and results follows from that."""
+    """A Program whose steps are those of one tile of one section of a clip, as `own` cuts it; counts for whole clips
+    follow from that."""
 
     own: OwnTiles = field(default_factory=OwnTiles)
 
@@ -21,7 +21,7 @@ class TiledProgram(Program):
         return self.own.decoded(count) if self.half == "decoder" else self.own.encoded(count)
 
     def work(self, frames: int, height: int, width: int) -> Work:
-        """Of a whole clip: of all tiles of all its sections."""
+        """Return the work of a whole clip: of all tiles of all its sections."""
         own, decodes = self.own, self.half == "decoder"
         unit = own.unit if decodes else 1
         count = len(own.sections(frames)) if decodes else -(-frames // own.frames)
@@ -36,11 +36,11 @@ class TiledProgram(Program):
 
     @property
     def reach(self) -> tuple[Fraction | float, Fraction | float]:
-        """As far as sections do: nobody may cut a clip elsewhere."""
+        """Return infinity on both sides: a clip may be cut only between sections."""
         return math.inf, math.inf
 
     def window(self, first: int, end: int, latents: int) -> tuple[int, int]:
-        """The latents [a, b) that results [first, end) need, or are made with."""
+        """Return the latents [a, b) that results [first, end) need, or are made with."""
         if self.half == "decoder":
             needed = self.own.needed(first, end, latents)
             return needed[0].first, min(needed[-1].last, latents)

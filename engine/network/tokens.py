@@ -1,8 +1,8 @@
-"""A transformer's walk: layer by layer over the tokens of several tiles, with as many layers' weights on the device as
-there is room for and the others copied from host memory while the layers before them compute.
+"""Execute a transformer layer by layer over the tokens of several tiles. As many layers' weights stay on the device as
+there is room for; the others are copied from host memory while the layers before them compute.
 
-A product takes as many rows as one group of tiles has, however many tiles there are; a group that is not full is filled
-up. So a tile's bits depend on no other tile, and the number of tiles at once is a matter of memory only.
+A product takes the rows of one group of tiles, however many tiles there are; a group that is not full is padded. So a
+tile's bits depend on no other tile, and the number of tiles at once only changes memory.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ..run.run import Run
 from .ops.tokens import EPS, Layer, Tokens, turns
 from .plain import Half
 
-#: through(walk, x): walk(x), the same function every time, as launches or as what they did before.
+#: through(walk, x) executes walk(x), the same function every time, by launches or by replaying a graph of them.
 Through = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
-#: Of a row of zeros.
+#: Scale of a row of zeros.
 LEAST_SCALE = 1e-12
-#: Layers whose weights are on their way or in use.
+#: Layers whose weights are being copied or in use.
 BUFFERS = 2
-#: Rows that fill a GPU in one product: a group of tiles has as many, if a frame has so many tiles.
+#: Rows that fill a GPU in one product: a group of tiles has about as many, if a frame has enough tiles.
 ROWS = 8192
 #: 8-bit products of the libraries refuse row counts that are small or odd: 47 in fp8, less than 17 in int8.
 FEWEST_ROWS, ROW_STEP = 128, 16
@@ -39,7 +39,7 @@ KINDS = {"fp8": FP8, "int8": torch.int8}
 
 @dataclass(frozen=True)
 class Product:
-    """weight [N, K] and bias [N]; 8-bit weights have scales [N]."""
+    """A weight [N, K] and bias [N] of one product; 8-bit weights have scales [N]."""
 
     weight: Tensor
     bias: Tensor
@@ -47,7 +47,8 @@ class Product:
 
     @classmethod
     def of(cls, linear: torch.nn.Linear, kind: str | None, dtype: torch.dtype, device: torch.device) -> Product:
-        """kind: of the weight, None: `dtype`, which is that of the bias in any case."""
+        """Pack a linear layer. `kind` is the type of the weight, None: `dtype`, which is that of the bias in any
+        case."""
         weight, bias = linear.weight.to(device), linear.bias.to(device, dtype)
         if kind is None:
             return cls(weight.to(dtype), bias)
@@ -74,7 +75,8 @@ class LayerWeights:
     def of(
         cls, layer: Layer, kind: str | None, dtype: torch.dtype, wide: torch.dtype, device: torch.device
     ) -> LayerWeights:
-        """kind: of products, None: all in `dtype`. wide: of the results of 8-bit ones."""
+        """Pack a layer. `kind` is the operand type of its products, None: all in `dtype`; `wide` is the result type of
+        8-bit products."""
         norm1, scale1, norm2, scale2 = (
             t.to(device, dtype) for t in (layer.norm1.weight, layer.scale1, layer.norm2.weight, layer.scale2)
         )
@@ -90,7 +92,7 @@ class LayerWeights:
             yield from (v for v in values if v is not None)
 
     def mapped(self, tensors: Iterator[Tensor]) -> LayerWeights:
-        """The same of other tensors, in the order of `tensors`."""
+        """Return the same structure with other tensors, in the order of `tensors`."""
 
         def one(value: Tensor | Product) -> Tensor | Product:
             if not isinstance(value, Product):
@@ -109,8 +111,12 @@ def product(
     p: Product, x: Tensor, out: Tensor, scales: Tensor | None = None, sums: Tensor | None = None, *,
     backend: str = "auto",
 ) -> None:  # fmt: skip
-    """x [R, K] by the weight, plus the bias, into out [R, N]. scales [R] of 8-bit rows; sums: memory for those of
-    int8."""
+    """Compute x [R, K] times the weight, plus the bias, into out [R, N].
+
+    Args:
+        scales: [R], of 8-bit rows.
+        sums: memory for the int32 results of int8 products.
+    """
     if p.scales is None:
         torch.addmm(p.bias, x, p.weight.t(), out=out)
     elif p.weight.dtype == torch.int8:
@@ -126,14 +132,14 @@ def product(
 
 @observed
 def attended(qkv: Tensor, head: int) -> Tensor:
-    """Of one tile, whose tokens all see each other: [S, 3 * width] -> [S, width]. Tile by tile: how a library splits
-    the work may depend on how much there is."""
+    """Return the attention among all tokens of one tile, [S, 3 * width] -> [S, width]. It takes one tile at a time
+    because a library's division of the work may depend on its amount."""
     q, k, v = qkv.view(1, qkv.shape[0], -1, 3, head).permute(3, 0, 2, 1, 4)
     return F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1).flatten(1)
 
 
 def wide_of(kind: str | None, dtype: torch.dtype) -> torch.dtype:
-    """Type of what products give: the libraries' fp8 products with a scale for each row sum to bf16 alone."""
+    """Return the result type of products: fp8 products of the libraries with row scales give bf16 only."""
     return torch.bfloat16 if kind == "fp8" else dtype
 
 
@@ -142,17 +148,17 @@ def tokens_of(step: Tokens, frames: int, height: int, width: int) -> int:
 
 
 def tiles_together(tokens: int, tiles: int, device: torch.device) -> int:
-    """Tiles of one group, of a frame of so many: one by one they would leave a part of a GPU idle."""
+    """Return the tiles per group, given those of a frame: single tiles would leave a part of a GPU idle."""
     return 1 if device.type == "cpu" else max(1, min(ROWS // tokens, tiles))
 
 
 def product_rows(rows: int, kind: str | None) -> int:
-    """Rows of a product for `rows` tokens: those behind them hold nothing."""
+    """Return the rows of a product for `rows` tokens, including padding."""
     return rows if kind is None else max(FEWEST_ROWS, -(-rows // ROW_STEP) * ROW_STEP)
 
 
 class Scratch:
-    """Memory of one group of tiles on its way through a layer: of a run, at the same place every time."""
+    """Memory of a run for one group of tiles in a layer, at the same place every time."""
 
     def __init__(self, run: Run, rows: int, step: Tokens, kind: str | None) -> None:
         rows, take, w, i = product_rows(rows, kind), run.arena.take, step.width, step.gates
@@ -164,7 +170,7 @@ class Scratch:
 
 
 def planned(rows: int, step: Tokens, dtype: torch.dtype, kind: str | None, device: torch.device) -> Run:
-    """A dry Run for groups of so many tokens."""
+    """Return a dry Run for groups of `rows` tokens."""
     run = Run(dtype, device)
     with run.arena.scope():
         Scratch(run, rows, step, kind)
@@ -172,13 +178,19 @@ def planned(rows: int, step: Tokens, dtype: torch.dtype, kind: str | None, devic
 
 
 class TokenNetwork:
-    """The Tokens step of a half. dtype: of activations. kind: of products ("fp8", "int8", or None: `dtype`)."""
+    """The Tokens step of a component, in activations of `dtype`; products are of `kind`: "fp8", "int8", or None for
+    `dtype`."""
 
     def __init__(
         self, half: Half, dtype: torch.dtype, device: torch.device, kind: str | None = None,
         resident: int | None = None, backend: str = "auto",
     ) -> None:  # fmt: skip
-        """resident: layers whose weights stay on the device; None: all. backend: of what lies between products."""
+        """Pack the weights.
+
+        Args:
+            resident: layers whose weights stay on the device; None: all.
+            backend: of the kernels between products.
+        """
         self.step: Tokens = next(s for s in half.program.steps if isinstance(s, Tokens))
         self.dtype, self.device, self.kind, s = dtype, device, kind, self.step
         self.wide, self._how = wide_of(kind, dtype), {"backend": backend}
@@ -189,10 +201,10 @@ class TokenNetwork:
 
         mean, deviation, self._learned = (half.part(name) for name in (s.mean, s.deviation, s.learned))
         self._units = mean.to(device).float(), deviation.to(device).float()
-        weight, bias = here(s.first, torch.float32)  # few channels at the latent, where rounding would be compounded
+        weight, bias = here(s.first, torch.float32)  # the latent's few channels, where rounding would be amplified
         self._first = weight.flatten(1), bias
         self._enter, self._norm, self._leave = here(s.enters), here(s.norm), Product(*here(s.leaves))
-        #: Of the above, where the parameters are elsewhere.
+        #: Bytes of the above, where the parameters are on another device.
         lent = (*self._first, *self._enter, *self._norm, self._leave.weight, self._leave.bias, self._learned)
         self._lent_bytes = 0 if self._learned.device == device else sum(t.nbytes for t in lent)
         self._learned = self._learned[0].to(device, dtype)
@@ -201,7 +213,7 @@ class TokenNetwork:
         self._turns: tuple[tuple[int, ...], Tensor] | None = None
 
     def _packed(self, layer: Layer, index: int) -> LayerWeights:
-        """On the device, or page-locked on the host."""
+        """Return a layer's weights on the device, or page-locked on the host."""
         if self.device.type != "cuda" or index < self.resident:
             return LayerWeights.of(layer, self.kind, self.dtype, self.wide, self.device)
         if self.kind is None:
@@ -213,16 +225,16 @@ class TokenNetwork:
 
     @property
     def nbytes(self) -> int:
-        """Of the layers that stay on the device, and of what else is there beside the parameters."""
+        """Return the device bytes of resident layers and of other weights that are not the parameters themselves."""
         return self._lent_bytes + sum(layer.nbytes for layer in self.layers[: self.resident])
 
     @property
     def host_bytes(self) -> int:
-        """Of layers that are streamed."""
+        """Return the bytes of streamed layers."""
         return sum(layer.nbytes for layer in self.layers[self.resident :])
 
     def memory(self, size: tuple[int, ...], tiles: int) -> Run:
-        """A dry Run for tiles of `size` (T, h, w); tiles: of a frame."""
+        """Return a dry Run for tiles of `size` (T, h, w), given the tiles of a frame."""
         tokens = tokens_of(self.step, *size)
         together = tiles_together(tokens, tiles, self.device)
         return planned(together * tokens, self.step, self.dtype, self.kind, self.device)
@@ -231,9 +243,18 @@ class TokenNetwork:
     def decode(
         self, z: Sequence[Tensor], tiles: int, check: Callable[[], None], run: Run, through: Through | None = None
     ) -> Iterator[Tensor]:
-        """Tiles' latents [C, T, h, w], all of one size and on the device -> of each tile in order its pixels, as they
-        come out of the last product: [3, rate * T, patch * h, patch * w]. tiles: of a frame. check: called between
-        layers, may raise. run: as `memory` gives it, allocated. through: launches all layers or replays them."""
+        """Decode tiles of one size.
+
+        Args:
+            z: the tiles' latents [C, T, h, w] on the device.
+            tiles: of a frame.
+            check: called between layers, may raise.
+            run: as from `memory`, allocated.
+            through: launches all layers or replays them.
+
+        Yields:
+            Each tile's pixels in order, as the last product gives them: [3, rate * T, patch * h, patch * w].
+        """
         size, s = tuple(z[0].shape[1:]), self.step
         tokens = tokens_of(s, *size)
         real, together = tokens - s.behind, tiles_together(tokens, tiles, self.device)
@@ -243,7 +264,7 @@ class TokenNetwork:
             own[:real] = self._entered(latents.flatten(1).t().float())
         rows[:, real : tokens - 1] = self._learned
         if self._turns is None or self._turns[0] != size:
-            with torch.inference_mode(False):  # it will serve others, too
+            with torch.inference_mode(False):  # later calls outside inference mode may use it
                 self._turns = size, turns(*size, s.head, s.behind, self.device)
         walk = functools.partial(self._walk, run, tokens, check)
         x = walk(x) if through is None else through(walk, x)
@@ -255,7 +276,7 @@ class TokenNetwork:
             yield self._pixels(made, *size)
 
     def _walk(self, run: Run, tokens: int, check: Callable[[], None], x: Tensor) -> Tensor:
-        """x [groups, R, width] through all layers, in place."""
+        """Execute all layers on x [groups, R, width], in place."""
         with run.arena.scope():
             scratch = Scratch(run, x.shape[1], self.step, self.kind)
             for layer in self.streamed():
@@ -266,13 +287,13 @@ class TokenNetwork:
         return x
 
     def _entered(self, latents: Tensor) -> Tensor:
-        """float32 [n, C] -> [n, width]"""
+        """Turn latents, float32 [n, C], into tokens [n, width]."""
         latents = torch.addcmul(self._units[0], latents, self._units[1])
         latents = torch.addmm(self._first[1], latents, self._first[0].t()).to(self.dtype)
         return torch.addmm(self._enter[1], latents, self._enter[0].t())
 
     def _pixels(self, made: Tensor, frames: int, height: int, width: int) -> Tensor:
-        """[tokens, (colour, frame, row, column)] -> [3, F, H, W]"""
+        """Reorder [tokens, (colour, frame, row, column)] to [3, F, H, W]."""
         s = self.step
         parts = made.view(frames, height, width, s.channels(0), s.rate, s.patch, s.patch)
         return parts.permute(3, 0, 4, 1, 5, 2, 6).reshape(
@@ -282,7 +303,7 @@ class TokenNetwork:
     # -- one layer -------------------------------------------------------------------------------------------------
 
     def _layer(self, w: LayerWeights, x: Tensor, tokens: int, table: Tensor, s: Scratch) -> None:
-        """x [R, width] in place; R is a multiple of `tokens`."""
+        """Execute one layer on x [R, width] in place; R is a multiple of `tokens`."""
         how, rows = self._how, x.shape[0]
         narrow, made, scales = s.narrow[:rows], s.made[:rows], None if s.scales is None else s.scales[:rows]
         normalised(x, w.norm1, EPS, narrow, scales, **how)
@@ -302,8 +323,8 @@ class TokenNetwork:
     # -- weights ---------------------------------------------------------------------------------------------------
 
     def streamed(self) -> Iterator[LayerWeights]:
-        """Every layer's weights on the device, in order. Those in host memory are copied two layers ahead at most, each
-        into the memory of one that has been computed."""
+        """Yield every layer's weights on the device, in order. Weights in host memory are copied at most two layers
+        ahead, each into the memory of a layer that has been computed."""
         if self._copies is None or self.resident == self.step.layers:
             yield from self.layers
             return
@@ -335,13 +356,14 @@ class TokenNetwork:
                 yield self.layers[index].mapped(iter(rooms[at]))
                 free[at].record(current)
                 fetch(order + BUFFERS)
-        finally:  # nothing is copied into memory that others may have by then
+        finally:  # no copy may reach memory after it is reused
             current.wait_stream(self._copies)
 
 
 def _lock(layer: Layer) -> None:
-    """Page-lock its parameters, where the system lets us: copies of them then go on beside the GPU's work."""
+    """Page-lock a layer's parameters, where the system allows it, so that copies of them overlap with the GPU's
+    work."""
     for parameter in layer.parameters():
-        with torch.inference_mode(parameter.is_inference()):  # data of another mode would break it
+        with torch.inference_mode(parameter.is_inference()):  # its new data must be of the parameter's mode
             if not parameter.is_pinned() and (locked := staged(parameter.data)) is not None:
                 parameter.data = locked

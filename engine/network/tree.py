@@ -1,4 +1,4 @@
-"""Modules, and parameters that are in none, under the dotted names that a file has for them."""
+"""Place modules, and parameters that belong to none, under the dotted names that a file has for them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 
 
 class Branch(nn.Module):
-    """A name's part between dots. Numbered children are found by index, as in a list."""
+    """One component of a dotted name. Numbered children are found by index, as in a list."""
 
     def __getitem__(self, index: int) -> nn.Module:
         if index < 0:
@@ -23,14 +23,14 @@ class Branch(nn.Module):
 
 
 def find(root: nn.Module, name: str) -> nn.Module:
-    """What `graft` has put there."""
+    """Return the module or parameter that `graft` put under `name`."""
     for part in name.split("."):
         root = root._modules[part] if part in root._modules else root._parameters[part]  # type: ignore[assignment]
     return root
 
 
 def graft(root: nn.Module, name: str, module: nn.Module | nn.Parameter) -> None:
-    """Put `module` under its dotted name, with branches where there are none yet."""
+    """Put `module` under its dotted name, creating the branches that are missing."""
     *parents, leaf = name.split(".")
     for parent in parents:
         if parent not in root._modules:
