@@ -1,1 +1,1 @@
-"""One file per kind of step: its parameters and plain forward, its packing, its run, its sizes and its work."""
+"""One file per kind of step: its parameters and eager forward, its packing, its fused run, its sizes and its work."""

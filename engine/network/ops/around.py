@@ -1,4 +1,4 @@
-"""Steps with a shortcut around all of them that has no parameters: repeated samples up, their means down."""
+"""Steps inside one shortcut without parameters, which repeats samples to go up and takes their means to go down."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .means import mean
 
 
 def duplicate_up(x: Tensor, channels: int, temporal: bool, starts: bool) -> Tensor:
-    """[B, C, T, H, W]: every value repeated into `channels` and its 2x2 (x2) samples."""
+    """Repeat every value of [B, C, T, H, W] into `channels` and its 2x2 (x2) samples."""
     b, c, t, h, w = x.shape
     z = 2 if temporal else 1
     x = x.repeat_interleave(channels * 4 * z // c, 1).view(b, channels, z, 2, 2, t, h, w)
@@ -31,7 +31,7 @@ def duplicate_up(x: Tensor, channels: int, temporal: bool, starts: bool) -> Tens
 
 
 def average_down(x: Tensor, channels: int, temporal: bool, down: bool) -> Tensor:
-    """[B, C, T, H, W]: means over the samples and neighbouring channels that become one.
+    """Return the means of [B, C, T, H, W] over the samples and neighbouring channels that become one.
 
     A clip's first frame has a zero frame for its partner.
     """
@@ -44,7 +44,8 @@ def average_down(x: Tensor, channels: int, temporal: bool, down: bool) -> Tensor
 
 @dataclass(frozen=True)
 class Average:
-    """`average_down` as strided convolutions. lead: without the earlier frame, which is zero for a clip's first one."""
+    """`average_down` as strided convolutions. `lead` is for a clip's first frame: it leaves out the earlier frame,
+    which is zero there."""
 
     means: Conv
     lead: Weight
@@ -58,7 +59,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class Around(Step):
-    """y = steps(x) + shortcut(x): repetition where the last step upsamples, means elsewhere."""
+    """y = steps(x) + shortcut(x); the shortcut repeats where the last step upsamples and takes means elsewhere."""
 
     name: str
     steps: tuple[Step, ...]
@@ -133,7 +134,7 @@ class Around(Step):
         return y, None
 
     def _shortcut(self, packed: Packed, run: Run, x: Tensor, out: Tensor, starts: bool) -> None:
-        """x to what lies in `out` before the steps' own result is added."""
+        """Write the shortcut's result for x to `out`, to which the steps' result is added later."""
         if run.dry:
             return
         if packed.average is None:

@@ -22,8 +22,7 @@ from .norm import Norm, Normed
 
 
 class FrameAttention(nn.Module):
-    """Single-head attention among the H*W positions of each frame, or (`whole`) the T*H*W of a clip, with a residual
-    around it.
+    """Single-head attention among the H*W positions of each frame, or (`whole`) the T*H*W of a clip, with a residual.
 
     Subclasses own the parts: a `norm` without activation, and the four projections as (weight [C, C], bias [C]).
     """
@@ -32,11 +31,11 @@ class FrameAttention(nn.Module):
     whole = False
 
     def normed(self) -> nn.Module:
-        """Its norm, whatever that is called."""
+        """Return the norm, whatever its name."""
         return self.norm
 
     def projections(self) -> list[tuple[Tensor, Tensor]]:
-        """Of queries, keys, values and the result."""
+        """Return (weight, bias) for queries, keys, values and the result."""
         raise NotImplementedError
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
@@ -52,8 +51,8 @@ class FrameAttention(nn.Module):
 
 @dataclass(frozen=True)
 class Parts:
-    """What a family's files call the parts of an attention with a matrix each for queries, keys, values and the result.
-    convs: these are 1x1 (2) or 1x1x1 convolutions (3)."""
+    """Names of the parts of an attention in a family's files, with one matrix each for queries, keys, values and the
+    result. `convs`: the matrices are 1x1 (2) or 1x1x1 convolutions (3)."""
 
     norm: str = "group_norm"
     q: str = "to_q"
@@ -67,7 +66,7 @@ PARTS = Parts()
 
 
 class SplitAttention(FrameAttention):
-    """Queries, keys and values from a matrix each; as diffusers names them, where nothing else is said."""
+    """Attention with one matrix each for queries, keys and values; the default names are those of diffusers."""
 
     def __init__(self, channels: int, norm: Norm, parts: Parts = PARTS) -> None:
         super().__init__()
@@ -87,7 +86,7 @@ class SplitAttention(FrameAttention):
 
 
 class JointAttention(FrameAttention):
-    """Queries, keys and values from one 1x1 convolution."""
+    """Attention whose queries, keys and values come from one 1x1 convolution."""
 
     def __init__(self, channels: int, norm: Norm) -> None:
         super().__init__()
@@ -102,8 +101,8 @@ class JointAttention(FrameAttention):
 
 @dataclass(frozen=True)
 class Attention(Normed):
-    """joint: the file has one matrix for queries, keys and values. parts: what it calls them, where it has several.
-    whole: among the positions of a clip, not of each frame."""
+    """The attention step. joint: the file has one matrix for queries, keys and values. parts: the names of the
+    matrices, where there are several. whole: attention among the positions of a clip, not of each frame."""
 
     name: str
     width: int

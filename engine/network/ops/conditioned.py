@@ -21,15 +21,15 @@ from ..tree import graft
 from . import ends, resnet
 from .norm import Norm
 
-#: Of a timestep: cosines, then sines.
+#: Size of a timestep's embedding: cosines, then sines.
 WAVES = 256
-#: What the timestep is multiplied by, a parameter of the half.
+#: Name of the parameter that the timestep is multiplied by.
 MULTIPLIER = "timestep_scale_multiplier"
 Part = Callable[[str], nn.Module]
 
 
 class TimeEmbedding(nn.Module):
-    """A timestep -> [channels] in float32, through two linear layers."""
+    """Embed a timestep as [channels] in float32, through two linear layers."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class TimeEmbedding(nn.Module):
         graft(self, "timestep_embedder.linear_2", nn.Linear(channels, channels))
 
     def forward(self, timestep: Tensor) -> Tensor:
-        """timestep: float32 []."""
+        """Return the embedding of a timestep, float32 []."""
         layers = self.timestep_embedder
         rates = torch.exp(torch.arange(WAVES // 2, device=timestep.device) * (-math.log(10000.0) / (WAVES // 2)))
         waves = torch.cat(((timestep * rates).cos(), (timestep * rates).sin()))
@@ -46,12 +46,12 @@ class TimeEmbedding(nn.Module):
 
 
 def conditioned(table: nn.Parameter, embedding: TimeEmbedding, multiplier: Tensor, timestep: float) -> Tensor:
-    """[rows, C] float32: shift, scale of each norm in turn; one is to be added to each scale."""
+    """Return [rows, C] float32: shift and scale of each norm in turn; 1 is still to be added to each scale."""
     return table.float() + embedding(timestep * multiplier.float()).view(table.shape)
 
 
 def _once(name: str, state: State | None, make: Callable[[], Tensor]) -> Tensor:
-    """`make()`, for a clip but once."""
+    """Return `make()`, which is called once per clip."""
     if state is None:
         return make()
     if name not in state.constants:
@@ -60,19 +60,20 @@ def _once(name: str, state: State | None, make: Callable[[], Tensor]) -> Tensor:
 
 
 def pairs(values: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """(scale, shift) of each norm."""
+    """Yield (scale, shift) of each norm."""
     for shift, scale in values.unflatten(0, (-1, 2)):
         yield 1.0 + scale, shift
 
 
 def scaled(norm: norm_act.Norm, scale: Tensor, shift: Tensor) -> norm_act.Norm:
-    """A norm without parameters, with these."""
+    """Return a norm without parameters with this scale and shift as its own."""
     return replace(norm, weight=scale.contiguous(), bias=shift.contiguous())
 
 
 class Resnet(resnet.Resnet):
-    """timestep: of its table, if it has one. noisy: two planes of noise, each the same in all frames, that channels
-    take shares of. A shortcut to another width has a norm with means of its own."""
+    """A residual block conditioned on a timestep. timestep: that of its table, if it has one. noisy: it adds two planes
+    of noise, each the same in all frames, with a factor per channel. A shortcut to another width has a norm over
+    channels."""
 
     def __init__(
         self, c_in: int, c_out: int, norm: Norm, names: resnet.Names, style: Style, timestep: float | None,
@@ -88,7 +89,7 @@ class Resnet(resnet.Resnet):
             graft(self, "norm3.norm", nn.LayerNorm(c_in, eps=1e-6))
 
     def forward(self, x: Tensor, state: State | None = None, values: Tensor | None = None) -> Tensor:
-        """values: as `conditioned` gives them."""
+        """Execute the block; `values` is the result of `conditioned`."""
         first, second = ((), ()) if values is None else pairs(values)
         conv2, shortcut = self.part("conv2"), self.part("conv_shortcut")
         h = self._noised(self.part("conv1")(self.part("norm1")(x, state, *first), state), 1, state)
@@ -111,7 +112,8 @@ class Resnet(resnet.Resnet):
 
 @dataclass(frozen=True)
 class Res(resnet.Res):
-    """embedding: the name of its timestep's, "" if it has none; owns: the first of those that share it."""
+    """The residual step. embedding: the name of its timestep embedding, "" if it has none; owns: it is the first of the
+    steps that share the embedding."""
 
     embedding: str = ""
     owns: bool = False
@@ -142,14 +144,15 @@ class Res(resnet.Res):
         return part(self.name)(x, state, _once(self.name, state, lambda: self.values(part)) if self.embedding else None)
 
     def values(self, part: Part) -> Tensor:
-        """As `conditioned` gives them."""
+        """Return shifts and scales as from `conditioned`."""
         block = part(self.name)
         return conditioned(block.scale_shift_table, part(self.embedding), part(MULTIPLIER), block.timestep)
 
 
 @dataclass(frozen=True)
 class Pixels(ends.Pixels):
-    """The picture, behind a norm that the timestep scales. It owns what all of the half share."""
+    """The step to pixels, after a norm that the timestep scales. It owns the parameters that the whole component
+    shares."""
 
     embedding: str = "last_time_embedder"
     table: str = "last_scale_shift_table"
@@ -175,6 +178,6 @@ class Pixels(ends.Pixels):
         return part(self.norm_name)(x, state, scale, shift)
 
     def values(self, part: Part) -> Tensor:
-        """As `conditioned` gives them."""
+        """Return shifts and scales as from `conditioned`."""
         timestep = part(self.norm_name).timestep
         return conditioned(part(self.table), part(self.embedding), part(MULTIPLIER), timestep)

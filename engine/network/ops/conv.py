@@ -25,17 +25,17 @@ from ..tree import find, graft
 
 
 def _as_products(x: Tensor) -> bool:
-    """Whether x is convolved by exact.conv3d. TF32 is asked about last: torch.compile breaks its graph there."""
+    """Return whether x is convolved by exact.conv3d. TF32 is tested last: torch.compile breaks its graph there."""
     return not torch.is_grad_enabled() and exact.as_products(x.device, x.dtype, tf32=False) and not tf32_asked()
 
 
 class ClipConv(nn.Conv3d):
     """Convolution of a clip: `after` of its taps in time look ahead, the others back.
 
-    A clip starts with copies of its first frame, as many zero frames, or nothing (`head`), and where it looks ahead
-    ends with copies of its last one, or zero frames if it starts with those. Later calls continue from the frames left
-    in the State: everything after the last full step, so strides and late frames work with any chunking. A call may
-    have no result yet.
+    A clip starts with copies of its first frame, as many zero frames, or nothing (`head`); if the convolution looks
+    ahead, the clip ends with copies of its last frame, or with zero frames if it starts with those. Later calls
+    continue from the frames left in the State: everything after the last full step, so strides and late frames work
+    with any chunking. A call may have no result yet.
     """
 
     def __init__(
@@ -69,13 +69,13 @@ class ClipConv(nn.Conv3d):
         return super().forward(x)
 
     def _extended(self, x: Tensor, state: State | None) -> Tensor:
-        """x behind its history and, at the clip's end, before what follows it."""
+        """Return x after its history and, at the clip's end, followed by the frames that `after` needs."""
         kt, step = self.kernel_size[0], self.stride[0]
         if kt == 1 or (x.shape[2] == 0 and self.starts(state)):
             return x
         history = None if state is None else state.histories.get(self.key)
         if history is None and state is not None and state.inside:
-            # What frames behind the clip's start leave; whatever it is, its results are not read.
+            # A part that starts after the clip's start has no history here; results made from this one are not read.
             history = x[:, :, :1].expand(-1, -1, kt - step, -1, -1)
         elif history is None and self.head != "none":
             history = x[:, :, :1] if self.head == "replicate" else torch.zeros_like(x[:, :, :1])
@@ -90,18 +90,18 @@ class ClipConv(nn.Conv3d):
         return x
 
     def _nothing(self, x: Tensor) -> Tensor:
-        """No frames of the size that they would have."""
+        """Return a result with no frames, of the right size."""
         sizes = zip(x.shape[3:], self.kernel_size[1:], self.stride[1:], self.padding[1:], strict=True)
         height, width = ((n + 2 * (p or self.edges) - k) // s + 1 for n, k, s, p in sizes)
         return x.new_empty(x.shape[0], self.out_channels, 0, height, width)
 
     def starts(self, state: State | None) -> bool:
-        """Whether the next call is the first of its clip."""
+        """Return whether the next call is the first of its clip."""
         return state is None or not (state.inside or self.key in state.histories)
 
 
 class FrameConv(nn.Conv2d):
-    """A 2-D convolution of every frame; it has no history."""
+    """A 2-D convolution of every frame, without history."""
 
     key, head = "", "zero"
 
@@ -113,7 +113,7 @@ class FrameConv(nn.Conv2d):
 
 
 class Matrix(nn.Linear):
-    """A linear layer of every position's channels, of [B, C, T, H, W]."""
+    """A linear layer on the channels of every position of [B, C, T, H, W]."""
 
     key = ""
 
@@ -122,7 +122,7 @@ class Matrix(nn.Linear):
 
 
 class OneConv(nn.Module):
-    """A convolution under the dotted name that files have for it, and what goes on around it."""
+    """A module with one convolution under the dotted name that files have for it."""
 
     def __init__(self, name: str, convolution: ClipConv | FrameConv) -> None:
         super().__init__()
@@ -135,24 +135,24 @@ class OneConv(nn.Module):
 
 
 def styled(c_in: int, c_out: int, style: Style) -> ClipConv | FrameConv:
-    """A 3x3x3 or 1x3x3 convolution as all of a Program are."""
+    """Return a 3x3x3 or 1x3x3 convolution in the style of the Program."""
     if style.still:
         return FrameConv(c_in, c_out, 3, padding=1)
     return ClipConv(c_in, c_out, head=style.head, border=style.border, after=style.after)
 
 
 def pointwise(c_in: int, c_out: int, style: Style) -> ClipConv | FrameConv:
-    """A convolution of single positions."""
+    """Return a convolution of single positions."""
     return FrameConv(c_in, c_out, 1) if style.still else ClipConv(c_in, c_out, (1, 1, 1), head=style.head)
 
 
 def taps_of(style: Style, convs: int = 1) -> Taps:
-    """Of 3x3x3 or 1x3x3 convolutions, one after the other."""
+    """Return the taps of `convs` consecutive 3x3x3 or 1x3x3 convolutions."""
     return Taps(convs * (style.taps - 1 - style.after), convs * style.after)
 
 
 def conv_work(size: Size, c_out: int, taps: int = 27, out: Size | None = None) -> Work:
-    """Of one convolution from `size` to `out` (the same positions where that is not given)."""
+    """Return the work of one convolution from `size` to `out` (the same positions if not given)."""
     source, target = math.prod(size[:3]), math.prod((out or size)[:3])
     flop = 2.0 * target * size.channels * c_out * taps
     return Work(flop, flop, source * size.channels + target * c_out)
@@ -160,7 +160,7 @@ def conv_work(size: Size, c_out: int, taps: int = 27, out: Size | None = None) -
 
 @dataclass(frozen=True)
 class Between(Step):
-    """A step from so many channels to so many."""
+    """A step from `c_in` to `c_out` channels."""
 
     name: str
     c_in: int
@@ -172,10 +172,10 @@ class Between(Step):
 
 @dataclass(frozen=True)
 class Conv(Between):
-    """A 3x3x3 or 1x3x3 convolution by itself: what enters a network.
+    """A single 3x3x3 or 1x3x3 convolution, as the first step of a network.
 
-    block: rows and columns that fill no block of so many are cut off. repeats: its input is added to it, every channel
-    as often as it takes.
+    block: rows and columns beyond a multiple of this are cut off. repeats: the input is added to the result, every
+    channel repeated to fill the result's channels.
     """
 
     block: int = 1

@@ -1,5 +1,5 @@
 """Resampling by a 3x3x3 convolution whose channels become samples, or samples channels, with or without a shortcut of
-the same samples around it; and by a strided convolution."""
+the same samples; and by a strided convolution."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from .conv import Between, ClipConv, OneConv, conv_work, styled, taps_of
 from .means import mean
 
 _PLAIN = Geometry()
-#: Samples of a position in frames, rows and columns.
+#: Samples per position along frames, rows and columns.
 Stride = tuple[int, int, int]
 
 
 def to_samples(x: Tensor, stride: Stride) -> Tensor:
-    """[B, C * samples, T, H, W] -> [B, C, T', H', W'], ((c * frames + frame) * rows + row) * columns + column."""
+    """Turn channels into samples: [B, C * samples, T, H, W] -> [B, C, T', H', W'], with channels in the order ((c *
+    frames + frame) * rows + row) * columns + column."""
     b, c, t, h, w = x.shape
     pt, py, px = stride
     c //= math.prod(stride)
@@ -35,7 +36,7 @@ def to_samples(x: Tensor, stride: Stride) -> Tensor:
 
 
 def to_channels(x: Tensor, stride: Stride) -> Tensor:
-    """What `to_samples` undoes."""
+    """Invert `to_samples`."""
     b, c, t, h, w = x.shape
     pt, py, px = stride
     x = x.view(b, c, t // pt, pt, h // py, py, w // px, px).permute(0, 1, 3, 5, 7, 2, 4, 6)
@@ -43,7 +44,7 @@ def to_channels(x: Tensor, stride: Stride) -> Tensor:
 
 
 class Up(OneConv):
-    """A clip's first position has only the last of its frames."""
+    """Upsampling module. A clip's first position gives only the last of its frames."""
 
     def __init__(self, c_in: int, c_out: int, stride: Stride, shortcut: bool, style: Style) -> None:
         super().__init__("conv.conv", styled(c_in, c_out * math.prod(stride), style))
@@ -63,7 +64,7 @@ class Up(OneConv):
 
 
 class Down(OneConv):
-    """A clip's first frame comes as often as frames become one."""
+    """Downsampling module. A clip's first frame is repeated to fill a group of frames that become one."""
 
     def __init__(self, c_in: int, c_out: int, stride: Stride, style: Style) -> None:
         super().__init__("conv.conv", styled(c_in, c_out // math.prod(stride), style))
@@ -72,7 +73,7 @@ class Down(OneConv):
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
         conv, frames = self.convolution, self.stride[0]
         y = conv(x, state)
-        # In front of a clip both the samples and their convolution are those of its first frame.
+        # Before a clip both the samples and their convolution are copies of those of its first frame.
         both = grouped(torch.cat((x, y), 1), state, f"{conv.key} samples", frames)
         rows, columns = (n // s for n, s in zip(both.shape[3:], self.stride[1:], strict=True))
         both = both[..., : rows * self.stride[1], : columns * self.stride[2]]
@@ -87,7 +88,8 @@ class _Depth(Between):
 
 @dataclass(frozen=True)
 class Packed:
-    """all: of all frames of a position. last: of the last one only, for a clip's first position."""
+    """Packed weights for all frames of a position (`all`), and for the last one only (`last`), for a clip's first
+    position."""
 
     all: Conv
     last: Conv
@@ -95,7 +97,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class ToSamples(_Depth):
-    """What its layer makes of a position becomes samples, channels as `to_samples` has them."""
+    """A step whose layer's channels become samples, in the order of `to_samples`."""
 
     @property
     def time(self) -> tuple[int, int]:  # type: ignore[override]
@@ -106,7 +108,7 @@ class ToSamples(_Depth):
         return self.stride[1], 1
 
     def packed(self, layer: nn.Module, dtype: torch.dtype) -> Packed:
-        """Channels in the order in which the convolution's store makes samples of them."""
+        """Pack the layer with channels in the order in which the convolution's store makes samples of them."""
         frames, rows, columns = self.stride
         weight = layer.weight.float().view(self.c_out, *self.stride, self.c_in, *(layer.weight.shape[2:] or (1, 1, 1)))
         bias = layer.bias.float().view(self.c_out, *self.stride)
@@ -121,7 +123,7 @@ class ToSamples(_Depth):
 
 @dataclass(frozen=True)
 class DepthUp(ToSamples):
-    """shortcut: the input's own samples, repeated, around the convolution."""
+    """Upsampling step. shortcut: the repeated samples of the input are added to the convolution's."""
 
     shortcut: bool = False
     looks_ahead = True
@@ -158,7 +160,7 @@ class DepthUp(ToSamples):
         return out, None
 
     def _around(self, packed: Packed, run: Run, x: Tensor, out: Tensor, made: int, lead: int) -> None:
-        """The samples of the stream's next frames to where the convolution's own are added."""
+        """Write the samples of the stream's next frames to the place to which the convolution's samples are added."""
         parts = [(0, x)]
         if run.after:
             delay = run.delay(packed.all.key, 1, x)
@@ -175,7 +177,7 @@ class DepthUp(ToSamples):
             self._store(x, out, 0, lead)
 
     def _store(self, x: Tensor, out: Tensor, at: int, lead: int) -> None:
-        """Of x [D, H, W, C], whose first frame is number `at` of those that become `out`."""
+        """Write the samples of x [D, H, W, C], whose first frame is number `at` of the frames that become `out`."""
         (frames, rows, columns), samples = self.stride, math.prod(self.stride)
         drop = (frames - 1) * lead
         for p in range(samples):
@@ -198,7 +200,7 @@ class DepthUp(ToSamples):
 
 @dataclass(frozen=True)
 class DepthDown(_Depth):
-    """The means of the input's samples are around it."""
+    """Downsampling step: the means of the input's samples are added to the convolution's result."""
 
     plain_only = "its samples become channels, which only the plain walk does"
 
@@ -222,7 +224,7 @@ class DepthDown(_Depth):
 
 @dataclass(frozen=True)
 class StrideDown(DepthDown):
-    """One strided convolution: 3x3x3 with a border all around, or (`blocks`) of blocks that do not overlap."""
+    """One strided convolution: 3x3x3 with a border all around, or (`blocks`) on blocks that do not overlap."""
 
     blocks: bool = False
     plain_only = "its strided convolutions have a border all around or none, which only the plain walk does"

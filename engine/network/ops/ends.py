@@ -1,4 +1,5 @@
-"""What a network begins and ends with besides convolutions: patches, the latent's linear step, moments, pixels."""
+"""First and last steps of networks other than plain convolutions: patches, the latent's linear step, moments,
+pixels."""
 
 from __future__ import annotations
 
@@ -27,13 +28,14 @@ from .norm import Norm, Normed
 
 
 def patches(x: Tensor, n: int = 2) -> Tensor:
-    """[B, C, T, H, W] -> [B, n * n * C, T, H / n, W / n], channel (c * n + column) * n + row."""
+    """Turn squares of pixels into channels: [B, C, T, H, W] -> [B, n * n * C, T, H / n, W / n], channel (c * n +
+    column) * n + row."""
     b, c, t, h, w = x.shape
     return x.reshape(b, c, t, h // n, n, w // n, n).permute(0, 1, 6, 4, 2, 3, 5).flatten(1, 3)
 
 
 def pixels(x: Tensor, n: int = 2) -> Tensor:
-    """What `patches` undoes."""
+    """Invert `patches`."""
     b, c, t, h, w = x.shape
     c //= n * n
     return x.view(b, c, n, n, t, h, w).permute(0, 1, 4, 5, 3, 6, 2).reshape(b, c, t, n * h, n * w)
@@ -41,7 +43,7 @@ def pixels(x: Tensor, n: int = 2) -> Tensor:
 
 @dataclass(frozen=True)
 class Patches(Step):
-    """Squares of `patch` x `patch` pixels become channels; rows and columns that fill no block of `block` pixels are
+    """Turn squares of `patch` x `patch` pixels into channels; rows and columns beyond a multiple of `block` pixels are
     cut off."""
 
     name: str
@@ -78,7 +80,7 @@ class Patches(Step):
 
 @dataclass(frozen=True)
 class Fourier(Step):
-    """Sines and cosines of every channel, at 2^`first` and more waves up to 2^`last` in a unit, behind the channels. In
+    """Append sines and cosines of every channel, at 2^`first` and further waves up to 2^`last` per unit. They stay in
     fp32 until the next step rounds them: a wave of a pixel in fp16 may be 0.03 turns off, of one in bf16 a quarter."""
 
     name: str
@@ -106,8 +108,8 @@ class PackedLinear:
 
 @dataclass(frozen=True)
 class Linear(Step):
-    """A 1x1x1 convolution in fp32: the few channels at the latent, where rounding would be compounded. c_out: where it
-    is not the width of what goes in."""
+    """A 1x1x1 convolution in fp32, for the latent's few channels, where rounding would be amplified. c_out: channels of
+    the result, if they differ from the input's (0: the same)."""
 
     name: str
     width: int
@@ -124,7 +126,7 @@ class Linear(Step):
 
     def run(self, packed: PackedLinear, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
-        if not run.dry:  # frame by frame: the same product whatever the chunk
+        if not run.dry:  # frame by frame, so that the product does not depend on the chunk
             for source, target in zip(x.float(), out, strict=True):
                 flat = source.reshape(-1, self.width)
                 torch.addmm(packed.bias, flat, packed.weight, out=target.view(-1, target.shape[-1]))
@@ -159,7 +161,7 @@ class _End(Normed):
         return part(self.name)(self.normed(part, x, state), state)
 
     def normed(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
-        """x through the norm."""
+        """Return x after the norm."""
         return part(self.norm_name)(x, state)
 
     def ahead(self, packed: PackedEnd) -> tuple[str, ...]:
@@ -180,7 +182,7 @@ class PackedEnd:
 
 @dataclass(frozen=True)
 class Moments(_End):
-    """Mean and log variance of the latent, in fp32. means: those of neighbouring channels of the input are added."""
+    """Mean and log variance of the latent, in fp32. means: the means of neighbouring input channels are added."""
 
     norm_name: str
     name: str
@@ -220,8 +222,8 @@ class Moments(_End):
 
 @dataclass(frozen=True)
 class Pixels(_End):
-    """The picture. patch: pixels per side that its channels hold. colours: of a pixel; others than red, green and blue
-    are written as they are."""
+    """The step to pixels. patch: pixels per side that its channels hold. colours: channels of a pixel; numbers other
+    than three are written unchanged."""
 
     norm_name: str
     name: str
@@ -252,7 +254,7 @@ class Pixels(_End):
 
     def store(self, packed: PackedEnd, run: Run, x: Tensor, sums: Partials | None, output: torch.dtype,
               form: Form) -> Tensor:  # fmt: skip
-        """x [D, H, W, C] -> finished pixels [D, H * patch, W * patch, colours] in the type `output`."""
+        """Return finished pixels [D, H * patch, W * patch, colours] of type `output` for x [D, H, W, C]."""
         _, h, w, _ = x.shape
         m, _ = run.foresee(self.ahead(packed), x.shape[0], run.drains)
         if self.patch == 1:
@@ -263,7 +265,7 @@ class Pixels(_End):
         out = run.arena.take((m, n * h, n * w, c), output)
         blocks = run.arena.take((m, h, w, self.c_out), output)
         run.conv(packed.conv, x, blocks, packed.norm, sums, pixels=form)
-        # Channel (c * n + column) * n + row.
+        # The order of channels is (c * n + column) * n + row.
         out.view(m, h, n, w, n, c).copy_(blocks.view(m, h, w, c, n, n).permute(0, 1, 5, 2, 4, 3))
         return out
 
@@ -273,7 +275,7 @@ class Pixels(_End):
 
 @dataclass(frozen=True)
 class LinearMoments(Moments):
-    """By a linear layer without bias."""
+    """Moments by a linear layer without bias."""
 
     plain_only = "its moments come of a linear layer, which only the plain walk does"
 
@@ -289,7 +291,7 @@ class LinearMoments(Moments):
 
 @dataclass(frozen=True)
 class LinearPixels(Pixels):
-    """By a linear layer."""
+    """Pixels by a linear layer."""
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
         return {self.norm_name: self.norm.module(self.c_in), self.name: Matrix(self.c_in, self.c_out)}

@@ -1,5 +1,5 @@
-"""3x3x3 convolutions as one of every frame and one in time; resampling by means and repetition with such ones beside
-them; and blocks of pixels as Haar's wavelets have them."""
+"""3x3x3 convolutions factorised into one of every frame and one in time; resampling by means and repetition with such
+convolutions; and blocks of pixels as Haar wavelets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WHY = "its convolutions are factorised, which only the plain walk does"
 
 
 class Pair(nn.Module):
-    """Space, then time."""
+    """A convolution in space, then one in time."""
 
     key = ""
 
@@ -73,7 +73,8 @@ class Res(resnet.Res):
 
 
 class Upsampler(nn.Module):
-    """Frames but the clip's first one repeated, and a convolution in time of them; the same of pixels; 1x1x1."""
+    """Repeat all frames but the clip's first, and add a convolution of them in time; the same for pixels; then
+    1x1x1."""
 
     key = ""
 
@@ -93,7 +94,8 @@ class Upsampler(nn.Module):
 
 
 class Downsampler(nn.Module):
-    """Means of pixels and a strided convolution; the same of frames, the clip's first one coming twice; 1x1x1."""
+    """Add means of pixels and a strided convolution; the same for frames, with the clip's first frame twice; then
+    1x1x1."""
 
     key = ""
 
@@ -161,7 +163,7 @@ class Moments(ends.Moments):
 
 
 class Wavelets(nn.Module):
-    """Its parameter is a constant; files are known by it."""
+    """A parameter that is constant; it identifies the files."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,8 +171,8 @@ class Wavelets(nn.Module):
 
 
 def to_wavelets(x: Tensor) -> Tensor:
-    """[B, C, T, H, W] -> [B, 8 * C, T / 2, H / 2, W / 2]: of each block of 2x2x2 the mean, and the means of differences
-    along (frames, rows, columns), channel ((frame * 2 + row) * 2 + column) * C + c."""
+    """Return [B, 8 * C, T / 2, H / 2, W / 2] for [B, C, T, H, W]: for each block of 2x2x2 the mean, and the means of
+    differences along (frames, rows, columns), channel ((frame * 2 + row) * 2 + column) * C + c."""
     for axis in (4, 3, 2):
         size = x.shape[axis] // 2
         a, b = x.unflatten(axis, (size, 2)).unbind(axis + 1)
@@ -179,7 +181,7 @@ def to_wavelets(x: Tensor) -> Tensor:
 
 
 def from_wavelets(x: Tensor) -> Tensor:
-    """What `to_wavelets` undoes."""
+    """Invert `to_wavelets`."""
     for axis in (2, 3, 4):
         a, b = x.chunk(2, 1)
         x = torch.stack((a + b, a - b), axis + 1).flatten(axis, axis + 1)
@@ -188,8 +190,8 @@ def from_wavelets(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class WaveletPatches(Step):
-    """Blocks of `patch` frames, rows and columns become channels; the clip's first frame fills a block by itself. Rows
-    and columns that fill no block of `block` pixels are cut off."""
+    """Turn blocks of `patch` frames, rows and columns into channels; the clip's first frame fills a block alone. Rows
+    and columns beyond a multiple of `block` pixels are cut off."""
 
     name: str
     block: int
@@ -229,7 +231,8 @@ class WaveletPatches(Step):
 
 @dataclass(frozen=True)
 class WaveletPixels(ends._End):
-    """The picture. patch: frames, rows and columns that its channels hold; a clip's first block has its last frame."""
+    """The step to pixels. patch: frames, rows and columns that its channels hold; a clip's first block gives its last
+    frame."""
 
     norm_name: str
     name: str

@@ -21,8 +21,8 @@ from .conv import ClipConv, FrameConv, OneConv, conv_work
 
 
 class Downsample(OneConv):
-    """Zero row below and column to the right, then a strided 3x3 convolution of every frame; where temporal, a
-    time_conv makes one frame of the two new ones and the one before. A clip's first frame passes by the time_conv."""
+    """Pad a zero row below and column to the right, then apply a strided 3x3 convolution to every frame; if temporal,
+    time_conv makes one frame of the two new ones and the one before. A clip's first frame skips time_conv."""
 
     def __init__(self, channels: int, temporal: bool) -> None:
         super().__init__("resample.1", FrameConv(channels, channels, 3, stride=2))
@@ -44,8 +44,8 @@ class Downsample(OneConv):
 
 @dataclass(frozen=True)
 class Packed:
-    """both: the convolutions in space and time as one. lead: the one in space, for a clip's first frame, which passes
-    by the other; None where frames stay."""
+    """both: the convolutions in space and time as one. lead: the one in space, for a clip's first frame, which skips
+    the other; None if the frame rate stays."""
 
     both: Conv
     lead: Conv | None
@@ -79,7 +79,7 @@ class FrameDown(Resampling):
         return out, None
 
     def onto(self, packed: Packed, run: Run, x: Tensor, out: Tensor, first: int, add: bool) -> None:
-        """x [F, H, W, C] to out at half the size (and frame rate), or onto what is there (`add`)."""
+        """Write x [F, H, W, C] to `out` at half the size (and frame rate), or add it to `out` (`add`)."""
         # The zero row and column lie below and to the right: taps start inside the border.
         geometry = Geometry(packed.both.stride, origin=(1, 1))
         factor, lead = packed.both.stride[0], int(first == 0 and self.temporal)
@@ -99,7 +99,7 @@ class FrameDown(Resampling):
         return Taps(1, 0) if self.temporal else Taps()
 
     def work(self, size: Size, style: Style = CAUSAL) -> Work:
-        # What it reads has another row and column.
+        # The input is padded by a row and a column.
         source = size._replace(height=size.height + 1, width=size.width + 1)
         small = size._replace(height=size.height // 2, width=size.width // 2)
         total = conv_work(source, self.width, 9, small)

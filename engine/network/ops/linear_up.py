@@ -1,4 +1,4 @@
-"""Upsampling by a linear layer of every position whose channels become samples."""
+"""Upsampling by a linear layer on every position, whose channels become samples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .depth import Packed, ToSamples, to_samples
 
 @dataclass(frozen=True)
 class LinearUp(ToSamples):
-    """A clip's first position has only the last of its frames."""
+    """Upsampling step. A clip's first position gives only the last of its frames."""
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
         return {self.name: Matrix(self.c_in, self.c_out * math.prod(self.stride))}

@@ -1,4 +1,4 @@
-"""Means of a few values each, beside convolutions that gather them."""
+"""Means of a few values each, added to convolutions that gather the same values."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 
 def mean(x: Tensor, dim: int) -> Tensor:
-    """x.mean(dim), summed in one order: torch's on a CPU depends on how many there are, and so on the chunk."""
+    """Return x.mean(dim), summed in one order: torch's order on a CPU depends on the number of values, and so on the
+    chunk."""
     total = functools.reduce(torch.add, (part.float() for part in x.unbind(dim)))
     return (total / x.shape[dim]).to(x.dtype)

@@ -1,4 +1,4 @@
-"""Upsampling by repetition and a 3x3 convolution of every frame, behind a convolution that doubles the frames."""
+"""Upsampling by repetition and a 3x3 convolution of every frame, after a convolution that doubles the frames."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from .conv import Between, ClipConv, FrameConv, OneConv, conv_work
 
 
 class Upsample(OneConv):
-    """Frames doubled by `time_conv` where temporal, then pixels doubled and a 3x3 convolution of every frame.
+    """Double the frames by `time_conv` if temporal, then double the pixels and apply a 3x3 convolution to every frame.
 
-    A clip's first frame passes by the time_conv, which sees zeros in its place: T frames become 2T - 1 in the first
-    call, 2T in later ones. Its first C output channels are the earlier frame of each pair.
+    A clip's first frame skips time_conv, which sees zeros in its place: T frames become 2T - 1 in the first call, 2T in
+    later ones. The first C output channels of time_conv are the earlier frame of each pair.
     """
 
     def __init__(self, c_in: int, c_out: int, temporal: bool, name: str) -> None:
-        """name: the file's, of the 3x3 convolution."""
+        """Build the modules; `name` is the file's name of the 3x3 convolution."""
         super().__init__(name, FrameConv(c_in, c_out, 3, padding=1))
         self.time_conv = ClipConv(c_in, 2 * c_in, (3, 1, 1), head="zero") if temporal else None
 
@@ -55,10 +55,10 @@ class Upsample(OneConv):
 
 @dataclass(frozen=True)
 class Packed:
-    """time: doubles the frames, its first channels being the earlier ones. space: doubles rows and columns, composed
-    into phases, or a plain convolution of the doubled frame, which stays in 16 bit under any policy.
+    """time: doubles the frames; its first channels are the earlier ones. space: doubles rows and columns, composed into
+    phases, or a plain convolution of the doubled frame, which stays in 16 bit under any policy.
 
-    Where space reads int8, time's weights carry the gain of each channel it makes: both ends agree on the operands.
+    Where space reads int8, time's weights carry the gain of each channel it makes, so that both agree on the operands.
     """
 
     time: Conv | None
@@ -99,7 +99,7 @@ class NearestUp(Resampling, Layered, Between):
         return out, None
 
     def _still(self, packed: Packed, run: Run, x: Tensor, out: Tensor, groups: int) -> Partials | None:
-        """Pictures, band by band like any other convolution of theirs."""
+        """Upsample pictures, band by band like their other convolutions."""
         if packed.composed:
             return run.conv(packed.space, x, out, groups=groups)
         with run.arena.scope():
@@ -112,7 +112,7 @@ class NearestUp(Resampling, Layered, Between):
         return (Layer(packed.space, COPY, groups),) if packed.composed and packed.time is None else ()
 
     def onto(self, packed: Packed, run: Run, x: Tensor, out: Tensor, first: int, add: bool) -> None:
-        """x [D, H, W, C], overwritten, to out [F, 2H, 2W, K], or onto what is there (`add`)."""
+        """Write x [D, H, W, C], overwritten, to out [F, 2H, 2W, K], or add it to `out` (`add`)."""
         h, w, c = x.shape[1:]
         time, space, f = packed.time, packed.space, out.shape[0]
         lead = int(first == 0 and self.temporal)
@@ -156,7 +156,7 @@ class NearestUp(Resampling, Layered, Between):
 
 
 def _time_conv(conv: ClipConv, dtype: torch.dtype, gain: Tensor | None) -> Conv:
-    """gain: [C], what each channel of a frame is multiplied by."""
+    """Pack time_conv; `gain` [C] is a factor for each channel of a frame."""
     weight, bias = conv.weight.float(), conv.bias.float()
     if gain is not None:
         weight, bias = weight * gain.repeat(2)[:, None, None, None, None], bias * gain.repeat(2)
@@ -164,15 +164,15 @@ def _time_conv(conv: ClipConv, dtype: torch.dtype, gain: Tensor | None) -> Conv:
 
 
 def _double_frames(run: Run, time: Conv, x: Tensor, out: Tensor, lead: int, scale: float = 1.0) -> None:
-    """x [D, H, W, C], overwritten, to out [2D, H, W, C] behind its first `lead` frames. lead 1: the clip's start, whose
-    first frame passes by, and the convolution finds zeros in its place. scale: of an `out` in 8 bit."""
+    """Write x [D, H, W, C], overwritten, to out [2D, H, W, C] after its first `lead` frames. lead = 1: at the clip's
+    start, whose first frame skips the convolution, which sees zeros in its place. scale: of an 8-bit `out`."""
     x[:lead].zero_()
     pixels = quantiser(out.dtype, scale) if out.dtype in QUANT_MAX else None
     run.conv(time, x, out[lead:], geometry=Geometry(origin=(1, 1)), skip=lead, pixels=pixels)
 
 
 def _bordered(run: Run, f: int, h: int, w: int, c: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """An operand buffer [f, h + 2, w + 2, C padded], zero outside its inside [f, h, w, c]."""
+    """Return an operand buffer [f, h + 2, w + 2, C padded], zero outside its inside [f, h, w, c], and the inside."""
     buffer = run.arena.take((f, h + 2, w + 2, padded_channels(c, dtype)), dtype)
     for edge in (buffer[:, 0], buffer[:, -1], buffer[:, :, 0], buffer[:, :, -1], buffer[..., c:]):
         edge.zero_()

@@ -1,4 +1,4 @@
-"""Norms, with SiLU behind them: over a frame, over a chunk of frames, over the channels of a position."""
+"""Norms followed by SiLU: over a frame, over a chunk of frames, over the channels of a position."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from ..program import Step
 from ..state import State
 
-#: Frames of a clip's first chunk and of all later ones that statistics are taken over together, or all of a clip's.
+#: Frames of a clip's first chunk and of all later ones over which statistics are taken, or "clip": all frames.
 Chunk = tuple[int, int] | Literal["clip"]
 
 
 class GroupNormAct(nn.GroupNorm):
     """GroupNorm over (channels of the group, H, W) of each frame, then SiLU unless `act` is off.
 
-    chunk: over those of several frames instead. A chunk of so many frames is given on when it is whole, or when the
-    clip ends; "clip" is for steps that see all of it at once.
+    chunk: statistics span several frames instead. A chunk is returned when it is complete, or when the clip ends;
+    "clip" is for steps that see all of it at once.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class GroupNormAct(nn.GroupNorm):
         super().__init__(groups, channels, eps=eps)
         self.act, self.chunk = act, chunk
         if isinstance(chunk, tuple):
-            self.key = ""  # what waits is filed under it
+            self.key = ""  # of the frames that wait in the State
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
         if self.chunk == "clip":
@@ -67,7 +67,7 @@ class GroupNormAct(nn.GroupNorm):
 class LengthNormAct(nn.Module):
     """x / |x| * sqrt(C) * gamma over the C channels of each position (|x| at least 1e-12), then SiLU unless off.
 
-    `axes`: trailing axes of size 1 of gamma, as the files have them.
+    `axes`: trailing axes of size 1 of gamma, as in the files.
     """
 
     eps = 1e-12
@@ -95,7 +95,7 @@ class MeanSquareNormAct(nn.Module):
     def forward(
         self, x: Tensor, state: State | None = None, scale: Tensor | None = None, shift: Tensor | None = None
     ) -> Tensor:
-        """scale, shift: [C] float32."""
+        """Execute the norm; `scale` and `shift` are [C] float32."""
         wide = x.float()
         y = wide * (wide.square().mean(1, keepdim=True) + self.eps).rsqrt()
         if scale is not None:
@@ -104,7 +104,7 @@ class MeanSquareNormAct(nn.Module):
 
 
 class Activation(nn.Module):
-    """SiLU alone, where a network has no norm."""
+    """SiLU alone, for networks without norms."""
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
         return F.silu(x)
@@ -112,7 +112,8 @@ class Activation(nn.Module):
 
 @dataclass(frozen=True)
 class Group:
-    """What a Program's norms are: sums over groups of channels, of each frame or of a chunk of frames."""
+    """Choice of GroupNormAct for a Program's norms: sums over groups of channels, of each frame or of a chunk of
+    frames."""
 
     groups: int
     chunk: Chunk | None = None
@@ -123,18 +124,18 @@ class Group:
 
     @property
     def late(self) -> bool:
-        """It waits for whole chunks."""
+        """Return whether it waits for whole chunks."""
         return isinstance(self.chunk, tuple)
 
     @property
     def whole(self) -> bool:
-        """It must see the whole clip at once."""
+        """Return whether it must see the whole clip at once."""
         return self.chunk == "clip"
 
 
 @dataclass(frozen=True)
 class Length:
-    """The root mean square of all channels of a position."""
+    """Choice of LengthNormAct: the root mean square of all channels of a position."""
 
     groups = 0
     late = whole = False
@@ -145,7 +146,7 @@ class Length:
 
 @dataclass(frozen=True)
 class MeanSquare:
-    """As Length, without parameters."""
+    """Choice of MeanSquareNormAct: as Length, without parameters."""
 
     eps: float
     groups = 0
@@ -157,7 +158,7 @@ class MeanSquare:
 
 @dataclass(frozen=True)
 class NoNorm:
-    """SiLU alone."""
+    """Choice of Activation: SiLU alone."""
 
     groups = 0
     late = whole = False

@@ -1,4 +1,4 @@
-"""A network of clips that makes pictures: each latent goes through all of its steps as a short clip of its own."""
+"""Networks for clips that are used for pictures: each latent passes all of its steps as a short separate clip."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from ..state import State
 
 @dataclass(frozen=True)
 class EachPicture(Step):
-    """copies: an encoder's picture becomes a clip of so many frames. A decoder keeps the last frame of a latent's."""
+    """Steps applied to each picture as a clip. copies: frames of that clip in an encoder. A decoder keeps the last
+    frame."""
 
     name: str
     steps: tuple[Step, ...]

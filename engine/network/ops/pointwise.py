@@ -1,4 +1,4 @@
-"""Linear layers of every position, which files have as matrices or as 1x1x1 convolutions."""
+"""Linear layers on every position, which files store as matrices or as 1x1x1 convolutions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from .ends import PackedLinear
 
 @dataclass(frozen=True)
 class Pointwise(Between):
-    """matrix: it is stored as one, with a bias or without. layer: its own name within that of the step."""
+    """A linear layer. matrix: it is stored as a matrix, with a bias or without. layer: its name within that of the
+    step."""
 
     matrix: bool = False
     bias: bool = True
@@ -53,7 +54,7 @@ class Pointwise(Between):
 
     def run(self, packed: PackedLinear, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
-        if not run.dry:  # frame by frame: the same product whatever the chunk
+        if not run.dry:  # frame by frame, so that the product does not depend on the chunk
             for source, target in zip(x, out, strict=True):
                 flat = source.float().reshape(-1, self.c_in)
                 target.view(-1, self.c_out).copy_(torch.addmm(packed.bias, flat, packed.weight))

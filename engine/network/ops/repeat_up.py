@@ -20,7 +20,7 @@ from .conv import OneConv, conv_work, styled, taps_of
 
 
 class Upsample(OneConv):
-    """Every value twice in height and width, and in time where `temporal`, then a 3x3x3 convolution.
+    """Repeat every value twice in height and width, and in time if `temporal`, then apply a 3x3x3 convolution.
 
     A clip's first frame is not repeated in time: T frames become 2T - 1 in the first call and 2T in later ones.
     """
@@ -37,7 +37,8 @@ class Upsample(OneConv):
 
 @dataclass(frozen=True)
 class Packed:
-    """composed: of the input as it is, in phases. Else of repeated values, in 16 bit under any policy."""
+    """composed: the convolution reads the input itself, in phases; else it reads repeated values, in 16 bit under any
+    policy."""
 
     conv: Conv
     composed: bool
@@ -45,7 +46,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class RepeatUp(Resampling):
-    """conv: the convolution's name within the step."""
+    """Upsampling step; `conv` is the convolution's name within the step."""
 
     name: str
     width: int
@@ -84,13 +85,13 @@ class RepeatUp(Resampling):
             return out, run.conv(packed.conv, repeated, out, groups=groups)
 
     def taps(self, style: Style) -> Taps:
-        # At the rate of its input, where its three frames are two at most.
+        # At the rate of the input, where the three frames it reads are at most two.
         return Taps(1, style.after) if self.temporal else taps_of(style)
 
     def work(self, size: Size, style: Style = CAUSAL) -> Work:
         out = self.size(size, True)
         plain = conv_work(out, self.width)
-        # Of three taps along a doubled axis two fall on the same value: 2x2x2 are left, or 3x2x2 where time stays.
+        # Two of three taps along a doubled axis read the same value: 2x2x2 are left, or 3x2x2 if the frame rate stays.
         composed = conv_work(out, self.width, 8 if self.temporal else 12)
         return Work(plain.flop, composed.flop, plain.values)
 

@@ -1,4 +1,4 @@
-"""Residual blocks: two normed 3x3x3 (or 1x3x3) convolutions around which the input passes by."""
+"""Residual blocks: two 3x3x3 (or 1x3x3) convolutions, each after a norm, and a shortcut."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from ..tree import find, graft
 from .conv import Between, conv_work, pointwise, styled, taps_of
 from .norm import Norm, Normed
 
-#: A 1x1x1 convolution to this many channels (or a smaller power of two) is one tile wide on every GPU: no program reads
-#: what another one has written, so the result may take the place of the input.
+#: A 1x1x1 convolution to this many channels (or a smaller power of two) is one tile wide on every GPU: no GPU program
+#: reads values that another one has written, so the result may take the place of the input.
 ONE_TILE = 128
 
 
 @dataclass(frozen=True)
 class Names:
-    """What a family's files call the parts of a block."""
+    """Names of the parts of a block in a family's files."""
 
     norm1: str = "norm1"
     conv1: str = "conv1"
@@ -64,14 +64,15 @@ class Resnet(nn.Module):
             self._modules["conv_shortcut"] = None
 
     def __getattr__(self, role: str) -> Any:
-        """norm1, conv1, norm2, conv2 and conv_shortcut, whatever the files call them; where they have such a name for
-        more than the part (`part` finds that), what the file has: others walk down the names of parameters."""
+        """Return norm1, conv1, norm2, conv2 or conv_shortcut under any name that files have for it. If the file uses
+        such a name for a larger module, return that module, as other code follows the names of parameters; `part` finds
+        the part."""
         name = getattr(self.__dict__.get("names"), role, role)
         own = name == role or role in self.__dict__.get("_modules", ())
         return super().__getattr__(role) if own else find(self, name)
 
     def part(self, role: str) -> Any:
-        """A field of Names; None for a shortcut that there is not."""
+        """Return the module for a field of Names; None for an absent shortcut."""
         if self._modules.get(role, self) is None:
             return None
         return find(self, getattr(self.names, role))
@@ -127,8 +128,11 @@ class Res(Normed, Layered, Between):
 
     def run(self, packed: Packed, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
-        """x is overwritten by the result where the widths agree. Else that is `out`, or lies in the first channels of
-        x's memory with what lies between the convolutions in the next ones, if they are so many, or is new."""
+        """Return the result and its sums.
+
+        Where the widths agree, the result overwrites x. Else it is `out`; or it lies in the first channels of x's
+        memory, with the tensor between the convolutions in the next channels if there are enough; or it is new memory.
+        """
         if self.in_place and rolls(run, x.shape[0], x.numel(), x.numel()):
             return x, rolled(run, x, sums, self.layers(packed, groups), x)
         d, h, w, _ = x.shape
@@ -146,7 +150,7 @@ class Res(Normed, Layered, Between):
         result = run.grown(x, made) if made > d else out[:made]
         with run.arena.scope():
             inner = wide[..., k : 2 * k] if beside else run.take(middle, h, w, k)
-            # Beside the result, the first convolution overwrites what it and the shortcut read.
+            # If both share x's memory, the first convolution overwrites the input that it and the shortcut read.
             shorten = None if packed.shortcut is None else functools.partial(run.pointwise, packed.shortcut, x, out)
             free = shorten if beside else None
             sums = run.conv(packed.conv1, x, inner, packed.norm1, sums, self.groups, free=free)
@@ -189,5 +193,5 @@ class Res(Normed, Layered, Between):
 
 
 def _room(x: Tensor) -> Tensor:
-    """x with the channels behind it that are of no other use: those of a wider tensor whose place it has taken."""
+    """Return x with the channels of memory after its own: those of a wider tensor whose place it has taken."""
     return x if x.is_contiguous() else x.as_strided((*x.shape[:3], x.stride(2)), x.stride())

@@ -1,4 +1,4 @@
-"""What steps to another resolution that have a shortcut beside their convolution are alike in."""
+"""The common part of resampling steps that have a shortcut around their convolution."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from .conv import Between, taps_of
 
 @dataclass(frozen=True)
 class Shortcut(Resampling, Between):
-    """lead: of the step's module. conv: the convolution's name within the step."""
+    """lead: a clip's first frame is treated separately by the step's module. conv: the convolution's name within the
+    step."""
 
     temporal: bool
     lead: bool = True
     conv: str = "conv"
 
     def leads(self, first: int) -> int:
-        """Of frames from `first` on those that are a clip's first one, where that has a way of its own."""
+        """Return 1 if the frame `first` is a clip's first one and is treated separately, else 0."""
         return int(self.lead and self.temporal and first == 0)
 
     def size(self, size: Size, starts: bool) -> Size:

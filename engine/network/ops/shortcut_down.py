@@ -1,4 +1,4 @@
-"""Downsampling by a 3x3x3 convolution whose pixels become channels, beside a shortcut of averaged channels."""
+"""Downsampling by a 3x3x3 convolution whose pixels become channels, with a shortcut of averaged channels."""
 
 from __future__ import annotations
 
@@ -22,17 +22,19 @@ from .shortcut import Shortcut
 
 
 def gathered(x: Tensor, z: int) -> Tensor:
-    """[B, C, z * T, 2h, 2w] -> [B, 4 * z * C, T, h, w]; channel ((frame * 2 + row) * 2 + column) * C + c."""
+    """Turn samples into channels: [B, C, z * T, 2h, 2w] -> [B, 4 * z * C, T, h, w]; channel ((frame * 2 + row) * 2 +
+    column) * C + c."""
     b, c, t, h, w = x.shape
     x = x.view(b, c, t // z, z, h // 2, 2, w // 2, 2).permute(0, 3, 5, 7, 1, 2, 4, 6)
     return x.reshape(b, 4 * z * c, t // z, h // 2, w // 2)
 
 
 class Downsample(OneConv):
-    """3x3x3 convolution, then 2x2 pixels (x2 frames where `temporal`) become channels, added to the means over
-    neighbouring channels of what the input's pixels become.
+    """Apply a 3x3x3 convolution, turn 2x2 pixels (x2 frames if `temporal`) into channels, and add the means over
+    neighbouring channels of the input treated the same way.
 
-    lead: a clip's first frame has no partner: its pixels make half of the channels, and are the other half again.
+    lead: a clip's first frame has no partner: its pixels make half of the channels, and are repeated for the other
+    half.
     """
 
     def __init__(
@@ -57,12 +59,12 @@ class Downsample(OneConv):
 
 
 def _blocks(x: Tensor, z: int) -> Tensor:
-    """[z * F, 2h, 2w, C] -> [F, h, w, z, 2, 2, C], a view."""
+    """Return the view [F, h, w, z, 2, 2, C] of x [z * F, 2h, 2w, C]."""
     return x.unflatten(2, (-1, 2)).unflatten(1, (-1, 2)).unflatten(0, (-1, z)).permute(0, 2, 4, 1, 3, 5, 6)
 
 
 def _means(x: Tensor, z: int, out: Tensor) -> None:
-    """Of neighbouring channels of what the pixels of x become, into out [F, h, w, K]."""
+    """Write the means of neighbouring channels of x, its pixels turned into channels, to out [F, h, w, K]."""
     each = 4 * z * x.shape[3] // out.shape[3]
     values, target = _blocks(x, z).unflatten(6, (-1, each)), out.unflatten(3, (z, 2, 2, -1))
     if each == 2:  # at full size: a pass as fast as a copy

@@ -1,4 +1,4 @@
-"""Upsampling by a 3x3x3 convolution and a pixel shuffle, beside a shortcut of repeated channels."""
+"""Upsampling by a 3x3x3 convolution and a pixel shuffle, with a shortcut of repeated channels."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ from .shortcut import Shortcut
 
 
 def shuffled(x: Tensor, z: int) -> Tensor:
-    """[B, 4 * z * C, T, h, w] -> [B, C, z * T, 2h, 2w]; channel ((frame * 2 + row) * 2 + column) * C + c."""
+    """Turn channels into samples: [B, 4 * z * C, T, h, w] -> [B, C, z * T, 2h, 2w]; channel ((frame * 2 + row) * 2 +
+    column) * C + c."""
     b, c, t, h, w = x.shape
     x = x.view(b, z, 2, 2, c // (4 * z), t, h, w).permute(0, 4, 5, 1, 6, 2, 7, 3)
     return x.reshape(b, c // (4 * z), z * t, 2 * h, 2 * w)
 
 
 class Upsample(OneConv):
-    """3x3x3 convolution and pixel shuffle (x2 in height and width, and in time where `temporal`), added to the input's
-    channels repeated and shuffled the same way.
+    """Apply a 3x3x3 convolution and pixel shuffle (x2 in height and width, and in time if `temporal`), and add the
+    input's channels repeated and shuffled the same way.
 
-    lead: a clip's first frame stays one: shuffled in space only, of whose then twice as many channels the first half is
-    it. T frames become 2T - 1 in the first call and 2T in later ones.
+    lead: a clip's first frame stays one: it is shuffled in space only, which gives twice as many channels, and the
+    first half of them is kept. T frames become 2T - 1 in the first call and 2T in later ones.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Upsample(OneConv):
 
 
 def _by_phase(rows: Tensor, z: int) -> Tensor:
-    """From channels ((frame * 2 + row) * 2 + column) * K + k to the order of a convolution's phases: ((row * 2 +
+    """Reorder channels ((frame * 2 + row) * 2 + column) * K + k to the order of a convolution's phases: ((row * 2 +
     column) * z + frame) * K + k."""
     return rows.unflatten(0, (z, 2, 2, -1)).movedim(0, 2).flatten(0, 3)
 
@@ -74,8 +75,8 @@ class ShortcutUp(Shortcut):
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Conv:
         conv, z = part(self.name).convolution, self.time[0]
         form = operands.form(conv.key, normed=False)
-        # In 16 bit a difference that overflows is seen and made again; a scale of 8 bit that fits what no norm bounds
-        # would not fit its differences.
+        # In 16 bit an overflowing difference is detected and computed again; an 8-bit scale that fits values that no
+        # norm bounds would not fit their differences.
         planes = operands.winograd and form.dtype.itemsize == 2 and takes(form.dtype, self.c_in, self.c_out)
 
         def make() -> Conv:
@@ -90,8 +91,8 @@ class ShortcutUp(Shortcut):
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
         lead = self.leads(first)
         if packed.weight.winograd or (self.lead and self.temporal):
-            groups = 0  # a phase's sums would be of other tiles, as the first frame's: a norm makes its own
-        if not run.dry:  # what lies in `out` before the convolution is added; a first frame is shuffled in space only
+            groups = 0  # sums by phase, or of the first frame, belong to other tiles: the norm computes its own
+        if not run.dry:  # the shortcut, to which the convolution is added; a first frame is shuffled in space only
             duplicate(x[:lead], out[:lead], samples_first=True)
             duplicate(x[lead:], out[lead:], frames=self.time[0], samples_first=True)
         parts = []
@@ -109,10 +110,10 @@ class ShortcutUp(Shortcut):
         return out, run.walk.sums(out, groups, (2, 2)) if run.walk.open else run.joined(parts)
 
     def _first(self, packed: Conv, run: Run, data: Tensor, start: int, geometry: Geometry, out: Tensor) -> None:
-        """A clip's first frame, shuffled in space only: phase by phase from the rows that make it."""
+        """Write a clip's first frame, shuffled in space only: phase by phase from the weight rows that make it."""
         weight, k = packed.weight, self.c_out
         for row, column in ((0, 0), (0, 1), (1, 0), (1, 1)):
-            at = 4 * column + row  # of all channels ((frame * 2 + row) * 2 + column), number 4 * row + 2 * column
+            at = 4 * column + row  # of channel 4 * row + 2 * column in ((frame * 2 + row) * 2 + column)
             conv = replace(packed, weight=weight.phase(at), bias=packed.bias[at * k : at * k + k])
             target = out[:, row::2, column::2]
             run.product(conv, data, target, geometry=geometry, residual=target, start=start)

@@ -22,7 +22,8 @@ from .conv import ClipConv, conv_work, styled, taps_of
 
 
 class Upsample(nn.Module):
-    """1x1x1 expansion, pixel shuffle (x2 in height and width, and in time where `temporal`), 3x3x3 convolution.
+    """Apply a 1x1x1 expansion, a pixel shuffle (x2 in height and width, and in time if `temporal`), a 3x3x3
+    convolution.
 
     The expansion's output channel is ((row * 2 + column) * z + frame) * C + c. A clip's first latent has no second
     frame: T latents become 2T - 1 frames in the first call and 2T in later ones.
@@ -46,8 +47,8 @@ class Upsample(nn.Module):
 
 @dataclass(frozen=True)
 class Expansion:
-    """What is not composed: the 1x1x1 expansion, which stores pixel-shuffled, then the convolution. Both in 16 bit
-    under any policy: ranges are known of what the composed one reads."""
+    """The form that is not composed: the 1x1x1 expansion, which stores pixel-shuffled, then the convolution. Both are
+    in 16 bit under any policy: calibration measures only the operands of the composed form."""
 
     expand: Conv
     conv: Conv
@@ -94,7 +95,7 @@ class ShuffleUp(Resampling):
             return out, run.conv(packed.conv, shuffled, out, groups=groups)
 
     def taps(self, style: Style) -> Taps:
-        # At the rate of its input, where its three frames are two at most.
+        # At the rate of the input, where the three frames it reads are at most two.
         return Taps(1, style.after) if self.temporal else taps_of(style)
 
     def work(self, size: Size, style: Style = CAUSAL) -> Work:

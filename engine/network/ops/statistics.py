@@ -1,4 +1,4 @@
-"""Means and deviations of a latent's channels, which a file has beside its networks, and moments in their units."""
+"""Means and deviations of a latent's channels, which a file stores outside its networks, and moments in their units."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ...run.run import Run
 from ..program import Step, Style
 from ..state import State
 
-#: The logarithm of a variance of which fp32 sees nothing.
+#: The logarithm of a variance that is negligible in fp32.
 NO_VARIANCE = -30.0
 MEAN, DEVIATION = "mean-of-means", "std-of-means"
 
 
 class Statistics(nn.Module):
-    """Both [C]."""
+    """The means and deviations of channels, each [C]."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -30,25 +30,25 @@ class Statistics(nn.Module):
         self.register_parameter(DEVIATION, nn.Parameter(torch.ones(channels)))
 
     def values(self) -> tuple[Tensor, Tensor]:
-        """(mean, deviation), float32 [C]."""
+        """Return (mean, deviation), float32 [C]."""
         return getattr(self, MEAN).float(), getattr(self, DEVIATION).float()
 
-    # By ComfyUI's names: its LTXVLatentUpsampler calls them on a VAE's network.
+    # The next two have ComfyUI's names: its LTXVLatentUpsampler calls them on a VAE's network.
 
     def un_normalize(self, x: Tensor) -> Tensor:
-        """Latents [B, C, T, h, w] in the network's own units."""
+        """Return latents [B, C, T, h, w] in the network's own units."""
         mean, deviation = (v.view(1, -1, 1, 1, 1).to(x) for v in self.values())
         return x * deviation + mean
 
     def normalize(self, x: Tensor) -> Tensor:
-        """The opposite."""
+        """Invert `un_normalize`."""
         mean, deviation = (v.view(1, -1, 1, 1, 1).to(x) for v in self.values())
         return (x - mean) / deviation
 
 
 @dataclass(frozen=True)
 class Denormalise(Step):
-    """What enters a decoder: times the deviations, plus the means, in fp32."""
+    """Scale a decoder's input by the deviations and add the means, in fp32."""
 
     name: str
     width: int
@@ -74,8 +74,8 @@ class Denormalise(Step):
 
 @dataclass(frozen=True)
 class Standardise(Step):
-    """What leaves an encoder: mean and logarithm of the variance of every channel, in units of `deviation` from `mean`,
-    which are its parameters' names."""
+    """Convert an encoder's mean and log variance of every channel to units of `deviation` from `mean`; these are the
+    names of its parameters."""
 
     mean: str
     deviation: str
@@ -111,8 +111,9 @@ class Standardise(Step):
 
 @dataclass(frozen=True)
 class ByFrame(Step):
-    """Means and deviations of `period` frames' channels, after which they come again: to the units of a decoder, or
-    from those of an encoder, whose moments have no variance to speak of. scale: of the latents outside."""
+    """Apply means and deviations of channels that differ for each of `period` frames and then repeat: to the units of a
+    decoder, or (`leaves`) from those of an encoder, whose moments have a negligible variance. scale: of external
+    latents."""
 
     mean: str
     deviation: str
@@ -151,8 +152,8 @@ class ByFrame(Step):
 
 @dataclass(frozen=True)
 class Normalise(Step):
-    """What leaves an encoder: mean and logarithm of the variance of every channel, of which all but the first have one
-    variance where `shared`. Both in the latents' units."""
+    """Convert an encoder's mean and log variance of every channel to the latents' units. shared: all channels have one
+    variance."""
 
     name: str
     width: int

@@ -21,12 +21,13 @@ from .conv import ClipConv, FrameConv, OneConv, conv_work
 
 
 class Downsample(OneConv):
-    """Zero row below and column to the right, then a strided conv: (1,3,3) in space, causal (3,3,3) in time too.
+    """Pad a zero row below and column to the right, then apply a strided conv: (1,3,3) in space, causal (3,3,3) in time
+    too.
 
-    reflected: (3,3,3) in any case, and that row and column are those in front of the last ones.
+    reflected: (3,3,3) in any case, and the padding repeats the row and column before the last ones.
 
-    centred: (3,3,3) in any case, with the borders that other convolutions have; in time a clip's first frame counts
-    twice, so that all later ones are read in pairs with the one before.
+    centred: (3,3,3) in any case, with the borders of other convolutions; in time a clip's first frame counts twice, so
+    that all later ones are read in pairs with the one before.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Downsample(OneConv):
 
 @dataclass(frozen=True)
 class StridedDown(Resampling):
-    """centred, reflected: of Downsample. conv: the convolution's name within the step."""
+    """Downsampling step. centred, reflected: as for Downsample. conv: the convolution's name within the step."""
 
     name: str
     width: int
@@ -72,7 +73,7 @@ class StridedDown(Resampling):
     def run(self, packed: Conv, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
         if self.centred:
-            # The first frame counts twice, and is its own partner: what follows starts one frame later, not two.
+            # The first frame counts twice, as its own partner: the next step starts one frame later, not two.
             lead = int(self.temporal and first == 0)
             pieces = [(packed.weight, a, b, 0) for a, b in ((0, lead), (lead, out.shape[0])) if a < b]
             return out, run.conv(packed, x, out, groups=groups, geometry=Geometry(packed.stride), pieces=pieces)
@@ -97,7 +98,7 @@ class StridedDown(Resampling):
     def work(self, size: Size, style: Style = CAUSAL) -> Work:
         if self.centred:
             return conv_work(size, self.width, 27, self.size(size, True))
-        # What it reads has another row and column.
+        # The input is padded by a row and a column.
         source = size._replace(height=size.height + 1, width=size.width + 1)
         return conv_work(source, self.width, 27 if self.temporal or self.reflected else 9, self.size(size, True))
 

@@ -1,5 +1,4 @@
-"""Attention of every position among its own frames, with the input around it: all frames of a clip, or those up to its
-own."""
+"""Attention among the frames of every position, with a residual: all frames of a clip, or those up to its own."""
 
 from __future__ import annotations
 
@@ -17,12 +16,12 @@ from .attention import Attention, FrameAttention
 from .conv import ClipConv
 from .norm import Norm
 
-#: Queries, keys, values and the result.
+#: Names of the convolutions for queries, keys, values and the result.
 CONVS = ("q", "k", "v", "proj_out")
 
 
 class ConvAttention(FrameAttention):
-    """Among a frame's positions; from a 1x1x1 convolution each."""
+    """Attention among a frame's positions, with a 1x1x1 convolution for each projection."""
 
     def __init__(self, channels: int, norm: Norm) -> None:
         super().__init__()
@@ -39,7 +38,7 @@ class ConvAttention(FrameAttention):
 
 
 class EarlierFrames(ConvAttention):
-    """Among a position's frames up to its own, whose keys and values stay for the whole clip."""
+    """Attention among a position's frames up to its own; their keys and values are kept for the whole clip."""
 
     key = ""
 
@@ -51,7 +50,7 @@ class EarlierFrames(ConvAttention):
             k, v = (torch.cat(both, 1) for both in zip(state.histories[self.key].to(x).unbind(1), (k, v), strict=True))
         if state is not None:
             state.keep(self.key, torch.stack((k, v), 1))
-        # Every frame by itself: one that comes later does not change it.
+        # Each frame is computed separately, so that later frames do not change it.
         past = k.shape[1] - q.shape[1]
         y = [F.scaled_dot_product_attention(q[:, i : i + 1], k[:, : past + i + 1], v[:, : past + i + 1])
              for i in range(q.shape[1])]  # fmt: skip
@@ -61,8 +60,8 @@ class EarlierFrames(ConvAttention):
 
 
 class WholeClip(nn.Module):
-    """Among all frames of a position, in heads whose queries and keys have length 1. The frames wait until the clip
-    ends."""
+    """Attention among all frames of a position, in heads whose queries and keys have length 1. The frames wait until
+    the clip ends."""
 
     key = ""
 
@@ -79,10 +78,10 @@ class WholeClip(nn.Module):
                 state.waiting[self.key].append(x)
                 return x.new_empty(*x.shape[:2], 0, *x.shape[3:])
             x = torch.cat((*state.waiting.pop(self.key, ()), x), 2)
-        # As many rows at once as take no more than one frame does.
+        # Take as many rows at once as need no more memory than one frame.
         rows, y = max(x.shape[3] // max(x.shape[2], 1), 1), torch.empty_like(x)
         parts = list(zip(*(z.split(rows, 3) for z in (x, self.norm(x), y)), strict=True))
-        for part, normed, out in parts[:: len(parts) - 1 or 1] if x.is_meta else parts:  # all take what the first does
+        for part, normed, out in parts[:: len(parts) - 1 or 1] if x.is_meta else parts:  # all need what the first does
             out.copy_(self._rows(part, normed))
         return y
 
@@ -103,7 +102,8 @@ class SpaceAttention(Attention):
 
 @dataclass(frozen=True)
 class TimeAttention(Step):
-    """head: channels of a head of one that sees the whole clip; 0: it has one head, and sees what came before."""
+    """Attention step. head: channels per head if it sees the whole clip; 0: it has one head, and sees earlier frames
+    only."""
 
     name: str
     width: int

@@ -1,4 +1,4 @@
-"""A transformer that turns one tile of a section into its pixels: the parameters, and the step that is made of them."""
+"""A transformer that turns one tile of a section into its pixels: the parameters, and the step that uses them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..state import State
 from .conv import pointwise
 
 EPS = 1e-5
-#: Of a head's channels the share that is rotated, and the base of its angles.
+#: Share of a head's channels that is rotated, and the base of the angles.
 ROTATED, BASE = 0.75, 100.0
 AXES = 3
 
@@ -56,8 +56,8 @@ class Layer(Hosted):
 
 
 def turns(frames: int, height: int, width: int, head: int, behind: int, device: torch.device) -> Tensor:
-    """float32 [tokens, 2, half] cosines and sines of every token's angles, in order of frame, row and column; the
-    `behind` tokens behind them are not turned. Positions are the middles of n equal parts of -1..1."""
+    """Return float32 [tokens, 2, angles] cosines and sines of every token's angles, in order of frame, row and column;
+    the last `behind` tokens are not rotated. Positions are the middles of n equal parts of -1..1."""
     rotated = int(head * ROTATED)
     frequencies = BASE ** -torch.arange(0, 1, 2 * AXES / rotated, dtype=torch.float64)
     places = [(torch.arange(n, dtype=torch.float64) + 0.5) / n * 2 - 1 for n in (frames, height, width)]
@@ -69,12 +69,12 @@ def turns(frames: int, height: int, width: int, head: int, behind: int, device: 
 
 @dataclass(frozen=True)
 class Tokens(Step):
-    """Latents of a tile to its pixels, by `layers` of a transformer in `width` channels with heads of `head`: each
+    """Turn a tile's latents into its pixels by `layers` of a transformer in `width` channels with heads of `head`. Each
     latent pixel is a token and becomes `rate` frames of `patch` x `patch` pixels; `registers` learned tokens and one of
-    zeros stand behind them. gates: channels between the products of a gate. Latents come in units of `deviation` from
-    `mean` and pass a 1x1x1 convolution first. Walked by tokens.TokenNetwork.
+    zeros follow. gates: channels between the products of a gate. Latents come in units of `deviation` from `mean` and
+    pass a 1x1x1 convolution first. tokens.TokenNetwork executes it.
 
-    The fields from `mean` on are names of its parts; unused: a parameter that nothing reads, which files have.
+    The fields from `mean` on are names of its parts; unused: a parameter in the files that nothing reads.
     """
 
     name: str
@@ -108,7 +108,7 @@ class Tokens(Step):
 
     @property
     def behind(self) -> int:
-        """Tokens that stand for no latent pixel."""
+        """Return the number of tokens that stand for no latent pixel."""
         return self.registers + 1
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
@@ -129,7 +129,7 @@ class Tokens(Step):
         raise NotImplementedError("a transformer is walked layer by layer, by tokens.TokenNetwork")
 
     def size(self, size: Size, starts: bool) -> Size:
-        """Of all frames that are made; which of them are a clip's is not the step's to know."""
+        """Return the size of all frames that are made; the step does not know which of them belong to a clip."""
         return Size(self.rate * size.frames, self.patch * size.height, self.patch * size.width, self.channels(0))
 
     def channels(self, channels: int) -> int:
