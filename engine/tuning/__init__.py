@@ -1,1 +1,2 @@
-"""Schedules measured on the user's own GPU: which layers a VAE has, what is tried for them, and what is kept."""
+"""Schedules measured on the user's own GPU: the layers of a VAE, the candidates for them, and the store of the results.
+"""

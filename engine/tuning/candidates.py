@@ -1,4 +1,4 @@
-"""What is tried for a kind of layer: the table's schedule and a handful of others that compile without spills."""
+"""Candidates for a kind of layer: the table's schedule and a handful of others that compile without spills."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..kernels.conv3d.winograd.schedules import WIDTH
 from ..kernels.conv3d.winograd.schedules import pick as winograd
 from ..kernels.targets import Target
 
-#: Neighbouring tiles that share a weight tile: where all outputs are one tile wide or tiles are few, where they are
+#: Neighbouring tiles that share a weight tile: where the outputs fit one tile or tiles are few, where they take
 #: several, and where phases multiply the weights.
 GROUPS = (1, 16, 64)
 
 
 def table(target: Target, kind: Kind) -> Schedule:
-    """What runs where nothing is tuned."""
+    """Return the schedule that runs where nothing is tuned."""
     frame = (1, 1) if kind.small else (1, SMALL_PLANE)
     if kind.form == "winograd":
         return winograd(target, kind.dtype, kind.channels, kind.outputs, frame, kind.sums)
@@ -29,9 +29,10 @@ def table(target: Target, kind: Kind) -> Schedule:
 
 
 def candidates(target: Target, kind: Kind) -> list[Schedule]:
-    """The table's schedule and then others, each once. All keep what plans count on: no more sums than a walk states
-    (tiles are not lower than the table's lowest, slices not narrower), and 8-bit products summed in fp16 stay within
-    its range."""
+    """Return the table's schedule and then others, each once.
+
+    All keep what plans count on: no larger buffers of sums than a dry run states (tiles are not lower than the table's
+    lowest, slices not narrower), and 8-bit products summed in fp16 stay within its range."""
     first = table(target, kind)
     deep = first.depth
     made = []
@@ -39,12 +40,12 @@ def candidates(target: Target, kind: Kind) -> list[Schedule]:
         several = kind.outputs > shape.columns and not kind.small
         one = replace(shape, group=GROUPS[2 if kind.phases > 1 else int(several)])
         one = fit(one, kind.channels, kind.outputs, kind.row if kind.form == "direct" else 1)
-        # Beside a second tile, wide 8-bit steps leave registers for quarters only.
+        # With a second tile, wide 8-bit steps leave registers for quarters only.
         made.append(replace(one, slices=4) if one.tail and kind.dtype.itemsize == 1 else one)
     deepest = HALF_DEPTH if kind.accumulate == "f16" and kind.dtype.itemsize == 1 else max(deep, 128)
     lowest = 64 if kind.small or kind.form == "winograd" else 128
     narrowest = min(16, max(kind.outputs // 4, 1))
-    # int8 on sm_100 leaves a second tile no registers but in the table's own pairs.
+    # int8 on sm_100 leaves no registers for a second tile, except in the table's own pairs.
     if kind.dtype == torch.int8 and target.sm >= 100:
         made = [s for s in made if not s.tail]
     fits = [s for s in made if s.depth <= deepest and s.positions >= lowest and s.stages >= 2
@@ -54,7 +55,7 @@ def candidates(target: Target, kind: Kind) -> list[Schedule]:
 
 def _direct(target: Target, kind: Kind) -> list[Schedule]:
     half = kind.dtype.itemsize == 2
-    if target.sm >= 100 and target.shared_kib > 128:  # sums in a memory of their own
+    if target.sm >= 100 and target.shared_kib > 128:  # sums have their own memory
         d = 64 if half else 128
         return [Schedule(128, 128, d, 4, 4, slices=4), Schedule(128, 128, d, 8, 4, slices=4),
                 Schedule(128, 128, d, 8, 3, slices=4),
@@ -63,7 +64,7 @@ def _direct(target: Target, kind: Kind) -> list[Schedule]:
         d = 64 if half else 128
         made = [Schedule(128, 128, d, 4, 3), Schedule(128, 128, d, 4, 4), Schedule(128, 256, d, 8, 3)]
         return [*made, Schedule(64, 256, d, 4, 4), Schedule(64, 128, d, 4, 4)] if kind.small else made
-    # Sums in the registers that products are fed from.
+    # Sums share the registers with the operands of products.
     d = 32 if half else 64
     slices = 4 if half else 2
     made = [Schedule(128, 128, d, 8, 3, slices=slices), Schedule(128, 128, d, 8, 4, slices=slices),
@@ -74,7 +75,7 @@ def _direct(target: Target, kind: Kind) -> list[Schedule]:
 
 
 def _winograd(target: Target, kind: Kind) -> list[Schedule]:
-    if kind.outputs % WIDTH:  # in one and a half tiles: others spill
+    if kind.outputs % WIDTH:  # these run in one and a half tiles; candidates would spill
         return []
     half = kind.dtype.itemsize == 2
     if target.shared_kib > 128 and target.tma:

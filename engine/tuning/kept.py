@@ -1,5 +1,6 @@
-"""What a tuning found, on disk: by GPU, driver, torch, kernels and version of this pack, in the cache folder. A file
-that cannot be used costs a line, and the table's schedules run."""
+"""Store of tunings on disk, in the cache folder: one file per GPU, driver, torch, kernels and version of this pack.
+
+A file that cannot be used costs a line in the log, and the table's schedules run."""
 
 from __future__ import annotations
 
@@ -33,21 +34,23 @@ _WRONG = (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticEr
 
 @dataclass(frozen=True)
 class Tuning:
-    """Of one machine. machine: what it is for. times: ms of a layer's call with its schedule, and with the table's
-    (None: that is wrong here). link: bytes per second from host memory while as many go back. work: operations per
-    second of the layers with most work."""
+    """Tuning of one machine.
+
+    machine: the GPU and versions that it is valid for. times: ms of a layer's call with its schedule, and with the
+    table's (None: that one is wrong here). link: bytes per second from host memory while as many go back. work:
+    operations per second of the layers with most work."""
 
     machine: dict[str, Any]
     schedules: dict[Kind, Schedule] = field(default_factory=dict)
     times: dict[Kind, tuple[float, float | None]] = field(default_factory=dict)
-    #: (kind of layer, schedule, why) of what is wrong here, and what keeps the table's, in words.
+    #: (kind of layer, schedule, reason) of schedules that are wrong here, and layers that keep the table's, as text.
     dropped: list[tuple[str, str, str]] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     link: float | None = None
     work: float | None = None
 
     def rates(self) -> Rates:
-        """For plans."""
+        """Return the measured rates for plans."""
         known = {name: rate for name in ("work", "link") if (rate := getattr(self, name))}
         return Rates(**known)
 
@@ -59,13 +62,13 @@ class Tuning:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], machine: Mapping[str, Any], sm: int) -> Tuning:
-        """Raises ValueError or its like for what is not of this machine or was not written by this version."""
+        """Read a tuning; raise ValueError or a similar error if it is not of this machine or of this version."""
         if values["format"] != FORMAT or values["machine"] != machine:
             raise ValueError("it is another machine's or version's")
         here, made = target_of(sm, machine.get("kernels", TRITON)), cls(dict(machine))
         for layer in values["layers"]:
             kind, schedule = Kind(*layer["kind"]), Schedule(**layer["schedule"])
-            # Plans count on what candidates keep to.
+            # Plans count on the limits that candidates keep.
             if schedule not in candidates(here, kind):
                 raise ValueError(f"{kind}: no schedule of this version")
             made.schedules[kind] = schedule
@@ -81,14 +84,20 @@ class Tuning:
 
 
 def target_of(sm: int, kernels: str) -> Target:
-    """What candidates depend on. kernels: as `Target.identity` has them."""
+    """Return the capabilities that candidates depend on.
+
+    Args:
+        sm: compute capability, such as 90.
+        kernels: a `Target.identity`.
+    """
     way = kernels.partition(" ")[0]
     return prebuilt(f"sm_{sm}", sm, way) if way in FORMS else capabilities(f"sm_{sm}", sm, triton_version())
 
 
 def machine(device: torch.device, here: Target | None = None) -> dict[str, Any]:
-    """What a tuning on a CUDA device is for: another of these values makes it worthless. here: what runs there, if that
-    is not the device's first way."""
+    """Return the values that a tuning on a CUDA device is valid for: if one differs, it is worthless.
+
+    here: target that runs there, if that is not the device's first way."""
     from ... import __version__
 
     here = here or target(device)
@@ -98,7 +107,7 @@ def machine(device: torch.device, here: Target | None = None) -> dict[str, Any]:
 
 @functools.cache
 def driver() -> str:
-    """NVIDIA's, as the system tells it; the version of CUDA that it has where it does not."""
+    """Return the version of NVIDIA's driver; where the system does not tell it, that of the CUDA it supports."""
     try:
         if found := version_in(Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")):
             return found
@@ -116,20 +125,20 @@ def driver() -> str:
 
 
 def version_in(text: str) -> str:
-    """The driver's in what Linux says of it; empty where there is none."""
+    """Return the driver's version from the text of Linux's /proc file; empty where there is none."""
     found = re.search(r"Kernel Module.*?\s(\d+\.\d[\d.]*)\s", text)
     return found[1] if found else ""
 
 
 def place(machine: Mapping[str, Any]) -> Path | None:
-    """The file of a machine; None where there is no place for it."""
+    """Return the file of a machine; None where there is no cache folder."""
     folder, name = cache_folder(), re.sub(r"[^a-z0-9]+", "-", str(machine["gpu"]).lower()).strip("-")
     code = hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest()[:12]
     return folder and folder / "tuning" / f"{name}-{code}.json"
 
 
 def read(machine: Mapping[str, Any]) -> Tuning | None:
-    """What is kept for a machine. A file that is no such thing is named in one line."""
+    """Return the stored tuning of a machine, or None. An unusable file is named in one line of the log."""
     path = place(machine)
     try:
         if path is None:
@@ -145,7 +154,7 @@ def read(machine: Mapping[str, Any]) -> Tuning | None:
 
 
 def write(tuning: Tuning) -> Path | None:
-    """Keep it, whole or not at all; None where it cannot be kept."""
+    """Store a tuning, whole or not at all, and return its file; None where it cannot be stored."""
     path = place(tuning.machine)
     try:
         if path is not None:
@@ -162,8 +171,14 @@ _known: dict[tuple[torch.device, str], Tuning | None] = {}
 
 
 def of(device: torch.device, here: Target | None = None) -> Tuning | None:
-    """What counts on a device for kernels as `here` launches them (None: its first way), read once in a process; None:
-    nothing is kept, or it is no GPU with kernels."""
+    """Return the tuning in use on a device, read once in a process.
+
+    Args:
+        device: any device.
+        here: target whose kernels run there; None for the device's first way.
+
+    Returns: None where nothing is stored, or the device is not a GPU with kernels.
+    """
     if device.type != "cuda" or not torch.cuda.is_available():
         return None
     device = torch.device("cuda", torch.cuda.current_device()) if device.index is None else device
@@ -178,21 +193,23 @@ def of(device: torch.device, here: Target | None = None) -> Tuning | None:
 
 
 def take_up(device: torch.device, tuning: Tuning, way: str = TRITON) -> None:
-    """From now on, for kernels launched this way; runs under way end with what they began with."""
+    """Use a tuning from now on for kernels launched in this way; runs in progress keep the schedules they began with.
+    """
     with _lock:
         _known[device, way] = tuning
     offer(device, tuning.schedules, way)
 
 
 def rates(device: torch.device) -> Rates:
-    """Of the machine, or what is taken where nobody has measured it."""
+    """Return the measured rates of the machine, or the defaults where it was not measured."""
     found = of(device)
     return Rates() if found is None else found.rates()
 
 
 def words(device: torch.device, here: Target | None = None) -> str:
-    """Where the schedules of a device are from, for kernels as `here` launches them (None: its first way); empty
-    without kernels."""
+    """Return where the schedules of a device come from, as text; empty without kernels.
+
+    here: target whose kernels run there; None for the device's first way."""
     if device.type != "cuda" or not torch.cuda.is_available() or not (here := here or target(device)).kernels:
         return ""
     found = of(device, here)

@@ -1,4 +1,4 @@
-"""The kinds of layers that a VAE has, by dry walks, and a call of each that stands for it."""
+"""Kinds of layers of a VAE, found by dry runs, and a representative call of each."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from ..kernels.targets import Target
 from ..planning.fused_walk import FusedWalk
 from ..run.memory import Call
 
-#: Pixels (height, width) of the frames whose layers are looked at: the lowest planes of the second are small ones.
+#: Pixels (height, width) of the frames whose layers are tuned: the lowest planes of the second are small ones.
 SIZES = ((720, 1280), (368, 640))
-#: Of all work of a half: what takes less stays with the table.
+#: Least share of a component's work: layers with less keep the table's schedule.
 LEAST = 0.005
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A kind of layer and the call that most of its work is in.
+    """A kind of layer and the call that has most of its work.
 
-    share: of all work in a chunk, at the size where it is largest. kernel, folded and shifted: of its weight. mix:
-    whether its planes have scales. The rest is as in `Call`.
-    """
+    share: of all work in a chunk, at the size where it is largest. kernel, folded and shifted: of its weight. mix: its
+    planes have scales. The other fields are as in `Call`."""
 
     kind: Kind
     share: float
@@ -46,7 +45,7 @@ class Layer:
 
     @property
     def flop(self) -> int:
-        """Of the call, as a direct convolution."""
+        """Return the FLOP of the call, as a direct convolution."""
         positions = self.frames * math.prod(self.frame) * math.prod(self.phases)
         return 2 * self.kind.channels * self.kind.outputs * math.prod(self.kernel) * positions
 
@@ -60,8 +59,16 @@ class Layer:
 
 
 def layers(walk: FusedWalk, target: Target, sizes: Iterable[tuple[int, int]] = SIZES) -> list[Layer]:
-    """Of both halves, where the fused kernels run them; those with most work first. Convolutions of a single column of
-    taps stay with the table: some of them overwrite what they read, which takes a tile as wide as they are."""
+    """Return the layers of both components, where the fused kernels run them; those with most work first.
+
+    Convolutions with a kernel one column wide keep the table's schedule: some of them overwrite their input, which
+    takes a tile as wide as they are.
+
+    Args:
+        walk: dry run of the VAE.
+        target: capabilities of the GPU.
+        sizes: (height, width) of frames in pixels.
+    """
     found: dict[Kind, Layer] = {}
     spatial = walk.architecture.spatial
     for height, width in sizes:

@@ -1,4 +1,4 @@
-"""A layer's call with tensors of its own: random ones to be timed and checked, or on the meta device to be compiled."""
+"""A layer's call with tensors of its own: random ones to time and check, or on the meta device to compile."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from ..kernels.conv3d.winograd.planes import PLANES
 from ..kernels.targets import Target
 from .layers import Layer
 
-#: A call that takes more is timed for fewer frames, then for fewer rows.
+#: A call that takes more bytes is timed for fewer frames, then for fewer rows.
 MOST_BYTES = 768 << 20
-#: ||result - reference|| / ||reference||, at most: what rounding to the types of operands and result leaves.
+#: Largest ||result - reference|| / ||reference||, by type of operands or result: rounding to them leaves as much.
 ERRORS = {torch.float16: 1e-3, torch.bfloat16: 8e-3, torch.float8_e4m3fn: 2e-2, torch.int8: 2e-3}
-#: What operands are drawn in; others in fp16.
+#: Type in which operands are drawn; others in fp16.
 _DRAWN = {torch.bfloat16: torch.bfloat16}
-#: The same where products are summed in fp16, a step at a time.
+#: Largest error where products are summed in fp16, a step at a time.
 HALF_ERROR = 8e-3
-#: Of sums, which norms are made from.
+#: Largest error of the sums that norms are made from.
 SUMS_ERROR = 1e-4
-#: Rows, columns and frames of a call to be checked: of more than one block and tile, with a rest.
+#: Rows, columns and frames of a call to check: more than one block and tile, with a partial one at the end.
 CHECKED = (ROW_BLOCK + 7, 45, 2)
 
 
@@ -45,7 +45,7 @@ class Problem:
     start: int
 
     def launch(self, target: Target, schedule: Schedule) -> Partials | None:
-        """Of a clip's middle."""
+        """Launch the call as in the middle of a clip."""
         call = self.x, self.weight, self.out, self.geometry, self.epilogue, self.start
         if self.weight.winograd:
             return planes.launch(*call, target, schedule)
@@ -56,7 +56,7 @@ class Problem:
 
 
 def sized(layer: Layer) -> Layer:
-    """With no more frames and rows than MOST_BYTES allow."""
+    """Return the layer with no more frames and rows than MOST_BYTES allow."""
     while _bytes(layer) > MOST_BYTES:
         rows, columns = layer.frame
         if layer.frames > 1:
@@ -69,13 +69,14 @@ def sized(layer: Layer) -> Layer:
 
 
 def checked(layer: Layer) -> Layer:
-    """As small as shows what a schedule computes wrongly."""
+    """Return the layer as small as still shows errors of a schedule."""
     rows, columns, frames = CHECKED
     return replace(layer, frame=(rows, columns), frames=frames)
 
 
 def problem(layer: Layer, device: torch.device, generator: torch.Generator | None = None) -> Problem:
-    """Seeded values, and none on the meta device, within what the operands' type holds."""
+    """Make a layer's call, with seeded values within the range of the operands' type; without values on the meta
+    device."""
     kind, (h, w), (kt, kh, kw) = layer.kind, layer.frame, layer.kernel
     pt, py, px = layer.phases
     sets = math.prod(layer.phases) * max(layer.folded, 1)
@@ -99,21 +100,29 @@ def problem(layer: Layer, device: torch.device, generator: torch.Generator | Non
     if kind.form == "winograd":
         plane = buffer_shape(h, w, kind.channels)
     x = torch.empty(slots, *plane, dtype=kind.dtype, device=device)
-    for slot in x if device.type != "meta" else ():  # of all at once there would be copies in wider types
+    for slot in x if device.type != "meta" else ():  # all slots at once would make copies in wider types
         slot.copy_(_operand(values(*plane, dtype=_DRAWN.get(kind.dtype, torch.float16)), kind.dtype))
     out_type = getattr(torch, layer.out)
     out = torch.empty(layer.frames * pt, h * py, w * px, kind.outputs, dtype=out_type, device=device)
     shape = {0: None, 1: (math.prod(layer.phases) * kind.outputs,), 2: (sets, kind.outputs), 3: (sets, 4, kind.outputs)}
     bias = None if shape[layer.bias] is None else values(*shape[layer.bias])
     residual = values(*out.shape, dtype=out_type) if layer.residual else None
-    # 8-bit operands are as large as their type holds; their results should not be.
+    # 8-bit operands use the whole range of their type; results should not.
     scale_in = 1.0 if kind.dtype.itemsize == 2 else 1.0 / 32
     epilogue = Epilogue(bias, residual, layer.groups, scale_in, half_accumulate=layer.half_accumulate)
     return Problem(x, weight, out, Geometry(layer.stride, layer.origin), epilogue, slots - 1)
 
 
 def wrong(layer: Layer, target: Target, schedule: Schedule, run: Problem, want: Tensor) -> str | None:
-    """What is wrong with a schedule's numbers; None: nothing. want: the reference's result, in the result's type."""
+    """Return how a schedule's numbers are wrong, as text; None where they are right.
+
+    Args:
+        layer: the layer of `run`.
+        target: capabilities of the GPU.
+        schedule: the schedule to check.
+        run: the call; its `out` is overwritten.
+        want: the reference's result, in the result's type.
+    """
     run.out.fill_(math.nan)
     sums = run.launch(target, schedule)
     got = run.out

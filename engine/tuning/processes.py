@@ -1,4 +1,4 @@
-"""The processes that compile and measure: started by a tuning, ended with it."""
+"""Processes that compile and measure: a tuning starts them and ends them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .search import PULSE
 from .worker import as_ask
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Whatever the pack's folder is called where a host has it.
+#: Imports the package under its own name, because a host's folder of it may have another one.
 CODE = """
 import importlib.util, sys
 root, mode, where = sys.argv[1:]
@@ -36,9 +36,9 @@ spec.loader.exec_module(package)
 from zerowaste_vae.engine.tuning.worker import main
 main(mode, where)
 """
-#: Bytes of host memory that a compiling process takes, and how many there are at most.
+#: Bytes of host memory that a compiling process takes, and the largest number of them.
 EACH_BYTES, MOST = 700 << 20, 16
-#: Seconds without a word after which a measuring process is taken to hang.
+#: Seconds without an answer after which a measuring process counts as hanging.
 SILENCE = 40.0
 
 
@@ -46,10 +46,16 @@ class Worker:
     """One process that answers lines of JSON."""
 
     def __init__(self, mode: str, where: str, way: str = AUTO) -> None:
-        """way: how kernels are launched there, as `Target.way` has it."""
+        """Start the process.
+
+        Args:
+            mode: "compile" or "measure".
+            where: compute capability or device, see `worker.main`.
+            way: how kernels are launched there, a `Target.way`.
+        """
         environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
         if mode == "compile":
-            environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # it needs no GPU's memory
+            environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # it must not take memory of a GPU
         environment |= {VARIABLE: way}
         self._process = subprocess.Popen(
             [sys.executable, "-c", CODE, str(ROOT), mode, where], env=environment, text=True, encoding="utf-8",
@@ -68,11 +74,12 @@ class Worker:
         try:
             self._process.stdin.write(json.dumps(question) + "\n")
             self._process.stdin.flush()
-        except OSError:  # it has ended: `answer` says so
+        except OSError:  # the process has ended: `answer` returns None then
             pass
 
     def answer(self, seconds: float) -> dict[str, Any] | None:
-        """The next line; None where the process has ended. Raises queue.Empty when there is none for so long."""
+        """Return the next answer, or None where the process has ended. Raises queue.Empty after `seconds` without one.
+        """
         line = self._answers.get(timeout=max(seconds, 0.01))
         return None if line is None else json.loads(line)
 
@@ -81,12 +88,12 @@ class Worker:
         self._process.wait()
         self._reader.join()
         for stream in (self._process.stdin, self._process.stdout):
-            with suppress(OSError):  # a question that nobody read is still in its buffer
+            with suppress(OSError):  # a question that was not read is still in its buffer
                 stream.close()
 
 
 class Pool:
-    """Compiles side by side, as `search.Compiler`."""
+    """Compiles in parallel processes, as a `search.Compiler`."""
 
     def __init__(self, sm: int) -> None:
         room = available_ram()
@@ -147,19 +154,25 @@ class Pool:
 
 
 class Gpu:
-    """Measures on one GPU, as `search.Timer`. A kernel that ends the process or hangs is dropped, and another process
-    goes on with the others."""
+    """Measures on one GPU, as a `search.Timer`.
+
+    A kernel that ends the process or hangs is dropped, and another process goes on with the others."""
 
     def __init__(self, device: torch.device, way: str = AUTO) -> None:
         self._device, self._way = device, way
         self._worker: Worker | None = None
 
     def start(self) -> None:
-        """Begin to load libraries."""
+        """Start the process, which begins to load libraries."""
         self._worker = self._worker or Worker("measure", str(self._device), self._way)
 
     def link(self, until: float, check: Callable[[], None]) -> float | None:
-        """Bytes per second each way; None where it could not be measured. check: may raise to cancel."""
+        """Return the bytes per second of the link to host memory, each way; None where it could not be measured.
+
+        Args:
+            until: time.monotonic() at which to stop.
+            check: called while waiting; may raise, to cancel.
+        """
         self.start()
         self._worker.ask({"link": True})
         answer, until = None, min(until, time.monotonic() + SILENCE)
@@ -198,7 +211,7 @@ class Gpu:
                     return None
                 why = f"did not end within {SILENCE:.0f} s"
             self.end()
-            if at is None:  # no schedule's fault, and it would not be another's
+            if at is None:  # it ended before any schedule ran, so none of them is to blame
                 return None
             wrong[at] = why
         return [[] for _ in schedules], wrong

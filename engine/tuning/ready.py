@@ -1,4 +1,4 @@
-"""Which schedules a prebuilt set has: nothing is compiled, and what is not there is not tried."""
+"""Schedules of a prebuilt set of kernels: nothing is compiled, and schedules that the set lacks are not tried."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .problem import problem, sized
 
 
 class Ready:
-    """Stands where others compile, as `search.Compiler`."""
+    """Takes the place of compiling, as a `search.Compiler`."""
 
     def __init__(self, here: Target) -> None:
-        """here: what runs, with its set."""
+        """Use the prebuilt set of `here`, the target whose kernels run."""
         self._here = here
         self._schedules: dict[object, list[Schedule]] = {}
 
@@ -30,7 +30,7 @@ class Ready:
         return [self._lacks(layer, schedule) for schedule in self._schedules[layer.kind]]
 
     def end(self) -> None:
-        """There is no process to end."""
+        """Do nothing: there is no process to end."""
 
     def _lacks(self, layer: Layer, schedule: Schedule) -> str | None:
         with recording(self._here) as calls:

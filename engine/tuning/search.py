@@ -1,5 +1,4 @@
-"""Which schedule each layer takes, within a budget of time. Who compiles, who measures and what time it is is given.
-"""
+"""Choice of a schedule for each layer, within a time budget. The compiler, the timer and the clock are arguments."""
 
 from __future__ import annotations
 
@@ -13,12 +12,12 @@ from ..kernels.conv3d.tuned import Kind
 from .layers import Layer
 from .problem import sized
 
-#: Another schedule than the table's takes at most this part of its time.
+#: A schedule replaces the table's only if it takes less than this part of its time.
 GAIN = 0.98
-#: And is faster in this part of the rounds, in which all are timed one after the other: a GPU that gets slower or
-#: faster while it is measured does so for all of them.
+#: It must also be faster in at least this part of the rounds. A round times all schedules one after the other, so a GPU
+#: that gets slower or faster meanwhile does so for all of them.
 SURE = 0.75
-#: Seconds between two looks at whether all is cancelled, while something is compiled or a process begins.
+#: Seconds between two checks for cancellation, while something is compiled or a process starts.
 PULSE = 1.0
 
 
@@ -26,34 +25,39 @@ class Compiler(Protocol):
     """Compiles the jobs' schedules, in their order."""
 
     def wait(self, layer: Layer, until: float) -> list[str | None] | None:
-        """For each schedule of a layer None or why it does not compile; None where that takes longer than `until`."""
+        """Return for each schedule of a layer None, or why it does not compile; None where that takes longer than
+        `until`."""
 
 
 class Timer(Protocol):
     def measure(
         self, layer: Layer, schedules: Sequence[Schedule], until: float
     ) -> tuple[list[list[float]], list[str | None]] | None:
-        """Milliseconds of each schedule in each round (none where it is not right), and why it is not; None where that
-        takes longer than `until`."""
+        """Return the milliseconds of each schedule in each round (none where it is wrong), and how it is wrong.
+
+        None where that takes longer than `until`."""
 
 
 @dataclass
 class Outcome:
-    """Of a tuning. chosen: of the layers that were measured, the table's schedules among them. times: ms of the chosen
-    and of the table's (None: that is not right here). rates: operations per second of the chosen."""
+    """Result of a tuning.
+
+    chosen: schedules of the layers that were measured, the table's among them. times: ms of the chosen and of the
+    table's schedule (None: that is wrong here). rates: operations per second of the chosen."""
 
     chosen: dict[Kind, Schedule] = field(default_factory=dict)
     times: dict[Kind, tuple[float, float | None]] = field(default_factory=dict)
     rates: dict[Kind, float] = field(default_factory=dict)
-    #: (layer, schedule, why) of what gave wrong numbers or did not run.
+    #: (layer, schedule, reason) of schedules that gave wrong numbers or did not run.
     dropped: list[tuple[Kind, Schedule, str]] = field(default_factory=list)
-    #: Layers that keep the table's schedule: there was no time for them, or none of theirs is right.
+    #: Layers that keep the table's schedule: `left` for lack of time, `broken` because no schedule is right.
     left: list[Kind] = field(default_factory=list)
     broken: list[Kind] = field(default_factory=list)
 
 
 def best(times: Mapping[int, Sequence[float]]) -> int:
-    """The number of the schedule to take, of those with times: the table's, 0, unless one is faster beyond noise."""
+    """Return the number of the schedule to take, among those with times: 0, the table's, unless one is faster beyond
+    noise."""
     medians = {i: statistics.median(t) for i, t in times.items() if t}
     if 0 not in medians:
         return min(medians, key=medians.__getitem__)
@@ -69,8 +73,17 @@ def search(
     jobs: Sequence[tuple[Layer, list[Schedule]]], compiler: Compiler, timer: Timer, clock: Callable[[], float],
     budget: float, check: Callable[[], None] = lambda: None, progress: Callable[[int, int], None] = lambda *_: None,
 ) -> Outcome:  # fmt: skip
-    """jobs: layers with their schedules, the table's first; the most important ones first. budget: seconds from now.
-    check: may raise to cancel. progress(done, total): after each layer."""
+    """Choose a schedule for each layer.
+
+    Args:
+        jobs: layers with their schedules, the table's first; the most important layers first.
+        compiler: compiles schedules.
+        timer: checks and times them.
+        clock: returns seconds.
+        budget: seconds from now.
+        check: may raise, to cancel.
+        progress: called as progress(done, total) for each layer.
+    """
     until, out = clock() + budget, Outcome()
     for done, (layer, schedules) in enumerate(jobs):
         check()
@@ -96,7 +109,7 @@ def _settle(
     out: Outcome, layer: Layer, schedules: list[Schedule], failed: list[str | None], built: list[Schedule],
     times: list[list[float]], wrong: list[str | None],
 ) -> None:  # fmt: skip
-    """One layer's choice."""
+    """Choose for one layer."""
     kind = layer.kind
     out.dropped += [(kind, s, why) for s, why in zip(schedules, failed, strict=True) if why is not None]
     out.dropped += [(kind, s, why) for s, why in zip(built, wrong, strict=True) if why is not None]

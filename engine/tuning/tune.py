@@ -1,4 +1,4 @@
-"""One tuning: the layers of a VAE, measured on a GPU of this machine, and what comes of it kept."""
+"""One tuning: measure the layers of a VAE on a GPU of this machine, and store the result."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from .processes import Gpu, Pool
 from .ready import Ready
 from .search import Outcome, search
 
-#: Seconds that all of it may take, and those of them that its end takes.
+#: Seconds that a tuning may take, and the part of them reserved for its end.
 BUDGET, MARGIN = 120.0, 3.0
 Progress = Callable[[int, int], None]
 
 
 def why_not(device: torch.device, kernels: str = AUTO) -> str | None:
-    """Why nothing can be tuned on a device, in one line; None: it can. kernels: those asked for."""
+    """Return why nothing can be tuned on a device, in one line, or None where it can. kernels: those asked for."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return "tuning needs a CUDA GPU: a CPU runs torch's own operators"
     here = proven(device, kernels)
@@ -42,12 +42,21 @@ def tune(
     walk: FusedWalk, device: torch.device, *, budget: float = BUDGET, again: bool = False,
     progress: Progress = lambda *_: None, cancel: Callable[[], bool] = lambda: False, began: float | None = None,
 ) -> tuple[Tuning, Outcome]:  # fmt: skip
-    """Measure the layers of a VAE, keep what is best for them, and let it count in this process once no run is under
-    way. What is known of other VAEs' layers stays.
+    """Measure the layers of a VAE, store the best schedules, and use them in this process once no run is in progress.
 
-    budget: seconds, from `began` (of time.monotonic) on. again: layers that have been measured before, too.
-    progress(done, total): of layers. Raises InputError where there is nothing to tune, and Cancelled when cancel() is
-    true; neither leaves anything behind.
+    Schedules known for layers of other VAEs stay.
+
+    Args:
+        walk: dry run of the VAE.
+        device: the GPU.
+        budget: seconds, from `began` on.
+        again: also measure layers that have been measured before.
+        progress: called as progress(done, total), in layers.
+        cancel: returns True to cancel.
+        began: start in time.monotonic(); None for now.
+
+    Raises: InputError where there is nothing to tune, and Cancelled when cancel() is true; neither leaves anything
+    behind.
     """
     began = time.monotonic() if began is None else began
     kernels = walk.options.kernels
@@ -83,7 +92,7 @@ def tune(
 
 
 def _merged(before: Tuning, found: Outcome, wanted: list[Layer], here: Target, link: float | None) -> Tuning:
-    """What was known and what is new."""
+    """Return the known tuning with the new results."""
     asked = {str(layer.kind) for layer in wanted}
     dropped = [entry for entry in before.dropped if entry[0] not in asked]
     dropped += [(str(kind), _tile(schedule), why) for kind, schedule, why in found.dropped]
@@ -97,7 +106,7 @@ def _merged(before: Tuning, found: Outcome, wanted: list[Layer], here: Target, l
 
 
 def _counts(kind: Kind, here: Target) -> bool:
-    """Whether its rate is one of 16-bit products, which plans count in."""
+    """Check whether a layer's rate is one of 16-bit products, which plans count in."""
     return kind.dtype.itemsize == 2 and not kind.small and kind.accumulate == here.accumulate(kind.dtype, False)
 
 
@@ -107,7 +116,7 @@ def _tile(s: object) -> str:
 
 
 def lines(tuning: Tuning, found: Outcome, here: Target) -> list[str]:
-    """What a tuning found, for people."""
+    """Return the results of a tuning as text for people."""
     out = []
     for kind, (spent, was) in found.times.items():
         same = found.chosen[kind] == table(here, kind)

@@ -1,5 +1,6 @@
-"""What a process of its own does for a tuning: compile schedules without a GPU, or check and time them on one. Lines of
-JSON come in and go out; a kernel that ends the process ends nothing else."""
+"""Process of a tuning that compiles schedules without a GPU, or checks and times them on one.
+
+Lines of JSON come in and go out; a kernel that ends this process ends nothing else."""
 
 from __future__ import annotations
 
@@ -20,19 +21,24 @@ from ..kernels.targets import Target, capabilities, target, triton_version
 from .layers import Layer
 from .problem import Problem, checked, problem, sized, wrong
 
-#: Rounds in which all schedules are timed, one after the other, and milliseconds of one's calls in a round.
+#: Rounds in which all schedules are timed, one after the other, and milliseconds of one schedule's calls in a round.
 ROUNDS, LEAST_MS = 9, 4.0
-#: Seconds after which no further round begins, once there are FEWEST.
+#: Seconds after which no further round begins, once there were FEWEST rounds.
 MOST_SECONDS, FEWEST = 2.5, 3
-#: Bytes that cross the link when its rate is measured, and how often.
+#: Bytes that cross the link when its rate is measured, and the number of times.
 LINK_BYTES, LINK_TIMES = 256 << 20, 4
 Ask = dict[str, Any]
 
 
 def main(mode: str, where: str) -> None:
-    """mode: "compile" for capability `where`, or "measure" on device `where`. Ends with its input."""
+    """Answer questions from standard input until it ends.
+
+    Args:
+        mode: "compile" or "measure".
+        where: compute capability to compile for, or device to measure on.
+    """
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no answer
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # keeps output of libraries out of the answers
     serve = compiler(int(where)) if mode == "compile" else Meter(torch.device(where))
     for line in sys.stdin:
         for answer in serve(json.loads(line)):
@@ -43,7 +49,7 @@ def main(mode: str, where: str) -> None:
 
 
 class _NoGpu:
-    """Stands for Triton's driver: kernels are compiled for a target, nothing is launched."""
+    """Replaces Triton's driver: kernels are compiled for a target, and nothing is launched."""
 
     def __init__(self, sm: int) -> None:
         from triton.backends.compiler import GPUTarget
@@ -61,7 +67,8 @@ class _NoGpu:
 
 
 def compiler(sm: int) -> Callable[[Ask], Iterator[Ask]]:
-    """Compiles into Triton's cache, by the launch's own code: what is launched later finds it there."""
+    """Return a function that compiles into Triton's cache by the launch's own code, so that later launches find the
+    kernels."""
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
@@ -86,7 +93,7 @@ def compiler(sm: int) -> Callable[[Ask], Iterator[Ask]]:
 
 
 class Meter:
-    """Checks and times the schedules of one layer after the other; and the link to host memory."""
+    """Checks and times the schedules of one layer after the other, and measures the link to host memory."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -99,14 +106,14 @@ class Meter:
                 return
             try:
                 yield from self._layer(Layer.from_dict(ask["layer"]), [Schedule(**s) for s in ask["schedules"]])
-            except torch.OutOfMemoryError as error:  # says nothing of a schedule
+            except torch.OutOfMemoryError as error:  # not the fault of a schedule
                 yield {"memory": named(error)}
             finally:
                 torch.cuda.empty_cache()
 
     def _layer(self, layer: Layer, schedules: list[Schedule]) -> Iterator[Ask]:
-        """{"at": i} before each schedule is first run, {"wrong": i, "why": ...} where it is, then {"times": ms of each
-        round by number}."""
+        """Yield {"at": i} before each schedule first runs, {"wrong": i, "why": ...} for each that is wrong, and at the
+        end {"times": ms of each round by number}."""
         right = []
         small = self._made(checked(layer))
         want = torch.empty_like(small.out)
@@ -120,7 +127,7 @@ class Meter:
                 raise
             except Exception as error:
                 why = named(error)
-                torch.cuda.synchronize(self.device)  # raises where this process can run nothing more: another goes on
+                torch.cuda.synchronize(self.device)  # raises where this process is unusable: another one goes on
             if why is None:
                 right.append(i)
             else:
@@ -145,7 +152,7 @@ class Meter:
         return problem(layer, self.device, torch.Generator(self.device).manual_seed(0))
 
     def _timed(self, run: Problem, schedule: Schedule, repeats: int) -> float:
-        """Milliseconds of one call."""
+        """Return the milliseconds of one call."""
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         for _ in range(repeats):
@@ -155,10 +162,10 @@ class Meter:
         return begin.elapsed_time(end) / repeats
 
     def _link(self) -> float:
-        """Bytes per second that come from page-locked host memory while as many go back."""
+        """Return the bytes per second that come from page-locked host memory while as many go back."""
         try:
             host = [torch.empty(LINK_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-        except RuntimeError:  # the system locks none: copies are then what they are
+        except RuntimeError:  # the system locks no memory: copies of a run are pageable as well then
             host = [torch.empty(LINK_BYTES, dtype=torch.uint8) for _ in range(2)]
         there = [torch.empty(LINK_BYTES, dtype=torch.uint8, device=self.device) for _ in range(2)]
         streams = [torch.cuda.Stream(self.device) for _ in range(2)]
@@ -176,6 +183,6 @@ class Meter:
 
 
 def as_ask(layer: Layer, *schedules: Schedule) -> Ask:
-    """What a worker is asked: one schedule to be compiled, or all of a layer's to be timed."""
+    """Return the question to a worker: one schedule to compile, or all of a layer's to time."""
     parts = [asdict(s) for s in schedules]
     return {"layer": layer.as_dict(), "schedule": parts[0], "schedules": parts}
