@@ -233,6 +233,27 @@ def test_a_wider_node_covers_no_neighbour(browser, comfy):
     assert {n["id"]: n["pos"] for n in browser("nodes")} == before
 
 
+def test_what_the_whole_workflow_keeps_is_named(browser, comfy):
+    """Encode for Inpainting grows its mask, too: it stays, and gets its VAE through Optimize."""
+    opened(browser, comfy)
+    loaded = graph("tiny.safetensors", "VAEDecode", ())
+    inputs = [{"name": "vae", "type": "VAE", "link": 4}]
+    loaded["nodes"].append(loaded["nodes"][2] | {"id": 5, "type": "VAEEncodeForInpaint", "widgets_values": [6],
+                                                 "pos": [1200, 400], "inputs": inputs, "outputs": []})  # fmt: skip
+    loaded["links"].append([4, 1, 0, 5, 0, "VAE"])
+    browser("load", workflow=loaded)
+    browser("js", source="app.extensionManager.command.execute('ZeroWasteVAE.UseEverywhere').then(() => 1)")
+    for _ in range(50):
+        text = browser("js", source="document.body.innerText")
+        if "Left as they are" in text:
+            break
+        time.sleep(0.2)
+    assert "Nodes replaced: 1." in text or "Nodes replaced: 2." in text
+    assert "Left as they are: VAE Encode (for Inpainting)." in text
+    kinds = {kind for _, kind in nodes_anywhere(browser)}
+    assert {"VAEEncodeForInpaint", "ZeroWasteVAEDecode"} <= kinds and "VAEDecode" not in kinds
+
+
 def test_nodes_of_others_have_no_such_entry(browser, comfy):
     opened(browser, comfy)
     browser("load", workflow=graph("tiny.safetensors"))

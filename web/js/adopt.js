@@ -48,10 +48,17 @@ export async function adoptAll() {
     left.forEach(insertOptimize);
     return left.length;
   });
-  const type = foreignVAE();
-  const detail = [done ? t("adopted", { n: done }) : t("adopted_none"), type ? t("foreign_vae", { type }) : ""].join(" ");
-  app.extensionManager?.toast?.add?.({ severity: done ? "success" : "info", summary: t("adopt"), detail, life: type ? 12000 : 4000 });
+  const [type, left] = [foreignVAE(), leftAlone()];
+  const more = [type && t("foreign_vae", { type }), left.length && t("adopted_left", { names: left.join(", ") })].filter(Boolean);
+  const detail = [done ? t("adopted", { n: done }) : t("adopted_none"), ...more].join(" ");
+  app.extensionManager?.toast?.add?.({ severity: done ? "success" : "info", summary: t("adopt"), detail, life: more.length ? 12000 : 4000 });
   return done;
+}
+
+// Titles of ComfyUI's other nodes that decode or encode.
+function leftAlone() {
+  const others = allNodes().filter((node) => /^(?!ZeroWaste).*VAE(Decode|Encode)/.test(node.comfyClass ?? ""));
+  return [...new Set(others.map((node) => node.constructor.title ?? node.comfyClass))];
 }
 
 // The VAE type of another pack's own in this workflow, which fits no socket of the host's or ours.
