@@ -1,4 +1,4 @@
-"""What the engine needs to know of an architecture: the keys of its files, its sizes, its networks as Programs."""
+"""Describe an architecture to the engine: the keys of its files, its sizes, its networks as Programs."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ from ..network.program import Program
 from ..run.own_tiles import OwnTiles
 
 Shapes = Mapping[str, tuple[int, ...]]
-#: Of a network's levels, from full to lowest resolution.
+#: Channels of a network's levels, from full to lowest resolution.
 Widths = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class KeySet:
-    """A VAE family, recognised where all names of one of `keys` are in a file: those of a decoder, or of an encoder.
+    """A VAE family, recognised if all names of one of `keys` are in a file: those of a decoder, or of an encoder.
 
     At least two names of each are in no file of another family that comes later in the registry: one tensor too many
-    never makes one family's file another's. native: from names in a file to the family's original ones, None where a
-    name has none; absent where files have one set of names only. title: what messages call it, where the family is not
-    run.
+    never makes one family's file another's. native: maps names in a file to the family's original ones, None where a
+    name has none; absent if files have only one set of names. title: what messages call a family that is not run.
     """
 
     name: str
@@ -39,17 +38,17 @@ class KeySet:
     title: str = ""
 
     def fits(self, present: set[str]) -> bool:
-        """Tell whether a file with these names is of the family."""
+        """Return whether a file with these names belongs to the family."""
         return any(present.issuperset(names) for names in self.keys)
 
 
 @dataclass(frozen=True)
 class Draws:
-    """How random weights of a family are drawn so that activations stay of order one: normal, matrices with a deviation
+    """Distributions of random weights that keep a family's activations of order one: normal, matrices with a deviation
     of `matrices` / fan-in^0.5, norms' weights with one of `norms` around 1, other vectors with one of `vectors`.
 
-    named: (end of a parameter's name, mean, deviation) of those that differ. fixed: (name, values) of those that are
-    not drawn, one value for all elements or one for each.
+    named: (end of a parameter's name, mean, deviation) of exceptions. fixed: (name, values) of parameters that are not
+    drawn, one value for all elements or one for each.
     """
 
     matrices: float = 1.2
@@ -61,84 +60,84 @@ class Draws:
 
 @dataclass(frozen=True)
 class Published:
-    """A family's published VAE: what people call it, its sizes, and what its files are called and found by.
+    """A family's published VAE: its name for people, its sizes, and how its files are named and found.
 
-    config: as `Architecture.configure` gives it. files: a regular expression found in the names of its files, whatever
-    their case. words: what people type to find it.
+    config: the sizes, as from `Architecture.configure`. files: a regular expression for the names of its files,
+    whatever their case. words: search terms for it.
     """
 
     title: str
     config: Any
     files: str
     words: tuple[str, ...]
-    #: What its files say of themselves besides.
+    #: Metadata of its files: (key, value).
     metadata: tuple[tuple[str, str], ...] = ()
-    #: For benchmarks without its files.
+    #: Random weights, for benchmarks without its files.
     draws: Draws = Draws()
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """One VAE family: its keys, compression factors, and what reads and describes its networks.
+    """One VAE family: its keys, compression factors, and the functions that read and describe its networks.
 
     `configure(shapes, norm_groups)` reads the sizes from a file's tensor shapes; `encoder(config)` and
-    `decoder(config)` are Programs, of the halves that the file has (`program`).
+    `decoder(config)` return Programs, of the components that the file has (`program`).
     """
 
     keys: KeySet
     spatial: int
     temporal: int
-    #: Latents outside the network are the network's times this.
+    #: External latents are the network's times this.
     scale: float
     configure: Callable[[Shapes, int | None], Any]
     encoder: Callable[[Any], Program]
     decoder: Callable[[Any], Program]
-    #: What precision "auto" means on a GPU that computes in it.
+    #: The meaning of precision "auto" on a GPU that computes in it.
     native: str = "fp16"
-    #: None: nobody plans for it before a file is there.
+    #: None: plans need a file.
     published: Published | None = None
-    #: Pixels of the network per latent pixel where files differ in it, by their sizes.
+    #: Returns the pixels per latent pixel for a file's sizes, if files differ in it.
     sized: Callable[[Any], int] | None = None
-    #: What lies between the network's latents and those outside, and its name in the file.
+    #: Returns the module between the network's latents and external ones, with its name in the file.
     packing: Callable[[Any], tuple[str, PackedLatents]] | None = None
-    #: Pictures' latents outside have an axis for time all the same.
+    #: External latents of pictures have an axis for time nevertheless.
     timed: bool = False
-    #: Whether ComfyUI's own VAE of it encodes only whole latents, from the middle of the frame.
+    #: ComfyUI's own VAE of this family encodes only whole latents, from the middle of the frame.
     crops: bool = True
-    #: What every file of it holds and networks of other programs do not: (name, values).
+    #: Parameters that every file of it holds, but networks of other programs do not: (name, values).
     constants: tuple[tuple[str, tuple[float, ...]], ...] = ()
     #: Full-size pixels per step that fill a GPU. At 1280x720, one frame per step of a network that works at full size
     #: is as fast as eight (H200).
     step_pixels: int = 1 << 20
-    #: As `configure`, by a file's shapes and metadata, where those say what shapes do not.
+    #: Replaces `configure` if metadata are needed besides a file's shapes.
     described: Callable[[Shapes, Mapping[str, object]], Any] | None = None
-    #: How its networks cut clips and frames, where they do that themselves.
+    #: The tiles and sections of networks that tile themselves.
     own: OwnTiles | None = None
-    #: Whether files of this layout hold VAEs of different latents, which only their weights tell apart.
+    #: Files of this layout hold VAEs with different latents, which only their weights tell apart.
     several: bool = False
-    #: Parameters that stay in fp32 whatever the others are.
+    #: Parameters that stay in fp32 whatever the type of the others.
     wide: tuple[str, ...] = ()
 
     def frames(self, latents: int) -> int:
-        """That `latents` of a clip decode to."""
+        """Return the frames that `latents` of a clip decode to."""
         return self.temporal * (latents - 1) + 1 if self.own is None else self.own.decoded(latents)
 
     def latents(self, frames: int) -> int:
-        """That `frames` of a clip are encoded to; where trailing ones fill none, those are not read."""
+        """Return the latents that `frames` of a clip are encoded to; trailing frames that fill none are not read."""
         return (frames - 1) // self.temporal + 1 if self.own is None else self.own.encoded(frames)
 
     def filled(self, frames: int) -> int:
-        """The least count of frames, from this one on, whose latents decode to as many."""
+        """Return the least number of frames, from this one on, whose latents decode to the same number."""
         return frames + -(frames - 1) % self.temporal if self.own is None else self.own.filled(frames)
 
     def completed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A network's parameters with the constants of the halves that it has."""
+        """Return a network's parameters with the constants of the components that it has."""
         halves = {name.partition(".")[0] for name in tensors}
         missing = ((n, v) for n, v in self.constants if n not in tensors and n.partition(".")[0] in halves)
         return {**tensors, **{name: torch.tensor(values) for name, values in missing}}
 
     def config_of(self, shapes: Shapes, metadata: Mapping[str, object], norm_groups: int | None = None) -> Any:
-        """The sizes of a file's networks. Raises InputError."""
+        """Return the sizes of a file's networks. Raises InputError."""
         with self._possible():
             if self.described is not None:
                 return self.described(shapes, metadata)
@@ -149,14 +148,15 @@ class Architecture:
         return self.keys.name
 
     def build(self, config: Any) -> Network:
-        """The parameters and the plain walk. Raises InputError where no network has these sizes."""
+        """Build the network of these sizes. Raises InputError if no network has them."""
         with self._possible():
             halves = (self.program(half, config) for half in ("encoder", "decoder"))
             return Network(config, *halves, self.packing and self.packing(config))
 
     @contextmanager
     def _possible(self) -> Iterator[None]:
-        """Files can hold any shapes and say anything of themselves: what fails over them is their error."""
+        """Turn errors in the body into InputError: files can hold any shapes and metadata, and what fails is the file's
+        error."""
         try:
             yield
         except InputError:
@@ -168,47 +168,47 @@ class Architecture:
             ) from error
 
     def of(self, config: Any) -> Architecture:
-        """Itself with the compression of a file of these sizes."""
+        """Return this architecture with the compression of a file of these sizes."""
         return self if self.sized is None else replace(self, spatial=self.sized(config))
 
     @property
     def still(self) -> bool:
-        """Whether it is about pictures: each latent is one, whatever there is before and behind it."""
+        """Return whether it is for pictures: each latent is one, independent of the latents around it."""
         return self.temporal == 1
 
     @property
     def flat(self) -> bool:
-        """Whether latents outside have no axis for time."""
+        """Return whether external latents have no axis for time."""
         return self.still and not self.timed
 
     @property
     def side(self) -> int:
-        """Rows, and columns, of the network's latents per pixel of those outside."""
+        """Return the rows, and columns, of the network's latents per pixel of external latents."""
         return 1 if self.packing is None else SIDE
 
     def program(self, half: str, config: Any) -> Program | None:
-        """Of "encoder" or "decoder"; None where the file lacks it."""
+        """Return the Program of "encoder" or "decoder"; None if the file lacks it."""
         return None if getattr(config, f"{half}_widths") is None else getattr(self, half)(config)
 
     def programs(self, config: Any) -> list[Program]:
-        """Of the halves that there are."""
+        """Return the Programs of the components that exist."""
         return [p for half in ("encoder", "decoder") if (p := self.program(half, config)) is not None]
 
 
 def colours_of(config: Any) -> tuple[int, int]:
-    """Channels of a pixel that goes into networks of these sizes, and of one that comes out."""
+    """Return the channels of an input pixel of networks of these sizes, and of an output pixel."""
     return getattr(config, "encoder_colours", 3), getattr(config, "decoder_colours", 3)
 
 
 def level_widths(shapes: Shapes, names: list[str]) -> Widths | None:
-    """The sizes of these biases (they survive every file dialect); None if one of them is missing."""
+    """Return the sizes of these biases (they survive every file dialect); None if one of them is missing."""
     if not all(n in shapes for n in names):
         return None
     return tuple(length(shapes, n) for n in names)
 
 
 def length(shapes: Shapes, name: str, absent: int = 0) -> int:
-    """Of a bias; `absent` where the file has none. Raises InputError where it holds nothing."""
+    """Return the size of a bias; `absent` if the file has none. Raises InputError if it is empty."""
     shape = shapes.get(name, (absent,))
     if name in shapes and (not shape or 0 in shape):
         raise InputError(f"{name} has the shape {shape}: a list of numbers is needed; download the file again")
@@ -216,24 +216,25 @@ def length(shapes: Shapes, name: str, absent: int = 0) -> int:
 
 
 def rows(shapes: Shapes, row: str) -> int:
-    """Numbered parts in a row, up to the last one of which the file has anything: what the others lack is missing. One
-    tensor alone is no part of a network."""
+    """Count the numbered parts in a row, up to the last one of which the file has at least two tensors; gaps count as
+    missing parts. One tensor alone is no part of a network."""
     found = (re.match(rf"{re.escape(row)}\.(\d{{1,3}})\.", name) for name in shapes)
     numbers = Counter(int(m[1]) for m in found if m)
     return 1 + max((number for number, tensors in numbers.items() if tensors > 1), default=-1)
 
 
 def holds(shapes: Shapes, *places: str) -> bool:
-    """Whether a file has anything of a layer."""
+    """Return whether a file has any tensor of one of these layers."""
     return any(name.startswith(f"{place}.") for place in places for name in shapes)
 
 
-#: Groups of most published networks' norms; files of other widths name theirs in this metadata key.
+#: Groups of most published networks' norms; files with another number give it in their metadata (norm_num_groups).
 DEFAULT_GROUPS = 32
 
 
 def groups_of(normed: list[int], norm_groups: int | None) -> int:
-    """Groups for norms of these widths; None: the default number, if it divides all. Raises InputError."""
+    """Return the group count for norms of these widths; None: the default number, if it divides all. Raises
+    InputError."""
     if norm_groups is None:
         if any(w % DEFAULT_GROUPS for w in normed):
             raise InputError(

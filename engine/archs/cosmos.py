@@ -1,4 +1,4 @@
-"""Cosmos' tokenizer CV8x8x8: 8x8 pixels and 8 frames into 16 channels, causal, 4x4x4 of them by wavelets."""
+"""Cosmos' tokenizer CV8x8x8: 8x8 pixels and 8 frames into 16 channels, causal, with wavelets for 4x4x4 of that."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .arch import Architecture, KeySet, Published, Shapes, length, level_widths
 NAMES = Names("norm1.norm", "conv1", "norm2.norm", "conv2", "nin_shortcut.conv3d")
 NORM = Group(1)
 PATCH, PERIOD = 4, 16
-#: Of the latents that samplers have.
+#: Factor of the latents that samplers have.
 SCALE = 0.5
 #: From full to lowest resolution.
 Three = tuple[int, int, int]
@@ -24,8 +24,8 @@ Three = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Config:
-    """Widths from full to lowest resolution, e.g. (256, 512, 512). None: that half is absent from the file. enters:
-    channels behind the encoder's first convolution."""
+    """Widths from full to lowest resolution, e.g. (256, 512, 512). None: that component is absent from the file.
+    enters: channels after the encoder's first convolution."""
 
     encoder_widths: Three | None
     decoder_widths: Three | None
@@ -35,7 +35,7 @@ class Config:
 
     @classmethod
     def from_shapes(cls, shapes: Shapes, norm_groups: int | None = None) -> Config:
-        """`norm_groups` has no meaning here."""
+        """Return the sizes of a file's networks; `norm_groups` has no meaning here."""
 
         def widths(half: str, row: str) -> Three | None:
             names = [f"{half}.{row}.{i}.block.0.conv1.0.conv3d.bias" for i in range(3)]
@@ -99,7 +99,7 @@ ARCHITECTURE = Architecture(
         (
             ("decoder.unpatcher3d.wavelets", "decoder.mid.attn_1.1.q.conv3d.weight"),
             ("encoder.patcher3d.wavelets", "encoder.mid.attn_1.1.q.conv3d.weight"),
-            # ComfyUI's own objects have no constants among their weights.
+            # ComfyUI's own VAE objects have no constants among their weights.
             ("decoder.mid.attn_1.1.proj_out.conv3d.weight", "decoder.mid.attn_1.1.q.conv3d.weight"),
             ("encoder.mid.attn_1.1.proj_out.conv3d.weight", "encoder.mid.attn_1.1.q.conv3d.weight"),
         ),

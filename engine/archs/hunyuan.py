@@ -1,6 +1,6 @@
 """HunyuanVideo's first video VAE, which Kandinsky 5 and SkyReels use too: 8x8 spatial and 4x causal temporal
-compression into 16 channels. Its middle sees whole clips; what lies around that goes by chunks of two latents, whose
-group norms are taken together: chunks of another size would give another result."""
+compression into 16 channels. The middle of each network sees whole clips; the other steps take chunks of two latents,
+whose group norms share statistics: chunks of another size would give another result."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from ..network.program import STEP, TILES, Program, Step
 from . import kl
 from .arch import DEFAULT_GROUPS, Architecture, KeySet, Published, Shapes, Widths, groups_of, length, level_widths
 
-#: Every causal convolution lies within a module of its own.
+#: Every causal convolution is nested in a module of its own.
 NAMES = Names(conv1="conv1.conv", conv2="conv2.conv", conv_shortcut="nin_shortcut.conv")
 PARTS = Parts("norm", "q", "k", "v", "proj_out", convs=3)
-#: Latents of a chunk. An encoder's first chunk is the first frame alone.
+#: Latents per chunk. An encoder's first chunk is only the first frame.
 CHUNK = 2
 
 
 @dataclass(frozen=True)
 class Config:
-    """Widths from full to lowest resolution, e.g. (128, 256, 512, 512). None: that half is absent from the file."""
+    """Widths from full to lowest resolution, e.g. (128, 256, 512, 512). None: that component is absent from the
+    file."""
 
     encoder_widths: Widths | None
     decoder_widths: Widths | None
@@ -35,7 +36,7 @@ class Config:
 
     @classmethod
     def from_shapes(cls, shapes: Shapes, norm_groups: int | None = None) -> Config:
-        """`norm_groups` None means 32 if it divides all widths."""
+        """Return the sizes of a file's networks; `norm_groups` None means 32 if it divides all widths."""
         encoder = level_widths(shapes, [f"encoder.down.{i}.block.0.conv1.conv.bias" for i in range(4)])
         decoder = level_widths(shapes, [f"decoder.up.{i}.block.0.conv1.conv.bias" for i in range(4)])
         groups = groups_of([*(encoder or ()), *(decoder or ())], norm_groups)
@@ -51,7 +52,7 @@ def decoder(config: Config) -> Program:
     w, latent, whole = config.decoder_widths, config.latent_channels, Group(config.norm_groups, "clip")
 
     def norm(rate: int) -> Group:
-        """Of a level with so many frames for a latent: of the first one there is only one."""
+        """Return the norm of a level with `rate` frames per latent; the first latent has only one frame."""
         return Group(config.norm_groups, (CHUNK * rate - rate + 1, CHUNK * rate))
 
     def level(i: int, rate: int) -> list[Step]:
@@ -96,7 +97,7 @@ def encoder(config: Config) -> Program:
 
 
 def middle(width: int, norm: Norm, names: Names = NAMES) -> list[Step]:
-    """What sees a whole clip."""
+    """Return the steps that see a whole clip."""
     return [
         Res("mid.block_1", width, width, norm, names),
         Attention("mid.attn_1", width, norm, parts=PARTS, whole=True),
@@ -105,9 +106,9 @@ def middle(width: int, norm: Norm, names: Names = NAMES) -> list[Step]:
 
 
 ARCHITECTURE = Architecture(
-    # Behind those of the later version, whose files have these keys too.
+    # The registry tests this after the later version, whose files have these keys too.
     KeySet("hunyuanvideo", tuple(
-        # Audio VAEs have such convolutions, but no attention between them.
+        # Audio VAEs have such convolutions, but no attention there.
         tuple(f"{half}.mid.{part}.weight" for part in ("block_1.conv1.conv", "block_1.conv2.conv", "attn_1.q"))
         for half in ("decoder", "encoder")
     )),
@@ -117,7 +118,7 @@ ARCHITECTURE = Architecture(
         ("hunyuan", "kandinsky", "skyreels"),
     ),
 )  # fmt: skip
-#: Diffusers' names, which differ from the original ones as image VAEs' do.
+#: Diffusers' names; they map to the original ones as those of image VAEs do.
 DIFFUSERS = KeySet(
     "hunyuanvideo-diffusers",
     tuple(

@@ -1,5 +1,5 @@
-"""HunyuanVideo 1.5's video VAE: 16x16 spatial and 4x causal temporal compression into 32 channels. Its middle sees
-whole clips."""
+"""HunyuanVideo 1.5's video VAE: 16x16 spatial and 4x causal temporal compression into 32 channels. The middle of each
+network sees whole clips."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from ..network.program import STEP, TILES, Program, Step
 from .arch import Architecture, KeySet, Published, Shapes, Widths, length, level_widths
 from .hunyuan import NAMES, middle
 
-#: Resolutions, each but the last half of the one before.
+#: Number of resolutions, each half of the one before.
 LEVELS = 5
 
 
 @dataclass(frozen=True)
 class Config:
-    """Widths from full to lowest resolution, e.g. (128, 256, 512, 1024, 1024). None: that half is absent."""
+    """Widths from full to lowest resolution, e.g. (128, 256, 512, 1024, 1024). None: that component is absent."""
 
     encoder_widths: Widths | None
     decoder_widths: Widths | None
     latent_channels: int = 32
-    #: Lengths are taken over all channels.
+    #: Norms take the length over all channels, without groups.
     norm_groups: None = None
 
     @classmethod
     def from_shapes(cls, shapes: Shapes, norm_groups: int | None = None) -> Config:
-        """`norm_groups` has no meaning here."""
+        """Return the sizes of a file's networks; `norm_groups` has no meaning here."""
         return cls(*sizes(shapes, ".conv"))
 
 
 def sizes(shapes: Shapes, conv: str) -> tuple[Widths | None, Widths | None, int]:
-    """Widths of the encoder and decoder, and channels of a latent. conv: what a convolution's name ends in. Raises
-    InputError."""
+    """Return the widths of the encoder and decoder, and the channels of a latent. conv: the ending of a convolution's
+    name. Raises InputError."""
     encoder = level_widths(shapes, [f"encoder.down.{i}.block.0.conv1{conv}.bias" for i in range(LEVELS)])
     decoder = level_widths(shapes, [f"decoder.up.{LEVELS - 1 - i}.block.0.conv1{conv}.bias" for i in range(LEVELS)])
     latent = 32
@@ -54,7 +54,7 @@ def sizes(shapes: Shapes, conv: str) -> tuple[Widths | None, Widths | None, int]
 
 
 def _shortcuts_fit(widths: Widths, end: int) -> bool:
-    """Whether all resampling steps repeat or average whole channels, and the latent's end does."""
+    """Return whether all resampling steps, and the latent's end, repeat or average whole channels."""
     pairs = [(low, high, 4 if i < 2 else 8) for i, (high, low) in enumerate(itertools.pairwise(widths))]
     return widths[-1] % end == 0 and all(
         factor * high % low == 0 and factor * high // low % (factor // 4) == 0 and low % factor == 0

@@ -1,5 +1,5 @@
-"""The VAE of HunyuanImage's refiner: HunyuanVideo 1.5's network with group norms, zeros around it and no first frame of
-its own. A picture is four frames for it, of which the decoder's last one is shown."""
+"""The VAE of HunyuanImage's refiner: HunyuanVideo 1.5's network with group norms, zeros before a clip and no special
+first frame. A picture is encoded as four frames, and the last of the four decoded frames is shown."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .hunyuan import middle
 from .hunyuan15 import sizes
 
 NAMES = Names(conv_shortcut="nin_shortcut")
-#: Frames of a picture.
+#: Frames that represent one picture.
 FRAMES = 4
 
 
 @dataclass(frozen=True)
 class Config:
-    """Widths from full to lowest resolution, e.g. (128, 256, 512, 1024, 1024). None: that half is absent."""
+    """Widths from full to lowest resolution, e.g. (128, 256, 512, 1024, 1024). None: that component is absent."""
 
     encoder_widths: Widths | None
     decoder_widths: Widths | None
@@ -33,7 +33,7 @@ class Config:
 
     @classmethod
     def from_shapes(cls, shapes: Shapes, norm_groups: int | None = None) -> Config:
-        """`norm_groups` None means 32 if it divides all widths."""
+        """Return the sizes of a file's networks; `norm_groups` None means 32 if it divides all widths."""
         encoder, decoder, latent = sizes(shapes, "")
         return cls(encoder, decoder, latent, groups_of([*(encoder or ()), *(decoder or ())], norm_groups))
 
@@ -72,7 +72,7 @@ def encoder(config: Config) -> Program:
 
 ARCHITECTURE = Architecture(
     KeySet(
-        # Behind HunyuanImage 2.1's own, which has these too, and a level more.
+        # The registry tests this after HunyuanImage 2.1's own VAE, which has these names too, and a level more.
         "hunyuanimage-refiner",
         (
             ("decoder.up.0.upsample.conv.weight", "decoder.up.4.block.0.conv1.weight"),

@@ -1,5 +1,5 @@
 """Image VAEs of the KL family: 8x8 pixels into 4 channels (Stable Diffusion 1, 2 and XL), 16 (SD3, Flux, Z-Image) or
-32, which Flux.2 packs by 2x2 into 128. Every latent is a picture of its own."""
+32, which Flux.2 packs by 2x2 into 128. Every latent is a separate picture."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ PARTS = Parts("norm", "q", "k", "v", "proj_out", convs=2)
 
 @dataclass(frozen=True)
 class Config:
-    """Widths from full to lowest resolution, e.g. (128, 256, 512, 512). None: that half is absent from the file.
+    """Widths from full to lowest resolution, e.g. (128, 256, 512, 512). None: that component is absent from the file.
 
-    latent_channels: what the file's 1x1 convolutions make of the network's z_channels, or the same where it has none.
-    resnets: of a level of the encoder and of the decoder.
+    latent_channels: channels that the file's 1x1 convolutions make of the network's z_channels, or the same without
+    them. resnets: blocks per level of the encoder and of the decoder.
     """
 
     encoder_widths: Widths | None
@@ -56,7 +56,7 @@ class Config:
 
     @classmethod
     def from_shapes(cls, shapes: Shapes, norm_groups: int | None = None) -> Config:
-        """`norm_groups` None means 32 if it divides all widths."""
+        """Return the sizes of a file's networks; `norm_groups` None means 32 if it divides all widths."""
         encoder, decoder = _widths(shapes, "encoder.down"), _widths(shapes, "decoder.up")
         normed = [*(encoder or ()), *(decoder or ())]
         colours = {"decoder.conv_out.bias": length(shapes, "decoder.conv_out.bias", 3)}
@@ -67,7 +67,7 @@ class Config:
                 raise InputError(f"{name} is for {number} colour channels; only RGB networks are run")
         z = _inputs(shapes, "decoder.conv_in", decoder[-1]) if decoder else 0
         z = z or length(shapes, "encoder.conv_out.bias", 32) // 2
-        # A weight is one where its size can be: other tensors of that name belong to nothing here.
+        # A weight counts only if its size is possible: other tensors of that name belong to no part of these networks.
         weights = (math.prod(shapes.get(f"{conv}.weight", (0,))) for conv in ("post_quant_conv", "quant_conv"))
         quantised = any(size and size % z == 0 for size in weights)
         latent = z
@@ -84,8 +84,8 @@ class Config:
 def _check_kind(shapes: Shapes, encoder: Widths | None, z: int, latent: int) -> None:
     """Raise InputError for networks under the same names that compute something else.
 
-    An encoder of a VQ model gives `z` channels, without deviations. Without its encoder, its codes are all that tells
-    it; beside a whole KL encoder they tell nothing.
+    The encoder of a VQ model gives `z` channels, without deviations. Without its encoder, only its codes identify it;
+    next to a complete KL encoder they mean nothing.
     """
     codes = shapes.get("quantize.embedding.weight", ())[1:] == (latent,)
     moments = length(shapes, "encoder.conv_out.bias", 2 * z) if encoder else 2 * z
@@ -98,7 +98,7 @@ def _check_kind(shapes: Shapes, encoder: Widths | None, z: int, latent: int) -> 
 
 
 def _resnets(shapes: Shapes, row: str) -> int:
-    """Of each level."""
+    """Return the number of blocks per level."""
     return max((rows(shapes, f"{row}.{i}.block") for i in range(rows(shapes, row))), default=0)
 
 
@@ -108,7 +108,8 @@ def _widths(shapes: Shapes, row: str) -> Widths | None:
 
 
 def _inputs(shapes: Shapes, conv: str, width: int) -> int:
-    """Channels that a 3x3 convolution to `width` reads, whatever shape its weight lies in; 0: there is none."""
+    """Return the channels that a 3x3 convolution to `width` reads, whatever the shape of its stored weight; 0: it is
+    absent."""
     shape = shapes.get(f"{conv}.weight")
     if shape is not None and len(shape) == 5:
         raise InputError(f"{conv}.weight is a convolution in time too: not an image VAE of this family")
@@ -178,7 +179,7 @@ _MOVED = {"encoder.quant_conv": "quant_conv", "decoder.post_quant_conv": "post_q
 
 
 def original(names: list[str]) -> dict[str, str | None]:
-    """Diffusers' names to the original ones; others stay as they are."""
+    """Map diffusers' names to the original ones; others stay as they are."""
     numbers = (re.match(r"decoder\.up_blocks\.(\d{1,3})\.resnets\.0\.conv1\.", name) for name in names)
     levels = 1 + max((int(m[1]) for m in numbers if m), default=0)
 
@@ -200,7 +201,7 @@ def original(names: list[str]) -> dict[str, str | None]:
 
 
 def _beside(names: list[str]) -> dict[str, str | None]:
-    """Some files have the 1x1 convolutions within the halves."""
+    """Map the names of 1x1 convolutions that some files store inside the encoder and decoder."""
     return {n: f"{_MOVED.get(n.rpartition('.')[0], n.rpartition('.')[0])}.{n.rpartition('.')[2]}" for n in names}
 
 
@@ -211,7 +212,7 @@ DIFFUSERS = KeySet(
 )
 _WIDTHS = (128, 256, 512, 512)
 _UP, _DOWN = "decoder.up.1.upsample.conv.weight", "encoder.down.1.downsample.conv.weight"
-#: ComfyUI runs them all in bf16; those of Stable Diffusion leave fp16's range.
+#: ComfyUI runs all of these in bf16; Stable Diffusion's leave fp16's range.
 _architecture = functools.partial(
     Architecture, spatial=8, temporal=1, scale=1.0, configure=Config.from_shapes, encoder=encoder, decoder=decoder,
     native="bf16", sized=_spatial,
@@ -219,7 +220,7 @@ _architecture = functools.partial(
 SD = _architecture(
     KeySet(
         "sd",
-        # Flux's layers and 1x1 convolutions, within the halves or beside them.
+        # Flux's layers and 1x1 convolutions, inside the encoder and decoder or outside.
         tuple(
             (layer, f"{place}{conv}.weight", f"{place}{conv}.bias")
             for half, conv, layer in (("decoder.", "post_quant_conv", _UP), ("encoder.", "quant_conv", _DOWN))
@@ -231,7 +232,7 @@ SD = _architecture(
         "Stable Diffusion", Config(_WIDTHS, _WIDTHS, 4, 4, quantised=True),
         r"sd[ _.-]*(1|2|xl|vae)|vae[ _.-]*ft[ _.-]|kl[ _.-]*f8|stable[ _.-]*diffusion", ("stable diffusion", "sdxl"),
     ),
-    several=True,  # Stable Diffusion's and SDXL's
+    several=True,  # of Stable Diffusion and SDXL
 )  # fmt: skip
 FLUX = _architecture(
     KeySet("flux", ((_UP, "decoder.conv_in.weight"), (_DOWN, "encoder.conv_in.weight"))),
@@ -239,7 +240,7 @@ FLUX = _architecture(
         "Flux", Config(_WIDTHS, _WIDTHS), r"\bae\.(safetensors|gguf)|flux|sd3|z[ _.-]*image|chroma|lumina",
         ("flux", "sd3", "z-image"),
     ),
-    several=True,  # Flux's and SD3's
+    several=True,  # of Flux and SD3
 )  # fmt: skip
 FLUX2 = _architecture(
     KeySet("flux2", tuple(("bn.running_mean", "bn.running_var", layer) for layer in (_UP, _DOWN))),

@@ -1,5 +1,5 @@
-"""LTX-Video's VAEs, from 0.9.0 to LTX-2.5's convolutional one: 32x32 pixels and 8 frames into 128 channels, the last
-4x4 pixels by moving them into channels. Their decoders look ahead, their encoders are causal."""
+"""LTX-Video's VAEs, from 0.9.0 to LTX-2.5's convolutional one: 32x32 pixels and 8 frames into 128 channels; the last
+4x4 pixels are moved into channels. Their decoders look ahead, their encoders are causal."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ from .arch import Architecture, KeySet, Published, Shapes, holds, length, rows
 NAMES = Names(conv1="conv1.conv", conv2="conv2.conv")
 NORM = MeanSquare(1e-8)
 STATISTICS = "/per_channel_statistics"
-#: What each kind of block does to frames, rows and columns.
+#: Factors of each kind of block along frames, rows and columns.
 STRIDES: dict[str, Stride] = {"all": (2, 2, 2), "time": (2, 1, 1), "space": (1, 2, 2)}
 BORDERS: dict[str, Border] = {"zeros": "zero", "reflect": "reflect", "replicate": "replicate"}
-#: Of a latent.
+#: Frames, and pixels per side, of a latent.
 FRAMES, PIXELS = 8, 32
-#: What decodes use where a file names nothing else.
+#: Values for decoding if a file names no others.
 TIMESTEP, NOISE = 0.05, 0.025
 
 
 @dataclass(frozen=True)
 class Block:
-    """layers > 0: so many residual blocks of one width. stride: another resolution, with or without a shortcut around
-    it that has no parameters. Else one residual block to another width. noisy: its residual blocks add noise."""
+    """One block of a network. layers > 0: that many residual blocks of one width. stride: a resampling, with or without
+    a shortcut that has no parameters. Else one residual block to another width. noisy: its residual blocks add
+    noise."""
 
     width: int
     layers: int = 0
@@ -46,7 +47,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Config:
-    """Blocks as the data goes through them; None: that half is absent from the file. enters: channels behind the first
+    """Blocks in the order of the data; None: that component is absent from the file. enters: channels after the first
     convolution. timestep None: the decoder takes none. shared: all channels of a moment have one variance."""
 
     encoder_blocks: tuple[Block, ...] | None
@@ -73,14 +74,15 @@ class Config:
 
     @classmethod
     def from_shapes(cls, shapes: Shapes, norm_groups: int | None = None) -> Config:
-        """Without metadata: borders, shortcuts and strides that no shape tells are those of 0.9.x."""
+        """Return the sizes without metadata: borders, shortcuts and strides that shapes do not show are those of
+        0.9.x."""
         return cls.described(shapes, {})
 
     @classmethod
     def described(cls, shapes: Shapes, metadata: Mapping[str, object]) -> Config:
-        """The sizes from shapes; what no shape tells from the JSON text that files have under "config".
+        """Return the sizes from shapes, and the rest from the JSON text that files have under "config".
 
-        Raises InputError on what no such network can be, or has parts that are not run.
+        Raises InputError for impossible networks, and for parts that are not run.
         """
         given = _given(metadata)
         if given.get("norm_layer", "pixel_norm") != "pixel_norm":
@@ -117,12 +119,12 @@ class Config:
 
 
 def _widths(blocks: tuple[Block, ...] | None) -> tuple[int, ...] | None:
-    """Of the residual blocks in a row."""
+    """Return the widths of the blocks that consist of residual blocks in a row."""
     return None if blocks is None else tuple(b.width for b in blocks if b.layers)
 
 
 def _given(metadata: Mapping[str, object]) -> Mapping[str, Any]:
-    """The part of a file's description that is about its VAE."""
+    """Return the part of a file's description that is about its VAE."""
     text = metadata.get("config")
     if text is None:
         return {}
@@ -142,19 +144,19 @@ def _number(given: Mapping[str, Any], key: str, usual: float) -> float:
 
 
 def _listed(given: Mapping[str, Any], key: str) -> list[tuple[str, Mapping[str, Any]]]:
-    """The blocks that a description lists, as (kind, parameters)."""
+    """Return the blocks that a description lists, as (kind, parameters)."""
     blocks = given.get(key, given.get("blocks")) or []
     return [(kind, rest[0] if rest and isinstance(rest[0], Mapping) else {}) for kind, *rest in blocks]
 
 
 def _layers(shapes: Shapes, block: str) -> tuple[int, int] | None:
-    """(width, number) of the residual blocks of one width in a block."""
+    """Return (width, number) of the residual blocks of one width in a block."""
     bias = f"{block}.res_blocks.0.conv1.conv.bias"
     return (length(shapes, bias), rows(shapes, f"{block}.res_blocks")) if bias in shapes else None
 
 
 def _kind(listed: list[tuple[str, Mapping[str, Any]]], index: int, place: str) -> tuple[str, Mapping[str, Any]] | None:
-    """What a description says of a block; None where there is none."""
+    """Return the description of a block; None if the file has no description."""
     if not listed:
         return None
     if index >= len(listed):
@@ -179,7 +181,8 @@ def _decoder_blocks(shapes: Shapes, listed: list[tuple[str, Mapping[str, Any]]])
             made, after = length(shapes, f"{place}.conv.conv.bias"), _after(shapes, i + 1)
             kind = said[0].removeprefix("compress_") if said else _named(made / after, place)
             stride = _stride(kind, place)
-            # Without a description: those that give up channels have a shortcut, as all published ones with them do.
+            # Without a description: blocks that reduce channels have a shortcut, as in all published networks with
+            # shortcuts.
             shortcut = kind == "all" and (said[1].get("residual", False) if said else after < width)
             width = made // math.prod(stride)
             blocks.append(Block(width, stride=stride, shortcut=bool(shortcut)))
@@ -189,7 +192,7 @@ def _decoder_blocks(shapes: Shapes, listed: list[tuple[str, Mapping[str, Any]]])
 
 
 def _after(shapes: Shapes, index: int) -> int:
-    """Channels that the decoder's block of this number takes."""
+    """Return the channels that the decoder's block of this number takes."""
     place = f"decoder.up_blocks.{index}"
     if (found := _layers(shapes, place)) is not None:
         return found[0]
@@ -252,7 +255,7 @@ def decoder(config: Config) -> Program:
     for i, block in enumerate(config.decoder_blocks):
         place = f"up_blocks.{i}"
         if block.stride is not None:
-            # Behind it there are more frames of a larger size; all its convolutions work at the smaller one.
+            # After it there are more frames of a larger size; its own convolutions work at the smaller size.
             items += [] if tiles else [TILES]
             tiles = True
             items.append(DepthUp(place, width, block.width, block.stride, block.shortcut))
@@ -323,11 +326,11 @@ def encoder(config: Config) -> Program:
 
 
 def _factor(blocks: tuple[Block, ...]) -> int:
-    """What rows are divided by."""
+    """Return the factor that divides rows."""
     return math.prod(b.stride[1] for b in blocks if b.stride is not None)
 
 
-#: LTX-2.3's and LTX-2.5's decoder, from the latent on: width and residual blocks, and what is in front of them.
+#: LTX-2.3's and LTX-2.5's decoder, from the latent on: width, residual blocks, and the resampling before them.
 _LEVELS = ((1024, 2, None), (512, 2, "all"), (512, 4, "all"), (256, 6, "time"), (128, 4, "space"))
 
 
@@ -340,7 +343,8 @@ def _published() -> Config:
 
 
 def _metadata() -> str:
-    """What a file of these sizes says under "config". Its encoder stands for one: ComfyUI builds no VAE without."""
+    """Return the "config" metadata of a file of these sizes. The encoder in it is a dummy: ComfyUI builds no VAE
+    without one."""
     listed: list[list[Any]] = []
     before = 0
     for width, layers, kind in _LEVELS:
@@ -368,6 +372,6 @@ ARCHITECTURE = Architecture(
     ),
     PIXELS, FRAMES, 1.0, Config.from_shapes, encoder, decoder, native="bf16",
     published=Published("LTX-2.3", _published(), r"ltx|ltxv", ("ltx", "ltxv", "ltx-video"), (("config", _metadata()),)),
-    # The largest convolutions are at a quarter of the size.
+    # The largest convolutions work at a quarter of the full size.
     step_pixels=16 << 20, described=Config.described,
 )  # fmt: skip

@@ -1,5 +1,5 @@
 """MiniMax H3's video VAE: 16x16 pixels and four frames into 24 channels, by a causal convolution network; back by a
-transformer. Both take tiles of sections of a clip, which are part of the model."""
+transformer. Both process tiles of sections of a clip, which are part of the model."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from .arch import (
 
 NAMES = Names(conv_shortcut="nin_shortcut")
 LEVELS, RESNETS = 6, 2
-#: Levels behind which rows and columns are halved, and those of them where frames are, too.
+#: Levels after which rows and columns are halved, and those after which frames are halved, too.
 HALVED, IN_TIME = (0, 1, 2, 3), (1, 2)
-#: Channels of a head, frames of a latent and pixels of its sides.
+#: Channels of a head, frames per latent, and pixels per side of a latent.
 HEAD, RATE, PATCH = 64, 4, 16
-#: Pixels are ImageNet's, in units of their deviation.
+#: Pixels are normalised by ImageNet's mean and deviation.
 OWN = OwnTiles(mean=(0.485, 0.456, 0.406), deviation=(0.229, 0.224, 0.225))
 MEAN, DEVIATION = "latents_mean", "latents_std"
-#: Random weights with the published statistics of latents, to four digits.
+#: Random weights, with the published statistics of latents to four digits.
 DRAWS = Draws(
     1.4**0.5, 0.1, 0.05, (("scale1", 0.5, 0.1), ("scale2", 0.5, 0.1), ("register_tokens", 0.0, 1.0)),
     (
@@ -59,8 +59,8 @@ DRAWS = Draws(
 
 @dataclass(frozen=True)
 class Config:
-    """encoder_widths: from full to lowest resolution; None: that half is absent from the file, as where layers is 0.
-    width: of the decoder's tokens, inner: between the products of its gates."""
+    """encoder_widths: from full to lowest resolution; None: the encoder is absent from the file, as the decoder is if
+    layers is 0. width: channels of the decoder's tokens; inner: channels between the products of its gates."""
 
     encoder_widths: Widths | None
     width: int
@@ -76,7 +76,7 @@ class Config:
 
     @classmethod
     def from_shapes(cls, shapes: Shapes, norm_groups: int | None = None) -> Config:
-        """Raises InputError on what no such network can be."""
+        """Return the sizes of a file's networks. Raises InputError for impossible ones."""
         encoder = level_widths(shapes, [f"encoder.down.{i}.block.0.conv1.bias" for i in range(LEVELS)])
         groups = groups_of([*(encoder or ())], norm_groups)
         ends = "decoder.x_embedder.bias", "decoder.transformer_blocks.0.ff.w1.bias"

@@ -19,16 +19,16 @@ from .arch import Architecture, KeySet, Published, Shapes, holds, length, rows
 
 NAMES = Names("stack.0", "stack.2", "stack.3", "stack.5")
 GROUPS = 32
-#: Of one head of the encoder's attention.
+#: Channels of one head of the encoder's attention.
 HEAD = 32
-#: Samples of a position -> frames, rows and columns.
+#: Samples per position -> their number along frames, rows and columns.
 STRIDES: dict[int, Stride] = {12: (3, 2, 2), 8: (2, 2, 2), 4: (1, 2, 2)}
 
 
 @dataclass(frozen=True)
 class Level:
-    """Residual blocks of one width. stride: of the resampling behind them (decoder) or before them (encoder), if there
-    is one. attends: attention in time follows each block."""
+    """Residual blocks of one width. stride: of the resampling after them (decoder) or before them (encoder), if any.
+    attends: attention in time follows each block."""
 
     width: int
     layers: int
@@ -41,7 +41,7 @@ Levels = tuple[Level, ...]
 
 @dataclass(frozen=True)
 class Config:
-    """Levels as the data goes through them. None: that half is absent from the file."""
+    """Levels in the order of the data. None: that component is absent from the file."""
 
     encoder_levels: Levels | None
     decoder_levels: Levels | None
@@ -58,7 +58,7 @@ class Config:
 
     @classmethod
     def from_shapes(cls, shapes: Shapes, norm_groups: int | None = None) -> Config:
-        """`norm_groups` None means 32. Raises InputError."""
+        """Return the sizes of a file's networks; `norm_groups` None means 32. Raises InputError."""
         config = cls(_encoder_levels(shapes), _decoder_levels(shapes), _latent(shapes), norm_groups or GROUPS)
         odd = [w for w in (*(config.encoder_widths or ()), *(config.decoder_widths or ())) if w % config.norm_groups]
         if odd:
@@ -155,7 +155,7 @@ def encoder(config: Config) -> Program:
 
 
 def _native(names: list[str]) -> dict[str, str | None]:
-    """Files of one half may leave its name out."""
+    """Add the name of the component, which files with only one may leave out."""
     half = "decoder" if any(name.startswith("blocks.") for name in names) else "encoder"
     return {n: n if n.startswith(("decoder.", "encoder.")) else f"{half}.{n}" for n in names}
 
@@ -171,7 +171,7 @@ def _published() -> Config:
     return Config(encoder_levels, decoder_levels)
 
 
-#: A layer of each half, which other networks do not have.
+#: A layer of each component that other networks do not have.
 _KNOWN = (("decoder", "blocks.2.blocks.3.stack.5.weight"), ("encoder", "layers.4.layers.1.attn_block.attn.qkv.weight"))
 ARCHITECTURE = Architecture(
     KeySet(

@@ -1,4 +1,4 @@
-"""All architectures and the keys that files are known by."""
+"""List all architectures and the keys that identify their files."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     hunyuan.ARCHITECTURE, hunyuan15.ARCHITECTURE, hunyuan_refiner.ARCHITECTURE,
     minimax_h3.ARCHITECTURE,
 )  # fmt: skip
-#: What plans, benchmarks and reasons are about where no file is named.
+#: The architecture of plans, benchmarks and reasons if no file is given.
 DEFAULT = ARCHITECTURES[0]
-#: What people search for.
+#: Search terms for all published VAEs.
 WORDS = tuple(dict.fromkeys(word for a in ARCHITECTURES if a.published for word in a.published.words))
-#: In the names of reduced decoders, which are other networks than those they are named after.
+#: Parts of the names of reduced decoders, which differ from the networks they are named after.
 _REDUCED = re.compile(r"tae|lighttae|lightvae", re.IGNORECASE)
-#: Families that read the latents of another one: LTX-2.5's two decoders stand beside one encoder and one set of
-#: statistics, LTX-2.3's; Stable Video Diffusion's decoder was trained behind Stable Diffusion's encoder.
+#: Families that read the latents of another one: LTX-2.5's two decoders share one encoder and one set of statistics,
+#: LTX-2.3's; Stable Video Diffusion's decoder was trained on Stable Diffusion's encoder.
 _SPACES = {"ltx-diffusion": "ltx", "svd": "sd"}
-# Containers: single-file checkpoints, stable-diffusion.cpp (--vae), trainers, DataParallel. Others are found too, but
-# these come first.
+# Prefixes of containers: single-file checkpoints, stable-diffusion.cpp (--vae), trainers, DataParallel. Others are
+# found too, but these come first.
 PREFIXES = ("first_stage_model.", "vae.", "model.", "module.")
-#: What torch.compile, FSDP and activation checkpoints write into the middle of names.
+#: Parts that torch.compile, FSDP and activation checkpoints insert into names.
 _WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
-#: Of DataParallel around a part; only where a file is none of a known family with it.
+#: DataParallel's part around a submodule; removed only if the file fits no known family with it.
 _MODULE = re.compile(r"(?:^|(?<=\.))module\.")
 _NORM = "decoder.mid_block.resnets.0.norm1"
-# Families that are named in messages, and read from their files with shapes restored, but not run.
+# Families that are named in messages and read from files with shapes restored, but not run.
 _MOVQ = KeySet(
     "movq", ((f"{_NORM}.norm_layer.weight", f"{_NORM}.conv_y.weight"),), title="a VQ model (MoVQ, Kandinsky 2's)"
 )
@@ -65,7 +65,7 @@ _LTX_DIFFUSION = KeySet(
     "ltx-diffusion", (("decoder.conv_in_x_t.weight", "decoder.det_stages.0.0.attn.qkv.weight"),),
     title="LTX's diffusion decoder",
 )  # fmt: skip
-# By one name that no network above has; behind all of them, so that it decides only where nothing else does.
+# Each is identified by one name that no network above has; they come last, to decide only if nothing else does.
 _OTHERS = (
     KeySet(
         "audio",
@@ -76,7 +76,7 @@ _OTHERS = (
             ("vocoder.resblocks.0.convs1.0.weight",),
             ("vocoder.vocoder.resblocks.0.convs1.0.weight",),
             ("dec_in_proj.weight",),
-            # LTX-2's, without its vocoder.
+            # LTX-2's audio VAE, without its vocoder.
             ("decoder.mid.block_1.conv1.conv.weight", "per_channel_statistics.mean-of-means"),
         ),
         title="an audio VAE",
@@ -105,10 +105,10 @@ KEY_SETS = (
     _TEMPORAL_SD, _HUNYUAN_IMAGE, kl.DIFFUSERS, seedvr2.ENCODER_KEYS,
     kl.FLUX2.keys, kl.SD.keys, hunyuan_refiner.ARCHITECTURE.keys, kl.FLUX.keys, *_OTHERS,
 )  # fmt: skip
-#: Each one's own name; all Flux.2's files have Flux's, too, and other networks many of such norms.
+#: The first name of each. Flux.2's is left out: its files have Flux's, too, and many other networks have such norms.
 _ANCHORS = {names[0] for k in KEY_SETS if k is not kl.FLUX2.keys for names in k.keys}
 _ENDINGS = tuple(f".{name}" for name in sorted(_ANCHORS))
-#: What a file without a VAE is, by a part of its names.
+#: Kinds of files without a VAE, by a part of their names.
 _KINDS = (
     (re.compile(r"\.lora_?(up|down|A|B)\b|\.hada_w1_a$|\.lokr_w1"), "a LoRA"),
     (re.compile(r"^(model\.)?diffusion_model\.|^(double|transformer|joint)_?blocks\.\d"),
@@ -121,32 +121,32 @@ _KINDS = (
 
 
 def detect(keys: Iterable[str]) -> Architecture | None:
-    """The architecture whose key set is among `keys`, or None."""
+    """Return the architecture whose key set is among `keys`, or None."""
     found = find_key_set(keys)
     return None if found is None else by_name(found.name)
 
 
 def by_name(name: str) -> Architecture | None:
-    """The architecture of this name; None for families that are not run."""
+    """Return the architecture of this name; None for families that are not run."""
     return next((a for a in ARCHITECTURES if a.name == name), None)
 
 
 def latent_space(name: str) -> str:
-    """Return the family that gives its name to the latents of this one: the same for all that share them."""
+    """Return the name of the latents of this family: the same for all families that share them."""
     return _SPACES.get(name, name)
 
 
 def by_file(file: str) -> Architecture | None:
-    """The architecture of the published VAE that a file of this name holds, or None: for what is said before a file is
-    read. Later families come first: their files' names hold those of earlier ones ("wan" in Wan 2.2's)."""
+    """Return the architecture whose published VAE has files of this name, or None; used before a file is read. Later
+    families are tested first: their files' names contain those of earlier ones ("wan" in Wan 2.2's)."""
     known = (a for a in reversed(ARCHITECTURES) if a.published and re.search(a.published.files, file, re.IGNORECASE))
     return None if _REDUCED.search(file) else next(known, None)
 
 
 def find_key_set(names: Iterable[str]) -> KeySet | None:
-    """Return the family that a file with these names is of.
+    """Return the family of a file with these names.
 
-    Where it has all the names of none, it is of the first family whose own one it has: something is missing.
+    If the file is complete for no family, return the first family whose first name it has: some tensors are missing.
     """
     present = set(names)
     partly = (k for k in KEY_SETS if any(n[0] in present for n in k.keys if n[0] in _ANCHORS))
@@ -158,16 +158,17 @@ def _complete(present: set[str]) -> KeySet | None:
 
 
 def kind_of(names: Iterable[str]) -> str | None:
-    """Return what a file is that holds no known VAE, in words; None where its names say nothing."""
+    """Return what a file without a known VAE holds, in words; None if its names do not show it."""
     names = list(names)
     return next((said for pattern, said in _KINDS if any(pattern.search(n) for n in names)), None)
 
 
 def unwrapped(names: Iterable[str]) -> dict[str, str]:
-    """Return {name in the file: name in the network} of the VAE that a file holds, whatever it is wrapped in.
+    """Return {name in the file: name in the network} of the VAE in a file, whatever container it is in.
 
-    A container's prefix and what compilers and trainers write into names are taken away, and other networks' names are
-    left out. Without a known VAE, all names as they are. A VAE that runs is taken before one that is only known.
+    A container's prefix and the parts that compilers and trainers write into names are removed, and other networks'
+    names are left out. Without a known VAE, all names stay as they are. A VAE that can be run takes precedence over one
+    that is only known.
     """
     whole = {n: n for n in names}
     bare = {n: _WRAPPERS.sub("", n) for n in whole}
@@ -190,20 +191,20 @@ def unwrapped(names: Iterable[str]) -> dict[str, str]:
 
 
 def _prefixes(names: Iterable[str]) -> list[str]:
-    """Return what may stand before the names of a VAE: nothing first, then what is usual, then the shortest."""
+    """Return the possible prefixes of a VAE's names: none first, then the usual ones, then the shortest."""
     found = set(PREFIXES)
     for name in names:
         if name.endswith(_ENDINGS):
             found.update(name[: -len(anchor)] for anchor in _ANCHORS if name.endswith(f".{anchor}"))
-    # Mochi's names may lack their half, which is no container.
+    # Mochi's names may lack the component's name, which is no container.
     found = {prefix for prefix in found if not re.search(r"\b(en|de)coder\.", prefix)}
     others = sorted(found.difference(PREFIXES), key=lambda p: ("ema" in p, len(p), p))
     return ["", *PREFIXES, *others]
 
 
 def native_names(names: Iterable[str], key_set: KeySet) -> dict[str, str] | None:
-    """Return {file name: original name}; None where the family has one set of names only, or where two names would
-    become one. A name without a counterpart stays as it is, and is left out where another one takes its place."""
+    """Return {file name: original name}; None if the family has only one set of names, or if two names would become
+    one. A name without a counterpart stays as it is, and is left out if another one takes its place."""
     names = list(names)
     if key_set.native is None:
         return None

@@ -17,7 +17,8 @@ from .arch import DEFAULT_GROUPS, Architecture, KeySet, Published, Shapes, Width
 
 @dataclass(frozen=True)
 class Config:
-    """Widths from full to lowest resolution, e.g. (128, 256, 512, 512). None: that half is absent from the file."""
+    """Widths from full to lowest resolution, e.g. (128, 256, 512, 512). None: that component is absent from the
+    file."""
 
     encoder_widths: Widths | None
     decoder_widths: Widths | None
@@ -26,7 +27,7 @@ class Config:
 
     @classmethod
     def from_shapes(cls, shapes: Shapes, norm_groups: int | None = None) -> Config:
-        """`norm_groups` None means 32 if it divides all widths."""
+        """Return the sizes of a file's networks; `norm_groups` None means 32 if it divides all widths."""
         encoder = level_widths(shapes, [f"encoder.down_blocks.{i}.resnets.0.conv1.bias" for i in range(4)])
         decoder = level_widths(shapes, [f"decoder.up_blocks.{3 - i}.resnets.0.conv1.bias" for i in range(4)])
         normed = [*(encoder or ()), *(decoder or ())]
@@ -84,12 +85,12 @@ def _middle(width: int, norm: Group) -> list[Step]:
     ]
 
 
-#: Parts of an attention in old diffusers files.
+#: Names of an attention's parts in old diffusers files.
 _OLD = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 
 
 def _native(names: list[str]) -> dict[str, str | None]:
-    """Old attention names; everything else is the same in both layouts."""
+    """Map old attention names to the new ones; all other names are the same in both layouts."""
     renamed: dict[str, str | None] = {}
     for name in names:
         new = name
@@ -102,12 +103,12 @@ def _native(names: list[str]) -> dict[str, str | None]:
 KEYS = KeySet(
     "seedvr2", (tuple(f"decoder.up_blocks.{i}.upsamplers.0.upscale_conv.weight" for i in (2, 1)),), _native
 )
-#: Of files without the decoder. Others that diffusers writes have it, too.
+#: Keys of files without the decoder. Other files that diffusers writes have them, too.
 ENCODER_KEYS = replace(KEYS, keys=(tuple(f"encoder.down_blocks.{i}.downsamplers.0.conv.weight" for i in (1, 0)),))
 PUBLISHED = Published(
     "SeedVR2", Config((128, 256, 512, 512), (128, 256, 512, 512)), r"seedvr|ema_vae", ("seedvr2",)
 )
 ARCHITECTURE = Architecture(
     KEYS, 8, 4, 0.9152, Config.from_shapes, encoder, decoder, published=PUBLISHED, crops=False,
-    several=True,  # the published one and the demo VAE
+    several=True,  # the published VAE and the demo VAE
 )

@@ -1,5 +1,5 @@
 """The VAEs of Wan 2.1 (which is Qwen-Image's too) and Wan 2.2: 4x causal temporal compression; 8x8 pixels into 16
-channels, or 16x16 into 48, the last 2x2 of them by moving pixels into channels."""
+channels, or 16x16 into 48, where the last 2x2 pixels are moved into channels."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ NAMES = Names("residual.0", "residual.2", "residual.3", "residual.6", "shortcut"
 
 @dataclass(frozen=True)
 class Config:
-    """Widths from full to lowest resolution, e.g. (96, 192, 384, 384). None: that half is absent from the file.
+    """Widths from full to lowest resolution, e.g. (96, 192, 384, 384). None: that component is absent from the file.
 
-    patch: pixels per side that become channels. 2 is Wan 2.2, whose levels are also nested, have shortcuts around
-    them, and keep their width while they upsample; Wan 2.1 halves it.
+    patch: pixels per side that become channels. 2 is Wan 2.2, whose levels are also nested, have shortcuts around them,
+    and keep their width when they upsample; Wan 2.1 halves it.
     """
 
     encoder_widths: Widths | None
     decoder_widths: Widths | None
     latent_channels: int = 16
     patch: int = 1
-    #: Of a pixel that goes in and comes out: 4 with transparency, 12 where 2x2 pixels of a picture twice as large do.
+    #: Channels of an input and an output pixel: 4 with transparency, 12 for 2x2 pixels of a picture twice as large.
     encoder_colours: int = 3
     decoder_colours: int = 3
-    #: Lengths are taken over all channels.
+    #: Norms take the length over all channels, without groups.
     norm_groups: None = None
 
     @classmethod
     def from_shapes(cls, shapes: Shapes, norm_groups: int | None = None, patch: int = 1) -> Config:
-        """`norm_groups` has no meaning here."""
+        """Return the sizes of a file's networks; `norm_groups` has no meaning here."""
 
         def widths(half: str, row: str, resnets: int) -> Widths | None:
-            """Of each level's first resnet, in the file's order."""
+            """Return the widths of each level's first resnet, in the file's order."""
             first = [f"{i}.{row}.0" if patch == 2 else str(i * (resnets + 1)) for i in range(4)]
             return level_widths(shapes, [f"{half}.{row}.{i}.residual.2.bias" for i in first])
 
@@ -75,7 +75,7 @@ class Config:
 
 def decoder(config: Config) -> Program:
     w, nested, latent = config.decoder_widths[::-1], config.patch == 2, config.latent_channels
-    after = [n if nested else n // 2 for n in w]  # channels behind a level's upsampler
+    after = [n if nested else n // 2 for n in w]  # channels after a level's upsampler
 
     def level(i: int) -> list[Step]:
         ins = (w[0] if i == 0 else after[i - 1], w[i], w[i])
@@ -124,14 +124,15 @@ def _middle(width: int) -> list[Step]:
 
 
 def _place(direction: str, level: int, index: int, resnets: int, nested: bool) -> str:
-    """The published name of a level's layer: 2.1 numbers all layers of a half in one row, 2.2 nests them."""
+    """Return the published name of a level's layer: 2.1 numbers all layers of a component in one row, 2.2 nests
+    them."""
     row = f"{direction}samples"
     return f"{row}.{level}.{row}.{index}" if nested else f"{row}.{level * (resnets + 1) + index}"
 
 
 def _architecture(keys: KeySet, spatial: int, published: Published) -> Architecture:
     configure = functools.partial(Config.from_shapes, patch=published.config.patch)
-    # Mean and deviation of the latents are the sampler's matter.
+    # The sampler applies the mean and deviation of the latents.
     return Architecture(keys, spatial, 4, 1.0, configure, encoder, decoder, native="bf16", published=published)
 
 
@@ -160,10 +161,10 @@ WAN22 = _architecture(
         ("wan",),
     ),
 )
-#: Diffusers' names of either.
+#: Diffusers' names of both versions.
 DIFFUSERS = KeySet(
     "wan-diffusers",
-    # HunyuanVideo 1.5's norms have such names there, its attention others.
+    # HunyuanVideo 1.5's norms have the same names there, but its attention has others.
     tuple((f"{half}.mid_block.resnets.0.norm1.gamma", f"{half}.mid_block.attentions.0.to_qkv.weight")
           for half in ("decoder", "encoder")),
     wan_names.native,

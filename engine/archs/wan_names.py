@@ -1,10 +1,10 @@
-"""Diffusers' names of Wan's networks back to the original ones."""
+"""Map diffusers' names of Wan's networks to the original ones."""
 
 from __future__ import annotations
 
 import re
 
-# A resnet's and an attention's parts.
+# The parts of a resnet.
 _LEAVES = {
     "norm1": "residual.0",
     "conv1": "residual.2",
@@ -27,8 +27,8 @@ _RESAMPLE = r"(resample\.1|time_conv)"
 
 
 def native(names: list[str]) -> dict[str, str | None]:
-    """{diffusers' name: original name, None where there is none}."""
-    # Wan 2.1 numbers all layers of a half in one row (four per decoder level), Wan 2.2 nests them per level.
+    """Return {diffusers' name: original name, None if there is none}."""
+    # Wan 2.1 numbers all layers of a component in one row (four per decoder level), Wan 2.2 nests them per level.
     nested = any(".upsampler." in n or ".downsampler." in n for n in names)
     return {n: _name(n, nested) for n in names}
 
@@ -43,7 +43,7 @@ def _name(name: str, nested: bool) -> str | None:
 
 
 def _inner(name: str, nested: bool) -> str | None:
-    """The part between `encoder.`/`decoder.` and the parameter's own name."""
+    """Map the part between `encoder.`/`decoder.` and the parameter's last name."""
     if m := re.fullmatch(r"mid_block\.resnets\.([01])\.(\w+)", name):
         return _resnet(f"middle.{2 * int(m[1])}", m[2])
     if m := re.fullmatch(r"mid_block\.attentions\.0\.(\w+)", name):
