@@ -1,1 +1,1 @@
-"""Which convolutions read 8-bit operands, and how those are stored: what packing a network is told."""
+"""The choice of convolutions that read 8-bit operands, and the storage of these operands, for packing a network."""

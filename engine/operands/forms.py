@@ -1,4 +1,4 @@
-"""From plain weights to the operands of a policy: 8-bit weights, and the scales of their inputs."""
+"""Turn plain weights into the operands of a policy: 8-bit weights, and the scales of their inputs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ..kernels.conv3d.types import QUANT_MAX
 from ..kernels.targets import FP8
 from .policy import EXACT, KINDS, Policy, Range
 
-#: fp8 maps the largest value seen to 448 divided by this: what was not seen in measuring still has an octave.
+#: fp8 maps the largest measured value to 448 divided by this: values beyond those measured still have an octave.
 HEADROOM = 2.0
-#: int8 leaves this much room above the largest value seen. Demo VAE, another clip than that of the ranges: 46.0 dB
+#: int8 leaves this factor above the largest measured value. Demo VAE, on another clip than the measured one: 46.0 dB
 #: without, 50.1 with 1.3, 49.5 with 1.7.
 MARGIN = 1.3
 #: Exponents of (largest input, largest weight) in the scale of an int8 channel; `balance` takes the best pair.
@@ -27,8 +27,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Form:
-    """How one convolution's operands are stored: their type, the scale of the input (operand = value / scale), whether
-    products may be summed in fp16, and for int8 the range that its channels' scales are found from."""
+    """Storage of one convolution's operands: their type, the scale of the input (operand = value / scale), whether
+    products may be summed in fp16, and for int8 the range that determines its channels' scales."""
 
     dtype: torch.dtype
     scale: float = 1.0
@@ -41,8 +41,8 @@ class Form:
 
 @dataclass(frozen=True)
 class Operands:
-    """The forms of all convolutions of a network whose activations are `dtype`. winograd: those that take it are in
-    Winograd form. `packed` remembers what was made of them, for networks that differ in a few convolutions."""
+    """The forms of all convolutions of a network whose activations are `dtype`. winograd: use Winograd form where a
+    convolution supports it. `packed` caches packed weights, for networks that differ in a few convolutions."""
 
     dtype: torch.dtype
     policy: Policy = EXACT
@@ -50,8 +50,8 @@ class Operands:
     packed: dict[tuple[str, Form], Any] = field(default_factory=dict)
 
     def form(self, key: str, normed: bool = True) -> Form:
-        """normed: the input comes from a norm. Others are residual streams, whose size nothing bounds: their 16-bit
-        products are never summed in fp16, which ends at 65504."""
+        """Return the form of a convolution. normed: the input comes from a norm. Other inputs are residual streams of
+        unbounded size: their 16-bit products are never summed in fp16, which ends at 65504."""
         kind = self.policy.kinds.get(key)
         if kind is None:
             fast = self.policy.half_accumulate and normed and self.dtype == torch.float16
@@ -64,21 +64,21 @@ class Operands:
         return Form(FP8, scale, half_accumulate=True)
 
     def once(self, key: str, form: Form, make: Callable[[], T]) -> T:
-        """`make()`, or what it gave before for the same convolution in the same form."""
+        """Return `make()`, or its earlier result for the same convolution in the same form."""
         if (key, form) not in self.packed:
             self.packed[key, form] = make()
         return self.packed[key, form]
 
 
 class Balancer:
-    """Finds the int8 scale of each input channel from its range and the weights, and keeps it: `gain` is 1 / scale."""
+    """Find the int8 scale of each input channel from its range and the weights, and keep it: `gain` is 1 / scale."""
 
     def __init__(self, found: Range | None) -> None:
         self._range = found
         self.gain: Tensor | None = None
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """rows: a convolution's weights [N, taps, C] in float32."""
+        """Return the scales [C] for a convolution's weights [N, taps, C] in float32."""
         if rows.is_meta:
             scale = rows.new_empty(rows.shape[2])
         elif self._range is None:
@@ -90,11 +90,11 @@ class Balancer:
 
 
 def balance(rows: Tensor, largest: Tensor, rms: Tensor) -> Tensor:
-    """Scale of each input channel [C] such that int8 rounding of inputs and weights together costs least.
+    """Return the scale of each input channel [C] that minimises the joint int8 rounding error of inputs and weights.
 
     A channel's scale moves error between its inputs (their step is the scale) and its weights, which are multiplied by
-    it before each row is rounded with one step of its own. Candidates are largest^a / weight^b, stretched until the
-    largest value measured times MARGIN just fits; the expected squared error of the outputs decides.
+    it before each row is rounded with its own step. Candidates are largest^a / weight^b, stretched until the largest
+    measured value times MARGIN just fits; the expected squared error of the outputs decides.
     """
     limit = QUANT_MAX[torch.int8]
     largest, rms = largest.clamp_min(_TINY), rms.clamp_min(_TINY)

@@ -1,4 +1,4 @@
-"""Which convolutions read 8-bit operands, and what is known of the values they read."""
+"""Choose the convolutions that read 8-bit operands, and record the ranges of the values they read."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from torch import Tensor
 
 from ..kernels.targets import FP8
 
-#: Operand types of 8 bit by the name of their precision.
+#: 8-bit operand types by the name of their precision.
 KINDS = {"fp8": FP8, "int8": torch.int8}
-#: A narrower convolution spends its time on memory, and 8-bit rows are padded to this many channels.
+#: A narrower convolution is limited by memory, and 8-bit rows are padded to this many channels.
 MIN_CHANNELS = 32
-#: How far above the median level of an uncalibrated file's clips one of them may take a range.
+#: Largest factor over the median level of an uncalibrated file's clips that one clip's range may reach.
 WIDEST = 2.0
 
 
 @dataclass(frozen=True)
 class Range:
-    """What a convolution's input held while it was measured, per channel."""
+    """Values of a convolution's input during measurement, per channel: the largest magnitude and the root mean
+    square."""
 
     largest: tuple[float, ...]
     rms: tuple[float, ...]
@@ -39,14 +40,14 @@ class Range:
 
     @property
     def level(self) -> float:
-        """Root mean square of all channels."""
+        """Return the root mean square of all channels."""
         return math.sqrt(sum(r * r for r in self.rms) / len(self.rms))
 
     def scaled(self, factor: float) -> Range:
         return Range(*(tuple(_short(factor * x) for x in values) for values in (self.largest, self.rms)))
 
     def united(self, other: Range) -> Range:
-        """The range of both inputs together."""
+        """Return the range of both inputs together."""
         pairs = (zip(self.largest, other.largest, strict=True), zip(self.rms, other.rms, strict=True))
         return Range(*(tuple(max(pair) for pair in both) for both in pairs))
 
@@ -56,9 +57,10 @@ Ranges = Mapping[str, Range]
 
 @dataclass(frozen=True)
 class Policy:
-    """kinds: convolution key -> "fp8" or "int8"; all others stay in 16 bit. ranges: of the inputs of those.
+    """kinds: convolution key -> "fp8" or "int8"; all others stay in 16 bit. ranges: of the inputs of these
+    convolutions.
 
-    half_accumulate: 16-bit convolutions behind a norm may sum products in fp16, a step at a time.
+    half_accumulate: 16-bit convolutions after a norm may sum products in fp16, a step at a time.
     """
 
     kinds: Mapping[str, str] = field(default_factory=dict)
@@ -74,11 +76,11 @@ class Policy:
         object.__setattr__(self, "ranges", MappingProxyType(ranges))
 
     def __reduce__(self) -> tuple:
-        """For other processes."""
+        """Support pickling for other processes."""
         return Policy, (dict(self.kinds), dict(self.ranges), self.half_accumulate)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the policy as JSON values."""
         return {
             "kinds": dict(self.kinds),
             "ranges": ranges_as_dict(self.ranges),
@@ -87,11 +89,11 @@ class Policy:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Policy:
-        """Raises KeyError, TypeError or ValueError on anything that `as_dict` did not make."""
+        """Return the policy of `as_dict`. Raises KeyError, TypeError or ValueError on other values."""
         return cls(dict(values["kinds"]), ranges_from_dict(values["ranges"]), bool(values["half_accumulate"]))
 
 
-#: Everything in 16 bit, summed in fp32.
+#: The policy with everything in 16 bit, summed in fp32.
 EXACT = Policy()
 
 
@@ -100,7 +102,7 @@ def ranges_as_dict(ranges: Ranges) -> dict[str, Any]:
 
 
 def ranges_from_dict(values: Mapping[str, Any]) -> dict[str, Range]:
-    """Raises ValueError on NaN and infinity, among others."""
+    """Return the ranges of `ranges_as_dict`. Raises ValueError on NaN and infinity, among others."""
     found = {
         key: Range(tuple(map(float, r["largest"])), tuple(map(float, r["rms"]))) for key, r in values.items()
     }
@@ -110,15 +112,18 @@ def ranges_from_dict(values: Mapping[str, Any]) -> dict[str, Range]:
 
 
 def finite(ranges: Ranges) -> bool:
-    """Whether they come from values that were finite."""
+    """Return whether the measured values were finite."""
     return all(r.finite for r in ranges.values())
 
 
 def united(all_ranges: Sequence[Ranges]) -> dict[str, Range]:
-    """Ranges of several clips together. No single clip of three or more takes a convolution further than WIDEST times
-    their median level: one that is ten times too bright would leave int8 a tenth of its steps for all others. Of two,
-    nobody can tell which one is odd: there it is WIDEST times the lower. A convolution that some clips do not have, as
-    those that composing replaces, is left out: none of these takes 8 bit."""
+    """Return the ranges of several clips together.
+
+    No single clip of three or more raises a convolution's level above WIDEST times their median: a clip that is ten
+    times too bright would leave int8 a tenth of its steps for all others. With two clips, the odd one is unknown, and
+    the limit is WIDEST times the lower level. A convolution that some clips do not have, such as those that composing
+    replaces, is left out: none of these takes 8 bit.
+    """
     common = [key for key in all_ranges[0] if all(key in ranges for ranges in all_ranges)]
     return {key: _bounded([ranges[key] for ranges in all_ranges]) for key in common}
 
@@ -130,15 +135,16 @@ def _bounded(found: Sequence[Range]) -> Range:
 
 
 def eligible(half: torch.nn.Module) -> list[str]:
-    """Keys of the convolutions of an encoder or decoder that may take 8-bit operands: from MIN_CHANNELS channels on all
-    with a 3x3 window but the first and the last. Shortcuts (1x1) read the 16-bit residual stream as it is.
+    """Return the keys of the convolutions of an encoder or decoder that may take 8-bit operands: from MIN_CHANNELS
+    channels on, all with a 3x3 window except the first and the last. Shortcuts (1x1) read the 16-bit residual stream as
+    it is.
 
-    Convolutions of single frames (Wan) are among them where they upsample. Those that downsample, and what halves or
-    doubles frames, are 1 to 3 % of the work and read residual streams: 8 bits would cost more there than they save.
+    Convolutions of single frames (Wan) are among them where they upsample. Convolutions that downsample, halve or
+    double frames are 1 to 3 % of the work and read residual streams: 8 bits would cost more there than they save.
     """
     return half.program.eligible(MIN_CHANNELS)  # type: ignore[operator,union-attr]
 
 
 def _short(value: float) -> float:
-    """Three digits: a range is a sample, and tables stay small."""
+    """Round to three digits: a range is only a sample, and tables stay small."""
     return float(f"{value:.3g}")
