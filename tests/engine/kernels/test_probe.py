@@ -125,6 +125,27 @@ def test_a_kernel_that_does_not_compile_leaves_the_rest_to_torch(vae, noise, mon
     assert vae.last_report.mode.startswith("plain torch")
 
 
+@pytest.mark.parametrize("error", [
+    PrebuiltError("the driver refuses conv_kernel: too new"), SetError("A.x.xz is damaged; install again"),
+], ids=["driver", "file"])  # fmt: skip
+def test_prebuilt_kernels_that_fail_in_a_run_leave_the_rest_to_others(vae, noise, monkeypatch, error):
+    """What has been made stays, and nothing is read or launched again that way."""
+    z, calls, original = noise(1, 16, 3, 2, 2), [], run_module.to_pixels
+    expected = load(vae.path, device="cpu").decode(z, chunk=1)
+
+    def failing(*arguments, **options):
+        calls.append(1)
+        if len(calls) == 2:
+            raise error
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(run_module, "to_pixels", failing)
+    out = vae.decode(z, chunk=1)
+    assert len(calls) == 2 and vae.last_report.complete
+    torch.testing.assert_close(out, expected, rtol=0, atol=1.5e-5)
+    assert str(error) in dict(vae.last_report.off)["triton_fusion"] and vae.fused() is None
+
+
 def test_other_errors_pass_and_switch_nothing_off(vae, noise, monkeypatch):
     for fail, kind in (
         (raised_by_triton(torch.OutOfMemoryError("out of memory")), None),
