@@ -1,7 +1,7 @@
-"""What files say of their colours, brought to sRGB or said in a line: ICC profiles, transfer, primaries, matrices.
+"""Read the colours that files declare, to convert them to sRGB or to warn: ICC profiles, transfer, primaries, matrices.
 
-Numbers are those of ITU-T H.273, which FFmpeg and PNG use. The curves of BT.709, BT.601 and sRGB count as one, as
-players take them, and so do their primaries.
+Numbers are those of ITU-T H.273, which FFmpeg and PNG use. The curves of BT.709, BT.601 and sRGB count as one, as in
+players, and so do their primaries.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 from PIL import Image, ImageCms
 
-#: Levels of 255 that a profile may move colours by and still be sRGB's own, rounded otherwise.
+#: Levels of 255 by which a profile may move colours and still count as sRGB with other rounding.
 SAME = 2
 UNSPECIFIED, LINEAR = 2, 8
 _HDR = frozenset({16, 18})  # PQ and HLG
@@ -21,7 +21,7 @@ _CURVES = frozenset({1, 2, 6, 7, 11, 12, 13, 14, 15})
 _TRANSFERS = {4: "gamma 2.2", 5: "gamma 2.8", 9: "logarithmic light", 10: "logarithmic light", 17: "SMPTE 428"}
 _SMALL = frozenset({1, 2, 5, 6, 7, 22})
 _PRIMARIES = {4: "BT.470 M", 8: "film", 9: "BT.2020", 10: "XYZ", 11: "DCI-P3", 12: "Display P3"}
-#: Matrices that FFmpeg's converter has, and its number of each: BT.601 has two.
+#: Matrices of FFmpeg's converter, by their numbers in H.273 -> in the converter: BT.601 has two.
 MATRICES = {1: 1, 4: 4, 5: 5, 6: 5, 7: 7, 9: 9}
 _OTHER_MATRICES = {
     0: "RGB in the places of YUV", 8: "YCgCo", 10: "BT.2020 with constant luminance", 11: "YDzDx",
@@ -31,9 +31,10 @@ _OTHER_MATRICES = {
 
 
 def unconverted(transfer: int, primaries: int) -> Iterator[str]:
-    """Yield a line for each thing that a source's colours are and that is not converted to sRGB.
+    """Yield a line for each property of a source's colours that is not converted to sRGB.
 
-    Args: transfer, primaries: by their numbers; linear light is taken as converted.
+    Args:
+        transfer, primaries: numbers of H.273; linear light counts as converted.
     """
     if transfer in _HDR:
         yield "is HDR, and its values are taken as they are: colours come out pale; tone-map it to BT.709 first"
@@ -47,13 +48,13 @@ def unconverted(transfer: int, primaries: int) -> Iterator[str]:
 
 
 def matrix_of(space: int) -> str:
-    """Return what a matrix that the converter does not have is called."""
+    """Return the name of a matrix that the converter does not have."""
     return _OTHER_MATRICES.get(space, f"an unknown matrix ({space})")
 
 
 @functools.cache
 def srgb_table(levels: int, exponent: float = 1.0) -> np.ndarray:
-    """Return sRGB's value for each of `levels` values whose light is value ** exponent, as their unsigned integers."""
+    """Return sRGB's value for each of `levels` values whose light is value ** exponent, as unsigned integers."""
     light = np.linspace(0, 1, levels) ** exponent
     curve = np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055)
     return np.round(curve * (levels - 1)).astype(np.min_scalar_type(levels - 1))
@@ -61,10 +62,14 @@ def srgb_table(levels: int, exponent: float = 1.0) -> np.ndarray:
 
 @functools.lru_cache(maxsize=8)
 def transform(profile: bytes | None, mode: str) -> ImageCms.ImageCmsTransform | None:
-    """Return what makes sRGB of pictures with an ICC profile; None where they are sRGB already.
+    """Return the transform of pictures with an ICC profile to sRGB; None if they are sRGB already.
 
-    Args: profile: the bytes of it; None: CIELAB's own. mode: Pillow's, of the pictures.
-    Raises ImageCms.PyCMSError and OSError where the profile cannot be read or is none of this mode.
+    Args:
+        profile: its bytes; None: CIELAB's profile.
+        mode: Pillow's mode of the pictures.
+
+    Raises:
+        ImageCms.PyCMSError, OSError: the profile cannot be read or does not fit this mode.
     """
     source = ImageCms.createProfile("LAB") if profile is None else ImageCms.ImageCmsProfile(io.BytesIO(profile))
     made = ImageCms.buildTransform(source, ImageCms.createProfile("sRGB"), mode, "RGB")

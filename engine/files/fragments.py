@@ -1,4 +1,4 @@
-"""MP4 in fragments: what is complete on disk stays playable whatever happens, and more can be appended later."""
+"""MP4 in fragments: complete fragments on disk stay playable whatever happens, and more can be appended later."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _MEDIA = (b"moof", b"mdat")
 
 
 class Scan(NamedTuple):
-    """Of a fragmented file: the bytes up to the end of its last complete fragment, its fragments and their samples, and
-    the header's bytes (b"": not even that is complete)."""
+    """State of a fragmented file: the bytes up to the end of its last complete fragment, its fragments and their
+    samples, and the header's bytes (b"": not even the header is complete)."""
 
     size: int
     fragments: int
@@ -22,7 +22,7 @@ class Scan(NamedTuple):
 
 
 def scan(path: Path) -> Scan:
-    """What of a file with one track is complete."""
+    """Find the complete part of a file with one track."""
     size = fragments = samples = waiting = 0
     header = b""
     with path.open("rb") as file:
@@ -59,7 +59,7 @@ def _box(file: BinaryIO) -> tuple[int, bytes]:
 
 
 def _samples(moof: bytes) -> int:
-    """Those that the boxes moof/traf/trun of one track count."""
+    """Return the sample count in the boxes moof/traf/trun of one track."""
     count, waiting = 0, [(8, len(moof))]
     while waiting:
         at, end = waiting.pop()
@@ -76,13 +76,14 @@ def _samples(moof: bytes) -> int:
 
 
 class Appended:
-    """A file that a muxer writes fragments to: behind those that are there already, or as a new one.
+    """A file to which a muxer appends fragments, after existing ones or as a new file.
 
-    What the muxer writes first, its header, has to be the one that is there.
+    The header, which the muxer writes first, must equal the existing one.
     """
 
     def __init__(self, path: Path, before: Scan | None) -> None:
-        """before: of the file, which goes on at the end of its last complete fragment; None: it is made anew."""
+        """Open the file. before: its scan, to go on at the end of its last complete fragment; None: start a new
+        file."""
         self._path, self._header, self._skips = path, b"" if before is None else before.header, before is not None
         #: Bytes up to the end of the last complete fragment, or of the header.
         self.complete = 0 if before is None else before.size
@@ -95,7 +96,7 @@ class Appended:
         self._kind = b""
 
     def write(self, data: bytes) -> int:
-        """Called by the muxer, with parts of boxes of any size."""
+        """Take parts of boxes of any size from the muxer."""
         total, data = len(data), bytes(data)
         while data:
             if not self._left:
@@ -126,9 +127,9 @@ class Appended:
         self._waiting.append(data)
 
     def _end(self) -> None:
-        """A box is complete."""
+        """Write a box when it is complete."""
         if self._kind in (b"moov", b"mdat") and self._waiting:
-            # At once: players refuse a file that ends within a fragment's beginning.
+            # Write a fragment in one go: players refuse a file that ends within a fragment's beginning.
             data = memoryview(b"".join(self._waiting))
             self._waiting.clear()
             left = data
@@ -137,7 +138,7 @@ class Appended:
             self.complete += len(data)
 
     def close(self) -> None:
-        """Nothing but complete fragments stays."""
+        """Close the file with complete fragments only."""
         try:
             self._file.truncate(self.complete)
         finally:

@@ -25,7 +25,7 @@ def write_latent(path: str | Path, latent: torch.Tensor, metadata: Mapping[str, 
     """Write a host-scaled latent [B, C, T, h, w], or pictures' [B, C, h, w], with optional text metadata (`fps`, ...)
     and the note of the VAE that made it, if the tensor has one.
 
-    The tensor is called `latent`; in a file ending in .latent it is `latent_tensor` beside the version marker, which is
+    The tensor is called `latent`; in a file ending in .latent it is `latent_tensor`, with a version marker, which is
     what ComfyUI's Load Latent reads.
     """
     check_dense(latent, "a latent")
@@ -42,19 +42,20 @@ class LatentFile:
     """Host-scaled latents [B, C, T, h, w] of a file, read when they are needed: file[clip, :, first:end].
 
     Reads our own key `latent` and ComfyUI's `latent_tensor` (as in ComfyUI, a file without the marker
-    `latent_format_version_0` is multiplied by 1/0.18215). SeedVR2's collapsed form [B, C*T, h, w] is unfolded,
-    [C, T, h, w] gets a batch axis; a shape that could be both is refused. Raises InputError for anything else, and for
-    NaN or infinite values where they are read.
+    `latent_format_version_0` is multiplied by 1/0.18215). SeedVR2's collapsed form [B, C*T, h, w] is unfolded, [C, T,
+    h, w] gets a batch axis; a shape that could be both is refused. Raises InputError for anything else, and for NaN or
+    infinite values when they are read.
     """
 
     def __init__(
         self, path: str | Path, channels: int = 16, item: int | None = None, still: bool = False
     ) -> None:
-        """item: the one clip of the file that is meant. still: four axes are pictures, [B, C, h, w]."""
+        """Read the header. item: the only clip of the file that is used. still: four axes are pictures, [B, C, h,
+        w]."""
         self.path = Path(path)
         with _opened(self.path) as file:
             self._stamp = stamp(self.path)
-            #: Of the VAE that made it, as `latent_note.note_of` has it; empty where the file does not say.
+            #: Note of the VAE that made it, as from `latent_note.note_of`; empty if the file has none.
             self.vae_note = latent_note.in_metadata(file.metadata() or {})
             names = set(file.keys())
             comfy = "latent" not in names
@@ -83,7 +84,7 @@ class LatentFile:
         self.shape = torch.Size(whole if item is None else [1, *whole[1:]])
 
     def __getitem__(self, place: tuple[int, slice, slice]) -> torch.Tensor:
-        """[C, n, h, w] in float32; the slice of channels is all of them."""
+        """Return [C, n, h, w] in float32; the slice of channels must be all of them."""
         clip, _, frames = place
         clip, (first, end, _) = self._first + clip, frames.indices(self.shape[2])
         with _opened(self.path) as file:
@@ -107,17 +108,17 @@ class LatentFile:
         return part
 
     def read(self) -> torch.Tensor:
-        """All of it, float32 [B, C, T, h, w], with the file's note of the VAE that made it."""
+        """Return everything as float32 [B, C, T, h, w], with the file's note of the VAE that made it."""
         return latent_note.marked(torch.stack([self[clip, :, :] for clip in range(self.shape[0])]), self.vae_note)
 
 
 def read_latent(path: str | Path, channels: int = 16, still: bool = False) -> torch.Tensor:
-    """All of a LatentFile."""
+    """Return all latents of a LatentFile."""
     return LatentFile(path, channels, still=still).read()
 
 
 def latent_metadata(path: str | Path) -> dict[str, str]:
-    """The text metadata of a latent file (header only), empty for most files made elsewhere."""
+    """Return the text metadata of a latent file (header only), empty for most files made elsewhere."""
     with _opened(Path(path)) as file:
         return dict(file.metadata() or {})
 
@@ -139,7 +140,7 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def check_file(path: Path) -> None:
-    """Raises InputError where there is no ordinary file."""
+    """Raise InputError if there is no ordinary file."""
     if not path.exists():
         raise InputError(f"{path}: no such file")
     if not path.is_file():
@@ -147,7 +148,7 @@ def check_file(path: Path) -> None:
 
 
 def _five_axes(path: str | Path, shape: list[int], channels: int, batched: bool) -> tuple[list[int], str]:
-    """[B, C, T, h, w], and how that lies in the file: "whole", "unbatched" or "collapsed"."""
+    """Return the shape as [B, C, T, h, w], and the form in the file: "whole", "unbatched" or "collapsed"."""
     if len(shape) == 5:
         return shape, "whole"
     if len(shape) == 4:
@@ -166,10 +167,10 @@ def _five_axes(path: str | Path, shape: list[int], channels: int, batched: bool)
 
 
 class LatentWriter:
-    """A latent file of one clip whose latents come one after the other.
+    """A latent file of one clip whose latents arrive one after the other.
 
-    `with LatentWriter(path) as w: w.write(latent)` as often as there are some, then `w.finish(notes)`. They wait on the
-    disk beside the file, in the order they come; the file has them channel by channel.
+    `with LatentWriter(path) as w: w.write(latent)` for each part, then `w.finish(notes)`. The latents wait on the disk,
+    in the folder of the file, in the order of arrival; the file has them channel by channel.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -185,7 +186,7 @@ class LatentWriter:
         self._waiting.close()
 
     def write(self, latent: torch.Tensor) -> None:
-        """[1, C, n, h, w]."""
+        """Add latents [1, C, n, h, w]."""
         _, channels, count, *size = latent.shape
         if not self._shape:
             self._shape = [1, channels, 0, *size]
@@ -200,7 +201,7 @@ class LatentWriter:
         return torch.Size(self._shape)
 
     def finish(self, metadata: Mapping[str, str] | None = None) -> None:
-        """Inside the `with`: the file takes its place."""
+        """Write the file in its place; call this inside the `with`."""
         _, channels, count, height, width = self._shape
         size = 4 * math.prod(self._shape)
         tensor = {"dtype": "F32", "shape": self._shape, "data_offsets": [0, size]}
@@ -222,6 +223,6 @@ class LatentWriter:
                     out.write(self._waiting.read(plane))
 
 
-#: Of safetensors' names for types those that latents may have, and torch's names of others that are met.
+#: safetensors' names of the types that latents may have, and torch's names of others that occur.
 _FLOATS = frozenset({"F16", "BF16", "F32", "F64", "F8_E4M3", "F8_E5M2"})
 _KINDS = {"I8": "int8", "U8": "uint8", "I16": "int16", "I32": "int32", "I64": "int64", "BOOL": "bool"}

@@ -34,18 +34,22 @@ DEFAULT_FPS = Fraction(24)  # for image folders and for latents that carry no ra
 
 class Clip:
     """A video file (or an open one), a folder of images in natural order, or one image: frames in RGB, upright, one
-    after the other and none of them kept.
+    after the other; none are kept.
 
-    fps: `DEFAULT_FPS` for images; where a video's time stamps say otherwise than the file does, theirs, once they are
-    read. count: of the frames, as the file announces it; None: it does not.
+    fps: `DEFAULT_FPS` for images. For a video whose time stamps contradict the file's rate, the rate of the time
+    stamps, once they are read. count: frames that the file announces; None: unknown.
     """
 
     def __init__(self, source: str | Path | BinaryIO, colours: int = 3) -> None:
-        """Open what there is to read.
+        """Open the source.
 
-        Args: source: its path, or an open file. colours: of a pixel: 3, or 4 for RGB and alpha, which is full where the
-        source has none. Raises InputError when there is nothing to be read; while frames are read, when a file is cut
-        off or images differ in size.
+        Args:
+            source: its path, or an open file.
+            colours: channels of a pixel: 3, or 4 for RGB and alpha, which is opaque if the source has none.
+
+        Raises:
+            InputError: there is nothing to read; later, while frames are read: a file is cut off or images differ in
+                size.
         """
         self._source = Path(source) if isinstance(source, (str, Path)) else source
         self.name = str(source) if isinstance(source, (str, Path)) else "the video"
@@ -56,7 +60,7 @@ class Clip:
                 self._images = _images_in(self._source)
             elif not self._source.exists():
                 raise InputError(f"{source}: no such file or folder")
-            elif not self._source.is_file():  # it is opened more than once
+            elif not self._source.is_file():  # a source is opened more than once
                 raise InputError(f"{source}: is a pipe or a device; write it to a file first")
             elif is_picture(self._source):
                 self._images = [self._source]
@@ -68,13 +72,13 @@ class Clip:
                 self.count = announced(stream, self.fps)
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        """[H, W, colours] each: uint8, or float32 in 0..1 where the source has more than 8 bits per channel."""
+        """Yield frames [H, W, colours]: uint8, or float32 in 0..1 if the source has more than 8 bits per channel."""
         for pixels in self.integers():
             own = pixels.dtype == np.uint8
             yield torch.from_numpy(np.require(pixels, requirements="W")) if own else _floats(pixels)
 
     def integers(self) -> Iterator[np.ndarray]:
-        """[H, W, colours] each, uint8 or uint16."""
+        """Yield frames [H, W, colours], uint8 or uint16."""
         return self._from_video() if self._images is None else self._from_images(self._images)
 
     def _from_images(self, files: list[Path]) -> Iterator[np.ndarray]:
@@ -111,7 +115,7 @@ class Clip:
                     for line in (decoded.trouble, to_rgb.trouble):
                         if line:
                             log.once(f"{self.name}: frame {read - 1} {line}")
-                    # An AVI has one rate and stores frames as they are decoded, which is not as they are shown.
+                    # An AVI has one rate and stores frames in decoding order, which is not the order of display.
                     if container.format.name != "avi" and pace.breaks(frame):
                         log.warn(f"{self.name}: its frame rate varies; every frame is taken as it comes, "
                                  f"{float(self.fps):g} a second: sound may run ahead of the picture or "
@@ -140,7 +144,7 @@ class Clip:
             log.warn(f"{self.name}: announces {short}; it may be cut off")
 
     def _believe(self, pace: Pace) -> None:
-        """Take the rate of the time stamps where the file's own is another."""
+        """Use the rate of the time stamps if it differs from the file's own."""
         found = pace.other_than(self.fps)
         if found is not None:
             log.once(f"{self.name}: says that it has {float(self.fps):g} frames a second, its time stamps that it has "
@@ -161,7 +165,7 @@ class Clip:
         if is_text(head):
             raise InputError(f"{self.name}: cannot be read as a video or an image: it is a text")
         try:
-            # Absolute: ffmpeg takes what is before a colon for a protocol.
+            # An absolute path: ffmpeg takes the part before a colon for a protocol.
             source = os.path.abspath(self._source) if isinstance(self._source, Path) else self._source
             with av.open(source) as container:
                 yield container, chosen(container, self.name)
@@ -170,16 +174,16 @@ class Clip:
 
 
 def read_video(path: str | Path, max_frames: int | None = None) -> tuple[torch.Tensor, Fraction]:
-    """All frames of a Clip, or the first `max_frames`: float32 [F, H, W, 3] in 0..1, and the frame rate.
+    """Return all frames of a Clip, or the first `max_frames`, as float32 [F, H, W, 3] in 0..1, and the frame rate.
 
-    The float result is the peak: the clip waits as the integers it was decoded to, which are released while the result
-    is filled.
+    The float result is the peak of memory: the clip waits as the integers it was decoded to, which are freed while the
+    result is filled.
     """
     if max_frames is not None and max_frames < 1:
         raise InputError(f"max_frames is {max_frames}; it must be at least 1")
     clip = Clip(path)
     waiting: list[np.ndarray | None] = list(islice(clip.integers(), max_frames))
-    # The pages of an empty tensor are taken as they are written, while the integer frames give theirs back.
+    # The pages of an empty tensor are allocated as they are written, while the integer frames free theirs.
     frames = torch.empty((len(waiting), *waiting[0].shape), dtype=torch.float32)
     for index, pixels in enumerate(waiting):
         _fill(frames[index], pixels)
@@ -188,12 +192,12 @@ def read_video(path: str | Path, max_frames: int | None = None) -> tuple[torch.T
 
 
 def iter_frames(path: str | Path) -> Iterator[torch.Tensor]:
-    """The frames of a Clip, one at a time: float32 [H, W, 3] in 0..1."""
+    """Yield the frames of a Clip, one at a time: float32 [H, W, 3] in 0..1."""
     return map(_floats, Clip(path).integers())
 
 
 def natural_key(name: str) -> list[tuple[int, int, str]]:
-    """Sort key under which frame2 comes before frame10."""
+    """Return a sort key under which frame2 comes before frame10."""
     parts = re.findall(r"[0-9]+|[^0-9]+", name.lower())
     return [(0, int(part), "") if part[0] in "0123456789" else (1, 0, part) for part in parts]
 
@@ -208,7 +212,7 @@ def _images_in(folder: Path) -> list[Path]:
 
 
 def _check_numbers(folder: Path, files: list[Path]) -> None:
-    """Says where the numbers of the names do not go on as elsewhere: a frame is missing, or there twice."""
+    """Log a line if the numbers in the names do not continue as elsewhere: a frame is missing, or there twice."""
     numbers = [int((re.findall(r"[0-9]+", f.stem) or ["0"])[-1]) for f in files]
     steps = [after - before for before, after in pairwise(numbers)]
     for place, step in enumerate(steps):

@@ -1,4 +1,4 @@
-"""MP4 written while others work, frame by frame: unfinished it is NAME.part.mp4, which plays and can be continued."""
+"""Write an MP4 frame by frame in a thread: unfinished it is NAME.part.mp4, which plays and can be continued."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Codec:
-    """An encoder by its name in ffmpeg; crf: its constant quality (0 best, `worst`), where none is asked for; threads:
-    frames that it works on at once, at most (0: as many as it likes)."""
+    """An encoder by its name in ffmpeg; crf: its default constant quality (0 best, `worst`); threads: most frames that
+    it encodes at once (0: no limit)."""
 
     encoder: str
     crf: int
@@ -45,37 +45,37 @@ class Codec:
 
 
 CODECS = {
-    # Left alone, PyAV has it share each frame among its threads: 54 ms a frame of 1280x720 on 16 processors.
+    # By default, PyAV makes its threads share each frame: 54 ms a frame of 1280x720 on 16 processors.
     "h264": Codec("libx264", 12, 51, {"preset": "medium"}, threads=16),
-    # Closed groups of pictures: one can follow where a run before has ended. The tag is the one that Apple reads.
+    # Closed groups of pictures, so that a resumed run can append one. The tag is the one that Apple reads.
     "h265": Codec("libx265", 14, 51, {"preset": "medium", "x265-params": "open-gop=0:log-level=error"}, "hvc1"),
     "av1": Codec("libsvtav1", 18, 63, {"preset": "8"}),
 }
-#: What is said of frames with a fourth channel.
+#: Warning for frames with a fourth channel.
 NO_ALPHA = "an MP4 holds no transparency, and alpha is dropped"
-#: Name -> (ffmpeg's name, whether it has 10 bits, whether colours have half the size).
+#: Name -> (ffmpeg's name, it has 10 bits, its chroma has half the size).
 PIXELS = {
     "yuv420p": ("yuv420p", False, True),
     "yuv444p": ("yuv444p", False, False),
     "yuv420p10": ("yuv420p10le", True, True),
     "yuv444p10": ("yuv444p10le", True, False),
 }
-#: Frames a second; clocks of MP4s end not far above.
+#: Most frames a second; an MP4's clock cannot count many more.
 FASTEST = 10_000
-#: Seconds between two frames that stand for themselves. As much, and what an encoder looks ahead, is lost at most when
-#: a process is killed: 76 to 108 frames of 24 a second.
+#: Seconds between two key frames. At most this, and the encoder's lookahead, is lost when a process is killed: 76 to
+#: 108 frames at 24 a second.
 GROUP = 2
-#: Frames that all are late by in a part file: none begins before 0, whatever order they are stored in.
+#: Frames by which a part file delays all frames, so that none has a time before 0 in any order of storage.
 LEAD = 32
 #: Pixels per side of x265's largest block.
 BLOCK = 64
-#: Frames of pieces that wait for the encoder.
+#: Pieces of frames that wait for the encoder.
 WAITING = 2
 
 
 @dataclass(frozen=True)
 class Format:
-    """How frames become an MP4. Raises InputError on what no encoder here makes."""
+    """Parameters of frames in an MP4. Raises InputError for those that no encoder here supports."""
 
     fps: Fraction
     codec: str = "h264"
@@ -106,17 +106,17 @@ class Format:
 
     @property
     def deep(self) -> bool:
-        """10 bits per channel: frames are best given as floats."""
+        """Return whether it has 10 bits per channel, for which frames are best given as floats."""
         return PIXELS[self.pixels][1]
 
 
 class Encoder:
-    """Frames to the packets of one video stream of a container."""
+    """Encodes frames to the packets of one video stream of a container."""
 
     def __init__(self, container: OutputContainer, form: Format, height: int, width: int, name: str) -> None:
         import av
 
-        os.environ.setdefault("SVT_LOG", "1")  # its encoder would tell of every setting
+        os.environ.setdefault("SVT_LOG", "1")  # the encoder would print every setting
         codec, (self._pixels, self._deep, halves) = CODECS[form.codec], PIXELS[form.pixels]
         self.size = height, width
         self._pad = (height % 2, width % 2) if halves else (0, 0)
@@ -126,7 +126,7 @@ class Encoder:
                      "keep the size")  # fmt: skip
         options = {**codec.options, "crf": str(codec.crf if form.crf is None else form.crf)}
         if codec.encoder == "libx265" and self._deep and min(height, width) < BLOCK:
-            # Its search writes behind the end of frames narrower than one of its largest blocks.
+            # Its search writes past the end of frames smaller than one of its largest blocks.
             options["x265-params"] += ":ctu=16"
         self._stream = stream = container.add_stream(codec.encoder, rate=form.fps, options=options)
         stream.height, stream.width = height + self._pad[0], width + self._pad[1]
@@ -142,7 +142,7 @@ class Encoder:
         self._reformatter = av.video.reformatter.VideoReformatter()
 
     def packets(self, frame: torch.Tensor, index: int) -> list[Packet]:
-        """Those that follow from frame `index`, [H, W, 3], floats in 0..1 or bytes."""
+        """Return the packets that follow from frame `index`, [H, W, 3], floats in 0..1 or bytes."""
         import av
 
         pixels = to_integers(frame, index, self._deep)[..., :3]
@@ -164,30 +164,30 @@ class Encoder:
         return self._stream.encode(picture)
 
     def rest(self) -> list[Packet]:
-        """Those of the frames that it still holds."""
+        """Return the packets of the frames that it still holds."""
         return self._stream.encode(None)
 
 
 class Mp4Writer:
-    """Frames to `path`, encoded in a thread of its own.
+    """Writes frames to `path`, encoded in a separate thread.
 
-    `with Mp4Writer(...) as w: w.write(frames)`, as often as there are some; then `w.finish()`. Until then they are in
-    `w.part`, in whole fragments, and stay there whatever happens, if there are any. Nobody else writes that meanwhile.
-    Raises InputError and OSError, if need be later.
+    `with Mp4Writer(...) as w: w.write(frames)` for each piece; then `w.finish()`. Until then complete fragments, if
+    any, are in `w.part` and stay there whatever happens. The part file is locked against other runs. Raises InputError
+    and OSError, possibly in a later call.
     """
 
     def __init__(
         self, path: str | Path, form: Format, identity: str = "", resume: bool = False, name: str = "",
         force: bool = True,
     ) -> None:  # fmt: skip
-        """identity: of what the frames are; resume: go on behind those that a run with the same one has left. name: for
-        messages, if not the path's. force: replace what is at `path` when all is written."""
+        """Open or resume the part file. identity: of the frames' content; resume: continue after the frames of a run
+        with the same identity. name: for messages, if not the path's. force: replace an existing `path` at the end."""
         self.path, self._form, self._identity = Path(path), form, identity
         self._name, self._force = name or self.path.name, force
         self.part = part_of(self.path)
         self.part.open("ab").close()
         self._before = None
-        #: Frames that are in complete fragments.
+        #: Number of frames in complete fragments.
         self.done = 0
         with ExitStack() as stack:
             stack.enter_context(held(self.part))
@@ -198,7 +198,7 @@ class Mp4Writer:
                     self._before, self.done = before, before.samples
             self._held = stack.pop_all()
         self._count = self.done
-        #: Whether a fourth channel of the frames was left out.
+        #: A fourth channel of the frames was left out.
         self.transparent = False
         self._queue: queue.Queue[torch.Tensor | None] = queue.Queue(WAITING)
         self._ended = False
@@ -228,8 +228,8 @@ class Mp4Writer:
             raise self._error
 
     def write(self, frames: torch.Tensor) -> None:
-        """[f, H, W, 3], floats in 0..1 or bytes; not to be changed afterwards. A fourth channel is left out, and a line
-        says so. Waits where the encoder is behind."""
+        """Queue frames [f, H, W, 3], floats in 0..1 or bytes, which must not be changed afterwards. A fourth channel is
+        left out, with a warning. Waits if the encoder is slower."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name=f"encodes {self._name}", daemon=True)
             self._thread.start()
@@ -239,8 +239,7 @@ class Mp4Writer:
         self._queue.put(frames)
 
     def finish(self, audio: str | Path | None = None, start: Fraction = Fraction(0)) -> None:
-        """Everything is written: `path` takes the place of the part file. audio: a file whose sound from second `start`
-        on goes with the frames."""
+        """Replace `path` by the finished part file. audio: a file whose sound from second `start` on is added."""
         with self._held:
             check_count(self.part, scan(self.part).samples, self._count)
             sweep(self.path)
@@ -250,7 +249,7 @@ class Mp4Writer:
             self.part.unlink()
 
     def discard(self) -> None:
-        """Nothing of it is kept."""
+        """Remove the part file."""
         with self._held:
             self.part.unlink(missing_ok=True)
 
@@ -276,7 +275,7 @@ class Mp4Writer:
             self.done = scan(self.part).samples
 
     def _given(self) -> Iterator[torch.Tensor]:
-        """What comes through the queue, up to its end."""
+        """Yield the frames of the queue, up to its end."""
         while not self._ended:
             frames = self._queue.get()
             self._ended = frames is None
@@ -314,9 +313,9 @@ class Mp4Writer:
 
 
 class _Sink:
-    """What PyAV writes to; without `seek`, so that it never goes back.
+    """The file object that PyAV writes to; it has no `seek`, so that PyAV never goes back.
 
-    error: the first one of `put`. PyAV raises it, or one of its own that does not say why.
+    error: the first error of `put`. PyAV raises it, or one of its own without the reason.
     """
 
     put: Callable[[bytes], int]
@@ -341,32 +340,32 @@ def _worded(error: BaseException, path: Path) -> BaseException:
 
 
 def part_of(path: Path) -> Path:
-    """Where an unfinished file or folder is."""
+    """Return the path of an unfinished file or folder."""
     return path.with_name(f"{path.stem}.part{path.suffix}")
 
 
 def check_identity(part: Path, same: bool) -> None:
-    """Raises InputError where an unfinished file is not the same one's."""
+    """Raise InputError if an unfinished file has another identity."""
     if not same:
         raise InputError(f"{part}: is of another clip or was made with other settings; give --force to begin anew")
 
 
 def check_count(part: Path, there: int, count: int) -> None:
-    """Raises InputError where an unfinished file holds another number of frames than it was given."""
+    """Raise InputError if an unfinished file holds another number of frames than were written to it."""
     if there != count:
         raise InputError(f"{part}: holds {there} frames, not {count}: another run has written to it; give --force to "
                          "begin anew")  # fmt: skip
 
 
 def check_free(path: Path, force: bool) -> None:
-    """Raises InputError where another run has put its result in place meanwhile (unless `force`)."""
+    """Raise InputError if another run has put its result in place meanwhile (unless `force`)."""
     if not force and path.exists():
         raise InputError(f"{path}: another run has made it meanwhile; give --resume --force to replace it by "
                          f"{part_of(path)}")  # fmt: skip
 
 
 def to_integers(frame: torch.Tensor, index: int, deep: bool = False) -> np.ndarray:
-    """[H, W, 3 or 4] in 0..1 or bytes -> uint8, or uint16 where `deep`. Raises InputError."""
+    """Convert a frame [H, W, 3 or 4], in 0..1 or bytes, to uint8, or uint16 if `deep`. Raises InputError."""
     check_dense(frame, f"frame {index}")
     if frame.ndim != 3 or frame.shape[-1] not in (3, 4):
         raise InputError(f"frame {index} has shape {tuple(frame.shape)}; [height, width, 3 or 4] is needed")
@@ -384,10 +383,10 @@ def to_integers(frame: torch.Tensor, index: int, deep: bool = False) -> np.ndarr
 def write_mp4(
     path: str | Path, frames: Frames, fps: Fraction | float, crf: int = 12, *, overwrite: bool = True
 ) -> None:
-    """Write frames as H.264 in an MP4. A file that is at `path` already is replaced, unless overwrite is false.
+    """Write frames as H.264 in an MP4. An existing file at `path` is replaced, unless overwrite is false.
 
-    yuv420p, BT.709. yuv420p needs even sizes: an odd width or height is padded by repeating the last column or row, and
-    that is said once.
+    The format is yuv420p, BT.709. yuv420p needs even sizes: an odd width or height is padded by repeating the last
+    column or row, with one warning.
 
     Args:
         path: the file; it is complete when it gets this name.

@@ -1,6 +1,6 @@
-"""From the part file of a finished clip to the MP4 that people get: in one piece, with sound.
+"""Turn the part file of a finished clip into the final MP4: in one piece, with sound.
 
-Paths go to ffmpeg as absolute ones: it takes what is before a colon for a protocol.
+ffmpeg gets absolute paths, because it takes the part before a colon for a protocol.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .streams import is_cover
 if TYPE_CHECKING:
     from av.container import InputContainer, OutputContainer
 
-#: Of sound those that an MP4 takes over as they are.
+#: Sound codecs that an MP4 takes over unchanged.
 SOUNDS = frozenset({"aac", "ac3", "alac", "eac3", "flac", "mp3", "opus"})
 
 
 def check_audio(path: str | Path) -> None:
-    """Raises InputError where a file has no sound to take over."""
+    """Raise InputError if a file has no sound to take over."""
     import av
 
     check_file(Path(path))
@@ -38,8 +38,8 @@ def check_audio(path: str | Path) -> None:
 
 
 def finish_file(part: Path, target: Path, audio: str | Path | None, start: Fraction, seconds: Fraction) -> None:
-    """Everything in one piece, from 0 on, the index in front. Raises OSError, and InputError where sound cannot be
-    read."""
+    """Write everything in one piece, with times from 0 on and the index first. Raises OSError, and InputError if the
+    sound cannot be read."""
     import av
 
     try:
@@ -73,9 +73,9 @@ def _joined(part: Path, target: Path, audio: str | Path | None, start: Fraction,
                 sound.close()
 
 
-#: Samples a second of what else has more or fewer than AAC knows.
+#: Samples a second for sound whose own rate AAC does not have.
 _USUAL_RATE = 48_000
-#: By the number of channels: a WAV need not say which they are.
+#: Layout by the number of channels: a WAV need not name its layout.
 _LAYOUTS = {1: "mono", 6: "5.1", 8: "7.1"}
 #: (second, number of the stream, packet).
 _Timed = tuple[Fraction, int, Any]
@@ -99,7 +99,8 @@ def _video(source: InputContainer, out: OutputContainer) -> Iterator[_Timed]:
 
 
 def _audio(source: InputContainer, out: OutputContainer, start: Fraction, seconds: Fraction) -> Iterator[_Timed]:
-    """The sound of [start, start + seconds) from the file's first picture on, as it is where an MP4 takes that."""
+    """Return the stream's sound of [start, start + seconds), counted from the file's first picture; it stays unchanged
+    if an MP4 can hold it."""
     import av
 
     given = source.streams.audio[0]
@@ -140,7 +141,7 @@ def _audio(source: InputContainer, out: OutputContainer, start: Fraction, second
 
 
 def _begin(source: InputContainer) -> Fraction:
-    """When a file's first picture is shown, or where it has none, when it begins: in a transport stream hardly at 0."""
+    """Return the time of a file's first picture, or of its beginning if it has none: in a transport stream rarely 0."""
     for stream in source.streams.video:
         if stream.start_time is not None and not is_cover(stream):
             return stream.start_time * stream.time_base

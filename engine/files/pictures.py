@@ -1,4 +1,4 @@
-"""Pictures on disk through Pillow: upright, in sRGB, with what they lose said in a line."""
+"""Read pictures from disk through Pillow: upright, in sRGB, with a log line for all that is lost."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from .. import log
 from ..errors import InputError
 from .colours import LINEAR, srgb_table, transform, unconverted
 
-#: By their names, in folders too.
+#: Suffixes of pictures, in folders too.
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".tif", ".tiff"})
-#: By their content, whatever they are called. Rows of JPEGs (.mjpeg) begin like one.
+#: Formats recognised by content, whatever the name. Sequences of JPEGs (.mjpeg) begin like one JPEG.
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "ICO", "CUR", "ICNS", "JPEG2000")
 _ROWS = frozenset({".mjpeg", ".mjpg", ".mjpe"})
-#: Pixels of a picture: what is read of it takes three to four bytes each, its floats twelve and more.
+#: Most pixels of a picture: each takes three to four bytes when read, and twelve or more as floats.
 LARGEST = 1 << 30
-#: Pillow's own limit is one of the process.
+#: Pillow's own limit is global to the process.
 _LIMIT = threading.Lock()
-#: What a PNG may say of its primaries: white, red, green, blue.
+#: sRGB's primaries as a PNG gives them: white, red, green, blue.
 _SRGB = (0.3127, 0.329, 0.64, 0.33, 0.3, 0.6, 0.15, 0.06)
 
 
 def is_picture(path: Path) -> bool:
-    """Tell whether a file is one that `read_picture` reads, by its name or its content."""
+    """Return whether `read_picture` reads a file, by its name or its content."""
     if path.suffix.lower() in SUFFIXES:
         return True
     if path.suffix.lower() in _ROWS:
@@ -40,10 +40,13 @@ def is_picture(path: Path) -> bool:
 
 
 def read_picture(path: Path, colours: int = 3) -> np.ndarray:
-    """Return one picture as uint8 or uint16 [H, W, colours], turned upright as its EXIF tag says, in sRGB.
+    """Return one picture as uint8 or uint16 [H, W, colours], rotated upright by its EXIF tag, in sRGB.
 
-    Args: colours: 3, or 4 for one with its alpha, which is full where the file has none.
-    Raises InputError.
+    Args:
+        colours: 3, or 4 for RGB with alpha, which is opaque if the file has none.
+
+    Raises:
+        InputError: the file cannot be read as a picture.
     """
     try:
         with _unlimited(), Image.open(path) as opened:
@@ -51,7 +54,7 @@ def read_picture(path: Path, colours: int = 3) -> np.ndarray:
             _say_more(path, opened)
             opened.load()
             image = ImageOps.exif_transpose(opened)
-            # Of the file as it was opened: what is turned or loaded has lost some of it.
+            # Taken from the opened file: rotating or loading loses some of these facts.
             facts = {**opened.info, **image.info, "cicp": _cicp(path) if opened.format == "PNG" else None}
             return _pixels(path, image, facts, colours)
     except (OSError, SyntaxError, ValueError, MemoryError, struct.error, Image.DecompressionBombError) as error:
@@ -64,7 +67,7 @@ def read_picture(path: Path, colours: int = 3) -> np.ndarray:
 
 @contextmanager
 def _unlimited() -> Iterator[None]:
-    """Lift Pillow's limit, which upscalers exceed and whose words name no cure: `_check_size` has our own."""
+    """Lift Pillow's limit, which upscalers exceed and whose message names no cure; `_check_size` applies our own."""
     with _LIMIT:
         before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
         try:
@@ -80,14 +83,14 @@ def _check_size(path: Path, width: int, height: int) -> None:
 
 
 def _say_more(path: Path, image: Image.Image) -> None:
-    """Say what the file holds besides the picture that is read."""
+    """Log the contents of the file besides the picture that is read."""
     sizes = image.info.get("sizes", ())
     if len(sizes) > 1:
         log.once(f"{path}: holds {len(sizes)} sizes of a picture; the largest is read ({image.width}x{image.height})")
-    elif image.format != "MPO" and getattr(image, "n_frames", 1) > 1:  # cameras keep a preview in those
+    elif image.format != "MPO" and getattr(image, "n_frames", 1) > 1:  # cameras keep a preview in MPO files
         log.once(f"{path}: holds {image.n_frames} pictures, and only the first is read; save each as an image "
                  "of its own, in one folder")  # fmt: skip
-    # Pillow has no type for them.
+    # Pillow has no type for 16-bit RGB.
     if image.mode in ("RGB", "RGBA") and any(";16" in str(tile[3]) for tile in image.tile or ()):
         log.once(f"{path}: 8 of its 16 bits per channel are read; a lossless video (FFV1) keeps them all")
 
@@ -121,9 +124,9 @@ def _pixels(path: Path, image: Image.Image, facts: dict, colours: int) -> np.nda
 
 
 def _convert(path: Path, image: Image.Image, facts: dict, said_only: bool = False) -> Image.Image:
-    """Return a picture of mode L, RGB, CMYK or LAB as RGB in sRGB; said_only: say what it would need."""
+    """Return a picture of mode L, RGB, CMYK or LAB as RGB in sRGB; said_only: only log the conversion it would need."""
     told = facts["cicp"]
-    if told is not None:  # it goes before all else that a PNG says
+    if told is not None:  # it takes precedence over a PNG's other colour data
         for line in unconverted(told[1], told[0]):
             log.once(f"{path}: {line}")
         return _by_table(path, image, srgb_table(256), said_only) if told[1] == LINEAR else image.convert("RGB")
@@ -172,7 +175,7 @@ def _cicp(path: Path) -> tuple[int, int] | None:
 
 
 def _says_adobe(image: Image.Image) -> bool:
-    with suppress(Exception):  # what cannot be read says nothing
+    with suppress(Exception):  # unreadable EXIF counts as none
         exif = image.getexif()
         return exif.get_ifd(0x8769).get(0xA001) == 2 or str(exif.get_ifd(0xA005).get(1, "")).startswith("R03")
     return False

@@ -1,4 +1,4 @@
-"""Folders of PNG frames, written while others work: unfinished NAME is NAME.part, which can be continued."""
+"""Write folders of PNG frames in threads: an unfinished NAME is NAME.part, which can be continued."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .media import Frames
 from .mp4 import check_count, check_free, check_identity, part_of, to_integers
 from .writing import FRAME_NAME, IDENTITY, held, refuse_foreign_files, replacing, unwritable
 
-#: Frames that are compressed side by side; as many wait.
+#: Frames that are compressed at the same time; as many wait.
 THREADS = 4
 
 
 class PngWriter:
-    """Frames as frame_000000.png, ... to the folder `path`; as Mp4Writer, with `part` a folder. first: number of the
-    first one."""
+    """Writes frames as frame_000000.png, ... to the folder `path`, like Mp4Writer, with a folder as `part`. first:
+    number of the first frame."""
 
     def __init__(
         self, path: str | Path, first: int = 0, identity: str = "", resume: bool = False, force: bool = True
@@ -69,7 +69,7 @@ class PngWriter:
                     self.discard()
 
     def write(self, frames: torch.Tensor) -> None:
-        """[f, H, W, 3], floats in 0..1 or bytes."""
+        """Queue frames [f, H, W, 3], floats in 0..1 or bytes."""
         for frame in frames:
             pixels = to_integers(frame, self._first + self._given)
             self._settle(2 * THREADS)
@@ -77,19 +77,19 @@ class PngWriter:
             self._given += 1
 
     def finish(self) -> None:
-        """Everything is written: the folder takes its name."""
+        """Rename the finished folder to `path`."""
         with self._held:
             check_count(self.part, sum(1 for _ in self.part.glob("frame_*.png")), self._given)
             check_free(self.path, self._force)
             if self.path.is_dir():
                 with replacing(self.path) as temporary:
                     os.replace(self.part, temporary)
-            else:  # in one step: whatever happens, one of the two names is there
+            else:  # in one step, so that one of the two names exists at any time
                 os.replace(self.part, self.path)
             (self.path / IDENTITY).unlink()
 
     def discard(self) -> None:
-        """Nothing of it is kept."""
+        """Remove the part folder."""
         with self._held:
             shutil.rmtree(self.part, ignore_errors=True)
 
@@ -98,7 +98,7 @@ class PngWriter:
             self._waiting.popleft().result()
 
     def _there(self) -> int:
-        """Frames of the part folder, up to the first that lacks."""
+        """Count the frames of the part folder, up to the first missing one."""
         count = 0
         while (self.part / FRAME_NAME.format(self._first + count)).exists():
             count += 1

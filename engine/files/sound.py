@@ -1,4 +1,4 @@
-"""The sound of video files, through PyAV."""
+"""Read the sound of video files through PyAV."""
 
 from __future__ import annotations
 
@@ -12,8 +12,14 @@ from torch import Tensor
 def read_sound(source: str | Path | BinaryIO, begins: float = 0.0, lasts: float = 0.0) -> tuple[Tensor, int] | None:
     """Return the first sound of a file (or of an open one): samples [channels, n] in -1..1 and their rate per second.
 
-    begins, lasts: seconds of the part that is wanted; lasts 0: to the end. None where the file has no sound, or none in
-    that part. Raises what PyAV raises where the file is no media file.
+    Args:
+        begins, lasts: seconds of the wanted part; lasts 0: to the end.
+
+    Returns:
+        None if the file has no sound, or none in that part.
+
+    Raises:
+        av.FFmpegError: the file is no media file.
     """
     import av
 
@@ -28,7 +34,7 @@ def read_sound(source: str | Path | BinaryIO, begins: float = 0.0, lasts: float 
         first, end = round(begins * rate), round((begins + lasts) * rate) if lasts else None
         at = None
         for frame in file.decode(stream):
-            if at is None:  # of the file's clock, whose sound may begin later than its pictures
+            if at is None:  # in the file's clock; sound may begin later than the pictures
                 at = round(float(frame.time or 0.0) * rate)
                 if at > first:
                     parts.append(torch.zeros(stream.channels, min(at, at if end is None else end) - first))

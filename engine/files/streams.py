@@ -1,4 +1,4 @@
-"""What a container says of its video, and how its frames come: which stream, at what pace, whole or damaged."""
+"""Read a container's facts about its video, and its frames: the stream to read, its pace, damaged frames."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ if TYPE_CHECKING:
     from av.container import InputContainer
     from av.video.stream import VideoStream
 
-#: Bytes by which a text is known, and frames by whose time stamps a rate is.
+#: Bytes that identify a text, and frames whose time stamps determine a rate.
 HEAD, ENOUGH = 4096, 25
-#: Pictures and videos that begin with words, or are written in them.
+#: First bytes of pictures and videos that begin with words, or consist of text.
 _HEADS = (b"YUV4MPEG2", b"P1", b"P2", b"P3", b"P4", b"P5", b"P6", b"P7", b"PF", b"Pf", b"PH", b"Ph", b"#?R", b"SIMPLE",
           b"/* XPM", b"#define ")  # fmt: skip
-#: FFmpeg draws texts as films of a terminal.
+#: Formats as which FFmpeg renders texts, as films of a terminal.
 _TEXTS = frozenset({"tty", "bin", "xbin", "adf", "idf"})
-#: Its number for streams that are a part of a picture only (PyAV 14 has no name for it).
+#: FFmpeg's flag for streams that are only a part of a picture (PyAV 14 has no name for it).
 _DEPENDENT = 0x80000
 _STILL_BRANDS = frozenset({"heic", "heix", "mif1", "avif"})
 
 
 def is_text(head: bytes) -> bool:
-    """Tell whether a file that begins so is a text: also playlists, whose addresses nobody here is to open."""
+    """Return whether a file with this beginning is a text; this includes playlists, whose addresses must not be opened
+    here."""
     if not head or head.startswith(_HEADS) or any(byte < 32 and byte not in b"\t\n\f\r\x1b" for byte in head):
         return False
     try:
@@ -41,7 +42,7 @@ def is_text(head: bytes) -> bool:
 
 
 def chosen(container: InputContainer, name: str) -> VideoStream:
-    """Return the stream that is read. Raises InputError, with the source's `name`, where none can be."""
+    """Return the stream to read. Raises InputError, with the source's `name`, if none can be read."""
     if container.format.name in _TEXTS:
         raise InputError(f"{name}: cannot be read as a video or an image: it is a text")
     streams = [s for s in container.streams.video if not is_cover(s)]
@@ -57,17 +58,17 @@ def chosen(container: InputContainer, name: str) -> VideoStream:
 
 
 def is_cover(stream: VideoStream) -> bool:
-    """Tell whether a stream is the cover of a sound file, which is a video stream of one picture."""
+    """Return whether a stream is the cover of a sound file, which is a video stream of one picture."""
     from av.stream import Disposition
 
     return bool(stream.disposition & Disposition.attached_pic)
 
 
 def announced(stream: VideoStream, fps: Fraction) -> int | None:
-    """Return how many frames a file says it has.
+    """Return the number of frames that a file announces.
 
-    One that was trimmed without encoding it anew (phones do so) holds more than it shows, and its duration is of those
-    it shows.
+    A file that was trimmed without re-encoding (phones do so) holds more frames than it shows, and its duration counts
+    the frames it shows.
     """
     if not stream.frames or stream.duration is None:
         return stream.frames or None
@@ -76,10 +77,10 @@ def announced(stream: VideoStream, fps: Fraction) -> int | None:
 
 
 class Decoded:
-    """The frames of a stream. What cannot be decoded is left out, as players do.
+    """The frames of a stream. Pieces that cannot be decoded are left out, as in players.
 
-    trouble: what is wrong with the frame that came last, in words. lost: pieces of the file that gave an error. Raises
-    av.error.InvalidDataError where the last piece is cut short: that frame would have a gray half.
+    trouble: the problem of the latest frame, in words. lost: pieces of the file that gave an error. Raises
+    av.error.InvalidDataError if the last piece is cut short: that frame would be half gray.
     """
 
     def __init__(self, container: InputContainer, stream: VideoStream) -> None:
@@ -92,7 +93,7 @@ class Decoded:
 
         sums, damaged = Checksums() if self._stream.codec_context.name == "ffv1" else None, set()
         for packet, last in self._packets():
-            # Inside a file this is a seam, where recordings were joined, and what is decoded tells whether it is whole.
+            # Inside a file this is a seam of joined recordings, and the decoded frames show whether they are complete.
             if packet.is_corrupt and last:
                 raise av.error.InvalidDataError(errno.EIO, "the file is cut off or damaged")
             if sums is not None and sums.differ(packet):
@@ -110,7 +111,7 @@ class Decoded:
                 yield frame
 
     def _packets(self) -> Iterator[tuple[Packet, bool]]:
-        """Yield each with whether it is the last one with data."""
+        """Yield each packet, with whether it is the last one with data."""
         before = None
         for packet in self._container.demux(self._stream):
             if before is not None:
@@ -121,7 +122,7 @@ class Decoded:
 
 
 class Pace:
-    """Whether frames follow each other at one rate, and at which; clocks of milliseconds round."""
+    """Measures the rate at which frames follow each other, and whether it is constant; clocks of milliseconds round."""
 
     def __init__(self) -> None:
         self._first: Fraction | None = None
@@ -131,7 +132,7 @@ class Pace:
         self._steps = 0
 
     def breaks(self, frame: VideoFrame) -> bool:
-        """Tell whether it does not come when the ones before made expect it; true for one frame of a clip at most."""
+        """Return whether a frame comes at an unexpected time; true for at most one frame of a clip."""
         if frame.pts is None:
             return False
         now, before, broken = frame.pts * frame.time_base, self._last, self._broken
@@ -147,16 +148,16 @@ class Pace:
         return self._broken
 
     def other_than(self, fps: Fraction) -> Fraction | None:
-        """Return frames a second by the time stamps, where they are even and contradict `fps` by more than 2 %."""
+        """Return the frames a second by the time stamps, if they are even and contradict `fps` by more than 2 %."""
         if self._broken or self._steps < 4 or self._last <= self._first:
             return None
         found = self._steps / (self._last - self._first)
         return None if abs(found / fps - 1) <= 0.02 else _usual(found)
 
     def short_of(self, stream: VideoStream, fps: Fraction) -> str | None:
-        """Return what is lacking behind the last frame, in words.
+        """Return the gap after the last frame, in words, or None.
 
-        A Matroska file that is cut off ends like a whole one, but its head says how long it was.
+        A Matroska file that is cut off ends like a complete one, but its header says how long it was.
         """
         said = re.fullmatch(r"(\d+):(\d+):(\d+(?:\.\d+)?)", stream.metadata.get("DURATION", ""))
         if said is None or self._last is None:
@@ -176,11 +177,11 @@ def _usual(rate: Fraction) -> Fraction:
 def surprises(
     container: InputContainer, stream: VideoStream, frame: VideoFrame, colours: int = 3
 ) -> Iterator[str]:
-    """Yield what pixels taken as they are do not show, or show otherwise than a player."""
+    """Yield the differences between these pixels and the picture in a player."""
     streams = sum(not is_cover(s) for s in container.streams.video)
     if streams > 1:
         yield f"holds {streams} video streams; the first is read"
-    # FFmpeg's own decoder of VP9 leaves alpha out; a GIF's frames always have a place for it.
+    # FFmpeg's own decoder of VP9 leaves alpha out; a GIF's frames always have an alpha channel.
     alpha = any(c.is_alpha for c in frame.format.components) and stream.codec_context.name != "gif"
     if (alpha and colours < 4) or stream.metadata.get("alpha_mode") == "1":
         yield "transparency is dropped, the colours below it are used"

@@ -1,4 +1,4 @@
-"""Decoded frames as RGB: upright, of one size and depth, with the matrix and the transfer that they say."""
+"""Convert decoded frames to RGB: upright, of one size and depth, by the matrix and the transfer that they declare."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # 44.1 dB with these and 40.7 dB with the default. Plain numbers, because PyAV 14 has no names for the last three.
 SWS_FLAGS = 0x4 | 0x2000 | 0x4000 | 0x40000
 BT709, BT601, LIMITED, FULL = 1, 5, 1, 2  # ffmpeg's AVColorSpace and AVColorRange values
-#: By whether there are more than 8 bits, and channels.
+#: Pixel format by (more than 8 bits, channels).
 _FORMATS = {(False, 3): "rgb24", (True, 3): "rgb48le", (False, 4): "rgba", (True, 4): "rgba64le"}
 
 
@@ -27,26 +27,27 @@ class UnreadColours(Exception):
 
 
 class ToRgb:
-    """Frames of one stream to RGB [H, W, colours]: uint8, or uint16 where the first has more than 8 bits per channel.
+    """Converts frames of one stream to RGB [H, W, colours]: uint8, or uint16 if the first frame has more than 8 bits
+    per channel.
 
-    trouble: what was done to the frame that came last besides, in words.
+    trouble: a remark on the latest frame, in words.
     """
 
     def __init__(self, first: VideoFrame, stream: VideoStream, colours: int) -> None:
-        """Settle on what the first frame of a stream is: size, depth, direction, linear light."""
+        """Take size, depth, orientation and linear light from the first frame of a stream."""
         from av.video.reformatter import VideoReformatter
 
         self._reformatter = VideoReformatter()  # one for all frames: it keeps its tables
         self._size = first.width, first.height
         self._colours = colours
         self._deep = any(component.bits > 8 for component in first.format.components)
-        # Once: a frame whose side data were looked at refers to itself, and waits for the collector.
+        # Read only once: a frame whose side data were read refers to itself, and waits for the garbage collector.
         side = _side_data(first)
         self._mirrored = _mirrored(side)
         self._profiled = not _is_srgb(side)
         transfer = stream.codec_context.color_trc
         floats = "f32" in first.format.name or "f16" in first.format.name
-        # Files of floats that say nothing (.hdr, .pfm) hold light.
+        # Files of floats that declare no transfer (.hdr, .pfm) hold linear light.
         self._linear = transfer == LINEAR or (floats and transfer == UNSPECIFIED)
         self._floats, self._mistagged = floats, False
         self.trouble: str | None = None
@@ -88,7 +89,7 @@ class ToRgb:
         return np.ascontiguousarray(np.rot90(pixels, round(frame.rotation / 90) % 4))
 
     def _matrix(self, frame: VideoFrame) -> int | None:
-        """Return the matrix of a frame's YUV, which players guess by the size where none is said."""
+        """Return the matrix of a frame's YUV; players guess it by the size if none is declared."""
         space, components = frame.colorspace, frame.format.components
         guess = BT709 if frame.height >= 720 else BT601
         if frame.format.is_rgb or len(components) < 3:
@@ -106,13 +107,13 @@ class ToRgb:
 
 
 def _side_data(frame: VideoFrame) -> dict[str, bytes]:
-    """Return what a frame carries besides pixels, by PyAV's names. It has none for what newer FFmpegs know."""
+    """Return a frame's data besides pixels, by PyAV's names. PyAV has no names for the data of newer FFmpegs."""
     from av.sidedata.sidedata import Type
 
     if "_missing_" not in vars(Type):
 
         def unnamed(cls: type, value: object) -> object:
-            """A member without a name of its own: PyAV makes one of each entry, and would raise ValueError here."""
+            """Return a nameless member: PyAV looks up a member for each entry, and would raise ValueError here."""
             member = object.__new__(cls)
             member._name_, member._value_ = f"UNNAMED_{value}", value
             return member
@@ -125,7 +126,7 @@ def _side_data(frame: VideoFrame) -> dict[str, bytes]:
 
 
 def _mirrored(side: dict[str, bytes]) -> bool:
-    """Tell whether it is to be turned over top to bottom, before it is rotated."""
+    """Return whether the frame must be flipped top to bottom before it is rotated."""
     if "DISPLAYMATRIX" not in side:
         return False
     a, b, _, c, d = map(float, np.frombuffer(side["DISPLAYMATRIX"], np.int32)[:5])
@@ -133,7 +134,7 @@ def _mirrored(side: dict[str, bytes]) -> bool:
 
 
 def _is_srgb(side: dict[str, bytes]) -> bool:
-    """Tell whether no profile says otherwise."""
+    """Return whether there is no profile or sRGB's."""
     if "ICC_PROFILE" not in side:
         return True
     with suppress(ImageCms.PyCMSError, ImportError, OSError, ValueError, TypeError):
@@ -142,7 +143,7 @@ def _is_srgb(side: dict[str, bytes]) -> bool:
 
 
 def _bright(frame: VideoFrame) -> bool:
-    """Tell whether a frame of floats has values above 1."""
+    """Return whether a frame of floats has values above 1."""
     if "f32" not in frame.format.name:
         return False
     order = ">" if frame.format.name.endswith("be") else "<"

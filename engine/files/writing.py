@@ -1,4 +1,5 @@
-"""Output files: refused early, written beside their place, renamed when complete."""
+"""Write output files: targets are checked early, written to a temporary name in the same folder, renamed when
+complete."""
 
 from __future__ import annotations
 
@@ -19,22 +20,22 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FRAME_NAME = "frame_{:06d}.png"
-#: Beside the frames of an unfinished folder, of what they are.
+#: File in an unfinished folder of frames with their identity.
 IDENTITY = ".zerowaste"
-#: Length of names where the file system does not say.
+#: Longest name if the file system does not give a limit.
 NAME_MAX = 255
 
 
 def unwritable(error: OSError, path: Path) -> OSError:
-    """The same, with the name of the file."""
+    """Return the error with the name of the file."""
     said = error.strerror or str(error)
-    if not said.startswith("cannot be written"):  # of a file within
+    if not said.startswith("cannot be written"):  # else it comes from a file inside
         said = f"cannot be written ({said})"
     return OSError(error.errno, said, str(path))
 
 
 def stamp(path: Path) -> tuple[int, int, int] | None:
-    """Which file has this name, another one when it has been written; None where none has."""
+    """Return the identity of the file with this name, which changes when it is written; None if there is none."""
     try:
         found = path.stat()
     except OSError:
@@ -42,13 +43,13 @@ def stamp(path: Path) -> tuple[int, int, int] | None:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-#: Of a target's name in that of what will replace it.
+#: Characters of a target's name in that of its temporary file.
 _BEGINNING = 20
 
 
 def sweep(target: Path) -> None:
-    """Remove what processes have left that were killed while they replaced `target`, which nobody else may be doing
-    now. Of a long name only its beginning is known, and so not whose it is."""
+    """Remove the temporary files of processes that were killed while they replaced `target`; call it only if no other
+    process can be replacing it now. A long name is kept only in part, so its owner is unknown, and its files stay."""
     if len(target.name) > _BEGINNING:
         return
     own = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{16}}\.part")
@@ -60,8 +61,8 @@ def sweep(target: Path) -> None:
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """A temporary path beside `target`, which takes the target's place on success and is removed on any failure."""
-    # Threads, and containers that share a folder, may write the same file. No name but the target's may be too long.
+    """Provide a temporary path next to `target`; it replaces the target on success and is removed on any failure."""
+    # Threads, and containers that share a folder, may write the same file. The temporary name must not be too long.
     own = f".{target.name[:_BEGINNING]}.{secrets.token_hex(8)}"
     temporary = target.with_name(f"{own}.part")
     try:
@@ -83,14 +84,14 @@ def replacing(target: Path) -> Iterator[Path]:
         if temporary.is_dir():
             shutil.rmtree(temporary, ignore_errors=True)
         else:
-            with suppress(OSError):  # it would hide what has happened
+            with suppress(OSError):  # an error here would hide the first one
                 temporary.unlink(missing_ok=True)
 
 
 @contextmanager
 def held(part: Path) -> Iterator[None]:
-    """Keeps other runs from an unfinished file or folder, until the end or that of the process. Where nothing can be
-    locked (Windows, some file systems) it keeps nobody. Raises InputError where another run has it."""
+    """Lock an unfinished file or folder against other runs, until the end or that of the process. If nothing can be
+    locked (Windows, some file systems), this has no effect. Raises InputError if another run has the lock."""
     try:
         import fcntl
     except ImportError:
@@ -100,7 +101,7 @@ def held(part: Path) -> Iterator[None]:
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            free = os.path.samestat(os.fstat(lock), part.stat())  # not finished since it was opened
+            free = os.path.samestat(os.fstat(lock), part.stat())  # not renamed since it was opened
         except (BlockingIOError, FileNotFoundError):
             free = False
         except OSError:
@@ -115,8 +116,11 @@ def held(part: Path) -> Iterator[None]:
 def check_target(
     path: str | Path, force: bool = False, folder: bool = False, inputs: Iterable[Path | None] = ()
 ) -> Path:
-    """Refuse, before any work is done, an output that exists (unless `force`), is one of `inputs` or cannot be made.
-    Raises InputError."""
+    """Refuse an unusable output before any work is done.
+
+    Raises:
+        InputError: it exists (unless `force`), is one of `inputs`, or cannot be made.
+    """
     path = Path(path)
     if path.name in ("", ".."):
         raise InputError(f"{path}: is no name; give the output one")
@@ -138,17 +142,17 @@ def check_target(
 
 
 def check_name(path: Path) -> None:
-    """Raises InputError where a name is longer than its file system takes."""
+    """Raise InputError if a name is longer than its file system allows."""
     try:
         size, most = len(os.fsencode(path.name)), os.pathconf(path.parent, "PC_NAME_MAX")
-    except (AttributeError, OSError):  # Windows, and what does not say
+    except (AttributeError, OSError):  # Windows, and file systems without a stated limit
         size, most = len(path.name), NAME_MAX
     if size > most:
         raise InputError(f"{path}: the name is too long ({size}, the file system takes {most}); choose a shorter one")
 
 
 def refuse_foreign_files(folder: Path) -> None:
-    """Raises InputError where a folder holds anything but what this package writes to one."""
+    """Raise InputError if a folder holds other files than those this package writes there."""
     own = rf"\.?frame_\d+\.png|{re.escape(IDENTITY)}"
     foreign = [f.name for f in folder.iterdir() if not re.fullmatch(own, f.name)]
     if foreign:
@@ -162,21 +166,21 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """Write `value` as JSON that every reader takes (no NaN, no infinity), replacing `path`."""
+    """Write `value` as JSON that every reader accepts (no NaN, no infinity), replacing `path`."""
     write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
 def write_tensors(
     path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write a safetensors file, replacing `path`. Raises OSError when the disk is full or the place not writable."""
+    """Write a safetensors file, replacing `path`. Raises OSError if the disk is full or the place not writable."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with replacing(Path(path)) as temporary:
         temporary.touch()
-        mode = temporary.stat().st_mode  # as the user's umask wants it; safetensors 0.8 makes files for the owner only
+        mode = temporary.stat().st_mode  # by the user's umask; safetensors 0.8 makes files for the owner only
         try:
             save_file(plain, temporary, metadata=dict(metadata or {}))
             temporary.chmod(mode)

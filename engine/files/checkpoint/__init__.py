@@ -1,4 +1,4 @@
-"""Weight files: read, name, reshape, convert."""
+"""Weight files: reading, names, shapes, conversion."""
 
 from .convert import convert_checkpoint, save_checkpoint
 from .reader import read_checkpoint

@@ -1,4 +1,4 @@
-"""Convert and save VAEs: safetensors <-> GGUF, plain or block-quantised, each result read back before it counts."""
+"""Convert and save VAEs: safetensors <-> GGUF, plain or block-quantised; each result is read back and compared."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .reading import ProgressCallback, failure, one_line
 from .shapes import ORIG_SHAPE, restore_shapes
 from .types import Checkpoint
 
-# GGUF file-type codes; informative only, readers go by each tensor's own type.
+# GGUF file-type codes; informative only, readers use each tensor's own type.
 _FILE_TYPES = {
     "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q2_k": 10, "q3_k": 12, "q4_k": 15,
     "q5_k": 17, "q6_k": 18, "bf16": 32,
@@ -32,7 +32,7 @@ _GENERATED = ("general.architecture", "general.quantization_version", "general.f
 
 @dataclass
 class Conversion:
-    """What was written. `errors`: relative RMS error of each tensor that is not stored bit for bit."""
+    """Result of a conversion. `errors`: relative RMS error of each tensor that is not stored bit for bit."""
 
     path: Path
     type: str
@@ -41,7 +41,7 @@ class Conversion:
     errors: dict[str, float] = field(default_factory=dict)
 
     def summary(self) -> list[str]:
-        """Lines for people: counts per type, size, and the error of the read-back file."""
+        """Return lines for people: counts per type, size, and the error of the read-back file."""
         counts = {t: list(self.types.values()).count(t) for t in dict.fromkeys(self.types.values())}
         lines = [
             f"{self.path}: {self.bytes_written / 2**20:.1f} MiB, "
@@ -66,10 +66,16 @@ def convert_checkpoint(
     force: bool = False,
     progress: ProgressCallback | None = None,
 ) -> Conversion:
-    """Read `src` (safetensors or GGUF) and write `dst` (by its suffix) with weights as `type` (one of TYPES).
+    """Read `src` (safetensors or GGUF) and write `dst` (by its suffix) with weights as `type`. `src` is never changed.
 
-    progress(tensors done, tensors in all). Raises CheckpointError (unreadable source, full disk, read-back differs)
-    and InputError (impossible option, existing target without `force`). `src` is never changed.
+    Args:
+        type: one of TYPES.
+        force: replace an existing `dst`.
+        progress: called with (tensors done, tensors in all).
+
+    Raises:
+        CheckpointError: unreadable source, full disk, or the file read back differs.
+        InputError: impossible option, or an existing target without `force`.
     """
     src, dst = Path(src), Path(dst)
     _check_options(dst, type, force, src)
@@ -117,7 +123,7 @@ def _check_options(dst: Path, type: str, force: bool, src: Path | None = None) -
 
 
 def _with_known_shapes(checkpoint: Checkpoint) -> Checkpoint:
-    """Shapes that only the architecture knows (flat rows without a record), where the engine knows it."""
+    """Restore shapes that only the architecture knows (flat rows without a record), if the engine knows it."""
     architecture = detect(checkpoint.tensors)
     if architecture is None:
         return checkpoint
@@ -185,7 +191,7 @@ def _write_safetensors(
 def _read_back(
     temporary: Path, dst: Path, tensors: Mapping[str, Tensor], types: Mapping[str, GGUFType], kind: str
 ) -> Conversion:
-    """Read the finished file as any user would and compare it with the source, tensor by tensor."""
+    """Read the finished file as a user would and compare it with the source, tensor by tensor."""
     written = read_checkpoint(temporary, native_names=False).tensors
     result = Conversion(dst, kind, temporary.stat().st_size, {n: t.name for n, t in types.items()})
     if written.keys() != tensors.keys():

@@ -1,4 +1,4 @@
-"""GGUF tensor data to torch: plain types as they are stored, block types decoded once to float32."""
+"""Read GGUF tensor data into torch: plain types as they are stored, block types decoded once to float32."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ CHUNK_ELEMENTS = 1 << 16
 
 
 def read_tensor(file: BinaryIO, info: TensorInfo, path: Path) -> torch.Tensor:
-    """The tensor in its stored type (F32, F16, BF16, F64, I*) or float32 (block types), finite, in stored shape."""
+    """Return the tensor in its stored type (F32, F16, BF16, F64, I*) or float32 (block types), finite, in stored
+    shape."""
     what = f"tensor {info.name}"
     if info.type.dtype is not None:
         raw = read_tensor_bytes(file, info.offset, info.nbytes, path, what)

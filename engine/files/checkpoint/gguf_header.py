@@ -1,7 +1,7 @@
 """GGUF header parser: every count, length and offset is checked against the file before it is used.
 
-Layout (little endian): magic, version, tensor count, key/value count, key/values, tensor infos, padding, data.
-A reader that trusts these numbers can be made to hang, to allocate without end or to read outside the data.
+Layout (little endian): magic, version, tensor count, key/value count, key/values, tensor infos, padding, data. A reader
+that trusts these numbers can be made to hang, to allocate without end or to read outside the data.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_TENSORS = 20_000
 MAX_KEYS = 65_536
 MAX_HEADER_BYTES = 64 << 20
 MAX_STRING_BYTES = 1 << 20
-# Of all arrays of a file together: each number costs up to 40 bytes in a Python list, each string about 60.
+# Limits for all arrays of a file together: each number costs up to 40 bytes in a Python list, each string about 60.
 MAX_ARRAY_NUMBERS = 4 << 20
 MAX_ARRAY_STRINGS = 1 << 20
 MAX_NAME_BYTES = 512
@@ -103,7 +103,7 @@ class _Cursor:
 
 
 def parse_header(file: BinaryIO, size: int, path: Path) -> Header:
-    """Parse and check everything before the data. `file` stands at its start. Raises CheckpointError."""
+    """Parse and check everything before the data. `file` is at its start. Raises CheckpointError."""
     cursor = _Cursor(file, size, path)
     tensor_count, key_count = _parse_counts(cursor)
     header = Header()
@@ -157,7 +157,7 @@ def _parse_counts(cursor: _Cursor) -> tuple[int, int]:
 
 
 def _parse_value(cursor: _Cursor, kind: int, key: str) -> tuple[int, object]:
-    """(type id, value); for an array the id is its element type."""
+    """Return (type id, value); for an array the id is its element type."""
     if kind == _ARRAY:
         return _parse_array(cursor, key)
     if kind == _STRING:
@@ -216,7 +216,7 @@ def _parse_tensor_info(cursor: _Cursor, index: int) -> tuple[str, tuple[int, ...
     shape = struct.unpack(f"<{dims}Q", cursor.take(8 * dims, f"the shape of {name}"))[::-1]
     if 0 in shape:
         cursor.fail(f"tensor {name} has the empty shape {shape}")
-    # Python integers do not wrap, so a product that would overflow 64 bits is seen as what it is.
+    # Python integers do not wrap, so a product that would overflow 64 bits is exact.
     count = math.prod(shape)
     if count > MAX_ELEMENTS:
         cursor.fail(f"tensor {name} has {count} elements, more than {MAX_ELEMENTS}")
@@ -231,7 +231,7 @@ def _parse_tensor_info(cursor: _Cursor, index: int) -> tuple[str, tuple[int, ...
 
 
 def _refuse_overlaps(cursor: _Cursor, tensors: list[TensorInfo]) -> None:
-    """Gaps between tensors are legal, shared bytes are not."""
+    """Refuse tensors that share bytes; gaps between tensors are legal."""
     ordered = sorted(tensors, key=lambda t: t.offset)
     for before, after in pairwise(ordered):
         if before.offset + before.nbytes > after.offset:

@@ -59,7 +59,7 @@ TYPES: dict[int, GGUFType] = {
 }
 BY_NAME: dict[str, GGUFType] = {t.name: t for t in TYPES.values()}
 
-# Ids that exist or existed but that nobody can decode here, with the reason for the error message.
+# Ids that exist or existed but cannot be decoded here, with the reason for the error message.
 REFUSED: dict[int, str] = {
     4: "Q4_2 was removed from the format",
     5: "Q4_3 was removed from the format",

@@ -26,7 +26,7 @@ class Int32Array:
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """How a tensor will be stored; `shape` in torch order."""
+    """Storage of one tensor; `shape` in torch order."""
 
     name: str
     shape: tuple[int, ...]
@@ -40,7 +40,14 @@ class TensorPlan:
 def write_gguf(
     file: BinaryIO, metadata: Mapping[str, object], plans: list[TensorPlan], data: Iterable[Tensor]
 ) -> None:
-    """Write a whole file. `data` gives each plan's bytes (uint8) in order. ValueError: GGUF cannot hold something."""
+    """Write a whole file.
+
+    Args:
+        data: the bytes (uint8) of each plan in order.
+
+    Raises:
+        ValueError: GGUF cannot hold one of the values.
+    """
     header = bytearray(b"GGUF" + struct.pack("<IQQ", 3, len(plans), len(metadata)))
     for key, value in metadata.items():
         header += _string(key, 65_535) + _value(key, value)
@@ -72,7 +79,7 @@ def _string(text: str, limit: int) -> bytes:
 
 
 def _value(key: str, value: object) -> bytes:
-    """Type id and value: text, numbers, truth values and flat lists of one of these."""
+    """Return type id and value: text, numbers, booleans and flat lists of one of these."""
     if isinstance(value, Int32Array):
         return struct.pack(f"<IIQ{len(value.items)}i", _ARRAY, _INT32, len(value.items), *value.items)
     if isinstance(value, list):

@@ -1,8 +1,8 @@
 """K-quant encoders (Q2_K to Q6_K), written from ggml's published block formats; the gguf package only decodes them.
 
-A block is 256 values in sub-blocks of 16 or 32. Each sub-block has a small integer scale (and, for Q2_K, Q4_K and
-Q5_K, a minimum); one or two fp16 factors per block give those their size. Encoding fits each sub-block by least
-squares over a few candidate steps, quantises the scales, then rounds every value with the scales as they will be read.
+A block is 256 values in sub-blocks of 16 or 32. Each sub-block has a small integer scale (and, for Q2_K, Q4_K and Q5_K,
+a minimum); one or two fp16 factors per block scale those. Encoding fits each sub-block by least squares over a few
+candidate steps, quantises the scales, then rounds every value with the scales as they will be read.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from collections.abc import Callable
 import numpy as np
 
 BLOCK = 256
-# Blocks encoded at a time: 256 KB of float32, so that the candidate loop stays in cache. numpy, because hundreds of
-# short torch operations per step start and stop threads, and on a busy machine wait for the slowest core each time.
+# Blocks encoded at a time: 256 KB of float32, so that the candidate loop stays in cache. This uses numpy, because
+# hundreds of short torch operations per step start and stop threads, and on a busy machine wait for the slowest core
+# each time.
 BLOCKS_PER_STEP = 256
-# How far the largest value may be pushed past (or kept short of) the last level, in levels.
+# Candidate positions of the largest value past (or short of) the last level, in levels.
 _SYMMETRIC_OFFSETS = tuple(0.1 * i for i in range(-9, 10))
 _AFFINE_OFFSETS = tuple(0.1 * i for i in range(-10, 11))
 
@@ -23,16 +24,16 @@ Array = np.ndarray
 
 
 def quantize(values: Array, type_name: str) -> Array:
-    """float32 [n], n a multiple of 256 -> uint8 [n / 256 * block bytes] of the K type `type_name`."""
+    """Encode float32 [n], n a multiple of 256, as uint8 [n / 256 * block bytes] of the K type `type_name`."""
     encode = ENCODERS[type_name]
     blocks = values.reshape(-1, BLOCK)
     steps = range(0, len(blocks), BLOCKS_PER_STEP)
-    with np.errstate(all="ignore"):  # quotients by zero are dealt with where they arise
+    with np.errstate(all="ignore"):  # `_reciprocal` handles quotients by zero
         return np.concatenate([encode(blocks[i : i + BLOCKS_PER_STEP]).reshape(-1) for i in steps])
 
 
 def _fit_symmetric(x: Array, levels: int) -> Array:
-    """The scale [m] of each column of x [n, m] for which scale * q, q in -levels..levels-1, is nearest to x."""
+    """Return the scale [m] of each column of x [n, m] for which scale * q, q in -levels..levels-1, is nearest to x."""
     peak = np.take_along_axis(x, np.abs(x).argmax(0)[None], 0)[0]
     best, best_gain = np.zeros_like(peak), np.zeros_like(peak)
     for offset in _SYMMETRIC_OFFSETS:
@@ -40,14 +41,14 @@ def _fit_symmetric(x: Array, levels: int) -> Array:
         q = _round(x * _reciprocal(peak, -(levels + offset)), -levels, levels - 1)
         xq, qq = np.einsum("nm,nm->m", x, q), np.einsum("nm,nm->m", q, q)
         scale = xq * _reciprocal(qq)
-        gain = xq * scale  # what the best scale for this q takes off the squared error
+        gain = xq * scale  # the reduction of the squared error by the best scale for this q
         best = np.where(gain > best_gain, scale, best)
         best_gain = np.maximum(gain, best_gain)
     return best
 
 
 def _fit_affine(x: Array, top: int) -> tuple[Array, Array]:
-    """Scale s >= 0 and minimum m >= 0 of each column of x [n, m]: s * q - m, q in 0..top, nearest to x."""
+    """Return scale s >= 0 and minimum m >= 0 of each column of x [n, m]: s * q - m, q in 0..top, is nearest to x."""
     n = x.shape[0]
     low = np.minimum(x.min(0), 0)
     span = np.maximum(x.max(0), 0) - low
@@ -61,7 +62,7 @@ def _fit_affine(x: Array, top: int) -> tuple[Array, Array]:
         inverse = _reciprocal(n * sum_qq - sum_q * sum_q)
         scale = (n * sum_xq - sum_x * sum_q) * inverse
         base = (sum_qq * sum_x - sum_q * sum_xq) * inverse
-        # The format has no positive base: the line through the origin is the best one left.
+        # The format has no positive base: the line through the origin is the best one possible.
         scale = np.where(base > 0, sum_xq * _reciprocal(sum_qq), scale)
         base = np.minimum(base, 0)
         # Squared error = sum x^2 - gain, expanded so that no second pass over the values is needed.
@@ -74,24 +75,25 @@ def _fit_affine(x: Array, top: int) -> tuple[Array, Array]:
 
 
 def _columns(blocks: Array, sub: int) -> Array:
-    """Sub-blocks as columns [sub, m]: sums over the first dimension run at full width, over the last they do not."""
+    """Return sub-blocks as columns [sub, m]: sums over the first dimension run at full width, over the last they do
+    not."""
     return np.ascontiguousarray(blocks.reshape(-1, sub).T)
 
 
 def _round(x: Array, low: int, high: int) -> Array:
-    """Rounded and clipped, in place."""
+    """Round and clip in place."""
     np.rint(x, out=x)
     return np.clip(x, low, high, out=x)
 
 
 def _reciprocal(x: Array, numerator: float = 1.0) -> Array:
-    """numerator / x, and 0 where x is 0 (an all-zero sub-block) or so small that the quotient overflows."""
+    """Return numerator / x, and 0 where x is 0 (an all-zero sub-block) or so small that the quotient overflows."""
     quotient = np.float32(numerator) / x
     return np.where(np.isfinite(quotient), quotient, np.float32(0))
 
 
 def _half(x: Array) -> Array:
-    """x as the fp16 factor the file will hold, kept within its range."""
+    """Return x as the fp16 factor that the file will hold, clipped to its range."""
     return np.clip(x, -65504, 65504).astype("<f2")
 
 
@@ -100,7 +102,7 @@ def _raw(half: Array) -> Array:
 
 
 def _affine(blocks: Array, sub: int, top: int, scale_top: int) -> tuple[Array, Array, Array, Array, Array]:
-    """(d, dmin as fp16 [b], integer scales and minima [b, 256/sub], levels [b, 256/sub, sub])."""
+    """Return (d, dmin as fp16 [b], integer scales and minima [b, 256/sub], levels [b, 256/sub, sub])."""
     scale, minimum = (t.reshape(-1, BLOCK // sub) for t in _fit_affine(_columns(blocks, sub), top))
     d, dmin = _half(scale.max(1) / scale_top), _half(minimum.max(1) / scale_top)
     step, min_step = d.astype(np.float32)[:, None], dmin.astype(np.float32)[:, None]
@@ -112,9 +114,9 @@ def _affine(blocks: Array, sub: int, top: int, scale_top: int) -> tuple[Array, A
 
 
 def _symmetric(blocks: Array, sub: int, levels: int, scale_levels: int) -> tuple[Array, Array, Array]:
-    """(d as fp16 [b], integer scales [b, 256/sub] in -scale_levels.., levels from 0 [b, 256/sub, sub])."""
+    """Return (d as fp16 [b], integer scales [b, 256/sub] in -scale_levels.., levels from 0 [b, 256/sub, sub])."""
     scale = _fit_symmetric(_columns(blocks, sub), levels).reshape(-1, BLOCK // sub)
-    # Integers reach one further below zero than above: d's sign puts the larger of the two extremes there.
+    # Integers reach one further below zero than above: d's sign maps the larger of the two extremes to that side.
     top, bottom = scale.max(1), -scale.min(1)
     positive = np.maximum(top / (scale_levels - 1), bottom / scale_levels)
     negative = np.maximum(bottom / (scale_levels - 1), top / scale_levels)
@@ -127,14 +129,16 @@ def _symmetric(blocks: Array, sub: int, levels: int, scale_levels: int) -> tuple
 
 
 def _pack_scales_6bit(scales: Array, minima: Array) -> Array:
-    """Eight 6-bit scales and minima in 12 bytes; the last four of each lend their top bits to the first four."""
+    """Pack eight 6-bit scales and minima in 12 bytes; the top bits of the last four of each lie in the bytes of the
+    first four."""
     s_low, s_high, m_low, m_high = scales[:, :4], scales[:, 4:], minima[:, :4], minima[:, 4:]
     packed = [s_low | (s_high >> 4 << 6), m_low | (m_high >> 4 << 6), (s_high & 15) | ((m_high & 15) << 4)]
     return np.concatenate(packed, 1)
 
 
 def _pack_bits(rows: Array, bits: int) -> Array:
-    """[b, groups, 8 // bits, n] values of `bits` bits -> [b, groups * n] bytes, the first row in the lowest bits."""
+    """Pack [b, groups, 8 // bits, n] values of `bits` bits to [b, groups * n] bytes, the first row in the lowest
+    bits."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8).reshape(1, 1, -1, 1)
     return np.bitwise_or.reduce(rows << shifts, axis=2).reshape(len(rows), -1)
 

@@ -1,4 +1,4 @@
-"""Which type each tensor of a VAE gets, and the bytes of it."""
+"""Choose the type of each tensor of a VAE, and encode it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor
 from . import kquants
 from .gguf_types import BY_NAME, GGUFType
 
-# The choices of `convert --type`, in order of size.
+# The choices of `convert --type`, in descending order of size.
 TYPES = (
     "f32", "f16", "bf16", "q8_0", "q6_k", "q5_1", "q5_k", "q5_0", "q4_1", "q4_k", "q4_0", "q3_k", "q2_k",
 )  # fmt: skip
 PLAIN = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _GGUF_OF_DTYPE = {t.dtype: t for t in BY_NAME.values() if t.dtype is not None}
-# A K type needs 256 values per block; what divides by 32 only gets the type of 32 with at least its precision.
+# A K type needs 256 values per block; a tensor that divides only by 32 gets a type of 32 with at least its precision.
 _FALLBACK = {"Q6_K": "Q8_0", "Q5_K": "Q5_1", "Q4_K": "Q5_0", "Q3_K": "Q4_0", "Q2_K": "Q4_0"}
 # First and last convolutions, the 1x1x1 ones at the latent, and time embeddings: few weights, large effect.
 _SENSITIVE = re.compile(
@@ -31,15 +31,15 @@ CHUNK = 1 << 19
 
 
 def is_weight(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor is a convolution's or linear layer's weight (norms may be stored as [C, 1, 1, 1])."""
+    """Return whether a tensor is a convolution's or linear layer's weight (norms may be stored as [C, 1, 1, 1])."""
     return name.endswith(".weight") and sum(n > 1 for n in shape) >= 2
 
 
 def stored_type(name: str, tensor: Tensor, kind: str) -> GGUFType:
-    """The type `tensor` is stored in when a file is converted to `kind` (one of TYPES).
+    """Return the type in which `tensor` is stored when a file is converted to `kind` (one of TYPES).
 
-    Plain kinds: weights take the kind, and with f32 every float does. Block kinds: weights take it if it divides
-    them, except the sensitive ones. Everything else keeps its stored type.
+    Plain kinds: weights take the kind, and with f32 every float does. Block kinds: weights take it if it divides them,
+    except the sensitive ones. Everything else keeps its stored type.
     """
     own = _GGUF_OF_DTYPE[tensor.dtype]
     wanted = BY_NAME[kind.upper()]
@@ -58,7 +58,7 @@ def stored_type(name: str, tensor: Tensor, kind: str) -> GGUFType:
 
 
 def stored_shape(shape: tuple[int, ...], type_: GGUFType) -> tuple[int, ...]:
-    """The shape in the file: convolutions (last size 3 or 1) become long rows, so that blocks divide them."""
+    """Return the shape in the file: convolutions (last size 3 or 1) become long rows, so that blocks divide them."""
     if type_.block == 1 or (len(shape) <= 4 and shape[-1] % type_.block == 0):
         return shape
     count = prod(shape)
@@ -67,7 +67,7 @@ def stored_shape(shape: tuple[int, ...], type_: GGUFType) -> tuple[int, ...]:
 
 
 def encode(tensor: Tensor, type_: GGUFType) -> Tensor:
-    """The tensor's bytes (uint8) in `type_`."""
+    """Return the tensor's bytes (uint8) in `type_`."""
     if type_.dtype is not None:
         return tensor.to(type_.dtype).contiguous().reshape(-1).view(torch.uint8)
     flat = tensor.reshape(-1)

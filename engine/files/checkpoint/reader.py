@@ -1,4 +1,4 @@
-"""One door for every weight file: decides by content, checks everything, names the file in every error."""
+"""Read any weight file: the content decides the format, everything is checked, every error names the file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .scales import apply_scales, told_by
 from .shapes import original_shape, split_merged_convs
 from .types import Checkpoint
 
-# What people hand over instead of a weight file, by its first bytes.
+# Files given instead of a weight file, by their first bytes.
 _FOREIGN = (
     (b"PK\x03\x04", "is a zip archive (a PyTorch .pt/.ckpt pickle?); pickles can run code and are never opened"),
     (b"\x80", "is a Python pickle (.pt/.ckpt); pickles can run code and are never opened"),
@@ -39,15 +39,20 @@ def read_checkpoint(
     progress: ProgressCallback | None = None,
     shapes_only: bool = False,
 ) -> Checkpoint:
-    """Read a safetensors or GGUF file (told apart by content) into CPU tensors.
+    """Read a safetensors or GGUF file (distinguished by content) into CPU tensors.
 
     Any well-formed file is accepted. If it holds the keys of a known VAE, a container's prefix is stripped from the
-    names, other models' tensors are left out and unread, and convolution shapes are restored; with `native_names`
-    the diffusers names of a network are replaced by its original ones. Tensors keep the stored float type;
-    block-quantised ones become float32, fp8 and int8 become float16. progress(bytes done, bytes in all).
-    shapes_only: reads the header alone; tensors are float16 ones on the meta device, whatever the file's type.
-    Memory: the result, and one tensor more while 8 bit is converted. The file is read, not mapped.
-    Raises CheckpointError: one line that starts with the path.
+    names, other models' tensors are left out and unread, and convolution shapes are restored. Tensors keep the stored
+    float type; block-quantised ones become float32, fp8 and int8 become float16. Memory: the result, and one tensor
+    more while 8 bit is converted. The file is read, not mapped.
+
+    Args:
+        native_names: replace the diffusers names of a network by its original ones.
+        progress: called with (bytes done, bytes in all).
+        shapes_only: read only the header; tensors are float16 on the meta device, whatever the file's type.
+
+    Raises:
+        CheckpointError: one line that starts with the path.
     """
     path = Path(path)
     with open_regular(path) as (file, size):
@@ -115,7 +120,7 @@ def _finish(tensors: dict[str, torch.Tensor], metadata: dict[str, object], path:
 
 
 def _wanted_names(stored: Iterable[str], native: bool) -> dict[str, str]:
-    """{name in the file: name in the checkpoint} of the tensors to read, in the file's order."""
+    """Return {name in the file: name in the checkpoint} of the tensors to read, in the file's order."""
     names = unwrapped(stored)
     key_set = find_key_set(names.values())
     if native and key_set:

@@ -1,4 +1,4 @@
-"""Opening and reading a weight file without trusting it: regular files only, ordinary reads, one-line errors.
+"""Open and read a weight file without trusting it: regular files only, ordinary reads, one-line errors.
 
 Files are read, never mapped: a mapped file that another program truncates kills the process with SIGBUS.
 """
@@ -28,24 +28,24 @@ ProgressCallback = Callable[[int, int], None]
 
 
 def one_line(text: str, limit: int = 300) -> str:
-    """`text` with control characters (line breaks too) replaced and cut to `limit` characters."""
+    """Return `text` with control characters (line breaks too) replaced, cut to `limit` characters."""
     clean = "".join("?" if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") else c for c in text[: limit + 1])
     return clean if len(clean) <= limit else clean[:limit] + "…"
 
 
 def failure(path: Path, message: str) -> CheckpointError:
-    """A CheckpointError that names the file and fits on one line."""
+    """Return a CheckpointError that names the file and fits on one line."""
     return CheckpointError(f"{one_line(str(path))}: {one_line(message, 1000)}")
 
 
 def os_failure(path: Path, error: OSError, action: str) -> CheckpointError:
-    """The operating system's refusal in one line."""
+    """Return an error of the operating system as a one-line CheckpointError."""
     return failure(path, f"cannot {action}: {error.strerror or type(error).__name__}")
 
 
 @contextmanager
 def open_regular(path: Path) -> Iterator[tuple[BinaryIO, int]]:
-    """The opened file and its size in bytes. Folders, pipes and devices are refused before they can block."""
+    """Provide the opened file and its size in bytes. Folders, pipes and devices are refused before they can block."""
     try:
         # Before open(): opening a pipe would wait for a writer.
         mode = os.stat(path).st_mode
@@ -63,7 +63,7 @@ def open_regular(path: Path) -> Iterator[tuple[BinaryIO, int]]:
 
 
 def read_into(file: BinaryIO, offset: int, target: memoryview, path: Path, what: str) -> None:
-    """Fill `target` (bytes) from `offset`, or say that the file ended early."""
+    """Fill `target` (bytes) from `offset`; raise CheckpointError if the file ends early."""
     try:
         file.seek(offset)
         done = 0
@@ -77,14 +77,14 @@ def read_into(file: BinaryIO, offset: int, target: memoryview, path: Path, what:
 
 
 def read_tensor_bytes(file: BinaryIO, offset: int, size: int, path: Path, what: str) -> torch.Tensor:
-    """`size` bytes at `offset` as a fresh uint8 tensor; `.view(dtype)` makes it the tensor without a copy."""
+    """Return `size` bytes at `offset` as a new uint8 tensor; `.view(dtype)` makes it the tensor without a copy."""
     raw = allocate((size,), torch.uint8, path, what)
     read_into(file, offset, memoryview(raw.numpy()), path, what)
     return raw
 
 
 def allocate(shape: tuple[int, ...], dtype: torch.dtype, path: Path, what: str) -> torch.Tensor:
-    """An uninitialised CPU tensor; running out of memory is the file's error, in one line."""
+    """Return an uninitialised CPU tensor; running out of memory is the file's error, in one line."""
     try:
         return torch.empty(shape, dtype=dtype)
     except (RuntimeError, MemoryError) as error:
@@ -93,7 +93,7 @@ def allocate(shape: tuple[int, ...], dtype: torch.dtype, path: Path, what: str) 
 
 
 class Progress:
-    """Counts bytes read, reports them to the caller, and logs a line now and then when a load is slow."""
+    """Counts bytes read, reports them to the caller, and logs a line every few seconds when a load is slow."""
 
     def __init__(self, path: Path, total: int, callback: ProgressCallback | None) -> None:
         self.path, self.total, self.callback = path, total, callback
@@ -110,7 +110,7 @@ class Progress:
 
 
 def check_finite(name: str, tensor: torch.Tensor, path: Path) -> None:
-    """Refuse NaN and infinity by the tensor's name."""
+    """Refuse a tensor with NaN or infinity, by its name."""
     if tensor.is_floating_point() and not all_finite(tensor):
         raise not_finite(name, path)
 

@@ -1,4 +1,4 @@
-"""Safetensors files: the library checks the header, the data come through ordinary reads."""
+"""Safetensors files: the library checks the header, the data are read by ordinary reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .reading import check_finite, failure, read_into, read_tensor_bytes
 
 # Full checkpoints with thousands of tensors stay below 1 MB; the library would take 100 MB, ten times that parsed.
 MAX_HEADER_BYTES = 16 << 20
-# Of a tensor; no file is that large.
+# Limit for one tensor; no file is that large.
 MAX_ELEMENTS = 1 << 40
 
 DTYPES: dict[str, torch.dtype] = {
@@ -47,12 +47,13 @@ class Entry:
 
 
 def looks_like_safetensors(head: bytes) -> bool:
-    """Whether the first 9 bytes are a plausible header length and an opening brace."""
+    """Return whether the first 9 bytes are a plausible header length and an opening brace."""
     return len(head) >= 9 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= MAX_HEADER_BYTES
 
 
 def parse_header(file: BinaryIO, size: int, path: Path) -> tuple[dict[str, str], list[Entry]]:
-    """Metadata and tensors in file order. Raises CheckpointError for anything the library would not accept."""
+    """Return metadata and tensors in file order. Raises CheckpointError for a file that the library would not
+    accept."""
     prefix = bytearray(8)
     read_into(file, 0, memoryview(prefix), path, "the header length")
     length = int.from_bytes(prefix, "little")
@@ -77,7 +78,7 @@ def parse_header(file: BinaryIO, size: int, path: Path) -> tuple[dict[str, str],
         raise failure(path, f"damaged safetensors header ({type(error).__name__})") from error
     if not entries:
         raise failure(path, "contains no tensors")
-    # The library read the file by its name, these are the bytes of the open one: believe only what fits both.
+    # The library read the file by its name, these are the bytes of the open file: accept only entries that fit both.
     for e in entries:
         if e.nbytes < 0 or e.offset < 8 + length or e.offset + e.nbytes > size:
             raise failure(path, f"tensor {e.name} lies outside the file; truncated download?")
@@ -87,7 +88,8 @@ def parse_header(file: BinaryIO, size: int, path: Path) -> tuple[dict[str, str],
 
 
 def read_tensor(file: BinaryIO, entry: Entry, path: Path) -> torch.Tensor:
-    """The tensor in its stored type; fp8 becomes float16, which holds every fp8 value exactly. Finite or refused."""
+    """Return the tensor in its stored type; fp8 becomes float16, which holds every fp8 value exactly. NaN and infinity
+    are refused."""
     dtype = DTYPES.get(entry.dtype)
     if dtype is None:
         raise failure(path, f"tensor {entry.name} has the type {entry.dtype}, which is not supported")

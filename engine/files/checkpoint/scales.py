@@ -1,4 +1,4 @@
-"""Weights stored in 8 bit with a scale beside them: multiplied out once, the scales disappear."""
+"""Multiply 8-bit weights by the scales stored next to them, once; the scales are removed."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ import torch
 
 from .reading import check_finite, failure
 
-# `layer.weight` is accompanied by one of these; the activation scales and markers mean nothing to a float network.
+# One of these is stored with `layer.weight`; activation scales and markers have no meaning for a float network.
 _WEIGHT_SCALES = ("scale_weight", "weight_scale")
-#: JSON, as bytes, of how ComfyUI has stored a layer's weight.
+#: Name of JSON bytes that describe how ComfyUI stored a layer's weight.
 _TOLD = "comfy_quant"
 _IGNORED = ("scale_input", "input_scale", _TOLD)
 _MARKER = "scaled_fp8"
-#: ComfyUI's name of int8 with one scale or one for each row, and the group of columns that it rotates where it says so
-#: but not of how many.
+#: ComfyUI's name of int8 with one scale or one for each row, and the default number of columns in a rotated group.
 _INT8, _GROUP = "int8_tensorwise", 256
 
 
-#: Beside or in the place of a weight in other programs' formats: bitsandbytes, GPTQ and AWQ, Nunchaku, quanto, and
-#: ComfyUI's with scales of scales.
+#: Endings of names next to or in place of a weight in other programs' formats: bitsandbytes, GPTQ and AWQ, Nunchaku,
+#: quanto, and ComfyUI's with scales of scales.
 _PACKED = (
     ".weight.absmax", ".weight.quant_map", ".SCB", ".qweight", ".qzeros", ".wscales", ".weight._data", ".weight._scale",
     ".weight_packed", ".weight_s_rel", ".weight_s_channel", ".weight_zeros", ".weight_zero", ".weight_scale_2",
@@ -31,9 +30,11 @@ _PACKED = (
 
 
 def told_by(metadata: Mapping[str, object], names: Mapping[str, str]) -> dict[str, Mapping[str, object]]:
-    """Return what a file's metadata say of how its weights are stored, by the network's names of them.
+    """Return a file's metadata on the storage of its weights, by the network's names of them.
 
-    Args: metadata: of the file. names: {name in the file: name in the network} of the tensors that are read.
+    Args:
+        metadata: of the file.
+        names: {name in the file: name in the network} of the tensors that are read.
     """
     said = None
     with suppress(ValueError, RecursionError):
@@ -50,11 +51,14 @@ def apply_scales(
     told_of: Mapping[str, Mapping[str, object]] | None = None,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     """Multiply each scaled weight (per tensor or per output channel) in float32, in place of the stored one, and drop
-    the scales; returns `tensors`. int8 weights become float16: half the memory, and a rounding far below their own.
+    the scales; return `tensors`. int8 weights become float16: half the memory, and a rounding far below their own.
 
-    `fp8_names`: the tensors that were stored as fp8. A scale beside any other type, but for int8 in ComfyUI's layout,
-    means a packed format that only looks like weights; that is refused. `told_of`: as `told_by` gives it, for weights
-    beside which nothing tells it.
+    A scale next to any other type, except int8 in ComfyUI's layout, means a packed format that only looks like weights;
+    it is refused with CheckpointError.
+
+    Args:
+        fp8_names: the tensors that were stored as fp8.
+        told_of: the result of `told_by`, for weights without a description of their own.
     """
     packed = next((name for name in tensors if name.endswith(_PACKED)), None)
     if packed is not None:
@@ -93,7 +97,7 @@ def _scaled(weight: torch.Tensor, scale: torch.Tensor, name: str, path: Path) ->
 
 
 def _told(tensor: torch.Tensor | None, name: str, path: Path) -> Mapping[str, object]:
-    """What the file says of a weight; nothing where it has no word of it."""
+    """Return the file's description of a weight; empty if there is none."""
     if tensor is None:
         return {}
     told = None
@@ -105,8 +109,8 @@ def _told(tensor: torch.Tensor | None, name: str, path: Path) -> Mapping[str, ob
 
 
 def _turned_back(weight: torch.Tensor, told: Mapping[str, object], name: str, path: Path) -> torch.Tensor:
-    """weight [N, K] without the rotation ("convrot") that spread outliers over each group of its columns before they
-    were rounded: a regular Hadamard matrix, which is its own inverse."""
+    """Undo, for a weight [N, K], the rotation ("convrot") that spread outliers over each group of its columns before
+    they were rounded: a regular Hadamard matrix, which is its own inverse."""
     params = told.get("params")
     told = {**(params if isinstance(params, dict) else {}), **told}
     if not told.get("convrot"):

@@ -1,4 +1,4 @@
-"""Convolution shapes lost on the way through a file format, brought back without guessing.
+"""Restore convolution shapes that a file format has lost, without guessing.
 
 Every writer keeps row-major torch order, so recovery is always a reshape, never a transposition.
 """
@@ -25,7 +25,7 @@ Shape = tuple[int, ...]
 
 
 def original_shape(header: Header, info: TensorInfo, path: Path) -> Shape:
-    """The shape recorded in the file's metadata if there is one and it is right, else the stored shape."""
+    """Return the shape recorded in the file's metadata if there is one and it is right, else the stored shape."""
     key = ORIG_SHAPE + info.name
     recorded = header.values.get(key)
     if recorded is None:
@@ -60,10 +60,10 @@ def split_merged_convs(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
 
 
 def restore_shapes(checkpoint: Checkpoint, expected: Mapping[str, Shape]) -> Checkpoint:
-    """The checkpoint with every tensor that `expected` names reshaped to its expected shape.
+    """Return the checkpoint with every tensor that `expected` names reshaped to its expected shape.
 
-    Only reshapes that some writer's layout explains are made; anything else (a transposed weight, another size)
-    raises CheckpointError. Tensors absent from `expected`, and expected ones absent from the file, are left alone.
+    Only reshapes that some writer's layout explains are made; anything else (a transposed weight, another size) raises
+    CheckpointError. Tensors absent from `expected`, and expected ones absent from the file, are left alone.
     """
     path = checkpoint.path or Path("checkpoint")
     tensors = dict(checkpoint.tensors)

@@ -1,4 +1,4 @@
-"""What reading a weight file gives."""
+"""The result of reading a weight file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 class Checkpoint:
     """Tensors by their own names (uniform prefix removed, 5-D shapes restored) and the file's metadata.
 
-    `tensors` hold the stored float type (block-quantised GGUF tensors arrive as float32, see checkpoint.gguf);
+    `tensors` hold the stored float type (block-quantised GGUF tensors arrive as float32, see dequantize.py);
     `metadata` has safetensors' strings, or a GGUF file's key/value pairs.
     """
 
