@@ -90,7 +90,7 @@ def replacing(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def held(part: Path) -> Iterator[None]:
-    """Lock an unfinished file or folder against other runs, until the end or that of the process. If nothing can be
+    """Lock an unfinished file or folder against other runs, until the body or the process ends. If nothing can be
     locked (Windows, some file systems), this has no effect. Raises InputError if another run has the lock."""
     try:
         import fcntl
@@ -152,7 +152,7 @@ def check_name(path: Path) -> None:
 
 
 def refuse_foreign_files(folder: Path) -> None:
-    """Raise InputError if a folder holds other files than those this package writes there."""
+    """Raise InputError if a folder holds files that this package does not write there."""
     own = rf"\.?frame_\d+\.png|{re.escape(IDENTITY)}"
     foreign = [f.name for f in folder.iterdir() if not re.fullmatch(own, f.name)]
     if foreign:

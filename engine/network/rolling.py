@@ -46,7 +46,7 @@ def layers_of_both(run: Run, links: Sequence[tuple[Step, Any, int]], x: Tensor, 
     if up.space != (2, 1) or block.space != (1, 1) or not (first := up.layers(*packed)):
         return ()
     made = block.channels(between.channels)
-    # The result is written from the front of its memory while x lies at its end and is at most half as large.
+    # `through_both` writes the result from the front of its memory while x lies in the second half: x must fit there.
     fits = x.is_contiguous() and x.shape[3] <= 2 * made
     sizes = x.numel(), math.prod(between), math.prod(between[:3]) * made
     return first + block.layers(*links[1][1:]) if fits and rolls(run, x.shape[0], *sizes) else ()

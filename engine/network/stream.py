@@ -50,7 +50,7 @@ def _until_the_end(half: Half, parts: Iterable[Tensor], state: State) -> Iterato
 
 
 def _until_its_end(parts: Iterable[Tensor], state: State) -> Iterator[Tensor]:
-    """Yield the parts of one chunk, of which only the last one may be the clip's last."""
+    """Yield the parts of one chunk; only the last part may be the clip's last."""
     if not state.ending:
         yield from parts
         return
@@ -173,8 +173,7 @@ class PlainPass:
         return with_chunks(self._program.begins(first), self._guard.chunks, self._program.cycle)
 
     def begin(self, clip: int, first: int, left: Handover | None) -> tuple[int, int]:
-        """Start the clip or part; an earlier attempt's histories are never taken over, as they may be of another
-        kind."""
+        """Start the clip or part. Histories in `left` are ignored: those of another kind of pass do not fit."""
         # In blocks that the tile before had cut, two tiles of SeedVR2 reserved 13.5 GB where 11.6 were planned (H200).
         if self._tiles and keeps_blocks(self._guard.device):
             empty_device_cache()

@@ -150,7 +150,8 @@ class Res(Normed, Layered, Between):
         result = run.grown(x, made) if made > d else out[:made]
         with run.arena.scope():
             inner = wide[..., k : 2 * k] if beside else run.take(middle, h, w, k)
-            # If both share x's memory, the first convolution overwrites the input that it and the shortcut read.
+            # If `inner` and the result share x's memory, the first convolution overwrites the input of itself and the
+            # shortcut.
             shorten = None if packed.shortcut is None else functools.partial(run.pointwise, packed.shortcut, x, out)
             free = shorten if beside else None
             sums = run.conv(packed.conv1, x, inner, packed.norm1, sums, self.groups, free=free)

@@ -73,7 +73,7 @@ class StridedDown(Resampling):
     def run(self, packed: Conv, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
         if self.centred:
-            # The first frame counts twice, as its own partner: the next step starts one frame later, not two.
+            # The first frame counts twice, as its own partner: the following results start one frame later, not two.
             lead = int(self.temporal and first == 0)
             pieces = [(packed.weight, a, b, 0) for a, b in ((0, lead), (lead, out.shape[0])) if a < b]
             return out, run.conv(packed, x, out, groups=groups, geometry=Geometry(packed.stride), pieces=pieces)
