@@ -26,7 +26,7 @@ MOST_BYTES = 40 << 20
 #: What must be in it, and folders of which nothing may be.
 NEEDED = (
     "__init__.py", "pyproject.toml", "requirements.txt", "LICENSE", "NOTICE", "README.md", "CHANGELOG.md",
-    "engine/__init__.py",
+    "engine/__init__.py", "engine/kernels/prebuilt/sets/index.json",
     "nodes/__init__.py", "web/js/zerowaste.js", "locales/en/main.json", "assets/demo_vae.safetensors",
 )  # fmt: skip
 REFUSED = ("tests", "workflows", "registry", "tools/train_demo", ".github", ".ci")

@@ -41,6 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--families", default="", help="only kernels of these families, such as demo,seedvr2")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the sets (default: the checkout's)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (default: one for each core)")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="assemble one of N kernels (default: all)")
     parser.add_argument("--check", action="store_true", help="check the sets in the folder; write nothing")
     args = parser.parse_args(argv)
     names, families = args.sets.split(","), frozenset(filter(None, args.families.split(","))) or None
@@ -51,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
         each = functools.partial(pool.imap, chunksize=1)
         if args.check:
-            found = check(args.out, names, families, each)
+            found = check(args.out, names, families, each, args.every)
             print("\n".join(found) or "all checks passed", flush=True)
             return int(bool(found))
         failed = build(args.out, names, families, each)
@@ -63,41 +64,39 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def build(out: Path, names: list[str], families: frozenset[str] | None, each: kernels_wanted.Each) -> list[str]:
-    """Write the files of sets and their index. Returns which kernels cannot ship and why, one line each: what needs
-    one of them runs as if there were no set."""
-    files, index, maps, failed = {}, {}, [], []
-    samples: dict[str, list[Any]] = {}
+    """Write the files of sets, one after the other, and their index. Returns which kernels cannot ship and why, one
+    line each: what needs one of them runs as if there were no set."""
+    out.mkdir(parents=True, exist_ok=True)
+    for old in out.glob("*.xz"):
+        old.unlink()
+    told: dict[str, Any] = {"format": 1, "triton": lower_kernels.VERSION, "samples": {}, "maps": [], "sets": {}}
     there: set[Key] = set()
+    failed = []
     for name in names:
         users = kernels_wanted.wanted(name, families, each)
         keys = sorted(users, key=str)
         print(f"set {name}: {len(keys)} kernels", flush=True)
-        made = dict(zip(keys, each(_lowered, [(one, name) for one in keys]), strict=True))
-        failed += [f"set {name} goes without {one}: {why}" for one, why in made.items() if isinstance(why, str)]
-        made = {one: text for one, text in made.items() if not isinstance(text, str)}
-        form = lower_kernels.FORMS[name]
-        packed, index[name] = packed_set(name, made, users, maps, each)
-        versions = sorted({one.ptx.partition("\n")[0].removeprefix(".version ") for one in made.values()})
+        lowered = dict(zip(keys, each(_lowered, [(one, name) for one in keys]), strict=True))
+        failed += [f"set {name} goes without {one}: {why}" for one, why in lowered.items() if isinstance(why, str)]
+        made = {one: text for one, text in lowered.items() if not isinstance(text, str)}
         there |= set(made)
+        files, index = packed_set(name, made, users, told["maps"], each)
+        for file, data in files.items():
+            (out / file).write_bytes(data)
+        index["target"] = lower_kernels.FORMS[name].target
+        index["versions"] = sorted({one.ptx.partition("\n")[0].removeprefix(".version ") for one in made.values()})
+        told["sets"][name] = index
         # As `Library.texts` numbers a form's kernels.
-        order = [digest for one in MADE_OF[name] if one in index for digest in sorted(index[one]["kernels"])]
+        order = [one for part in MADE_OF[name] for one in sorted(told["sets"].get(part, {"kernels": ()})["kernels"])]
         numbers = {digest: number for number, digest in enumerate(order)}
-        covers = {use: [numbers[digest] for digest in digests]
-                  for use, digests in kernels_wanted.covered(name, there, families, each).items()}  # fmt: skip
-        index[name] |= {"target": form.target, "versions": versions, "covers": covers}
-        files |= packed
-        samples[name] = [[*sample, code] for sample, code in _codes(name, sorted(made, key=str))]
-    code = sha256(json.dumps(samples).encode()).hexdigest()[:16]
-    told = {"format": 1, "triton": lower_kernels.VERSION, "code": code, "samples": samples, "maps": maps, "sets": index}
-    out.mkdir(parents=True, exist_ok=True)
-    for old in out.glob("*.xz"):
-        old.unlink()
-    for file, data in files.items():
-        (out / file).write_bytes(data)
-    text = json.dumps(told, separators=(",", ":"), sort_keys=True)
-    (out / "index.json").write_text(text + "\n", encoding="utf-8", newline="\n")
+        index["covers"] = {use: [numbers[digest] for digest in digests]
+                           for use, digests in kernels_wanted.covered(name, there, families, each).items()}  # fmt: skip
+        told["samples"][name] = [[*sample, code] for sample, code in _codes(name, sorted(made, key=str))]
+        told["code"] = sha256(json.dumps(told["samples"], sort_keys=True).encode()).hexdigest()[:16]
+        text = json.dumps(told, separators=(",", ":"), sort_keys=True)
+        (out / "index.json").write_text(text + "\n", encoding="utf-8", newline="\n")
     size = sum(path.stat().st_size for path in out.iterdir())
-    print(f"{out}: {len(files)} files, {size / 2**20:.2f} MiB", flush=True)
+    print(f"{out}: {size / 2**20:.2f} MiB", flush=True)
     return failed
 
 
@@ -132,7 +131,8 @@ def packed_set(
 
 def part_of(one: Key, users: frozenset[str]) -> str:
     """Return the file that a kernel is in, with others that are used where it is."""
-    return f"{next(iter(users)) if len(users) == 1 else 'shared'}-{kernels_wanted.operands(one)}"
+    form = "-winograd" if one.kernel in ("conv3d.winograd_kernel", "norm_act.planes_kernel") else ""
+    return f"{next(iter(users)) if len(users) == 1 else 'shared'}-{kernels_wanted.operands(one)}{form}"
 
 
 def alike(one: Key) -> tuple[Any, ...]:
@@ -173,8 +173,10 @@ def _codes(name: str, keys: Iterable[Key]) -> list[tuple[list[Any], str]]:
 # -- check -------------------------------------------------------------------------------------------------------------
 
 
-def check(folder: Path, names: list[str], families: frozenset[str] | None, each: kernels_wanted.Each) -> list[str]:
-    """Return what is wrong with the sets in a folder, one line each."""
+def check(
+    folder: Path, names: list[str], families: frozenset[str] | None, each: kernels_wanted.Each, every: int = 1
+) -> list[str]:
+    """Return what is wrong with the sets in a folder, one line each. every: one of so many kernels is assembled."""
     library, found = Library(folder), []
     size = sum(path.stat().st_size for path in folder.iterdir())
     if size > MOST_BYTES:
@@ -187,10 +189,10 @@ def check(folder: Path, names: list[str], families: frozenset[str] | None, each:
         for one, text in there.items():
             if text.shared > SHARED_KIB << 10:
                 found.append(f"set {name}: {one} takes {text.shared} bytes of shared memory")
-        cards = lower_kernels.FORMS[name].cards
-        asked = [(text.ptx.decode("ascii"), card) for text in there.values() for card in cards]
+        cards, some = lower_kernels.FORMS[name].cards, list(there)[::every]
+        asked = [(there[one].ptx.decode("ascii"), card) for one in some for card in cards]
         wrong = list(each(_assembled, asked))
-        places = [one for one in there for _ in cards]
+        places = [one for one in some for _ in cards]
         found += [f"set {name}: {one}: {why}" for one, why in zip(places, wrong, strict=True) if why]
         print(f"set {name}: {len(keys)} kernels, {len(lacking)} lacking, {len(asked)} assembled", flush=True)
     return found + stale(folder, names)

@@ -142,7 +142,7 @@ def covered(
     people turn: those compile one by one when they first run, and the index stays small.
     """
     walks = walked(name, families, each)
-    whole = {way for way, (_, keys) in walks.items() if all(one in there for one in keys)}
+    whole = {way for way, (keys, _) in walks.items() if all(one in there for one in keys)}
     whole = {way for way in whole if way.kind is None or way._replace(kind=None) in whole or not way.policies}
     found: dict[str, list[str]] = {}
     for way in whole:

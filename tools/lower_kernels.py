@@ -44,8 +44,8 @@ class Form(NamedTuple):
 
 FORMS = {
     "A": Form(80, "sm_80", "8.5", (80, 86, 89)),
-    "B": Form(89, "sm_89", "8.5", (89,)),
     "C": Form(120, "sm_90", "8.5", (90, 120)),
+    "B": Form(89, "sm_89", "8.5", (89,)),
     "D": Form(120, "sm_120a", "8.7", (120,)),
 }
 
@@ -81,7 +81,7 @@ def lowered(key: Key, name: str) -> Lowered:
         raise LoweringError("it needs scratch memory or clusters")
     maps = tuple((m["swizzle"], m["elem_type"], m["elem_size"], tuple(m["block_size"]))
                  for m in meta.get("tensordesc_meta") or ())  # fmt: skip
-    return Lowered(_fitting(_plain(text, form), form), meta["shared"], meta["num_warps"], maps)
+    return Lowered(_plain(text, form), meta["shared"], meta["num_warps"], maps)
 
 
 def code(key: Key, name: str) -> str:
@@ -147,29 +147,9 @@ def _plain(text: str, form: Form) -> str:
     return text
 
 
-def _fitting(text: str, form: Form) -> str:
-    """The text, where ptxas would keep some values in memory so that one block more fits a processor, for one block
-    less. Raises LoweringError where ptxas refuses it."""
-    card = form.cards[-1]
-    used, why = _assembled(text, card)
-    if why is not None and not used:
-        raise LoweringError(why)
-    threads = int(re.search(r"\.reqntid (\d+)", text)[1])
-    blocks = (1 << 16) // (threads * max(used, 1)) - 1
-    if why is not None and blocks:
-        less = text.replace(f".reqntid {threads}\n", f".reqntid {threads}\n.minnctapersm {blocks}\n", 1)
-        return less if assembled(less, card) is None else text
-    return text
-
-
 def assembled(text: str, sm: int) -> str | None:
     """Assemble PTX for a card with the ptxas that Triton brings. Returns what is wrong; None: it fits and spills
     nothing."""
-    return _assembled(text, sm)[1]
-
-
-def _assembled(text: str, sm: int) -> tuple[int, str | None]:
-    """Registers of a thread, and what `assembled` returns."""
     tool = Path(triton.__file__).parent / "backends/nvidia/bin" / ("ptxas-blackwell" if sm >= 100 else "ptxas")
     target = f"sm_{sm}a" if ".target sm_120a" in text else f"sm_{sm}"
     with tempfile.TemporaryDirectory() as folder:
@@ -178,7 +158,6 @@ def _assembled(text: str, sm: int) -> tuple[int, str | None]:
         command = [str(tool), "-v", f"--gpu-name={target}", "-o", str(made), str(source)]
         done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        return 0, f"ptxas for {target}: {done.stderr.strip().splitlines()[0]}"
+        return f"ptxas for {target}: {done.stderr.strip().splitlines()[0]}"
     spills = sum(map(int, re.findall(r"(\d+) bytes spill", done.stderr)))
-    used = int(re.search(r"Used (\d+) registers", done.stderr)[1])
-    return used, f"{spills} bytes spilled on {target}" if spills else None
+    return f"{spills} bytes spilled on {target}" if spills else None
