@@ -54,7 +54,9 @@ def test_every_module_is_in_a_package():
 def test_data_files_are_listed():
     patterns = PROJECT["tool"]["setuptools"]["package-data"]["zerowaste_vae"]
     listed = {file for pattern in patterns for file in ROOT.glob(pattern)}
-    assert listed >= {file for file in (ROOT / "assets").rglob("*") if file.is_file()}
+    sets = ROOT / "engine" / "kernels" / "prebuilt" / "sets"
+    assert listed >= {file for folder in (ROOT / "assets", sets) for file in folder.rglob("*") if file.is_file()}
+    assert sets / "index.json" in listed
     assert zerowaste_vae.demo_vae_path() in listed
 
 

@@ -1,0 +1,117 @@
+"""The sets that ship: complete, whole, taken by ptxas; and a warning where they are older than the code."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import warnings
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from zerowaste_vae.engine.archs import ARCHITECTURES
+from zerowaste_vae.engine.kernels.cards import CARDS, FORMS, SHARED_KIB
+from zerowaste_vae.engine.kernels.prebuilt.keys import Key
+from zerowaste_vae.engine.kernels.prebuilt.library import FOLDER, MADE_OF, library
+from zerowaste_vae.engine.kernels.targets import prebuilt
+from zerowaste_vae.engine.options import DEFAULTS
+from zerowaste_vae.engine.planning.fusable import half_not_fused, no_8_bit
+from zerowaste_vae.engine.planning.launches import missing, needs, use_id
+
+TOOLS = Path(__file__).resolve().parents[4] / "tools"
+TYPES = (torch.float16, torch.bfloat16)
+FAMILIES = [one for one in ARCHITECTURES if one.published]
+WAYS = (DEFAULTS, DEFAULTS.switched(on=["winograd"]), DEFAULTS.switched(off=["composed_upsample"]))
+#: Those of the sets that are there.
+THERE = [form for form in FORMS if form in library().sets]
+
+
+def test_cards_run_what_is_there():
+    """RTX 30 and later have a form at least, older drivers read it, and all of it is small."""
+    assert "A" in library().sets and set(library().sets) <= set(FORMS)
+    for sm, card in CARDS.items():
+        there = [form for form in card.forms if all(name in library().sets for name in MADE_OF[form])]
+        assert list(library().serves(sm)) == there and there
+    assert sum(path.stat().st_size for path in FOLDER.iterdir()) <= 15 << 20
+    assert json.loads((FOLDER / "index.json").read_bytes())["sets"]["A"]["versions"] == ["8.5"]
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda one: one.name)
+def test_all_kernels_of_a_family_are_there(family):
+    """Of set A; `tools/build_kernels.py --check` asks for every use. Uses that the index names are not walked."""
+    config = family.published.config
+    for half, dtype, options in product(("decoder", "encoder"), TYPES, WAYS):
+        program = family.program(half, config)
+        if program is None or (half_not_fused(program, dtype) and not program.scales):
+            continue
+        eight = program.scales or no_8_bit([program], dtype) is None
+        for kind in (None, "int8")[: 1 + eight] if options == DEFAULTS or not program.scales else ():
+            use = use_id(family, config, half, dtype, options, kind, False)
+            assert library().covers("A", use), (half, dtype, options, kind)
+    decoder = needs(family, config, "decoder", TYPES[0], DEFAULTS, prebuilt("RTX 30", 86, "A"))
+    assert missing("A", decoder) is None
+
+
+def sample(form, count):
+    """Some kernels of a set, the same ones each time."""
+    index = json.loads((FOLDER / "index.json").read_bytes())
+    places = index["sets"][form]["kernels"]
+    return random.Random(form).sample(sorted(places), min(count, len(places))), places
+
+
+@pytest.mark.parametrize("form", THERE)
+def test_every_part_is_whole(form):
+    """What the index says of each kernel is what its text says of itself."""
+    digests, places = sample(form, 40)
+    for part, at, length, shared, warps, maps in map(places.get, digests):
+        text = library()._text(form, part)[at : at + length].decode("ascii")
+        assert text.startswith(".version ") and text.endswith("}\n") and text.count(".entry") == 1
+        assert f".reqntid {32 * warps}\n" in text and shared <= SHARED_KIB << 10
+        assert text.count(".b8 ") >= len(maps)
+
+
+def run(code, *arguments):
+    """In a process without Triton's interpreter, which would take the kernels' place."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(TOOLS), *sys.path])
+    done = subprocess.run([sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_ptxas_takes_a_sample_for_every_card(tmp_path):
+    """Triton's. Of some it keeps a few bytes in memory, so that one more block fits a processor."""
+    pytest.importorskip("triton", reason="its ptxas is Triton's")
+    texts = {}
+    for form in THERE:
+        digests, places = sample(form, 16)
+        for part, at, length, *_ in map(places.get, digests):
+            texts.setdefault(form, []).append(library()._text(form, part)[at : at + length].decode("ascii"))
+    code = (
+        "import json, sys, lower_kernels\n"
+        "for form, texts in json.load(open(sys.argv[1])).items():\n"
+        "    for text in texts:\n"
+        "        for sm in lower_kernels.FORMS[form].cards:\n"
+        "            print(lower_kernels.assembled(text, sm))\n"
+    )
+    (tmp_path / "texts.json").write_text(json.dumps(texts), encoding="utf-8")
+    found = run(code, str(tmp_path / "texts.json")).split("\n")[:-1]
+    spilled = [int(line.split()[0]) for line in found if line != "None"]  # anything else is refused
+    assert len(found) > 40 and len(spilled) < len(found) // 4 and max(spilled, default=0) <= 64
+
+
+def test_code_that_is_older_than_the_kernels_is_warned_of():
+    """Not a failure: sets are rebuilt last. Other versions of Triton lower to other code, and are not asked."""
+    triton = pytest.importorskip("triton")
+    index = json.loads((FOLDER / "index.json").read_bytes())
+    assert all(Key(*one[:3]).kernel for samples in index["samples"].values() for one in samples)
+    if triton.__version__ != library().triton:
+        pytest.skip(f"Triton {triton.__version__} is here, sets are made with {library().triton}")
+    code = (
+        "import build_kernels\n"
+        "print('\\n'.join(build_kernels.stale(build_kernels.FOLDER, list(build_kernels.Library().sets))))\n"
+    )
+    if stale := run(code).strip():
+        warnings.warn(f"the prebuilt kernels are older than the code: {stale}", stacklevel=1)
