@@ -1,1 +1,1 @@
-"""A clip on its way through a network: its memory, its place in time, and what happens when either runs short."""
+"""One clip passing through a network: its memory, its place in time, and the rescue when memory or range runs out."""

@@ -1,4 +1,4 @@
-"""Memory of a fused run's activations: a stack at each end of one block, sized by a dry walk."""
+"""Memory of a fused run's activations: a stack at each end of one block, sized by a dry run."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-ALIGN = 512  # what CUDA's allocators align to
+ALIGN = 512  # alignment of CUDA's allocators in bytes
 
 
 class Arena:
-    """Two stacks of tensors in one block, which grow towards each other; all but `turn` is about the one in use. Before
-    `allocate` it hands out meta tensors and learns how large it must be."""
+    """Two stacks of tensors in one block that grow towards each other; `take` uses the current one.
+
+    Before `allocate` it returns meta tensors and records how large it must be."""
 
     def __init__(self) -> None:
         self.peak = 0
@@ -23,7 +24,7 @@ class Arena:
         self._block: Tensor | None = None
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """An uninitialised tensor that lives until its scope ends, or its stack is cleared by `turn`."""
+        """Return an uninitialised tensor that lives until its scope ends, or its stack is cleared by `turn`."""
         size = math.prod(shape) * dtype.itemsize
         start = self._tops[self._end]
         self._tops[self._end] = top = start + -(-size // ALIGN) * ALIGN
@@ -36,26 +37,26 @@ class Arena:
 
     @property
     def tops(self) -> tuple[int, int]:
-        """Where both stacks end."""
+        """Return the ends of both stacks, in bytes."""
         return tuple(self._tops)  # type: ignore[return-value]
 
     def turn(self, tops: tuple[int, int]) -> None:
-        """Go on with the other stack, cleared down to its end in `tops`."""
+        """Switch to the other stack, cut back to its end in `tops`."""
         self._end ^= 1
         self._tops[self._end] = tops[self._end]
 
     def restart(self, tops: tuple[int, int]) -> None:
-        """Go on from where both stacks ended: what is taken next lies over what is there, which stays until it is
-        written to."""
+        """Set both stacks back to the ends `tops`: later tensors lie over earlier contents, which stay until
+        overwritten."""
         self._tops = list(tops)
 
     def clear(self, tops: tuple[int, int]) -> None:
-        """Nobody needs what is in the other stack, down to its end in `tops`."""
+        """Free the contents of the other stack down to its end in `tops`."""
         self._tops[self._end ^ 1] = tops[self._end ^ 1]
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """What is taken inside is free again afterwards."""
+        """Free at the end all that is taken inside."""
         tops, end = self.tops, self._end
         try:
             yield
@@ -63,7 +64,7 @@ class Arena:
             self._tops, self._end = list(tops), end
 
     def allocate(self, device: torch.device, within: Tensor | None = None) -> Tensor | None:
-        """within: bytes to take the block from; returns those behind it."""
+        """Allocate the block, or take it from the beginning of the bytes `within` and return the rest of them."""
         if within is None:
             self._block = torch.empty(self.peak, dtype=torch.uint8, device=device)
             return None

@@ -1,4 +1,4 @@
-"""Clips through a half of a network, chunk by chunk or tile by tile: one loop, whatever computes the chunks."""
+"""The loop that takes clips through a component, chunk by chunk or tile by tile, for all kinds of passes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,18 @@ from .within import within
 
 
 def decode(half: Half, z: Latents, plan: Plan, results: Results, guard: Guard, wanted: range) -> Iterator[int]:
-    """Latents into the wanted frames of every clip. Yields before each chunk."""
+    """Decode latents into the wanted frames of every clip.
+
+    Args:
+        half: the decoder.
+        z: latents [B, C, T, h, w].
+        plan: steps and tiles.
+        results: destination of the frames.
+        guard: keeps count of what is finished.
+        wanted: frames to make, of each clip.
+
+    Yields: before each chunk, the number of latents that it needs by then.
+    """
     batch, _, latents, height, width = z.shape
     clips = Clips(half, batch, height, width, results.dtype, plan, guard, wanted.start, lambda: latents,
                   lambda: wanted.stop)  # fmt: skip
@@ -49,9 +60,11 @@ def decode(half: Half, z: Latents, plan: Plan, results: Results, guard: Guard, w
 
 
 def encode(half: Half, video: Video, plan: Plan, results: Results, guard: Guard, wanted: range) -> Iterator[int]:
-    """Frames into the wanted moments [n, h, w, 2C] of every clip; frames that fill no latent are not read.
+    """Encode frames into the wanted moments [n, h, w, 2C] of every clip; frames that fill no latent are not read.
 
-    Yields before each chunk: of how many latents the frames have to be there by now, if there are so many.
+    Args: as of `decode`, with the encoder and `video`, the frames.
+
+    Yields: before each chunk, the number of latents whose frames must have arrived, unless the stream ends earlier.
     """
 
     def length() -> int:
@@ -89,7 +102,9 @@ def encode(half: Half, video: Video, plan: Plan, results: Results, guard: Guard,
 def _whole(
     half: Half, whole: Pass, clips: Clips, cut: Callable[[int, int, int, int], Tensor], results: Results, most: int
 ) -> Iterator[int]:
-    """At most `most` results at once. cut(clip, origin, first, end): as Cut, of a clip that begins at `origin`."""
+    """Take clips through a pass on whole frames, at most `most` results at once.
+
+    cut(clip, origin, first, end): as Cut, of a clip that begins at `origin`."""
     guard = clips.guard
     with whole.memory(), StagedWriter(results, most, guard.device, guard.finish, half.ahead) as writer:
         for clip in range(clips.batch):
@@ -100,11 +115,11 @@ def _whole(
                     guard.origin, guard.chunks = finished, clips.plan.steps if guard.alone else None
                 edges, (done, out) = whole.begins(guard.origin), whole.begin(clip, guard.origin, left)
                 origin, place = _from(half, edges, done, out)
-                if left is not None and place > finished:  # what was under way then has not arrived
+                if left is not None and place > finished:  # results in transit at that time have been lost
                     guard.origin, guard.chunks = finished, clips.plan.steps if guard.alone else None
                     edges, (done, out) = whole.begins(guard.origin), whole.begin(clip, guard.origin, None)
                     origin, place = _from(half, edges, done, out)
-                left = None  # nor its histories, where they were of no use
+                left = None  # frees its histories where they could not be used
                 done += origin
                 emit = _unfinished(guard, clip, place, clips.end, functools.partial(writer.write, clip))
                 part = Span(clip, done, None, clip, edges)
@@ -117,8 +132,9 @@ def _whole(
 def _features(
     half: Half, low: Pass, clips: Clips, cut: Cut, first: int, part: Span, features: dict[int, Tensor]
 ) -> Iterator[int]:
-    """A decoder's features of whole frames, in host memory: chunk by chunk, by the first latent of each. What sees
-    whole clips makes all of them of the first chunk."""
+    """Make a decoder's features of whole frames, chunk by chunk, into host memory under the first latent of each chunk.
+
+    A network that sees whole clips makes all of them in the first chunk."""
     at, waiting = low.begins(first)[-1], deque[int]()
 
     def noted(first: int, end: int) -> Tensor:
@@ -139,7 +155,7 @@ def _decode_tile(
     half: Half, tile: Pass, clips: Clips, features: dict[int, Tensor], where: tuple[int, int], block: tuple[int, int],
     part: Span, results: Results,
 ) -> Iterator[int]:
-    """where: row and column. Into a block of the clip's frames [a, b)."""
+    """Decode the tile at `where` (row, column) into frames [a, b), the `block` of the clip."""
     guard, grid, s, name = clips.guard, clips.plan.grid, half.spatial, (part.clip, *where)
     (row, column), (start, end) = where, block
     if guard.finished[name] >= end:
@@ -166,8 +182,10 @@ def _decode_tile(
 def _blended(
     half: Half, tile: Pass, clips: Clips, cut: Cut, first: int, part: Span, features: list[Tensor]
 ) -> Iterator[int]:
-    """An encoder's features [n, h, w, C] of a part of a clip, blended in host memory: the one entry that `features`
-    gets. The last tiles also take the pixels that fill no latent pixel, as whole frames do."""
+    """Make an encoder's features [n, h, w, C] of a part of a clip, blended in host memory, as the only entry of
+    `features`.
+
+    The last tiles also take the pixels that fill no latent pixel, as whole frames do."""
     rows, cols, s = clips.plan.grid.rows, clips.plan.grid.cols, half.spatial
     for number, (i, j) in enumerate(clips.plan.grid.indices()):
         (y0, y1), (x0, x1) = rows.spans()[i], cols.spans()[j]
@@ -196,7 +214,7 @@ def _blended(
 def _low(
     half: Half, low: Pass, clips: Clips, features: Tensor, part: Span, block: tuple[int, int], results: Results
 ) -> Iterator[int]:
-    """An encoder's last part on whole frames, into a block of the results [a, b)."""
+    """Run an encoder's last part on whole frames, into results [a, b), the `block`."""
     guard, size, origin, (first, end) = clips.guard, clips.plan.steps.latents, part.first, block
 
     def cut(first: int, last: int) -> Tensor:
@@ -214,7 +232,8 @@ def _low(
 
 
 def _through(run: Pass, clips: Clips, cut: Cut, emit: Emit, part: Span) -> Iterator[int]:
-    """A part of a clip or tile. Yields before each chunk: how many of the clip's latents it has to have by now."""
+    """Take a part of a clip or tile through a pass; yield before each chunk how many latents of the clip it needs by
+    then."""
     guard, steps, done = clips.guard, clips.plan.steps, part.first
     ahead = steps.latents if clips.half.program.late else 0
 
@@ -233,18 +252,18 @@ def _through(run: Pass, clips: Clips, cut: Cut, emit: Emit, part: Span) -> Itera
     while done < last():
         size = steps.at(done)
         yield last() if clips.half.program.gathers else done + size + ahead
-        if next(chunks, chunks) is chunks:  # a stream of frames has ended there
+        if next(chunks, chunks) is chunks:  # the stream of frames has ended
             break
         done = chunk_end(done, last(), size, part.edges)
         guard.reach(part.index, done, last() - done)
-    next(chunks, None)  # what follows the last chunk
+    next(chunks, None)  # runs the code after the last yield
 
 
 def _unfinished(
     guard: Guard, part: object, first: int, end: Callable[[], int], deliver: Callable[[int, Tensor, Tensor], None]
 ) -> Emit:
-    """Counts a part's results from `first` on and delivers those in front of `end` that no attempt before has
-    finished."""
+    """Return an Emit that counts a part's results from `first` on and delivers those before `end` that are not finished
+    yet."""
 
     def emit(results: Tensor, health: Tensor) -> None:
         nonlocal first
@@ -259,9 +278,10 @@ def _unfinished(
 
 
 def _from(half: Half, begins: tuple[int, ...], done: int, out: int) -> tuple[int, int]:
-    """(the latent that stands for one frame, place of the next result within the clip) where `done` latents are through
-    and `out` results are out, as `Pass.begin` says: the clip's first latent, or where steps begin as with a clip of
-    their own."""
+    """Return (the latent that stands for one frame, place of the next result within the clip).
+
+    `done` latents are through and `out` results are out, as `Pass.begin` returns them: counted from the clip's first
+    latent, or from where steps begin as with a clip of their own."""
     decodes = half.program.half == "decoder"
     if not half.program.staged:
         return begins[0], (half.temporal * begins[0] if decodes else begins[0]) + out

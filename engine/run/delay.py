@@ -19,7 +19,8 @@ class Delay:
         self, name: str, frames: int, shape: tuple[int, int, int], dtype: torch.dtype,
         counts: Callable[[], Counter[str]],
     ) -> None:  # fmt: skip
-        """counts: those of the clip, as they are now, among them under `name` how many frames wait."""
+        """Describe the stream; counts() are the clip's current counters, with the number of waiting frames under
+        `name`."""
         self.name, self.frames, self.shape, self.dtype = name, frames, shape, dtype
         self._counts = counts
         self.data: Tensor | None = None
@@ -34,7 +35,7 @@ class Delay:
 
     @property
     def whole(self) -> tuple[int, int, int, int]:
-        """Of what waits at most."""
+        """Return the shape of the most frames that wait."""
         return self.frames, *self.shape
 
     @property
@@ -45,18 +46,20 @@ class Delay:
         self.data = torch.empty((self.frames, *self.shape), dtype=self.dtype, device=device)
 
     def parts(self, x: Tensor, count: int) -> list[tuple[int, Tensor]]:
-        """(first, frames) of the stream's next `count`: those that waited, then of x. All are the stream's own."""
+        """Return (first, frames) of the stream's next `count`, first those that waited, then those of x, without
+        copies."""
         waited = min(self.waiting, count)
         parts = [(0, self.data[:waited]), (waited, x[: count - waited])]
         return [(at, part) for at, part in parts if part.shape[0]]
 
     def take(self, x: Tensor, count: int, out: Tensor, scratch: Tensor) -> None:
-        """The stream's next `count` into `out`, which may begin where x does; the rest waits. scratch: as large as what
-        waits at most."""
+        """Copy the stream's next `count` frames into `out`, which may begin where x does; the rest waits.
+
+        scratch: memory for the most frames that wait."""
         waited = self.waiting
         rest = self._rest(x, count, scratch)
         hop = waited or max(count, 1)
-        # From behind, in hops that do not reach into themselves.
+        # From the end, in steps whose source and target do not overlap.
         for end in range(count, waited, -hop) if waited or out.data_ptr() != x.data_ptr() else ():
             first = max(end - hop, waited)
             out[first:end].copy_(x[first - waited : end - waited])
@@ -64,11 +67,11 @@ class Delay:
         self._keep(rest)
 
     def skip(self, x: Tensor, count: int, scratch: Tensor) -> None:
-        """The stream's next `count` have been read; the rest waits."""
+        """Drop the stream's next `count` frames, which have been read; the rest waits."""
         self._keep(self._rest(x, count, scratch))
 
     def _rest(self, x: Tensor, count: int, scratch: Tensor) -> Tensor:
-        """A copy of what is left behind the next `count`."""
+        """Copy the frames after the next `count` into `scratch`."""
         waited, new = self.data[count : self.waiting], x[max(count - self.waiting, 0) :]
         rest = scratch[: waited.shape[0] + new.shape[0]]
         rest[: waited.shape[0]].copy_(waited)
@@ -80,11 +83,11 @@ class Delay:
         self.data[: self.waiting].copy_(rest)
 
     def frame(self, key: str) -> tuple[int, int, int]:
-        """The shape of a frame, as a Ring's."""
+        """Return the shape of a frame, as `Ring.frame`."""
         return self.shape
 
     def history(self, key: str) -> list[Piece]:
-        """As a Ring's."""
+        """Return the waiting frames, as `Ring.history`."""
         return [Piece(i, 0, self.data[i]) for i in range(self.waiting)]
 
     def adopt(self, key: str, frames: Tensor) -> None:

@@ -1,8 +1,7 @@
-"""What belongs to a device: which one is a thread's current, the streams beside its default one, its caches of memory,
-and waiting for it. Where work is spread over several devices, this is what there is one of for each.
+"""State of a device: a thread's current device, extra streams, caches of memory, and waiting for its work.
 
-Caches and waits concern a whole device or process, and so must not meet another thread's recording.
-"""
+It exists once per device where work is spread over several. Caches and waits concern a whole device or process, and so
+must not coincide with another thread's recording."""
 
 from __future__ import annotations
 
@@ -15,22 +14,21 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
-#: Held while launches are being recorded: in whichever thread, torch refuses to empty its cache then, and a wait for
-#: the whole device may break the recording off.
+#: Held while launches are being recorded: meanwhile torch refuses to empty its cache in any thread, and a wait for the
+#: whole device may break the recording off.
 RECORDING = threading.RLock()
-#: Who took memory of a GPU last.
+#: The last owner that took memory of a GPU.
 _owners: dict[torch.device, weakref.ref[object]] = {}
 
 
 def empty_device_cache() -> None:
-    """Give back what torch has reserved on all GPUs and nobody uses."""
+    """Free the unused memory that torch has reserved on all GPUs."""
     with RECORDING:
         torch.cuda.empty_cache()
 
 
 def gaps(device: torch.device) -> int:
-    """Bytes that torch keeps reserved on a GPU although nobody uses them: the gaps in segments of which a part is in
-    use. On a CPU there are none."""
+    """Return the unused bytes that torch keeps reserved on a GPU, in segments of which a part is in use; 0 on a CPU."""
     if device.type != "cuda":
         return 0
     empty_device_cache()
@@ -38,8 +36,10 @@ def gaps(device: torch.device) -> int:
 
 
 def make_way(device: torch.device, owner: object) -> None:
-    """Before `owner` takes memory of a GPU: what another left in torch's cache goes, since blocks fit who cut them, and
-    what is reserved would grow to the sum of both (13.3 GB for two decodes in turns that take 7.3 each)."""
+    """Empty torch's cache before `owner` takes memory of a GPU, if another one took memory before.
+
+    Cached blocks fit the requests they were cut for, so the reserved memory would grow to the sum of both (13.3 GB for
+    two alternating decodes that take 7.3 each)."""
     before = _owners.get(device)
     if before is None or before() is not owner:
         _owners[device] = weakref.ref(owner)
@@ -48,8 +48,9 @@ def make_way(device: torch.device, owner: object) -> None:
 
 
 def keeps_blocks(device: torch.device) -> bool:
-    """Whether what torch frees on a device stays reserved in the blocks into which it was cut, where larger requests
-    find no room: its own allocator for GPUs, unless its segments may grow."""
+    """Check whether memory that torch frees on a device stays reserved in blocks too small for larger requests.
+
+    That holds for its own allocator for GPUs, unless its segments are expandable."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return False
     settings = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "") + os.environ.get("PYTORCH_ALLOC_CONF", "")
@@ -63,31 +64,33 @@ def synchronize(device: torch.device) -> None:
 
 
 def empty_host_cache() -> None:
-    """Give back the page-locked host memory that torch keeps for copies to come. Old versions of torch cannot."""
+    """Free the page-locked host memory that torch keeps for later copies. Old versions of torch cannot."""
     empty = getattr(torch._C, "_host_emptyCache", None)
     if empty is not None and torch.cuda.is_initialized():
         empty()
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:
-    """`device` is this thread's current one inside, if it is a GPU that has a number; the thread's own comes back."""
+    """Make `device` this thread's current one inside, if it is a GPU with a number; the previous one comes back."""
     return torch.cuda.device(device) if device.type == "cuda" and device.index is not None else nullcontext()
 
 
 def numbered(device: torch.device) -> torch.device:
-    """One and the same, whatever thread it will be used in: a GPU without a number is this thread's current one."""
+    """Return the device with its number, so that it is the same in every thread: without one, a GPU is the current one.
+    """
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device
 
 
 _Streams = dict[torch.device, torch.cuda.Stream]
-#: Of threads that have ended.
+#: Streams of threads that have ended.
 _idle: defaultdict[torch.device, deque[torch.cuda.Stream]] = defaultdict(deque)
 
 
 class _Own(threading.local):
-    """A thread's streams. When it ends they are for others: what torch has reserved for one stream serves no other."""
+    """A thread's streams. Later threads take them over, because memory that torch reserved for one stream serves no
+    other."""
 
     def __init__(self) -> None:
         self._streams: _Streams = {}
@@ -112,21 +115,24 @@ _uploads: dict[torch.device, torch.cuda.Stream] = {}
 
 
 def uploads(device: torch.device) -> torch.cuda.Stream:
-    """The stream on which host memory is copied to a GPU, whatever thread asks: what torch has reserved for copies of
-    one stream serves no other, and with a stream for every call each would reserve its own."""
+    """Return the stream on which all threads copy host memory to a GPU.
+
+    Memory that torch has reserved for copies of one stream serves no other, so with a stream for every call each would
+    reserve its own."""
     device = numbered(device)
     return _uploads.get(device) or _uploads.setdefault(device, torch.cuda.Stream(device))
 
 
-#: Pairs that no run has at present.
+#: Pairs of streams that no run uses at present.
 _pairs: defaultdict[torch.device, deque[tuple[torch.cuda.Stream, torch.cuda.Stream]]] = defaultdict(deque)
 
 
 def lend_copies(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
-    """Two streams for copies from and to host memory beside a run's work, until `return_copies`: one run after the
-    other has the same. A GPU keeps all streams in a few queues (8, where CUDA_DEVICE_MAX_CONNECTIONS says nothing), and
-    a copy waits for the kernels in front of it in its own; these are of another priority than what computes, and so in
-    other queues."""
+    """Return two streams for copies from and to host memory during a run, until `return_copies`.
+
+    One run after the other gets the same pair. A GPU keeps all streams in a few queues (8, unless
+    CUDA_DEVICE_MAX_CONNECTIONS is set), and a copy waits for earlier kernels in its own queue. These streams have
+    another priority than computation, and so are in other queues."""
     try:
         return _pairs[device].pop()
     except IndexError:
@@ -134,14 +140,15 @@ def lend_copies(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Str
 
 
 def return_copies(device: torch.device, pair: tuple[torch.cuda.Stream, torch.cuda.Stream]) -> None:
-    """All that was queued on them is done."""
+    """Take back a pair of streams whose queued work is done."""
     _pairs[device].append(pair)
 
 
 @contextmanager
 def aside(device: torch.device) -> Iterator[None]:
-    """On a stream of this thread's own: the default one cannot be recorded. Its work begins after that of the current
-    stream, which goes on after it."""
+    """Work on a stream of this thread's own, because the default stream cannot be recorded.
+
+    Its work begins after that of the current stream, which goes on after it."""
     if device.type != "cuda":
         yield
         return

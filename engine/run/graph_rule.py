@@ -1,7 +1,6 @@
-"""When recording a chunk as a CUDA graph pays: what the host and the GPU need for it, against how often it comes.
+"""Rule for recording a chunk as a CUDA graph: its times on the host and the GPU, against how often it comes.
 
-All times are in milliseconds. Nothing here ever waits for the GPU.
-"""
+All times are in milliseconds. Nothing here ever waits for the GPU."""
 
 from __future__ import annotations
 
@@ -13,19 +12,19 @@ from typing import TypeVar
 import torch
 
 T = TypeVar("T")
-#: Recording takes the host 1.4 times as long as launching (18 ms against 13 on an H200's host), and then the graph is
-#: made and uploaded.
+#: Cost of a recording, in launches of the chunk: it takes the host 1.4 times as long as launching (18 ms against 13 on
+#: an H200's host), and then the graph is made and uploaded.
 RECORDING = 2.0
-#: A plan that comes twice in a row is taken to come this often again.
+#: Number of further calls expected of a plan that comes twice in a row.
 CALLS = 10
-#: More memory than this is not kept between two calls (128x128 takes 0.65 GiB, 64x64 0.17).
+#: Largest memory in bytes that is kept between two calls (128x128 takes 0.65 GiB, 64x64 0.17).
 KEPT_BYTES = 1 << 30
-#: Of each frame within its clip, launches know only whether it is the first one, the second or a later one.
+#: Launches depend on a frame's place in its clip only up to this count: first frame, second, or later.
 SETTLED = 2
 
 
 class Clock:
-    """The GPU's time between two points of the current stream."""
+    """Measures the GPU's time between two points of the current stream."""
 
     def __init__(self) -> None:
         self._begin, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -37,18 +36,20 @@ class Clock:
         self._end.record()
 
     def begun(self) -> bool:
-        """Whether the GPU has come to the start."""
+        """Check whether the GPU has reached the start."""
         return self._begin.query()
 
     def milliseconds(self) -> float | None:
-        """None while the GPU has not come to the end."""
+        """Return the time, or None while the GPU has not reached the end."""
         return self._begin.elapsed_time(self._end) if self._end.query() else None
 
 
 @dataclass
 class Times:
-    """Of one chunk: the host's for its launches; the GPU's from the first to the end of the last; and the GPU's where
-    none of them waited for the host, as far as that is known."""
+    """Times of one chunk.
+
+    launching: of the host, for its launches. span: of the GPU, from the first launch to the end of the last. busy: of
+    the GPU where none of them waited for the host, as far as that is known."""
 
     launching: float
     span: float
@@ -56,44 +57,53 @@ class Times:
 
     @property
     def gain(self) -> float:
-        """What a replay saves. A GPU that waits for the host is done as soon as that is; how much of the time it was
-        at work nobody knows before a replay: half of it, for want of better. What it is done later, it was at work."""
+        """Return the time that a replay saves.
+
+        A GPU that waits for the host ends when the host does. How much of that time it worked is unknown before a
+        replay; half of it is assumed. Time that it needs beyond the host's, it worked."""
         busy = self.span - self.launching / 2 if self.busy is None else self.busy
         return self.launching - busy
 
 
 def pays(times: Times | None, left: int) -> bool:
-    """Whether a chunk that comes `left` times, this one included, should be recorded."""
+    """Check whether a chunk that comes `left` times, this one included, should be recorded."""
     return times is not None and left * times.gain > RECORDING * times.launching
 
 
 def chunks_left(clips: int, latents: int, done: int, chunk: int) -> int:
-    """How often a chunk of `chunk` latents comes in a call, this one included, at least: `done` of its clip's `latents`
-    are behind it, and `clips` more clips follow."""
+    """Return how often at least a chunk of `chunk` latents comes in a call, this one included.
+
+    Args:
+        clips: clips that follow this one.
+        latents: of each clip.
+        done: latents of this clip before the chunk.
+        chunk: latents per chunk.
+    """
     return (1 + clips) * (1 if done < SETTLED else (latents - done) // chunk)
 
 
 @dataclass
 class Notes:
-    """What the runs of one plan have shown; holds no memory on the device."""
+    """Observations of the runs of one plan; they hold no memory on the device."""
 
     #: The kinds of chunks whose kernels are compiled.
     seen: set[Hashable] = field(default_factory=set)
     times: dict[Hashable, Times] = field(default_factory=dict)
-    #: Calls since the memory was last taken back, and how many it takes until another one is expected.
+    #: Calls since the memory was last freed, and the number of calls after which more are expected.
     calls: int = 0
     patience: int = 1
-    #: Why recording failed, if so.
+    #: The reason for which recording failed, if it did.
     failed: str | None = None
     _under_way: tuple[Hashable, float, bool, Clock] | None = None
 
     @property
     def lasting(self) -> bool:
-        """Whether the plan is taken to come again and to find what this call leaves."""
+        """Check whether the plan is expected to come again and to find the memory that this call leaves."""
         return self.calls > self.patience
 
     def launch(self, kind: Hashable, work: Callable[[], T], clock: Callable[[], Clock]) -> T:
-        """work(), timed unless kernels are still to be compiled or the GPU is behind with the latest one timed."""
+        """Run work(), timed unless its kernels are not compiled yet or the GPU has not finished the last timed chunk.
+        """
         self.settle()
         if kind not in self.seen or self._under_way is not None:
             result = work()
@@ -104,13 +114,13 @@ class Notes:
         result = work()
         timed.stop()
         launching = 1e3 * (perf_counter() - start)
-        # Where the GPU begins only after the last launch, it waits for none, and the host may have waited for the GPU:
-        # some thousand launches fill the queue.
+        # If the GPU begins only after the last launch, it waits for none, and the host may have waited for the GPU:
+        # a few thousand launches fill the queue.
         self._under_way = kind, launching, timed.begun(), timed
         return result
 
     def settle(self) -> None:
-        """Read the latest time taken, if the GPU is there. The quickest launch of a kind counts."""
+        """Read the last measured time, if the GPU is done. The quickest launch of a kind counts."""
         span = self._under_way and self._under_way[3].milliseconds()
         if span is None:
             return
@@ -123,15 +133,17 @@ class Notes:
             self.worked(kind, span)
 
     def worked(self, kind: Hashable, busy: float) -> None:
-        """The GPU did a chunk of this kind in `busy` without waiting for the host; the quickest one counts."""
+        """Note that the GPU took `busy` for a chunk of this kind without waiting for the host; the quickest one counts.
+        """
         times = self.times.get(kind)
         if times is not None:
             times.busy = busy if times.busy is None else min(busy, times.busy)
 
     def lose(self) -> None:
-        """What was kept for the next call was gone, or was in another one's way: not so soon again."""
+        """Note that memory kept for the next call was gone or in the way of another: keep it less readily from now on.
+        """
         self.calls, self.patience = 0, CALLS * self.patience
 
     def forget(self) -> None:
-        """The memory is taken back, as asked for."""
+        """Start anew after the memory was freed on request."""
         self.calls, self.patience, self.failed = 0, 1, None

@@ -1,11 +1,10 @@
-"""CUDA graphs of a run's chunks: one that comes again is replayed in one call instead of hundreds of launches.
+"""CUDA graphs of a run's chunks: a chunk that comes again is replayed in one call instead of hundreds of launches.
 
-A graph repeats its launches with the arguments they were recorded with. Memory stays where it is as long as the Run
-has it; what is left to change from chunk to chunk is the input, which is copied to where the recorded one was; the
-clip's first frames, which have weights of their own; and the slots of the rings. So a chunk is replayed where its size
-and the clip's progress, as far as launches depend on it, are as they were, and each one begins at slot 0 of every ring
-(Ring.rewind): the histories are copied there, at the end of the graph itself.
-"""
+A graph repeats its launches with the arguments they were recorded with. Memory stays in place as long as the Run has
+it. Three things change from chunk to chunk: the input, which is copied to the place of the recorded one; the clip's
+first frames, which have weights of their own; and the slots of the rings. So a chunk is replayed if its size and the
+clip's progress, as far as launches depend on it, are as they were when it was recorded, and each one begins at slot 0
+of every ring (Ring.rewind): the histories are copied there, at the end of the graph itself."""
 
 from __future__ import annotations
 
@@ -26,21 +25,25 @@ from .plan import Plan
 from .run import Run
 
 T = TypeVar("T")
-#: What recording takes: cuBLAS's workspace for a second stream (32 MiB on an H200), operators' temporaries in a pool
-#: of their own, and the graphs themselves; 46 MiB measured with two of them.
+#: Memory for recording: cuBLAS's workspace for a second stream (32 MiB on an H200), operators' temporaries in a pool
+#: of their own, and the graphs themselves; 46 MiB measured with two graphs.
 GRAPH_BYTES = 64 << 20
-#: Chunks of more different kinds than this are launched as ever.
+#: Largest number of graphs of a run; chunks of further kinds are launched one by one.
 MOST_GRAPHS = 8
 
 
 def one_step(latents: int, frames: int, rate: int = 4) -> bool:
-    """Whether a chunk's frames go through the highest resolutions at once; arguments as in Steps. rate: frames of a
-    latent, at most."""
+    """Check whether a chunk's frames pass the highest resolutions at once.
+
+    Args:
+        latents, frames: as in Steps.
+        rate: largest number of frames per latent.
+    """
     return not frames or frames >= rate * latents
 
 
 def why_none(wanted: bool, plan: Plan, rate: int = 4) -> str | None:
-    """The reason why the chunks of a plan are not recorded, or None."""
+    """Return the reason why the chunks of a plan are not recorded, or None."""
     if not wanted:
         return "switched off"
     if plan.tiled:
@@ -56,7 +59,7 @@ def why_none(wanted: bool, plan: Plan, rate: int = 4) -> str | None:
 
 
 def why_not_on(device: torch.device) -> str | None:
-    """The reason why a device has no graphs, or None."""
+    """Return the reason why a device has no graphs, or None."""
     if device.type != "cuda":
         return "only CUDA GPUs replay graphs"
     allocator = torch.cuda.get_allocator_backend()
@@ -71,10 +74,11 @@ _BROKEN: list[torch.cuda.CUDAGraph] = []
 
 
 class CudaGraph:
-    """What one chunk launches."""
+    """The recorded launches of one chunk."""
 
     def __init__(self, device: torch.device, pool: object) -> None:
-        """pool: where temporaries are allocated. Graphs that share it must not run at the same time."""
+        """Prepare a graph whose temporaries come from `pool`. Graphs that share a pool must not run at the same time.
+        """
         self._graph = torch.cuda.CUDAGraph()
         self._pool = pool
         self._clock = Clock()
@@ -95,13 +99,13 @@ class CudaGraph:
         try:
             self._graph.capture_end()
         except RuntimeError:
-            # CUDA has broken the recording off, and torch's allocators do not know it: they would ask this graph which
-            # stream it records, and refuse to empty their cache.
+            # CUDA has broken the recording off, and torch's allocators have not noticed: they would ask this graph
+            # which stream it records, and refuse to empty their cache.
             _BROKEN.append(self._graph)
             names = "_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool"
             end = next((getattr(torch._C, n) for n in names if hasattr(torch._C, n)), None)
             if end is not None:
-                with suppress(RuntimeError):  # they know it after all
+                with suppress(RuntimeError):  # they have noticed after all
                     end(torch.cuda.current_device(), self._pool)
 
     def replay(self) -> None:
@@ -110,13 +114,13 @@ class CudaGraph:
         self._clock.stop()
 
     def milliseconds(self) -> float | None:
-        """The GPU's time for the latest replay; None while it runs."""
+        """Return the GPU's time for the latest replay, or None while it runs."""
         return self._clock.milliseconds()
 
 
 @dataclass
 class _Recorded:
-    """A chunk's graph with its input and result, and what the chunk changes besides memory."""
+    """A chunk's graph with its input and result, and the changes that the chunk makes besides memory."""
 
     graph: CudaGraph
     part: Tensor
@@ -127,17 +131,18 @@ class _Recorded:
 
 
 class Graphs:
-    """A Run and the graphs of its chunks. A kind of chunk is recorded where that pays, by its times in earlier chunks:
-    by then its kernels are compiled and libraries have their workspaces. Results are those of the launches, bit by
-    bit."""
+    """A Run and the graphs of its chunks; results equal those of the launches, bit by bit.
+
+    A kind of chunk is recorded if its times in earlier chunks say that this pays: by then its kernels are compiled and
+    libraries have their workspaces."""
 
     def __init__(self, run: Run, notes: Notes, key: Hashable) -> None:
-        """key: tells runs that may take each other's place from those that may not."""
+        """Prepare graphs of `run`. key: equal for runs that may replace each other."""
         self.run = run
         self.key = key
         self.notes = notes
         self.device = run.device
-        #: Chunks since `begin`, and how many of them were replayed.
+        #: Chunks since `begin`, and the number of them that were replayed.
         self.chunks = 0
         self.replayed = 0
         self._why = ""
@@ -146,18 +151,23 @@ class Graphs:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the device, operators' temporaries aside."""
+        """Return the bytes on the device, without operators' temporaries."""
         return self.run.nbytes + sum(r.part.nbytes for r in self._recorded.values())
 
     def begin(self) -> None:
-        """A new call."""
+        """Start a new call."""
         self.chunks = self.replayed = 0
         self._why = "no chunk came a second time"
         self.notes.calls += 1
 
     def chunk(self, walk: Callable[[Tensor], Tensor], part: Tensor, left: int) -> Tensor:
-        """walk(part), launched or replayed; the result is valid until the next call. `walk` is the same function of the
-        run and its argument every time. left: as in `pays`, within this call."""
+        """Return walk(part), launched or replayed; the result is valid until the next call.
+
+        Args:
+            walk: the same function of the run and its argument every time.
+            part: the chunk's input.
+            left: as in `pays`, within this call.
+        """
         self._judge()
         self.chunks += 1
         notes, kind = self.notes, self._kind(part)
@@ -170,30 +180,30 @@ class Graphs:
         return notes.launch(kind, lambda: walk(part), Clock)
 
     def why_none(self) -> str | None:
-        """The reason why no chunk since `begin` was replayed, or None."""
+        """Return the reason why no chunk since `begin` was replayed, or None."""
         return None if self.replayed else self.notes.failed or self._why
 
     def worth_keeping(self) -> bool:
-        """At the end of a call: whether another one would gain from this run's memory and graphs."""
+        """Check, at the end of a call, whether another one would gain from this run's memory and graphs."""
         self._judge()
         return self._small and any(pays(self.notes.times.get(kind), CALLS) for kind in self._recorded)
 
     def clear(self) -> None:
-        """Forget the graphs."""
+        """Drop the graphs."""
         if self._recorded and self.device.type == "cuda":
             synchronize(self.device)
         self._recorded.clear()
         self._pool = None
 
     def free(self) -> None:
-        """Give everything back."""
+        """Free the graphs and the run's memory."""
         self.clear()
         self.run.free()
 
     # -- one chunk -------------------------------------------------------------------------------------------------
 
     def _kind(self, part: Tensor) -> Hashable:
-        """All that a chunk's launches depend on, besides memory and the slots of the rings."""
+        """Return all that a chunk's launches depend on, besides memory and the slots of the rings."""
         run = self.run
         progress = tuple(sorted((name, min(count, SETTLED)) for name, count in run.done.items()))
         begun = tuple(len(ring.mark[1]) for ring in run.rings.values())
@@ -229,7 +239,7 @@ class Graphs:
         try:
             if self._pool is None and self.device.type == "cuda":
                 self._pool = torch.cuda.graph_pool_handle()
-            with torch.inference_mode(False):  # as Run.allocate
+            with torch.inference_mode(False):  # for the reason given in Run.allocate
                 given = torch.empty_like(part)
             graph = CudaGraph(self.device, self._pool)
 
@@ -247,7 +257,7 @@ class Graphs:
             self._give_up(error)
         finally:
             run.recording = False
-            # Nothing has run yet.
+            # Recording has not run anything.
             run.done, self._marks = done, marks
 
     def _replay(self, kind: Hashable, walk: Callable[[Tensor], Tensor], part: Tensor) -> Tensor:
@@ -256,7 +266,7 @@ class Graphs:
         try:
             recorded.part.copy_(part)
             recorded.graph.replay()
-        except Exception as error:  # the launch finds no memory
+        except Exception as error:  # no memory for the launch
             self._give_up(error)
             return walk(part)
         self.run.done.update(recorded.done)
@@ -266,7 +276,7 @@ class Graphs:
         return recorded.result
 
     def _judge(self) -> None:
-        """Note what replays that are over took."""
+        """Note the times of finished replays."""
         self.notes.settle()
         for kind, recorded in self._recorded.items():
             busy = recorded.graph.milliseconds() if recorded.replayed else None

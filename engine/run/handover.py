@@ -1,4 +1,4 @@
-"""A clip that one Run has begun goes on in another: other chunks, other memory, the same values."""
+"""Transfer of a begun clip from one Run to another one: other chunks, other memory, the same values."""
 
 from __future__ import annotations
 
@@ -12,25 +12,30 @@ from ..memory import available_ram, in_gb
 from .pinned import POOL
 from .run import Run
 
-#: Of the free host memory, this part stays free of histories: the system would rather end the process than refuse.
+#: One part in so many of the free host memory is left free: the system ends the process rather than refuse memory.
 SPARE_SHARE = 8
 
 
 @dataclass(frozen=True)
 class Handover:
-    """A clip between two chunks: the frames each stage has taken in, and all histories in host memory by convolution
-    key, [frames, H + 2, W + 2, C] with the oldest frame first. `take_over` uses them up."""
+    """A clip between two chunks: the frames that each stage has taken in, and all histories in host memory.
+
+    Histories are [frames, H + 2, W + 2, C] by convolution key, with the oldest frame first. `take_over` uses them up.
+    """
 
     done: Counter[str]
     histories: dict[str, Tensor]
-    #: The clip's features, where the network gathers them.
+    #: The clip's features, if the network gathers them.
     gathered: Tensor | None = None
 
 
 def hand_over(run: Run) -> Handover | None:
-    """The clip as it stands in `run`. None before its first chunk, and where a chunk was left half-way: its histories
-    are then neither the old ones nor the new ones. Raises MemoryError where the host has no room for them; nothing has
-    been copied then."""
+    """Return the clip as it stands in `run`.
+
+    None before its first chunk, and if a chunk was left half-way: its histories are then a mix of old and new ones.
+
+    Raises: MemoryError if the host has no room for the histories; nothing has been copied then.
+    """
     if run.dry or not run.between:
         return None
     there = {key: pieces for holder, key in run.holders() if (pieces := holder.history(key))}
@@ -50,9 +55,13 @@ def hand_over(run: Run) -> Handover | None:
 
 
 def take_over(run: Run, clip: Handover) -> bool:
-    """Go on with `clip` in a Run of the same frame size and type, whatever its chunks and parking. Each history is
-    freed as soon as it is where the Run keeps it. Not done, and False, where a history is in planes here and plain
-    there (`Memory.rings`): neither can be made of the other, and the clip begins anew."""
+    """Go on with `clip` in a Run of the same frame size and type, whatever its chunks and parking.
+
+    Each history is freed as soon as the Run has its copy.
+
+    Returns: True, or False without a change if a history is stored in planes here and plain there (`Memory.rings`).
+    Neither can be made of the other, so the clip begins anew.
+    """
     if any(tuple(clip.histories[key].shape[1:]) != holder.frame(key)
            for holder, key in run.holders() if key in clip.histories):  # fmt: skip
         return False
@@ -63,5 +72,5 @@ def take_over(run: Run, clip: Handover) -> bool:
     for holder, key in run.holders():
         if key in clip.histories:
             holder.adopt(key, clip.histories.pop(key))
-    run.between = True  # only now: where memory ends before, half a clip is not handed over as a whole one
+    run.between = True  # only now: if memory runs out before, half a clip is not handed over as a whole one
     return True

@@ -1,4 +1,4 @@
-"""Where the rows of a convolution's causal history wait between its uses: in host memory or on the GPU."""
+"""Storage of a convolution's causal history between its uses, in host memory or on the GPU."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from .rings import Piece, Plane
 
 @dataclass(frozen=True)
 class Band:
-    """Output rows [first, last) of a convolution, the bordered input rows [top, bottom) they read, and where the next
-    band's begin (or the last row ends): history up to there is this band's to store. parts: the bands that it stands
-    for, if those are several."""
+    """Output rows [first, last) of a convolution and the bordered input rows [top, bottom) that they read.
+
+    stored: end of the input rows whose history this band stores: the next band's begin, or the last row's end. parts:
+    the bands that this one stands for, if those are several."""
 
     first: int
     last: int
@@ -28,13 +29,19 @@ class Band:
     parts: tuple[Band, ...] = ()
 
     def with_next(self, band: Band) -> Band:
-        """This one and the next as one."""
+        """Return this band and the next as one."""
         return Band(self.first, band.last, self.top, band.bottom, band.stored, (*(self.parts or (self,)), band))
 
 
 def split_rows(rows: int, step: int, reach: int, band: int) -> Iterator[Band]:
-    """Bands of `band` of a convolution's output `rows`; `step` input rows lie between two of them and each reads
-    `reach` from its first one on."""
+    """Yield bands of `band` output rows of a convolution.
+
+    Args:
+        rows: output rows.
+        step: input rows between two output rows.
+        reach: input rows that an output row reads, from its first one on.
+        band: output rows per band.
+    """
     for first in range(0, rows, band):
         last = min(first + band, rows)
         top, bottom = first * step, (last - 1) * step + reach
@@ -43,8 +50,9 @@ def split_rows(rows: int, step: int, reach: int, band: int) -> Iterator[Band]:
 
 @dataclass
 class Stretch:
-    """Bordered rows [first, last) of all frames of a history, [frames, rows, W + 2, C]: all that some bands read, and
-    after the last band the rows that no band does."""
+    """Bordered rows [first, last) of all frames of a history, [frames, rows, W + 2, C].
+
+    They are all rows that some bands read, and after the last band the rows that no band reads."""
 
     first: int
     last: int
@@ -52,17 +60,17 @@ class Stretch:
     data: Tensor
 
     def part(self, slot: int, top: int, bottom: int) -> Tensor:
-        """Rows [top, bottom) of one frame."""
+        """Return rows [top, bottom) of one frame."""
         return self.data[slot, top - self.first : bottom - self.first]
 
 
 @dataclass
 class History:
-    """One convolution's last frames [frames, H + 2, W + 2, C], oldest at slot `oldest`: the rows of `near` of its
-    bands, evenly spread, each in a stretch on the GPU, and those of the bands between them in stretches in host memory.
+    """One convolution's last frames [frames, H + 2, W + 2, C], the oldest at slot `oldest`.
 
-    Every band finds all it reads in one stretch: rows that two of them need are in both.
-    """
+    The rows of `near` of its bands, evenly spread, are each in a stretch on the GPU, and those of the bands between
+    them are in stretches in host memory. Every band finds all rows it reads in one stretch: rows that two stretches
+    need are in both."""
 
     plane: Plane
     frames: int
@@ -75,29 +83,30 @@ class History:
     stretches: list[Stretch] = field(default_factory=list)
     oldest: int = 0
     started: bool = False
-    #: All frames are copies of one, as behind a clip's first frame: only the first slot holds it.
+    #: All frames are copies of one, as after a clip's first frame: only the first slot holds it.
     same: bool = False
-    #: The last pass has left what the next one fetches.
+    #: Event: the last pass has stored all that the next one fetches.
     stored: torch.cuda.Event | None = None
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row of all frames."""
+        """Return the bytes of one row of all frames."""
         return self.frames * math.prod(self.plane[1:]) * self.dtype.itemsize
 
     def visit_bytes(self, band: Band, frames: int) -> int:
-        """Of a band of it with so many new frames behind it."""
+        """Return the bytes of a band of the history with `frames` new frames after it."""
         rows = (band.bottom - band.top) * math.prod(self.plane[1:])
         return (self.frames + frames) * rows * self.dtype.itemsize
 
     def view(self, data: Tensor, band: Band, frames: int) -> Tensor:
-        """`data` as that: [history + frames, rows, W + 2, C]."""
+        """View `data` as a band with `frames` new frames: [history + frames, rows, W + 2, C]."""
         shape = (self.frames + frames, band.bottom - band.top, *self.plane[1:])
         return data[: self.visit_bytes(band, frames)].view(self.dtype).view(shape)
 
     def taller(self, frames: int, room: int) -> list[Band]:
-        """The bands of a clip's first pass, which finds nothing here: several as one where they and so few new frames
-        take `room` bytes at most."""
+        """Return the bands of a clip's first pass, which finds no history here.
+
+        Several bands become one as long as it takes at most `room` bytes with `frames` new frames."""
         made = [self.bands[0]]
         for band in self.bands[1:]:
             both = made[-1].with_next(band)
@@ -109,7 +118,7 @@ class History:
 
     @property
     def far_bytes(self) -> int:
-        """What waits in host memory."""
+        """Return the bytes that wait in host memory."""
         if self.near == len(self.bands):
             return 0
         # Between two bands on the GPU lie some in host memory, or between two of those some on the GPU.
@@ -119,18 +128,20 @@ class History:
 
     @property
     def pressure(self) -> float:
-        """Bytes that come from the host for each operation."""
+        """Return the bytes that come from the host for each operation."""
         return self.times * self.far_bytes / max(self.work, 1)
 
     def near_bytes(self, near: int) -> int:
-        """What stays on the GPU if `near` bands do. All are of one height but the last, which is always among them."""
+        """Return the bytes that stay on the GPU if `near` bands do.
+
+        All bands are of one height but the last, which is always among them."""
         if not near:
             return 0
         first = self.bands[0]
         return (self.plane[0] - self.bands[-1].top + (first.bottom - first.top) * (near - 1)) * self.row_bytes
 
     def allocate(self, near: Tensor, far: Tensor) -> tuple[Tensor, Tensor]:
-        """Take the stretches from the two blocks' beginning; returns what is left of the blocks."""
+        """Take the stretches from the beginning of the two blocks; return the rest of the blocks."""
         self.stretches = []
         n = len(self.bands)
         spread = [(i + 1) * self.near // n > i * self.near // n for i in range(n)]
@@ -146,26 +157,29 @@ class History:
         return near, far
 
     def stretch(self, band: Band) -> Stretch:
-        """Where the rows of `band` wait."""
+        """Return the stretch that holds the rows of `band`."""
         return next(s for s in self.stretches if s.first <= band.top and band.bottom <= s.last)
 
     def fresh(self, slots: int) -> tuple[int, int]:
-        """(how many of the last of `slots` frames to store, slot of the first): a running history takes only what is
-        new, in place of what is oldest."""
+        """Return how many of the last of `slots` frames to store, and the slot of the first.
+
+        A running history stores only new frames, in place of the oldest."""
         count = min(slots - self.frames, self.frames) if self.started and not self.same else self.frames
         return count, self.oldest if count < self.frames else 0
 
     def slot(self, frame: int) -> int:
-        """Where its frame lies, counted from the oldest one."""
+        """Return the slot of a frame, counted from the oldest one."""
         return 0 if self.same else (self.oldest + frame) % self.frames
 
     def stays(self, band: Band) -> bool:
-        """Whether all rows of `band` wait on the GPU."""
+        """Check whether all rows of `band` wait on the GPU."""
         return bool(self.stretches) and all(self.stretch(part).near for part in band.parts or (band,))
 
     def held(self, band: Band) -> list[Tensor]:
-        """Of a band that stays: its frames [n, rows, W + 2, C], oldest first, in as few parts as they lie in. None
-        before its clip's first pass."""
+        """Return the frames [n, rows, W + 2, C] of a band that stays on the GPU, oldest first, in as few tensors as
+        possible.
+
+        The list is empty before the clip's first pass."""
         if not self.started:
             return []
         data = self.stretch(band).data
@@ -174,8 +188,12 @@ class History:
         return [data[self.slot(i)][None] for i in range(self.frames)]
 
     def keep(self, band: Band, count: int, head: str) -> list[tuple[Band, Tensor, int]]:
-        """A pass over a band that stays, of a history of two frames, leaves `count` new ones, two at most: for each
-        part of it (rows, frames [2, rows, W + 2, C], slot of the first new one). The last band ends the pass."""
+        """Reserve the place for the `count` new frames (at most 2) that a pass over a band on the GPU leaves.
+
+        The history is one of two frames. The last band ends the pass.
+
+        Returns: for each part of the band (rows, frames [2, rows, W + 2, C], slot of the first new frame).
+        """
         kept, first = self.fresh(self.frames + count)
         same = count == 1 and not self.started and head == "replicate"
         slot = 0 if same else first + kept - count
@@ -183,7 +201,7 @@ class History:
         for part in band.parts or (band,):
             data = self.stretch(part).data
             if not self.started and not same:
-                data[:slot].zero_()  # count is 2, or a clip begins behind zeros
+                data[:slot].zero_()  # count is 2, or zeros precede the clip
             targets.append((part, data, slot))
         if band.last == self.bands[-1].last:
             self.oldest = 0 if same else (slot + count) % self.frames
@@ -191,7 +209,7 @@ class History:
         return targets
 
     def pieces(self) -> Iterator[Piece]:
-        """Every row of every frame once, in order, where it is."""
+        """Yield every row of every frame once, in order, in its place."""
         ends = [b.stored for b in self.bands[:-1]] + [self.plane[0]]
         for i in range(self.frames):
             for band, end in zip(self.bands, ends, strict=True):
@@ -200,8 +218,10 @@ class History:
 
 
 def keep_near(histories: Iterable[History], room: int) -> None:
-    """Let bands stay on the GPU, up to `room` bytes: one after the other of the history that would otherwise move the
-    most bytes for each operation of its convolution, so that copies end up as well hidden as they can be."""
+    """Let bands stay on the GPU, up to `room` bytes.
+
+    Each band in turn goes to the history that would otherwise move the most bytes per operation of its convolution, so
+    that copies are hidden as well as possible."""
     waiting = []
     for order, history in enumerate(histories):
         history.near = 0

@@ -1,4 +1,4 @@
-"""Memory on a device that a finished run leaves there so that the next one like it starts at once."""
+"""Memory on a device that a finished run leaves in place so that the next one like it starts at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 class Holder(Protocol):
-    """What holds such memory."""
+    """Object that holds such memory."""
 
     nbytes: int
     device: torch.device
@@ -19,25 +19,26 @@ class Holder(Protocol):
 
 
 class Kept:
-    """At most one holder's memory on each device. Whoever needs memory may `release` it; the holder then has none when
-    it is taken up again. A holder that nobody else refers to any more is gone with its memory. Of two threads that ask
-    for the same memory one gets it, and none comes back before what it did not get is free: its holder may use the
-    same Run again."""
+    """At most one holder's memory on each device.
+
+    Any code that needs memory may `release` it; the holder then has none when it is taken up again. A holder without
+    other references is gone with its memory. Of two threads that take the same memory one gets it, and neither returns
+    before memory that it did not get is free, because its holder may use the same Run again."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._holders: dict[torch.device, weakref.ref[Holder]] = {}
 
     def keep(self, holder: Holder) -> None:
-        """Leave the memory of `holder` where it is, in place of another one's on its device."""
+        """Leave the memory of `holder` in place, instead of another one's on its device."""
         self._swap(holder.device, weakref.ref(holder), None)
 
     def take(self, device: torch.device, holder: Holder | None) -> bool:
-        """Whether it is `holder` that was kept on this device: it is in use from now on. Another one is freed."""
+        """Take the kept memory of a device into use. Returns whether it is that of `holder`; another one's is freed."""
         return self._swap(device, None, holder)
 
     def release(self, device: torch.device | None = None) -> None:
-        """Free what is kept on a device; None: on all of them."""
+        """Free the memory kept on a device; None: on all of them."""
         for each in list(self._holders) if device is None else [device]:
             self._swap(each, None, None)
 
@@ -52,7 +53,7 @@ class Kept:
         return kept is not None and kept is wanted
 
     def nbytes(self, device: torch.device) -> int:
-        """Bytes that are kept on `device`."""
+        """Return the bytes that are kept on `device`."""
         ref = self._holders.get(device)
         kept = ref and ref()
         return 0 if kept is None else kept.nbytes

@@ -1,4 +1,4 @@
-"""One clip's memory in a fused run, and its place in time."""
+"""Memory of one clip in a fused run, and the clip's place in time."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ from .walk import Walk
 from .weights import Conv
 
 _RESIDENT = Parking(frozenset(), 0)
-#: Given up first when an operator's own temporaries find no memory; part of what plans allow for those.
+#: Bytes freed first when an operator's own temporaries find no memory; part of the allowance for those in plans.
 RESERVE_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
 class Call:
-    """What a convolution's calls have in common: a weight, and what it makes of which frame (frames, and rows and
-    columns of the input's positions) into which type."""
+    """Common properties of a convolution's calls.
+
+    They are its weight, the result's frames, the rows and columns of the input's positions, and the result's type
+    `out`."""
 
     weight: Weight
     geometry: Geometry
@@ -40,26 +42,25 @@ class Call:
     half_accumulate: bool
     bias: int
     out: torch.dtype
-    #: Operations in a chunk.
+    #: Operations per chunk.
     work: int
 
 
 @dataclass
 class Visit:
-    """Frames of history that a convolution keeps, and its operations in a chunk."""
+    """Frames of history that a convolution keeps, and its operations per chunk."""
 
     history: int
     work: int = 0
 
 
 class Memory:
-    """Everything a clip's walk writes to. Before `allocate` it only learns how much that is.
+    """All memory that a clip's execution writes to. Before `allocate` it only records how much that is.
 
-    `dtype` is the type of activations. `head` is what convolutions see before a clip: its first frame ("replicate") or
-    zeros ("zero"). `border` is what they see around a frame: its edge ("replicate"), what lies behind that ("reflect"),
-    or zeros. still: there is no history, every frame is a picture of its own. after: whether convolutions in time look
-    a frame ahead.
-    """
+    dtype: type of activations. head: input of convolutions before a clip, its first frame ("replicate") or zeros
+    ("zero"). border: their input around a frame, its edge ("replicate"), the pixels mirrored at the edge ("reflect"),
+    or zeros. still: there is no history, every frame is a picture of its own. after: convolutions in time look a frame
+    ahead (1) or not (0)."""
 
     def __init__(
         self, dtype: torch.dtype, device: torch.device, parking: Parking | None = None, head: str = "replicate",
@@ -70,26 +71,26 @@ class Memory:
         self.head, self.border, self.still, self.after = head, border, still, after
         #: Residual streams that wait for convolutions which look ahead, by the key of the last one.
         self.delays: dict[str, Delay] = {}
-        #: The clip is over: convolutions that look ahead get what follows it, one after the other, as long as none has
-        #: more frames than it was planned for. Those in `ended` have had it.
+        #: The clip is over: convolutions that look ahead get the frame that follows it, one after the other, as long as
+        #: none has more frames than planned. Those in `ended` have got it.
         self.drains = False
         self.ended: set[str] = set()
-        #: Learnt while dry: the most frames that each convolution gets at once, and that each step makes.
+        #: From the dry run: the most frames that each convolution gets at once, and that each step makes.
         self.most: dict[str, int] = {}
-        #: Learnt while dry: behind which stages, by how many follow, all frames of a chunk go on at once.
+        #: From the dry run: stages, by the number that follow, after which all frames of a chunk go on at once.
         self._joined: dict[int, bool] = {}
         self.arena = Arena()
-        #: By what a plain frame would be, how it is stored, and its type. What a convolution in Winograd form reads is
-        #: stored as planes, twice the bytes: to make them of a plain history at each step would take longer than their
-        #: products save. Parked histories are plain, and planes are made of each band that visits.
+        #: By the shape of a plain frame, the shape in which it is stored, and the type. Input of a convolution in
+        #: Winograd form is stored as planes, twice the bytes: making them of a plain history at each step would take
+        #: longer than their products save. Parked histories are plain, and planes are made of each band that visits.
         self.rings: dict[tuple[Plane, Frame, torch.dtype], Ring] = {}
         self.parked = Parked(parking or _RESIDENT, device)
         self.walk = Walk()
         #: Frames that each stage and each convolution has taken in so far.
         self.done: Counter[str] = Counter()
-        #: Learnt while dry: what each convolution asks for in a chunk, by key, in order.
+        #: From the dry run: the needs of each convolution in a chunk, by key, in order.
         self.visits: dict[str, Visit] = {}
-        #: Learnt while dry: how each convolution is called, but for those whose steps compute them part by part.
+        #: From the dry run: calls of the convolutions, except those whose steps compute them part by part.
         self.calls: dict[str, Call] = {}
         self.dry = True
         #: Called with each convolution and its new input [D, H, W, C] as stored; for measuring, where none is parked.
@@ -98,21 +99,21 @@ class Memory:
         self.relieve: Callable[[], None] = _nothing
         #: Memory ran short and the reserve is gone.
         self.pressed = False
-        #: NaN from the first value of the clip on that is not finite, wherever it arises: norms and what resampling
-        #: reads say so, before 8 bit makes numbers of it. 0 until then; float32 [] on the device, from `allocate` on.
+        #: 0, and NaN from the clip's first value on that is not finite, wherever it arises: norms and the input of
+        #: resampling report it, before 8 bit turns it into a number. float32 [] on the device, from `allocate` on.
         self.health: Tensor | None = None
-        #: A whole clip's features [T, h, w, C], where the network gathers them; None: it does not, or dry.
+        #: A whole clip's features [T, h, w, C], if the network gathers them; None if it does not, or in a dry run.
         self.gathered: Tensor | None = None
         self._gathers: tuple[int, ...] = ()
-        #: Operators are being recorded, not run: what fails is not tried again.
+        #: Operators are being recorded, not run: one that fails is not tried again.
         self.recording = False
         self._reserve: Tensor | None = None
-        #: The clip has begun and no `chunk` of it is under way.
+        #: The clip has begun and no `chunk` of it is being computed.
         self.between = False
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the device."""
+        """Return the bytes on the device."""
         return self.arena.peak + self.walk.peak + self.parked.nbytes + self.gathered_bytes + sum(
             holder.nbytes for holder in (*self.rings.values(), *self.delays.values())
         )  # fmt: skip
@@ -130,23 +131,25 @@ class Memory:
         return self.health is not None
 
     def gather(self, *shape: int) -> None:
-        """Dry: keep features of this shape [T, h, w, C] while the clip lasts."""
+        """Reserve, in a dry run, features of this shape [T, h, w, C] while the clip lasts."""
         self._gathers = shape
 
     def host(self, guest: Memory) -> None:
-        """Dry: `guest` will be allocated `within` this one's arena, when nothing else is in it."""
+        """Reserve, in a dry run, room for `guest`, which is allocated `within` this one's arena when nothing else is in
+        it."""
         with self.arena.scope():
             self.arena.take((guest.inner_bytes,), torch.uint8)
         self.walk.peak = max(self.walk.peak, guest.walk.peak)
 
     @property
     def inner_bytes(self) -> int:
-        """Bytes that `allocate` needs `within` another run."""
+        """Return the bytes that `allocate` needs `within` another run."""
         return self.arena.peak + sum(-(-r.nbytes // ALIGN) * ALIGN for r in self.rings.values())
 
     def allocate(self, within: Tensor | None = None) -> None:
-        """Get the memory the dry walk asked for; from now on steps compute. within: bytes to use for it, if any."""
-        # It may serve later calls too: made in a caller's inference mode, only calls in that mode could write to it.
+        """Allocate the memory that the dry run asked for; from now on steps compute. within: bytes to use for it, if
+        any."""
+        # Later calls may use it too. If made in a caller's inference mode, only calls in that mode could write to it.
         with torch.inference_mode(False):
             left = self.arena.allocate(self.device, within)
             for ring in self.rings.values():
@@ -163,7 +166,7 @@ class Memory:
             self.recover()
 
     def free(self) -> None:
-        """Give the memory back, and with it the clip; `allocate` may follow again, and fail."""
+        """Free the memory, and with it the clip; `allocate` may follow again, and fail."""
         self.parked.free()
         self.arena.free()
         for holder in (*self.rings.values(), *self.delays.values()):
@@ -172,7 +175,7 @@ class Memory:
         self.between = False
 
     def restart(self) -> None:
-        """A new clip of the same size in the same memory."""
+        """Start a new clip of the same size in the same memory."""
         self.done.clear()
         self.ended.clear()
         self.between = self.drains = False
@@ -183,8 +186,9 @@ class Memory:
         self.parked.restart()
 
     def scout(self, walk: Callable[[], None], ends: bool = False) -> None:
-        """Walk dry ahead of the same steps for real, so that parked histories can be fetched before their turn. ends:
-        nothing of the clip comes after them."""
+        """Run the next steps dry before they are computed, so that parked histories can be fetched before their turn.
+
+        ends: nothing of the clip comes after these steps."""
         if not self.parked.nbytes:
             return
         done, ended = self.done.copy(), self.ended.copy()
@@ -200,11 +204,10 @@ class Memory:
     # -- short of memory ------------------------------------------------------------------------------------------
 
     def attempt(self, work: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """work(...), once more if memory runs out, after the reserve and whatever `relieve` finds are given back.
+        """Return work(...); if memory runs out, free the reserve and the findings of `relieve`, and try once more.
 
-        The arena and the rings are there already, so only an operator's own temporaries can be missing, and those it
-        gets before it writes anything: nothing is lost. A second failure is raised.
-        """
+        The arena and the rings exist already, so only an operator's own temporaries can be missing, and it allocates
+        those before it writes anything: nothing is lost. A second failure is raised."""
         try:
             return work(*args, **options)
         except Exception as error:
@@ -216,7 +219,7 @@ class Memory:
         return work(*args, **options)
 
     def recover(self) -> bool:
-        """Whether the reserve is there (again)."""
+        """Allocate the reserve (again); return whether it is there."""
         size = RESERVE_BYTES if self.device.type == "cuda" else 0
         try:
             self._reserve = torch.empty(size, dtype=torch.uint8, device=self.device)
@@ -227,25 +230,31 @@ class Memory:
         return not self.pressed
 
     def rest(self) -> None:
-        """Keep the memory, but what only a run under way needs: `recover` and a new `relieve` make it ready again."""
+        """Keep the memory, except what only a current run needs: `recover` and a new `relieve` make it ready again."""
         self._reserve = None
         self.relieve = _nothing
 
     def rewind(self) -> None:
-        """Between chunks: histories back to the slots where the clip's first chunk looked for them. Same values."""
+        """Move the histories, between chunks, back to the slots that the clip's first chunk used. Values stay the same.
+        """
         for ring in self.rings.values():
             ring.rewind()
 
     @contextmanager
     def chunk(self) -> Iterator[None]:
-        """One chunk's steps: if they fail, the histories are neither the old ones nor the new ones."""
+        """Compute one chunk's steps inside: if they fail, the histories are a mix of old and new ones."""
         self.between = False
         yield
         self.between = True
 
     def coming(self, key: str, frames: int, drains: bool) -> tuple[int, int, bool]:
-        """What a convolution in time gets and makes of `frames` new ones: (with those that follow the clip, results,
-        whether one behind it may get what follows the clip). drains: whether this one may."""
+        """Return (frames that a convolution in time gets, frames that it makes, whether a later one may drain).
+
+        Args:
+            key: the convolution.
+            frames: its new frames, without the one that follows the clip.
+            drains: the convolution may get the frame that follows the clip.
+        """
         if not self.after or self.walk.open:
             return frames, frames, drains
         follows = 0
@@ -256,13 +265,14 @@ class Memory:
         return got, got if self.done[key] else max(got - 1, 0), drains
 
     def foresee(self, keys: Iterable[str], frames: int, drains: bool) -> tuple[int, bool]:
-        """Frames that come out of convolutions in time one after the other, and `drains` for what is behind them."""
+        """Return the frames that come out of consecutive convolutions in time, and `drains` for the steps after them.
+        """
         for key in keys:
             _, frames, drains = self.coming(key, frames, drains)
         return frames, drains
 
     def planned(self, name: str, frames: int) -> int:
-        """Frames that the step of this name makes at most, where they may become more in place; else `frames`."""
+        """Return the most frames that the step `name` makes, where frames may be added in place; else `frames`."""
         if not self.after:
             return frames
         if self.walk.open:
@@ -270,27 +280,29 @@ class Memory:
         return max(frames, self.most[name])
 
     def joins(self, follow: int, frames: int, step: int) -> bool:
-        """Whether the stage which so many `follow` and the next one are walked as one, since all of its `frames` make
-        one `step` (0: whatever they are): nothing has to wait there then, which is memory for histories that would else
-        be parked. Runs that park none have room."""
+        """Check whether a stage and the next one run as one, because all `frames` of a chunk make one `step` (0: any
+        number).
+
+        Then no frames wait between them, which leaves memory for histories that would otherwise be parked. Runs that
+        park none have room, and join no stages. follow: number of stages that follow this one."""
         if self.walk.open:
             joined = self._joined.get(follow, self.parked.parking.keys is None and not self.after)
             self._joined[follow] = joined and (not step or frames <= step)
         return self._joined.get(follow, False)
 
     def grown(self, x: Tensor, frames: int) -> Tensor:
-        """x with so many frames in the memory that `planned` made room for."""
+        """Return x with so many frames, in the memory that `planned` made room for."""
         return x.as_strided((frames, *x.shape[1:]), x.stride()) if not x.is_meta else x.new_empty(frames, *x.shape[1:])
 
     def delay(self, key: str, frames: int, x: Tensor) -> Delay:
-        """Where frames of a stream as x wait for the convolution `key`."""
+        """Return the place where frames of a stream like x wait for the convolution `key`."""
         if key not in self.delays:
             name = f"{key} residual"
             self.delays[key] = Delay(name, frames, tuple(x.shape[1:]), x.dtype, lambda: self.done)
         return self.delays[key]
 
     def holders(self) -> Iterator[tuple[Ring | Parked | Delay, str]]:
-        """Where each convolution's history is, with its key."""
+        """Yield each convolution's key with the object that holds its history."""
         for ring in self.rings.values():
             for key in ring.histories:
                 yield ring, key
@@ -303,11 +315,11 @@ class Memory:
         return self.arena.take(shape, self.dtype)
 
     def advance(self, h: int, w: int) -> None:
-        """Every convolution at this resolution has had the pass's frames."""
+        """Note that every convolution at this resolution has got the pass's frames."""
         for (plane, *_), ring in self.rings.items():
             if plane[:2] == (h + 2, w + 2):
                 ring.advance(moved=not self.dry)
 
 
 def _nothing() -> None:
-    """Nothing else can be given back."""
+    """Free nothing more."""

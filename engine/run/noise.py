@@ -1,4 +1,4 @@
-"""Normal noise by its place: what is drawn for one frame or layer never depends on what is drawn for others."""
+"""Normal noise by its place: the noise of one frame or layer never depends on that of others."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from .clip import Latents
 
 
 def drawn(seed: int, place: str, *shape: int) -> Tensor:
-    """float32 on the CPU, the same on every machine. place: what it is for, in words."""
+    """Draw normal float32 values on the CPU, the same on every machine. place: their purpose, as text."""
     digest = hashlib.sha256(f"{seed} {place}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
     return torch.randn(shape, generator=generator)
 
 
 def with_noise(latent: Tensor, share: float, seed: int) -> Tensor:
-    """Latents [B, C, T, h, w] of which `share` is noise, drawn for each clip and each frame in it."""
+    """Return latents [B, C, T, h, w] with a `share` of noise, drawn for each clip and each frame in it."""
     return torch.stack([_noisy(z, share, seed, clip, 0) for clip, z in enumerate(latent)])
 
 
 def _noisy(part: Tensor, share: float, seed: int, clip: int, first: int) -> Tensor:
-    """part [C, n, h, w] of a clip, from its latent `first` on: float32, whatever type the latents come in."""
+    """Add noise to part [C, n, h, w] of a clip, from its latent `first` on; float32, whatever type the latents have."""
     noisy = torch.empty_like(part, dtype=torch.float32)
     for frame in range(part.shape[1]):
         here = part[:, frame].float()
@@ -34,7 +34,7 @@ def _noisy(part: Tensor, share: float, seed: int, clip: int, first: int) -> Tens
 
 
 class Noisy:
-    """Latents that are read when they are needed, as `with_noise` has them."""
+    """Latents that are read when they are needed, with noise as of `with_noise`."""
 
     def __init__(self, latents: Latents, share: float, seed: int) -> None:
         self._latents, self._share, self._seed = latents, share, seed
@@ -48,16 +48,17 @@ class Noisy:
 def noised(
     latents: Tensor | Latents, seed: int | None, noise: float | None, usual: float, name: str
 ) -> tuple[Tensor | Latents, int | None]:
-    """Return latents as a decoder that takes noise wants them, and the seed of what it adds itself (None: nothing).
+    """Return latents with the noise that a decoder expects, and the seed of the noise it adds itself (None: it adds
+    none).
 
     Args:
         latents: [B, C, T, h, w].
-        seed: of the noise; None: 0.
-        noise: of the latents' values that share is noise; None: `usual`.
-        usual: what the file says; 0: the decoder takes none.
-        name: the family's.
+        seed: of the noise; None for 0.
+        noise: share of noise in the latents' values; None for `usual`.
+        usual: the share that the file states; 0 if the decoder takes no noise.
+        name: name of the family.
 
-    Raises: InputError where the decoder takes none, or for a share that is none.
+    Raises: InputError if the decoder takes no noise, or for a share outside 0 to 1.
     """
     if not usual and (seed is not None or noise):
         raise InputError(f"the decoder of {name} takes no noise: leave seed and noise out")

@@ -1,4 +1,4 @@
-"""Clips through a half of a network that tiles itself: section by section, tile by tile, blended as the model says."""
+"""Clips through a component that tiles itself: section by section, tile by tile, blended as the model defines it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .regions import RegionWriter
 from .results import Results
 from .within import within
 
-#: What finished results are counted by: those of another way of tiling there are none.
+#: Layout by which finished results are counted: there is no other way of tiling.
 LAYOUT = "its own tiles"
 
 
@@ -28,28 +28,30 @@ class OwnProgram(Protocol):
 
 
 class OwnHalf(Protocol):
-    """A half that tiles itself, ready to run on a device. dtype: of a decoder's pixels."""
+    """A component that tiles itself, ready to run on a device. dtype: of a decoder's pixels."""
 
     program: OwnProgram
     ahead: bool
     dtype: torch.dtype
 
     def memory(self, guard: Guard) -> AbstractContextManager[object]:
-        """Whatever it needs is there inside."""
+        """Hold the component's memory inside."""
 
     def aside(self) -> AbstractContextManager[object]:
-        """Where a decode's work is queued; between two batches it may be left."""
+        """Enter the stream of a decode's work; between two batches it may be left."""
 
     def decode(self, tiles: Sequence[Tensor], check: Callable[[], None], left: int) -> Iterator[Tensor]:
-        """Latents [C, T, h, w] -> of each tile its pixels [3, F, H, W], in the network's units. left: batches of so
-        many tiles that come, this one included, at least."""
+        """Yield for each tile of latents [C, T, h, w] its pixels [3, F, H, W], in the network's units.
+
+        left: least number of batches of so many tiles that come, this one included."""
 
     def encode(self, frames: Tensor) -> tuple[Tensor, Tensor]:
-        """A tile [F, H, W, 3] in the network's units, float32 -> moments [T, h, w, 2C] float32, and their health."""
+        """Return a tile's moments [T, h, w, 2C] float32 and their health; frames: [F, H, W, 3] float32 in the network's
+        units."""
 
 
 class _Tile(NamedTuple):
-    """Place of a tile: clip, section, row and column, and whether the clip or the section ends with it."""
+    """Place of a tile: clip, section, row and column."""
 
     clip: int
     section: Section
@@ -60,7 +62,7 @@ class _Tile(NamedTuple):
 def decode(
     half: OwnHalf, z: Latents, plan: Plan, results: Results, guard: Guard, wanted: range
 ) -> Iterator[int]:
-    """Latents into the wanted frames of every clip. Yields before each batch of tiles."""
+    """Decode latents into the wanted frames of every clip; yield the number of latents before each batch of tiles."""
     yield from within(half.aside, _decode(half, z, plan, results, guard, wanted))
 
 
@@ -73,7 +75,7 @@ def _decode(
         results.begin()
     needed = own.needed(wanted.start, wanted.stop, latents)
     guard.count(own.latents * len(needed), own.latents, batch)
-    # What an attempt before has finished stays: a section in front of the rest is made again for its last frames alone.
+    # Frames that an earlier attempt has finished stay: the section before the rest is made again for its last frames.
     left = [range(max(wanted.start, guard.finished[clip]), wanted.stop) for clip in range(batch)]
     sections = [(clip, s) for clip, r in enumerate(left) if r for s in own.needed(r.start, wanted.stop, latents)]
     coming = len(rows) * len(columns) * len(sections)
@@ -105,7 +107,7 @@ def _decode(
 def _write(
     writer: RegionWriter, canvas: _Canvas, place: _Tile, pixels: Tensor, health: Tensor, wanted: range
 ) -> None:
-    """pixels [F, h, w, 3] of a section's tile, 0..1, where they are wanted."""
+    """Write the wanted frames of a section's tile; pixels: [F, h, w, 3] in 0..1."""
     begin = place.section.begin
     first, end = max(begin, wanted.start), min(begin + len(pixels), wanted.stop)
     if first >= end:  # only the next section's first frames need them
@@ -116,7 +118,7 @@ def _write(
 
 
 class _Cuts:
-    """Tiles of latents on the device, each section read once."""
+    """Tiles of latents on the device; each section is read once."""
 
     def __init__(self, z: Latents, own: OwnTiles, device: torch.device) -> None:
         self._z, self._own, self._device = z, own, device
@@ -128,7 +130,7 @@ class _Cuts:
         if self._at != (place.clip, section.index):
             there = self._z[place.clip, :, section.first : min(section.last, self._z.shape[2])].to(self._device)
             behind = section.last - section.first - there.shape[1]
-            if behind:  # what follows a clip is its last latent
+            if behind:  # after the clip's end its last latent is repeated
                 there = torch.cat((there, there[:, -1:].expand(-1, behind, -1, -1)), 1)
             self._at, self._latents = (place.clip, section.index), there.float()
         y, x = (slice(s.start // unit, s.end // unit) for s in (rows, columns))
@@ -136,17 +138,18 @@ class _Cuts:
 
 
 class _Blend:
-    """Tiles of a frame, row by row: each blended with the one above, then with the one to its left, both as they came.
-    What the next ones are blended with is kept, in the tiles' type; the rest is arithmetic in fp32."""
+    """Tiles of a frame, row by row: each is blended with the one above, then with the one to its left, both unblended.
+
+    The parts of them that the next tiles need are kept, in the tiles' type; the arithmetic is in fp32."""
 
     def __init__(self, rows: Sequence[Span], columns: Sequence[Span], unit: int = 1) -> None:
-        """unit: pixels of the spans for each of the tiles'."""
+        """Prepare for the given spans. unit: pixels of a span for each of a tile's pixels."""
         self.rows, self.columns = ([_in(s, unit) for s in spans] for spans in (rows, columns))
         self._above: dict[int, Tensor] = {}
         self._left: Tensor | None = None
 
     def add(self, i: int, j: int, tile: Tensor) -> Tensor:
-        """tile [..., h, w] -> float32, without what belongs to the tiles below and to the right."""
+        """Blend tile [..., h, w]; return float32 without the part that belongs to the tiles below and to the right."""
         row, column = self.rows[i], self.columns[j]
         below = self.rows[i + 1] if i + 1 < len(self.rows) else None
         right = self.columns[j + 1] if j + 1 < len(self.columns) else None
@@ -163,7 +166,7 @@ class _Blend:
         return whole[..., :height, :width]
 
     def size(self, i: int, j: int) -> tuple[int, int]:
-        """Rows and columns of what `add` gives."""
+        """Return the rows and columns of the result of `add`."""
         return _own_length(self.rows, i), _own_length(self.columns, j)
 
 
@@ -177,8 +180,9 @@ def _own_length(spans: Sequence[Span], i: int) -> int:
 
 
 def _mix(before: Tensor, here: Tensor, axis: int, shared: int = 0) -> None:
-    """here = before * (1 - n / shared) + here * n / shared for its n-th place on the axis, in place. shared: of them
-    all, where `here` is only the first ones."""
+    """Set here = before * (1 - n / shared) + here * n / shared in place, for its n-th place on the axis.
+
+    shared: number of all shared places, if `here` has only the first ones."""
     count = here.shape[axis]
     weight = torch.arange(count, device=here.device, dtype=torch.float32) / (shared or count)
     shape = [1] * here.ndim
@@ -187,8 +191,9 @@ def _mix(before: Tensor, here: Tensor, axis: int, shared: int = 0) -> None:
 
 
 class _Canvas:
-    """Of one clip: a tile's pixels as they come to those that are finished. No frame is ever whole; of all frames only
-    those are kept that the next section is blended with."""
+    """Blends the tiles of one clip into finished pixels, without a whole frame ever being in memory.
+
+    Only the frames that the next section is blended with are kept whole."""
 
     def __init__(
         self, own: OwnTiles, rows: Sequence[Span], columns: Sequence[Span], clip: int, dtype: torch.dtype,
@@ -209,8 +214,11 @@ class _Canvas:
 
     @observed
     def add(self, place: _Tile, made: Tensor) -> tuple[Tensor, Tensor]:
-        """[3, F, H, W] of a tile, in the order of places -> its part of the section's frames, and at the clip's end of
-        those behind them: [f, h, w, 3] in 0..1, and their health."""
+        """Blend a tile; `made` is [3, F, H, W], and tiles come in order.
+
+        Returns: its part of the section's frames, with the frames after them at the clip's end, [f, h, w, 3] in 0..1,
+        and their health.
+        """
         own, section = self.own, place.section
         part, count = own.rate * own.latents, section.end - section.begin
         frames = made[:, own.lead : own.lead + count]
@@ -219,7 +227,7 @@ class _Canvas:
         x = self._blend.add(place.row, place.column, frames)
         kept = self._kept[:, :, self.region(place)[0], self.region(place)[1]]
         shared = min(own.blended, count)
-        if section.index != self._section:  # else it has begun, with the one before or, where none needs it, without
+        if section.index != self._section:  # the section begins: it is mixed with the one before, if that was made
             self._section, self._mixes = section.index, section.index > 0 and section.index == self._section + 1
         if self._mixes:
             _mix(kept[:, :shared], x[:, :shared], 1, own.blended)
@@ -235,8 +243,10 @@ class _Canvas:
 
 
 def encode(half: OwnHalf, video: Video, plan: Plan, results: Results, guard: Guard, wanted: range) -> Iterator[int]:
-    """Frames into the wanted moments [n, h, w, 2C] of every clip. Yields before each section: up to which frame they
-    have to be there by now, if there are so many."""
+    """Encode frames into the wanted moments [n, h, w, 2C] of every clip.
+
+    Yields: before each section, the number of frames that must have arrived, unless the stream ends earlier.
+    """
     own = half.program.own
     if guard.begin(LAYOUT, results.given):
         results.begin()
@@ -253,7 +263,7 @@ def encode(half: OwnHalf, video: Video, plan: Plan, results: Results, guard: Gua
             first = max(wanted.start, guard.finished[clip]) // own.latents
             section = Section(first, 0, 0, own.frames * first, own.frames * (first + 1), 0)
             while own.latents * section.index < min(wanted.stop, length()):
-                yield section.end + 1  # whether more follow decides what becomes of its last latents
+                yield section.end + 1  # its last latents depend on whether more frames follow
                 if own.latents * section.index >= length():
                     break
                 _encode_section(half, video, clip, section, (rows, columns), reader, writer, guard, wanted)
@@ -290,8 +300,10 @@ def _encode_section(
 
 
 def filled(own: OwnTiles, frames: Tensor, count: int | None) -> Tensor:
-    """[f, H, W, 3] in 0..1, or bytes -> float32 in the network's units, and the last one again up to a whole section;
-    a clip of one frame stays one."""
+    """Return float32 in the network's units of frames [f, H, W, 3] in 0..1, or bytes, repeating the last one to a whole
+    section.
+
+    A clip of one frame stays one."""
     x = own.in_units(frames)
     missing = 0 if count == 1 else own.frames - len(x)
     return torch.cat((x, x[-1:].expand(missing, -1, -1, -1))) if missing else x

@@ -1,5 +1,6 @@
-"""How networks that tile themselves cut a clip into sections of frames, and those into tiles. Both are part of the
-model: nobody else may tile it."""
+"""Sections of frames and tiles of pixels of networks that tile themselves.
+
+Both are part of the model, so no other tiling may be used for it."""
 
 from __future__ import annotations
 
@@ -9,12 +10,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-#: Red, green and blue.
+#: Values for red, green and blue.
 Colour = tuple[float, float, float]
 
 
 class Span(NamedTuple):
-    """A tile on one axis: pixels [start, end), of which the first `shared` are in the tile before, too."""
+    """A tile on one axis: pixels [start, end), of which the first `shared` also belong to the tile before."""
 
     start: int
     end: int
@@ -22,9 +23,11 @@ class Span(NamedTuple):
 
 
 class Section(NamedTuple):
-    """What a decoder makes at once in time: of latents [first, last), counted with the copies of the last one that
-    stand behind the clip's end, frames [begin, end) of the clip, and `kept` frames behind those: the next section's
-    first ones are blended with them, or, behind the last one, the clip ends with them."""
+    """Section in time that a decoder makes at once, of latents [first, last), into frames [begin, end) of the clip.
+
+    Latents after the clip's end are copies of its last one. The section also makes `kept` frames after `end`: the next
+    section's first frames are blended with them; after the last section the clip ends with them. ends: it is the last
+    one."""
 
     index: int
     first: int
@@ -37,11 +40,12 @@ class Section(NamedTuple):
 
 @dataclass(frozen=True)
 class OwnTiles:
-    """In space: tiles of `size` pixels that share at least `least`; a latent pixel is `unit` of them. In time: sections
-    of `frames` become `latents`, which a decoder takes with the next `more`; it makes `rate` frames of each, and leaves
-    out the first `lead` of those of every `latents`. An encode leaves out the last `drop` latents.
+    """Sizes of a network's own tiles and sections.
 
-    mean, deviation: of the network's pixels, whose units those of 0..1 are brought to."""
+    In space: tiles of `size` pixels share at least `least`; a latent pixel is `unit` pixels. In time: sections of
+    `frames` become `latents`, which a decoder takes with the next `more`; it makes `rate` frames of each, and leaves
+    out the first `lead` of those of every `latents`. An encode leaves out the last `drop` latents. mean, deviation: of
+    the network's pixels, to scale 0..1 to its units."""
 
     size: int = 256
     least: int = 64
@@ -56,7 +60,7 @@ class OwnTiles:
     deviation: Colour = (1.0, 1.0, 1.0)
 
     def in_units(self, frames: Tensor) -> Tensor:
-        """[..., 3] in 0..1, or bytes -> float32 in the network's units."""
+        """Return frames [..., 3] in 0..1, or bytes, as float32 in the network's units."""
         x = frames.float()
         if frames.dtype == torch.uint8:
             x = x / 255.0
@@ -66,25 +70,25 @@ class OwnTiles:
 
     @property
     def blended(self) -> int:
-        """Frames that two sections of a decode share."""
+        """Return the number of frames that two sections of a decode share."""
         return self.rate * self.more - self.lead
 
     def decoded(self, latents: int) -> int:
-        """Frames that `latents` become."""
+        """Return the number of frames that `latents` become."""
         return self.rate * latents - self.lead * -(-latents // self.latents)
 
     def encoded(self, frames: int) -> int:
-        """Latents that `frames` become."""
+        """Return the number of latents that `frames` become."""
         return 1 if frames == 1 else self.latents * -(-frames // self.frames) - self.drop
 
     def filled(self, frames: int) -> int:
-        """The least count of frames, from this one on, whose latents become as many again."""
+        """Return the least number of frames, at least `frames`, whose latents decode to as many again."""
         if frames <= 1:
             return frames
         return self.frames * max(0, -(-(frames - self.blended) // self.frames)) + self.blended
 
     def sections(self, latents: int) -> list[Section]:
-        """Of a clip's decode, in order."""
+        """Return the sections of a clip's decode, in order."""
         total = self.decoded(latents)
         if latents == 1:
             return [Section(0, 0, 1, 0, 1, 0)]
@@ -98,8 +102,8 @@ class OwnTiles:
         return out
 
     def needed(self, first: int, end: int, latents: int) -> list[Section]:
-        """Sections that frames [first, end) are made of: also the one in front of the first, where that is blended with
-        it."""
+        """Return the sections that make frames [first, end), with the one before the first if that is blended with it.
+        """
         sections = self.sections(latents)
         at = next((s.index for s in sections if first < s.end), len(sections) - 1)
         lead = at > 0 and first < min(sections[at].begin + self.blended, sections[at].end)
@@ -108,8 +112,10 @@ class OwnTiles:
     # -- space -----------------------------------------------------------------------------------------------------
 
     def spans(self, length: int) -> list[Span]:
-        """Tiles on an axis of so many pixels. What they share beyond the least is spread over the first ones, a latent
-        pixel at a time; where the axis is no whole latent pixels, the last tile is smaller."""
+        """Return the tiles on an axis of `length` pixels.
+
+        Overlap beyond the least is spread over the first ones, a latent pixel at a time; if the axis is not a whole
+        number of latent pixels, the last tile is smaller."""
         if self.size >= length:
             return [Span(0, length, 0)]
         count = -(-length // self.size)

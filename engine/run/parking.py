@@ -1,5 +1,5 @@
-"""Causal history that waits outside the rings while its convolution is not running, and visits the GPU's working memory
-band by band."""
+"""Causal history that waits outside the rings, and visits the GPU's working memory band by band when its convolution
+runs."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from .history import Band, History, keep_near, split_rows
 from .pinned import POOL
 from .rings import Piece, Plane, fill_head
 
-#: Host memory that is locked besides where some histories stay on the GPU, and at most this part of theirs: the next
-#: plan of the same clip may find less GPU memory free (packed weights, a library's workspace) and keep fewer there.
-#: Locking 9.3 GB anew took 3.5 s.
+#: Extra host memory in bytes that is locked if histories stay on the GPU, at most one part in so many of theirs: the
+#: next plan of the same clip may find less GPU memory free (packed weights, a library's workspace) and keep fewer
+#: there. Locking 9.3 GB anew took 3.5 s.
 SPARE_BYTES, SPARE_SHARE = 256 << 20, 32
-#: Uses whose histories are fetched before their turn, at most: all that copies need to follow each other.
+#: Most uses whose histories are fetched before their turn: enough for copies to follow each other without gaps.
 MOST_AHEAD = 8
-#: Parts of the largest use's memory that smaller ones take, each of them aligned.
+#: Smaller uses take one part in so many of the largest use's memory, aligned.
 _PARTS = (4, 2, 1)
 _WHOLE = _PARTS[0] * ALIGN
-#: Bands start at multiples of this many output rows, where their sums for the next norm are the frame's own.
+#: Bands start at multiples of this many output rows, so that their sums for the next norm are the frame's own.
 BAND_ROWS = 32
 
 
 @dataclass(frozen=True)
 class Parking:
-    """Which histories wait outside the rings (by convolution key, or all of them), and the GPU buffers they visit.
+    """Choice of the histories that wait outside the rings (by convolution key; None: all), and of the GPU buffers they
+    visit.
 
     A convolution runs in bands of as many rows (a multiple of 32) as a buffer of `band_bytes` holds, or of `rows`.
-    There is room for `buffers` of the largest bands; of those at most half as large there are twice as many under way.
-    `prefetch` off copies when the data is needed, on the GPU's own queue. Of the histories, `near` bytes at most stay
-    on the GPU, where they need no slots for new frames as a ring does; the others are in host memory. Copies within
-    the GPU always are on its own queue: they are kernels, and beside a convolution they would wait for it and hold up
-    the copies behind them.
+    There is room for `buffers` of the largest bands; of those at most half as large, twice as many are in use at once.
+    Without `prefetch`, data is copied when it is needed, on the GPU's own queue. At most `near` bytes of the histories
+    stay on the GPU, where they need no slots for new frames as a ring does; the others are in host memory. Copies
+    within the GPU always are on its own queue: they are kernels, and on another queue they would wait for a convolution
+    and hold up the copies after them.
 
     Pictures have no histories, and bands only. Steps that would have more than `streams` bytes of whole frames at once
-    do not keep what lies between their convolutions: it is computed again, some rows at a time, for each norm that sees
-    all of it (engine/run/rolling.py).
-    """
+    do not keep the values between their convolutions: these are computed again, some rows at a time, for each norm that
+    sees the whole frame (engine/run/rolling.py)."""
 
     keys: frozenset[str] | None
     band_bytes: int
@@ -60,17 +60,17 @@ class Parking:
 
 
 class Parked:
-    """All parked histories of a Run. Uses (a key and a band) come in the order that the Run's walk noted them."""
+    """All parked histories of a Run. Uses (a key and a band) come in the order that the dry run noted."""
 
     def __init__(self, parking: Parking, device: torch.device) -> None:
         self.parking = parking
         self.device = device
-        #: Uses still to come: noted while the Run is dry, consumed by `enter`.
+        #: Uses still to come: noted in a dry run, consumed by `enter`.
         self.coming: deque[Use] = deque()
-        #: The clip ends with those: what no use of them reads need not be stored.
+        #: The clip ends with them: rows that none of these uses reads need not be stored.
         self.ends = False
         self._histories: dict[str, History] = {}
-        #: Bytes of the largest use of each convolution, and of all, in whole parts.
+        #: Bytes of each convolution's largest use, and of the largest of all, in whole parts.
         self._needs: dict[str, int] = {}
         self._largest = 0
         self._placed = False
@@ -95,12 +95,12 @@ class Parked:
         return self.parking.buffers * self._largest
 
     def depth(self, key: str) -> int:
-        """Bands of `key` that there is room for at once."""
+        """Return how many bands of `key` fit at once."""
         return self._room // self._part(self._needs[key]) if key in self._needs else 0
 
     def moved(self, key: str) -> tuple[int, int, int]:
-        """How often bands of `key` are used in a chunk, and the bytes that visit the buffers for them: from the GPU's
-        own memory, from the host's."""
+        """Return how often bands of `key` are used in a chunk, and the bytes that visit the buffers: from the GPU, from
+        the host."""
         self._settle()
         if (history := self._histories.get(key)) is None:
             return 0, 0, 0
@@ -111,8 +111,10 @@ class Parked:
         self, key: str, plane: Plane, dtype: torch.dtype, kept: int, frames: int, rows: int, step: int, reach: int,
         work: int, times: int = 1, starts: bool = False,
     ) -> Sequence[Band]:  # fmt: skip
-        """The bands a convolution's output `rows` are computed in, with `work` operations, `times` times over.
-        Asked first for the most frames it will get at once, which settles how tall they are. starts: the clip does."""
+        """Return the bands for a convolution's output `rows`, with `work` operations, `times` times over. starts: of
+        the clip.
+
+        The first call must be for the most frames that it gets at once: it sets the bands' height."""
         if key not in self._histories:
             line = (kept + frames) * plane[1] * plane[2] * dtype.itemsize
             fit = (self.parking.band_bytes // line - reach) // step + 1
@@ -123,12 +125,12 @@ class Parked:
             history.times += times
             history.work += times * work
             self._placed = False
-        elif starts and not history.started:  # of few frames, for which the host launches longer than the GPU computes
+        elif starts and not history.started:  # few frames, which take the host longer to launch than the GPU to compute
             return history.taller(frames, self._needs[key])
         return history.bands
 
     def note(self, key: str, band: Band, frames: int) -> None:
-        """Dry: this use is going to come."""
+        """Announce a use, in a dry run."""
         if self._memory is None:
             size = self._needs[key] = max(self._needs.get(key, 0), self._histories[key].visit_bytes(band, frames))
             self._largest = max(self._largest, -(-size // _WHOLE) * _WHOLE)
@@ -160,14 +162,14 @@ class Parked:
             history.stretches = []
 
     def wait(self) -> None:
-        """Until every copy is done."""
+        """Wait until all copies are done."""
         for stream in (self._in, self._out):
             if stream is not None:
                 stream.synchronize()
 
     def restart(self) -> None:
         """Forget the clip."""
-        if self._entered:  # it was broken off, and nobody has waited for the copies that were under way
+        if self._entered:  # the clip was broken off without waiting for its copies
             self.wait()
         self._discard()
         self._left += self._entered
@@ -181,8 +183,8 @@ class Parked:
             history.started, history.same, history.oldest = False, False, 0
 
     def _forget(self) -> None:
-        #: Fetched or to be fetched, in the order of their turns; entered; and left, whose memory is still to be waited
-        #: for. The next one lies behind `_head`.
+        #: Buffers fetched or to be fetched, in the order of their turns; entered; and left, whose memory still has to
+        #: be waited for. The next one lies after `_head`.
         self._ahead: deque[Buffer] = deque()
         self._entered: list[Buffer] = []
         self._left: list[Buffer] = []
@@ -190,7 +192,7 @@ class Parked:
         self.coming.clear()
 
     def _far_bytes(self) -> tuple[int, int]:
-        """What waits in host memory, and what is locked besides."""
+        """Return the bytes that wait in host memory, and the extra bytes that are locked."""
         self._settle()
         size = sum(h.far_bytes for h in self._histories.values())
         return size, min(SPARE_BYTES, size // SPARE_SHARE) if self.parking.near else 0
@@ -204,15 +206,15 @@ class Parked:
 
     @property
     def holding(self) -> list[str]:
-        """Keys of all convolutions whose history waits here."""
+        """Return the keys of all convolutions whose history waits here."""
         return list(self._histories)
 
     def frame(self, key: str) -> Plane:
-        """The shape of a frame of its history."""
+        """Return the shape of a frame of its history."""
         return self._histories[key].plane
 
     def history(self, key: str) -> list[Piece]:
-        """The last frames that `key` keeps, in order. Empty before its clip's first pass."""
+        """Return the last frames that `key` keeps, in order. Empty before its clip's first pass."""
         history = self._histories[key]
         if not history.started:
             return []
@@ -220,7 +222,7 @@ class Parked:
         return list(history.pieces())
 
     def adopt(self, key: str, frames: Tensor) -> None:
-        """`key` goes on behind these frames [frames, H + 2, W + 2, C], oldest first."""
+        """Continue `key` after these frames [frames, H + 2, W + 2, C], oldest first."""
         history = self._histories[key]
         self.wait()
         for stretch in history.stretches:
@@ -232,7 +234,7 @@ class Parked:
     # -- bands that stay on the GPU and need no buffer ---------------------------------------------------------------
 
     def begins(self, key: str) -> bool:
-        """Whether this is its clip's first pass."""
+        """Check whether this is its clip's first pass."""
         return not self._histories[key].started
 
     def stays(self, key: str, band: Band) -> bool:
@@ -250,12 +252,13 @@ class Parked:
     # -- one use ---------------------------------------------------------------------------------------------------
 
     def enter(self, key: str, band: Band, frames: int) -> Buffer:
-        """A buffer whose view takes new frames behind the history, which may still be under way (`arrive`). Until it
-        is left, one more use may be entered."""
+        """Return a buffer whose view takes new frames after the history; until it is left, one more use may be entered.
+
+        The history may still be in transit: call `arrive`."""
         use = key, band, frames
         if self.coming and self.coming[0] == use:
             self.coming.popleft()
-        else:  # not announced: nothing can be fetched ahead, and nobody knows what is still to be read
+        else:  # not announced: nothing can be fetched ahead, and later reads are unknown
             self.coming.clear()
             self.ends = False
         if self._ahead and self._ahead[0].use != use:
@@ -271,7 +274,7 @@ class Parked:
         return buffer
 
     def _fetch_ahead(self) -> None:
-        """As much as there is room for of what comes."""
+        """Fetch as many of the coming uses as there is room for."""
         live = [*self._entered, *self._ahead]
         seen = {buffer.use[0] for buffer in live}
         while len(self._ahead) < min(len(self.coming), MOST_AHEAD):
@@ -279,7 +282,7 @@ class Parked:
             if not (history := self._histories[use[0]]).started:
                 return
             at = self._next(use)
-            # The same convolution's next pass reads what this one is about to store.
+            # The same convolution's next pass reads the frames that this one will store.
             if any(buffer.overlaps(*at) for buffer in live) or (use[0] in seen and use[1].first == 0):
                 return
             buffer = self._placed_at(*at, use)
@@ -289,22 +292,22 @@ class Parked:
             live.append(buffer)
             self._ahead.append(buffer)
 
-    # Memory is taken round and round in parts of a power of two of the largest use's, each at a multiple of its own
-    # size: so two uses, one after the other, never overlap, whatever their sizes.
+    # Memory is used cyclically, in power-of-two fractions of the largest use's, each at a multiple of its own size: so
+    # two consecutive uses never overlap, whatever their sizes.
 
     def _part(self, size: int) -> int:
         return next(self._largest // n for n in _PARTS if size <= self._largest // n)
 
     def _next(self, use: Use) -> tuple[int, int]:
-        """Where a use would lie."""
+        """Return the place [start, end) of a use, if it were next."""
         size = self._part(self._histories[use[0]].visit_bytes(*use[1:]))
         start = -(-self._head // size) * size
         start = start if start + size <= self._room else 0
         return start, start + size
 
     def _placed_at(self, start: int, end: int, use: Use) -> Buffer:
-        """Its memory, for copies into it once earlier uses are done with it: streams keep their order, so the last one
-        that overlaps stands for all before it."""
+        """Return the buffer of a use, for copies into it once earlier uses are done with its memory: streams keep their
+        order, so the last use that overlaps stands for all before it."""
         self._head = end
         buffer = Buffer(use, start, end, self._memory[start:end])
         last = max((i for i, before in enumerate(self._left) if before.overlaps(start, end)), default=-1)
@@ -317,7 +320,7 @@ class Parked:
         return buffer
 
     def _discard(self) -> None:
-        """What was fetched ahead is not wanted."""
+        """Drop the buffers that were fetched ahead."""
         for buffer in self._ahead:
             for event in (buffer.free, buffer.arrived):
                 if event is not None:
@@ -327,8 +330,8 @@ class Parked:
             self._head = self._entered[-1].end
 
     def arrive(self, buffer: Buffer, head: str) -> None:
-        """New frames are in the view; from now on the history is, too. What the next pass needs of it is stored while
-        the convolution runs."""
+        """Add the history to a view with its new frames; rows for the next pass are stored while the convolution runs.
+        """
         (key, band, _), data = buffer.use, buffer.view
         history = self._histories[key]
         if not history.started:
@@ -358,7 +361,7 @@ class Parked:
             buffer.stored = self._out.record_event()
 
     def leave(self, buffer: Buffer) -> None:
-        """The convolution has read the view."""
+        """Note that the convolution has read the view."""
         (key, band, _), data = buffer.use, buffer.view
         history = self._histories[key]
         buffer.view = None

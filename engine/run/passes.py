@@ -1,4 +1,4 @@
-"""What the clip loop and those who compute its chunks agree on."""
+"""Interface between the clip loop and the passes that compute its chunks."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ from .handover import Handover
 from .plan import Plan
 from .results import Results
 
-#: Of latents, while nobody knows their number.
+#: Number of latents while it is unknown.
 UNKNOWN = sys.maxsize
-#: emit(results [n, H, W, C], health): the next ones of a part, valid until it returns. health: float32 [], finite if
-#: all values behind them were.
+#: emit(results [n, H, W, C], health) takes the next results of a part, which are valid until it returns. health:
+#: float32 [], finite if all values that they were made of were.
 Emit = Callable[[Tensor, Tensor], None]
-#: cut(first, end): of a clip or tile what becomes its latents [first, end), or comes of them.
+#: cut(first, end) returns the input for latents [first, end) of a clip or tile: frames, features, or the latents.
 Cut = Callable[[int, int], Tensor]
 
 
 class Part(NamedTuple):
-    """What goes in for the latents [first, end) of a clip."""
+    """Input for the latents [first, end) of a clip."""
 
     data: Tensor
     first: int
     end: int
 
 
-#: The first part of a clip holds all of it, or with its last part all results come.
+#: "first": the first part of a clip holds all of it. "last": all results come with the last part.
 Gathers = Literal["", "first", "last"]
 
 
 class Span(NamedTuple):
-    """Latents [first, last) of a clip that a pass takes through; last None: up to those that the wanted results take.
-    index: of the pass among all passes. edges: latents that steps begin with, and chunks too."""
+    """Latents [first, last) of a clip that go through a pass; last None: up to those that the wanted results take.
+
+    index: of the pass among all passes. edges: latents at which steps, and so chunks, begin."""
 
     clip: int
     first: int
@@ -49,7 +50,7 @@ class Span(NamedTuple):
 
 
 class Latents(Protocol):
-    """Latents [B, C, T, h, w], on the host or the device once they are asked for."""
+    """Latents [B, C, T, h, w]; an item is on the host or the device."""
 
     @property
     def shape(self) -> Sequence[int]: ...
@@ -58,7 +59,7 @@ class Latents(Protocol):
 
 
 class Video(Protocol):
-    """Frames of clips of one size. count: of each clip; None: not known yet."""
+    """Frames of clips of one size. count: frames of each clip; None while unknown."""
 
     batch: int
     height: int
@@ -66,39 +67,40 @@ class Video(Protocol):
     count: int | None
 
     def frames(self, clip: int, first: int, end: int) -> Tensor:
-        """[first, end), or as many of them as there are: [f, H, W, 3] in 0..1, or bytes."""
+        """Return frames [first, end), or as many of them as there are: [f, H, W, 3] in 0..1, or bytes."""
 
 
 class Pass(Protocol):
-    """Takes clips or tiles of one size, one after the other, through a half of a network or a part of it."""
+    """Takes clips or tiles of one size, one after the other, through a component or a part of it."""
 
     gathers: Gathers
 
     def aside(self) -> AbstractContextManager[object]:
-        """Where its work is queued; around everything else, between two chunks it may be left."""
+        """Enter the stream of its work, around everything else; between two chunks it may be left."""
 
     def memory(self) -> AbstractContextManager[object]:
-        """Whatever it needs is there inside."""
+        """Hold its memory inside."""
 
     def begins(self, first: int) -> tuple[int, ...]:
-        """For each of its steps the latent from which on it has to see a clip for results from `first` on."""
+        """Return for each of its steps the first latent of a clip that it has to see for results from `first` on."""
 
     def begin(self, clip: int, first: int, left: Handover | None) -> tuple[int, int]:
-        """What a clip's results from `first` on take, or where an attempt before left that: how many of its latents are
-        through, or need not go, and how many of its results are out. Where steps all begin with one latent, as with a
-        clip of their own, both count from there."""
+        """Begin a clip for results from `first` on, or continue it where an earlier attempt left it.
+
+        Returns: how many of its latents are through or are not needed, and how many of its results are out. If all
+        steps begin with one latent, as with a clip of their own, both count from there.
+        """
 
     def chunks(self, parts: Iterable[Part], emit: Emit) -> Iterator[None]:
-        """Each part through the network; yields after each."""
+        """Take each part through the network; yield after each."""
 
 
 @dataclass(frozen=True)
 class Clips:
-    """What a half is asked to take through. height, width: of what goes in. dtype: of the results that come out.
+    """Input and output of a component in one call.
 
-    first: the first result that is wanted. length: latents of a clip; end: the result behind the last wanted one. Both
-    are UNKNOWN until a stream of frames has ended.
-    """
+    height, width: of the input. dtype: of the results. first: the first wanted result. length: latents of a clip; end:
+    the result after the last wanted one. Both return UNKNOWN until a stream of frames has ended."""
 
     half: Half
     batch: int
@@ -116,11 +118,11 @@ class Clips:
         return self.length()
 
     def window(self, first: int, end: int) -> tuple[int, int]:
-        """The latents that are enough for these results."""
+        """Return the latents [first, end) that suffice for these results."""
         return self.half.program.window(first, end, self.latents)
 
     def begin(self, results: Results) -> None:
-        """An attempt's start."""
+        """Start an attempt."""
         if self.guard.begin(self.plan.grid, results.given):
             results.begin()
         if self.plan.tiled:
@@ -133,7 +135,7 @@ class Clips:
         self.guard.count(None if self.latents == UNKNOWN else latents, self.plan.steps.latents, passes)
 
     def unfinished(self, results: Results) -> Iterator[tuple[int, int, int, int]]:
-        """Of clips in tiles the blocks of results [a, b) that come one after the other: (clip, passes before, a, b)."""
+        """Yield the unfinished blocks of results [a, b) of clips in tiles, in order, as (clip, passes before, a, b)."""
         index = 0
         for clip in range(self.batch):
             for first, end in self._blocks(results):
@@ -143,7 +145,7 @@ class Clips:
 
     @property
     def _passes(self) -> int:
-        """How often latents go through something: each tile, and what sees whole frames beside them."""
+        """Return the number of passes: one for each tile and one for the part on whole frames; 1 without tiles."""
         return len(self.plan.grid) + 1 if self.plan.tiled else 1
 
     def _blocks(self, results: Results) -> Iterator[tuple[int, int]]:
@@ -154,45 +156,46 @@ class Clips:
 
 
 class Description(Protocol):
-    """What a Program says of a half."""
+    """Properties of a component that its Program states."""
 
     half: str
-    #: All of a clip has to be there from the start.
+    #: All of a clip has to be available from the start.
     gathers: bool
 
-    #: Latents with whose multiples its steps begin.
+    #: Steps begin with multiples of so many latents.
     cycle: int
 
     @property
     def staged(self) -> bool:
-        """A part of a clip needs of each step only what later ones do, and keeps its place in the clip."""
+        """Check whether a part of a clip needs of each step only the input of later steps, and keeps its place in the
+        clip."""
 
     @property
     def late(self) -> bool:
-        """Results come out after more has gone in than they are of, the last ones when the clip ends."""
+        """Check whether results come later than their own input, the last ones when the clip ends."""
 
     def window(self, first: int, end: int, latents: int) -> tuple[int, int]:
-        """Of a clip of `latents` those that are enough for its results [first, end)."""
+        """Return the latents that suffice for results [first, end) of a clip of `latents`."""
 
 
 class Half(Protocol):
-    """A half of a network, ready to run on a device.
+    """A component of a network, ready to run on a device.
 
     A decoder takes latents [C, n, h, w] and makes pixels, an encoder takes frames [f, H, W, 3] in 0..1 (or bytes) and
-    makes moments; features between what sees whole frames and what sees tiles are [n, h, w, C].
-    """
+    makes moments; features between the part on whole frames and the part on tiles are [n, h, w, C]."""
 
     program: Description
     spatial: int
     temporal: int
-    #: Whether results may reach the host while the next ones are made.
+    #: Results may be copied to the host while the next ones are made.
     ahead: bool
 
     def whole(self, clips: Clips) -> Pass:
-        """All of it, on whole frames. A decoder's pixels are those of the output."""
+        """Return the pass of the whole component on whole frames. A decoder's pixels have the output's type."""
 
     def low(self, clips: Clips) -> Pass:
-        """What sees whole frames beside tiles: a decoder's first part, which makes features, an encoder's last."""
+        """Return the pass on whole frames that tiles need: a decoder's first part, which makes features, or an
+        encoder's last."""
 
     def tile(self, clips: Clips) -> Pass:
-        """The rest, on tiles. A decoder's pixels are float32 [m, H, W, 3], 0..1, not clamped."""
+        """Return the pass of the rest, on tiles. A decoder's pixels are float32 [m, H, W, 3], 0..1, not clamped."""

@@ -14,16 +14,15 @@ from ..memory import lockable_ram
 
 #: Blocks are locked in whole pages of this many bytes.
 PAGE = 1 << 16
-#: Bytes between two that are in different pages of every system.
+#: Distance in bytes of two addresses that are in different pages on every system.
 TOUCH = 1 << 12
 
 
 class PinnedPool:
-    """Blocks of host memory for copies that run beside the GPU's work.
+    """Blocks of host memory for copies that overlap with the GPU's work.
 
     Without CUDA, or where the system refuses to lock pages, blocks are ordinary memory: copies are then slower, not
-    wrong. Threads may share a pool.
-    """
+    wrong. Threads may share a pool."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -33,9 +32,10 @@ class PinnedPool:
         self.nbytes = 0
 
     def take(self, size: int, spare: int = 0) -> Tensor:
-        """A uint8 tensor of at least `size` bytes; hand it to `give` afterwards. The idle block that fits best serves;
-        where none does, all of them are freed first, so that a pool never holds more than was in use at once, and the
-        new one gets `spare` bytes besides, for a next time that needs a little more."""
+        """Return a uint8 tensor of at least `size` bytes; hand it to `give` afterwards.
+
+        It is the idle block that fits best. If none does, all are freed first, so that a pool never holds more than was
+        in use at once, and the new block gets `spare` more bytes, for a next time that needs a little more."""
         with self._lock:
             fitting = [b for b in self._idle if b.numel() >= size]
             if fitting:
@@ -43,20 +43,20 @@ class PinnedPool:
                 self._idle = [b for b in self._idle if b is not block]
                 return block
             self.release()
-            with torch.inference_mode(False):  # whatever the caller's mode: it will serve others
+            with torch.inference_mode(False):  # whatever the caller's mode: others will use the block
                 block = torch.empty(-(-max(size + spare, 1) // PAGE) * PAGE, dtype=torch.uint8)
             self.nbytes += block.numel()
             self._page_lock(block)
             return block
 
     def give(self, block: Tensor) -> None:
-        """The block is idle again; nothing may still be copied into or out of it."""
+        """Take a block back; no copy into or out of it may still be running."""
         with self._lock:
             self._idle.append(block)
 
     @property
     def idle_bytes(self) -> int:
-        """Bytes of the blocks that `take` uses again or frees."""
+        """Return the bytes of the blocks that `take` uses again or frees."""
         with self._lock:
             return sum(map(Tensor.numel, self._idle))
 
@@ -81,8 +81,8 @@ class PinnedPool:
                 "lies beyond wait for the GPU: slower, the same frames"
             )
             return
-        # The system finds pages for several threads at once, but one by one while it locks them: 4 GiB take 0.3 s and
-        # then 0.2 instead of 1.5 (16 cores).
+        # The system finds pages for several threads at once here, but one by one while it locks them: touching and then
+        # locking 4 GiB takes 0.3 + 0.2 s instead of 1.5 (16 cores).
         block[::TOUCH].fill_(0)
         error = torch.cuda.cudart().cudaHostRegister(block.data_ptr(), block.numel(), 0)
         if int(error) == 0:
@@ -99,19 +99,20 @@ _forbidden = ""
 
 
 def forbid(reason: str) -> None:
-    """Lock no host memory in this process, because a user wants it so: the same as where the system refuses it."""
+    """Lock no host memory in this process, as if the system refused it. reason: the user's setting, for the log."""
     global _forbidden
     _forbidden = reason
     log.once(f"host memory is not page-locked ({reason}): copies wait for the GPU: slower, the same frames", log.info)
 
 
 def staging(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor | None:
-    """Page-locked memory of torch's own; None where it is forbidden or, with a line in the log, the system refuses."""
+    """Return page-locked memory of torch's own; None if it is forbidden or, with a line in the log, the system refuses.
+    """
     return _granted(lambda: torch.empty(shape, dtype=dtype, pin_memory=True))
 
 
 def staged(part: Tensor) -> Tensor | None:
-    """A page-locked copy of a host tensor, as `staging`."""
+    """Return a page-locked copy of a host tensor; None as `staging`."""
     return _granted(part.pin_memory)
 
 
@@ -126,7 +127,7 @@ def _granted(lock: Callable[[], Tensor]) -> Tensor | None:
 
 
 def _refused(reason: str) -> None:
-    """After a refusal: say once what it means, and clear CUDA's error."""
+    """Log once what a refusal means, and clear CUDA's error."""
     log.debug(f"not page-locked: {reason}")
     log.once(
         "the system refuses to page-lock host memory: copies wait for the GPU, which is slower and changes nothing "
@@ -136,8 +137,9 @@ def _refused(reason: str) -> None:
 
 
 def _drain() -> None:
-    """A call that CUDA has refused leaves its error behind, and the thread's next launch would raise it as its own: the
-    launch of one addition takes it along."""
+    """Clear the error that a refused CUDA call leaves, by launching one addition.
+
+    Otherwise the thread's next launch would raise it as its own."""
     if torch.cuda.is_initialized():
         with suppress(RuntimeError):
             torch.empty((), device="cuda").add_(1)

@@ -1,4 +1,4 @@
-"""From network frames to the output tensor, chunk by chunk, and from video frames to the network."""
+"""Conversion of network frames to the output tensor, chunk by chunk, and of video frames to network input."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ OUTPUTS = {"float32": torch.float32, "float16": torch.float16, "uint8": torch.ui
 
 
 def to_unit(x: Tensor) -> Tensor:
-    """Frames of any layout in 0..1 (or uint8 0..255) -> float32 in -1..1."""
+    """Convert frames of any layout in 0..1 (or uint8 0..255) to float32 in -1..1."""
     return (x.float() / 127.5 if x.dtype == torch.uint8 else x.float() * 2.0).sub_(1.0)
 
 
 class StagedReader:
-    """Uploads parts of a host tensor while the GPU works: through page-locked memory, on the stream for that.
+    """Uploads parts of a host tensor while the GPU works: through page-locked memory, on the stream for uploads.
 
-    torch keeps and reuses the page-locked memory; whoever reads ahead bounds how much is in flight.
-    """
+    torch keeps and reuses the page-locked memory; the caller that reads ahead bounds how much is in transit."""
 
     def __init__(self, device: torch.device, ahead: bool = True) -> None:
-        """ahead False: every read waits for its copy, and nothing is pinned."""
+        """Prepare to upload to `device`. ahead False: every read waits for its copy, and nothing is pinned."""
         self._device = device
         self._stream = uploads(device) if ahead and device.type == "cuda" else None
 
     def read(self, part: Tensor) -> Tensor:
-        """A contiguous copy on the device. On CUDA, later work of the current stream waits for it, the caller not."""
-        if self._stream is None or part.device.type != "cpu":  # what is on a GPU already cannot be pinned
+        """Return a contiguous copy on the device. On CUDA, later work of the current stream waits for it; the caller
+        does not."""
+        if self._stream is None or part.device.type != "cpu":  # a tensor on a GPU cannot be pinned
             return part.to(self._device)
         locked = staged(part)
         if locked is None:
@@ -49,20 +49,21 @@ class StagedReader:
 
 
 def to_network(video: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """[B, f, H, W, 3] in 0..1 (or uint8 0..255) -> [B, 3, f, H, W] in -1..1 on the device."""
+    """Convert [B, f, H, W, 3] in 0..1 (or uint8 0..255) to [B, 3, f, H, W] in -1..1 on the device."""
     return to_unit(video.to(device)).to(dtype).permute(0, 4, 1, 2, 3).contiguous()
 
 
 def to_pixels(frames: Tensor, output: torch.dtype) -> Tensor:
-    """[B, 3, f, H, W] about -1..1 -> [B, f, H, W, 3] clamped to 0..1 (uint8: 0..255, rounded), still on the device."""
+    """Convert [B, 3, f, H, W] about -1..1 to [B, f, H, W, 3] clamped to 0..1 (uint8: 0..255, rounded), still on the
+    device."""
     x = frames.float().clamp(-1.0, 1.0).mul_(0.5).add_(0.5)
     if output == torch.uint8:
         x = x.mul_(255.0).round_()
     return x.to(output).permute(0, 2, 3, 4, 1)
 
 
-#: Called when frames have reached where they are written to: finish(clip, first frame, frames, health). `health` is
-#: finite if all their values were, before they were clamped; else this raises.
+#: Called as finish(clip, first frame, frames, health) when frames have reached their destination. `health` is finite if
+#: all their values were, before they were clamped; otherwise the call raises.
 Finish = Callable[[int, int, int, float], None]
 
 
@@ -76,18 +77,16 @@ class _Staged:
 
 
 class StagedWriter:
-    """Copies finished frames to host memory while the GPU goes on: two pinned buffers, one being filled.
+    """Copies finished frames to host memory while the GPU goes on: two pinned buffers, one of which is being filled.
 
     `write` returns at once; a buffer is emptied into the room that `out` has for it when it is needed again, and at the
     end of the `with`. Only then is it known whether its values were finite. When the `with` ends because memory ran
-    out, what is under way is still delivered; after any other error it is only waited for.
-    """
+    out, frames in transit are still delivered; after any other error they are only waited for."""
 
     def __init__(self, out: Results, frames: int, device: torch.device, finish: Finish, ahead: bool = True) -> None:
-        """At most `frames` frames per write, from `device`.
+        """Prepare for at most `frames` frames per write, from `device`.
 
-        ahead False, or no memory to be locked: every write waits for its copy.
-        """
+        ahead False, or no memory that can be locked: every write waits for its copy."""
         self._out = out
         self._finish = finish
         self._free: list[_Staged] = []
@@ -108,10 +107,9 @@ class StagedWriter:
             self._deliver(keep)
 
     def write(self, clip: int, first: int, pixels: Tensor, health: Tensor) -> None:
-        """pixels [f, H, W, C] of the output's type become frames `first`.. of `clip`; free to change on return.
+        """Write pixels [f, H, W, C] of the output's type as frames `first`.. of `clip`; they may be changed on return.
 
-        health: float32 [], for `finish`.
-        """
+        health: float32 [], for `finish`."""
         count = pixels.shape[0]
         if not self._ahead:
             target = self._out.room(clip, first, count)
@@ -127,7 +125,7 @@ class StagedWriter:
         self._waiting.append((clip, first, count, buffer))
 
     def _deliver(self, keep: bool) -> None:
-        clip, first, count, buffer = self._waiting[0]  # it stays the next one where there is no room for it
+        clip, first, count, buffer = self._waiting[0]  # it stays the next one if there is no room for it
         target = self._out.room(clip, first, count) if keep else None
         if keep and not buffer.done.query():
             target.zero_()  # the first touch of fresh pages takes longer than the copy: do it while waiting

@@ -1,4 +1,4 @@
-"""What a run follows: steps, tiles, parked histories, and the memory they take."""
+"""Plan of a run: steps, tiles, parked histories, and the memory they take."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from .tiles import Grid
 
 @dataclass(frozen=True)
 class Steps:
-    """Latents per chunk, and frames per call at the highest resolutions. 0: all there are. lead: latents of a clip's
-    first chunk, 0: as many as of the others."""
+    """Latents per chunk, and frames per call at the highest resolutions; 0 for all.
+
+    lead: latents of a clip's first chunk; 0 for as many as the others have."""
 
     latents: int = 0
     frames: int = 0
     lead: int = 0
 
     def at(self, latent: int) -> int:
-        """Latents of the chunk that begins with this one."""
+        """Return the latents of the chunk that begins with this one."""
         return self.lead or self.latents if latent == 0 else self.latents
 
     def spans(self, latents: int) -> list[tuple[int, int]]:
-        """(first, end) of the chunks of a clip."""
+        """Return (first, end) of the chunks of a clip."""
         edges = [0]
         while edges[-1] < latents:
             edges.append(min(edges[-1] + self.at(edges[-1]), latents))
@@ -33,8 +34,10 @@ class Steps:
 
 @dataclass(frozen=True)
 class Own:
-    """How a network that tiles itself runs. tiles: at a time. grid: rows and columns of them in a frame. resident:
-    layers whose weights are on the device, of all `layers`; 0, 0: there are none that could be elsewhere."""
+    """Plan of a network that tiles itself.
+
+    tiles: computed at a time. grid: rows and columns of tiles in a frame. resident: layers whose weights are on the
+    device, of all `layers`; 0, 0 if no weights could be elsewhere."""
 
     tiles: int
     grid: tuple[int, int]
@@ -50,11 +53,11 @@ class Own:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a clip goes through the network.
+    """Plan of a clip's way through the network.
 
-    `peak_bytes` counts weights, history, activations and library workspaces on the device. On a GPU that is what torch
-    reserves for them: of plain torch more than is in use at once, as freed blocks do not fit what comes next.
-    """
+    `peak_bytes` counts weights, history, activations and library workspaces on the device. On a GPU that is the memory
+    which torch reserves for them: for plain torch more than is in use at once, as freed blocks do not fit later
+    requests."""
 
     steps: Steps
     grid: Grid
@@ -63,26 +66,26 @@ class Plan:
     #: Histories that wait in host memory, if any, and the bytes they take there.
     parking: Parking | None = None
     host_bytes: int = 0
-    #: Of those, what comes to the device in a chunk; as much goes back.
+    #: Bytes of parked histories that come to the device in a chunk; as many go back.
     far_bytes: int = field(default=0, compare=False)
-    #: Of a network that tiles itself; its grid is then one tile.
+    #: For a network that tiles itself; its grid is then one tile.
     own: Own | None = None
 
-    #: Of `peak_bytes` what is there before the run and stays: the other half's packed weights. No target counts them,
-    #: as none counts what else this process holds.
+    #: Part of `peak_bytes` allocated before the run that stays: the other component's packed weights. Targets do not
+    #: count it, nor other memory of this process.
     beside: int = field(default=0, compare=False)
-    #: A target that was the default one and had to be raised to this, if so.
+    #: Target in bytes, if the default one had to be raised to it.
     raised: int | None = field(default=None, compare=False)
-    #: What "auto" had to give up for a plan, and what would spare it.
+    #: Text: the property that "auto" had to give up for a plan, and a way to keep it.
     note: str = field(default="", compare=False)
 
     @property
     def own_bytes(self) -> int:
-        """What targets are about."""
+        """Return the bytes that targets limit."""
         return self.peak_bytes - self.beside
 
     def with_beside(self, size: int) -> Plan:
-        """The same where so many bytes are there before the run and stay."""
+        """Return the plan for a device on which `size` bytes are allocated before the run and stay."""
         return self if size == self.beside else replace(self, peak_bytes=self.own_bytes + size, beside=size)
 
     @property
@@ -91,7 +94,7 @@ class Plan:
 
     @property
     def rolls(self) -> bool:
-        """Whether what does not fit of a picture is computed again wherever it is needed."""
+        """Check whether values of a picture that do not fit are computed again wherever they are needed."""
         return self.parking is not None and self.parking.streams is not None
 
     def describe(self) -> str:

@@ -1,4 +1,4 @@
-"""Frames of histories as a convolution reads them: plain ones, or the planes of the Winograd form."""
+"""Frames of histories as a convolution reads them: plain frames, or the planes of the Winograd form."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from .rings import Frame, Plane, fill_head
 from .weights import Conv
 
 COPY = Norm("none")
-#: Frames of a history whose bands are made into planes without a visit.
+#: Frames of a history whose bands can be made into planes without visiting a buffer.
 KEPT = 2
 
 
 def frame_of(conv: Conv, plane: Frame) -> Frame:
-    """How a plain frame (or band of it) [H + 2, W + 2, C] is stored where `conv` reads it."""
+    """Return the shape in which a plain frame (or band of it) [H + 2, W + 2, C] is stored for `conv` to read."""
     h, w, c = plane[0] - 2, plane[1] - 2, plane[2]
     return buffer_shape(h, w, c) if conv.weight.winograd else plane
 
 
 def as_read(run: Memory, conv: Conv, data: Tensor) -> Tensor:
-    """A parked history's visit [frames, rows, W + 2, C] as `conv` reads it; what rings hold is that already."""
+    """Return a parked history's visit [frames, rows, W + 2, C] in the form that `conv` reads; rings already hold that
+    form."""
     if not conv.weight.winograd or data.dim() == 5:
         return data
     planes = run.arena.take((data.shape[0], *frame_of(conv, data.shape[1:])), data.dtype)
@@ -33,24 +34,29 @@ def as_read(run: Memory, conv: Conv, data: Tensor) -> Tensor:
 
 
 def from_plain(run: Memory, plain: Tensor, out: Tensor, slot: int = 0) -> None:
-    """Plain frames or bands [D, rows, W + 2, C], as stored, to planes of the same rows behind `slot`. They hold the
-    values that a plain buffer of their type would: a history may be the one or the other."""
+    """Convert plain frames or bands [D, rows, W + 2, C], as stored, to planes of the same rows in `out`, from `slot`
+    on.
+
+    Planes hold the values that a plain buffer of their type would: a history may have either form."""
     store = Store(silu=False, border=run.border, rounded=True)
     run.attempt(norm_act, plain[:, :, 1:-1], COPY, out, slot=slot, store=store, first=1)
 
 
 def straight(run: Memory, conv: Conv, behind: int) -> bool:
-    """Whether planes of a parked history's band are made straight of what the convolution gets and of its plain
-    history, and only the last new frames are made plain, for the next pass. behind: as for `Run.inputs`; with more than
-    none, planes of several bands would take memory at once."""
+    """Check whether planes of a parked history's band are made directly of the convolution's input and its plain
+    history.
+
+    Only the last new frames are then made plain, for the next pass. behind: as for `Run.inputs`; if it is not 0, planes
+    of several bands would take memory at once."""
     return conv.weight.winograd and conv.history == KEPT and not behind and not run.after
 
 
 def planes_of_band(
     run: Memory, conv: Conv, x: Tensor, norm: Norm, store: Store, coefs: Tensor | None, band: Band, plane: Plane
 ) -> Tensor:  # fmt: skip
-    """Planes of a band of x, normalised, behind those of its parked history, as `straight` says. plane: of all rows,
-    plain."""
+    """Return planes of a band of x, normalised, after those of its parked history; for `straight` convolutions.
+
+    plane: plain shape of all rows."""
     parked, key, count = run.parked, conv.key, min(x.shape[0], KEPT)
     planes = run.arena.take((KEPT + x.shape[0], *frame_of(conv, (band.bottom - band.top, *plane[1:]))), conv.dtype)
 
@@ -73,7 +79,7 @@ def planes_of_band(
 
 
 def _behind(run: Memory, history: list[Tensor], planes: Tensor) -> None:
-    """The first planes, of a plain history's frames, or of what lies before a clip."""
+    """Fill the first planes from a plain history's frames, or with the input before a clip."""
     if not history:
         fill_head(planes, list(range(KEPT + 1)), run.head)
     slot = 0

@@ -6,21 +6,26 @@ from collections.abc import Callable
 
 from ..errors import Cancelled
 
-#: progress(done, total) after each chunk; cancel() says whether to stop.
+#: progress(done, total) is called after each chunk; cancel() returns True to stop.
 Progress = Callable[[int, int], None]
 Cancel = Callable[[], bool]
 
 
 class Ticker:
-    """Reports progress and asks for cancellation."""
+    """Reports progress and checks for cancellation."""
 
     def __init__(self, progress: Progress | None, cancel: Cancel | None) -> None:
         self._progress, self._cancel = progress, cancel
         self.begin(1, 1, 1)
 
     def begin(self, latents: int | None, chunk: int, passes: int) -> None:
-        """From nothing: so many passes (of clips, or tiles) over at most `latents`, reported in chunks of `chunk`.
-        latents None: nobody knows; chunks are counted and their total is 0."""
+        """Start counting from nothing.
+
+        Args:
+            latents: most latents of a pass; None if unknown: chunks are counted and their total is 0.
+            chunk: latents per chunk.
+            passes: number of passes (of clips, or tiles).
+        """
         self._latents, self._chunk = latents or 0, chunk
         self._chunks = -(-self._latents // chunk)
         self._total = passes * self._chunks
@@ -32,8 +37,9 @@ class Ticker:
             raise Cancelled("cancelled")
 
     def reach(self, index: int, latents: int, left: int) -> bool:
-        """Of pass `index` all latents in front of number `latents` are through, and `left` are to come, whatever the
-        chunks are by now. False, and no report, where that was so before."""
+        """Note that all latents of pass `index` before number `latents` are through, and `left` are to come.
+
+        Chunks may have changed meanwhile. Returns False, without a report, if that was so before."""
         if (index, latents) <= self._reached:
             return False
         self._reached = index, latents

@@ -1,4 +1,4 @@
-"""Finished pixels of parts of frames, from the GPU to where the frames are: no frame is put together before."""
+"""Finished pixels of parts of frames, copied from the GPU to their frames: no frame is put together before."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from .pixels import Finish
 from .pressure import out_of_memory
 from .results import Results
 
-#: Regions on their way at most: as many as come at once while the ones before are still being copied.
+#: Most regions in transit: as many as come at once while the ones before are still being copied.
 BUFFERS = 16
 
 
 class _Region(NamedTuple):
-    """Pixels on their way into `target`, in page-locked memory where that is to be had. place: clip, first frame and
-    count. done: when they are there. land: behind the last one of these frames, all of them."""
+    """Pixels in transit to `target`, in page-locked memory if there is some.
+
+    place: clip, first frame and count. done: event of their arrival. land: with the last region of these frames, all of
+    them."""
 
     place: tuple[int, int, int]
     target: Tensor
@@ -32,9 +34,10 @@ class _Region(NamedTuple):
 
 
 class RegionWriter:
-    """Results [f, H, W, C] of clips, region after region, in order. On a GPU they pass through page-locked memory, and
-    a thread copies them on while the GPU and the caller go on; what it finds is raised by a later `write`, or at the
-    end of the `with`. That ends as StagedWriter's does."""
+    """Writes results [f, H, W, C] of clips, region after region, in order.
+
+    On a GPU they pass through page-locked memory, and a thread copies them on while the GPU and the caller go on. Its
+    errors are raised by a later `write`, or at the end of the `with`, which ends as StagedWriter's does."""
 
     def __init__(self, results: Results, device: torch.device, finish: Finish, ahead: bool = True) -> None:
         self._results, self._device, self._finish = results, device, finish
@@ -44,7 +47,7 @@ class RegionWriter:
         self._waiting: deque[tuple[Future[None], tuple[Tensor, Tensor]]] = deque()
         self._free: list[tuple[Tensor, Tensor]] = []
         self._open: tuple[int, int, Tensor] | None = None
-        #: A region went wrong: its frames are not finished by those that were under way behind it.
+        #: A region failed: its frames must not count as finished with the regions in transit after it.
         self._failed = False
 
     def __enter__(self) -> RegionWriter:
@@ -58,14 +61,22 @@ class RegionWriter:
         finally:
             if self._thread is not None:
                 self._thread.shutdown(cancel_futures=True)
-            if self._waiting:  # nothing is copied into memory that others may have by then
+            if self._waiting:  # a late copy must not reach memory that others use by then
                 torch.cuda.current_stream(self._device).synchronize()
 
     def write(
         self, clip: int, first: int, pixels: Tensor, region: tuple[slice, slice], health: Tensor, last: bool
     ) -> None:
-        """pixels [f, h, w, C] in 0..1, free to change on return, become `region` (rows, columns) of frames `first`.. of
-        `clip`. All regions of the same frames come one after the other; last: these are complete."""
+        """Write pixels to a region of frames. All regions of the same frames come one after the other.
+
+        Args:
+            clip: number of the clip.
+            first: first frame.
+            pixels: [f, h, w, C] in 0..1; they may be changed on return.
+            region: rows and columns.
+            health: float32 [], for `finish`.
+            last: these frames are complete with it.
+        """
         count = len(pixels)
         if self._open is None or self._open[:2] != (clip, first):
             self._open = clip, first, self._results.room(clip, first, count)
@@ -93,7 +104,7 @@ class RegionWriter:
         self._waiting.append((work, buffer))
 
     def _buffer(self, pixels: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Page-locked memory for so many values, and one more; None where there is none."""
+        """Return page-locked memory for so many values, and for one more; None if there is none."""
         size = math.prod(pixels.shape)
         while len(self._waiting) >= BUFFERS or (self._waiting and self._waiting[0][0].done()):
             self._next()
@@ -106,13 +117,13 @@ class RegionWriter:
         return (values, one) if self._ahead else None
 
     def _next(self) -> None:
-        """Wait for the oldest region; raises what was found with it."""
+        """Wait for the oldest region; raise the error found with it."""
         work, buffer = self._waiting.popleft()
         work.result()
         self._free.append(buffer)
 
     def _deliver(self, region: _Region) -> None:
-        """In the thread, where there is one: regions come in their order."""
+        """Copy a region to its frames, in order; in the thread if there is one."""
         if self._failed:
             return
         self._failed = True

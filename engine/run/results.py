@@ -1,4 +1,4 @@
-"""Where the finished results of clips go: frames of a decoder, moments of an encoder."""
+"""Destinations of the finished results of clips: frames of a decoder, moments of an encoder."""
 
 from __future__ import annotations
 
@@ -20,46 +20,46 @@ class Finished(NamedTuple):
 
 
 class Results:
-    """Of clips one by one, [N, H, W, C] each, in host memory.
+    """Destination of results of clips one by one, [N, H, W, C] each, in host memory.
 
     With tiles, weighted pieces are summed before they are clamped; uint8 then needs a float16 tensor to sum in (1/8 of
-    an 8-bit step at worst). Sums are of a block of a clip's results, which is finished before the next one begins.
-    """
+    an 8-bit step at worst). A sum is of a block of a clip's results, which is finished before the next one begins."""
 
-    #: Of a block, where the clip is not one.
+    #: Results per block; 0 if the whole clip is one.
     block = 0
 
     def __init__(self, shape: tuple[int, int, int], dtype: torch.dtype, given: int) -> None:
-        """shape: of one result, [H, W, C]. given: results in front of this one are not asked for."""
+        """Describe results of `shape` [H, W, C] and type `dtype`, from number `given` on: those before are not wanted.
+        """
         self.shape, self.dtype = shape, dtype
-        #: What lies in front of it cannot be made again.
+        #: Results before this one cannot be made again.
         self.given = given
         self._sums: dict[tuple[int, int], Tensor] = {}
 
     def begin(self) -> None:
-        """Whatever was written and not given counts no more."""
+        """Discard all that was written and is not given."""
         self._sums.clear()
 
     @property
     def done(self) -> int:
-        """Of one clip, the result behind the last one that is finished."""
+        """Return, for one clip, the result after the last one that is finished."""
         raise NotImplementedError
 
     def room(self, clip: int, first: int, count: int) -> Tensor:
-        """What results [first, first + count) are written to, [count, H, W, C]."""
+        """Return the memory [count, H, W, C] for results [first, first + count)."""
         raise NotImplementedError
 
     def land(self, clip: int, first: int, results: Tensor) -> None:
-        """What was written to `room` is finished."""
+        """Note that results written to `room` are finished."""
 
     def ready(self) -> Iterator[Finished]:
-        """What has landed and is to be handed on; each once."""
+        """Yield the finished results to hand on, each once."""
         return iter(())
 
     # -- tiles ----------------------------------------------------------------------------------------------------
 
     def open(self, clip: int, first: int, count: int) -> None:
-        """A block that tiles are added to from now on; one that an attempt before has left goes on."""
+        """Begin a block of tiles, or continue one that an earlier attempt has left."""
         if (clip, first) not in self._sums:
             self._sums[clip, first] = self._zeros(clip, first, count)
 
@@ -68,15 +68,23 @@ class Results:
         return torch.zeros(count, *self.shape, dtype=kind)
 
     def add(self, clip: int, block: int, first: int, top: int, left: int, pixels: Tensor, weight: Tensor) -> None:
-        """A tile's float32 pixels [f, h, w, 3] about 0..1 at frame `first` of the clip and pixel (top, left), times
-        `weight` [h, w] on their device; overwrites `pixels`. block: the first result of an open block."""
+        """Add a tile's pixels, weighted, to an open block.
+
+        Args:
+            clip: number of the clip.
+            block: first result of the block.
+            first: first frame of the pixels.
+            top, left: pixel of the frame where the tile begins.
+            pixels: float32 [f, h, w, 3] about 0..1, on any device; overwritten.
+            weight: [h, w] on their device.
+        """
         f, h, w, _ = pixels.shape
         sums = self._sums[clip, block]
         x = pixels.mul_(weight[..., None]).to(sums.dtype)
         sums[first - block : first - block + f, top : top + h, left : left + w] += x.cpu()
 
     def close(self, clip: int, first: int) -> None:
-        """All tiles of a block are added."""
+        """Finish a block to which all tiles have been added."""
         sums = self._sums.pop((clip, first))
         out = self.room(clip, first, len(sums))
         for frame, target in zip(sums, out, strict=True):
@@ -86,7 +94,7 @@ class Results:
 
 
 class Whole(Results):
-    """In one tensor out [B, N, H, W, C], of which result `first` of a clip is the first."""
+    """Results in one tensor out [B, N, H, W, C], which begins with result `first` of each clip."""
 
     def __init__(self, out: Tensor, first: int = 0) -> None:
         super().__init__(tuple(out.shape[2:]), out.dtype, first)
@@ -105,7 +113,7 @@ class Landed(Whole):
     """A part of one clip's results, in its place among all."""
 
     def __init__(self, out: Tensor, first: int, part: int) -> None:
-        """part: the part's first result."""
+        """Describe a part that begins with result `part`."""
         super().__init__(out, first)
         self.given = self._done = part
 
@@ -119,7 +127,7 @@ class Landed(Whole):
 
 
 class HandedOn(Results):
-    """In tensors of their own, which belong to whoever takes them. For one clip."""
+    """Results of one clip in tensors of their own, which belong to the code that takes them."""
 
     def __init__(self, shape: tuple[int, int, int], dtype: torch.dtype, first: int, block: int) -> None:
         super().__init__(shape, dtype, first)
@@ -143,40 +151,40 @@ class HandedOn(Results):
 
 
 class Target:
-    """Where the results of a call go, one after the other."""
+    """Destination of all results of a call, one after the other."""
 
-    #: Bytes of results that may wait for their turn; None: they need not.
+    #: Bytes of results that may wait for their turn; None if none has to wait.
     room: int | None = None
 
     def __init__(self, shape: tuple[int, int, int], dtype: torch.dtype, block: int = 0) -> None:
-        """shape, block: as of Results."""
+        """Describe the results. shape, dtype, block: as of Results."""
         self.shape, self.dtype, self.block = shape, dtype, block
 
     @property
     def nbytes(self) -> int:
-        """Of one result."""
+        """Return the bytes of one result."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def whole(self, first: int) -> Results:
-        """For results from `first` on, of all clips."""
+        """Return the Results from `first` on, of all clips."""
         return self.part(0, first)
 
     def part(self, clip: int, first: int) -> Results:
-        """For results of a clip from `first` on."""
+        """Return the Results of a clip from `first` on."""
         return self.handed(first)
 
     def handed(self, first: int) -> HandedOn:
-        """For a part that another process takes over."""
+        """Return the Results of a part that another process takes over."""
         return HandedOn(self.shape, self.dtype, first, self.block)
 
 
 class Stream(Target):
-    """Whoever takes them, as they are finished."""
+    """Hands results on to the caller as they are finished."""
 
     def __init__(
         self, shape: tuple[int, int, int], dtype: torch.dtype, block: int, room: int, beside: int = 0
     ) -> None:
-        """beside: bytes of what a result is made of, where that waits with it."""
+        """Limit results that wait to `room` bytes. beside: bytes of a result's input, if that waits with it."""
         super().__init__(shape, dtype, block)
         self.room, self._beside = room, beside
 

@@ -1,4 +1,4 @@
-"""The memory of fused runs: when a run gets it, gives it back, or leaves it to the next run with its graphs."""
+"""Lifetime of the memory of fused runs: allocation, release, or keeping it for the next run with its graphs."""
 
 from __future__ import annotations
 
@@ -20,26 +20,28 @@ from .run import Run
 
 
 class Runs:
-    """One after the other. The latest one's memory stays where another call would gain from its graphs, until `forget`
-    or until anyone asks for what is KEPT."""
+    """Runs one after the other.
+
+    The latest run's memory stays if another call would gain from its graphs, until `forget` or until any code releases
+    KEPT memory."""
 
     def __init__(self, graphs: bool, rate: int = 4) -> None:
-        """graphs: whether chunks may be recorded. rate: frames of a latent, at most. What runs before these have left
-        goes."""
+        """Free memory that earlier runs have kept. graphs: chunks may be recorded. rate: largest number of frames per
+        latent."""
         KEPT.release()
         self._wanted, self.rate = graphs, rate
         self._notes: defaultdict[Hashable, Notes] = defaultdict(Notes)
         self._latest: Graphs | None = None
-        #: What distinguishes the latest Run from others, and it, without its memory: to plan it anew is a third of what
-        #: a call does before the GPU has work (3 of 8 ms for a picture).
+        #: Key of the latest Run, and that Run without its memory: planning it anew is a third of the work of a call
+        #: before the GPU begins (3 of 8 ms for a picture).
         self._planned: tuple[Hashable, Run] | None = None
         #: Chunks of the latest run that were replayed from graphs, and all of its chunks.
         self.replayed = (0, 0)
-        #: Why none was replayed, if so.
+        #: The reason for which none was replayed, if so.
         self.no_graphs: str | None = None
 
     def aside(self, plan: Plan, device: torch.device) -> AbstractContextManager[None]:
-        """Where a run's work has to be queued if its chunks may be recorded."""
+        """Return the context in which a run's work must be queued if its chunks may be recorded."""
         return nullcontext() if self._why_none(plan, device) else aside(device)
 
     def _why_none(self, plan: Plan, device: torch.device) -> str | None:
@@ -49,9 +51,16 @@ class Runs:
     def run(
         self, make: Callable[[], Run], network: object, size: tuple[Hashable, ...], plan: Plan, guard: Guard
     ) -> Iterator[tuple[Run, Graphs | None]]:
-        """The Run that `make` plans, with its memory, and its graphs if its chunks may be recorded; inside `aside`.
+        """Hold a Run with its memory, and its graphs if its chunks may be recorded. Use it inside `aside`.
 
-        network, size: all that distinguishes one Run from another; the one before is used again where it is the same.
+        Args:
+            make: plans the Run.
+            network, size: all that distinguishes one Run from another; the previous one is used again if they are the
+                same.
+            plan: the plan of the call.
+            guard: frees memory, and keeps the clip if memory runs out.
+
+        Yields: the Run, and its graphs or None.
         """
         key = network, *size, plan.parking
         self.replayed, self.no_graphs = (0, 0), self._why_none(plan, guard.device)
@@ -82,7 +91,8 @@ class Runs:
             graphs.clear()
 
     def _kept(self, device: torch.device, key: Hashable) -> Graphs | None:
-        """What the latest call left, if it is still there and for the same Run; no memory of another one stays."""
+        """Return the graphs that the latest call left, if they are still there and for the same Run; free any other's
+        memory."""
         latest, self._latest = self._latest, None
         there = KEPT.take(device, latest)
         if latest is None or (there and latest.key == key):
@@ -93,7 +103,7 @@ class Runs:
         return None
 
     def forget(self) -> None:
-        """Give back what stayed: the weights that graphs read are about to go."""
+        """Free the kept memory, because the weights that graphs read are about to go."""
         for notes in list(self._notes.values()):
             notes.forget()
         latest, self._latest, self._planned = self._latest, None, None
@@ -103,8 +113,9 @@ class Runs:
 
 @contextmanager
 def allocated(run: Run, guard: Guard, keep: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """The run's memory, given back whatever happens, but for a good end after which `keep` wants it to stay. Where
-    memory runs out between two chunks, the guard keeps the clip as it stands."""
+    """Hold the run's memory inside, and free it in any case but a good end after which `keep` returns True.
+
+    If memory runs out between two chunks, the guard keeps the clip as it stands."""
     run.relieve = guard.relieve_operator
     stays = False
     try:

@@ -12,14 +12,15 @@ from .arena import ALIGN
 
 #: Bordered rows, bordered columns and channels of a convolution's input.
 Plane = tuple[int, int, int]
-#: A frame as it is stored: a Plane, or the planes of a convolution in Winograd form [4, H + 2, pairs, C].
+#: Stored shape of a frame: a Plane, or the planes of a convolution in Winograd form [4, H + 2, pairs, C].
 Frame = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Bordered rows [first, first + len(rows)) of one frame of a history, where they are: [rows, W + 2, C]. Frame 0 is
-    the oldest one. Of planes, all of the frame [4, H + 2, pairs, C]."""
+    """Bordered rows [first, first + len(rows)) of one frame of a history, in their place: [rows, W + 2, C].
+
+    Frame 0 is the oldest one. A piece of planes is the whole frame [4, H + 2, pairs, C]."""
 
     frame: int
     first: int
@@ -27,15 +28,14 @@ class Piece:
 
 
 class Ring:
-    """Bordered frames [slots, H + 2, W + 2, C], or their planes, shared by all convolutions of one shape, in the order
-    they run.
+    """Bordered frames [slots, H + 2, W + 2, C], or their planes, shared by all convolutions of one shape, in running
+    order.
 
-    Each owns its history, the last frames it has read; `frames` more slots are free and lie after the history of the
-    convolution whose turn it is: it writes its new frames there, reads on from its history, and what it leaves behind
-    becomes free in front of it, where the next one's history ends. So n convolutions need n histories and `frames`
-    slots, nothing is ever copied, and after a pass the free slots are back where the first one needs them. Only the
-    last one may take the pass's frames in several calls.
-    """
+    Each convolution owns its history, the last frames it has read. `frames` more slots are free and lie after the
+    history of the convolution whose turn it is: it writes its new frames there and reads on from its history. The slots
+    that it no longer needs become free before its new history, where the next one's history ends. So n convolutions
+    need n histories and `frames` slots, nothing is ever copied, and after a pass the free slots are back where the
+    first one needs them. Only the last one may take the pass's frames in several calls."""
 
     def __init__(self, plane: Frame, dtype: torch.dtype) -> None:
         self.plane = plane
@@ -57,8 +57,9 @@ class Ring:
         return self.slots * math.prod(self.plane) * self.dtype.itemsize
 
     def join(self, key: str, history: int, frames: int) -> None:
-        """Dry: reserve `history` slots for `key`, which comes after all that joined before, and `frames` new ones."""
-        if self.data is not None:  # the same steps are walked ahead: its memory is settled
+        """Reserve, in a dry run, `history` slots for `key`, which comes after all that joined before, and `frames` new
+        ones."""
+        if self.data is not None:  # the same steps run dry ahead of their turn: the memory is settled
             return
         if key not in self.histories:
             self.histories[key] = history
@@ -67,8 +68,9 @@ class Ring:
         self.frames = max(self.frames, self._fed[key])
 
     def allocate(self, device: torch.device, within: Tensor | None = None) -> Tensor | None:
-        """Get the memory; what was in it is unknown, so the clip starts anew. within: bytes to take it from; returns
-        those behind it."""
+        """Allocate the memory, or take it from the bytes `within` and return the rest of them.
+
+        Its contents are unknown, so the clip starts anew."""
         self.restart()
         if within is None:
             self.data = torch.empty((self.slots, *self.plane), dtype=self.dtype, device=device)
@@ -77,9 +79,9 @@ class Ring:
         return within[-(-self.nbytes // ALIGN) * ALIGN :]
 
     def place(self, key: str, frames: int, late: bool = False) -> tuple[int, int]:
-        """(slot of the oldest frame of its history, slot for the first of its `frames` new ones).
+        """Return (slot of the oldest frame of its history, slot for the first of its `frames` new ones).
 
-        late: a clip's first ones may be fewer than others got before it in this pass; they are the last of as many.
+        late: a clip's first frames may be fewer than others got before it in this pass; they are the last of as many.
         """
         fed = self._fed.get(key, 0)
         self._fed[key] = fed + frames
@@ -88,8 +90,10 @@ class Ring:
         return start, (start + self.histories[key]) % self.slots
 
     def begin(self, key: str, head: str, start: int | None = None) -> None:
-        """At a clip's start, once, with the first new frames in place: the history, which begins at slot `start`,
-        becomes what lies before a clip."""
+        """Fill the history, once at a clip's start, with the input before a clip; its first new frames are in place
+        already.
+
+        start: slot at which the history begins."""
         if key in self._started:
             return
         self._started.add(key)
@@ -99,36 +103,39 @@ class Ring:
         fill_head(self.data, slots, head)
 
     def advance(self, moved: bool = True) -> None:
-        """The pass is over: all convolutions have read their new frames, the same number each (or, not `moved`, only
-        said how many there will be)."""
+        """End the pass: all convolutions have read their new frames, the same number each.
+
+        moved: false in a dry run, where they have only stated the number."""
         frames = max(self._fed.values(), default=0)
         self._fed.clear()
         if moved:
             self._position = (self._position + frames) % self.slots
 
     def frame(self, key: str) -> Frame:
-        """The shape of a frame of its history."""
+        """Return the shape of a frame of its history."""
         return self.plane
 
     def history(self, key: str) -> list[Piece]:
-        """Between passes: the last frames that `key` keeps, in order. Empty before its clip's first pass."""
+        """Return, between passes, the last frames that `key` keeps, in order. Empty before its clip's first pass."""
         if key not in self._started:
             return []
         first = self._position - self._ends[key]
         return [Piece(i, 0, self.data[(first + i) % self.slots]) for i in range(self.histories[key])]
 
     def adopt(self, key: str, frames: Tensor) -> None:
-        """Between passes: `key` goes on behind these frames [frames, H + 2, W + 2, C], oldest first."""
+        """Continue `key`, between passes, after these frames [frames, H + 2, W + 2, C], oldest first."""
         self._started.add(key)
         for slot, frame in zip(self.history(key), frames, strict=True):
             slot.rows.copy_(frame)
 
     def rewind(self) -> None:
-        """Between passes: move the histories to where a pass that begins at slot 0 looks for them, as a clip's first
-        one does. Launches that follow get the same slots every time."""
+        """Move the histories, between passes, to where a pass that begins at slot 0 looks for them, as a clip's first
+        one does.
+
+        Launches that follow get the same slots every time."""
         live = sum(self.histories.values())
         while self._position:
-            # The free slots lie behind the newest frame, which is in front of the oldest one: that far it can go.
+            # The free slots lie after the newest frame and so, around the ring, before the oldest: room for a hop.
             hop = min(self._position, self.frames)
             oldest = self._position - live
             for first in range(0, live, hop):
@@ -144,7 +151,7 @@ class Ring:
 
     @property
     def mark(self) -> tuple[int, frozenset[str]]:
-        """Between passes: where the next one begins, and which convolutions have a history."""
+        """Return, between passes, the slot where the next pass begins, and the convolutions that have a history."""
         return self._position, frozenset(self._started)
 
     @mark.setter
@@ -158,8 +165,9 @@ class Ring:
 
 
 def fill_head(data: Tensor, slots: list[int], head: str) -> None:
-    """What a causal convolution sees before a clip, in all `slots` but the last, which holds the clip's first frame:
-    copies of that ("replicate") or zeros ("zero")."""
+    """Fill all `slots` but the last with a causal convolution's input before a clip.
+
+    The last slot holds the clip's first frame; the others become copies of it ("replicate") or zeros ("zero")."""
     for slot in slots[:-1]:
         if head == "zero":
             data[slot].zero_()

@@ -1,5 +1,7 @@
-"""Frames of pictures of which only some rows are there at a time: convolutions follow each other from the top of the
-frame to its bottom, and begin anew for each norm that has to see all of it."""
+"""Frames of pictures of which only some rows are in memory at a time.
+
+Convolutions follow each other from the top of the frame to its bottom, and begin anew for each norm that has to see the
+whole frame."""
 
 from __future__ import annotations
 
@@ -17,16 +19,16 @@ from .planes import frame_of
 from .run import COPY, Run
 from .weights import Conv
 
-#: Rows of the frame that a convolution makes at once, at most. The one behind it stays a block of sums behind, so that
+#: Most rows of the frame that a convolution makes at once. The next convolution stays one block of sums later, so that
 #: its own bands are whole blocks.
 ROWS = 4 * BAND_ROWS
-#: Rows that are read again with the next ones: that block, and one for the border.
+#: Rows that are read again with the next ones: that block, and one row for the border.
 AGAIN = BAND_ROWS + 1
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A 3x3 convolution of a picture. norm: of its input; groups: of the norm behind it (0: none)."""
+    """A 3x3 convolution of a picture. norm: of its input; groups: of the norm after it (0: none)."""
 
     conv: Conv
     norm: Norm
@@ -43,7 +45,8 @@ class Window:
         self.top, self.made = -self._kept, 0
 
     def more(self, count: int, needed: int) -> Tensor:
-        """Memory for the next rows. Of those before, the ones from `needed` on are read again, AGAIN at most."""
+        """Return memory for the next `count` rows. Earlier rows from `needed` on, at most AGAIN, stay for reading
+        again."""
         again = self.made - needed
         if again and not self._dry:
             first = needed - self.top
@@ -54,7 +57,8 @@ class Window:
 
 
 def rolls(run: Run, frames: int, *streams: int) -> bool:
-    """Whether streams of so many values, which would be there at once, are more than the plan has room for."""
+    """Check whether streams of so many values, which would exist at once, exceed the memory that the plan has for them.
+    """
     room = run.parked.parking.streams
     return run.still and room is not None and frames == 1 and sum(streams) * run.dtype.itemsize > room
 
@@ -63,11 +67,18 @@ def rolled(
     run: Run, x: Tensor, sums: Partials | None, layers: Sequence[Layer], out: Tensor,
     begin: Callable[[Tensor, int], None] | None = None,
 ) -> Partials | None:  # fmt: skip
-    """A picture x [1, H, W, C] through all layers, added to `out` [1, H', W', K]; returns the sums of that.
+    """Run a picture through all layers, row by row, and add the result to `out`; return its sums.
 
-    Every layer is computed as often as norms follow it, and a last time; nothing but x and `out`, which may be x, is as
-    large as the frame. begin(rows, first): called with the first layer's results from row `first` on, before anything
-    is added to these rows of `out`.
+    Every layer is computed as often as norms follow it, and a last time; only x and `out` are as large as the frame.
+
+    Args:
+        run: memory of the clip.
+        x: [1, H, W, C].
+        sums: of x, for the first norm.
+        layers: consecutive convolutions.
+        out: [1, H', W', K], may be x.
+        begin: called as begin(rows, first) with the first layer's results from row `first` on, before anything is added
+            to these rows of `out`.
     """
     found = [run.coefficients_of(x, layers[0].norm, sums)]
     for count in range(1, len(layers)):
@@ -84,8 +95,9 @@ def _walk(
     run: Run, x: Tensor, layers: Sequence[Layer], found: Sequence[Tensor | None], out: Tensor | None,
     begin: Callable[[Tensor, int], None] | None,
 ) -> tuple[Partials | None, tuple[int, int]]:  # fmt: skip
-    """Once from top to bottom. out None: only the sums of the last layer's results are wanted. Returns them, and the
-    rows and columns that they are of."""
+    """Run all layers once from top to bottom; return the sums of the results, and their rows and columns.
+
+    out None: only the sums are wanted."""
     sizes = [x.shape[1:3]]
     for layer in layers:
         _, tall, wide = layer.conv.weight.phases
@@ -104,8 +116,10 @@ def _walk(
 
 
 class _Walk:
-    """Rows of all layers, from top to bottom. No function of its own that calls itself: it would refer to itself, and
-    the frame's memory would stay until the next collection."""
+    """Rows of all layers, from top to bottom.
+
+    It is a class, because a local function that calls itself would refer to itself, and the frame's memory would stay
+    until the next garbage collection."""
 
     def __init__(
         self, run: Run, x: Tensor, layers: Sequence[Layer], sizes: Sequence[tuple[int, int]],
@@ -118,7 +132,7 @@ class _Walk:
         self.parts: list[Partials | None] = []
 
     def make(self, i: int) -> None:
-        """All rows that layer i can make by now, and what they allow the layers behind it to make."""
+        """Make all rows that layer i can make by now, and then those that the later layers can make of them."""
         layer, height, done, last = self._layers[i], self._sizes[i][0], self._done, len(self._layers) - 1
         before = self._windows[i - 1] if i else None
         there = before.made if before else height
@@ -151,7 +165,8 @@ def _band(
     run: Run, layer: Layer, x: Tensor, top: int, rows: tuple[int, int, int], coefs: Tensor | None, out: Tensor,
     residual: Tensor | None,
 ) -> Partials | None:  # fmt: skip
-    """What a convolution makes of rows [first, end) of a frame of so many; x has those from `top` on."""
+    """Convolve rows [first, end) of a frame of `height` rows; x holds its rows from `top` on. rows: (first, end,
+    height)."""
     (first, end, height), conv, (width, c) = rows, layer.conv, x.shape[2:]
     a, b = max(first - 1, 0), min(end + 1, height)
     if run.dry:

@@ -1,4 +1,4 @@
-"""One clip on its way through a fused network: the operators that compute."""
+"""One clip passing through a fused network: the operators that compute."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from .rings import Plane, Ring
 from .weights import Attention, Conv, Output
 
 _PLAIN = Geometry()
-#: Of a picture's rows as a convolution reads them, where the plan says nothing else. All of 1024x1024 with 256 channels
-#: in 16 bit are 515 MiB.
+#: Bytes of a picture's rows as a convolution reads them, unless the plan sets them. 1024x1024 with 256 channels in 16
+#: bit take 515 MiB.
 BAND_BYTES = 640 << 20
 
 
 @dataclass(frozen=True)
 class Input:
-    """What one call of a convolution reads (a buffer, from its slot `start` on) and the output rows it is for."""
+    """Input of one call of a convolution (a buffer, from its slot `start` on) and the output rows that it is for."""
 
     data: Tensor
     start: int
@@ -39,16 +39,15 @@ class Input:
     last: int
 
     def rows(self, x: Tensor, factor: int = 1) -> Tensor:
-        """factor: rows of x for each of the input's."""
+        """Return these rows of x, which has `factor` rows for each of the input's."""
         return x[:, factor * self.first : factor * self.last]
 
 
 class Run(Memory):
-    """Executes a network's steps at one frame size, or, before `allocate`, only learns what memory they take.
+    """Executes a network's steps at one frame size; before `allocate` it only records the memory that they take.
 
-    `dtype` is the type of activations; operands are in that of their convolution. Batch is one clip per Run. `head`
-    and `border`, as in Memory, are what convolutions see before a clip and around a frame.
-    """
+    `dtype` is the type of activations; operands have that of their convolution. One Run has one clip at a time. `head`
+    and `border`, as in Memory, are the input of convolutions before a clip and around a frame."""
 
     def conv(
         self, conv: Conv, x: Tensor, out: Tensor, norm: Norm = COPY, sums: Partials | None = None, groups: int = 0,
@@ -56,18 +55,27 @@ class Run(Memory):
         free: Callable[[Input], None] | None = None, frame: int = 2,
         pieces: Sequence[tuple[Weight, int, int, int]] | None = None,
     ) -> Partials | None:
-        """[D, H, W, C] x (normalised and activated, or as it is) through a causal convolution into `out`.
+        """Run x through a causal convolution into `out`.
 
-        sums: what the norm needs to know of x. groups > 0 asks for those of `out`. skip: frames of history that this
-        call does not read; `out` may then have no frames at all. pixels: an output format. free: x's rows may be
-        overwritten; called for each part of them before `out` gets those rows, when nothing else will read them.
-        frame: x's first one within the clip, where the weights of its first frames are in the weight itself.
-        pieces: others than those of the weight.
+        Args:
+            conv: packed weight.
+            x: [D, H, W, C], normalised and activated on the way, or as it is.
+            out: the results; may have no frames with `skip`.
+            norm: norm of x.
+            sums: sums of x that the norm needs.
+            groups: if not 0, the sums of `out` in so many groups are returned.
+            residual: added to the results.
+            skip: frames of history that this call does not read.
+            pixels: an output format.
+            free: called for each part of x's rows before `out` gets those rows: they may be overwritten, nothing else
+                reads them.
+            frame: x's first frame within the clip, if the weights of its first frames are in the weight itself.
+            pieces: used instead of the weight's.
         """
         if groups and not out.shape[0]:
             groups = 0
         parts, behind = [], int(free is not None)
-        # Before a clip that starts with zeros, the weights of its first frames would be others.
+        # With zeros before the clip, its first frames would need other weights.
         first = self.done[conv.key] if self.head == "replicate" and not self.after else 2
         factor = conv.weight.phases[1]
         rows = out.shape[1] // factor
@@ -94,7 +102,7 @@ class Run(Memory):
     def pointwise(
         self, conv: Conv, x: Tensor, out: Tensor, part: Input | None = None, weight: Weight | None = None
     ) -> None:
-        """A convolution without history or border straight from a residual stream, or of a part of its rows."""
+        """Run a convolution without history or border directly on a residual stream, or on a `part` of its rows."""
         if self.dry:
             return
         geometry = Geometry(conv.stride)
@@ -108,7 +116,7 @@ class Run(Memory):
     def buffered(
         self, conv: Conv, buffer: Tensor, inside: Tensor, out: Tensor, residual: Tensor | None = None
     ) -> None:
-        """A convolution of single frames that lie in a bordered buffer [D, H + 2, W + 2, C] already, `inside` it."""
+        """Run a convolution of single frames that are already `inside` a bordered buffer [D, H + 2, W + 2, C]."""
         if self.walk.open:
             self._called(conv, conv.weight, out, _PLAIN, 0, residual is not None)
         if self.dry:
@@ -131,23 +139,22 @@ class Run(Memory):
         self, conv: Conv, data: Tensor, out: Tensor, *, weight: Weight | None = None, geometry: Geometry = _PLAIN,
         residual: Tensor | None = None, groups: int = 0, pixels: Pixels | None = None, start: int = 0, first: int = 2,
     ) -> Partials | None:
-        """The one place where a convolution is computed, but for `pixels`. weight: another one than conv's own."""
+        """Compute a convolution; all do so here, except with `to_pixels`. weight: used instead of conv's own."""
         epilogue = Epilogue(conv.bias, residual, groups, conv.scale, half_accumulate=conv.half_accumulate,
                             pixels=pixels, health=self.health)  # fmt: skip
         return self.attempt(conv3d, data, weight or conv.weight, out, geometry=geometry, epilogue=epilogue,
                             start=start, first=first)  # fmt: skip
 
     def attend(self, block: Attention, x: Tensor, sums: Partials | None) -> Partials | None:
-        """Attention within each frame, or among all of x, added to x in place; returns the sums of the result.
+        """Add attention within each frame, or among all of x, to x in place; return the sums of the result.
 
-        Products are frame by frame, so that their shapes (and with them their rounding) never depend on the chunk.
-        """
+        Products are frame by frame, so that their shapes (and with them their rounding) never depend on the chunk."""
         d, h, w, c = x.shape
         n, many = h * w, d if block.whole else 1
         with self.arena.scope():
             tokens = self.take(1, h, w, c)
             q, k, v = (self.take(1, many * n, c) for _ in range(3))
-            # Our kernels are done with a query when its result comes.
+            # Our kernels write a result only when they are done with its query, so both can share memory.
             y = q if block.whole else self.take(1, n, c)
             size = scratch_bytes(many * n, self.dtype.itemsize, c, block.whole) if block.flash else 0
             scratch = self.arena.take((size,), torch.uint8)
@@ -175,7 +182,7 @@ class Run(Memory):
         return None if coefs is None else self.attempt(statistics, x, block.norm.groups)
 
     def pixels(self, conv: Output, x: Tensor, norm: Norm, sums: Partials | None, out: Tensor, format: Pixels) -> None:
-        """Last norm and convolution, stored as finished pixels in `out` [D, H, W, 3]."""
+        """Apply the last norm and convolution, and store finished pixels in `out` [D, H, W, 3]."""
         coefs = self.coefficients_of(x, norm, sums)
         with self.arena.scope():
             scratch = self.arena.take((scratch_floats(*out.shape),), torch.float32)
@@ -184,14 +191,14 @@ class Run(Memory):
                              packed=conv.packed, scratch=scratch, health=self.health)  # fmt: skip
 
     def inspect(self, x: Tensor) -> None:
-        """Look for NaN and Inf in x, where no norm does: they are in its sum, finite values do not add up to either."""
+        """Look for NaN and Inf in x where no norm does: its sum has them, and finite values do not add up to either."""
         if not self.dry:
             self.health.add_(self.attempt(torch.sum, x, dtype=torch.float32), alpha=0.0)
 
     # -- where convolutions find their input ------------------------------------------------------------------------
 
     def joined(self, parts: list[Partials | None], axis: int = 1) -> Partials | None:
-        """The sums of parts that follow each other in space (axis 1) or time (0)."""
+        """Join the sums of parts that follow each other in space (axis 1) or time (0)."""
         if not parts or parts[0] is None:
             return None
         return parts[0] if len(parts) == 1 else self.attempt(Partials.concat, parts, axis)
@@ -206,10 +213,9 @@ class Run(Memory):
         self, conv: Conv, x: Tensor, norm: Norm, coefs: Tensor | None, rows: int, geometry: Geometry,
         behind: int = 0,
     ) -> Iterator[Input]:  # fmt: skip
-        """Write x as the next input of `conv` behind its history, whole or band by band. Nothing while dry.
+        """Write x as the next input of `conv` after its history, whole or band by band; yield nothing in a dry run.
 
-        behind: bands that are written before the first is handed out. With 1, x's rows of a band are free by then.
-        """
+        behind: bands that are written before the first is yielded. With 1, x's rows of a band are free by then."""
         d, h, w, c = x.shape
         starts = self.done[conv.key] == 0
         if conv.history:
@@ -219,7 +225,7 @@ class Run(Memory):
         self.done[conv.key] += d
         if not d:
             return
-        # What a convolution that looks ahead makes of the frame before the clip's first one is no result.
+        # A convolution that looks ahead also computes the frame before the clip's first one, which is not a result.
         late = int(bool(self.after) and starts and conv.history > 0)
         plane = (h + 2, w + 2, padded_channels(c, conv.dtype))
         planes = conv.weight.winograd
@@ -288,8 +294,10 @@ class Run(Memory):
         self, x: Tensor, norm: Norm, data: Tensor, store: Store, coefs: Tensor | None, *, slot: int = 0,
         first: int | None = None,
     ) -> Tensor | None:  # fmt: skip
-        """x, normalised, into `data` from `slot` on, where that is planes by way of a plain buffer, if x is watched.
-        Returns what is plain of it."""
+        """Write x, normalised, into `data` from `slot` on; into planes by way of a plain buffer if x is watched.
+
+        Returns: the plain form of it, if there is one.
+        """
         planes, plain = data.dim() == 5, None
         if planes and self.watch is not None:
             plain = data.new_empty(x.shape[0], data.shape[2], x.shape[2] + 2, data.shape[4])
@@ -303,7 +311,8 @@ class Run(Memory):
         self, conv: Conv, x: Tensor, norm: Norm, coefs: Tensor | None, store: Store, plane: Plane, rows: int,
         geometry: Geometry, behind: int,
     ) -> Iterator[Input]:  # fmt: skip
-        """`inputs` without history: memory for as many rows as BAND_BYTES or the plan's bands hold, taken only now."""
+        """Yield `inputs` without history; memory for as many rows as BAND_BYTES or the plan's bands hold is taken only
+        now."""
         d, c = x.shape[0], x.shape[3]
         reach = geometry.origin[0] + conv.weight.kernel[1] + int(conv.weight.shifted)
         asked = self.parked.parking
@@ -330,7 +339,7 @@ class Run(Memory):
             yield from waiting
 
     def _follow(self, data: Tensor, slot: int) -> None:
-        """What follows a clip into `slot`, behind its last frame: that once more, or zeros."""
+        """Write the input after a clip's end into `slot`, after its last frame: a copy of that, or zeros."""
         count = data.shape[0]
         if self.head == "zero":
             data[slot % count].zero_()

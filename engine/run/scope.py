@@ -1,4 +1,4 @@
-"""Settings of our own calls, put back afterwards: nothing global is changed behind the user's back."""
+"""Settings of torch for our own calls, restored afterwards: no global setting changes unseen by the user."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..kernels.settings import Setting
 from .devices import current
 
 _CUDA = torch.backends.cuda
-#: Other algorithms round differently.
+#: Not exact: another algorithm rounds differently.
 CUDNN_BENCHMARK = Setting.attribute(torch.backends.cudnn, "benchmark", exact=False)
 _HALF_SUMS = Setting.attribute(_CUDA.matmul, "allow_fp16_accumulation", exact=False)  # since torch 2.7
 _FLASH = Setting(_CUDA.flash_sdp_enabled, _CUDA.enable_flash_sdp, exact=True)
@@ -26,13 +26,19 @@ _EFFICIENT = Setting(_CUDA.mem_efficient_sdp_enabled, _CUDA.enable_mem_efficient
 def scoped_math(
     device: torch.device, *, tf32: bool = False, cudnn_benchmark: bool = False, flash_attention: bool = True
 ) -> Iterator[None]:
-    """How torch computes inside, and where; no gradients. Process-wide settings are put back when the last of the runs
-    that overlap is over, also after an error.
+    """Set how and where torch computes inside, without gradients.
 
-    CUDA: `device` is the thread's current one, so that events, streams and libraries belong to it; fp32 in fp32, or in
-    TF32; cuDNN tries its algorithms out, or takes the first; fp16 products never sum in fp16; torch's attention kernels
-    that need no score matrix are on. Without `flash_attention`, attention is made of plain products in fp32 on every
-    device (a block of queries at a time, so that memory stays linear).
+    Process-wide settings are restored when the last of the runs that overlap is over, also after an error.
+
+    On CUDA, `device` is the thread's current one, so that events, streams and libraries belong to it; fp16 products
+    never sum in fp16; torch's attention kernels that need no score matrix are on.
+
+    Args:
+        device: device of the run.
+        tf32: compute fp32 in TF32.
+        cudnn_benchmark: let cuDNN try its algorithms out; otherwise it takes the first.
+        flash_attention: false makes attention of plain products in fp32 on every device (a block of queries at a time,
+            so that memory stays linear).
     """
     with torch.no_grad(), ExitStack() as stack:
         if device.type == "cuda":
@@ -48,7 +54,7 @@ def scoped_math(
 
 
 def attention_scope(flash_attention: bool) -> AbstractContextManager[object]:
-    """The part of `scoped_math` that also changes what memory a run takes: dry runs need it too."""
+    """Return the part of `scoped_math` that also changes the memory a run takes: dry runs need it too."""
     return ExitStack() if flash_attention else _PlainAttention()
 
 

@@ -1,8 +1,7 @@
-"""Blended tiles: where they lie and how they are weighted.
+"""Places and weights of blended tiles.
 
-Positions are in latent pixels, weights in output samples (`scale` per latent pixel). Tiles of an axis all have the
-same size and are spread evenly, so the last one is never a sliver; neighbours share at least the asked overlap.
-"""
+Positions are in latent pixels, weights in output samples (`scale` per latent pixel). Tiles of an axis all have the same
+size and are spread evenly, so the last one is never a sliver; neighbours share at least the requested overlap."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from ..errors import InputError
 
-#: Latent pixels; a smaller tile is all border.
+#: Least size in latent pixels; a smaller tile is all border.
 MIN_TILE = 2
 
 
@@ -33,10 +32,10 @@ class Axis:
         return [(s, s + self.size) for s in self.starts]
 
     def weights(self, index: int, scale: int = 1) -> Tensor:
-        """float32 [size * scale] weight of tile `index`: 1 inside, raised-cosine ramps where neighbours overlap.
+        """Return the float32 [size * scale] weight of tile `index`: 1 inside, raised-cosine ramps where neighbours
+        overlap.
 
-        The weights of all tiles sum to 1 at every sample, and none is zero inside its tile when blending.
-        """
+        The weights of all tiles sum to 1 at every sample, and none is zero inside its tile when blending."""
         return _weights(self, scale)[index]
 
     def _raw(self, index: int, scale: int) -> Tensor:
@@ -81,7 +80,12 @@ class Grid:
 
 
 def check_tile(tile: int, overlap: int, scale: int) -> None:
-    """Refuse sizes no grid can be made of; tile 0 means automatic. Pixels, `scale` of them per latent pixel."""
+    """Refuse sizes that no grid can have; tile 0 means automatic. Raises InputError.
+
+    Args:
+        tile, overlap: in pixels.
+        scale: pixels per latent pixel.
+    """
     least = MIN_TILE * scale
     if tile < 0 or 0 < tile < least:
         raise InputError(f"tile={tile} is too small: use at least {least} pixels, or 0 for automatic")
@@ -92,7 +96,7 @@ def check_tile(tile: int, overlap: int, scale: int) -> None:
 
 
 def axis(length: int, size: int, overlap: int, blend: bool) -> Axis:
-    """Evenly spread tiles of `size` over `length`, sharing at least `overlap`; all in latent pixels."""
+    """Return evenly spread tiles of `size` over `length`, sharing at least `overlap`; all in latent pixels."""
     if size >= length:
         return Axis(length, length, (0,), blend)
     overlap = min(overlap, size - 1)
@@ -102,16 +106,16 @@ def axis(length: int, size: int, overlap: int, blend: bool) -> Axis:
 
 
 def grid(height: int, width: int, tile: int, overlap: int, scale: int) -> Grid:
-    """Grid over `height` x `width` latent pixels from a tile and an overlap in pixels (`scale` per latent pixel).
+    """Return a grid over `height` x `width` latent pixels from a tile and an overlap in pixels (`scale` per latent
+    pixel).
 
-    The tile is rounded down to whole latent pixels (memory stays below the asked size), the overlap up.
-    """
+    The tile is rounded down to whole latent pixels (memory stays below the requested size), the overlap up."""
     size, shared = max(tile // scale, 1), -(-overlap // scale)
     return Grid(axis(height, size, shared, overlap > 0), axis(width, size, shared, overlap > 0))
 
 
 def shrinking(height: int, width: int, overlap: int, scale: int) -> Iterator[Grid]:
-    """Grids from the whole frame down to the smallest tiles that still leave something besides the overlap."""
+    """Yield grids from the whole frame down to the smallest tiles that still have more than the overlap."""
     yield grid(height, width, scale * max(height, width), overlap, scale)
     tile = max(height, width)
     smallest = max(2, 2 * (-(-overlap // scale)))

@@ -1,4 +1,4 @@
-"""What a dry walk learns beside arena, rings and parked histories."""
+"""Records of a dry run besides arena, rings and parked histories."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from ..kernels.conv3d import Partials, sums_bytes
 
 
 class Walk:
-    """Sums for norms, which operators allocate themselves, and how often steps come that are walked once."""
+    """Sums for norms, which operators allocate themselves, and the repeats of steps that are run dry only once."""
 
     def __init__(self) -> None:
-        #: Steps are walked to learn what they take, not made or announced.
+        #: Steps are run dry to learn the memory they take; they are neither computed nor announced.
         self.open = True
-        #: Most bytes of sums that lived at once.
+        #: Largest number of bytes of sums that lived at once.
         self.peak = 0
-        #: How often the steps being walked come.
+        #: Number of times that the current steps come.
         self.repeats = 1
         self._live = 0
 
     def spans(self, count: int, size: int) -> Iterator[tuple[int, int]]:
-        """(first, end) of parts of `size` (0: all) of `count` frames, in order. While `open`, equal parts come once and
-        count as often as there are: a walk takes no longer for a long chunk than for a short one."""
+        """Yield (first, end) of parts of `size` (0: all) of `count` frames, in order.
+
+        While `open`, equal parts come once, counted as often as there are: a dry run takes no longer for a long chunk
+        than for a short one."""
         size = size or count
         full = count // size
         if not self.open or full < 2:
@@ -41,12 +43,13 @@ class Walk:
     def sums(
         self, out: Tensor, groups: int, phases: tuple[int, int] = (1, 1), planes: bool = False
     ) -> Partials | None:
-        """What stands for the sums of `out` [D, H, W, K], and counts for as long as it is referred to. phases, planes:
-        as for `sums_bytes`."""
+        """Return a stand-in for the sums of `out` [D, H, W, K], which counts as long as it is referenced.
+
+        phases, planes: as for `sums_bytes`."""
         if not groups:
             return None
         size = sums_bytes(tuple(out.shape), groups, phases, planes)
-        self.peak = max(self.peak, self._live + 2 * size)  # twice: parts of them are joined
+        self.peak = max(self.peak, self._live + 2 * size)  # twice: joining parts makes a copy
         sums = torch.empty(size, dtype=torch.uint8, device="meta")
         self._live += size
         weakref.finalize(sums, self._let_go, size)

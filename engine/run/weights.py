@@ -15,9 +15,8 @@ from ..kernels.norm_act import Norm
 class Conv:
     """A convolution's packed weight and float32 bias; `key` names its history.
 
-    scale: of its input, where operands are 8 bit wide (operand = real value / scale); gain: [C], what each channel of
-    it is multiplied by instead. half_accumulate: products may be summed in fp16, a step at a time.
-    """
+    scale: of its input, if operands are 8 bit wide (operand = real value / scale); gain: [C], factor of each channel of
+    the input, used instead. half_accumulate: products may be summed in fp16, a step at a time."""
 
     key: str
     weight: Weight
@@ -25,17 +24,17 @@ class Conv:
     scale: float = field(default=1.0, kw_only=True)
     gain: Tensor | None = field(default=None, kw_only=True)
     half_accumulate: bool = field(default=False, kw_only=True)
-    #: In frames, rows and columns of the input.
+    #: Stride in frames, rows and columns of the input.
     stride: tuple[int, int, int] = field(default=(1, 1, 1), kw_only=True)
 
     @property
     def dtype(self) -> torch.dtype:
-        """What its input is stored in."""
+        """Return the type in which its input is stored."""
         return self.weight.data.dtype
 
     @property
     def history(self) -> int:
-        """Frames of history it reads."""
+        """Return the number of frames of history that it reads."""
         return self.weight.kernel[0] - 1
 
     @property
@@ -45,18 +44,17 @@ class Conv:
 
 @dataclass(frozen=True)
 class Output(Conv):
-    """The last convolution of a decoder. packed: `columns_weight`, where it has few outputs."""
+    """The last convolution of a decoder. packed: its `columns_weight`, if it has few outputs."""
 
     packed: Tensor | None
 
 
 @dataclass(frozen=True)
 class Attention:
-    """Projections as (weight [C, C] to multiply from the right, bias), in the activations' type.
+    """Projections of attention as (weight [C, C] to multiply from the right, bias), in the activations' type.
 
-    flash off: plain products instead of the kernel that needs no score matrix. whole: among the positions
-    of all frames.
-    """
+    flash: use the kernel that needs no score matrix, not plain products. whole: attend among the positions of all
+    frames."""
 
     norm: Norm
     q: tuple[Tensor, Tensor]

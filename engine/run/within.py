@@ -1,4 +1,4 @@
-"""Generators that leave no context behind with whoever takes what they yield."""
+"""Generators that are suspended outside of their context, so that it does not affect the code that consumes them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ R = TypeVar("R")
 def within(
     context: Callable[[], AbstractContextManager[object]], steps: Generator[T, None, R]
 ) -> Generator[T, None, R]:
-    """`steps`, each of them and its end inside a `context()` of its own; between them it is left."""
+    """Run each step of `steps`, and its end, inside a `context()` of its own; it is left between them."""
     try:
         while True:
             with context():
